@@ -95,8 +95,8 @@ func (b bench) returnNative(ctx context.Context, r api.RestoreRequest) (reply ap
 	return reply, found, err
 }
 
-// withNative does something with native tables and what the last daemon stored of them, unless the
-// kernel has no nf_tables.
+// withNative does something with native tables and what the last daemon stored of them. The kernel
+// that do gets is nil if it has no nf_tables.
 func (b bench) withNative(do func(daemon.NativeKernel, *daemon.NativeStore) error) error {
 	store, err := daemon.OpenNativeStore(b.o.stateDir)
 	if err != nil {
@@ -108,7 +108,7 @@ func (b bench) withNative(do func(daemon.NativeKernel, *daemon.NativeStore) erro
 		return err
 	}
 	if kernel.Kernel == nil {
-		return nil
+		return do(nil, store)
 	}
 	return do(kernel, store)
 }

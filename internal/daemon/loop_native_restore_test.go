@@ -180,3 +180,46 @@ func TestNativeRestoreStored(t *testing.T) {
 		}
 	})
 }
+
+// TestNativeRestoredAloneThenDeleted: while no canaryd runs, the ruleset is flushed, an operator
+// brings a table back, and its owner deletes it for good. The next start does not take that for the
+// flush of before. Another table, which that flush did take, comes back.
+func TestNativeRestoredAloneThenDeleted(t *testing.T) {
+	all := func(tableid.TableID) bool { return true }
+	for _, test := range []struct {
+		name    string
+		restore func(r *rig, k *fakeNative, store *NativeStore, generation string) []api.NativeRestored
+	}{
+		{"a generation", func(r *rig, k *fakeNative, store *NativeStore, generation string) []api.NativeRestored {
+			reply, _, err := store.RestoreGeneration(r.t.Context(), k, all, api.RestoreRequest{Generation: generation})
+			must(r.t, err)
+			return reply.Native
+		}},
+		{"what is lost", func(r *rig, k *fakeNative, store *NativeStore, _ string) []api.NativeRestored {
+			rows, err := store.RestoreStored(k, func(id tableid.TableID) bool { return id == proxyTable }, false)
+			must(r.t, err)
+			return rows
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+				generation := r.present(proxyTable)
+				r.stop()
+				k.flushRuleset()
+				if d := cmp.Diff(restoredRow(reload.Proved, ""), test.restore(r, k, store, generation)); d != "" {
+					t.Errorf("the reply (-want +got):\n%s", d)
+				}
+				k.wantNative(t, tableOf(proxyTable, "a", "b"))
+				k.deleteTable(proxyTable)
+				k.Hear(0)
+				next := run(t, loadedFake(t, iptables.NFT), setup{guarded: k, nativeStore: store})
+				next.settled()
+				if k.standing(proxyTable) != nil {
+					t.Error("the table that its owner deleted is back")
+				}
+				next.wantNativeAwaiting("ip kube-proxy")
+				k.wantNative(t, tableOf(dockerTable, "c"))
+			})
+		})
+	}
+}

@@ -45,6 +45,7 @@ type fakeNative struct {
 	follows, refreshes int
 	takes              time.Duration // a read
 	brokenReads        error         // of reads of tables
+	brokenHears        error         // of what commits did
 	suspect            func(native.Commit) bool
 	// kernel has the genid; nil: the fake counts for itself.
 	kernel *iptablestest.Fake
@@ -295,7 +296,7 @@ func (k *fakeNative) Hear(uint32) ([]native.Commit, bool, error) {
 	defer k.mu.Unlock()
 	commits, missed := k.unheard, k.missed
 	k.unheard, k.missed = nil, false
-	return commits, missed, k.broken
+	return commits, missed, errors.Join(k.broken, k.brokenHears)
 }
 
 func (k *fakeNative) Suspect(f func(native.Commit) bool) { k.suspect = f }

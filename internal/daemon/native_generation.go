@@ -80,6 +80,15 @@ func (s *NativeStore) keep(g nativeGeneration) error {
 	if s.written[g.Table.ID] == g.Table {
 		return nil
 	}
+	if err := s.put(g); err != nil {
+		return err
+	}
+	s.written = tableid.With(s.written, g.Table.ID, g.Table)
+	return nil
+}
+
+// put writes a generation that no index needs to name.
+func (s *NativeStore) put(g nativeGeneration) error {
 	g.Format, g.Identity = nativeFormat, s.identity
 	text, err := json.Marshal(g)
 	if err == nil && len(text) > nativeStored {
@@ -90,9 +99,6 @@ func (s *NativeStore) keep(g nativeGeneration) error {
 	}
 	if err == nil {
 		err = private.Write(s.file(g.ID), text)
-	}
-	if err == nil {
-		s.written = tableid.With(s.written, g.Table.ID, g.Table)
 	}
 	return err
 }
@@ -199,11 +205,11 @@ func readNativeHeader(path string) (h nativeHeader, err error) {
 	return h, nil
 }
 
-// prune removes old generations, but for those that are named.
-func (s *NativeStore) prune(named []storedNativeTable) error {
+// prune removes old generations, but for those that a saved index names.
+func (s *NativeStore) prune(saved storedNative) error {
 	keeps := map[string]bool{}
-	for _, t := range named {
-		keeps[t.ID] = true
+	for _, t := range saved.Tables {
+		keeps[t.generation.ID] = true
 	}
 	list := s.list()
 	slices.SortStableFunc(list, func(a, b nativeKept) int { return b.Captured.Compare(a.Captured) })

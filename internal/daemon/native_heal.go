@@ -12,7 +12,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -60,6 +59,8 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 			d.nativeRecovered(ctx, st)
 			return
 		}
+		d.endBack(ctx, st, plan.repairs)
+		l = r.loss
 		d.recordNative(ctx, st, plan.repairs)
 		if !st.heals() {
 			d.holdNative(ctx, st)
@@ -260,6 +261,7 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 	byID := map[tableid.TableID]native.Repair{}
 	for _, repair := range repairs {
 		byID[repair.Want.ID] = repair
+		l.sweepLater(repair.Want.ID)
 	}
 	proof, err := d.cfg.Native.Kernel.Capture(func(t nft.Table) bool {
 		_, asked := byID[t.Family.Table(t.Name)]
@@ -269,6 +271,7 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 		err = d.hearNative(ctx, st, proof.Genid)
 	}
 	if err != nil {
+		l.unproved = true
 		return err
 	}
 	st.memory.scheduleFree(time.Now())
@@ -285,7 +288,6 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 			continue
 		}
 		missing = append(missing, id.NFT())
-		l.sweepLater(id)
 		t := st.native.tables[id]
 		untouched = untouched || !t.missed && !slices.ContainsFunc(t.deeds, func(d nativeDeed) bool { return nft.Newer(d.Genid, read) })
 	}
@@ -303,87 +305,13 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 	return nil
 }
 
-// sweepLater notes a table that was written and is not proved: what its owner wrote meanwhile may
-// be in force.
+// sweepLater notes a table that was written and is not proved yet: it may be in force, or what its
+// owner wrote meanwhile.
 func (l *nativeLoss) sweepLater(id tableid.TableID) {
 	if l.unswept == nil {
 		l.unswept = map[tableid.TableID]bool{}
 	}
 	l.unswept[id] = true
-}
-
-// missingWitnesses returns a nonce for each family whose witness does not stand.
-func (d *Daemon) missingWitnesses(st *state) (map[tableid.Family]string, error) {
-	missing := map[tableid.Family]string{}
-	for _, family := range st.native.families() {
-		nonce, err := d.cfg.Native.Kernel.Witness(family)
-		if err != nil {
-			return nil, err
-		}
-		if st.native.witness[family] = nonce; nonce == "" {
-			missing[family] = string(canary.NewNonce())
-		}
-	}
-	return missing, nil
-}
-
-// witnessesDue plans to plant witnesses where one does not stand.
-func (d *Daemon) witnessesDue(st *state) {
-	for _, family := range st.native.families() {
-		if st.native.witness[family] == "" {
-			st.native.plantAt = earliest(st.native.plantAt, time.Now())
-		}
-	}
-}
-
-// plantWitnesses plants the witnesses that do not stand.
-func (d *Daemon) plantWitnesses(ctx context.Context, st *state) {
-	r := &st.native
-	r.plantAt = time.Time{}
-	err := d.plantNow(ctx, st)
-	if err == nil {
-		r.planted.over()
-		return
-	}
-	r.plantAt = time.Now().Add(firstTry)
-	if errors.Is(err, nft.ErrStale) {
-		return
-	}
-	r.plantAt = time.Now().Add(d.cfg.PollInterval)
-	if r.planted.met(err, time.Now()) {
-		klog.FromContext(ctx).Error(err, "A witness could not be planted; canaryd may take a flush of the ruleset for an owner that deletes its table")
-	}
-}
-
-func (d *Daemon) plantNow(ctx context.Context, st *state) error {
-	r := &st.native
-	genid, err := d.cfg.Native.Kernel.Genid()
-	if err == nil {
-		err = d.hearNative(ctx, st, genid)
-	}
-	if err != nil {
-		return err
-	}
-	missing, err := d.missingWitnesses(st)
-	if err == nil && len(missing) > 0 {
-		_, err = d.cfg.Native.Kernel.Write(genid, nil, missing)
-	}
-	if err != nil {
-		return err
-	}
-	for family, nonce := range missing {
-		r.witness[family] = nonce
-	}
-	for id, t := range r.tables {
-		if !t.lost() && !t.missed { // it stood when the witness did
-			t.witness = r.witness[id.Family]
-		}
-	}
-	if len(missing) > 0 {
-		r.disk.saveAt = time.Now() // after a kill the next start would take them for another flush's
-	}
-	r.planReads(time.Now())
-	return nil
 }
 
 // retryNative plans the next try and says why there is one.

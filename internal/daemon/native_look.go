@@ -72,7 +72,7 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 			}
 		}
 		if c.Own {
-			continue // each is followed by a read of its own
+			continue // each is followed by a read of its own, or has one planned
 		}
 		r.wrote = now
 		for id, deed := range c.Deeds {
@@ -177,6 +177,7 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 			d.adoptNative(ctx, st, id, seen, f)
 		}
 	}
+	d.endBack(ctx, st, nil)
 	r.finishRead(time.Now(), seen, alarm)
 	d.witnessesDue(st)
 }

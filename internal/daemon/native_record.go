@@ -32,9 +32,9 @@ type nativeLoss struct {
 	written  time.Time // the last write's end
 	replayed bool      // something was put back and proved
 	lacking  bool      // devices were left out
-	unproved bool      // a write was taken whose effect a read did not show
-	// unswept are tables that were written and then changed by their owner, before that was proved:
-	// flows that began in the gap are ended when the loss ends.
+	unproved bool      // a write was taken whose effect no read showed
+	// unswept are tables that were written, and no read has proved it: flows that began in the gap
+	// are ended when the loss ends.
 	unswept map[tableid.TableID]bool
 	trouble trouble
 }
@@ -274,7 +274,8 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 		"flush", record.ID, "table", id.NFT(), "verdict", t.finding.Verdict, "by", culpritsText(record), "bringItBack", restoreCommand, "acceptTheLoss", dismissCommand)
 }
 
-// nativeBack notes that a table is as its owner wants it: losses of it that are open are over.
+// nativeBack notes that a table is as its owner wants it: losses of it that are open are over. The
+// loss of which it was the last table is ended by endBack, because a plan may still go on with it.
 func (d *Daemon) nativeBack(ctx context.Context, st *state, id tableid.TableID) {
 	r := &st.native
 	if w := r.waiting[id]; w != nil {
@@ -289,10 +290,29 @@ func (d *Daemon) nativeBack(ctx context.Context, st *state, id tableid.TableID) 
 		klog.FromContext(ctx).Info("A native table is as its owner or an operator wants it", "flush", w.ID, "table", id.NFT(), "outcome", w.Outcome)
 	}
 	r.tables[id].finding = native.Finding{Verdict: native.Changed}
-	if l := r.loss; l != nil && l.hit[id] && !slices.ContainsFunc(r.ids(), func(other tableid.TableID) bool {
-		return l.hit[other] && r.tables[other].lost()
-	}) && !st.heals() {
-		d.nativeRecovered(ctx, st)
+	if st.nativeBackUnasked() {
+		r.loss.retry.at = time.Now()
+	}
+}
+
+// nativeBackUnasked reports whether all tables of the open record are back, although canaryd puts
+// nothing back: in observe mode or a pause.
+func (st *state) nativeBackUnasked() bool {
+	r, l := &st.native, st.native.loss
+	return l != nil && len(l.hit) > 0 && !st.heals() && !slices.ContainsFunc(r.ids(), func(id tableid.TableID) bool {
+		return l.hit[id] && r.tables[id].lost()
+	})
+}
+
+// endBack ends the loss if all its tables are back unasked. What a plan found lost meanwhile was
+// taken later, and gets a record of its own.
+func (d *Daemon) endBack(ctx context.Context, st *state, repairs []native.Repair) {
+	if !st.nativeBackUnasked() {
+		return
+	}
+	d.nativeRecovered(ctx, st)
+	for _, repair := range repairs {
+		d.loseNative(st, repair.Want.ID)
 	}
 }
 
@@ -390,55 +410,4 @@ func insertRecord(list []api.Flush, f api.Flush) []api.Flush {
 		i = len(list)
 	}
 	return slices.Insert(list, i, f)
-}
-
-// publishNative puts the native tables into a status.
-func (d *Daemon) publishNative(st *state, s *api.Status) {
-	r := &st.native
-	if !d.guardsNative() || st.removed {
-		return
-	}
-	s.Native = []api.NativeTable{}
-	for _, id := range r.ids() {
-		t := r.tables[id]
-		row := api.NativeTable{Family: id.Family.NFT(), Table: id.NFT(), Verdict: canary.Verdict(t.finding.Verdict), Why: t.finding.Why, Captured: t.read}
-		row.Chains, row.Rules, row.Elements = t.want.Counts()
-		if !t.lost() && (!r.begun || r.all || r.trouble.there()) {
-			row.Verdict, row.Why = canary.Unknown, "it could not be read yet"
-		}
-		row.Generation = nativeID(t.digest)
-		row.Unreplayable, row.Awaiting = t.refused.what, r.waiting[id] != nil
-		row.Standby = d.nativeStandbyOf(st, id)
-		s.Native = append(s.Native, row)
-	}
-	for id := range r.immune {
-		s.Native = append(s.Native, api.NativeTable{Family: id.Family.NFT(), Table: id.NFT(), Verdict: canary.Intact, Immune: true,
-			Why: "one process owns it, and no other can flush it"})
-	}
-	slices.SortFunc(s.Native, func(a, b api.NativeTable) int { return cmp.Compare(a.Table, b.Table) })
-	switch {
-	case r.trouble.there():
-		s.NativeError = r.trouble.what
-	case !r.begun:
-		s.NativeError = "they were not read yet"
-	}
-	s.NativeBeyond = r.beyond
-	for _, k := range r.disk.kept {
-		s.NativeStored = append(s.NativeStored, api.StoredNativeGeneration{ID: k.ID, Family: k.Family, Table: k.Name, Captured: k.Captured,
-			Made: k.Made, Chains: k.Chains, Rules: k.Rules, Elements: k.Elements, Foreign: k.foreign})
-	}
-	s.Contended = s.Contended || r.calmAt.After(time.Now())
-	for _, w := range r.waitingRecords() {
-		s.LossSince = earliest(s.LossSince, w.Time)
-		s.Flushes = insertRecord(s.Flushes, w)
-	}
-	if l := r.loss; l != nil {
-		s.LossSince = earliest(s.LossSince, l.record.Time)
-		if l.recorded {
-			s.Flushes = slices.Insert(s.Flushes, 0, l.record)
-		}
-	}
-	if !r.known.IsZero() {
-		s.LastKnown = earliest(s.LastKnown, r.known)
-	}
 }

@@ -77,15 +77,12 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 	if r.asleep {
 		return nil
 	}
-	if r.loss == nil { // what writes and proves needs one; as long as it has no record it is for none
-		scratch := &nativeLoss{hit: map[tableid.TableID]bool{}}
-		r.loss = scratch
-		defer func() {
-			if r.loss == scratch && !scratch.recorded {
-				r.loss = nil
-			}
-		}()
-	}
+	var scratch *nativeLoss // what writes and proves needs a loss; without a record this is for none
+	defer func() {
+		if r.loss == scratch && scratch != nil && !scratch.recorded {
+			r.loss = nil
+		}
+	}()
 	asked := nativeAsked{back: map[tableid.TableID]api.Outcome{}}
 	defer func() { d.leaveAsked(st, asked, dry) }()
 	var last error
@@ -94,6 +91,10 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 		var left []*native.Table
 		plan, left, last = d.planAsked(ctx, st)
 		asked.take(plan, left)
+		if d.endBack(ctx, st, nil); r.loss == nil {
+			scratch = &nativeLoss{hit: map[tableid.TableID]bool{}}
+			r.loss = scratch
+		}
 		if last != nil || dry || len(plan.repairs) == 0 {
 			break
 		}
@@ -270,16 +271,35 @@ func (d *Daemon) endWaiting(ctx context.Context, st *state, id tableid.TableID, 
 	klog.FromContext(ctx).Info("A native table is back and in force again", "flush", w.ID, "table", id.NFT(), "outcome", outcome)
 }
 
+// loadFor is load for a command without a daemon that compares the tables that protects names with
+// the kernel, nil for one without nf_tables. What cannot be compared is unknown: an error.
+func (s *NativeStore) loadFor(kernel NativeKernel, protects func(tableid.TableID) bool) (storedNative, error) {
+	stored, err := s.load()
+	if err != nil {
+		return storedNative{}, err
+	}
+	if stored.foreign != "" {
+		return storedNative{}, fmt.Errorf("what is stored of native tables says nothing of those here: %s", stored.foreign)
+	}
+	if kernel == nil && slices.ContainsFunc(stored.Tables, func(t storedNativeTable) bool { return protects(t.generation.Table.ID) }) {
+		return storedNative{}, errNoNFTables
+	}
+	if kernel == nil {
+		return storedNative{}, nil
+	}
+	return stored, nil
+}
+
 // RestoreStored puts back, without a daemon, the stored native tables that protects names and that
 // are lost. With dry it only says which.
 func (s *NativeStore) RestoreStored(kernel NativeKernel, protects func(tableid.TableID) bool, dry bool) ([]api.NativeRestored, error) {
-	stored, err := s.load()
+	stored, err := s.loadFor(kernel, protects)
 	if err != nil || len(stored.Tables) == 0 {
 		return nil, err
 	}
 	for range nativeStale {
 		var seen *native.Ruleset
-		if seen, err = kernel.Capture(func(t nft.Table) bool { return protects(t.Family.Table(t.Name)) && t.Owner == 0 }); err != nil {
+		if seen, err = kernel.Capture(func(t nft.Table) bool { return protects(t.Family.Table(t.Name)) }); err != nil {
 			return nil, err
 		}
 		repairs, left, judgeErr := stored.repairs(kernel, seen, protects)
@@ -291,24 +311,25 @@ func (s *NativeStore) RestoreStored(kernel NativeKernel, protects func(tableid.T
 		if errors.Is(err, nft.ErrStale) {
 			continue
 		}
+		var proof *native.Ruleset
 		if err == nil {
-			err = provedStored(kernel, repairs, len(lacking) > 0)
+			proof, err = proveStored(kernel, repairs, len(lacking) > 0)
 		}
-		switch {
-		case err != nil:
+		if err != nil {
 			return nativeOutcomes(repairs, left, reload.Failed, err), nil
-		case len(lacking) > 0:
-			err = fmt.Errorf("%w: %s", errDevicesLeft, strings.Join(lacking, ", "))
-			return nativeOutcomes(repairs, left, reload.Partial, err), nil
 		}
-		return nativeOutcomes(repairs, left, reload.Proved, nil), nil
+		outcome := reload.Proved
+		if len(lacking) > 0 {
+			outcome, err = reload.Partial, fmt.Errorf("%w: %s", errDevicesLeft, strings.Join(lacking, ", "))
+		}
+		return nativeOutcomes(repairs, left, outcome, err), s.saveProved(kernel, stored, stored.generations(repairs), proof)
 	}
 	return nil, fmt.Errorf("restoring native tables, %d times: %w", nativeStale, err)
 }
 
 // CheckStored judges, without a daemon, the stored native tables that protects names.
 func (s *NativeStore) CheckStored(kernel NativeKernel, protects func(tableid.TableID) bool) ([]api.NativeTable, error) {
-	stored, err := s.load()
+	stored, err := s.loadFor(kernel, protects)
 	if err != nil || len(stored.Tables) == 0 {
 		return nil, err
 	}
@@ -362,6 +383,7 @@ func (s storedNative) repairs(kernel NativeKernel, seen *native.Ruleset, protect
 	for _, j := range judged {
 		want, now := j.generation.Table, seen.Tables[j.generation.Table.ID]
 		switch remedy := askedRemedy(j.finding, now); {
+		case now != nil && now.Immune(): // no other process can write it, nor flush it
 		case remedy != native.NoRemedy:
 			all = append(all, native.Repair{Remedy: remedy, Want: want, Now: now, Age: up - j.generation.Read})
 		case nativeLost(j.finding.Verdict):
@@ -372,21 +394,31 @@ func (s storedNative) repairs(kernel NativeKernel, seen *native.Ruleset, protect
 	return all, left, err
 }
 
-// provedStored returns an error unless a read shows that the repairs are in force. lacking: devices
-// were left out of them.
-func provedStored(kernel NativeKernel, repairs []native.Repair, lacking bool) error {
+// generations returns those of the tables that repairs put back.
+func (s storedNative) generations(repairs []native.Repair) (all []nativeGeneration) {
+	for _, t := range s.Tables {
+		if slices.ContainsFunc(repairs, func(r native.Repair) bool { return r.Want == t.generation.Table }) {
+			all = append(all, t.generation)
+		}
+	}
+	return all
+}
+
+// proveStored returns a read that shows the repairs in force, or an error. lacking: devices were
+// left out of them.
+func proveStored(kernel NativeKernel, repairs []native.Repair, lacking bool) (*native.Ruleset, error) {
 	wanted := map[tableid.TableID]bool{}
 	for _, repair := range repairs {
 		wanted[repair.Want.ID] = true
 	}
 	proof, err := kernel.Capture(func(t nft.Table) bool { return wanted[t.Family.Table(t.Name)] })
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, repair := range repairs {
 		if !repair.Repaired(proof.Tables[repair.Want.ID], lacking) {
-			return fmt.Errorf("%s: %w", repair.Want.ID.NFT(), errNotInForce)
+			return nil, fmt.Errorf("%s: %w", repair.Want.ID.NFT(), errNotInForce)
 		}
 	}
-	return nil
+	return proof, nil
 }

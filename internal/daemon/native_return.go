@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -45,12 +46,16 @@ func (s *NativeStore) mayRestore(g nativeGeneration, protects func(tableid.Table
 type nativeReturned struct {
 	reply api.RestoreReply
 	diff  api.TableDiff   // of what stood and what was written
-	proof *native.Ruleset // what a read after the write shows; nil: nothing was written
+	wrote bool            // the kernel took the write
+	proof *native.Ruleset // what the last read shows; nil: nothing was read after the write
 }
+
+// proved reports whether a read shows the generation in force.
+func (n nativeReturned) proved() bool { return n.proof != nil && n.reply.Native[0].Outcome.Done() }
 
 // removal is the record of what was taken away; false if that is nothing.
 func (n nativeReturned) removal(g nativeGeneration, now time.Time) (removal, bool) {
-	if n.reply.Removes() == (api.Counts{}) {
+	if !n.wrote || n.reply.Removes() == (api.Counts{}) {
 		return removal{}, false
 	}
 	r, counts := newRemoval(n.reply, now), n.reply.Removes()
@@ -62,7 +67,8 @@ func (n nativeReturned) removal(g nativeGeneration, now time.Time) (removal, boo
 }
 
 // do puts the generation into force, or only says what that would change. What it takes away must
-// be agreed to, by the very content that stands. What stood is kept, and is the reply's Undo.
+// be agreed to, by the very content that stands. What stood is kept, and is the reply's Undo: if it
+// cannot be kept, nothing is taken away.
 func (n nativeReturn) do(r api.RestoreRequest) (nativeReturned, error) {
 	for range nativeStale {
 		seen, err := n.read()
@@ -74,7 +80,8 @@ func (n nativeReturn) do(r api.RestoreRequest) (nativeReturned, error) {
 			return nativeReturned{}, fmt.Errorf("table %s: %w", n.want.Name, native.ErrImmune)
 		}
 		done := n.preview(now)
-		switch removal := done.reply.Agreement()[n.want.Table.ID]; {
+		removal := done.reply.Agreement()[n.want.Table.ID]
+		switch {
 		case r.DryRun:
 			for i := range done.reply.Changes {
 				done.reply.Changes[i].Lines, done.reply.Changes[i].More = done.diff.Lines, done.diff.More
@@ -87,13 +94,22 @@ func (n nativeReturn) do(r api.RestoreRequest) (nativeReturned, error) {
 			done.reply.Native[0].Outcome, done.proof = reload.Skipped, seen
 			return done, nil
 		}
-		done.reply.Undo = n.keepForUndo(seen)
-		done.proof, err = n.write(seen)
-		if errors.Is(err, nft.ErrStale) {
+		undo, unkept := n.keepForUndo(now)
+		if unkept != nil && removal != "" {
+			return nativeReturned{}, fmt.Errorf("what table %s holds now could not be kept for an undo, so nothing was written; make room in %s and run it again: %w",
+				n.want.Name, n.store.folder(), unkept)
+		}
+		done.reply.Undo = undo
+		done.wrote, done.proof, err = n.write(seen)
+		if errors.Is(err, nft.ErrStale) && !done.wrote {
 			continue
 		}
-		if done.reply.Native[0].Outcome = reload.Proved; err != nil {
-			done.reply.Native[0].Outcome, done.reply.Native[0].Detail = reload.Failed, err.Error()
+		row := &done.reply.Native[0]
+		switch row.Outcome = reload.Proved; {
+		case err != nil:
+			row.Outcome, row.Detail = reload.Failed, err.Error()
+		case unkept != nil:
+			row.Detail = fmt.Sprintf("what stood before could not be kept, and there is no undo: %v", unkept)
 		}
 		return done, nil
 	}
@@ -165,38 +181,39 @@ func removalOf(now *native.Table, lost []native.Line) string {
 	return hex.EncodeToString(h.Sum(nil))[:24]
 }
 
-// keepForUndo has what stands on disk, and returns its ID; "" if nothing stands, or it cannot be
-// kept.
-func (n nativeReturn) keepForUndo(seen *native.Ruleset) string {
-	now := seen.Tables[n.want.Table.ID]
+// keepForUndo has what stands on disk, and returns its ID; "" if nothing stands.
+func (n nativeReturn) keepForUndo(now *native.Table) (id string, err error) {
 	if now == nil {
-		return ""
+		return "", nil
 	}
 	g := generationOf(now, now.Digest(), reload.MadeByOwners, time.Now(), n.uptime())
-	if n.store.keep(g) != nil {
-		return ""
+	if err := n.store.put(g); err != nil {
+		return "", err
 	}
-	return g.ID
+	return g.ID, nil
 }
 
-// write writes the table under the genid of a read, and proves it by another one.
-func (n nativeReturn) write(seen *native.Ruleset) (*native.Ruleset, error) {
+// write writes the table under the genid of a read, and proves it by another one. It reports
+// whether the kernel took it, after an error too.
+func (n nativeReturn) write(seen *native.Ruleset) (wrote bool, proof *native.Ruleset, err error) {
 	repair := native.Repair{Remedy: native.ByReplace, Want: n.want.Table, Now: seen.Tables[n.want.Table.ID], Age: n.uptime() - n.want.Read}
 	if repair.Now == nil {
 		repair.Remedy = native.ByCreate
 	}
 	left, err := n.kernel.Write(seen.Genid, []native.Repair{repair}, nil)
 	if err != nil {
-		return nil, err
+		return false, nil, err
 	}
-	proof, err := n.read()
-	if err != nil {
-		return nil, err
+	proof, err = n.read()
+	switch {
+	case err != nil:
+		return true, nil, fmt.Errorf("%s: it was written, and whether it is in force is unknown: %w", n.want.Name, err)
+	case repair.Repaired(proof.Tables[n.want.Table.ID], len(left) > 0):
+		return true, proof, nil
+	case proof.Genid != nft.Following(seen.Genid):
+		return true, proof, fmt.Errorf("%s: %w", n.want.Name, errOwnerWrote)
 	}
-	if !repair.Repaired(proof.Tables[n.want.Table.ID], len(left) > 0) {
-		return proof, fmt.Errorf("%s: %w", n.want.Name, errNotInForce)
-	}
-	return proof, nil
+	return true, proof, fmt.Errorf("%s: %w", n.want.Name, errNotInForce)
 }
 
 // nativeGeneration returns the stored generation of a native table of that ID; found is false if
@@ -228,36 +245,55 @@ func (d *Daemon) returnNative(ctx context.Context, st *state, r api.RestoreReque
 	}
 	done, err := nativeReturn{d.cfg.Native.Kernel, d.cfg.Native.Store, g, d.cfg.Uptime}.do(r)
 	reply := done.reply
-	if err != nil || done.proof == nil {
+	if err != nil || done.proof == nil && !done.wrote {
 		return reply, err
 	}
-	if err := d.hearNative(ctx, st, done.proof.Genid); err != nil {
-		return reply, err
+	if gone, any := done.removal(g, time.Now()); any {
+		d.takeRemoval(ctx, st, gone, reply)
 	}
-	if reply.Native[0].Outcome.Done() {
-		if gone, any := done.removal(g, time.Now()); any {
-			d.takeRemoval(ctx, st, gone, reply)
+	known := done.proved()
+	if known {
+		if err := d.hearNative(ctx, st, done.proof.Genid); err != nil {
+			known = false
+			d.nativeUnknown(ctx, st, err)
 		}
-		d.adoptReturned(ctx, st, g.Table.ID, nativeSight{Ruleset: done.proof})
-		klog.FromContext(ctx).Info("A generation of a native table was restored on request", "table", g.Name, "generation", g.ID, "undo", reply.Undo)
-	} else if t := st.native.tables[g.Table.ID]; t != nil {
-		t.touch(time.Now(), time.Now(), true) // the next read judges what stands
+	}
+	if done.wrote && done.proved() {
+		klog.FromContext(ctx).Info("A generation of a native table was restored on request", "table", g.Name, "generation", g.ID,
+			"undo", reply.Undo, "detail", reply.Native[0].Detail)
+	}
+	if known {
+		d.adoptReturned(ctx, st, g.Table.ID, done)
+		d.endBack(ctx, st, nil)
+	} else {
+		st.native.readLater(g.Table.ID, time.Now())
 	}
 	st.native.planReads(time.Now())
 	d.witnessesDue(st)
 	return reply, nil
 }
 
+// readLater has the next read judge what stands in place of a table, of which no commit may speak.
+func (r *nativeRealm) readLater(id tableid.TableID, now time.Time) {
+	if t := r.tables[id]; t != nil {
+		t.touch(now, now, true)
+	} else {
+		r.fresh = true
+	}
+}
+
 // adoptReturned makes what a read showed of a restored table what ought to be in force.
-func (d *Daemon) adoptReturned(ctx context.Context, st *state, id tableid.TableID, seen nativeSight) {
-	r := &st.native
+func (d *Daemon) adoptReturned(ctx context.Context, st *state, id tableid.TableID, done nativeReturned) {
+	r, seen := &st.native, nativeSight{Ruleset: done.proof}
 	if r.tables[id] == nil {
 		r.tables[id] = &nativeTable{}
 		d.adopt(ctx, st, seen.learned(id))
 	} else {
 		d.adoptNative(ctx, st, id, seen, native.Finding{Verdict: native.Intact, Why: "an operator restored it"})
 	}
-	r.tables[id].made = reload.MadeRestored
+	if done.wrote {
+		r.tables[id].made = reload.MadeRestored
+	}
 	r.disk.changed(time.Now())
 }
 
@@ -280,7 +316,7 @@ func (d *Daemon) openNativeKernel(st *state) error {
 }
 
 // RestoreGeneration makes, without a daemon, a native table what its stored generation of that ID
-// holds. found is false if there is no such generation.
+// holds. found is false if there is no such generation. A nil kernel is one without nf_tables.
 func (s *NativeStore) RestoreGeneration(ctx context.Context, kernel NativeKernel, protects func(tableid.TableID) bool, r api.RestoreRequest) (reply api.RestoreReply, found bool, err error) {
 	g, err := s.read(r.Generation)
 	if errors.Is(err, reload.ErrNothingStored) {
@@ -292,35 +328,53 @@ func (s *NativeStore) RestoreGeneration(ctx context.Context, kernel NativeKernel
 	if err != nil {
 		return api.RestoreReply{}, true, err
 	}
+	if kernel == nil {
+		return api.RestoreReply{}, true, errNoNFTables
+	}
 	done, err := nativeReturn{kernel, s, g, Uptime}.do(r)
-	if err != nil || done.proof == nil || !done.reply.Native[0].Outcome.Done() {
+	if err != nil {
 		return done.reply, true, err
 	}
 	if gone, any := done.removal(g, time.Now()); any {
 		err = gone.keep(ctx, filepath.Dir(s.path), done.reply)
 	}
+	if !done.proved() {
+		return done.reply, true, err
+	}
 	stored, loadErr := s.load()
 	if loadErr == nil { // the next start is to take what was restored for what ought to be in force
-		loadErr = s.save(stored.with(g, done.proof))
+		if done.wrote {
+			g.Made, g.Captured = reload.MadeRestored, time.Now()
+		}
+		loadErr = s.saveProved(kernel, stored, []nativeGeneration{g}, done.proof)
 	}
 	return done.reply, true, errors.Join(err, loadErr)
 }
 
-// with returns what is stored with another generation of one table, as a read has proved it.
-func (s storedNative) with(g nativeGeneration, proof *native.Ruleset) storedNative {
-	now := proof.Tables[g.Table.ID]
-	row := storedNativeTable{Verdict: native.Intact,
-		generation: generationOf(now, now.Digest(), reload.MadeRestored, time.Now(), Uptime()-time.Since(proof.At))}
-	next := storedNative{Confirmed: s.Confirmed}
-	for _, t := range s.Tables {
-		if t.generation.Table.ID == g.Table.ID {
-			row.Witness = t.Witness
-			continue
+// saveProved saves what is stored with generations that were put into force without a daemon, as a
+// read has proved them.
+func (s *NativeStore) saveProved(kernel NativeKernel, stored storedNative, proved []nativeGeneration, proof *native.Ruleset) error {
+	for _, g := range proved {
+		witness, err := kernel.Witness(g.Table.ID.Family)
+		if err != nil {
+			return fmt.Errorf("keeping what was restored: asking for the witness: %w", err)
 		}
-		next.Tables = append(next.Tables, t)
+		stored = stored.with(g, witness, proof)
 	}
-	if next.Confirmed == 0 {
-		next.Confirmed = Uptime()
+	return s.save(stored)
+}
+
+// with returns what is stored with another generation of one table, as a read has proved it. The
+// witness is the one that stands now: one that an earlier flush took says nothing of what follows.
+func (s storedNative) with(g nativeGeneration, witness string, proof *native.Ruleset) storedNative {
+	now := proof.Tables[g.Table.ID]
+	row := storedNativeTable{Verdict: native.Intact, Witness: witness,
+		generation: generationOf(now, now.Digest(), g.Made, g.Captured, Uptime()-time.Since(proof.At))}
+	next := storedNative{Confirmed: cmp.Or(s.Confirmed, Uptime())}
+	for _, t := range s.Tables {
+		if t.generation.Table.ID != g.Table.ID {
+			next.Tables = append(next.Tables, t)
+		}
 	}
 	next.Tables = append(next.Tables, row)
 	return next

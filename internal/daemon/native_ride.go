@@ -38,6 +38,7 @@ func (d *Daemon) rider(ctx context.Context, st *state, ride *nativeRide) *iptabl
 		return nil
 	}
 	plan, err := d.planNative(ctx, st, func(t *nativeTable) bool { return t != nil && t.gone() && !r.all })
+	d.endBack(ctx, st, nil)
 	for _, repair := range plan.repairs {
 		d.loseNative(st, repair.Want.ID)
 	}

@@ -52,6 +52,8 @@ type storedNative struct {
 	// Confirmed is how long the machine had been up when all tables were last known to be in force.
 	Confirmed time.Duration       `json:"confirmed"`
 	Tables    []storedNativeTable `json:"tables"`
+
+	foreign string // why it says nothing of the tables here, and Tables is empty; "" if it does
 }
 
 type storedNativeTable struct {
@@ -76,8 +78,8 @@ func OpenNativeStore(folder string) (*NativeStore, error) {
 		identity: NativeIdentity{here.BootID, here.NetNS, unix.ByteSliceToString(name.Release[:])}}, nil
 }
 
-// save writes the generations that are not on disk yet, then what names them, and removes old ones.
-// A process that is killed meanwhile leaves everything that the older file names.
+// save writes the generations that are not on disk yet, then what names them. A process that is
+// killed meanwhile leaves everything that the older file names.
 func (s *NativeStore) save(stored storedNative) error {
 	stored.Format, stored.Identity = nativeFormat, s.identity
 	for i := range stored.Tables {
@@ -91,12 +93,14 @@ func (s *NativeStore) save(stored storedNative) error {
 	if err == nil {
 		err = private.Write(s.path, text)
 	}
-	if err == nil {
-		err = s.prune(stored.Tables)
-	}
 	if err != nil {
 		return fmt.Errorf("keeping the native tables: %w", err)
 	}
+	written := map[tableid.TableID]*native.Table{}
+	for _, t := range stored.Tables {
+		written[t.generation.Table.ID] = t.generation.Table
+	}
+	s.written = written
 	return nil
 }
 
@@ -115,6 +119,8 @@ func (s *NativeStore) load() (stored storedNative, err error) {
 		return storedNative{}, fmt.Errorf("reading the stored native tables: %w", err)
 	case stored.Format != nativeFormat:
 		return storedNative{}, fmt.Errorf("the stored native tables have format %d, and this canaryd reads %d", stored.Format, nativeFormat)
+	case stored.Identity != s.identity && len(stored.Tables) > 0:
+		return storedNative{foreign: s.foreign(stored.Identity)}, nil
 	case stored.Identity != s.identity:
 		return storedNative{}, nil
 	}
@@ -144,7 +150,8 @@ type nativeDisk struct {
 	kept      []nativeKept
 	confirmed time.Duration // the machine's uptime when all were in force
 	lastRun   time.Time     // when the last run knew that
-	trouble   trouble
+	trouble   trouble       // why they are not on disk
+	unpruned  trouble       // why old generations could not be removed
 }
 
 // changed has the tables written a moment later.
@@ -171,6 +178,9 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 			generation: generationOf(t.want, t.digest, t.made, t.captured, up-start.Sub(t.leftAt))})
 	}
 	err := d.cfg.Native.Store.save(stored)
+	if err == nil {
+		d.pruneNative(ctx, st, stored)
+	}
 	r.disk.savedAt, r.disk.cost = time.Now(), time.Since(start)
 	r.disk.saveAt = r.disk.savedAt.Add(max(confirmEvery, saveShare*r.disk.cost))
 	r.disk.kept = d.cfg.Native.Store.list()
@@ -179,6 +189,16 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 		r.disk.trouble.over()
 	case r.disk.trouble.met(err, time.Now()):
 		klog.FromContext(ctx).Error(err, "The native tables are not on disk; after a restart canaryd would begin with those that stand")
+	}
+}
+
+// pruneNative removes old generations. What cannot be removed costs room, and no table.
+func (d *Daemon) pruneNative(ctx context.Context, st *state, saved storedNative) {
+	unpruned := &st.native.disk.unpruned
+	if err := d.cfg.Native.Store.prune(saved); err == nil {
+		unpruned.over()
+	} else if unpruned.met(err, time.Now()) {
+		klog.FromContext(ctx).Error(err, "Old generations of native tables could not be removed; they take room on the disk")
 	}
 }
 

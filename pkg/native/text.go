@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // A Line is one part of a table in words for people: the table itself, a chain, a rule, a set, an
@@ -35,7 +36,7 @@ func (t *Table) Lines() iter.Seq[Line] {
 // Without all it leaves out elements that packets and time change.
 func (t *Table) linesOf(wanted func(nft.ObjectKind, string) bool, all bool) iter.Seq[Line] {
 	return func(yield func(Line) bool) {
-		w := &words{chains: t.chainsByName(), sets: t.setsByName()}
+		w := &words{family: t.ID.Family, chains: t.chainsByName(), sets: t.setsByName()}
 		going := true
 		say := func(kind nft.ObjectKind, of, text string) {
 			going = going && yield(Line{kind, of, text})
@@ -134,6 +135,7 @@ const (
 
 // words say what is in one table.
 type words struct {
+	family  tableid.Family
 	chains  map[string]*Chain
 	sets    map[string]*Set
 	inlined int // rules and elements that were shown within a rule
@@ -172,15 +174,26 @@ func commentWords(userdata []byte) string {
 	return ""
 }
 
-// hookNames are those of enum nf_inet_hooks, and of netdev's (ingress is 0 there).
-var hookNames = []string{"prerouting", "input", "forward", "output", "postrouting", "ingress"}
+// hookNames are the names of a family's hooks by their numbers (NF_INET_*, NF_BR_*, NF_ARP_* and
+// NF_NETDEV_* in the kernel's headers).
+func hookNames(f tableid.Family) []string {
+	switch f {
+	case tableid.Netdev:
+		return []string{"ingress", "egress"}
+	case tableid.ARP:
+		return []string{"input", "output", "forward"}
+	case tableid.Bridge:
+		return []string{"prerouting", "input", "forward", "output", "postrouting"}
+	}
+	return []string{"prerouting", "input", "forward", "output", "postrouting", "ingress"}
+}
 
 func (w *words) chain(c *Chain) string {
 	text := "chain " + name(c.Name)
 	if c.Base {
 		hook := attrOf(c.Attrs, unix.NFTA_CHAIN_HOOK)
 		text += fmt.Sprintf(" type %s hook %s priority %d", name(nft.String(attrOf(c.Attrs, unix.NFTA_CHAIN_TYPE))),
-			nameOf(hookNames, uint64(number(hook, unix.NFTA_HOOK_HOOKNUM))), int32(number(hook, unix.NFTA_HOOK_PRIORITY)))
+			nameOf(hookNames(w.family), uint64(number(hook, unix.NFTA_HOOK_HOOKNUM))), int32(number(hook, unix.NFTA_HOOK_PRIORITY)))
 		if device := attrOf(hook, unix.NFTA_HOOK_DEV); device != nil {
 			text += " device " + name(nft.String(device))
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/testkit/golden"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
@@ -40,10 +41,39 @@ func TestLines(t *testing.T) {
 		ct state new meta mark set 0x10
 	}
 }
+table netdev d {
+	chain in { type filter hook ingress device lo priority 0; }
+}
 `, "nft", "-f", "-")
-		table := capture(t, dial(t)).Tables[tableid.IPv4.Table("t")]
-		golden.Compare(t, "lines.golden", []byte(textOf(slices.Collect(table.Lines()))))
+		text, tables := "", capture(t, dial(t)).Tables
+		for _, id := range []tableid.TableID{tableid.IPv4.Table("t"), tableid.Netdev.Table("d")} {
+			text += textOf(slices.Collect(tables[id].Lines()))
+		}
+		golden.Compare(t, "lines.golden", []byte(text))
 	})
+}
+
+// TestHookNames: a hook's number means another one in each family. Not each kernel has egress.
+func TestHookNames(t *testing.T) {
+	got := map[string]string{}
+	for _, family := range []tableid.Family{tableid.IPv4, tableid.Inet, tableid.Bridge, tableid.ARP, tableid.Netdev} {
+		for hook := range byte(6) {
+			table := &native.Table{ID: family.Table("t"), Chains: []native.Chain{{Name: "c", Base: true,
+				Attrs: nft.AppendAttr(nil, unix.NFTA_CHAIN_HOOK|unix.NLA_F_NESTED, nft.AppendAttr(nil, unix.NFTA_HOOK_HOOKNUM, []byte{0, 0, 0, hook}, 0), 0)}}}
+			words := strings.Fields(slices.Collect(table.Lines())[1].Text)
+			got[family.NFT()] += words[slices.Index(words, "hook")+1] + " "
+		}
+	}
+	want := map[string]string{
+		"ip":     "prerouting input forward output postrouting ingress ",
+		"inet":   "prerouting input forward output postrouting ingress ",
+		"bridge": "prerouting input forward output postrouting 5 ",
+		"arp":    "input output forward 3 4 5 ",
+		"netdev": "ingress egress 2 3 4 5 ",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("names of hooks (-want +got):\n%s", d)
+	}
 }
 
 // TestLinesOfEveryStatement: of each file of the corpus every part is said, as text of one line; a

@@ -1,0 +1,92 @@
+package daemon
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+func everyTable(tableid.TableID) bool { return true }
+
+// TestNativeStoredImmune: while no canaryd runs, one process has made a stored table its own. That
+// table is intact, and costs no other its way back.
+func TestNativeStoredImmune(t *testing.T) {
+	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+		r.stop()
+		k.flushRuleset()
+		owned := tableOf(dockerTable, "o")
+		owned.Owner = 77
+		k.with(func() { k.owners[dockerTable] = 77 })
+		k.again(owned)
+		rows, err := store.RestoreStored(k, everyTable, false)
+		must(t, err)
+		if d := cmp.Diff(restoredRow(reload.Proved, ""), rows); d != "" {
+			t.Errorf("the reply (-want +got):\n%s", d)
+		}
+		k.wantNative(t, tableOf(proxyTable, "a", "b"))
+		k.wantNative(t, owned)
+		checked, err := store.CheckStored(k, everyTable)
+		must(t, err)
+		for _, row := range checked {
+			if row.Verdict != "intact" || row.Immune != (row.Table == "ip docker-bridges") {
+				t.Errorf("a check says %+v", row)
+			}
+		}
+	})
+}
+
+// TestNativeStoredUnknown: what is stored cannot be compared with the kernel. That is unknown, and
+// no table is called intact or restored.
+func TestNativeStoredUnknown(t *testing.T) {
+	none := func(tableid.TableID) bool { return false }
+	for _, test := range []struct {
+		name     string
+		noKernel bool
+		identity func(*NativeIdentity)
+		protects func(tableid.TableID) bool
+		want     string // the error; "" if there is none
+	}{
+		{"the kernel has no nf_tables", true, func(*NativeIdentity) {}, everyTable, errNoNFTables.Error()},
+		{"nor is any table protected", true, func(*NativeIdentity) {}, none, ""},
+		{"another boot", false, func(i *NativeIdentity) { i.BootID = "later" }, everyTable, `boot "b", here "later"`},
+		{"another network namespace", false, func(i *NativeIdentity) { i.NetNS = "m" }, everyTable, `network namespace "n", here "m"`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+				generation := r.present(proxyTable)
+				r.stop()
+				k.flushRuleset()
+				test.identity(&store.identity)
+				var kernel NativeKernel = k
+				if test.noKernel {
+					kernel = nil
+				}
+				says := func(what string, rows int, err error) {
+					t.Helper()
+					if rows != 0 || test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+						t.Errorf("%s: %d rows and the error %v, want none and %q", what, rows, err, test.want)
+					}
+				}
+				checked, err := store.CheckStored(kernel, test.protects)
+				says("a check", len(checked), err)
+				restored, err := store.RestoreStored(kernel, test.protects, false)
+				says("a restore", len(restored), err)
+				reply, found, err := store.RestoreGeneration(t.Context(), kernel, everyTable, api.RestoreRequest{Generation: generation})
+				if test.want != "" {
+					says("a restore of a generation", len(reply.Native), err)
+				}
+				if !found {
+					t.Error("the generation is not found")
+				}
+				if k.count().heals != 0 {
+					t.Error("something was written")
+				}
+			})
+		})
+	}
+}

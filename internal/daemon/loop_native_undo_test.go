@@ -1,0 +1,150 @@
+package daemon
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/private"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// TestNativeUndoNotKept: what stands cannot be kept for an undo. A restore that would take rules
+// away writes nothing; one that only adds says that there is no way back.
+func TestNativeUndoNotKept(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		stands   *native.Table
+		refused  string
+		outcomes map[string]api.Outcome
+		detail   string
+	}{
+		{name: "rules would go", stands: tableOf(proxyTable, "z"), refused: "so nothing was written; make room in "},
+		{name: "rules only come", stands: tableOf(proxyTable, "a"), outcomes: map[string]api.Outcome{"ip kube-proxy": reload.Proved},
+			detail: "what stood before could not be kept, and there is no undo: "},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+				first := r.present(proxyTable)
+				k.sync(test.stands)
+				must(t, os.MkdirAll(store.file(nativeID(test.stands.Digest()))+"/in/the/way", 0o700))
+				reply, err := r.d.Restore(t.Context(), r.agreed(first))
+				if test.refused != "" {
+					if err == nil || !strings.Contains(err.Error(), test.refused) {
+						t.Errorf("the answer is %+v, %v, want an error with %q", reply, err, test.refused)
+					}
+					k.wantNative(t, test.stands)
+					return
+				}
+				must(t, err)
+				got := map[string]api.Outcome{}
+				for _, row := range reply.Native {
+					got[row.Table] = row.Outcome
+				}
+				if d := cmp.Diff(test.outcomes, got); d != "" {
+					t.Errorf("the reply (-want +got):\n%s", d)
+				}
+				if !strings.HasPrefix(reply.Native[0].Detail, test.detail) || reply.Undo != "" {
+					t.Errorf("the reply is %+v", reply)
+				}
+				r.wantLog(test.detail)
+				k.wantNative(t, tableOf(proxyTable, "a", "b"))
+			})
+		})
+	}
+}
+
+// TestNativeGenerationInForce: a restore of the very generation that stands writes nothing, and
+// canaryd does not call itself the one who made it.
+func TestNativeGenerationInForce(t *testing.T) {
+	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, _ *NativeStore) {
+		first := r.present(proxyTable)
+		reply, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: first})
+		must(t, err)
+		if reply.Native[0].Outcome != reload.Skipped || k.count().heals != 0 {
+			t.Errorf("the reply is %+v, after %d writes", reply, k.count().heals)
+		}
+		if strings.Contains(r.log.String(), "was restored on request") {
+			t.Error("the log says that it was restored")
+		}
+		k.again(tableOf(proxyTable, "a", "b")) // the same content, written to disk once more
+		r.after(10 * time.Minute)
+		for _, g := range r.d.Status().NativeStored {
+			if g.ID == first && g.Made != reload.MadeAtStart {
+				t.Errorf("it is called %s", g.Made)
+			}
+		}
+	})
+}
+
+// TestNativeStoreForgets: the store remembers the tables that its index names, and no other: a glob
+// meets ever new names, and what was kept for an undo is in force no more.
+func TestNativeStoreForgets(t *testing.T) {
+	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+		first := r.present(proxyTable)
+		for _, name := range []string{"a", "b", "c"} {
+			k.again(tableOf(tableid.IPv4.Table(name), name))
+			r.after(time.Minute)
+			k.deleteTable(tableid.IPv4.Table(name))
+			r.settled()
+			_, err := r.d.Dismiss(t.Context())
+			must(t, err)
+			r.after(10 * time.Minute)
+		}
+		k.sync(tableOf(proxyTable, "z"))
+		request := r.agreed(first)
+		k.with(func() { k.refuses[proxyTable] = true })
+		_, err := r.d.Restore(t.Context(), request) // the undo is kept, and nothing is written
+		must(t, err)
+		r.stop()
+		want := map[tableid.TableID]*native.Table{}
+		stored, err := store.load()
+		must(t, err)
+		for _, row := range stored.Tables {
+			want[row.generation.Table.ID] = row.generation.Table
+		}
+		if d := cmp.Diff(want, store.written); d != "" || len(want) != 2 {
+			t.Errorf("the tables that the store remembers (-want +got):\n%s", d)
+		}
+	})
+}
+
+// TestNativeUndoForgotten: what is kept for an undo is not taken for what the index names.
+func TestNativeUndoForgotten(t *testing.T) {
+	store := &NativeStore{path: t.TempDir() + "/native.json"}
+	named, undo := tableOf(proxyTable, "a"), tableOf(proxyTable, "z")
+	row := storedNativeTable{Verdict: native.Intact, generation: generationOf(named, named.Digest(), reload.MadeAtStart, time.Unix(7, 0), time.Hour)}
+	must(t, store.save(storedNative{Tables: []storedNativeTable{row}}))
+	n := nativeReturn{store: store, uptime: func() time.Duration { return time.Hour }, want: row.generation}
+	id, err := n.keepForUndo(undo)
+	must(t, err)
+	if _, err := store.read(id); err != nil {
+		t.Error(err)
+	}
+	if store.written[proxyTable] != named {
+		t.Errorf("the store remembers %v", store.written)
+	}
+}
+
+// TestNativeOldNotRemoved: old generations that cannot be removed are called that: the present
+// ones are on disk.
+func TestNativeOldNotRemoved(t *testing.T) {
+	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+		must(t, os.MkdirAll(filepath.Join(store.folder(), ".7"+private.Unfinished, "in the way"), 0o700))
+		k.sync(tableOf(proxyTable, "z"))
+		r.after(10 * time.Minute)
+		if strings.Contains(r.log.String(), "native tables are not on disk") {
+			t.Error("the log says that the native tables are not on disk")
+		}
+		if n := strings.Count(r.log.String(), "Old generations of native tables could not be removed"); n != 1 {
+			t.Errorf("the log says %d times that old generations could not be removed", n)
+		}
+	})
+}

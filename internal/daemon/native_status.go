@@ -1,0 +1,61 @@
+package daemon
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/canary"
+)
+
+// publishNative puts the native tables into a status.
+func (d *Daemon) publishNative(st *state, s *api.Status) {
+	r := &st.native
+	if !d.guardsNative() || st.removed {
+		return
+	}
+	s.Native = []api.NativeTable{}
+	for _, id := range r.ids() {
+		t := r.tables[id]
+		row := api.NativeTable{Family: id.Family.NFT(), Table: id.NFT(), Verdict: canary.Verdict(t.finding.Verdict), Why: t.finding.Why, Captured: t.read}
+		row.Chains, row.Rules, row.Elements = t.want.Counts()
+		if !t.lost() && (!r.begun || r.all || r.trouble.there()) {
+			row.Verdict, row.Why = canary.Unknown, "it could not be read yet"
+		}
+		row.Generation = nativeID(t.digest)
+		row.Unreplayable, row.Awaiting = t.refused.what, r.waiting[id] != nil
+		row.Standby = d.nativeStandbyOf(st, id)
+		s.Native = append(s.Native, row)
+	}
+	for id := range r.immune {
+		s.Native = append(s.Native, api.NativeTable{Family: id.Family.NFT(), Table: id.NFT(), Verdict: canary.Intact, Immune: true,
+			Why: "one process owns it, and no other can flush it"})
+	}
+	slices.SortFunc(s.Native, func(a, b api.NativeTable) int { return cmp.Compare(a.Table, b.Table) })
+	switch {
+	case r.trouble.there():
+		s.NativeError = r.trouble.what
+	case !r.begun:
+		s.NativeError = "they were not read yet"
+	}
+	s.NativeBeyond = r.beyond
+	for _, k := range r.disk.kept {
+		s.NativeStored = append(s.NativeStored, api.StoredNativeGeneration{ID: k.ID, Family: k.Family, Table: k.Name, Captured: k.Captured,
+			Made: k.Made, Chains: k.Chains, Rules: k.Rules, Elements: k.Elements, Foreign: k.foreign})
+	}
+	s.Contended = s.Contended || r.calmAt.After(time.Now())
+	for _, w := range r.waitingRecords() {
+		s.LossSince = earliest(s.LossSince, w.Time)
+		s.Flushes = insertRecord(s.Flushes, w)
+	}
+	if l := r.loss; l != nil {
+		s.LossSince = earliest(s.LossSince, l.record.Time)
+		if l.recorded {
+			s.Flushes = slices.Insert(s.Flushes, 0, l.record)
+		}
+	}
+	if !r.known.IsZero() {
+		s.LastKnown = earliest(s.LastKnown, r.known)
+	}
+}
