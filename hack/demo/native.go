@@ -23,7 +23,7 @@ import (
 const nativeBackend iptables.Backend = "native"
 
 // nativeText is what kube-proxy 1.36 in nftables mode writes for 100 services.
-const nativeText = "pkg/native/testdata/services-100.nft.gz"
+const nativeText = "hack/bench/heal/testdata/services-100.nft.gz"
 
 // A nativeFlush is one way to take rules from kube-proxy's native table.
 type nativeFlush struct {

@@ -51,7 +51,7 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 	defer st.boundAbsence(f)
 	st.loss = &loss{
 		record: api.Flush{ID: st.newFlushID(st.looking.evidence), Time: st.looking.evidence, Outcome: api.Pending}, drill: st.doubtAt(now),
-		hit:    map[rules.Family]api.Verdicts{}, noticed: now, retry: retry{at: now},
+		hit: map[rules.Family]api.Verdicts{}, noticed: now, retry: retry{at: now},
 		intact: uint32(st.families[f].looked.intact), heard: uint32(digest), room: diffRoom(),
 	}
 }

@@ -227,7 +227,7 @@ func TestWhatAmendDoesNotWrite(t *testing.T) {
 
 // TestKubeProxysTableInPieces: what kube-proxy wrote for 100 services is the same in pieces.
 func TestKubeProxysTableInPieces(t *testing.T) {
-	text := services(t, "testdata/services-100.nft.gz")
+	text := services(t, services100)
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		nstest.CommandInput(t, text, "nft", "-f", "-")

@@ -31,7 +31,7 @@ func TestHandlesComeBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := services(t, "testdata/services-100.nft.gz")
+	text := services(t, services100)
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		conn := dial(t)

@@ -19,6 +19,9 @@ import (
 func everything(nft.Table) bool { return true }
 
 // dial opens a connection for a test.
+// services100 is what kube-proxy in nftables mode wrote for 100 services.
+const services100 = "../../hack/bench/heal/testdata/services-100.nft.gz"
+
 func dial(t testing.TB) *nft.Conn {
 	t.Helper()
 	conn, err := nft.Dial()

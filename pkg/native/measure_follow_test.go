@@ -18,11 +18,11 @@ import (
 
 // TestMeasureFollow prints what it costs to learn that the endpoints of one service changed, next
 // to a read of the whole table, in time of the processor. NATIVE_TEXT names a file such as
-// testdata/services-100.nft.gz.
+// hack/bench/heal/testdata/services-100.nft.gz.
 func TestMeasureFollow(t *testing.T) {
 	path := os.Getenv("NATIVE_TEXT")
 	if path == "" {
-		path = "testdata/services-100.nft.gz"
+		path = services100
 	}
 	text := services(t, path)
 	chains := regexp.MustCompile(`chain (service-\S+/tcp/\S+) \{\n\t\tmeta l4proto tcp dnat ip to numgen`).FindAllStringSubmatch(text, -1)

@@ -18,11 +18,11 @@ import (
 )
 
 // TestMeasureReplay prints how long a replay takes and how long "nft -f" of the same text, medians
-// of five. NATIVE_TEXT names a file such as testdata/services-100.nft.gz.
+// of five. NATIVE_TEXT names a file such as ../../hack/bench/heal/testdata/services-100.nft.gz.
 func TestMeasureReplay(t *testing.T) {
 	path := os.Getenv("NATIVE_TEXT")
 	if path == "" {
-		path = "testdata/services-100.nft.gz"
+		path = services100
 	}
 	text := services(t, path)
 	nstest.Run(t, func(t *testing.T) {

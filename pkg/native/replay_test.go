@@ -30,7 +30,7 @@ var partial = []struct{ name, script string }{
 }
 
 func TestWhatATableLostIsPutBack(t *testing.T) {
-	text := services(t, "testdata/services-100.nft.gz")
+	text := services(t, services100)
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		conn := dial(t)
@@ -185,7 +185,7 @@ func loads(t *testing.T, file string) bool {
 // TestARehearsalChangesNothing: a table is checked, and the genid stays; what the kernel does not
 // take is said.
 func TestARehearsalChangesNothing(t *testing.T) {
-	text := services(t, "testdata/services-100.nft.gz")
+	text := services(t, services100)
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		nstest.CommandInput(t, text, "nft", "-f", "-")

@@ -70,7 +70,7 @@ func TestMasquerades(t *testing.T) {
 func TestMasqueradesServices(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
-		text := services(t, "testdata/services-100.nft.gz")
+		text := services(t, services100)
 		tr := translationsOf(t, text, tableid.IPv4)
 		found := 0
 		for _, m := range regexp.MustCompile(`([0-9.]+) \. tcp \. (\d+)(?: comment "[^"]*")? : goto (service-[^ ,]+)`).FindAllStringSubmatch(text, -1) {

@@ -50,7 +50,7 @@ var serviceElement = regexp.MustCompile(`^\s*(?:elements = \{ )?([0-9.]+) \. (tc
 func TestTranslatesServices(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
-		text := services(t, "testdata/services-100.nft.gz")
+		text := services(t, services100)
 		tr := translationsOf(t, text, tableid.IPv4)
 		found := 0
 		for line := range strings.Lines(text) {

@@ -69,7 +69,7 @@ func TestMeasureNative(t *testing.T) {
 	for _, size := range []int{100, 1000} {
 		t.Run(fmt.Sprintf("%d services", size), func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
-				file, err := os.Open(fmt.Sprintf("../native/testdata/services-%d.nft.gz", size))
+				file, err := os.Open(fmt.Sprintf("../../hack/bench/heal/testdata/services-%d.nft.gz", size))
 				must(t, err)
 				defer file.Close()
 				unpacked, err := gzip.NewReader(file)

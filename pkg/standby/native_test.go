@@ -144,7 +144,7 @@ func TestKubeProxysNativeTable(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedRoot(t)
 		nstest.NeedProgram(t, "nft")
-		file, err := os.Open("../native/testdata/services-100.nft.gz")
+		file, err := os.Open("../../hack/bench/heal/testdata/services-100.nft.gz")
 		must(t, err)
 		defer file.Close()
 		unpacked, err := gzip.NewReader(file)

@@ -41,18 +41,27 @@ type process struct {
 }
 
 // start starts canaryd as an operator would, and returns when it has learned the rules and is
-// idle.
-func start(ctx context.Context, program, dir string, backend iptables.Backend) (*process, error) {
-	flags := append(canaryd.Flags(backend, dir), "--settle="+settle.String())
+// idle. learned reports whether it has.
+func start(ctx context.Context, program, dir string, backend iptables.Backend, learned func(scenario.Status) bool, more ...string) (*process, error) {
+	flags := append(append(canaryd.Flags(backend, dir), "--settle="+settle.String()), more...)
 	p, err := canaryd.Start(exec.CommandContext(ctx, program, flags...), filepath.Join(dir, "canaryd.log"))
 	if err != nil {
 		return nil, err
 	}
 	d := &process{p}
-	if err := d.calm(ctx, func(s scenario.Status) bool { return s.Generation.Rules > 0 }); err != nil {
+	if err := d.calm(ctx, learned); err != nil {
 		return nil, errors.Join(fmt.Errorf("waiting for canaryd to be ready: %w\n%s", err, d.Tail()), d.stop())
 	}
 	return d, nil
+}
+
+// contentOf identifies what canaryd has learned.
+func contentOf(s scenario.Status) string {
+	id := s.Generation.ID
+	for _, t := range s.Native {
+		id += " " + t.Generation
+	}
+	return id
 }
 
 // stop ends canaryd and waits for its end.
@@ -89,8 +98,8 @@ func (d *process) calm(ctx context.Context, good func(scenario.Status) bool) err
 	var since time.Time
 	var id string
 	_, err := d.until(ctx, idleEvery, func(s scenario.Status) bool {
-		if !s.Healthy || !s.LearningPendingSince.IsZero() || !good(s) || s.Generation.ID != id {
-			since, id = time.Now(), s.Generation.ID
+		if !s.Healthy || !s.LearningPendingSince.IsZero() || !good(s) || contentOf(s) != id {
+			since, id = time.Now(), contentOf(s)
 			return false
 		}
 		return time.Since(since) > quietFor
@@ -132,7 +141,7 @@ func (d *process) learn(ctx context.Context, write func() error) (measure.Use, e
 			return err
 		}
 		written := time.Now()
-		_, err := d.until(ctx, askEvery, func(s scenario.Status) bool { return s.Generation.ID != before.Generation.ID })
+		_, err := d.until(ctx, askEvery, func(s scenario.Status) bool { return contentOf(s) != contentOf(before) })
 		took = time.Since(written)
 		return err
 	})
@@ -264,7 +273,7 @@ func after(r scenario.Record, seconds float64) time.Time {
 	return r.Time.Add(time.Duration(seconds * float64(time.Second)))
 }
 
-// replaySeconds returns the time that all replays of IPv4 have taken.
+// replaySeconds returns the time that all replays of iptables' IPv4 have taken.
 func replaySeconds(ctx context.Context) (float64, error) {
 	text, err := canaryd.Get(ctx, "/metrics")
 	if err != nil {

@@ -2,6 +2,8 @@
 // with iptables-restore, and with a loop that polls and restores, on both backends and at several
 // sizes, in one run.
 //
+// It compares canaryd's replays of kube-proxy's nftables mode with "nft -f" in the same way.
+//
 // Each process that writes rules runs in a network namespace of its own. A repetition measures
 // everything once, at each size on each backend, so that other load affects all alike.
 package main
@@ -30,7 +32,7 @@ import (
 
 const (
 	// marker is the environment variable with a child's task: "repetition/nft/100/0.5",
-	// "lab/nft/100" or "generate/100".
+	// "lab/nft/100", "native/100", "native-lab/100" or "generate/100".
 	marker = "CANARYD_BENCH"
 	// folder is the environment variable with the folder for a child's files.
 	folder = "CANARYD_BENCH_FOLDER"
@@ -60,7 +62,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.SetOutput(stderr)
 	canaryd := flags.String("canaryd", "bin/canaryd", "the canaryd `program` to measure")
 	size := flags.String("sizes", "100,1000,5000", "comma-separated `numbers` of services")
-	backend := flags.String("backends", "nft,legacy", "comma-separated `names` of backends")
+	backend := flags.String("backends", "nft,legacy,native", "comma-separated `names` of backends; native is kube-proxy's nftables mode")
 	repetitions := flags.Int("n", 5, "`number` of repetitions")
 	short := flags.Bool("short", false, "100 services, one repetition")
 	output := flags.String("o", "table", "table or json")
@@ -122,8 +124,8 @@ func configure(canaryd, size, backends string, repetitions int, perf string) (co
 	}
 	for _, word := range strings.Split(backends, ",") {
 		b := iptables.Backend(word)
-		if b != iptables.NFT && b != iptables.Legacy {
-			errs = append(errs, fmt.Errorf("-backends %s: want nft or legacy", word))
+		if b != iptables.NFT && b != iptables.Legacy && b != ofNative {
+			errs = append(errs, fmt.Errorf("-backends %s: want nft, legacy or native", word))
 		}
 		c.backends = append(c.backends, b)
 	}
@@ -159,6 +161,9 @@ func measureAll(ctx context.Context, c config, progress io.Writer) (*report, err
 				// The flushes are spread evenly over the poll's period.
 				phase := (float64(turn) + 0.5) / float64(c.repetitions)
 				task := fmt.Sprintf("repetition/%s/%d/%v/%d", backend, services, phase, turn)
+				if backend == ofNative {
+					task = fmt.Sprintf("native/%d", services)
+				}
 				if uses, err = apart(ctx, true, task, c); err != nil {
 					return nil, err
 				}
@@ -226,6 +231,11 @@ func do(ctx context.Context, task string) (Uses, error) {
 		return measureGeneration(ctx, number(1), os.Getenv(folder))
 	case "lab":
 		return measureLab(ctx, iptables.Backend(words[1]), number(2), os.Getenv(folder))
+	case "native":
+		r := nativeRepetition{services: number(1), canaryd: os.Getenv("CANARYD_BENCH_PROGRAM")}
+		return r.run(ctx)
+	case "native-lab":
+		return measureNativeLab(ctx, number(1), os.Getenv(folder))
 	case "repetition":
 		phase, err := strconv.ParseFloat(words[3], 64)
 		if err != nil {

@@ -48,12 +48,12 @@ func TestShort(t *testing.T) {
 			}
 		}
 		for _, title := range titles() {
-			for _, backend := range []string{"nft", "legacy"} {
+			for _, backend := range []string{"nft", "legacy", ofNative} {
 				if title.tool {
 					backend = ""
 				}
-				if backend == "legacy" && title.what == kernelRun {
-					continue // it has no transactions
+				if backend == "legacy" && title.what == kernelRun || backend == ofNative && nativeTitles()[title.what] == "" {
+					continue // legacy has no transactions
 				}
 				if !measured[backend+" "+title.what] {
 					t.Errorf("%s %s was not measured", backend, title.what)

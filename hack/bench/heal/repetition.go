@@ -14,6 +14,7 @@ import (
 
 	"github.com/canaryd/canaryd/hack/bench/internal/measure"
 	"github.com/canaryd/canaryd/internal/testkit/netns"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
@@ -165,7 +166,7 @@ func (r *repetition) heal(ctx context.Context) (err error) {
 	if _, err := measure.Program(ctx, r.payload.full, r.program("-restore"), "-w", "5"); err != nil {
 		return err
 	}
-	d, err := start(ctx, r.canaryd, r.dir, r.backend)
+	d, err := start(ctx, r.canaryd, r.dir, r.backend, func(s scenario.Status) bool { return s.Generation.Rules > 0 })
 	if err != nil {
 		return err
 	}

@@ -101,7 +101,7 @@ func (r *report) add(backend string, services int, uses Uses) {
 func (r *report) series(backend string, services int, t title) series {
 	k := key{backend, services, t.what}
 	s := series{
-		Backend: backend, Services: services, Name: t.what, What: t.text,
+		Backend: backend, Services: services, Name: t.what, What: t.textOf(backend),
 		Seconds:       r.of(k, seconds),
 		UserSeconds:   r.of(k, func(u measure.Use) float64 { return u.UserSeconds }),
 		SystemSeconds: r.of(k, func(u measure.Use) float64 { return u.SystemSeconds }),
@@ -139,10 +139,10 @@ func (r *report) write(w io.Writer) error {
 	table := measure.NewTable(append(head, "growth", fmt.Sprintf("CPU s at %d: user + system", largest), "MiB")...)
 	for _, b := range append(r.backends, "") {
 		for _, t := range titles() {
-			if t.tool != (b == "") {
+			if t.tool != (b == "") || b == ofNative && nativeTitles()[t.what] == "" {
 				continue
 			}
-			row := []string{strings.TrimSpace(string(b)), t.text}
+			row := []string{strings.TrimSpace(string(b)), t.textOf(string(b))}
 			for _, n := range r.sizes {
 				row = append(row, r.seconds(string(b), n, t.what).Spread())
 			}

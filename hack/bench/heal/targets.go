@@ -64,7 +64,18 @@ func (r *report) targets() []target {
 	}
 	add("nft: flush's end to rules in force at 5000 services, of the kernel's own time for that",
 		r.seconds(nft, 5000, inForceRun), r.seconds(nft, 5000, kernelRun), 1.4)
+	for _, services := range r.sizes {
+		compare(fmt.Sprintf("native: heal at %d services, of nft -f by hand", services),
+			key{ofNative, services, healRun}, key{ofNative, services, bareRun}, 0.5)
+	}
+	add("native: flush's end to rules in force at 5000 services, of the kernel's own time for that",
+		r.seconds(ofNative, 5000, inForceRun), r.seconds(ofNative, 5000, kernelRun), 1.2)
+	add("native: capture at 5000 services after one endpoint was replaced, ms",
+		times(r.seconds(ofNative, 5000, oneRead), 1000), one, 5)
 	for _, b := range r.backends {
+		if b == ofNative {
+			continue // the kernel's own time is quadratic in the sets
+		}
 		compare(string(b)+": heal at 5000 services, of one at 1000", key{string(b), 5000, healRun}, key{string(b), 1000, healRun}, linear)
 	}
 	for _, services := range r.sizes {

@@ -21,7 +21,7 @@ func (n *Node) Services(count int) string {
 // 1,000 or 5,000. As Services it is for packages in test.
 func (n *Node) LoadNative(count int) {
 	n.Helper()
-	nstest.CommandInput(n.T, n.unpacked(fmt.Sprintf("../../pkg/native/testdata/services-%d.nft.gz", count)), "nft", "-f", "-")
+	nstest.CommandInput(n.T, n.unpacked(fmt.Sprintf("../../hack/bench/heal/testdata/services-%d.nft.gz", count)), "nft", "-f", "-")
 }
 
 // unpacked returns a file's text.

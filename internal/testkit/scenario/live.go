@@ -70,10 +70,11 @@ type Status struct {
 
 // A NativeStatus is what a status says of a native table.
 type NativeStatus struct {
-	Table    string         `json:"table"`
-	Verdict  string         `json:"verdict"`
-	Captured time.Time      `json:"captured"` // when it was last read
-	Standby  *StandbyStatus `json:"standby"`
+	Table      string         `json:"table"`
+	Verdict    string         `json:"verdict"`
+	Captured   time.Time      `json:"captured"`   // when it was last read
+	Generation string         `json:"generation"` // the ID of its content
+	Standby    *StandbyStatus `json:"standby"`
 }
 
 // A StandbyStatus is what a status says of the standby of a family or native table.
