@@ -27,7 +27,7 @@ type Standby interface {
 	// Gate opens the gate for those hooks whose path through nat lost something, in one transaction
 	// with what is translated and not written; or it shuts it for all. With an error of shutting
 	// there is no table any more; the error wraps standby.ErrNotBuilt if there was none.
-	Gate(f rules.Family, open bool) (StandbyGate, error)
+	Gate(f rules.Family, order GateOrder) (StandbyGate, error)
 	// Release deletes the copy, if there is one.
 	Release(f rules.Family) error
 }
@@ -60,10 +60,25 @@ type StandbyCopy struct {
 	Err error
 }
 
+// A GateOrder says what is to become of a gate.
+type GateOrder int
+
+// The orders.
+const (
+	ShutGate GateOrder = iota
+	// OpenGate opens the gate also if the kernel does not take what is outstanding.
+	OpenGate
+	// OpenCurrent opens the gate only together with what is outstanding; if the kernel does not
+	// take that, the error is ErrStandbyOutdated.
+	OpenCurrent
+)
+
 // A StandbyGate says what became of a gate.
 type StandbyGate struct {
-	Open    bool
-	Commits int // that this took
+	Open bool
+	// Outdated says why the gate was opened without what is outstanding; nil: it was not.
+	Outdated error
+	Commits  int // that this took
 	// Shut is when the gate was shut by its own limit, before it was asked for; zero: it was not.
 	Shut time.Time
 	// Barred says why hooks stay shut whose path lost something.
@@ -72,6 +87,9 @@ type StandbyGate struct {
 
 // ErrStandbyMoved: nat may hold by now what was not examined yet.
 var ErrStandbyMoved = errors.New("another process has written since nat was examined")
+
+// ErrStandbyOutdated: the copy cannot get what it lacks, and is not to be opened without that.
+var ErrStandbyOutdated = errors.New("the copy lacks what was learned")
 
 // ErrStandbyUnread: nat could not be read.
 var ErrStandbyUnread = errors.New("nat could not be read for the standby")
@@ -98,12 +116,12 @@ type standbyOf struct {
 	copy   StandbyCopy
 
 	section     rules.Section // that was copied
+	lag         standbyLag    // of section
 	outstanding int           // chains in which it differs from the generation,
 	counted     int           // of that edition
 
-	latest      rules.Section // that was translated; opening writes it, too
-	behindSince time.Time     // the generation has another nat than that; zero: it has the same,
-	checked     int           // in that edition
+	latest    rules.Section // that was translated; opening writes it, too
+	latestLag standbyLag
 
 	moved   uint64       // the digest at which another process had written already; 0: none had
 	basis   standbyBasis // of the last decision; while it is the same, so is the copy
@@ -260,7 +278,7 @@ func (d *Daemon) takeCopy(ctx context.Context, f rules.Family, s *standbyOf, nat
 		return
 	}
 	s.making.trouble.over()
-	s.latest, s.checked, s.behindSince = nat.Section, -1, time.Time{}
+	s.latest, s.latestLag = nat.Section, standbyLag{}
 	if s.begun = copied.Unfinished; s.begun {
 		s.state, s.reason = api.StandbyBuilding, ""
 		return
@@ -270,7 +288,7 @@ func (d *Daemon) takeCopy(ctx context.Context, f rules.Family, s *standbyOf, nat
 	}
 	had := s.has()
 	s.copy, s.state, s.reason, s.making = copied, api.StandbyArmed, "", s.making.over()
-	s.section, s.counted, s.written = nat.Section, -1, time.Now()
+	s.section, s.lag, s.counted, s.written = nat.Section, standbyLag{}, -1, time.Now()
 	if !had {
 		klog.FromContext(ctx).Info("The standby is ready to translate while nat rules are missing",
 			"family", f, "table", standby.TableName, "chains", copied.Chains, "uncopied", copied.Uncopied)

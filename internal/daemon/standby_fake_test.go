@@ -25,6 +25,7 @@ type fakeStandby struct {
 	native *fakeNativeStandby
 
 	followErr, gateErr, shutErr error
+	outdated                    error     // why what is outstanding is not taken
 	barred                      string    // why gates stay shut, without an error
 	limit                       time.Time // when the limit shut the gate
 	takes                       time.Duration
@@ -66,10 +67,10 @@ func (s *fakeStandby) Follow(_ context.Context, nat map[rules.Family]StandbyNat)
 	return all
 }
 
-func (s *fakeStandby) Gate(f rules.Family, open bool) (StandbyGate, error) {
+func (s *fakeStandby) Gate(f rules.Family, order GateOrder) (StandbyGate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	what, fault := "shut", s.shutErr
+	what, fault, open := "shut", s.shutErr, order != ShutGate
 	if open {
 		what, fault = "open", s.gateErr
 	}
@@ -79,6 +80,8 @@ func (s *fakeStandby) Gate(f rules.Family, open bool) (StandbyGate, error) {
 		shut, s.limit = s.limit, time.Time{}
 	}
 	switch {
+	case order == OpenCurrent && s.outdated != nil:
+		return StandbyGate{Open: s.open[f]}, fmt.Errorf("%w: %w", ErrStandbyOutdated, s.outdated)
 	case fault != nil && !open: // the table had to go
 		delete(s.nat, f)
 		s.open[f] = false
@@ -91,8 +94,10 @@ func (s *fakeStandby) Gate(f rules.Family, open bool) (StandbyGate, error) {
 		return got, fault
 	}
 	s.fake.CommitElsewhere()
-	s.open[f] = open
-	return StandbyGate{Open: open, Commits: 1, Shut: shut}, nil
+	if s.open[f] = open; !open {
+		return StandbyGate{Commits: 1, Shut: shut}, nil
+	}
+	return StandbyGate{Open: true, Commits: 1, Outdated: s.outdated}, nil
 }
 
 func (s *fakeStandby) Release(f rules.Family) error {

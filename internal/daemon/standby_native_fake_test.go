@@ -24,6 +24,7 @@ type fakeNativeStandby struct {
 	calls []nativeStandbyCall
 
 	followErr, gateErr, shutErr error
+	outdated                    error         // why an opening takes nothing that is outstanding
 	takes                       time.Duration // Follow
 }
 
@@ -65,10 +66,10 @@ func (s *fakeNativeStandby) Follow(want *native.Table, _ uint32) StandbyCopy {
 	return StandbyCopy{Chains: len(want.Chains)}
 }
 
-func (s *fakeNativeStandby) Gate(want *native.Table, _ uint32, open bool) (StandbyGate, error) {
+func (s *fakeNativeStandby) Gate(want *native.Table, _ uint32, order GateOrder) (StandbyGate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	what, fault := "shut", s.shutErr
+	what, fault, open := "shut", s.shutErr, order != ShutGate
 	if open {
 		what, fault = "open", s.gateErr
 	}
@@ -78,14 +79,20 @@ func (s *fakeNativeStandby) Gate(want *native.Table, _ uint32, open bool) (Stand
 		delete(s.open, want.ID)
 		return StandbyGate{}, fault
 	}
+	if order == OpenCurrent && s.outdated != nil {
+		return StandbyGate{}, fmt.Errorf("%w: %w", ErrStandbyOutdated, s.outdated)
+	}
 	if fault != nil || s.open[want.ID] == open {
 		return StandbyGate{Open: s.open[want.ID]}, fault
 	}
-	if s.open[want.ID] = open; open {
+	s.commit()
+	if s.open[want.ID] = open; !open {
+		return StandbyGate{}, nil
+	}
+	if s.outdated == nil {
 		s.held[want.ID] = want
 	}
-	s.commit()
-	return StandbyGate{Open: open}, nil
+	return StandbyGate{Open: true, Outdated: s.outdated}, nil
 }
 
 func (s *fakeNativeStandby) Release(id tableid.TableID) error {

@@ -53,9 +53,9 @@ func (s nativeOnNFT) translate(want *native.Table, genid uint32) (*standby.Copy,
 
 // Gate implements NativeStandby. A gate that is open for so long that the loop must be hanging is
 // shut all the same.
-func (s nativeOnNFT) Gate(want *native.Table, genid uint32, open bool) (got StandbyGate, err error) {
-	if open {
-		err = s.open(want, genid)
+func (s nativeOnNFT) Gate(want *native.Table, genid uint32, order GateOrder) (got StandbyGate, err error) {
+	if order != ShutGate {
+		got.Outdated, err = s.open(want, genid, order)
 	} else {
 		got.Shut, err = s.shut(want.ID)
 	}
@@ -64,20 +64,13 @@ func (s nativeOnNFT) Gate(want *native.Table, genid uint32, open bool) (got Stan
 }
 
 // open opens all hooks: the table's one owner has no exemptions of others in it.
-func (s nativeOnNFT) open(want *native.Table, genid uint32) error {
+func (s nativeOnNFT) open(want *native.Table, genid uint32, order GateOrder) (outdated, err error) {
 	held := s.tables.Held(want.ID)
 	if held == nil {
-		return standby.ErrNotBuilt
+		return nil, standby.ErrNotBuilt
 	}
 	pending, err := s.translate(want, genid)
-	if err != nil || pending == held { // what cannot be copied any more is opened as it was before
-		pending = nil
-	}
-	if err := s.tables.Open(want.ID, held.Hooks(), pending); err != nil {
-		return err
-	}
-	s.beginLimit(want.ID)
-	return nil
+	return s.openHooks(want.ID, held.Hooks(), pending, err, order)
 }
 
 // Release implements NativeStandby.

@@ -205,8 +205,9 @@ func (s *Standby) Held(id tableid.TableID) *Copy {
 }
 
 // Open opens hooks, in one transaction with what pending has that the kernel has not yet; pending
-// may be nil. Hooks that are open stay so. If the kernel refuses pending, the hooks are opened
-// without it, and pending stays outstanding. Copy.Openable says which hooks to open.
+// may be nil. Hooks that are open stay so. If pending cannot be written, nothing is opened. The
+// caller may open without it then: what translates is out of date. Copy.Openable says which hooks
+// to open.
 func (s *Standby) Open(id tableid.TableID, hooks []Hook, pending *Copy) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,19 +215,10 @@ func (s *Standby) Open(id tableid.TableID, hooks []Hook, pending *Copy) error {
 	if t == nil {
 		return ErrNotBuilt
 	}
-	if pending != nil && pending.ID == id {
-		open := s.open
-		if pending.native != nil {
-			open = s.openNative
-		}
-		if open(t, hooks, pending) == nil {
-			return nil
-		}
+	if pending != nil && pending.native != nil {
+		return s.openNative(t, hooks, pending)
 	}
-	if s.tables[id] == nil {
-		return ErrNotBuilt
-	}
-	return s.open(t, hooks, nil)
+	return s.open(t, hooks, pending)
 }
 
 // Shut shuts all hooks of a table; without a table there is nothing to shut. If the kernel does
