@@ -25,9 +25,12 @@ type nativePending struct {
 // Follow implements NativeStandby.
 func (s nativeOnNFT) Follow(want *native.Table, genid uint32) StandbyCopy {
 	c, err := s.translate(want, genid)
-	more := false
+	more, stood := false, s.tables.Held(want.ID) != nil
 	if err == nil {
 		more, err = s.tables.PutPiece(c)
+	}
+	if more && stood { // it is built again, with sets that have room for what they hold now
+		delete(s.natives, want.ID)
 	}
 	if errors.Is(err, net.ErrClosed) {
 		err = errors.Join(err, s.dial()) // it is built at the next try
@@ -43,7 +46,7 @@ func (s nativeOnNFT) translate(want *native.Table, genid uint32) (*standby.Copy,
 	if p := s.natives[want.ID]; p.of == want {
 		return p.copy, nil
 	}
-	c, err := standby.TranslateNative(want, genid)
+	c, err := standby.TranslateNative(want, genid, s.tables.Held(want.ID))
 	if err != nil {
 		return nil, err
 	}

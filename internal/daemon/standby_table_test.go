@@ -209,16 +209,25 @@ func proxyOf(t *testing.T, s *StandbyOnNFT, priority, address string) (*native.T
 	return r.Tables[id], r.Genid
 }
 
+// followNative follows a native table until its copy stands, and returns in how many steps.
+func (s *StandbyOnNFT) followNative(t *testing.T, want *native.Table, genid uint32) (steps int) {
+	t.Helper()
+	for {
+		copied := s.Native().Follow(want, genid)
+		must(t, copied.Err)
+		if steps++; !copied.Unfinished {
+			return steps
+		}
+	}
+}
+
 // TestNativeStandbyThatTakesNoChange: what is outstanding is in what opens; a difference that the
-// copy cannot take is said, and with OpenCurrent the gate stays shut.
+// copy cannot take is said, and with OpenCurrent the gate stays shut. The next time it is followed,
+// it is built again in steps.
 func TestNativeStandbyThatTakesNoChange(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *StandbyOnNFT, _ func(bool) StandbyCopy) {
 		first, genid := proxyOf(t, s, "dstnat", "10.3.0.1")
-		for more := true; more; {
-			copied := s.Native().Follow(first, genid)
-			must(t, copied.Err)
-			more = copied.Unfinished
-		}
+		built := s.followNative(t, first, genid)
 		for _, story := range []struct {
 			priority, address string
 			order             GateOrder
@@ -237,6 +246,10 @@ func TestNativeStandbyThatTakesNoChange(t *testing.T) {
 			}
 			_, err = s.Native().Gate(want, genid, ShutGate)
 			must(t, err)
+		}
+		whole, genid := proxyOf(t, s, "dstnat - 5", "10.3.0.2")
+		if diff := cmp.Diff([]int{built + 1, 1}, []int{s.followNative(t, whole, genid), s.followNative(t, whole, genid)}); diff != "" {
+			t.Errorf("steps until it is built again, and once it is (-want +got):\n%s", diff)
 		}
 	})
 }

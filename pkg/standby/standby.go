@@ -176,8 +176,9 @@ func (s *Standby) Put(c *Copy) error {
 	}
 }
 
-// PutPiece is Put that returns after each transaction of a first build. With more it is to be
-// called again, with this copy or a newer one. Status says when there is a table.
+// PutPiece is Put that returns after each transaction of a build. With more it is to be called
+// again, with this copy or a newer one. Status says when there is a table: a native one that cannot
+// be changed goes first, and the next call begins to build it.
 func (s *Standby) PutPiece(c *Copy) (more bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -189,7 +190,7 @@ func (s *Standby) PutPiece(c *Copy) (more bool, err error) {
 	case t == nil:
 		return s.step(c)
 	case c.native != nil:
-		return false, s.putNative(c)
+		return s.putNative(c)
 	}
 	return false, s.follow(t, c)
 }
