@@ -41,9 +41,11 @@ func (s nativeOnNFT) Follow(want *native.Table, genid uint32) StandbyCopy {
 	return StandbyCopy{Chains: s.tables.Status(want.ID).Chains, Unfinished: more, Err: err}
 }
 
-// translate makes the copy of a table, or returns what it made of the very same value.
+// translate makes the copy of a table, or returns what it made of the same content. Another value
+// comes every 2 s where packets add to sets, and an opening does not wait for what that changes.
 func (s nativeOnNFT) translate(want *native.Table, genid uint32) (*standby.Copy, error) {
-	if p := s.natives[want.ID]; p.of == want {
+	if p := s.natives[want.ID]; p.of != nil && len(native.Diff(p.of, want)) == 0 {
+		s.natives[want.ID] = nativePending{want, p.copy} // with which the next value shares most memory
 		return p.copy, nil
 	}
 	c, err := standby.TranslateNative(want, genid, s.tables.Held(want.ID))

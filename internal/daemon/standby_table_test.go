@@ -194,15 +194,16 @@ func TestStandbyAfterItsSocketWasClosed(t *testing.T) {
 
 // nativeNAT is a native table that translates.
 const nativeNAT = `table ip proxy {
-	chain nat { type nat hook prerouting priority PRIORITY; ip daddr 10.2.0.1 dnat to ADDRESS; }
+	set clients { type ipv4_addr; size 65535; flags dynamic,timeout; timeout 1h; elements = { CLIENT } }
+	chain nat { type nat hook prerouting priority PRIORITY; ip daddr 10.2.0.1 update @clients { ip saddr } dnat to ADDRESS; }
 }
 `
 
 // proxyOf loads nativeNAT and returns it as it was captured.
-func proxyOf(t *testing.T, s *StandbyOnNFT, priority, address string) (*native.Table, uint32) {
+func proxyOf(t *testing.T, s *StandbyOnNFT, priority, address, client string) (*native.Table, uint32) {
 	t.Helper()
 	id := tableid.IPv4.Table("proxy")
-	text := strings.NewReplacer("PRIORITY", priority, "ADDRESS", address).Replace(nativeNAT)
+	text := strings.NewReplacer("PRIORITY", priority, "ADDRESS", address, "CLIENT", client).Replace(nativeNAT)
 	nstest.CommandInput(t, "table ip proxy {}\ndelete table ip proxy\n"+text, "nft", "-f", "-")
 	r, err := native.Capture(s.conn, func(of nft.Table) bool { return of.Family.Table(of.Name) == id })
 	must(t, err)
@@ -226,7 +227,7 @@ func (s *StandbyOnNFT) followNative(t *testing.T, want *native.Table, genid uint
 // it is built again in steps.
 func TestNativeStandbyThatTakesNoChange(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *StandbyOnNFT, _ func(bool) StandbyCopy) {
-		first, genid := proxyOf(t, s, "dstnat", "10.3.0.1")
+		first, genid := proxyOf(t, s, "dstnat", "10.3.0.1", "10.9.0.1")
 		built := s.followNative(t, first, genid)
 		for _, story := range []struct {
 			priority, address string
@@ -238,7 +239,7 @@ func TestNativeStandbyThatTakesNoChange(t *testing.T) {
 			{"dstnat - 5", "10.3.0.2", OpenCurrent, false, nil, ErrStandbyOutdated},
 			{"dstnat - 5", "10.3.0.2", OpenGate, true, native.ErrWhole, nil},
 		} {
-			want, genid := proxyOf(t, s, story.priority, story.address)
+			want, genid := proxyOf(t, s, story.priority, story.address, "10.9.0.1")
 			nstest.Command(t, "nft", "delete", "table", "ip", "proxy")
 			got, err := s.Native().Gate(want, genid, story.order)
 			if got.Open != story.open || !errors.Is(got.Outdated, story.outdated) || !errors.Is(err, story.err) {
@@ -247,9 +248,35 @@ func TestNativeStandbyThatTakesNoChange(t *testing.T) {
 			_, err = s.Native().Gate(want, genid, ShutGate)
 			must(t, err)
 		}
-		whole, genid := proxyOf(t, s, "dstnat - 5", "10.3.0.2")
+		whole, genid := proxyOf(t, s, "dstnat - 5", "10.3.0.2", "10.9.0.1")
 		if diff := cmp.Diff([]int{built + 1, 1}, []int{s.followNative(t, whole, genid), s.followNative(t, whole, genid)}); diff != "" {
 			t.Errorf("steps until it is built again, and once it is (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestAnOpeningTranslatesChangesOnly: another value of a table whose content is the same is no
+// reason to translate it again: its clients are read every 2 s.
+func TestAnOpeningTranslatesChangesOnly(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *StandbyOnNFT, _ func(bool) StandbyCopy) {
+		first, genid := proxyOf(t, s, "dstnat", "10.3.0.1", "10.9.0.1")
+		s.followNative(t, first, genid)
+		held := s.tables.Held(first.ID)
+		for name, story := range map[string]struct {
+			address, client string
+			same            bool
+		}{
+			"nothing":  {"10.3.0.1", "10.9.0.1", true},
+			"a client": {"10.3.0.1", "10.9.0.2", true},
+			"a rule":   {"10.3.0.2", "10.9.0.1", false},
+		} {
+			want, genid := proxyOf(t, s, "dstnat", story.address, story.client)
+			s.natives[want.ID] = nativePending{first, held}
+			got, err := nativeOnNFT{s}.translate(want, genid)
+			must(t, err)
+			if diff := cmp.Diff(story.same, got == held); diff != "" {
+				t.Errorf("%s: the copy is the one that is held (-want +got):\n%s", name, diff)
+			}
 		}
 	})
 }

@@ -67,8 +67,8 @@ type Config struct {
 // DefaultGateMost is far above the 41,434 rules of 5,000 services. There opening took the processor
 // 0.7 to 2.6 ms behind a gate and 35 to 38 ms without one, for the kernel walks all chains when a
 // jump is added; following a change took 39 to 45 ms behind a gate and 13 to 22 ms without (Linux
-// 6.18, a busy machine). Changes are followed once a second, and while a hook is to be opened
-// nothing is translated.
+// 6.18, a busy machine). Changes are followed once a second, and what is outstanding when a hook is
+// to be opened has been translated before; only a change of a native table is translated then.
 const DefaultGateMost = 100_000
 
 // A Status is what is known of one table of a Standby.
