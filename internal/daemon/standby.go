@@ -236,12 +236,23 @@ func (d *Daemon) followNat(ctx context.Context, st *state) {
 		s := &st.families[f].standby
 		s.next = now.Add(took + min(standbyShare*took, standbyEvery))
 		d.takeCopy(ctx, f, s, all[f], copied)
-		if errors.Is(copied.Err, net.ErrClosed) { // with the socket all tables went
-			for other, fs := range st.families {
-				if fs.standby.has() {
-					d.standbyFailed(ctx, other, &fs.standby, copied.Err)
-				}
-			}
+		if errors.Is(copied.Err, net.ErrClosed) {
+			d.standbySocketGone(ctx, st, copied.Err)
+		}
+	}
+}
+
+// standbySocketGone notes that all copies went with their one socket, those of families and those
+// of native tables.
+func (d *Daemon) standbySocketGone(ctx context.Context, st *state, err error) {
+	for f, fs := range st.families {
+		if fs.standby.has() {
+			d.standbyFailed(ctx, f, &fs.standby, err)
+		}
+	}
+	for id, s := range st.native.standby {
+		if s.has() {
+			d.nativeStandbyFailed(ctx, id, s, err)
 		}
 	}
 }

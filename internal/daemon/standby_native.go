@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net"
 	"slices"
 	"time"
 
@@ -185,6 +186,9 @@ func (d *Daemon) copyNative(ctx context.Context, st *state, id tableid.TableID, 
 	s.next = end.Add(min(max(standbyEvery, (standbyShare-1)*end.Sub(start)), nativeFollowMost))
 	if copied.Err != nil {
 		d.nativeStandbyFailed(ctx, id, s, copied.Err)
+		if errors.Is(copied.Err, net.ErrClosed) {
+			d.standbySocketGone(ctx, st, copied.Err)
+		}
 		return
 	}
 	if s.begun = copied.Unfinished; s.begun {
