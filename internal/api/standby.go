@@ -26,7 +26,8 @@ const (
 	StandbyBehind StandbyState = "behind"
 	// StandbyOpen: it translates in the place of rules that are missing.
 	StandbyOpen StandbyState = "open"
-	// StandbyUnavailable: the kernel refuses it, or a rule cannot be copied; canaryd tries again.
+	// StandbyUnavailable: the kernel refuses it, or a rule cannot be copied; canaryd tries again,
+	// unless it could open no socket of nf_tables on legacy.
 	StandbyUnavailable StandbyState = "unavailable"
 )
 

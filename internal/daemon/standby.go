@@ -38,6 +38,9 @@ type StandbyConfig struct {
 	Native NativeStandby // nil: there is none of native tables
 	Auto   bool          // only where a replay is estimated to take more than standbyFrom
 	Off    string        // why there is none; "" unless Table is nil
+	// NativeOff is why there is none of native tables although --standby asks for it, for as long
+	// as canaryd runs; "" unless Native is nil.
+	NativeOff string
 }
 
 // A StandbyNat is what is copied: what ought to be in force of nat, and the digest of the read that

@@ -252,6 +252,9 @@ func (d *Daemon) stopNativeStandby(ctx context.Context, st *state) {
 
 // nativeStandbyOf returns the state of a table's standby as a Status has it.
 func (d *Daemon) nativeStandbyOf(st *state, id tableid.TableID) *api.FamilyStandby {
+	if off := d.cfg.Standby.NativeOff; off != "" {
+		return &api.FamilyStandby{State: api.StandbyUnavailable, Reason: off}
+	}
 	if !d.hasNativeStandby() {
 		return nil
 	}
