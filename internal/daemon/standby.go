@@ -328,7 +328,9 @@ func (d *Daemon) releaseStandby(ctx context.Context, st *state, f rules.Family, 
 			}
 			return
 		}
-		klog.FromContext(ctx).Info("The standby's table is deleted", "family", f, "table", standby.TableName, "because", why)
+		if s.has() || s.begun {
+			klog.FromContext(ctx).Info("The standby's table is deleted", "family", f, "table", standby.TableName, "because", why)
+		}
 	}
 	if s.gate.isOpen() {
 		d.gateShut(st, f, s, time.Now())

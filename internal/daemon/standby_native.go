@@ -228,7 +228,9 @@ func (d *Daemon) releaseNative(ctx context.Context, st *state, id tableid.TableI
 			}
 			return
 		}
-		klog.FromContext(ctx).Info("The standby's table is deleted", "table", id.NFT(), "standby", standby.NameOf(id), "because", why)
+		if s.has() || s.begun {
+			klog.FromContext(ctx).Info("The standby's table is deleted", "table", id.NFT(), "standby", standby.NameOf(id), "because", why)
+		}
 	}
 	if s.gate.isOpen() {
 		nativeGateShut(st, s, time.Now())

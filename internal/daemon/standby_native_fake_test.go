@@ -24,6 +24,7 @@ type fakeNativeStandby struct {
 	calls []nativeStandbyCall
 
 	followErr, gateErr, shutErr error
+	releaseErr                  error
 	outdated                    error         // why an opening takes nothing that is outstanding
 	takes                       time.Duration // Follow
 }
@@ -99,6 +100,9 @@ func (s *fakeNativeStandby) Release(id tableid.TableID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.note("release", id)
+	if s.releaseErr != nil {
+		return s.releaseErr
+	}
 	delete(s.held, id)
 	delete(s.open, id)
 	return nil

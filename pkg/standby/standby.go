@@ -94,7 +94,9 @@ type Standby struct {
 	port   atomic.Uint32
 	conn   *nft.Conn
 	tables map[tableid.TableID]*table
-	names  int // that setName has given
+	// left are tables that the kernel did not delete: they take no copy, and go first.
+	left  map[tableid.TableID]*table
+	names int // that setName has given
 	// building are the first builds that are under way.
 	building map[tableid.TableID]*building
 }
@@ -117,7 +119,8 @@ func Dial(cfg Config) (*Standby, error) {
 	if err != nil {
 		return nil, errors.Join(nft.Wrap("opening the standby's netlink socket", err), conn.Close())
 	}
-	s := &Standby{cfg: cfg, fd: fd, conn: conn, tables: map[tableid.TableID]*table{}, building: map[tableid.TableID]*building{}}
+	s := &Standby{cfg: cfg, fd: fd, conn: conn, tables: map[tableid.TableID]*table{}, left: map[tableid.TableID]*table{},
+		building: map[tableid.TableID]*building{}}
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1) // see nft.Batch.Send
 	for range dialTries {
 		port := nft.NewPort()
@@ -156,10 +159,11 @@ func (s *Standby) close() error {
 		return nil
 	}
 	for id := range s.building {
-		s.giveUp(id)
+		_ = s.giveUp(id) // what stays goes with the socket
 	}
 	s.closed = true
 	clear(s.tables)
+	clear(s.left)
 	return errors.Join(unix.Close(s.fd), s.conn.Close())
 }
 
@@ -238,12 +242,15 @@ func (s *Standby) Shut(id tableid.TableID) error {
 	return nil
 }
 
-// Remove removes a table, open or not.
+// Remove removes a table, open or not, built or not. After an error it stands and takes no copy:
+// Remove and the next build try it again.
 func (s *Standby) Remove(id tableid.TableID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.giveUp(id)
-	if t := s.tables[id]; t != nil {
+	if err := s.giveUp(id); err != nil {
+		return err
+	}
+	if t := cmp.Or(s.tables[id], s.left[id]); t != nil {
 		return s.remove(t)
 	}
 	return nil
