@@ -107,6 +107,9 @@ const (
 	// standbyShare bounds what translating takes to 2 % of a core, as long as that makes the copy
 	// no older than standbyEvery.
 	standbyShare = 50
+	// pieceRest is the time between two pieces of a build. The loop takes hints and requests only
+	// while no chore is due.
+	pieceRest = time.Millisecond
 	// standbyMost is how long the gate is open for one loss: an owner may have removed by then what
 	// the copy still has.
 	standbyMost = 30 * time.Second
@@ -131,7 +134,8 @@ type standbyOf struct {
 	next    time.Time    // not before: it is translated again
 	written time.Time    // when the copy was written last
 	unkept  bool         // what was translated is not written yet
-	begun   bool         // the copy is being built
+	begun   bool         // the copy is being built,
+	pieceAt time.Time    // not before: the next piece of it is written
 
 	making making
 	gate   gate
@@ -195,7 +199,7 @@ func (d *Daemon) followAt(st *state) time.Time {
 		case !basis.equal(s.basis):
 			first = earliest(first, latest(d.made, s.next))
 		case s.begun:
-			first = earliest(first, d.made)
+			first = earliest(first, latest(d.made, s.pieceAt))
 		case s.unkept:
 			first = earliest(first, s.written.Add(standbyEvery))
 		}
@@ -294,7 +298,7 @@ func (d *Daemon) takeCopy(ctx context.Context, f rules.Family, s *standbyOf, nat
 	s.making.trouble.over()
 	s.latest, s.latestLag = nat.Section, standbyLag{}
 	if s.begun = copied.Unfinished; s.begun {
-		s.state, s.reason = api.StandbyBuilding, ""
+		s.state, s.reason, s.pieceAt = api.StandbyBuilding, "", time.Now().Add(pieceRest)
 		return
 	}
 	if s.unkept = !nat.Write; s.unkept {

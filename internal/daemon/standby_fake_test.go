@@ -29,6 +29,10 @@ type fakeStandby struct {
 	barred                      string    // why gates stay shut, without an error
 	limit                       time.Time // when the limit shut the gate
 	takes                       time.Duration
+	// pieces is how many calls of Follow a build takes, but for the last; built is how many of them
+	// were made.
+	pieces int
+	built  map[rules.Family]int
 }
 
 // A standbyCall is one call, and what had been done until then.
@@ -39,7 +43,7 @@ type standbyCall struct {
 }
 
 func newFakeStandby(fake *iptablestest.Fake) *fakeStandby {
-	return &fakeStandby{fake: fake, nat: map[rules.Family]StandbyNat{}, open: map[rules.Family]bool{}}
+	return &fakeStandby{fake: fake, nat: map[rules.Family]StandbyNat{}, open: map[rules.Family]bool{}, built: map[rules.Family]int{}}
 }
 
 func (s *fakeStandby) note(what string, f rules.Family) {
@@ -56,6 +60,12 @@ func (s *fakeStandby) Follow(_ context.Context, nat map[rules.Family]StandbyNat)
 	all := map[rules.Family]StandbyCopy{}
 	for f, n := range nat {
 		s.note("follow", f)
+		if s.followErr == nil && s.built[f] < s.pieces {
+			s.built[f]++
+			s.fake.CommitElsewhere()
+			all[f] = StandbyCopy{Unfinished: true}
+			continue
+		}
 		if all[f] = (StandbyCopy{Chains: len(n.Section.Chains), Err: s.followErr}); s.followErr == nil {
 			if n.Write {
 				s.fake.CommitElsewhere()

@@ -144,7 +144,7 @@ func (d *Daemon) followTableAt(st *state, id tableid.TableID) time.Time {
 		}
 		return d.made
 	case s.begun:
-		return d.made
+		return latest(d.made, s.next)
 	case s.has() && s.of == st.native.tables[id].digest:
 		return time.Time{}
 	}
@@ -192,7 +192,7 @@ func (d *Daemon) copyNative(ctx context.Context, st *state, id tableid.TableID, 
 		return
 	}
 	if s.begun = copied.Unfinished; s.begun {
-		s.state, s.reason = api.StandbyBuilding, ""
+		s.state, s.reason, s.next = api.StandbyBuilding, "", end.Add(pieceRest)
 		return
 	}
 	had := s.has()

@@ -27,6 +27,10 @@ type fakeNativeStandby struct {
 	releaseErr                  error
 	outdated                    error         // why an opening takes nothing that is outstanding
 	takes                       time.Duration // Follow
+	// pieces is how many calls of Follow a build takes, but for the last; built is how many of them
+	// were made.
+	pieces int
+	built  map[tableid.TableID]int
 }
 
 // A nativeStandbyCall is one call, and what canaryd had done until then.
@@ -37,7 +41,7 @@ type nativeStandbyCall struct {
 }
 
 func newFakeNativeStandby(k *fakeNative) *fakeNativeStandby {
-	return &fakeNativeStandby{k: k, held: map[tableid.TableID]*native.Table{}, open: map[tableid.TableID]bool{}}
+	return &fakeNativeStandby{k: k, held: map[tableid.TableID]*native.Table{}, open: map[tableid.TableID]bool{}, built: map[tableid.TableID]int{}}
 }
 
 func (s *fakeNativeStandby) note(what string, id tableid.TableID) {
@@ -60,10 +64,15 @@ func (s *fakeNativeStandby) Follow(want *native.Table, _ uint32) StandbyCopy {
 	s.note("follow", want.ID)
 	if s.followErr != nil {
 		delete(s.held, want.ID)
+		delete(s.built, want.ID)
 		return StandbyCopy{Err: s.followErr}
 	}
-	s.held[want.ID] = want
 	s.commit()
+	if s.held[want.ID] == nil && s.built[want.ID] < s.pieces {
+		s.built[want.ID]++
+		return StandbyCopy{Unfinished: true}
+	}
+	s.held[want.ID] = want
 	return StandbyCopy{Chains: len(want.Chains)}
 }
 
@@ -105,6 +114,7 @@ func (s *fakeNativeStandby) Release(id tableid.TableID) error {
 	}
 	delete(s.held, id)
 	delete(s.open, id)
+	delete(s.built, id)
 	return nil
 }
 
