@@ -27,6 +27,7 @@ func (o *options) openStandby(kernel *iptables.Kernel) (cfg daemon.StandbyConfig
 	opened, err := daemon.OpenStandby(kernel, room)
 	switch {
 	case err != nil && legacy: // such a kernel may have no nf_tables
+		cfg.NativeOff = err.Error()
 		return cfg, none, nil
 	case err != nil:
 		return daemon.StandbyConfig{}, nil, fmt.Errorf("the standby (--standby=off does without): %w", err)

@@ -1,7 +1,6 @@
 package api
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -27,7 +26,8 @@ const (
 	StandbyBehind StandbyState = "behind"
 	// StandbyOpen: it translates in the place of rules that are missing.
 	StandbyOpen StandbyState = "open"
-	// StandbyUnavailable: the kernel refuses it, or a rule cannot be copied; canaryd tries again.
+	// StandbyUnavailable: the kernel refuses it, or a rule cannot be copied; canaryd tries again,
+	// unless it could open no socket of nf_tables on legacy.
 	StandbyUnavailable StandbyState = "unavailable"
 )
 
@@ -56,10 +56,11 @@ type StandbyUse struct {
 	Families []rules.Family `json:"families"`
 	// Tables are the native tables, such as "ip kube-proxy".
 	Tables []string `json:"tables,omitempty"`
-	// AfterSeconds is the time from the first evidence until it translated, of the first family.
+	// AfterSeconds is the time from the record's first evidence until it translated, of the first
+	// family or table.
 	AfterSeconds float64 `json:"afterSeconds"`
-	// OpenSeconds is how long it translated, of the family for which it did so longest; 0 while it
-	// does.
+	// OpenSeconds is how long it translated, of the family or table for which it did so longest; 0
+	// while it does.
 	OpenSeconds float64 `json:"openSeconds,omitempty"`
 }
 
@@ -89,14 +90,19 @@ func (u *StandbyUse) WithTable(table string, after time.Duration) *StandbyUse {
 	return &more
 }
 
-// Joined returns both uses as one, of one flush.
-func (u *StandbyUse) Joined(o *StandbyUse) *StandbyUse {
-	if u == nil || o == nil {
-		return cmp.Or(u, o)
+// Joined returns both uses as one, of one flush. later is how much later the first evidence of o's
+// record came than that of u's, whose time stays.
+func (u *StandbyUse) Joined(o *StandbyUse, later time.Duration) *StandbyUse {
+	if o == nil {
+		return u
 	}
-	both := *u
-	both.Families, both.Tables = slices.Concat(u.Families, o.Families), slices.Concat(u.Tables, o.Tables)
-	both.AfterSeconds, both.OpenSeconds = min(u.AfterSeconds, o.AfterSeconds), max(u.OpenSeconds, o.OpenSeconds)
+	both, after := *o, max(0, o.AfterSeconds+later.Seconds())
+	if both.AfterSeconds = after; u == nil {
+		return &both
+	}
+	both.Families = append(append([]rules.Family{}, u.Families...), o.Families...) // not null in JSON
+	both.Tables = slices.Concat(u.Tables, o.Tables)
+	both.AfterSeconds, both.OpenSeconds = min(u.AfterSeconds, after), max(u.OpenSeconds, o.OpenSeconds)
 	return &both
 }
 

@@ -177,7 +177,7 @@ func situations() map[string]situation {
 			st.families[rules.IPv4].tables[rules.Nat].verdict = "emptied"
 		},
 		"shut the standby": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
-			_, err := d.cfg.Standby.Table.Gate(rules.IPv4, true)
+			_, err := d.cfg.Standby.Table.Gate(rules.IPv4, OpenGate)
 			must(t, err)
 			st.families[rules.IPv4].standby.gate.opened = time.Now()
 		},
@@ -195,7 +195,7 @@ func situations() map[string]situation {
 			d.loseNative(st, proxyTable)
 		},
 		"shut the standby of native tables": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
-			_, err := d.cfg.Standby.Native.Gate(st.native.tables[proxyTable].want, 0, true)
+			_, err := d.cfg.Standby.Native.Gate(st.native.tables[proxyTable].want, 0, OpenGate)
 			must(t, err)
 			st.native.standby[proxyTable].gate.opened = time.Now()
 		},

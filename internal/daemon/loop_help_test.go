@@ -90,6 +90,8 @@ type setup struct {
 	standby Standby
 	// nativeStandby is what translates in the place of native tables; nil is that nothing does.
 	nativeStandby NativeStandby
+	// nativeStandbyOff is why nothing does.
+	nativeStandbyOff string
 	// standbyAuto is --standby=auto.
 	standbyAuto bool
 	// listenRequired is --metrics-required.
@@ -166,7 +168,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, FreeMemory: s.freeMemory, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper, Attachments: s.attachments, Elsewhere: s.elsewhere,
 	}
 	cfg.NativeTables, cfg.LeftOut = s.native, s.leftOut
-	cfg.Standby = StandbyConfig{Table: s.standby, Native: s.nativeStandby, Auto: s.standbyAuto}
+	cfg.Standby = StandbyConfig{Table: s.standby, Native: s.nativeStandby, NativeOff: s.nativeStandbyOff, Auto: s.standbyAuto}
 	if s.guarded != nil {
 		if fake.Info().Backend == iptables.NFT { // one kernel has both
 			s.guarded.kernel = fake

@@ -250,3 +250,14 @@ func TestNativeComesDuringALoss(t *testing.T) {
 		}
 	})
 }
+
+// TestJoinedRecordsCountFromOneTime: what the standby did for native tables counts from the record
+// of iptables' tables, in which it is.
+func TestJoinedRecordsCountFromOneTime(t *testing.T) {
+	began := time.Now()
+	to := api.Flush{Time: began}
+	joinRecord(&to, api.Flush{Time: began.Add(time.Second), Standby: (*api.StandbyUse)(nil).WithTable("ip kube-proxy", time.Second/4)})
+	if diff := gocmp.Diff(1.25, to.Standby.AfterSeconds); diff != "" {
+		t.Errorf("seconds (-want +got):\n%s", diff)
+	}
+}

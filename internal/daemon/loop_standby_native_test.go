@@ -377,3 +377,19 @@ func TestStandbyOpensWhileNativeTablesAreWaitedFor(t *testing.T) {
 		r.wantStandby(s, api.StandbyArmed)
 	})
 }
+
+// TestNoNativeStandby: why there is none is in the status, if it was asked for.
+func TestNoNativeStandby(t *testing.T) {
+	for reason, want := range map[string]*api.FamilyStandby{
+		"":                            nil,
+		"the kernel has no nf_tables": {State: api.StandbyUnavailable, Reason: "the kernel has no nf_tables"},
+	} {
+		bubble(t, reason, func(t *testing.T) {
+			r := run(t, loadedFake(t, "legacy"), setup{guarded: newFakeNative(natTable(proxyTable, "a")), nativeStandbyOff: reason})
+			r.after(5 * time.Second)
+			if diff := cmp.Diff(want, r.d.Status().Native[0].Standby); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -93,6 +93,7 @@ func (d *Daemon) learnNative(ctx context.Context, st *state, now nativeLearned) 
 			t.made = reload.MadeAtStart
 		}
 		r.disk.changed(time.Now())
+		r.standby[now.id].behind(now.read)
 	}
 	if r.refreshAt.IsZero() && t.want.Fleeting() {
 		r.refreshAt = time.Now().Add(refreshEvery)

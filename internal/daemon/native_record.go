@@ -323,6 +323,10 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	d.shutNativeStandby(ctx, st)
 	d.endNative(st)
 	if !l.recorded {
+		if l.record.Standby != nil { // the log has its flush, which gets no record
+			d.nativeLog(ctx, st).Info("The owners of native tables have written them again before canaryd did",
+				"flush", l.record.ID, "standby", l.record.Standby.Text())
+		}
 		return
 	}
 	l.record.Attempts, l.record.Detail, l.record.Outcome = l.attempts+1, "", l.outcome()

@@ -124,7 +124,7 @@ func (r *nativeRealm) moreLost() bool {
 // transaction has put both back.
 func joinRecord(to *api.Flush, from api.Flush) {
 	to.Native = append(to.Native, from.Native...)
-	to.Standby = to.Standby.Joined(from.Standby)
+	to.Standby = to.Standby.Joined(from.Standby, from.Time.Sub(to.Time))
 	to.Lost.Rules += from.Lost.Rules
 	to.Lost.Chains += from.Lost.Chains
 	if slices.Index(gravity, from.Kind) > slices.Index(gravity, to.Kind) {

@@ -27,7 +27,7 @@ type Standby interface {
 	// Gate opens the gate for those hooks whose path through nat lost something, in one transaction
 	// with what is translated and not written; or it shuts it for all. With an error of shutting
 	// there is no table any more; the error wraps standby.ErrNotBuilt if there was none.
-	Gate(f rules.Family, open bool) (StandbyGate, error)
+	Gate(f rules.Family, order GateOrder) (StandbyGate, error)
 	// Release deletes the copy, if there is one.
 	Release(f rules.Family) error
 }
@@ -38,6 +38,9 @@ type StandbyConfig struct {
 	Native NativeStandby // nil: there is none of native tables
 	Auto   bool          // only where a replay is estimated to take more than standbyFrom
 	Off    string        // why there is none; "" unless Table is nil
+	// NativeOff is why there is none of native tables although --standby asks for it, for as long
+	// as canaryd runs; "" unless Native is nil.
+	NativeOff string
 }
 
 // A StandbyNat is what is copied: what ought to be in force of nat, and the digest of the read that
@@ -60,10 +63,25 @@ type StandbyCopy struct {
 	Err error
 }
 
+// A GateOrder says what is to become of a gate.
+type GateOrder int
+
+// The orders.
+const (
+	ShutGate GateOrder = iota
+	// OpenGate opens the gate also if the kernel does not take what is outstanding.
+	OpenGate
+	// OpenCurrent opens the gate only together with what is outstanding; if the kernel does not
+	// take that, the error is ErrStandbyOutdated.
+	OpenCurrent
+)
+
 // A StandbyGate says what became of a gate.
 type StandbyGate struct {
-	Open    bool
-	Commits int // that this took
+	Open bool
+	// Outdated says why the gate was opened without what is outstanding; nil: it was not.
+	Outdated error
+	Commits  int // that this took
 	// Shut is when the gate was shut by its own limit, before it was asked for; zero: it was not.
 	Shut time.Time
 	// Barred says why hooks stay shut whose path lost something.
@@ -72,6 +90,9 @@ type StandbyGate struct {
 
 // ErrStandbyMoved: nat may hold by now what was not examined yet.
 var ErrStandbyMoved = errors.New("another process has written since nat was examined")
+
+// ErrStandbyOutdated: the copy cannot get what it lacks, and is not to be opened without that.
+var ErrStandbyOutdated = errors.New("the copy lacks what was learned")
 
 // ErrStandbyUnread: nat could not be read.
 var ErrStandbyUnread = errors.New("nat could not be read for the standby")
@@ -86,6 +107,9 @@ const (
 	// standbyShare bounds what translating takes to 2 % of a core, as long as that makes the copy
 	// no older than standbyEvery.
 	standbyShare = 50
+	// pieceRest is the time between two pieces of a build. The loop takes hints and requests only
+	// while no chore is due.
+	pieceRest = time.Millisecond
 	// standbyMost is how long the gate is open for one loss: an owner may have removed by then what
 	// the copy still has.
 	standbyMost = 30 * time.Second
@@ -98,19 +122,20 @@ type standbyOf struct {
 	copy   StandbyCopy
 
 	section     rules.Section // that was copied
+	lag         standbyLag    // of section
 	outstanding int           // chains in which it differs from the generation,
 	counted     int           // of that edition
 
-	latest      rules.Section // that was translated; opening writes it, too
-	behindSince time.Time     // the generation has another nat than that; zero: it has the same,
-	checked     int           // in that edition
+	latest    rules.Section // that was translated; opening writes it, too
+	latestLag standbyLag
 
 	moved   uint64       // the digest at which another process had written already; 0: none had
 	basis   standbyBasis // of the last decision; while it is the same, so is the copy
 	next    time.Time    // not before: it is translated again
 	written time.Time    // when the copy was written last
 	unkept  bool         // what was translated is not written yet
-	begun   bool         // the copy is being built
+	begun   bool         // the copy is being built,
+	pieceAt time.Time    // not before: the next piece of it is written
 
 	making making
 	gate   gate
@@ -174,7 +199,7 @@ func (d *Daemon) followAt(st *state) time.Time {
 		case !basis.equal(s.basis):
 			first = earliest(first, latest(d.made, s.next))
 		case s.begun:
-			first = earliest(first, d.made)
+			first = earliest(first, latest(d.made, s.pieceAt))
 		case s.unkept:
 			first = earliest(first, s.written.Add(standbyEvery))
 		}
@@ -218,12 +243,23 @@ func (d *Daemon) followNat(ctx context.Context, st *state) {
 		s := &st.families[f].standby
 		s.next = now.Add(took + min(standbyShare*took, standbyEvery))
 		d.takeCopy(ctx, f, s, all[f], copied)
-		if errors.Is(copied.Err, net.ErrClosed) { // with the socket all tables went
-			for other, fs := range st.families {
-				if fs.standby.has() {
-					d.standbyFailed(ctx, other, &fs.standby, copied.Err)
-				}
-			}
+		if errors.Is(copied.Err, net.ErrClosed) {
+			d.standbySocketGone(ctx, st, copied.Err)
+		}
+	}
+}
+
+// standbySocketGone notes that all copies went with their one socket, those of families and those
+// of native tables.
+func (d *Daemon) standbySocketGone(ctx context.Context, st *state, err error) {
+	for f, fs := range st.families {
+		if fs.standby.has() {
+			d.standbyFailed(ctx, f, &fs.standby, err)
+		}
+	}
+	for id, s := range st.native.standby {
+		if s.has() {
+			d.nativeStandbyFailed(ctx, id, s, err)
 		}
 	}
 }
@@ -260,9 +296,9 @@ func (d *Daemon) takeCopy(ctx context.Context, f rules.Family, s *standbyOf, nat
 		return
 	}
 	s.making.trouble.over()
-	s.latest, s.checked, s.behindSince = nat.Section, -1, time.Time{}
+	s.latest, s.latestLag = nat.Section, standbyLag{}
 	if s.begun = copied.Unfinished; s.begun {
-		s.state, s.reason = api.StandbyBuilding, ""
+		s.state, s.reason, s.pieceAt = api.StandbyBuilding, "", time.Now().Add(pieceRest)
 		return
 	}
 	if s.unkept = !nat.Write; s.unkept {
@@ -270,7 +306,7 @@ func (d *Daemon) takeCopy(ctx context.Context, f rules.Family, s *standbyOf, nat
 	}
 	had := s.has()
 	s.copy, s.state, s.reason, s.making = copied, api.StandbyArmed, "", s.making.over()
-	s.section, s.counted, s.written = nat.Section, -1, time.Now()
+	s.section, s.lag, s.counted, s.written = nat.Section, standbyLag{}, -1, time.Now()
 	if !had {
 		klog.FromContext(ctx).Info("The standby is ready to translate while nat rules are missing",
 			"family", f, "table", standby.TableName, "chains", copied.Chains, "uncopied", copied.Uncopied)
@@ -296,7 +332,9 @@ func (d *Daemon) releaseStandby(ctx context.Context, st *state, f rules.Family, 
 			}
 			return
 		}
-		klog.FromContext(ctx).Info("The standby's table is deleted", "family", f, "table", standby.TableName, "because", why)
+		if s.has() || s.begun {
+			klog.FromContext(ctx).Info("The standby's table is deleted", "family", f, "table", standby.TableName, "because", why)
+		}
 	}
 	if s.gate.isOpen() {
 		d.gateShut(st, f, s, time.Now())

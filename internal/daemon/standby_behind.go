@@ -29,17 +29,39 @@ func (s *standbyOf) behind(want rules.Section, edition int) int {
 	return s.outstanding
 }
 
-// tooOld reports whether what would be opened is behind what ought to be in force for longer than
-// standbyMost: an owner may have removed what it still has. It compares once in each edition.
+// tooOld reports whether all that could be opened is behind what ought to be in force for longer
+// than standbyMost: an owner may have removed what it still has.
 func (s *standbyOf) tooOld(want rules.Section, g *generation, now time.Time) bool {
-	if s.checked != g.edition {
-		s.checked = g.edition
+	return s.latestLag.tooLong(s.latest, want, g, now)
+}
+
+// openOrder returns how the gate is opened: not without what is outstanding, if what is written is
+// too old by itself.
+func (s *standbyOf) openOrder(want rules.Section, g *generation, now time.Time) GateOrder {
+	if s.unkept && s.lag.tooLong(s.section, want, g, now) {
+		return OpenCurrent
+	}
+	return OpenGate
+}
+
+// A standbyLag is since when a section is behind what ought to be in force.
+type standbyLag struct {
+	since   time.Time // zero: it is not
+	checked bool
+	edition int // in which that was checked
+}
+
+// tooLong reports whether a section is behind for longer than standbyMost. It compares once in each
+// edition.
+func (l *standbyLag) tooLong(has, want rules.Section, g *generation, now time.Time) bool {
+	if !l.checked || l.edition != g.edition {
+		l.checked, l.edition = true, g.edition
 		switch {
-		case want.Equal(s.latest):
-			s.behindSince = time.Time{}
-		case s.behindSince.IsZero():
-			s.behindSince = g.captured
+		case want.Equal(has):
+			l.since = time.Time{}
+		case l.since.IsZero():
+			l.since = g.captured
 		}
 	}
-	return !s.behindSince.IsZero() && now.Sub(s.behindSince) >= standbyMost
+	return !l.since.IsZero() && now.Sub(l.since) >= standbyMost
 }

@@ -25,9 +25,14 @@ type fakeStandby struct {
 	native *fakeNativeStandby
 
 	followErr, gateErr, shutErr error
+	outdated                    error     // why what is outstanding is not taken
 	barred                      string    // why gates stay shut, without an error
 	limit                       time.Time // when the limit shut the gate
 	takes                       time.Duration
+	// pieces is how many calls of Follow a build takes, but for the last; built is how many of them
+	// were made.
+	pieces int
+	built  map[rules.Family]int
 }
 
 // A standbyCall is one call, and what had been done until then.
@@ -38,7 +43,7 @@ type standbyCall struct {
 }
 
 func newFakeStandby(fake *iptablestest.Fake) *fakeStandby {
-	return &fakeStandby{fake: fake, nat: map[rules.Family]StandbyNat{}, open: map[rules.Family]bool{}}
+	return &fakeStandby{fake: fake, nat: map[rules.Family]StandbyNat{}, open: map[rules.Family]bool{}, built: map[rules.Family]int{}}
 }
 
 func (s *fakeStandby) note(what string, f rules.Family) {
@@ -55,6 +60,12 @@ func (s *fakeStandby) Follow(_ context.Context, nat map[rules.Family]StandbyNat)
 	all := map[rules.Family]StandbyCopy{}
 	for f, n := range nat {
 		s.note("follow", f)
+		if s.followErr == nil && s.built[f] < s.pieces {
+			s.built[f]++
+			s.fake.CommitElsewhere()
+			all[f] = StandbyCopy{Unfinished: true}
+			continue
+		}
 		if all[f] = (StandbyCopy{Chains: len(n.Section.Chains), Err: s.followErr}); s.followErr == nil {
 			if n.Write {
 				s.fake.CommitElsewhere()
@@ -66,10 +77,10 @@ func (s *fakeStandby) Follow(_ context.Context, nat map[rules.Family]StandbyNat)
 	return all
 }
 
-func (s *fakeStandby) Gate(f rules.Family, open bool) (StandbyGate, error) {
+func (s *fakeStandby) Gate(f rules.Family, order GateOrder) (StandbyGate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	what, fault := "shut", s.shutErr
+	what, fault, open := "shut", s.shutErr, order != ShutGate
 	if open {
 		what, fault = "open", s.gateErr
 	}
@@ -79,6 +90,8 @@ func (s *fakeStandby) Gate(f rules.Family, open bool) (StandbyGate, error) {
 		shut, s.limit = s.limit, time.Time{}
 	}
 	switch {
+	case order == OpenCurrent && s.outdated != nil:
+		return StandbyGate{Open: s.open[f]}, fmt.Errorf("%w: %w", ErrStandbyOutdated, s.outdated)
 	case fault != nil && !open: // the table had to go
 		delete(s.nat, f)
 		s.open[f] = false
@@ -91,8 +104,10 @@ func (s *fakeStandby) Gate(f rules.Family, open bool) (StandbyGate, error) {
 		return got, fault
 	}
 	s.fake.CommitElsewhere()
-	s.open[f] = open
-	return StandbyGate{Open: open, Commits: 1, Shut: shut}, nil
+	if s.open[f] = open; !open {
+		return StandbyGate{Commits: 1, Shut: shut}, nil
+	}
+	return StandbyGate{Open: true, Commits: 1, Outdated: s.outdated}, nil
 }
 
 func (s *fakeStandby) Release(f rules.Family) error {

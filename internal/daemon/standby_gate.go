@@ -86,14 +86,22 @@ func (d *Daemon) openFamily(ctx context.Context, st *state, f rules.Family) (com
 		return 0
 	}
 	s.gate.try(l.record.ID)
-	if s.tooOld(st.want()[f.Table(rules.Nat)], &st.generation, time.Now()) {
+	want := st.want()[f.Table(rules.Nat)]
+	if s.tooOld(want, &st.generation, time.Now()) {
 		if s.gate.bars("") {
-			st.flushLog(ctx).Info("The standby stays shut: its copy is out of date", "flush", l.record.ID, "family", f, "behindSince", s.behindSince)
+			st.flushLog(ctx).Info("The standby stays shut: its copy is out of date", "flush", l.record.ID, "family", f, "behindSince", s.latestLag.since)
 		}
 		return 0
 	}
-	got, err := d.cfg.Standby.Table.Gate(f, true)
+	got, err := d.cfg.Standby.Table.Gate(f, s.openOrder(want, &st.generation, time.Now()))
 	now := time.Now()
+	if errors.Is(err, ErrStandbyOutdated) {
+		if s.gate.bars("") {
+			st.flushLog(ctx).Info("The standby stays shut: its copy is out of date", "flush", l.record.ID, "family", f,
+				"behindSince", s.lag.since, "reason", err)
+		}
+		return got.Commits
+	}
 	if err != nil {
 		if s.gate.ajar.met(err, now) {
 			st.flushLog(ctx).Error(err, "The standby could not be opened; the replay does not wait for it", "flush", l.record.ID, "family", f)
@@ -118,9 +126,26 @@ func (d *Daemon) openFamily(ctx context.Context, st *state, f rules.Family) (com
 	s.gate.open(now)
 	s.state = api.StandbyOpen
 	l.record.Standby = l.record.Standby.With(f, now.Sub(l.record.Time))
-	st.flushLog(ctx).Info("The standby translates until the rules are back", "flush", l.record.ID, "family", f,
-		"after", now.Sub(l.record.Time).Round(10*time.Microsecond))
+	st.flushLog(ctx).Info("The standby translates until the rules are back"+got.less(),
+		got.fields("flush", l.record.ID, "family", f, "after", now.Sub(l.record.Time).Round(10*time.Microsecond))...)
 	return got.Commits
+}
+
+// less is what the log says behind that the standby translates: nothing, unless its copy is out of
+// date.
+func (g StandbyGate) less() string {
+	if g.Outdated == nil {
+		return ""
+	}
+	return ", but its copy is out of date"
+}
+
+// fields returns fields of a log line, with the reason of what less says.
+func (g StandbyGate) fields(fields ...any) []any {
+	if g.Outdated == nil {
+		return fields
+	}
+	return append(fields, "reason", g.Outdated)
 }
 
 // openMeanwhile opens gates for what a probe shows while canaryd waits for the flusher: it may
@@ -183,7 +208,7 @@ func (d *Daemon) shutStandby(ctx context.Context, st *state) {
 // shutFamily shuts the family's gate. Whatever the kernel answers, no hook is open then.
 func (d *Daemon) shutFamily(ctx context.Context, st *state, f rules.Family) {
 	s := &st.families[f].standby
-	got, err := d.cfg.Standby.Table.Gate(f, false)
+	got, err := d.cfg.Standby.Table.Gate(f, ShutGate)
 	open := d.gateShut(st, f, s, cmp.Or(got.Shut, time.Now()))
 	s.state = api.StandbyArmed
 	if err != nil { // the table had to go

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net"
 	"slices"
 	"time"
 
@@ -23,7 +24,7 @@ type NativeStandby interface {
 	Follow(want *native.Table, genid uint32) StandbyCopy
 	// Gate opens the gate of a table's copy, in one transaction with what want has and the copy
 	// lacks; or it shuts it. Errors are those of Standby.
-	Gate(want *native.Table, genid uint32, open bool) (StandbyGate, error)
+	Gate(want *native.Table, genid uint32, order GateOrder) (StandbyGate, error)
 	// Release deletes the copy, if there is one.
 	Release(id tableid.TableID) error
 }
@@ -46,8 +47,27 @@ type nativeStandby struct {
 	of     native.Digest // what was copied
 	begun  bool          // the copy is being built
 	next   time.Time     // not before: it is written again
-	making making
-	gate   gate
+	// behindSince is when the first change was learned that the kernel's copy lacks; zero: it lacks
+	// none.
+	behindSince time.Time
+	making      making
+	gate        gate
+}
+
+// behind notes that another content of the table was learned.
+func (s *nativeStandby) behind(learned time.Time) {
+	if s != nil && s.has() && s.behindSince.IsZero() {
+		s.behindSince = learned
+	}
+}
+
+// openOrder returns how the gate is opened: not without what is outstanding, if the copy is behind
+// for standbyMost. An owner may have removed what it still has.
+func (s *nativeStandby) openOrder(now time.Time) GateOrder {
+	if !s.behindSince.IsZero() && now.Sub(s.behindSince) >= standbyMost {
+		return OpenCurrent
+	}
+	return OpenGate
 }
 
 // has reports whether there is a copy that may be opened.
@@ -124,7 +144,7 @@ func (d *Daemon) followTableAt(st *state, id tableid.TableID) time.Time {
 		}
 		return d.made
 	case s.begun:
-		return d.made
+		return latest(d.made, s.next)
 	case s.has() && s.of == st.native.tables[id].digest:
 		return time.Time{}
 	}
@@ -166,14 +186,18 @@ func (d *Daemon) copyNative(ctx context.Context, st *state, id tableid.TableID, 
 	s.next = end.Add(min(max(standbyEvery, (standbyShare-1)*end.Sub(start)), nativeFollowMost))
 	if copied.Err != nil {
 		d.nativeStandbyFailed(ctx, id, s, copied.Err)
+		if errors.Is(copied.Err, net.ErrClosed) {
+			d.standbySocketGone(ctx, st, copied.Err)
+		}
 		return
 	}
 	if s.begun = copied.Unfinished; s.begun {
-		s.state, s.reason = api.StandbyBuilding, ""
+		s.state, s.reason, s.next = api.StandbyBuilding, "", end.Add(pieceRest)
 		return
 	}
 	had := s.has()
 	s.state, s.reason, s.copy, s.of, s.making = api.StandbyArmed, "", copied, t.digest, s.making.over()
+	s.behindSince = time.Time{}
 	if !had {
 		klog.FromContext(ctx).Info("The standby is ready to translate while a native table is missing",
 			"table", id.NFT(), "standby", standby.NameOf(id), "chains", copied.Chains)
@@ -183,6 +207,7 @@ func (d *Daemon) copyNative(ctx context.Context, st *state, id tableid.TableID, 
 // nativeStandbyFailed takes up that there is no copy, plans the next try, and logs why.
 func (d *Daemon) nativeStandbyFailed(ctx context.Context, id tableid.TableID, s *nativeStandby, err error) {
 	s.begun, s.state, s.reason, s.copy, s.of = false, api.StandbyUnavailable, err.Error(), StandbyCopy{}, native.Digest{}
+	s.behindSince = time.Time{}
 	log := s.making.failed(err, standby.ErrKernel, standby.ErrTaken)
 	if errors.Is(err, standby.ErrUnavailable) { // as long as the table is of its kind
 		s.making.tryAt = time.Now().Add(makeAgain)
@@ -203,7 +228,9 @@ func (d *Daemon) releaseNative(ctx context.Context, st *state, id tableid.TableI
 			}
 			return
 		}
-		klog.FromContext(ctx).Info("The standby's table is deleted", "table", id.NFT(), "standby", standby.NameOf(id), "because", why)
+		if s.has() || s.begun {
+			klog.FromContext(ctx).Info("The standby's table is deleted", "table", id.NFT(), "standby", standby.NameOf(id), "because", why)
+		}
 	}
 	if s.gate.isOpen() {
 		nativeGateShut(st, s, time.Now())
@@ -227,6 +254,9 @@ func (d *Daemon) stopNativeStandby(ctx context.Context, st *state) {
 
 // nativeStandbyOf returns the state of a table's standby as a Status has it.
 func (d *Daemon) nativeStandbyOf(st *state, id tableid.TableID) *api.FamilyStandby {
+	if off := d.cfg.Standby.NativeOff; off != "" {
+		return &api.FamilyStandby{State: api.StandbyUnavailable, Reason: off}
+	}
 	if !d.hasNativeStandby() {
 		return nil
 	}

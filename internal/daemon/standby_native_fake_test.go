@@ -24,7 +24,13 @@ type fakeNativeStandby struct {
 	calls []nativeStandbyCall
 
 	followErr, gateErr, shutErr error
+	releaseErr                  error
+	outdated                    error         // why an opening takes nothing that is outstanding
 	takes                       time.Duration // Follow
+	// pieces is how many calls of Follow a build takes, but for the last; built is how many of them
+	// were made.
+	pieces int
+	built  map[tableid.TableID]int
 }
 
 // A nativeStandbyCall is one call, and what canaryd had done until then.
@@ -35,7 +41,7 @@ type nativeStandbyCall struct {
 }
 
 func newFakeNativeStandby(k *fakeNative) *fakeNativeStandby {
-	return &fakeNativeStandby{k: k, held: map[tableid.TableID]*native.Table{}, open: map[tableid.TableID]bool{}}
+	return &fakeNativeStandby{k: k, held: map[tableid.TableID]*native.Table{}, open: map[tableid.TableID]bool{}, built: map[tableid.TableID]int{}}
 }
 
 func (s *fakeNativeStandby) note(what string, id tableid.TableID) {
@@ -58,17 +64,22 @@ func (s *fakeNativeStandby) Follow(want *native.Table, _ uint32) StandbyCopy {
 	s.note("follow", want.ID)
 	if s.followErr != nil {
 		delete(s.held, want.ID)
+		delete(s.built, want.ID)
 		return StandbyCopy{Err: s.followErr}
 	}
-	s.held[want.ID] = want
 	s.commit()
+	if s.held[want.ID] == nil && s.built[want.ID] < s.pieces {
+		s.built[want.ID]++
+		return StandbyCopy{Unfinished: true}
+	}
+	s.held[want.ID] = want
 	return StandbyCopy{Chains: len(want.Chains)}
 }
 
-func (s *fakeNativeStandby) Gate(want *native.Table, _ uint32, open bool) (StandbyGate, error) {
+func (s *fakeNativeStandby) Gate(want *native.Table, _ uint32, order GateOrder) (StandbyGate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	what, fault := "shut", s.shutErr
+	what, fault, open := "shut", s.shutErr, order != ShutGate
 	if open {
 		what, fault = "open", s.gateErr
 	}
@@ -78,22 +89,32 @@ func (s *fakeNativeStandby) Gate(want *native.Table, _ uint32, open bool) (Stand
 		delete(s.open, want.ID)
 		return StandbyGate{}, fault
 	}
+	if order == OpenCurrent && s.outdated != nil {
+		return StandbyGate{}, fmt.Errorf("%w: %w", ErrStandbyOutdated, s.outdated)
+	}
 	if fault != nil || s.open[want.ID] == open {
 		return StandbyGate{Open: s.open[want.ID]}, fault
 	}
-	if s.open[want.ID] = open; open {
+	s.commit()
+	if s.open[want.ID] = open; !open {
+		return StandbyGate{}, nil
+	}
+	if s.outdated == nil {
 		s.held[want.ID] = want
 	}
-	s.commit()
-	return StandbyGate{Open: open}, nil
+	return StandbyGate{Open: true, Outdated: s.outdated}, nil
 }
 
 func (s *fakeNativeStandby) Release(id tableid.TableID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.note("release", id)
+	if s.releaseErr != nil {
+		return s.releaseErr
+	}
 	delete(s.held, id)
 	delete(s.open, id)
+	delete(s.built, id)
 	return nil
 }
 

@@ -49,8 +49,13 @@ func (d *Daemon) openNative(ctx context.Context, st *state) (opened int) {
 		}
 		s, t, l := r.standby[id], r.tables[id], r.loss
 		s.gate.try(l.record.ID)
-		got, err := d.cfg.Standby.Native.Gate(t.want, t.genid, true)
+		got, err := d.cfg.Standby.Native.Gate(t.want, t.genid, s.openOrder(time.Now()))
 		now := time.Now()
+		if errors.Is(err, ErrStandbyOutdated) {
+			d.nativeLog(ctx, st).Info("The standby stays shut: its copy is out of date", "flush", l.record.ID, "table", id.NFT(),
+				"behindSince", s.behindSince, "reason", err)
+			continue
+		}
 		if err != nil && s.gate.ajar.met(err, now) {
 			d.nativeLog(ctx, st).Error(err, "The standby could not be opened; the replay does not wait for it", "flush", l.record.ID, "table", id.NFT())
 		}
@@ -62,10 +67,12 @@ func (d *Daemon) openNative(ctx context.Context, st *state) (opened int) {
 		}
 		s.gate.ajar.over()
 		s.gate.open(now)
-		s.state = api.StandbyOpen
+		if s.state = api.StandbyOpen; got.Outdated == nil {
+			s.behindSince = time.Time{}
+		}
 		l.record.Standby = l.record.Standby.WithTable(id.NFT(), now.Sub(l.record.Time))
-		d.nativeLog(ctx, st).Info("The standby translates until the native table is back", "flush", l.record.ID, "table", id.NFT(),
-			"after", now.Sub(l.record.Time).Round(10*time.Microsecond))
+		d.nativeLog(ctx, st).Info("The standby translates until the native table is back"+got.less(),
+			got.fields("flush", l.record.ID, "table", id.NFT(), "after", now.Sub(l.record.Time).Round(10*time.Microsecond))...)
 		opened++
 	}
 	return opened
@@ -155,7 +162,7 @@ func (d *Daemon) shutNativeStandby(ctx context.Context, st *state) {
 
 // shutNativeTable shuts one gate. Whatever the kernel answers, no hook is open then.
 func (d *Daemon) shutNativeTable(ctx context.Context, st *state, id tableid.TableID, s *nativeStandby) {
-	got, err := d.cfg.Standby.Native.Gate(&native.Table{ID: id}, 0, false)
+	got, err := d.cfg.Standby.Native.Gate(&native.Table{ID: id}, 0, ShutGate)
 	open := nativeGateShut(st, s, cmp.Or(got.Shut, time.Now()))
 	s.state = api.StandbyArmed
 	if err != nil { // the table had to go

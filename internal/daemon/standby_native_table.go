@@ -25,9 +25,12 @@ type nativePending struct {
 // Follow implements NativeStandby.
 func (s nativeOnNFT) Follow(want *native.Table, genid uint32) StandbyCopy {
 	c, err := s.translate(want, genid)
-	more := false
+	more, stood := false, s.tables.Held(want.ID) != nil
 	if err == nil {
 		more, err = s.tables.PutPiece(c)
+	}
+	if more && stood { // it is built again, with sets that have room for what they hold now
+		delete(s.natives, want.ID)
 	}
 	if errors.Is(err, net.ErrClosed) {
 		err = errors.Join(err, s.dial()) // it is built at the next try
@@ -38,12 +41,14 @@ func (s nativeOnNFT) Follow(want *native.Table, genid uint32) StandbyCopy {
 	return StandbyCopy{Chains: s.tables.Status(want.ID).Chains, Unfinished: more, Err: err}
 }
 
-// translate makes the copy of a table, or returns what it made of the very same value.
+// translate makes the copy of a table, or returns what it made of the same content. Another value
+// comes every 2 s where packets add to sets, and an opening does not wait for what that changes.
 func (s nativeOnNFT) translate(want *native.Table, genid uint32) (*standby.Copy, error) {
-	if p := s.natives[want.ID]; p.of == want {
+	if p := s.natives[want.ID]; p.of != nil && len(native.Diff(p.of, want)) == 0 {
+		s.natives[want.ID] = nativePending{want, p.copy} // with which the next value shares most memory
 		return p.copy, nil
 	}
-	c, err := standby.TranslateNative(want, genid)
+	c, err := standby.TranslateNative(want, genid, s.tables.Held(want.ID))
 	if err != nil {
 		return nil, err
 	}
@@ -53,9 +58,9 @@ func (s nativeOnNFT) translate(want *native.Table, genid uint32) (*standby.Copy,
 
 // Gate implements NativeStandby. A gate that is open for so long that the loop must be hanging is
 // shut all the same.
-func (s nativeOnNFT) Gate(want *native.Table, genid uint32, open bool) (got StandbyGate, err error) {
-	if open {
-		err = s.open(want, genid)
+func (s nativeOnNFT) Gate(want *native.Table, genid uint32, order GateOrder) (got StandbyGate, err error) {
+	if order != ShutGate {
+		got.Outdated, err = s.open(want, genid, order)
 	} else {
 		got.Shut, err = s.shut(want.ID)
 	}
@@ -64,20 +69,13 @@ func (s nativeOnNFT) Gate(want *native.Table, genid uint32, open bool) (got Stan
 }
 
 // open opens all hooks: the table's one owner has no exemptions of others in it.
-func (s nativeOnNFT) open(want *native.Table, genid uint32) error {
+func (s nativeOnNFT) open(want *native.Table, genid uint32, order GateOrder) (outdated, err error) {
 	held := s.tables.Held(want.ID)
 	if held == nil {
-		return standby.ErrNotBuilt
+		return nil, standby.ErrNotBuilt
 	}
 	pending, err := s.translate(want, genid)
-	if err != nil || pending == held { // what cannot be copied any more is opened as it was before
-		pending = nil
-	}
-	if err := s.tables.Open(want.ID, held.Hooks(), pending); err != nil {
-		return err
-	}
-	s.beginLimit(want.ID)
-	return nil
+	return s.openHooks(want.ID, held.Hooks(), pending, err, order)
 }
 
 // Release implements NativeStandby.

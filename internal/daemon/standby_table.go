@@ -144,11 +144,11 @@ func (s *StandbyOnNFT) translate(ctx context.Context, f rules.Family, nat Standb
 
 // Gate implements Standby. A gate that is open for so long that the loop must be hanging is shut
 // all the same.
-func (s *StandbyOnNFT) Gate(f rules.Family, open bool) (got StandbyGate, err error) {
+func (s *StandbyOnNFT) Gate(f rules.Family, order GateOrder) (got StandbyGate, err error) {
 	id := f.Table(rules.Nat)
 	before := s.tables.Status(id).Open
-	if open {
-		got.Barred, err = s.open(f, before)
+	if order != ShutGate {
+		got, err = s.open(f, before, order)
 	} else {
 		got.Shut, err = s.shut(id)
 	}
@@ -171,33 +171,50 @@ func (s *StandbyOnNFT) shut(id tableid.TableID) (limit time.Time, err error) {
 
 // open opens the hooks whose path lost something and that may be opened, and says why others stay
 // shut.
-func (s *StandbyOnNFT) open(f rules.Family, already []standby.Hook) (barred map[string]string, err error) {
+func (s *StandbyOnNFT) open(f rules.Family, already []standby.Hook, order GateOrder) (got StandbyGate, err error) {
 	id := f.Table(rules.Nat)
 	held := s.tables.Held(id)
 	if held == nil {
-		return nil, standby.ErrNotBuilt
+		return got, standby.ErrNotBuilt
 	}
 	losses, err := held.Probe(s.conn)
 	if err != nil {
-		return nil, fmt.Errorf("asking what became of nat's base chains: %w", err)
+		return got, fmt.Errorf("asking what became of nat's base chains: %w", err)
 	}
 	hooks, shut := held.Openable(losses)
-	barred = map[string]string{}
+	got.Barred = map[string]string{}
 	for h, why := range shut {
-		barred[h.String()] = why
+		got.Barred[h.String()] = why
 	}
 	if !slices.ContainsFunc(hooks, func(h standby.Hook) bool { return !slices.Contains(already, h) }) {
-		return barred, nil
+		return got, nil
 	}
-	pending := s.pending[f]
-	if pending == held {
+	got.Outdated, err = s.openHooks(id, hooks, s.pending[f], nil, order)
+	return got, err
+}
+
+// openHooks opens hooks of a copy with what is pending, or without that if it cannot be written or,
+// as refused says, translated; outdated is why. With OpenCurrent it opens nothing then.
+func (s *StandbyOnNFT) openHooks(id tableid.TableID, hooks []standby.Hook, pending *standby.Copy, refused error, order GateOrder) (outdated, err error) {
+	if pending == s.tables.Held(id) {
 		pending = nil
 	}
-	if err := s.tables.Open(id, hooks, pending); err != nil {
-		return barred, err
+	if outdated = refused; outdated == nil {
+		outdated = s.tables.Open(id, hooks, pending)
+	}
+	switch {
+	case outdated == nil:
+	case pending == nil && refused == nil, errors.Is(outdated, standby.ErrNotBuilt):
+		return nil, outdated
+	case order == OpenCurrent:
+		return nil, fmt.Errorf("%w: %w", ErrStandbyOutdated, outdated)
+	default:
+		if err := s.tables.Open(id, hooks, nil); err != nil {
+			return nil, err
+		}
 	}
 	s.beginLimit(id)
-	return barred, nil
+	return outdated, nil
 }
 
 // A gateLimit shuts the gate of one copy.

@@ -13,8 +13,11 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/standby"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // onNFT runs a story of a StandbyOnNFT next to the scenarios' node in a namespace.
@@ -48,7 +51,11 @@ func onNFT(t *testing.T, story func(t *testing.T, s *StandbyOnNFT, follow func(w
 // gate moves the gate and fails unless it is as wanted then.
 func (s *StandbyOnNFT) gate(t *testing.T, open, want bool, commits int) {
 	t.Helper()
-	got, err := s.Gate(rules.IPv4, open)
+	order := ShutGate
+	if open {
+		order = OpenGate
+	}
+	got, err := s.Gate(rules.IPv4, order)
 	must(t, err)
 	if got.Open != want || got.Commits != commits {
 		t.Errorf("open: %t after %d commits, want %t after %d", got.Open, got.Commits, want, commits)
@@ -59,7 +66,7 @@ func (s *StandbyOnNFT) gate(t *testing.T, open, want bool, commits int) {
 // everything stands, and once only.
 func TestStandbyOnNFT(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
-		if _, err := s.Gate(rules.IPv4, true); !errors.Is(err, standby.ErrNotBuilt) {
+		if _, err := s.Gate(rules.IPv4, OpenGate); !errors.Is(err, standby.ErrNotBuilt) {
 			t.Errorf("a gate without a copy: %v", err)
 		}
 		copied := follow(true)
@@ -157,14 +164,14 @@ func TestStandbyShutsByItself(t *testing.T) {
 		if open := s.tables.Status(rules.IPv4.Table(rules.Nat)).Open; len(open) > 0 {
 			t.Errorf("%v are open behind the limit", open)
 		}
-		got, err := s.Gate(rules.IPv4, false)
+		got, err := s.Gate(rules.IPv4, ShutGate)
 		must(t, err)
 		if got.Shut.IsZero() || got.Shut.After(ended) {
 			t.Errorf("it was shut at %s, want by its limit", got.Shut)
 		}
 		s.gate(t, true, true, 1)
 		must(t, s.tables.Remove(rules.IPv4.Table(rules.Nat))) // as the limit does if the kernel refuses
-		if got, err := s.Gate(rules.IPv4, false); !errors.Is(err, standby.ErrNotBuilt) || got.Open {
+		if got, err := s.Gate(rules.IPv4, ShutGate); !errors.Is(err, standby.ErrNotBuilt) || got.Open {
 			t.Errorf("a gate whose table is gone: %+v, %v", got, err)
 		}
 	})
@@ -182,5 +189,94 @@ func TestStandbyAfterItsSocketWasClosed(t *testing.T) {
 		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
 		s.gate(t, true, true, 1)
 		s.gate(t, false, false, 1)
+	})
+}
+
+// nativeNAT is a native table that translates.
+const nativeNAT = `table ip proxy {
+	set clients { type ipv4_addr; size 65535; flags dynamic,timeout; timeout 1h; elements = { CLIENT } }
+	chain nat { type nat hook prerouting priority PRIORITY; ip daddr 10.2.0.1 update @clients { ip saddr } dnat to ADDRESS; }
+}
+`
+
+// proxyOf loads nativeNAT and returns it as it was captured.
+func proxyOf(t *testing.T, s *StandbyOnNFT, priority, address, client string) (*native.Table, uint32) {
+	t.Helper()
+	id := tableid.IPv4.Table("proxy")
+	text := strings.NewReplacer("PRIORITY", priority, "ADDRESS", address, "CLIENT", client).Replace(nativeNAT)
+	nstest.CommandInput(t, "table ip proxy {}\ndelete table ip proxy\n"+text, "nft", "-f", "-")
+	r, err := native.Capture(s.conn, func(of nft.Table) bool { return of.Family.Table(of.Name) == id })
+	must(t, err)
+	return r.Tables[id], r.Genid
+}
+
+// followNative follows a native table until its copy stands, and returns in how many steps.
+func (s *StandbyOnNFT) followNative(t *testing.T, want *native.Table, genid uint32) (steps int) {
+	t.Helper()
+	for {
+		copied := s.Native().Follow(want, genid)
+		must(t, copied.Err)
+		if steps++; !copied.Unfinished {
+			return steps
+		}
+	}
+}
+
+// TestNativeStandbyThatTakesNoChange: what is outstanding is in what opens; a difference that the
+// copy cannot take is said, and with OpenCurrent the gate stays shut. The next time it is followed,
+// it is built again in steps.
+func TestNativeStandbyThatTakesNoChange(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *StandbyOnNFT, _ func(bool) StandbyCopy) {
+		first, genid := proxyOf(t, s, "dstnat", "10.3.0.1", "10.9.0.1")
+		built := s.followNative(t, first, genid)
+		for _, story := range []struct {
+			priority, address string
+			order             GateOrder
+			open              bool
+			outdated, err     error
+		}{
+			{"dstnat", "10.3.0.2", OpenCurrent, true, nil, nil},
+			{"dstnat - 5", "10.3.0.2", OpenCurrent, false, nil, ErrStandbyOutdated},
+			{"dstnat - 5", "10.3.0.2", OpenGate, true, native.ErrWhole, nil},
+		} {
+			want, genid := proxyOf(t, s, story.priority, story.address, "10.9.0.1")
+			nstest.Command(t, "nft", "delete", "table", "ip", "proxy")
+			got, err := s.Native().Gate(want, genid, story.order)
+			if got.Open != story.open || !errors.Is(got.Outdated, story.outdated) || !errors.Is(err, story.err) {
+				t.Errorf("open: %t, outdated: %v, error: %v, want %+v", got.Open, got.Outdated, err, story)
+			}
+			_, err = s.Native().Gate(want, genid, ShutGate)
+			must(t, err)
+		}
+		whole, genid := proxyOf(t, s, "dstnat - 5", "10.3.0.2", "10.9.0.1")
+		if diff := cmp.Diff([]int{built + 1, 1}, []int{s.followNative(t, whole, genid), s.followNative(t, whole, genid)}); diff != "" {
+			t.Errorf("steps until it is built again, and once it is (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestAnOpeningTranslatesChangesOnly: another value of a table whose content is the same is no
+// reason to translate it again: its clients are read every 2 s.
+func TestAnOpeningTranslatesChangesOnly(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *StandbyOnNFT, _ func(bool) StandbyCopy) {
+		first, genid := proxyOf(t, s, "dstnat", "10.3.0.1", "10.9.0.1")
+		s.followNative(t, first, genid)
+		held := s.tables.Held(first.ID)
+		for name, story := range map[string]struct {
+			address, client string
+			same            bool
+		}{
+			"nothing":  {"10.3.0.1", "10.9.0.1", true},
+			"a client": {"10.3.0.1", "10.9.0.2", true},
+			"a rule":   {"10.3.0.2", "10.9.0.1", false},
+		} {
+			want, genid := proxyOf(t, s, "dstnat", story.address, story.client)
+			s.natives[want.ID] = nativePending{first, held}
+			got, err := nativeOnNFT{s}.translate(want, genid)
+			must(t, err)
+			if diff := cmp.Diff(story.same, got == held); diff != "" {
+				t.Errorf("%s: the copy is the one that is held (-want +got):\n%s", name, diff)
+			}
+		}
 	})
 }

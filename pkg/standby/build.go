@@ -24,6 +24,11 @@ var errGivenUp = errors.New("the build was given up")
 func (s *Standby) step(c *Copy) (more bool, err error) {
 	b := s.building[c.ID]
 	if b == nil {
+		if t := s.left[c.ID]; t != nil {
+			if err := s.remove(t); err != nil {
+				return false, err
+			}
+		}
 		b = &building{copy: c}
 		b.next, b.stop = iter.Pull(func(yield func(struct{}) bool) {
 			b.err = s.build(c, func() error {
@@ -43,11 +48,14 @@ func (s *Standby) step(c *Copy) (more bool, err error) {
 }
 
 // giveUp removes what was built of a table. s.mu must be held.
-func (s *Standby) giveUp(id tableid.TableID) {
-	if b := s.building[id]; b != nil {
-		b.stop()
-		delete(s.building, id)
+func (s *Standby) giveUp(id tableid.TableID) error {
+	b := s.building[id]
+	if b == nil {
+		return nil
 	}
+	b.stop()
+	delete(s.building, id)
+	return b.err
 }
 
 // build makes the table: first itself, so that its refusal says why, then what is in it. Behind
@@ -64,7 +72,9 @@ func (s *Standby) build(c *Copy, pause func() error) error {
 	if c.native != nil {
 		fill = s.fillNative
 	}
-	if err := fill(t, c, pause); err != nil {
+	if err := fill(t, c, pause); errors.Is(err, errGivenUp) {
+		return s.remove(t)
+	} else if err != nil {
 		return errors.Join(err, s.remove(t))
 	}
 	s.tables[c.ID] = t

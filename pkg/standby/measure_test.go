@@ -78,7 +78,7 @@ func TestMeasureNative(t *testing.T) {
 				must(t, err)
 				nstest.CommandInput(t, string(text), "nft", "-f", "-")
 				table, genid := captured(t, dial(t), kubeProxy)
-				c, err := standby.TranslateNative(table, genid)
+				c, err := standby.TranslateNative(table, genid, nil)
 				must(t, err)
 				s := open(t, standby.Config{})
 				runtime.LockOSThread()

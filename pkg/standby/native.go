@@ -1,6 +1,7 @@
 package standby
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -28,8 +29,10 @@ const (
 // what they drop is not to be translated. The error wraps ErrUnavailable.
 //
 // A table of one owner has no rules of others, so that its hooks may be opened whatever is lost.
-// What packets add to sets, such as session affinity, is as it was when the set was written.
-func TranslateNative(src *native.Table, genid uint32) (*Copy, error) {
+// What packets add to sets, such as session affinity, is as it was when the set was written. Such a
+// set keeps the room that it has in held, which is what the kernel holds of the table
+// (Standby.Held, nil: nothing): a set of another size is another set.
+func TranslateNative(src *native.Table, genid uint32, held *Copy) (*Copy, error) {
 	c := &Copy{ID: src.ID, Genid: genid, chains: map[string]*chain{}, hooks: map[Hook]*hook{}}
 	switch {
 	case src.Immune():
@@ -55,7 +58,7 @@ func TranslateNative(src *native.Table, genid uint32) (*Copy, error) {
 	}
 	maps.Copy(n.chains, before.chains)
 	maps.Copy(n.sets, before.sets)
-	c.native = n.table(append(bases, filters...), slices.Sorted(maps.Keys(c.hooks)))
+	c.native = n.table(append(bases, filters...), slices.Sorted(maps.Keys(c.hooks)), held)
 	return c, nil
 }
 
@@ -89,8 +92,9 @@ func newNativeCopy(src *native.Table, filter bool) *nativeCopy {
 	return n
 }
 
-// table returns the copied table: these base chains, what was found, and the gates.
-func (n *nativeCopy) table(bases []native.Chain, hooks []Hook) *native.Table {
+// table returns the copied table: these base chains, what was found, and the gates. held is what
+// the kernel holds of it.
+func (n *nativeCopy) table(bases []native.Chain, hooks []Hook, held *Copy) *native.Table {
 	t := &native.Table{ID: n.src.ID.Family.Table(NameOf(n.src.ID)), Objects: n.src.Objects, Chains: bases}
 	t.Attrs = number(nil, unix.NFTA_TABLE_FLAGS, tableOwned)
 	t.Attrs = nft.AppendAttr(t.Attrs, tableUserdata, append(append([]byte{0, byte(len(comment) + 1)}, comment...), 0), 0)
@@ -99,9 +103,10 @@ func (n *nativeCopy) table(bases []native.Chain, hooks []Hook) *native.Table {
 			t.Chains = append(t.Chains, *chain)
 		}
 	}
+	dynamic := held.dynamicSets()
 	for i := range n.src.Sets {
 		if set := &n.src.Sets[i]; n.sets[set.Name] {
-			t.Sets = append(t.Sets, smaller(*set))
+			t.Sets = append(t.Sets, smaller(*set, dynamic[set.Name]))
 		}
 	}
 	for _, h := range hooks {
@@ -117,19 +122,52 @@ const dynamicSize = 1024
 // smaller returns a set with room for what it is to hold while the copy is open. The kernel takes
 // 1 MiB for a set of 65,535 elements that packets add, which is what kube-proxy has for each
 // endpoint with session affinity: 309 MiB at 1,000 services, of which 300 endpoints have it (Linux
-// 6.18).
-func smaller(s native.Set) native.Set {
+// 6.18). held is the set as the kernel holds it, whose room stays: what packets add since is not
+// written into it.
+func smaller(s native.Set, held *native.Set) native.Set {
 	size := uint32(dynamicSize)
 	for int(size) < 2*len(s.Elements) {
 		size *= 2
 	}
 	desc := attr(s.Attrs, unix.NFTA_SET_DESC)
-	if !s.Dynamic() || desc == nil || nft.AttrNumber(desc, unix.NFTA_SET_DESC_SIZE) <= size {
+	if !s.Dynamic() || desc == nil {
+		return s
+	}
+	room := nft.AttrNumber(desc, unix.NFTA_SET_DESC_SIZE)
+	if held != nil && held.Flags == s.Flags && sizeOf(held) <= room && bytes.Equal(sizeless(held.Attrs), sizeless(s.Attrs)) {
+		s.Attrs = held.Attrs
+		return s
+	}
+	if room <= size {
 		return s
 	}
 	desc = number(except(desc, unix.NFTA_SET_DESC_SIZE), unix.NFTA_SET_DESC_SIZE, size)
 	s.Attrs = nft.AppendAttr(except(s.Attrs, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC|unix.NLA_F_NESTED, desc, 0)
 	return s
+}
+
+// dynamicSets returns the sets of a native copy to which packets add, by name.
+func (c *Copy) dynamicSets() map[string]*native.Set {
+	if c == nil || c.native == nil {
+		return nil
+	}
+	all := map[string]*native.Set{}
+	for i := range c.native.Sets {
+		if s := &c.native.Sets[i]; s.Dynamic() {
+			all[s.Name] = s
+		}
+	}
+	return all
+}
+
+// sizeOf returns for how many elements a set has room.
+func sizeOf(s *native.Set) uint32 {
+	return nft.AttrNumber(attr(s.Attrs, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE)
+}
+
+// sizeless returns a set's attributes but for its size.
+func sizeless(attrs []byte) []byte {
+	return append(except(attrs, unix.NFTA_SET_DESC), except(attr(attrs, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE)...)
 }
 
 // except returns a list less the attributes of one kind.
@@ -272,27 +310,27 @@ func (n *nativeCopy) set(name string) error {
 	return nil
 }
 
-// putNative writes what is another in the table that is there. s.mu must be held.
-func (s *Standby) putNative(c *Copy) error {
+// putNative writes what is another in the table that is there. A difference of another kind, or one
+// that the kernel refuses, takes the table away: with more it is to be built. s.mu must be held.
+func (s *Standby) putNative(c *Copy) (more bool, err error) {
 	t := s.tables[c.ID]
 	if len(t.open) > 0 {
-		return fmt.Errorf("%w: table %s is open", ErrOutdated, t.name)
+		return false, fmt.Errorf("%w: table %s is open", ErrOutdated, t.name)
 	}
 	t.bytes, t.took = 0, 0
 	b := nft.NewBatch()
-	err := c.native.Amend(b, t.held.native, s.setName)
+	err = c.native.Amend(b, t.held.native, s.setName)
 	if err == nil && b.Messages() > 1 {
 		err = s.send(t, b)
 	}
 	if err == nil {
 		t.held = c
-		return nil
+		return false, nil
 	}
-	// A difference of another kind, or one that the kernel refuses.
 	if err := s.remove(t); err != nil {
-		return err
+		return false, err
 	}
-	return s.build(c, func() error { return nil })
+	return true, nil
 }
 
 // fillNative writes a native table in pieces: no packet gets behind its gates.

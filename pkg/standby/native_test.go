@@ -84,7 +84,7 @@ func TestANativeTableIsCopied(t *testing.T) {
 				}
 				s := open(t, standby.Config{})
 				table, genid := captured(t, conn, id)
-				c, err := standby.TranslateNative(table, genid)
+				c, err := standby.TranslateNative(table, genid, nil)
 				must(t, err)
 				must(t, s.Put(c))
 				copied := listed(t, id)
@@ -121,7 +121,7 @@ func TestANativeTableIsCopied(t *testing.T) {
 				changed := strings.Replace(text, "udp . 53 :", "udp . 54 :", 1)
 				nstest.CommandInput(t, changed, "nft", "-f", "-")
 				table, genid = captured(t, conn, id)
-				next, err := standby.TranslateNative(table, genid)
+				next, err := standby.TranslateNative(table, genid, s.Held(id))
 				must(t, err)
 				if next.Outstanding(s.Held(id)) == 0 {
 					t.Error("nothing is outstanding")
@@ -154,7 +154,7 @@ func TestKubeProxysNativeTable(t *testing.T) {
 		nstest.CommandInput(t, string(text), "nft", "-f", "-")
 		conn := dial(t)
 		table, genid := captured(t, conn, kubeProxy)
-		c, err := standby.TranslateNative(table, genid)
+		c, err := standby.TranslateNative(table, genid, nil)
 		must(t, err)
 		s := open(t, standby.Config{})
 		must(t, s.Put(c))
@@ -193,7 +193,7 @@ func TestNativeTablesThatAreNotCopied(t *testing.T) {
 		`filters by "limit"`:   {ID: kubeProxy, Chains: []native.Chain{base("nat", -100), base("filter", -110, "limit")}},
 		`filters by "dynset"`:  {ID: kubeProxy, Chains: []native.Chain{base("nat", -100), base("filter", -300, "counter", "dynset")}},
 	} {
-		if _, err := standby.TranslateNative(table, 1); !errors.Is(err, standby.ErrUnavailable) || !strings.Contains(err.Error(), name) {
+		if _, err := standby.TranslateNative(table, 1, nil); !errors.Is(err, standby.ErrUnavailable) || !strings.Contains(err.Error(), name) {
 			t.Errorf("got %v, want %q", err, name)
 		}
 	}

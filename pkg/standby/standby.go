@@ -67,8 +67,8 @@ type Config struct {
 // DefaultGateMost is far above the 41,434 rules of 5,000 services. There opening took the processor
 // 0.7 to 2.6 ms behind a gate and 35 to 38 ms without one, for the kernel walks all chains when a
 // jump is added; following a change took 39 to 45 ms behind a gate and 13 to 22 ms without (Linux
-// 6.18, a busy machine). Changes are followed once a second, and while a hook is to be opened
-// nothing is translated.
+// 6.18, a busy machine). Changes are followed once a second, and what is outstanding when a hook is
+// to be opened has been translated before; only a change of a native table is translated then.
 const DefaultGateMost = 100_000
 
 // A Status is what is known of one table of a Standby.
@@ -94,7 +94,9 @@ type Standby struct {
 	port   atomic.Uint32
 	conn   *nft.Conn
 	tables map[tableid.TableID]*table
-	names  int // that setName has given
+	// left are tables that the kernel did not delete: they take no copy, and go first.
+	left  map[tableid.TableID]*table
+	names int // that setName has given
 	// building are the first builds that are under way.
 	building map[tableid.TableID]*building
 }
@@ -117,7 +119,8 @@ func Dial(cfg Config) (*Standby, error) {
 	if err != nil {
 		return nil, errors.Join(nft.Wrap("opening the standby's netlink socket", err), conn.Close())
 	}
-	s := &Standby{cfg: cfg, fd: fd, conn: conn, tables: map[tableid.TableID]*table{}, building: map[tableid.TableID]*building{}}
+	s := &Standby{cfg: cfg, fd: fd, conn: conn, tables: map[tableid.TableID]*table{}, left: map[tableid.TableID]*table{},
+		building: map[tableid.TableID]*building{}}
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1) // see nft.Batch.Send
 	for range dialTries {
 		port := nft.NewPort()
@@ -156,10 +159,11 @@ func (s *Standby) close() error {
 		return nil
 	}
 	for id := range s.building {
-		s.giveUp(id)
+		_ = s.giveUp(id) // what stays goes with the socket
 	}
 	s.closed = true
 	clear(s.tables)
+	clear(s.left)
 	return errors.Join(unix.Close(s.fd), s.conn.Close())
 }
 
@@ -176,8 +180,9 @@ func (s *Standby) Put(c *Copy) error {
 	}
 }
 
-// PutPiece is Put that returns after each transaction of a first build. With more it is to be
-// called again, with this copy or a newer one. Status says when there is a table.
+// PutPiece is Put that returns after each transaction of a build. With more it is to be called
+// again, with this copy or a newer one. Status says when there is a table: a native one that cannot
+// be changed goes first, and the next call begins to build it.
 func (s *Standby) PutPiece(c *Copy) (more bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -189,7 +194,7 @@ func (s *Standby) PutPiece(c *Copy) (more bool, err error) {
 	case t == nil:
 		return s.step(c)
 	case c.native != nil:
-		return false, s.putNative(c)
+		return s.putNative(c)
 	}
 	return false, s.follow(t, c)
 }
@@ -205,8 +210,9 @@ func (s *Standby) Held(id tableid.TableID) *Copy {
 }
 
 // Open opens hooks, in one transaction with what pending has that the kernel has not yet; pending
-// may be nil. Hooks that are open stay so. If the kernel refuses pending, the hooks are opened
-// without it, and pending stays outstanding. Copy.Openable says which hooks to open.
+// may be nil. Hooks that are open stay so. If pending cannot be written, nothing is opened. The
+// caller may open without it then: what translates is out of date. Copy.Openable says which hooks
+// to open.
 func (s *Standby) Open(id tableid.TableID, hooks []Hook, pending *Copy) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,19 +220,10 @@ func (s *Standby) Open(id tableid.TableID, hooks []Hook, pending *Copy) error {
 	if t == nil {
 		return ErrNotBuilt
 	}
-	if pending != nil && pending.ID == id {
-		open := s.open
-		if pending.native != nil {
-			open = s.openNative
-		}
-		if open(t, hooks, pending) == nil {
-			return nil
-		}
+	if pending != nil && pending.native != nil {
+		return s.openNative(t, hooks, pending)
 	}
-	if s.tables[id] == nil {
-		return ErrNotBuilt
-	}
-	return s.open(t, hooks, nil)
+	return s.open(t, hooks, pending)
 }
 
 // Shut shuts all hooks of a table; without a table there is nothing to shut. If the kernel does
@@ -245,12 +242,15 @@ func (s *Standby) Shut(id tableid.TableID) error {
 	return nil
 }
 
-// Remove removes a table, open or not.
+// Remove removes a table, open or not, built or not. After an error it stands and takes no copy:
+// Remove and the next build try it again.
 func (s *Standby) Remove(id tableid.TableID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.giveUp(id)
-	if t := s.tables[id]; t != nil {
+	if err := s.giveUp(id); err != nil {
+		return err
+	}
+	if t := cmp.Or(s.tables[id], s.left[id]); t != nil {
 		return s.remove(t)
 	}
 	return nil

@@ -52,18 +52,24 @@ func (s *Standby) make(t *table) error {
 	return err
 }
 
-// remove deletes the table. It is no table of ours any more whatever comes of it. If the kernel
-// refuses and a hook is open, the socket is closed; else the table stands until that is. s.mu must
-// be held.
+// remove deletes the table, which takes no copy any more whatever comes of it. If the kernel
+// refuses and a hook is open, the socket is closed; else the table is left until the next try. s.mu
+// must be held.
 func (s *Standby) remove(t *table) error {
 	delete(s.tables, t.id)
+	delete(s.left, t.id)
 	b := nft.NewBatch()
 	b.Begin(unix.NFT_MSG_DELTABLE, 0, t.id.Family)
 	b.Text(unix.NFTA_TABLE_NAME, t.name)
 	b.End()
 	err := s.send(t, b)
-	if err != nil && len(t.open) > 0 {
-		err = errors.Join(err, s.close())
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil
+	case err != nil && len(t.open) > 0:
+		return errors.Join(err, s.close())
+	case err != nil:
+		s.left[t.id] = t
 	}
 	return err
 }

@@ -1,0 +1,73 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/api"
+)
+
+// tableDeleted is what the log says of a table that is deleted.
+const tableDeleted = "The standby's table is deleted"
+
+// TestStandbyTablesThatAreDeleted: the log says after a cleanup that the standby's table is deleted
+// where there was one, and not where the kernel cannot have one.
+func TestStandbyTablesThatAreDeleted(t *testing.T) {
+	for _, test := range []struct {
+		native bool
+		err    error // of building it
+		want   int   // log lines
+	}{
+		{native: false, want: 2},
+		{native: true, want: 1},
+		{native: false, err: errors.New("the kernel cannot hold a standby"), want: 0},
+		{native: true, err: errors.New("the kernel cannot hold a standby"), want: 0},
+	} {
+		bubble(t, fmt.Sprintf("native %t, %v", test.native, test.err), func(t *testing.T) {
+			fake := loadedFake(t, "nft")
+			k := newFakeNative(natTable(proxyTable, "a"))
+			n, s := newFakeNativeStandby(k), newFakeStandby(fake)
+			n.followErr, s.followErr = test.err, test.err
+			set := setup{standby: s}
+			if test.native {
+				set = setup{guarded: k, nativeStandby: n}
+			}
+			r := run(t, fake, set)
+			r.after(10 * time.Second)
+			must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{}))
+			r.after(time.Minute)
+			if diff := cmp.Diff(test.want, strings.Count(r.log.String(), tableDeleted)); diff != "" {
+				t.Errorf("lines of the log (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestAStandbyTableThatStays: the log says that the kernel does not delete it, and that it does at
+// the next try.
+func TestAStandbyTableThatStays(t *testing.T) {
+	bubble(t, "native", func(t *testing.T) {
+		r, k, s := withNativeStandby(t, nil)
+		s.set(func(s *fakeNativeStandby) { s.releaseErr = errors.New("the kernel has no memory") })
+		k.deleteTable(proxyTable)
+		r.settled()
+		_, err := r.d.Dismiss(t.Context())
+		must(t, err)
+		r.after(time.Minute)
+		r.wantLog("The standby's table stays for now")
+		if s.holds(proxyTable) == nil || strings.Contains(r.log.String(), tableDeleted) {
+			t.Error("it is gone, or the log says so")
+		}
+		s.set(func(s *fakeNativeStandby) { s.releaseErr = nil })
+		r.after(makeAgain)
+		r.wantLog(tableDeleted)
+		if s.holds(proxyTable) != nil {
+			t.Error("it is not tried again")
+		}
+	})
+}
