@@ -185,7 +185,7 @@ func TestBadFlags(t *testing.T) {
 		want string
 	}{
 		"no data":       {[]string{"-sizes", "7"}, "-sizes 7: there is data for [100 1000 5000] services only"},
-		"no backend":    {[]string{"-backends", "ebtables"}, "-backends ebtables: want nft or legacy"},
+		"no backend":    {[]string{"-backends", "ebtables"}, "-backends ebtables: want nft, legacy or native"},
 		"no repetition": {[]string{"-n", "0"}, "-n: want at least 1"},
 		"no program":    {[]string{"-canaryd", "/nowhere"}, "there is no canaryd to measure"},
 		"no output":     {[]string{"-canaryd", "/proc/self/exe", "-o", "xml"}, "-o xml: want table or json"},
