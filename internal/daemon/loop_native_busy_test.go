@@ -46,3 +46,33 @@ func TestNativeFlushedWhileUnread(t *testing.T) {
 		})
 	}
 }
+
+// TestNativeLostWhileAnotherIsRefused: a table that the kernel refuses, and whose next try is far,
+// does not hide what happens to the others: what is lost of them is back at once, what their owner
+// writes is learned, and a second flush of everything is a flush.
+func TestNativeLostWhileAnotherIsRefused(t *testing.T) {
+	for name, do := range map[string]func(*fakeNative){
+		"nft flush ruleset": (*fakeNative).flushRuleset,
+		"nft flush table":   func(k *fakeNative) { k.flushTable(dockerTable) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+				k.with(func() { k.refuses[proxyTable] = true })
+				k.flushRuleset()
+				r.after(10 * time.Second) // the next try comes at growing distances
+				newer := tableOf(dockerTable, "newer")
+				k.sync(newer)
+				r.after(time.Second)
+				do(k)
+				r.after(200 * time.Millisecond)
+				k.wantNative(t, newer)
+				r.wantNotReady("ip kube-proxy is table_deleted")
+				k.with(func() { clear(k.refuses) })
+				r.after(time.Minute)
+				k.wantNative(t, tableOf(proxyTable, "a", "b"))
+				k.wantNative(t, newer)
+				r.wantReady()
+			})
+		})
+	}
+}

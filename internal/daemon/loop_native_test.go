@@ -176,7 +176,7 @@ func TestNativeStaleAndRefused(t *testing.T) {
 		r.after(10 * time.Second)
 		k.wantNative(t, tableOf(dockerTable, "c"))
 		r.wantNotReady("ip kube-proxy is table_deleted")
-		if f := r.d.Status().Flushes[0]; f.Outcome != reload.Failed || !strings.Contains(f.Detail, "ip kube-proxy") {
+		if f := r.d.Status().Flushes[0]; f.Outcome != reload.Failed || !strings.Contains(f.Detail, "ipv4 kube-proxy") {
 			t.Errorf("the record says %+v", f)
 		}
 		if n := strings.Count(r.log.String(), "still missing rules"); n == 0 || n > 3 {

@@ -194,9 +194,9 @@ func (d *Daemon) nativeChores() []chore {
 	return []chore{
 		{"look at native tables", func(st *state) time.Time { return st.native.lookAt }, nil, readLimit, d.lookNative},
 		{"heal native tables", nativeTryAt, nil, d.settleLimit(), d.healNative},
-		{"read native tables", func(st *state) time.Time { return st.native.readAt }, noNativeReplay, readLimit, d.readNative},
+		{"read native tables", func(st *state) time.Time { return st.native.readAt }, mayReadNative, readLimit, d.readNative},
 		{"read what packets add to native tables", func(st *state) time.Time { return st.native.refreshAt }, noNativeReplay, readLimit, d.refreshNative},
-		{"plant witnesses", func(st *state) time.Time { return st.native.plantAt }, noNativeReplay, briefLimit, d.plantWitnesses},
+		{"plant witnesses", func(st *state) time.Time { return st.native.plantAt }, mayReadNative, briefLimit, d.plantWitnesses},
 		{"save native tables", func(st *state) time.Time { return st.native.disk.saveAt }, nil, diskLimit, d.saveNative},
 	}
 }
@@ -206,6 +206,13 @@ func nativeTryAt(st *state) time.Time {
 		return time.Time{}
 	}
 	return st.native.loss.retry.at
+}
+
+// mayReadNative reports whether changed tables are read now, and witnesses planted: not if a replay
+// is due, which does that, but while one waits, perhaps because the kernel has refused a table.
+// Others may be lost meanwhile.
+func mayReadNative(st *state) bool {
+	return noNativeReplay(st) || st.native.loss.retry.at.After(time.Now())
 }
 
 // noNativeReplay reports whether no replay is due that reads and plants by itself.

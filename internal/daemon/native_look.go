@@ -165,9 +165,11 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 		case t.accept:
 			d.adoptNative(ctx, st, id, seen, native.Finding{Verdict: native.Changed, Why: "an operator accepted it"})
 		case f.Remedy != native.NoRemedy && !t.old:
-			t.finding = f
-			if d.loseNative(st, id) {
+			waits := r.loss != nil && t.lost() && t.finding.Remedy != native.NoRemedy
+			if t.finding = f; waits { // for the next try
 				t.rest(r.all)
+			} else if d.loseNative(st, id); st.heals() || !r.loss.hit[id] { // it may have been back
+				r.loss.retry.at = now
 			}
 		case nativeLost(f.Verdict):
 			t.finding = f
@@ -184,7 +186,8 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 
 // finishRead plans what follows a read that took so long. alarm: a possible flush asked for it.
 func (r *nativeRealm) finishRead(end time.Time, seen nativeSight, alarm bool) {
-	if r.begun = r.begun || seen.all; r.loss == nil { // what a loss makes us read is no busy owner's fault
+	r.begun = r.begun || seen.all
+	if r.loss == nil || r.loss.retry.at.After(end) { // what a loss makes us read is no busy owner's fault
 		r.pace.spend(end, seen.took, alarm)
 	}
 	r.planReads(end)
