@@ -50,6 +50,7 @@ remove_groups() {
 	groups=()
 }
 
+# etcd and containerd write hundreds of MiB, for which /tmp in memory may have no room.
 work=$(mktemp -d /var/tmp/canaryd-cluster.XXXXXX)
 groups=() node=
 clean_up() {
