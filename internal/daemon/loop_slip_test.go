@@ -181,8 +181,8 @@ func TestFlushedBeforeTheFirstProof(t *testing.T) {
 				must(t, fake.Bypassing().Flush(rules.IPv4, rules.Filter, ""))
 			}
 		}
+		before := (&rig{t: t, fake: fake}).tables()
 		r := run(t, fake, setup{kernel: stepping{fake, step}})
-		before := r.tables()
 		r.after(5 * time.Second)
 		if f := r.oneRecord(); f.Outcome != reload.Proved || f.Kind != canary.Emptied || f.Lost.Rules == 0 {
 			t.Errorf("the record is %s, %s, with %d rules", f.Kind, f.Outcome, f.Lost.Rules)

@@ -2,6 +2,7 @@ package packets
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -225,14 +226,18 @@ func TestHairpinsThroughALossOfPostrouting(t *testing.T) {
 
 func addrPort(a net.Addr) netip.AddrPort { return netip.MustParseAddrPort(a.String()) }
 
-// wantEnded fails unless that many flows of TCP were ended, and no others.
+// wantEnded fails unless that many flows of TCP are ended, and no others. They may be so before
+// that is counted.
 func (l *lab) wantEnded(count int) {
 	l.Helper()
-	got := l.Metrics()
-	tcp, all := nodetest.Sum(got, "conntrack_deleted_total", `protocol="tcp"`), nodetest.Sum(got, "conntrack_deleted_total")
-	if errors := nodetest.Sum(got, "conntrack_errors_total"); tcp != float64(count) || all != tcp || errors != 0 {
-		l.Errorf("%v flows of TCP were deleted, %v in all, with %v errors; want %d of TCP", tcp, all, errors, count)
-	}
+	l.Within(nodetest.HealsIn, "the flows to be counted", func() error {
+		got := l.Metrics()
+		tcp, all := nodetest.Sum(got, "conntrack_deleted_total", `protocol="tcp"`), nodetest.Sum(got, "conntrack_deleted_total")
+		if errors := nodetest.Sum(got, "conntrack_errors_total"); tcp != float64(count) || all != tcp || errors != 0 {
+			return fmt.Errorf("%v flows of TCP were deleted, %v in all, with %v errors; want %d of TCP", tcp, all, errors, count)
+		}
+		return nil
+	})
 }
 
 // halfOpen puts a flow into conntrack's table that went past a service, and that
