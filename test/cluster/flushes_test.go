@@ -118,7 +118,7 @@ func (n *node) strike(f flush) *row {
 		return nil
 	}
 	for _, record := range records {
-		if record.Outcome != "proved" {
+		if record.Outcome != "proved" && record.Outcome != "raced" { // that is in the table
 			n.Errorf("%s: a flush record ended %q", f.command, record.Outcome)
 		}
 	}

@@ -85,7 +85,7 @@ func (r row) text() string {
 	if len(r.seen.reset) > 0 {
 		reset = strings.Join(r.seen.reset, ", ")
 	}
-	return fmt.Sprintf("| `%s` | %d | %.2f s | %s | %s | %s | %d of %d | %s |\n", r.flush, len(r.records), absent, named(r.records),
+	return fmt.Sprintf("| `%s` | %s | %.2f s | %s | %s | %s | %d of %d | %s |\n", r.flush, countText(r.records), absent, named(r.records),
 		span(host), span(services), r.seen.failed, r.seen.asked, reset)
 }
 
@@ -113,4 +113,19 @@ func wrapped(text string) string {
 		column += len(word)
 	}
 	return b.String()
+}
+
+// countText says how many records there are, and of how many another process wrote in the middle of
+// the replay, which is proved all the same.
+func countText(records []scenario.Record) string {
+	raced := 0
+	for _, r := range records {
+		if r.Outcome == "raced" {
+			raced++
+		}
+	}
+	if raced == 0 {
+		return fmt.Sprint(len(records))
+	}
+	return fmt.Sprintf("%d, %d raced", len(records), raced)
 }
