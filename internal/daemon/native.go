@@ -209,10 +209,11 @@ func nativeTryAt(st *state) time.Time {
 }
 
 // mayReadNative reports whether changed tables are read now, and witnesses planted: not if a replay
-// is due, which does that, but while one waits, perhaps because the kernel has refused a table.
-// Others may be lost meanwhile.
+// is due, which does that, but while one waits because the kernel has refused a table: others may
+// be lost meanwhile. While something keeps flushing and replays are limited, so are reads.
 func mayReadNative(st *state) bool {
-	return noNativeReplay(st) || st.native.loss.retry.at.After(time.Now())
+	r := &st.native
+	return noNativeReplay(st) || r.calmAt.IsZero() && r.loss.retry.at.After(time.Now())
 }
 
 // noNativeReplay reports whether no replay is due that reads and plants by itself.
