@@ -248,20 +248,46 @@ func TestNativePaused(t *testing.T) {
 	})
 }
 
-// TestNativeWar: against a flusher that does not stop replays are limited.
+// TestNativeWar: against a flusher that does not stop replays are limited, and that is said, whether
+// it strikes between replays or before each is proved.
 func TestNativeWar(t *testing.T) {
-	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
-		for range 600 {
-			k.flushRuleset()
-			r.after(100 * time.Millisecond)
-		}
-		if k.count().heals < 15 || k.count().heals > 60 {
-			t.Errorf("%d replays in a minute of flushes", k.count().heals)
-		}
-		r.after(20 * time.Second)
-		k.wantNative(t, tableOf(proxyTable, "a", "b"))
-		r.wantReady()
-	})
+	for name, strikes := range map[string]func(r *rig, k *fakeNative){
+		"between replays": func(r *rig, k *fakeNative) {
+			for range 600 {
+				k.flushRuleset()
+				r.after(100 * time.Millisecond)
+			}
+		},
+		"before the proof": func(r *rig, k *fakeNative) {
+			var again func()
+			again = func() {
+				k.flushRuleset()
+				k.with(func() { k.between = again })
+			}
+			again()
+			r.after(time.Minute)
+			k.with(func() { k.between = nil })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+				strikes(r, k)
+				if n := k.count().heals; n < 15 || n > 60 {
+					t.Errorf("%d replays in a minute of flushes", n)
+				}
+				if !r.d.Status().Contended || r.logged("keeps undoing what is replayed of native tables") != 1 {
+					t.Errorf("contended: %t, said %d times", r.d.Status().Contended, r.logged("keeps undoing"))
+				}
+				r.after(20 * time.Second)
+				k.wantNative(t, tableOf(proxyTable, "a", "b"))
+				r.wantReady()
+				r.after(calmFor)
+				if r.d.Status().Contended {
+					t.Error("contended for ever")
+				}
+			})
+		})
+	}
 }
 
 // TestNativeUnread: what cannot be read is unknown, not healthy, and nothing is written.

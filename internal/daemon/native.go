@@ -210,10 +210,11 @@ func nativeTryAt(st *state) time.Time {
 
 // mayReadNative reports whether changed tables are read now, and witnesses planted: not if a replay
 // is due, which does that, but while one waits because the kernel has refused a table: others may
-// be lost meanwhile. While something keeps flushing and replays are limited, so are reads.
+// be lost meanwhile. While something keeps flushing and replays are limited, so are these: each
+// witness is one more thing for it to delete.
 func mayReadNative(st *state) bool {
-	r := &st.native
-	return noNativeReplay(st) || r.calmAt.IsZero() && r.loss.retry.at.After(time.Now())
+	r, now := &st.native, time.Now()
+	return noNativeReplay(st) || r.loss.retry.at.After(now) && !r.calmAt.After(now)
 }
 
 // noNativeReplay reports whether no replay is due that reads and plants by itself.

@@ -30,14 +30,8 @@ var errOwnerWrote = errors.New("another process wrote after the write")
 func (d *Daemon) healNative(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
-	r, l := &st.native, st.native.loss
-	if wait := r.limit.Wait(time.Now()); wait > 0 && st.heals() {
-		if r.calmAt.IsZero() {
-			klog.FromContext(ctx).Info("Another process keeps undoing what is replayed of native tables; until that stops, replays are limited",
-				"flush", l.record.ID)
-		}
-		r.calmAt = time.Now().Add(calmFor)
-		l.retry.at = time.Now().Add(wait)
+	r := &st.native
+	if st.heals() && r.limited(ctx) {
 		return
 	}
 	if due(r.calmAt, time.Now()) {
@@ -60,7 +54,6 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 			return
 		}
 		d.endBack(ctx, st, plan.repairs)
-		l = r.loss
 		d.recordNative(ctx, st, plan.repairs)
 		if !st.heals() {
 			d.holdNative(ctx, st)
@@ -78,11 +71,7 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 			last = nft.ErrStale
 		case errors.Is(err, errOwnerWrote): // what the owner wrote is learned, or more is lost
 			last = errOwnerWrote
-			if wait := r.limit.Wait(time.Now()); wait > 0 {
-				l.retry.at = time.Now().Add(wait)
-				return
-			}
-			if d.settleNative(ctx, st) {
+			if r.limited(ctx) || d.settleNative(ctx, st) {
 				return
 			}
 		default:
@@ -91,6 +80,21 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 		}
 	}
 	d.retryNative(ctx, st, fmt.Errorf("%d times: %w", nativeStale, last))
+}
+
+// limited puts the next try off if replays have cost too much lately.
+func (r *nativeRealm) limited(ctx context.Context) bool {
+	now := time.Now()
+	wait := r.limit.Wait(now)
+	if wait <= 0 {
+		return false
+	}
+	if r.calmAt.IsZero() {
+		klog.FromContext(ctx).Info("Another process keeps undoing what is replayed of native tables; until that stops, replays are limited",
+			"flush", r.loss.record.ID)
+	}
+	r.calmAt, r.loss.retry.at = now.Add(wait+calmFor), now.Add(wait)
+	return true
 }
 
 // replayNative writes a plan, and proves what of it the kernel took, which it returns. The error is
