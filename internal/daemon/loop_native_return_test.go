@@ -251,6 +251,48 @@ func TestNativeGenerationRestoredAlone(t *testing.T) {
 	})
 }
 
+// TestNativeGenerationWithoutItsDevices: a generation that came back less devices that the node
+// lacks is not called proved, and is guarded as it is now.
+func TestNativeGenerationWithoutItsDevices(t *testing.T) {
+	ways := map[string]func(r *rig, k *fakeNative, store *NativeStore, asked api.RestoreRequest) (api.RestoreReply, error){
+		"with a daemon": func(r *rig, _ *fakeNative, _ *NativeStore, asked api.RestoreRequest) (api.RestoreReply, error) {
+			return r.d.Restore(r.t.Context(), asked)
+		},
+		"without one": func(r *rig, k *fakeNative, store *NativeStore, asked api.RestoreRequest) (api.RestoreReply, error) {
+			r.stop()
+			reply, _, err := store.RestoreGeneration(r.t.Context(), k, func(tableid.TableID) bool { return true }, asked)
+			return reply, err
+		},
+	}
+	for name, restored := range ways {
+		t.Run(name, func(t *testing.T) {
+			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+				first := r.present(proxyTable)
+				k.sync(tableOf(proxyTable, "a", "b", "c"))
+				r.after(10 * time.Second)
+				dry, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: first, DryRun: true})
+				must(t, err)
+				k.with(func() { k.lacking = []string{"eth9"} })
+				reply, err := restored(r, k, store, api.RestoreRequest{Generation: first, Agreed: dry.Agreement()})
+				must(t, err)
+				want := nativeOutcome(tableOf(proxyTable, "a", "b"), reload.Partial, devicesLeft([]string{"eth9"}))
+				if d := cmp.Diff([]api.NativeRestored{want}, reply.Native); d != "" || reply.Proved() || reply.Undo == "" {
+					t.Errorf("%+v (-want +got):\n%s", reply, d)
+				}
+				if name == "without one" {
+					r = run(t, loadedFake(t, iptables.NFT), setup{guarded: k, nativeStore: store})
+				}
+				r.settled()
+				r.wantReady()
+				stands := k.standing(proxyTable)
+				k.flushRuleset()
+				r.settled()
+				k.wantNative(t, stands)
+			})
+		})
+	}
+}
+
 // TestNativeKilledWhileSaving: whatever was written when canaryd is killed, what the older file
 // names is there.
 func TestNativeKilledWhileSaving(t *testing.T) {

@@ -147,10 +147,14 @@ func TestNativeDeletedAlone(t *testing.T) {
 
 // TestNativeDormant: a table of which the kernel attaches nothing is an outage, and is reported.
 func TestNativeDormant(t *testing.T) {
-	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+	nativeNode(t, setup{journal: t.TempDir()}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.dormant(proxyTable, true)
 		r.settled()
 		r.wantNotReady("table ip kube-proxy is disabled")
+		want := []api.TableDiff{{Family: proxyTable.Family, Table: proxyTable.Name, Lines: []string{"-table ip kube-proxy", "+table ip kube-proxy flags dormant"}}}
+		if d := cmp.Diff(want, r.full("1").Diff); d != "" {
+			t.Errorf("what it lost (-want +got):\n%s", d)
+		}
 		k.dormant(proxyTable, false)
 		r.settled()
 		r.wantReady()
@@ -248,8 +252,8 @@ func TestNativePaused(t *testing.T) {
 	})
 }
 
-// TestNativeWar: against a flusher that does not stop replays are limited, and that is said, whether
-// it strikes between replays or before each is proved.
+// TestNativeWar: against a flusher that does not stop replays are limited, and that is said,
+// whether it strikes between replays or before each is proved.
 func TestNativeWar(t *testing.T) {
 	for name, strikes := range map[string]func(r *rig, k *fakeNative){
 		"between replays": func(r *rig, k *fakeNative) {

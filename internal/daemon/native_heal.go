@@ -144,7 +144,7 @@ func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeT
 		case nativeLost(f.Verdict):
 			t.finding = f
 			t.rest(r.all)
-			d.reportNative(ctx, st, id)
+			d.reportNative(ctx, st, id, plan.seen.Tables[id])
 		default:
 			d.adoptNative(ctx, st, id, plan.seen, f)
 		}

@@ -174,7 +174,7 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 		case nativeLost(f.Verdict):
 			t.finding = f
 			t.rest(r.all)
-			d.reportNative(ctx, st, id)
+			d.reportNative(ctx, st, id, seen.Tables[id])
 		default:
 			d.adoptNative(ctx, st, id, seen, f)
 		}

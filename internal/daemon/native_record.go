@@ -252,8 +252,8 @@ func (d *Daemon) committer(id tableid.TableID, c nft.Commit) native.Committer {
 }
 
 // reportNative records a table that is lost and is not put back: it was deleted alone, or is
-// dormant, or was stored too long ago.
-func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID) {
+// dormant, or was stored too long ago. What stands in its place now is nil for nothing.
+func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID, now *native.Table) {
 	r, t := &st.native, st.native.tables[id]
 	if w := r.waiting[id]; w != nil && w.Kind == canary.Verdict(t.finding.Verdict) {
 		return
@@ -265,11 +265,7 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 	d.addNativeLoss(st, &record, id)
 	r.waiting[id] = &record
 	d.cfg.Metrics.ObserveNativeFlush(record.Time, record.Native)
-	var diff []api.TableDiff
-	if t.finding.Verdict == native.Unattributed || t.finding.Verdict == native.TableDeleted {
-		diff = nativeDiff([]lostTable{{want: t.want}})
-	}
-	d.write(ctx, record, diff)
+	d.write(ctx, record, nativeDiff([]lostTable{{t.want, now}}))
 	klog.FromContext(ctx).Error(errors.New(t.finding.Why), "A native table is lost and is not put back unasked; its owner has to write it again, or a decision is needed",
 		"flush", record.ID, "table", id.NFT(), "verdict", t.finding.Verdict, "by", culpritsText(record), "bringItBack", restoreCommand, "acceptTheLoss", dismissCommand)
 }

@@ -169,6 +169,14 @@ var (
 	errOwnerFaster = errors.New("its owner has written it meanwhile")
 )
 
+// devicesLeft is errDevicesLeft with the devices; nil if there are none.
+func devicesLeft(left []string) error {
+	if len(left) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %s", errDevicesLeft, strings.Join(left, ", "))
+}
+
 // endAsked ends the records of the tables that were written, as far as that is proved.
 func (d *Daemon) endAsked(ctx context.Context, st *state, asked nativeAsked, written []native.Repair) {
 	outcome := reload.Proved
@@ -320,7 +328,7 @@ func (s *NativeStore) RestoreStored(kernel NativeKernel, protects func(tableid.T
 		}
 		outcome := reload.Proved
 		if len(lacking) > 0 {
-			outcome, err = reload.Partial, fmt.Errorf("%w: %s", errDevicesLeft, strings.Join(lacking, ", "))
+			outcome, err = reload.Partial, devicesLeft(lacking)
 		}
 		return nativeOutcomes(repairs, left, outcome, err), s.saveProved(kernel, stored, stored.generations(repairs), proof)
 	}

@@ -50,8 +50,12 @@ type nativeReturned struct {
 	proof *native.Ruleset // what the last read shows; nil: nothing was read after the write
 }
 
-// proved reports whether a read shows the generation in force.
-func (n nativeReturned) proved() bool { return n.proof != nil && n.reply.Native[0].Outcome.Done() }
+// proved reports whether a read shows the generation in force, perhaps less devices that the node
+// lacks.
+func (n nativeReturned) proved() bool {
+	outcome := n.reply.Native[0].Outcome
+	return n.proof != nil && (outcome.Done() || outcome == reload.Partial)
+}
 
 // removal is the record of what was taken away; false if that is nothing.
 func (n nativeReturned) removal(g nativeGeneration, now time.Time) (removal, bool) {
@@ -106,6 +110,8 @@ func (n nativeReturn) do(r api.RestoreRequest) (nativeReturned, error) {
 		}
 		row := &done.reply.Native[0]
 		switch row.Outcome = reload.Proved; {
+		case errors.Is(err, errDevicesLeft):
+			row.Outcome, row.Detail = reload.Partial, err.Error()
 		case err != nil:
 			row.Outcome, row.Detail = reload.Failed, err.Error()
 		case unkept != nil:
@@ -194,7 +200,8 @@ func (n nativeReturn) keepForUndo(now *native.Table) (id string, err error) {
 }
 
 // write writes the table under the genid of a read, and proves it by another one. It reports
-// whether the kernel took it, after an error too.
+// whether the kernel took it, after an error too. The error is errDevicesLeft if it is in force
+// less devices that the node lacks.
 func (n nativeReturn) write(seen *native.Ruleset) (wrote bool, proof *native.Ruleset, err error) {
 	repair := native.Repair{Remedy: native.ByReplace, Want: n.want.Table, Now: seen.Tables[n.want.Table.ID], Age: n.uptime() - n.want.Read}
 	if repair.Now == nil {
@@ -209,7 +216,7 @@ func (n nativeReturn) write(seen *native.Ruleset) (wrote bool, proof *native.Rul
 	case err != nil:
 		return true, nil, fmt.Errorf("%s: it was written, and whether it is in force is unknown: %w", n.want.Name, err)
 	case repair.Repaired(proof.Tables[n.want.Table.ID], len(left) > 0):
-		return true, proof, nil
+		return true, proof, devicesLeft(left)
 	case proof.Genid != nft.Following(seen.Genid):
 		return true, proof, fmt.Errorf("%s: %w", n.want.Name, errOwnerWrote)
 	}

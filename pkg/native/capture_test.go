@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
@@ -115,7 +116,7 @@ func TestADeviceThatIsGoneIsLeftOut(t *testing.T) {
 		nstest.Command(t, "nft", "flush", "ruleset")
 		nstest.Command(t, "ip", "link", "delete", "short")
 		b := nft.NewBatch()
-		left, err := was.Create(b, native.Options{Lacks: func(device string) bool { return device == "short" }})
+		left, err := was.Create(b, native.Options{Lacks: func(_ nft.ObjectKind, device string) bool { return device == "short" }})
 		if err != nil || len(left) != 1 || left[0] != "short" {
 			t.Fatalf("left out %v, %v", left, err)
 		}
@@ -125,6 +126,59 @@ func TestADeviceThatIsGoneIsLeftOut(t *testing.T) {
 		}
 		if got := nstest.Command(t, "nft", "list", "ruleset"); !strings.Contains(got, "lo") || strings.Contains(got, "short") || !strings.Contains(got, "drop") {
 			t.Errorf("nft lists\n%s", got)
+		}
+	})
+}
+
+// TestADeviceThatComesBack: where the kernel takes a chain on a device that is gone, the chain
+// works on it again once it is back. Where it does not, the device is left out, and said.
+func TestADeviceThatComesBack(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft", "ip")
+		k := openKernel(t)
+		id := tableid.Netdev.Table("t")
+		addVeth := func() {
+			nstest.Command(t, "ip", "link", "add", "short", "type", "veth", "peer", "name", "other")
+			nstest.Command(t, "ip", "link", "set", "short", "up")
+			nstest.Command(t, "ip", "link", "set", "other", "up")
+		}
+		capture := func() *native.Ruleset {
+			r, err := k.Capture(func(nft.Table) bool { return true })
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r
+		}
+		addVeth()
+		nstest.CommandInput(t, `table netdev t { chain c { type filter hook ingress devices = { lo, short } priority 0; policy accept; counter; }; }`, "nft", "-f", "-")
+		listed := nstest.Command(t, "nft", "-s", "list", "ruleset")
+		want := capture().Tables[id]
+		nstest.Command(t, "nft", "flush", "ruleset")
+		nstest.Command(t, "ip", "link", "delete", "short")
+
+		seen := capture()
+		left, err := k.Write(seen.Genid, []native.Repair{{Remedy: native.ByCreate, Want: want}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		try := exec.CommandContext(t.Context(), "nft", "add table netdev x; add chain netdev x c { type filter hook ingress device absent priority 0; }; delete table netdev x")
+		if err := try.Run(); err != nil {
+			if d := cmp.Diff([]string{"short"}, left); d != "" {
+				t.Errorf("left out (-want +got):\n%s", d)
+			}
+			return
+		}
+		if len(left) > 0 {
+			t.Errorf("left out %v, which the kernel takes", left)
+		}
+		addVeth()
+		if got := nstest.Command(t, "nft", "-s", "list", "ruleset"); got != listed {
+			t.Errorf("nft lists\n%s\nwant\n%s", got, listed)
+		}
+		for began := time.Now(); strings.Contains(nstest.Command(t, "nft", "list", "ruleset"), "packets 0"); time.Sleep(20 * time.Millisecond) {
+			if time.Since(began) > 10*time.Second { // each device asks for its neighbours when it comes up
+				t.Fatalf("no packet passed the chain after the device was back:\n%s", nstest.Command(t, "nft", "list", "ruleset"))
+			}
 		}
 	})
 }

@@ -1,14 +1,35 @@
 package native
 
 import (
+	"net"
+	"sync"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
+
+// lacksDevice is what Repair writes with.
+func lacksDevice(of nft.ObjectKind, device string) bool {
+	_, err := net.InterfaceByName(device)
+	return err != nil && (of != nft.Chains || !takesAbsentDevices())
+}
+
+// takesAbsentDevices reports whether the kernel takes a chain on a device that is not there, as it
+// does since Linux 6.16. It hooks the chain to the device once that comes.
+var takesAbsentDevices = sync.OnceValue(func() bool {
+	hook := nft.AppendAttr(nil, unix.NFTA_HOOK_HOOKNUM, make([]byte, 4), 0) // ingress
+	hook = nft.AppendAttr(hook, unix.NFTA_HOOK_PRIORITY, make([]byte, 4), 0)
+	hook = nft.AppendAttr(hook, unix.NFTA_HOOK_DEV, "canaryd-absent", 1)
+	attrs := nft.AppendAttr(nil, unix.NFTA_CHAIN_TYPE, "filter", 1)
+	attrs = nft.AppendAttr(attrs, unix.NFTA_CHAIN_HOOK|unix.NLA_F_NESTED, hook, 0)
+	return (&Table{ID: tableid.Netdev.Table(rehearsalName), Chains: []Chain{{Name: "c", Base: true, Attrs: attrs}}}).Rehearse() == nil
+})
 
 // present returns an object's attributes less the devices that the node lacks. They stand in the
 // attribute hook, one in the attribute dev of it, or several in the list devs.
-func (w *writer) present(attrs []byte, hook, dev, devs uint16) []byte {
+func (w *writer) present(of nft.ObjectKind, attrs []byte, hook, dev, devs uint16) []byte {
 	if w.o.Lacks == nil {
 		return attrs
 	}
@@ -18,7 +39,7 @@ func (w *writer) present(attrs []byte, hook, dev, devs uint16) []byte {
 		case err != nil:
 			return attrs
 		case a.kind == hook:
-			out = appendNested(out, hook, w.presentIn(a.value, dev, devs))
+			out = appendNested(out, hook, w.presentIn(of, a.value, dev, devs))
 		default:
 			out = appendRaw(out, a)
 		}
@@ -26,17 +47,17 @@ func (w *writer) present(attrs []byte, hook, dev, devs uint16) []byte {
 	return out
 }
 
-func (w *writer) presentIn(hook []byte, dev, devs uint16) []byte {
+func (w *writer) presentIn(of nft.ObjectKind, hook []byte, dev, devs uint16) []byte {
 	var out []byte
 	for a, err := range attributes(hook) {
 		switch {
 		case err != nil:
 			return hook
-		case dev != 0 && a.kind == dev && w.lacks(a.value):
+		case dev != 0 && a.kind == dev && w.lacks(of, a.value):
 		case a.kind == devs:
 			var list []byte
 			for d, err := range attributes(a.value) {
-				if err == nil && (d.kind != deviceName || !w.lacks(d.value)) {
+				if err == nil && (d.kind != deviceName || !w.lacks(of, d.value)) {
 					list = appendRaw(list, d)
 				}
 			}
@@ -49,9 +70,9 @@ func (w *writer) presentIn(hook []byte, dev, devs uint16) []byte {
 }
 
 // lacks reports whether the node lacks a device, and notes it.
-func (w *writer) lacks(name []byte) bool {
+func (w *writer) lacks(of nft.ObjectKind, name []byte) bool {
 	device := nft.String(name)
-	if !w.o.Lacks(device) {
+	if !w.o.Lacks(of, device) {
 		return false
 	}
 	w.leftBy = append(w.leftBy, device)

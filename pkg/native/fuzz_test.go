@@ -67,7 +67,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		for range table.jumps() {
 		}
-		lacks := func(name string) bool { return name == "eth0" }
+		lacks := func(_ nft.ObjectKind, name string) bool { return name == "eth0" }
 		if _, err := table.Create(nft.NewBatch(), Options{Age: 1e9, Lacks: lacks}); err != nil {
 			t.Errorf("what was read cannot be written: %v", err)
 		}

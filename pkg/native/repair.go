@@ -3,7 +3,6 @@ package native
 import (
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"time"
 
@@ -57,11 +56,6 @@ func (r Repair) writeWithHandles(b *nft.Batch, o Options) (left []string, err er
 func (r Repair) emptied() bool {
 	return !slices.ContainsFunc(r.Now.Chains, func(c Chain) bool { return len(c.Rules) > 0 }) &&
 		!slices.ContainsFunc(Diff(r.Want, r.Now), func(c Change) bool { return c.Altered || c.Made || c.New > 0 })
-}
-
-func lacksDevice(name string) bool {
-	_, err := net.InterfaceByName(name)
-	return err != nil
 }
 
 // Repaired reports whether a table is as a repair should leave it, now as a read after it shows.

@@ -42,7 +42,7 @@ func (t *Table) linesOf(wanted func(nft.ObjectKind, string) bool, all bool) iter
 			going = going && yield(Line{kind, of, text})
 		}
 		if wanted(nft.Tables, t.ID.Name) {
-			say(nft.Tables, t.ID.Name, "table "+t.ID.NFT()+flagWords(t.Attrs, tableFlags)+commentWords(attrOf(t.Attrs, tableUserdata)))
+			say(nft.Tables, t.ID.Name, "table "+t.ID.NFT()+tableFlagWords(t.Flags)+commentWords(attrOf(t.Attrs, tableUserdata)))
 		}
 		for i := 0; i < len(t.Chains) && going; i++ {
 			if c := &t.Chains[i]; !c.Bound && wanted(nft.Chains, c.Name) {
@@ -158,6 +158,23 @@ func name(text string) string {
 	return strconv.Quote(text)
 }
 
+// tableFlagWords says a table's flags in the words of nft.
+func tableFlagWords(flags uint32) string {
+	var words []string
+	for i, word := range []string{"dormant", "owner", "persist"} {
+		if flags&(1<<i) != 0 {
+			words = append(words, word)
+		}
+	}
+	if unknown := flags &^ 7; unknown != 0 {
+		words = append(words, fmt.Sprintf("%#x", unknown))
+	}
+	if len(words) == 0 {
+		return ""
+	}
+	return " flags " + strings.Join(words, ", ")
+}
+
 func flagWords(attrs []byte, kind uint16) string {
 	if n := number(attrs, kind); n != 0 {
 		return fmt.Sprintf(" flags %#x", n)
@@ -194,14 +211,37 @@ func (w *words) chain(c *Chain) string {
 		hook := attrOf(c.Attrs, unix.NFTA_CHAIN_HOOK)
 		text += fmt.Sprintf(" type %s hook %s priority %d", name(nft.String(attrOf(c.Attrs, unix.NFTA_CHAIN_TYPE))),
 			nameOf(hookNames(w.family), uint64(number(hook, unix.NFTA_HOOK_HOOKNUM))), int32(number(hook, unix.NFTA_HOOK_PRIORITY)))
-		if device := attrOf(hook, unix.NFTA_HOOK_DEV); device != nil {
-			text += " device " + name(nft.String(device))
-		}
+		text += deviceWords(hook)
 		if has(c.Attrs, unix.NFTA_CHAIN_POLICY) {
 			text += " policy " + verdictName(int32(number(c.Attrs, unix.NFTA_CHAIN_POLICY)))
 		}
 	}
 	return text + commentWords(attrOf(c.Attrs, chainUserdata))
+}
+
+// deviceWords says the network devices of a hook. The kernel has one in an attribute of its own,
+// too.
+func deviceWords(hook []byte) string {
+	var devices []string
+	for a, err := range attributes(attrOf(hook, hookDevs)) {
+		switch {
+		case err != nil:
+		case a.kind == deviceName:
+			devices = append(devices, name(nft.String(a.value)))
+		case a.kind == devicePrefix:
+			devices = append(devices, name(nft.String(a.value)+"*"))
+		}
+	}
+	if one := attrOf(hook, unix.NFTA_HOOK_DEV); one != nil && len(devices) < 2 {
+		devices = []string{name(nft.String(one))}
+	}
+	switch len(devices) {
+	case 0:
+		return ""
+	case 1:
+		return " device " + devices[0]
+	}
+	return " devices = { " + strings.Join(devices, ", ") + " }"
 }
 
 func (w *words) set(s *Set) string {

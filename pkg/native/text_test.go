@@ -28,7 +28,8 @@ func textOf(lines []native.Line) string {
 // TestLines: what each part of a table is in words.
 func TestLines(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
-		nstest.NeedProgram(t, "nft")
+		nstest.NeedProgram(t, "nft", "ip")
+		nstest.Command(t, "ip", "link", "add", "d1", "type", "veth", "peer", "name", "d2")
 		nstest.CommandInput(t, `table ip t {
 	counter hits { }
 	set nets { type ipv4_addr; flags interval; elements = { 10.0.0.0/8 }; }
@@ -43,10 +44,12 @@ func TestLines(t *testing.T) {
 }
 table netdev d {
 	chain in { type filter hook ingress device lo priority 0; }
+	chain more { type filter hook ingress devices = { lo, d1 } priority 1; }
 }
+table ip off { flags dormant; }
 `, "nft", "-f", "-")
 		text, tables := "", capture(t, dial(t)).Tables
-		for _, id := range []tableid.TableID{tableid.IPv4.Table("t"), tableid.Netdev.Table("d")} {
+		for _, id := range []tableid.TableID{tableid.IPv4.Table("t"), tableid.Netdev.Table("d"), tableid.IPv4.Table("off")} {
 			text += textOf(slices.Collect(tables[id].Lines()))
 		}
 		golden.Compare(t, "lines.golden", []byte(text))

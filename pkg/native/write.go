@@ -20,9 +20,9 @@ type Options struct {
 	// Age is how long ago the table was read: elements have so much less left, and those that
 	// have nothing left are not written.
 	Age time.Duration
-	// Lacks reports whether the node has a network device no more; nil: it has all. The kernel
-	// refuses a whole transaction for one flowtable with such a device.
-	Lacks func(device string) bool
+	// Lacks reports whether a network device has to be left out of a chain or flowtable, because the
+	// node has it no more; nil: it has all. A kernel may refuse a whole transaction for one.
+	Lacks func(of nft.ObjectKind, device string) bool
 }
 
 // ErrImmune: one process owns the table, and the kernel lets no other write it.
@@ -163,7 +163,7 @@ func (w *writer) then(err error) error {
 func (w *writer) chain(c *Chain) {
 	w.begin(nft.Chains)
 	w.b.Text(unix.NFTA_CHAIN_NAME, c.Name)
-	w.b.Raw(w.present(c.Attrs, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_DEV, hookDevs))
+	w.b.Raw(w.present(nft.Chains, c.Attrs, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_DEV, hookDevs))
 	w.b.End()
 }
 
@@ -177,7 +177,7 @@ func (w *writer) object(o Object) {
 func (w *writer) flowtable(f Flowtable) {
 	w.begin(nft.Flowtables)
 	w.b.Text(unix.NFTA_OBJ_NAME, f.Name) // NFTA_FLOWTABLE_NAME
-	w.b.Raw(w.present(f.Attrs, flowHook, 0, flowHookDevs))
+	w.b.Raw(w.present(nft.Flowtables, f.Attrs, flowHook, 0, flowHookDevs))
 	w.b.End()
 }
 
