@@ -20,8 +20,8 @@ type Options struct {
 	// Age is how long ago the table was read: elements have so much less left, and those that
 	// have nothing left are not written.
 	Age time.Duration
-	// Lacks reports whether a network device has to be left out of a chain or flowtable, because the
-	// node has it no more; nil: it has all. A kernel may refuse a whole transaction for one.
+	// Lacks reports whether a network device has to be left out of a chain or flowtable, because
+	// the node has it no more; nil: it has all. A kernel may refuse a whole transaction for one.
 	Lacks func(of nft.ObjectKind, device string) bool
 }
 
