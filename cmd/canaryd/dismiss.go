@@ -12,8 +12,9 @@ import (
 )
 
 const aboutDismiss = `Where rules were lost while canaryd did not run, and it may not put them back unasked, the node is
-not healthy until the rules are back. This accepts the loss: what the tables hold now is what ought
-to be in force. The stored generation stays on disk.
+not healthy until the rules are back; so it is where a native table was deleted alone, or made
+dormant. This accepts the loss: what the tables hold now is what ought to be in force. The stored
+generation stays on disk.
 Exit code: 0 also if nothing waited for a decision, 2 no daemon or trouble.
 `
 

@@ -18,7 +18,7 @@ func runManual(_ context.Context, _ *options, to streams) (int, error) {
 }
 
 // manualDate is when the text in manual was last changed.
-const manualDate = "2026-11-22"
+const manualDate = "2026-11-23"
 
 // manual returns the manual page in the man(7) language, with the texts of help.
 func manual() string {
@@ -33,7 +33,7 @@ canaryd \- notices when a process flushes iptables rules, puts them back, and pr
 .RI [ flags ]
 .SH DESCRIPTION
 canaryd looks at what the kernel holds in the tables mangle, nat and filter of IPv4 and IPv6, on iptables-nft and
-iptables-legacy.
+iptables-legacy, and in the native nftables tables that --protect names.
 What a flush takes of the protected rules it puts back within milliseconds, reads it again, and reports what was lost, by which process and for
 how long.
 .PP

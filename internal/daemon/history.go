@@ -52,17 +52,22 @@ func (d *Daemon) write(ctx context.Context, record api.Flush, diff []api.TableDi
 	if d.cfg.Journal == nil {
 		return
 	}
-	e := journal.Entry{ID: record.ID, About: record.Summary()}
-	var err error
-	if e.Record, err = json.Marshal(record); err == nil && len(diff) > 0 {
-		e.Detail, err = json.Marshal(flushDetail{diff})
-	}
+	e, err := entryOf(record, diff)
 	if err == nil {
 		err = d.cfg.Journal.Keep(e)
 	}
 	if err != nil {
 		d.reportJournal(ctx, err)
 	}
+}
+
+// entryOf returns what the journal has of a record; without a diff that has no detail.
+func entryOf(record api.Flush, diff []api.TableDiff) (e journal.Entry, err error) {
+	e = journal.Entry{ID: record.ID, About: record.Summary()}
+	if e.Record, err = json.Marshal(record); err == nil && len(diff) > 0 {
+		e.Detail, err = json.Marshal(flushDetail{diff})
+	}
+	return e, err
 }
 
 // reportJournal takes up whether the journal could be written. Any goroutine may call it.

@@ -130,3 +130,16 @@ func TestUnprotectedRulesInObserveMode(t *testing.T) {
 		}
 	})
 }
+
+// TestUnprotectedRulesThatStayInObserveMode: a flush of one protected chain takes no rules of
+// others, which stand in other chains.
+func TestUnprotectedRulesThatStayInObserveMode(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := withOthers(t, backend, setup{mode: api.Observe})
+		must(t, r.fake.As(11, "iptables").Flush(rules.IPv4, rules.Nat, "KUBE-SERVICES"))
+		r.settled()
+		if record := r.oneRecord(); record.Lost.Rules == 0 || record.Lost.Unprotected != 0 {
+			t.Errorf("no rule of others was lost, the record has %+v", record.Lost)
+		}
+	})
+}

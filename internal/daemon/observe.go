@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"maps"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -38,7 +39,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 		d.observeUnguarded(ctx, st, err)
 		return
 	}
-	d.recordLosses(ctx, st, st.observed(before, result))
+	d.recordLosses(ctx, st, observed(before, result))
 	st.loss.memory = st.loss.memory.AfterPlanting(result)
 	err = errors.Join(err, d.lostButUnread(st, result))
 	for f, fr := range result {
@@ -73,12 +74,12 @@ func (d *Daemon) observeUnguarded(ctx context.Context, st *state, err error) {
 	for f, tables := range tableid.ByFamily(examined) {
 		fr := reload.FamilyResult{Tables: map[rules.TableName]reload.TableResult{}}
 		for t, x := range tables {
-			fr.Tables[t], fr.Seen = reload.TableResult{Finding: x.Finding, Lost: x.Lost}, x.Seen
+			fr.Tables[t], fr.Seen = reload.TableResult{Finding: x.Finding, Lost: x.Lost, Seen: x.Table}, x.Seen
 			d.take(st, tableFinding{id: f.Table(t), source: watching, finding: x.Finding})
 		}
 		found[f] = fr
 	}
-	d.recordLosses(ctx, st, st.observed(before, found))
+	d.recordLosses(ctx, st, observed(before, found))
 	d.healFailed(ctx, st, errors.Join(err, unread))
 }
 
@@ -95,16 +96,12 @@ func (st *state) stoppedTables() map[rules.TableID]bool {
 
 // observed returns what reads found lost, without what was recorded before: a table that was
 // learned no more is lost once more if its marks are.
-func (st *state) observed(before map[rules.TableID]bool, result reload.Result) map[rules.TableID]hit {
-	found := map[rules.TableID]hit{}
-	for f, fr := range result {
-		for t, tr := range fr.Tables {
-			again := tr.Finding.MarkLost || len(tr.Finding.Witnesses) > 0
-			if tr.Finding.Verdict.Loss() && (again || !before[f.Table(t)]) {
-				found[f.Table(t)] = hit{verdict: tr.Finding.Verdict, lost: tr.Lost, finding: tr.Finding, seen: fr.Seen}
-			}
-		}
-	}
+func observed(before map[rules.TableID]bool, result reload.Result) map[rules.TableID]hit {
+	found := hits(result)
+	maps.DeleteFunc(found, func(id rules.TableID, h hit) bool {
+		again := h.finding.MarkLost || len(h.finding.Witnesses) > 0
+		return !h.verdict.Loss() || before[id] && !again
+	})
 	return found
 }
 

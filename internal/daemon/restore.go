@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -232,16 +231,12 @@ func KeepRemoval(ctx context.Context, dir string, reply api.RestoreReply, result
 // keep is KeepRemoval of one that is known.
 func (r removal) keep(ctx context.Context, dir string, reply api.RestoreReply) error {
 	LogRemoval(ctx, reply, r.record)
-	record, err := json.Marshal(r.record)
-	if err != nil {
-		return err
-	}
-	detail, err := json.Marshal(flushDetail{r.diff})
+	entry, err := entryOf(r.record, r.diff)
 	if err != nil {
 		return err
 	}
 	j := journal.New(dir)
-	err = j.Keep(journal.Entry{ID: r.record.ID, Record: record, Detail: detail})
+	err = j.Keep(entry)
 	j.Close()
 	j.Run(func(written error) { err = errors.Join(err, written) })
 	if err != nil {
