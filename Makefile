@@ -144,7 +144,7 @@ view: deps build ## what clients see of each kind of flush: connections reset, n
 
 # make standby STANDBY_FLAGS='-sizes 1000 -flushes-per-kind 4' for a part of it.
 .PHONY: standby
-standby: deps build ## what clients see of flushes with the standby and without, in turns, in both modes of kube-proxy; prints tables; 75 minutes
+standby: deps build ## what clients see of flushes with the standby and without, in turns, in both modes of kube-proxy; prints tables; an hour
 	go build -o bin/soak ./hack/soak
 	bin/soak -view -standby both -backends nft -modes iptables,nftables -sizes 100,1000,5000 -flushes-per-kind 20 -canaryd bin/canaryd -json bin/standby.json $(STANDBY_FLAGS)
 

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,6 +21,29 @@ func TestNativeOwnerWritesAfterReplay(t *testing.T) {
 		f := r.wantOneFlush("table_deleted", reload.Proved)
 		if absent := api.Seconds(f.AbsentSeconds); absent > 50*time.Millisecond || k.count().heals != 1 {
 			t.Errorf("absent for %s in %d replays, want the 20 ms of settling and little more, in one", absent, k.count().heals)
+		}
+	})
+}
+
+// TestNativeOwnerWritesAfterCostlyReplay: an owner that writes before a replay is proved undoes
+// nothing, also where this replay and the one before cost so much that the next one has to wait.
+func TestNativeOwnerWritesAfterCostlyReplay(t *testing.T) {
+	var used atomic.Int64
+	costly := func() time.Duration { return time.Duration(used.Add(int64(5 * time.Second))) }
+	nativeNode(t, setup{cpu: costly}, func(t *testing.T, r *rig, k *fakeNative) {
+		k.flushRuleset()
+		r.settled()
+		k.between = func() { k.sync(tableOf(proxyTable, "a", "newer")) }
+		k.flushRuleset()
+		r.settled()
+		if r.d.Status().Contended || r.logged("keeps undoing what is replayed of native tables") > 0 {
+			t.Error("an owner's write is called a contention")
+		}
+		r.after(20 * time.Second)
+		k.wantNative(t, tableOf(proxyTable, "a", "newer"))
+		r.wantReady()
+		if f := r.d.Status().Flushes[0]; api.Seconds(f.AbsentSeconds) < time.Second {
+			t.Errorf("nothing waited for the limit, so this shows nothing: %+v", f)
 		}
 	})
 }

@@ -236,6 +236,10 @@ func TestNativeGenerationRestoredAlone(t *testing.T) {
 		if must(t, err); !reply.Proved() || reply.Undo == "" {
 			t.Errorf("the reply is %+v", reply)
 		}
+		kept, err := os.ReadFile(filepath.Join(filepath.Dir(store.path), "journal.jsonl"))
+		if must(t, err); !strings.Contains(string(kept), `"about":"requested: ip kube-proxy removed; by `) {
+			t.Errorf("the journal has\n%s", kept)
+		}
 		k.wantNative(t, tableOf(proxyTable, "a", "b"))
 		k.flushRuleset()
 		k.Hear(0)

@@ -131,15 +131,20 @@ func TestUnprotectedRulesInObserveMode(t *testing.T) {
 	})
 }
 
-// TestUnprotectedRulesThatStayInObserveMode: a flush of one protected chain takes no rules of
-// others, which stand in other chains.
+// TestUnprotectedRulesThatStayInObserveMode: a flush of one built-in chain takes no rules of others
+// that stand in another one.
 func TestUnprotectedRulesThatStayInObserveMode(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		r := withOthers(t, backend, setup{mode: api.Observe})
-		must(t, r.fake.As(11, "iptables").Flush(rules.IPv4, rules.Nat, "KUBE-SERVICES"))
+		fake := loadedFake(t, backend)
+		must(t, fake.RestoreNoflush(rules.IPv4, section(rules.Nat, ":MINE - [0:0]", "-A MINE -p tcp -j ACCEPT", "-A PREROUTING -j MINE")))
+		r := run(t, fake, setup{mode: api.Observe})
 		r.settled()
-		if record := r.oneRecord(); record.Lost.Rules == 0 || record.Lost.Unprotected != 0 {
-			t.Errorf("no rule of others was lost, the record has %+v", record.Lost)
+		had := r.unprotected(rules.IPv4, rules.Nat)
+		must(t, r.fake.As(11, "iptables").Flush(rules.IPv4, rules.Nat, "OUTPUT"))
+		left := r.unprotected(rules.IPv4, rules.Nat)
+		r.settled()
+		if record := r.oneRecord(); left == 0 || record.Lost.Unprotected != had-left {
+			t.Errorf("of %d rules of others %d are left, the record has %+v", had, left, record.Lost)
 		}
 	})
 }

@@ -31,7 +31,8 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
 	r := &st.native
-	if st.heals() && r.limited(ctx) {
+	if st.heals() && r.limited() {
+		r.contend(ctx)
 		return
 	}
 	if due(r.calmAt, time.Now()) {
@@ -59,6 +60,7 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 			d.holdNative(ctx, st)
 			return
 		}
+		again := r.loss.lostAgain(plan.repairs)
 		done, err := d.replayNative(ctx, st, plan)
 		if len(done) > 0 || !errors.Is(err, nft.ErrStale) {
 			r.limit.Spend(time.Now(), d.cpu()-used)
@@ -71,7 +73,13 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 			last = nft.ErrStale
 		case errors.Is(err, errOwnerWrote): // what the owner wrote is learned, or more is lost
 			last = errOwnerWrote
-			if r.limited(ctx) || d.settleNative(ctx, st) {
+			if r.limited() {
+				if again { // else perhaps the owner alone
+					r.contend(ctx)
+				}
+				return
+			}
+			if d.settleNative(ctx, st) {
 				return
 			}
 		default:
@@ -83,18 +91,28 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 }
 
 // limited puts the next try off if replays have cost too much lately.
-func (r *nativeRealm) limited(ctx context.Context) bool {
+func (r *nativeRealm) limited() bool {
 	now := time.Now()
 	wait := r.limit.Wait(now)
-	if wait <= 0 {
-		return false
+	if wait > 0 {
+		r.loss.retry.at = now.Add(wait)
 	}
+	return wait > 0
+}
+
+// contend notes that another process keeps undoing what is replayed, until a while after the next
+// try.
+func (r *nativeRealm) contend(ctx context.Context) {
 	if r.calmAt.IsZero() {
 		klog.FromContext(ctx).Info("Another process keeps undoing what is replayed of native tables; until that stops, replays are limited",
 			"flush", r.loss.record.ID)
 	}
-	r.calmAt, r.loss.retry.at = now.Add(wait+calmFor), now.Add(wait)
-	return true
+	r.calmAt = r.loss.retry.at.Add(calmFor)
+}
+
+// lostAgain reports whether a table is to be put back that was written for this loss already.
+func (l *nativeLoss) lostAgain(repairs []native.Repair) bool {
+	return slices.ContainsFunc(repairs, func(r native.Repair) bool { return l.unswept[r.Want.ID] })
 }
 
 // replayNative writes a plan, and proves what of it the kernel took, which it returns. The error is

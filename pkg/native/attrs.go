@@ -45,7 +45,7 @@ const (
 	hookDevs     = 4 // NFTA_HOOK_DEVS, a list
 	flowHookDevs = 3 // NFTA_FLOWTABLE_HOOK_DEVS
 	deviceName   = 1 // NFTA_DEVICE_NAME, in such a list
-	devicePrefix = 2 // NFTA_DEVICE_PREFIX, the same since Linux 6.17: all devices whose names begin so
+	devicePrefix = 2 // NFTA_DEVICE_PREFIX, of newer kernels: all devices whose names begin so
 
 	dynsetExpressions = 10
 

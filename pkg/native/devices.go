@@ -17,7 +17,8 @@ func lacksDevice(of nft.ObjectKind, device string) bool {
 }
 
 // takesAbsentDevices reports whether the kernel takes a chain on a device that is not there, as it
-// does since Linux 6.16. It hooks the chain to the device once that comes.
+// does since Linux 6.16. It hooks the chain to the device once that comes. Where that cannot be
+// asked, devices are left out for as long as the process runs.
 var takesAbsentDevices = sync.OnceValue(func() bool {
 	hook := nft.AppendAttr(nil, unix.NFTA_HOOK_HOOKNUM, make([]byte, 4), 0) // ingress
 	hook = nft.AppendAttr(hook, unix.NFTA_HOOK_PRIORITY, make([]byte, 4), 0)

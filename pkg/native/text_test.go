@@ -79,6 +79,34 @@ func TestHookNames(t *testing.T) {
 	}
 }
 
+// TestDevices: the kernel names the devices of a hook in a list, and one alone by itself too. What
+// nft 1.0 cannot make, prefixes, is here as well.
+func TestDevices(t *testing.T) {
+	const list, one, exact, prefix = 4, unix.NFTA_HOOK_DEV, 1, 2
+	attr := func(kind uint16, text string) []byte { return nft.AppendAttr(nil, kind, text, 1) }
+	nested := func(kind uint16, in ...[]byte) []byte {
+		return nft.AppendAttr(nil, kind|unix.NLA_F_NESTED, slices.Concat(in...), 0)
+	}
+	for _, test := range []struct {
+		name string
+		hook []byte
+		want string
+	}{
+		{"none", nil, ""},
+		{"one, as before Linux 5.5", attr(one, "eth0"), " device eth0"},
+		{"one", slices.Concat(attr(one, "eth0"), nested(list, attr(exact, "eth0"))), " device eth0"},
+		{"two", nested(list, attr(exact, "eth0"), attr(exact, "eth1")), " devices = { eth0, eth1 }"},
+		{"a prefix", nested(list, attr(prefix, "eth")), " device eth*"},
+		{"a prefix and an odd name", nested(list, attr(prefix, "eth"), attr(exact, "a\"b")), ` devices = { eth*, "a\"b" }`},
+	} {
+		table := &native.Table{ID: tableid.Netdev.Table("t"), Chains: []native.Chain{{Name: "c", Base: true, Attrs: nested(unix.NFTA_CHAIN_HOOK, test.hook)}}}
+		_, got, _ := strings.Cut(slices.Collect(table.Lines())[1].Text, "priority 0")
+		if got != test.want {
+			t.Errorf("%s: %q, want %q", test.name, got, test.want)
+		}
+	}
+}
+
 // TestLinesOfEveryStatement: of each file of the corpus every part is said, as text of one line; a
 // table that was made again says the same.
 func TestLinesOfEveryStatement(t *testing.T) {
