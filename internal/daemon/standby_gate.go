@@ -128,6 +128,7 @@ func (d *Daemon) openFamily(ctx context.Context, st *state, f rules.Family) (com
 	l.record.Standby = l.record.Standby.With(f, now.Sub(l.record.Time))
 	st.flushLog(ctx).Info("The standby translates until the rules are back"+got.less(),
 		got.fields("flush", l.record.ID, "family", f, "after", now.Sub(l.record.Time).Round(10*time.Microsecond))...)
+	d.sweepNat(st.want(), f, st.families[f].known.natIntact)
 	return got.Commits
 }
 

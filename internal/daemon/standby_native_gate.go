@@ -73,6 +73,7 @@ func (d *Daemon) openNative(ctx context.Context, st *state) (opened int) {
 		l.record.Standby = l.record.Standby.WithTable(id.NFT(), now.Sub(l.record.Time))
 		d.nativeLog(ctx, st).Info("The standby translates until the native table is back"+got.less(),
 			got.fields("flush", l.record.ID, "table", id.NFT(), "after", now.Sub(l.record.Time).Round(10*time.Microsecond))...)
+		d.sweepNative([]*native.Table{t.want}, l.intact)
 		opened++
 	}
 	return opened
