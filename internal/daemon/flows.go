@@ -49,8 +49,8 @@ func (n nativeRules) Masquerades(flow rules.Flow, backend netip.AddrPort) bool {
 // daemon stops: the rules are back, and nothing else would look.
 const sweepTime = 4 * time.Second
 
-// A sweep is what follows a replay of nat, or the opening of the standby: flows that began while its
-// rules were missing are ended, so that the next packet of each is translated.
+// A sweep is what follows a replay of nat, or the opening of the standby: flows that began while
+// its rules were missing are ended, so that the next packet of each is translated.
 type sweep struct {
 	// since is when the rules of each family were seen complete last.
 	since      map[rules.Family]time.Time
@@ -113,10 +113,10 @@ func (d *Daemon) sweepAfter(g rules.Generation, f rules.Family, result reload.Fa
 	}
 }
 
-// sweepNat asks for a sweep of a family for which nat is proved to be back, or for which the standby
-// has begun to translate: else a flow that began before would wait for the proof. At 5,000 services
-// of kube-proxy's nftables mode a replay takes 2 to 9 s, and 33 of 16,420 connections were not made
-// within 15 s (Linux 6.18).
+// sweepNat asks for a sweep of a family for which nat is proved to be back, or for which the
+// standby has begun to translate: else a flow that began before would wait for the proof. At 5,000
+// services of kube-proxy's nftables mode a replay takes 2 to 9 s, and 33 of 16,420 connections were
+// not made within 15 s (Linux 6.18).
 func (d *Daemon) sweepNat(g rules.Generation, f rules.Family, intact time.Time) {
 	if d.cfg.Flows != nil {
 		d.askSweep(sweep{since: map[rules.Family]time.Time{f: intact}, generation: g})
