@@ -96,7 +96,7 @@ func writeChanges(text *strings.Builder, r api.BaselineReply) {
 		rows = append(rows, []string{c.Family.String(), string(c.Table), plain(c.Chain), strconv.Itoa(c.Appeared), gone})
 	}
 	text.WriteByte('\n')
-	_ = printTable(text, rows) // a Builder takes everything
+	writeTable(text, rows)
 	if more := len(r.Changes) + r.More - (len(rows) - 1); more > 0 {
 		fmt.Fprintf(text, "and %s\n", count(more, "more chain"))
 	}
@@ -145,11 +145,11 @@ func sinceText(b api.Baseline) string {
 	return strings.Join(words, ", ")
 }
 
-// printBaseline prints a line of the status about what changed since the baseline; nothing without
+// baselineLine is a line of the status about what changed since the baseline; nothing without
 // one.
-func printBaseline(w io.Writer, b *api.Baseline) error {
+func baselineLine(b *api.Baseline) string {
 	if b == nil {
-		return nil
+		return ""
 	}
 	line := fmt.Sprintf("%s: %s", baselineName(b.BaselineName), sinceText(*b))
 	if b.Reading {
@@ -161,8 +161,7 @@ func printBaseline(w io.Writer, b *api.Baseline) error {
 	if b.Error != "" || b.AppearedRules+b.GoneRules+b.ReorderedChains > 0 {
 		line += ": canaryd baseline"
 	}
-	_, err := fmt.Fprintln(w, line)
-	return err
+	return line + "\n"
 }
 
 // notInBaselineText says which lost rules of a flush the baseline lacked; "" without a baseline.

@@ -113,6 +113,10 @@ func printEvidence(w io.Writer, output string, e detected) error {
 	if output == "json" {
 		return printJSON(w, e)
 	}
+	return atOnce(w, func(w io.Writer) { writeEvidence(w, e) })
+}
+
+func writeEvidence(w io.Writer, e detected) {
 	rows := [][]string{{"FAMILY", "BACKEND", "RULES", "HINT", "NOTE"}}
 	for _, f := range rules.Families() {
 		counts, asked := e.Counts[f]
@@ -122,20 +126,15 @@ func printEvidence(w io.Writer, output string, e detected) error {
 			}
 		}
 	}
-	if err := printTable(w, rows); err != nil {
-		return err
-	}
+	writeTable(w, rows)
 	if len(e.Native) > 0 {
-		_, _ = fmt.Fprintln(w) // if it fails, the next one does
-		if err := printTable(w, foundRows(e.Native)); err != nil {
-			return err
-		}
+		fmt.Fprintln(w)
+		writeTable(w, foundRows(e.Native))
 		if n := guardedOf(e.Native); n > protect.MaxNative {
-			_, _ = fmt.Fprintf(w, "canaryd guards %d of these %d; name fewer with --protect\n", protect.MaxNative, n)
+			fmt.Fprintf(w, "canaryd guards %d of these %d; name fewer with --protect\n", protect.MaxNative, n)
 		}
 	}
-	_, err := fmt.Fprintf(w, "\nbackend  %s\nreason   %s\nmixed    %s\n", e.Backend, e.Reason, mixed(w, e.Mixed))
-	return err
+	fmt.Fprintf(w, "\nbackend  %s\nreason   %s\nmixed    %s\n", e.Backend, e.Reason, mixed(w, e.Mixed))
 }
 
 func countCells(counts map[iptables.Backend]iptables.Count, b iptables.Backend) []string {

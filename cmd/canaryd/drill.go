@@ -93,7 +93,7 @@ func drillText(w io.Writer, r api.DrillReply) string {
 	for _, s := range r.Steps {
 		rows = append(rows, []string{fmt.Sprintf("%.1f ms", 1000*s.Seconds), plain(s.What)})
 	}
-	_ = printTable(&b, rows) // a Builder takes everything
+	writeTable(&b, rows)
 	if len(r.Log) > 0 {
 		b.WriteString("\nThe log:\n")
 	}

@@ -60,7 +60,7 @@ func flushText(r api.FlushReply) string {
 				w.Time.UTC().Format("15:04:05.000000"), strconv.Itoa(int(w.PID)), known(w.Comm), known(w.Command),
 			})
 		}
-		_ = printTable(&b, rows) // a Builder takes everything
+		writeTable(&b, rows)
 	}
 
 	writeLost(&b, f)
@@ -111,7 +111,7 @@ func writeLost(b *strings.Builder, f api.Flush) {
 		}
 	}
 	if len(rows) > 1 {
-		_ = printTable(b, rows)
+		writeTable(b, rows)
 	}
 	for _, l := range f.Native {
 		fmt.Fprintf(b, "native table %s\n", plain(l.String()))

@@ -50,6 +50,10 @@ func printVerdicts(w io.Writer, output string, families map[rules.Family]api.Ver
 			Native   []api.NativeTable             `json:"native,omitempty"`
 		}{families, native})
 	}
+	return atOnce(w, func(w io.Writer) { writeVerdicts(w, families, native) })
+}
+
+func writeVerdicts(w io.Writer, families map[rules.Family]api.Verdicts, native []api.NativeTable) {
 	rows := [][]string{{"FAMILY", "TABLE", "VERDICT"}}
 	for _, f := range rules.Families() {
 		if verdicts, ok := families[f]; ok {
@@ -58,52 +62,37 @@ func printVerdicts(w io.Writer, output string, families map[rules.Family]api.Ver
 			}
 		}
 	}
-	if err := printTable(w, rows); err != nil || len(native) == 0 {
-		return err
+	writeTable(w, rows)
+	if len(native) > 0 {
+		fmt.Fprintln(w)
+		writeTable(w, nativeRows(native))
 	}
-	if _, err := fmt.Fprintln(w); err != nil {
-		return err
-	}
-	return printTable(w, nativeRows(native))
 }
 
-// printStatus prints a status: health, what an operator has to know, verdicts, flushes and stored
-// generations.
+// printStatus prints a status.
 func printStatus(w io.Writer, output string, s api.Status) error {
 	if output == "json" {
 		return printJSON(w, s)
 	}
-	_, err := fmt.Fprintf(w, "%s\nmode %s, backend %s %s (%s)\ngeneration %s from %s: %d rules in %d chains, captured %s\n",
-		healthText(w, s), s.Mode, s.Backend.Name, s.Backend.Version, plain(s.Backend.Reason),
-		s.Generation.ID, s.Generation.Source, s.Generation.Rules, s.Generation.Chains, ago(s.Generation.Captured))
-	for _, next := range []func() error{
-		func() error { return printBaseline(w, s.Baseline) },
-		func() error { return printKeeper(w, s.Keeper) },
-		func() error { return printText(w, lastDrillText(w, s.LastDrill)) },
-		func() error { return printStandby(w, s.Standby, s.Native) },
-		func() error { return printDecision(w, s.Decision) },
-		func() error { return printText(w, replaysText(s)) },
-		func() error { return printSourceErrors(w, s.SourceErrors) },
-		func() error { return printRefused(w, s.DeclaredRefused) },
-		func() error { return printOwnerless(w, s.RulesWithoutOwner) },
-		func() error { return printText(w, notGuardedText(s)+troubleText(s)) },
-		func() error { return printNative(w, s) },
-		func() error { return printVerdicts(w, output, s.Families, s.Native...) },
-		func() error { return printFlushes(w, s.Flushes) },
-		func() error { return printStored(w, s) },
-		func() error { return printNativeStored(w, s) },
-	} {
-		if err != nil {
-			return err
-		}
-		err = next()
-	}
-	return err
+	return atOnce(w, func(w io.Writer) { writeStatus(w, s) })
 }
 
-func printText(w io.Writer, text string) error {
-	_, err := io.WriteString(w, text)
-	return err
+// writeStatus writes health, what an operator has to know, verdicts, flushes, stored generations.
+func writeStatus(w io.Writer, s api.Status) {
+	fmt.Fprintf(w, "%s\nmode %s, backend %s %s (%s)\ngeneration %s from %s: %d rules in %d chains, captured %s\n",
+		healthText(w, s), s.Mode, s.Backend.Name, s.Backend.Version, plain(s.Backend.Reason),
+		s.Generation.ID, s.Generation.Source, s.Generation.Rules, s.Generation.Chains, ago(s.Generation.Captured))
+	for _, text := range []string{
+		baselineLine(s.Baseline), keeperText(s.Keeper), lastDrillText(w, s.LastDrill), standbysText(s.Standby, s.Native),
+		decisionText(s.Decision), replaysText(s), sourceErrorsText(s.SourceErrors), refusedText(s.DeclaredRefused),
+		ownerlessText(s.RulesWithoutOwner), notGuardedText(s), troubleText(s), nativeText(s),
+	} {
+		fmt.Fprint(w, text)
+	}
+	writeVerdicts(w, s.Families, s.Native)
+	writeFlushes(w, s.Flushes)
+	writeStored(w, s)
+	writeNativeStored(w, s)
 }
 
 // healthText says whether the node is healthy, and if not why.
@@ -176,10 +165,10 @@ func troubleText(s api.Status) string {
 	return text.String()
 }
 
-// printOwnerless prints what to do about rules that no process maintains.
-func printOwnerless(w io.Writer, o *api.OwnerlessRules) error {
+// ownerlessText says what to do about rules that no process maintains.
+func ownerlessText(o *api.OwnerlessRules) string {
 	if o == nil {
-		return nil
+		return ""
 	}
 	var families []string
 	for _, f := range o.Families {
@@ -189,22 +178,20 @@ func printOwnerless(w io.Writer, o *api.OwnerlessRules) error {
 	for _, c := range o.Choices {
 		lines += fmt.Sprintf("  if %s: %s\n", c.If, c.Command)
 	}
-	_, err := io.WriteString(w, lines)
-	return err
+	return lines
 }
 
-// printDecision prints why a decision is needed, and what to do.
-func printDecision(w io.Writer, d *api.Decision) error {
+// decisionText says why a decision is needed, and what to do.
+func decisionText(d *api.Decision) string {
 	if d == nil {
-		return nil
+		return ""
 	}
-	_, err := fmt.Fprintf(w, "a decision is needed, because %s\n  to put the rules back  %s\n  to accept the loss     %s\n",
+	return fmt.Sprintf("a decision is needed, because %s\n  to put the rules back  %s\n  to accept the loss     %s\n",
 		plain(oneLine(d.Reason)), d.Restore, d.Dismiss)
-	return err
 }
 
-// printKeeper prints the keeper's state of each family in one line.
-func printKeeper(w io.Writer, keeper map[rules.Family]api.FamilyKeeper) error {
+// keeperText says the keeper's state of each family in one line.
+func keeperText(keeper map[rules.Family]api.FamilyKeeper) string {
 	var words []string
 	for _, f := range rules.Families() {
 		if k, ok := keeper[f]; ok {
@@ -216,15 +203,15 @@ func printKeeper(w io.Writer, keeper map[rules.Family]api.FamilyKeeper) error {
 		}
 	}
 	if len(words) == 0 {
-		return nil
+		return ""
 	}
-	return printText(w, "keeper "+strings.Join(words, ", ")+"\n")
+	return "keeper " + strings.Join(words, ", ") + "\n"
 }
 
-func printFlushes(w io.Writer, flushes []api.Flush) error {
+func writeFlushes(w io.Writer, flushes []api.Flush) {
 	if len(flushes) == 0 {
-		_, err := fmt.Fprintln(w, "\nno flush was seen")
-		return err
+		fmt.Fprintln(w, "\nno flush was seen")
+		return
 	}
 	rows := [][]string{{"FLUSH", "WHEN", "KIND", "TABLES", "LOST", "BY", "ABSENT", "OUTCOME"}}
 	for i, f := range flushes {
@@ -237,14 +224,11 @@ func printFlushes(w io.Writer, flushes []api.Flush) error {
 			plain(f.ByText()), absentText(f), string(f.Outcome),
 		})
 	}
-	if _, err := fmt.Fprintln(w); err != nil {
-		return err
+	fmt.Fprintln(w)
+	writeTable(w, rows)
+	if older := len(flushes) - shownFlushes; older > 0 {
+		fmt.Fprintf(w, "and %s: canaryd status -o json lists them, --flush N shows one\n", count(older, "older record"))
 	}
-	if err := printTable(w, rows); err != nil || len(flushes) <= shownFlushes {
-		return err
-	}
-	_, err := fmt.Fprintf(w, "and %s: canaryd status -o json lists them, --flush N shows one\n", count(len(flushes)-shownFlushes, "older record"))
-	return err
 }
 
 // absentText says how long the rules of a record were missing, or have been missing so far.
@@ -267,21 +251,18 @@ func absentText(f api.Flush) string {
 	return text
 }
 
-// printStored lists the generations that restore may be asked for, other than the one in force.
-func printStored(w io.Writer, s api.Status) error {
+// writeStored lists the generations that restore may be asked for, other than the one in force.
+func writeStored(w io.Writer, s api.Status) {
 	var rows [][]string
 	for _, g := range s.Stored {
 		if g.ID != s.Generation.ID {
 			rows = append(rows, []string{g.ID, ago(g.Saved), numberText(g.Rules), numberText(g.Chains), madeText(g)})
 		}
 	}
-	if len(rows) == 0 {
-		return nil
+	if len(rows) > 0 {
+		fmt.Fprintln(w)
+		writeTable(w, append([][]string{{"STORED BEFORE", "SAVED", "RULES", "CHAINS", "MADE BY"}}, rows...))
 	}
-	if _, err := fmt.Fprintln(w); err != nil {
-		return err
-	}
-	return printTable(w, append([][]string{{"STORED BEFORE", "SAVED", "RULES", "CHAINS", "MADE BY"}}, rows...))
 }
 
 func numberText(n *int) string {
@@ -344,8 +325,8 @@ func ago(t time.Time) string {
 	return d.Round(unit).String() + " ago"
 }
 
-// printTable prints rows in columns; the first row is the heading.
-func printTable(w io.Writer, rows [][]string) error {
+// writeTable writes rows in columns; the first row is the heading.
+func writeTable(w io.Writer, rows [][]string) {
 	width := make([]int, len(rows[0]))
 	for _, row := range rows {
 		for i, cell := range row {
@@ -368,6 +349,5 @@ func printTable(w io.Writer, rows [][]string) error {
 		}
 		table.WriteByte('\n')
 	}
-	_, err := io.WriteString(w, table.String())
-	return err
+	fmt.Fprint(w, table.String())
 }

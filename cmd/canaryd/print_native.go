@@ -23,8 +23,8 @@ func nativeRows(native []api.NativeTable) [][]string {
 	return rows
 }
 
-// printNative says what else is to be known of native tables.
-func printNative(w io.Writer, s api.Status) error {
+// nativeText says what else is to be known of native tables.
+func nativeText(s api.Status) string {
 	text := ""
 	for _, t := range s.Native {
 		if t.Verdict.Loss() {
@@ -40,14 +40,13 @@ func printNative(w io.Writer, s api.Status) error {
 	if s.NativeBeyond > 0 {
 		text += fmt.Sprintf("NOT guarded: %s; there are more than the %d that canaryd guards, so name fewer with --protect\n", count(s.NativeBeyond, "native table"), protect.MaxNative)
 	}
-	_, err := io.WriteString(w, text)
-	return err
+	return text
 }
 
-// printNativeStored lists the generations of native tables on disk, for render and restore.
-func printNativeStored(w io.Writer, s api.Status) error {
+// writeNativeStored lists the generations of native tables on disk, for render and restore.
+func writeNativeStored(w io.Writer, s api.Status) {
 	if len(s.NativeStored) == 0 {
-		return nil
+		return
 	}
 	rows := [][]string{{"STORED NATIVE TABLE", "GENERATION", "LEARNED", "CHAINS", "RULES", "ELEMENTS", "MADE BY"}}
 	for _, g := range s.NativeStored {
@@ -60,16 +59,14 @@ func printNativeStored(w io.Writer, s api.Status) error {
 		}
 		rows = append(rows, []string{plain(g.Table), g.ID, ago(g.Captured), strconv.Itoa(g.Chains), strconv.Itoa(g.Rules), strconv.Itoa(g.Elements), made})
 	}
-	if _, err := fmt.Fprintln(w); err != nil {
-		return err
-	}
-	return printTable(w, rows)
+	fmt.Fprintln(w)
+	writeTable(w, rows)
 }
 
-// printRestored says what became of native tables that were asked back, below everything else.
-func printRestored(w io.Writer, tables []api.NativeRestored, what string) error {
+// writeRestored says what became of native tables that were asked back, below everything else.
+func writeRestored(w io.Writer, tables []api.NativeRestored, what string) {
 	if len(tables) == 0 {
-		return nil
+		return
 	}
 	rows := [][]string{{"NATIVE TABLE", what, "OUTCOME"}}
 	for _, t := range tables {
@@ -80,8 +77,6 @@ func printRestored(w io.Writer, tables []api.NativeRestored, what string) error 
 		}
 		rows = append(rows, []string{plain(t.Table), content, outcome})
 	}
-	if _, err := fmt.Fprintln(w); err != nil {
-		return err
-	}
-	return printTable(w, rows)
+	fmt.Fprintln(w)
+	writeTable(w, rows)
 }

@@ -2,16 +2,15 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// printStandby prints the standby's state of each family and native table in one line, and an empty
-// one behind it. It prints no line about a standby that is off everywhere.
-func printStandby(w io.Writer, standby map[rules.Family]api.FamilyStandby, tables []api.NativeTable) error {
+// standbysText says the standby's state of each family and native table in one line, with an empty
+// one behind it. A standby that is off everywhere has no line.
+func standbysText(standby map[rules.Family]api.FamilyStandby, tables []api.NativeTable) string {
 	var words []string
 	off := true
 	for _, f := range rules.Families() {
@@ -26,11 +25,10 @@ func printStandby(w io.Writer, standby map[rules.Family]api.FamilyStandby, table
 			off = off && t.Standby.State == api.StandbyOff
 		}
 	}
-	line := ""
-	if !off {
-		line = "standby " + strings.Join(words, ", ") + "\n"
+	if off {
+		return "\n"
 	}
-	return printText(w, line+"\n")
+	return "standby " + strings.Join(words, ", ") + "\n\n"
 }
 
 // standbyText says in a few words what the standby does for a family.

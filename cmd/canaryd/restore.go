@@ -132,35 +132,31 @@ func printPreview(w io.Writer, output string, reply api.RestoreReply) (int, erro
 	if output == "json" {
 		return exitOK, printJSON(w, reply)
 	}
-	if err := printChanges(w, reply, "WOULD ADD", "WOULD REMOVE"); err != nil {
+	if err := atOnce(w, func(w io.Writer) { writePreview(w, reply) }); err != nil {
 		return exitError, err
-	}
-	if err := printRestored(w, reply.Native, "WOULD PUT BACK"); err != nil {
-		return exitError, err
-	}
-	for _, c := range reply.Changes {
-		if _, err := fmt.Fprintf(w, "\n@@ %s %s @@\n", c.Family, c.Table); err != nil {
-			return exitError, err
-		}
-		for i, line := range c.Lines {
-			if i < c.NewLines {
-				line = "not in the baseline: " + line
-			}
-			if _, err := fmt.Fprintln(w, plain(line)); err != nil {
-				return exitError, err
-			}
-		}
-		if c.More > 0 {
-			if _, err := fmt.Fprintf(w, "@@ %s not shown @@\n", count(c.More, "more line")); err != nil {
-				return exitError, err
-			}
-		}
 	}
 	return exitOK, nil
 }
 
-// printChanges prints a row for each table that changes.
-func printChanges(w io.Writer, reply api.RestoreReply, adds, removes string) error {
+func writePreview(w io.Writer, reply api.RestoreReply) {
+	writeTableChanges(w, reply, "WOULD ADD", "WOULD REMOVE")
+	writeRestored(w, reply.Native, "WOULD PUT BACK")
+	for _, c := range reply.Changes {
+		fmt.Fprintf(w, "\n@@ %s %s @@\n", c.Family, c.Table)
+		for i, line := range c.Lines {
+			if i < c.NewLines {
+				line = "not in the baseline: " + line
+			}
+			fmt.Fprintln(w, plain(line))
+		}
+		if c.More > 0 {
+			fmt.Fprintf(w, "@@ %s not shown @@\n", count(c.More, "more line"))
+		}
+	}
+}
+
+// writeTableChanges writes a row for each table that changes.
+func writeTableChanges(w io.Writer, reply api.RestoreReply, adds, removes string) {
 	heading := []string{"FAMILY", "TABLE", adds, removes}
 	marked := reply.Baseline != nil && reply.Baseline.Generation != ""
 	if marked {
@@ -182,15 +178,12 @@ func printChanges(w io.Writer, reply api.RestoreReply, adds, removes string) err
 		rows = [][]string{{"no protected rule of iptables changes"}}
 	}
 	if b := reply.Baseline; b != nil && b.Error != "" && len(reply.Changes) > 0 {
-		if _, err := fmt.Fprintf(w, "no rule is marked, because the confirmed baseline is unusable: %s\n", plain(oneLine(b.Error))); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "no rule is marked, because the confirmed baseline is unusable: %s\n", plain(oneLine(b.Error)))
 	}
-	if err := printTable(w, rows); err != nil || reply.Detail == "" || len(reply.Outcomes) > 0 {
-		return err
+	writeTable(w, rows)
+	if reply.Detail != "" && len(reply.Outcomes) == 0 {
+		fmt.Fprintln(w, plain(oneLine(reply.Detail)))
 	}
-	_, err := fmt.Fprintln(w, plain(oneLine(reply.Detail)))
-	return err
 }
 
 func countsText(c api.Counts) string {
@@ -210,7 +203,7 @@ func printReply(w io.Writer, output string, reply api.RestoreReply) (int, error)
 	if output == "json" {
 		err = printJSON(w, reply)
 	} else {
-		err = printOutcomes(w, reply)
+		err = atOnce(w, func(w io.Writer) { writeOutcomes(w, reply) })
 	}
 	switch {
 	case err != nil:
@@ -222,9 +215,10 @@ func printReply(w io.Writer, output string, reply api.RestoreReply) (int, error)
 	}
 }
 
-func printOutcomes(w io.Writer, reply api.RestoreReply) error {
+func writeOutcomes(w io.Writer, reply api.RestoreReply) {
 	if reply.Refused != "" && len(reply.Outcomes) == 0 {
-		return printChanges(w, reply, "WOULD ADD", "WOULD REMOVE")
+		writeTableChanges(w, reply, "WOULD ADD", "WOULD REMOVE")
+		return
 	}
 	rows := [][]string{{"FAMILY", "GENERATION", "OUTCOME"}}
 	for _, f := range rules.Families() {
@@ -233,29 +227,20 @@ func printOutcomes(w io.Writer, reply api.RestoreReply) error {
 		}
 	}
 	if len(rows) > 1 || len(reply.Native) == 0 {
-		if err := printTable(w, rows); err != nil {
-			return err
-		}
+		writeTable(w, rows)
 	}
 	if reply.Detail != "" {
-		if _, err := fmt.Fprintln(w, plain(oneLine(reply.Detail))); err != nil {
-			return err
-		}
+		fmt.Fprintln(w, plain(oneLine(reply.Detail)))
 	}
-	if err := printRestored(w, reply.Native, "PUT BACK"); err != nil {
-		return err
-	}
+	writeRestored(w, reply.Native, "PUT BACK")
 	if len(reply.Changes) == 0 {
-		return nil
+		return
 	}
-	if _, err := fmt.Fprintln(w); err != nil {
-		return err
+	fmt.Fprintln(w)
+	writeTableChanges(w, reply, "ADDED", "REMOVED")
+	if reply.Undo != "" {
+		fmt.Fprintf(w, "the generation of before: canaryd restore --generation %s\n", reply.Undo)
 	}
-	if err := printChanges(w, reply, "ADDED", "REMOVED"); err != nil || reply.Undo == "" {
-		return err
-	}
-	_, err := fmt.Fprintf(w, "the generation of before: canaryd restore --generation %s\n", reply.Undo)
-	return err
 }
 
 // outcomeText returns the outcome of a restore for people.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -49,6 +50,19 @@ func paint(w io.Writer, c colour, text string) string {
 		return text
 	}
 	return fmt.Sprintf("\x1b[%dm%s\x1b[0m", c, text)
+}
+
+// atOnce gives write a buffer, which takes everything, and writes what is in it to w. The text has
+// colours if w is a screen.
+func atOnce(w io.Writer, write func(w io.Writer)) error {
+	var text strings.Builder
+	to := io.Writer(&text)
+	if _, colours := w.(screen); colours {
+		to = screen{&text}
+	}
+	write(to)
+	_, err := io.WriteString(w, text.String())
+	return err
 }
 
 // colourOf returns the colour of a table's cell. Only the present state and outcomes have one: a

@@ -193,7 +193,7 @@ func (v *screenView) text(now time.Time) string {
 		fmt.Fprintln(w, "what it said last:")
 	}
 	if v.seen != nil {
-		_ = printStatus(w, "table", *v.seen) // a Buffer takes everything
+		writeStatus(w, *v.seen)
 	}
 	return b.String()
 }

@@ -18,9 +18,6 @@ const (
 	DrillForReal DrillSort = "for-real"
 )
 
-// DrillSorts returns every DrillSort.
-func DrillSorts() []DrillSort { return []DrillSort{DrillCanary, DrillForReal} }
-
 // Drilled is the outcome of the record of a drill whose canary is proved to be back. Only
 // DrillCanary has it. No metric of replays has it.
 const Drilled Outcome = "drilled"

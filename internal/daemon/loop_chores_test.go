@@ -195,7 +195,7 @@ func situations() map[string]situation {
 			d.loseNative(st, proxyTable)
 		},
 		"shut the standby of native tables": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
-			_, err := d.cfg.Standby.Native.Gate(st.native.tables[proxyTable].want, 0, OpenGate)
+			_, err := d.cfg.Standby.Native.Gate(st.native.tables[proxyTable].want, OpenGate)
 			must(t, err)
 			st.native.standby[proxyTable].gate.opened = time.Now()
 		},

@@ -21,10 +21,10 @@ import (
 // steps.
 type NativeStandby interface {
 	// Follow brings the copy to what ought to be in force of a table, and says what became of it.
-	Follow(want *native.Table, genid uint32) StandbyCopy
+	Follow(want *native.Table) StandbyCopy
 	// Gate opens the gate of a table's copy, in one transaction with what want has and the copy
 	// lacks; or it shuts it. Errors are those of Standby.
-	Gate(want *native.Table, genid uint32, order GateOrder) (StandbyGate, error)
+	Gate(want *native.Table, order GateOrder) (StandbyGate, error)
 	// Release deletes the copy, if there is one.
 	Release(id tableid.TableID) error
 }
@@ -180,7 +180,7 @@ func (d *Daemon) followNative(ctx context.Context, st *state) {
 // most, and for 2 % of the time.
 func (d *Daemon) copyNative(ctx context.Context, st *state, id tableid.TableID, s *nativeStandby) {
 	t, start := st.native.tables[id], time.Now()
-	copied := d.cfg.Standby.Native.Follow(t.want, t.genid)
+	copied := d.cfg.Standby.Native.Follow(t.want)
 	end := time.Now()
 	st.memory.scheduleFree(end)
 	s.next = end.Add(min(max(standbyEvery, (standbyShare-1)*end.Sub(start)), nativeFollowMost))

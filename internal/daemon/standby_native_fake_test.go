@@ -54,7 +54,7 @@ func (s *fakeNativeStandby) commit() {
 	s.k.commit(true, func(func(tableid.TableID) *native.Deed, *native.Commit) {})
 }
 
-func (s *fakeNativeStandby) Follow(want *native.Table, _ uint32) StandbyCopy {
+func (s *fakeNativeStandby) Follow(want *native.Table) StandbyCopy {
 	s.mu.Lock()
 	takes := s.takes
 	s.mu.Unlock()
@@ -76,7 +76,7 @@ func (s *fakeNativeStandby) Follow(want *native.Table, _ uint32) StandbyCopy {
 	return StandbyCopy{Chains: len(want.Chains)}
 }
 
-func (s *fakeNativeStandby) Gate(want *native.Table, _ uint32, order GateOrder) (StandbyGate, error) {
+func (s *fakeNativeStandby) Gate(want *native.Table, order GateOrder) (StandbyGate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	what, fault, open := "shut", s.shutErr, order != ShutGate

@@ -23,8 +23,8 @@ type nativePending struct {
 }
 
 // Follow implements NativeStandby.
-func (s nativeOnNFT) Follow(want *native.Table, genid uint32) StandbyCopy {
-	c, err := s.translate(want, genid)
+func (s nativeOnNFT) Follow(want *native.Table) StandbyCopy {
+	c, err := s.translate(want)
 	more, stood := false, s.tables.Held(want.ID) != nil
 	if err == nil {
 		more, err = s.tables.PutPiece(c)
@@ -43,12 +43,12 @@ func (s nativeOnNFT) Follow(want *native.Table, genid uint32) StandbyCopy {
 
 // translate makes the copy of a table, or returns what it made of the same content. Another value
 // comes every 2 s where packets add to sets, and an opening does not wait for what that changes.
-func (s nativeOnNFT) translate(want *native.Table, genid uint32) (*standby.Copy, error) {
+func (s nativeOnNFT) translate(want *native.Table) (*standby.Copy, error) {
 	if p := s.natives[want.ID]; p.of != nil && len(native.Diff(p.of, want)) == 0 {
 		s.natives[want.ID] = nativePending{want, p.copy} // with which the next value shares most memory
 		return p.copy, nil
 	}
-	c, err := standby.TranslateNative(want, genid, s.tables.Held(want.ID))
+	c, err := standby.TranslateNative(want, s.tables.Held(want.ID))
 	if err != nil {
 		return nil, err
 	}
@@ -58,9 +58,9 @@ func (s nativeOnNFT) translate(want *native.Table, genid uint32) (*standby.Copy,
 
 // Gate implements NativeStandby. A gate that is open for so long that the loop must be hanging is
 // shut all the same.
-func (s nativeOnNFT) Gate(want *native.Table, genid uint32, order GateOrder) (got StandbyGate, err error) {
+func (s nativeOnNFT) Gate(want *native.Table, order GateOrder) (got StandbyGate, err error) {
 	if order != ShutGate {
-		got.Outdated, err = s.open(want, genid, order)
+		got.Outdated, err = s.open(want, order)
 	} else {
 		got.Shut, err = s.shut(want.ID)
 	}
@@ -69,12 +69,12 @@ func (s nativeOnNFT) Gate(want *native.Table, genid uint32, order GateOrder) (go
 }
 
 // open opens all hooks: the table's one owner has no exemptions of others in it.
-func (s nativeOnNFT) open(want *native.Table, genid uint32, order GateOrder) (outdated, err error) {
+func (s nativeOnNFT) open(want *native.Table, order GateOrder) (outdated, err error) {
 	held := s.tables.Held(want.ID)
 	if held == nil {
 		return nil, standby.ErrNotBuilt
 	}
-	pending, err := s.translate(want, genid)
+	pending, err := s.translate(want)
 	return s.openHooks(want.ID, held.Hooks(), pending, err, order)
 }
 

@@ -200,21 +200,21 @@ const nativeNAT = `table ip proxy {
 `
 
 // proxyOf loads nativeNAT and returns it as it was captured.
-func proxyOf(t *testing.T, s *StandbyOnNFT, priority, address, client string) (*native.Table, uint32) {
+func proxyOf(t *testing.T, s *StandbyOnNFT, priority, address, client string) *native.Table {
 	t.Helper()
 	id := tableid.IPv4.Table("proxy")
 	text := strings.NewReplacer("PRIORITY", priority, "ADDRESS", address, "CLIENT", client).Replace(nativeNAT)
 	nstest.CommandInput(t, "table ip proxy {}\ndelete table ip proxy\n"+text, "nft", "-f", "-")
 	r, err := native.Capture(s.conn, func(of nft.Table) bool { return of.Family.Table(of.Name) == id })
 	must(t, err)
-	return r.Tables[id], r.Genid
+	return r.Tables[id]
 }
 
 // followNative follows a native table until its copy stands, and returns in how many steps.
-func (s *StandbyOnNFT) followNative(t *testing.T, want *native.Table, genid uint32) (steps int) {
+func (s *StandbyOnNFT) followNative(t *testing.T, want *native.Table) (steps int) {
 	t.Helper()
 	for {
-		copied := s.Native().Follow(want, genid)
+		copied := s.Native().Follow(want)
 		must(t, copied.Err)
 		if steps++; !copied.Unfinished {
 			return steps
@@ -227,8 +227,8 @@ func (s *StandbyOnNFT) followNative(t *testing.T, want *native.Table, genid uint
 // it is built again in steps.
 func TestNativeStandbyThatTakesNoChange(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *StandbyOnNFT, _ func(bool) StandbyCopy) {
-		first, genid := proxyOf(t, s, "dstnat", "10.3.0.1", "10.9.0.1")
-		built := s.followNative(t, first, genid)
+		first := proxyOf(t, s, "dstnat", "10.3.0.1", "10.9.0.1")
+		built := s.followNative(t, first)
 		for _, story := range []struct {
 			priority, address string
 			order             GateOrder
@@ -239,17 +239,17 @@ func TestNativeStandbyThatTakesNoChange(t *testing.T) {
 			{"dstnat - 5", "10.3.0.2", OpenCurrent, false, nil, ErrStandbyOutdated},
 			{"dstnat - 5", "10.3.0.2", OpenGate, true, native.ErrWhole, nil},
 		} {
-			want, genid := proxyOf(t, s, story.priority, story.address, "10.9.0.1")
+			want := proxyOf(t, s, story.priority, story.address, "10.9.0.1")
 			nstest.Command(t, "nft", "delete", "table", "ip", "proxy")
-			got, err := s.Native().Gate(want, genid, story.order)
+			got, err := s.Native().Gate(want, story.order)
 			if got.Open != story.open || !errors.Is(got.Outdated, story.outdated) || !errors.Is(err, story.err) {
 				t.Errorf("open: %t, outdated: %v, error: %v, want %+v", got.Open, got.Outdated, err, story)
 			}
-			_, err = s.Native().Gate(want, genid, ShutGate)
+			_, err = s.Native().Gate(want, ShutGate)
 			must(t, err)
 		}
-		whole, genid := proxyOf(t, s, "dstnat - 5", "10.3.0.2", "10.9.0.1")
-		if diff := cmp.Diff([]int{built + 1, 1}, []int{s.followNative(t, whole, genid), s.followNative(t, whole, genid)}); diff != "" {
+		whole := proxyOf(t, s, "dstnat - 5", "10.3.0.2", "10.9.0.1")
+		if diff := cmp.Diff([]int{built + 1, 1}, []int{s.followNative(t, whole), s.followNative(t, whole)}); diff != "" {
 			t.Errorf("steps until it is built again, and once it is (-want +got):\n%s", diff)
 		}
 	})
@@ -259,8 +259,8 @@ func TestNativeStandbyThatTakesNoChange(t *testing.T) {
 // reason to translate it again: its clients are read every 2 s.
 func TestAnOpeningTranslatesChangesOnly(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *StandbyOnNFT, _ func(bool) StandbyCopy) {
-		first, genid := proxyOf(t, s, "dstnat", "10.3.0.1", "10.9.0.1")
-		s.followNative(t, first, genid)
+		first := proxyOf(t, s, "dstnat", "10.3.0.1", "10.9.0.1")
+		s.followNative(t, first)
 		held := s.tables.Held(first.ID)
 		for name, story := range map[string]struct {
 			address, client string
@@ -270,9 +270,9 @@ func TestAnOpeningTranslatesChangesOnly(t *testing.T) {
 			"a client": {"10.3.0.1", "10.9.0.2", true},
 			"a rule":   {"10.3.0.2", "10.9.0.1", false},
 		} {
-			want, genid := proxyOf(t, s, "dstnat", story.address, story.client)
+			want := proxyOf(t, s, "dstnat", story.address, story.client)
 			s.natives[want.ID] = nativePending{first, held}
-			got, err := nativeOnNFT{s}.translate(want, genid)
+			got, err := nativeOnNFT{s}.translate(want)
 			must(t, err)
 			if diff := cmp.Diff(story.same, got == held); diff != "" {
 				t.Errorf("%s: the copy is the one that is held (-want +got):\n%s", name, diff)

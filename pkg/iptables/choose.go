@@ -60,17 +60,11 @@ func Choose(ctx context.Context, cfg ChooseConfig) (Evidence, error) {
 // countNFT counts nf_tables' rules in iptables' tables. ok is false if the
 // kernel has no nf_tables.
 func countNFT(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map[Backend]Count) (ok bool, err error) {
-	conn, err := nft.Dial()
-	if err == nil {
-		defer conn.Close()
-		_, err = conn.Genid()
-	}
-	if errors.Is(err, nft.ErrNone) {
-		return false, nil
-	}
-	if err != nil {
+	conn, _, err := nft.DialIfAny()
+	if conn == nil {
 		return false, err
 	}
+	defer conn.Close()
 	for _, family := range cfg.Families {
 		counts[family][NFT], err = countNFTFamily(ctx, conn, family, cfg.Canary)
 		if err != nil {

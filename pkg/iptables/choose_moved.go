@@ -78,18 +78,11 @@ func stampBackends(families []rules.Family) (map[Backend]uint64, error) {
 }
 
 func stampNFT() (uint64, error) {
-	conn, err := nft.Dial()
-	if err == nil {
-		defer conn.Close()
-		var id uint32
-		if id, err = conn.Genid(); err == nil {
-			return uint64(id), nil
-		}
+	conn, genid, err := nft.DialIfAny()
+	if conn == nil {
+		return 0, err
 	}
-	if errors.Is(err, nft.ErrNone) {
-		return 0, nil
-	}
-	return 0, err
+	return uint64(genid), conn.Close()
 }
 
 func stampLegacy(families []rules.Family) (uint64, error) {

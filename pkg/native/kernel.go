@@ -61,17 +61,11 @@ func (*Kernel) Append(b *nft.Batch, repairs []Repair, witnesses map[tableid.Fami
 
 // RemoveWitnesses deletes the witnesses of all families.
 func RemoveWitnesses(port uint32) error {
-	conn, err := nft.Dial()
-	if errors.Is(err, nft.ErrNone) {
-		return nil
-	}
-	if err != nil {
+	conn, _, err := nft.DialIfAny()
+	if conn == nil {
 		return err
 	}
 	defer func() { _ = conn.Close() }() // it was read from only
-	if _, err := conn.Genid(); errors.Is(err, nft.ErrNone) {
-		return nil
-	}
 	b, found := nft.NewBatch(), false
 	b.Port = port
 	err = conn.EachTable(func(t nft.Table) error {

@@ -2,7 +2,6 @@ package native
 
 import (
 	"cmp"
-	"errors"
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -19,19 +18,11 @@ type Standing struct {
 // AllStanding returns the tables of all families that wanted accepts, in the order of their names.
 // A kernel without nf_tables has none. It reads none of them.
 func AllStanding(wanted func(tableid.TableID) bool) ([]Standing, error) {
-	conn, err := nft.Dial()
-	if errors.Is(err, nft.ErrNone) {
-		return nil, nil
-	}
-	if err != nil {
+	conn, _, err := nft.DialIfAny()
+	if conn == nil {
 		return nil, err
 	}
 	defer func() { _ = conn.Close() }() // it was read from only
-	if _, err := conn.Genid(); errors.Is(err, nft.ErrNone) {
-		return nil, nil
-	} else if err != nil {
-		return nil, err
-	}
 	var found []Standing
 	err = conn.EachTable(func(t nft.Table) error {
 		if id := t.Family.Table(t.Name); wanted(id) {

@@ -36,6 +36,21 @@ func Dial() (*Conn, error) {
 	return &Conn{conn: conn, buffer: make([]byte, messageBuffer)}, nil
 }
 
+// DialIfAny is Dial that asks for the genid, for callers to whom a kernel without nf_tables is one
+// without tables: the connection is nil then.
+func DialIfAny() (conn *Conn, genid uint32, err error) {
+	if conn, err = Dial(); err == nil {
+		if genid, err = conn.Genid(); err == nil {
+			return conn, genid, nil
+		}
+		_ = conn.Close() // it was read from only
+	}
+	if errors.Is(err, ErrNone) {
+		err = nil
+	}
+	return nil, 0, err
+}
+
 // whole makes sure that no answers to earlier questions can come.
 func (c *Conn) whole() error {
 	if !c.torn {

@@ -16,9 +16,7 @@ var ErrUnavailable = errors.New("this table cannot be copied")
 
 // A Copy is what the standby's table holds, made by Translate. It is a value.
 type Copy struct {
-	// ID is the table that was copied, and Genid when.
-	ID    tableid.TableID
-	Genid uint32
+	ID tableid.TableID // of the table that was copied
 	// chains are the regular chains by name.
 	chains map[string]*chain
 	hooks  map[Hook]*hook
@@ -90,35 +88,6 @@ func (c *Copy) Counts() (chains, rules int) {
 		rules += len(chain.digests)
 	}
 	return len(c.chains), rules
-}
-
-// Outstanding returns how many chains of the copy are not in the kernel as they are in it, of
-// which held is what is (Standby.Held, nil: nothing). A base chain counts as well if the real one
-// has changed, so that a Put lets Probe know of it.
-func (c *Copy) Outstanding(held *Copy) int {
-	if held == nil {
-		return len(c.chains) + len(c.hooks)
-	}
-	if c.native != nil && held.native != nil {
-		return len(native.Diff(held.native, c.native))
-	}
-	n := 0
-	for name, chain := range c.chains {
-		if was := held.chains[name]; was != chain && (was == nil || !slices.Equal(was.digests, chain.digests)) {
-			n++
-		}
-	}
-	for name := range held.chains {
-		if c.chains[name] == nil {
-			n++
-		}
-	}
-	for h, hook := range c.hooks {
-		if was := held.hooks[h]; was == nil || !slices.Equal(was.body.digests, hook.body.digests) || !slices.Equal(was.real, hook.real) {
-			n++
-		}
-	}
-	return n
 }
 
 // Hooks returns the hooks at which the copy can translate, in the packets' order.

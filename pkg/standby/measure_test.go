@@ -77,8 +77,8 @@ func TestMeasureNative(t *testing.T) {
 				text, err := io.ReadAll(unpacked)
 				must(t, err)
 				nstest.CommandInput(t, string(text), "nft", "-f", "-")
-				table, genid := captured(t, dial(t), kubeProxy)
-				c, err := standby.TranslateNative(table, genid, nil)
+				table := captured(t, dial(t), kubeProxy)
+				c, err := standby.TranslateNative(table, nil)
 				must(t, err)
 				s := open(t, standby.Config{})
 				runtime.LockOSThread()
@@ -139,7 +139,7 @@ func measure(t *testing.T, size int, mode string) {
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	t.Logf("%d services, %s: %d chains, %d rules, %d left out; kernel memory %v KiB; heap with the source %d KiB", size, mode, st.Chains, st.Rules, st.LeftOut, kib, m.HeapAlloc>>10)
+	t.Logf("%d services, %s: %d chains, %d left out; kernel memory %v KiB; heap with the source %d KiB", size, mode, st.Chains, st.LeftOut, kib, m.HeapAlloc>>10)
 	for _, what := range slices.Sorted(maps.Keys(times)) {
 		all := slices.Sorted(slices.Values(times[what]))
 		t.Logf("  %-32s median %9.3f ms, worst %9.3f ms", what, all[len(all)/2].Seconds()*1e3, all[len(all)-1].Seconds()*1e3)

@@ -32,8 +32,8 @@ const (
 // What packets add to sets, such as session affinity, is as it was when the set was written. Such a
 // set keeps the room that it has in held, which is what the kernel holds of the table
 // (Standby.Held, nil: nothing): a set of another size is another set.
-func TranslateNative(src *native.Table, genid uint32, held *Copy) (*Copy, error) {
-	c := &Copy{ID: src.ID, Genid: genid, chains: map[string]*chain{}, hooks: map[Hook]*hook{}}
+func TranslateNative(src *native.Table, held *Copy) (*Copy, error) {
+	c := &Copy{ID: src.ID, chains: map[string]*chain{}, hooks: map[Hook]*hook{}}
 	switch {
 	case src.Immune():
 		return nil, fmt.Errorf("%w: one process owns %s, and no other can flush it", ErrUnavailable, src.ID)

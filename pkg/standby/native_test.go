@@ -23,14 +23,14 @@ import (
 var kubeProxy = tableid.IPv4.Table("kube-proxy")
 
 // captured returns a native table.
-func captured(t *testing.T, conn *nft.Conn, id tableid.TableID) (*native.Table, uint32) {
+func captured(t *testing.T, conn *nft.Conn, id tableid.TableID) *native.Table {
 	t.Helper()
 	r, err := native.Capture(conn, func(of nft.Table) bool { return of.Family.Table(of.Name) == id })
 	must(t, err)
 	if r.Tables[id] == nil {
 		t.Fatalf("there is no table %s", id)
 	}
-	return r.Tables[id], r.Genid
+	return r.Tables[id]
 }
 
 // nftServices is a table as kube-proxy's nftables mode writes it, of one service.
@@ -83,8 +83,8 @@ func TestANativeTableIsCopied(t *testing.T) {
 					t.Fatalf("the table's own source range holds nothing off, or all: %v", want)
 				}
 				s := open(t, standby.Config{})
-				table, genid := captured(t, conn, id)
-				c, err := standby.TranslateNative(table, genid, nil)
+				table := captured(t, conn, id)
+				c, err := standby.TranslateNative(table, nil)
 				must(t, err)
 				must(t, s.Put(c))
 				copied := listed(t, id)
@@ -120,8 +120,8 @@ func TestANativeTableIsCopied(t *testing.T) {
 				}
 				changed := strings.Replace(text, "udp . 53 :", "udp . 54 :", 1)
 				nstest.CommandInput(t, changed, "nft", "-f", "-")
-				table, genid = captured(t, conn, id)
-				next, err := standby.TranslateNative(table, genid, s.Held(id))
+				table = captured(t, conn, id)
+				next, err := standby.TranslateNative(table, s.Held(id))
 				must(t, err)
 				if next.Outstanding(s.Held(id)) == 0 {
 					t.Error("nothing is outstanding")
@@ -153,13 +153,13 @@ func TestKubeProxysNativeTable(t *testing.T) {
 		must(t, err)
 		nstest.CommandInput(t, string(text), "nft", "-f", "-")
 		conn := dial(t)
-		table, genid := captured(t, conn, kubeProxy)
-		c, err := standby.TranslateNative(table, genid, nil)
+		table := captured(t, conn, kubeProxy)
+		c, err := standby.TranslateNative(table, nil)
 		must(t, err)
 		s := open(t, standby.Config{})
 		must(t, s.Put(c))
 		st := s.Status(kubeProxy)
-		t.Logf("%d chains and %d rules, %d bytes, %s", st.Chains, st.Rules, st.Bytes, st.Took)
+		t.Logf("%d chains, %d bytes, %s", st.Chains, st.Bytes, st.Took)
 		nstest.Command(t, "nft", "flush", "ruleset")
 		must(t, s.Open(kubeProxy, c.Hooks(), nil))
 		if got := len(s.Status(kubeProxy).Open); got != 3 {
@@ -193,7 +193,7 @@ func TestNativeTablesThatAreNotCopied(t *testing.T) {
 		`filters by "limit"`:   {ID: kubeProxy, Chains: []native.Chain{base("nat", -100), base("filter", -110, "limit")}},
 		`filters by "dynset"`:  {ID: kubeProxy, Chains: []native.Chain{base("nat", -100), base("filter", -300, "counter", "dynset")}},
 	} {
-		if _, err := standby.TranslateNative(table, 1, nil); !errors.Is(err, standby.ErrUnavailable) || !strings.Contains(err.Error(), name) {
+		if _, err := standby.TranslateNative(table, nil); !errors.Is(err, standby.ErrUnavailable) || !strings.Contains(err.Error(), name) {
 			t.Errorf("got %v, want %q", err, name)
 		}
 	}

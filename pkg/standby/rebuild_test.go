@@ -39,8 +39,8 @@ func TestClientsOfASetAreNoChange(t *testing.T) {
 		conn, s := dial(t), open(t, standby.Config{})
 		for _, clients := range []int{10, 600, 2100, 10} {
 			nstest.CommandInput(t, affinityTable("dstnat", clients), "nft", "-f", "-")
-			table, genid := captured(t, conn, kubeProxy)
-			c, err := standby.TranslateNative(table, genid, s.Held(kubeProxy))
+			table := captured(t, conn, kubeProxy)
+			c, err := standby.TranslateNative(table, s.Held(kubeProxy))
 			must(t, err)
 			if s.Held(kubeProxy) != nil {
 				if n := c.Outstanding(s.Held(kubeProxy)); n != 0 {
@@ -64,8 +64,8 @@ func TestANativeTableIsBuiltAgainInSteps(t *testing.T) {
 		steps := func(priority string) (n int) {
 			t.Helper()
 			nstest.CommandInput(t, affinityTable(priority, 10), "nft", "-f", "-")
-			table, genid := captured(t, conn, kubeProxy)
-			c, err := standby.TranslateNative(table, genid, s.Held(kubeProxy))
+			table := captured(t, conn, kubeProxy)
+			c, err := standby.TranslateNative(table, s.Held(kubeProxy))
 			must(t, err)
 			for more := true; more; n++ {
 				more, err = s.PutPiece(c)

@@ -74,14 +74,12 @@ const DefaultGateMost = 100_000
 // A Status is what is known of one table of a Standby.
 type Status struct {
 	Built bool
-	Gated bool
-	// Open are the hooks that are open, in the packets' order, and Since when the first was.
-	Open          []Hook
-	Since         time.Time
-	Chains, Rules int
-	LeftOut       int           // chains that became "accept"
-	Bytes         int           // of the last build or change, as sent
-	Took          time.Duration // of the kernel for it
+	// Open are the hooks that are open, in the packets' order.
+	Open    []Hook
+	Chains  int
+	LeftOut int           // chains that became "accept"
+	Bytes   int           // of the last build or change, as sent
+	Took    time.Duration // of the kernel for it
 }
 
 // A Standby holds copies in the kernel, by one lasting socket. Its commits come from Port. All
@@ -199,7 +197,7 @@ func (s *Standby) PutPiece(c *Copy) (more bool, err error) {
 	return false, s.follow(t, c)
 }
 
-// Held returns what the kernel holds, for Translate and Copy.Outstanding; nil if nothing is built.
+// Held returns what the kernel holds, for Translate; nil if nothing is built.
 func (s *Standby) Held(id tableid.TableID) *Copy {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -264,8 +262,8 @@ func (s *Standby) Status(id tableid.TableID) Status {
 	if t == nil {
 		return Status{}
 	}
-	st := Status{Built: true, Gated: t.gated, Since: t.since, LeftOut: len(t.held.LeftOut()), Bytes: t.bytes, Took: t.took}
-	st.Chains, st.Rules = t.held.Counts()
+	st := Status{Built: true, LeftOut: len(t.held.LeftOut()), Bytes: t.bytes, Took: t.took}
+	st.Chains, _ = t.held.Counts()
 	st.Open = slices.DeleteFunc(Hooks(), func(h Hook) bool { return !t.open[h] })
 	return st
 }

@@ -21,7 +21,6 @@ type table struct {
 	held  *Copy // what the kernel holds; its chains have no rules, only digests
 	gated bool
 	open  map[Hook]bool
-	since time.Time // the first hook is open
 	// handles are those of the rules of large chains.
 	handles map[string][]uint64
 	bytes   int
@@ -132,9 +131,6 @@ func (s *Standby) open(t *table, hooks []Hook, pending *Copy) error {
 
 // opened notes that the kernel has opened those of the hooks that the copy has.
 func (t *table) opened(hooks []Hook, c *Copy) {
-	if len(t.open) == 0 && len(hooks) > 0 {
-		t.since = time.Now()
-	}
 	for _, h := range hooks {
 		if c.hooks[h] != nil {
 			t.open[h] = true
@@ -156,6 +152,5 @@ func (s *Standby) shut(t *table) error {
 		return err
 	}
 	clear(t.open)
-	t.since = time.Time{}
 	return nil
 }

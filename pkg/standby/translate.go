@@ -26,7 +26,7 @@ var seed = maphash.MakeSeed()
 // Chains that protected rules of base chains lead to are copied, each as a whole or not at all: see
 // Copy.LeftOut.
 func Translate(src Source, before *Copy) (*Copy, error) {
-	t := &translator{src: src, before: before, out: &Copy{ID: src.ID, Genid: src.Genid, chains: map[string]*chain{}, hooks: map[Hook]*hook{}}}
+	t := &translator{src: src, before: before, out: &Copy{ID: src.ID, chains: map[string]*chain{}, hooks: map[Hook]*hook{}}}
 	if before == nil || before.ID != src.ID {
 		t.before = &Copy{}
 	}

@@ -1,0 +1,36 @@
+package standby
+
+import (
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/native"
+)
+
+// Outstanding returns how many chains of the copy are not in the kernel as they are in it, of
+// which held is what is (Standby.Held, nil: nothing). A base chain counts as well if the real one
+// has changed.
+func (c *Copy) Outstanding(held *Copy) int {
+	if held == nil {
+		return len(c.chains) + len(c.hooks)
+	}
+	if c.native != nil && held.native != nil {
+		return len(native.Diff(held.native, c.native))
+	}
+	n := 0
+	for name, chain := range c.chains {
+		if was := held.chains[name]; was != chain && (was == nil || !slices.Equal(was.digests, chain.digests)) {
+			n++
+		}
+	}
+	for name := range held.chains {
+		if c.chains[name] == nil {
+			n++
+		}
+	}
+	for h, hook := range c.hooks {
+		if was := held.hooks[h]; was == nil || !slices.Equal(was.body.digests, hook.body.digests) || !slices.Equal(was.real, hook.real) {
+			n++
+		}
+	}
+	return n
+}
