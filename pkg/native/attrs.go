@@ -60,6 +60,7 @@ const (
 	chainBinding = 4
 
 	setAnonymous = 1
+	setConstant  = 2
 	setInterval  = 4
 	setTimeout   = 0x10
 	setEval      = 0x20 // rules add elements

@@ -19,14 +19,22 @@ const captures = 5
 // interrupts is repeated; the error is nft.ErrInterrupted if the commits do not end. Tables that
 // one process owns are read like others: see Table.Immune.
 func Capture(conn *nft.Conn, wanted func(nft.Table) bool) (*Ruleset, error) {
-	return captureOthers(conn, wanted, func(uint32, tableid.TableID) *followed { return nil })
+	return captureOthers(conn, wanted, knowledge{of: func(uint32, tableid.TableID) *followed { return nil }})
+}
+
+// knowledge is what a capture need not read.
+type knowledge struct {
+	// of returns a table as it is followed at that genid, nil if it is not.
+	of func(genid uint32, id tableid.TableID) *followed
+	// whole: all of the table is known. Else only what cannot have changed is.
+	whole bool
 }
 
 // captureOthers reads what is not known at the genid.
-func captureOthers(conn *nft.Conn, wanted func(nft.Table) bool, known func(uint32, tableid.TableID) *followed) (*Ruleset, error) {
+func captureOthers(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*Ruleset, error) {
 	var doubtful *Ruleset
 	for range captures {
-		r, err := capture(conn, wanted, known)
+		r, err := capture(conn, wanted, k)
 		switch {
 		case errors.Is(err, nft.ErrInterrupted):
 			continue
@@ -42,7 +50,7 @@ func captureOthers(conn *nft.Conn, wanted func(nft.Table) bool, known func(uint3
 }
 
 // capture reads once.
-func capture(conn *nft.Conn, wanted func(nft.Table) bool, known func(uint32, tableid.TableID) *followed) (*Ruleset, error) {
+func capture(conn *nft.Conn, wanted func(nft.Table) bool, k knowledge) (*Ruleset, error) {
 	genid, err := conn.Genid()
 	if err != nil {
 		return nil, err
@@ -57,12 +65,13 @@ func capture(conn *nft.Conn, wanted func(nft.Table) bool, known func(uint32, tab
 		return nil
 	})
 	for i := 0; i < len(ids) && err == nil; i++ {
-		if f := known(genid, ids[i]); f != nil {
+		f := k.of(genid, ids[i])
+		if f != nil && k.whole {
 			t, digest := f.value()
 			r.Tables[t.ID], r.known[t.ID] = t, knownTable{digest, f.at}
 			continue
 		}
-		err = readTable(conn, r, ids[i])
+		err = readTable(conn, r, ids[i], f)
 	}
 	after, again := conn.Genid()
 	switch {
@@ -78,14 +87,15 @@ func capture(conn *nft.Conn, wanted func(nft.Table) bool, known func(uint32, tab
 type reader struct {
 	conn *nft.Conn
 	t    *Table
-	// chains and sets are places in the table's lists, by name.
-	chains, sets map[string]int
-	uses         []uint32 // of each chain: the rules in it, and what jumps to it
+	// chains has the places in the table's list, by name.
+	chains   map[string]int
+	uses     []uint32  // of each chain: the rules in it, and what jumps to it
+	followed *followed // the table at that genid; nil if it is not followed
 }
 
 // readTable reads one table into the ruleset.
-func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID) error {
-	rd := reader{conn: conn, chains: map[string]int{}, sets: map[string]int{}}
+func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID, f *followed) error {
+	rd := reader{conn: conn, chains: map[string]int{}, followed: f}
 	found, err := conn.Object(nft.Tables, id.Family, []nft.StringAttr{{Kind: unix.NFTA_TABLE_NAME, Value: id.Name}},
 		func(attrs []byte) (err error) {
 			rd.t, err = decodeTable(id.Family, attrs)
@@ -108,43 +118,38 @@ func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID) error {
 }
 
 // each asks for all objects of a kind in the table.
-func (rd *reader) each(kind nft.ObjectKind, f func(attrs []byte) error) error {
+func (rd *reader) each(kind nft.ObjectKind, f func(d decoded, attrs []byte) error) error {
 	table := []nft.StringAttr{{Kind: forms[kind].table, Value: rd.t.ID.Name}}
-	return rd.conn.EachObject(kind, rd.t.ID.Family, table, f)
+	return rd.conn.EachObject(kind, rd.t.ID.Family, table, func(attrs []byte) error {
+		d, err := decode(kind, attrs)
+		if err != nil || d.table != rd.t.ID.Name { // the kernel gives chains and others of all tables
+			return err
+		}
+		return f(d, attrs)
+	})
 }
 
 func (rd *reader) readChains() error {
-	return rd.each(nft.Chains, func(attrs []byte) error {
-		table, c, err := decodeChain(attrs)
-		if err == nil && table == rd.t.ID.Name { // the kernel gives those of all tables
-			rd.chains[c.Name] = len(rd.t.Chains)
-			rd.t.Chains = append(rd.t.Chains, c)
-			rd.uses = append(rd.uses, number(attrs, unix.NFTA_CHAIN_USE))
-		}
-		return err
+	return rd.each(nft.Chains, func(d decoded, attrs []byte) error {
+		rd.chains[d.name] = len(rd.t.Chains)
+		rd.t.Chains = append(rd.t.Chains, d.chain(attrs))
+		rd.uses = append(rd.uses, number(attrs, unix.NFTA_CHAIN_USE))
+		return nil
 	})
 }
 
 func (rd *reader) readObjects() error {
-	err := rd.each(nft.Objects, func(attrs []byte) error {
-		d, err := decode(nft.Objects, attrs)
-		if err == nil && d.table == rd.t.ID.Name {
-			rd.t.Objects = append(rd.t.Objects, Object{d.name, number(attrs, unix.NFTA_OBJ_TYPE), d.handle, d.attrs})
-		}
-		return err
-	})
-	return unlessUnknown(err)
+	return unlessUnknown(rd.each(nft.Objects, func(d decoded, attrs []byte) error {
+		rd.t.Objects = append(rd.t.Objects, d.object(attrs))
+		return nil
+	}))
 }
 
 func (rd *reader) readFlowtables() error {
-	err := rd.each(nft.Flowtables, func(attrs []byte) error {
-		d, err := decode(nft.Flowtables, attrs)
-		if err == nil && d.table == rd.t.ID.Name {
-			rd.t.Flowtables = append(rd.t.Flowtables, Flowtable{d.name, d.handle, d.attrs})
-		}
-		return err
-	})
-	return unlessUnknown(err)
+	return unlessUnknown(rd.each(nft.Flowtables, func(d decoded, _ []byte) error {
+		rd.t.Flowtables = append(rd.t.Flowtables, Flowtable{d.name, d.handle, d.attrs})
+		return nil
+	}))
 }
 
 // unlessUnknown forgives a kernel that has no such kind of object: then there are none.
@@ -156,13 +161,9 @@ func unlessUnknown(err error) error {
 }
 
 func (rd *reader) readSets() error {
-	return rd.each(nft.Sets, func(attrs []byte) error {
-		table, s, err := decodeSet(attrs)
-		if err == nil && table == rd.t.ID.Name {
-			rd.sets[s.Name] = len(rd.t.Sets)
-			rd.t.Sets = append(rd.t.Sets, s)
-		}
-		return err
+	return rd.each(nft.Sets, func(d decoded, attrs []byte) error {
+		rd.t.Sets = append(rd.t.Sets, d.set(attrs))
+		return nil
 	})
 }
 
@@ -180,10 +181,15 @@ func elementsOf(conn *nft.Conn, id tableid.TableID, set string) (all []Element, 
 	return all, nil
 }
 
-// readElements asks for one set after the other: the kernel has no question for all.
+// readElements asks for one set after the other: the kernel has no question for all. It does not
+// ask for those of which it was heard what is in them, and which nobody can change.
 func (rd *reader) readElements() error {
 	for i := range rd.t.Sets {
 		s := &rd.t.Sets[i]
+		if heard := rd.followed.sealed(s); heard != nil {
+			s.Elements = heard.Elements
+			continue
+		}
 		var err error
 		if s.Elements, err = elementsOf(rd.conn, rd.t.ID, s.Name); err != nil {
 			return err
@@ -194,11 +200,7 @@ func (rd *reader) readElements() error {
 }
 
 func (rd *reader) readRules() error {
-	return rd.each(nft.Rules, func(attrs []byte) error {
-		d, err := decode(nft.Rules, attrs)
-		if err != nil || d.table != rd.t.ID.Name {
-			return err
-		}
+	return rd.each(nft.Rules, func(d decoded, attrs []byte) error {
 		i, found := rd.chains[d.name]
 		if !found {
 			return nft.ErrInterrupted

@@ -110,24 +110,21 @@ func decodeTable(family tableid.Family, list []byte) (*Table, error) {
 		Flags: number(list, unix.NFTA_TABLE_FLAGS), Owner: number(list, tableOwner)}, nil
 }
 
-// decodeChain reads a chain; it has no rules yet.
-func decodeChain(list []byte) (table string, c Chain, err error) {
-	d, err := decode(nft.Chains, list)
-	if err != nil {
-		return "", Chain{}, err
-	}
-	return d.table, Chain{Name: d.name, Handle: d.handle, Attrs: d.attrs,
+// chain returns what was decoded of a message as a chain; it has no rules yet.
+func (d decoded) chain(list []byte) Chain {
+	return Chain{Name: d.name, Handle: d.handle, Attrs: d.attrs,
 		Base:  has(list, unix.NFTA_CHAIN_HOOK),
-		Bound: number(list, chainFlags)&chainBinding != 0}, nil
+		Bound: number(list, chainFlags)&chainBinding != 0}
 }
 
-// decodeSet reads a set; it has no elements yet.
-func decodeSet(list []byte) (table string, s Set, err error) {
-	d, err := decode(nft.Sets, list)
-	if err != nil {
-		return "", Set{}, err
-	}
-	return d.table, Set{Name: d.name, Handle: d.handle, Attrs: d.attrs, Flags: number(list, unix.NFTA_SET_FLAGS)}, nil
+// set returns it as a set; it has no elements yet.
+func (d decoded) set(list []byte) Set {
+	return Set{Name: d.name, Handle: d.handle, Attrs: d.attrs, Flags: number(list, unix.NFTA_SET_FLAGS)}
+}
+
+// object returns it as a stateful object.
+func (d decoded) object(list []byte) Object {
+	return Object{d.name, number(list, unix.NFTA_OBJ_TYPE), d.handle, d.attrs}
 }
 
 // decodeElements calls f for each element of a message.

@@ -9,6 +9,14 @@ import (
 // AfterCapture has f run between a read and hearing of what was committed behind it.
 func (k *Kernel) AfterCapture(f func()) { k.afterCapture = f }
 
+// Misremember has what is followed of a set lack its last element.
+func (k *Kernel) Misremember(id tableid.TableID, set string) {
+	f := k.follow.tables[id]
+	s := f.sets.byKey[set]
+	s.Elements = s.Elements[:len(s.Elements)-1]
+	s.recount, s.known, f.last = true, false, nil
+}
+
 // Bare returns the table without handles, without what is left of timeouts, and without counts
 // of uses, so that its bytes can be compared with those of the table made again.
 func (t *Table) Bare() *Table {

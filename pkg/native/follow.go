@@ -209,29 +209,35 @@ func (f *followed) apply(n nft.Notification, now time.Time) error {
 	if f.gone {
 		return errUnplaced
 	}
+	var kind nft.ObjectKind
+	var take func(d decoded, attrs []byte) error
 	switch n.Kind {
+	case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
+		return f.elements(attrs, n.Kind == unix.NFT_MSG_DELSETELEM, now)
 	case unix.NFT_MSG_NEWCHAIN:
-		return f.newChain(attrs)
+		kind, take = nft.Chains, f.newChain
 	case unix.NFT_MSG_DELCHAIN:
-		return f.deleteChain(attrs)
+		kind, take = nft.Chains, f.deleteChain
 	case unix.NFT_MSG_NEWRULE:
-		return f.newRule(attrs, n.Append)
+		kind, take = nft.Rules, func(d decoded, attrs []byte) error { return f.newRule(d, attrs, n.Append) }
 	case unix.NFT_MSG_DELRULE:
-		return f.deleteRule(attrs)
+		kind, take = nft.Rules, f.deleteRule
 	case unix.NFT_MSG_NEWSET:
-		return f.newSet(attrs)
+		kind, take = nft.Sets, f.newSet
 	case unix.NFT_MSG_DELSET:
-		return f.deleteSet(attrs)
-	case unix.NFT_MSG_NEWSETELEM:
-		return f.elements(attrs, false, now)
-	case unix.NFT_MSG_DELSETELEM:
-		return f.elements(attrs, true, now)
+		kind, take = nft.Sets, f.deleteSet
 	case unix.NFT_MSG_NEWOBJ:
-		return f.newObject(attrs)
+		kind, take = nft.Objects, f.newObject
 	case unix.NFT_MSG_DELOBJ:
-		return f.deleteObject(attrs)
+		kind, take = nft.Objects, f.deleteObject
+	default:
+		return fmt.Errorf("%w: number %d", errUnplaced, n.Kind)
 	}
-	return fmt.Errorf("%w: number %d", errUnplaced, n.Kind)
+	d, err := decode(kind, attrs)
+	if err != nil {
+		return err
+	}
+	return take(d, attrs)
 }
 
 func (f *followed) newTable(attrs []byte, now time.Time) error {

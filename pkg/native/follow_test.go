@@ -27,6 +27,10 @@ func wantFollowed(t *testing.T, k *native.Kernel, conn *nft.Conn) (followed int)
 	if err != nil {
 		t.Fatal(err)
 	}
+	proof, err := k.Capture(everything)
+	if err != nil || len(proof.Drifted) > 0 {
+		t.Fatalf("drifted %v, %v", proof.Drifted, err)
+	}
 	want := capture(t, conn)
 	timeless := func(r *native.Ruleset) map[tableid.TableID]*native.Table {
 		all := map[tableid.TableID]*native.Table{}
@@ -37,6 +41,9 @@ func wantFollowed(t *testing.T, k *native.Kernel, conn *nft.Conn) (followed int)
 	}
 	if diff := cmp.Diff(timeless(want), timeless(got), cmpopts.EquateEmpty()); diff != "" {
 		t.Fatalf("followed (-read +followed):\n%.6000s", diff)
+	}
+	if diff := cmp.Diff(timeless(want), timeless(proof), cmpopts.EquateEmpty()); diff != "" {
+		t.Fatalf("a proof (-read +proof):\n%.6000s", diff)
 	}
 	for id, table := range want.Tables {
 		if got.Followed(id) {
@@ -116,6 +123,51 @@ func TestCommittedBehindARead(t *testing.T) {
 					t.Fatalf("drifted %v, %v", r.Drifted, err)
 				}
 				wantFollowed(t, k, conn)
+			})
+		})
+	}
+}
+
+// TestAProofReadsWhatCanChange: a proof does not rest on what was heard, but for what is in a set
+// that nobody can change, of which it asks no more.
+func TestAProofReadsWhatCanChange(t *testing.T) {
+	for _, test := range []struct {
+		set  string
+		read bool
+	}{{"named", true}, {"constant", true}, {"fleeting", true}, {"__set0", false}} {
+		t.Run(test.set, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "nft")
+				conn, k := dial(t), openKernel(t)
+				if _, err := k.Follow(everything); err != nil { // from here on it hears
+					t.Fatal(err)
+				}
+				nstest.CommandInput(t, `table ip t {
+					set named { type inet_service; elements = { 1, 2 }; }
+					set constant { type inet_service; flags constant; elements = { 1, 2 }; }
+					set fleeting { type inet_service; flags timeout; elements = { 1, 2 timeout 1h }; }
+					chain c { tcp dport { 1, 2 } tcp dport @constant accept; }
+				}`, "nft", "-f", "-")
+				wantFollowed(t, k, conn)
+
+				id := tableid.IPv4.Table("t")
+				k.Misremember(id, test.set)
+				proof, err := k.Capture(everything)
+				if err != nil {
+					t.Fatal(err)
+				}
+				elements := 0
+				for _, s := range proof.Tables[id].Sets {
+					if s.Name == test.set {
+						elements = len(s.Elements)
+					}
+				}
+				if read := elements == 2; read != test.read {
+					t.Errorf("%d elements, want that they are read: %t", elements, test.read)
+				}
+				if drifted := len(proof.Drifted) > 0; drifted != (test.read && test.set != "fleeting") {
+					t.Errorf("drifted: %t", drifted)
+				}
 			})
 		})
 	}

@@ -2,8 +2,6 @@ package native
 
 import (
 	"golang.org/x/sys/unix"
-
-	"github.com/canaryd/canaryd/pkg/nft"
 )
 
 // A followedChain is a chain of a followed table.
@@ -42,11 +40,8 @@ func (f *followed) addChain(c Chain) error {
 	return f.chains.add(c.Name, c.Handle, node)
 }
 
-func (f *followed) newChain(attrs []byte) error {
-	_, c, err := decodeChain(attrs)
-	if err != nil {
-		return err
-	}
+func (f *followed) newChain(d decoded, attrs []byte) error {
+	c := d.chain(attrs)
 	if hasDevice(c.Attrs) {
 		return errNotFollowed
 	}
@@ -61,11 +56,7 @@ func (f *followed) newChain(attrs []byte) error {
 	return nil
 }
 
-func (f *followed) deleteChain(attrs []byte) error {
-	d, err := decode(nft.Chains, attrs)
-	if err != nil {
-		return err
-	}
+func (f *followed) deleteChain(d decoded, _ []byte) error {
 	if f.went[d.handle] {
 		return nil
 	}
@@ -93,11 +84,7 @@ func (f *followed) list(c *followedChain) *ruleList {
 	return c.rules
 }
 
-func (f *followed) newRule(attrs []byte, appended bool) error {
-	d, err := decode(nft.Rules, attrs)
-	if err != nil {
-		return err
-	}
+func (f *followed) newRule(d decoded, attrs []byte, appended bool) error {
 	c := f.chains.byKey[d.name]
 	if c == nil {
 		return errUnplaced
@@ -109,11 +96,7 @@ func (f *followed) newRule(attrs []byte, appended bool) error {
 	return list.append(r)
 }
 
-func (f *followed) deleteRule(attrs []byte) error {
-	d, err := decode(nft.Rules, attrs)
-	if err != nil {
-		return err
-	}
+func (f *followed) deleteRule(d decoded, _ []byte) error {
 	if f.went[d.handle] {
 		return nil
 	}
@@ -153,12 +136,8 @@ func (f *followed) addObject(o Object) error {
 	return f.objects.add(objectKey{o.Name, o.Type}, o.Handle, &o)
 }
 
-func (f *followed) newObject(attrs []byte) error {
-	d, err := decode(nft.Objects, attrs)
-	if err != nil {
-		return err
-	}
-	o := Object{d.name, number(attrs, unix.NFTA_OBJ_TYPE), d.handle, d.attrs}
+func (f *followed) newObject(d decoded, attrs []byte) error {
+	o := d.object(attrs)
 	was := f.objects.byKey[objectKey{o.Name, o.Type}]
 	switch {
 	case was == nil:
@@ -170,11 +149,7 @@ func (f *followed) newObject(attrs []byte) error {
 	return nil
 }
 
-func (f *followed) deleteObject(attrs []byte) error {
-	d, err := decode(nft.Objects, attrs)
-	if err != nil {
-		return err
-	}
+func (f *followed) deleteObject(d decoded, attrs []byte) error {
 	key := objectKey{d.name, number(attrs, unix.NFTA_OBJ_TYPE)}
 	if o := f.objects.byKey[key]; o == nil || o.Handle != d.handle {
 		return errUnplaced

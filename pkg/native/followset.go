@@ -53,11 +53,23 @@ func (f *followed) addSet(s Set) error {
 	return f.sets.add(s.Name, s.Handle, node)
 }
 
-func (f *followed) newSet(attrs []byte) error {
-	_, s, err := decodeSet(attrs)
-	if err != nil {
-		return err
+// sealed returns the set if its elements cannot have changed since they were heard or read; nil if
+// they may have, or the table is not followed. Once a rule uses a constant set without a name, the
+// kernel refuses to add elements to it (nf_tables_newsetelem) or to take some out
+// (nf_tables_delsetelem), and no set gets the handle of another.
+func (f *followed) sealed(s *Set) *followedSet {
+	const sealed = setAnonymous | setConstant
+	if f == nil || s.Handle == 0 || s.Flags&sealed != sealed || s.fleeting() {
+		return nil
 	}
+	if heard := f.sets.byKey[s.Name]; heard != nil && heard.Handle == s.Handle {
+		return heard
+	}
+	return nil
+}
+
+func (f *followed) newSet(d decoded, attrs []byte) error {
+	s := d.set(attrs)
 	was := f.sets.byKey[s.Name]
 	switch {
 	case was == nil:
@@ -69,11 +81,7 @@ func (f *followed) newSet(attrs []byte) error {
 	return nil
 }
 
-func (f *followed) deleteSet(attrs []byte) error {
-	d, err := decode(nft.Sets, attrs)
-	if err != nil {
-		return err
-	}
+func (f *followed) deleteSet(d decoded, _ []byte) error {
 	s := f.sets.byKey[d.name]
 	if s == nil || s.Handle != d.handle {
 		return errUnplaced

@@ -111,8 +111,8 @@ func takeAny(table *Table, kind int, b []byte) {
 	case 0:
 		_, _ = decodeTable(tableid.Inet, b)
 	case 1:
-		if _, c, err := decodeChain(b); err == nil {
-			table.Chains = append(table.Chains, c)
+		if d, err := decode(nft.Chains, b); err == nil {
+			table.Chains = append(table.Chains, d.chain(b))
 		}
 	case 2:
 		if d, err := decode(nft.Rules, b); err == nil && len(table.Chains) > 0 {
@@ -120,8 +120,8 @@ func takeAny(table *Table, kind int, b []byte) {
 			c.Rules = append(c.Rules, Rule{d.handle, d.attrs})
 		}
 	case 3:
-		if _, s, err := decodeSet(b); err == nil {
-			table.Sets = append(table.Sets, s)
+		if d, err := decode(nft.Sets, b); err == nil {
+			table.Sets = append(table.Sets, d.set(b))
 		}
 	case 4:
 		if n := len(table.Sets); n > 0 {
@@ -131,7 +131,7 @@ func takeAny(table *Table, kind int, b []byte) {
 		}
 	case 5:
 		if d, err := decode(nft.Objects, b); err == nil {
-			table.Objects = append(table.Objects, Object{d.name, number(b, unix.NFTA_OBJ_TYPE), d.handle, d.attrs})
+			table.Objects = append(table.Objects, d.object(b))
 		}
 	}
 }

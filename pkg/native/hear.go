@@ -189,25 +189,23 @@ func (k *Kernel) before(c Commit, genid uint32) map[tableid.TableID]Before {
 	return all
 }
 
-// Capture is Capture of the package. It reads every byte, so it proves what was written. Drifted
-// names tables that were followed to something else, which is a fault of canaryd's or the kernel's.
+// Capture is Capture of the package, for less: what is in a set that nobody can change it reads once,
+// which may be in the notifications of the commit that made it. All else it reads now, so it proves
+// what was written. Drifted names tables that were followed to something else, which is a fault of
+// canaryd's or the kernel's.
 func (k *Kernel) Capture(wanted func(nft.Table) bool) (*Ruleset, error) {
-	return k.read(wanted, func(uint32, tableid.TableID) *followed { return nil })
+	return k.read(wanted, false)
 }
 
 // Follow returns what Capture does. What it has read before it has followed by the notifications of
 // each commit, and reads it again only where these were missed or do not tell all: then, and of
 // flowtables and chains of devices.
 func (k *Kernel) Follow(wanted func(nft.Table) bool) (*Ruleset, error) {
-	return k.read(wanted, func(genid uint32, id tableid.TableID) *followed {
-		if k.hear(genid) != nil || k.upTo != genid {
-			return nil
-		}
-		return k.follow.standing(id)
-	})
+	return k.read(wanted, true)
 }
 
-func (k *Kernel) read(wanted func(nft.Table) bool, known func(uint32, tableid.TableID) *followed) (*Ruleset, error) {
+// read reads the wanted tables. whole: not what is followed; see knowledge.
+func (k *Kernel) read(wanted func(nft.Table) bool, whole bool) (*Ruleset, error) {
 	genid, err := k.conn.Genid()
 	if err == nil {
 		err = k.hear(genid)
@@ -215,7 +213,7 @@ func (k *Kernel) read(wanted func(nft.Table) bool, known func(uint32, tableid.Ta
 	if err != nil {
 		return nil, err
 	}
-	r, err := captureOthers(k.conn, wanted, known)
+	r, err := captureOthers(k.conn, wanted, knowledge{k.followed, whole})
 	if err != nil {
 		return nil, err
 	}
@@ -242,4 +240,12 @@ func (k *Kernel) read(wanted func(nft.Table) bool, known func(uint32, tableid.Ta
 	}
 	slices.SortFunc(r.Drifted, tableid.TableID.Compare)
 	return r, nil
+}
+
+// followed returns a table as it is at a genid, nil if it is not followed up to there.
+func (k *Kernel) followed(genid uint32, id tableid.TableID) *followed {
+	if k.hear(genid) != nil || k.upTo != genid {
+		return nil
+	}
+	return k.follow.standing(id)
 }
