@@ -15,6 +15,9 @@ func (k *Kernel) Misremember(id tableid.TableID, set string) {
 	s := f.sets.byKey[set]
 	s.Elements = s.Elements[:len(s.Elements)-1]
 	s.recount, s.known, f.last = true, false, nil
+	for _, c := range f.chains.list {
+		c.known = false // the set may be part of a rule
+	}
 }
 
 // Bare returns the table without handles, without what is left of timeouts, and without counts

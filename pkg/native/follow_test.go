@@ -134,7 +134,7 @@ func TestAProofReadsWhatCanChange(t *testing.T) {
 	for _, test := range []struct {
 		set  string
 		read bool
-	}{{"named", true}, {"constant", true}, {"fleeting", true}, {"__set0", false}} {
+	}{{"named", true}, {"fixed", true}, {"timed", true}, {"__set0", false}} {
 		t.Run(test.set, func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
 				nstest.NeedProgram(t, "nft")
@@ -144,9 +144,9 @@ func TestAProofReadsWhatCanChange(t *testing.T) {
 				}
 				nstest.CommandInput(t, `table ip t {
 					set named { type inet_service; elements = { 1, 2 }; }
-					set constant { type inet_service; flags constant; elements = { 1, 2 }; }
-					set fleeting { type inet_service; flags timeout; elements = { 1, 2 timeout 1h }; }
-					chain c { tcp dport { 1, 2 } tcp dport @constant accept; }
+					set fixed { type inet_service; flags constant; elements = { 1, 2 }; }
+					set timed { type inet_service; flags timeout; elements = { 1, 2 timeout 1h }; }
+					chain c { tcp dport { 1, 2 } tcp dport @fixed accept; }
 				}`, "nft", "-f", "-")
 				wantFollowed(t, k, conn)
 
@@ -165,7 +165,7 @@ func TestAProofReadsWhatCanChange(t *testing.T) {
 				if read := elements == 2; read != test.read {
 					t.Errorf("%d elements, want that they are read: %t", elements, test.read)
 				}
-				if drifted := len(proof.Drifted) > 0; drifted != (test.read && test.set != "fleeting") {
+				if drifted := len(proof.Drifted) > 0; drifted != (test.read && test.set != "timed") {
 					t.Errorf("drifted: %t", drifted)
 				}
 			})

@@ -27,10 +27,15 @@ func Validate(g Generation) error {
 }
 
 func (s Section) validate(t TableName) error {
+	stands := make(map[string]bool, len(s.Chains))
 	for _, c := range s.Chains {
 		if !isChainName(c.Name) || Builtin(t, c.Name) {
 			return fmt.Errorf("%q cannot be a protected chain", c.Name)
 		}
+		if stands[c.Name] {
+			return fmt.Errorf("chain %s stands twice", c.Name)
+		}
+		stands[c.Name] = true
 		for _, r := range c.Rules {
 			if err := r.validate(); err != nil {
 				return err

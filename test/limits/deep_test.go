@@ -14,6 +14,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -134,51 +135,57 @@ func TestDeclaredLoops(t *testing.T) {
 // TestStoredLoops: a stored generation with a loop, or with too deep a nest, is replayed but for
 // its table or what completes the loop.
 func TestStoredLoops(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		n.Load()
-		d := n.Start()
-		d.Stop()
-		for name, text := range loops(n) {
-			store(n, func(g rules.Generation) {
-				section := g[rules.IPv4.Table(rules.Nat)]
-				for line := range strings.Lines(text) {
-					switch words := strings.Fields(line); words[0][0] {
-					case ':':
-						section.Chains = append(section.Chains, rules.Chain{Name: words[0][1:]})
-					case '-':
-						rule, err := rules.ParseRule(strings.Join(words[2:], " "))
-						if err != nil {
-							n.Fatal(err)
-						}
-						at := slices.IndexFunc(section.Chains, func(c rules.Chain) bool { return c.Name == words[1] })
-						if at < 0 {
-							section.Jumps = append(section.Jumps, rules.Jump{Chain: words[1], Rule: rule, Anchor: rules.Anchor{Position: rules.Top}})
-							continue
-						}
-						section.Chains[at].Rules = append(section.Chains[at].Rules, rule)
-					}
+	for _, test := range []struct {
+		name    string
+		backend iptables.Backend
+	}{{"a loop", iptables.NFT}, {"a loop", iptables.Legacy}, {"a deep nest", iptables.NFT}} {
+		t.Run(test.name+"/"+string(test.backend), func(t *testing.T) {
+			nodetest.On(t, test.backend, func(n *nodetest.Node) { storedLoop(n, loops(n)[test.name]) })
+		})
+	}
+}
+
+func storedLoop(n *nodetest.Node, text string) {
+	n.Load()
+	n.Start().Stop()
+	store(n, func(g rules.Generation) {
+		section := g[rules.IPv4.Table(rules.Nat)]
+		for line := range strings.Lines(text) {
+			switch words := strings.Fields(line); words[0][0] {
+			case ':':
+				section.Chains = append(section.Chains, rules.Chain{Name: words[0][1:]})
+			case '-':
+				rule, err := rules.ParseRule(strings.Join(words[2:], " "))
+				if err != nil {
+					n.Fatal(err)
 				}
-				g[rules.IPv4.Table(rules.Nat)] = section
-			})
-			want := [3][]string{protected(n, rules.IPv4, rules.Nat), protected(n, rules.IPv4, rules.Filter), protected(n, rules.IPv6, rules.Nat)}
-			n.Must(scenario.Wipe(n.Context(), n.Programs, rules.Families()...))
-			d := n.Launch()
-			n.Within(nodetest.HealsIn, "all tables", func() error {
-				now := [3][]string{protected(n, rules.IPv4, rules.Nat), protected(n, rules.IPv4, rules.Filter), protected(n, rules.IPv6, rules.Nat)}
-				if diff := cmp.Diff(want, now); diff != "" {
-					return fmt.Errorf("protected rules (-want +got):\n%s", diff)
+				at := slices.IndexFunc(section.Chains, func(c rules.Chain) bool { return c.Name == words[1] })
+				if at < 0 {
+					section.Jumps = append(section.Jumps, rules.Jump{Chain: words[1], Rule: rule, Anchor: rules.Anchor{Position: rules.Top}})
+					continue
 				}
-				return nil
-			})
-			n.Within(nodetest.HealsIn, "the jump in quarantine", func() error {
-				if _, text, _ := n.Canaryd("status"); !strings.Contains(text, "quarantined: ipv4 nat "+attack) {
-					return fmt.Errorf("%s: status says\n%s", name, text)
-				}
-				return nil
-			})
-			d.Stop()
+				section.Chains[at].Rules = append(section.Chains[at].Rules, rule)
+			}
 		}
+		g[rules.IPv4.Table(rules.Nat)] = section
 	})
+	want := [3][]string{protected(n, rules.IPv4, rules.Nat), protected(n, rules.IPv4, rules.Filter), protected(n, rules.IPv6, rules.Nat)}
+	n.Must(scenario.Wipe(n.Context(), n.Programs, rules.Families()...))
+	d := n.Launch()
+	n.Within(nodetest.HealsIn, "all tables", func() error {
+		now := [3][]string{protected(n, rules.IPv4, rules.Nat), protected(n, rules.IPv4, rules.Filter), protected(n, rules.IPv6, rules.Nat)}
+		if diff := cmp.Diff(want, now); diff != "" {
+			return fmt.Errorf("protected rules (-want +got):\n%s", diff)
+		}
+		return nil
+	})
+	n.Within(nodetest.HealsIn, "the jump in quarantine", func() error {
+		if _, text, _ := n.Canaryd("status"); !strings.Contains(text, "quarantined: ipv4 nat "+attack) {
+			return fmt.Errorf("status says\n%s", text)
+		}
+		return nil
+	})
+	d.Stop()
 }
 
 // store changes the generation that the state names.
