@@ -186,8 +186,9 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 
 // finishRead plans what follows a read that took so long. alarm: a possible flush asked for it.
 func (r *nativeRealm) finishRead(end time.Time, seen nativeSight, alarm bool) {
+	first := !r.begun
 	r.begun = r.begun || seen.all
-	if r.loss == nil || r.loss.retry.at.After(end) { // what a loss makes us read is no busy owner's fault
+	if !first && (r.loss == nil || r.loss.retry.at.After(end)) { // neither a start nor a loss is a busy owner's fault
 		r.pace.spend(end, seen.took, alarm)
 	}
 	r.planReads(end)
