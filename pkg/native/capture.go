@@ -182,7 +182,7 @@ func elementsOf(conn *nft.Conn, id tableid.TableID, set string) (all []Element, 
 }
 
 // readElements asks for one set after the other: the kernel has no question for all. It does not
-// ask for those of which it was heard what is in them, and which nobody can change.
+// ask for those of which it was heard what is in them, and which no process can change.
 func (rd *reader) readElements() error {
 	for i := range rd.t.Sets {
 		s := &rd.t.Sets[i]

@@ -129,7 +129,7 @@ func TestCommittedBehindARead(t *testing.T) {
 }
 
 // TestAProofReadsWhatCanChange: a proof does not rest on what was heard, but for what is in a set
-// that nobody can change, of which it asks no more.
+// that no process can change, of which it asks no more.
 func TestAProofReadsWhatCanChange(t *testing.T) {
 	for _, test := range []struct {
 		set  string

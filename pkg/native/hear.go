@@ -189,10 +189,10 @@ func (k *Kernel) before(c Commit, genid uint32) map[tableid.TableID]Before {
 	return all
 }
 
-// Capture is Capture of the package, for less: what is in a set that nobody can change it reads once,
-// which may be in the notifications of the commit that made it. All else it reads now, so it proves
-// what was written. Drifted names tables that were followed to something else, which is a fault of
-// canaryd's or the kernel's.
+// Capture is Capture of the package, for less: what is in a set that no process can change it reads
+// once, which may be in the notifications of the commit that made it. All else it reads now, so it
+// proves what was written. Drifted names tables that were followed to something else, which is a
+// fault of canaryd's or the kernel's.
 func (k *Kernel) Capture(wanted func(nft.Table) bool) (*Ruleset, error) {
 	return k.read(wanted, false)
 }
