@@ -56,7 +56,8 @@ func (f *followed) addSet(s Set) error {
 // sealed returns the set if its elements cannot have changed since they were heard or read; nil if
 // they may have, or the table is not followed. Once a rule uses a constant set without a name, the
 // kernel refuses to add elements to it (nf_tables_newsetelem) or to take some out
-// (nf_tables_delsetelem), and no set gets the handle of another.
+// (nf_tables_delsetelem), and no set gets the handle of another. Before, the table's follower would
+// have heard of it.
 func (f *followed) sealed(s *Set) *followedSet {
 	const sealed = setAnonymous | setConstant
 	if f == nil || s.Handle == 0 || s.Flags&sealed != sealed || s.fleeting() {

@@ -9,8 +9,8 @@ import (
 const MaxName = 28
 
 // Validate reports why g may not be turned into input of iptables-restore: a family, table or
-// chain that iptables does not have, or a text that would end a line. It guards against what
-// stands in a file.
+// chain that iptables does not have, a chain that stands twice, or a text that would end a line. It
+// guards against what stands in a file.
 func Validate(g Generation) error {
 	for id, s := range g {
 		if id.Family != IPv4 && id.Family != IPv6 {

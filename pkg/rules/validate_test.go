@@ -17,7 +17,7 @@ func TestValidateTakesWhatWasLearned(t *testing.T) {
 	}
 }
 
-func TestValidateRefusesWhatWouldBreakOutOfItsLine(t *testing.T) {
+func TestValidateRefusesWhatNoCaptureMakes(t *testing.T) {
 	name := func(n string) func(*rules.Section) {
 		return func(s *rules.Section) { s.Chains[1].Name = n }
 	}
