@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,7 +26,6 @@ const (
 	shownRules  = 200
 )
 
-// runBaseline shows, confirms or forgets the baseline.
 func runBaseline(ctx context.Context, o *options, to streams) (int, error) {
 	switch {
 	case o.confirm && o.forget:
@@ -37,20 +37,14 @@ func runBaseline(ctx context.Context, o *options, to streams) (int, error) {
 	if err != nil {
 		return exitError, err
 	}
-	if o.output == "json" {
-		err = printJSON(to.out, reply)
-	} else {
-		_, err = io.WriteString(to.out, baselineText(o, reply))
-	}
+	err = show(to.out, o.output, reply, func(w io.Writer) { fmt.Fprint(w, baselineText(o, reply)) })
 	switch b := reply.Baseline; {
-	case err != nil:
-		return exitError, err
 	case b != nil && b.Error != "":
-		return exitError, fmt.Errorf("the baseline is unusable: %s", b.Error)
+		return exitError, cmp.Or(err, fmt.Errorf("the baseline is unusable: %s", b.Error))
 	case b != nil && b.AppearedRules > 0 && !o.confirm:
-		return exitNo, nil
+		return exitNo, err
 	default:
-		return exitOK, nil
+		return exitOK, err
 	}
 }
 
@@ -85,7 +79,6 @@ func baselineText(o *options, r api.BaselineReply) string {
 	return text.String()
 }
 
-// writeChanges writes the chains that differ, and then the rules that appeared.
 func writeChanges(text *strings.Builder, r api.BaselineReply) {
 	rows := [][]string{{"FAMILY", "TABLE", "CHAIN", "APPEARED", "GONE"}}
 	for _, c := range r.Changes[:min(len(r.Changes), shownChains)] {
@@ -119,7 +112,6 @@ func writeChanges(text *strings.Builder, r api.BaselineReply) {
 	}
 }
 
-// baselineName names a baseline for people.
 func baselineName(b api.BaselineName) string {
 	if b.Error != "" {
 		return "unusable baseline"
@@ -127,7 +119,6 @@ func baselineName(b api.BaselineName) string {
 	return fmt.Sprintf("baseline of %s, generation %s", b.Confirmed.UTC().Format("2006-01-02 15:04 MST"), b.Generation)
 }
 
-// sinceText says what changed since a baseline was confirmed.
 func sinceText(b api.Baseline) string {
 	var words []string
 	if b.AppearedRules > 0 {

@@ -146,13 +146,13 @@ func TestPreviewMarks(t *testing.T) {
 	reply.Changes[0].Lines, reply.Changes[0].NewLines, reply.Changes[0].NotInBaseline = []string{"+-A KUBE-SVC-A -j ACCEPT", "--A KUBE-SVC-A -j RETURN"}, 1, 1
 	reply.Changes[1].Lines = []string{"+-A INPUT -j KUBE-FIREWALL"}
 	var out bytes.Buffer
-	if code, err := printPreview(&out, "table", reply); code != exitOK || err != nil {
-		t.Errorf("exit code %d, %v", code, err)
+	if err := printPreview(&out, "table", reply); err != nil {
+		t.Error(err)
 	}
 	reply.Baseline = &api.BaselineName{Error: "baseline.json is corrupt"}
 	reply.Changes = reply.Changes[1:]
-	if code, err := printPreview(&out, "table", reply); code != exitOK || err != nil {
-		t.Errorf("exit code %d, %v", code, err)
+	if err := printPreview(&out, "table", reply); err != nil {
+		t.Error(err)
 	}
 	golden(t, "restore-preview-baseline", out.String())
 }

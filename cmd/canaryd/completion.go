@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -25,7 +26,7 @@ func suggestions() []suggestion {
 			continue
 		}
 		s := suggestion{command: c, values: flagValues(c), words: c.words()}
-		newOptions().flagSet(c).VisitAll(func(f *pflag.Flag) {
+		new(options).flagSet(c).VisitAll(func(f *pflag.Flag) {
 			if !f.Hidden {
 				s.flags = append(s.flags, f)
 			}
@@ -35,23 +36,14 @@ func suggestions() []suggestion {
 	return all
 }
 
-// takesPath reports whether a flag's value is a file or a folder.
 func takesPath(f *pflag.Flag) bool {
-	switch f.Name {
-	case "manifest", "rules-dir", "lock-file", "state-dir", "socket":
-		return true
-	default:
-		return false
-	}
+	return slices.Contains([]string{"manifest", "rules-dir", "lock-file", "state-dir", "socket"}, f.Name)
 }
 
-// runCompletion prints the completion script of a shell.
 func runCompletion(_ context.Context, o *options, to streams) (int, error) {
 	print := map[string]func([]suggestion) string{"bash": bashCompletion, "zsh": zshCompletion, "fish": fishCompletion}
-	if _, err := io.WriteString(to.out, print[o.word](suggestions())); err != nil {
-		return exitError, err
-	}
-	return exitOK, nil
+	_, err := io.WriteString(to.out, print[o.word](suggestions()))
+	return exitOK, err
 }
 
 // bashCompletion returns the script for bash. It does not need the package bash-completion. Bash
@@ -78,9 +70,9 @@ func bashCompletion(all []suggestion) string {
 				fmt.Fprintf(&values, "\t%s) return ;;\n", pattern)
 			}
 		}
-		fmt.Fprintf(&flags, "\t%s) words='%s' ;;\n", name, strings.Join(append(long, "--help"), " "))
+		fmt.Fprintf(&flags, "\t\t%s) words='%s' ;;\n", name, strings.Join(append(long, "--help"), " "))
 		if len(s.words) > 0 {
-			fmt.Fprintf(&words, "\t%s/2) words='%s' ;;\n", name, strings.Join(s.words, " "))
+			fmt.Fprintf(&words, "\t\t%s/2) words='%s' ;;\n", name, strings.Join(s.words, " "))
 		}
 	}
 	return fmt.Sprintf(`# Completion of canaryd for bash: canaryd completion bash
@@ -114,7 +106,7 @@ _canaryd() {
 	COMPREPLY=($(compgen -W "$words" -- "$cur"))
 }
 complete -F _canaryd canaryd
-`, values.String(), indent(flags.String()), strings.Join(names, " "), indent(words.String()))
+`, values.String(), flags.String(), strings.Join(names, " "), words.String())
 }
 
 // zshCompletion returns the script for zsh, a completion function for a folder of fpath.
@@ -211,13 +203,4 @@ func fishCompletion(all []suggestion) string {
 	return b.String()
 }
 
-// fishQuote quotes text for single quotes.
 func fishQuote(text string) string { return strings.NewReplacer(`\`, `\\`, "'", `\'`).Replace(text) }
-
-// indent puts a tab before each line.
-func indent(lines string) string {
-	if lines == "" {
-		return ""
-	}
-	return "\t" + strings.ReplaceAll(strings.TrimSuffix(lines, "\n"), "\n", "\n\t") + "\n"
-}

@@ -8,16 +8,11 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/protect"
-	"github.com/canaryd/canaryd/pkg/rules"
 )
-
-// detectFlags returns the flags of detect.
-func detectFlags() []string {
-	return []string{"protect", "backend", "ip-family", "canary-chain", "output"}
-}
 
 const aboutDetect = `Prints what each backend holds, our own marks left out, and which one run would watch. Each weighs
 as much as it has rules, and 100 more with kubelet's hint chain; the heavier one wins, and of equal
@@ -27,12 +22,10 @@ executes and writes nothing. Warns of kernels on which canaryd is known not to w
 tried (docs/platforms.md). Exit code: 0, 2 trouble.
 `
 
-// gatherEvidence counts what each backend holds.
 func (o *options) gatherEvidence(ctx context.Context) (iptables.Evidence, error) {
 	return iptables.Choose(ctx, iptables.ChooseConfig{Families: o.families, Canary: o.canaryChain})
 }
 
-// runDetect prints which backend canaryd chooses, and the evidence for it.
 func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 	evidence, err := o.gatherEvidence(ctx)
 	if err != nil {
@@ -60,7 +53,6 @@ func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 	return exitOK, nil
 }
 
-// detected is what detect prints.
 type detected struct {
 	iptables.Evidence
 	Native []foundTable `json:"native,omitempty"`
@@ -74,23 +66,12 @@ type foundTable struct {
 	Immune  bool   `json:"immune,omitempty"`
 }
 
-// nativeFound says of native tables whether --protect names them.
 func (o *options) nativeFound(standing []native.Standing) []foundTable {
 	var found []foundTable
 	for _, t := range standing {
 		found = append(found, foundTable{t.ID.NFT(), o.selector.ProtectsTable(t.ID) && !t.Immune, protect.WordFor(t.ID), t.Immune})
 	}
 	return found
-}
-
-// guardedOf returns how many of the tables --protect names.
-func guardedOf(found []foundTable) (n int) {
-	for _, t := range found {
-		if t.Guarded {
-			n++
-		}
-	}
-	return n
 }
 
 // foundRows are the rows of a table of native tables, with its heading.
@@ -110,31 +91,35 @@ func foundRows(found []foundTable) [][]string {
 }
 
 func printEvidence(w io.Writer, output string, e detected) error {
-	if output == "json" {
-		return printJSON(w, e)
-	}
-	return atOnce(w, func(w io.Writer) { writeEvidence(w, e) })
+	return show(w, output, e, func(w io.Writer) { writeEvidence(w, e) })
 }
 
 func writeEvidence(w io.Writer, e detected) {
 	rows := [][]string{{"FAMILY", "BACKEND", "RULES", "HINT", "NOTE"}}
-	for _, f := range rules.Families() {
-		counts, asked := e.Counts[f]
+	for f, counts := range api.InOrder(e.Counts) {
 		for _, b := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
-			if asked {
-				rows = append(rows, append([]string{f.String(), string(b)}, countCells(counts, b)...))
-			}
+			rows = append(rows, append([]string{f.String(), string(b)}, countCells(counts, b)...))
 		}
 	}
 	writeTable(w, rows)
 	if len(e.Native) > 0 {
 		fmt.Fprintln(w)
 		writeTable(w, foundRows(e.Native))
-		if n := guardedOf(e.Native); n > protect.MaxNative {
-			fmt.Fprintf(w, "canaryd guards %d of these %d; name fewer with --protect\n", protect.MaxNative, n)
+		guarded := 0
+		for _, t := range e.Native {
+			if t.Guarded {
+				guarded++
+			}
+		}
+		if guarded > protect.MaxNative {
+			fmt.Fprintf(w, "canaryd guards %d of these %d; name fewer with --protect\n", protect.MaxNative, guarded)
 		}
 	}
-	fmt.Fprintf(w, "\nbackend  %s\nreason   %s\nmixed    %s\n", e.Backend, e.Reason, mixed(w, e.Mixed))
+	mixed := "no"
+	if e.Mixed {
+		mixed = paint(w, yellow, "yes: both backends hold rules")
+	}
+	fmt.Fprintf(w, "\nbackend  %s\nreason   %s\nmixed    %s\n", e.Backend, e.Reason, mixed)
 }
 
 func countCells(counts map[iptables.Backend]iptables.Count, b iptables.Backend) []string {
@@ -147,13 +132,6 @@ func countCells(counts map[iptables.Backend]iptables.Count, b iptables.Backend) 
 	default:
 		return []string{fmt.Sprint(count.Rules), "no", ""}
 	}
-}
-
-func mixed(w io.Writer, both bool) string {
-	if both {
-		return paint(w, yellow, "yes: both backends hold rules")
-	}
-	return "no"
 }
 
 const (

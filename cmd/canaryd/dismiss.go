@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/canaryd/canaryd/internal/api"
@@ -18,22 +20,15 @@ generation stays on disk.
 Exit code: 0 also if nothing waited for a decision, 2 no daemon or trouble.
 `
 
-// runDismiss accepts the loss that waits for a decision.
 func runDismiss(ctx context.Context, o *options, to streams) (int, error) {
 	reply, err := o.client().Dismiss(ctx)
-	if err == nil {
-		err = printDismissal(o, to, reply)
-	}
 	if err != nil {
 		return exitError, err
 	}
-	return exitOK, nil
+	return exitOK, show(to.out, o.output, reply, func(w io.Writer) { fmt.Fprintln(w, dismissalText(reply)) })
 }
 
-func printDismissal(o *options, to streams, reply api.DismissReply) error {
-	if o.output == "json" {
-		return printJSON(to.out, reply)
-	}
+func dismissalText(reply api.DismissReply) string {
 	var what []string
 	if reply.Generation != "" {
 		what = append(what, fmt.Sprintf("the loss of flush %s is accepted: %s; generation %s stays on disk", reply.Flush, count(reply.Rules, "rule"), reply.Generation))
@@ -41,11 +36,7 @@ func printDismissal(o *options, to streams, reply api.DismissReply) error {
 	for _, table := range reply.Native {
 		what = append(what, fmt.Sprintf("what became of native table %s is accepted", plain(table)))
 	}
-	if len(what) == 0 {
-		what = append(what, "nothing waits for a decision")
-	}
-	_, err := fmt.Fprintln(to.out, strings.Join(what, "\n"))
-	return err
+	return cmp.Or(strings.Join(what, "\n"), "nothing waits for a decision")
 }
 
 // awaiting adds the tables whose loss still waits for a decision to the verdicts of a read without

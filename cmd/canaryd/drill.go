@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -26,7 +26,6 @@ Exit code: 0 passed, 1 not passed, 2 refused, no daemon or trouble.
 // errNotAgreed: the operator did not agree to a drill for real.
 var errNotAgreed = errors.New("nothing was taken: --for-real needs your yes, or --yes where there is no terminal")
 
-// runDrill has the daemon do a drill, and prints what happened.
 func runDrill(ctx context.Context, o *options, to streams) (int, error) {
 	request := api.DrillRequest{Table: rules.TableName(o.table), Kind: canary.Verdict(o.kind), ForReal: o.forReal}
 	if o.forReal {
@@ -39,21 +38,14 @@ func runDrill(ctx context.Context, o *options, to streams) (int, error) {
 	if err != nil {
 		return exitError, err
 	}
-	switch {
-	case o.output == "json":
-		err = printJSON(to.out, reply)
-	case reply.Result != api.DrillRefused:
-		_, err = io.WriteString(to.out, drillText(to.out, reply))
-	}
-	switch {
-	case err != nil:
-		return exitError, err
-	case reply.Result == api.DrillRefused:
-		return exitError, fmt.Errorf("the drill was refused, and nothing was taken: %s", reply.Reason)
-	case reply.Result != api.DrillPassed:
-		return exitNo, nil
+	err = show(to.out, o.output, reply, func(w io.Writer) { fmt.Fprint(w, drillText(w, reply)) })
+	switch reply.Result {
+	case api.DrillPassed:
+		return exitOK, err
+	case api.DrillRefused:
+		return exitError, cmp.Or(err, fmt.Errorf("the drill was refused, and nothing was taken: %s", reply.Reason))
 	default:
-		return exitOK, nil
+		return exitNo, err
 	}
 }
 
@@ -83,8 +75,14 @@ func asked(ctx context.Context, to streams) bool {
 func drillText(w io.Writer, r api.DrillReply) string {
 	var b strings.Builder
 	switch r.Result {
+	case api.DrillRefused: // the error says it
+		return ""
 	case api.DrillPassed:
-		fmt.Fprintln(&b, paint(w, green, fmt.Sprintf("The drill has passed: what canaryd took was back and proved after %s.", tookText(r))))
+		took := "an unknown time"
+		if n := len(r.Steps); n > 0 {
+			took = fmt.Sprintf("%.1f ms", 1000*r.Steps[n-1].Seconds)
+		}
+		fmt.Fprintln(&b, paint(w, green, fmt.Sprintf("The drill has passed: what canaryd took was back and proved after %s.", took)))
 	default:
 		fmt.Fprintln(&b, paint(w, red, fmt.Sprintf("The drill has NOT passed (%s): %s", r.Result, plain(oneLine(r.Reason)))))
 	}
@@ -107,15 +105,6 @@ func drillText(w io.Writer, r api.DrillReply) string {
 	return b.String()
 }
 
-// tookText returns when the last step of the timeline was.
-func tookText(r api.DrillReply) string {
-	if len(r.Steps) == 0 {
-		return "an unknown time"
-	}
-	return fmt.Sprintf("%.1f ms", 1000*r.Steps[len(r.Steps)-1].Seconds)
-}
-
-// alertText says what Prometheus makes of the drill.
 func alertText(r api.DrillReply) string {
 	if r.Alert.Fires {
 		return fmt.Sprintf("The alert %s (severity %s) fires, because this was a flush.\n", r.Alert.Name, r.Alert.Severity)
@@ -133,22 +122,4 @@ func lastDrillText(w io.Writer, end *api.DrillEnd) string {
 	default:
 		return paint(w, yellow, fmt.Sprintf("the last drill did NOT pass (%s), %s", end.Result, ago(end.Time))) + "\n"
 	}
-}
-
-// drillTables returns the tables that a drill may name.
-func drillTables() []string {
-	var names []string
-	for _, t := range protect.Tables() {
-		names = append(names, string(t))
-	}
-	return names
-}
-
-// drillKinds returns the kinds that a drill may name.
-func drillKinds() []string {
-	var names []string
-	for _, k := range canary.DrillKinds() {
-		names = append(names, string(k))
-	}
-	return names
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,24 +13,16 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// runFlush prints one flush of the running daemon.
 func runFlush(ctx context.Context, o *options, to streams) (int, error) {
 	reply, err := o.client().Flush(ctx, api.FlushRequest{Name: o.flush})
 	switch {
 	case errors.Is(err, api.ErrNoFlush):
-		return exitNo, err
+		fail(to, err)
+		return exitNo, nil
 	case err != nil:
 		return exitError, err
 	}
-	if o.output == "json" {
-		err = printJSON(to.out, reply)
-	} else {
-		_, err = io.WriteString(to.out, flushText(reply))
-	}
-	if err != nil {
-		return exitError, err
-	}
-	return exitOK, nil
+	return exitOK, show(to.out, o.output, reply, func(w io.Writer) { fmt.Fprint(w, flushText(reply)) })
 }
 
 // flushText returns one flush for people: what and when, which processes, how much, and last the
@@ -57,7 +50,8 @@ func flushText(r api.FlushReply) string {
 		rows := [][]string{{"TIME", "PID", "COMM", "COMMAND"}}
 		for _, w := range f.Writers {
 			rows = append(rows, []string{
-				w.Time.UTC().Format("15:04:05.000000"), strconv.Itoa(int(w.PID)), known(w.Comm), known(w.Command),
+				w.Time.UTC().Format("15:04:05.000000"), strconv.Itoa(int(w.PID)),
+				cmp.Or(plain(w.Comm), "?"), cmp.Or(plain(w.Command), "?"), // "?": it ended before canaryd read /proc
 			})
 		}
 		writeTable(&b, rows)
@@ -91,7 +85,6 @@ func flushText(r api.FlushReply) string {
 	return b.String()
 }
 
-// writeLost writes what each table and chain lost.
 func writeLost(b *strings.Builder, f api.Flush) {
 	fmt.Fprintf(b, "\nlost %s\n", lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Jumps)+f.Lost.UnprotectedText())
 	b.WriteString(notInBaselineText(f.NotInBaseline))
@@ -126,18 +119,18 @@ func writeLost(b *strings.Builder, f api.Flush) {
 
 // absentFully says when the rules were written, and how long they were absent.
 func absentFully(f api.Flush) string {
-	absent := "not known to be back"
-	if f.Open() {
-		absent = "absent for " + absentText(f)
+	switch {
+	case f.Open():
+		return "absent for " + absentText(f)
+	case f.AbsentSeconds == 0:
+		return "not known to be back"
 	}
-	if f.AbsentSeconds > 0 {
-		absent = "absent for " + span(f.AbsentSeconds)
-		if f.AbsentAtMost {
-			absent = "absent for at most " + span(f.AbsentSeconds)
-		}
-		if f.WrittenSeconds > 0 {
-			absent = "written after " + span(f.WrittenSeconds) + ", " + absent
-		}
+	absent := "absent for " + span(f.AbsentSeconds)
+	if f.AbsentAtMost {
+		absent = "absent for at most " + span(f.AbsentSeconds)
+	}
+	if f.WrittenSeconds > 0 {
+		absent = "written after " + span(f.WrittenSeconds) + ", " + absent
 	}
 	return absent
 }
@@ -161,15 +154,6 @@ func byFully(f api.Flush) string {
 	return text
 }
 
-// known returns text, or "?" if it is empty.
-func known(text string) string {
-	if text == "" {
-		return "?" // the process ended before canaryd read it from /proc
-	}
-	return plain(text)
-}
-
-// lostText returns counts of rules, chains and jumps.
 func lostText(rules, chains, jumps int) string {
 	return fmt.Sprintf("%s, %s, %s", count(rules, "rule"), count(chains, "chain"), count(jumps, "jump"))
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -16,12 +15,10 @@ import (
 // those of kube-proxy and kubelet.
 type generator struct {
 	kube        kube.Options
-	localMode   string
 	nodeIPs     []string
 	randomFully string
 }
 
-// generatorFlags returns the names of the generator's flags.
 func generatorFlags() []string {
 	return []string{
 		"hostname-override", "node-ip", "masquerade-all", "iptables-masquerade-bit", "iptables-drop-bit",
@@ -31,7 +28,6 @@ func generatorFlags() []string {
 	}
 }
 
-// addTo defines the generator's flags.
 func (g *generator) addTo(flags *pflag.FlagSet) {
 	g.kube = kube.DefaultOptions()
 	k := &g.kube
@@ -41,7 +37,7 @@ func (g *generator) addTo(flags *pflag.FlagSet) {
 	flags.IntVar(&k.IPTablesMasqueradeBit, "iptables-masquerade-bit", k.IPTablesMasqueradeBit, "bit of the mark to masquerade")
 	flags.IntVar(&k.IPTablesDropBit, "iptables-drop-bit", k.IPTablesDropBit, "bit of the mark to drop")
 	flags.BoolVar(&k.MakeIPTablesUtilChains, "make-iptables-util-chains", false, "write what kubelets before 1.28 wrote")
-	flags.StringVar(&g.localMode, "detect-local-mode", string(k.DetectLocalMode), "ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix")
+	flags.StringVar((*string)(&k.DetectLocalMode), "detect-local-mode", string(k.DetectLocalMode), "ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix")
 	flags.StringSliceVar(&k.ClusterCIDRs, "cluster-cidr", nil, "CIDRs of the cluster's pods")
 	flags.StringVar(&k.PodBridgeInterface, "pod-bridge-interface", "", "the bridge of this node's pods")
 	flags.StringVar(&k.PodInterfaceNamePrefix, "pod-interface-name-prefix", "", "prefix of the names of pods' interfaces")
@@ -56,7 +52,6 @@ func (g *generator) addTo(flags *pflag.FlagSet) {
 func (g *generator) options(families []rules.Family, randomFully bool) (kube.Options, error) {
 	k := g.kube
 	k.Families = families
-	k.DetectLocalMode = kube.LocalMode(g.localMode)
 	for _, text := range g.nodeIPs {
 		ip, err := netip.ParseAddr(text)
 		if err != nil {
@@ -75,13 +70,4 @@ func (g *generator) options(families []rules.Family, randomFully bool) (kube.Opt
 		}
 	}
 	return k, nil
-}
-
-// check returns what is wrong with the flags that can be checked on their own.
-func (g *generator) check() error {
-	return errors.Join(
-		oneOf("random-fully", g.randomFully, "auto", "true", "false"),
-		oneOf("detect-local-mode", g.localMode, string(kube.ClusterCIDR), string(kube.NodeCIDR),
-			string(kube.BridgeInterface), string(kube.InterfaceNamePrefix)),
-	)
 }

@@ -17,21 +17,18 @@ const healthTimeout = 5 * time.Second
 func runHealth(ctx context.Context, o *options, to streams) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
-	client := control.Client{Socket: o.socket}
+	client := o.client()
 	probe := client.Alive
 	if o.word == "ready" {
 		probe = client.Ready
 	}
 	text, err := probe(ctx)
-	var refused *control.RefusedError
-	switch {
-	case err == nil:
-		_, err := fmt.Fprintln(to.out, plain(oneLine(text)))
-		return exitOK, err
-	case errors.As(err, &refused):
-		_, err := fmt.Fprintln(to.out, plain(oneLine(refused.Message)))
-		return exitNo, err
-	default:
-		return exitError, err
+	code := exitOK
+	if refused := (*control.RefusedError)(nil); errors.As(err, &refused) {
+		text, code, err = refused.Message, exitNo, nil
 	}
+	if err == nil {
+		_, err = fmt.Fprintln(to.out, plain(oneLine(text)))
+	}
+	return code, err
 }

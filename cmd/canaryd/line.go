@@ -1,13 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -15,51 +15,49 @@ import (
 // the middle of a word (max_output_length).
 const lineWidth = 80
 
-// verdictLine says in one line what check found, and whether replays are paused. It names the
-// losses; without any, the tables whose declared rules are refused; without those, the unknown
-// tables.
-func verdictLine(families map[rules.Family]api.Verdicts, paused bool, native ...api.NativeTable) string {
-	var lost, refused, unknown []string
-	tables := 0
-	for _, f := range rules.Families() {
-		verdicts, enabled := families[f]
-		if !enabled {
-			continue
+// A tally has the tables that are not in force, with the verdicts of those that lost something.
+type tally struct {
+	lost, refused, unknown []string
+	tables                 int // of all verdicts
+}
+
+func tallyOf(families map[rules.Family]api.Verdicts, native []api.NativeTable) (all tally) {
+	add := func(table string, v canary.Verdict) {
+		all.tables++
+		switch {
+		case v.Loss():
+			all.lost = append(all.lost, fmt.Sprintf("%s %s", table, v))
+		case v == canary.Refused:
+			all.refused = append(all.refused, table)
+		case v == canary.Unknown:
+			all.unknown = append(all.unknown, table)
 		}
-		for _, t := range protect.Tables() {
-			tables++
-			switch v := verdicts[t]; {
-			case v.Loss():
-				lost = append(lost, fmt.Sprintf("%s %s %s", f, t, v))
-			case v == canary.Refused:
-				refused = append(refused, fmt.Sprintf("%s %s", f, t))
-			case v == canary.Unknown || v == "":
-				unknown = append(unknown, fmt.Sprintf("%s %s", f, t))
-			}
-		}
+	}
+	for id, v := range api.Tables(families) {
+		add(id.String(), cmp.Or(v, canary.Unknown))
 	}
 	for _, t := range native {
-		tables++
-		switch {
-		case t.Verdict.Loss():
-			lost = append(lost, fmt.Sprintf("%s %s", t.Table, t.Verdict))
-		case t.Verdict == canary.Unknown:
-			unknown = append(unknown, t.Table)
-		}
+		add(t.Table, t.Verdict)
 	}
+	return all
+}
+
+// line says in one line what check found, and whether replays are paused. It names the losses;
+// without any, the tables whose declared rules are refused; without those, the unknown tables.
+func (t tally) line(paused bool) string {
 	pause := ""
 	if paused {
 		pause = "paused; "
 	}
 	switch {
-	case len(lost) > 0:
-		return enumerate(pause+"lost: ", lost)
-	case len(refused) > 0:
-		return enumerate(pause+"declared rules refused: ", refused)
-	case len(unknown) > 0:
-		return enumerate(pause+"unknown: ", unknown)
+	case len(t.lost) > 0:
+		return enumerate(pause+"lost: ", t.lost)
+	case len(t.refused) > 0:
+		return enumerate(pause+"declared rules refused: ", t.refused)
+	case len(t.unknown) > 0:
+		return enumerate(pause+"unknown: ", t.unknown)
 	default:
-		return fmt.Sprintf("%sintact: %d tables", pause, tables)
+		return fmt.Sprintf("%sintact: %d tables", pause, t.tables)
 	}
 }
 
@@ -85,7 +83,6 @@ func enumerate(line string, items []string) string {
 	return line
 }
 
-// errorLine says in one line why check found out nothing.
 func errorLine(err error) string {
 	line := strings.Join(strings.Fields("unknown: "+err.Error()), " ")
 	if len(line) <= lineWidth {

@@ -27,7 +27,7 @@ func TestVerdictLine(t *testing.T) {
 			rules.IPv4: verdicts(canary.Emptied, canary.Emptied, canary.Emptied), rules.IPv6: verdicts(canary.Emptied, canary.Emptied, canary.Emptied),
 		},
 	} {
-		got := verdictLine(families, false)
+		got := tallyOf(families, nil).line(false)
 		if got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
@@ -46,7 +46,7 @@ func TestVerdictLineInAPause(t *testing.T) {
 		"paused; lost: ipv4 nat emptied, ipv4 filter table_deleted":            {rules.IPv4: lost},
 		"paused; lost: ipv4 nat emptied, ipv4 filter table_deleted and 2 more": {rules.IPv4: lost, rules.IPv6: lost},
 	} {
-		if got := verdictLine(families, true); got != want || len(got) > lineWidth {
+		if got := tallyOf(families, nil).line(true); got != want || len(got) > lineWidth {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}

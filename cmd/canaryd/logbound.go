@@ -22,7 +22,6 @@ type logBound struct {
 	messages map[string]*messageBound
 }
 
-// A messageBound is the bound of one message.
 type messageBound struct {
 	spent   time.Duration // each line costs logEvery, and time pays it back
 	at      time.Time     // when spent was last updated
@@ -32,23 +31,18 @@ type messageBound struct {
 // admit reports whether another line of the message is logged, and returns the values that it adds
 // to the line.
 func (b *logBound) admit(message string) (values []any, ok bool) {
-	if b == nil {
-		return nil, true
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.messages[message] == nil && len(b.messages) >= logMessages {
+		message = "" // all further messages share one bound
+	}
 	m := b.messages[message]
 	if m == nil {
-		if len(b.messages) >= logMessages {
-			message = "" // all further messages share one bound
+		if b.messages == nil {
+			b.messages = map[string]*messageBound{}
 		}
-		if m = b.messages[message]; m == nil {
-			if b.messages == nil {
-				b.messages = map[string]*messageBound{}
-			}
-			m = &messageBound{}
-			b.messages[message] = m
-		}
+		m = &messageBound{}
+		b.messages[message] = m
 	}
 	now := time.Now()
 	m.spent, m.at = max(0, m.spent-now.Sub(m.at)), now

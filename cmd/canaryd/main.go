@@ -25,13 +25,13 @@ const (
 	exitError = 2 // wrong usage, or an error
 )
 
-// A command is one of canaryd's subcommands.
 type command struct {
 	name    string
 	summary string   // half a line, for the list of commands
 	about   string   // some lines, for its own help
 	flags   []string // names of its flags; see options.flagSet
-	run     func(context.Context, *options, streams) (int, error)
+	// run returns the exit code. With an error that is exitError, whatever run returns.
+	run func(context.Context, *options, streams) (int, error)
 }
 
 // streams are what a command writes to.
@@ -56,7 +56,7 @@ func commands() []command {
 		{"dismiss", "accept a loss that waits for a decision", aboutDismiss, []string{"socket", "output"}, runDismiss},
 		{"drill", "a game day: take canaryd's own canary, and see it come back", aboutDrill, []string{"table", "kind", "for-real", "yes", "socket", "output"}, runDrill},
 		{"baseline", "rules that appeared since an operator confirmed them", aboutBaseline, []string{"confirm", "generation", "forget", "socket", "output"}, runBaseline},
-		{"detect", "which backend is in use, and the evidence for it", aboutDetect, detectFlags(), runDetect},
+		{"detect", "which backend is in use, and the evidence for it", aboutDetect, []string{"protect", "backend", "ip-family", "canary-chain", "output"}, runDetect},
 		{"cleanup", "remove the canaries; with --rules the protected rules too", aboutCleanup, append(lookFlags(), "rules", "stay"), runCleanup},
 		{"completion", "make a shell complete canaryd's command lines", aboutCompletion, nil, runCompletion},
 		{"version", "print the version", "", nil, runVersion},
@@ -75,13 +75,7 @@ func (c command) slow() bool {
 // words returns the words that may follow a command. One at most is given; the first is the
 // default.
 func (c command) words() []string {
-	if c.name == "completion" {
-		return []string{"bash", "zsh", "fish"}
-	}
-	if c.name == "health" {
-		return []string{"live", "ready"}
-	}
-	return nil
+	return map[string][]string{"completion": {"bash", "zsh", "fish"}, "health": {"live", "ready"}}[c.name]
 }
 
 const (
@@ -157,7 +151,7 @@ func run(ctx context.Context, args []string, to streams) int {
 	if err != nil {
 		return fail(to, err)
 	}
-	o := newOptions()
+	o := &options{}
 	flags := o.flagSet(cmd)
 	flags.SetOutput(io.Discard)
 	flags.Usage = func() {}
@@ -179,7 +173,7 @@ func run(ctx context.Context, args []string, to streams) int {
 			return fail(to, fmt.Errorf("there is no %s for %q: want %s", cmd.name, o.word, strings.Join(words, " or ")))
 		}
 	}
-	if err := o.complete(cmd); err != nil {
+	if err := o.complete(cmd, flags); err != nil {
 		return fail(to, err)
 	}
 	if cmd.slow() && to.watched {
@@ -192,7 +186,7 @@ func run(ctx context.Context, args []string, to streams) int {
 		err = fmt.Errorf("%w: sudo canaryd %s", err, cmd.name)
 	}
 	if err != nil {
-		fail(to, err)
+		return fail(to, err)
 	}
 	return code
 }
@@ -216,7 +210,6 @@ func choose(args []string) (command, []string, error) {
 	return command{}, nil, fmt.Errorf("there is no command %q (see canaryd --help)", name)
 }
 
-// fail prints an error and returns its exit code.
 func fail(to streams, err error) int {
 	_, _ = fmt.Fprintln(to.err, "canaryd:", plain(oneLine(err.Error())))
 	return exitError
@@ -225,19 +218,6 @@ func fail(to streams, err error) int {
 // rareFlags are the flags of run that its help leaves out, so that it fits a screen.
 var rareFlags = []string{"replay", "canary-chain", "poll-interval", "lock-file", "lock-wait", "metrics-host", "metrics-required", "max-rules", "cni-results", "standby"}
 
-// usual returns the flags that are not rare.
-func usual(flags *pflag.FlagSet) *pflag.FlagSet {
-	some := pflag.NewFlagSet("run", pflag.ContinueOnError)
-	some.SortFlags = false
-	flags.VisitAll(func(f *pflag.Flag) {
-		if !slices.Contains(rareFlags, f.Name) {
-			some.AddFlag(f)
-		}
-	})
-	return some
-}
-
-// helpWidth is the longest line of help.
 const helpWidth = 100
 
 // help prints a command's description. That of run, the default command, lists all others.
@@ -250,7 +230,9 @@ func help(w io.Writer, cmd command, flags *pflag.FlagSet) {
 			}
 		}
 		_, _ = fmt.Fprint(w, "\ncanaryd COMMAND --help says more. With --source=manifest run takes render's flags, too. Its own,\nbut for rare ones, which the manual has (canaryd man):\n\n")
-		flags = usual(flags)
+		for _, name := range rareFlags {
+			flags.Lookup(name).Hidden = true
+		}
 	} else {
 		_, _ = fmt.Fprintf(w, "canaryd %s: %s\n%s\n", cmd.name, cmd.summary, cmd.about)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -374,11 +375,11 @@ func TestPreviewTable(t *testing.T) {
 	reply.Changes[0].Lines, reply.Changes[0].More = []string{"-:KUBE-SVC-A - [0:0]", "--A KUBE-SVC-A -j RETURN", "+-A KUBE-SVC-B -j RETURN"}, 120
 	reply.Changes[1].Lines = []string{"+-A INPUT -j KUBE-FIREWALL"}
 	var out bytes.Buffer
-	if code, err := printPreview(&out, "table", reply); code != exitOK || err != nil {
-		t.Errorf("exit code %d, %v", code, err)
+	if err := printPreview(&out, "table", reply); err != nil {
+		t.Error(err)
 	}
-	if code, err := printPreview(&out, "table", api.RestoreReply{}); code != exitOK || err != nil {
-		t.Errorf("exit code %d, %v", code, err)
+	if err := printPreview(&out, "table", api.RestoreReply{}); err != nil {
+		t.Error(err)
 	}
 	golden(t, "restore-preview", out.String())
 }
@@ -417,12 +418,39 @@ func TestRestoreTable(t *testing.T) {
 // TestDefaultsAreGood: complete refuses none of the defaults.
 func TestDefaultsAreGood(t *testing.T) {
 	for _, c := range commands() {
-		o := newOptions()
-		if err := o.flagSet(c).Parse(nil); err != nil {
+		o := &options{}
+		flags := o.flagSet(c)
+		if err := flags.Parse(nil); err != nil {
 			t.Fatal(err)
 		}
-		if err := o.complete(c); err != nil {
+		if err := o.complete(c, flags); err != nil {
 			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+// A pauser answers every pause.
+type pauser struct{ control.Controller }
+
+func (pauser) Pause(context.Context, api.PauseRequest) (api.PauseReply, error) {
+	return api.PauseReply{}, nil
+}
+
+func (pauser) Alive() error { return nil }
+
+// TestOutputThatCannotBeWritten: a command that could not print its answer has not succeeded.
+func TestOutputThatCannotBeWritten(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	socket := serveControl(t, pauser{})
+	for _, args := range [][]string{{"version"}, {"man"}, {"completion"}, {"pause", "--socket=" + socket}, {"health", "live", "--socket=" + socket}} {
+		var stderr bytes.Buffer
+		code := run(t.Context(), args, streams{out: full, err: &stderr})
+		if code != exitError || !strings.Contains(stderr.String(), "no space left on device") {
+			t.Errorf("canaryd %s: exit code %d and %q, want %d and the reason", args, code, stderr.String(), exitError)
 		}
 	}
 }

@@ -7,14 +7,14 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"github.com/canaryd/canaryd/internal/api"
 )
 
 // runManual prints canaryd(8); the repository and the packages have it as a file.
 func runManual(_ context.Context, _ *options, to streams) (int, error) {
-	if _, err := io.WriteString(to.out, manual()); err != nil {
-		return exitError, err
-	}
-	return exitOK, nil
+	_, err := io.WriteString(to.out, manual())
+	return exitOK, err
 }
 
 // manualDate is when the text in manual was last changed.
@@ -44,11 +44,11 @@ Without a command it is the daemon.
 		if c.hidden() {
 			continue
 		}
-		fmt.Fprintf(&b, ".SS canaryd %s%s\n%s.\n", c.name, roff(wordsOf(c)), roff(sentence(c.summary)))
+		fmt.Fprintf(&b, ".SS canaryd %s%s\n%s.\n", c.name, roff(wordsOf(c)), roff(api.Upper(c.summary)))
 		if c.about != "" {
 			fmt.Fprintf(&b, ".PP\n%s", roffLines(c.about))
 		}
-		newOptions().flagSet(c).VisitAll(func(f *pflag.Flag) {
+		new(options).flagSet(c).VisitAll(func(f *pflag.Flag) {
 			if !f.Hidden { // those of run are the generator's, which render shows, and klog's
 				writeFlag(&b, f)
 			}
@@ -80,7 +80,6 @@ SIGTERM and SIGINT end the daemon; canaries and rules stay in place.
 	return b.String()
 }
 
-// writeFlag writes a flag of a command.
 func writeFlag(b *strings.Builder, f *pflag.Flag) {
 	value, usage := pflag.UnquoteUsage(f)
 	name := "--" + f.Name
@@ -98,20 +97,11 @@ func writeFlag(b *strings.Builder, f *pflag.Flag) {
 	b.WriteString("\n")
 }
 
-// wordsOf returns the words of a command as the manual shows them.
 func wordsOf(c command) string {
 	if words := c.words(); len(words) > 0 {
 		return " [" + strings.Join(words, "|") + "]"
 	}
 	return ""
-}
-
-// sentence returns text with a capital first letter.
-func sentence(text string) string {
-	if text == "" {
-		return ""
-	}
-	return strings.ToUpper(text[:1]) + text[1:]
 }
 
 // roff escapes text for roff: backslashes, hyphens, and a control character at the start of a line.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/daemon"
@@ -37,15 +38,14 @@ func (o *options) guardNative(kernel *iptables.Kernel) (nativeGuard, error) {
 	}
 	late := native.NewLateKernel(kernel.Port(), kernel.OwnCommit)
 	g := nativeGuard{woken: make(chan struct{}), closeIt: func() { _ = late.Close() }} // nothing is left to do with it
-	awake := false
+	wake := sync.OnceFunc(func() { close(g.woken) })
 	g.cfg = daemon.NativeConfig{
 		Kernel: late, Protects: o.selector.ProtectsTable, Rehearse: (*native.Table).Rehearse, Store: store,
 		Cleanup: func() error { return native.RemoveWitnesses(kernel.Port()) },
 		Wake: func(wanted func(nft.Table) bool) (bool, error) {
 			is, err := late.Wake(wanted)
-			if is && !awake { // only the loop calls this
-				awake = true
-				close(g.woken)
+			if is {
+				wake()
 			}
 			return is, err
 		},
@@ -58,23 +58,19 @@ func (b bench) restoreNative(dry bool) ([]api.NativeRestored, error) {
 	if !b.o.selector.Native() {
 		return nil, nil
 	}
-	var restored []api.NativeRestored
-	err := b.withNative(func(kernel daemon.NativeKernel, store *daemon.NativeStore) (err error) {
-		restored, err = store.RestoreStored(kernel, b.o.selector.ProtectsTable, dry)
-		return err
+	return withNative(b, func(kernel daemon.NativeKernel, store *daemon.NativeStore) ([]api.NativeRestored, error) {
+		return store.RestoreStored(kernel, b.o.selector.ProtectsTable, dry)
 	})
-	return restored, err
 }
 
 // checkNative judges the native tables that the last daemon stored. What cannot be judged is
 // unknown.
-func (b bench) checkNative() (rows []api.NativeTable) {
+func (b bench) checkNative() []api.NativeTable {
 	if !b.o.selector.Native() {
 		return nil
 	}
-	err := b.withNative(func(kernel daemon.NativeKernel, store *daemon.NativeStore) (err error) {
-		rows, err = store.CheckStored(kernel, b.o.selector.ProtectsTable)
-		return err
+	rows, err := withNative(b, func(kernel daemon.NativeKernel, store *daemon.NativeStore) ([]api.NativeTable, error) {
+		return store.CheckStored(kernel, b.o.selector.ProtectsTable)
 	})
 	if err != nil {
 		return []api.NativeTable{{Table: "native tables", Verdict: canary.Unknown, Why: err.Error()}}
@@ -88,24 +84,24 @@ func (b bench) returnNative(ctx context.Context, r api.RestoreRequest) (reply ap
 	if r.Generation == "" {
 		return api.RestoreReply{}, false, nil
 	}
-	err = b.withNative(func(kernel daemon.NativeKernel, store *daemon.NativeStore) (err error) {
+	reply, err = withNative(b, func(kernel daemon.NativeKernel, store *daemon.NativeStore) (reply api.RestoreReply, err error) {
 		reply, found, err = store.RestoreGeneration(ctx, kernel, b.o.selector.ProtectsTable, r)
-		return err
+		return reply, err
 	})
 	return reply, found, err
 }
 
 // withNative does something with native tables and what the last daemon stored of them. The kernel
 // that do gets is nil if it has no nf_tables.
-func (b bench) withNative(do func(daemon.NativeKernel, *daemon.NativeStore) error) error {
+func withNative[T any](b bench, do func(daemon.NativeKernel, *daemon.NativeStore) (T, error)) (none T, err error) {
 	store, err := daemon.OpenNativeStore(b.o.stateDir)
 	if err != nil {
-		return err
+		return none, err
 	}
 	kernel := native.NewLateKernel(b.kernel.Port(), b.kernel.OwnCommit)
 	defer func() { _ = kernel.Close() }() // nothing is left to do with it
 	if _, err := kernel.Wake(nil); err != nil {
-		return err
+		return none, err
 	}
 	if kernel.Kernel == nil {
 		return do(nil, store)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,10 +39,7 @@ func withBench(ctx context.Context, o *options, do func(bench) (int, error)) (co
 		return exitError, err
 	}
 	code, err = do(bench{o, kernel, store})
-	if closeErr := kernel.Close(); closeErr != nil && err == nil {
-		return exitError, closeErr
-	}
-	return code, err
+	return code, cmp.Or(err, kernel.Close())
 }
 
 func (b bench) replayer() reload.Replayer {
@@ -106,27 +104,22 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 	})
 }
 
-// report prints the verdicts and returns the exit code.
 func report(o *options, to streams, families map[rules.Family]api.Verdicts, paused bool, tables ...api.NativeTable) (int, error) {
 	var err error
+	all := tallyOf(families, tables)
 	if o.output == "line" {
-		_, err = fmt.Fprintln(to.out, verdictLine(families, paused, tables...))
+		_, err = fmt.Fprintln(to.out, all.line(paused))
 	} else {
 		err = printVerdicts(to.out, o.output, families, tables...)
 	}
-	if err != nil {
+	switch {
+	case len(all.lost)+len(all.refused) > 0:
+		return exitNo, err
+	case len(all.unknown) > 0:
 		return exitError, err
+	default:
+		return exitOK, err
 	}
-	code := exitOK
-	for _, v := range verdictsOf(families, tables) {
-		switch {
-		case v.Loss(), v == canary.Refused:
-			return exitNo, nil
-		case v == canary.Unknown:
-			code = exitError
-		}
-	}
-	return code, nil
 }
 
 // runRender prints a generation: the daemon's, else the stored one, else what the kernel holds now.
@@ -154,17 +147,13 @@ func runRender(ctx context.Context, o *options, to streams) (int, error) {
 		}
 		return withBench(ctx, o, func(b bench) (int, error) {
 			g, err := b.generation(ctx, to)
-			if err != nil {
-				return exitError, err
+			if err == nil {
+				_, err = fmt.Fprint(to.out, rules.Render(g, family))
 			}
-			_, err = fmt.Fprint(to.out, rules.Render(g, family))
 			return exitOK, err
 		})
 	}
-	if err != nil {
-		return exitError, err
-	}
-	return exitOK, nil
+	return exitOK, err
 }
 
 // generation returns what runRender prints without a daemon.
@@ -198,7 +187,6 @@ func (b bench) generation(ctx context.Context, to streams) (rules.Generation, er
 	return g, nil
 }
 
-// runStatus prints what the daemon knows.
 func runStatus(ctx context.Context, o *options, to streams) (int, error) {
 	if o.oneFlush && o.watch {
 		return exitError, errors.New("--flush and --watch exclude each other")
@@ -213,16 +201,13 @@ func runStatus(ctx context.Context, o *options, to streams) (int, error) {
 	if err != nil {
 		return exitError, err
 	}
-	if err := printStatus(to.out, o.output, status); err != nil {
-		return exitError, err
-	}
+	err = printStatus(to.out, o.output, status)
 	if !status.Healthy {
-		return exitNo, nil
+		return exitNo, err
 	}
-	return exitOK, nil
+	return exitOK, err
 }
 
-// runPause pauses the daemon's replays.
 func runPause(ctx context.Context, o *options, to streams) (int, error) {
 	reply, err := o.client().Pause(ctx, api.PauseRequest{Seconds: o.pause.Seconds()})
 	if err != nil {
@@ -236,7 +221,6 @@ func runPause(ctx context.Context, o *options, to streams) (int, error) {
 	return exitOK, err
 }
 
-// runResume ends a pause.
 func runResume(ctx context.Context, o *options, to streams) (int, error) {
 	reply, err := o.client().Resume(ctx)
 	if err != nil {
@@ -257,25 +241,18 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 		request.Protect = strings.Join(o.protect, ",")
 	}
 	err := o.client().Cleanup(ctx, request)
-	if err != nil && !errors.Is(err, control.ErrNoDaemon) {
-		return exitError, err
-	}
-	if err != nil {
+	if errors.Is(err, control.ErrNoDaemon) {
 		o.maxRules = 0 // a chain that is left out could not be removed
-		code, err := withBench(ctx, o, func(b bench) (int, error) {
+		_, err = withBench(ctx, o, func(b bench) (int, error) {
 			err := daemon.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules)
 			if state, _, stateErr := b.store.LoadState(); stateErr == nil { // otherwise it is unknown which tables canaryd made
 				daemon.RemoveMade(ctx, b.kernel, state.MadeTables)
 			}
-			err = errors.Join(err, native.RemoveWitnesses(b.kernel.Port()), daemon.ForgetNative(o.stateDir), b.store.Forget())
-			if err != nil {
-				return exitError, err
-			}
-			return exitOK, nil
+			return exitOK, errors.Join(err, native.RemoveWitnesses(b.kernel.Port()), daemon.ForgetNative(o.stateDir), b.store.Forget())
 		})
-		if err != nil {
-			return code, err
-		}
+	}
+	if err != nil {
+		return exitError, err
 	}
 	what := "canaries and witnesses are removed"
 	if o.rules {

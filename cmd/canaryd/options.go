@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/web"
@@ -52,19 +53,15 @@ type options struct {
 	families []rules.Family   // made of ipFamily
 }
 
-func newOptions() *options { return &options{} }
-
 // lookFlags returns the flags that say which tables are read, and how.
 func lookFlags() []string {
 	return []string{"protect", "backend", "ip-family", "canary-chain", "lock-file", "lock-wait", "state-dir", "socket", "output"}
 }
 
-// renderFlags returns the flags of render.
 func renderFlags() []string {
 	return append([]string{"source", "manifest", "rules-dir", "check", "ip-family", "generation", "backend", "protect", "state-dir", "socket"}, generatorFlags()...)
 }
 
-// runFlags returns the flags of the daemon.
 func runFlags() []string {
 	return []string{
 		"source", "manifest", "rules-dir", "protect", "mode", "replay", "keeper", "standby", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
@@ -113,8 +110,8 @@ func (o *options) allFlags() *pflag.FlagSet {
 	all.BoolVar(&o.confirm, "confirm", false, "take the rules that ought to be in force now for the baseline")
 	all.BoolVar(&o.forget, "forget", false, "remove the baseline")
 
-	all.StringVar(&o.table, "table", "nat", "table whose canary is taken: "+strings.Join(drillTables(), ", "))
-	all.StringVar(&o.kind, "kind", "chain_deleted", "what becomes of the canary: "+strings.Join(drillKinds(), ", "))
+	all.StringVar(&o.table, "table", "nat", "table whose canary is taken: "+strings.Join(api.Words(protect.Tables()), ", "))
+	all.StringVar(&o.kind, "kind", "chain_deleted", "what becomes of the canary: "+strings.Join(api.Words(canary.DrillKinds()), ", "))
 	all.BoolVar(&o.forReal, "for-real", false, "take the protected jumps of nat PREROUTING instead")
 
 	all.DurationVar(&o.pause, "for", 10*time.Minute, "how long, at most 24h")
@@ -169,8 +166,8 @@ func flagValues(cmd command) map[string][]string {
 		"backend":           {"auto", "nft", "legacy"},
 		"ip-family":         {"auto", "ipv4", "ipv6", "dual"},
 		"output":            {"table", "json"},
-		"table":             drillTables(),
-		"kind":              drillKinds(),
+		"table":             api.Words(protect.Tables()),
+		"kind":              api.Words(canary.DrillKinds()),
 		"random-fully":      {"auto", "true", "false"},
 		"detect-local-mode": {"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"},
 	}
@@ -181,18 +178,18 @@ func flagValues(cmd command) map[string][]string {
 }
 
 // complete checks the values and derives the others. Its error names every wrong flag in one line.
-func (o *options) complete(cmd command) error {
+func (o *options) complete(cmd command, flags *pflag.FlagSet) error {
 	values := flagValues(cmd)
-	errs := []error{
-		oneOf("mode", o.mode, values["mode"]...),
-		oneOf("replay", o.replay, values["replay"]...),
-		oneOf("keeper", o.keeper, values["keeper"]...),
-		oneOf("standby", o.standby, values["standby"]...),
-		oneOf("backend", o.backend, values["backend"]...),
-		oneOf("ip-family", o.ipFamily, values["ip-family"]...),
-		oneOf("output", o.output, values["output"]...),
-		oneOf("table", o.table, values["table"]...),
-		oneOf("kind", o.kind, values["kind"]...),
+	var errs []error
+	checkWords := func(names ...string) {
+		for _, name := range names {
+			if f := flags.Lookup(name); f != nil {
+				errs = append(errs, oneOf(name, f.Value.String(), values[name]...))
+			}
+		}
+	}
+	checkWords("mode", "replay", "keeper", "standby", "backend", "ip-family", "output", "table", "kind")
+	errs = append(errs,
 		atLeast("poll-interval", o.poll, 10*time.Millisecond),
 		atLeast("settle", o.settle, 0),
 		atMost("settle", o.settle, daemon.MostSettle),
@@ -200,7 +197,7 @@ func (o *options) complete(cmd command) error {
 		atLeast("lock-wait", o.lockWait, time.Millisecond),
 		atLeast("max-stored-age", o.maxStoredAge, 0),
 		daemon.CheckPause("--for", o.pause),
-	}
+	)
 	if len(o.source) == 0 {
 		errs = append(errs, errors.New("--source is empty: want snapshot or manifest"))
 	}
@@ -210,7 +207,8 @@ func (o *options) complete(cmd command) error {
 	for _, s := range o.source {
 		errs = append(errs, oneOf("source", s, values["source"]...))
 	}
-	errs = append(errs, o.generator.check(), o.checkSources())
+	checkWords("random-fully", "detect-local-mode")
+	errs = append(errs, o.checkSources())
 	var err error
 	if o.selector, err = protect.NewSelector(o.protect); err != nil {
 		errs = append(errs, fmt.Errorf("--protect: %w", err))
@@ -238,7 +236,6 @@ func (o *options) complete(cmd command) error {
 	return nil
 }
 
-// checkHTTP returns what is wrong with the names and the address of HTTP.
 func (o *options) checkHTTP() (errs []error) {
 	if o.metricsAddress != "" {
 		if _, _, err := net.SplitHostPort(o.metricsAddress); err != nil {
@@ -253,7 +250,6 @@ func (o *options) checkHTTP() (errs []error) {
 	return errs
 }
 
-// uses reports whether --source names this source.
 func (o *options) uses(source string) bool { return slices.Contains(o.source, source) }
 
 func (o *options) checkSources() error {
@@ -288,7 +284,6 @@ func atMost(name string, value, most time.Duration) error {
 	return fmt.Errorf("--%s is %s: want at most %s", name, value, most)
 }
 
-// kernelConfig returns the configuration with which the kernel is opened.
 func (o *options) kernelConfig() iptables.Config {
 	c := iptables.Config{
 		Families: o.families, Canary: o.canaryChain, LockFile: o.lockFile, LockWait: o.lockWait,

@@ -61,18 +61,14 @@ func plainJSON(text []byte) []byte {
 // with newlines over several lines, and then also what controls a terminal; a chain's name or a
 // rule may be such a value.
 func plainLogger() klog.Logger {
-	sink := klog.NewKlogr().GetSink()
-	if deeper, ok := sink.(interface{ WithCallDepth(int) klog.LogSink }); ok {
-		sink = deeper.WithCallDepth(1)
-	}
-	return klog.New(plainSink{sink, &logBound{}})
+	return klog.New(plainSink{klog.NewKlogr().GetSink(), &logBound{}}.WithCallDepth(1))
 }
 
 // A plainSink logs plain values, and keeps what -v did not ask for within bounds. klog quotes
 // values of one line.
 type plainSink struct {
 	klog.LogSink
-	bound *logBound // nil: no bound
+	bound *logBound
 }
 
 // Init does nothing, because the wrapped sink is already initialised.
@@ -115,7 +111,6 @@ func (s plainSink) WithCallDepth(depth int) klog.LogSink {
 	return s
 }
 
-// A plainError prints as one line.
 type plainError struct{ error }
 
 func (e plainError) Error() string { return oneLine(e.error.Error()) }

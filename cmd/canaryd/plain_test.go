@@ -74,7 +74,7 @@ func (r recorder) WithName(string) klog.LogSink   { return r }
 // TestLogLinesAreLines: whatever iptables printed, a line of the log is one line.
 func TestLogLinesAreLines(t *testing.T) {
 	var lines []string
-	log := klog.New(plainSink{LogSink: recorder{&lines}})
+	log := klog.New(plainSink{recorder{&lines}, &logBound{}})
 	cause := errors.New("line 3: no chain EVIL\nI0101 00:00:00.000000 1 x.go:1] \"The rules are back and proved\"")
 	log.Error(fmt.Errorf("ipv4 nat: %w", cause), "Rules are still missing", "advice", "a\nb", "reason", cause)
 	log.WithName("x").V(2).Info("Chains were left", "chains", []string{"A", "B\x1b[2J\nC"}, "count", 2)

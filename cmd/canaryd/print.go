@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,8 +11,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/pkg/canary"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -28,39 +27,27 @@ func printJSON(w io.Writer, value any) error {
 	return err
 }
 
-func verdictsOf(families map[rules.Family]api.Verdicts, native []api.NativeTable) []canary.Verdict {
-	var list []canary.Verdict
-	for _, t := range native {
-		list = append(list, t.Verdict)
+// show prints value as JSON if output says so, and else what write writes for people.
+func show(w io.Writer, output string, value any, write func(io.Writer)) error {
+	if output == "json" {
+		return printJSON(w, value)
 	}
-	for _, f := range rules.Families() {
-		if verdicts, ok := families[f]; ok {
-			for _, t := range protect.Tables() {
-				list = append(list, verdicts[t])
-			}
-		}
-	}
-	return list
+	_, err := io.WriteString(w, textFor(w, write))
+	return err
 }
 
 func printVerdicts(w io.Writer, output string, families map[rules.Family]api.Verdicts, native ...api.NativeTable) error {
-	if output == "json" {
-		return printJSON(w, struct {
-			Families map[rules.Family]api.Verdicts `json:"families"`
-			Native   []api.NativeTable             `json:"native,omitempty"`
-		}{families, native})
-	}
-	return atOnce(w, func(w io.Writer) { writeVerdicts(w, families, native) })
+	all := struct {
+		Families map[rules.Family]api.Verdicts `json:"families"`
+		Native   []api.NativeTable             `json:"native,omitempty"`
+	}{families, native}
+	return show(w, output, all, func(w io.Writer) { writeVerdicts(w, families, native) })
 }
 
 func writeVerdicts(w io.Writer, families map[rules.Family]api.Verdicts, native []api.NativeTable) {
 	rows := [][]string{{"FAMILY", "TABLE", "VERDICT"}}
-	for _, f := range rules.Families() {
-		if verdicts, ok := families[f]; ok {
-			for _, t := range protect.Tables() {
-				rows = append(rows, []string{f.String(), string(t), string(verdicts[t])})
-			}
-		}
+	for id, v := range api.Tables(families) {
+		rows = append(rows, []string{id.Family.String(), id.Name, string(v)})
 	}
 	writeTable(w, rows)
 	if len(native) > 0 {
@@ -69,12 +56,8 @@ func writeVerdicts(w io.Writer, families map[rules.Family]api.Verdicts, native [
 	}
 }
 
-// printStatus prints a status.
 func printStatus(w io.Writer, output string, s api.Status) error {
-	if output == "json" {
-		return printJSON(w, s)
-	}
-	return atOnce(w, func(w io.Writer) { writeStatus(w, s) })
+	return show(w, output, s, func(w io.Writer) { writeStatus(w, s) })
 }
 
 // writeStatus writes health, what an operator has to know, verdicts, flushes, stored generations.
@@ -95,7 +78,6 @@ func writeStatus(w io.Writer, s api.Status) {
 	writeNativeStored(w, s)
 }
 
-// healthText says whether the node is healthy, and if not why.
 func healthText(w io.Writer, s api.Status) string {
 	if err := s.Ready(); err != nil {
 		return paint(w, red, plain("NOT healthy: "+oneLine(err.Error())))
@@ -112,7 +94,6 @@ func healthText(w io.Writer, s api.Status) string {
 	return paint(w, green, "healthy")
 }
 
-// replaysText says what keeps canaryd from replaying.
 func replaysText(s api.Status) string {
 	text := ""
 	if s.Paused {
@@ -165,23 +146,43 @@ func troubleText(s api.Status) string {
 	return text.String()
 }
 
+// refusedText names the refused declared rules, each with the operator's file and line.
+func refusedText(list []api.Refused) string {
+	var text strings.Builder
+	for _, r := range list {
+		what := plain(cmp.Or(r.Rule, "the table as a whole"))
+		fmt.Fprintf(&text, "declared, but refused: %s %s %s: %s: %s (%s)\n",
+			r.Family, r.Table, plain(r.Chain), plain(cmp.Or(r.Where, "-")), what, plain(oneLine(cmp.Or(r.Reason, r.Meaning))))
+	}
+	return text.String()
+}
+
+func sourceErrorsText(list []api.SourceError) string {
+	var text strings.Builder
+	for _, e := range list {
+		what := map[api.Instead]string{
+			api.LastGood:   "what it said before stays in force",
+			api.StoredGood: "what it said to an earlier run stays in force",
+			api.NoneGood:   "NOTHING of it is in force",
+			api.AllButThis: "the rest of the file counts",
+		}[e.InForce]
+		fmt.Fprintf(&text, "error in %s: %s; %s, since %s\n", e.Source, plain(oneLine(cmp.Or(e.Reason, e.Where))), what, ago(e.Since))
+	}
+	return text.String()
+}
+
 // ownerlessText says what to do about rules that no process maintains.
 func ownerlessText(o *api.OwnerlessRules) string {
 	if o == nil {
 		return ""
 	}
-	var families []string
-	for _, f := range o.Families {
-		families = append(families, f.String())
-	}
-	lines := fmt.Sprintf("kube-proxy's rules have no owner: they are in force (%s), but KUBE-PROXY-CANARY was last seen %s\n", strings.Join(families, ", "), ago(o.Since))
+	lines := fmt.Sprintf("kube-proxy's rules have no owner: they are in force (%s), but KUBE-PROXY-CANARY was last seen %s\n", strings.Join(api.Words(o.Families), ", "), ago(o.Since))
 	for _, c := range o.Choices {
 		lines += fmt.Sprintf("  if %s: %s\n", c.If, c.Command)
 	}
 	return lines
 }
 
-// decisionText says why a decision is needed, and what to do.
 func decisionText(d *api.Decision) string {
 	if d == nil {
 		return ""
@@ -193,14 +194,12 @@ func decisionText(d *api.Decision) string {
 // keeperText says the keeper's state of each family in one line.
 func keeperText(keeper map[rules.Family]api.FamilyKeeper) string {
 	var words []string
-	for _, f := range rules.Families() {
-		if k, ok := keeper[f]; ok {
-			word := fmt.Sprintf("%s %s", f, k.State)
-			if k.Reason != "" {
-				word += " (" + plain(oneLine(k.Reason)) + ")"
-			}
-			words = append(words, word)
+	for f, k := range api.InOrder(keeper) {
+		word := fmt.Sprintf("%s %s", f, k.State)
+		if k.Reason != "" {
+			word += " (" + plain(oneLine(k.Reason)) + ")"
 		}
+		words = append(words, word)
 	}
 	if len(words) == 0 {
 		return ""
@@ -214,10 +213,7 @@ func writeFlushes(w io.Writer, flushes []api.Flush) {
 		return
 	}
 	rows := [][]string{{"FLUSH", "WHEN", "KIND", "TABLES", "LOST", "BY", "ABSENT", "OUTCOME"}}
-	for i, f := range flushes {
-		if i == shownFlushes {
-			break
-		}
+	for i, f := range flushes[:min(len(flushes), shownFlushes)] {
 		rows = append(rows, []string{
 			strconv.Itoa(i + 1), ago(f.Time), string(f.Kind), scope(f),
 			lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Jumps),
@@ -255,8 +251,12 @@ func absentText(f api.Flush) string {
 func writeStored(w io.Writer, s api.Status) {
 	var rows [][]string
 	for _, g := range s.Stored {
+		made := madeText(g.Made, g.Foreign)
+		if g.NearlyEmpty && g.Foreign == "" {
+			made += "; nearly empty, as after a flush"
+		}
 		if g.ID != s.Generation.ID {
-			rows = append(rows, []string{g.ID, ago(g.Saved), numberText(g.Rules), numberText(g.Chains), madeText(g)})
+			rows = append(rows, []string{g.ID, ago(g.Saved), numberText(g.Rules), numberText(g.Chains), made})
 		}
 	}
 	if len(rows) > 0 {
@@ -272,40 +272,22 @@ func numberText(n *int) string {
 	return strconv.Itoa(*n)
 }
 
-// makerText says what made a stored generation.
-func makerText(made reload.Made) string {
-	text, ok := map[reload.Made]string{
+// madeText says what made a stored generation, and why it must not be restored here.
+func madeText(made reload.Made, foreign string) string {
+	text := cmp.Or(map[reload.Made]string{
 		reload.MadeAtStart:  "what stood at the start",
 		reload.MadeByOwners: "changes of the rules' owners",
 		reload.MadeDeclared: "declared rules",
 		reload.MadeRestored: "canaryd restore",
-	}[made]
-	if !ok {
-		return "unknown"
-	}
-	return text
-}
-
-// madeText says what made a stored generation, and why it may be a bad idea to restore it.
-func madeText(g api.StoredGeneration) string {
-	text := makerText(g.Made)
-	switch {
-	case g.Foreign != "":
-		text += "; not to be restored here: " + plain(oneLine(g.Foreign))
-	case g.NearlyEmpty:
-		text += "; nearly empty, as after a flush"
+	}[made], "unknown")
+	if foreign != "" {
+		text += "; not to be restored here: " + plain(oneLine(foreign))
 	}
 	return text
 }
 
 func scope(f api.Flush) string {
-	var words []string
-	for _, family := range f.Families {
-		words = append(words, family.String())
-	}
-	for _, table := range f.Tables {
-		words = append(words, string(table))
-	}
+	words := append(api.Words(f.Families), api.Words(f.Tables)...)
 	if names := f.NativeNames(); len(names) > 0 {
 		words = append(words, plain(strings.Join(names, ", ")))
 	}

@@ -50,11 +50,8 @@ func writeNativeStored(w io.Writer, s api.Status) {
 	}
 	rows := [][]string{{"STORED NATIVE TABLE", "GENERATION", "LEARNED", "CHAINS", "RULES", "ELEMENTS", "MADE BY"}}
 	for _, g := range s.NativeStored {
-		made := makerText(g.Made)
-		switch {
-		case g.Foreign != "":
-			made += "; not to be restored here: " + plain(oneLine(g.Foreign))
-		case slices.ContainsFunc(s.Native, func(t api.NativeTable) bool { return t.Table == g.Table && t.Generation == g.ID }):
+		made := madeText(g.Made, g.Foreign)
+		if g.Foreign == "" && slices.ContainsFunc(s.Native, func(t api.NativeTable) bool { return t.Table == g.Table && t.Generation == g.ID }) {
 			made += "; the present one"
 		}
 		rows = append(rows, []string{plain(g.Table), g.ID, ago(g.Captured), strconv.Itoa(g.Chains), strconv.Itoa(g.Rules), strconv.Itoa(g.Elements), made})

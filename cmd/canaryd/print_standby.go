@@ -13,11 +13,9 @@ import (
 func standbysText(standby map[rules.Family]api.FamilyStandby, tables []api.NativeTable) string {
 	var words []string
 	off := true
-	for _, f := range rules.Families() {
-		if s, ok := standby[f]; ok {
-			words = append(words, f.String()+" "+standbyText(s))
-			off = off && s.State == api.StandbyOff
-		}
+	for f, s := range api.InOrder(standby) {
+		words = append(words, f.String()+" "+standbyText(s))
+		off = off && s.State == api.StandbyOff
 	}
 	for _, t := range tables {
 		if t.Standby != nil {
@@ -31,7 +29,6 @@ func standbysText(standby map[rules.Family]api.FamilyStandby, tables []api.Nativ
 	return "standby " + strings.Join(words, ", ") + "\n\n"
 }
 
-// standbyText says in a few words what the standby does for a family.
 func standbyText(s api.FamilyStandby) string {
 	var more []string
 	if s.Reason != "" {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,11 +20,7 @@ func checkDeclared(ctx context.Context, o *options, to streams) (code int, err e
 	if err != nil {
 		return exitError, err
 	}
-	defer func() {
-		if closeErr := kernel.Close(); closeErr != nil && err == nil {
-			code, err = exitError, closeErr
-		}
-	}()
+	defer func() { err = cmp.Or(err, kernel.Close()) }()
 	sources, err := o.declaredSources(kernel.Families(), kernel.Info().RandomFully)
 	if err != nil {
 		return exitError, err

@@ -42,7 +42,7 @@ func (o *options) restoreBy(ctx context.Context, to streams, restore restorer) (
 		return exitError, err
 	}
 	if o.dryRun {
-		return printPreview(to.out, o.output, reply)
+		return exitOK, printPreview(to.out, o.output, reply)
 	}
 	code, err := printReply(to.out, o.output, reply)
 	if err != nil || reply.Refused == "" {
@@ -96,21 +96,19 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 	if result == nil {
 		return reply, err
 	}
-	marks := state.Marks
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
-			marks = marks.With(f.Table(t), tr.Mark)
+			state.Marks = state.Marks.With(f.Table(t), tr.Mark)
 		}
 	}
-	confirmed, uptime := state.Confirmed, state.Uptime
 	if reply.Proved() {
-		confirmed, uptime = time.Now(), daemon.Uptime()
+		state.Confirmed, state.Uptime = time.Now(), daemon.Uptime()
 	}
 	if state.ID != "" && state.ID != stored.ID {
 		reply.Undo = state.ID
 	}
 	return reply, errors.Join(err, b.store.Save(stored),
-		b.store.SaveState(reload.State{Confirmed: confirmed, Uptime: uptime, Marks: marks, MadeTables: state.MadeTables}),
+		b.store.SaveState(reload.State{Confirmed: state.Confirmed, Uptime: state.Uptime, Marks: state.Marks, MadeTables: state.MadeTables}),
 		daemon.KeepRemoval(ctx, b.o.stateDir, reply, result))
 }
 
@@ -127,15 +125,8 @@ func (b bench) baseline() (*rules.Baseline, *api.BaselineName) {
 	}
 }
 
-// printPreview prints what a restore would do.
-func printPreview(w io.Writer, output string, reply api.RestoreReply) (int, error) {
-	if output == "json" {
-		return exitOK, printJSON(w, reply)
-	}
-	if err := atOnce(w, func(w io.Writer) { writePreview(w, reply) }); err != nil {
-		return exitError, err
-	}
-	return exitOK, nil
+func printPreview(w io.Writer, output string, reply api.RestoreReply) error {
+	return show(w, output, reply, func(w io.Writer) { writePreview(w, reply) })
 }
 
 func writePreview(w io.Writer, reply api.RestoreReply) {
@@ -155,7 +146,6 @@ func writePreview(w io.Writer, reply api.RestoreReply) {
 	}
 }
 
-// writeTableChanges writes a row for each table that changes.
 func writeTableChanges(w io.Writer, reply api.RestoreReply, adds, removes string) {
 	heading := []string{"FAMILY", "TABLE", adds, removes}
 	marked := reply.Baseline != nil && reply.Baseline.Generation != ""
@@ -197,22 +187,12 @@ func countsText(c api.Counts) string {
 	return text
 }
 
-// printReply prints what became of a restore.
 func printReply(w io.Writer, output string, reply api.RestoreReply) (int, error) {
-	var err error
-	if output == "json" {
-		err = printJSON(w, reply)
-	} else {
-		err = atOnce(w, func(w io.Writer) { writeOutcomes(w, reply) })
+	err := show(w, output, reply, func(w io.Writer) { writeOutcomes(w, reply) })
+	if !reply.Proved() {
+		return exitNo, err
 	}
-	switch {
-	case err != nil:
-		return exitError, err
-	case !reply.Proved():
-		return exitNo, nil
-	default:
-		return exitOK, nil
-	}
+	return exitOK, err
 }
 
 func writeOutcomes(w io.Writer, reply api.RestoreReply) {
@@ -221,10 +201,8 @@ func writeOutcomes(w io.Writer, reply api.RestoreReply) {
 		return
 	}
 	rows := [][]string{{"FAMILY", "GENERATION", "OUTCOME"}}
-	for _, f := range rules.Families() {
-		if outcome, ok := reply.Outcomes[f]; ok {
-			rows = append(rows, []string{f.String(), reply.Generation, outcomeText(outcome)})
-		}
+	for f, outcome := range api.InOrder(reply.Outcomes) {
+		rows = append(rows, []string{f.String(), reply.Generation, outcomeText(outcome)})
 	}
 	if len(rows) > 1 || len(reply.Native) == 0 {
 		writeTable(w, rows)
@@ -243,7 +221,6 @@ func writeOutcomes(w io.Writer, reply api.RestoreReply) {
 	}
 }
 
-// outcomeText returns the outcome of a restore for people.
 func outcomeText(o api.Outcome) string {
 	if o == reload.Skipped {
 		return "nothing was missing"

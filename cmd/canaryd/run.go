@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -28,7 +29,7 @@ import (
 )
 
 // runDaemon runs the daemon until ctx ends.
-func runDaemon(ctx context.Context, o *options, _ streams) (code int, err error) {
+func runDaemon(ctx context.Context, o *options, _ streams) (int, error) {
 	release, err := daemon.Exclude()
 	if err != nil {
 		return exitError, err
@@ -47,18 +48,9 @@ func runDaemon(ctx context.Context, o *options, _ streams) (code int, err error)
 	if err != nil {
 		return exitError, err
 	}
-	defer func() {
-		if closeErr := kernel.Close(); closeErr != nil && err == nil {
-			code, err = exitError, closeErr
-		}
-	}()
-	if err := serve(ctx, o, kernel, store); err != nil {
-		return exitError, err
-	}
-	return exitOK, nil
+	return exitOK, cmp.Or(serve(ctx, o, kernel, store), kernel.Close())
 }
 
-// open opens the kernel and the state folder.
 func open(ctx context.Context, o *options) (*iptables.Kernel, *reload.Store, error) {
 	cfg := o.kernelConfig()
 	cfg.Before = o.lastBackend(ctx)
@@ -175,6 +167,21 @@ func (o *options) attachments() daemon.Attachments {
 		return nil
 	}
 	return cniresults.New(o.cniResults)
+}
+
+// elsewhere opens the backend that is not guarded, for reading only.
+func (o *options) elsewhere(ctx context.Context, backend iptables.Backend) (daemon.Reader, func(), error) {
+	cfg := o.kernelConfig()
+	cfg.Backend, cfg.Replay = backend, iptables.ReplayAuto
+	kernel, err := iptables.Open(ctx, cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	return kernel, func() {
+		if err := kernel.Close(); err != nil {
+			klog.FromContext(ctx).Error(err, "The other backend could not be closed", "backend", backend)
+		}
+	}, nil
 }
 
 // nodeName returns the node's name for the page: the DaemonSet's, else the host's.

@@ -52,17 +52,15 @@ func paint(w io.Writer, c colour, text string) string {
 	return fmt.Sprintf("\x1b[%dm%s\x1b[0m", c, text)
 }
 
-// atOnce gives write a buffer, which takes everything, and writes what is in it to w. The text has
-// colours if w is a screen.
-func atOnce(w io.Writer, write func(w io.Writer)) error {
+// textFor returns what write writes. It has colours if w is a screen.
+func textFor(w io.Writer, write func(w io.Writer)) string {
 	var text strings.Builder
-	to := io.Writer(&text)
 	if _, colours := w.(screen); colours {
-		to = screen{&text}
+		write(screen{&text})
+	} else {
+		write(&text)
 	}
-	write(to)
-	_, err := io.WriteString(w, text.String())
-	return err
+	return text.String()
 }
 
 // colourOf returns the colour of a table's cell. Only the present state and outcomes have one: a

@@ -99,7 +99,6 @@ func (d declared) declaration() *daemon.Declaration {
 	return &next
 }
 
-// errorsOf converts the problems of sources for the daemon.
 func errorsOf(problems []source.Problem) []api.SourceError {
 	var list []api.SourceError
 	for _, p := range problems {
@@ -108,7 +107,6 @@ func errorsOf(problems []source.Problem) []api.SourceError {
 	return list
 }
 
-// declarationOf converts what files declare for the daemon.
 func declarationOf(d source.Declared) daemon.Declaration {
 	return daemon.Declaration{
 		Generation: d.Generation, Claims: d.Claims,
@@ -125,26 +123,23 @@ func (d declared) run(ctx context.Context, group *errgroup.Group) {
 		return
 	}
 	group.Go(func() error { return d.watcher.Run(ctx) })
-	group.Go(func() error {
-		for {
+	group.Go(func() error { return forward(ctx, d.watcher.Changes(), d.changes, declarationOf) })
+	group.Go(func() error { return forward(ctx, d.watcher.Problems(), d.news, errorsOf) })
+}
+
+// forward converts what comes from one channel, and sends it to another, until ctx ends.
+func forward[A, B any](ctx context.Context, from <-chan A, to chan<- B, convert func(A) B) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case a := <-from:
 			select {
+			case to <- convert(a):
 			case <-ctx.Done():
-				return nil
-			case next := <-d.watcher.Changes():
-				select {
-				case d.changes <- declarationOf(next):
-				case <-ctx.Done():
-					return nil
-				}
-			case problems := <-d.watcher.Problems():
-				select {
-				case d.news <- errorsOf(problems):
-				case <-ctx.Done():
-					return nil
-				}
 			}
 		}
-	})
+	}
 }
 
 // withoutLog returns a context without a log, for commands that print what would be logged.
@@ -178,8 +173,6 @@ func renderDeclared(ctx context.Context, o *options, to streams, family rules.Fa
 		return exitError, err
 	}
 	printSkips(to, all)
-	if _, err := fmt.Fprint(to.out, rules.Render(all.Generation, family)); err != nil {
-		return exitError, err
-	}
-	return exitOK, nil
+	_, err = fmt.Fprint(to.out, rules.Render(all.Generation, family))
+	return exitOK, err
 }

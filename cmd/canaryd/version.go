@@ -22,7 +22,6 @@ var linkedVersion, linkedCommit string
 // A build says which program runs.
 type build struct{ version, commit string }
 
-// built returns the build of the running program.
 func built() build {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

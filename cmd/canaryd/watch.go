@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -169,7 +168,7 @@ func (v *screenView) see(s seenStatus, now time.Time) error {
 
 func (v *screenView) tick(now time.Time) error {
 	columns, rows := v.to.size()
-	next := frame(v.text(now), columns, rows)
+	next := frame(textFor(v.to.out, func(w io.Writer) { v.draw(w, now) }), columns, rows)
 	if next == v.last {
 		return nil
 	}
@@ -178,13 +177,8 @@ func (v *screenView) tick(now time.Time) error {
 	return err
 }
 
-// text returns what is drawn, without a limit.
-func (v *screenView) text(now time.Time) string {
-	var b bytes.Buffer
-	var w io.Writer = &b
-	if _, colours := v.to.out.(screen); colours {
-		w = screen{&b}
-	}
+// draw writes what is drawn, without a limit.
+func (v *screenView) draw(w io.Writer, now time.Time) {
 	fmt.Fprintf(w, "canaryd status --watch, %s (Ctrl-C ends it)\n", now.UTC().Format("2006-01-02 15:04:05 MST"))
 	if v.err != nil {
 		fmt.Fprintln(w, paint(w, red, fmt.Sprintf("no daemon since %s, waiting for it: %s", v.since.UTC().Format("15:04:05"), plain(oneLine(v.err.Error())))))
@@ -195,7 +189,6 @@ func (v *screenView) text(now time.Time) string {
 	if v.seen != nil {
 		writeStatus(w, *v.seen)
 	}
-	return b.String()
 }
 
 func (v *screenView) end() { _, _ = io.WriteString(v.to.out, leaveScreen) }

@@ -20,7 +20,7 @@ const module = "github.com/canaryd/canaryd/"
 // stands behind it in this list.
 var rooms = []string{
 	"cmd", "internal/web", "internal/control", "internal/sdnotify", "internal/daemon", "internal/metrics", "internal/serve", "internal/api",
-	"pkg/reload", "pkg/standby", "pkg/native", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/nft", "pkg/conntrack",
+	"pkg/reload", "pkg/standby", "pkg/native", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/conntrack", "pkg/nft",
 	"internal/journal", "internal/cniresults", "internal/cgroup", "internal/source",
 	"pkg/rules/kube", "pkg/protect", "pkg/rules", "internal/private", "pkg/tableid",
 }

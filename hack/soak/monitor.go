@@ -2,11 +2,15 @@ package main
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"os/exec"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -120,6 +124,41 @@ func (m *monitor) startOver(ctx context.Context) error {
 		return fmt.Errorf("starting over: %w", err)
 	}
 	return sleep(ctx, time.Second)
+}
+
+// forgetUnanswered lets conntrack forget the flows of this namespace that had no answer. It keeps
+// those that were not translated for two minutes, and a connection that gets the port of one (1 in
+// 100 did) has no answer either. canaryd ends them itself, kube-proxy does not.
+func forgetUnanswered() error {
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return fmt.Errorf("opening conntrack: %w", err)
+	}
+	defer conn.Close()
+	// From linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_common.h. A deletion takes a
+	// status since Linux 5.18.
+	const (
+		ctDelete      = 2
+		ctaStatus     = 3
+		ctaStatusMask = 26
+		seenReply     = 1 << 1
+	)
+	e := netlink.NewAttributeEncoder()
+	e.ByteOrder = binary.BigEndian
+	e.Uint32(ctaStatus, 0)
+	e.Uint32(ctaStatusMask, seenReply)
+	attributes, err := e.Encode()
+	if err != nil {
+		return err
+	}
+	_, err = conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.NFNL_SUBSYS_CTNETLINK<<8 | ctDelete, Flags: netlink.Request | netlink.Acknowledge},
+		Data:   append([]byte{unix.AF_UNSPEC, 0, 0, 0}, attributes...), // struct nfgenmsg
+	})
+	if err != nil {
+		return fmt.Errorf("deleting conntrack's flows without an answer: %w", err)
+	}
+	return nil
 }
 
 func (m *monitor) stop() (time.Duration, error) {

@@ -127,6 +127,11 @@ func (v *view) order(what string) ([]viewReply, error) {
 }
 
 func (v *view) before(ctx context.Context) error {
+	if v.lab.Healer != byCanaryd {
+		if err := forgetUnanswered(); err != nil {
+			return err
+		}
+	}
 	if _, err := v.order(near); err != nil {
 		return err
 	}

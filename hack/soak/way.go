@@ -96,9 +96,10 @@ func (w way) dial(t target, limit time.Duration) (net.Conn, error) {
 	return dialer.Dial(w.Network, t.At.String())
 }
 
-// chooseLate makes the kernel choose a port when it connects, in ascending order, even if an
-// address was bound before. A random port may be one that conntrack still has from a connection
-// that failed a minute ago.
+// chooseLate makes the kernel choose a port when it connects, even if an address was bound before:
+// in ascending order for ten seconds (Linux 5.18 and later), and then from another port on. A port
+// may be one that conntrack still has from a connection that failed a minute ago, and each one at
+// random would be so more often.
 func chooseLate(_, _ string, raw syscall.RawConn) error {
 	var failed error
 	err := raw.Control(func(fd uintptr) {

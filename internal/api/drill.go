@@ -1,6 +1,7 @@
 package api
 
 import (
+	"slices"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -91,23 +92,17 @@ func AlertOfFlush(fires bool) DrillAlert {
 	return DrillAlert{Name: "CanarydFlush", Severity: "info", Fires: fires}
 }
 
-// lastDrill returns how the drill of a record ended, as far as the record says.
-func (f Flush) lastDrill() DrillEnd {
+// LastDrillOf returns how the newest drill among records, newest first, ended, as far as its record
+// says; nil if none is there.
+func LastDrillOf(records []Flush) *DrillEnd {
+	i := slices.IndexFunc(records, func(f Flush) bool { return f.Drill != "" })
+	if i < 0 {
+		return nil
+	}
+	f := records[i]
 	end := DrillEnd{Time: f.Time, Sort: f.Drill, Result: DrillFailed, Flush: f.ID}
 	if (f.Outcome == Drilled || f.Outcome.Done()) && !f.DrillFailed {
 		end.Result = DrillPassed
 	}
-	return end
-}
-
-// LastDrillOf returns how the newest drill among records, newest first, ended; nil if none is
-// there.
-func LastDrillOf(records []Flush) *DrillEnd {
-	for _, f := range records {
-		if f.Drill != "" {
-			end := f.lastDrill()
-			return &end
-		}
-	}
-	return nil
+	return &end
 }

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -56,10 +57,8 @@ func (f Flush) ByText() string {
 		return "canaryd drill"
 	case len(list) == 0 || list[0].PID == 0:
 		return "unknown"
-	case len(list) == 1 && list[0].Comm == "":
-		return list[0].name()
 	case len(list) == 1:
-		return fmt.Sprintf("%s (pid %d)", list[0].Comm, list[0].PID)
+		return list[0].nameAndPID()
 	}
 	var names []string
 	for _, c := range list {
@@ -72,6 +71,27 @@ func (f Flush) ByText() string {
 		text += fmt.Sprintf(" (+%d)", more)
 	}
 	return text
+}
+
+// summaryTables is how many tables a Summary names.
+const summaryTables = 10
+
+// Summary says in one line how the flush ended, which tables it hit, and by whom: "proved: ipv4 nat
+// emptied, ip kube-proxy table_deleted; by nft (pid 3)". It has no rule and no command line: all
+// users of a cluster may read it as an event.
+func (f Flush) Summary() string {
+	var hit []string
+	for _, t := range f.Lost.Tables {
+		hit = append(hit, fmt.Sprintf("%s %s %s", t.Family, t.Table, t.Kind))
+	}
+	for _, l := range f.Native {
+		hit = append(hit, fmt.Sprintf("%s %s", l.Table, l.Kind))
+	}
+	more := ""
+	if left := len(hit) - summaryTables; left > 0 {
+		hit, more = hit[:summaryTables], fmt.Sprintf(" and %d more", left)
+	}
+	return fmt.Sprintf("%s: %s%s; by %s", f.Outcome, strings.Join(hit, ", "), more, f.ByText())
 }
 
 // TakersOf names the processes that removed something from one table; "" if they are unknown.
@@ -87,11 +107,14 @@ func (f Flush) TakersOf(t TableLoss) string {
 
 // name returns the kernel's name of the process. It is the pid if the process ended before canaryd
 // read its name.
-func (c Culprit) name() string {
+func (c Culprit) name() string { return cmp.Or(c.Comm, fmt.Sprintf("pid %d", c.PID)) }
+
+// nameAndPID returns "nft (pid 3)", or the pid alone.
+func (c Culprit) nameAndPID() string {
 	if c.Comm == "" {
-		return fmt.Sprintf("pid %d", c.PID)
+		return c.name()
 	}
-	return c.Comm
+	return fmt.Sprintf("%s (pid %d)", c.Comm, c.PID)
 }
 
 // A LostPod is a pod whose host ports a flush removed. Its names are empty if Kubernetes did not
@@ -227,11 +250,6 @@ func CulpritOf(w watch.Writer) Culprit {
 		ContainerID: o.Container.ID, ContainerName: o.Container.Name, PodUID: o.Container.Pod}
 }
 
-// place names the unit and the container that the process ran in; "" if they are unknown.
-func (c Culprit) place() string {
-	return watch.Origin{Unit: c.Unit, Container: watch.Container{ID: c.ContainerID, Pod: c.PodUID, Name: c.ContainerName}}.String()
-}
-
 // In names the container that the process ran in, or else its unit, in a word or two; "" if both
 // are unknown.
 func (c Culprit) In() string {
@@ -251,7 +269,8 @@ func (c Culprit) Line() string {
 	for _, name := range c.Ancestors {
 		text += " <- " + name
 	}
-	if place := c.place(); place != "" {
+	place := watch.Origin{Unit: c.Unit, Container: watch.Container{ID: c.ContainerID, Pod: c.PodUID, Name: c.ContainerName}}.String()
+	if place != "" {
 		text += ", " + place
 	}
 	return text
@@ -260,11 +279,7 @@ func (c Culprit) Line() string {
 // Text names the process, its ancestors and its unit or container: "nft (pid 3) <- bash <- cron,
 // cron.service".
 func (c Culprit) Text() string {
-	text := fmt.Sprintf("pid %d", c.PID)
-	if c.Comm != "" {
-		text = fmt.Sprintf("%s (pid %d)", c.Comm, c.PID)
-	}
-	return text + c.Line()
+	return c.nameAndPID() + c.Line()
 }
 
 // Lost counts what a flush removed.
@@ -327,13 +342,4 @@ func (f Flush) MarshalJSON() ([]byte, error) {
 		p.Tables = []rules.TableName{}
 	}
 	return json.Marshal(p)
-}
-
-// withoutCommands returns the processes without their command lines.
-func withoutCommands(list []Culprit) []Culprit {
-	list = slices.Clone(list)
-	for i := range list {
-		list[i].Command = ""
-	}
-	return list
 }

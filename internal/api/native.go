@@ -116,15 +116,14 @@ func (f Flush) NativeNames() []string {
 	return names
 }
 
-// nativeLostText names the native tables that lost something; it is empty if none did.
-func (s Status) nativeLostText() string {
-	var parts []string
+// nativeLost names the native tables that lost something.
+func (s Status) nativeLost() (parts []string) {
 	for _, t := range s.Native {
 		if t.Verdict.Loss() {
 			parts = append(parts, fmt.Sprintf("table %s is %s", t.Table, t.Verdict))
 		}
 	}
-	return strings.Join(parts, ", ")
+	return parts
 }
 
 // NativeAwaiting reports whether a native table is lost and not put back unasked.

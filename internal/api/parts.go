@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -139,11 +139,9 @@ func (s Status) Begun() bool {
 	if s.Generation.ID == "" || len(s.Families) == 0 {
 		return false
 	}
-	for _, verdicts := range s.Families {
-		for _, v := range verdicts {
-			if v == canary.Unknown || v == "" {
-				return false
-			}
+	for _, v := range Tables(s.Families) {
+		if v == canary.Unknown || v == "" {
+			return false
 		}
 	}
 	return true
@@ -308,11 +306,9 @@ type Choice struct {
 // TablesText names tables with their verdicts: "ipv4 nat emptied, ipv6 nat emptied".
 func TablesText(verdicts map[rules.Family]Verdicts) string {
 	var words []string
-	for _, f := range rules.Families() {
-		for _, t := range protect.Tables() {
-			if v := verdicts[f][t]; v != "" {
-				words = append(words, fmt.Sprintf("%s %s %s", f, t, v))
-			}
+	for id, v := range Tables(verdicts) {
+		if v != "" {
+			words = append(words, fmt.Sprintf("%s %s", id, v))
 		}
 	}
 	return strings.Join(words, ", ")
@@ -346,35 +342,27 @@ func (l LeftOut) String() string {
 // LeftOutShown is how many chains a Status lists; the metric counts all.
 const LeftOutShown = 100
 
-// LeftOutText counts chains that are left out. Of more than LeftOutShown it does not know the
-// number.
-func LeftOutText(n int) string {
+// CountText counts what a Status lists: "one chain", "2 chains". Where it lists as many as it may,
+// shown, there may be more: "100 chains or more".
+func CountText(n, shown int, what string) string {
 	switch {
 	case n == 1:
-		return "one chain"
-	case n >= LeftOutShown:
-		return fmt.Sprintf("%d chains or more", n)
+		return "one " + what
+	case n >= shown:
+		return fmt.Sprintf("%d %ss or more", n, what)
 	default:
-		return fmt.Sprintf("%d chains", n)
+		return fmt.Sprintf("%d %ss", n, what)
 	}
 }
 
 // NotGuarded says in a few words what is in force and not guarded; "" if everything is.
 func (s Status) NotGuarded() string {
 	var what []string
-	switch n := len(s.LeftOut); n {
-	case 0:
-	case 1:
-		what = append(what, "the rules of one chain")
-	default:
-		what = append(what, "the rules of "+LeftOutText(n))
+	if n := len(s.LeftOut); n > 0 {
+		what = append(what, "the rules of "+CountText(n, LeftOutShown, "chain"))
 	}
-	switch n := s.NativeBeyond; n {
-	case 0:
-	case 1:
-		what = append(what, "one native table")
-	default:
-		what = append(what, fmt.Sprintf("%d native tables", n))
+	if n := s.NativeBeyond; n > 0 {
+		what = append(what, CountText(n, math.MaxInt, "native table"))
 	}
 	if len(what) == 0 {
 		return ""

@@ -189,10 +189,9 @@ type Counts struct {
 func (r RestoreReply) Agreement() reload.Agreement {
 	a := reload.Agreement{}
 	for _, c := range r.Changes {
-		if c.Removal == "" {
-			continue
+		if c.Removal != "" {
+			a[c.Family.Table(c.Table)] = c.Removal
 		}
-		a[c.Family.Table(c.Table)] = c.Removal
 	}
 	return a
 }

@@ -121,10 +121,7 @@ func (u *StandbyUse) Text() string {
 	if u == nil {
 		return ""
 	}
-	var names []string
-	for _, f := range u.Families {
-		names = append(names, f.String())
-	}
+	names := Words(u.Families)
 	for _, t := range u.Tables {
 		names = append(names, "table "+t)
 	}

@@ -9,11 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -191,31 +191,27 @@ func (s Status) MarshalJSON() ([]byte, error) {
 // Public returns the status without command lines, and without details that may quote rules: to
 // read those elsewhere needs root, too. Only this may leave through TCP. s stays as it is.
 func (s Status) Public() Status {
-	s.Quarantined = slices.Clone(s.Quarantined)
-	for i := range s.Quarantined {
-		s.Quarantined[i].Rule, s.Quarantined[i].Reason = "", ""
-	}
-	s.DeclaredRefused = slices.Clone(s.DeclaredRefused)
-	for i := range s.DeclaredRefused {
-		s.DeclaredRefused[i].Rule, s.DeclaredRefused[i].Reason = "", ""
-	}
-	s.SourceErrors = slices.Clone(s.SourceErrors)
-	for i := range s.SourceErrors {
-		s.SourceErrors[i].Reason = ""
-	}
-	s.Opaque = slices.Clone(s.Opaque)
-	for i := range s.Opaque {
-		s.Opaque[i].Rule, s.Opaque[i].Reason = "", ""
-	}
+	hideRule := func(q *Quarantined) { q.Rule, q.Reason = "", "" }
+	s.Quarantined, s.Opaque = changed(s.Quarantined, hideRule), changed(s.Opaque, hideRule)
+	s.DeclaredRefused = changed(s.DeclaredRefused, func(r *Refused) { r.Rule, r.Reason = "", "" })
+	s.SourceErrors = changed(s.SourceErrors, func(e *SourceError) { e.Reason = "" })
 	s.Baseline = s.Baseline.withoutReason()
-	s.Flushes = slices.Clone(s.Flushes)
-	for i := range s.Flushes {
-		f := &s.Flushes[i]
+	s.Flushes = changed(s.Flushes, func(f *Flush) {
+		hideCommand := func(c *Culprit) { c.Command = "" }
 		f.Detail, f.NotInBaseline = "", f.NotInBaseline.withoutNames()
-		f.Culprit.Command = ""
-		f.Culprits, f.Writers = withoutCommands(f.Culprits), withoutCommands(f.Writers)
-	}
+		hideCommand(&f.Culprit)
+		f.Culprits, f.Writers = changed(f.Culprits, hideCommand), changed(f.Writers, hideCommand)
+	})
 	return s
+}
+
+// changed returns a copy of a list, each item of which was changed.
+func changed[T any](list []T, change func(*T)) []T {
+	list = slices.Clone(list)
+	for i := range list {
+		change(&list[i])
+	}
+	return list
 }
 
 // Ready returns nil if the rules that ought to be in force are, and canaryd would put them back.
@@ -223,14 +219,14 @@ func (s Status) Public() Status {
 // canaryd is not paused. Otherwise the error names all tables that lost something and the pause;
 // without these, the first unknown table or another reason.
 func (s Status) Ready() error {
-	if s.Decision != nil && !s.Stopped {
-		if lost := s.nativeLostText(); lost != "" {
-			return fmt.Errorf("%w; %s", s.Decision.Problem(), lost)
-		}
-		return s.Decision.Problem()
-	}
 	if s.Stopped {
 		return errors.New("stopped by a cleanup")
+	}
+	if s.Decision != nil {
+		if lost := s.nativeLost(); len(lost) > 0 {
+			return fmt.Errorf("%w; %s", s.Decision.Problem(), strings.Join(lost, ", "))
+		}
+		return s.Decision.Problem()
 	}
 	lost, paused := s.lostText(), s.pauseText()
 	switch {
@@ -246,18 +242,12 @@ func (s Status) Ready() error {
 	if s.ListenRequired && s.ListenError != "" {
 		unknown = fmt.Errorf("HTTP is not served: %s", s.ListenError)
 	}
-	for _, family := range rules.Families() {
-		verdicts, enabled := s.Families[family]
-		if !enabled {
-			continue
-		}
-		for _, table := range protect.Tables() {
-			switch v := verdicts[table]; {
-			case v == canary.Refused:
-				refused = cmp.Or(refused, s.refusalOf(family, table))
-			case v != canary.Intact && v != canary.Changed && unknown == nil:
-				unknown = fmt.Errorf("%s %s is %s", family, table, canary.Unknown)
-			}
+	for id, v := range Tables(s.Families) {
+		switch {
+		case v == canary.Refused:
+			refused = cmp.Or(refused, s.refusalOf(id))
+		case v != canary.Intact && v != canary.Changed:
+			unknown = cmp.Or(unknown, fmt.Errorf("%s is %s", id, canary.Unknown))
 		}
 	}
 	if broken := s.BrokenSource(); refused != nil && broken != nil {
@@ -267,11 +257,11 @@ func (s Status) Ready() error {
 }
 
 // refusalOf says in one line which declared rule keeps a table as it is. It quotes no rule.
-func (s Status) refusalOf(f rules.Family, t rules.TableName) error {
+func (s Status) refusalOf(id rules.TableID) error {
 	for _, r := range s.DeclaredRefused {
-		if r.Family == f && r.Table == t {
-			return fmt.Errorf("%s %s is not as declared: %s is refused: %s", f, t, r.Place(), r.Meaning)
+		if r.Family.Table(r.Table) == id {
+			return fmt.Errorf("%s is not as declared: %s is refused: %s", id, r.Place(), r.Meaning)
 		}
 	}
-	return fmt.Errorf("%s %s is not as declared: a rule is refused", f, t)
+	return fmt.Errorf("%s is not as declared: a rule is refused", id)
 }

@@ -2,12 +2,11 @@ package api
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
-	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // The outcomes of a flush that lasts because canaryd may not put the rules back. No metric has
@@ -28,12 +27,7 @@ func (f Flush) Bound() bool { return f.AbsentAtMost || f.Open() && !f.LastInForc
 
 // Unanswered reports whether the outcome is one that a flush has while it lasts.
 func (f Flush) Unanswered() bool {
-	switch f.Outcome {
-	case Pending, WaitingPaused, WaitingObserve, reload.Failed:
-		return true
-	default:
-		return false
-	}
+	return slices.Contains([]Outcome{Pending, WaitingPaused, WaitingObserve, reload.Failed}, f.Outcome)
 }
 
 // AbsentFor returns how long the rules of a record were missing, or have been missing until now. It
@@ -55,17 +49,12 @@ func (f Flush) AbsentFor(now time.Time) (time.Duration, bool) {
 // "" if none did.
 func (s Status) lostText() string {
 	var parts []string
-	for _, f := range rules.Families() {
-		for _, t := range protect.Tables() {
-			if v := s.Families[f][t]; v.Loss() {
-				parts = append(parts, fmt.Sprintf("%s %s is %s", f, t, v))
-			}
+	for id, v := range Tables(s.Families) {
+		if v.Loss() {
+			parts = append(parts, fmt.Sprintf("%s is %s", id, v))
 		}
 	}
-	if native := s.nativeLostText(); native != "" {
-		parts = append(parts, native)
-	}
-	return strings.Join(parts, ", ")
+	return strings.Join(append(parts, s.nativeLost()...), ", ")
 }
 
 // pauseText says that replays are paused; "" if they are not.

@@ -3,7 +3,6 @@ package api
 import (
 	"errors"
 	"reflect"
-	"slices"
 	"time"
 )
 
@@ -26,10 +25,8 @@ func (s Status) Differs(other Status) bool {
 func (s Status) watched() Status {
 	s.LastKnown, s.LearningPendingSince, s.Stored = time.Time{}, time.Time{}, nil
 	s.Generation.Captured = time.Time{}
-	s.NativeStored, s.Native = nil, slices.Clone(s.Native)
-	for i := range s.Native {
-		s.Native[i].Captured, s.Native[i].Generation = time.Time{}, ""
-	}
+	s.NativeStored = nil
+	s.Native = changed(s.Native, func(t *NativeTable) { t.Captured, t.Generation = time.Time{}, "" })
 	s.Flushes = s.Flushes[:min(len(s.Flushes), WatchedFlushes)]
 	if len(s.Flushes) == 0 {
 		s.Flushes = nil

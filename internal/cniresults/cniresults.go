@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -50,15 +51,8 @@ type Reading struct {
 
 // Keeps reports whether there is a file for the attachment, even one that cannot be read.
 func (r Reading) Keeps(a protect.Attachment) bool {
-	if _, ok := r.Attached[a]; ok {
-		return true
-	}
-	for _, name := range r.names {
-		if strings.HasPrefix(name, a.Network+"-"+a.Container+"-") {
-			return true
-		}
-	}
-	return false
+	_, ok := r.Attached[a]
+	return ok || slices.ContainsFunc(r.names, func(name string) bool { return strings.HasPrefix(name, a.Network+"-"+a.Container+"-") })
 }
 
 // A Folder is where libcni keeps its files. It is for one goroutine.

@@ -88,10 +88,18 @@ type failure struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-const (
-	reasonNoGeneration = "no_generation"
-	reasonNoFlush      = "no_flush"
-)
+// A knownFailure is an error that is answered in its own way.
+type knownFailure struct {
+	err    error
+	code   int
+	reason string // clients find the error by it; may be empty
+}
+
+var knownFailures = []knownFailure{
+	{api.ErrNoGeneration, http.StatusNotFound, "no_generation"},
+	{api.ErrNoFlush, http.StatusNotFound, "no_flush"},
+	{api.ErrTooManyWatchers, http.StatusTooManyRequests, ""},
+}
 
 // NewHandler returns the handler of the control protocol. Serve serves it; it must
 // never be served over TCP.
@@ -106,29 +114,19 @@ func NewHandler(c Controller) http.Handler {
 		s := c.Status()
 		serve.WriteCheck(w, s.Ready(), s.ReadyText())
 	})
-	mux.HandleFunc("POST /v1/look", handle(func(ctx context.Context, _ struct{}) (api.Status, error) {
-		return c.Look(ctx)
-	}))
+	mux.HandleFunc("POST /v1/look", handle(bare(c.Look)))
 	mux.HandleFunc("POST /v1/restore", handle(c.Restore))
 	mux.HandleFunc("POST /v1/cleanup", handle(func(ctx context.Context, r api.CleanupRequest) (struct{}, error) {
 		return struct{}{}, c.Cleanup(ctx, r)
 	}))
 	mux.HandleFunc("POST /v1/pause", handle(c.Pause))
-	mux.HandleFunc("POST /v1/resume", handle(func(ctx context.Context, _ struct{}) (api.PauseReply, error) {
-		return c.Resume(ctx)
-	}))
-	mux.HandleFunc("POST /v1/dismiss", handle(func(ctx context.Context, _ struct{}) (api.DismissReply, error) {
-		return c.Dismiss(ctx)
-	}))
+	mux.HandleFunc("POST /v1/resume", handle(bare(c.Resume)))
+	mux.HandleFunc("POST /v1/dismiss", handle(bare(c.Dismiss)))
 	mux.HandleFunc("POST /v1/drill", handle(c.Drill))
 	mux.HandleFunc("POST /v1/baseline", handle(c.Baseline))
 	mux.HandleFunc("GET /v1/flush", func(w http.ResponseWriter, r *http.Request) {
 		reply, err := c.Flush(r.Context(), api.FlushRequest{Name: r.URL.Query().Get("name")})
-		if err != nil {
-			writeFailure(w, err)
-			return
-		}
-		serve.WriteJSON(w, http.StatusOK, reply)
+		writeReply(w, reply, err)
 	})
 	mux.HandleFunc("GET /v1/generation", func(w http.ResponseWriter, r *http.Request) {
 		request, err := renderRequest(r)
@@ -156,12 +154,21 @@ func handle[Request, Reply any](do func(context.Context, Request) (Reply, error)
 			return
 		}
 		reply, err := do(r.Context(), request)
-		if err != nil {
-			writeFailure(w, err)
-			return
-		}
-		serve.WriteJSON(w, http.StatusOK, reply)
+		writeReply(w, reply, err)
 	}
+}
+
+// bare makes a function for handle of one that needs nothing of the request.
+func bare[Reply any](do func(context.Context) (Reply, error)) func(context.Context, struct{}) (Reply, error) {
+	return func(ctx context.Context, _ struct{}) (Reply, error) { return do(ctx) }
+}
+
+func writeReply(w http.ResponseWriter, reply any, err error) {
+	if err != nil {
+		writeFailure(w, err)
+		return
+	}
+	serve.WriteJSON(w, http.StatusOK, reply)
 }
 
 // decode reads one JSON object, without unknown fields and with nothing behind it. An empty body is
@@ -182,7 +189,6 @@ func decode[Request any](body io.Reader) (Request, error) {
 	return request, nil
 }
 
-// renderRequest reads a RenderRequest from a URL's query.
 func renderRequest(r *http.Request) (api.RenderRequest, error) {
 	query := r.URL.Query()
 	request := api.RenderRequest{Generation: query.Get("id")}
@@ -195,21 +201,14 @@ func renderRequest(r *http.Request) (api.RenderRequest, error) {
 	return request, nil
 }
 
-// writeFailure answers a request that failed.
 func writeFailure(w http.ResponseWriter, err error) {
-	if errors.Is(err, api.ErrNoGeneration) {
-		serve.WriteJSON(w, http.StatusNotFound, failure{Error: err.Error(), Reason: reasonNoGeneration})
-		return
+	code, answer := http.StatusInternalServerError, failure{Error: err.Error()}
+	for _, known := range knownFailures {
+		if errors.Is(err, known.err) {
+			code, answer.Reason = known.code, known.reason
+		}
 	}
-	if errors.Is(err, api.ErrTooManyWatchers) {
-		serve.WriteJSON(w, http.StatusTooManyRequests, failure{Error: err.Error()})
-		return
-	}
-	if errors.Is(err, api.ErrNoFlush) {
-		serve.WriteJSON(w, http.StatusNotFound, failure{Error: err.Error(), Reason: reasonNoFlush})
-		return
-	}
-	serve.WriteJSON(w, http.StatusInternalServerError, failure{Error: err.Error()})
+	serve.WriteJSON(w, code, answer)
 }
 
 // Serve serves handler to root and canaryd's own user until ctx ends. It closes l, which

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -46,7 +47,7 @@ func (e *RefusedError) Error() string { return e.Message }
 
 // Is makes errors.Is find api.ErrNoGeneration and api.ErrNoFlush on both sides of the socket.
 func (e *RefusedError) Is(target error) bool {
-	return target == api.ErrNoGeneration && e.reason == reasonNoGeneration || target == api.ErrNoFlush && e.reason == reasonNoFlush
+	return slices.ContainsFunc(knownFailures, func(f knownFailure) bool { return f.err == target && f.reason == e.reason && f.reason != "" })
 }
 
 // A Client asks a running daemon through its control socket. Each call is one connection. Every
@@ -165,17 +166,11 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byt
 		return nil, err
 	}
 	defer response.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(response.Body, maxReply))
-	if err != nil {
-		return nil, err
-	}
-	if response.StatusCode != http.StatusOK {
-		return nil, c.refused(response.StatusCode, text)
-	}
-	return text, nil
+	return io.ReadAll(io.LimitReader(response.Body, maxReply))
 }
 
-// open makes one request on a connection of its own. The answer's body must be closed.
+// open makes one request on a connection of its own, and returns its answer if that is no failure.
+// The answer's body must be closed.
 func (c Client) open(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
 	// The host is not used, but HTTP requires one.
 	request, err := http.NewRequestWithContext(ctx, method, "http://canaryd"+path, bytes.NewReader(body))
@@ -199,7 +194,15 @@ func (c Client) open(ctx context.Context, method, path string, body []byte) (*ht
 	if err != nil {
 		return nil, c.explain(ctx, err, connected)
 	}
-	return response, nil
+	if response.StatusCode == http.StatusOK {
+		return response, nil
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxReply))
+	if err != nil {
+		return nil, err
+	}
+	return nil, c.refused(response.StatusCode, text)
 }
 
 // explain says what a request without an answer means, and what to do. Where the mode of the socket

@@ -6,8 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
@@ -35,7 +35,10 @@ func serveWatch(c Controller) http.HandlerFunc {
 		control := http.NewResponseController(w)
 		ctx, cancel := context.WithCancel(r.Context())
 		lines, ended, begun := make(chan []byte), make(chan error, 1), false
-		go func() {
+		var watching sync.WaitGroup
+		defer watching.Wait()
+		defer cancel()
+		watching.Go(func() {
 			ended <- c.Watch(ctx, func(s api.Status) error {
 				line, err := json.Marshal(s.ForWatch())
 				if err != nil {
@@ -48,13 +51,7 @@ func serveWatch(c Controller) http.HandlerFunc {
 					return ctx.Err()
 				}
 			})
-		}()
-		joined := false
-		defer func() {
-			if cancel(); !joined {
-				<-ended
-			}
-		}()
+		})
 		beat := time.NewTicker(watchBeat)
 		defer beat.Stop()
 		for {
@@ -63,7 +60,7 @@ func serveWatch(c Controller) http.HandlerFunc {
 			case line = <-lines:
 			case <-beat.C:
 			case err := <-ended:
-				if joined = true; !begun {
+				if !begun {
 					writeFailure(w, err)
 				}
 				return
@@ -91,13 +88,6 @@ func (c Client) Watch(ctx context.Context, see func(api.Status) error) error {
 		return err
 	}
 	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		text, err := io.ReadAll(io.LimitReader(response.Body, maxReply))
-		if err != nil {
-			return err
-		}
-		return c.refused(response.StatusCode, text)
-	}
 	silent := time.AfterFunc(watchSilence, cancel)
 	defer silent.Stop()
 	lines := bufio.NewScanner(response.Body)

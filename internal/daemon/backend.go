@@ -39,10 +39,6 @@ type backendCheck struct {
 	trouble trouble
 }
 
-func newBackendCheck(kernel Kernel) *backendCheck {
-	return &backendCheck{kernel: kernel, last: kernel.Evidence(), wait: checkBackendEvery}
-}
-
 // run sends what it finds until ctx ends.
 func (s *backendCheck) run(ctx context.Context, found chan<- iptables.Evidence) {
 	for {
@@ -52,7 +48,9 @@ func (s *backendCheck) run(ctx context.Context, found chan<- iptables.Evidence) 
 		case <-time.After(s.wait):
 		}
 		moved, err := s.check(ctx)
-		s.logTrouble(ctx, err)
+		if ctx.Err() == nil && s.trouble.report(ctx, err, "Which backend is in use cannot be looked at any more; what was known stands until it can") {
+			klog.FromContext(ctx).Info("Which backend is in use can be looked at again")
+		}
 		if !moved {
 			continue
 		}
@@ -83,18 +81,6 @@ func (s *backendCheck) check(ctx context.Context) (bool, error) {
 	s.confirm = favoursOther(evidence, ours) && !favoursOther(s.last, ours)
 	s.last = evidence
 	return true, nil
-}
-
-// logTrouble logs once that the backends cannot be compared, and once that they can again.
-func (s *backendCheck) logTrouble(ctx context.Context, err error) {
-	log := klog.FromContext(ctx)
-	switch {
-	case ctx.Err() != nil:
-	case err != nil && s.trouble.met(err, time.Now()):
-		log.Error(err, "Which backend is in use cannot be looked at any more; what was known stands until it can")
-	case err == nil && s.trouble.over():
-		log.Info("Which backend is in use can be looked at again")
-	}
 }
 
 // favoursOther reports whether the evidence is for a backend other than ours. Empty evidence

@@ -27,7 +27,6 @@ type baseline struct {
 	base   *rules.Baseline // nil: there is none, or its file is not believed
 	err    error           // why it is not believed
 
-	compared   bool
 	edition    int // of the generation that was compared last
 	comparedAt time.Time
 	cost       time.Duration
@@ -69,26 +68,30 @@ func (d *Daemon) takeBaseline(ctx context.Context, st *state, read baseline) {
 func (d *Daemon) compareAt(st *state) time.Time {
 	b := &st.baseline
 	switch {
-	case b.base == nil || b.compared && b.edition == st.generation.edition:
+	case !st.baselineBehind():
 		return time.Time{}
-	case !b.compared:
+	case b.comparedAt.IsZero():
 		return d.made
 	default:
 		return b.comparedAt.Add(compareShare * b.cost)
 	}
 }
 
-func (d *Daemon) compareWithBaseline(_ context.Context, st *state) { st.compareBaseline() }
+// baselineBehind reports whether the generation is not the one that was compared last.
+func (st *state) baselineBehind() bool {
+	b := &st.baseline
+	return b.base != nil && (b.comparedAt.IsZero() || b.edition != st.generation.edition)
+}
 
 // compareBaseline finds in what the generation differs from the baseline.
 func (st *state) compareBaseline() {
 	b := &st.baseline
-	if b.base == nil || b.compared && b.edition == st.generation.edition {
+	if !st.baselineBehind() {
 		return
 	}
 	start := time.Now()
 	b.changes = b.base.Since(st.want())
-	b.compared, b.edition, b.comparedAt = true, st.generation.edition, time.Now()
+	b.edition, b.comparedAt = st.generation.edition, time.Now()
 	b.cost = b.comparedAt.Sub(start)
 }
 
@@ -112,7 +115,7 @@ func (b *baseline) public() *api.Baseline {
 	switch {
 	case name == nil:
 		return nil
-	case b.base != nil && !b.compared, name.Reading:
+	case b.base != nil && b.comparedAt.IsZero(), name.Reading:
 		return &api.Baseline{BaselineName: api.BaselineName{Reading: true}}
 	}
 	p := api.Baseline{BaselineName: *name, Rules: b.stored.Rules, Chains: b.stored.Chains}
@@ -134,7 +137,7 @@ const unconfirmedListed = 10
 
 // addTo puts into a record which rules that a table lost are not in the baseline. Where that
 // is not known, the record says nothing.
-func (b *baseline) addTo(r *api.Flush, f rules.Family, t rules.TableName, lost reload.Lost) {
+func (b *baseline) addTo(r *api.Flush, id rules.TableID, lost reload.Lost) {
 	if b.base == nil {
 		return
 	}
@@ -144,17 +147,17 @@ func (b *baseline) addTo(r *api.Flush, f rules.Family, t rules.TableName, lost r
 		n.Chains = n.Chains[:len(n.Chains):len(n.Chains)]
 	}
 	add := func(chain string, list []rules.Rule) {
-		lacking := len(b.base.Lacks(f, t, chain, list))
+		lacking := len(b.base.Lacks(id.Family, id.Name, chain, list))
 		n.Rules += lacking
 		switch {
 		case lacking == 0:
 		case len(n.Chains) == unconfirmedListed:
 			n.More++
 		default:
-			n.Chains = append(n.Chains, api.ChainName{Family: f, Table: t, Chain: strings.Clone(chain), Rules: lacking})
+			n.Chains = append(n.Chains, api.ChainName{Family: id.Family, Table: id.Name, Chain: strings.Clone(chain), Rules: lacking})
 		}
 	}
-	for _, chain := range rules.BuiltinChains(t) {
+	for _, chain := range rules.BuiltinChains(id.Name) {
 		add(chain, jumpsIn(lost.Jumps, chain))
 	}
 	for _, c := range lost.Chains {
@@ -176,7 +179,7 @@ func jumpsIn(jumps []rules.Jump, chain string) []rules.Rule {
 
 // notIn returns those of some rules, with their chains, that a baseline does not have; nothing
 // without one.
-func notIn(base *rules.Baseline, f rules.Family, t rules.TableName, jumps []rules.Jump) []rules.Jump {
+func notIn(base *rules.Baseline, id rules.TableID, jumps []rules.Jump) []rules.Jump {
 	if base == nil {
 		return nil
 	}
@@ -187,7 +190,7 @@ func notIn(base *rules.Baseline, f rules.Family, t rules.TableName, jumps []rule
 		for ; n < len(jumps) && jumps[n].Chain == chain; n++ {
 			of = append(of, jumps[n].Rule)
 		}
-		for _, r := range base.Lacks(f, t, chain, of) {
+		for _, r := range base.Lacks(id.Family, id.Name, chain, of) {
 			list = append(list, rules.Jump{Chain: chain, Rule: r})
 		}
 		i = n

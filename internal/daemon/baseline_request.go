@@ -40,12 +40,11 @@ func (d *Daemon) Baseline(ctx context.Context, r api.BaselineRequest) (api.Basel
 	switch {
 	case r.Confirm && r.Forget || r.Generation != "" && !r.Confirm:
 		return api.BaselineReply{}, errors.New("a baseline is shown, confirmed (one generation at most), or forgotten")
+	case (r.Confirm || r.Forget) && d.cfg.Store == nil:
+		return api.BaselineReply{}, errors.New("no state folder is in use, so a baseline cannot be kept")
 	case r.Confirm:
 		return d.confirmBaseline(ctx, r.Generation)
 	case r.Forget:
-		if d.cfg.Store == nil {
-			return api.BaselineReply{}, errNoFolder
-		}
 		d.confirming.Lock()
 		defer d.confirming.Unlock()
 		if err := d.cfg.Store.ForgetBaseline(); err != nil {
@@ -57,29 +56,20 @@ func (d *Daemon) Baseline(ctx context.Context, r api.BaselineRequest) (api.Basel
 	}
 }
 
-var errNoFolder = errors.New("no state folder is in use, so a baseline cannot be kept")
-
 // confirmBaseline writes a generation as the baseline. The loop goes on meanwhile: at 5,000
 // services it takes half a second.
 func (d *Daemon) confirmBaseline(ctx context.Context, id string) (api.BaselineReply, error) {
-	if d.cfg.Store == nil {
-		return api.BaselineReply{}, errNoFolder
-	}
 	d.confirming.Lock()
 	defer d.confirming.Unlock()
 	next := reload.Baseline{Confirmed: time.Now()}
-	var failed error
-	err := d.ask(ctx, func(_ context.Context, st *state) {
-		switch {
-		case st.removed:
-			failed = errStopped
-		case !d.allPlanted(st) || st.generation.captured.IsZero():
-			failed = errors.New("not every table has been read yet, so what stands in all of them is not known")
-		default:
-			next.Captured, next.Generation = st.generation.captured, st.want()
+	err := d.askGuard(ctx, func(_ context.Context, st *state) error {
+		if !st.allPlanted() || st.generation.captured.IsZero() {
+			return errors.New("not every table has been read yet, so what stands in all of them is not known")
 		}
+		next.Captured, next.Generation = st.generation.captured, st.want()
+		return nil
 	})
-	if err = errors.Join(err, failed); err != nil {
+	if err != nil {
 		return api.BaselineReply{}, err
 	}
 	if id != "" && id != next.Generation.ID() {
@@ -107,7 +97,12 @@ func (d *Daemon) setBaseline(ctx context.Context, next *baseline) (api.BaselineR
 		if next != nil {
 			reply.Replaced = st.baseline.name()
 			st.baseline = *next
-			st.logBaseline(ctx)
+			log := klog.FromContext(ctx)
+			if next.base == nil {
+				log.Info("The baseline was forgotten on request")
+			} else {
+				log.Info("A baseline was confirmed on request", "generation", next.stored.ID, "rules", next.stored.Rules, "chains", next.stored.Chains)
+			}
 		}
 		st.compareBaseline()
 		reply.Baseline, reply.Present = st.baseline.public(), d.generation(st)
@@ -115,15 +110,6 @@ func (d *Daemon) setBaseline(ctx context.Context, next *baseline) (api.BaselineR
 		d.publish(st)
 	})
 	return reply, err
-}
-
-func (st *state) logBaseline(ctx context.Context) {
-	log := klog.FromContext(ctx)
-	if b := st.baseline; b.base != nil {
-		log.Info("A baseline was confirmed on request", "generation", b.stored.ID, "rules", b.stored.Rules, "chains", b.stored.Chains)
-		return
-	}
-	log.Info("The baseline was forgotten on request")
 }
 
 // listChanges puts chains that differ into a reply, as long as there is room.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"k8s.io/klog/v2"
 )
 
 // A step is one stretch of work. It leaves in the state what comes next.
@@ -15,7 +17,7 @@ type step func(context.Context, *state)
 type chore struct {
 	name string
 	// at returns when it is due; zero: there is nothing to do. After do it must be later
-	// than now, or zero, also if do failed: the loop would spin.
+	// than now, or zero, also if do failed: the loop would spin. It is asked only if may allows.
 	at func(*state) time.Time
 	// may reports whether it may be done now; nil: always. A change of that is no reason
 	// to wake up: it comes with another chore.
@@ -47,28 +49,28 @@ func (d *Daemon) settleLimit() time.Duration { return writeLimit + readLimit + 1
 // heal what is lost, examine what moved; planting, new nonces and the disk come after.
 func (d *Daemon) newChores() []chore {
 	return slices.Concat(d.standbyChores(), []chore{
-		{"end the pause", func(st *state) time.Time { return st.pause.until }, nil, briefLimit, d.pauseOver},
-		{"end a drill that is not answered", drillEndsAt, nil, briefLimit, d.drillTooLong},
-		{"judge what the last run left", suspicionTryAt, nil, readLimit, d.judgeRemains},
-		{"look", func(st *state) time.Time { return st.looking.at }, nil, readLimit, d.look},
+		{"end the pause", func(st *state) time.Time { return st.pause.until }, nil, briefLimit, func(ctx context.Context, st *state) { d.unpause(ctx, st, "The pause has run out") }},
+		{"end a drill that is not answered", func(st *state) time.Time { return st.drill.by }, func(st *state) bool { return st.drill != nil }, briefLimit, d.drillTooLong},
+		{"judge what the last run left", func(st *state) time.Time { return st.suspicion.retry.at }, func(st *state) bool { return st.suspicion != nil }, readLimit, d.judgeRemains},
+		{"look", func(st *state) time.Time { return st.looking.at }, nil, readLimit, d.lookEverywhere},
 		{"look at native tables before the heal", d.firstNativeLookAt, nil, readLimit, d.lookNativeFirst},
-		{"heal", lossTryAt, nil, d.settleLimit(), d.heal},
+		{"heal", func(st *state) time.Time { return st.loss.retry.at }, func(st *state) bool { return st.loss != nil }, d.settleLimit(), d.heal},
 	}, d.nativeChores(), []chore{
 		{"examine", perFamily(func(fs *familyState) time.Time { return fs.examined.dueAt }), nil, readLimit, d.examine},
 		{"ask kube-proxy for a full sync", perFamily(func(fs *familyState) time.Time { return fs.proxy.askAt }), (*state).mayWrite, writeLimit, d.askForSyncs},
-		{"plant", func(st *state) time.Time { return st.marks.retry.at }, d.mayPlant, writeLimit, d.plant},
-		{"keep connections", d.keepAt, d.mayKeepNow, briefLimit, d.keep},
+		{"plant", func(st *state) time.Time { return st.marks.retry.at }, func(st *state) bool { return !st.allPlanted() }, writeLimit, d.plant},
+		{"keep connections", d.keepAt, d.mayKeep, briefLimit, d.keep},
 		{"follow nat with the standby", d.followAt, (*state).nothingLost, writeLimit, d.followNat},
 		{"follow native tables with the standby", d.followNativeAt, (*state).nothingLost, writeLimit, d.followNative},
 		{"apply the declaration", func(st *state) time.Time { return st.declared.retry.at }, (*state).mayWrite, writeLimit, d.apply},
 		{"empty the quarantine", func(st *state) time.Time { return st.quarantine.retry.at }, (*state).mayWrite, writeLimit, d.readmit},
-		{"remove doubled jumps", perFamily(func(fs *familyState) time.Time { return fs.doubles.removeAt }), (*state).mayWrite, writeLimit, d.undouble},
+		{"remove doubled jumps", perFamily(func(fs *familyState) time.Time { return fs.undoubleAt }), (*state).mayWrite, writeLimit, d.undouble},
 		{"remove what pods that are gone left", func(st *state) time.Time { return st.pods.removeAt }, (*state).mayWrite, writeLimit, d.removeGoneContainers},
 		{"renew the marks", perFamily(rotationAt), (*state).nothingLost, writeLimit, d.rotate},
 		{"end the contention", func(st *state) time.Time { return st.contention.calmAt }, (*state).nothingLost, briefLimit, d.endContention},
 		{"look for what is not protected", func(st *state) time.Time { return st.inventory.at }, d.mayTakeInventory, readLimit, d.takeInventory},
-		{"compare with the baseline", d.compareAt, nil, briefLimit, d.compareWithBaseline},
-		{"save", func(st *state) time.Time { return earliest(st.disk.markedAt, st.disk.saveAt) }, nil, diskLimit, d.saveDue},
+		{"compare with the baseline", d.compareAt, nil, briefLimit, func(_ context.Context, st *state) { st.compareBaseline() }},
+		{"save", func(st *state) time.Time { return earliest(st.disk.markedAt, st.disk.saveAt) }, nil, diskLimit, func(ctx context.Context, st *state) { d.save(ctx, st, false) }},
 		{"give memory back", func(st *state) time.Time { return st.memory.freeAt }, nil, briefLimit, d.freeMemory},
 	})
 }
@@ -112,31 +114,12 @@ func perFamily(at func(*familyState) time.Time) func(*state) time.Time {
 	}
 }
 
-func suspicionTryAt(st *state) time.Time {
-	if st.suspicion == nil {
-		return time.Time{}
-	}
-	return st.suspicion.retry.at
-}
-
-func lossTryAt(st *state) time.Time {
-	if st.loss == nil {
-		return time.Time{}
-	}
-	return st.loss.retry.at
-}
-
 // nothingLost reports whether no loss is open: what would write under one waits for its
 // replay.
 func (st *state) nothingLost() bool { return st.loss == nil }
 
 // mayWrite reports whether rules may be written without a loss.
 func (st *state) mayWrite() bool { return st.loss == nil && st.heals() }
-
-// mayPlant reports whether a table is without its first marks.
-func (d *Daemon) mayPlant(st *state) bool { return !d.allPlanted(st) }
-
-func (d *Daemon) mayKeepNow(*state) bool { return d.mayKeep() }
 
 // keepAt returns when the keeper is decided about: at once if what decides has changed.
 func (d *Daemon) keepAt(st *state) time.Time {
@@ -146,9 +129,7 @@ func (d *Daemon) keepAt(st *state) time.Time {
 	return perFamily(func(fs *familyState) time.Time { return fs.keeper.making.tryAt })(st)
 }
 
-func (d *Daemon) saveDue(ctx context.Context, st *state) { d.save(ctx, st, false) }
-
-// A running step is what the worker is at.
+// A running step is what the loop is at.
 type running struct {
 	name  string
 	since time.Time
@@ -161,6 +142,21 @@ func (r *running) overdue() error {
 		return fmt.Errorf("canaryd hangs: the step %q has run for %s, and may take %s", r.name, took.Round(time.Second), r.limit)
 	}
 	return nil
+}
+
+// work runs a step. While it runs, Alive judges it by its limit; after that the log has once that
+// it hangs.
+func (d *Daemon) work(ctx context.Context, name string, limit time.Duration, do func()) {
+	r := &running{name, time.Now(), limit}
+	d.running.Store(r)
+	late := time.AfterFunc(limit, func() {
+		klog.FromContext(ctx).Error(r.overdue(), "A step hangs; nothing is noticed or put back until canaryd is restarted",
+			"step", name, "advice", "the service manager does that; else restart it, and report the goroutines that `kill -QUIT` prints")
+	})
+	do()
+	late.Stop()
+	d.beat() // before the step is over for Alive
+	d.running.Store(nil)
 }
 
 // Alive returns nil if the loop turns, and no step of it takes longer than it may. It

@@ -69,8 +69,7 @@ func (d *Daemon) limited(ctx context.Context, st *state) bool {
 // start begins a contention with the loss that shows it.
 func (c *contention) start(ctx context.Context, l *loss) {
 	c.since, c.replays = time.Now(), 0
-	// It ends also if the rules' owner, and no replay, is the last to put them
-	// back.
+	// It ends also if the rules' owner, and no replay, is the last to put them back.
 	c.calmAt = c.since.Add(calmFor)
 	klog.FromContext(ctx).Info("A process keeps undoing the replays; until that stops, replays are limited and the log has no line for each",
 		"flush", l.record.ID, "by", culpritsText(l.record))
@@ -92,44 +91,44 @@ func (d *Daemon) spend(st *state, used time.Duration) {
 }
 
 // step runs a chore, and notes what it cost.
-func (d *Daemon) step(ctx context.Context, w *worker, st *state, c *chore) {
+func (d *Daemon) step(ctx context.Context, st *state, c *chore) {
 	used := d.cpu()
-	d.work(ctx, w, c.name, c.limit, func() { c.do(ctx, st) })
+	d.work(ctx, c.name, c.limit, func() { c.do(ctx, st) })
 	st.contention.work += d.cpu() - used
 }
 
 // countReplay counts a replay that ended, and begins a contention if too many were undone.
 func (d *Daemon) countReplay(ctx context.Context, st *state, l *loss) {
-	now := time.Now()
-	if st.contention.undone++; st.contention.healed.IsZero() || now.Sub(st.contention.healed) > calmFor {
-		st.contention.undone = 0
+	c, now := &st.contention, time.Now()
+	stood := now.Sub(c.healed) // for ever, if this is the first
+	c.undone++
+	if stood > calmFor {
+		c.undone = 0
 	}
-	switch {
-	case !l.jumpsDeleted || now.Sub(st.contention.healed) > d.cfg.JumpGrace+calmFor:
-		st.contention.jumpsDeleted = 0
-	default:
-		st.contention.jumpsDeleted++
+	c.jumpsDeleted++
+	if !l.jumpsDeleted || stood > d.cfg.JumpGrace+calmFor {
+		c.jumpsDeleted = 0
 	}
-	st.contention.healed = now
-	st.contention.replays++
-	if st.contention.since.IsZero() && (st.contention.undone >= undoneKept || st.contention.jumpsDeleted >= jumpsDeletedKept) {
-		st.contention.start(ctx, l)
+	c.healed = now
+	c.replays++
+	if c.since.IsZero() && (c.undone >= undoneKept || c.jumpsDeleted >= jumpsDeletedKept) {
+		c.start(ctx, l)
 	}
-	if st.contention.since.IsZero() {
+	if c.since.IsZero() {
 		return
 	}
-	st.contention.calmAt = now.Add(calmFor)
-	if st.contention.jumpsDeleted > 0 {
-		st.contention.calmAt = st.contention.calmAt.Add(d.cfg.JumpGrace)
+	c.calmAt = now.Add(calmFor)
+	if c.jumpsDeleted > 0 {
+		c.calmAt = c.calmAt.Add(d.cfg.JumpGrace)
 	}
 }
 
 // endContention ends a contention, because the last replay has stood for a while.
 func (d *Daemon) endContention(ctx context.Context, st *state) {
+	c := &st.contention
 	klog.FromContext(ctx).Info("What was replayed stays in place again; replays are not limited any more",
-		"lasted", latest(st.contention.healed, st.contention.since).Sub(st.contention.since).Round(time.Millisecond), "replays", st.contention.replays)
-	st.contention.since, st.contention.calmAt, st.contention.jumpsDeleted = time.Time{}, time.Time{}, 0
-	st.contention.undone = 0
+		"lasted", latest(c.healed, c.since).Sub(c.since).Round(time.Millisecond), "replays", c.replays)
+	c.since, c.calmAt, c.jumpsDeleted, c.undone = time.Time{}, time.Time{}, 0, 0
 }
 
 // flushLog returns the log for lines about one flush. In a contention only -v=2 shows them.

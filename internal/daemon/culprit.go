@@ -34,8 +34,7 @@ func (d *Daemon) inquire(ctx context.Context) inquiry {
 
 // A charge is one table's loss, and between which genids it came about.
 type charge struct {
-	family  rules.Family
-	table   rules.TableName
+	id      rules.TableID
 	finding canary.Finding
 	canary  string // the name of the canary's chain
 	nonces  []canary.Nonce
@@ -45,9 +44,9 @@ type charge struct {
 }
 
 // charge makes up what is asked about one table.
-func (d *Daemon) charge(st *state, f rules.Family, t rules.TableName, finding canary.Finding, upto uint64) charge {
-	fs, mark := st.families[f], st.marks.current[f.Table(t)]
-	c := charge{family: f, table: t, finding: finding, canary: d.cfg.Canary, nonces: []canary.Nonce{mark.Nonce},
+func (d *Daemon) charge(st *state, id rules.TableID, finding canary.Finding, upto uint64) charge {
+	fs, mark := st.families[id.Family], st.marks.current[id]
+	c := charge{id: id, finding: finding, canary: d.cfg.Canary, nonces: []canary.Nonce{mark.Nonce},
 		intact: uint32(fs.looked.intact), sound: uint32(fs.examined.sound), upto: uint32(upto)}
 	if mark.Tried != nil {
 		c.nonces = append(c.nonces, mark.Tried.Nonce)
@@ -85,7 +84,7 @@ func (c charge) since() uint32 {
 func (q inquiry) about(c charge) []iptables.Taking {
 	var own []iptables.Taking // of this table, by others, until the loss was read
 	for _, k := range q.takings.List {
-		if k.Family == c.family && k.Table == c.table && !k.Commit.Own && !q.own(k.Commit.PID) && !nft.Newer(k.Commit.Genid, c.upto) {
+		if k.Family.Table(k.Table) == c.id && !k.Commit.Own && !q.own(k.Commit.PID) && !nft.Newer(k.Commit.Genid, c.upto) {
 			own = append(own, k)
 		}
 	}

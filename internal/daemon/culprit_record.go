@@ -1,7 +1,9 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -10,7 +12,6 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/nft"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
@@ -31,11 +32,9 @@ const (
 func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 	q := d.inquire(ctx)
 	l.record.Culprits = nil
-	for _, f := range rules.Families() {
-		for _, t := range protect.Tables() {
-			if finding := st.suspected(l, f, t); finding.Verdict.Loss() {
-				accuse(&l.record, q.answer(d.charge(st, f, t, finding, uint64(q.newest(l.heard)))))
-			}
+	for id, ts := range st.tables() {
+		if finding := st.suspected(l, id, ts.verdict); finding.Verdict.Loss() {
+			accuse(&l.record, q.answer(d.charge(st, id, finding, uint64(q.newest(l.heard)))))
 		}
 	}
 	l.addWriters(q)
@@ -44,18 +43,14 @@ func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 
 // suspected returns what is known to be lost of a table: what a read found, or else what a
 // probe of its marks showed.
-func (st *state) suspected(l *loss, f rules.Family, t rules.TableName) canary.Finding {
-	if finding := l.memory.Finding(f.Table(t)); finding.Verdict.Loss() {
+func (st *state) suspected(l *loss, id rules.TableID, v canary.Verdict) canary.Finding {
+	finding := l.memory.Finding(id)
+	if finding.Verdict.Loss() || !v.Loss() {
 		return finding
 	}
-	fs := st.families[f]
-	if fs == nil || !fs.tables[t].verdict.Loss() {
-		return canary.Finding{}
-	}
-	v := fs.tables[t].verdict
-	finding := canary.Finding{Verdict: v, MarkLost: v != canary.JumpsMissing && v != canary.Drifted}
+	finding = canary.Finding{Verdict: v, MarkLost: v != canary.JumpsMissing && v != canary.Drifted}
 	if v == canary.JumpsMissing {
-		finding.Witnesses = st.marks.current[f.Table(t)].Witnessed
+		finding.Witnesses = st.marks.current[id].Witnessed
 	}
 	return finding
 }
@@ -71,9 +66,8 @@ func (q inquiry) newest(genid uint32) uint32 {
 // addWriters puts into the record which processes wrote, or held the lock, while the loss
 // came about.
 func (l *loss) addWriters(q inquiry) {
-	legacy := q.legacy
 	var list []watch.Writer
-	if legacy {
+	if q.legacy {
 		list = lastOf(q.holders(l))
 	} else {
 		list = q.writers.Between(l.intact, l.heard)
@@ -84,7 +78,7 @@ func (l *loss) addWriters(q inquiry) {
 			continue
 		}
 		l.record.Writers = append(l.record.Writers, api.CulpritOf(w))
-		if legacy && !onlyReads(w.Command) {
+		if q.legacy && !onlyReads(w.Command) {
 			// The kernel does not say what a holder did: the last one is the likeliest.
 			l.record.Culprits = []api.Culprit{api.CulpritOf(w)}
 		}
@@ -127,12 +121,17 @@ func lastOf(writers []watch.Writer) []watch.Writer {
 	return last
 }
 
-// accuse adds processes to those that took something, each once.
+// addCulprit adds a process to those that took something, each once.
+func addCulprit(r *api.Flush, c api.Culprit) {
+	if !slices.ContainsFunc(r.Culprits, func(known api.Culprit) bool { return known.PID == c.PID }) {
+		r.Culprits = append(r.Culprits, c)
+	}
+}
+
+// accuse adds processes to those that took something, and returns their numbers.
 func accuse(r *api.Flush, by []watch.Writer) (pids []uint32) {
 	for _, w := range by {
-		if !slices.ContainsFunc(r.Culprits, func(c api.Culprit) bool { return c.PID == w.PID }) {
-			r.Culprits = append(r.Culprits, api.CulpritOf(w))
-		}
+		addCulprit(r, api.CulpritOf(w))
 		if !slices.Contains(pids, w.PID) {
 			pids = append(pids, w.PID)
 		}
@@ -162,6 +161,37 @@ func settleCulprit(r *api.Flush) {
 			most, r.Culprit = tables, c
 		}
 	}
+}
+
+// culpritsText names the culprits for the log.
+func culpritsText(f api.Flush) string {
+	if f.Drill != "" {
+		return f.ByText()
+	}
+	list := f.Takers()
+	var words []string
+	for _, c := range list[:min(len(list), api.CulpritsNamed)] {
+		words = append(words, culpritText(c))
+	}
+	if len(words) == 0 {
+		return "unknown"
+	}
+	text := strings.Join(words, ", ")
+	if more := len(list) - len(words); more > 0 {
+		text += fmt.Sprintf(" (+%d)", more)
+	}
+	return text
+}
+
+func culpritText(c api.Culprit) string {
+	if c.PID == 0 {
+		return "unknown"
+	}
+	text := fmt.Sprintf("pid %d", c.PID) // no more if it ended before it could be looked up
+	if what := cmp.Or(c.Command, c.Comm); what != "" {
+		text += " (" + what + ")"
+	}
+	return text + c.Line()
 }
 
 // later returns the newer of two genids.

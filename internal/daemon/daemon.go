@@ -17,13 +17,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// A Prober looks at a family for next to nothing.
-type Prober interface {
-	Stamp(context.Context, rules.Family) (iptables.Stamp, error)
-	ProbeOnly(context.Context, rules.Family, []iptables.Place) (map[iptables.Place]iptables.Holding, error)
-	Probe(context.Context, rules.Family, []iptables.Place) (iptables.Probed, error)
-}
-
 // A Reader reads a family in full.
 type Reader interface {
 	Read(context.Context, rules.Family) (iptables.Snapshot, error)
@@ -32,10 +25,14 @@ type Reader interface {
 // A Kernel is what the daemon watches and writes: *iptables.Kernel or
 // *iptablestest.Fake.
 type Kernel interface {
-	Prober
+	// Stamp, ProbeOnly and Probe look at a family for next to nothing.
+	Stamp(context.Context, rules.Family) (iptables.Stamp, error)
+	ProbeOnly(context.Context, rules.Family, []iptables.Place) (iptables.Probed, error)
+	Probe(context.Context, rules.Family, []iptables.Place) (iptables.Probed, error)
 	Reader
 	reload.Beginner
 	BackendChecker
+	TableRemover
 	// Own reports whether a writer is this process or a child of it.
 	Own(pid uint32) bool
 	// Takings returns what the last commits took from the tables, on nft.
@@ -119,7 +116,7 @@ type Daemon struct {
 	turned         atomic.Int64 // when the loop last turned, in nanoseconds since made
 	edition        int          // of the generation that status describes
 	chores         []chore
-	running        atomic.Pointer[running] // the step that the worker is at; nil: none
+	running        atomic.Pointer[running] // the step that the loop is at; nil: none
 	journalTrouble sharedTrouble           // why the last flush record is not on disk
 	listenTrouble  sharedTrouble           // why HTTP is not served
 	// baselineTaken is closed once the loop has what the disk says of the baseline.
@@ -182,22 +179,17 @@ func (d *Daemon) begin(ctx context.Context) *state {
 // and rules in place, and what it knows on disk.
 func (d *Daemon) Run(ctx context.Context) error {
 	st := d.begin(ctx)
-	var keeping sync.WaitGroup
+	var background sync.WaitGroup
+	defer background.Wait() // ctx has ended by then
 	if d.cfg.Journal != nil {
-		keeping.Go(func() { d.runJournal(ctx) })
-		defer keeping.Wait()
+		background.Go(func() { d.cfg.Journal.Run(func(err error) { d.reportJournal(ctx, err) }) })
 		defer d.cfg.Journal.Close()
 	}
-	worker := newWorker()
-	defer worker.stop()
 	found := make(chan iptables.Evidence)
-	var checking sync.WaitGroup
-	defer checking.Wait() // ctx has ended by then
-	checking.Go(func() { newBackendCheck(d.cfg.Kernel).run(ctx, found) })
-	var sweeping sync.WaitGroup
-	defer sweeping.Wait()
+	check := backendCheck{kernel: d.cfg.Kernel, last: d.cfg.Kernel.Evidence(), wait: checkBackendEvery}
+	background.Go(func() { check.run(ctx, found) })
 	defer close(d.sweeps)
-	sweeping.Go(func() { d.runSweeps(ctx) })
+	background.Go(func() { d.runSweeps(ctx) })
 	baselines := make(chan baseline, 1)
 	go func() { baselines <- d.loadBaseline() }()
 
@@ -206,13 +198,18 @@ func (d *Daemon) Run(ctx context.Context) error {
 	wake := time.NewTimer(0)
 	defer wake.Stop()
 	for {
+		hints := d.cfg.Hints.C()
+		if st.looking.woken {
+			hints = nil // the looks that are planned answer them
+		}
+		hinted := false // a hint alone changes nothing that is published
 		select {
 		case <-ctx.Done():
-			d.work(ctx, worker, "save", diskLimit, func() { d.finish(context.WithoutCancel(ctx), st) })
+			d.work(ctx, "save", diskLimit, func() { d.finish(context.WithoutCancel(ctx), st) })
 			return nil
-		case <-d.cfg.Hints.C():
+		case <-hints:
+			hinted = true
 			st.looking.hint(time.Now())
-			d.hintNative(st, time.Now())
 		case <-tick.C:
 			d.cfg.Hints.Count(watch.SourcePoll)
 			st.looking.plan(time.Now())
@@ -226,15 +223,18 @@ func (d *Daemon) Run(ctx context.Context) error {
 			d.takeBaseline(ctx, st, read)
 		case <-wake.C:
 		case r := <-d.requests:
-			d.work(ctx, worker, "answer a request", d.settleLimit(), func() { r.do(ctx, st) })
+			d.work(ctx, "answer a request", d.settleLimit(), func() { r.do(ctx, st) })
 			close(r.done)
 		}
-		for c := d.next(st); c != nil && ctx.Err() == nil; c = d.next(st) {
-			d.step(ctx, worker, st, c)
+		c := d.next(st)
+		if c == nil && !hinted {
+			d.publish(st)
+		}
+		for ; c != nil && ctx.Err() == nil; c = d.next(st) {
+			d.step(ctx, st, c)
 			d.takeLeftOut(ctx, st)
 			d.publish(st)
 		}
-		d.publish(st)
 		wake.Reset(until(d.wakeAt(st), d.cfg.PollInterval))
 		d.beat()
 	}
@@ -246,16 +246,6 @@ func until(at time.Time, most time.Duration) time.Duration {
 		return most
 	}
 	return min(max(time.Until(at), 0), most)
-}
-
-// anyFamily reports whether something is so of any family.
-func (d *Daemon) anyFamily(st *state, is func(*familyState) bool) bool {
-	for _, fs := range st.families {
-		if is(fs) {
-			return true
-		}
-	}
-	return false
 }
 
 // beat notes for Alive that the loop turns.
@@ -287,7 +277,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 // to it loads modules, and the kernel takes each packet through it from then on. On nft an
 // empty table is all but free. What is declared in it has to be written.
 func (d *Daemon) spares(st *state, f rules.Family, t rules.TableName) bool {
-	declared := st.declared.generation[f.Table(t)]
+	declared := st.declared.now.Generation[f.Table(t)]
 	return d.cfg.Kernel.Info().Backend == iptables.Legacy && len(declared.Chains)+len(declared.Jumps) == 0
 }
 

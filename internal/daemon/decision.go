@@ -16,6 +16,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // dismissCommand accepts a loss, and restoreCommand brings back a native table.
@@ -34,7 +35,7 @@ type decision struct {
 	identity   reload.Identity  // that it is bound to
 	backend    iptables.Backend // that it was guarded on
 	reason     string           // why it is not replayed unasked
-	waiting    map[rules.Family]api.Verdicts
+	waiting    verdicts         // of the tables that lack rules
 	diff       []api.TableDiff
 	room       room
 	kept       bool    // it is on disk
@@ -45,19 +46,16 @@ type decision struct {
 func (w *decision) of(id string) bool { return w != nil && w.id == id }
 
 // waitsIn reports whether a table of the family lacks rules.
-func (w *decision) waitsIn(f rules.Family) bool { return w != nil && len(w.waiting[f]) > 0 }
+func (w *decision) waitsIn(f rules.Family) bool { return w != nil && len(tableid.Of(w.waiting, f)) > 0 }
 
 // public returns the decision as a Status has it, of a canaryd that guards that backend.
 func (w *decision) public(ours iptables.Backend) api.Decision {
 	p := api.Decision{
 		Flush: w.record.ID, Since: w.record.Time, Generation: w.id, Reason: w.reason,
-		Tables: map[rules.Family]api.Verdicts{}, Restore: "canaryd restore --generation " + w.id, Dismiss: dismissCommand,
+		Tables: w.waiting.public(), Restore: "canaryd restore --generation " + w.id, Dismiss: dismissCommand,
 	}
 	if w.backend != ours {
 		p.Restore = fmt.Sprintf("canaryd run --backend=%s, and then %s", w.backend, p.Restore)
-	}
-	for f, tables := range w.waiting {
-		p.Tables[f] = maps.Clone(tables)
 	}
 	return p
 }
@@ -70,11 +68,9 @@ func (w *decision) addTo(s *api.Status) {
 	}
 	p := w.public(s.Backend.Name)
 	s.Decision = &p
-	for f, tables := range w.waiting {
-		for t, v := range tables {
-			if !s.Families[f][t].Loss() {
-				s.Families[f][t] = v
-			}
+	for id, v := range w.waiting {
+		if shown := s.Families[id.Family]; !shown[id.Name].Loss() {
+			shown[id.Name] = v
 		}
 	}
 	s.LossSince = earliest(s.LossSince, w.record.Time)
@@ -88,7 +84,7 @@ func (d *Daemon) logAwaiting(ctx context.Context, w *decision) {
 		log = log.WithValues("lastInForce", w.record.LastInForce.UTC().Format(time.RFC3339))
 	}
 	log.Error(errors.New(w.reason), "Rules were lost while canaryd did not run; they are not put back unasked, and a decision is needed",
-		"flush", w.record.ID, "tables", api.TablesText(w.waiting), "rules", lost.Rules, "chains", lost.Chains, "jumps", lost.Jumps,
+		"flush", w.record.ID, "tables", w.waiting.text(), "rules", lost.Rules, "chains", lost.Chains, "jumps", lost.Jumps,
 		"generation", w.id, "bringThemBack", p.Restore, "acceptTheLoss", p.Dismiss)
 }
 
@@ -99,18 +95,10 @@ func (d *Daemon) judgeDecision(ctx context.Context, st *state, snapshot iptables
 	if !w.waitsIn(f) {
 		return
 	}
-	next := *w
-	next.waiting = maps.Clone(w.waiting)
-	next.waiting[f] = maps.Clone(w.waiting[f])
-	for t := range w.waiting[f] {
-		if snapshot.Unreadable[t] == nil && len(w.generation) > 0 && canary.Covers(w.generation[f.Table(t)], snapshot.Tables[t]) {
-			delete(next.waiting[f], t)
-		}
-	}
-	if len(next.waiting[f]) == 0 {
-		delete(next.waiting, f)
-	}
-	if st.decision = &next; len(next.waiting) == 0 {
+	maps.DeleteFunc(w.waiting, func(id rules.TableID, _ canary.Verdict) bool {
+		return id.Family == f && snapshot.Unreadable[id.Name] == nil && len(w.generation) > 0 && canary.Covers(w.generation[id], snapshot.Tables[id.Name])
+	})
+	if len(w.waiting) == 0 {
 		d.endDecision(ctx, st, reload.Skipped)
 	}
 }
@@ -135,7 +123,7 @@ func (d *Daemon) endDecision(ctx context.Context, st *state, outcome api.Outcome
 	if w.record.AbsentAtMost {
 		log = log.WithValues(absentKey(w.record), api.Seconds(w.record.AbsentSeconds).Round(time.Millisecond))
 	}
-	log.Info(what, "flush", w.record.ID, "generation", w.id, "tables", api.TablesText(recorded(w.record)), "outcome", outcome)
+	log.Info(what, "flush", w.record.ID, "generation", w.id, "tables", recorded(w.record).text(), "outcome", outcome)
 	// Where the marks of now are on disk yet, those of before are no evidence any more.
 	forget := d.cfg.Store.ForgetPending
 	if !d.cfg.Store.Holds() {
@@ -147,10 +135,10 @@ func (d *Daemon) endDecision(ctx context.Context, st *state, outcome api.Outcome
 }
 
 // recorded returns the tables of a record.
-func recorded(r api.Flush) map[rules.Family]api.Verdicts {
-	tables := map[rules.Family]api.Verdicts{}
+func recorded(r api.Flush) verdicts {
+	tables := verdicts{}
 	for _, t := range r.Lost.Tables {
-		put(tables, t.Family, t.Table, t.Kind)
+		tables[t.Family.Table(t.Table)] = t.Kind
 	}
 	return tables
 }
@@ -176,11 +164,8 @@ func (d *Daemon) keepDecision(ctx context.Context, st *state) bool {
 	if err == nil {
 		err = d.cfg.Store.SavePending(reload.Pending{Identity: w.identity, ID: w.id, Reason: w.reason, Record: record})
 	}
-	if w.kept = err == nil; w.kept {
-		w.trouble.over()
-	} else if w.trouble.met(err, time.Now()) {
-		klog.FromContext(ctx).Error(err, "The loss that waits for a decision is not on disk; what canaryd knows is not written before it is")
-	}
+	w.kept = err == nil
+	w.trouble.report(ctx, err, "The loss that waits for a decision is not on disk; what canaryd knows is not written before it is")
 	return w.kept
 }
 
@@ -188,6 +173,10 @@ func (d *Daemon) keepDecision(ctx context.Context, st *state) bool {
 func (d *Daemon) recallDecision(ctx context.Context, st *state) {
 	log := klog.FromContext(ctx)
 	pending, err := d.cfg.Store.LoadPending()
+	var record api.Flush
+	if err == nil {
+		err = json.Unmarshal(pending.Record, &record)
+	}
 	switch {
 	case errors.Is(err, reload.ErrNothingStored):
 		return
@@ -200,15 +189,11 @@ func (d *Daemon) recallDecision(ctx context.Context, st *state) {
 		log.Error(err, "A loss that waited for a decision cannot be read and is forgotten")
 		return
 	}
-	w := &decision{id: pending.ID, identity: pending.Identity, backend: iptables.Backend(pending.Identity.Backend),
-		reason: pending.Reason, room: diffRoom(), kept: true, waiting: map[rules.Family]api.Verdicts{}}
-	if err := json.Unmarshal(pending.Record, &w.record); err != nil {
-		log.Error(err, "A loss that waited for a decision cannot be read and is forgotten")
-		return
-	}
+	w := &decision{record: record, id: pending.ID, identity: pending.Identity, backend: iptables.Backend(pending.Identity.Backend),
+		reason: pending.Reason, room: diffRoom(), kept: true, waiting: verdicts{}}
 	for _, t := range w.record.Lost.Tables {
 		if st.families[t.Family] != nil && t.Rules > 0 {
-			put(w.waiting, t.Family, t.Table, t.Kind)
+			w.waiting[t.Family.Table(t.Table)] = t.Kind
 		}
 	}
 	if len(w.waiting) == 0 {
@@ -266,16 +251,6 @@ func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
 	return reply, err
 }
 
-// stored returns the generation on disk that an operator asked for. Of one that waits for
-// a decision only the backend must be ours: rules that another version of iptables wrote
-// are read again once they are written, and nothing else can bring them back.
-func (d *Daemon) stored(st *state, id string) (reload.Stored, error) {
-	if w := st.decision; w.of(id) && w.backend == d.cfg.Kernel.Info().Backend {
-		return d.cfg.Store.LoadHere(id)
-	}
-	return d.cfg.Store.Load(id)
-}
-
 // restored takes a replay that an operator asked for, of the generation of that ID, into
 // the decision. One that did not bring back what waits is not called proved.
 func (d *Daemon) restored(ctx context.Context, st *state, id string, reply api.RestoreReply, result reload.Result) api.RestoreReply {
@@ -293,9 +268,9 @@ func (d *Daemon) restored(ctx context.Context, st *state, id string, reply api.R
 		d.endDecision(ctx, st, worst(result))
 		return reply
 	}
-	for f := range w.waiting {
-		if reply.Outcomes[f].Done() {
-			reply.Outcomes[f] = reload.Partial
+	for id := range w.waiting {
+		if reply.Outcomes[id.Family].Done() {
+			reply.Outcomes[id.Family] = reload.Partial
 		}
 	}
 	if reply.Detail == "" {

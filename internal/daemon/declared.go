@@ -12,7 +12,6 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -38,10 +37,7 @@ const (
 
 // declared is what the declared sources say, and what of it was written.
 type declared struct {
-	generation rules.Generation        // nil if there are no sources
-	claims     func(chain string) bool // which chains are theirs; nil if there are none
-	// origin says where a declared rule stands; it may be nil.
-	origin  func(rules.Family, rules.TableName, string, rules.Rule) Origin
+	now     Declaration       // what they say now; the zero value if there are none
 	retired map[string]bool   // chains that were declared once and are claimed no more
 	broken  []api.SourceError // what is wrong with the files
 	inForce *Declaration      // what was written and proved last; nil: nothing yet
@@ -52,17 +48,18 @@ type declared struct {
 	drifts    []time.Time // of the last minute
 }
 
-// newest returns what the sources say now.
-func (s *declared) newest() Declaration { return Declaration{s.generation, s.claims, s.origin} }
+// with returns the declaration with another generation.
+func (s Declaration) with(g rules.Generation) *Declaration {
+	s.Generation = g
+	return &s
+}
 
 // declare takes up what the declared sources say now. A chain that they no longer claim stays
 // claimed for the rest of the run. Otherwise it would count as another owner's, and stay.
 func (st *state) declare(next Declaration, now time.Time) {
-	retired := maps.Clone(st.declared.retired)
-	if retired == nil {
-		retired = map[string]bool{}
-	}
-	for _, s := range st.declared.generation {
+	retired := map[string]bool{} // the claims of before keep theirs
+	maps.Copy(retired, st.declared.retired)
+	for _, s := range st.declared.now.Generation {
 		for _, c := range s.Chains {
 			if !next.Claims(c.Name) {
 				retired[c.Name] = true
@@ -70,13 +67,11 @@ func (st *state) declare(next Declaration, now time.Time) {
 		}
 	}
 	st.declared.retired = retired
-	st.declared.claims = func(chain string) bool { return next.Claims(chain) || retired[chain] }
-	st.declared.generation, st.declared.origin = next.Generation, next.Origin
-	for f, fs := range st.families {
-		for t, ts := range fs.tables {
-			own := st.declared.generation[f.Table(t)]
-			ts.spared = ts.spared && len(own.Chains)+len(own.Jumps) == 0
-		}
+	st.declared.now = next
+	st.declared.now.Claims = func(chain string) bool { return next.Claims(chain) || retired[chain] }
+	for id, ts := range st.tables() {
+		own := st.declared.now.Generation[id]
+		ts.spared = ts.spared && len(own.Chains)+len(own.Jumps) == 0
 	}
 	learned := &st.generation.learned
 	learned.Generation = st.unclaimed(learned.Generation)
@@ -86,12 +81,11 @@ func (st *state) declare(next Declaration, now time.Time) {
 		st.declared.retry.at = now
 		return
 	}
-	st.compare(now)
+	st.examineAll(now) // how far the claimed chains are from what is declared
 }
 
-// compare asks for an examination of how far the claimed chains are from what
-// is declared.
-func (st *state) compare(now time.Time) {
+// examineAll asks for an examination of all families that have their marks.
+func (st *state) examineAll(now time.Time) {
 	for f, fs := range st.families {
 		if st.planted(f) {
 			fs.examined.plan(now)
@@ -106,11 +100,16 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
 	log := klog.FromContext(ctx)
-	if d.lookForOwner(ctx, st); st.mode != api.Heal {
+	for f := range st.inOrder() { // one that cannot be read makes the write fail, which logs it
+		if snapshot, err := d.cfg.Kernel.Read(ctx, f); err == nil {
+			d.yieldToOwner(ctx, st, snapshot)
+		}
+	}
+	if st.mode != api.Heal {
 		return
 	}
 	job := d.job(st, d.cfg.Kernel.Families()...)
-	job.Generation, job.Claimed = st.declared.generation.Join(st.generation.learned.Generation), st.declared.claims
+	job.Generation, job.Claimed = st.declared.now.Generation.Join(st.generation.learned.Generation), st.declared.now.Claims
 	job.Strict, job.Refused = true, st.refused.list
 	result, err := d.replayer(ctx, st).Heal(ctx, job)
 	d.takeRefused(ctx, st, result)
@@ -120,9 +119,7 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 		st.setApplied(f, fr)
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)
-		if !fr.Outcome.Done() {
-			err = errors.Join(err, fr.Err)
-		}
+		err = errors.Join(err, fr.Err)
 	}
 	d.countLocked(st, result, err)
 	st.looking.plan(time.Now())
@@ -132,13 +129,11 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 		for f := range result {
 			st.families[f].examined.plan(st.looking.at) // by what is in force
 		}
-		if st.declared.trouble.met(err, time.Now()) {
-			log.Error(err, "Not all of the declared generation could be written; what was in force stays", "retryIn", st.declared.retry.wait)
-		}
+		st.declared.trouble.report(ctx, err, "Not all of the declared generation could be written; what was in force stays", "retryIn", st.declared.retry.wait)
 		return
 	}
 	st.declared.trouble.over()
-	st.declared.inForce, st.declared.unapplied = new(st.declared.newest()), nil
+	st.declared.inForce, st.declared.unapplied = new(st.declared.now), nil
 	st.declared.retry = retry{}
 	st.generation.change(time.Now())
 	st.disk.saveSoon(time.Now())
@@ -159,8 +154,9 @@ func (st *state) setApplied(f rules.Family, fr reload.FamilyResult) {
 		return
 	}
 	for t, tr := range fr.Tables {
-		if tr.Proved || tr.Read && !tr.Finding.Verdict.Loss() {
-			st.declared.inForce = &Declaration{st.declared.inForce.Generation.With(f.Table(t), st.declared.generation[f.Table(t)]), st.declared.inForce.Claims, st.declared.origin}
+		if id := f.Table(t); tr.Proved || tr.Read && !tr.Finding.Verdict.Loss() {
+			st.declared.inForce = st.declared.inForce.with(st.declared.inForce.Generation.With(id, st.declared.now.Generation[id]))
+			st.declared.inForce.Origin = st.declared.now.Origin
 		}
 	}
 	st.generation.change(time.Now())
@@ -169,20 +165,8 @@ func (st *state) setApplied(f rules.Family, fr reload.FamilyResult) {
 // setUnapplied takes up in which tables the declaration is not in force.
 func (st *state) setUnapplied() {
 	st.declared.unapplied = map[rules.TableID]bool{}
-	for f := range st.families {
-		for _, t := range protect.Tables() {
-			st.declared.unapplied[f.Table(t)] = st.declared.inForce == nil || !st.declared.generation[f.Table(t)].Equal(st.declared.inForce.Generation[f.Table(t)])
-		}
-	}
-}
-
-// lookForOwner gives the claimed chains up if their real owner is at work. A family that
-// cannot be read makes the write fail, which logs it.
-func (d *Daemon) lookForOwner(ctx context.Context, st *state) {
-	for _, f := range d.cfg.Kernel.Families() {
-		if snapshot, err := d.cfg.Kernel.Read(ctx, f); err == nil {
-			d.yieldToOwner(ctx, st, snapshot)
-		}
+	for id := range st.tables() {
+		st.declared.unapplied[id] = st.declared.inForce == nil || !st.declared.now.Generation[id].Equal(st.declared.inForce.Generation[id])
 	}
 }
 
@@ -205,10 +189,10 @@ func (d *Daemon) countDrift(ctx context.Context, st *state, finding canary.Findi
 
 // yieldToOwner gives the claimed chains up if a read shows that their real owner is at work.
 func (d *Daemon) yieldToOwner(ctx context.Context, st *state, snapshot iptables.Snapshot) {
-	if st.declared.generation == nil || st.mode != api.Heal {
+	if st.declared.now.Generation == nil || st.mode != api.Heal {
 		return
 	}
-	if owner := reload.OtherOwner(snapshot, st.declared.claims); owner != "" {
+	if owner := reload.OtherOwner(snapshot, st.declared.now.Claims); owner != "" {
 		d.giveUp(ctx, st, owner)
 	}
 }
@@ -216,10 +200,11 @@ func (d *Daemon) yieldToOwner(ctx context.Context, st *state, snapshot iptables.
 // giveUp drops to observe mode for the rest of this run.
 func (d *Daemon) giveUp(ctx context.Context, st *state, reason string) {
 	st.mode, st.declared.retry.at, st.declared.unapplied = api.Observe, time.Time{}, nil
-	d.forgetRefused(ctx, st)
+	st.refused.list = nil // a canaryd that only observes asks the kernel for nothing
+	d.takeRefused(ctx, st, nil)
 	st.generation.change(time.Now())
 	if st.loss == nil {
-		st.compare(time.Now())
+		st.examineAll(time.Now())
 	}
 	st.contention.displaced = true
 	klog.FromContext(ctx).Error(errors.New(reason), "canaryd only observes from now on; stop the other writer or use --source=snapshot, and restart canaryd")

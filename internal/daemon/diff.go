@@ -2,8 +2,10 @@ package daemon
 
 import (
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // room is how much more a diff may hold.
@@ -14,12 +16,9 @@ type room struct{ lines, bytes int }
 func diffRoom() room { return room{lines: 500, bytes: 64 << 10} }
 
 // diffOf returns what is lost of one table as lines, as long as there is room; jumps first.
-func diffOf(f rules.Family, t rules.TableName, lost reload.Lost, left *room) api.TableDiff {
+func diffOf(id rules.TableID, lost reload.Lost, left *room) api.TableDiff {
 	half := diffRoom()
-	w := diffWriter{
-		diff: api.TableDiff{Family: f, Table: t, Lines: []string{}},
-		room: room{min(left.lines, half.lines/2), min(left.bytes, half.bytes/2)},
-	}
+	w := newDiffWriter(id, room{min(left.lines, half.lines/2), min(left.bytes, half.bytes/2)})
 	before := w.room
 	for _, h := range lost.Jumps {
 		w.add("-", h.String())
@@ -38,6 +37,10 @@ type diffWriter struct {
 	room room
 }
 
+func newDiffWriter(id tableid.TableID, left room) diffWriter {
+	return diffWriter{api.TableDiff{Family: id.Family, Table: id.Name, Lines: []string{}}, left}
+}
+
 func (w *diffWriter) chain(c reload.LostChain) {
 	if !c.Stands {
 		w.add("-", ":"+c.Name+" - [0:0]")
@@ -54,12 +57,21 @@ func (w *diffWriter) chain(c reload.LostChain) {
 }
 
 func (w *diffWriter) rules(sign, chain string, list []rules.Rule) {
-	for i, r := range list {
+	addAll(w, sign, list, func(r rules.Rule) string { return rules.Jump{Chain: chain, Rule: r}.String() })
+}
+
+func (w *diffWriter) lines(sign string, list []native.Line) {
+	addAll(w, sign, list, func(l native.Line) string { return l.Text })
+}
+
+// addAll writes a line for each of a list. It makes no text of those that do not fit.
+func addAll[T any](w *diffWriter, sign string, list []T, text func(T) string) {
+	for i, x := range list {
 		if w.full() {
 			w.diff.More += len(list) - i
 			return
 		}
-		w.add(sign, rules.Jump{Chain: chain, Rule: r}.String())
+		w.add(sign, text(x))
 	}
 }
 
@@ -104,4 +116,23 @@ func lacking(a, b []rules.Rule, key func(rules.Rule) string) []rules.Rule {
 		list = append(list, r)
 	}
 	return list
+}
+
+// A lostTable is what a native table ought to hold, and what stood when it was found lost; nil:
+// nothing.
+type lostTable struct{ want, now *native.Table }
+
+// nativeDiff says in words what tables lost, and what stood in its place, as long as there is room.
+// It is made when the tables are back.
+func nativeDiff(lost []lostTable) (all []api.TableDiff) {
+	left := diffRoom()
+	for _, l := range lost {
+		w := newDiffWriter(l.want.ID, left)
+		gone, instead := native.Difference(l.want, l.now)
+		w.lines("-", gone)
+		w.lines("+", instead)
+		left = w.room
+		all = append(all, w.diff)
+	}
+	return all
 }

@@ -59,7 +59,7 @@ func TestDiff(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			left := diffRoom()
-			got := diffOf(rules.IPv4, rules.Nat, test.lost, &left)
+			got := diffOf(rules.IPv4.Table(rules.Nat), test.lost, &left)
 			if diff := cmp.Diff(api.TableDiff{Family: rules.IPv4, Table: rules.Nat, Lines: test.want}, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -81,7 +81,7 @@ func TestDiffIsBounded(t *testing.T) {
 			left := diffRoom()
 			lines, size, more := 0, 0, 0
 			for i := range 6 {
-				d := diffOf(rules.IPv4, rules.Nat, lost, &left)
+				d := diffOf(rules.IPv4.Table(rules.Nat), lost, &left)
 				lines, more = lines+len(d.Lines), more+d.More
 				for _, line := range d.Lines {
 					size += len(line)

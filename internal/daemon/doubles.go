@@ -32,11 +32,6 @@ import (
 //     KUBE-SERVICES twice: at 5,000 services a new flow took 197-298 us, and 303-430 us with a copy
 //     of each jump.
 
-// doubles is when jumps of one family that stand twice are removed.
-type doubles struct {
-	removeAt time.Time // zero: none does
-}
-
 // A placed jump was put back by a replay.
 type placed struct {
 	jump rules.Jump
@@ -62,8 +57,8 @@ func (d *Daemon) withoutDoubles(fs *familyState, ts *tableState, known, seen rul
 		if !p.doubled && fs.examined.since.Sub(p.at) > d.cfg.JumpGrace {
 			continue
 		}
-		left := max(1, copies(known.Jumps, p.jump))
-		p.doubled = copies(seen.Jumps, p.jump) > left
+		left := max(1, rules.Copies(known.Jumps, p.jump))
+		p.doubled = rules.Copies(seen.Jumps, p.jump) > left
 		if p.doubled {
 			seen.Jumps = slices.DeleteFunc(slices.Clone(seen.Jumps), func(h rules.Jump) bool {
 				if !h.Same(p.jump) {
@@ -72,22 +67,12 @@ func (d *Daemon) withoutDoubles(fs *familyState, ts *tableState, known, seen rul
 				left--
 				return left < 0
 			})
-			fs.doubles.removeAt = latest(fs.doubles.removeAt, now.Add(d.cfg.JumpGrace))
+			fs.undoubleAt = latest(fs.undoubleAt, now.Add(d.cfg.JumpGrace))
 		}
 		kept = append(kept, p)
 	}
 	ts.placed = kept
 	return seen
-}
-
-func copies(jumps []rules.Jump, h rules.Jump) int {
-	n := 0
-	for _, k := range jumps {
-		if k.Same(h) {
-			n++
-		}
-	}
-	return n
 }
 
 // doubled returns the jumps of a family that their owner doubled.
@@ -109,15 +94,14 @@ func (d *Daemon) undouble(ctx context.Context, st *state) {
 	now := time.Now()
 	job := d.job(st)
 	job.Doubled = map[rules.TableID][]rules.Jump{}
-	for _, f := range rules.Families() {
-		fs := st.families[f]
-		if fs == nil || !due(fs.doubles.removeAt, now) {
+	for f, fs := range st.inOrder() {
+		if !due(fs.undoubleAt, now) {
 			continue
 		}
-		fs.doubles.removeAt = time.Time{}
+		fs.undoubleAt = time.Time{}
 		jumps := fs.doubled()
 		if quietAt := fs.examined.moved.Add(d.cfg.JumpGrace); len(jumps) > 0 && (now.Before(quietAt) || !fs.examined.dirty.IsZero()) {
-			fs.doubles.removeAt = latest(quietAt, now.Add(captureMost))
+			fs.undoubleAt = latest(quietAt, now.Add(captureMost))
 			continue
 		}
 		if len(jumps) > 0 {
@@ -137,7 +121,7 @@ func (d *Daemon) undouble(ctx context.Context, st *state) {
 		}
 		if ferr := errors.Join(err, fr.Err); ferr != nil {
 			log.V(1).Info("Jumps that stand twice could not be put right yet", "family", f, "reason", ferr)
-			st.families[f].doubles.removeAt = time.Now().Add(d.cfg.JumpGrace)
+			st.families[f].undoubleAt = time.Now().Add(d.cfg.JumpGrace)
 			continue
 		}
 		st.families[f].forgetDoubles()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -91,15 +92,17 @@ func (d *Daemon) beginDrill(ctx context.Context, st *state, r api.DrillRequest) 
 	klog.FromContext(ctx).Error(err, "A drill has failed: whether anything was taken is not known; if it was, it is put back", "takes", takesText(*reply))
 	next.by = time.Now().Add(drillPatience)
 	st.doubt, st.lastDrill = next, &reply.DrillEnd
-	d.publish(st)
 	return nil, *reply
 }
 
 // drillRefused returns why nothing may be taken now.
 func (d *Daemon) drillRefused(st *state, r api.DrillReply) error {
-	_, known := st.families[d.cfg.Kernel.Families()[0]].tables[r.Table]
-	switch ready := d.Status().Ready(); {
-	case !known:
+	ready := d.Status().Ready()
+	if st.loss != nil {
+		ready = errors.Join(ready, fmt.Errorf("flush %s is being answered", st.loss.record.ID))
+	}
+	switch {
+	case !slices.Contains(protect.Tables(), r.Table):
 		return fmt.Errorf("%q is none of the tables that canaryd guards", r.Table)
 	case r.Sort == api.DrillCanary && !slices.Contains(canary.DrillKinds(), r.Kind):
 		return fmt.Errorf("%q is none of the kinds that cost nothing: %v", r.Kind, canary.DrillKinds())
@@ -112,20 +115,12 @@ func (d *Daemon) drillRefused(st *state, r api.DrillReply) error {
 	case st.pause.on():
 		return fmt.Errorf("replays are paused until %s: a flush would be recorded and reported, and put back then; canaryd resume ends the pause",
 			st.pause.until.UTC().Format(time.RFC3339))
-	case st.loss != nil || ready != nil:
-		return fmt.Errorf("the node is not healthy, and a drill would hide that: %w", errors.Join(ready, st.lossText()))
+	case ready != nil:
+		return fmt.Errorf("the node is not healthy, and a drill would hide that: %w", ready)
 	case st.contention.contended() || st.contention.limit.Wait(time.Now()) > 0:
 		return errors.New("replays are limited now, because there were many of them or a process keeps undoing them: see canaryd status")
 	}
 	return nil
-}
-
-// lossText returns an error that names the open loss, nil if there is none.
-func (st *state) lossText() error {
-	if st.loss == nil {
-		return nil
-	}
-	return fmt.Errorf("flush %s is being answered", st.loss.record.ID)
 }
 
 // doubtAt returns the drill that may have taken what is found to be lost now; nil if there is none.
@@ -190,14 +185,6 @@ func (x *drill) step(at time.Time, what string) {
 	x.reply.Steps = append(x.reply.Steps, api.DrillStep{Seconds: max(at.Sub(x.start), 0).Seconds(), What: what})
 }
 
-// drillEndsAt returns when the drill has failed; zero: none is under way.
-func drillEndsAt(st *state) time.Time {
-	if st.drill == nil {
-		return time.Time{}
-	}
-	return st.drill.by
-}
-
 // drillTooLong ends a drill that was not answered in time. What was taken stays a loss, which is
 // tried again, and which alerts report.
 func (d *Daemon) drillTooLong(ctx context.Context, st *state) {
@@ -215,14 +202,6 @@ func (d *Daemon) drillTooLong(ctx context.Context, st *state) {
 		}
 	}
 	d.endDrill(ctx, st, result, reason)
-}
-
-// drillUndone ends the drill that is under way, if there is one, because what it took is back
-// without a loss.
-func (d *Daemon) drillUndone(ctx context.Context, st *state, why string) {
-	if st.drill != nil {
-		d.endDrill(ctx, st, api.DrillVoid, why)
-	}
 }
 
 // drillAnswered ends the drill that is under way, if there is one, because a loss has ended.
@@ -250,7 +229,7 @@ func (d *Daemon) drillAnswered(ctx context.Context, st *state, l *loss) {
 func (x *drill) timeline(l *loss) {
 	r := l.record
 	x.step(r.Time, "a hint: something was written")
-	x.step(l.noticed, "noticed: "+api.TablesText(l.hit))
+	x.step(l.noticed, "noticed: "+l.hit.text())
 	if r.WrittenSeconds > 0 {
 		x.step(r.Time.Add(api.Seconds(r.WrittenSeconds)), "no process wrote any more: put back")
 	}
@@ -259,9 +238,13 @@ func (x *drill) timeline(l *loss) {
 	}
 }
 
-// endDrill answers the request, and has the result in metrics, status and log.
+// endDrill ends the drill that is under way, if there is one: it answers the request, and has the
+// result in metrics, status and log.
 func (d *Daemon) endDrill(ctx context.Context, st *state, result api.DrillResult, reason string) {
 	x := st.drill
+	if x == nil {
+		return
+	}
 	x.reply.Result, x.reply.Reason = result, reason
 	log := st.flushLog(ctx)
 	if result == api.DrillPassed {
@@ -283,11 +266,9 @@ func (st *state) drills() bool {
 	if st.drill == nil || st.drill.reply.Sort != api.DrillCanary {
 		return false
 	}
-	for f, verdicts := range st.losses() {
-		for t := range verdicts {
-			if _, ok := st.drill.taken[f.Table(t)]; !ok {
-				return false
-			}
+	for id := range st.losses() {
+		if _, ok := st.drill.taken[id]; !ok {
+			return false
 		}
 	}
 	return true
@@ -298,18 +279,12 @@ func (x *drill) explains(id rules.TableID, h hit) bool {
 	if h.finding.OnlyDrilled() {
 		return true
 	}
-	_, taken := mapOf(x)[id]
-	f := h.finding
-	return taken && x.reply.Sort == api.DrillForReal && f.Verdict == canary.JumpsMissing &&
-		slices.Equal(f.Witnesses, []string{drillChain}) && len(f.Emptied)+len(f.Missing) == 0
-}
-
-// mapOf returns what a drill took; nothing if there is none.
-func mapOf(x *drill) canary.Marks {
-	if x == nil {
-		return nil
+	if x == nil || x.reply.Sort != api.DrillForReal {
+		return false
 	}
-	return x.taken
+	_, taken := x.taken[id]
+	f := h.finding
+	return taken && f.Verdict == canary.JumpsMissing && slices.Equal(f.Witnesses, []string{drillChain}) && len(f.Emptied)+len(f.Missing) == 0
 }
 
 // nameDrill marks the open record as a drill's if a drill took all that was found, also one of
@@ -326,7 +301,7 @@ func (st *state) nameDrill(found map[rules.TableID]hit) {
 		if !x.explains(id, h) {
 			if l.record.Drill != "" {
 				l.record.Drill, l.record.DrillFailed, l.record.Lost, l.record.Kind = "", false, api.Lost{}, ""
-				l.hit, l.recorded = map[rules.Family]api.Verdicts{}, false
+				l.hit, l.recorded = verdicts{}, false
 			}
 			return
 		}
@@ -348,11 +323,4 @@ func onlyDrilled(result reload.Result) bool {
 		only = only || h.verdict.Loss()
 	}
 	return only
-}
-
-// withoutCulprits drops the processes that wrote meanwhile: canaryd itself took what is lost.
-func (l *loss) withoutCulprits() {
-	if l.record.Drill != "" {
-		l.record.Culprit, l.record.Culprits, l.record.Writers = api.Culprit{}, nil, nil
-	}
 }

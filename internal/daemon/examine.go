@@ -44,12 +44,12 @@ func (x *examined) markDirty(now time.Time) {
 // examine reads the families in which something moved, judges them, and
 // learns what their owners decided.
 func (d *Daemon) examine(ctx context.Context, st *state) {
-	for _, f := range rules.Families() {
-		if fs := st.families[f]; fs != nil && due(fs.examined.dueAt, time.Now()) {
+	for f, fs := range st.inOrder() {
+		if due(fs.examined.dueAt, time.Now()) {
 			d.examineFamily(ctx, st, f, fs)
 		}
 	}
-	d.resumeLearning(ctx, st)
+	d.resumeLearning(ctx, st, reload.Skipped, "The owners have put their rules back")
 }
 
 // examineFamily reads one family and takes what it shows into the state.
@@ -64,9 +64,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		d.examinationFailed(ctx, st, f, err)
 		return
 	}
-	if x.trouble.there() {
-		x.notBefore = time.Time{}
-	}
+	x.notBefore = time.Time{}
 	if x.trouble.over() {
 		if st.loss != nil && st.heals() { // this may be all that kept it open
 			st.loss.retry.at = earliest(st.loss.retry.at, x.readEnd)
@@ -104,9 +102,7 @@ func (d *Daemon) examinationFailed(ctx context.Context, st *state, f rules.Famil
 	if fs.lacks() {
 		st.openLoss(f, x.digest)
 	}
-	if x.trouble.met(err, x.readEnd) {
-		klog.FromContext(ctx).Error(err, tablesUnread, "family", f)
-	}
+	x.trouble.report(ctx, err, tablesUnread, "family", f)
 	// By what the read cost, and not by how long it lasted: after canaryd was suspended for 30 s
 	// in the middle of one, nine times as long would be spent in the dark.
 	x.notBefore = x.readEnd.Add(max(d.cfg.PollInterval, x.pause))
@@ -122,10 +118,8 @@ func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, 
 	}
 	// An unknown table without an error can be read, and could not be when canaryd planted the
 	// canaries. It is planted again, and that is logged there.
-	if x.Finding.Verdict != canary.Unknown {
-		ts.trouble.over()
-	} else if x.Finding.Err != nil {
-		d.logUnreadable(ctx, id, ts, x.Finding.Err)
+	if x.Finding.Verdict != canary.Unknown || x.Finding.Err != nil {
+		ts.trouble.report(ctx, x.Finding.Err, "A table could not be examined; whether it lost rules is unknown", "family", id.Family, "table", id.Name)
 	}
 	switch {
 	case ts.verdict.Loss():
@@ -169,12 +163,8 @@ func (d *Daemon) judge(st *state, f rules.Family, snapshot iptables.Snapshot, no
 			fs.setSection(t, x.Section, now)
 		}
 	}
-	for _, x := range found {
-		if len(x.Finding.Waiting) > 0 && now.Sub(fs.examined.moved) >= d.cfg.JumpGrace {
-			fs.examined.quiet = true
-		}
-	}
-	if fs.examined.quiet {
+	waiting := anyOf(found, func(x reload.Examined) bool { return len(x.Finding.Waiting) > 0 })
+	if fs.examined.quiet = waiting && now.Sub(fs.examined.moved) >= d.cfg.JumpGrace; fs.examined.quiet {
 		found = d.examiner(st).Examine(snapshot, d.job(st, f))
 	}
 	return found

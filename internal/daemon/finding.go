@@ -143,8 +143,8 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 	f, t := id.Family, id.Name
 	fs, ts := st.families[f], st.table(id)
 	fs.setSection(t, seen, now)
-	seen = d.supplement(st, f, t, seen)
-	_, seen = seen.Split(st.declared.claims) // what is declared is not learned
+	seen = d.supplement(st, id, seen)
+	_, seen = seen.Split(st.declared.now.Claims) // what is declared is not learned
 	learned := st.generation.learned
 	before := learned.Generation[id]
 	seen = d.withoutDoubles(fs, ts, before, seen, now)
@@ -187,14 +187,7 @@ func (fs *familyState) lost() bool {
 }
 
 // anyTable reports whether something is so of any table of the family.
-func (fs *familyState) anyTable(is func(*tableState) bool) bool {
-	for _, ts := range fs.tables {
-		if is(ts) {
-			return true
-		}
-	}
-	return false
-}
+func (fs *familyState) anyTable(is func(*tableState) bool) bool { return anyOf(fs.tables, is) }
 
 // table returns what is known of a table.
 func (st *state) table(id rules.TableID) *tableState { return st.families[id.Family].tables[id.Name] }

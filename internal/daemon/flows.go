@@ -61,6 +61,9 @@ type sweep struct {
 // askSweep asks for a sweep. It never waits: what is asked for while a sweep runs is done
 // afterwards, by the newest rules.
 func (d *Daemon) askSweep(next sweep) {
+	if d.cfg.Flows == nil {
+		return
+	}
 	select {
 	case waiting := <-d.sweeps:
 		for f, at := range waiting.since {
@@ -84,9 +87,6 @@ func (d *Daemon) askSweep(next sweep) {
 // sweepNative asks for a sweep of the families of native tables that are proved to be back, or that
 // the standby has begun to translate for. intact is when they were last known to be in force.
 func (d *Daemon) sweepNative(back []*native.Table, intact time.Time) {
-	if d.cfg.Flows == nil {
-		return
-	}
 	next := sweep{since: map[rules.Family]time.Time{}}
 	for _, t := range back {
 		for _, f := range rules.Families() {
@@ -118,9 +118,7 @@ func (d *Daemon) sweepAfter(g rules.Generation, f rules.Family, result reload.Fa
 // services of kube-proxy's nftables mode a replay takes 2 to 9 s, and 33 of 16,420 connections were
 // not made within 15 s (Linux 6.18).
 func (d *Daemon) sweepNat(g rules.Generation, f rules.Family, intact time.Time) {
-	if d.cfg.Flows != nil {
-		d.askSweep(sweep{since: map[rules.Family]time.Time{f: intact}, generation: g})
-	}
+	d.askSweep(sweep{since: map[rules.Family]time.Time{f: intact}, generation: g})
 }
 
 // runSweeps sweeps until sweeps is closed. It has a goroutine of its own, so that the answer

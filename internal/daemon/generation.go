@@ -39,7 +39,7 @@ func (st *state) relearn(learned reload.Learned, now time.Time, families ...*fam
 func (st *state) own() Declaration {
 	switch {
 	case st.mode == api.Observe:
-		return st.declared.newest()
+		return st.declared.now
 	case st.declared.inForce != nil:
 		return *st.declared.inForce
 	default:
@@ -59,7 +59,7 @@ func (st *state) want() rules.Generation {
 // claimed returns what declared sources own of the generation.
 func (st *state) claimed(g rules.Generation) rules.Generation {
 	for id, s := range g {
-		own, _ := s.Split(st.declared.claims)
+		own, _ := s.Split(st.declared.now.Claims)
 		g = g.With(id, own)
 	}
 	return g
@@ -68,7 +68,7 @@ func (st *state) claimed(g rules.Generation) rules.Generation {
 // unclaimed returns the generation without what declared sources own.
 func (st *state) unclaimed(g rules.Generation) rules.Generation {
 	for id, s := range g {
-		_, rest := s.Split(st.declared.claims)
+		_, rest := s.Split(st.declared.now.Claims)
 		g = g.With(id, rest)
 	}
 	return g

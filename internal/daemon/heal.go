@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
@@ -32,7 +33,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 		d.recordPaused(ctx, st)
 		return
 	}
-	st.loss.jumpsDeleted = d.anyFamily(st, func(fs *familyState) bool { return fs.examined.quiet })
+	st.loss.jumpsDeleted = st.anyFamily(func(fs *familyState) bool { return fs.examined.quiet })
 	st.loss.gone = d.gonePods(ctx, st)
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	job.Generation = protect.DetachAll(job.Generation, st.loss.gone)
@@ -49,7 +50,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 // protection returns what is protected: what is learned, and the chains that are claimed.
 func (d *Daemon) protection(st *state) rules.Protection {
 	p := d.cfg.Protection
-	if claims, learned := st.declared.claims, p.Chain; claims != nil {
+	if claims, learned := st.declared.now.Claims, p.Chain; claims != nil {
 		p.Chain = func(chain string) bool { return claims(chain) || learned(chain) }
 	}
 	return p
@@ -62,21 +63,16 @@ func (d *Daemon) examiner(st *state) reload.Examiner {
 
 // replayer returns what replays now.
 func (d *Daemon) replayer(ctx context.Context, st *state) reload.Replayer {
-	return reload.Replayer{
-		Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protection: d.protection(st),
-		Supplier: d.supplier(), BeforeWrite: d.beforeWrite(ctx, st),
+	r := reload.Replayer{
+		Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protection: d.protection(st), BeforeWrite: d.beforeWrite(ctx, st),
 		Proved: func(job reload.Job, f rules.Family, result reload.FamilyResult) {
 			d.sweepAfter(job.Generation, f, result, st.families[f].known.natIntact)
 		},
 	}
-}
-
-// supplier returns what has ipsets and nfacct objects, nil if nothing does.
-func (d *Daemon) supplier() reload.Supplier {
-	if d.cfg.Sets == nil {
-		return nil // and not an interface that holds nil
+	if d.cfg.Sets != nil { // an interface that holds nil is not nil
+		r.Supplier = d.cfg.Sets
 	}
-	return d.cfg.Sets
+	return r
 }
 
 // stopGrace is how long a replay may go on when the daemon is to stop. To stop with one
@@ -87,13 +83,7 @@ const stopGrace = 20 * time.Second
 // finishing returns a context that outlives ctx by stopGrace.
 func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	stop := context.AfterFunc(ctx, func() {
-		select {
-		case <-time.After(stopGrace):
-			cancel()
-		case <-longer.Done():
-		}
-	})
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(stopGrace, cancel) })
 	return longer, func() { stop(); cancel() }
 }
 
@@ -103,7 +93,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 	st.loss.record.Attempts++
 	d.recordLosses(ctx, st, hits(result))
 	d.concludeRide(ctx, st, ride)
-	st.pods.addGone(&st.loss.record, st.loss.gone)
+	st.pods.addPods(&st.loss.record, st.loss.gone, true)
 	st.pods.setReturned(result, time.Now())
 	st.loss.recovery.afterTry(st.loss.hit, result)
 	st.loss.memory = st.loss.memory.After(result)
@@ -129,9 +119,9 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 	d.shutStandby(ctx, st)
 	if !done {
 		d.healFailed(ctx, st, err)
-		if beaten(result) {
-			// Nothing was refused. The process that undid it may be done by now; if it is
-			// not, replays are limited.
+		if anyOf(result, reload.FamilyResult.Beaten) {
+			// Nothing was refused, but another process wrote in the middle of it. It may be done by
+			// now; if it is not, replays are limited.
 			st.loss.retry.in(firstTry, time.Now())
 		}
 		return
@@ -145,27 +135,25 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 // the loss stays open until it can be.
 func (d *Daemon) lostButUnread(st *state, result reload.Result) error {
 	var errs []error
-	for f, fr := range result {
-		for t, tr := range fr.Tables {
-			if tr.Finding.Verdict == canary.Unknown && st.families[f].tables[t].verdict.Loss() {
-				errs = append(errs, lostUnread(f, t, tr.Finding))
-			}
-		}
+	for id, tr := range tablesOf(result) {
+		errs = append(errs, st.lostUnread(id, tr.Finding))
 	}
 	return errors.Join(errs...)
 }
 
-func lostUnread(f rules.Family, t rules.TableName, finding canary.Finding) error {
-	return fmt.Errorf("%s %s lost its canary and cannot be read: %w", f, t, finding.Err)
+// lostUnread returns why a table that is lost could not be judged, nil if it could.
+func (st *state) lostUnread(id rules.TableID, finding canary.Finding) error {
+	if finding.Verdict != canary.Unknown || !st.table(id).verdict.Loss() {
+		return nil
+	}
+	return fmt.Errorf("%s lost its canary and cannot be read: %w", id, finding.Err)
 }
 
 // hits returns what a replay found lost under guard.
 func hits(result reload.Result) map[rules.TableID]hit {
 	found := map[rules.TableID]hit{}
-	for f, fr := range result {
-		for t, tr := range fr.Tables {
-			found[f.Table(t)] = hit{verdict: tr.Finding.Verdict, lost: tr.Lost, policies: tr.Policies, finding: tr.Finding, seen: fr.Seen, table: tr.Seen}
-		}
+	for id, tr := range tablesOf(result) {
+		found[id] = hit{verdict: tr.Finding.Verdict, lost: tr.Lost, policies: tr.Policies, finding: tr.Finding, seen: result[id.Family].Seen, table: tr.Seen}
 	}
 	return found
 }
@@ -189,16 +177,6 @@ func (d *Daemon) countLocked(st *state, result reload.Result, err error) {
 	for f := range st.families {
 		d.cfg.Metrics.ObserveRestoreFailure(f, iptables.ReasonLock)
 	}
-}
-
-// beaten reports whether a replay failed because another process wrote in the middle of it.
-func beaten(result reload.Result) bool {
-	for _, fr := range result {
-		if fr.Beaten() {
-			return true
-		}
-	}
-	return false
 }
 
 // healFailed plans the next try and logs why there is one.
@@ -255,13 +233,9 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 // worst returns the outcome that the flush record gets: that of the family
 // that went least well.
 func worst(result reload.Result) api.Outcome {
-	outcome := reload.Skipped
-	for _, o := range []api.Outcome{reload.Proved, reload.Raced, reload.Partial, reload.Failed} {
-		for _, fr := range result {
-			if fr.Outcome == o {
-				outcome = o
-			}
-		}
+	outcomes, worst := []api.Outcome{reload.Skipped, reload.Proved, reload.Raced, reload.Partial, reload.Failed}, 0
+	for _, fr := range result {
+		worst = max(worst, slices.Index(outcomes, fr.Outcome))
 	}
-	return outcome
+	return outcomes[worst]
 }

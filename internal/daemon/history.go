@@ -84,11 +84,6 @@ func (d *Daemon) reportJournal(ctx context.Context, err error) {
 	}
 }
 
-// runJournal writes the journal until it is closed.
-func (d *Daemon) runJournal(ctx context.Context) {
-	d.cfg.Journal.Run(func(err error) { d.reportJournal(ctx, err) })
-}
-
 // recallFlushes takes up the records of earlier runs, also those of another boot. They are
 // shown, and nothing else rests on them.
 func (d *Daemon) recallFlushes(ctx context.Context, st *state) {

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -37,7 +38,7 @@ func (st *state) keeperBasis() keeperBasis {
 }
 
 // mayKeep reports whether there is a keeper at all.
-func (d *Daemon) mayKeep() bool { return d.cfg.Keeper != nil }
+func (d *Daemon) mayKeep(*state) bool { return d.cfg.Keeper != nil }
 
 // keep makes the keeper's tables where protected rules translate, and deletes them where none
 // does. It is a step of the loop's, because its commit would make a replay stale if it came
@@ -45,11 +46,7 @@ func (d *Daemon) mayKeep() bool { return d.cfg.Keeper != nil }
 func (d *Daemon) keep(ctx context.Context, st *state) {
 	st.keptBy = st.keeperBasis()
 	g, now := st.want(), time.Now()
-	for _, f := range rules.Families() {
-		fs := st.families[f]
-		if fs == nil {
-			continue
-		}
+	for f, fs := range st.inOrder() {
 		if due(fs.keeper.making.tryAt, now) {
 			fs.keeper.making.tryAt = time.Time{}
 		}
@@ -98,7 +95,7 @@ func (d *Daemon) release(ctx context.Context, f rules.Family, k *keeping, into a
 
 // stopKeeping deletes the keeper's tables after a cleanup.
 func (d *Daemon) stopKeeping(ctx context.Context, st *state) {
-	if !d.mayKeep() {
+	if !d.mayKeep(st) {
 		return
 	}
 	for f, fs := range st.families {
@@ -110,12 +107,10 @@ func (d *Daemon) stopKeeping(ctx context.Context, st *state) {
 func (d *Daemon) keepers(st *state) map[rules.Family]api.FamilyKeeper {
 	all := map[rules.Family]api.FamilyKeeper{}
 	for f, fs := range st.families {
-		all[f] = api.FamilyKeeper{State: fs.keeper.state, Reason: fs.keeper.reason}
-		switch {
-		case !d.mayKeep():
+		// Without a state nothing is decided yet.
+		all[f] = api.FamilyKeeper{State: cmp.Or(fs.keeper.state, api.KeeperIdle), Reason: fs.keeper.reason}
+		if !d.mayKeep(st) {
 			all[f] = api.FamilyKeeper{State: api.KeeperOff}
-		case fs.keeper.state == "": // nothing is decided yet
-			all[f] = api.FamilyKeeper{State: api.KeeperIdle}
 		}
 	}
 	return all

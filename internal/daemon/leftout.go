@@ -10,7 +10,6 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -42,10 +41,8 @@ func (d *Daemon) takeLeftOut(ctx context.Context, st *state) {
 	for _, l := range now {
 		counts[l.Family.Table(l.Table)]++
 	}
-	for f := range st.families {
-		for _, t := range protect.Tables() {
-			d.cfg.Metrics.SetLeftOut(f, t, counts[f.Table(t)])
-		}
+	for id := range st.tables() {
+		d.cfg.Metrics.SetLeftOut(id.Family, id.Name, counts[id])
 	}
 }
 

@@ -299,7 +299,7 @@ func TestBaselineOfManyChanges(t *testing.T) {
 		if b := reply.Baseline; b.AppearedRules <= 700 || b.AppearedChains != len(reply.Changes) {
 			t.Errorf("counted %+v in %d chains", b, len(reply.Changes))
 		}
-		st := &state{baseline: baseline{base: rules.NewBaseline(nil), compared: true, comparedAt: time.Now(), cost: time.Second}, generation: generation{edition: 1}}
+		st := &state{baseline: baseline{base: rules.NewBaseline(nil), comparedAt: time.Now(), cost: time.Second}, generation: generation{edition: 1}}
 		if at := r.d.compareAt(st); time.Until(at) < 49*time.Second {
 			t.Errorf("after a comparison of a second the next one is due in %s", time.Until(at))
 		}

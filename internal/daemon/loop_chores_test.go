@@ -195,7 +195,7 @@ func situations() map[string]situation {
 			d.loseNative(st, proxyTable)
 		},
 		"shut the standby of native tables": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
-			_, err := d.cfg.Standby.Native.Gate(st.native.tables[proxyTable].want, OpenGate)
+			_, err := d.cfg.Standby.Native.Gate(NativeWant{Table: st.native.tables[proxyTable].want}, OpenGate)
 			must(t, err)
 			st.native.standby[proxyTable].gate.opened = time.Now()
 		},
@@ -207,7 +207,7 @@ func situations() map[string]situation {
 			}, time.Now())
 		},
 		"empty the quarantine":                now(func(st *state) *time.Time { return &st.quarantine.retry.at }),
-		"remove doubled jumps":                ipv4(func(fs *familyState) *time.Time { return &fs.doubles.removeAt }),
+		"remove doubled jumps":                ipv4(func(fs *familyState) *time.Time { return &fs.undoubleAt }),
 		"remove what pods that are gone left": now(func(st *state) *time.Time { return &st.pods.removeAt }),
 		"renew the marks": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			fs := st.families[rules.IPv4]
@@ -313,7 +313,7 @@ func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situa
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	if st.loss != nil || !d.allPlanted(st) {
+	if st.loss != nil || !st.allPlanted() {
 		t.Fatal("the daemon has not begun")
 	}
 	must(t, fake.RestoreNoflush(rules.IPv4, scenario.NewService)) // so that there is something to read

@@ -264,7 +264,7 @@ func TestFlowsOfNativeTables(t *testing.T) {
 
 // TestWaitingSweeps: sweeps of native tables that wait for another sweep are all done.
 func TestWaitingSweeps(t *testing.T) {
-	d := &Daemon{sweeps: make(chan sweep, 1)}
+	d := &Daemon{cfg: Config{Flows: &flows{}}, sweeps: make(chan sweep, 1)}
 	for _, id := range []tableid.TableID{proxyTable, dockerTable, proxyTable} {
 		d.askSweep(sweep{since: map[rules.Family]time.Time{id.Family: time.Now()}, native: []*native.Table{tableOf(id)}})
 	}

@@ -23,12 +23,13 @@ func bubble(t *testing.T, name string, story func(t *testing.T)) {
 }
 
 // TestStandbyOpensFirst: at the first evidence the gate opens, before canaryd waits, reads or
-// writes; it is shut as soon as nat is proved, and the record says so.
+// writes, or probes more than nat's marks; it is shut as soon as nat is proved, and the record says
+// so.
 func TestStandbyOpensFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
 		r.wantStandby(s, api.StandbyArmed)
-		flushed, reads, restores := time.Now(), r.fake.Reads(), r.fake.Restores()
+		flushed, reads, restores, probes := time.Now(), r.fake.Reads(), r.fake.Restores(), r.fake.Probes()
 		r.flushNat()
 		r.settled()
 		r.wantReady()
@@ -37,8 +38,9 @@ func TestStandbyOpensFirst(t *testing.T) {
 		if len(opened) == 0 {
 			t.Fatal("the standby was not opened")
 		}
-		if diff := cmp.Diff([]int{0, 0, 0}, []int{int(opened[0].at.Sub(flushed)), opened[0].reads - reads, opened[0].restores - restores}); diff != "" {
-			t.Errorf("nanoseconds, reads and writes before it was opened (-want +got):\n%s", diff)
+		if diff := cmp.Diff([]int{0, 0, 0, 0}, []int{int(opened[0].at.Sub(flushed)), opened[0].reads - reads,
+			opened[0].restores - restores, opened[0].probes - probes}); diff != "" {
+			t.Errorf("nanoseconds, reads, writes and whole probes before it was opened (-want +got):\n%s", diff)
 		}
 		shut := s.named("shut ipv4", flushed)
 		if len(shut) != 1 || shut[0].at.Sub(flushed) != 20*time.Millisecond {

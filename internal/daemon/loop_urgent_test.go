@@ -32,7 +32,7 @@ func (k *sizedKernel) Stamp(ctx context.Context, f rules.Family) (iptables.Stamp
 	return k.Fake.Stamp(ctx, f)
 }
 
-func (k *sizedKernel) ProbeOnly(ctx context.Context, f rules.Family, places []iptables.Place) (map[iptables.Place]iptables.Holding, error) {
+func (k *sizedKernel) ProbeOnly(ctx context.Context, f rules.Family, places []iptables.Place) (iptables.Probed, error) {
 	time.Sleep(urgentCost)
 	k.probing.Add(int64(urgentCost))
 	return k.Fake.ProbeOnly(ctx, f, places)

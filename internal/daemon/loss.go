@@ -16,17 +16,17 @@ type loss struct {
 	record       api.Flush
 	drill        *drill // that ended before the loss: what it took is no flush
 	noticed      time.Time
-	intact       uint32                        // the genid of the last intact look, and the last one at
-	heard        uint32                        // which something was found lost
-	hit          map[rules.Family]api.Verdicts // tables counted so far
-	noticeLogged bool                          // the log has that it was noticed
-	blamed       bool                          // its culprits were looked for
-	recorded     bool                          // the record and the log have what was lost
-	counted      bool                          // whether metrics have it
-	jumpsDeleted bool                          // jumps were deleted by name, and their grace is over
-	memory       reload.Memory                 // what reads and tries have shown
-	gone         map[protect.Attachment]bool   // containers that the last replay left out
-	recovery     recovery                      // what the tries have put back so far
+	intact       uint32                      // the genid of the last intact look, and the last one at
+	heard        uint32                      // which something was found lost
+	hit          verdicts                    // tables counted so far
+	noticeLogged bool                        // the log has that it was noticed
+	blamed       bool                        // its culprits were looked for
+	recorded     bool                        // the record and the log have what was lost
+	counted      bool                        // whether metrics have it
+	jumpsDeleted bool                        // jumps were deleted by name, and their grace is over
+	memory       reload.Memory               // what reads and tries have shown
+	gone         map[protect.Attachment]bool // containers that the last replay left out
+	recovery     recovery                    // what the tries have put back so far
 	attempts     int
 	retry        retry
 
@@ -51,7 +51,7 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 	defer st.boundAbsence(f)
 	st.loss = &loss{
 		record: api.Flush{ID: st.newFlushID(st.looking.evidence), Time: st.looking.evidence, Outcome: api.Pending}, drill: st.doubtAt(now),
-		hit: map[rules.Family]api.Verdicts{}, noticed: now, retry: retry{at: now},
+		hit: verdicts{}, noticed: now, retry: retry{at: now},
 		intact: uint32(st.families[f].looked.intact), heard: uint32(digest), room: diffRoom(),
 	}
 }
@@ -69,11 +69,9 @@ func (st *state) newFlushID(at time.Time) string {
 
 // hasFlush reports whether a record has that ID, an open one included.
 func (st *state) hasFlush(id string) bool {
-	open := st.loss != nil && st.loss.record.ID == id || st.native.loss != nil && st.native.loss.record.ID == id
-	for _, w := range st.native.waiting {
-		open = open || w.ID == id
-	}
-	return open || slices.ContainsFunc(st.journal, func(f api.Flush) bool { return f.ID == id })
+	return st.loss != nil && st.loss.record.ID == id || st.native.loss != nil && st.native.loss.record.ID == id ||
+		anyOf(st.native.waiting, func(w *api.Flush) bool { return w.ID == id }) ||
+		slices.ContainsFunc(st.journal, func(f api.Flush) bool { return f.ID == id })
 }
 
 // remember takes up what a read of one family found.

@@ -10,10 +10,8 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
-	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 const (
@@ -45,7 +43,6 @@ type rotation struct {
 // plant writes the first canaries and witnesses. What stands when that is proved is the
 // generation.
 func (d *Daemon) plant(ctx context.Context, st *state) {
-	log := klog.FromContext(ctx)
 	families := d.plantable(st)
 	if len(families) == 0 {
 		st.marks.retry.at = st.suspicion.retry.at
@@ -58,26 +55,24 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 		err = errors.Join(err, fr.Err)
 	}
 	d.countLocked(st, result, err)
-	if err == nil && !d.allPlanted(st) {
+	if err == nil && !st.allPlanted() {
 		err = errors.Join(unplanted(st, result), st.suspicion.why())
 	}
 	if err != nil {
 		st.looking.plan(time.Now())
 		st.marks.retry.failed(err, time.Now())
-		if st.marks.trouble.met(err, time.Now()) {
-			log.Error(err, "Not every table has a canary; a flush of those without one is not noticed", "retryIn", st.marks.retry.wait)
-		}
+		st.marks.trouble.report(ctx, err, "Not every table has a canary; a flush of those without one is not noticed", "retryIn", st.marks.retry.wait)
 		return
 	}
 	st.marks.retry.wait = 0
 	st.marks.trouble.over()
 	st.looking.plan(time.Now())
-	if st.mode == api.Observe && st.declared.generation != nil {
-		st.compare(st.looking.at)
+	if st.mode == api.Observe && st.declared.now.Generation != nil {
+		st.examineAll(st.looking.at)
 	}
 	want := st.want()
 	count, chains := want.Counts()
-	log.Info("Canaries are planted and the generation is captured",
+	klog.FromContext(ctx).Info("Canaries are planted and the generation is captured",
 		"chain", d.cfg.Canary, "generation", want.ID(), "rules", count, "chains", chains)
 }
 
@@ -85,11 +80,9 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 // that could not be read.
 func unplanted(st *state, result reload.Result) error {
 	var errs []error
-	for _, f := range rules.Families() {
-		for _, t := range protect.Tables() {
-			if tr, ok := result[f].Tables[t]; ok && tr.Mark.Nonce == "" && !st.families[f].tables[t].spared {
-				errs = append(errs, fmt.Errorf("%s %s: %w", f, t, tr.Finding.Err))
-			}
+	for id, tr := range tablesOf(result) {
+		if tr.Mark.Nonce == "" && !st.table(id).spared {
+			errs = append(errs, fmt.Errorf("%s: %w", id, tr.Finding.Err))
 		}
 	}
 	return errors.Join(errs...)
@@ -97,8 +90,8 @@ func unplanted(st *state, result reload.Result) error {
 
 // planted reports whether every table of the family has a mark, or needs none.
 func (st *state) planted(f rules.Family) bool {
-	for _, t := range protect.Tables() {
-		if st.marks.current[f.Table(t)].Nonce == "" && !st.families[f].tables[t].spared {
+	for t, ts := range st.families[f].tables {
+		if st.marks.current[f.Table(t)].Nonce == "" && !ts.spared {
 			return false
 		}
 	}
@@ -107,13 +100,8 @@ func (st *state) planted(f rules.Family) bool {
 
 // anyPlanted reports whether a table of the family has a mark, or needs none yet.
 func (st *state) anyPlanted(f rules.Family) bool {
-	for _, ts := range st.families[f].tables {
-		if ts.spared {
-			return true
-		}
-	}
-	for _, mark := range tableid.Of(st.marks.current, f) {
-		if mark.Nonce != "" {
+	for t, ts := range st.families[f].tables {
+		if st.marks.current[f.Table(t)].Nonce != "" || ts.spared {
 			return true
 		}
 	}
@@ -121,7 +109,7 @@ func (st *state) anyPlanted(f rules.Family) bool {
 }
 
 // allPlanted reports whether every table has a mark, or needs none.
-func (d *Daemon) allPlanted(st *state) bool {
+func (st *state) allPlanted() bool {
 	for f := range st.families {
 		if !st.planted(f) {
 			return false
@@ -167,8 +155,8 @@ func rotationAt(fs *familyState) time.Time {
 // that was saved before the change is known when another process restores it.
 func (d *Daemon) rotate(ctx context.Context, st *state) {
 	var families []rules.Family
-	for _, f := range rules.Families() {
-		if fs := st.families[f]; fs != nil && due(rotationAt(fs), time.Now()) {
+	for f, fs := range st.inOrder() {
+		if due(rotationAt(fs), time.Now()) {
 			families = append(families, f)
 		}
 	}

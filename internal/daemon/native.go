@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -135,6 +136,9 @@ type nativeDeed struct {
 	since  time.Time // the first evidence of it
 }
 
+// took reports whether the commit deleted something in the table.
+func (d nativeDeed) took() bool { return len(d.Rules)+len(d.Elements)+d.Lost > 0 }
+
 func (d *Daemon) newNativeRealm() nativeRealm {
 	r := nativeRealm{tables: map[tableid.TableID]*nativeTable{}, immune: map[tableid.TableID]bool{}, standby: map[tableid.TableID]*nativeStandby{},
 		witness: map[tableid.Family]string{}, waiting: map[tableid.TableID]*api.Flush{}, limit: reload.NewLimiter()}
@@ -170,42 +174,28 @@ func nativeLost(v native.Verdict) bool {
 
 // ids returns the guarded tables in their order.
 func (r *nativeRealm) ids() []tableid.TableID {
-	var all []tableid.TableID
-	for id := range r.tables {
-		all = append(all, id)
-	}
-	slices.SortFunc(all, tableid.TableID.Compare)
-	return all
+	return slices.SortedFunc(maps.Keys(r.tables), tableid.TableID.Compare)
 }
 
 // families returns the families that have guarded tables.
 func (r *nativeRealm) families() []tableid.Family {
 	var all []tableid.Family
 	for _, id := range r.ids() {
-		if !slices.Contains(all, id.Family) {
-			all = append(all, id.Family)
-		}
+		all = append(all, id.Family)
 	}
-	return all
+	return slices.Compact(all)
 }
 
 // nativeChores are the rows of the loop's table that are about native tables.
 func (d *Daemon) nativeChores() []chore {
 	return []chore{
 		{"look at native tables", func(st *state) time.Time { return st.native.lookAt }, nil, readLimit, d.lookNative},
-		{"heal native tables", nativeTryAt, nil, d.settleLimit(), d.healNative},
+		{"heal native tables", func(st *state) time.Time { return st.native.loss.retry.at }, func(st *state) bool { return st.native.loss != nil }, d.settleLimit(), d.healNative},
 		{"read native tables", func(st *state) time.Time { return st.native.readAt }, mayReadNative, readLimit, d.readNative},
 		{"read what packets add to native tables", func(st *state) time.Time { return st.native.refreshAt }, noNativeReplay, readLimit, d.refreshNative},
 		{"plant witnesses", func(st *state) time.Time { return st.native.plantAt }, mayReadNative, briefLimit, d.plantWitnesses},
 		{"save native tables", func(st *state) time.Time { return st.native.disk.saveAt }, nil, diskLimit, d.saveNative},
 	}
-}
-
-func nativeTryAt(st *state) time.Time {
-	if st.native.loss == nil {
-		return time.Time{}
-	}
-	return st.native.loss.retry.at
 }
 
 // mayReadNative reports whether changed tables are read now, and witnesses planted: not if a replay
@@ -223,15 +213,7 @@ func noNativeReplay(st *state) bool { return st.native.loss == nil || !st.heals(
 // nativeSound reports whether all native tables are known to be in force.
 func (d *Daemon) nativeSound(st *state) bool {
 	r := &st.native
-	if !r.begun || r.all || r.loss != nil || r.trouble.there() {
-		return false
-	}
-	for _, t := range r.tables {
-		if t.lost() {
-			return false
-		}
-	}
-	return true
+	return r.begun && !r.all && r.loss == nil && !r.trouble.there() && !anyOf(r.tables, (*nativeTable).lost)
 }
 
 // lookAgain plans a look in the place of one that failed.

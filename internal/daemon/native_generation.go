@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -39,6 +40,8 @@ type nativeHeader struct {
 	Rules    int            `json:"rules"`
 	Elements int            `json:"elements"`
 
+	// The rest is of the headers in a list, and not in the file.
+	foreign  string // why it must not be restored here; "" if it may be
 	size     int64
 	modified time.Time
 }
@@ -49,12 +52,6 @@ type nativeGeneration struct {
 	Read   time.Duration `json:"read"` // the machine's uptime when what is left of timeouts was left
 	Digest string        `json:"digest"`
 	Table  *native.Table `json:"content"`
-}
-
-// A nativeKept is a generation on disk, as a list shows it.
-type nativeKept struct {
-	nativeHeader
-	foreign string // why it must not be restored here; "" if it may be
 }
 
 // nativeID returns the ID of a table's content: as long as those of iptables' generations.
@@ -142,13 +139,13 @@ func (s *NativeStore) foreign(made NativeIdentity) string {
 
 // list returns the generations on disk, those of a table together, the newest first. It reads again
 // only files that changed.
-func (s *NativeStore) list() []nativeKept {
+func (s *NativeStore) list() []nativeHeader {
 	entries, err := os.ReadDir(s.folder())
 	if err != nil {
 		return nil
 	}
 	headers := map[string]nativeHeader{}
-	var list []nativeKept
+	var list []nativeHeader
 	for _, e := range entries {
 		id, ok := strings.CutSuffix(e.Name(), ".json")
 		info, err := e.Info()
@@ -160,17 +157,14 @@ func (s *NativeStore) list() []nativeKept {
 			if h, err = readNativeHeader(s.file(id)); err != nil || h.ID != id || h.Format != nativeFormat {
 				continue // read says why, if an operator asks for it
 			}
-			h.size, h.modified = info.Size(), info.ModTime()
+			h.foreign, h.size, h.modified = s.foreign(h.Identity), info.Size(), info.ModTime()
 		}
 		headers[id] = h
-		list = append(list, nativeKept{h, s.foreign(h.Identity)})
+		list = append(list, h)
 	}
 	s.headers = headers
-	slices.SortFunc(list, func(a, b nativeKept) int {
-		if a.Name != b.Name {
-			return strings.Compare(a.Name, b.Name)
-		}
-		return b.Captured.Compare(a.Captured)
+	slices.SortFunc(list, func(a, b nativeHeader) int {
+		return cmp.Or(strings.Compare(a.Name, b.Name), b.Captured.Compare(a.Captured))
 	})
 	return list
 }
@@ -207,19 +201,15 @@ func readNativeHeader(path string) (h nativeHeader, err error) {
 
 // prune removes old generations, but for those that a saved index names.
 func (s *NativeStore) prune(saved storedNative) error {
-	keeps := map[string]bool{}
+	keeps, each := map[string]bool{}, map[string]int{}
 	for _, t := range saved.Tables {
 		keeps[t.generation.ID] = true
+		each[t.generation.Name]++
 	}
 	list := s.list()
-	slices.SortStableFunc(list, func(a, b nativeKept) int { return b.Captured.Compare(a.Captured) })
-	each, files, size := map[string]int{}, 0, int64(0)
+	slices.SortStableFunc(list, func(a, b nativeHeader) int { return b.Captured.Compare(a.Captured) })
+	files, size := 0, int64(0)
 	var errs []error
-	for _, k := range list {
-		if keeps[k.ID] {
-			each[k.Name]++
-		}
-	}
 	for _, k := range list {
 		if keeps[k.ID] {
 			continue

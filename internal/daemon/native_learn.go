@@ -73,12 +73,7 @@ func (d *Daemon) learnNative(ctx context.Context, st *state, now nativeLearned) 
 		chains, rules, elements := now.Table.Counts()
 		klog.FromContext(ctx).Info("A native table is guarded", "table", now.id.NFT(), "chains", chains, "rules", rules, "elements", elements)
 	}
-	later := t.deeds[:0:0]
-	for _, deed := range t.deeds {
-		if nft.Newer(deed.Genid, now.Genid) {
-			later = append(later, deed)
-		}
-	}
+	later := slices.DeleteFunc(slices.Clone(t.deeds), func(deed nativeDeed) bool { return !nft.Newer(deed.Genid, now.Genid) })
 	t.want, t.genid, t.digest, t.deeds = now.Table, now.Genid, now.Digest, later
 	t.read, t.leftAt = now.read, now.LeftAt
 	t.finding, t.old = native.Finding{Verdict: native.Intact, Why: "its content is the same"}, false
@@ -106,7 +101,7 @@ func (d *Daemon) learnNative(ctx context.Context, st *state, now nativeLearned) 
 func (d *Daemon) refreshNative(ctx context.Context, st *state) {
 	r, start := &st.native, time.Now()
 	r.refreshAt = time.Time{}
-	if !slices.ContainsFunc(r.ids(), func(id tableid.TableID) bool { return r.tables[id].want.Fleeting() }) {
+	if !anyOf(r.tables, func(t *nativeTable) bool { return t.want.Fleeting() }) {
 		return
 	}
 	defer func() {

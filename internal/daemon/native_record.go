@@ -69,11 +69,10 @@ func (d *Daemon) newNativeRecord(st *state, t *nativeTable) api.Flush {
 // first such one; zero if that was missed. What its owner wrote before is not absent.
 func (d *Daemon) takenSince(t *nativeTable) (since time.Time) {
 	for _, deed := range t.deeds {
-		took := len(deed.Rules)+len(deed.Elements)+deed.Lost > 0
 		switch {
 		case deed.Deleted:
 			since = deed.since
-		case since.IsZero() && (took && deed.New == 0 || deed.Made != 0) && d.committer(t.want.ID, deed.commit) != native.Owner:
+		case since.IsZero() && (deed.took() && deed.New == 0 || deed.Made != 0) && d.committer(t.want.ID, deed.commit) != native.Owner:
 			since = deed.since
 		}
 	}
@@ -205,11 +204,10 @@ func lostParts(t *nativeTable) (parts []string, more int) {
 func (d *Daemon) takersOf(t *nativeTable) []watch.Writer {
 	var taken []nft.Commit
 	for _, deed := range t.deeds {
-		took := len(deed.Rules)+len(deed.Elements)+deed.Lost > 0
 		switch {
 		case deed.Deleted:
 			taken = []nft.Commit{deed.commit}
-		case t.finding.Verdict == native.Emptied && took && deed.New == 0,
+		case t.finding.Verdict == native.Emptied && deed.took() && deed.New == 0,
 			t.finding.Verdict == native.Disabled && deed.Made != 0:
 			taken = append(taken, deed.commit)
 		}
@@ -273,18 +271,11 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 // nativeBack notes that a table is as its owner wants it: losses of it that are open are over. The
 // loss of which it was the last table is ended by endBack, because a plan may still go on with it.
 func (d *Daemon) nativeBack(ctx context.Context, st *state, id tableid.TableID) {
-	r := &st.native
-	if w := r.waiting[id]; w != nil {
-		delete(r.waiting, id)
-		w.Outcome = reload.Skipped
-		if r.tables[id].accept {
-			w.Outcome = api.Dismissed
-		}
-		endAbsence(w, time.Now())
-		st.remember(*w)
-		d.write(ctx, *w, nil)
-		klog.FromContext(ctx).Info("A native table is as its owner or an operator wants it", "flush", w.ID, "table", id.NFT(), "outcome", w.Outcome)
+	r, outcome := &st.native, api.Outcome(reload.Skipped)
+	if r.tables[id].accept {
+		outcome = api.Dismissed
 	}
+	d.endWaiting(ctx, st, id, outcome, "A native table is as its owner or an operator wants it")
 	r.tables[id].finding = native.Finding{Verdict: native.Changed}
 	if st.nativeBackUnasked() {
 		r.loss.retry.at = time.Now()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -83,7 +84,7 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 			r.loss = nil
 		}
 	}()
-	asked := nativeAsked{back: map[tableid.TableID]api.Outcome{}}
+	asked := nativeAsked{wanted: map[tableid.TableID]*native.Table{}, back: map[tableid.TableID]api.Outcome{}}
 	defer func() { d.leaveAsked(st, asked, dry) }()
 	var last error
 	for range nativeStale {
@@ -115,9 +116,9 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 
 // A nativeAsked is what becomes of the tables that an operator asks back, in all rounds.
 type nativeAsked struct {
-	repairs []native.Repair                 // the last of each table
-	left    []*native.Table                 // those that cannot be put back
-	back    map[tableid.TableID]api.Outcome // those that were put back and proved
+	wanted map[tableid.TableID]*native.Table
+	left   []*native.Table                 // those that cannot be put back
+	back   map[tableid.TableID]api.Outcome // those that were put back and proved
 }
 
 // take takes up what another round found lost. A round that could read nothing changes nothing.
@@ -127,33 +128,28 @@ func (a *nativeAsked) take(plan nativePlan, left []*native.Table) {
 	}
 	a.left = left
 	for _, repair := range plan.repairs {
-		id := repair.Want.ID
-		delete(a.back, id)
-		a.repairs = append(slices.DeleteFunc(a.repairs, func(r native.Repair) bool { return r.Want.ID == id }), repair)
+		delete(a.back, repair.Want.ID)
+		a.wanted[repair.Want.ID] = repair.Want
 	}
 }
 
 // rows returns what a reply says of each table. An error that no row names gets one of its own.
 func (a nativeAsked) rows(tables map[tableid.TableID]*nativeTable, dry bool, err error) []api.NativeRestored {
 	rows, unsaid := nativeOutcomes(nil, a.left, "", nil), err
-	for _, repair := range a.repairs {
-		id := repair.Want.ID
-		var row api.NativeRestored
-		switch t, outcome := tables[id], a.back[id]; {
+	for id, want := range a.wanted {
+		outcome, why := a.back[id], error(nil)
+		switch t := tables[id]; {
 		case slices.ContainsFunc(a.left, func(t *native.Table) bool { return t.ID == id }):
 			continue
-		case dry:
-			row = nativeOutcome(repair.Want, "", nil)
 		case outcome == reload.Partial:
-			row = nativeOutcome(repair.Want, outcome, errDevicesLeft)
-		case outcome != "":
-			row = nativeOutcome(repair.Want, outcome, nil)
+			why = errDevicesLeft
+		case dry, outcome != "": // a dry run puts nothing back
 		case t == nil || !t.lost():
-			row = nativeOutcome(repair.Want, reload.Skipped, errOwnerFaster)
+			outcome, why = reload.Skipped, errOwnerFaster
 		default:
-			row, unsaid = nativeOutcome(repair.Want, reload.Failed, err), nil
+			outcome, why, unsaid = reload.Failed, err, nil
 		}
-		rows = append(rows, row)
+		rows = append(rows, nativeOutcome(want, outcome, why))
 	}
 	if unsaid != nil {
 		rows = append(rows, api.NativeRestored{Table: "native tables", Outcome: reload.Failed, Detail: unsaid.Error()})
@@ -187,7 +183,10 @@ func (d *Daemon) endAsked(ctx context.Context, st *state, asked nativeAsked, wri
 		id := repair.Want.ID
 		if t := st.native.tables[id]; t != nil && !t.lost() {
 			asked.back[id] = outcome
-			d.endWaiting(ctx, st, id, outcome)
+			if absent, waited := d.endWaiting(ctx, st, id, outcome, "A native table is back and in force again"); waited {
+				d.cfg.Metrics.ObserveRecovery(absent)
+				d.cfg.Metrics.ObserveNativeReplay(id.Family.NFT(), outcome)
+			}
 		}
 	}
 }
@@ -199,11 +198,7 @@ func (d *Daemon) leaveAsked(st *state, asked nativeAsked, dry bool) {
 	if !dry && r.loss != nil && r.loss.recorded {
 		r.loss.retry.at = now
 	}
-	lost := asked.left
-	for _, repair := range asked.repairs {
-		lost = append(lost, repair.Want)
-	}
-	for _, want := range lost {
+	for _, want := range slices.AppendSeq(slices.Clone(asked.left), maps.Values(asked.wanted)) {
 		if t := r.tables[want.ID]; t != nil && t.lost() {
 			t.touch(now, now, true)
 		}
@@ -263,20 +258,20 @@ func (d *Daemon) planAsked(ctx context.Context, st *state) (plan nativePlan, lef
 	return plan, left, err
 }
 
-// endWaiting ends the record of a table that waited for its owner or an operator.
-func (d *Daemon) endWaiting(ctx context.Context, st *state, id tableid.TableID, outcome api.Outcome) {
-	r := &st.native
-	w := r.waiting[id]
+// endWaiting ends the record of a table that waited for its owner or an operator, with this line in
+// the log. It returns for how long the table was lost, and false if there is no such record.
+func (d *Daemon) endWaiting(ctx context.Context, st *state, id tableid.TableID, outcome api.Outcome, what string) (absent time.Duration, waited bool) {
+	w := st.native.waiting[id]
 	if w == nil {
-		return
+		return 0, false
 	}
-	delete(r.waiting, id)
+	delete(st.native.waiting, id)
 	w.Outcome = outcome
-	d.cfg.Metrics.ObserveRecovery(endAbsence(w, time.Now()))
-	d.cfg.Metrics.ObserveNativeReplay(id.Family.NFT(), outcome)
+	absent = endAbsence(w, time.Now())
 	st.remember(*w)
 	d.write(ctx, *w, nil)
-	klog.FromContext(ctx).Info("A native table is back and in force again", "flush", w.ID, "table", id.NFT(), "outcome", outcome)
+	klog.FromContext(ctx).Info(what, "flush", w.ID, "table", id.NFT(), "outcome", outcome)
+	return absent, true
 }
 
 // loadFor is load for a command without a daemon that compares the tables that protects names with

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -142,24 +143,13 @@ func (n nativeReturn) preview(now *native.Table) nativeReturned {
 	if removes {
 		change.Removal = removalOf(now, lost)
 	}
-	w := diffWriter{diff: api.TableDiff{Family: id.Family, Table: id.Name, Lines: []string{}}, room: diffRoom()}
+	w := newDiffWriter(id, diffRoom())
 	w.lines("-", lost)
 	w.lines("+", got)
 	if len(lost)+len(got)+change.Reorders > 0 {
 		reply.Changes = []api.TableChange{change}
 	}
 	return nativeReturned{reply: reply, diff: w.diff}
-}
-
-// lines adds parts of a native table.
-func (w *diffWriter) lines(sign string, list []native.Line) {
-	for i, l := range list {
-		if w.full() {
-			w.diff.More += len(list) - i
-			return
-		}
-		w.add(sign, l.Text)
-	}
 }
 
 func countLines(list []native.Line) (c api.Counts) {
@@ -247,8 +237,10 @@ func (d *Daemon) returnNative(ctx context.Context, st *state, r api.RestoreReque
 	if !r.DryRun {
 		d.nativeByItself(ctx, st)
 	}
-	if err := d.openNativeKernel(st); err != nil {
-		return api.RestoreReply{}, err
+	if st.native.asleep {
+		if _, err := d.awaken(st, nil); err != nil {
+			return api.RestoreReply{}, err
+		}
 	}
 	done, err := nativeReturn{d.cfg.Native.Kernel, d.cfg.Native.Store, g, d.cfg.Uptime}.do(r)
 	reply := done.reply
@@ -302,24 +294,6 @@ func (d *Daemon) adoptReturned(ctx context.Context, st *state, id tableid.TableI
 		r.tables[id].made = reload.MadeRestored
 	}
 	r.disk.changed(time.Now())
-}
-
-// openNativeKernel opens the kernel for native tables if none stood yet.
-func (d *Daemon) openNativeKernel(st *state) error {
-	r := &st.native
-	if !r.asleep {
-		return nil
-	}
-	awake, err := d.cfg.Native.Wake(nil)
-	if err == nil && !awake {
-		err = errNoNFTables
-	}
-	if err != nil {
-		return err
-	}
-	d.cfg.Native.Kernel.Suspect(d.suspects)
-	r.asleep, r.begun, r.all = false, false, true
-	return nil
 }
 
 // RestoreGeneration makes, without a daemon, a native table what its stored generation of that ID
@@ -377,12 +351,6 @@ func (s storedNative) with(g nativeGeneration, witness string, proof *native.Rul
 	now := proof.Tables[g.Table.ID]
 	row := storedNativeTable{Verdict: native.Intact, Witness: witness,
 		generation: generationOf(now, now.Digest(), g.Made, g.Captured, Uptime()-time.Since(proof.At))}
-	next := storedNative{Confirmed: cmp.Or(s.Confirmed, Uptime())}
-	for _, t := range s.Tables {
-		if t.generation.Table.ID != g.Table.ID {
-			next.Tables = append(next.Tables, t)
-		}
-	}
-	next.Tables = append(next.Tables, row)
-	return next
+	others := slices.DeleteFunc(slices.Clone(s.Tables), func(t storedNativeTable) bool { return t.generation.Table.ID == g.Table.ID })
+	return storedNative{Confirmed: cmp.Or(s.Confirmed, Uptime()), Tables: append(others, row)}
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
-	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // rideMost is how many chains, rules, sets and elements native tables may have to be written in
@@ -114,10 +113,7 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 
 // moreLost reports whether a table is known to be lost that canaryd puts back.
 func (r *nativeRealm) moreLost() bool {
-	return slices.ContainsFunc(r.ids(), func(id tableid.TableID) bool {
-		t := r.tables[id]
-		return t.lost() && t.finding.Remedy != native.NoRemedy
-	})
+	return anyOf(r.tables, func(t *nativeTable) bool { return t.lost() && t.finding.Remedy != native.NoRemedy })
 }
 
 // joinRecord puts what native tables lost into the record of iptables' tables, because one
@@ -131,9 +127,7 @@ func joinRecord(to *api.Flush, from api.Flush) {
 		to.Kind = from.Kind
 	}
 	for _, c := range from.Culprits {
-		if !slices.ContainsFunc(to.Culprits, func(known api.Culprit) bool { return known.PID == c.PID }) {
-			to.Culprits = append(to.Culprits, c)
-		}
+		addCulprit(to, c)
 	}
 	settleCulprit(to)
 }

@@ -147,7 +147,7 @@ type nativeDisk struct {
 	saveAt    time.Time     // zero: nothing is to be written
 	savedAt   time.Time     // when it was last written
 	cost      time.Duration // of the last write
-	kept      []nativeKept
+	kept      []nativeHeader
 	confirmed time.Duration // the machine's uptime when all were in force
 	lastRun   time.Time     // when the last run knew that
 	trouble   trouble       // why they are not on disk
@@ -178,28 +178,13 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 			generation: generationOf(t.want, t.digest, t.made, t.captured, up-start.Sub(t.leftAt))})
 	}
 	err := d.cfg.Native.Store.save(stored)
-	if err == nil {
-		d.pruneNative(ctx, st, stored)
+	if err == nil { // what cannot be removed costs room, and no table
+		r.disk.unpruned.report(ctx, d.cfg.Native.Store.prune(stored), "Old generations of native tables could not be removed; they take room on the disk")
 	}
 	r.disk.savedAt, r.disk.cost = time.Now(), time.Since(start)
 	r.disk.saveAt = r.disk.savedAt.Add(max(confirmEvery, saveShare*r.disk.cost))
 	r.disk.kept = d.cfg.Native.Store.list()
-	switch {
-	case err == nil:
-		r.disk.trouble.over()
-	case r.disk.trouble.met(err, time.Now()):
-		klog.FromContext(ctx).Error(err, "The native tables are not on disk; after a restart canaryd would begin with those that stand")
-	}
-}
-
-// pruneNative removes old generations. What cannot be removed costs room, and no table.
-func (d *Daemon) pruneNative(ctx context.Context, st *state, saved storedNative) {
-	unpruned := &st.native.disk.unpruned
-	if err := d.cfg.Native.Store.prune(saved); err == nil {
-		unpruned.over()
-	} else if unpruned.met(err, time.Now()) {
-		klog.FromContext(ctx).Error(err, "Old generations of native tables could not be removed; they take room on the disk")
-	}
+	r.disk.trouble.report(ctx, err, "The native tables are not on disk; after a restart canaryd would begin with those that stand")
 }
 
 // recallNative takes up the tables that the last run guarded. The first read says what became of

@@ -26,7 +26,7 @@ func (d *Daemon) wakeNative(ctx context.Context, st *state) bool {
 		return false
 	}
 	r.asked, r.hinted = now, time.Time{}
-	awake, err := d.cfg.Native.Wake(wanted)
+	awake, err := d.awaken(st, wanted)
 	interrupted := errors.Is(err, nft.ErrInterrupted)
 	if r.torn++; !interrupted {
 		r.torn = 0
@@ -35,9 +35,6 @@ func (d *Daemon) wakeNative(ctx context.Context, st *state) bool {
 	case interrupted && r.torn < interruptedMost:
 		r.lookAt = now.Add(wakeEvery)
 		return false
-	case err == nil && !awake && wanted == nil:
-		err = errNoNFTables
-		fallthrough
 	case err != nil:
 		d.nativeUnknown(ctx, st, err)
 		return false
@@ -47,9 +44,21 @@ func (d *Daemon) wakeNative(ctx context.Context, st *state) bool {
 	}
 	if !awake {
 		r.begun, r.known = true, now
-		return false
+	}
+	return awake
+}
+
+// awaken opens the kernel for native tables, if a wanted one stands or wanted is nil.
+func (d *Daemon) awaken(st *state, wanted func(nft.Table) bool) (awake bool, err error) {
+	awake, err = d.cfg.Native.Wake(wanted)
+	if err == nil && !awake && wanted == nil {
+		err = errNoNFTables
+	}
+	if err != nil || !awake {
+		return false, err
 	}
 	d.cfg.Native.Kernel.Suspect(d.suspects)
+	r := &st.native
 	r.asleep, r.begun, r.all = false, false, true
-	return true
+	return true, nil
 }

@@ -3,9 +3,8 @@ package daemon
 import (
 	"context"
 	"errors"
+	"maps"
 	"time"
-
-	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -41,18 +40,14 @@ func (d *Daemon) plantWitnesses(ctx context.Context, st *state) {
 	r := &st.native
 	r.plantAt = time.Time{}
 	err := d.plantNow(ctx, st)
-	if err == nil {
-		r.planted.over()
-		return
-	}
-	r.plantAt = time.Now().Add(firstTry)
 	if errors.Is(err, nft.ErrStale) {
+		r.plantAt = time.Now().Add(firstTry)
 		return
 	}
-	r.plantAt = time.Now().Add(d.cfg.PollInterval)
-	if r.planted.met(err, time.Now()) {
-		klog.FromContext(ctx).Error(err, "A witness could not be planted; canaryd may take a flush of the ruleset for an owner that deletes its table")
+	if err != nil {
+		r.plantAt = time.Now().Add(d.cfg.PollInterval)
 	}
+	r.planted.report(ctx, err, "A witness could not be planted; canaryd may take a flush of the ruleset for an owner that deletes its table")
 }
 
 func (d *Daemon) plantNow(ctx context.Context, st *state) error {
@@ -71,9 +66,7 @@ func (d *Daemon) plantNow(ctx context.Context, st *state) error {
 	if err != nil {
 		return err
 	}
-	for family, nonce := range missing {
-		r.witness[family] = nonce
-	}
+	maps.Copy(r.witness, missing)
 	for id, t := range r.tables {
 		if !t.lost() && !t.missed { // it stood when the witness did
 			t.witness = r.witness[id.Family]

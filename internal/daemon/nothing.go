@@ -47,14 +47,11 @@ type strangers struct {
 // bareNow reports whether the generation has nothing to guard.
 func (d *Daemon) bareNow(st *state) bool {
 	if inv := &st.inventory; inv.edition != st.generation.edition {
-		inv.edition, inv.bare = st.generation.edition, bare(st.want(), d.meansMoreThanKubelet())
+		// Kubelet's chains are too little only if more than these is to be guarded.
+		inv.edition, inv.bare = st.generation.edition, bare(st.want(), d.cfg.Protection.Chain("KUBE-SERVICES"))
 	}
 	return st.inventory.bare
 }
-
-// meansMoreThanKubelet reports whether more than kubelet's chains is to be guarded: only
-// then are these too little.
-func (d *Daemon) meansMoreThanKubelet() bool { return d.cfg.Protection.Chain("KUBE-SERVICES") }
 
 // bare reports whether a generation has no rule, or only kubelet's.
 func bare(g rules.Generation, beyondKubelet bool) bool {
@@ -77,7 +74,7 @@ func bare(g rules.Generation, beyondKubelet bool) bool {
 // mayTakeInventory reports whether what is there may be looked at: once every table
 // was read and nothing of it is to be guarded.
 func (d *Daemon) mayTakeInventory(st *state) bool {
-	return st.loss == nil && d.allPlanted(st) && d.bareNow(st)
+	return st.loss == nil && st.allPlanted() && d.bareNow(st)
 }
 
 // takeInventory looks what is there although nothing is protected.
@@ -89,9 +86,6 @@ func (d *Daemon) takeInventory(ctx context.Context, st *state) {
 	if d.cfg.NativeTables != nil {
 		native, err := d.cfg.NativeTables(ctx)
 		found.NativeTables, found.Unknown = native[:min(len(native), nativeShown)], err != nil
-	}
-	if inv.strange == nil {
-		inv.strange = map[rules.Family]strangers{}
 	}
 	for _, f := range d.cfg.Kernel.Families() {
 		known, ok := inv.strange[f]
@@ -142,12 +136,10 @@ func (d *Daemon) strangersIn(st *state, snapshot iptables.Snapshot) strangers {
 
 // guardsRules reports whether a native table that is guarded has rules.
 func (r *nativeRealm) guardsRules() bool {
-	for _, t := range r.tables {
-		if _, rules, _ := t.want.Counts(); rules > 0 {
-			return true
-		}
-	}
-	return false
+	return anyOf(r.tables, func(t *nativeTable) bool {
+		_, rules, _ := t.want.Counts()
+		return rules > 0
+	})
 }
 
 // nothing returns that nothing is protected, for a Status that is ready; nil if

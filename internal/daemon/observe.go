@@ -9,17 +9,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
-	"github.com/canaryd/canaryd/pkg/tableid"
 )
-
-// observing is what is known of a loss that canaryd only watches.
-type observing struct {
-	// since is since when rules are missing that their owner has not put back; zero: none are.
-	since time.Time
-}
 
 // observe records what is lost and stops its learning until the owner has put the rules back.
 // It plants the lost marks again, so that the next flush is noticed too. One guarded read shows
@@ -39,16 +31,14 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 		d.observeUnguarded(ctx, st, err)
 		return
 	}
-	d.recordLosses(ctx, st, observed(before, result))
+	d.recordLosses(ctx, st, observed(before, hits(result)))
 	st.loss.memory = st.loss.memory.AfterPlanting(result)
 	err = errors.Join(err, d.lostButUnread(st, result))
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
 			st.marks.current = st.marks.current.With(f.Table(t), tr.Mark)
 		}
-		if !fr.Outcome.Done() {
-			err = errors.Join(err, fr.Err)
-		}
+		err = errors.Join(err, fr.Err)
 		st.families[f].examined.dueAt = time.Now().Add(captureQuiet)
 	}
 	st.memory.scheduleFree(time.Now())
@@ -60,7 +50,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 	l := st.loss
 	st.loss = nil
 	if l.recorded {
-		st.observing.since = earliest(st.observing.since, l.record.Time)
+		st.observedSince = earliest(st.observedSince, l.record.Time)
 		l.record.Outcome = api.WaitingObserve
 		d.journal(ctx, st, l)
 	}
@@ -69,15 +59,9 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 // observeUnguarded records what is lost where nothing can be planted, because of err.
 func (d *Daemon) observeUnguarded(ctx context.Context, st *state, err error) {
 	before := st.stoppedTables()
-	examined, unread := d.readLoss(ctx, st)
-	found := reload.Result{}
-	for f, tables := range tableid.ByFamily(examined) {
-		fr := reload.FamilyResult{Tables: map[rules.TableName]reload.TableResult{}}
-		for t, x := range tables {
-			fr.Tables[t], fr.Seen = reload.TableResult{Finding: x.Finding, Lost: x.Lost, Seen: x.Table}, x.Seen
-			d.take(st, tableFinding{id: f.Table(t), source: watching, finding: x.Finding})
-		}
-		found[f] = fr
+	found, unread := d.readLoss(ctx, st)
+	for id, h := range found {
+		d.take(st, tableFinding{id: id, source: watching, finding: h.finding})
 	}
 	d.recordLosses(ctx, st, observed(before, found))
 	d.healFailed(ctx, st, errors.Join(err, unread))
@@ -86,18 +70,15 @@ func (d *Daemon) observeUnguarded(ctx context.Context, st *state, err error) {
 // stoppedTables returns the tables whose learning is stopped.
 func (st *state) stoppedTables() map[rules.TableID]bool {
 	learningStopped := map[rules.TableID]bool{}
-	for f, fs := range st.families {
-		for t, ts := range fs.tables {
-			learningStopped[f.Table(t)] = ts.learningStopped
-		}
+	for id, ts := range st.tables() {
+		learningStopped[id] = ts.learningStopped
 	}
 	return learningStopped
 }
 
 // observed returns what reads found lost, without what was recorded before: a table that was
 // learned no more is lost once more if its marks are.
-func observed(before map[rules.TableID]bool, result reload.Result) map[rules.TableID]hit {
-	found := hits(result)
+func observed(before map[rules.TableID]bool, found map[rules.TableID]hit) map[rules.TableID]hit {
 	maps.DeleteFunc(found, func(id rules.TableID, h hit) bool {
 		again := h.finding.MarkLost || len(h.finding.Witnesses) > 0
 		return !h.verdict.Loss() || before[id] && !again
@@ -107,43 +88,35 @@ func observed(before map[rules.TableID]bool, result reload.Result) map[rules.Tab
 
 // readLoss reads every family where nothing is to be written. The error says
 // what could not be read or judged of it.
-func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]reload.Examined, error) {
+func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]hit, error) {
 	st.memory.scheduleFree(time.Now())
-	examined := map[rules.TableID]reload.Examined{}
+	found := map[rules.TableID]hit{}
 	var unread []error
-	for f, fs := range st.families {
+	for f := range st.inOrder() {
 		snapshot, err := d.cfg.Kernel.Read(ctx, f)
 		if err != nil {
 			unread = append(unread, err)
 			continue
 		}
-		found := d.examiner(st).Examine(snapshot, d.job(st, f))
-		tableid.Put(examined, f, found)
-		st.loss.remember(f, found)
-		for t, x := range found {
-			if x.Finding.Verdict == canary.Unknown && fs.tables[t].verdict.Loss() {
-				unread = append(unread, lostUnread(f, t, x.Finding))
-			}
+		examined := d.examiner(st).Examine(snapshot, d.job(st, f))
+		st.loss.remember(f, examined)
+		for t, x := range examined {
+			id := f.Table(t)
+			found[id] = hitOf(x)
+			unread = append(unread, st.lostUnread(id, x.Finding))
 		}
 	}
-	return examined, errors.Join(unread...)
+	return found, errors.Join(unread...)
 }
 
-// resumeLearning ends what observe mode only watches, once every table is learned again.
-func (d *Daemon) resumeLearning(ctx context.Context, st *state) {
-	d.resumeLearningAs(ctx, st, reload.Skipped, "The owners have put their rules back")
-}
-
-// resumeLearningAs does that with this outcome, and this line in the log.
-func (d *Daemon) resumeLearningAs(ctx context.Context, st *state, outcome api.Outcome, what string) {
-	if st.observing.since.IsZero() {
-		return
-	}
-	if d.anyFamily(st, (*familyState).learningStopped) {
+// resumeLearning ends what observe mode only watches, once every table is learned again, with this
+// outcome, and this line in the log.
+func (d *Daemon) resumeLearning(ctx context.Context, st *state, outcome api.Outcome, what string) {
+	if st.observedSince.IsZero() || st.anyFamily((*familyState).learningStopped) {
 		return
 	}
 	now := time.Now()
-	absent, lost := now.Sub(st.observing.since), false
+	absent, lost := now.Sub(st.observedSince), false
 	for i := range st.journal {
 		if r := &st.journal[i]; r.Outcome == api.WaitingObserve && !r.Earlier {
 			absent, lost = max(absent, endAbsence(r, now)), lost || r.Lost.Rules > 0
@@ -154,6 +127,6 @@ func (d *Daemon) resumeLearningAs(ctx context.Context, st *state, outcome api.Ou
 	if lost {
 		d.cfg.Metrics.ObserveRecovery(absent)
 	}
-	st.observing.since = time.Time{}
+	st.observedSince = time.Time{}
 	klog.FromContext(ctx).Info(what, "absent", absent.Round(time.Millisecond))
 }

@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -33,14 +32,12 @@ func (st *state) opaqueNow() []api.Quarantined {
 		st.opaque = st.opaque.in(st.generation.edition, st.want())
 	}
 	var list []api.Quarantined
-	for _, f := range rules.Families() {
-		for _, t := range protect.Tables() {
-			for _, r := range st.opaque.found[f.Table(t)] {
-				reason, _ := r.Rule.Opaque()
-				is := func(h reload.QuarantinedRule) bool { return h.Chain == r.Chain && h.Rule == r.Rule }
-				if len(list) < api.QuarantinedShown && !slices.ContainsFunc(st.quarantine.rules[f.Table(t)], is) {
-					list = append(list, api.Quarantined{Family: f, Table: t, Chain: r.Chain, Rule: r.Rule.Spec, Reason: reason})
-				}
+	for _, id := range tableIDs() {
+		for _, r := range st.opaque.found[id] {
+			reason, _ := r.Rule.Opaque()
+			is := func(h reload.QuarantinedRule) bool { return h.Chain == r.Chain && h.Rule == r.Rule }
+			if len(list) < api.QuarantinedShown && !slices.ContainsFunc(st.quarantine.rules[id], is) {
+				list = append(list, api.Quarantined{Family: id.Family, Table: id.Name, Chain: r.Chain, Rule: r.Rule.Spec, Reason: reason})
 			}
 		}
 	}

@@ -98,12 +98,9 @@ func (d *Daemon) keepOwners(ctx context.Context, st *state, last bool) {
 	if reflect.DeepEqual(now, st.owners.kept) {
 		return
 	}
-	if err := d.cfg.Store.SaveOwners(now); err != nil {
-		if st.owners.trouble.met(err, time.Now()) {
-			klog.FromContext(ctx).Error(err, "After a restart canaryd would not know which rules have no owner")
-		}
-		return
+	err := d.cfg.Store.SaveOwners(now)
+	st.owners.trouble.report(ctx, err, "After a restart canaryd would not know which rules have no owner")
+	if err == nil {
+		st.owners.kept = now
 	}
-	st.owners.kept = now
-	st.owners.trouble.over()
 }

@@ -8,7 +8,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // A pause is for planned work. One that outlasts a day has been forgotten, and
@@ -72,11 +71,6 @@ func (d *Daemon) Resume(ctx context.Context) (api.PauseReply, error) {
 	return reply, err
 }
 
-// pauseOver ends a pause whose time is over.
-func (d *Daemon) pauseOver(ctx context.Context, st *state) {
-	d.unpause(ctx, st, "The pause has run out")
-}
-
 // unpause lets replays begin again. What was lost meanwhile comes first.
 func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 	st.pause.until = time.Time{}
@@ -97,22 +91,18 @@ func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 // recordPaused records what is lost and leaves it so until the pause ends. The marks stay
 // as the flush left them: they show the replay what its owner did not touch.
 func (d *Daemon) recordPaused(ctx context.Context, st *state) {
-	examined, err := d.readLoss(ctx, st)
+	found, err := d.readLoss(ctx, st)
 	if err != nil {
 		d.healFailed(ctx, st, err)
 		return
 	}
-	found := map[rules.TableID]hit{}
-	for id, x := range examined {
-		if x.Finding.Verdict.Loss() {
-			found[id] = hitOf(x)
-			d.take(st, tableFinding{id: id, source: lossesOnly, finding: x.Finding})
-		}
+	for id, h := range found {
+		d.take(st, tableFinding{id: id, source: lossesOnly, finding: h.finding})
 	}
 	d.recordLosses(ctx, st, found)
 	if !st.loss.recorded { // its owner was faster
 		st.loss = nil
-		d.drillUndone(ctx, st, "replays were paused, and another process put back what the drill had taken")
+		d.endDrill(ctx, st, api.DrillVoid, "replays were paused, and another process put back what the drill had taken")
 		// On legacy what it put back may have the digest of before, so that no
 		// look calls for it.
 		for _, fs := range st.families {
@@ -131,11 +121,9 @@ func (st *state) recordMore() {
 	if !st.pause.on() {
 		return
 	}
-	for f, fs := range st.families {
-		for t, ts := range fs.tables {
-			if ts.verdict.Loss() && st.loss.hit[f][t] == "" {
-				st.loss.retry.at = time.Now()
-			}
+	for id, ts := range st.tables() {
+		if ts.verdict.Loss() && st.loss.hit[id] == "" {
+			st.loss.retry.at = time.Now()
 		}
 	}
 }

@@ -93,7 +93,7 @@ func (d *Daemon) readPods(ctx context.Context, st *state) bool {
 	for a, pod := range r.Attached {
 		w.known[a] = attached{Pod: pod, returned: w.known[a].returned}
 	}
-	if vanished := w.vanished(r); w.cleared(vanished) {
+	if vanished, cleared := w.vanished(r); cleared {
 		for _, a := range vanished {
 			delete(w.known, a)
 		}
@@ -103,7 +103,9 @@ func (d *Daemon) readPods(ctx context.Context, st *state) bool {
 			k := w.known[a]
 			k.gone = now
 			w.known[a] = k
-			st.examineAttachment(a, now)
+			if w.rules[a] && st.loss == nil {
+				st.examineAll(now)
+			}
 		}
 	}
 	maps.DeleteFunc(w.known, func(a protect.Attachment, k attached) bool { return !k.gone.IsZero() && !w.rules[a] })
@@ -120,50 +122,28 @@ func (d *Daemon) haveRules(st *state) {
 	}
 }
 
-// vanished returns the attachments whose file was there and is not any more.
-func (w *podWatch) vanished(r cniresults.Reading) []protect.Attachment {
-	var list []protect.Attachment
+// vanished returns the attachments whose file was there and is not any more. cleared: these are all
+// of several files. No runtime removes pods so, but a script that empties the folder does.
+func (w *podWatch) vanished(r cniresults.Reading) (list []protect.Attachment, cleared bool) {
+	stay := false
 	for a, k := range w.known {
-		if k.gone.IsZero() && !r.Keeps(a) {
+		switch {
+		case !k.gone.IsZero():
+		case r.Keeps(a):
+			stay = true
+		default:
 			list = append(list, a)
 		}
 	}
-	return list
-}
-
-// cleared reports whether these are all of several files: no runtime removes pods so, but
-// a script that empties the folder does.
-func (w *podWatch) cleared(vanished []protect.Attachment) bool {
-	there := 0
-	for _, k := range w.known {
-		if k.gone.IsZero() {
-			there++
-		}
-	}
-	return len(vanished) > 1 && len(vanished) == there
-}
-
-// examineAttachment plans an examination of the rules of a container whose file has gone.
-func (st *state) examineAttachment(a protect.Attachment, now time.Time) {
-	if !st.pods.rules[a] || st.loss != nil {
-		return
-	}
-	for f, fs := range st.families {
-		if st.planted(f) {
-			fs.examined.plan(now)
-		}
-	}
+	return list, len(list) > 1 && !stay
 }
 
 // gone returns the attachments that the generation has rules for, and whose container is
 // gone.
 func (w *podWatch) gone() map[protect.Attachment]bool {
-	var list map[protect.Attachment]bool
+	list := map[protect.Attachment]bool{}
 	for a, k := range w.known {
 		if !k.gone.IsZero() && w.rules[a] {
-			if list == nil {
-				list = map[protect.Attachment]bool{}
-			}
 			list[a] = true
 		}
 	}
@@ -243,7 +223,7 @@ func (d *Daemon) removeGoneContainers(ctx context.Context, st *state) {
 	if job.GoneContainers = w.leftovers(); len(job.GoneContainers) == 0 {
 		return
 	}
-	log, pods := klog.FromContext(ctx), w.names(job.GoneContainers)
+	pods := w.names(job.GoneContainers)
 	result, err := d.replayer(ctx, st).RemoveContainers(ctx, job)
 	for f, fr := range result {
 		d.applyResult(st, f, fr)
@@ -253,18 +233,15 @@ func (d *Daemon) removeGoneContainers(ctx context.Context, st *state) {
 		}
 	}
 	st.looking.plan(time.Now())
+	w.untaken.report(ctx, err, "Rules of pods that are gone came back with a replay, and could not be removed yet", "pods", pods)
 	if err != nil {
 		w.removeAt = time.Now().Add(d.cfg.PollInterval)
-		if w.untaken.met(err, time.Now()) {
-			log.Error(err, "Rules of pods that are gone came back with a replay, and could not be removed yet", "pods", pods)
-		}
 		return
 	}
-	w.untaken.over()
 	st.forgetContainers(job.GoneContainers, time.Now())
 	for _, fr := range result {
 		if fr.Outcome != reload.Skipped {
-			log.Info("Rules of pods that were removed during the outage had come back with it; they are removed", "pods", pods)
+			klog.FromContext(ctx).Info("Rules of pods that were removed during the outage had come back with it; they are removed", "pods", pods)
 			return
 		}
 	}

@@ -101,9 +101,8 @@ func (fs *familyState) renewAfterAsking(now time.Time) { fs.rotation.plan(now) }
 
 // askForSyncs asks kube-proxy for the full syncs that are pending.
 func (d *Daemon) askForSyncs(ctx context.Context, st *state) {
-	for _, f := range rules.Families() {
-		fs := st.families[f]
-		if fs == nil || !due(fs.proxy.askAt, time.Now()) {
+	for f, fs := range st.inOrder() {
+		if !due(fs.proxy.askAt, time.Now()) {
 			continue
 		}
 		fs.proxy.askUntil, fs.proxy.askAt = time.Time{}, time.Time{}
@@ -127,9 +126,8 @@ func ownerChoices() []api.Choice {
 // owner, or are not in force. Rules that are lost are another matter.
 func (d *Daemon) ownerless(st *state, now time.Time) *api.OwnerlessRules {
 	var o *api.OwnerlessRules
-	for _, f := range rules.Families() {
-		fs := st.families[f]
-		if fs == nil || fs.proxy.gone.IsZero() || now.Sub(fs.proxy.gone) < ownerlessAfter || !st.proxyStands(f) {
+	for f, fs := range st.inOrder() {
+		if fs.proxy.gone.IsZero() || now.Sub(fs.proxy.gone) < ownerlessAfter || !st.proxyStands(f) {
 			continue
 		}
 		if o == nil {

@@ -22,7 +22,6 @@ func (d *Daemon) publish(st *state) {
 		PausedUntil:      st.pause.until,
 		Contended:        st.contention.contended(),
 		Backend:          api.Backend{Name: info.Backend, Version: info.Version, Reason: st.choice.reason, Mixed: st.choice.mixed, Mismatch: st.choice.mismatch},
-		Families:         map[rules.Family]api.Verdicts{},
 		DisabledFamilies: maps.Clone(d.cfg.Disabled),
 		CanaryChain:      d.cfg.Canary,
 		Generation:       d.generation(st),
@@ -50,13 +49,14 @@ func (d *Daemon) publish(st *state) {
 			}
 			s.Unreadable[f] = cause
 		}
-		s.Families[f] = api.Verdicts{}
-		for t := range fs.tables {
-			s.Families[f][t] = st.shownVerdict(f, t)
-		}
 	}
+	shown := verdicts{}
+	for id := range st.tables() {
+		shown[id] = st.shownVerdict(id)
+	}
+	s.Families = shown.public()
 	s.LastKnown = lastKnown(st)
-	s.LossSince = st.observing.since
+	s.LossSince = st.observedSince
 	st.decision.addTo(&s)
 	if st.loss != nil {
 		s.LossSince = earliest(s.LossSince, st.loss.record.Time)
@@ -88,15 +88,14 @@ func (fs *familyState) unreadable() string {
 }
 
 // shownVerdict returns the verdict that a Status has for a table.
-func (st *state) shownVerdict(f rules.Family, t rules.TableName) canary.Verdict {
-	id := f.Table(t)
+func (st *state) shownVerdict(id rules.TableID) canary.Verdict {
 	v := st.table(id).verdict
 	switch {
 	case st.removed:
 		return canary.Unknown
 	case !st.declared.unapplied[id] || v != canary.Intact && v != canary.Changed:
 		return v
-	case st.refuses(f, t):
+	case st.refuses(id):
 		return canary.Refused
 	default:
 		return canary.Drifted
@@ -153,15 +152,13 @@ func lastKnown(st *state) time.Time {
 }
 
 // pendingSince returns since when the tables have, or may have, what the generation lacks. A
-// hint that waits for its budget counts too.
+// hint that waits for its family's budget counts too.
 func pendingSince(st *state) time.Time {
 	var since time.Time
 	for _, fs := range st.families {
 		since = earliest(since, fs.examined.dirty, fs.looked.unseen, fs.looked.unasked)
-		for _, ts := range fs.tables {
-			if ts.pending {
-				since = earliest(since, fs.examined.moved)
-			}
+		if fs.anyTable(func(ts *tableState) bool { return ts.pending }) {
+			since = earliest(since, fs.examined.moved)
 		}
 	}
 	return since

@@ -9,7 +9,6 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -22,16 +21,6 @@ type quarantine struct {
 	// stood are the chains that quarantined rules lacked when they were put
 	// there, and that the last examination saw.
 	stood map[rules.Family]map[iptables.Place]bool
-}
-
-// recallQuarantine takes up the quarantined rules and the ipsets that the last run knew.
-func (d *Daemon) recallQuarantine(ctx context.Context, st *state, known reload.Quarantine) {
-	for id, list := range known {
-		if st.families[id.Family] != nil {
-			d.setQuarantine(st, id, list)
-		}
-	}
-	d.recallSets(ctx, st)
 }
 
 // setQuarantine takes up which rules of one table are quarantined.
@@ -54,21 +43,18 @@ func (d *Daemon) setQuarantine(st *state, id rules.TableID, list []reload.Quaran
 // match that only counts.
 func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 	log := klog.FromContext(ctx)
-	for _, f := range rules.Families() {
-		for _, t := range protect.Tables() {
-			tr := result[f].Tables[t]
-			for _, h := range tr.Quarantined[:min(namesKept, len(tr.Quarantined))] {
-				next := "it is tried again"
-				if _, opaque := h.Rule.Opaque(); opaque {
-					next = "its owner has to put it back"
-				}
-				log.Info("A rule is in quarantine: it could not be put back", "family", f, "table", t,
-					"chain", h.Chain, "rule", h.Rule.Spec, "reason", h.Reason, "next", next)
+	for id, tr := range tablesOf(result) {
+		for _, h := range tr.Quarantined[:min(namesKept, len(tr.Quarantined))] {
+			next := "it is tried again"
+			if _, opaque := h.Rule.Opaque(); opaque {
+				next = "its owner has to put it back"
 			}
-			for _, h := range tr.Weakened[:min(namesKept, len(tr.Weakened))] {
-				log.Info("A rule was put back without its nfacct match, which only counts", "family", f, "table", t,
-					"chain", h.Chain, "rule", h.Rule.Spec, "reason", h.Reason)
-			}
+			log.Info("A rule is in quarantine: it could not be put back", "family", id.Family, "table", id.Name,
+				"chain", h.Chain, "rule", h.Rule.Spec, "reason", h.Reason, "next", next)
+		}
+		for _, h := range tr.Weakened[:min(namesKept, len(tr.Weakened))] {
+			log.Info("A rule was put back without its nfacct match, which only counts", "family", id.Family, "table", id.Name,
+				"chain", h.Chain, "rule", h.Rule.Spec, "reason", h.Reason)
 		}
 	}
 }
@@ -113,20 +99,18 @@ func (st *state) readmitReturned(snapshot iptables.Snapshot) {
 			st.quarantine.retry.at = earliest(st.quarantine.retry.at, time.Now())
 		}
 	}
-	if st.quarantine.stood == nil {
-		st.quarantine.stood = map[rules.Family]map[iptables.Place]bool{}
-	}
 	st.quarantine.stood[snapshot.Family] = now
 }
 
 // supplement returns what was read of a table as if its quarantined rules stood there.
-func (d *Daemon) supplement(st *state, f rules.Family, t rules.TableName, seen rules.Section) rules.Section {
-	if len(st.quarantine.rules[f.Table(t)]) == 0 {
+func (d *Daemon) supplement(st *state, id rules.TableID, seen rules.Section) rules.Section {
+	before := st.quarantine.rules[id]
+	if len(before) == 0 {
 		return seen
 	}
-	seen, next := st.quarantine.rules.Supplement(f, t, st.want()[f.Table(t)], seen)
-	if len(next[f.Table(t)]) != len(st.quarantine.rules[f.Table(t)]) {
-		d.setQuarantine(st, f.Table(t), next[f.Table(t)])
+	seen, next := st.quarantine.rules.Supplement(id.Family, id.Name, st.want()[id], seen)
+	if len(next[id]) != len(before) {
+		d.setQuarantine(st, id, next[id])
 	}
 	return seen
 }
@@ -134,12 +118,10 @@ func (d *Daemon) supplement(st *state, f rules.Family, t rules.TableName, seen r
 // quarantined returns what is in quarantine as a Status has it.
 func (st *state) quarantined() []api.Quarantined {
 	var list []api.Quarantined
-	for _, f := range rules.Families() {
-		for _, t := range protect.Tables() {
-			for _, h := range st.quarantine.rules[f.Table(t)] {
-				if len(list) < api.QuarantinedShown {
-					list = append(list, api.Quarantined{Family: f, Table: t, Chain: h.Chain, Rule: h.Rule.Spec, Reason: h.Reason})
-				}
+	for _, id := range tableIDs() {
+		for _, h := range st.quarantine.rules[id] {
+			if len(list) < api.QuarantinedShown {
+				list = append(list, api.Quarantined{Family: id.Family, Table: id.Name, Chain: h.Chain, Rule: h.Rule.Spec, Reason: h.Reason})
 			}
 		}
 	}

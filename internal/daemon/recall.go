@@ -43,8 +43,8 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	}
 	st.absence.lastRun = d.inForceAt(known.Uptime)
 	st.generation.learned.Generation, st.marks.current = st.unclaimed(stored.Generation), known.Marks
-	if st.declared.generation != nil {
-		st.declared.inForce = &Declaration{st.claimed(stored.Generation), st.declared.claims, st.declared.origin}
+	if st.declared.now.Generation != nil {
+		st.declared.inForce = st.declared.now.with(st.claimed(stored.Generation))
 	}
 	st.generation.made = stored.Made
 	st.generation.change(stored.Captured)
@@ -52,7 +52,12 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	st.marks.madeTables = known.MadeTables
 	d.cfg.Store.Resume(stored.ID)
 	st.disk.saveAt = time.Now().Add(confirmEvery) // also if nothing is learned that is new
-	d.recallQuarantine(ctx, st, known.Quarantine)
+	for id, list := range known.Quarantine {
+		if st.families[id.Family] != nil {
+			d.setQuarantine(st, id, list)
+		}
+	}
+	d.recallSets(ctx, st)
 	log.Info("Took up the stored generation", "generation", stored.ID, "age", age.Round(time.Second))
 }
 

@@ -1,9 +1,7 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"strings"
 	"time"
 
@@ -11,7 +9,6 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
@@ -34,6 +31,24 @@ func hitOf(x reload.Examined) hit {
 	return hit{verdict: x.Finding.Verdict, lost: x.Lost, finding: x.Finding, seen: x.Seen, table: x.Table}
 }
 
+// verdicts are those of some tables.
+type verdicts map[rules.TableID]canary.Verdict
+
+// public returns them as a Status and metrics have them.
+func (v verdicts) public() map[rules.Family]api.Verdicts {
+	all := map[rules.Family]api.Verdicts{}
+	for id, verdict := range v {
+		if all[id.Family] == nil {
+			all[id.Family] = api.Verdicts{}
+		}
+		all[id.Family][id.Name] = verdict
+	}
+	return all
+}
+
+// text names the tables for the log.
+func (v verdicts) text() string { return api.TablesText(v.public()) }
+
 // gravity orders the kinds of loss; a record gets the gravest.
 var gravity = []canary.Verdict{
 	canary.Drifted, canary.JumpsMissing, canary.Emptied, canary.Replaced, canary.ChainDeleted, canary.TableDeleted,
@@ -45,45 +60,40 @@ var gravity = []canary.Verdict{
 func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.TableID]hit) {
 	l := st.loss
 	st.nameDrill(found)
-	fresh := map[rules.Family]api.Verdicts{}
+	fresh := verdicts{}
 	q := inquiry{}
-	for _, f := range rules.Families() {
-		for _, t := range protect.Tables() {
-			h := found[f.Table(t)]
-			if !h.verdict.Loss() || l.hit[f][t] != "" {
-				continue
-			}
-			if len(fresh) == 0 {
-				q = d.inquire(ctx)
-			}
-			if !l.recorded && len(fresh) == 0 {
-				l.record.Culprits = nil // those suspected so far
-			}
-			if l.record.Drill == "" {
-				h.by = q.answer(d.charge(st, f, t, h.finding, h.seen))
-				h.others = d.unprotectedGone(st, f, t, h, q)
-				d.cfg.Metrics.ObserveUnprotected(f, t, h.others)
-			}
-			l.heard = later(l.heard, uint32(h.seen))
-			for _, verdicts := range []map[rules.Family]api.Verdicts{fresh, l.hit} {
-				if verdicts[f] == nil {
-					verdicts[f] = api.Verdicts{}
-				}
-				verdicts[f][t] = h.verdict
-			}
-			addLoss(&l.record, f, t, h)
-			st.baseline.addTo(&l.record, f, t, h.lost)
-			st.pods.addPods(&l.record, h.lost)
-			l.diff = append(l.diff, diffOf(f, t, h.lost, &l.room))
-			l.unkept = l.diff
+	for _, id := range tableIDs() {
+		h := found[id]
+		if !h.verdict.Loss() || l.hit[id] != "" {
+			continue
 		}
+		if len(fresh) == 0 {
+			q = d.inquire(ctx)
+		}
+		if !l.recorded && len(fresh) == 0 {
+			l.record.Culprits = nil // those suspected so far
+		}
+		if l.record.Drill == "" {
+			h.by = q.answer(d.charge(st, id, h.finding, h.seen))
+			h.others = d.unprotectedGone(st, id, h, q)
+			d.cfg.Metrics.ObserveUnprotected(id.Family, id.Name, h.others)
+		}
+		l.heard = later(l.heard, uint32(h.seen))
+		fresh[id], l.hit[id] = h.verdict, h.verdict
+		addLoss(&l.record, id, h)
+		st.baseline.addTo(&l.record, id, h.lost)
+		st.pods.addPods(&l.record, lostPods(h.lost), false)
+		l.diff = append(l.diff, diffOf(id, h.lost, &l.room))
+		l.unkept = l.diff
 	}
 	if len(fresh) == 0 {
 		return
 	}
 	l.addWriters(q)
 	settleCulprit(&l.record)
-	l.withoutCulprits()
+	if l.record.Drill != "" { // canaryd itself took what is lost, no other process
+		l.record.Culprit, l.record.Culprits, l.record.Writers = api.Culprit{}, nil, nil
+	}
 	if !l.recorded {
 		l.record.NoticedSeconds = l.noticed.Sub(l.record.Time).Seconds()
 		l.recorded = true
@@ -95,12 +105,12 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 // count counts tables of a record. A record without a rule is not counted: the flush took
 // marks or empty chains, which packets do not meet. A drift counts all the same: it may be a
 // rule too many.
-func (d *Daemon) count(l *loss, fresh map[rules.Family]api.Verdicts) {
+func (d *Daemon) count(l *loss, fresh verdicts) {
 	switch {
 	case l.counted:
-		d.cfg.Metrics.ObserveFurtherLoss(fresh)
+		d.cfg.Metrics.ObserveFurtherLoss(fresh.public())
 	case l.record.Lost.Rules > 0 || l.record.Kind == canary.Drifted:
-		d.cfg.Metrics.ObserveFlush(l.record.Time, l.hit)
+		d.cfg.Metrics.ObserveFlush(l.record.Time, l.hit.public())
 		l.counted = true
 	}
 }
@@ -118,33 +128,30 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 	if st.drills() {
 		what = "A canary is gone, as the drill wants it"
 	}
-	st.flushLog(ctx).Info(what, "flush", st.loss.record.ID, "tables", api.TablesText(st.losses()),
+	st.flushLog(ctx).Info(what, "flush", st.loss.record.ID, "tables", st.losses().text(),
 		"noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10*time.Microsecond), "next", next)
 }
 
 // losses returns the tables that are lost as far as is known.
-func (st *state) losses() map[rules.Family]api.Verdicts {
-	lost := map[rules.Family]api.Verdicts{}
-	for f, fs := range st.families {
-		lost[f] = api.Verdicts{}
-		for t, ts := range fs.tables {
-			if ts.verdict.Loss() {
-				lost[f][t] = ts.verdict
-			}
+func (st *state) losses() verdicts {
+	lost := verdicts{}
+	for id, ts := range st.tables() {
+		if ts.verdict.Loss() {
+			lost[id] = ts.verdict
 		}
 	}
 	return lost
 }
 
 // logLost logs what exactly is lost.
-func (d *Daemon) logLost(ctx context.Context, st *state, fresh map[rules.Family]api.Verdicts) {
+func (d *Daemon) logLost(ctx context.Context, st *state, fresh verdicts) {
 	l, log := st.loss, st.flushLog(ctx)
 	lost := l.record.Lost
 	what := "Rules were lost"
 	if l.record.Drill == api.DrillCanary {
 		what = "A drill took the canary, and no rule"
 	}
-	log.Info(what, "flush", l.record.ID, "tables", api.TablesText(fresh),
+	log.Info(what, "flush", l.record.ID, "tables", fresh.text(),
 		"rules", lost.Rules, "chains", lost.Chains, "jumps", lost.Jumps, "by", culpritsText(l.record))
 	if lost.Unprotected > 0 {
 		log.Info("Rules that --protect does not name were lost, too; their owners have to put them back", "flush", l.record.ID, "rules", lost.Unprotected)
@@ -182,15 +189,15 @@ func (d *Daemon) logRetry(ctx context.Context, st *state, err error) {
 // logRecovery logs how a loss ended.
 func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result reload.Result) {
 	log := st.flushLog(ctx)
-	tables := append([]string{api.TablesText(l.hit)}, l.record.NativeNames()...) // these rode with them
+	tables := append([]string{l.hit.text()}, l.record.NativeNames()...) // these rode with them
 	logBack(log, "The rules", strings.Join(tables, ", "), l.record, l.attempts+1)
-	for f, fr := range result {
-		for t, tr := range fr.Tables {
-			if n := len(tr.Skipped); n > 0 {
-				log.Info("Chains were left as their owner had written them meanwhile", "flush", l.record.ID,
-					"family", f, "table", t, "count", n, "chains", tr.Skipped[:min(n, namesKept)])
-			}
+	for id, tr := range tablesOf(result) {
+		if n := len(tr.Skipped); n > 0 {
+			log.Info("Chains were left as their owner had written them meanwhile", "flush", l.record.ID,
+				"family", id.Family, "table", id.Name, "count", n, "chains", tr.Skipped[:min(n, namesKept)])
 		}
+	}
+	for f, fr := range result {
 		if fr.Detour != nil && fr.Outcome != reload.Skipped {
 			log.Info("Tables were written by iptables-restore, which takes longer", "flush", l.record.ID, "family", f, "directly", fr.Direct, "reason", fr.Detour)
 		}
@@ -225,21 +232,3 @@ func absentKey(r api.Flush) string {
 
 // tablesUnread is what the log says of a family that cannot be probed or read.
 const tablesUnread = "The tables could not be read; whether rules were lost is unknown until they can"
-
-// logUnreadable logs once why a table is unknown.
-func (d *Daemon) logUnreadable(ctx context.Context, id rules.TableID, ts *tableState, err error) {
-	if ts.trouble.met(err, time.Now()) {
-		klog.FromContext(ctx).Error(err, "A table could not be examined; whether it lost rules is unknown", "family", id.Family, "table", id.Name)
-	}
-}
-
-func culpritText(c api.Culprit) string {
-	if c.PID == 0 {
-		return "unknown"
-	}
-	text := fmt.Sprintf("pid %d", c.PID) // no more if it ended before it could be looked up
-	if what := cmp.Or(c.Command, c.Comm); what != "" {
-		text += " (" + what + ")"
-	}
-	return text + c.Line()
-}

@@ -20,7 +20,8 @@ const (
 )
 
 // addLoss puts one table's loss into the record.
-func addLoss(r *api.Flush, f rules.Family, t rules.TableName, h hit) {
+func addLoss(r *api.Flush, id rules.TableID, h hit) {
+	f, t := id.Family, id.Name
 	if !slices.Contains(r.Families, f) {
 		r.Families = append(r.Families, f)
 	}
@@ -51,13 +52,7 @@ func addLoss(r *api.Flush, f rules.Family, t rules.TableName, h hit) {
 func perChain(t rules.TableName, lost reload.Lost) []api.ChainLoss {
 	var list []api.ChainLoss
 	for _, chain := range rules.BuiltinChains(t) {
-		jumps := 0
-		for _, h := range lost.Jumps {
-			if h.Chain == chain {
-				jumps++
-			}
-		}
-		if jumps > 0 {
+		if jumps := len(jumpsIn(lost.Jumps, chain)); jumps > 0 {
 			list = append(list, api.ChainLoss{Chain: chain, Rules: jumps, Jumps: jumps})
 		}
 	}

@@ -65,7 +65,7 @@ func TestRecordIsBounded(t *testing.T) {
 		lost := lostChains(t, 150)
 		lost.Jumps = []rules.Jump{{Chain: "OUTPUT"}, {Chain: "OUTPUT"}, {Chain: "OUTPUT"}}
 		lost.Rules += len(lost.Jumps)
-		addLoss(&record, rules.IPv4, table, hit{verdict: canary.Emptied, lost: lost})
+		addLoss(&record, rules.IPv4.Table(table), hit{verdict: canary.Emptied, lost: lost})
 	}
 	if diff := cmp.Diff([]int{450, 3 * 11328, 9}, []int{record.Lost.Chains, record.Lost.Rules, record.Lost.Jumps}); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -87,7 +87,7 @@ func TestRecordIsBounded(t *testing.T) {
 func TestOldRecordsHoldLess(t *testing.T) {
 	st := &state{}
 	first := api.Flush{ID: "0"}
-	addLoss(&first, rules.IPv4, rules.Nat, hit{verdict: canary.Emptied, lost: lostChains(t, 3)})
+	addLoss(&first, rules.IPv4.Table(rules.Nat), hit{verdict: canary.Emptied, lost: lostChains(t, 3)})
 	for range journalKept + 1 {
 		st.remember(first)
 	}

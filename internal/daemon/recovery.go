@@ -7,6 +7,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // A recovery is what the tries of one loss have put back so far. Where one family or table
@@ -19,22 +20,19 @@ type recovery struct {
 }
 
 // afterTry takes up the result of another try.
-func (r *recovery) afterTry(hit map[rules.Family]api.Verdicts, result reload.Result) {
-	for f, fr := range result {
-		for t, tr := range fr.Tables {
-			v := tr.Finding.Verdict
-			switch {
-			case hit[f][t] == "" || !tr.Proved && v == canary.Unknown:
-			case !tr.Proved && v.Loss():
-				delete(r.back, f.Table(t))
-			case r.back[f.Table(t)].IsZero():
-				if r.back == nil {
-					r.back = map[rules.TableID]time.Time{}
-				}
-				r.back[f.Table(t)] = fr.Done
-			}
-			r.replayed = r.replayed || tr.Proved
+func (r *recovery) afterTry(hit verdicts, result reload.Result) {
+	for id, tr := range tablesOf(result) {
+		v := tr.Finding.Verdict
+		switch {
+		case hit[id] == "" || !tr.Proved && v == canary.Unknown:
+		case !tr.Proved && v.Loss():
+			delete(r.back, id)
+		case r.back[id].IsZero():
+			r.back = tableid.With(r.back, id, result[id.Family].Done)
 		}
+		r.replayed = r.replayed || tr.Proved
+	}
+	for _, fr := range result {
 		r.raced = r.raced || fr.Outcome == reload.Raced
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -37,10 +36,6 @@ var refusalMeanings = map[iptables.Reason]string{
 	iptables.ReasonIncompatible: "its table holds rules that iptables cannot read",
 }
 
-func meaningOf(class iptables.Reason) string {
-	return cmp.Or(refusalMeanings[class], "iptables or the kernel refuses it")
-}
-
 // takeRefused takes up what of the declaration a write was refused for. Each refusal
 // that is new is logged and counted as an error of its source.
 func (d *Daemon) takeRefused(ctx context.Context, st *state, result reload.Result) {
@@ -50,23 +45,21 @@ func (d *Daemon) takeRefused(ctx context.Context, st *state, result reload.Resul
 		before[keyOf(r)] = r
 	}
 	st.refused.shown = nil
-	for _, f := range d.cfg.Kernel.Families() {
-		for _, t := range protect.Tables() {
-			for _, refusal := range st.refused.list[f.Table(t)] {
-				r := st.refusedOf(f, t, refusal)
-				if old, known := before[keyOf(r)]; known {
-					r.Since = old.Since
-				} else {
-					if r.Source != "" {
-						d.cfg.Metrics.ObserveSourceError(r.Source)
-					}
-					klog.FromContext(ctx).Error(nil, "A declared rule is refused; its table keeps the rules that were in force, other tables follow the declaration",
-						"family", f, "table", t, "chain", r.Chain, "rule", r.Rule, "where", r.Where, "reason", r.Reason)
+	for id := range st.tables() {
+		for _, refusal := range st.refused.list[id] {
+			r := st.refusedOf(id, refusal)
+			if old, known := before[keyOf(r)]; known {
+				r.Since = old.Since
+			} else {
+				if r.Source != "" {
+					d.cfg.Metrics.ObserveSourceError(r.Source)
 				}
-				st.refused.shown = append(st.refused.shown, r)
+				klog.FromContext(ctx).Error(nil, "A declared rule is refused; its table keeps the rules that were in force, other tables follow the declaration",
+					"family", r.Family, "table", r.Table, "chain", r.Chain, "rule", r.Rule, "where", r.Where, "reason", r.Reason)
 			}
-			d.cfg.Metrics.SetDeclaredRefused(f, t, len(st.refused.list[f.Table(t)]))
+			st.refused.shown = append(st.refused.shown, r)
 		}
+		d.cfg.Metrics.SetDeclaredRefused(id.Family, id.Name, len(st.refused.list[id]))
 	}
 	if len(st.refused.shown) == 0 && len(before) > 0 {
 		klog.FromContext(ctx).Info("No declared rule is refused any more")
@@ -77,28 +70,20 @@ func keyOf(r api.Refused) string {
 	return fmt.Sprintf("%s %s %s\n%s\n%s", r.Family, r.Table, r.Chain, r.Rule, r.Where)
 }
 
-func (st *state) refusedOf(f rules.Family, t rules.TableName, refusal reload.Refusal) api.Refused {
+func (st *state) refusedOf(id rules.TableID, refusal reload.Refusal) api.Refused {
 	r := api.Refused{
-		Family: f, Table: t, Chain: refusal.Chain, Rule: refusal.Rule.Spec, Reason: refusal.Reason,
-		Class: refusal.Class, Meaning: meaningOf(refusal.Class), Since: time.Now(),
+		Family: id.Family, Table: id.Name, Chain: refusal.Chain, Rule: refusal.Rule.Spec, Reason: refusal.Reason,
+		Class: refusal.Class, Meaning: cmp.Or(refusalMeanings[refusal.Class], "iptables or the kernel refuses it"), Since: time.Now(),
 	}
-	if st.declared.origin != nil {
-		origin := st.declared.origin(f, t, refusal.Chain, refusal.Rule)
+	if st.declared.now.Origin != nil {
+		origin := st.declared.now.Origin(id.Family, id.Name, refusal.Chain, refusal.Rule)
 		r.Source, r.Where = origin.Source, origin.Where
 	}
 	return r
 }
 
-// forgetRefused is for a canaryd that only observes: it asks the kernel for nothing.
-func (d *Daemon) forgetRefused(ctx context.Context, st *state) {
-	st.refused.list = nil
-	d.takeRefused(ctx, st, nil)
-}
-
 // refuses reports whether something that is declared for the table is refused.
-func (st *state) refuses(f rules.Family, t rules.TableName) bool {
-	return len(st.refused.list[f.Table(t)]) > 0
-}
+func (st *state) refuses(id rules.TableID) bool { return len(st.refused.list[id]) > 0 }
 
 // takeFirst makes what was written first the measure, although tables were refused:
 // of those, what stands there. It is what an earlier run left, and it must come back
@@ -108,21 +93,18 @@ func (st *state) takeFirst(result reload.Result) {
 		return
 	}
 	g := rules.Generation{}
-	for f := range st.families {
-		for _, t := range protect.Tables() {
-			tr := result[f].Tables[t]
-			switch {
-			case tr.Proved || tr.Read && !tr.Finding.Verdict.Loss() && tr.Finding.Verdict != canary.Unknown:
-				g = g.With(f.Table(t), st.declared.generation[f.Table(t)])
-			case tr.Read && st.refuses(f, t):
-				own, _ := tr.Section.Split(st.declared.claims)
-				g = g.With(f.Table(t), own)
-			default:
-				return // of this table nothing is known
-			}
+	for id := range st.tables() {
+		tr := result[id.Family].Tables[id.Name]
+		switch {
+		case tr.Proved || tr.Read && !tr.Finding.Verdict.Loss() && tr.Finding.Verdict != canary.Unknown:
+			g[id] = st.declared.now.Generation[id]
+		case tr.Read && st.refuses(id):
+			g[id], _ = tr.Section.Split(st.declared.now.Claims)
+		default:
+			return // of this table nothing is known
 		}
 	}
-	st.declared.inForce = &Declaration{Generation: g, Claims: st.declared.claims, Origin: st.declared.origin}
+	st.declared.inForce = st.declared.now.with(g)
 	st.generation.change(time.Now())
 }
 

@@ -98,7 +98,7 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	// Observe mode has replanted the marks above what is lost; Heal would take it
 	// for its owner's decision.
-	force := r.Generation != "" || d.anyFamily(st, (*familyState).learningStopped)
+	force := r.Generation != "" || st.anyFamily((*familyState).learningStopped)
 	if r.Generation != "" && r.Generation != st.want().ID() {
 		var err error
 		if job.Generation, err = d.olderGeneration(st, r.Generation); err != nil {
@@ -121,7 +121,7 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 		if result == nil {
 			return api.RestoreReply{}, err
 		}
-		reply := ReplyOf(job.Generation.ID(), result)
+		reply := replyOf(job.Generation.ID(), result)
 		d.takeReplay(ctx, st, job, result, reply)
 		st.addRefused(&reply)
 		return d.restored(ctx, st, r.Generation, reply, result), err
@@ -132,7 +132,9 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 	if result != nil {
 		reply.Undo = undo
 		d.takeReplay(ctx, st, job, result, reply)
-		d.recordRemoval(ctx, st, reply, result)
+		if gone, any := removalBy(reply, result, time.Now()); any {
+			d.takeRemoval(ctx, st, gone, reply)
+		}
 		st.addRefused(&reply)
 		reply = d.restored(ctx, st, r.Generation, reply, result)
 	}
@@ -142,13 +144,19 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 // olderGeneration returns the generation of that ID as it may be restored here. What is
 // declared stays as it is.
 func (d *Daemon) olderGeneration(st *state, id string) (rules.Generation, error) {
-	if st.declared.generation != nil && !st.decision.of(id) {
+	if st.declared.now.Generation != nil && !st.decision.of(id) {
 		return nil, errDeclared
 	}
 	if d.cfg.Store == nil {
 		return nil, fmt.Errorf("%w: %s, no state folder is in use", api.ErrNoGeneration, id)
 	}
-	stored, err := d.stored(st, id)
+	load := d.cfg.Store.Load
+	if w := st.decision; w.of(id) && w.backend == d.cfg.Kernel.Info().Backend {
+		// Rules that another version of iptables wrote are read again once they are written, and
+		// nothing else can bring those back that wait for a decision.
+		load = d.cfg.Store.LoadHere
+	}
+	stored, err := load(id)
 	if errors.Is(err, reload.ErrNothingStored) {
 		return nil, fmt.Errorf("%w: %s; %s", api.ErrNoGeneration, id, d.cfg.Store.Offer())
 	}
@@ -175,9 +183,9 @@ func (d *Daemon) keepForUndo(ctx context.Context, st *state, job reload.Job, r a
 	return id
 }
 
-// ReplyOf returns a replay's result as a reply. A table that could not be read is not
+// replyOf returns a replay's result as a reply. A table that could not be read is not
 // proved, whatever became of the others.
-func ReplyOf(generation string, result reload.Result) api.RestoreReply {
+func replyOf(generation string, result reload.Result) api.RestoreReply {
 	reply := api.RestoreReply{Generation: generation, Outcomes: map[rules.Family]api.Outcome{}}
 	for f, fr := range result {
 		reply.Outcomes[f] = fr.Outcome
@@ -207,17 +215,17 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 	st.looking.plan(time.Now())
 	if st.loss != nil {
 		d.concludeHeal(ctx, st, &nativeRide{}, result, nil)
-		d.resumeLearningAs(ctx, st, worst(result), "The rules are back: they were restored on request")
+		d.resumeLearning(ctx, st, worst(result), "The rules are back: they were restored on request")
 		return
 	}
-	d.drillUndone(ctx, st, "canaryd restore put back what the drill had taken, before that was noticed")
+	d.endDrill(ctx, st, api.DrillVoid, "canaryd restore put back what the drill had taken, before that was noticed")
 	st.pods.setReturned(result, time.Now())
 	for f, fr := range result {
 		d.applyResult(st, f, fr)
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)
 	}
-	d.resumeLearningAs(ctx, st, worst(result), "The rules are back: they were restored on request")
+	d.resumeLearning(ctx, st, worst(result), "The rules are back: they were restored on request")
 	klog.FromContext(ctx).Info("Replayed on request", "generation", reply.Generation, "outcomes", reply.Outcomes)
 }
 
@@ -233,9 +241,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 	err = d.ask(ctx, func(ctx context.Context, st *state) {
 		st.removed, st.pause.until = true, time.Time{}
 		st.decision, st.suspicion = nil, nil
-		if st.drill != nil {
-			d.endDrill(ctx, st, api.DrillFailed, "canaryd cleanup removed the canaries")
-		}
+		d.endDrill(ctx, st, api.DrillFailed, "canaryd cleanup removed the canaries")
 		d.stopKeeping(ctx, st)
 		d.stopStandby(ctx, st)
 		d.stopNativeStandby(ctx, st)
@@ -247,9 +253,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 		}
 		failed = RemoveAll(ctx, replayer, d.job(st, d.cfg.Kernel.Families()...), r.Rules)
 		failed = errors.Join(failed, nativeFailed)
-		if kernel, ok := d.cfg.Kernel.(TableRemover); ok {
-			RemoveMade(ctx, kernel, st.marks.madeTables)
-		}
+		RemoveMade(ctx, d.cfg.Kernel, st.marks.madeTables)
 		if d.cfg.Store != nil {
 			failed = errors.Join(failed, d.cfg.Store.Forget())
 		}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/journal"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -27,32 +26,29 @@ func countsOf(p reload.Part) api.Counts {
 func changesOf(changes reload.Changes, lines bool, base *rules.Baseline) []api.TableChange {
 	var list []api.TableChange
 	left := diffRoom()
-	for _, f := range rules.Families() {
-		for _, t := range protect.Tables() {
-			c := changes[f.Table(t)]
-			if c.Empty() {
-				continue
-			}
-			change := api.TableChange{
-				Family: f, Table: t, Adds: countsOf(c.Added), Removes: countsOf(c.Removed),
-				Reorders: len(c.Reordered), Removal: c.Removed.Digest(),
-			}
-			fresh := notIn(base, f, t, c.Added.Rules)
-			change.NotInBaseline = len(fresh)
-			if lines {
-				diff, n := diffOfChange(f, t, c, fresh, &left)
-				change.Lines, change.More, change.NewLines = diff.Lines, diff.More, n
-			}
-			list = append(list, change)
+	for _, id := range tableIDs() {
+		c := changes[id]
+		if c.Empty() {
+			continue
 		}
+		fresh := notIn(base, id, c.Added.Rules)
+		change := api.TableChange{
+			Family: id.Family, Table: id.Name, Adds: countsOf(c.Added), Removes: countsOf(c.Removed),
+			Reorders: len(c.Reordered), Removal: c.Removed.Digest(), NotInBaseline: len(fresh),
+		}
+		if lines {
+			diff, n := diffOfChange(id, c, fresh, &left)
+			change.Lines, change.More, change.NewLines = diff.Lines, diff.More, n
+		}
+		list = append(list, change)
 	}
 	return list
 }
 
 // diffOfChange returns what is removed, then what is added, as long as there is room. Before
 // both come those of the added rules that are fresh, in so many lines.
-func diffOfChange(f rules.Family, t rules.TableName, c reload.Change, fresh []rules.Jump, left *room) (api.TableDiff, int) {
-	w := diffWriter{diff: api.TableDiff{Family: f, Table: t, Lines: []string{}}, room: *left}
+func diffOfChange(id rules.TableID, c reload.Change, fresh []rules.Jump, left *room) (api.TableDiff, int) {
+	w := newDiffWriter(id, *left)
 	first := map[string]int{}
 	for _, r := range fresh {
 		w.add("+", r.String())
@@ -78,8 +74,8 @@ func diffOfChange(f rules.Family, t rules.TableName, c reload.Change, fresh []ru
 	return w.diff, shown
 }
 
-// PreviewOf says what a restore would do. Nothing was written.
-func PreviewOf(generation string, p reload.Preview, lines bool, base *rules.Baseline) api.RestoreReply {
+// previewOf says what a restore would do. Nothing was written.
+func previewOf(generation string, p reload.Preview, lines bool, base *rules.Baseline) api.RestoreReply {
 	reply := api.RestoreReply{Generation: generation, Outcomes: map[rules.Family]api.Outcome{}, Changes: changesOf(p.Changes, lines, base)}
 	if err := errors.Join(p.Unread...); err != nil {
 		reply.Detail = "left as it is, because it cannot be read: " + strings.ReplaceAll(err.Error(), "\n", "; ")
@@ -90,11 +86,9 @@ func PreviewOf(generation string, p reload.Preview, lines bool, base *rules.Base
 // changedBy returns what a checked replay changed, as far as it was written.
 func changedBy(result reload.Result) reload.Changes {
 	changes := reload.Changes{}
-	for f, fr := range result {
-		for t, tr := range fr.Tables {
-			if tr.Proved || tr.Unproved || tr.Replayed && !fr.Written.IsZero() {
-				changes[f.Table(t)] = tr.Changed
-			}
+	for id, tr := range tablesOf(result) {
+		if tr.Proved || tr.Unproved || tr.Replayed && !result[id.Family].Written.IsZero() {
+			changes[id] = tr.Changed
 		}
 	}
 	return changes
@@ -110,17 +104,9 @@ func refusal(result reload.Result) error {
 	return nil
 }
 
-// Untouched reports whether a check refused a replay before anything was written.
-func Untouched(result reload.Result) bool {
-	if refusal(result) == nil {
-		return false
-	}
-	for _, fr := range result {
-		if len(fr.Tables) > 0 && fr.Outcome != reload.Skipped {
-			return false
-		}
-	}
-	return true
+// untouched reports whether a check refused a replay before anything was written.
+func untouched(result reload.Result) bool {
+	return refusal(result) != nil && !anyOf(result, func(fr reload.FamilyResult) bool { return len(fr.Tables) > 0 && fr.Outcome != reload.Skipped })
 }
 
 // A removal is the record of what canaryd took away on request.
@@ -143,16 +129,14 @@ func removalBy(reply api.RestoreReply, result reload.Result, now time.Time) (rem
 	r := newRemoval(reply, now)
 	left := diffRoom()
 	changes := changedBy(result)
-	for _, f := range rules.Families() {
-		for _, t := range protect.Tables() {
-			c := changes[f.Table(t)]
-			if c.Removed.Empty() {
-				continue
-			}
-			addLoss(&r.record, f, t, hit{verdict: api.Removed, lost: lostBy(t, c.Removed)})
-			diff, _ := diffOfChange(f, t, c, nil, &left)
-			r.diff = append(r.diff, diff)
+	for _, id := range tableIDs() {
+		c := changes[id]
+		if c.Removed.Empty() {
+			continue
 		}
+		addLoss(&r.record, id, hit{verdict: api.Removed, lost: lostBy(id.Name, c.Removed)})
+		diff, _ := diffOfChange(id, c, nil, &left)
+		r.diff = append(r.diff, diff)
 	}
 	r.record.Kind = api.Removed // addLoss has it from the verdicts
 	return r, len(r.diff) > 0
@@ -191,8 +175,8 @@ func undoing(r api.RestoreReply) string {
 	return fmt.Sprintf("`canaryd restore --generation %s --yes` brings the rules back that `canaryd restore --generation %s` took away", r.Undo, r.Generation)
 }
 
-// LogRemoval says what a replay took away; it says nothing if that is nothing.
-func LogRemoval(ctx context.Context, reply api.RestoreReply, record api.Flush) {
+// logRemoval says what a replay took away; it says nothing if that is nothing.
+func logRemoval(ctx context.Context, reply api.RestoreReply, record api.Flush) {
 	var where []string
 	for _, c := range reply.Changes {
 		if c.Removal != "" {
@@ -203,34 +187,25 @@ func LogRemoval(ctx context.Context, reply api.RestoreReply, record api.Flush) {
 		"removed", strings.Join(where, ", "), "undo", reply.Undo)
 }
 
-// recordRemoval records and logs what an asked-for replay took away.
-func (d *Daemon) recordRemoval(ctx context.Context, st *state, reply api.RestoreReply, result reload.Result) {
-	r, any := removalBy(reply, result, time.Now())
-	if !any {
-		return
-	}
-	d.takeRemoval(ctx, st, r, reply)
-}
-
+// takeRemoval records and logs what an asked-for replay took away.
 func (d *Daemon) takeRemoval(ctx context.Context, st *state, r removal, reply api.RestoreReply) {
 	st.remember(r.record)
 	d.write(ctx, r.record, r.diff)
-	LogRemoval(ctx, reply, r.record)
+	logRemoval(ctx, reply, r.record)
 }
 
 // KeepRemoval records in the journal of the state folder what a replay without a daemon took
 // away. The next daemon lists it among the flushes of before.
 func KeepRemoval(ctx context.Context, dir string, reply api.RestoreReply, result reload.Result) error {
-	r, any := removalBy(reply, result, time.Now())
-	if !any {
-		return nil
+	if r, any := removalBy(reply, result, time.Now()); any {
+		return r.keep(ctx, dir, reply)
 	}
-	return r.keep(ctx, dir, reply)
+	return nil
 }
 
 // keep is KeepRemoval of one that is known.
 func (r removal) keep(ctx context.Context, dir string, reply api.RestoreReply) error {
-	LogRemoval(ctx, reply, r.record)
+	logRemoval(ctx, reply, r.record)
 	entry, err := entryOf(r.record, r.diff)
 	if err != nil {
 		return err
@@ -245,24 +220,18 @@ func (r removal) keep(ctx context.Context, dir string, reply api.RestoreReply) e
 	return nil
 }
 
-// A replay is a way to put a generation into force, and what it would do.
-type replay struct {
-	do      func(context.Context, reload.Job) (reload.Result, error)
-	preview func(context.Context, reload.Job) (reload.Preview, error)
-}
-
 // Restoring puts a generation into force: exactly that one if force, else what is lost of
 // it. What that takes away must be agreed to, by what is read right before it is written. What
 // base does not have is marked; nil is no baseline.
 func Restoring(ctx context.Context, replayer reload.Replayer, force bool, job reload.Job, r api.RestoreRequest, base *rules.Baseline) (api.RestoreReply, reload.Result, error) {
-	way := replay{replayer.Heal, replayer.PreviewHeal}
+	replay, preview := replayer.Heal, replayer.PreviewHeal
 	if force {
-		way = replay{replayer.Force, replayer.PreviewForce}
+		replay, preview = replayer.Force, replayer.PreviewForce
 	}
 	id := job.Generation.ID()
 	show := func() (api.RestoreReply, reload.Preview, error) {
-		p, err := way.preview(ctx, job)
-		return PreviewOf(id, p, r.DryRun, base), p, err
+		p, err := preview(ctx, job)
+		return previewOf(id, p, r.DryRun, base), p, err
 	}
 	reply, p, err := show()
 	if err != nil || r.DryRun {
@@ -273,16 +242,16 @@ func Restoring(ctx context.Context, replayer reload.Replayer, force bool, job re
 		return reply, nil, nil
 	}
 	job.Check = r.Agreed.Check
-	result, err := way.do(ctx, job)
+	result, err := replay(ctx, job)
 	if result == nil {
 		return api.RestoreReply{}, nil, err
 	}
-	if Untouched(result) {
+	if untouched(result) {
 		again, _, previewErr := show()
 		again.Refused = refusal(result).Error()
 		return again, nil, errors.Join(err, previewErr)
 	}
-	reply = ReplyOf(id, result)
+	reply = replyOf(id, result)
 	reply.Changes = changesOf(changedBy(result), false, base)
 	if refused := refusal(result); refused != nil {
 		reply.Refused = refused.Error()

@@ -112,11 +112,9 @@ func (d *Daemon) beforeWrite(ctx context.Context, st *state) func(canary.Marks) 
 // a loss, the disk keeps those that were lost: a later restore, or start in heal mode, must still
 // find the loss.
 func (st *state) marksToKeep(marks canary.Marks) canary.Marks {
-	for f, fs := range st.families {
-		for t, ts := range fs.tables {
-			if ts.learningStopped {
-				marks = marks.With(f.Table(t), st.disk.marks[f.Table(t)])
-			}
+	for id, ts := range st.tables() {
+		if ts.learningStopped {
+			marks = marks.With(id, st.disk.marks[id])
 		}
 	}
 	return marks
@@ -124,8 +122,5 @@ func (st *state) marksToKeep(marks canary.Marks) canary.Marks {
 
 // sound reports whether everything was in force when it was last looked at.
 func (d *Daemon) sound(st *state) bool {
-	if st.loss != nil || !st.observing.since.IsZero() {
-		return false
-	}
-	return !d.anyFamily(st, func(fs *familyState) bool { return fs.lost() || fs.unknown() })
+	return st.loss == nil && st.observedSince.IsZero() && !st.anyFamily(func(fs *familyState) bool { return fs.lost() || fs.unknown() })
 }

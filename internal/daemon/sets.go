@@ -5,7 +5,6 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"time"
 
 	"k8s.io/klog/v2"
 
@@ -79,11 +78,7 @@ func (d *Daemon) captureSets(ctx context.Context, st *state, all bool) {
 	if changed && d.cfg.Store != nil {
 		err = errors.Join(err, d.cfg.Store.SaveSets(next))
 	}
-	if err == nil {
-		st.sets.trouble.over()
-	} else if st.sets.trouble.met(err, time.Now()) {
-		klog.FromContext(ctx).Error(err, "Not every ipset that protected rules name is kept; one that is not cannot be put back")
-	}
+	st.sets.trouble.report(ctx, err, "Not every ipset that protected rules name is kept; one that is not cannot be put back")
 }
 
 func equalSets(a, b iptables.Set) bool {

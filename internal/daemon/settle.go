@@ -37,10 +37,7 @@ func (d *Daemon) beginLull(ctx context.Context, st *state) *lull {
 // stamps returns the stamps of those families that can be asked for theirs.
 func (d *Daemon) stamps(ctx context.Context, st *state) map[rules.Family]iptables.Stamp {
 	stamps := map[rules.Family]iptables.Stamp{}
-	for _, f := range rules.Families() {
-		if st.families[f] == nil {
-			continue
-		}
+	for f := range st.inOrder() {
 		if stamp, err := d.cfg.Kernel.Stamp(ctx, f); err == nil {
 			stamps[f] = stamp
 		}
@@ -101,7 +98,10 @@ func (d *Daemon) plansAhead(st *state) bool {
 // settle waits until the flusher is done. Where a replay can be planned meanwhile, it
 // returns what waits for the rest of it; else nil.
 func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, reload.Memory) (reload.Memory, bool) {
-	d.notice(ctx, st)
+	if !st.loss.noticeLogged { // before the wait for the flusher: the log shows a flush while it happens
+		st.loss.noticeLogged = true
+		d.logNotice(ctx, st)
+	}
 	l := d.beginLull(ctx, st)
 	if !d.plansAhead(st) {
 		d.awaitQuiet(ctx, st, l, d.cfg.Settle, false)
@@ -119,15 +119,6 @@ func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, re
 			d.nameCulprit(ctx, st)
 		}
 		return st.loss.memory, again
-	}
-}
-
-// notice logs once that a flush was noticed, before canaryd waits for the flusher. The log
-// shows a flush while it happens.
-func (d *Daemon) notice(ctx context.Context, st *state) {
-	if l := st.loss; !l.noticeLogged {
-		l.noticeLogged = true
-		d.logNotice(ctx, st)
 	}
 }
 

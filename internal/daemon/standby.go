@@ -296,7 +296,8 @@ func (d *Daemon) takeCopy(ctx context.Context, f rules.Family, s *standbyOf, nat
 		return
 	}
 	s.making.trouble.over()
-	s.latest, s.latestLag = nat.Section, standbyLag{}
+	current := standbyLag{checked: true, edition: s.basis.edition}
+	s.latest, s.latestLag = nat.Section, current
 	if s.begun = copied.Unfinished; s.begun {
 		s.state, s.reason, s.pieceAt = api.StandbyBuilding, "", time.Now().Add(pieceRest)
 		return
@@ -306,7 +307,7 @@ func (d *Daemon) takeCopy(ctx context.Context, f rules.Family, s *standbyOf, nat
 	}
 	had := s.has()
 	s.copy, s.state, s.reason, s.making = copied, api.StandbyArmed, "", s.making.over()
-	s.section, s.lag, s.counted, s.written = nat.Section, standbyLag{}, -1, time.Now()
+	s.section, s.lag, s.counted, s.written = nat.Section, current, -1, time.Now()
 	if !had {
 		klog.FromContext(ctx).Info("The standby is ready to translate while nat rules are missing",
 			"family", f, "table", standby.TableName, "chains", copied.Chains, "uncopied", copied.Uncopied)

@@ -37,9 +37,9 @@ type fakeStandby struct {
 
 // A standbyCall is one call, and what had been done until then.
 type standbyCall struct {
-	what            string
-	at              time.Time
-	reads, restores int
+	what                    string
+	at                      time.Time
+	reads, restores, probes int
 }
 
 func newFakeStandby(fake *iptablestest.Fake) *fakeStandby {
@@ -47,7 +47,7 @@ func newFakeStandby(fake *iptablestest.Fake) *fakeStandby {
 }
 
 func (s *fakeStandby) note(what string, f rules.Family) {
-	s.calls = append(s.calls, standbyCall{fmt.Sprint(what, " ", f), time.Now(), s.fake.Reads(), s.fake.Restores()})
+	s.calls = append(s.calls, standbyCall{fmt.Sprint(what, " ", f), time.Now(), s.fake.Reads(), s.fake.Restores(), s.fake.Probes()})
 }
 
 func (s *fakeStandby) Follow(_ context.Context, nat map[rules.Family]StandbyNat) map[rules.Family]StandbyCopy {

@@ -21,12 +21,18 @@ import (
 // steps.
 type NativeStandby interface {
 	// Follow brings the copy to what ought to be in force of a table, and says what became of it.
-	Follow(want *native.Table) StandbyCopy
+	Follow(want NativeWant) StandbyCopy
 	// Gate opens the gate of a table's copy, in one transaction with what want has and the copy
 	// lacks; or it shuts it. Errors are those of Standby.
-	Gate(want *native.Table, order GateOrder) (StandbyGate, error)
+	Gate(want NativeWant, order GateOrder) (StandbyGate, error)
 	// Release deletes the copy, if there is one.
 	Release(id tableid.TableID) error
+}
+
+// A NativeWant is what ought to be in force of a native table, and the digest of that.
+type NativeWant struct {
+	Table  *native.Table
+	Digest native.Digest
 }
 
 const (
@@ -180,7 +186,7 @@ func (d *Daemon) followNative(ctx context.Context, st *state) {
 // most, and for 2 % of the time.
 func (d *Daemon) copyNative(ctx context.Context, st *state, id tableid.TableID, s *nativeStandby) {
 	t, start := st.native.tables[id], time.Now()
-	copied := d.cfg.Standby.Native.Follow(t.want)
+	copied := d.cfg.Standby.Native.Follow(NativeWant{t.want, t.digest})
 	end := time.Now()
 	st.memory.scheduleFree(end)
 	s.next = end.Add(min(max(standbyEvery, (standbyShare-1)*end.Sub(start)), nativeFollowMost))

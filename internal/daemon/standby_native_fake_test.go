@@ -54,7 +54,8 @@ func (s *fakeNativeStandby) commit() {
 	s.k.commit(true, func(func(tableid.TableID) *native.Deed, *native.Commit) {})
 }
 
-func (s *fakeNativeStandby) Follow(want *native.Table) StandbyCopy {
+func (s *fakeNativeStandby) Follow(of NativeWant) StandbyCopy {
+	want := of.Table
 	s.mu.Lock()
 	takes := s.takes
 	s.mu.Unlock()
@@ -76,7 +77,8 @@ func (s *fakeNativeStandby) Follow(want *native.Table) StandbyCopy {
 	return StandbyCopy{Chains: len(want.Chains)}
 }
 
-func (s *fakeNativeStandby) Gate(want *native.Table, order GateOrder) (StandbyGate, error) {
+func (s *fakeNativeStandby) Gate(of NativeWant, order GateOrder) (StandbyGate, error) {
+	want := of.Table
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	what, fault, open := "shut", s.shutErr, order != ShutGate

@@ -16,66 +16,70 @@ type nativeOnNFT struct{ *StandbyOnNFT }
 // iptables-legacy too.
 func (s *StandbyOnNFT) Native() NativeStandby { return nativeOnNFT{s} }
 
-// nativePending is a copy and the table of which it was made.
+// nativePending is a copy and the digest of what it was made of.
 type nativePending struct {
-	of   *native.Table
+	of   native.Digest
 	copy *standby.Copy
 }
 
 // Follow implements NativeStandby.
-func (s nativeOnNFT) Follow(want *native.Table) StandbyCopy {
+func (s nativeOnNFT) Follow(want NativeWant) StandbyCopy {
+	id := want.Table.ID
 	c, err := s.translate(want)
-	more, stood := false, s.tables.Held(want.ID) != nil
+	more, stood := false, s.tables.Held(id) != nil
 	if err == nil {
 		more, err = s.tables.PutPiece(c)
 	}
 	if more && stood { // it is built again, with sets that have room for what they hold now
-		delete(s.natives, want.ID)
+		delete(s.natives, id)
 	}
 	if errors.Is(err, net.ErrClosed) {
 		err = errors.Join(err, s.dial()) // it is built at the next try
 	}
 	if err != nil { // what the loop says is not there takes no memory
-		err = errors.Join(err, s.Release(want.ID))
+		err = errors.Join(err, s.Release(id))
 	}
-	return StandbyCopy{Chains: s.tables.Status(want.ID).Chains, Unfinished: more, Err: err}
+	return StandbyCopy{Chains: s.tables.Status(id).Chains, Unfinished: more, Err: err}
 }
 
 // translate makes the copy of a table, or returns what it made of the same content. Another value
-// comes every 2 s where packets add to sets, and an opening does not wait for what that changes.
-func (s nativeOnNFT) translate(want *native.Table) (*standby.Copy, error) {
-	if p := s.natives[want.ID]; p.of != nil && len(native.Diff(p.of, want)) == 0 {
-		s.natives[want.ID] = nativePending{want, p.copy} // with which the next value shares most memory
+// comes every 2 s where packets add to sets and after each replay, and an opening does not wait for
+// what that changes.
+func (s nativeOnNFT) translate(want NativeWant) (*standby.Copy, error) {
+	id := want.Table.ID
+	if p := s.natives[id]; p.copy != nil && p.of == want.Digest {
 		return p.copy, nil
 	}
-	c, err := standby.TranslateNative(want, s.tables.Held(want.ID))
+	c, err := standby.TranslateNative(want.Table, s.tables.Held(id))
 	if err != nil {
 		return nil, err
 	}
-	s.natives[want.ID] = nativePending{want, c}
+	s.natives[id] = nativePending{want.Digest, c}
 	return c, nil
 }
 
 // Gate implements NativeStandby. A gate that is open for so long that the loop must be hanging is
 // shut all the same.
-func (s nativeOnNFT) Gate(want *native.Table, order GateOrder) (got StandbyGate, err error) {
+func (s nativeOnNFT) Gate(want NativeWant, order GateOrder) (got StandbyGate, err error) {
+	id := want.Table.ID
 	if order != ShutGate {
 		got.Outdated, err = s.open(want, order)
 	} else {
-		got.Shut, err = s.shut(want.ID)
+		got.Shut, err = s.shut(id)
 	}
-	got.Open = len(s.tables.Status(want.ID).Open) > 0
+	got.Open = len(s.tables.OpenHooks(id)) > 0
 	return got, err
 }
 
 // open opens all hooks: the table's one owner has no exemptions of others in it.
-func (s nativeOnNFT) open(want *native.Table, order GateOrder) (outdated, err error) {
-	held := s.tables.Held(want.ID)
+func (s nativeOnNFT) open(want NativeWant, order GateOrder) (outdated, err error) {
+	id := want.Table.ID
+	held := s.tables.Held(id)
 	if held == nil {
 		return nil, standby.ErrNotBuilt
 	}
 	pending, err := s.translate(want)
-	return s.openHooks(want.ID, held.Hooks(), pending, err, order)
+	return s.openHooks(id, held.Hooks(), pending, err, order)
 }
 
 // Release implements NativeStandby.

@@ -146,13 +146,13 @@ func (s *StandbyOnNFT) translate(ctx context.Context, f rules.Family, nat Standb
 // all the same.
 func (s *StandbyOnNFT) Gate(f rules.Family, order GateOrder) (got StandbyGate, err error) {
 	id := f.Table(rules.Nat)
-	before := s.tables.Status(id).Open
+	before := s.tables.OpenHooks(id)
 	if order != ShutGate {
 		got, err = s.open(f, before, order)
 	} else {
 		got.Shut, err = s.shut(id)
 	}
-	after := s.tables.Status(id).Open
+	after := s.tables.OpenHooks(id)
 	if got.Open = len(after) > 0; len(after) != len(before) {
 		got.Commits = 1
 	}
@@ -163,7 +163,7 @@ func (s *StandbyOnNFT) Gate(f rules.Family, order GateOrder) (got StandbyGate, e
 // standby.ErrNotBuilt.
 func (s *StandbyOnNFT) shut(id tableid.TableID) (limit time.Time, err error) {
 	limit = s.endLimit(id)
-	if err = s.tables.Shut(id); err == nil && !s.tables.Status(id).Built {
+	if err = s.tables.Shut(id); err == nil && s.tables.Held(id) == nil {
 		err = standby.ErrNotBuilt
 	}
 	return limit, err

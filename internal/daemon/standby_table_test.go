@@ -200,18 +200,18 @@ const nativeNAT = `table ip proxy {
 `
 
 // proxyOf loads nativeNAT and returns it as it was captured.
-func proxyOf(t *testing.T, s *StandbyOnNFT, priority, address, client string) *native.Table {
+func proxyOf(t *testing.T, s *StandbyOnNFT, priority, address, client string) NativeWant {
 	t.Helper()
 	id := tableid.IPv4.Table("proxy")
 	text := strings.NewReplacer("PRIORITY", priority, "ADDRESS", address, "CLIENT", client).Replace(nativeNAT)
 	nstest.CommandInput(t, "table ip proxy {}\ndelete table ip proxy\n"+text, "nft", "-f", "-")
 	r, err := native.Capture(s.conn, func(of nft.Table) bool { return of.Family.Table(of.Name) == id })
 	must(t, err)
-	return r.Tables[id]
+	return NativeWant{r.Tables[id], r.Digest(id)}
 }
 
 // followNative follows a native table until its copy stands, and returns in how many steps.
-func (s *StandbyOnNFT) followNative(t *testing.T, want *native.Table) (steps int) {
+func (s *StandbyOnNFT) followNative(t *testing.T, want NativeWant) (steps int) {
 	t.Helper()
 	for {
 		copied := s.Native().Follow(want)
@@ -261,7 +261,7 @@ func TestAnOpeningTranslatesChangesOnly(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *StandbyOnNFT, _ func(bool) StandbyCopy) {
 		first := proxyOf(t, s, "dstnat", "10.3.0.1", "10.9.0.1")
 		s.followNative(t, first)
-		held := s.tables.Held(first.ID)
+		held := s.tables.Held(first.Table.ID)
 		for name, story := range map[string]struct {
 			address, client string
 			same            bool
@@ -271,7 +271,7 @@ func TestAnOpeningTranslatesChangesOnly(t *testing.T) {
 			"a rule":   {"10.3.0.2", "10.9.0.1", false},
 		} {
 			want := proxyOf(t, s, "dstnat", story.address, story.client)
-			s.natives[want.ID] = nativePending{first, held}
+			s.natives[want.Table.ID] = nativePending{first.Digest, held}
 			got, err := nativeOnNFT{s}.translate(want)
 			must(t, err)
 			if diff := cmp.Diff(story.same, got == held); diff != "" {

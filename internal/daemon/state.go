@@ -1,17 +1,18 @@
 package daemon
 
 import (
+	"iter"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// state is all that the loop knows. One goroutine has it at a time: the loop,
-// or the worker while it runs a step for the loop. Each part is written in the
-// file that declares it.
+// state is all that the loop knows. Its goroutine alone has it. Each part is written in the file
+// that declares it.
 type state struct {
 	// families has what is known of each family and, in it, of each table.
 	families map[rules.Family]*familyState
@@ -39,8 +40,10 @@ type state struct {
 	pace       reload.Pace // of the last replays
 	contention contention  // with a process that undoes replays
 	pause      pause       // of replays
-	observing  observing   // a loss that waits for the rules' owner
 	keptBy     keeperBasis // of the last decision about the keeper
+	// observedSince is since when rules are missing that canaryd only watches, and that their owner
+	// has not put back; zero: none are.
+	observedSince time.Time
 
 	// Native tables, which are a realm of their own.
 	native nativeRealm
@@ -73,16 +76,18 @@ type familyState struct {
 	examined examined  // what full reads showed
 	known    known     // when its content was known
 	rotation rotation  // when its marks are renewed
-	doubles  doubles   // when jumps that stand twice are removed
 	proxy    kubeProxy // kube-proxy's canary, and the full sync that is asked of it
 	keeper   keeping   // its keeper
 	standby  standbyOf // its standby
+	// undoubleAt is when jumps that stand twice are removed; zero: none does.
+	undoubleAt time.Time
 }
 
 // newState returns the state of a daemon that has not looked at anything yet.
 func (d *Daemon) newState() *state {
 	st := &state{families: map[rules.Family]*familyState{}, pace: d.cfg.Pace, native: d.newNativeRealm()}
-	st.contention.limit = reload.NewLimiter()
+	st.contention.limit, st.looking.storm = reload.NewLimiter(), bucket{share: stormShare}
+	st.quarantine.stood, st.inventory.strange = map[rules.Family]map[iptables.Place]bool{}, map[rules.Family]strangers{}
 	first := d.cfg.Kernel.Evidence()
 	st.choice = choice{reason: first.Reason, mixed: first.Mixed}
 	families := d.cfg.Kernel.Families()
@@ -90,6 +95,63 @@ func (d *Daemon) newState() *state {
 		st.families[f] = &familyState{tables: newTables(), examined: examined{moved: time.Now()}, looked: looked{budget: newBudget(len(families))}}
 	}
 	return st
+}
+
+// tableIDs returns the tables of iptables that canaryd guards, in their order.
+func tableIDs() []rules.TableID {
+	var ids []rules.TableID
+	for _, f := range rules.Families() {
+		for _, t := range protect.Tables() {
+			ids = append(ids, f.Table(t))
+		}
+	}
+	return ids
+}
+
+// inOrder yields what is known of each family, in their order.
+func (st *state) inOrder() iter.Seq2[rules.Family, *familyState] {
+	return func(yield func(rules.Family, *familyState) bool) {
+		for _, f := range rules.Families() {
+			if fs := st.families[f]; fs != nil && !yield(f, fs) {
+				return
+			}
+		}
+	}
+}
+
+// tables yields what is known of each table, in their order.
+func (st *state) tables() iter.Seq2[rules.TableID, *tableState] {
+	return func(yield func(rules.TableID, *tableState) bool) {
+		for _, id := range tableIDs() {
+			if fs := st.families[id.Family]; fs != nil && !yield(id, fs.tables[id.Name]) {
+				return
+			}
+		}
+	}
+}
+
+// anyOf reports whether something is so of any value of a map.
+func anyOf[M ~map[K]V, K comparable, V any](m M, is func(V) bool) bool {
+	for _, v := range m {
+		if is(v) {
+			return true
+		}
+	}
+	return false
+}
+
+// anyFamily reports whether something is so of any family.
+func (st *state) anyFamily(is func(*familyState) bool) bool { return anyOf(st.families, is) }
+
+// tablesOf yields what a replay came to for each table, in their order.
+func tablesOf(result reload.Result) iter.Seq2[rules.TableID, reload.TableResult] {
+	return func(yield func(rules.TableID, reload.TableResult) bool) {
+		for _, id := range tableIDs() {
+			if tr, ok := result[id.Family].Tables[id.Name]; ok && !yield(id, tr) {
+				return
+			}
+		}
+	}
 }
 
 // earliest returns the earliest of the times that are not zero.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -39,10 +38,8 @@ func (d *Daemon) suspect(ctx context.Context, st *state, reason string) {
 	}
 	s := &suspicion{remains: remains, reason: reason, retry: retry{at: time.Now()},
 		todo: map[rules.TableID]bool{}, read: map[rules.Family]bool{}}
-	for f := range st.families {
-		for _, t := range protect.Tables() {
-			s.todo[f.Table(t)] = true
-		}
+	for id := range st.tables() {
+		s.todo[id] = true
 	}
 	st.suspicion = s
 	d.recallSets(ctx, st)
@@ -67,10 +64,10 @@ func (d *Daemon) plantable(st *state) []rules.Family {
 // judgeRemains finds out which tables lost the marks and the rules of an earlier run. What is
 // missing waits for a decision. A family that cannot be read is read again later.
 func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
-	s, log := st.suspicion, klog.FromContext(ctx)
+	s := st.suspicion
 	there, done, err := d.guardedBefore(ctx, s.remains)
 	if err != nil {
-		log.Error(err, "Whether the rules of the last run were lost cannot be seen: the backend that it guarded cannot be read", "backend", s.remains.Identity.Backend)
+		klog.FromContext(ctx).Error(err, "Whether the rules of the last run were lost cannot be seen: the backend that it guarded cannot be read", "backend", s.remains.Identity.Backend)
 		st.suspicion = nil
 		return
 	}
@@ -91,9 +88,7 @@ func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
 		return
 	}
 	s.retry.failed(nil, time.Now())
-	if s.trouble.met(failed, time.Now()) {
-		log.Error(failed, "The tables could not be read; whether the rules of the last run were lost is unknown until they can", "retryIn", s.retry.wait)
-	}
+	s.trouble.report(ctx, failed, "The tables could not be read; whether the rules of the last run were lost is unknown until they can", "retryIn", s.retry.wait)
 }
 
 // guardedBefore returns what reads the backend that the earlier run guarded.
@@ -168,73 +163,53 @@ func unknownMarks(f rules.Family) canary.Marks {
 // openDecision opens a decision about what was found lost, or adds to the open one. Tables
 // that lost no rule are recorded with others, and alone are no loss.
 func (d *Daemon) openDecision(ctx context.Context, st *state, found map[rules.TableID]hit) {
-	w, s := st.decision, st.suspicion
-	next := decision{}
-	if w != nil {
-		next = *w
-	} else {
-		now := time.Now()
-		next.id, next.generation, next.backend, next.reason = s.remains.ID, st.unclaimed(s.remains.Generation), iptables.Backend(s.remains.Identity.Backend), s.reason
-		next.identity, next.room = s.remains.Identity, diffRoom()
-		next.record = api.Flush{ID: fmt.Sprintf("%x", now.UnixMicro()), Time: now, Outcome: api.AwaitingDecision, Detail: s.reason}
+	w, s, now := st.decision, st.suspicion, time.Now()
+	first := w == nil
+	if first {
+		w = &decision{
+			id: s.remains.ID, generation: st.unclaimed(s.remains.Generation), identity: s.remains.Identity,
+			backend: iptables.Backend(s.remains.Identity.Backend), reason: s.reason, waiting: verdicts{}, room: diffRoom(),
+			record: api.Flush{ID: fmt.Sprintf("%x", now.UnixMicro()), Time: now, Outcome: api.AwaitingDecision, Detail: s.reason},
+		}
 		if s.remains.Uptime > 0 {
-			next.record.LastInForce = d.inForceAt(s.remains.Uptime)
+			w.record.LastInForce = d.inForceAt(s.remains.Uptime)
 		}
 	}
-	fresh := next.add(found)
+	fresh := w.add(found)
 	if len(fresh) == 0 {
 		return
 	}
-	st.decision = &next
+	st.decision, w.kept = w, false
 	st.generation.edition++ // what the generation on disk depends on is kept, too
-	if w == nil {
-		d.cfg.Metrics.ObserveFlush(next.record.Time, fresh)
+	if first {
+		d.cfg.Metrics.ObserveFlush(w.record.Time, fresh.public())
 	} else {
-		d.cfg.Metrics.ObserveFurtherLoss(fresh)
+		d.cfg.Metrics.ObserveFurtherLoss(fresh.public())
 	}
-	st.rewrite(next.record)
-	d.write(ctx, next.record, next.diff)
+	st.rewrite(w.record)
+	d.write(ctx, w.record, w.diff)
 	d.keepDecision(ctx, st)
-	d.logAwaiting(ctx, st.decision)
+	d.logAwaiting(ctx, w)
 }
 
 // add takes up what was found lost and returns the tables that are new, none if no rule
-// was lost. Copies of the decision keep what they have.
-func (w *decision) add(found map[rules.TableID]hit) map[rules.Family]api.Verdicts {
-	lost := 0
-	for _, h := range found {
-		lost += h.lost.Rules
-	}
-	fresh := map[rules.Family]api.Verdicts{}
-	if lost == 0 {
+// was lost.
+func (w *decision) add(found map[rules.TableID]hit) verdicts {
+	fresh := verdicts{}
+	if !anyOf(found, func(h hit) bool { return h.lost.Rules > 0 }) {
 		return fresh
 	}
-	waiting := map[rules.Family]api.Verdicts{}
-	for f, tables := range w.waiting {
-		waiting[f] = maps.Clone(tables)
-	}
-	w.waiting, w.kept = waiting, false
-	for _, f := range rules.Families() {
-		for _, t := range protect.Tables() {
-			h, hit := found[f.Table(t)]
-			if !hit || w.waiting[f][t] != "" {
-				continue
-			}
-			put(fresh, f, t, h.verdict)
-			if h.lost.Rules > 0 {
-				put(w.waiting, f, t, h.verdict)
-			}
-			addLoss(&w.record, f, t, h)
-			w.diff = append(w.diff, diffOf(f, t, h.lost, &w.room))
+	for _, id := range tableIDs() {
+		h, hit := found[id]
+		if !hit || w.waiting[id] != "" {
+			continue
 		}
+		fresh[id] = h.verdict
+		if h.lost.Rules > 0 {
+			w.waiting[id] = h.verdict
+		}
+		addLoss(&w.record, id, h)
+		w.diff = append(w.diff, diffOf(id, h.lost, &w.room))
 	}
 	return fresh
-}
-
-// put sets the verdict of a table.
-func put(verdicts map[rules.Family]api.Verdicts, f rules.Family, t rules.TableName, v canary.Verdict) {
-	if verdicts[f] == nil {
-		verdicts[f] = api.Verdicts{}
-	}
-	verdicts[f][t] = v
 }

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"k8s.io/klog/v2"
 )
 
 // complainEvery is the least distance of two log lines about the same trouble.
@@ -51,6 +53,18 @@ func (t *trouble) over() bool {
 	logged := t.logged != ""
 	t.what, t.cause, t.logged = "", "", ""
 	return logged
+}
+
+// report takes up an error, which it logs if the log is to have it, or with nil that there is no
+// trouble any more. It returns over's answer then, else false.
+func (t *trouble) report(ctx context.Context, err error, what string, values ...any) (over bool) {
+	if err == nil {
+		return t.over()
+	}
+	if t.met(err, time.Now()) {
+		klog.FromContext(ctx).WithCallDepth(1).Error(err, what, values...)
+	}
+	return false
 }
 
 // causeOf returns what is at the bottom of an error, in words that quote no rule: the kernel's for

@@ -26,10 +26,9 @@ func (ts *tableState) setStanding(table *rules.Table, digest uint64) {
 // unprotectedGone counts the rules that --protect does not name and that went in the same
 // flush. It returns 0 also where that cannot be known: where the table was not read as it
 // was right before, or where another process wrote to it as well.
-func (d *Daemon) unprotectedGone(st *state, f rules.Family, t rules.TableName, h hit, q inquiry) int {
-	fs := st.families[f]
-	before := fs.tables[t].standing
-	if before.table == nil || before.digest != fs.looked.intact || q.othersWrote(f, t, uint32(fs.looked.intact), uint32(h.seen), h.by) {
+func (d *Daemon) unprotectedGone(st *state, id rules.TableID, h hit, q inquiry) int {
+	intact, before := st.families[id.Family].looked.intact, st.table(id).standing
+	if before.table == nil || before.digest != intact || q.othersWrote(id, uint32(intact), uint32(h.seen), h.by) {
 		return 0
 	}
 	p := d.protection(st)
@@ -39,7 +38,7 @@ func (d *Daemon) unprotectedGone(st *state, f rules.Family, t rules.TableName, h
 // othersWrote reports whether a process that took nothing wrote to the table meanwhile, or
 // may have. On legacy nothing is heard of single writes: what was read around the flush
 // has to do.
-func (q inquiry) othersWrote(f rules.Family, t rules.TableName, from, upto uint32, by []watch.Writer) bool {
+func (q inquiry) othersWrote(id rules.TableID, from, upto uint32, by []watch.Writer) bool {
 	switch {
 	case q.legacy:
 		return false
@@ -47,7 +46,7 @@ func (q inquiry) othersWrote(f rules.Family, t rules.TableName, from, upto uint3
 		return len(by) == 0 // else they were the only ones
 	}
 	return slices.ContainsFunc(q.takings.List, func(k iptables.Taking) bool {
-		return k.Family == f && k.Table == t && nft.Newer(k.Commit.Genid, from) && !nft.Newer(k.Commit.Genid, upto) &&
+		return k.Family.Table(k.Table) == id && nft.Newer(k.Commit.Genid, from) && !nft.Newer(k.Commit.Genid, upto) &&
 			!slices.ContainsFunc(by, func(w watch.Writer) bool { return w.PID == k.Commit.PID })
 	})
 }

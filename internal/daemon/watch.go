@@ -42,17 +42,13 @@ func (w *watchers) give(s *api.Status, publish func()) {
 	defer w.mu.Unlock()
 	publish() // under the lock: a watcher that is added meanwhile sees it once
 	for news := range w.list {
-		for full := true; full; {
+		if len(news) == cap(news) {
 			select {
-			case news <- s:
-				full = false
+			case <-news: // the oldest
 			default:
-				select {
-				case <-news: // the oldest
-				default:
-				}
 			}
 		}
+		news <- s // there is room: nothing else sends
 	}
 }
 

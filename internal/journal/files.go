@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 
 	"github.com/canaryd/canaryd/internal/private"
 )
@@ -180,12 +181,6 @@ func parse(line []byte) (Entry, bool) {
 	return e, err == nil && isID(e.ID) && len(e.Record) > 0
 }
 
-// isID reports whether the text may be an entry's ID.
 func isID(id string) bool {
-	for _, c := range id {
-		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
-	}
-	return 0 < len(id) && len(id) <= 16
+	return strings.Trim(id, "0123456789abcdef") == "" && 0 < len(id) && len(id) <= 16
 }

@@ -46,26 +46,15 @@ type Journal struct {
 	path, old string
 	room      int64 // the most bytes of each file
 	entries   chan Entry
-	asks      chan ask
+	asks      chan func(waiting []Entry) // of Find; Run calls them
 	ended     chan struct{}
-}
-
-// An ask is one call of Find.
-type ask struct {
-	id     string
-	answer chan<- answer // has room for one
-}
-
-type answer struct {
-	entry Entry
-	err   error
 }
 
 // New returns the journal in a folder, which may still be empty.
 func New(dir string) *Journal {
 	return &Journal{
 		path: filepath.Join(dir, "journal.jsonl"), old: filepath.Join(dir, "journal.1.jsonl"), room: maxFile,
-		entries: make(chan Entry, queued), asks: make(chan ask), ended: make(chan struct{}),
+		entries: make(chan Entry, queued), asks: make(chan func([]Entry)), ended: make(chan struct{}),
 	}
 }
 
@@ -84,17 +73,23 @@ func (j *Journal) Close() { close(j.entries) }
 
 // Find returns the entry of that ID, even if it is not written yet.
 func (j *Journal) Find(ctx context.Context, id string) (Entry, error) {
-	found := make(chan answer, 1)
+	var entry Entry
+	var err error
+	found := make(chan struct{})
+	ask := func(waiting []Entry) {
+		entry, err = j.find(id, waiting)
+		close(found)
+	}
 	select {
-	case j.asks <- ask{id, found}:
+	case j.asks <- ask:
 	case <-j.ended:
 		return Entry{}, errEnded
 	case <-ctx.Done():
 		return Entry{}, ctx.Err()
 	}
 	select {
-	case a := <-found:
-		return a.entry, a.err
+	case <-found:
+		return entry, err
 	case <-ctx.Done():
 		return Entry{}, ctx.Err()
 	}
@@ -127,11 +122,10 @@ func (j *Journal) Run(report func(error)) {
 			flush()
 		case <-again.C:
 			flush()
-		case a := <-j.asks:
+		case ask := <-j.asks:
 			waiting = j.drain(waiting)
 			flush()
-			entry, err := j.find(a.id, waiting)
-			a.answer <- answer{entry, err}
+			ask(waiting)
 		}
 	}
 }
@@ -172,15 +166,14 @@ func (e Entry) merge(next Entry) Entry {
 // find searches the files and the entries that are not written yet.
 func (j *Journal) find(id string, waiting []Entry) (Entry, error) {
 	var found Entry
-	err := j.read(id, func(e Entry) {
+	collect := func(e Entry) {
 		if e.ID == id {
 			found = found.merge(e)
 		}
-	})
+	}
+	err := j.read(id, collect)
 	for _, e := range waiting {
-		if e.ID == id {
-			found = found.merge(e)
-		}
+		collect(e)
 	}
 	switch {
 	case found.ID != "":

@@ -3,6 +3,9 @@
 package metrics
 
 import (
+	"maps"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -38,9 +41,6 @@ const (
 	ProbeUnknown ProbeResult = "unknown"
 )
 
-// probeResults returns every ProbeResult.
-func probeResults() []ProbeResult { return []ProbeResult{ProbeIntact, ProbeLoss, ProbeUnknown} }
-
 // Metrics counts and times what the loop does. It has one method for each event, however many
 // series that changes. Any goroutine may call the methods.
 type Metrics struct {
@@ -51,7 +51,6 @@ type Metrics struct {
 	flushedUnprotected                *prometheus.CounterVec
 	nativeInForce, nativeRefused      *prometheus.GaugeVec
 	nativeStandby                     *prometheus.GaugeVec
-	nativeBeyond                      prometheus.Gauge
 	native                            map[string]string // families of the native tables shown, by table; the loop's
 
 	canaryPresent, jumpsMissing  *prometheus.GaugeVec
@@ -60,18 +59,13 @@ type Metrics struct {
 	backend, keeper, mode        *prometheus.GaugeVec
 	standby, standbyOutstanding  *prometheus.GaugeVec
 	standbyOpen                  *prometheus.CounterVec
-	lossSince, capturePending    prometheus.Gauge
-	lastFlush, lastExamination   prometheus.Gauge
-	generationTime               prometheus.Gauge
-	mixed, mismatch              prometheus.Gauge
-	paused, contended, ownerless prometheus.Gauge
-	nothingProtected             prometheus.Gauge
+	lastFlush, generationTime    prometheus.Gauge
 	drills                       *prometheus.CounterVec
 	lastDrill, lastDrillPassed   prometheus.Gauge
-	awaitingDecision             prometheus.Gauge
 	rulesAbsent, probeDuration   prometheus.Histogram
 	replayDuration               *prometheus.HistogramVec
 	families                     []rules.Family
+	status                       atomic.Pointer[api.Status] // the newest one
 }
 
 // Buckets, in seconds. A probe is one or two system calls. A replay takes from 5 ms for a small
@@ -112,20 +106,8 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		mode:            b.gauges("mode", "Whether canaryd runs in this mode: it replays what is lost (heal) or only reports it (observe).", "mode"),
 		backend:         b.gauges("backend_info", "The iptables backend in use; always 1.", "family", "backend", "version"),
 
-		lossSince:       b.gauge("loss_since_timestamp_seconds", "When the loss that stands now was first seen; 0 while nothing is lost."),
-		capturePending:  b.gauge("capture_pending_since_timestamp_seconds", "Since when the generation lags behind what the owners wrote; 0 while it is current."),
-		lastFlush:       b.gauge("last_flush_timestamp_seconds", "When the last flush was first seen; 0 if there was none."),
-		lastExamination: b.gauge("last_examination_timestamp_seconds", "When it was last known of every family what its tables hold: they were read in full, or a probe showed that nothing had moved since; 0 if it never was."),
-		generationTime:  b.gauge("generation_timestamp_seconds", "When the generation was captured or loaded; 0 while there is none."),
-		mixed:           b.gauge("mixed_backends", "Whether both iptables backends hold rules."),
-		mismatch:        b.gauge("backend_mismatch", "Whether the other iptables backend is the one in use by now; a restart of canaryd would guard that one."),
-		paused:          b.gauge("paused", "Whether replays are paused."),
-		contended:       b.gauge("contended", "Whether a process keeps undoing the replays."),
-		ownerless:       b.gauge("rules_without_owner", "Whether kube-proxy's rules are in force and kube-proxy's canary has been missing for two minutes."),
-
-		nothingProtected: b.gauge("nothing_protected", "Whether every table was read and holds no rule to guard; kubelet's own do not count."),
-
-		awaitingDecision: b.gauge("awaiting_decision", "Whether a loss that is not put back unasked waits for an operator's decision."),
+		lastFlush:      b.gauge("last_flush_timestamp_seconds", "When the last flush was first seen; 0 if there was none."),
+		generationTime: b.gauge("generation_timestamp_seconds", "When the generation was captured or loaded; 0 while there is none."),
 
 		rulesAbsent:    b.histogram("rules_absent_seconds", "From the first evidence of a loss to the proof that everything is back.", absentBuckets),
 		probeDuration:  b.histogram("probe_duration_seconds", "How long a probe of one family took.", probeBuckets),
@@ -138,65 +120,81 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 	m.nativeInForce = b.gauges("native_table_in_force", "Whether a guarded native nftables table is in force.", "family", "table")
 	m.nativeRefused = b.gauges("native_table_refused", "Whether the kernel would refuse a guarded native nftables table if it had to be put back.", "family", "table")
 	m.nativeStandby = b.gauges("native_standby", "Whether the standby of a guarded native nftables table is in this state.", "family", "table", "state")
-	m.nativeBeyond = b.gauge("native_tables_not_guarded", "Native nftables tables that --protect names and that are more than canaryd guards.")
 	m.standbyOutstanding = b.gauges("standby_outstanding_chains", "Changed chains that the standby does not have yet.", "family")
 	m.standbyOpen = b.counters("standby_open_seconds_total", "How long the standby has translated in the place of rules that were missing.", "family")
 	build := b.gauges("build_info", "The running program; always 1.", "version", "commit", "goversion")
 	build.WithLabelValues(o.Version, o.Commit, o.GoVersion).Set(1)
 	reg.MustRegister(
-		hintCollector{counts: o.Hints, desc: prometheus.NewDesc("canaryd_hints_total", "Reasons to look, by where they came from.", []string{"source"}, nil)},
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
+	b.hints(o.Hints)
+	m.followStatus(b)
 	m.zero(o.Sources)
 	return m
 }
 
-// zero creates every series.
+// followStatus registers the gauges that say what the newest Status says.
+func (m *Metrics) followStatus(b builder) {
+	m.status.Store(&api.Status{})
+	for _, g := range []struct {
+		name, help string
+		value      func(*api.Status) float64
+	}{
+		{"loss_since_timestamp_seconds", "When the loss that stands now was first seen; 0 while nothing is lost.", func(s *api.Status) float64 { return seconds(s.LossSince) }},
+		{"capture_pending_since_timestamp_seconds", "Since when the generation lags behind what the owners wrote; 0 while it is current.", func(s *api.Status) float64 { return seconds(s.LearningPendingSince) }},
+		{"last_examination_timestamp_seconds", "When it was last known of every family what its tables hold: they were read in full, or a probe showed that nothing had moved since; 0 if it never was.", func(s *api.Status) float64 { return seconds(s.LastKnown) }},
+		{"mixed_backends", "Whether both iptables backends hold rules.", func(s *api.Status) float64 { return truth(s.Backend.Mixed) }},
+		{"backend_mismatch", "Whether the other iptables backend is the one in use by now; a restart of canaryd would guard that one.", func(s *api.Status) float64 { return truth(s.Backend.Mismatch) }},
+		{"paused", "Whether replays are paused.", func(s *api.Status) float64 { return truth(s.Paused) }},
+		{"contended", "Whether a process keeps undoing the replays.", func(s *api.Status) float64 { return truth(s.Contended) }},
+		{"rules_without_owner", "Whether kube-proxy's rules are in force and kube-proxy's canary has been missing for two minutes.", func(s *api.Status) float64 { return truth(s.RulesWithoutOwner != nil) }},
+		{"nothing_protected", "Whether every table was read and holds no rule to guard; kubelet's own do not count.", func(s *api.Status) float64 { return truth(s.NothingProtected != nil) }},
+		{"awaiting_decision", "Whether a loss that is not put back unasked waits for an operator's decision.", func(s *api.Status) float64 { return truth(s.Decision != nil || s.NativeAwaiting()) }},
+		{"native_tables_not_guarded", "Native nftables tables that --protect names and that are more than canaryd guards.", func(s *api.Status) float64 { return float64(s.NativeBeyond) }},
+	} {
+		register(b, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: g.name, Help: g.help}, func() float64 { return g.value(m.status.Load()) }))
+	}
+}
+
 func (m *Metrics) zero(sources []string) {
-	for _, source := range sources {
-		m.sourceErrors.WithLabelValues(source)
-	}
-	for _, mode := range api.Modes() {
-		m.mode.WithLabelValues(string(mode))
-	}
-	for _, result := range api.DrillResults() {
-		m.drills.WithLabelValues(string(result))
-	}
+	create(m.sourceErrors, sources)
+	create(m.mode, api.Modes())
+	create(m.drills, api.DrillResults())
 	for _, family := range m.families {
 		f := family.String()
 		for _, table := range protect.Tables() {
 			t := string(table)
 			m.flushedUnprotected.WithLabelValues(f, t)
-			for _, kind := range canary.LossKinds() {
-				m.flushes.WithLabelValues(f, t, string(kind))
-			}
+			create(m.flushes, canary.LossKinds(), f, t)
 			for _, gauge := range []*prometheus.GaugeVec{m.canaryPresent, m.jumpsMissing, m.generationRules, m.quarantined, m.declaredRefused, m.leftOut} {
 				gauge.WithLabelValues(f, t)
 			}
 		}
-		for _, result := range reload.Outcomes() {
-			m.replays.WithLabelValues(f, string(result))
-		}
-		for _, reason := range iptables.Reasons() {
-			m.restoreFailures.WithLabelValues(f, string(reason))
-		}
-		for _, result := range probeResults() {
-			m.probes.WithLabelValues(f, string(result))
-		}
+		create(m.replays, reload.Outcomes(), f)
+		create(m.restoreFailures, iptables.Reasons(), f)
+		create(m.probes, []ProbeResult{ProbeIntact, ProbeLoss, ProbeUnknown}, f)
+		create(m.keeper, api.KeeperStates(), f)
+		create(m.standby, api.StandbyStates(), f)
+		create(m.flowsEnded, slices.Collect(maps.Values(sweptProtocols())), f)
 		m.replayDuration.WithLabelValues(f)
-		for _, protocol := range sweptProtocols() {
-			m.flowsEnded.WithLabelValues(f, protocol)
-		}
 		m.sweepErrors.WithLabelValues(f)
-		for _, state := range api.KeeperStates() {
-			m.keeper.WithLabelValues(f, string(state))
-		}
-		for _, state := range api.StandbyStates() {
-			m.standby.WithLabelValues(f, string(state))
-		}
 		m.standbyOutstanding.WithLabelValues(f)
 		m.standbyOpen.WithLabelValues(f)
+	}
+}
+
+// create creates a series for each value of the last label.
+func create[M any, V ~string](vec interface{ WithLabelValues(...string) M }, values []V, labels ...string) {
+	for _, v := range values {
+		vec.WithLabelValues(append(labels, string(v))...)
+	}
+}
+
+// setState sets the series of the present state to 1, and those of the others to 0.
+func setState[S ~string](vec *prometheus.GaugeVec, states []S, present S, labels ...string) {
+	for _, state := range states {
+		vec.WithLabelValues(append(labels, string(state))...).Set(truth(state == present))
 	}
 }
 
@@ -250,8 +248,7 @@ func (m *Metrics) ObserveFurtherLoss(hit map[rules.Family]api.Verdicts) {
 
 // ObserveNativeFlush counts one flush record of native tables, first seen at the given time.
 func (m *Metrics) ObserveNativeFlush(at time.Time, lost []api.NativeLoss) {
-	m.flushEvents.Inc()
-	m.lastFlush.Set(seconds(at))
+	m.ObserveFlush(at, nil)
 	m.ObserveFurtherNativeLoss(lost)
 }
 
@@ -279,15 +276,11 @@ func (m *Metrics) setNative(tables []api.NativeTable) {
 		delete(m.native, t.Table)
 		m.nativeInForce.WithLabelValues(t.Family, t.Table).Set(truth(t.Verdict == canary.Intact || t.Verdict == canary.Changed))
 		m.nativeRefused.WithLabelValues(t.Family, t.Table).Set(truth(t.Unreplayable != ""))
-		for _, state := range api.StandbyStates() {
-			if t.Standby != nil {
-				m.nativeStandby.WithLabelValues(t.Family, t.Table, string(state)).Set(truth(t.Standby.State == state))
-			}
+		if t.Standby != nil {
+			setState(m.nativeStandby, api.StandbyStates(), t.Standby.State, t.Family, t.Table)
 		}
 		m.generationRules.WithLabelValues(t.Family, t.Table).Set(float64(t.Rules))
-		for _, kind := range api.NativeLossKinds() {
-			m.flushes.WithLabelValues(t.Family, t.Table, string(kind))
-		}
+		create(m.flushes, api.NativeLossKinds(), t.Family, t.Table)
 	}
 	for table, family := range m.native {
 		m.nativeInForce.DeleteLabelValues(family, table)
@@ -357,36 +350,20 @@ func (m *Metrics) SetGeneration(captured time.Time, count map[rules.TableID]int)
 	}
 }
 
-// SetStatus sets the gauges that follow a Status.
+// SetStatus sets the gauges that follow a Status. Nothing may change it afterwards.
 func (m *Metrics) SetStatus(s api.Status) {
-	m.lastExamination.Set(seconds(s.LastKnown))
-	m.lossSince.Set(seconds(s.LossSince))
-	m.capturePending.Set(seconds(s.LearningPendingSince))
-	m.paused.Set(truth(s.Paused))
-	m.contended.Set(truth(s.Contended))
-	m.ownerless.Set(truth(s.RulesWithoutOwner != nil))
-	m.nothingProtected.Set(truth(s.NothingProtected != nil))
-	m.awaitingDecision.Set(truth(s.Decision != nil || s.NativeAwaiting()))
-	m.mixed.Set(truth(s.Backend.Mixed))
+	m.status.Store(&s)
 	m.setNative(s.Native)
 	if end := s.LastDrill; end != nil {
 		m.lastDrill.Set(seconds(end.Time))
 		m.lastDrillPassed.Set(truth(end.Result == api.DrillPassed))
 	}
-	m.nativeBeyond.Set(float64(s.NativeBeyond))
-	m.mismatch.Set(truth(s.Backend.Mismatch))
-	for _, mode := range api.Modes() {
-		m.mode.WithLabelValues(string(mode)).Set(truth(s.Mode == mode))
-	}
+	setState(m.mode, api.Modes(), s.Mode)
 	for family, keeper := range s.Keeper {
-		for _, state := range api.KeeperStates() {
-			m.keeper.WithLabelValues(family.String(), string(state)).Set(truth(keeper.State == state))
-		}
+		setState(m.keeper, api.KeeperStates(), keeper.State, family.String())
 	}
 	for family, standby := range s.Standby {
-		for _, state := range api.StandbyStates() {
-			m.standby.WithLabelValues(family.String(), string(state)).Set(truth(standby.State == state))
-		}
+		setState(m.standby, api.StandbyStates(), standby.State, family.String())
 		m.standbyOutstanding.WithLabelValues(family.String()).Set(float64(standby.Outstanding))
 	}
 }

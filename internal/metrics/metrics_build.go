@@ -41,23 +41,17 @@ func (b builder) histograms(name, help string, buckets []float64, labels ...stri
 	return register(b, prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: help, Buckets: buckets}, labels))
 }
 
-// A hintCollector reads the counters of the hints at each scrape. So a hint costs one atomic
+// hints registers the counters of hints, which are read at each scrape. So a hint costs one atomic
 // addition, and its package does not import Prometheus.
-type hintCollector struct {
-	counts func() map[watch.Source]uint64
-	desc   *prometheus.Desc
-}
-
-// Describe implements prometheus.Collector.
-func (h hintCollector) Describe(descs chan<- *prometheus.Desc) { descs <- h.desc }
-
-// Collect implements prometheus.Collector.
-func (h hintCollector) Collect(metrics chan<- prometheus.Metric) {
-	var counts map[watch.Source]uint64
-	if h.counts != nil {
-		counts = h.counts()
-	}
-	for _, s := range watch.Sources() {
-		metrics <- prometheus.MustNewConstMetric(h.desc, prometheus.CounterValue, float64(counts[s]), string(s))
+func (b builder) hints(counts func() map[watch.Source]uint64) {
+	for _, source := range watch.Sources() {
+		register(b, prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Namespace: namespace, Name: "hints_total", Help: "Reasons to look, by where they came from.", ConstLabels: prometheus.Labels{"source": string(source)},
+		}, func() float64 {
+			if counts == nil {
+				return 0
+			}
+			return float64(counts()[source])
+		}))
 	}
 }

@@ -3,6 +3,7 @@
 package private
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -25,26 +26,24 @@ func Folder(path string) error {
 		return err
 	}
 	// path may be a link: check the folders of the link, then those of its target.
-	for parent := filepath.Dir(path); ; parent = filepath.Dir(parent) {
-		if err := checkFolder(parent, true); err != nil {
-			return err
-		}
-		if parent == "/" {
-			break
-		}
+	if err := checkParents(path); err != nil {
+		return err
 	}
 	if path, err = filepath.EvalSymlinks(path); err != nil {
 		return err
 	}
-	for parent := filepath.Dir(path); parent != "/"; parent = filepath.Dir(parent) {
-		if err := checkFolder(parent, true); err != nil {
-			return err
-		}
-	}
-	if err := checkFolder(path, false); err != nil {
+	if err := cmp.Or(checkParents(path), checkFolder(path, false)); err != nil {
 		return err
 	}
 	return restrict(path)
+}
+
+func checkParents(path string) error {
+	for parent := filepath.Dir(path); ; parent = filepath.Dir(parent) {
+		if err := checkFolder(parent, true); err != nil || parent == "/" {
+			return err
+		}
+	}
 }
 
 // checkFolder returns why a folder is not safe from other users. In a parent with the sticky bit,
@@ -77,7 +76,6 @@ func advice(parent bool, what string) string {
 	return "; " + what
 }
 
-// restrict sets mode 0700 on a folder of our own user.
 func restrict(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -89,7 +87,6 @@ func restrict(path string) error {
 	return os.Chmod(path, 0o700)
 }
 
-// isTrusted reports whether a user is root or our own.
 func isTrusted(uid uint32) bool { return uid == 0 || uid == uint32(os.Geteuid()) }
 
 // isUnmapped reports whether this user namespace has no number for a user. One of those is the

@@ -40,14 +40,10 @@ type Notifier struct {
 // service manager restarts one that hangs. A message that cannot be sent is logged once.
 func (n Notifier) Run(ctx context.Context) error {
 	s := session{Notifier: n, log: klog.FromContext(ctx), since: time.Now()}
-	ticker := time.NewTicker(readyPoll)
-	defer ticker.Stop()
 	for {
-		if s.step() {
-			ticker.Reset(s.pace())
-		}
+		s.step()
 		select {
-		case <-ticker.C:
+		case <-time.After(s.pace()):
 		case <-ctx.Done():
 			s.send("STOPPING=1", "STATUS=Stopping; canaries and rules stay in place")
 			return nil
@@ -66,20 +62,24 @@ type session struct {
 	failed bool      // a message could not be sent
 }
 
-// pace is how often there may be something to send once the daemon is ready.
+// pace is how often there may be something to send.
 func (s *session) pace() time.Duration {
-	if s.Watchdog > 0 {
+	switch {
+	case !s.ready:
+		return readyPoll
+	case s.Watchdog > 0:
 		return min(sendEvery, s.Watchdog/3)
+	default:
+		return sendEvery
 	}
-	return sendEvery
 }
 
-// step sends what is new. It returns true when it sent that the daemon is ready.
-func (s *session) step() (becameReady bool) {
+// step sends what is new.
+func (s *session) step() {
 	var words []string
 	status := s.Status()
 	if !s.ready && (status.Begun() || time.Since(s.since) >= readyGrace) {
-		s.ready, becameReady = true, true
+		s.ready = true
 		words = append(words, "READY=1")
 	}
 	if line := status.Line(); line != s.line {
@@ -93,7 +93,6 @@ func (s *session) step() (becameReady bool) {
 	if len(words) > 0 {
 		s.send(words...)
 	}
-	return becameReady
 }
 
 // oneLine replaces what would begin another word of the protocol, whatever a status quotes.

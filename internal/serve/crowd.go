@@ -25,7 +25,6 @@ type crowd struct {
 type crowdedConn struct {
 	net.Conn
 	crowd *crowd
-	once  sync.Once
 }
 
 func newCrowd(l net.Listener, most int) *crowd {
@@ -83,15 +82,11 @@ func (c *crowd) follow(conn net.Conn, state http.ConnState) {
 
 // Close closes the connection and makes room for another one.
 func (m *crowdedConn) Close() error {
-	m.once.Do(func() {
-		c := m.crowd
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if i := slices.Index(c.silent, m); i >= 0 {
-			c.silent = slices.Delete(c.silent, i, i+1)
-		}
-		delete(c.talking, m)
-		c.room.Signal()
-	})
+	c := m.crowd
+	c.mu.Lock()
+	c.silent = slices.DeleteFunc(c.silent, func(o *crowdedConn) bool { return o == m })
+	delete(c.talking, m)
+	c.room.Signal()
+	c.mu.Unlock()
 	return m.Conn.Close()
 }

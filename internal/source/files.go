@@ -84,53 +84,62 @@ func tooLarge(path string) error {
 	return fmt.Errorf("%s: is too large: canaryd reads at most %d MiB of a source, all files together", path, maxRead>>20)
 }
 
-// A file is a file's name and content.
 type file struct {
 	name string
 	data []byte
 }
 
-// readAll reads a file, or the wanted files of a folder. kinds names the wanted files in errors.
-func readAll(path string, wanted func(name string) bool, kinds string) ([]file, error) {
-	names, err := list(path, wanted, kinds)
+// files are the files of a source: one, or the wanted ones of a folder.
+type files struct {
+	path       string
+	wanted     func(name string) bool
+	kinds      string // names the wanted files in errors
+	folderOnly bool
+}
+
+func (f files) read() ([]file, error) {
+	names, err := f.list()
 	if err != nil {
 		return nil, err
 	}
-	files, bad := make([]file, len(names)), make([]error, len(names))
+	all, bad := make([]file, len(names)), make([]error, len(names))
 	left := int64(maxRead)
 	for i, name := range names {
-		files[i].name = name
-		files[i].data, bad[i] = read(name, left)
-		left -= int64(len(files[i].data))
+		all[i].name = name
+		all[i].data, bad[i] = read(name, left)
+		left -= int64(len(all[i].data))
 	}
-	return files, errors.Join(bad...)
+	return all, errors.Join(bad...)
 }
 
 // list returns path itself, or the wanted files of the folder, sorted.
-func list(path string, wanted func(name string) bool, kinds string) ([]string, error) {
-	info, err := os.Stat(path)
-	if err != nil {
+func (f files) list() ([]string, error) {
+	info, err := os.Stat(f.path)
+	switch {
+	case err != nil:
 		return nil, err
+	case info.IsDir():
+	case f.folderOnly:
+		return nil, fmt.Errorf("%s: is not a folder", f.path)
+	default:
+		return []string{f.path}, nil
 	}
-	if !info.IsDir() {
-		return []string{path}, nil
-	}
-	names, err := within(path, wanted)
+	names, err := f.within()
 	if err == nil && len(names) == 0 {
-		err = fmt.Errorf("%s: the folder holds no file %s", path, kinds)
+		err = fmt.Errorf("%s: the folder holds no file %s", f.path, f.kinds)
 	}
 	return names, err
 }
 
-func within(folder string, wanted func(name string) bool) ([]string, error) {
-	entries, err := os.ReadDir(folder)
+func (f files) within() ([]string, error) {
+	entries, err := os.ReadDir(f.path)
 	if err != nil {
 		return nil, err
 	}
 	var names []string
 	for _, e := range entries { // sorted by name
-		if wanted(e.Name()) && !e.IsDir() {
-			names = append(names, filepath.Join(folder, e.Name()))
+		if f.wanted(e.Name()) && !e.IsDir() {
+			names = append(names, filepath.Join(f.path, e.Name()))
 		}
 	}
 	return names, nil
@@ -160,17 +169,17 @@ func (p place) concerns(event string) bool {
 	return filepath.Clean(folder) == p.folder && (name == p.name || p.wanted != nil && p.wanted(name))
 }
 
-// statAll returns the stats of a file, or of the wanted files of a folder.
-func statAll(path string, wanted func(name string) bool) stats {
-	places, resolved := follow(path)
-	info, err := os.Stat(path)
-	var s stats
-	s.add(places, path, info, err)
+// stat returns what the files look like without reading them.
+func (f files) stat() stats {
+	places, resolved := follow(f.path)
+	info, err := os.Stat(f.path)
+	s := stats{places: places}
+	s.add(f.path, info, err)
 	if err != nil || !info.IsDir() {
 		return s
 	}
-	s.places = append(s.places, place{folder: resolved, wanted: wanted})
-	names, err := within(path, wanted)
+	s.places = append(s.places, place{folder: resolved, wanted: f.wanted})
+	names, err := f.within()
 	if err != nil {
 		s.stamp += err.Error()
 	}
@@ -181,13 +190,12 @@ func statAll(path string, wanted func(name string) bool) stats {
 			s.places = append(s.places, places...)
 			info, err = os.Stat(name)
 		}
-		s.add(nil, name, info, err)
+		s.add(name, info, err)
 	}
 	return s
 }
 
-func (s *stats) add(places []place, path string, info fs.FileInfo, err error) {
-	s.places = append(s.places, places...)
+func (s *stats) add(path string, info fs.FileInfo, err error) {
 	switch {
 	case err != nil:
 		s.stamp += err.Error() + "\n"
@@ -200,10 +208,7 @@ func (s *stats) add(places []place, path string, info fs.FileInfo, err error) {
 
 // stampOf returns a text that changes if the file is replaced or written to.
 func stampOf(info fs.FileInfo) string {
-	s, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return fmt.Sprint(info.Size(), info.ModTime().UnixNano())
-	}
+	s := info.Sys().(*syscall.Stat_t) // what Stat returns on Linux
 	return fmt.Sprint(s.Dev, s.Ino, s.Mode, s.Size, s.Mtim, s.Ctim)
 }
 

@@ -41,7 +41,7 @@ func (s Shelf) keep(source Source, said Declared) error {
 	if s.Dir == "" {
 		return nil
 	}
-	data, err := json.Marshal(kept{keptFormat, source.path(), time.Now(), said.Generation})
+	data, err := json.Marshal(kept{keptFormat, source.files().path, time.Now(), said.Generation})
 	if err == nil {
 		err = private.Write(s.file(source.Name()), data)
 	}
@@ -74,7 +74,7 @@ func (s Shelf) recall(source Source) (Declared, error) {
 	switch {
 	case k.Format != keptFormat:
 		return Declared{}, fmt.Errorf("%s has format %d, and this canaryd reads %d", path, k.Format, keptFormat)
-	case k.Path != source.path():
+	case k.Path != source.files().path:
 		return Declared{}, fmt.Errorf("%w: %s was made from %s", errNotKept, path, k.Path)
 	}
 	if err := rules.Validate(k.Generation); err != nil {

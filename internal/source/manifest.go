@@ -22,20 +22,16 @@ type Manifest struct {
 // Name returns "manifest".
 func (m Manifest) Name() string { return "manifest" }
 
-func (m Manifest) path() string { return m.Path }
+func (m Manifest) files() files {
+	return files{path: m.Path, wanted: inManifest, kinds: "*.yaml, *.yml or *.json"}
+}
 
 func (m Manifest) recall(g rules.Generation) Declared {
 	return Declared{Generation: g, owners: m.owners()}
 }
 
-func (m Manifest) stat() stats { return statAll(m.Path, inManifest) }
-
 func inManifest(name string) bool {
 	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
-}
-
-func (m Manifest) read() ([]file, error) {
-	return readAll(m.Path, inManifest, "*.yaml, *.yml or *.json")
 }
 
 func (m Manifest) declare(files []file, last Declared) (Declared, error) {

@@ -37,37 +37,27 @@ const (
 // that they change. A slow reader gets only the newest.
 func (w *Watcher) Problems() <-chan []Problem { return w.problems }
 
-// problemsNow returns the present problems of all sources.
-func (w *Watcher) problemsNow() []Problem {
-	var all []Problem
+// report sends the problems of all sources if they changed.
+func (w *Watcher) report() {
+	var now []Problem
 	for _, s := range w.states {
 		if s.broken != "" {
-			all = append(all, s.problem())
+			now = append(now, s.problem())
 		}
-		all = append(all, s.documents...)
+		now = append(now, s.documents...)
 	}
-	return all
-}
-
-// report sends the problems if they changed, in place of those that were not yet received.
-func (w *Watcher) report() {
-	now := w.problemsNow()
 	if slices.Equal(now, w.reported) {
 		return
 	}
 	w.reported = now
-	select {
-	case <-w.problems:
-	default:
-	}
-	w.problems <- now // the only sender
+	replace(w.problems, now)
 }
 
 // problem describes why the source's files cannot be used.
 func (s *state) problem() Problem {
-	p := Problem{Source: s.Name(), Where: s.path(), Reason: s.broken, Instead: s.instead, Since: s.since}
+	p := Problem{Source: s.Name(), Where: s.files().path, Reason: s.broken, Instead: s.instead, Since: s.since}
 	// Errors begin with the file, and the line where there is one.
-	if where, _, found := strings.Cut(s.broken, ": "); found && strings.HasPrefix(where, s.path()) {
+	if where, _, found := strings.Cut(s.broken, ": "); found && strings.HasPrefix(where, s.files().path) {
 		p.Where = where
 	}
 	return p
@@ -89,7 +79,7 @@ func (w *Watcher) reportUnknown(ctx context.Context, s *state, unknown []kube.Sk
 	for i, skip := range unknown {
 		if i == shownDocuments {
 			rest := fmt.Sprintf("%d more objects are of kinds that declare no rules", len(unknown)-i)
-			s.documents = append(s.documents, Problem{Source: s.Name(), Where: s.path(), Reason: rest, Instead: TheRest, Since: time.Now()})
+			s.documents = append(s.documents, Problem{Source: s.Name(), Where: s.files().path, Reason: rest, Instead: TheRest, Since: time.Now()})
 			log.Error(nil, "More objects declare nothing", "source", s.Name(), "count", len(unknown)-i)
 			break
 		}

@@ -2,9 +2,9 @@ package source
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -27,7 +27,9 @@ type RulesDir struct {
 // Name returns "rules-dir".
 func (d RulesDir) Name() string { return "rules-dir" }
 
-func (d RulesDir) path() string { return d.Dir }
+func (d RulesDir) files() files {
+	return files{path: d.Dir, wanted: inRulesDir, kinds: "*.v4 or *.v6", folderOnly: true}
+}
 
 func (d RulesDir) recall(g rules.Generation) Declared {
 	own := map[string]bool{}
@@ -45,33 +47,20 @@ func (d RulesDir) recall(g rules.Generation) Declared {
 	}}}
 }
 
-func (d RulesDir) stat() stats { return statAll(d.Dir, inRulesDir) }
-
 var fragmentFamilies = map[string]rules.Family{".v4": rules.IPv4, ".v6": rules.IPv6}
 
 func inRulesDir(name string) bool {
 	return !strings.HasPrefix(name, ".") && fragmentFamilies[filepath.Ext(name)] != 0
 }
 
-// A chainKey identifies a chain of the rules.
 type chainKey struct {
-	family rules.Family
-	table  rules.TableName
-	chain  string
+	table rules.TableID
+	chain string
 }
 
-// A ruleKey identifies a rule of the rules.
 type ruleKey struct {
-	family rules.Family
-	table  rules.TableName
-	rule   rules.ChainRule
-}
-
-func (d RulesDir) read() ([]file, error) {
-	if info, err := os.Stat(d.Dir); err == nil && !info.IsDir() {
-		return nil, fmt.Errorf("%s: is not a folder", d.Dir)
-	}
-	return readAll(d.Dir, inRulesDir, "*.v4 or *.v6")
+	table rules.TableID
+	rule  rules.ChainRule
 }
 
 func (d RulesDir) declare(files []file, _ Declared) (Declared, error) {
@@ -82,17 +71,16 @@ func (d RulesDir) declare(files []file, _ Declared) (Declared, error) {
 	for _, file := range files {
 		family := fragmentFamilies[filepath.Ext(file.name)]
 		fragment, err := d.parse(file, family)
-		if err != nil {
-			bad = append(bad, err)
-			continue
+		if err == nil {
+			err = addChains(declared, file.name, family, fragment)
 		}
-		if err := addChains(declared, file.name, family, fragment); err != nil {
+		if err != nil {
 			bad = append(bad, err)
 			continue
 		}
 		for t, list := range fragment.RuleLines {
 			for r, line := range list {
-				lines[ruleKey{family, t, r}] = fmt.Sprintf("%s:%d", file.name, line)
+				lines[ruleKey{family.Table(t), r}] = fmt.Sprintf("%s:%d", file.name, line)
 			}
 		}
 		if len(d.Families) > 0 && !slices.Contains(d.Families, family) {
@@ -116,13 +104,10 @@ func (d RulesDir) declare(files []file, _ Declared) (Declared, error) {
 		source: d.Name(),
 		claims: func(chain string) bool { return own[chain] },
 		line: func(f rules.Family, t rules.TableName, chain string, r rules.Rule) string {
-			return lines[ruleKey{f, t, rules.ChainRule{Chain: chain, Spec: r.Spec}}]
+			return lines[ruleKey{f.Table(t), rules.ChainRule{Chain: chain, Spec: r.Spec}}]
 		},
 		where: func(f rules.Family, t rules.TableName, chain string) string {
-			if where := declared[chainKey{f, t, chain}]; where != "" {
-				return where
-			}
-			return "the fragments in " + d.Dir
+			return cmp.Or(declared[chainKey{f.Table(t), chain}], "the fragments in "+d.Dir)
 		},
 	}}
 	return all, nil
@@ -153,7 +138,7 @@ func addChains(declared map[chainKey]string, name string, family rules.Family, f
 	var bad []error
 	for _, t := range protect.Tables() {
 		for _, c := range fragment.Sections[t].Chains {
-			key, here := chainKey{family, t, c.Name}, fmt.Sprintf("%s:%d", name, fragment.Lines[t][c.Name])
+			key, here := chainKey{family.Table(t), c.Name}, fmt.Sprintf("%s:%d", name, fragment.Lines[t][c.Name])
 			if there := declared[key]; there != "" {
 				bad = append(bad, fmt.Errorf("%s: chain %s of %s is declared in %s too: give one of them another name", here, c.Name, t, there))
 				continue
@@ -191,7 +176,7 @@ func checkCycles(g rules.Generation, declared map[chainKey]string) error {
 			}
 			for _, c := range section.Chains {
 				if circle := visit(c.Name, nil); circle != nil {
-					return fmt.Errorf("%s: chains of %s jump in a circle: %s", declared[chainKey{f, t, circle[0]}], t, strings.Join(circle, " -> "))
+					return fmt.Errorf("%s: chains of %s jump in a circle: %s", declared[chainKey{f.Table(t), circle[0]}], t, strings.Join(circle, " -> "))
 				}
 			}
 		}

@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -20,14 +21,10 @@ import (
 type Source interface {
 	// Name is its name in metrics and logs.
 	Name() string
-	// stat returns what the files look like without reading them.
-	stat() stats
-	read() ([]file, error)
+	files() files
 	// declare makes rules of files. last is its last result, or the zero value: what has not
 	// changed since is not made again.
 	declare(files []file, last Declared) (Declared, error)
-	// path is where the files are.
-	path() string
 	// recall returns what the files declared when they were last good, from its generation.
 	recall(g rules.Generation) Declared
 }
@@ -54,12 +51,7 @@ type owner struct {
 // Claims reports whether a declared source owns the chain of that name, even if no file declares
 // the chain now.
 func (d Declared) Claims(chain string) bool {
-	for _, o := range d.owners {
-		if o.claims(chain) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(d.owners, func(o owner) bool { return o.claims(chain) })
 }
 
 // Known reports whether the rules of any source are known.

@@ -213,13 +213,13 @@ func TestSizesAreBounded(t *testing.T) {
 	large(filepath.Join(dir, "many/a.yaml"), maxRead/2)
 	large(filepath.Join(dir, "many/b.yaml"), maxRead/2+1)
 	for folder, want := range map[string]string{"one": "one/a.yaml", "many": "many/b.yaml"} {
-		_, err := readAll(filepath.Join(dir, folder), inManifest, "")
+		_, err := Manifest{Path: filepath.Join(dir, folder)}.files().read()
 		if err == nil || err.Error() != filepath.Join(dir, want)+": is too large: canaryd reads at most 64 MiB of a source, all files together" {
 			t.Errorf("%s: error %v", folder, err)
 		}
 	}
 	must(t, os.Remove(filepath.Join(dir, "many/b.yaml")))
-	if _, err := readAll(filepath.Join(dir, "many"), inManifest, ""); err != nil {
+	if _, err := (Manifest{Path: filepath.Join(dir, "many")}).files().read(); err != nil {
 		t.Error(err)
 	}
 }

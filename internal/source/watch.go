@@ -139,9 +139,9 @@ func (w *Watcher) loadFirst(ctx context.Context, s *state, deadline time.Time) (
 // load loads a source, and returns the stamp of its files. It reads all files before it makes
 // rules of them, so that they belong together.
 func (s *state) load() (Declared, string, error) {
-	before := s.stat().stamp
-	files, err := s.read()
-	if s.stat().stamp != before {
+	before := s.files().stat().stamp
+	files, err := s.files().read()
+	if s.files().stat().stamp != before {
 		err = &busyError{"the files", "they changed while they were read"}
 	}
 	if err != nil {
@@ -230,7 +230,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 func (w *Watcher) places() []place {
 	var all []place
 	for _, s := range w.states {
-		all = append(all, s.stat().places...)
+		all = append(all, s.files().stat().places...)
 	}
 	return all
 }
@@ -239,7 +239,7 @@ func (w *Watcher) places() []place {
 // that another process is writing files, which are to be read soon.
 func (w *Watcher) reload(ctx context.Context) (soon bool) {
 	for _, s := range w.states {
-		if s.broken == "" && s.busy == 0 && s.stat().stamp == s.stamp {
+		if s.broken == "" && s.busy == 0 && s.files().stat().stamp == s.stamp {
 			continue
 		}
 		declared, stamp, err := s.load()
@@ -260,8 +260,11 @@ func (w *Watcher) reload(ctx context.Context) (soon bool) {
 			w.fail(ctx, s, err)
 			continue
 		}
+		if s.broken != "" {
+			klog.FromContext(ctx).Info("Declared rules can be used again", "source", s.Name())
+		}
+		s.broken, s.instead = "", ""
 		s.good, s.unkept = declared, true
-		s.recovered(ctx)
 		w.logSkips(ctx, s)
 		w.send(all)
 	}
@@ -291,25 +294,23 @@ func (w *Watcher) fail(ctx context.Context, s *state, err error) {
 	s.broken = text
 }
 
-func (s *state) recovered(ctx context.Context) {
-	if s.broken != "" {
-		klog.FromContext(ctx).Info("Declared rules can be used again", "source", s.Name())
-	}
-	s.broken, s.instead = "", ""
-}
-
-// send sends what is declared, in place of what was not yet received.
+// send sends what is declared if it is not what was sent last.
 func (w *Watcher) send(d Declared) {
 	id := d.id()
 	if id == w.id {
 		return
 	}
 	w.id = id
+	replace(w.changes, d)
+}
+
+// replace sends what is new, in place of what was not yet received. It must be the only sender.
+func replace[T any](to chan T, news T) {
 	select {
-	case <-w.changes:
+	case <-to:
 	default:
 	}
-	w.changes <- d // the only sender
+	to <- news
 }
 
 // shownSkips is how many objects one change logs.
@@ -352,12 +353,10 @@ func (w *Watcher) logSkips(ctx context.Context, s *state) {
 
 // sleep waits for d, and reports whether ctx is still alive then.
 func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return false
-	case <-timer.C:
+	case <-time.After(d):
 		return true
 	}
 }

@@ -325,19 +325,17 @@ func TestRunNeedsLoad(t *testing.T) {
 	}
 }
 
-// A fake is a source without files.
+// A fake is a source of one file, which says nothing.
 type fake struct {
-	stats
+	path  string
 	err   error
 	loads int
 }
 
 func (f *fake) Name() string                               { return "fake" }
-func (f *fake) path() string                               { return "/fake" }
+func (f *fake) files() files                               { return files{path: f.path} }
 func (f *fake) recall(rules.Generation) Declared           { return Declared{} }
-func (f *fake) stat() stats                                { return f.stats }
-func (f *fake) read() ([]file, error)                      { f.loads++; return nil, f.err }
-func (f *fake) declare([]file, Declared) (Declared, error) { return Declared{}, nil }
+func (f *fake) declare([]file, Declared) (Declared, error) { f.loads++; return Declared{}, f.err }
 
 // TestAChangeIsNotAllDecodedAgain: who looks after one object of many waits
 // for that one only, also after the file was broken.
@@ -378,8 +376,10 @@ func TestAChangeIsNotAllDecodedAgain(t *testing.T) {
 }
 
 func TestBusyFilesAreReadAgainUntilItIsAnError(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	must(t, os.WriteFile(path, nil, 0o644))
 	synctest.Test(t, func(t *testing.T) {
-		f := &fake{err: &busyError{"x", "is busy"}}
+		f := &fake{path: path, err: &busyError{"x", "is busy"}}
 		w := NewWatcher(nil, f)
 		start := time.Now()
 		_, err := w.Load(t.Context())

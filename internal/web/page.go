@@ -24,13 +24,6 @@ var (
 	pageScript string
 )
 
-// pagePolicy allows the page its own style and script by their digests, and to ask for itself
-// again.
-func pagePolicy() string {
-	return fmt.Sprintf("default-src 'none'; style-src '%s'; script-src '%s'; connect-src 'self'; img-src data:; "+
-		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'", digest(pageCSS), digest(pageScript))
-}
-
 func digest(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])
@@ -53,7 +46,9 @@ func newPage(node string, snapshot func() api.Status, alive func() error) http.H
 		Build: hex.EncodeToString(sum[:6]), CSS: template.CSS(pageCSS), Script: template.JS(pageScript),
 		Node: node, Began: time.Now(),
 	}
-	policy := pagePolicy()
+	// The page may have its own style and script, by their digests, and ask for itself again.
+	policy := fmt.Sprintf("default-src 'none'; style-src '%s'; script-src '%s'; connect-src 'self'; img-src data:; "+
+		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'", digest(pageCSS), digest(pageScript))
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		var text bytes.Buffer
 		if err := page.Execute(&text, base.of(snapshot().Public(), alive(), time.Now())); err != nil {

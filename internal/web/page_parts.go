@@ -8,14 +8,6 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// nothingHeadline returns the headline of a node on which nothing is protected.
-func nothingHeadline(n api.Nothing) pageVerdict {
-	return pageVerdict{Class: "unknown", Title: "Nothing protected", Lines: []string{
-		api.Upper(n.String()) + ".",
-		"A new node is so for a moment. If this one is not new, canaryd guards nothing that matters here: see --protect, and which mode kube-proxy is in.",
-	}}
-}
-
 // refusedLines names the declared rules that are refused, with file and line.
 func refusedLines(s api.Status) []string {
 	const shown = 5
@@ -50,15 +42,6 @@ func sourceWarning(s api.Status) []pageWarning {
 		Text: strings.Join(lines, ". ") + ". The reasons:", Command: "canaryd status"}}
 }
 
-// drillLines says when the last drill was, if it has passed.
-func drillLines(s api.Status, now time.Time) []string {
-	if d := s.LastDrill; d != nil && d.Result == api.DrillPassed {
-		return []string{"The last drill passed " + agoText(d.Time, now) + "."}
-	}
-	return nil
-}
-
-// drillWarning returns a warning if the last drill has failed.
 func drillWarning(s api.Status, now time.Time) []pageWarning {
 	d := s.LastDrill
 	if d == nil || d.Result != api.DrillFailed {
@@ -66,4 +49,42 @@ func drillWarning(s api.Status, now time.Time) []pageWarning {
 	}
 	return []pageWarning{{Name: "drill", Class: "warn", Title: "The last drill failed " + agoText(d.Time, now) + ".",
 		Text: "What canaryd took away for it was not noticed, or not put back in time; a flush may fare the same. The log says why. Once that is mended:", Command: "canaryd drill"}}
+}
+
+func nativeWarnings(s api.Status) []pageWarning {
+	var list []pageWarning
+	awaiting := pageWarning{Name: "native-awaiting", Class: "bad", Title: "Native tables are lost and not put back unasked.",
+		Text: "Their owner may have meant it.", Choices: []api.Choice{
+			{If: "the tables are to come back", Command: "canaryd restore"}, {If: "their owner meant it", Command: "canaryd dismiss"}}}
+	refused := pageWarning{Name: "native-refused", Class: "bad", Title: "Native tables could not be put back.",
+		Text: "The kernel would not take them again if they were lost. Why:", Command: "canaryd status"}
+	for _, t := range s.Native {
+		if t.Awaiting {
+			awaiting.Chains = append(awaiting.Chains, t.Table)
+		}
+		if t.Unreplayable != "" {
+			refused.Chains = append(refused.Chains, t.Table)
+		}
+	}
+	for _, w := range []pageWarning{awaiting, refused} {
+		if len(w.Chains) > 0 {
+			list = append(list, w)
+		}
+	}
+	if n := s.NativeBeyond; n > 0 {
+		list = append(list, pageWarning{Name: "native-beyond", Class: "bad", Title: fmt.Sprintf("%d more native tables are not guarded.", n),
+			Text: "There are more than canaryd guards; name fewer with --protect. Which there are:", Command: "canaryd detect"})
+	}
+	return list
+}
+
+// onlyAwaiting reports whether all that is lost are native tables that wait for a decision.
+func onlyAwaiting(s api.Status, lost []loser) bool {
+	waiting := 0
+	for _, t := range s.Native {
+		if t.Awaiting && t.Verdict.Loss() {
+			waiting++
+		}
+	}
+	return waiting > 0 && waiting == len(lost)
 }

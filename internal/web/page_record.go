@@ -28,30 +28,13 @@ type pageGroup struct {
 }
 
 func recordOf(f api.Flush, now time.Time) pageRecord {
-	r := pageRecord{Flush: f, Noticed: durationText(api.Seconds(f.NoticedSeconds)), Class: outcomeClass(f.Outcome),
+	r := pageRecord{Flush: f, Absent: absentText(f, now), Noticed: durationText(api.Seconds(f.NoticedSeconds)), Class: outcomeClass(f.Outcome),
 		KindMeans: kindMeanings[f.Kind], OutcomeMeans: outcomeMeanings[f.Outcome]}
-	var families, tables []string
-	for _, family := range f.Families {
-		families = append(families, family.String())
-	}
-	for _, table := range f.Tables {
-		tables = append(tables, string(table))
-	}
+	tables := api.Words(f.Tables)
 	if len(tables) == len(protect.Tables()) {
 		tables = []string{"all tables"}
 	}
-	r.Where = strings.TrimSpace(strings.Join(families, "+") + " " + strings.Join(append(tables, f.NativeNames()...), ", "))
-	switch absent, known := f.AbsentFor(now); {
-	case !known:
-		r.Absent = "unknown"
-	case f.Bound():
-		r.Absent = "at most " + durationText(absent)
-	default:
-		r.Absent = durationText(absent)
-	}
-	if f.Open() && r.Absent != "unknown" {
-		r.Absent += " so far"
-	}
+	r.Where = strings.TrimSpace(strings.Join(api.Words(f.Families), "+") + " " + strings.Join(append(tables, f.NativeNames()...), ", "))
 	for _, t := range f.Lost.Tables {
 		g := pageGroup{TableLoss: t, By: f.TakersOf(t)}
 		if shown := chainsShown / len(f.Lost.Tables); len(t.PerChain) > shown {
@@ -62,11 +45,18 @@ func recordOf(f api.Flush, now time.Time) pageRecord {
 	return r
 }
 
-// absentText says how long the rules were absent, or at most absent.
-func absentText(f api.Flush) string {
-	text := durationText(api.Seconds(f.AbsentSeconds))
-	if f.AbsentAtMost {
-		return "at most " + text
+// absentText says how long the rules were absent, or have been absent so far.
+func absentText(f api.Flush, now time.Time) string {
+	absent, known := f.AbsentFor(now)
+	if !known {
+		return "unknown"
+	}
+	text := durationText(absent)
+	if f.Bound() {
+		text = "at most " + text
+	}
+	if f.Open() {
+		text += " so far"
 	}
 	return text
 }

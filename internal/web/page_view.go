@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"html/template"
+	"slices"
 	"strings"
 	"time"
 
@@ -126,26 +127,21 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 	case s.Stopped:
 		return pageVerdict{Class: "stopped", Title: "Stopped", Lines: []string{"A cleanup removed the canaries. Nothing is watched until canaryd is restarted."}}
 	case dead != nil:
-		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastKnown), Since: s.LastKnown,
-			Lines: []string{"canaryd answers but does not work: " + dead.Error() + "."}}
+		return since("unknown", "Unknown", s.LastKnown, "canaryd answers but does not work: "+dead.Error()+".")
 	case len(lost) > 0 || !s.LossSince.IsZero():
-		v := pageVerdict{Class: "lost", Title: sinceTitle("Rules missing", s.LossSince), Since: s.LossSince}
+		title := "Rules missing"
 		if len(lost) == 0 && len(unknown) > 0 {
-			v.Title = sinceTitle("Rules may be missing", s.LossSince)
+			title = "Rules may be missing"
 		}
-		v.Lines = lossLines(s, lost, unknown, now)
-		return v
+		return since("lost", title, s.LossSince, lossLines(s, lost, unknown, now)...)
 	case len(s.Families) == 0:
 		return pageVerdict{Class: "unknown", Title: "Not known yet", Lines: []string{"No family has been looked at yet."}}
 	case len(unknown) > 0:
-		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastKnown), Since: s.LastKnown,
-			Lines: unknownLines(s, unknown)}
+		return since("unknown", "Unknown", s.LastKnown, unknownLines(s, unknown)...)
 	case !s.LastKnown.IsZero() && now.Sub(s.LastKnown) > blindAfter:
-		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastKnown), Since: s.LastKnown,
-			Lines: []string{"The canaries stand, but what the tables hold has not been known for " + spanText(now.Sub(s.LastKnown)) + "."}}
+		return since("unknown", "Unknown", s.LastKnown, "The canaries stand, but what the tables hold has not been known for "+spanText(now.Sub(s.LastKnown))+".")
 	case len(s.DeclaredRefused) > 0:
-		since := s.DeclaredRefused[0].Since
-		return pageVerdict{Class: "partial", Title: sinceTitle("Declared rules refused", since), Since: since, Lines: refusedLines(s)}
+		return since("partial", "Declared rules refused", s.DeclaredRefused[0].Since, refusedLines(s)...)
 	case s.BrokenSource() != nil:
 		return pageVerdict{Class: "partial", Title: "Declared rules unknown", Lines: []string{api.Upper(s.BrokenSource().Error()) + ".",
 			"All else that ought to be in force is. The file is read again as soon as it changes."}}
@@ -156,17 +152,18 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 		}
 		return v
 	}
-	if s.NothingProtected != nil {
-		return nothingHeadline(*s.NothingProtected)
+	if n := s.NothingProtected; n != nil {
+		return pageVerdict{Class: "unknown", Title: "Nothing protected", Lines: []string{api.Upper(n.String()) + ".",
+			"A new node is so for a moment. If this one is not new, canaryd guards nothing that matters here: see --protect, and which mode kube-proxy is in."}}
 	}
 	if n := len(s.Quarantined); n > 0 {
-		return pageVerdict{Class: "partial", Title: api.Upper(rulesText(n)) + " quarantined", Lines: inForceLines(s, now)}
+		return pageVerdict{Class: "partial", Title: api.Upper(api.CountText(n, api.QuarantinedShown, "rule")) + " quarantined", Lines: inForceLines(s, now)}
 	}
 	if n := len(s.LeftOut); n > 0 {
-		return pageVerdict{Class: "partial", Title: api.Upper(api.LeftOutText(n)) + " not guarded", Lines: inForceLines(s, now)}
+		return pageVerdict{Class: "partial", Title: api.Upper(api.CountText(n, api.LeftOutShown, "chain")) + " not guarded", Lines: inForceLines(s, now)}
 	}
 	if o := s.RulesWithoutOwner; o != nil {
-		return pageVerdict{Class: "partial", Title: sinceTitle("Rules without an owner", o.Since), Since: o.Since, Lines: inForceLines(s, now)}
+		return since("partial", "Rules without an owner", o.Since, inForceLines(s, now)...)
 	}
 	return pageVerdict{Class: "healthy", Title: "Healthy", Lines: inForceLines(s, now)}
 }
@@ -175,10 +172,8 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 func unknownLines(s api.Status, unknown []string) []string {
 	next := "Nothing is replayed on a guess; the log says why."
 	var causes []string
-	for _, f := range rules.Families() {
-		if cause := s.Unreadable[f]; cause != "" {
-			causes = append(causes, fmt.Sprintf("%s: %s", f, cause))
-		}
+	for f, cause := range api.InOrder(s.Unreadable) {
+		causes = append(causes, fmt.Sprintf("%s: %s", f, cause))
 	}
 	if len(causes) > 0 {
 		next = "The kernel says, of " + strings.Join(causes, "; ") + ". Nothing is replayed on a guess."
@@ -188,28 +183,19 @@ func unknownLines(s api.Status, unknown []string) []string {
 
 // notInForce returns the tables that lost something, and those of which nothing is known.
 func notInForce(s api.Status) (lost []loser, unknown []string) {
-	for _, f := range rules.Families() {
-		verdicts, enabled := s.Families[f]
-		if !enabled {
-			continue
-		}
-		for _, t := range protect.Tables() {
-			v := cmp.Or(verdicts[t], canary.Unknown)
-			switch {
-			case v.Loss():
-				lost = append(lost, loser{fmt.Sprintf("%s %s", f, t), v})
-			case v == canary.Unknown:
-				unknown = append(unknown, fmt.Sprintf("%s %s", f, t))
-			}
+	add := func(table string, v canary.Verdict) {
+		switch {
+		case v.Loss():
+			lost = append(lost, loser{table, v})
+		case v == canary.Unknown:
+			unknown = append(unknown, table)
 		}
 	}
+	for id, v := range api.Tables(s.Families) {
+		add(id.String(), cmp.Or(v, canary.Unknown))
+	}
 	for _, t := range s.Native {
-		switch {
-		case t.Verdict.Loss():
-			lost = append(lost, loser{"table " + t.Table, t.Verdict})
-		case t.Verdict == canary.Unknown:
-			unknown = append(unknown, "table "+t.Table)
-		}
+		add("table "+t.Table, t.Verdict)
 	}
 	if s.NativeError != "" && len(s.Native) == 0 {
 		unknown = append(unknown, "native tables")
@@ -217,15 +203,14 @@ func notInForce(s api.Status) (lost []loser, unknown []string) {
 	return lost, unknown
 }
 
-// sinceTitle returns a title that ends with a time, unless it is zero.
-func sinceTitle(title string, t time.Time) string {
-	if t.IsZero() {
-		return title
+// since returns a headline with a time behind its title, unless that is zero.
+func since(class, title string, t time.Time, lines ...string) pageVerdict {
+	if !t.IsZero() {
+		title += " since"
 	}
-	return title + " since"
+	return pageVerdict{Class: class, Title: title, Since: t, Lines: lines}
 }
 
-// lossLines says what is missing and what happens next.
 func lossLines(s api.Status, lost []loser, unknown []string, now time.Time) []string {
 	next := "canaryd is putting them back."
 	switch {
@@ -256,8 +241,8 @@ func lossLines(s api.Status, lost []loser, unknown []string, now time.Time) []st
 // standbyLines says for which families and native tables the standby translates now.
 func standbyLines(s api.Status) []string {
 	var open []string
-	for _, f := range rules.Families() {
-		if s.Standby[f].State == api.StandbyOpen {
+	for f, standby := range api.InOrder(s.Standby) {
+		if standby.State == api.StandbyOpen {
 			open = append(open, familyLabel(f))
 		}
 	}
@@ -303,11 +288,14 @@ func inForceLines(s api.Status, now time.Time) []string {
 	if f, ok := s.LastFlush(); ok {
 		line := "Last flush " + agoText(f.Time, now)
 		if f.Outcome.Done() && f.AbsentSeconds > 0 {
-			line += ", back after " + absentText(f)
+			line += ", back after " + absentText(f, now)
 		}
 		lines = append(lines, line+".")
 	}
-	return append(lines, drillLines(s, now)...)
+	if d := s.LastDrill; d != nil && d.Result == api.DrillPassed {
+		lines = append(lines, "The last drill passed "+agoText(d.Time, now)+".")
+	}
+	return lines
 }
 
 // warningsOf returns the warnings, the most serious first.
@@ -354,29 +342,25 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 	return list
 }
 
-// quarantineWarning returns the warning of quarantined rules, if there are any.
 func quarantineWarning(s api.Status) []pageWarning {
 	n := len(s.Quarantined)
 	if n == 0 {
 		return nil
 	}
-	w := pageWarning{Name: "quarantine", Class: "bad", Title: api.Upper(rulesText(n)) + " cannot be put back.",
+	w := pageWarning{Name: "quarantine", Class: "bad", Title: api.Upper(api.CountText(n, api.QuarantinedShown, "rule")) + " cannot be put back.",
 		Text: "They are quarantined: the kernel lacks what they depend on, or refuses them. They are tried again; the rest of their tables is in force.", Command: "canaryd status"}
 	if n == 1 {
 		w.Text = "It is quarantined: the kernel lacks what it depends on, or refuses it. It is tried again; the rest of its table is in force."
 	}
-	seen := map[string]bool{}
 	for _, q := range s.Quarantined {
 		name := fmt.Sprintf("%s/%s/%s", q.Family, q.Table, q.Chain)
-		if !seen[name] && len(seen) < 5 {
+		if !slices.Contains(w.Chains, name) && len(w.Chains) < 5 {
 			w.Chains = append(w.Chains, name)
 		}
-		seen[name] = true
 	}
 	return []pageWarning{w}
 }
 
-// leftOutWarning returns the warning of chains that are not guarded, if there are any.
 func leftOutWarning(s api.Status) []pageWarning {
 	n := len(s.LeftOut)
 	if n == 0 {
@@ -388,18 +372,6 @@ func leftOutWarning(s api.Status) []pageWarning {
 		w.Chains = append(w.Chains, fmt.Sprintf("%s/%s/%s", l.Family, l.Table, l.Chain))
 	}
 	return []pageWarning{w}
-}
-
-// rulesText counts quarantined rules, of which a Status has the first only.
-func rulesText(n int) string {
-	switch {
-	case n == 1:
-		return "one rule"
-	case n >= api.QuarantinedShown:
-		return fmt.Sprintf("%d rules or more", n)
-	default:
-		return fmt.Sprintf("%d rules", n)
-	}
 }
 
 // cellOf returns the cell of a verdict, in the words of the metrics and the log.
@@ -418,7 +390,6 @@ func cellOf(v canary.Verdict) pageCell {
 	return c
 }
 
-// kindMeanings explains the kinds of loss.
 var kindMeanings = map[canary.Verdict]string{
 	canary.JumpsMissing:                 "a built-in chain was flushed, or jumps were deleted by name",
 	canary.Emptied:                      "rules were flushed, chains left, as iptables -F does",
@@ -431,7 +402,6 @@ var kindMeanings = map[canary.Verdict]string{
 	api.Removed:                         "canaryd took rules away that the generation does not have which an operator asked for",
 }
 
-// outcomeMeanings explains the outcomes of a flush.
 var outcomeMeanings = map[api.Outcome]string{
 	api.Drilled:          "canaryd took its own canary, which packets do not meet, and it is back and proved",
 	reload.Proved:        "everything is in force again, and a read showed it",

@@ -11,13 +11,11 @@ func Covers(want rules.Section, t *rules.Table) bool {
 			return false
 		}
 	}
+	led := map[string]bool{}
 	for _, h := range want.Jumps {
 		if c, ok := want.Chain(h.Into()); ok && len(c.Rules) > 0 && !hasRules(t, c.Name) {
 			return false
 		}
-	}
-	led := map[string]bool{}
-	for _, h := range want.Jumps {
 		led[h.Into()] = true
 	}
 	for _, c := range want.Chains {

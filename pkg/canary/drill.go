@@ -25,8 +25,7 @@ func (m Mark) Drilling(standIn Nonce) Mark {
 // drilled reports whether a read shows the stand-in of a drill exactly as it was planted: then
 // only the drill took the canary.
 func (m Mark) drilled(t *rules.Table) bool {
-	c := t.Chain(DrillChain)
-	return m.Drill != "" && c != nil && len(c.Rules) == 1 && isComment(c.Rules[0], m.Drill.Comment())
+	return m.Drill != "" && m.Drill.standsIn(t.Rules(DrillChain))
 }
 
 // DrillScript returns what takes a canary away so that the verdict is of this kind, and plants the

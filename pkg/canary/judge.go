@@ -55,7 +55,6 @@ type Wanted struct {
 	Piecewise func(chain string) bool
 }
 
-// shared reports whether many owners share a chain.
 func (w Wanted) shared(chain string) bool { return w.Piecewise != nil && w.Piecewise(chain) }
 
 // Seen is what a full read showed of one table.
@@ -112,17 +111,11 @@ type Finding struct {
 	Err error
 }
 
-// neverEmpty reports whether kube-proxy or kubelet own the chain and never leave it empty: if it
-// is empty, it was flushed.
-func neverEmpty(table rules.TableName, chain string) bool {
-	switch table {
-	case rules.Nat:
-		return chain == "KUBE-SERVICES" || chain == "KUBE-MARK-MASQ" || chain == "KUBE-POSTROUTING"
-	case rules.Filter:
-		return chain == "KUBE-FORWARD" || chain == "KUBE-FIREWALL"
-	default:
-		return false
-	}
+// neverEmpty are the chains that kube-proxy or kubelet own and never leave empty: if one is empty,
+// it was flushed.
+var neverEmpty = map[rules.TableName][]string{
+	rules.Nat:    {"KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"},
+	rules.Filter: {"KUBE-FORWARD", "KUBE-FIREWALL"},
 }
 
 // Judge decides what became of one table. It is a pure function. Its rules, in order:
@@ -158,29 +151,27 @@ func Judge(want Wanted, seen Seen) Finding {
 		return Finding{Verdict: Unknown}
 	}
 	v := judgeCanary(want, seen.Table)
-	if v != Intact && want.Mark.drilled(seen.Table) {
+	if v == Intact {
+		return judgeStanding(want, seen)
+	}
+	if want.Mark.drilled(seen.Table) {
 		f := judgeStanding(want, seen)
 		if f.Drilled = true; !f.Verdict.Loss() {
 			f.Verdict = v
 		}
 		return f
 	}
-	if v != Intact {
-		f := Finding{Verdict: v, MarkLost: true}
-		f.Witnesses = missingWitnesses(want, seen.Table)
-		for _, h := range missingJumps(want.Section, seen.Table) {
-			// An owner may already have written the jump in other words; then it has the last word.
-			if v == Replaced || !superseded(want.Section, seen.Table, h) {
-				f.Jumps = append(f.Jumps, h)
-			}
+	f := Finding{Verdict: v, MarkLost: true, Witnesses: missingWitnesses(want, seen.Table)}
+	for _, h := range missingJumps(want.Section, seen.Table) {
+		// An owner may already have written the jump in other words; then it has the last word.
+		if v == Replaced || !superseded(want.Section, seen.Table, h) {
+			f.Jumps = append(f.Jumps, h)
 		}
-		emptied, missing := lostChains(want.Section, seen.Table)
-		f.Emptied = chainNames(emptied)
-		f.Missing = missing
-		f.remember(want, seen)
-		return f
 	}
-	return judgeStanding(want, seen)
+	emptied, missing := lostChains(want.Section, seen.Table)
+	f.Emptied, f.Missing = rules.ChainNames(emptied), missing
+	f.remember(want, seen)
+	return f
 }
 
 // judgeStanding judges a table of which the canary stands, claimed chains included.
@@ -214,7 +205,7 @@ func judgeCanary(want Wanted, t *rules.Table) Verdict {
 		return ChainDeleted
 	case len(c.Rules) == 0:
 		return Emptied
-	case len(c.Rules) == 1 && isComment(c.Rules[0], want.Mark.Nonce.Comment()):
+	case want.Mark.Nonce.standsIn(c.Rules):
 		return Intact
 	default:
 		return Replaced
@@ -242,7 +233,7 @@ func judgeContent(want Wanted, seen Seen) Finding {
 	emptied, missing := lostChains(want.Section, seen.Table)
 	for _, c := range emptied {
 		stood := seen.Quiet || seen.Stood != nil && seen.Stood(c.Name)
-		if neverEmpty(seen.Table.Name, c.Name) {
+		if slices.Contains(neverEmpty[seen.Table.Name], c.Name) {
 			f.Emptied = append(f.Emptied, c.Name)
 		} else if i := orphaned(want, seen.Table, c); i >= 0 && !stood && (want.shared(c.Name) || want.shared(c.Rules[i].Target)) {
 			f.Waiting = append(f.Waiting, rules.Jump{Chain: c.Name, Rule: c.Rules[i]})
@@ -268,17 +259,11 @@ func isComment(r rules.Rule, comment string) bool {
 	return ok && c == comment
 }
 
-func hasWitness(t *rules.Table, chain string, n Nonce) bool {
-	c := t.Chain(chain)
-	return c != nil && slices.ContainsFunc(c.Rules, func(r rules.Rule) bool {
-		return isComment(r, n.WitnessComment())
-	})
-}
-
 func missingWitnesses(want Wanted, t *rules.Table) []string {
 	var gone []string
 	for _, chain := range want.Mark.Witnessed {
-		if !t.Chain(chain).LeftOut() && !hasWitness(t, chain, want.Mark.Nonce) {
+		isWitness := func(r rules.Rule) bool { return isComment(r, want.Mark.Nonce.WitnessComment()) }
+		if !t.Chain(chain).LeftOut() && !slices.ContainsFunc(t.Rules(chain), isWitness) {
 			gone = append(gone, chain)
 		}
 	}
@@ -293,13 +278,7 @@ func missingJumps(s rules.Section, t *rules.Table) []rules.Jump {
 		if t.Chain(h.Chain).LeftOut() {
 			continue // its jumps are unknown
 		}
-		nth := 1
-		for _, before := range s.Jumps[:i] {
-			if before.Same(h) {
-				nth++
-			}
-		}
-		if countRule(t, h) < nth {
+		if countRule(t, h) <= rules.Copies(s.Jumps[:i], h) {
 			missing = append(missing, h)
 		}
 	}
@@ -308,11 +287,9 @@ func missingJumps(s rules.Section, t *rules.Table) []rules.Jump {
 
 func countRule(t *rules.Table, h rules.Jump) int {
 	n := 0
-	if c := t.Chain(h.Chain); c != nil {
-		for _, r := range c.Rules {
-			if r.Equal(h.Rule) {
-				n++
-			}
+	for _, r := range t.Rules(h.Chain) {
+		if r.Equal(h.Rule) {
+			n++
 		}
 	}
 	return n
@@ -321,8 +298,7 @@ func countRule(t *rules.Table, h rules.Jump) int {
 // hasOtherJump reports whether another rule of the built-in chain jumps to the jump's target. An
 // owner that rewrites a jump inserts the new one first, and deletes the old one by name later.
 func hasOtherJump(t *rules.Table, h rules.Jump) bool {
-	c := t.Chain(h.Chain)
-	return c != nil && slices.ContainsFunc(c.Rules, func(r rules.Rule) bool {
+	return slices.ContainsFunc(t.Rules(h.Chain), func(r rules.Rule) bool {
 		return r.Target == h.Rule.Target && !r.Equal(h.Rule)
 	})
 }
@@ -331,18 +307,14 @@ func hasOtherJump(t *rules.Table, h rules.Jump) bool {
 // owner rewrote the jump, as kube-proxy does when an upgrade changes a match. It is false for a
 // Named jump: another MASQUERADE belongs to another network.
 func superseded(s rules.Section, t *rules.Table, h rules.Jump) bool {
-	c := t.Chain(h.Chain)
-	return !h.Named && c != nil && slices.ContainsFunc(c.Rules, func(r rules.Rule) bool {
+	return !h.Named && slices.ContainsFunc(t.Rules(h.Chain), func(r rules.Rule) bool {
 		return r.Target == h.Rule.Target && !slices.ContainsFunc(s.Jumps, func(k rules.Jump) bool {
 			return k.Chain == h.Chain && k.Rule.Equal(r)
 		})
 	})
 }
 
-func hasRules(t *rules.Table, chain string) bool {
-	c := t.Chain(chain)
-	return c != nil && len(c.Rules) > 0
-}
+func hasRules(t *rules.Table, chain string) bool { return len(t.Rules(chain)) > 0 }
 
 // lostChains returns the wanted chains that have lost all of their rules, and the names of those
 // that do not exist.
@@ -357,14 +329,6 @@ func lostChains(s rules.Section, t *rules.Table) (emptied []rules.Chain, missing
 		}
 	}
 	return emptied, missing
-}
-
-func chainNames(chains []rules.Chain) []string {
-	var list []string
-	for _, c := range chains {
-		list = append(list, c.Name)
-	}
-	return list
 }
 
 // orphaned returns the index of a rule of the emptied chain that led to a chain which only this
@@ -385,23 +349,18 @@ func orphaned(want Wanted, t *rules.Table, emptied rules.Chain) int {
 	return toShared
 }
 
+// leads reports whether a rule of c leads to a chain.
+func leads(c rules.Chain, chain string) bool {
+	return slices.ContainsFunc(c.Rules, func(r rules.Rule) bool { return r.Target == chain })
+}
+
 func referenced(t *rules.Table, chain string) bool {
-	for i := range t.Chains {
-		if slices.ContainsFunc(t.Chains[i].Rules, func(r rules.Rule) bool { return r.Target == chain }) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(t.Chains, func(c rules.Chain) bool { return leads(c, chain) })
 }
 
 func onlyReferrer(s rules.Section, from, chain string) bool {
-	for i := range s.Chains {
-		if s.Chains[i].Name != from &&
-			slices.ContainsFunc(s.Chains[i].Rules, func(r rules.Rule) bool { return r.Target == chain }) {
-			return false
-		}
-	}
-	return !slices.ContainsFunc(s.Jumps, func(h rules.Jump) bool { return h.Rule.Target == chain })
+	return !slices.ContainsFunc(s.Chains, func(c rules.Chain) bool { return c.Name != from && leads(c, chain) }) &&
+		!slices.ContainsFunc(s.Jumps, func(h rules.Jump) bool { return h.Rule.Target == chain })
 }
 
 // sameContent reports whether two sections hold the same chains, rules and jumps. The places of

@@ -66,6 +66,11 @@ func commentRule(comment string) rules.Rule {
 	return rules.Rule{Spec: `-m comment --comment "` + comment + `"`}
 }
 
+// standsIn reports whether these are the rules of a canary with this nonce.
+func (n Nonce) standsIn(list []rules.Rule) bool {
+	return len(list) == 1 && isComment(list[0], n.Comment())
+}
+
 // IsMark reports whether r is a canary's rule or a witness of any nonce.
 func IsMark(r rules.Rule) bool {
 	_, ok := markComment(r)
@@ -117,8 +122,7 @@ func (m Mark) Resolve(chain string, t *rules.Table) Mark {
 	if m.Tried == nil {
 		return m
 	}
-	c := t.Chain(chain)
-	if c != nil && len(c.Rules) == 1 && isComment(c.Rules[0], m.Tried.Nonce.Comment()) && m.Tried.Drill == "" || m.Tried.drilled(t) {
+	if m.Tried.Drill == "" && m.Tried.Nonce.standsIn(t.Rules(chain)) || m.Tried.drilled(t) {
 		return *m.Tried
 	}
 	return m

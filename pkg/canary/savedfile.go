@@ -46,7 +46,6 @@ func lacked(v Verdict, restored string, missing []string, before Finding) []stri
 	return list
 }
 
-// divide splits names into those that are listed and the others.
 func divide(names, listed []string) (in, out []string) {
 	is := make(map[string]bool, len(listed))
 	for _, name := range listed {
@@ -85,6 +84,6 @@ func brought(v Verdict, want rules.Section, seen Seen) []string {
 		}
 		return list
 	}
-	_, list = divide(chainNames(seen.Section.Chains), chainNames(want.Chains))
+	_, list = divide(rules.ChainNames(seen.Section.Chains), rules.ChainNames(want.Chains))
 	return list
 }

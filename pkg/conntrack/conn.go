@@ -2,8 +2,10 @@ package conntrack
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
@@ -59,11 +61,6 @@ func dial(ctx context.Context) (*conn, error) {
 
 func (c *conn) Close() { _ = unix.Close(c.fd) }
 
-// dump calls take with each flow that the filter lets through, and on some kernels with others.
-func (c *conn) dump(ctx context.Context, f rules.Family, want filter, take func(message []byte)) error {
-	return c.ask(ctx, f, msgGet, unix.NLM_F_DUMP, want.encode(), take)
-}
-
 // ask sends a request and calls take with each message of the answer. A message is valid until
 // take returns.
 func (c *conn) ask(ctx context.Context, f rules.Family, kind, flags int, attributes []byte, take func(message []byte)) error {
@@ -111,18 +108,34 @@ func (c *conn) ask(ctx context.Context, f rules.Family, kind, flags int, attribu
 	}
 }
 
+// messages yields the netlink messages in a datagram. It stops at one that is longer than the
+// rest.
+func messages(data []byte) iter.Seq2[unix.NlMsghdr, []byte] {
+	return func(yield func(unix.NlMsghdr, []byte) bool) {
+		for len(data) >= unix.SizeofNlMsghdr {
+			order := binary.NativeEndian
+			h := unix.NlMsghdr{Len: order.Uint32(data), Type: order.Uint16(data[4:]), Flags: order.Uint16(data[6:]), Seq: order.Uint32(data[8:]), Pid: order.Uint32(data[12:])}
+			if h.Len < unix.SizeofNlMsghdr || uint64(h.Len) > uint64(len(data)) || !yield(h, data[unix.SizeofNlMsghdr:h.Len]) {
+				return
+			}
+			data = data[min((int(h.Len)+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1), len(data)):]
+		}
+	}
+}
+
 func (c *conn) send(f rules.Family, kind, flags int, attributes []byte) error {
 	family := byte(unix.AF_INET)
 	if f == rules.IPv6 {
 		family = unix.AF_INET6
 	}
 	c.sequence++
+	order := binary.NativeEndian
 	request := make([]byte, 0, unix.SizeofNlMsghdr+nl.SizeofNfgenmsg+len(attributes))
-	request = native32(request, uint32(cap(request)))
-	request = native16(request, uint16(kind))
-	request = native16(request, uint16(flags|unix.NLM_F_REQUEST))
-	request = native32(request, c.sequence)
-	request = native32(request, 0)
+	request = order.AppendUint32(request, uint32(cap(request)))
+	request = order.AppendUint16(request, uint16(kind))
+	request = order.AppendUint16(request, uint16(flags|unix.NLM_F_REQUEST))
+	request = order.AppendUint32(request, c.sequence)
+	request = order.AppendUint32(request, 0)
 	request = append(request, family, nl.NFNETLINK_V0, 0, 0)
 	request = append(request, attributes...)
 	return unix.Sendto(c.fd, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
@@ -133,7 +146,7 @@ func refusal(body []byte) error {
 	if len(body) < 4 {
 		return nil
 	}
-	if errno := int32(nl.NativeEndian().Uint32(body)); errno != 0 {
+	if errno := int32(binary.NativeEndian.Uint32(body)); errno != 0 {
 		return fmt.Errorf("conntrack says: %w", unix.Errno(-errno))
 	}
 	return nil

@@ -150,27 +150,24 @@ func (s *sweep) pass(want filter) error {
 // More than that shows that it did not filter.
 const fewAnswered = 100
 
+// dump reads the flows that the filter lets through, on some kernels with others, and keeps those
+// that are to be ended.
 func (s *sweep) dump(want filter) error {
-	return s.conn.dump(s.ctx, s.family, want, func(message []byte) {
+	return s.conn.ask(s.ctx, s.family, msgGet, unix.NLM_F_DUMP, want.encode(), func(message []byte) {
 		e, ok := parseEntry(message)
 		if e.seenReply {
 			s.answered++
 		}
-		s.keepIfStuck(e, ok)
+		switch {
+		case !ok || !s.isStuck(&e):
+		case s.taken == maxDeleted:
+			s.left++
+		default:
+			s.taken++
+			e.attributes = bytes.Clone(e.attributes) // the buffer is used again
+			s.stuck = append(s.stuck, e)
+		}
 	})
-}
-
-// keepIfStuck keeps a flow that is to be ended.
-func (s *sweep) keepIfStuck(e entry, ok bool) {
-	switch {
-	case !ok || !s.isStuck(&e):
-	case s.taken == maxDeleted:
-		s.left++
-	default:
-		s.taken++
-		e.attributes = bytes.Clone(e.attributes) // the buffer is used again
-		s.stuck = append(s.stuck, e)
-	}
 }
 
 // isStuck reports whether a flow is to be ended.

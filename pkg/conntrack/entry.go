@@ -1,11 +1,14 @@
 package conntrack
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -54,40 +57,40 @@ func parseEntry(message []byte) (entry, bool) {
 	e := entry{attributes: message[nl.SizeofNfgenmsg:]}
 	var reply rules.Flow
 	var haveOrig, haveReply, haveStatus, zoned bool
-	for kind, value := range attributes(e.attributes) {
+	// What stands before an attribute that cannot be read counts.
+	_ = nft.EachAttr(e.attributes, func(kind uint16, value []byte) error {
 		switch kind {
 		case nl.CTA_TUPLE_ORIG:
 			e.flow, haveOrig = parseTuple(value)
 		case nl.CTA_TUPLE_REPLY:
 			reply, haveReply = parseTuple(value)
 		case nl.CTA_STATUS:
-			if len(value) == 4 {
-				e.readStatus(be32(value))
+			if status, err := nft.AttrUint32(value); err == nil {
+				e.readStatus(status)
 				haveStatus = true
 			}
 		case nl.CTA_PROTOINFO:
-			e.synSent = tcpState(value) == tcpSynSent
+			state := nft.AttrPath(value, nl.CTA_PROTOINFO_TCP, nl.CTA_PROTOINFO_TCP_STATE)
+			e.synSent = len(state) == 1 && state[0] == tcpSynSent
 		case nl.CTA_TIMESTAMP:
 			e.start = startOf(value)
 		case nl.CTA_ID:
-			if len(value) == 4 {
-				e.id = be32(value)
+			if id, err := nft.AttrUint32(value); err == nil {
+				e.id = id
 			}
 		case nl.CTA_ZONE:
 			zoned = true
 		}
-	}
+		return nil
+	})
 	e.backend = reply.Source
 	// The answer to a translated flow comes from another address than the flow asked. That to a
 	// masqueraded one goes to another address than the flow came from.
 	e.translated = e.translated || reply.Source != e.flow.Destination
 	e.masqueraded = e.masqueraded || reply.Destination != e.flow.Source
 	e.seenReply = e.seenReply || !haveStatus // unknown: it may have
-	return e, haveOrig && haveReply && !zoned && isSwept(e.flow.Protocol)
-}
-
-func isSwept(protocol uint8) bool {
-	return protocol == rules.UDP || protocol == rules.TCP || protocol == rules.SCTP
+	swept := e.flow.Protocol == rules.UDP || e.flow.Protocol == rules.TCP || e.flow.Protocol == rules.SCTP
+	return e, haveOrig && haveReply && !zoned && swept
 }
 
 func (e *entry) readStatus(status uint32) {
@@ -96,59 +99,37 @@ func (e *entry) readStatus(status uint32) {
 	e.seenReply = status&(statusSeenReply|statusAssured) != 0
 }
 
-// tcpState returns the state of a TCP flow, 0 for another protocol's.
-func tcpState(protoinfo []byte) uint8 {
-	for kind, value := range attributes(protoinfo) {
-		if kind != nl.CTA_PROTOINFO_TCP {
-			continue
-		}
-		for inner, v := range attributes(value) {
-			if inner == nl.CTA_PROTOINFO_TCP_STATE && len(v) == 1 {
-				return v[0]
-			}
-		}
-	}
-	return 0
-}
-
 // startOf returns when a flow began.
 func startOf(timestamp []byte) time.Time {
-	for kind, value := range attributes(timestamp) {
-		if kind == nl.CTA_TIMESTAMP_START && len(value) == 8 {
-			if ns := be64(value); ns > 0 {
-				return time.Unix(0, int64(ns))
-			}
-		}
+	ns, err := nft.AttrUint64(nft.AttrPath(timestamp, nl.CTA_TIMESTAMP_START))
+	if err != nil || ns == 0 {
+		return time.Time{}
 	}
-	return time.Time{}
+	return time.Unix(0, int64(ns))
 }
 
 func parseTuple(tuple []byte) (rules.Flow, bool) {
-	var flow rules.Flow
 	var from, to netip.Addr
-	var ports [2]uint16
-	have := 0
-	for kind, value := range attributes(tuple) {
-		for inner, v := range attributes(value) {
-			switch {
-			case kind == nl.CTA_TUPLE_IP && (inner == nl.CTA_IP_V4_SRC || inner == nl.CTA_IP_V6_SRC):
-				from, _ = netip.AddrFromSlice(v)
-			case kind == nl.CTA_TUPLE_IP && (inner == nl.CTA_IP_V4_DST || inner == nl.CTA_IP_V6_DST):
-				to, _ = netip.AddrFromSlice(v)
-			case kind == nl.CTA_TUPLE_PROTO && inner == nl.CTA_PROTO_NUM && len(v) == 1:
-				flow.Protocol = v[0]
-				have++
-			case kind == nl.CTA_TUPLE_PROTO && inner == nl.CTA_PROTO_SRC_PORT && len(v) == 2:
-				ports[0] = be16(v)
-				have++
-			case kind == nl.CTA_TUPLE_PROTO && inner == nl.CTA_PROTO_DST_PORT && len(v) == 2:
-				ports[1] = be16(v)
-				have++
-			}
+	_ = nft.EachAttr(nft.AttrPath(tuple, nl.CTA_TUPLE_IP), func(kind uint16, value []byte) error {
+		switch kind {
+		case nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC:
+			from, _ = netip.AddrFromSlice(value)
+		case nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST:
+			to, _ = netip.AddrFromSlice(value)
 		}
+		return nil
+	})
+	proto := nft.AttrPath(tuple, nl.CTA_TUPLE_PROTO)
+	number := nft.AttrPath(proto, nl.CTA_PROTO_NUM)
+	source, destination := nft.AttrPath(proto, nl.CTA_PROTO_SRC_PORT), nft.AttrPath(proto, nl.CTA_PROTO_DST_PORT)
+	if !from.IsValid() || !to.IsValid() || len(number) != 1 || len(source) != 2 || len(destination) != 2 {
+		return rules.Flow{}, false
 	}
-	flow.Source, flow.Destination = netip.AddrPortFrom(from, ports[0]), netip.AddrPortFrom(to, ports[1])
-	return flow, have == 3 && from.IsValid() && to.IsValid()
+	return rules.Flow{
+		Protocol:    number[0],
+		Source:      netip.AddrPortFrom(from, binary.BigEndian.Uint16(source)),
+		Destination: netip.AddrPortFrom(to, binary.BigEndian.Uint16(destination)),
+	}, true
 }
 
 // A filter is the set of flows that the kernel is asked for. The zero value asks for all.
@@ -165,14 +146,19 @@ const byProtocol = 1 << 3
 func (f filter) encode() []byte {
 	var b []byte
 	if f.mask != 0 {
-		b = appendAttribute(b, nl.CTA_STATUS, be32Bytes(f.status))
-		b = appendAttribute(b, ctaStatusMask, be32Bytes(f.mask))
+		b = nft.AppendAttr(b, nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, f.status), 0)
+		b = nft.AppendAttr(b, ctaStatusMask, binary.BigEndian.AppendUint32(nil, f.mask), 0)
 	}
 	if f.protocol != 0 {
 		const origFlags = 1 // CTA_FILTER_ORIG_FLAGS
-		proto := appendAttribute(nil, nl.CTA_PROTO_NUM, []byte{f.protocol})
+		proto := nft.AppendAttr(nil, nl.CTA_PROTO_NUM, []byte{f.protocol}, 0)
 		b = nested(b, nl.CTA_TUPLE_ORIG, nested(nil, nl.CTA_TUPLE_PROTO, proto))
-		b = nested(b, ctaFilter, appendAttribute(nil, origFlags, native32Bytes(byProtocol)))
+		b = nested(b, ctaFilter, nft.AppendAttr(nil, origFlags, binary.NativeEndian.AppendUint32(nil, byProtocol), 0))
 	}
 	return b
+}
+
+// nested appends one attribute that holds others.
+func nested(b []byte, kind uint16, inner []byte) []byte {
+	return nft.AppendAttr(b, kind|unix.NLA_F_NESTED, inner, 0)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -78,27 +79,27 @@ func (m Made) encode() []byte {
 	const confirmed, timeout = 1 << 3, 600 // IPS_CONFIRMED: none is without
 	b := m.tuple(nl.CTA_TUPLE_ORIG, m.From, m.To)
 	b = append(b, m.tuple(nl.CTA_TUPLE_REPLY, m.By, m.At)...)
-	b = appendAttribute(b, nl.CTA_STATUS, be32Bytes(m.Status|confirmed))
-	b = appendAttribute(b, nl.CTA_TIMEOUT, be32Bytes(timeout))
+	b = nft.AppendAttr(b, nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, m.Status|confirmed), 0)
+	b = nft.AppendAttr(b, nl.CTA_TIMEOUT, binary.BigEndian.AppendUint32(nil, timeout), 0)
 	if m.Protocol == rules.TCP {
-		state := appendAttribute(nil, nl.CTA_PROTOINFO_TCP_STATE, []byte{m.State})
+		state := nft.AppendAttr(nil, nl.CTA_PROTOINFO_TCP_STATE, []byte{m.State}, 0)
 		b = nested(b, nl.CTA_PROTOINFO, nested(nil, nl.CTA_PROTOINFO_TCP, state))
 	}
 	if m.Zone != 0 {
-		b = appendAttribute(b, nl.CTA_ZONE, binary.BigEndian.AppendUint16(nil, m.Zone))
+		b = nft.AppendAttr(b, nl.CTA_ZONE, binary.BigEndian.AppendUint16(nil, m.Zone), 0)
 	}
 	return b
 }
 
-func (m Made) tuple(kind int, from, to netip.AddrPort) []byte {
-	source, destination := nl.CTA_IP_V4_SRC, nl.CTA_IP_V4_DST
+func (m Made) tuple(kind uint16, from, to netip.AddrPort) []byte {
+	source, destination := uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
 	if from.Addr().Is6() {
 		source, destination = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
 	}
-	addresses := appendAttribute(appendAttribute(nil, source, from.Addr().AsSlice()), destination, to.Addr().AsSlice())
-	proto := appendAttribute(nil, nl.CTA_PROTO_NUM, []byte{m.Protocol})
-	proto = appendAttribute(proto, nl.CTA_PROTO_SRC_PORT, binary.BigEndian.AppendUint16(nil, from.Port()))
-	proto = appendAttribute(proto, nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, to.Port()))
+	addresses := nft.AppendAttr(nft.AppendAttr(nil, source, from.Addr().AsSlice(), 0), destination, to.Addr().AsSlice(), 0)
+	proto := nft.AppendAttr(nil, nl.CTA_PROTO_NUM, []byte{m.Protocol}, 0)
+	proto = nft.AppendAttr(proto, nl.CTA_PROTO_SRC_PORT, binary.BigEndian.AppendUint16(nil, from.Port()), 0)
+	proto = nft.AppendAttr(proto, nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, to.Port()), 0)
 	return nested(nil, kind, nested(nested(nil, nl.CTA_TUPLE_IP, addresses), nl.CTA_TUPLE_PROTO, proto))
 }
 
@@ -106,15 +107,6 @@ func (m Made) tuple(kind int, from, to netip.AddrPort) []byte {
 func MessageBytes(data []byte) (n int) {
 	for _, body := range messages(data) {
 		n += unix.SizeofNlMsghdr + len(body)
-	}
-	return n
-}
-
-// AttributeBytes returns how many bytes of data are read as attributes with
-// their padding.
-func AttributeBytes(data []byte) (n int) {
-	for _, value := range attributes(data) {
-		n += (4 + len(value) + align - 1) &^ (align - 1)
 	}
 	return n
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/conntrack"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -107,4 +108,6 @@ func FuzzMessages(f *testing.F) {
 
 // wellFormed reports whether attributes fill all of data, so that one behind
 // them is read.
-func wellFormed(data []byte) bool { return conntrack.AttributeBytes(data) == len(data) }
+func wellFormed(data []byte) bool {
+	return nft.EachAttr(data, func(uint16, []byte) error { return nil }) == nil
+}

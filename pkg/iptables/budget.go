@@ -59,9 +59,18 @@ func (b *budget) any() bool {
 	return len(b.left) > 0
 }
 
+// Most implements nft.MirrorBudget.
+func (b *budget) Most() int { return b.most }
+
+// Choose implements nft.MirrorBudget.
+func (b *budget) Choose(all map[Place]nft.Weight) (left map[Place]bool, back []Place) {
+	back = b.choose(all)
+	return b.places(), back
+}
+
 // choose decides again, given what all chains weigh that exist, and returns those of which the
-// rules are no longer kept, and those of which they are to be read again.
-func (b *budget) choose(all map[Place]nft.Weight) (out, back []Place) {
+// rules are to be read again.
+func (b *budget) choose(all map[Place]nft.Weight) (back []Place) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	order, kept := make([]Place, 0, len(all)), 0
@@ -72,7 +81,7 @@ func (b *budget) choose(all map[Place]nft.Weight) (out, back []Place) {
 		}
 	}
 	if b.fits(kept) && len(b.left) == 0 {
-		return nil, nil
+		return nil
 	}
 	slices.SortFunc(order, func(p, q Place) int {
 		if g, h := b.guards(p), b.guards(q); g != h {
@@ -109,12 +118,12 @@ func (b *budget) choose(all map[Place]nft.Weight) (out, back []Place) {
 		_, is := b.left[p]
 		switch {
 		case is && !was:
-			out, b.more = append(out, p), true
+			b.more = true
 		case was && !is:
 			back = append(back, p)
 		}
 	}
-	return out, back
+	return back
 }
 
 // shed reports whether more chains are left out than when it was asked last.

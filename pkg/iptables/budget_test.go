@@ -62,11 +62,11 @@ func TestWhichChainsAreLeftOut(t *testing.T) {
 			var got []string
 			for _, step := range tc.steps {
 				all := nat(step...)
-				b.choose(all)
+				left, _ := b.Choose(all)
 				var names []string
 				kept := 0
 				for p, w := range all {
-					if b.places()[p] {
+					if left[p] {
 						names = append(names, p.Chain)
 					} else {
 						kept += w.Units()
@@ -86,7 +86,7 @@ func TestWhichChainsAreLeftOut(t *testing.T) {
 
 func TestWithoutALimitNothingIsLeftOut(t *testing.T) {
 	b := newBudget(0, "", nil)
-	if out, _ := b.choose(nat("KUBE-A=1000000")); out != nil || !b.fits(1e6) {
+	if out, _ := b.Choose(nat("KUBE-A=1000000")); out != nil || !b.fits(1e6) {
 		t.Errorf("left out: %v", out)
 	}
 }

@@ -29,13 +29,13 @@ func (c *children) has(pid int) bool {
 	return slices.Contains(c.pids, pid)
 }
 
-// ownCommit reports whether a commit from that netlink address, by the process of that number, is
-// ours. Programs are given their process number for an address, in the pid namespace that they and
-// we live in (netlink_autobind). Any program may bind itself to such an address, so the number of
-// the process has to be the same. The kernel names it by its number in the initial namespace
-// (NFTA_GEN_PROC_PID, Linux 4.14; 0 before). In any other one the two cannot be compared: there a
-// flusher with the number of a pod's program for an address is not named.
-func (k *Kernel) ownCommit(port, pid uint32) bool {
+// OwnCommit reports whether a commit from that netlink address, by the process of that number,
+// is the Kernel's. Programs are given their process number for an address, in the pid namespace
+// that they and we live in (netlink_autobind). Any program may bind itself to such an address,
+// so the number of the process has to be the same. The kernel names it by its number in the
+// initial namespace (NFTA_GEN_PROC_PID, Linux 4.14; 0 before). In any other one the two cannot
+// be compared: there a flusher with the number of a pod's program for an address is not named.
+func (k *Kernel) OwnCommit(port, pid uint32) bool {
 	if port == k.port || k.keeper.ownPort(port) || port != 0 && port == k.also.Load() {
 		return true // random numbers of 30 bits: see nft.NewPort
 	}

@@ -18,7 +18,7 @@ const ownComment = "canaryd-"
 // hintChains are the chains in mangle by which kubelet shows which backend it
 // uses. KUBE-IPTABLES-HINT exists since kubelet 1.24; iptables-wrappers look
 // for both.
-var hintChains = [...]string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
+var hintChains = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
 
 // A ChooseConfig says what Choose looks at.
 type ChooseConfig struct {
@@ -127,45 +127,34 @@ func countNFTTable(conn *nft.Conn, family rules.Family, table rules.TableName, c
 }
 
 func countLegacy(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map[Backend]Count) error {
-	for _, family := range cfg.Families {
-		count, err := countLegacyFamily(ctx, family, cfg.Canary)
-		if errors.Is(err, ErrNoFamily) || errors.Is(err, errNoLegacy) {
-			continue
+	return eachLegacy(cfg.Families, func(s *xtSocket) error {
+		if err := s.check(); err != nil {
+			return err // errNoLegacy, which openXT puts up with
 		}
-		if err != nil {
-			return err
+		var count Count
+		err := s.walk(ctx, nil, func(table rules.TableName, info xtInfo, data []byte) error {
+			return count.walk(s.family, table, cfg.Canary, info, data)
+		})
+		if err == nil {
+			counts[s.family][Legacy] = count
 		}
-		counts[family][Legacy] = count
-	}
-	return nil
+		return err
+	})
 }
 
-func countLegacyFamily(ctx context.Context, family rules.Family, canary string) (Count, error) {
-	s, err := openXT(family)
-	if err != nil {
-		return Count{}, err
-	}
-	defer s.close()
-	if err := s.check(); err != nil {
-		return Count{}, err // errNoLegacy, which openXT puts up with
-	}
-	tables, err := s.tables()
-	if err != nil {
-		return Count{}, err
-	}
-	var count Count
-	for _, table := range tables {
-		if err := ctx.Err(); err != nil {
-			return Count{}, err
+// eachLegacy calls f for each family that the kernel has. errNoLegacy is no error.
+func eachLegacy(families []rules.Family, f func(*xtSocket) error) error {
+	for _, family := range families {
+		s, err := openXT(family)
+		if err == nil {
+			err = f(s)
+			s.close()
 		}
-		err := s.entries(table, func(info xtInfo, data []byte) error {
-			return count.walk(family, table, canary, info, data)
-		})
-		if err != nil {
-			return Count{}, err
+		if err != nil && !errors.Is(err, ErrNoFamily) && !errors.Is(err, errNoLegacy) {
+			return err
 		}
 	}
-	return count, nil
+	return nil
 }
 
 // walk adds one legacy table to the count.
@@ -174,7 +163,7 @@ func (c *Count) walk(family rules.Family, table rules.TableName, canary string, 
 	return walkEntries(family, info, data, xtVisitor{
 		chain: func(name string, _ int) {
 			own = isOwn(name, canary)
-			c.Hint = c.Hint || isHint(Place{Table: table, Chain: name})
+			c.Hint = c.Hint || table == rules.Mangle && slices.Contains(hintChains, name)
 		},
 		rule: func(r xtRule) {
 			if !own && !bytes.HasPrefix(r.comment, []byte(ownComment)) {
@@ -182,10 +171,6 @@ func (c *Count) walk(family rules.Family, table rules.TableName, canary string, 
 			}
 		},
 	})
-}
-
-func isHint(place Place) bool {
-	return place.Table == rules.Mangle && slices.Contains(hintChains[:], place.Chain)
 }
 
 func isOwn(chain, canary string) bool { return canary != "" && chain == canary }

@@ -2,10 +2,8 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"hash/fnv"
-	"io"
 
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -85,36 +83,11 @@ func stampNFT() (uint64, error) {
 	return uint64(genid), conn.Close()
 }
 
+// stampLegacy hashes the shape of each table that exists.
 func stampLegacy(families []rules.Family) (uint64, error) {
 	sum := fnv.New64a()
-	for _, family := range families {
-		err := stampLegacyFamily(family, sum)
-		if err != nil && !errors.Is(err, ErrNoFamily) && !errors.Is(err, errNoLegacy) {
-			return 0, err
-		}
-	}
-	return sum.Sum64(), nil
-}
-
-// stampLegacyFamily writes the shape of each table that exists.
-func stampLegacyFamily(family rules.Family, to io.Writer) error {
-	s, err := openXT(family)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	tables, err := s.tables()
-	if err != nil {
-		return err
-	}
-	for _, table := range tables {
-		info, err := s.info(table)
-		if err != nil {
-			return err
-		}
-		if _, err := to.Write(info.raw[:]); err != nil {
-			return err
-		}
-	}
-	return nil
+	err := eachLegacy(families, func(s *xtSocket) error {
+		return s.shapes(func(_ rules.TableName, info xtInfo) { sum.Write(info.raw[:]) })
+	})
+	return sum.Sum64(), err
 }

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -69,26 +70,12 @@ func (c Config) withDefaults() Config {
 	if c.Families == nil {
 		c.Families = rules.Families()
 	}
-	if c.LockFile == "" {
-		c.LockFile = defaultLockFile
-	}
-	if c.LockWait == 0 {
-		c.LockWait = defaultLockWait
-	}
-	if c.RestoreTimeout == 0 {
-		c.RestoreTimeout = defaultRestoreTimeout
-	}
-	c.RestoreTimeout = max(c.RestoreTimeout, minRestoreTimeout)
-	if c.ReadTimeout == 0 {
-		c.ReadTimeout = defaultReadTimeout
-	}
-	if c.MaxRules == 0 {
-		c.MaxRules = DefaultMaxRules
-	}
-	c.MaxRules = max(c.MaxRules, 0)
-	if c.Replay == "" {
-		c.Replay = ReplayAuto
-	}
+	c.LockFile = cmp.Or(c.LockFile, defaultLockFile)
+	c.LockWait = cmp.Or(c.LockWait, defaultLockWait)
+	c.RestoreTimeout = max(cmp.Or(c.RestoreTimeout, defaultRestoreTimeout), minRestoreTimeout)
+	c.ReadTimeout = cmp.Or(c.ReadTimeout, defaultReadTimeout)
+	c.MaxRules = max(cmp.Or(c.MaxRules, DefaultMaxRules), 0)
+	c.Replay = cmp.Or(c.Replay, ReplayAuto)
 	return c
 }
 

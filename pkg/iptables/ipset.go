@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
 )
 
 const (
@@ -90,7 +93,7 @@ func NewSets() *Sets { return &Sets{path: lookUp("ipset")} }
 
 // Names returns the names of all ipsets.
 func (s *Sets) Names(ctx context.Context) ([]string, error) {
-	text, err := s.run(ctx, nil, "list", "-n")
+	text, err := s.run(ctx, nil, nil, "list", "-n")
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +120,7 @@ func (s *Sets) Save(ctx context.Context, names []string) (map[string]Set, error)
 		if len(found) == maxSets {
 			return found, errors.Join(append(errs, errSetTooBig)...)
 		}
-		text, err := s.run(ctx, &room, "save", name)
+		text, err := s.run(ctx, &room, nil, "save", name)
 		if errors.Is(err, ErrNoSet) {
 			continue
 		}
@@ -170,17 +173,17 @@ func (s *Sets) Create(ctx context.Context, set Set) error {
 		fmt.Fprintf(&text, "add %s %s\n", draft, m)
 	}
 	fmt.Fprintf(&text, "rename %s %s\n", draft, set.Name)
-	err := s.feed(ctx, &text)
+	_, err := s.run(ctx, nil, &text, "restore")
 	if err == nil {
 		return nil
 	}
 	// An error means that it was not even created, or has its name.
-	_, _ = s.run(context.WithoutCancel(ctx), nil, "destroy", draft)
+	_, _ = s.run(context.WithoutCancel(ctx), nil, nil, "destroy", draft)
 	return fmt.Errorf("creating ipset %s: %w", set.Name, err)
 }
 
-// run executes ipset. What it prints is taken from room; nil is room enough.
-func (s *Sets) run(ctx context.Context, room *int, args ...string) ([]byte, error) {
+// run executes ipset. What it prints is taken from room; nil is room enough. stdin may be nil.
+func (s *Sets) run(ctx context.Context, room *int, stdin io.WriterTo, args ...string) ([]byte, error) {
 	if s.path == "" {
 		return nil, errors.New("ipset is not installed: install the package \"ipset\"")
 	}
@@ -189,19 +192,11 @@ func (s *Sets) run(ctx context.Context, room *int, args ...string) ([]byte, erro
 	if room != nil {
 		most.room = *room
 	}
-	res, err := command{path: s.path, args: args, stdout: most, timeout: setTimeout}.run(ctx)
+	res, err := command{path: s.path, args: args, stdin: stdin, stdout: most, timeout: setTimeout}.run(ctx)
 	if room != nil {
 		*room = most.room
 	}
 	return out.Bytes(), s.failure(res, err)
-}
-
-func (s *Sets) feed(ctx context.Context, text *bytes.Buffer) error {
-	if s.path == "" {
-		return errors.New("ipset is not installed: install the package \"ipset\"")
-	}
-	res, err := command{path: s.path, args: []string{"restore"}, stdin: text, timeout: setTimeout}.run(ctx)
-	return s.failure(res, err)
 }
 
 // failure says what went wrong. The texts are those of ipset 7.17 with LC_ALL=C.
@@ -240,15 +235,10 @@ func (s *Sets) Account(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("creating the nfacct object %s: %w", name, err)
 	}
-	encoder := netlink.NewAttributeEncoder()
-	encoder.String(acctName, name)
-	attrs, err := encoder.Encode()
-	if err == nil {
-		_, err = conn.Execute(netlink.Message{
-			Header: netlink.Header{Type: acctNew, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl},
-			Data:   append(make([]byte, nfgenmsg), attrs...),
-		})
-	}
+	_, err = conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: acctNew, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl},
+		Data:   nft.AppendAttr(make([]byte, nfgenmsg), acctName, name, 1),
+	})
 	if err = errors.Join(err, conn.Close()); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("creating the nfacct object %s: %w", name, err)
 	}

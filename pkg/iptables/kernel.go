@@ -30,11 +30,12 @@ import (
 type Kernel struct {
 	cfg      Config
 	info     Info
+	version  version // of the programs
 	evidence Evidence
 	tools    map[rules.Family]tools
 	disabled map[rules.Family]error
 	reader   reader
-	save     saver
+	shelf    *shelf
 	mirror   *mirror                     // on nft, where the kernel may be asked; else nil
 	source   rawSource                   // nil if there is no direct path
 	words    map[rules.Family]*xtLexicon // on legacy, where the kernel may be asked; else nil
@@ -137,7 +138,7 @@ func (k *Kernel) Close() error {
 // Subscribe opens a subscription to commits; see nft.Subscription. It works on the
 // legacy backend too, where it hears of nft's users only.
 func (k *Kernel) Subscribe() (*nft.Subscription, error) {
-	return k.subscriptions.Subscribe(k.ownCommit)
+	return k.subscriptions.Subscribe(k.OwnCommit)
 }
 
 // Port returns the netlink address that the Kernel's transactions come from. What is sent from it
@@ -147,9 +148,6 @@ func (k *Kernel) Port() uint32 { return k.port }
 // AlsoOwn counts what is sent from that netlink address, too, as the Kernel's own; it is one at a
 // time, 0 is none.
 func (k *Kernel) AlsoOwn(port uint32) { k.also.Store(port) }
-
-// OwnCommit reports whether a commit from that netlink address, by that process, is the Kernel's.
-func (k *Kernel) OwnCommit(port, pid uint32) bool { return k.ownCommit(port, pid) }
 
 func (k *Kernel) noFamily(family rules.Family) error {
 	if err := k.disabled[family]; err != nil {
@@ -217,6 +215,7 @@ func (k *Kernel) inspect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	k.version = v
 	k.info = Info{
 		Backend:     k.evidence.Backend,
 		Version:     v.String(),
@@ -238,70 +237,59 @@ func (k *Kernel) open(ctx context.Context) error {
 	for family := range k.tools {
 		k.budgets[family] = newBudget(k.cfg.MaxRules, k.cfg.Canary, k.cfg.Protects)
 	}
-	k.save = saver{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv(), shelf: newShelf(), budgets: k.budgets}
-	k.reader, err = k.openReader()
-	if r, ok := k.reader.(nftReader); ok && err == nil {
-		k.mirror = k.newMirror(r)
-	}
-	if _, ok := k.reader.(xtReader); ok && err == nil {
-		k.words = map[rules.Family]*xtLexicon{}
-		for family := range k.tools {
-			k.words[family] = newXTLexicon()
-		}
-	}
+	k.shelf = newShelf()
+	err = k.openReader()
 	if err == nil || errors.Is(err, nft.ErrPermission) {
 		return err
 	}
 	return fmt.Errorf("the kernel's tables cannot be read: %w", err)
 }
 
-func (k *Kernel) newMirror(r nftReader) *mirror {
-	known := lexicons{}
-	for family := range k.tools {
-		known[family] = newLexicon(family)
-	}
-	k.source = known
-	return newMirror(mirrorConfig{
-		conn: r.conn, genid: r.genid, own: k.ownCommit,
-		printer: printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()},
-		known:   known, budgets: k.budgets, shelf: k.save.shelf, timeout: k.cfg.ReadTimeout,
-	})
-}
-
-func (k *Kernel) openReader() (reader, error) {
+func (k *Kernel) openReader() error {
 	if k.info.Backend == NFT {
-		return openNFTReader()
+		r, err := openNFTReader()
+		if err == nil {
+			k.reader, k.mirror = r, k.newMirror(r)
+		}
+		return err
 	}
-	return openXTReader(k.Families())
+	r, err := openXTReader(k.Families())
+	if err != nil {
+		return err
+	}
+	k.reader, k.words = r, map[rules.Family]*xtLexicon{}
+	for family := range k.tools {
+		k.words[family] = newXTLexicon()
+	}
+	return nil
 }
 
-func openNFTReader() (reader, error) {
+func openNFTReader() (nftReader, error) {
 	conn, err := nft.Dial()
 	if err != nil {
-		return nil, err
+		return nftReader{}, err
 	}
-	if _, err := conn.Genid(); err != nil {
-		conn.Close()
-		return nil, err
+	r := nftReader{conn: conn, memory: newNFTMemory()}
+	if _, err = conn.Genid(); err == nil {
+		r.asker, err = nft.OpenAsker()
 	}
-	asker, err := nft.OpenAsker()
 	if err != nil {
 		conn.Close()
-		return nil, err
+		return nftReader{}, err
 	}
-	return nftReader{conn, asker, newNFTMemory()}, nil
+	return r, nil
 }
 
-func openXTReader(families []rules.Family) (reader, error) {
+func openXTReader(families []rules.Family) (xtReader, error) {
 	if err := readsEntries(); err != nil {
-		return nil, err
+		return xtReader{}, err
 	}
 	r := xtReader{sockets: map[rules.Family]*xtSocket{}}
 	for _, family := range families {
 		s, err := openXT(family)
 		if err != nil {
 			r.close()
-			return nil, err
+			return xtReader{}, err
 		}
 		r.sockets[family] = s
 	}
@@ -310,10 +298,8 @@ func openXTReader(families []rules.Family) (reader, error) {
 
 // childEnv gives every child a lock of its own. nft's programs ignore it.
 func (k *Kernel) childEnv() []string {
-	return []string{lockVariable + "=" + k.privateLock()}
+	return []string{lockVariable + "=" + filepath.Join(k.private, "lock")}
 }
-
-func (k *Kernel) privateLock() string { return filepath.Join(k.private, "lock") }
 
 // oneLine joins errors with "; " instead of line breaks.
 func oneLine(errs []error) error {

@@ -42,7 +42,7 @@ func TestUrgent(t *testing.T) {
 
 		place, other := Place{Table: rules.Filter, Chain: canary}, Place{Table: rules.Security, Chain: canary}
 		got, err := k.ProbeOnly(t.Context(), family, []Place{place, other})
-		if diff := cmp.Diff(map[Place]Holding{place: {Presence: Present}, other: {}}, got); err != nil || diff != "" {
+		if diff := cmp.Diff(Probed{Holdings: map[Place]Holding{place: {Presence: Present}, other: {}}}, got); err != nil || diff != "" {
 			t.Errorf("a probeOnly says (-want +got), %v:\n%s", err, diff)
 		}
 		if strings.Contains(tablesOf(t, Legacy), "security") {

@@ -206,7 +206,7 @@ func TestReadFailures(t *testing.T) {
 				nstest.NeedProgram(t, program(Legacy, rules.IPv4, ""))
 				k := openKernel(t, Config{Backend: Legacy})
 				iptablesCommand(t, Legacy, rules.IPv4, "-t nat -A OUTPUT -p tcp -j RETURN") // of which the text must be asked
-				k.save.timeout = 200 * time.Millisecond
+				k.cfg.ReadTimeout = 200 * time.Millisecond
 				standIn(t, k, rules.IPv4, c.script)
 				_, err := k.Read(t.Context(), rules.IPv4)
 				if diff := cmp.Diff(c.want, fmt.Sprint(err)); diff != "" {

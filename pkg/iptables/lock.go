@@ -46,18 +46,16 @@ func tryLock(path string) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		unix.Close(fd)
-		return -1, err
-	}
 	var locked, named unix.Stat_t
-	if err := unix.Fstat(fd, &locked); err != nil {
+	if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == nil {
+		err = unix.Fstat(fd, &locked)
+	}
+	if err == nil && (unix.Stat(path, &named) != nil || locked.Ino != named.Ino || locked.Dev != named.Dev) {
+		err = errMoved
+	}
+	if err != nil {
 		unix.Close(fd)
 		return -1, err
-	}
-	if err := unix.Stat(path, &named); err != nil || locked.Ino != named.Ino || locked.Dev != named.Dev {
-		unix.Close(fd)
-		return -1, errMoved
 	}
 	return fd, nil
 }

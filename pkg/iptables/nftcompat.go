@@ -29,10 +29,8 @@ func needsOf(r nft.Rule, family rules.Family) (needs, error) {
 			return fmt.Errorf("a rule with expression %q %w", e.Name, errNotPortable)
 		}
 		n.compat.Take(e, family)
-		if e.Name == "immediate" {
-			if chain := nft.AttrPath(e.Data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN); chain != nil {
-				n.jump = nft.UntilNUL(chain)
-			}
+		if chain := e.Jump(); chain != nil {
+			n.jump = chain
 		}
 		return nil
 	})
@@ -49,13 +47,15 @@ func portable(e nft.Expression) bool {
 	case "counter", "cmp", "bitwise", "meta", "payload", "immediate", "limit", "log", "range":
 		return true
 	case "match", "target":
-		// NFTA_MATCH_NAME and NFTA_TARGET_NAME are both 1.
-		switch string(nft.UntilNUL(nft.AttrPath(e.Data, unix.NFTA_MATCH_NAME))) {
-		case "set", "SET", "bpf", "":
-			return false
-		}
-		return true
+		name := extensionName(e)
+		return name != "set" && name != "SET" && name != "bpf" && name != ""
 	default:
 		return false
 	}
+}
+
+// extensionName returns the name of an xt match or target, "" if it cannot be read. NFTA_MATCH_NAME
+// and NFTA_TARGET_NAME are both 1.
+func extensionName(e nft.Expression) string {
+	return nft.String(nft.AttrPath(e.Data, unix.NFTA_MATCH_NAME))
 }

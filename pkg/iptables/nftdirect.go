@@ -64,7 +64,7 @@ func (w *directWriter) add(family rules.Family, script *Script) error {
 	for _, c := range plan.order {
 		w.written = append(w.written, nft.Rewrite{Family: family, Place: Place{Table: script.Table, Chain: c.name}})
 	}
-	w.added += plan.added
+	w.added += newRules(plan.order)
 	return nil
 }
 
@@ -77,7 +77,6 @@ type tablePlan struct {
 	order  []*chainPlan // as the script names them
 	asked  sync.Mutex
 	exist  map[string]bool // what the kernel said of chains; asked guards it
-	added  int             // new rules
 }
 
 // A chainPlan is what a script makes of one chain.
@@ -246,7 +245,7 @@ var (
 
 // write adds the plan's messages to the batch.
 func (p *tablePlan) write() error {
-	p.message(unix.NFT_MSG_NEWTABLE, netlink.Create, unix.NFTA_TABLE_NAME)
+	p.message(p.batch, unix.NFT_MSG_NEWTABLE, netlink.Create, unix.NFTA_TABLE_NAME)
 	p.batch.End()
 	for _, c := range p.order {
 		if c.create {
@@ -262,7 +261,7 @@ func (p *tablePlan) write() error {
 	for _, c := range p.order {
 		if c.drop {
 			// Without NONREC the kernel would delete what is in it, too.
-			p.message(unix.NFT_MSG_DELCHAIN, unix.NLM_F_NONREC, unix.NFTA_CHAIN_TABLE)
+			p.message(p.batch, unix.NFT_MSG_DELCHAIN, unix.NLM_F_NONREC, unix.NFTA_CHAIN_TABLE)
 			p.batch.Text(unix.NFTA_CHAIN_NAME, c.name)
 			p.batch.End()
 		}
@@ -271,11 +270,7 @@ func (p *tablePlan) write() error {
 }
 
 // message begins a message that names the table.
-func (p *tablePlan) message(kind uint16, flags netlink.HeaderFlags, attr uint16) {
-	p.messageIn(p.batch, kind, flags, attr)
-}
-
-func (p *tablePlan) messageIn(b *nft.Batch, kind uint16, flags netlink.HeaderFlags, attr uint16) {
+func (p *tablePlan) message(b *nft.Batch, kind uint16, flags netlink.HeaderFlags, attr uint16) {
 	b.Begin(kind, flags, p.family)
 	b.Text(attr, p.table)
 }
@@ -283,7 +278,7 @@ func (p *tablePlan) messageIn(b *nft.Batch, kind uint16, flags netlink.HeaderFla
 // writeChain creates a chain. One of the user's that exists stays as it is
 // (there is no NLM_F_EXCL).
 func (p *tablePlan) writeChain(c *chainPlan) {
-	p.message(unix.NFT_MSG_NEWCHAIN, netlink.Create, unix.NFTA_CHAIN_TABLE)
+	p.message(p.batch, unix.NFT_MSG_NEWCHAIN, netlink.Create, unix.NFTA_CHAIN_TABLE)
 	p.batch.Text(unix.NFTA_CHAIN_NAME, c.name)
 	if rules.Builtin(p.table, c.name) {
 		base := baseChainOf(p.table, c.name)
@@ -296,12 +291,12 @@ func (p *tablePlan) writeChain(c *chainPlan) {
 
 func (p *tablePlan) writeDeletions(c *chainPlan) {
 	if c.empty { // without a handle it means all rules of the chain
-		p.message(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE)
+		p.message(p.batch, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE)
 		p.batch.Text(unix.NFTA_RULE_CHAIN, c.name)
 		p.batch.End()
 	}
 	for _, handle := range c.removed {
-		p.message(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE)
+		p.message(p.batch, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE)
 		p.batch.Text(unix.NFTA_RULE_CHAIN, c.name)
 		p.batch.Number64(unix.NFTA_RULE_HANDLE, handle)
 		p.batch.End()

@@ -27,16 +27,19 @@ func (k *Kernel) RemoveEmpty(ctx context.Context, family rules.Family, table rul
 	if t == nil || !EmptyTable(t) {
 		return false, nil
 	}
-	standing, err := chainsOf(family, table) // a snapshot shows built-in chains that do not exist, too
-	if err != nil {
-		return false, err
-	}
 	b := nft.NewBatch()
-	for _, chain := range standing {
-		b.Begin(unix.NFT_MSG_DELCHAIN, unix.NLM_F_NONREC, family)
-		b.Text(unix.NFTA_CHAIN_TABLE, string(table))
-		b.Text(unix.NFTA_CHAIN_NAME, chain)
-		b.End()
+	// A snapshot shows built-in chains that do not exist, too.
+	err = k.reader.(nftReader).conn.EachChain(family, func(c nft.Chain) error {
+		if c.Table == table {
+			b.Begin(unix.NFT_MSG_DELCHAIN, unix.NLM_F_NONREC, family)
+			b.Text(unix.NFTA_CHAIN_TABLE, string(table))
+			b.Text(unix.NFTA_CHAIN_NAME, c.Name)
+			b.End()
+		}
+		return nil
+	})
+	if err != nil {
+		return false, nft.Wrap("listing the chains of an empty table", err)
 	}
 	b.Begin(unix.NFT_MSG_DELTABLE, unix.NLM_F_NONREC, family)
 	b.Text(unix.NFTA_TABLE_NAME, string(table))
@@ -51,23 +54,6 @@ func (k *Kernel) RemoveEmpty(ctx context.Context, family rules.Family, table rul
 	default:
 		return false, fmt.Errorf("deleting the empty table %s %s: %w", family, table, err)
 	}
-}
-
-// chainsOf returns the chains that a table has in the kernel.
-func chainsOf(family rules.Family, table rules.TableName) ([]string, error) {
-	conn, err := nft.Dial()
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	var names []string
-	err = conn.EachChain(family, func(c nft.Chain) error {
-		if c.Table == table {
-			names = append(names, c.Name)
-		}
-		return nil
-	})
-	return names, nft.Wrap("listing the chains of an empty table", err)
 }
 
 // EmptyTable reports whether a table holds nothing but built-in chains without rules and

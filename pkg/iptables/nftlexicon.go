@@ -1,15 +1,12 @@
 package iptables
 
 import (
-	"encoding/binary"
 	"errors"
 	"hash/maphash"
 	"math"
 	"slices"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -290,32 +287,3 @@ func (l *lexicon) keepOnly(keep []bool, held []*[]nft.RuleID) {
 }
 
 func (l *lexicon) now() uint32 { return uint32(time.Since(l.start) / time.Second) }
-
-// immediateVerdict returns what an "immediate" expression puts into the verdict
-// register: a chain's name or a verdict's, "" if it is anything else.
-func immediateVerdict(data []byte) (string, error) {
-	value, err := nft.AttrOf(data, unix.NFTA_IMMEDIATE_DATA)
-	if err != nil {
-		return "", err
-	}
-	v, err := nft.AttrOf(value, unix.NFTA_DATA_VERDICT)
-	if err != nil || v == nil {
-		return "", err
-	}
-	if chain, err := nft.AttrOf(v, unix.NFTA_VERDICT_CHAIN); err != nil || chain != nil {
-		return nft.String(chain), err
-	}
-	code, err := nft.AttrOf(v, unix.NFTA_VERDICT_CODE)
-	if err != nil || len(code) != 4 {
-		return "", err
-	}
-	switch int32(binary.BigEndian.Uint32(code)) {
-	case 0: // NF_DROP
-		return "DROP", nil
-	case 1: // NF_ACCEPT
-		return "ACCEPT", nil
-	case unix.NFT_RETURN:
-		return "RETURN", nil
-	}
-	return "", nil
-}

@@ -1,8 +1,6 @@
 package iptables
 
 import (
-	"slices"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -104,15 +102,8 @@ func indexed(raw nft.Rule) bool {
 		case "lookup", "dynset", "objref":
 			found = true
 		case "match", "target":
-			// NFTA_TARGET_NAME and NFTA_MATCH_NAME are both 1.
-			name, err := nft.AttrOf(e.Data, unix.NFTA_MATCH_NAME)
-			if err != nil {
-				return err
-			}
-			switch string(nft.UntilNUL(name)) {
-			case "set", "SET":
-				found = true
-			}
+			name := extensionName(e)
+			found = found || name == "set" || name == "SET" || name == ""
 		}
 		return nil
 	})
@@ -127,10 +118,4 @@ func tableName[T string | []byte](name T) rules.TableName {
 		}
 	}
 	return ""
-}
-
-// sortedTables returns names sorted and without doubles.
-func sortedTables(names []rules.TableName) []rules.TableName {
-	slices.Sort(names)
-	return slices.Compact(names)
 }

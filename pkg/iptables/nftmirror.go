@@ -20,28 +20,20 @@ type mirror struct {
 	taken    takingsLog // what commits took
 }
 
-// A mirrorConfig is what a mirror is made of.
-type mirrorConfig struct {
-	conn    *nft.Conn
-	genid   func() (uint32, error)
-	own     func(port, pid uint32) bool // whether a commit is ours
-	printer printer
-	known   lexicons
-	budgets map[rules.Family]*budget
-	shelf   *shelf
-	timeout time.Duration // of a read
-}
-
-func newMirror(cfg mirrorConfig) *mirror {
-	m := &mirror{timeout: cfg.timeout, families: map[rules.Family]*familyText{}}
-	m.raw = nft.NewMirror(cfg.conn, nft.MirrorConfig{Genid: cfg.genid, Own: cfg.own, Begun: m.taken.restart, Heard: m.hear})
-	for family, lexicon := range cfg.known {
-		f := &familyText{family: family, lexicon: lexicon, printer: cfg.printer, shelf: cfg.shelf, tables: map[rules.TableName]*tableText{}}
+// newMirror returns a mirror of the families that are open.
+func (k *Kernel) newMirror(r nftReader) *mirror {
+	known := lexicons{}
+	k.source = known
+	m := &mirror{timeout: k.cfg.ReadTimeout, families: map[rules.Family]*familyText{}}
+	m.raw = nft.NewMirror(r.conn, nft.MirrorConfig{Genid: r.genid, Own: k.OwnCommit, Begun: m.taken.restart, Heard: m.hear})
+	for family, budget := range k.budgets {
+		known[family] = newLexicon(family)
+		f := &familyText{family: family, lexicon: known[family], printer: k.printer(), shelf: k.shelf, budget: budget, tables: map[rules.TableName]*tableText{}}
 		f.raw = m.raw.Add(nft.FamilyConfig{
 			Family: family,
 			Tables: func(name string) bool { return tableName(name) != "" },
-			Rules:  lexicon,
-			Budget: mirrorBudget{cfg.budgets[family], func() { cfg.shelf.drop(family) }},
+			Rules:  f.lexicon,
+			Budget: budget,
 			View:   f,
 		})
 		m.families[family] = f
@@ -65,6 +57,9 @@ func (m *mirror) read(ctx context.Context, family rules.Family) (Snapshot, error
 	genid, err := m.raw.Read(ctx, f.raw, f)
 	if err != nil {
 		return Snapshot{}, err
+	}
+	if f.budget.shed() { // in these is the text of rules that are left out by now
+		f.shelf.drop(family)
 	}
 	f.forgetUnused()
 	return f.snapshot(uint64(genid)), nil
@@ -92,23 +87,4 @@ func (m *mirror) takings(ctx context.Context) Takings {
 		done()
 	}
 	return m.taken.all()
-}
-
-// A mirrorBudget is a family's budget as its mirror asks it.
-type mirrorBudget struct {
-	*budget
-	// shed forgets texts of chains that are left out by now.
-	shed func()
-}
-
-// Most implements nft.MirrorBudget.
-func (b mirrorBudget) Most() int { return b.most }
-
-// Choose implements nft.MirrorBudget.
-func (b mirrorBudget) Choose(all map[Place]nft.Weight) (left map[Place]bool, back []Place) {
-	out, back := b.choose(all)
-	if len(out) > 0 {
-		b.shed()
-	}
-	return b.places(), back
 }

@@ -21,6 +21,7 @@ type familyText struct {
 	lexicon *lexicon
 	printer printer
 	shelf   *shelf
+	budget  *budget
 	tables  map[rules.TableName]*tableText // those that exist
 }
 
@@ -84,13 +85,10 @@ func (f *familyText) reshapedTable(table string) {
 	t := f.table(table)
 	t.view.reshaped, t.view.order = true, nil
 	gone := func(chain string) bool { return f.raw.Chain(Place{Table: table, Chain: chain}) == nil }
-	for _, chains := range [][]string{slices.Collect(maps.Keys(t.fresh)), slices.Collect(maps.Keys(t.textless)), slices.Collect(maps.Keys(t.fickle)), slices.Collect(maps.Keys(t.doubted))} {
-		for _, chain := range chains {
-			if gone(chain) {
-				t.forget(chain)
-			}
-		}
-	}
+	maps.DeleteFunc(t.fresh, func(chain string, _ []rules.Rule) bool { return gone(chain) })
+	maps.DeleteFunc(t.textless, func(chain string, _ nft.Content) bool { return gone(chain) })
+	maps.DeleteFunc(t.fickle, func(chain string, _ bool) bool { return gone(chain) })
+	maps.DeleteFunc(t.doubted, func(chain string, _ time.Time) bool { return gone(chain) })
 }
 
 // Took implements nft.MirrorView.
@@ -109,15 +107,12 @@ func (f *familyText) Took(p Place, now nft.Content, same bool) {
 	if !known && !odd(p, f.raw.Chain(p)) {
 		t.textless[p.Chain] = now
 	}
-	t.fresh[p.Chain] = shared(found, f.earlier(p))
+	t.fresh[p.Chain] = f.shared(p, found)
 }
 
-// earlier returns a chain as it was on the shelf, or nil.
-func (f *familyText) earlier(p Place) *rules.Chain { return f.shelf.chain(f.family, p) }
-
-// shared returns found, or what an earlier chain has in memory of the same.
-func shared(found []rules.Rule, earlier *rules.Chain) []rules.Rule {
-	if earlier != nil && slices.Equal(found, earlier.Rules) {
+// shared returns found, or what the shelf has in memory of the same.
+func (f *familyText) shared(p Place, found []rules.Rule) []rules.Rule {
+	if earlier := f.shelf.chain(f.family, p); earlier != nil && slices.Equal(found, earlier.Rules) {
 		return earlier.Rules
 	}
 	return found
@@ -146,10 +141,12 @@ func (f *familyText) Wants() bool {
 
 // Fill implements nft.MirrorFiller: it asks iptables for what the lexicon lacks. It believes what
 // is printed of a chain only if the chain holds the very same rules before and after; other chains
-// are read again.
-func (f *familyText) Fill(ctx context.Context) error {
-	for name, t := range f.tables {
-		for len(t.textless) > 0 {
+// are read again. Before is when iptables has started, as far as its version allows that: a chain
+// that changes more often than a program starts is learned all the same.
+func (f *familyText) Fill(ctx context.Context, catchUp func() error) error {
+	for _, name := range slices.Collect(maps.Keys(f.tables)) {
+		// A table may go, or be another one, while it is asked for.
+		for t := f.tables[name]; t != nil && len(t.textless) > 0; t = f.tables[name] {
 			// What is to be read may have changed again; the rest of its table
 			// can be asked for nevertheless.
 			var batch []Place
@@ -159,7 +156,7 @@ func (f *familyText) Fill(ctx context.Context) error {
 				}
 			}
 			slices.SortFunc(batch, func(a, b Place) int { return strings.Compare(a.Chain, b.Chain) })
-			if err := f.ask(ctx, t, batch); err != nil {
+			if err := f.ask(ctx, name, batch, catchUp); err != nil {
 				return err
 			}
 			if f.raw.Dirty() {
@@ -170,34 +167,72 @@ func (f *familyText) Fill(ctx context.Context) error {
 	return nil
 }
 
+// read returns what a chain without text held when it was last read; nothing of any other chain.
+func (f *familyText) read(p Place) nft.Content {
+	if t := f.tables[p.Table]; t != nil {
+		return t.textless[p.Chain]
+	}
+	return nft.Content{}
+}
+
+// errNotAsked: a chain was not printed, because it had no rules then, or its text was known.
+var errNotAsked = errors.New("was not asked for")
+
 // A chainAnswer is what was printed of a chain, rule by rule: an opaque rule where it could not be
 // read, and an error for all of them if iptables does not understand the chain.
 type chainAnswer struct {
+	of      nft.Content // as it was read before it was asked for
 	rules   []rules.Rule
 	err     error
 	skipped map[int]error // rules that were not asked for, and why
 }
 
-// ask has one batch of chains printed.
-func (f *familyText) ask(ctx context.Context, t *tableText, batch []Place) error {
+// ask has one batch of a table's chains printed.
+func (f *familyText) ask(ctx context.Context, table rules.TableName, batch []Place, catchUp func() error) error {
 	answers := make(map[Place]chainAnswer, len(batch))
-	var plain []printedChain // of which each rule takes one line, as far as is known
+	begin := func(place Place) (rules int) { // none: it is not printed as a whole
+		before := f.read(place)
+		if f.lexicon.anyOdd(before.IDs) { // a rule is known to take several lines
+			answers[place] = chainAnswer{of: before, err: errLines}
+			return 0
+		}
+		answers[place] = chainAnswer{of: before, err: errNotAsked}
+		return len(before.IDs)
+	}
+	var whole []printedChain
 	for _, place := range batch {
-		if before := t.textless[place.Chain]; f.lexicon.anyOdd(before.IDs) {
-			answers[place] = chainAnswer{err: errLines}
-		} else {
-			plain = append(plain, printedChain{place, len(before.IDs)})
+		if n := begin(place); n > 0 {
+			whole = append(whole, printedChain{place, n})
 		}
 	}
-	err := f.printer.print(ctx, f.family, plain, func(place Place, found []rules.Rule, err error) {
-		answers[place] = chainAnswer{rules: found, err: err}
+	p := f.printer
+	if p.late {
+		p.ready = func(chains []printedChain) error {
+			err := catchUp()
+			for i, c := range chains {
+				chains[i].rules = begin(c.place)
+			}
+			return err
+		}
+	}
+	err := p.print(ctx, f.family, whole, func(place Place, found []rules.Rule, err error) {
+		answers[place] = chainAnswer{of: answers[place].of, rules: found, err: err}
 	})
-	if err != nil {
+	t := f.tables[table]
+	if err != nil || t == nil {
 		return err
 	}
 	for _, place := range batch {
-		before, said := t.textless[place.Chain], answers[place]
-		same, err := f.raw.Still(place, before)
+		before, wanted := t.textless[place.Chain]
+		if !wanted {
+			continue // it changed meanwhile, and is known or gone
+		}
+		said := answers[place]
+		same, err := false, error(nil)
+		// Another program that started later may have had it read again.
+		if !errors.Is(said.err, errNotAsked) && before.Equal(said.of) {
+			same, err = f.raw.Still(place, before)
+		}
 		if err == nil && same && errors.Is(said.err, errLines) {
 			if said, err = f.askRules(ctx, place, before.IDs); errors.As(err, &failedPrint{}) {
 				said.err, err = err, nil
@@ -278,7 +313,7 @@ func (f *familyText) learn(t *tableText, place Place, ids []nft.RuleID, said cha
 	if fickle {
 		t.fickle[place.Chain] = true
 	}
-	t.fresh[place.Chain] = shared(found, f.earlier(place))
+	t.fresh[place.Chain] = f.shared(place, found)
 	return doubted
 }
 

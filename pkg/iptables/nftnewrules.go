@@ -23,9 +23,7 @@ func (p *tablePlan) writeNewRules() error {
 	shares := p.shares(runtime.GOMAXPROCS(0))
 	if len(shares) == 1 {
 		w := rulesWriter{plan: p, batch: p.batch}
-		err := w.write(shares[0])
-		p.added += w.added
-		return err
+		return w.write(shares[0])
 	}
 	writers, errs := make([]rulesWriter, len(shares)), make([]error, len(shares))
 	count := uint32(0)
@@ -42,7 +40,6 @@ func (p *tablePlan) writeNewRules() error {
 			return errs[i]
 		}
 		p.batch.Join(writers[i].batch)
-		p.added += writers[i].added
 	}
 	return nil
 }
@@ -79,7 +76,6 @@ type rulesWriter struct {
 	plan  *tablePlan
 	batch *nft.Batch
 	room  []byte // where each rule that is written is put together
-	added int
 }
 
 func (w *rulesWriter) write(chains []*chainPlan) error {
@@ -131,7 +127,7 @@ func (w *rulesWriter) writeRule(chain, spec string, next uint64) error {
 	if next == 0 {
 		flags |= netlink.Append
 	}
-	p.messageIn(w.batch, unix.NFT_MSG_NEWRULE, flags, unix.NFTA_RULE_TABLE)
+	p.message(w.batch, unix.NFT_MSG_NEWRULE, flags, unix.NFTA_RULE_TABLE)
 	w.batch.Text(unix.NFTA_RULE_CHAIN, chain)
 	if next != 0 {
 		w.batch.Number64(unix.NFTA_RULE_POSITION, next)
@@ -142,7 +138,6 @@ func (w *rulesWriter) writeRule(chain, spec string, next uint64) error {
 		w.batch.Blob(unix.NFTA_RULE_USERDATA, rule.Userdata)
 	}
 	w.batch.End()
-	w.added++
 	return nil
 }
 

@@ -2,7 +2,6 @@ package iptables
 
 import (
 	"bytes"
-	"encoding/binary"
 
 	"golang.org/x/sys/unix"
 
@@ -23,28 +22,21 @@ const (
 // packet notes what a payload expression reads. Of what iptables compares by a match the text must
 // have that match: versions that do not know the expression print the rule without it. 1.8.7 says
 // "-p tcp -j ACCEPT" of "tcp dport 80 accept", and "-j ACCEPT" of "ip ttl 64 accept".
-func (s *ruleShape) packet(family rules.Family, data []byte) (headerPart, error) {
-	if source, _ := nft.AttrOf(data, unix.NFTA_PAYLOAD_SREG); source != nil {
+func (s *ruleShape) packet(family rules.Family, data []byte) headerPart {
+	if s.attr(data, unix.NFTA_PAYLOAD_SREG) != nil {
 		s.odd = "it writes to packets, which iptables has no word for"
-		return noPart, nil
+		return noPart
 	}
-	var numbers [3]uint32
-	for i, kind := range []uint16{unix.NFTA_PAYLOAD_BASE, unix.NFTA_PAYLOAD_OFFSET, unix.NFTA_PAYLOAD_LEN} {
-		value, err := nft.AttrOf(data, kind)
-		if err != nil || len(value) != 4 {
-			return noPart, err
-		}
-		numbers[i] = binary.BigEndian.Uint32(value)
-	}
-	switch base, offset, length := numbers[0], numbers[1], numbers[2]; base {
+	offset, length := s.number(data, unix.NFTA_PAYLOAD_OFFSET), s.number(data, unix.NFTA_PAYLOAD_LEN)
+	switch s.number(data, unix.NFTA_PAYLOAD_BASE) {
 	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
 		s.needs = append(s.needs, []string{"tcp", "udp", "sctp", "dccp", "udplite", "icmp", "icmp6"})
 	case unix.NFT_PAYLOAD_NETWORK_HEADER:
-		return s.network(family, offset, length), nil
+		return s.network(family, offset, length)
 	default:
 		s.odd = "it reads a part of packets that iptables has no word for"
 	}
-	return noPart, nil
+	return noPart
 }
 
 // network notes what is read of an IP header. iptables reads no more bytes of an address than its
@@ -70,30 +62,18 @@ func (s *ruleShape) network(family rules.Family, offset, length uint32) headerPa
 }
 
 // bits notes a mask. -f is one for the offset of a fragment; iptables prints it of each mask.
-func (s *ruleShape) bits(header headerPart, data []byte) error {
-	if header != fragmented {
-		return nil
-	}
-	list, err := nft.AttrOf(data, unix.NFTA_BITWISE_MASK)
-	if err != nil {
-		return err
-	}
-	mask, err := nft.AttrOf(list, unix.NFTA_DATA_VALUE)
-	if err == nil && !bytes.Equal(mask, []byte{0x1f, 0xff}) {
+func (s *ruleShape) bits(header headerPart, data []byte) {
+	mask := s.attr(data, unix.NFTA_BITWISE_MASK, unix.NFTA_DATA_VALUE)
+	if header == fragmented && !bytes.Equal(mask, []byte{0x1f, 0xff}) {
 		s.odd = "it reads flags of fragments, which iptables has no word for"
 	}
-	return err
 }
 
 // comparesEqual reports whether a comparison asks whether something is equal to one value, or is
 // not.
-func comparesEqual(e nft.Expression) bool {
-	op, err := nft.AttrOf(e.Data, unix.NFTA_CMP_OP)
-	if err != nil || len(op) != 4 || e.Name != "cmp" {
-		return false
-	}
-	kind := binary.BigEndian.Uint32(op)
-	return kind == unix.NFT_CMP_EQ || kind == unix.NFT_CMP_NEQ
+func (s *ruleShape) comparesEqual(e nft.Expression) bool {
+	kind := s.number(e.Data, unix.NFTA_CMP_OP)
+	return e.Name == "cmp" && (kind == unix.NFT_CMP_EQ || kind == unix.NFT_CMP_NEQ)
 }
 
 // ordered notes a comparison by order. iptables has it of ports and the like, which have a match,

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -27,6 +28,19 @@ type printer struct {
 	tools   map[rules.Family]tools
 	timeout time.Duration
 	env     []string
+	late    bool // the program gets its input when it has started: fetchesLate
+	// ready, which may be nil, is called before chains are asked for. It corrects how many rules
+	// the chains hold by then.
+	ready func(chains []printedChain) error
+}
+
+// fetchesLate is the first version of which iptables-nft-restore --noflush is known to fetch
+// nothing before its first line. 1.8.4 fetches all rules when it starts; those that
+// TestMirrorBesideBusyWriter runs with do not.
+var fetchesLate = version{1, 8, 7}
+
+func (k *Kernel) printer() printer {
+	return printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv(), late: k.info.Backend == NFT && !k.version.before(fetchesLate)}
 }
 
 // printMost is how many chains one process prints. Fetching them must fit
@@ -52,8 +66,8 @@ type printedChain struct {
 // a rule is printed over several lines, which may say anything.
 var errLines = errors.New("is not printed as one line a rule")
 
-// print calls f with each chain's rules, or with why it has none: errLines, or why iptables cannot
-// print it. chains must be at most printMost. After an error some may be missing.
+// print calls f with each chain's rules, or with why they are not to be used: errLines, or why
+// iptables cannot print it. chains must be at most printMost. After an error some may be missing.
 func (p printer) print(ctx context.Context, family rules.Family, chains []printedChain, f func(Place, []rules.Rule, error)) error {
 	for len(chains) > 0 {
 		if !printableName(chains[0].place.Chain) {
@@ -102,51 +116,88 @@ const noSuchChain = "canaryd-no-such-chain"
 
 // batch prints as many of chains, which are of one table, as iptables-restore does
 // before it stops. The last one is printed twice: with the second time begins what
-// comes after the first.
+// comes after the first. Chains that have no rules by then are not asked for.
 func (p printer) batch(ctx context.Context, family rules.Family, chains []printedChain, f func(Place, []rules.Rule, error)) (int, error) {
-	twice := append(slices.Clip(chains), chains[len(chains)-1])
-	commands := make([]string, len(twice))
-	for i, c := range twice {
-		commands[i] = c.place.Chain
-	}
-	res, err := p.list(ctx, family, chains[0].place.Table, commands)
-	if err != nil {
+	var asked []int // of chains
+	began := false  // else the program ended before: alone it says why
+	res, err := p.list(ctx, family, chains[0].place.Table, func() ([]string, error) {
+		began = true
+		if p.ready != nil {
+			if err := p.ready(chains); err != nil {
+				return nil, err
+			}
+		}
+		var commands []string
+		for i, c := range chains {
+			if c.rules > 0 {
+				asked, commands = append(asked, i), append(commands, c.place.Chain)
+			}
+		}
+		return append(commands, commands[max(len(commands)-1, 0):]...), nil
+	})
+	if err != nil || !began {
 		return 0, err
 	}
+	if len(asked) == 0 {
+		return len(chains), nil
+	}
+	twice := make([]printedChain, 0, len(asked)+1)
+	for _, i := range asked {
+		twice = append(twice, chains[i])
+	}
+	twice = append(twice, twice[len(asked)-1])
 	listed, whole := parseListing(res.stdout, twice)
 	if whole && len(listed) == len(twice) {
-		listed = listed[:len(chains)]
+		listed = listed[:len(asked)]
 	} else if whole {
-		listed = listed[:min(len(listed), len(chains)-1)]
+		listed = listed[:min(len(listed), len(asked)-1)]
 	}
 	for i, l := range listed {
 		if err := l.err(twice[i].rules); err != nil && !whole {
 			// What follows it may be a rule's text. It is asked for again.
 			f(twice[i].place, nil, err)
-			return i + 1, nil
+			return asked[i] + 1, nil
 		} else if err != nil {
 			f(twice[i].place, nil, err)
 		} else {
 			f(twice[i].place, l.rules, nil)
 		}
 	}
-	return len(listed), nil
+	if len(listed) == len(asked) {
+		return len(chains), nil
+	}
+	return asked[len(listed)], nil
 }
 
-// list has one iptables-restore obey "-S" with each of these words.
-func (p printer) list(ctx context.Context, family rules.Family, table rules.TableName, commands []string) (result, error) {
-	var script bytes.Buffer
-	script.WriteString("*" + string(table) + "\n")
-	for _, words := range commands {
-		script.WriteString("-S " + words + "\n")
+// list has one iptables-restore obey "-S" with each of the words that commands returns. If the
+// program can wait, they are asked for when it does. Without any it does nothing.
+func (p printer) list(ctx context.Context, family rules.Family, table rules.TableName, commands func() ([]string, error)) (result, error) {
+	script := func() (string, error) {
+		list, err := commands()
+		if err != nil || len(list) == 0 {
+			return "", err
+		}
+		return "*" + string(table) + "\n-S " + strings.Join(list, "\n-S ") + "\n-S " + noSuchChain + "\nCOMMIT\n", nil
 	}
-	script.WriteString("-S " + noSuchChain + "\nCOMMIT\n")
+	stdin, err := p.input(script)
+	if err != nil {
+		return result{}, err
+	}
 	path := p.tools[family].restore
-	res, err := command{path: path, args: []string{"--noflush"}, stdin: &script, timeout: p.timeout, env: p.env}.run(ctx)
+	res, err := command{path: path, args: []string{"--noflush"}, stdin: stdin, timeout: p.timeout, env: p.env}.run(ctx)
 	if err == nil && len(res.stdout) == 0 && isPermissionText(string(res.stderr)) {
 		err = exitError(path, res)
 	}
 	return res, err
+}
+
+// input returns the input of a program that obeys script.
+func (p printer) input(script func() (string, error)) (io.WriterTo, error) {
+	if p.late {
+		return heldScript(script), nil
+	}
+	text, err := script()
+	return strings.NewReader(text), err
 }
 
 // single prints one chain.
@@ -264,7 +315,7 @@ func (p printer) printRules(ctx context.Context, family rules.Family, place Plac
 		for n, i := range list {
 			commands[n] = fmt.Sprintf("%s %d", place.Chain, i+1)
 		}
-		res, err := p.list(ctx, family, place.Table, commands)
+		res, err := p.list(ctx, family, place.Table, func() ([]string, error) { return commands, nil })
 		if err != nil {
 			return err
 		}

@@ -2,7 +2,6 @@ package iptables
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -21,40 +20,61 @@ func shapeOf(family rules.Family, r nft.Rule) ruleShape {
 	loaded := noKey  // of the last meta expression
 	header := noPart // what the last payload expression read
 	err := r.Each(func(e nft.Expression) error {
-		var err error
 		switch e.Name {
 		case "meta":
-			loaded, err = metaKey(e.Data)
-			header = noPart
-			if source, _ := nft.AttrOf(e.Data, unix.NFTA_META_SREG); source != nil {
+			loaded, header = s.number(e.Data, unix.NFTA_META_KEY), noPart
+			if s.attr(e.Data, unix.NFTA_META_SREG) != nil {
 				s.sets(loaded)
 			}
 		case "payload":
-			header, err = s.packet(family, e.Data)
-			loaded = noKey
+			loaded, header = noKey, s.packet(family, e.Data)
 		case "bitwise":
-			err = s.bits(header, e.Data)
+			s.bits(header, e.Data)
 		case "lookup", "dynset", "objref":
 			s.odd = "it uses a set or an object of nft's, which iptables cannot print"
 		case "cmp", "range":
-			if !comparesEqual(e) {
+			if !s.comparesEqual(e) {
 				s.ordered(header, loaded)
 			}
 			if e.Name == "cmp" {
-				err = s.compare(loaded, e.Data)
+				s.compare(loaded, e.Data)
 			}
 			loaded, header = noKey, noPart
 		case "immediate":
-			s.target, err = immediateVerdict(e.Data)
+			s.target = s.verdict(e.Data)
 		case "target", "match":
-			err = s.extension(e)
+			s.extension(e)
 		}
-		return err
+		return nil
 	})
 	if err != nil {
-		s.odd = "its bytes cannot be read: " + err.Error()
+		s.unreadable(err)
 	}
 	return s
+}
+
+func (s *ruleShape) unreadable(err error) { s.odd = "its bytes cannot be read: " + err.Error() }
+
+// attr is nft.AttrPath that says that a rule is odd which cannot be read.
+func (s *ruleShape) attr(list []byte, path ...uint16) []byte {
+	for _, kind := range path {
+		value, err := nft.AttrOf(list, kind)
+		if err != nil {
+			s.unreadable(err)
+			return nil
+		}
+		list = value
+	}
+	return list
+}
+
+// number returns the attribute at that path as a number of 32 bits, noKey if it is none.
+func (s *ruleShape) number(list []byte, path ...uint16) uint32 {
+	n, err := nft.AttrUint32(s.attr(list, path...))
+	if err != nil {
+		return noKey
+	}
+	return n
 }
 
 // nativeMatches are matches that iptables-nft writes, or reads, as expressions of nf_tables (1.8.4
@@ -67,13 +87,22 @@ var (
 // noKey stands for no key of a meta expression: the key 0 is the length of a packet.
 const noKey = ^uint32(0)
 
-// metaKey returns the key of a meta expression.
-func metaKey(data []byte) (uint32, error) {
-	key, err := nft.AttrOf(data, unix.NFTA_META_KEY)
-	if err != nil || len(key) != 4 {
-		return noKey, err
+// verdict returns what an "immediate" expression puts into the verdict register: a chain's name or
+// a verdict's, "" if it is anything else.
+func (s *ruleShape) verdict(data []byte) string {
+	verdict := s.attr(data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT)
+	if chain := s.attr(verdict, unix.NFTA_VERDICT_CHAIN); chain != nil {
+		return nft.String(chain)
 	}
-	return binary.BigEndian.Uint32(key), nil
+	switch int32(s.number(verdict, unix.NFTA_VERDICT_CODE)) {
+	case 0: // NF_DROP
+		return "DROP"
+	case nfAccept:
+		return "ACCEPT"
+	case unix.NFT_RETURN:
+		return "RETURN"
+	}
+	return ""
 }
 
 // sets notes a meta expression that sets something.
@@ -85,38 +114,29 @@ func (s *ruleShape) sets(key uint32) {
 	s.odd = fmt.Sprintf("it sets what iptables has no word for (meta key %d)", key)
 }
 
-// compare reads the name of an interface. iptables writes one with the zero behind it, and the
-// beginning of one, which it prints with a +, without.
-func (s *ruleShape) compare(loaded uint32, data []byte) error {
+// compare notes a comparison of what a meta expression loaded.
+func (s *ruleShape) compare(loaded uint32, data []byte) {
 	switch loaded {
 	case noKey, unix.NFT_META_PROTOCOL, unix.NFT_META_NFPROTO, unix.NFT_META_L4PROTO:
 	case unix.NFT_META_MARK:
 		s.needs = append(s.needs, []string{"mark"})
 	case unix.NFT_META_PKTTYPE:
 		s.needs = append(s.needs, []string{"pkttype"})
-	case unix.NFT_META_IIFNAME, unix.NFT_META_OIFNAME:
+	case unix.NFT_META_IIFNAME:
+		s.compareInterface(&s.in, data)
+	case unix.NFT_META_OIFNAME:
+		s.compareInterface(&s.out, data)
 	default:
 		s.odd = fmt.Sprintf("it compares what iptables has no word for (meta key %d)", loaded)
 	}
-	if loaded != unix.NFT_META_IIFNAME && loaded != unix.NFT_META_OIFNAME {
-		return nil
+}
+
+// compareInterface reads the name of an interface. iptables writes one with the zero behind it, and
+// the beginning of one, which it prints with a +, without.
+func (s *ruleShape) compareInterface(name *string, data []byte) {
+	if value := s.attr(data, unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE); len(value) > 0 {
+		*name = interfaceName(value, value[len(value)-1] == 0, &s.odd)
 	}
-	list, err := nft.AttrOf(data, unix.NFTA_CMP_DATA)
-	if err != nil {
-		return err
-	}
-	value, err := nft.AttrOf(list, unix.NFTA_DATA_VALUE)
-	if err != nil || len(value) == 0 {
-		return err
-	}
-	whole := value[len(value)-1] == 0
-	name := interfaceName(value, whole, &s.odd)
-	if loaded == unix.NFT_META_IIFNAME {
-		s.in = name
-	} else {
-		s.out = name
-	}
-	return nil
 }
 
 // interfaceName returns the name of an interface as iptables prints it. Odd is set if it would be
@@ -142,37 +162,25 @@ func interfaceName(value []byte, whole bool, odd *string) string {
 }
 
 // extension reads an xt match or target.
-func (s *ruleShape) extension(e nft.Expression) error {
+func (s *ruleShape) extension(e nft.Expression) {
 	// NFTA_TARGET_* and NFTA_MATCH_* are the same numbers.
-	name, err := nft.AttrOf(e.Data, unix.NFTA_MATCH_NAME)
-	if err != nil {
-		return err
-	}
-	revision, err := nft.AttrOf(e.Data, unix.NFTA_MATCH_REV)
-	if err != nil {
-		return err
-	}
-	info, err := nft.AttrOf(e.Data, unix.NFTA_MATCH_INFO)
-	if err != nil {
-		return err
-	}
+	kind := nft.String(s.attr(e.Data, unix.NFTA_MATCH_NAME))
+	info := s.attr(e.Data, unix.NFTA_MATCH_INFO)
 	var rev byte
-	if len(revision) == 4 {
+	if revision := s.attr(e.Data, unix.NFTA_MATCH_REV); len(revision) == 4 {
 		rev = revision[3]
 	}
-	kind := nft.String(name)
 	if reason := oddExtension(kind, rev, info); reason != "" && s.odd == "" {
 		s.odd = reason
 	}
 	if e.Name == "target" {
 		s.target = kind
-		return nil
+		return
 	}
 	s.matches = append(s.matches, matchName(kind))
 	if kind == "comment" {
 		s.comments = append(s.comments, nft.String(info))
 	}
-	return nil
 }
 
 // matchName returns one name for the matches that iptables prints by two.

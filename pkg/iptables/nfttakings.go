@@ -87,14 +87,10 @@ type takingsLog struct {
 	last *openChain // most notifications are of the same chain as the one before
 }
 
-// An openTaking is a Taking in the making.
+// An openTaking is a Taking in the making, without its Commit and Chains.
 type openTaking struct {
-	family  rules.Family
-	table   rules.TableName
-	deleted bool
-	chains  map[string]*openChain
-	rules   []TakenRule
-	more    bool
+	Taking
+	chains map[string]*openChain
 }
 
 // An openChain counts what a commit did to one chain.
@@ -125,7 +121,7 @@ func (l *takingsLog) restart(since uint32) {
 func (l *takingsLog) note(e nft.Event, table rules.TableName) {
 	switch e.Kind {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
-		l.table(e.Family, table).deleted = e.Kind == unix.NFT_MSG_DELTABLE
+		l.table(e.Family, table).Deleted = e.Kind == unix.NFT_MSG_DELTABLE
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
 		l.chain(e, table).gone = e.Kind == unix.NFT_MSG_DELCHAIN
 	case unix.NFT_MSG_NEWRULE:
@@ -139,17 +135,17 @@ func (l *takingsLog) note(e nft.Event, table rules.TableName) {
 
 func (l *takingsLog) table(f rules.Family, table rules.TableName) *openTaking {
 	for _, t := range l.open {
-		if t.family == f && t.table == table {
+		if t.Family == f && t.Table == table {
 			return t
 		}
 	}
-	t := &openTaking{family: f, table: table, chains: map[string]*openChain{}}
+	t := &openTaking{Taking: Taking{Family: f, Table: table}, chains: map[string]*openChain{}}
 	l.open = append(l.open, t)
 	return t
 }
 
 func (l *takingsLog) chain(e nft.Event, table rules.TableName) *openChain {
-	if c := l.last; c != nil && c.of.family == e.Family && c.of.table == table && c.name == string(e.Chain) {
+	if c := l.last; c != nil && c.of.Family == e.Family && c.of.Table == table && c.name == string(e.Chain) {
 		return c
 	}
 	t := l.table(e.Family, table)
@@ -180,11 +176,11 @@ func (c *openChain) lose(data []byte) {
 	if r.Target == "" && r.Comment == "" || r.Comment == "" && !c.builtin {
 		return
 	}
-	if len(c.of.rules) >= takenRulesKept {
-		c.of.more = true
+	if len(c.of.Rules) >= takenRulesKept {
+		c.of.More = true
 		return
 	}
-	c.of.rules = append(c.of.rules, r)
+	c.of.Rules = append(c.of.Rules, r)
 }
 
 // end notes that all of a commit was heard.
@@ -219,8 +215,8 @@ func (l *takingsLog) trim(now time.Time) {
 
 // taking returns what the commit took from the table.
 func (t *openTaking) taking(by nft.Commit) Taking {
-	k := Taking{Commit: by, Family: t.family, Table: t.table, Deleted: t.deleted, Rules: t.rules, More: t.more}
-	if t.deleted {
+	k := t.Taking
+	if k.Commit = by; k.Deleted {
 		return k
 	}
 	for name, c := range t.chains {
@@ -239,20 +235,10 @@ func (t *openTaking) taking(by nft.Commit) Taking {
 func jumpOf(r nft.Rule) string {
 	target := ""
 	err := r.Each(func(e nft.Expression) error {
-		if e.Name != "immediate" {
-			return nil
+		if e.Name == "immediate" {
+			target = string(e.Jump())
 		}
-		data, err := nft.AttrOf(e.Data, unix.NFTA_IMMEDIATE_DATA)
-		if err != nil {
-			return err
-		}
-		verdict, err := nft.AttrOf(data, unix.NFTA_DATA_VERDICT)
-		if err != nil {
-			return err
-		}
-		chain, err := nft.AttrOf(verdict, unix.NFTA_VERDICT_CHAIN)
-		target = nft.String(chain)
-		return err
+		return nil
 	})
 	if err != nil {
 		return ""

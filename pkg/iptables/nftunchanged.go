@@ -3,6 +3,7 @@ package iptables
 import (
 	"encoding/binary"
 	"errors"
+	"maps"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -20,7 +21,7 @@ import (
 // A handle proves nothing: a restored table counts them from 1 again. It only
 // says where to look; what counts is that the rule there has the same content.
 
-// An nftMemory is what the last probe of each family saw, if no process committed
+// An nftMemory is what the last probe of each place saw, if no process committed
 // meanwhile. Its methods may be called concurrently.
 type nftMemory struct {
 	mu   sync.Mutex
@@ -65,7 +66,10 @@ func (m *nftMemory) remember(family rules.Family, seen map[Place]nftSeen) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.seen[family] = seen
+	if m.seen[family] == nil {
+		m.seen[family] = map[Place]nftSeen{}
+	}
+	maps.Copy(m.seen[family], seen) // a probe of some places forgets none of the others
 }
 
 // errOther: something is not as it was remembered.
@@ -123,9 +127,7 @@ func (s nftSeen) questions(place Place) []nft.Question {
 	})}
 	for _, mark := range s.marks {
 		attrs := nft.Strings(table, nft.StringAttr{Kind: unix.NFTA_RULE_CHAIN, Value: place.Chain})
-		attrs = binary.NativeEndian.AppendUint16(attrs, unix.SizeofNlAttr+8)
-		attrs = binary.NativeEndian.AppendUint16(attrs, unix.NFTA_RULE_HANDLE)
-		attrs = binary.BigEndian.AppendUint64(attrs, mark.handle)
+		attrs = nft.AppendAttr(attrs, unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, mark.handle), 0)
 		all = append(all, nft.Question{Ask: unix.NFT_MSG_GETRULE, Want: unix.NFT_MSG_NEWRULE, Attrs: attrs, Check: mark.check})
 	}
 	return all

@@ -34,26 +34,14 @@ var nameFields = map[string][]nameField{
 // textFields are texts that extensions print in quotes. A line break breaks them all the same.
 var textFields = map[string]nameField{"comment": {0, commentSize}, "LOG": {2, 30}, "NFLOG": {12, 64}}
 
-// numbersOnly are extensions of which the data holds no text at all.
-var numbersOnly = []string{
-	"tcp", "udp", "udplite", "sctp", "dccp", "icmp", "icmp6", "multiport", "mark", "connmark", "conntrack", "state", "statistic",
-	"limit", "connlimit", "addrtype", "owner", "set", "socket", "rpfilter", "pkttype", "mac", "iprange", "length", "ttl", "hl",
-	"MARK", "CONNMARK", "DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP", "REJECT", "NFQUEUE", "TPROXY", "TCPMSS", "SET", "",
-}
-
-// isNumbersOnly knows them by name.
-var isNumbersOnly = func() map[string]bool {
-	known := map[string]bool{}
-	for _, name := range numbersOnly {
-		known[name] = true
-	}
-	return known
-}()
-
 // oddExtension returns why a rule with such an extension has no text that may be written back, or
 // nothing.
 func oddExtension(name string, revision byte, data []byte) string {
-	if isNumbersOnly[name] {
+	switch name {
+	// The data of these holds no text at all.
+	case "tcp", "udp", "udplite", "sctp", "dccp", "icmp", "icmp6", "multiport", "mark", "connmark", "conntrack", "state", "statistic",
+		"limit", "connlimit", "addrtype", "owner", "set", "socket", "rpfilter", "pkttype", "mac", "iprange", "length", "ttl", "hl",
+		"MARK", "CONNMARK", "DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP", "REJECT", "NFQUEUE", "TPROXY", "TCPMSS", "SET", "":
 		return ""
 	}
 	if text, ok := textFields[name]; ok {

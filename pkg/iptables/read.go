@@ -47,48 +47,38 @@ func (k *Kernel) walk(ctx context.Context, family rules.Family) (xtFamily, error
 func (k *Kernel) spell(ctx context.Context, family rules.Family, seen xtFamily, locked bool) (Snapshot, error) {
 	words := k.words[family]
 	if k.budgets[family].shed() { // in these is the text of rules that are left out by now
-		k.save.shelf.drop(family)
+		k.shelf.drop(family)
 		defer words.purge(words.second())
 	}
-	if set, known := words.ruleset(seen, k.save.shelf.known(family)); known {
-		k.save.shelf.put(family, set, time.Now())
+	if set, known := words.ruleset(seen, k.shelf.known(family)); known {
+		k.shelf.put(family, set, time.Now())
 		return Snapshot{Family: family, Tables: set, Unreadable: map[rules.TableName]error{}, Digest: seen.digest}, nil
 	}
 	return k.spellOut(ctx, family, seen, locked)
 }
 
-// A saver executes iptables-save.
-type saver struct {
-	tools   map[rules.Family]tools
-	timeout time.Duration
-	env     []string
-	shelf   *shelf
-	// budgets say which chains' rules are not kept.
-	budgets map[rules.Family]*budget
-}
-
-// read returns what iptables-save prints, without the rules of chains that are left out. It parses
-// the text while it is printed, so that it is nowhere kept as a whole.
-func (s saver) read(ctx context.Context, family rules.Family) (rules.Ruleset, map[rules.TableName]error, error) {
-	out := s.budgets[family].places()
+// save executes iptables-save and returns what it prints, without the rules of chains that are left
+// out. It parses the text while it is printed, so that it is nowhere kept as a whole.
+func (k *Kernel) save(ctx context.Context, family rules.Family) (rules.Ruleset, map[rules.TableName]error, error) {
+	out := k.budgets[family].places()
 	left := func(t rules.TableName, chain string, _ int) bool { return out[Place{Table: t, Chain: chain}] }
 	if len(out) == 0 {
 		left = nil
 	}
-	path := s.tools[family].save
+	path := k.tools[family].save
 	var set rules.Ruleset
 	var unreadable map[rules.TableName]error
 	text, printed := io.Pipe()
 	parsed := make(chan error)
 	go func() {
 		var err error
-		set, unreadable, err = rules.ParseSome(text, s.shelf.known(family), left)
+		set, unreadable, err = rules.ParseSome(text, k.shelf.known(family), left)
 		// The child is let print to its end: its exit code is the better
 		// reason.
 		_, drainErr := io.Copy(io.Discard, text)
 		parsed <- errors.Join(err, drainErr)
 	}()
-	res, err := command{path: path, stdout: printed, timeout: s.timeout, env: s.env}.run(ctx)
+	res, err := command{path: path, stdout: printed, timeout: k.cfg.ReadTimeout, env: k.childEnv()}.run(ctx)
 	printed.Close()
 	parseErr := <-parsed
 	if err != nil {
@@ -103,6 +93,6 @@ func (s saver) read(ctx context.Context, family rules.Family) (rules.Ruleset, ma
 	for table := range unreadable {
 		delete(set, table)
 	}
-	s.shelf.put(family, set, time.Now())
+	k.shelf.put(family, set, time.Now())
 	return set, unreadable, nil
 }

@@ -37,17 +37,17 @@ func (k *Kernel) Probe(ctx context.Context, family rules.Family, places []Place)
 }
 
 // ProbeOnly is Probe of the places alone: on legacy it walks their tables and no
-// others, so that it says nothing of the family as a whole. It may be called
-// concurrently.
-func (k *Kernel) ProbeOnly(ctx context.Context, family rules.Family, places []Place) (map[Place]Holding, error) {
+// others, so that it says nothing of the family as a whole, and has no digest. It may
+// be called concurrently.
+func (k *Kernel) ProbeOnly(ctx context.Context, family rules.Family, places []Place) (Probed, error) {
 	if err := k.ready(ctx, family); err != nil {
-		return nil, err
+		return Probed{}, err
 	}
 	if r, ok := k.reader.(xtReader); ok {
-		return r.probeOnly(ctx, family, places)
+		holdings, err := r.probeOnly(ctx, family, places)
+		return Probed{Holdings: holdings}, err
 	}
-	probed, err := k.reader.probe(ctx, family, places)
-	return probed.Holdings, err
+	return k.reader.probe(ctx, family, places)
 }
 
 // ready refuses a family that is not open, and work for a context that ended.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,19 +22,11 @@ import (
 const versionTimeout = 10 * time.Second
 
 // A version is the version of the iptables programs.
-type version struct{ major, minor, patch int }
+type version [3]int
 
-func (v version) String() string { return fmt.Sprintf("%d.%d.%d", v.major, v.minor, v.patch) }
+func (v version) String() string { return fmt.Sprintf("%d.%d.%d", v[0], v[1], v[2]) }
 
-func (v version) before(o version) bool {
-	if v.major != o.major {
-		return v.major < o.major
-	}
-	if v.minor != o.minor {
-		return v.minor < o.minor
-	}
-	return v.patch < o.patch
-}
+func (v version) before(o version) bool { return slices.Compare(v[:], o[:]) < 0 }
 
 // movableLock is the first version that honours XTABLES_LOCKFILE. Before it
 // our own restore would wait for the lock that we hold.
@@ -110,40 +103,31 @@ func backendOf(ctx context.Context, path string) Backend {
 	return Legacy
 }
 
-// inspect asks go-iptables for the version and for --random-fully.
-func inspect(ctx context.Context, path string, family rules.Family) (v version, randomFully bool, err error) {
-	t, err := openProgram(ctx, path, family)
-	if err != nil {
-		return version{}, false, err
-	}
-	v.major, v.minor, v.patch = t.GetIptablesVersion()
-	return v, t.HasRandomFully(), nil
-}
-
 // askLockWait is for the private lock, in seconds, which only our own restores take.
 const askLockWait = 5
 
-// openProgram has go-iptables use a program. It asks for the version, for which
-// iptables-nft needs netlink; of what the program complains it keeps nothing.
-func openProgram(ctx context.Context, path string, family rules.Family) (*goiptables.IPTables, error) {
+// inspect has go-iptables ask a program for its version, for which iptables-nft needs netlink, and
+// for --random-fully. Of what the program complains go-iptables keeps nothing.
+func inspect(ctx context.Context, path string, family rules.Family) (v version, randomFully bool, err error) {
 	proto := goiptables.ProtocolIPv4
 	if family == rules.IPv6 {
 		proto = goiptables.ProtocolIPv6
 	}
 	t, err := goiptables.New(goiptables.Path(path), goiptables.IPFamily(proto), goiptables.Timeout(askLockWait))
 	if err == nil {
-		return t, nil
+		v[0], v[1], v[2] = t.GetIptablesVersion()
+		return v, t.HasRandomFully(), nil
 	}
 	res, again := command{path: path, args: []string{"--version"}, timeout: versionTimeout}.run(ctx)
 	switch {
 	case again != nil:
-		return nil, again
+		return v, false, again
 	case res.exit == 0:
-		return nil, fmt.Errorf("%s does not tell its version: %w", path, err)
+		return v, false, fmt.Errorf("%s does not tell its version: %w", path, err)
 	case !strings.Contains(string(res.stderr), "Failed to initialize nft"):
-		return nil, exitError(path, res)
+		return v, false, exitError(path, res)
 	}
-	return nil, fmt.Errorf("the kernel or a sandbox refuses netlink sockets (AF_NETLINK, NETLINK_NETFILTER), which nf_tables is asked through: modprobe nf_tables, "+
+	return v, false, fmt.Errorf("the kernel or a sandbox refuses netlink sockets (AF_NETLINK, NETLINK_NETFILTER), which nf_tables is asked through: modprobe nf_tables, "+
 		"allow them (seccomp, SELinux, systemd's RestrictAddressFamilies=), or use --backend=legacy: %w", exitError(path, res))
 }
 

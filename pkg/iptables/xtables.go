@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 
@@ -130,7 +132,8 @@ func (s *xtSocket) tables() ([]rules.TableName, error) {
 	for _, name := range strings.Fields(string(text)) {
 		names = append(names, rules.TableName(name))
 	}
-	return sortedTables(names), nil
+	slices.Sort(names)
+	return slices.Compact(names), nil
 }
 
 // readNames returns the kernel's list of legacy tables. The file stays open: to
@@ -178,11 +181,49 @@ func (s *xtSocket) info(table rules.TableName) (xtInfo, error) {
 	return info, nil
 }
 
+// shapes calls f with the shape of each table that is listed.
+func (s *xtSocket) shapes(f func(rules.TableName, xtInfo)) error {
+	tables, err := s.tables()
+	if err != nil {
+		return err
+	}
+	for _, table := range tables {
+		info, err := s.info(table)
+		if err != nil {
+			return err
+		}
+		f(table, info)
+	}
+	return nil
+}
+
 // readsEntries returns why this program cannot read a table's entries, or nil. For a program of
 // 386 the kernel writes what it aligns to 8 bytes in others at multiples of 4.
 func readsEntries() error {
 	if runtime.GOARCH == "386" {
 		return errors.New("a 386 program reads other structures of x_tables than its kernel writes: use a program of the kernel's own architecture, or --backend=nft")
+	}
+	return nil
+}
+
+// walk calls f with the entries of those of the listed tables that are wanted; nil wants all. To
+// ask for one that is not listed would create it.
+func (s *xtSocket) walk(ctx context.Context, wanted func(rules.TableName) bool, f func(rules.TableName, xtInfo, []byte) error) error {
+	tables, err := s.tables()
+	if err != nil {
+		return err
+	}
+	for _, table := range tables {
+		if wanted != nil && !wanted(table) {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		err := s.entries(table, func(info xtInfo, data []byte) error { return f(table, info, data) })
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }

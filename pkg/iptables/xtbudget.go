@@ -11,24 +11,16 @@ import (
 // table's size is enough while all fits.
 func (r xtReader) weigh(ctx context.Context, family rules.Family, b *budget) error {
 	s := r.sockets[family]
-	tables, err := s.tables()
-	if err != nil {
+	most := 0 // in units
+	err := s.shapes(func(_ rules.TableName, info xtInfo) {
+		most += nft.Weight{Rules: int(info.entries), Bytes: int(info.size)}.Units()
+	})
+	if err != nil || b.fits(most) && !b.any() {
 		return err
 	}
-	most := 0 // in units
-	for _, table := range tables {
-		info, err := s.info(table)
-		if err != nil {
-			return err
-		}
-		most += nft.Weight{Rules: int(info.entries), Bytes: int(info.size)}.Units()
-	}
-	if b.fits(most) && !b.any() {
-		return nil
-	}
 	all := map[Place]nft.Weight{}
-	err = r.walk(ctx, family, func(rules.TableName) bool { return true }, func(name rules.TableName, info xtInfo, data []byte) error {
-		return weighTable(family, name, info, data, all)
+	err = s.walk(ctx, nil, func(table rules.TableName, info xtInfo, data []byte) error {
+		return weighTable(family, table, info, data, all)
 	})
 	if err == nil {
 		b.choose(all)
@@ -40,17 +32,9 @@ func (r xtReader) weigh(ctx context.Context, family rules.Family, b *budget) err
 func weighTable(family rules.Family, table rules.TableName, info xtInfo, data []byte, all map[Place]nft.Weight) error {
 	var here Place
 	var now nft.Weight
-	err := walkEntries(family, info, data, xtVisitor{
-		chain: func(chain string, _ int) {
-			if here.Chain != "" {
-				all[here] = now
-			}
-			here, now = Place{Table: table, Chain: chain}, nft.Weight{}
-		},
-		rule: func(r xtRule) { now.Add(len(r.entry.whole)) },
+	return walkEntries(family, info, data, xtVisitor{
+		chain: func(chain string, _ int) { here, now = Place{Table: table, Chain: chain}, nft.Weight{} },
+		rule:  func(r xtRule) { now.Add(len(r.entry.whole)) },
+		end:   func(xtRule) { all[here] = now },
 	})
-	if here.Chain != "" {
-		all[here] = now
-	}
-	return err
 }

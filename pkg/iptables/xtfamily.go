@@ -47,7 +47,7 @@ func (r xtReader) read(ctx context.Context, family rules.Family, l *xtLexicon, b
 	}
 	var found xtFamily
 	sum, left := newChecksum(), b.places()
-	err := r.walk(ctx, family, func(rules.TableName) bool { return true }, func(name rules.TableName, info xtInfo, data []byte) error {
+	err := r.sockets[family].walk(ctx, nil, func(name rules.TableName, info xtInfo, data []byte) error {
 		table, err := nameTable(family, name, info, data, l, left)
 		found.tables = append(found.tables, table)
 		sum.table(info, data)
@@ -142,7 +142,9 @@ func (t *xtTable) direct(l *xtLexicon) {
 			*n = xtName{}
 			continue
 		}
-		n.direct(t.chains[at].name, hashes[at])
+		if n.goal = t.chains[at].name; n.key != (xtKey{}) {
+			n.key = n.key.with(hashes[at])
+		}
 	}
 }
 

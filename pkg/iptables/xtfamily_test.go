@@ -51,7 +51,7 @@ func withoutSave(t *testing.T, k *Kernel, family rules.Family, f func()) {
 // iptables-save prints.
 func wantKnown(t *testing.T, k *Kernel, family rules.Family, after string) {
 	t.Helper()
-	saved, unreadable, err := k.save.read(t.Context(), family)
+	saved, unreadable, err := k.save(t.Context(), family)
 	if err != nil {
 		t.Fatal(err)
 	}

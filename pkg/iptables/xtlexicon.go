@@ -104,13 +104,6 @@ func (k xtKey) with(goal xtKey) xtKey {
 	return k
 }
 
-// direct gives a rule that jumps the name of its chain.
-func (n *xtName) direct(chain string, hash xtKey) {
-	if n.goal = chain; n.key != (xtKey{}) {
-		n.key = n.key.with(hash)
-	}
-}
-
 // know notes what a rule says of which that is certain: a mark.
 func (l *xtLexicon) know(name xtName, rule rules.Rule) {
 	l.mu.Lock()

@@ -3,6 +3,7 @@ package iptables
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"hash/crc32"
 	"hash/fnv"
 	"slices"
@@ -15,35 +16,27 @@ import (
 type xtReader struct{ sockets map[rules.Family]*xtSocket }
 
 func (r xtReader) close() error {
-	var first error
+	var err error
 	for _, s := range r.sockets {
-		if err := s.close(); err != nil && first == nil {
-			first = err
-		}
+		err = errors.Join(err, s.close())
 	}
-	return first
+	return err
 }
 
 // stamp hashes GET_INFO of the listed tables: counts, size and hooks.
 func (r xtReader) stamp(_ context.Context, family rules.Family) (Stamp, error) {
-	s := r.sockets[family]
-	tables, err := s.tables()
-	if err != nil {
-		return Stamp{}, err
-	}
 	var stamp Stamp
 	sum := fnv.New64a()
-	for _, table := range tables {
-		info, err := s.info(table)
-		if err != nil {
-			return Stamp{}, err
-		}
+	err := r.sockets[family].shapes(func(table rules.TableName, info xtInfo) {
 		sum.Write(info.raw[:])
 		if i := slices.Index(protect.Tables(), table); i >= 0 {
 			own := fnv.New64a()
 			own.Write(info.raw[:])
 			stamp.Shapes[i] = Shape{Value: own.Sum64(), Size: info.size}
 		}
+	})
+	if err != nil {
+		return Stamp{}, err
 	}
 	stamp.Value = sum.Sum64()
 	return stamp, nil
@@ -57,7 +50,7 @@ func (r xtReader) digest(ctx context.Context, family rules.Family) (uint64, erro
 // probe walks every listed table: for the digest all of them must be read.
 func (r xtReader) probe(ctx context.Context, family rules.Family, places []Place) (Probed, error) {
 	p := newXTProbe(family, places)
-	err := r.walk(ctx, family, func(rules.TableName) bool { return true }, p.table)
+	err := r.sockets[family].walk(ctx, nil, p.table)
 	if err != nil {
 		return Probed{}, err
 	}
@@ -67,36 +60,13 @@ func (r xtReader) probe(ctx context.Context, family rules.Family, places []Place
 // probeOnly walks the listed tables that hold the places.
 func (r xtReader) probeOnly(ctx context.Context, family rules.Family, places []Place) (map[Place]Holding, error) {
 	p := newXTProbe(family, places)
-	err := r.walk(ctx, family, func(table rules.TableName) bool {
+	err := r.sockets[family].walk(ctx, func(table rules.TableName) bool {
 		return slices.ContainsFunc(places, func(p Place) bool { return p.Table == table })
 	}, p.table)
 	if err != nil {
 		return nil, err
 	}
 	return p.holdings, nil
-}
-
-// walk calls f with the entries of those of the listed tables that are wanted. To
-// ask for one that is not listed would create it.
-func (r xtReader) walk(ctx context.Context, family rules.Family, wanted func(rules.TableName) bool, f func(rules.TableName, xtInfo, []byte) error) error {
-	s := r.sockets[family]
-	tables, err := s.tables()
-	if err != nil {
-		return err
-	}
-	for _, table := range tables {
-		if !wanted(table) {
-			continue
-		}
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		err := s.entries(table, func(info xtInfo, data []byte) error { return f(table, info, data) })
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // An xtProbe gathers one probe's answers while tables are walked.
@@ -152,9 +122,6 @@ func (l *xtProbe) table(table rules.TableName, info xtInfo, data []byte) error {
 	wanted := false
 	err := walkEntries(l.family, info, data, xtVisitor{
 		chain: func(name string, _ int) {
-			if wanted {
-				l.holdings[here] = holding
-			}
 			here, holding = Place{Table: table, Chain: name}, Holding{Presence: Present}
 			_, wanted = l.holdings[here]
 		},
@@ -164,10 +131,12 @@ func (l *xtProbe) table(table rules.TableName, info xtInfo, data []byte) error {
 				holding.Comments = append(holding.Comments, string(r.comment))
 			}
 		},
+		end: func(xtRule) {
+			if wanted {
+				l.holdings[here] = holding
+			}
+		},
 	})
-	if wanted {
-		l.holdings[here] = holding
-	}
 	l.sum.table(info, data)
 	return err
 }

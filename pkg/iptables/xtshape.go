@@ -1,28 +1,16 @@
 package iptables
 
 import (
+	"slices"
+
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// An xtInterfaces says where struct ipt_ip or ip6t_ip6 has the names of interfaces and their
-// masks, each of which has xtInterfaceLen bytes.
-type xtInterfaces struct{ in, out, inMask, outMask int }
-
-const xtInterfaceLen = 16 // IFNAMSIZ
-
-func xtInterfacesOf(family rules.Family) xtInterfaces {
-	if family == rules.IPv6 {
-		return xtInterfaces{in: 64, out: 80, inMask: 96, outMask: 112}
-	}
-	return xtInterfaces{in: 16, out: 32, inMask: 48, outMask: 64}
-}
-
 // shape returns what a rule's bytes say that its text must say too. Where it jumps to is known
 // when the table was walked.
 func (r xtRule) shape(family rules.Family, goal string) *ruleShape {
-	at := xtInterfacesOf(family)
-	e := r.entry
+	at, e := xtLayoutOf(family), r.entry
 	s := &ruleShape{target: goal, noTarget: !r.target}
 	s.in = e.printedInterface(at.in, at.inMask, &s.odd)
 	s.out = e.printedInterface(at.out, at.outMask, &s.odd)
@@ -55,14 +43,8 @@ func (r xtRule) shape(family rules.Family, goal string) *ruleShape {
 // inverted, interfaces, the names of matches and the target. How extensions are written is left
 // out: an iptables of another version has other revisions of them, and prints the same.
 func (r xtRule) base(family rules.Family, s *ruleShape) []byte {
-	whole := r.entry.whole
-	at := xtInterfacesOf(family)
-	protocolAt, inverseAt := at.outMask+xtInterfaceLen, at.outMask+xtInterfaceLen+3
-	if family == rules.IPv6 {
-		inverseAt++ // a byte for the traffic class is before the flags
-	}
-	base := append([]byte(nil), whole[:at.in]...)
-	base = append(base, whole[protocolAt], whole[protocolAt+1], whole[inverseAt])
+	whole, at := r.entry.whole, xtLayoutOf(family)
+	base := slices.Concat(whole[:at.in], whole[at.protocol:at.protocol+2], whole[at.inverse:at.inverse+1])
 	for _, word := range append([]string{s.in, s.out, s.target}, s.matches...) {
 		base = append(append(base, word...), 0)
 	}

@@ -39,7 +39,7 @@ func (k *Kernel) spellOut(ctx context.Context, family rules.Family, seen xtFamil
 		// While a writer never rests, a text that agrees with all bytes is one of that time,
 		// and the next look at the digest finds out.
 		if still || try == spellTries && agreed {
-			k.save.shelf.put(family, set, time.Now())
+			k.shelf.put(family, set, time.Now())
 			return Snapshot{Family: family, Tables: set, Unreadable: map[rules.TableName]error{}, Digest: seen.digest}, nil
 		}
 		if try == spellTries {
@@ -55,7 +55,7 @@ func (k *Kernel) spellOut(ctx context.Context, family rules.Family, seen xtFamil
 // it prints something else is opaque, and agreed is false then.
 func (k *Kernel) printWalked(ctx context.Context, family rules.Family, walked xtFamily) (set rules.Ruleset, agreed bool, err error) {
 	words := k.words[family]
-	printed, unreadable, err := k.save.read(ctx, family)
+	printed, unreadable, err := k.save(ctx, family)
 	var broken *rules.ParseError
 	if err != nil && !errors.As(err, &broken) {
 		return nil, false, err
@@ -95,35 +95,32 @@ func fitsLines(walked xtFamily, printed rules.Ruleset) bool {
 
 // printUnknown has each chain printed alone that has rules of which the text is not known.
 func (k *Kernel) printUnknown(ctx context.Context, family rules.Family, walked xtFamily) (rules.Ruleset, error) {
-	p, set := printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}, rules.Ruleset{}
+	p, set := k.printer(), rules.Ruleset{}
 	for i := range walked.tables {
 		t := &walked.tables[i]
 		built, asked := rules.NewTable(t.name), map[string][]int{}
 		var plain []printedChain
 		for i, c := range t.chains {
+			policy, _ := c.policyName(t.name) // as iptables prints it
 			if c.out {
-				built.Add(rules.Chain{Name: c.name, Policy: c.printedPolicy(t.name), Rules: rules.LeftOut(c.name)})
+				built.Add(rules.Chain{Name: c.name, Policy: policy, Rules: rules.LeftOut(c.name)})
 				continue
 			}
 			names := t.names(i)
 			unknown, odd := k.words[family].unknown(names)
-			built.Add(rules.Chain{Name: c.name, Policy: c.printedPolicy(t.name), Rules: make([]rules.Rule, len(names))})
+			built.Add(rules.Chain{Name: c.name, Policy: policy, Rules: make([]rules.Rule, len(names))})
 			if asked[c.name] = unknown; len(unknown) > 0 && !odd {
 				plain = append(plain, printedChain{Place{Table: t.name, Chain: c.name}, len(names)})
 				asked[c.name] = nil
 			}
 		}
 		take := func(place Place, found []rules.Rule, err error) {
-			switch c := built.Chain(place.Chain); {
-			case err == nil:
-				c.Rules = found
-			default:
-				for i := range t.chains {
-					if t.chains[i].name == place.Chain {
-						asked[place.Chain], _ = k.words[family].unknown(t.names(i))
-					}
-				}
+			if err == nil {
+				built.Chain(place.Chain).Rules = found
+				return
 			}
+			at := slices.IndexFunc(t.chains, func(c xtChain) bool { return c.name == place.Chain })
+			asked[place.Chain], _ = k.words[family].unknown(t.names(at))
 		}
 		for plain := range slices.Chunk(plain, printMost) {
 			if err := p.print(ctx, family, plain, take); err != nil {
@@ -220,10 +217,4 @@ func (n xtName) opaque(reason string) rules.Rule {
 		return rules.OpaqueRule([]byte(fmt.Sprint(n.key)), n.goal, reason)
 	}
 	return n.shape.opaque(reason)
-}
-
-// printedPolicy returns what iptables prints for a chain's policy.
-func (c xtChain) printedPolicy(table rules.TableName) string {
-	name, _ := c.policyName(table)
-	return name
 }

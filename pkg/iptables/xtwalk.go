@@ -17,6 +17,11 @@ import (
 // An xtLayout says where in struct ipt_entry or ip6t_entry things are, for
 // C compilers that align a u64 at 8 bytes (all but i386).
 type xtLayout struct {
+	in, out      int // names of interfaces, each of xtInterfaceLen bytes
+	inMask       int // and their masks
+	outMask      int
+	protocol     int // u16
+	inverse      int // u8: which conditions are inverted
 	targetOffset int // u16: where the target begins, from the entry
 	nextOffset   int // u16: where the next entry begins
 	comefrom     int // u32: scratch space of the kernel's loop check
@@ -24,11 +29,15 @@ type xtLayout struct {
 	size         int // of the struct; matches follow
 }
 
+const xtInterfaceLen = 16 // IFNAMSIZ
+
 func xtLayoutOf(family rules.Family) xtLayout {
-	if family == rules.IPv6 {
-		return xtLayout{targetOffset: 140, nextOffset: 142, comefrom: 144, counters: 152, size: 168}
+	if family == rules.IPv6 { // a byte for the traffic class is before the flags
+		return xtLayout{in: 64, out: 80, inMask: 96, outMask: 112, protocol: 128, inverse: 132,
+			targetOffset: 140, nextOffset: 142, comefrom: 144, counters: 152, size: 168}
 	}
-	return xtLayout{targetOffset: 88, nextOffset: 90, comefrom: 92, counters: 96, size: 112}
+	return xtLayout{in: 16, out: 32, inMask: 48, outMask: 64, protocol: 80, inverse: 83,
+		targetOffset: 88, nextOffset: 90, comefrom: 92, counters: 96, size: 112}
 }
 
 const (

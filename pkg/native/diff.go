@@ -77,8 +77,7 @@ func Diff(was, now *Table) []Change {
 	}
 	for _, p := range after {
 		if _, left := byKey[p.partKey]; left {
-			_, in := c.now.in(p, 0, p.len())
-			all = append(all, Change{Kind: p.kind, Name: p.name, Made: true, New: len(in)})
+			all = append(all, Change{Kind: p.kind, Name: p.name, Made: true, New: p.count(0, p.len())})
 		}
 	}
 	return all
@@ -219,27 +218,35 @@ func (c *contents) own(p part) Digest {
 	return digestOf("", p.flowtable.Attrs)
 }
 
-// in returns the digests of a part's rules or elements in a range, and how many of those outside
-// of it count.
-func (c *contents) in(p part, from, to int) (others int, in []Digest) {
+// count returns how many rules or elements of a part in a range are content.
+func (p part) count(from, to int) int {
+	if p.set == nil {
+		return to - from
+	}
+	n := 0
+	for _, e := range p.set.Elements[from:to] {
+		if !fleeting(p.set, e) {
+			n++
+		}
+	}
+	return n
+}
+
+// in returns the digests of a part's rules or elements in a range, as far as they are content.
+func (c *contents) in(p part, from, to int) (in []Digest) {
 	switch {
 	case p.chain != nil:
 		for _, r := range p.chain.Rules[from:to] {
 			in = append(in, c.rule(r))
 		}
-		others = p.len() - (to - from)
 	case p.set != nil:
-		for i, e := range p.set.Elements {
-			switch {
-			case fleeting(p.set, e):
-			case from <= i && i < to:
+		for _, e := range p.set.Elements[from:to] {
+			if !fleeting(p.set, e) {
 				in = append(in, c.element(e))
-			default:
-				others++
 			}
 		}
 	}
-	return others, in
+	return in
 }
 
 // A comparison compares the parts of two tables.
@@ -249,11 +256,10 @@ type comparison struct{ was, now *contents }
 func (k *comparison) change(p, q part, there bool) *Change {
 	c := Change{Kind: p.kind, Name: p.name}
 	if !there {
-		_, in := k.was.in(p, 0, p.len())
-		c.Gone, c.Lost = true, len(in)
+		c.Gone, c.Lost = true, p.count(0, p.len())
 		return &c
 	}
-	// What both begin and end with needs no digest.
+	// What both begin and end with needs no digest, nor does what one of them has alone.
 	n, m, begin, end := p.len(), q.len(), 0, 0
 	for begin < min(n, m) && p.same(begin, q, begin) {
 		begin++
@@ -265,22 +271,22 @@ func (k *comparison) change(p, q part, there bool) *Change {
 	if sameAttrs && begin == n && n == m {
 		return nil
 	}
-	others, was := k.was.in(p, begin, n-end)
-	_, now := k.now.in(q, begin, m-end)
-	count := map[Digest]int{}
-	for _, d := range was {
-		count[d]++
+	moved := false
+	if c.Lost, c.New = p.count(begin, n-end), q.count(begin, m-end); c.Lost > 0 && c.New > 0 {
+		was, now := k.was.in(p, begin, n-end), k.now.in(q, begin, m-end)
+		count := map[Digest]int{}
+		for _, d := range was {
+			count[d]++
+		}
+		for _, d := range now {
+			if count[d]--; count[d] >= 0 { // it is in both
+				c.Lost, c.New = c.Lost-1, c.New-1
+			}
+		}
+		moved = p.chain != nil && c.Lost == 0 && c.New == 0 && !slices.Equal(was, now)
 	}
-	for _, d := range now {
-		count[d]--
-	}
-	for _, n := range count {
-		c.Lost += max(n, 0)
-		c.New += max(-n, 0)
-	}
-	moved := p.chain != nil && c.Lost == 0 && c.New == 0 && !slices.Equal(was, now)
 	c.Altered = moved || !sameAttrs && k.was.own(p) != k.now.own(q)
-	c.Empty = others == 0 && len(was) > 0 && len(now) == 0
+	c.Empty = c.Lost > 0 && p.count(0, n) == c.Lost && q.count(begin, m-end) == 0
 	if c.Altered || c.Lost > 0 || c.New > 0 {
 		return &c
 	}

@@ -114,6 +114,9 @@ func (f *followed) deleteRule(d decoded, _ []byte) error {
 // unbind takes out the chains that go with a rule, of which the kernel need not speak
 // (nft_immediate_destroy, Linux 6.18).
 func (f *followed) unbind(r Rule) {
+	if len(f.in.bound) == 0 {
+		return
+	}
 	names(r.expressions(), func(string) {}, func(name string) {
 		c := f.chains.byKey[name]
 		if c == nil || !c.Bound {

@@ -22,12 +22,7 @@ type StringAttr struct {
 func Strings(attrs ...StringAttr) []byte {
 	var out []byte
 	for _, a := range attrs {
-		out = binary.NativeEndian.AppendUint16(out, uint16(4+len(a.Value)+1))
-		out = binary.NativeEndian.AppendUint16(out, a.Kind)
-		out = append(append(out, a.Value...), 0)
-		for len(out)%4 != 0 {
-			out = append(out, 0)
-		}
+		out = AppendAttr(out, a.Kind, a.Value, 1)
 	}
 	return out
 }
@@ -36,14 +31,8 @@ func Strings(attrs ...StringAttr) []byte {
 func AppendAttr[T string | []byte](out []byte, kind uint16, value T, zeros int) []byte {
 	out = binary.NativeEndian.AppendUint16(out, uint16(4+len(value)+zeros))
 	out = binary.NativeEndian.AppendUint16(out, kind)
-	out = append(out, value...)
-	for range zeros {
-		out = append(out, 0)
-	}
-	for len(out)%4 != 0 {
-		out = append(out, 0)
-	}
-	return out
+	out = append(append(out, value...), make([]byte, zeros)...)
+	return append(out, make([]byte, -len(out)&3)...) // to a multiple of NLA_ALIGNTO
 }
 
 var ErrAttribute = errors.New("a netlink attribute is longer than what holds it, or too short")
@@ -65,6 +54,30 @@ func NextAttr(list []byte) (kind uint16, data, rest []byte, err error) {
 	// The last attribute may lack its padding.
 	padded := min((size+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1), len(list))
 	return kind, list[unix.SizeofNlAttr:size], list[padded:], nil
+}
+
+// EachAttr calls f for each attribute of list, until f returns an error. It is no iterator: those
+// allocate memory for each list.
+func EachAttr(list []byte, f func(kind uint16, value []byte) error) error {
+	for len(list) > 0 {
+		kind, value, rest, err := NextAttr(list)
+		if err == nil {
+			err = f(kind, value)
+		}
+		if err != nil {
+			return err
+		}
+		list = rest
+	}
+	return nil
+}
+
+// eachAttrOf is EachAttr for what stands behind the struct nfgenmsg of a message.
+func eachAttrOf(message []byte, f func(kind uint16, value []byte) error) error {
+	if len(message) < nfgenmsgLen {
+		return errShort
+	}
+	return EachAttr(message[nfgenmsgLen:], f)
 }
 
 // AttrOf returns the value of the list's first attribute of that kind, nil if

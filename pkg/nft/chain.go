@@ -18,15 +18,7 @@ type Chain struct {
 
 // ParseChain reads NFT_MSG_NEWCHAIN.
 func ParseChain(data []byte) (c Chain, err error) {
-	if len(data) < nfgenmsgLen {
-		return Chain{}, errShort
-	}
-	for rest := data[nfgenmsgLen:]; len(rest) > 0; {
-		var kind uint16
-		var value []byte
-		if kind, value, rest, err = NextAttr(rest); err != nil {
-			return Chain{}, err
-		}
+	err = eachAttrOf(data, func(kind uint16, value []byte) (err error) {
 		switch kind {
 		case unix.NFTA_CHAIN_TABLE:
 			c.Table = commonName(UntilNUL(value))
@@ -43,33 +35,22 @@ func ParseChain(data []byte) (c Chain, err error) {
 		case unix.NFTA_CHAIN_HOOK:
 			err = c.parseHook(value)
 		}
-		if err != nil {
-			return Chain{}, err
-		}
-	}
-	return c, nil
+		return err
+	})
+	return c, err
 }
 
 func (c *Chain) parseHook(list []byte) error {
 	c.Base = true
-	for len(list) > 0 {
-		kind, value, rest, err := NextAttr(list)
-		if err != nil {
-			return err
-		}
-		list = rest
+	return EachAttr(list, func(kind uint16, value []byte) (err error) {
 		switch kind {
 		case unix.NFTA_HOOK_HOOKNUM:
-			if c.Hook, err = AttrUint32(value); err != nil {
-				return err
-			}
+			c.Hook, err = AttrUint32(value)
 		case unix.NFTA_HOOK_PRIORITY:
-			priority, err := AttrUint32(value)
-			if err != nil {
-				return err
-			}
+			var priority uint32
+			priority, err = AttrUint32(value)
 			c.Priority = int32(priority)
 		}
-	}
-	return nil
+		return err
+	})
 }

@@ -73,7 +73,7 @@ func (c *Conn) Close() error { return c.conn.Close() }
 // exists and may be asked.
 func (c *Conn) Genid() (uint32, error) {
 	var id uint32
-	err := c.each(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, nil, func(m netlink.Message) error {
+	err := c.each(unix.NFT_MSG_GETGEN, unix.AF_UNSPEC, nil, func(m netlink.Message) error {
 		commit, err := parseCommit(m.Data)
 		id = commit.Genid
 		return err
@@ -98,28 +98,25 @@ func (c *Conn) HasTable(family tableid.Family, table string) (bool, error) {
 }
 
 func (c *Conn) exists(message uint16, family tableid.Family, attrs ...StringAttr) (bool, error) {
-	err := c.each(message, 0, uint8(family), Strings(attrs...), func(netlink.Message) error { return nil })
+	found, err := c.one(message, family, attrs, func([]byte) error { return nil })
+	return found, Wrap(fmt.Sprintf("asking for %q", attrs[len(attrs)-1].Value), err)
+}
+
+// one asks for one object and calls f with the answer's data; false if the object does not exist.
+func (c *Conn) one(message uint16, family tableid.Family, attrs []StringAttr, f func(data []byte) error) (bool, error) {
+	err := c.each(message, family, Strings(attrs...), func(m netlink.Message) error { return f(m.Data) })
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil
 	}
-	if err != nil {
-		return false, Wrap(fmt.Sprintf("asking for %q", attrs[len(attrs)-1].Value), err)
-	}
-	return true, nil
+	return err == nil, err
 }
 
 // each sends one request and calls f for every answer. Answers are streamed:
 // 60,000 rules in one slice would be more memory than all of canaryd.
-func (c *Conn) each(message uint16, flags netlink.HeaderFlags, family uint8, attrs []byte, f func(netlink.Message) error) error {
+func (c *Conn) each(message uint16, family tableid.Family, attrs []byte, f func(netlink.Message) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.whole(); err != nil {
-		return err
-	}
-	sent, err := c.conn.Send(netlink.Message{
-		Header: netlink.Header{Type: nftType(message), Flags: netlink.Request | flags},
-		Data:   append([]byte{family, unix.NFNETLINK_V0, 0, 0}, attrs...),
-	})
+	sent, err := c.send(message, netlink.Request, family, attrs)
 	if err != nil {
 		return err
 	}
@@ -136,6 +133,17 @@ func (c *Conn) each(message uint16, flags netlink.HeaderFlags, family uint8, att
 		}
 	}
 	return nil
+}
+
+// send sends one request; no answers to earlier ones can come then. c.mu must be held.
+func (c *Conn) send(message uint16, flags netlink.HeaderFlags, family tableid.Family, attrs []byte) (netlink.Message, error) {
+	if err := c.whole(); err != nil {
+		return netlink.Message{}, err
+	}
+	return c.conn.Send(netlink.Message{
+		Header: netlink.Header{Type: nftType(message), Flags: flags},
+		Data:   append([]byte{uint8(family), unix.NFNETLINK_V0, 0, 0}, attrs...),
+	})
 }
 
 // refusal reports whether the error is the kernel's answer to a question, and not

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -26,10 +27,7 @@ func (c *Conn) EachRule(family tableid.Family, table, chain string, f func(RuleM
 		}
 		return f(m)
 	})
-	if err != nil {
-		return Wrap(fmt.Sprintf("reading chain %s of table %s", chain, table), err)
-	}
-	return nil
+	return Wrap(fmt.Sprintf("reading chain %s of table %s", chain, table), err)
 }
 
 // EachRuleOf is EachRule for all chains of a table, one chain after the other.
@@ -47,10 +45,7 @@ func (c *Conn) EachRuleOf(family tableid.Family, table string, piece func(), f f
 		}
 		return f(m)
 	})
-	if err != nil {
-		return Wrap(fmt.Sprintf("reading table %s", table), err)
-	}
-	return nil
+	return Wrap(fmt.Sprintf("reading table %s", table), err)
 }
 
 // EachRuleIn calls f for every rule of one table. One that does not exist has none. The error is
@@ -90,21 +85,13 @@ func (c *Conn) EachChain(family tableid.Family, f func(Chain) error) error {
 
 // Chain asks for one chain; false if it does not exist.
 func (c *Conn) Chain(family tableid.Family, table, name string) (chain Chain, ok bool, err error) {
-	attrs := Strings(
-		StringAttr{unix.NFTA_CHAIN_TABLE, table},
-		StringAttr{unix.NFTA_CHAIN_NAME, name})
-	err = c.each(unix.NFT_MSG_GETCHAIN, 0, uint8(family), attrs, func(m netlink.Message) error {
-		var err error
-		chain, err = ParseChain(m.Data)
+	attrs := []StringAttr{{unix.NFTA_CHAIN_TABLE, table}, {unix.NFTA_CHAIN_NAME, name}}
+	ok, err = c.one(unix.NFT_MSG_GETCHAIN, family, attrs, func(data []byte) (err error) {
+		chain, err = ParseChain(data)
 		return err
 	})
-	if errors.Is(err, unix.ENOENT) {
-		return Chain{}, false, nil
-	}
-	if err != nil {
-		return Chain{}, false, Wrap(fmt.Sprintf("asking for chain %s of table %s", name, table), err)
-	}
-	return chain, chain.Table == table && chain.Name == name, nil
+	ok = ok && chain.Table == table && chain.Name == name
+	return chain, ok, Wrap(fmt.Sprintf("asking for chain %s of table %s", name, table), err)
 }
 
 // dump asks for all objects of a kind and calls f with the data of each answer,
@@ -122,13 +109,7 @@ func (c *Conn) dump(ask, want uint16, family tableid.Family, attrs []byte, f fun
 func (c *Conn) dumpPieces(ask, want uint16, family tableid.Family, attrs []byte, piece func(), f func(data []byte) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.whole(); err != nil {
-		return err
-	}
-	sent, err := c.conn.Send(netlink.Message{
-		Header: netlink.Header{Type: nftType(ask), Flags: netlink.Request | netlink.Dump},
-		Data:   append([]byte{uint8(family), unix.NFNETLINK_V0, 0, 0}, attrs...),
-	})
+	sent, err := c.send(ask, netlink.Request|netlink.Dump, family, attrs)
 	if err != nil {
 		return err
 	}
@@ -185,23 +166,13 @@ type dumper struct {
 	want        uint16
 	sequence    uint32
 	f           func(data []byte) error
-	interrupted bool
 	refused     error // the kernel's
 	failed      error // f's first; the dump is received to its end nevertheless
+	interrupted error // ErrInterrupted, if the kernel says so
 	done        bool
 }
 
-func (d *dumper) result() error {
-	switch {
-	case d.refused != nil:
-		return d.refused
-	case d.failed != nil:
-		return d.failed
-	case d.interrupted:
-		return ErrInterrupted
-	}
-	return nil
-}
+func (d *dumper) result() error { return cmp.Or(d.refused, d.failed, d.interrupted) }
 
 // datagram takes one datagram. Its error says that the kernel does not speak as
 // it should; then nothing that follows can be trusted.
@@ -237,7 +208,9 @@ func eachMessage(datagram []byte, f func(message []byte) error) error {
 
 func (d *dumper) message(m []byte) error {
 	kind, flags, data := binary.NativeEndian.Uint16(m[4:]), binary.NativeEndian.Uint16(m[6:]), m[unix.SizeofNlMsghdr:]
-	d.interrupted = d.interrupted || flags&unix.NLM_F_DUMP_INTR != 0
+	if flags&unix.NLM_F_DUMP_INTR != 0 {
+		d.interrupted = ErrInterrupted
+	}
 	switch kind {
 	case d.want:
 		if d.failed == nil {

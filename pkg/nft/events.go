@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"syscall"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -16,7 +15,9 @@ import (
 
 // eventBuffer is the receive buffer that is asked for, in bytes. The user
 // empties it at each read only; a restore of 20,000 rules is 9.6 MB of
-// notifications. What is too much costs a full read, and nothing else.
+// notifications. What is too much costs a full read, and nothing else. Without
+// CAP_NET_ADMIN in the first user namespace it becomes as large as
+// net.core.rmem_max allows.
 const eventBuffer = 8 << 20
 
 // An Event is one notification of nf_tables'. Its slices are valid until
@@ -50,7 +51,7 @@ func OpenEvents(genid func() (uint32, error), own func(port, pid uint32) bool) (
 		return nil, Wrap("opening a netlink socket", err)
 	}
 	e := &Events{conn: conn, buffer: make([]byte, messageBuffer), own: own}
-	if err = e.grow(); err == nil {
+	if err = conn.SetReadBuffer(eventBuffer); err == nil {
 		err = conn.JoinGroup(unix.NFNLGRP_NFTABLES)
 	}
 	if err == nil {
@@ -64,25 +65,6 @@ func OpenEvents(genid func() (uint32, error), own func(port, pid uint32) bool) (
 
 // Close ends the events.
 func (e *Events) Close() error { return e.conn.Close() }
-
-// grow enlarges the receive buffer. Without CAP_NET_ADMIN in the first user
-// namespace it becomes as large as net.core.rmem_max allows.
-func (e *Events) grow() error {
-	raw, err := e.conn.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var forced error
-	if err := raw.Control(func(fd uintptr) {
-		forced = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer)
-	}); err != nil {
-		return err
-	}
-	if errors.Is(forced, syscall.EPERM) {
-		return e.conn.SetReadBuffer(eventBuffer)
-	}
-	return forced
-}
 
 // UpTo returns the genid up to which everything was heard.
 func (e *Events) UpTo() uint32 { return e.heard }
@@ -118,35 +100,47 @@ type Notification struct {
 	Attrs  []byte
 	Append bool   // of a new rule: it was appended, or replaced another one
 	By     Commit // of a NEWGEN, which ends what is said of a commit
+
+	message    []byte // with the header of its attributes
+	packetPath bool   // no commit is the reason
 }
 
 // DrainAll calls f for every notification of a commit that was heard until now. After an error,
 // an overflow included, it may be called again for those that follow.
 func (e *Events) DrainAll(f func(Notification) error) error {
 	return e.drain(func(datagram []byte) error {
-		return eachMessage(datagram, func(m []byte) error {
-			kind, data := binary.NativeEndian.Uint16(m[4:]), m[unix.SizeofNlMsghdr:]
-			if kind>>8 != unix.NFNL_SUBSYS_NFTABLES {
-				return nil
-			}
-			if len(data) < nfgenmsgLen {
-				return errShort
-			}
-			if binary.NativeEndian.Uint32(m[8:]) == 0 && binary.NativeEndian.Uint32(m[12:]) == 0 {
-				return nil // of the packet path: a quota is used up
-			}
-			n := Notification{Kind: kind & 0xff, Family: tableid.Family(data[0]), Attrs: data[nfgenmsgLen:],
-				Append: binary.NativeEndian.Uint16(m[6:])&unix.NLM_F_APPEND != 0}
-			if n.Kind == unix.NFT_MSG_NEWGEN {
-				var err error
-				if n.By, err = parseCommit(data); err != nil {
-					return err
-				}
-				n.By.Own = e.own(binary.NativeEndian.Uint32(m[12:]), n.By.PID)
-				e.heard = n.By.Genid
+		return e.each(datagram, func(n Notification) error {
+			if n.packetPath {
+				return nil // a quota is used up
 			}
 			return f(n)
 		})
+	})
+}
+
+// each calls f for every notification of nf_tables' in a datagram.
+func (e *Events) each(datagram []byte, f func(Notification) error) error {
+	return eachMessage(datagram, func(m []byte) error {
+		kind, data := binary.NativeEndian.Uint16(m[4:]), m[unix.SizeofNlMsghdr:]
+		if kind>>8 != unix.NFNL_SUBSYS_NFTABLES {
+			return nil
+		}
+		if len(data) < nfgenmsgLen {
+			return errShort
+		}
+		sequence, port := binary.NativeEndian.Uint32(m[8:]), binary.NativeEndian.Uint32(m[12:])
+		n := Notification{Kind: kind & 0xff, Family: tableid.Family(data[0]), Attrs: data[nfgenmsgLen:],
+			Append:  binary.NativeEndian.Uint16(m[6:])&unix.NLM_F_APPEND != 0,
+			message: data, packetPath: sequence == 0 && port == 0}
+		if n.Kind == unix.NFT_MSG_NEWGEN {
+			var err error
+			if n.By, err = parseCommit(data); err != nil {
+				return err
+			}
+			n.By.Own = e.own(port, n.By.PID)
+			e.heard = n.By.Genid
+		}
+		return f(n)
 	})
 }
 
@@ -178,59 +172,40 @@ func (e *Events) Wait(genid uint32, deadline time.Time, f func(Event)) (bool, er
 func (e *Events) has(genid uint32) bool { return !Newer(genid, e.heard) }
 
 func (e *Events) take(datagram []byte, f func(Event)) error {
-	return eachMessage(datagram, func(m []byte) error {
-		event, err := parseEvent(binary.NativeEndian.Uint16(m[4:]), m[unix.SizeofNlMsghdr:])
-		if err != nil {
-			return err
-		}
-		switch {
-		case event.Kind == unix.NFT_MSG_NEWGEN:
-			event.By.Own = e.own(binary.NativeEndian.Uint32(m[12:]), event.By.PID)
-			e.heard = event.By.Genid
-			f(event)
-		case event.Family != 0:
+	return e.each(datagram, func(n Notification) error {
+		event, err := n.event()
+		if err == nil && (event.Kind == unix.NFT_MSG_NEWGEN || event.Family != 0) {
 			f(event)
 		}
-		return nil
+		return err
 	})
 }
 
-// parseEvent reads a notification. The family is 0 of a NEWGEN, and of sets, objects and flow
-// tables, of which nothing is said yet.
-func parseEvent(kind uint16, data []byte) (e Event, err error) {
-	if kind>>8 != unix.NFNL_SUBSYS_NFTABLES {
-		return Event{}, nil
-	}
-	if len(data) < nfgenmsgLen {
-		return Event{}, errShort
-	}
-	e.Kind = kind & 0xff
-	attrs := data[nfgenmsgLen:]
-	if e.Kind == unix.NFT_MSG_NEWGEN {
-		e.By, err = parseCommit(data)
-		return e, err
-	}
-	e.Family = tableid.Family(data[0])
-	switch e.Kind {
+// event reads what an Event has of a notification. The family is 0 of a NEWGEN, and of sets,
+// objects and flow tables, of which nothing is said yet.
+func (n Notification) event() (e Event, err error) {
+	e = Event{Kind: n.Kind, Family: n.Family, By: n.By}
+	switch n.Kind {
+	case unix.NFT_MSG_NEWGEN:
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
-		e.Table, err = nameOf(attrs, unix.NFTA_TABLE_NAME)
+		e.Table, err = nameOf(n.Attrs, unix.NFTA_TABLE_NAME)
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		if e.Table, err = nameOf(attrs, unix.NFTA_CHAIN_TABLE); err != nil {
+		if e.Table, err = nameOf(n.Attrs, unix.NFTA_CHAIN_TABLE); err != nil {
 			break
 		}
-		if e.Chain, err = nameOf(attrs, unix.NFTA_CHAIN_NAME); err != nil {
+		if e.Chain, err = nameOf(n.Attrs, unix.NFTA_CHAIN_NAME); err != nil {
 			break
 		}
 		var handle []byte
-		if handle, err = AttrOf(attrs, unix.NFTA_CHAIN_HANDLE); err == nil && handle != nil {
+		if handle, err = AttrOf(n.Attrs, unix.NFTA_CHAIN_HANDLE); err == nil && handle != nil {
 			e.Handle, err = AttrUint64(handle)
 		}
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
-		if e.Table, err = nameOf(attrs, unix.NFTA_RULE_TABLE); err == nil {
-			e.Chain, err = nameOf(attrs, unix.NFTA_RULE_CHAIN)
+		if e.Table, err = nameOf(n.Attrs, unix.NFTA_RULE_TABLE); err == nil {
+			e.Chain, err = nameOf(n.Attrs, unix.NFTA_RULE_CHAIN)
 		}
-		if e.Kind == unix.NFT_MSG_DELRULE {
-			e.Data = data
+		if n.Kind == unix.NFT_MSG_DELRULE {
+			e.Data = n.message
 		}
 	default: // sets, objects, flow tables
 		return Event{}, nil

@@ -27,16 +27,8 @@ func nftType(message uint16) netlink.HeaderType {
 
 // parseCommit reads NFT_MSG_NEWGEN, as an event or as GETGEN's answer.
 func parseCommit(data []byte) (c Commit, err error) {
-	if len(data) < nfgenmsgLen {
-		return Commit{}, errShort
-	}
 	found := false
-	for rest := data[nfgenmsgLen:]; len(rest) > 0; {
-		var kind uint16
-		var value []byte
-		if kind, value, rest, err = NextAttr(rest); err != nil {
-			return Commit{}, err
-		}
+	err = eachAttrOf(data, func(kind uint16, value []byte) (err error) {
 		switch kind {
 		case unix.NFTA_GEN_ID:
 			c.Genid, err = AttrUint32(value)
@@ -46,14 +38,12 @@ func parseCommit(data []byte) (c Commit, err error) {
 		case unix.NFTA_GEN_PROC_NAME:
 			c.Comm = String(value)
 		}
-		if err != nil {
-			return Commit{}, err
-		}
+		return err
+	})
+	if err == nil && !found {
+		err = errors.New("a NEWGEN message has no NFTA_GEN_ID")
 	}
-	if !found {
-		return Commit{}, errors.New("a NEWGEN message has no NFTA_GEN_ID")
-	}
-	return c, nil
+	return c, err
 }
 
 // Newer reports whether genid a is newer than b. The counter wraps around, so the two may be at

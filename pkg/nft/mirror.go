@@ -55,7 +55,13 @@ func NewMirror(conn *Conn, cfg MirrorConfig) *Mirror {
 
 // Add lets the mirror hold these tables, too. The first read has to come after it.
 func (m *Mirror) Add(cfg FamilyConfig) *FamilyMirror {
-	f := newFamilyMirror(m.conn, cfg)
+	if cfg.Budget == nil {
+		cfg.Budget = unlimited{}
+	}
+	if cfg.View == nil {
+		cfg.View = blind{}
+	}
+	f := &FamilyMirror{cfg: cfg, conn: m.conn, dirty: map[Place]bool{}}
 	m.parts = append(m.parts, f)
 	return f
 }
@@ -82,14 +88,22 @@ func (m *Mirror) Turn(ctx context.Context) (done func(), err error) {
 type MirrorFiller interface {
 	// Wants reports whether something is missing.
 	Wants() bool
-	// Fill gets what is missing, as far as the chains did not change meanwhile.
-	Fill(ctx context.Context) error
+	// Fill gets what is missing, as far as the chains did not change meanwhile. It may call
+	// catchUp, which takes in what was committed since and reads the chains that changed again,
+	// as far as further commits let it.
+	Fill(ctx context.Context, catchUp func() error) error
 }
 
 // Read brings one part up to date and returns the genid at which it stands. The filler may
 // be nil.
 func (m *Mirror) Read(ctx context.Context, f *FamilyMirror, filler MirrorFiller) (genid uint32, err error) {
 	f.countAgain(time.Now())
+	catchUp := func() error {
+		if _, _, err := m.Listen(); err != nil {
+			return err
+		}
+		return f.refresh(ctx)
+	}
 	for {
 		if err := ctx.Err(); err != nil {
 			return 0, fmt.Errorf("the %v tables changed all the time while they were read: %w", f.cfg.Family, err)
@@ -98,14 +112,14 @@ func (m *Mirror) Read(ctx context.Context, f *FamilyMirror, filler MirrorFiller)
 		if err != nil {
 			return 0, err
 		}
-		if heard && f.current() && (filler == nil || !filler.Wants()) {
+		if heard && !f.stale && !f.Dirty() && (filler == nil || !filler.Wants()) {
 			return genid, nil
 		}
 		if err := f.refresh(ctx); err != nil {
 			return 0, err
 		}
 		if filler != nil {
-			if err := filler.Fill(ctx); err != nil {
+			if err := filler.Fill(ctx, catchUp); err != nil {
 				return 0, err
 			}
 		}

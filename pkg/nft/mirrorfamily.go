@@ -88,16 +88,6 @@ type MirrorChain struct {
 	out     *outOf // nil if its rules are kept
 }
 
-func newFamilyMirror(conn *Conn, cfg FamilyConfig) *FamilyMirror {
-	if cfg.Budget == nil {
-		cfg.Budget = unlimited{}
-	}
-	if cfg.View == nil {
-		cfg.View = blind{}
-	}
-	return &FamilyMirror{cfg: cfg, conn: conn, dirty: map[Place]bool{}}
-}
-
 // Chain returns a chain, nil if it does not exist.
 func (f *FamilyMirror) Chain(p Place) *MirrorChain {
 	if t := f.tables[p.Table]; t != nil {
@@ -196,9 +186,6 @@ func (t *mirrorTable) renamed(e Event) bool {
 // listFrom is how many changed chains cost more, asked for one by one (7 µs),
 // than a list of the chains of 5,000 services.
 const listFrom = 1000
-
-// current reports whether nothing has to be read.
-func (f *FamilyMirror) current() bool { return !f.stale && !f.Dirty() }
 
 // Dirty reports whether chains have to be read.
 func (f *FamilyMirror) Dirty() bool { return len(f.dirty) > 0 }

@@ -17,6 +17,11 @@ type Content struct {
 	weight  Weight
 }
 
+// Equal reports whether two contents of one chain are the same.
+func (c Content) Equal(o Content) bool {
+	return c.LeftOut == o.LeftOut && slices.Equal(c.IDs, o.IDs) && slices.Equal(c.Handles, o.Handles)
+}
+
 // rereads is how often a chain is read again at once when a commit interrupts.
 const rereads = 3
 
@@ -198,7 +203,7 @@ func (f *FamilyMirror) Still(place Place, before Content) (bool, error) {
 	if errors.Is(err, ErrInterrupted) {
 		return false, nil
 	}
-	return err == nil && slices.Equal(after.IDs, before.IDs) && slices.Equal(after.Handles, before.Handles), err
+	return err == nil && after.Equal(before), err
 }
 
 // keep takes over what a chain holds. While a table is read for the first time, what is above the

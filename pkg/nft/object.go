@@ -1,10 +1,8 @@
 package nft
 
 import (
-	"errors"
 	"fmt"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -33,27 +31,24 @@ const (
 // the names. What f gets is valid until it returns. The error is ErrInterrupted if f may have
 // got a mixture of two states.
 func (c *Conn) EachObject(kind ObjectKind, family tableid.Family, asked []StringAttr, f func(attrs []byte) error) error {
-	err := c.dump(uint16(kind)+1, uint16(kind), family, Strings(asked...), func(data []byte) error {
-		if len(data) < nfgenmsgLen {
-			return errShort
-		}
-		return f(data[nfgenmsgLen:])
-	})
+	err := c.dump(uint16(kind)+1, uint16(kind), family, Strings(asked...), withoutHeader(f))
 	return Wrap(fmt.Sprintf("reading the %ss", kind), err)
 }
 
 // Object calls f with the attributes of one object; false if it does not exist.
 func (c *Conn) Object(kind ObjectKind, family tableid.Family, asked []StringAttr, f func(attrs []byte) error) (bool, error) {
-	err := c.each(uint16(kind)+1, 0, uint8(family), Strings(asked...), func(m netlink.Message) error {
-		if len(m.Data) < nfgenmsgLen {
+	found, err := c.one(uint16(kind)+1, family, asked, withoutHeader(f))
+	return found, Wrap(fmt.Sprintf("reading a %s", kind), err)
+}
+
+// withoutHeader returns a function that calls f with what stands behind the struct nfgenmsg.
+func withoutHeader(f func(attrs []byte) error) func(data []byte) error {
+	return func(data []byte) error {
+		if len(data) < nfgenmsgLen {
 			return errShort
 		}
-		return f(m.Data[nfgenmsgLen:])
-	})
-	if errors.Is(err, unix.ENOENT) {
-		return false, nil
+		return f(data[nfgenmsgLen:])
 	}
-	return err == nil, Wrap(fmt.Sprintf("reading a %s", kind), err)
 }
 
 // Raw writes attributes that are encoded already, with their headers and padding.
@@ -65,23 +60,15 @@ func (b *Batch) Raw(attrs []byte) {
 // Messages returns how many messages were written.
 func (b *Batch) Messages() int { return int(b.count) }
 
+var kindNames = map[ObjectKind]string{
+	Tables: "table", Chains: "chain", Rules: "rule", Sets: "set", Elements: "set element",
+	Objects: "stateful object", Flowtables: "flowtable",
+}
+
 // String returns the kind's name, for people.
 func (k ObjectKind) String() string {
-	switch k {
-	case Tables:
-		return "table"
-	case Chains:
-		return "chain"
-	case Rules:
-		return "rule"
-	case Sets:
-		return "set"
-	case Elements:
-		return "set element"
-	case Objects:
-		return "stateful object"
-	case Flowtables:
-		return "flowtable"
+	if name, known := kindNames[k]; known {
+		return name
 	}
 	return fmt.Sprintf("object of kind %d", uint16(k))
 }

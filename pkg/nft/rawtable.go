@@ -6,8 +6,6 @@ import (
 	"iter"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -82,12 +80,11 @@ func (c *Conn) rawTable(id tableid.TableID) (RawTable, bool, error) {
 		if chain.Table != id.Name {
 			return nil
 		}
-		of := RawChain{}
 		used[chain.Name] += chain.Use
+		raw.Chains[chain.Name] = RawChain{}
 		if chain.Base {
-			of.Base = &chain
+			raw.Chains[chain.Name] = RawChain{Base: &chain}
 		}
-		raw.Chains[chain.Name] = of
 		return nil
 	})
 	held := map[string][]Rule{}
@@ -123,8 +120,8 @@ func complete(held map[string][]Rule, used map[string]uint32) bool {
 		seen[name] += uint32(len(rules))
 		for _, r := range rules {
 			_ = r.Each(func(e Expression) error {
-				if to := AttrPath(e.Data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN); e.Name == "immediate" && to != nil {
-					seen[String(to)]++
+				if to := e.Jump(); to != nil {
+					seen[string(to)]++
 				}
 				return nil
 			})

@@ -35,29 +35,23 @@ type RuleMessage struct {
 // ParseRule reads NFT_MSG_NEWRULE without copying. It sets the counters inside
 // data to zero.
 func ParseRule(data []byte) (m RuleMessage, err error) {
-	if len(data) < nfgenmsgLen {
-		return RuleMessage{}, errShort
-	}
-	for rest := data[nfgenmsgLen:]; len(rest) > 0; {
-		var kind uint16
-		var value []byte
-		if kind, value, rest, err = NextAttr(rest); err != nil {
-			return RuleMessage{}, err
-		}
+	err = eachAttrOf(data, func(kind uint16, value []byte) (err error) {
 		switch kind {
 		case unix.NFTA_RULE_TABLE:
 			m.Table = UntilNUL(value)
 		case unix.NFTA_RULE_CHAIN:
 			m.Chain = UntilNUL(value)
 		case unix.NFTA_RULE_HANDLE:
-			if m.Handle, err = AttrUint64(value); err != nil {
-				return RuleMessage{}, err
-			}
+			m.Handle, err = AttrUint64(value)
 		case unix.NFTA_RULE_EXPRESSIONS:
 			m.Rule.Expressions = value
 		case unix.NFTA_RULE_USERDATA:
 			m.Rule.Userdata = value
 		}
+		return err
+	})
+	if err != nil {
+		return RuleMessage{}, err
 	}
 	return m, m.Rule.zeroCounters()
 }
@@ -69,50 +63,39 @@ type Expression struct {
 	Data []byte
 }
 
+// Jump returns the chain that an immediate verdict leads to, nil for any other expression.
+func (e Expression) Jump() []byte {
+	if e.Name != "immediate" {
+		return nil
+	}
+	return UntilNUL(AttrPath(e.Data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN))
+}
+
 // parseExpression reads the content of an NFTA_LIST_ELEM.
 func parseExpression(elem []byte) (e Expression, err error) {
-	for len(elem) > 0 {
-		var kind uint16
-		var value []byte
-		if kind, value, elem, err = NextAttr(elem); err != nil {
-			return Expression{}, err
-		}
+	err = EachAttr(elem, func(kind uint16, value []byte) error {
 		switch kind {
 		case unix.NFTA_EXPR_NAME:
 			e.Name = commonName(UntilNUL(value))
 		case unix.NFTA_EXPR_DATA:
 			e.Data = value
 		}
-	}
-	return e, nil
+		return nil
+	})
+	return e, err
 }
 
-// commonName spares an allocation for names that most rules and chains have: of
-// expressions and of tables.
+// commonNames are those that most rules and chains have: of expressions and of tables.
+var commonNames = [...]string{
+	"match", "counter", "immediate", "meta", "cmp", "target", "payload", "bitwise", "nat", "filter", "mangle",
+}
+
+// commonName spares an allocation for common names.
 func commonName(name []byte) string {
-	switch string(name) {
-	case "nat":
-		return "nat"
-	case "filter":
-		return "filter"
-	case "mangle":
-		return "mangle"
-	case "meta":
-		return "meta"
-	case "cmp":
-		return "cmp"
-	case "counter":
-		return "counter"
-	case "immediate":
-		return "immediate"
-	case "match":
-		return "match"
-	case "target":
-		return "target"
-	case "payload":
-		return "payload"
-	case "bitwise":
-		return "bitwise"
+	for _, common := range commonNames {
+		if string(name) == common {
+			return common
+		}
 	}
 	return string(name)
 }
@@ -127,12 +110,7 @@ func (r Rule) Equal(o Rule) bool {
 
 // Each calls f for every expression, in order, until f returns an error.
 func (r Rule) Each(f func(Expression) error) error {
-	for rest := r.Expressions; len(rest) > 0; {
-		kind, elem, after, err := NextAttr(rest)
-		if err != nil {
-			return err
-		}
-		rest = after
+	return EachAttr(r.Expressions, func(kind uint16, elem []byte) error {
 		if kind != unix.NFTA_LIST_ELEM {
 			return fmt.Errorf("%w: attribute %d in a list of expressions", ErrAttribute, kind)
 		}
@@ -140,11 +118,8 @@ func (r Rule) Each(f func(Expression) error) error {
 		if err != nil {
 			return err
 		}
-		if err := f(e); err != nil {
-			return err
-		}
-	}
-	return nil
+		return f(e)
+	})
 }
 
 // zeroCounters sets what was counted to zero, in place.
@@ -153,14 +128,9 @@ func (r Rule) zeroCounters() error {
 		if e.Name != "counter" {
 			return nil
 		}
-		for rest := e.Data; len(rest) > 0; {
-			_, value, after, err := NextAttr(rest)
-			if err != nil {
-				return err
-			}
+		return EachAttr(e.Data, func(_ uint16, value []byte) error {
 			clear(value)
-			rest = after
-		}
-		return nil
+			return nil
+		})
 	})
 }

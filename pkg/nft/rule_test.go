@@ -35,7 +35,9 @@ func FuzzMessages(f *testing.F) {
 		_, _ = parseTable(data)
 		_, _ = parseCommit(data)
 		for kind := range uint16(unix.NFT_MSG_MAX) {
-			_, _ = parseEvent(unix.NFNL_SUBSYS_NFTABLES<<8|kind, data)
+			if len(data) >= nfgenmsgLen {
+				_, _ = Notification{Kind: kind, Attrs: data[nfgenmsgLen:], message: data}.event()
+			}
 		}
 		d := dumper{want: 7, f: func([]byte) error { return nil }}
 		_ = d.datagram(data)

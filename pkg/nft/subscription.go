@@ -109,12 +109,10 @@ func (s *Subscription) Receive() (Commit, error) {
 	}
 	m := s.pending[0]
 	s.pending = s.pending[1:]
-	if m.Header.Type != nftType(unix.NFT_MSG_NEWGEN) {
-		s.pending = nil
-		s.end(fmt.Errorf("netlink sent a message of type %#x in spite of the filter", uint16(m.Header.Type)))
-		return s.Receive()
-	}
 	c, err := parseCommit(m.Data)
+	if m.Header.Type != nftType(unix.NFT_MSG_NEWGEN) {
+		err = fmt.Errorf("netlink sent a message of type %#x in spite of the filter", uint16(m.Header.Type))
+	}
 	if err != nil {
 		s.pending = nil
 		s.end(err)

@@ -1,10 +1,8 @@
 package nft
 
 import (
-	"errors"
 	"fmt"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -23,26 +21,19 @@ const nftaTableOwner = 7
 
 // parseTable reads NFT_MSG_NEWTABLE.
 func parseTable(data []byte) (t Table, err error) {
-	if len(data) < nfgenmsgLen {
-		return Table{}, errShort
-	}
-	t.Family = tableid.Family(data[0])
-	for rest := data[nfgenmsgLen:]; len(rest) > 0; {
-		var kind uint16
-		var value []byte
-		if kind, value, rest, err = NextAttr(rest); err != nil {
-			return Table{}, err
-		}
+	err = eachAttrOf(data, func(kind uint16, value []byte) (err error) {
 		switch kind {
 		case unix.NFTA_TABLE_NAME:
 			t.Name = String(value)
 		case nftaTableOwner:
-			if t.Owner, err = AttrUint32(value); err != nil {
-				return Table{}, err
-			}
+			t.Owner, err = AttrUint32(value)
 		}
+		return err
+	})
+	if err == nil {
+		t.Family = tableid.Family(data[0])
 	}
-	return t, nil
+	return t, err
 }
 
 // EachTable calls f for every table of every family. The error is ErrInterrupted if f may
@@ -63,14 +54,9 @@ func (c *Conn) eachTableOf(family tableid.Family, f func(Table) error) error {
 
 // Table asks for one table; false if it does not exist.
 func (c *Conn) Table(family tableid.Family, name string) (t Table, ok bool, err error) {
-	attrs := Strings(StringAttr{unix.NFTA_TABLE_NAME, name})
-	err = c.each(unix.NFT_MSG_GETTABLE, 0, uint8(family), attrs, func(m netlink.Message) error {
-		var err error
-		t, err = parseTable(m.Data)
+	ok, err = c.one(unix.NFT_MSG_GETTABLE, family, []StringAttr{{unix.NFTA_TABLE_NAME, name}}, func(data []byte) (err error) {
+		t, err = parseTable(data)
 		return err
 	})
-	if errors.Is(err, unix.ENOENT) {
-		return Table{}, false, nil
-	}
-	return t, err == nil, Wrap(fmt.Sprintf("asking for table %s", name), err)
+	return t, ok, Wrap(fmt.Sprintf("asking for table %s", name), err)
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/sha512"
 	"encoding/hex"
 	"iter"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -50,11 +51,6 @@ func (a Attachment) chains() []string {
 // isCNIChain reports whether CNI plugins write a chain of that name. Comments are read as those
 // of CNI plugins in such chains only.
 func isCNIChain(chain string) bool { return strings.HasPrefix(chain, "CNI-") }
-
-// isContainerChain reports whether a CNI plugin makes a chain of that name for one container.
-func isContainerChain(chain string) bool {
-	return slices.ContainsFunc(cniHashed(), func(h hashedName) bool { return h.matches(chain) })
-}
 
 // Attachments returns the attachments named by the section's rules; nil if there are none.
 func Attachments(s rules.Section) map[Attachment]bool {
@@ -124,7 +120,7 @@ func Detach(s rules.Section, gone map[Attachment]bool) rules.Section {
 	}
 	led := targets(next)
 	next.Chains = slices.DeleteFunc(next.Chains, func(c rules.Chain) bool {
-		return theirs[c.Name] && isContainerChain(c.Name) && !led[c.Name]
+		return theirs[c.Name] && anyMatches(cniHashed, c.Name) && !led[c.Name]
 	})
 	return next
 }
@@ -153,9 +149,7 @@ func AllAttachments(g rules.Generation, known iter.Seq[Attachment]) map[Attachme
 		if id.Name != rules.Nat {
 			continue
 		}
-		for a := range Attachments(s) {
-			all[a] = true
-		}
+		maps.Copy(all, Attachments(s))
 		for _, c := range s.Chains {
 			if isCNIChain(c.Name) {
 				chains[c.Name] = true

@@ -1,10 +1,6 @@
 package protect
 
-import (
-	"strings"
-
-	"github.com/canaryd/canaryd/pkg/rules"
-)
+import "github.com/canaryd/canaryd/pkg/rules"
 
 // A namedRule is the form of a rule that an owner writes into a built-in chain itself, word by
 // word as iptables-save prints it.
@@ -15,10 +11,6 @@ type namedRule struct {
 	// for one word, the same wherever it occurs in the rule. "<bridge>" takes only the name of
 	// a bridge that Docker made.
 	words []string
-}
-
-func nameRule(t rules.TableName, chain, spec string) namedRule {
-	return namedRule{t, chain, strings.Fields(spec)}
 }
 
 // matches reports whether a rule with these words has the form.

@@ -25,29 +25,9 @@ type nativeGlob struct {
 	name   string // as path.Match has it
 }
 
-// presetTables returns the native tables of a preset's owner, for where it uses nftables itself.
-//
-// The names are those of kubernetes 1.36.3, and of the CNI plugins, moby, netavark, libvirt and
-// Calico as of 2026.
-func presetTables(preset string) []nativeGlob {
-	both := func(name string) []nativeGlob {
-		return []nativeGlob{{tableid.IPv4, name}, {tableid.IPv6, name}}
-	}
-	switch preset {
-	case "kube", "kube-proxy":
-		return both("kube-proxy")
-	case "cni":
-		return append(both("cni_hostport"), nativeGlob{tableid.Inet, "cni_plugins_masquerade"})
-	case "docker":
-		return both("docker-bridges")
-	case "podman":
-		return []nativeGlob{{tableid.Inet, "netavark"}}
-	case "libvirt":
-		return both("libvirt_network")
-	case "calico":
-		return append(both("calico"), nativeGlob{tableid.ARP, "calico-arp"})
-	}
-	return nil
+// inBoth names a table of each IP family.
+func inBoth(name string) []nativeGlob {
+	return []nativeGlob{{tableid.IPv4, name}, {tableid.IPv6, name}}
 }
 
 // parseNative reads a word such as nft:ip:kube-proxy.
@@ -97,7 +77,7 @@ func MayProtectTable(id tableid.TableID) bool {
 // preset, or the table itself.
 func WordFor(id tableid.TableID) string {
 	for _, preset := range PresetNames() {
-		if slices.ContainsFunc(presetTables(preset), func(g nativeGlob) bool { return g.matches(id) }) {
+		if slices.ContainsFunc(presets[preset].native, func(g nativeGlob) bool { return g.matches(id) }) {
 			return preset
 		}
 	}

@@ -48,8 +48,8 @@ func NewSelector(list []string) (Selector, error) {
 			s.native = append(s.native, glob)
 			continue
 		}
-		preset, ok := presetOf(word)
-		s.native = append(s.native, presetTables(word)...)
+		preset, ok := presets[word]
+		s.native = append(s.native, preset.native...)
 		for _, name := range preset.exact {
 			s.exact[name] = preset.piecewise
 		}
@@ -82,7 +82,7 @@ func (s Selector) Protects(chain string) bool {
 	if _, ok := s.exact[chain]; ok {
 		return true
 	}
-	if slices.ContainsFunc(s.hashed, func(h hashedName) bool { return h.matches(chain) }) {
+	if anyMatches(s.hashed, chain) {
 		return true
 	}
 	return slices.ContainsFunc(s.globs, func(g string) bool {
@@ -95,7 +95,7 @@ func (s Selector) Protects(chain string) bool {
 // rules the owner writes one at a time. That such a chain holds rules says nothing of the other
 // containers' rules. It is false for a chain that only a glob matches.
 func (s Selector) Piecewise(chain string) bool {
-	return s.exact[chain] || slices.ContainsFunc(s.shared, func(h hashedName) bool { return h.matches(chain) })
+	return s.exact[chain] || anyMatches(s.shared, chain)
 }
 
 // Protection returns all that the selector protects.
@@ -113,7 +113,11 @@ func (s Selector) MatchesPreset(t rules.TableName, chain string, r rules.Rule) b
 	return err == nil && slices.ContainsFunc(s.rules, func(n namedRule) bool { return n.matches(t, chain, words) })
 }
 
-// matches reports whether the chain's name has the form.
+// anyMatches reports whether the chain's name has one of the forms.
+func anyMatches(list []hashedName, chain string) bool {
+	return slices.ContainsFunc(list, func(h hashedName) bool { return h.matches(chain) })
+}
+
 func (h hashedName) matches(chain string) bool {
 	rest, ok := strings.CutPrefix(chain, h.prefix)
 	if !ok || rest == "" || h.length > 0 && len(rest) != h.length {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -30,11 +31,8 @@ const (
 // that were refused before are tried first: where they are the cause, a failed readmission costs
 // few trials, however long the table is.
 func (r run) bisect(ctx context.Context, t *familyRun) bool {
-	var refused *iptables.RestoreError
-	if !r.action.writesRules || t.bisected || !errors.As(t.answer.Err, &refused) || refused.Exit < 0 {
-		return false
-	}
-	if refused.Reason == iptables.ReasonLock || refused.Reason == iptables.ReasonIncompatible {
+	refused := refusalOf(t.answer.Err)
+	if !r.action.writesRules || t.refused != nil || refused == nil || refused.Reason == iptables.ReasonIncompatible {
 		return false
 	}
 	return r.tryRules(ctx, t, t.pending(), false)
@@ -44,7 +42,7 @@ func (r run) bisect(ctx context.Context, t *familyRun) bool {
 // happens when iptables-restore reads a word of a rule as an option of its own, such as -h: it then
 // exits with 0 and writes nothing.
 func (r run) bisectSilent(ctx context.Context, t *familyRun) bool {
-	if r.job.Strict || !r.action.writesRules || t.bisected || t.answer.Err != nil || t.result.otherWrote || t.result.Err == nil {
+	if r.job.Strict || !r.action.writesRules || t.refused != nil || t.answer.Err != nil || t.result.otherWrote || t.result.Err == nil {
 		return false
 	}
 	unproved := slices.DeleteFunc(slices.Clone(t.plans), func(p tablePlan) bool {
@@ -56,20 +54,20 @@ func (r run) bisectSilent(ctx context.Context, t *familyRun) bool {
 
 // tryRules tries the rules of plans one table after another, and reports whether one is bad. With
 // readsBack, a rule is also bad if the restore took it and it does not stand afterwards.
-func (r run) tryRules(ctx context.Context, t *familyRun, plans []tablePlan, looks bool) bool {
-	t.bisected, t.refused = true, map[rules.TableName]map[string]string{}
+func (r run) tryRules(ctx context.Context, t *familyRun, plans []tablePlan, readsBack bool) bool {
+	t.refused = map[rules.TableName]map[string]string{}
 	found := false
 	for _, plan := range plans {
 		trial := newTrial(r.session, t.family, plan)
-		trial.readsBack = looks
+		trial.readsBack = readsBack
 		trial.suspects = refusedOf(r.job.Quarantine[t.family.Table(plan.table)])
 		trial.strict = r.job.Strict
 		for _, refusal := range r.job.Refused[t.family.Table(plan.table)] {
 			trial.suspects[refusal.Rule.Spec] = refusal.Reason
 		}
 		_ = trial.run(ctx) // the refusal stands for what could not be tried
-		if len(trial.bad) == 0 && !looks {
-			trial.bad = loopsAndDeepNests(plan, refusedAsTooDeep(t.answer.Err))
+		if len(trial.bad) == 0 && !readsBack {
+			trial.bad = loopsAndDeepNests(plan, strings.Contains(t.answer.Err.Error(), saysTooDeep))
 		}
 		t.refused[plan.table] = trial.bad
 		found = found || len(trial.bad) > 0
@@ -138,7 +136,6 @@ func (t *trial) run(ctx context.Context) error {
 	return nil
 }
 
-// removeChains deletes the chains of the trial.
 func (t *trial) removeChains(ctx context.Context) {
 	// A declaration empties the chains, and only an empty chain can be deleted.
 	script := iptables.Script{Table: t.plan.table, Declare: trialChains()}
@@ -150,7 +147,6 @@ func (t *trial) removeChains(ctx context.Context) {
 
 func trialChains() []string { return []string{trialChain, trialTarget} }
 
-// findBad adds the bad rules of list to t.bad.
 func (t *trial) findBad(ctx context.Context, list []rules.Rule) {
 	if len(list) == 0 {
 		return

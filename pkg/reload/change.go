@@ -6,7 +6,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -45,7 +47,6 @@ func (c Change) Empty() bool {
 	return c.Added.Empty() && c.Removed.Empty() && len(c.Reordered) == 0
 }
 
-// and returns both changes together.
 func (c Change) and(next Change) Change {
 	return Change{c.Added.and(next.Added), c.Removed.and(next.Removed), slices.Concat(c.Reordered, next.Reordered)}
 }
@@ -67,11 +68,8 @@ func (p Part) Digest() string {
 		lines = append(lines, r.String())
 	}
 	slices.Sort(lines)
-	h := sha256.New()
-	for _, line := range lines {
-		_, _ = h.Write(append([]byte(line), 0))
-	}
-	return hex.EncodeToString(h.Sum(nil))[:24]
+	sum := sha256.Sum256([]byte(strings.Join(lines, "\x00") + "\x00"))
+	return hex.EncodeToString(sum[:])[:24]
 }
 
 // An Agreement names the removals that an operator agreed to: for each table, the Digest of the
@@ -124,7 +122,7 @@ func (r Replayer) preview(ctx context.Context, job Job, do action) (Preview, err
 	r.Supplier = nil // a Supplier would create ipsets
 	p := Preview{Changes: Changes{}}
 	for _, f := range job.Families {
-		t := &familyRun{family: f, memory: job.Memory}
+		t := newFamilyRun(f, job.Memory)
 		run{r, s, job, do}.plan(ctx, t)
 		if t.result.Tables == nil {
 			p.Unread = append(p.Unread, t.result.Err)
@@ -178,11 +176,7 @@ func (r run) checkRefuses(runs []*familyRun, end func(*familyRun)) bool {
 // endRefused ends a family whose write the check refused. Tables that an earlier try wrote and
 // proved stay in the result.
 func (t *familyRun) endRefused(err error) {
-	for table, tr := range t.result.Tables {
-		if !tr.Proved {
-			delete(t.result.Tables, table)
-		}
-	}
+	maps.DeleteFunc(t.result.Tables, func(_ rules.TableName, tr TableResult) bool { return !tr.Proved })
 	outcome := Failed
 	if len(t.result.Tables) > 0 {
 		outcome = Partial

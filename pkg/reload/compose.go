@@ -26,11 +26,10 @@ type tableTask struct {
 
 // A tablePlan is what a restore does to one table, and what the proof then expects.
 type tablePlan struct {
-	table       rules.TableName
-	mark        canary.Mark   // the mark that stands after the write; empty if marks are removed
-	section     rules.Section // what the proof expects; empty if only marks are written
-	claimed     func(chain string) bool
-	piecewise   func(chain string) bool
+	table rules.TableName
+	// want is what the proof expects: the mark that stands after the write, empty if marks are
+	// removed, and a section that is empty if only marks are written.
+	want        canary.Wanted
 	wrote       []rules.Chain // chains that are emptied and written with exactly these rules
 	merged      []rules.Chain // chains that hold rules of their owners and get the missing ones
 	removed     []string
@@ -42,7 +41,8 @@ type tablePlan struct {
 	replay      bool              // rules are written, and not marks alone
 	quarantined []QuarantinedRule // rules that this plan leaves out
 	weakened    []QuarantinedRule // rules that this plan writes without a match that only counts
-	script      iptables.Script
+	steps       section
+	script      iptables.Script // made of steps and wrote; a drill of the canary has its own
 }
 
 // A section collects the steps of one table's script in the order in which they must run: jumps are
@@ -55,27 +55,30 @@ type section struct {
 	mark    []iptables.Step // witnesses, then the canary
 }
 
-// script returns the steps of the section, with the chains that are written among them.
-func (s *section) script(table rules.TableName, wrote []rules.Chain) iptables.Script {
+// plan returns a plan that writes nothing yet, and after which this mark stands.
+func (t tableTask) plan(mark canary.Mark) *tablePlan {
+	return &tablePlan{table: t.table, want: canary.Wanted{CanaryChain: t.want.CanaryChain, Mark: mark}}
+}
+
+// scripted returns the plan with its script.
+func (p *tablePlan) scripted() *tablePlan {
+	s := &p.steps
 	n := len(s.remove) + len(s.jump) + len(s.drop) + len(s.mark)
-	for i := range wrote {
-		n += len(wrote[i].Rules)
+	for i := range p.wrote {
+		n += len(p.wrote[i].Rules)
 	}
-	script := iptables.Script{
-		Table:   table,
-		Declare: append(make([]string, 0, len(s.declare)+len(wrote)), s.declare...),
-		Steps:   append(make([]iptables.Step, 0, n), s.remove...),
-	}
-	for i := range wrote {
-		script.Declare = append(script.Declare, wrote[i].Name)
-		for _, r := range wrote[i].Rules {
-			script.Steps = append(script.Steps, iptables.Step{Verb: iptables.Append, Chain: wrote[i].Name, Rule: r})
+	p.script = iptables.Script{Table: p.table, Declare: slices.Concat(s.declare, rules.ChainNames(p.wrote))}
+	steps := append(make([]iptables.Step, 0, n), s.remove...)
+	for i := range p.wrote {
+		for _, r := range p.wrote[i].Rules {
+			steps = append(steps, appendRule(p.wrote[i].Name, r))
 		}
 	}
 	for _, part := range [][]iptables.Step{s.jump, s.drop, s.mark} {
-		script.Steps = append(script.Steps, part...)
+		steps = append(steps, part...)
 	}
-	return script
+	p.script.Steps = steps
+	return p
 }
 
 // composeReplay plans how to put back what one table lost.
@@ -85,53 +88,48 @@ func (s *section) script(table rules.TableName, wrote []rules.Chain) iptables.Sc
 // that many owners share get the rules that are missing. If saved rules replaced the table, nothing
 // in it is newer than the generation, so its protected part becomes exactly the generation. A table
 // that the generation does not have stays as it is.
-func composeReplay(task tableTask, nonce canary.Nonce) tablePlan {
-	plan := tablePlan{table: task.table, mark: task.want.Mark, section: task.want.Section, claimed: task.want.Claimed, piecewise: task.want.Piecewise, seen: task.seen.Table, replay: true}
-	var s section
-	planChains(task, &plan, &s)
-	planRemovals(task, &plan, &s)
-	planJumps(task, &plan, &s)
+func composeReplay(task tableTask, nonce canary.Nonce) *tablePlan {
+	plan := &tablePlan{table: task.table, want: task.want, seen: task.seen.Table, replay: true}
+	planChains(task, plan)
+	planRemovals(task, plan)
+	planJumps(task, plan)
 	if task.finding.MarkLost || task.finding.Drilled {
-		planMarks(task, &plan, &s, nonce)
+		planMarks(task, plan, nonce)
 	} else {
 		for _, chain := range task.finding.Witnesses {
-			s.mark = append(s.mark, appendRule(chain, task.want.Mark.Nonce.Witness()))
+			plan.steps.mark = append(plan.steps.mark, appendRule(chain, task.want.Mark.Nonce.Witness()))
 		}
 	}
 	plan.keepQuarantined(task)
-	plan.script = s.script(task.table, plan.wrote)
-	return plan
+	return plan.scripted()
 }
 
 // composePlant plans new marks for a table, and nothing else.
-func composePlant(task tableTask, nonce canary.Nonce) tablePlan {
-	plan := tablePlan{table: task.table}
-	var s section
-	planMarks(task, &plan, &s, nonce)
-	plan.script = s.script(task.table, plan.wrote)
-	return plan
+func composePlant(task tableTask, nonce canary.Nonce) *tablePlan {
+	plan := task.plan(canary.Mark{})
+	planMarks(task, plan, nonce)
+	return plan.scripted()
 }
 
 // composeRotation plans to replace standing marks by new ones. The first step deletes the old
 // canary by its nonce. If another process flushed or replaced the table meanwhile, that step fails
 // and with it the whole script, so that new marks never hide a loss.
-func composeRotation(task tableTask, nonce canary.Nonce) tablePlan {
-	plan := tablePlan{table: task.table}
-	var s section
+func composeRotation(task tableTask, nonce canary.Nonce) *tablePlan {
+	plan := task.plan(canary.Mark{})
+	s := &plan.steps
 	s.remove = append(s.remove, deleteRule(task.want.CanaryChain, task.want.Mark.Nonce.Rule()))
-	planMarks(task, &plan, &s, nonce)
+	planMarks(task, plan, nonce)
 	// A declaration would empty the canary before the check.
 	s.declare = slices.DeleteFunc(s.declare, func(name string) bool { return name == task.want.CanaryChain })
-	plan.script = s.script(task.table, plan.wrote)
-	return plan
+	return plan.scripted()
 }
 
 // composeRemoval plans to remove canaryd's marks from a table and, with everything, also the
 // protected chains and the jumps into them.
-func composeRemoval(task tableTask, everything bool) tablePlan {
-	plan := tablePlan{table: task.table}
-	var s section
-	removeWitnesses(task.seen.Table, &s)
+func composeRemoval(task tableTask, everything bool) *tablePlan {
+	plan := task.plan(canary.Mark{})
+	s := &plan.steps
+	removeWitnesses(task.seen.Table, s)
 	if everything {
 		s.remove = append(s.remove, deleteOpaque(task.seen)...)
 		for _, h := range task.seen.Section.Jumps {
@@ -139,7 +137,7 @@ func composeRemoval(task tableTask, everything bool) tablePlan {
 				s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
 			}
 		}
-		dropChains(task, names(task.seen.Section.Chains), nil, &plan, &s)
+		dropChains(task, rules.ChainNames(task.seen.Section.Chains), nil, plan)
 	}
 	// A trial or a drill leaves its chains behind only if canaryd was killed in the middle of it.
 	for _, name := range append(trialChains(), canary.DrillChain, task.want.CanaryChain) {
@@ -148,8 +146,24 @@ func composeRemoval(task tableTask, everything bool) tablePlan {
 			s.mark = append(s.mark, iptables.Step{Verb: iptables.Drop, Chain: name})
 		}
 	}
-	plan.script = s.script(task.table, plan.wrote)
-	return plan
+	return plan.scripted()
+}
+
+// deleteOpaque returns the steps that delete opaque jumps by index. They come first in the script,
+// and the last index comes first, so that the indexes stay true.
+func deleteOpaque(seen canary.Seen) []iptables.Step {
+	var steps []iptables.Step
+	for _, chain := range seen.Section.JumpChains(seen.Table.Name) {
+		for i, r := range slices.Backward(seen.Table.Rules(chain)) {
+			_, opaque := r.Opaque()
+			opaque = opaque && !r.LeftOut() // a rule that stands for a chain that is left out has no index
+			isJump := func(h rules.Jump) bool { return h.Chain == chain && h.Rule == r }
+			if opaque && slices.ContainsFunc(seen.Section.Jumps, isJump) {
+				steps = append(steps, iptables.Step{Verb: iptables.Delete, Chain: chain, Index: i + 1})
+			}
+		}
+	}
+	return steps
 }
 
 func appendRule(chain string, r rules.Rule) iptables.Step {
@@ -162,12 +176,12 @@ func deleteRule(chain string, r rules.Rule) iptables.Step {
 }
 
 // planChains plans which chains of the generation are written, merged, skipped or quarantined.
-func planChains(task tableTask, plan *tablePlan, s *section) {
+func planChains(task tableTask, plan *tablePlan) {
 	var lost map[string]bool
 	if task.finding.MarkLost {
 		plan.wrote = make([]rules.Chain, 0, len(task.want.Section.Chains))
 	} else {
-		lost = lostNames(task.finding)
+		lost = nameSet(task.finding.Missing, task.finding.Emptied)
 	}
 	ownerRemoved := make(map[string]bool, len(task.finding.Released))
 	for _, name := range task.finding.Released {
@@ -190,7 +204,7 @@ func planChains(task tableTask, plan *tablePlan, s *section) {
 			continue
 		case task.finding.Verdict == canary.Replaced || task.claimed(c.Name):
 		case standing != nil && len(standing.Rules) > 0:
-			merges := task.shared(c.Name) && mergeChain(&task, c, standing, ownerRemoved, plan, s)
+			merges := task.shared(c.Name) && mergeChain(&task, c, standing, ownerRemoved, plan)
 			if task.finding.MarkLost && !merges {
 				plan.skipped = append(plan.skipped, c.Name)
 			}
@@ -234,13 +248,12 @@ func (t *tableTask) anyUnwritable(list []rules.Rule, ownerRemoved map[string]boo
 
 // proveAsWritten makes the proof expect the chain as the plan writes it.
 func (p *tablePlan) proveAsWritten(c rules.Chain) {
-	chains := slices.Clone(p.section.Chains)
+	chains := slices.Clone(p.want.Section.Chains)
 	i := slices.IndexFunc(chains, func(o rules.Chain) bool { return o.Name == c.Name })
 	chains[i] = c
-	p.section.Chains = chains
+	p.want.Section.Chains = chains
 }
 
-// claimed reports whether a declared source owns the chain.
 func (t tableTask) claimed(chain string) bool {
 	return chain != "" && t.want.Claimed != nil && t.want.Claimed(chain)
 }
@@ -253,7 +266,7 @@ func (t tableTask) mustEqual(chain string) bool {
 
 // planRemovals plans to remove protected chains and jumps that a saved file brought back, or that
 // stand in a declared source's chains without being declared.
-func planRemovals(task tableTask, plan *tablePlan, s *section) {
+func planRemovals(task tableTask, plan *tablePlan) {
 	// An owner may have written a jump after the flush into a chain that a file had brought.
 	jumpedTo := map[string]bool{}
 	for i, h := range task.seen.Section.Jumps {
@@ -261,27 +274,21 @@ func planRemovals(task tableTask, plan *tablePlan, s *section) {
 			jumpedTo[h.Rule.Target] = true
 			continue
 		}
-		s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
+		plan.steps.remove = append(plan.steps.remove, deleteRule(h.Chain, h.Rule))
 		plan.jumpsTaken = append(plan.jumpsTaken, h)
 	}
 	var stale []string
-	fromFile := make(map[string]bool, len(task.finding.Brought))
-	for _, name := range task.finding.Brought {
-		fromFile[name] = task.known
-	}
+	fromFile := nameSet(task.finding.Brought)
 	for _, c := range task.seen.Section.Chains {
-		if fromFile[c.Name] || task.mustEqual(c.Name) {
+		if task.known && fromFile[c.Name] || task.mustEqual(c.Name) {
 			stale = append(stale, c.Name)
 		}
 	}
 	if len(stale) > 0 {
-		wanted := make(map[string]bool, len(task.want.Section.Chains))
-		for _, c := range task.want.Section.Chains {
-			wanted[c.Name] = true
-		}
+		wanted := nameSet(rules.ChainNames(task.want.Section.Chains))
 		stale = slices.DeleteFunc(stale, func(name string) bool { return wanted[name] })
 	}
-	dropChains(task, stale, jumpedTo, plan, s)
+	dropChains(task, stale, jumpedTo, plan)
 }
 
 // extraJump reports whether the i-th jump of the read is to be deleted, because it stands more
@@ -289,26 +296,16 @@ func planRemovals(task tableTask, plan *tablePlan, s *section) {
 // back in their place. A deletion by value takes the first copy, whichever that is; a deletion by
 // index may take another owner's rule, if one is inserted meanwhile.
 func extraJump(task tableTask, i int) bool {
-	h, standing, wanted := task.seen.Section.Jumps[i], 0, 0
+	h := task.seen.Section.Jumps[i]
 	if _, opaque := h.Rule.Opaque(); opaque || !task.mustEqual(h.Into()) {
 		return false // an opaque jump could not be put back
 	}
-	for _, k := range task.seen.Section.Jumps {
-		if k.Same(h) {
-			standing++
-		}
-	}
-	for _, k := range task.want.Section.Jumps {
-		if k.Same(h) {
-			wanted++
-		}
-	}
-	return standing > wanted
+	return rules.Copies(task.seen.Section.Jumps, h) > rules.Copies(task.want.Section.Jumps, h)
 }
 
 // dropChains plans to empty and delete chains. It keeps those to which a jump stays, those that a
 // remaining rule references, and those that can be reached from them.
-func dropChains(task tableTask, stale []string, jumpedTo map[string]bool, plan *tablePlan, s *section) {
+func dropChains(task tableTask, stale []string, jumpedTo map[string]bool, plan *tablePlan) {
 	if len(stale) == 0 || leftOutStays(task.seen.Table, func(name string) bool { return !slices.Contains(stale, name) }) {
 		return
 	}
@@ -334,9 +331,14 @@ func dropChains(task tableTask, stale []string, jumpedTo map[string]bool, plan *
 			plan.removed = append(plan.removed, name)
 		}
 	}
+	plan.dropRemoved()
+}
+
+// dropRemoved plans to empty and delete the chains that the plan removes.
+func (p *tablePlan) dropRemoved() {
 	for _, verb := range []iptables.Verb{iptables.Flush, iptables.Drop} {
-		for _, name := range plan.removed {
-			s.drop = append(s.drop, iptables.Step{Verb: verb, Chain: name})
+		for _, name := range p.removed {
+			p.steps.drop = append(p.steps.drop, iptables.Step{Verb: verb, Chain: name})
 		}
 	}
 }
@@ -350,10 +352,7 @@ func leftOutStays(t *rules.Table, stays func(chain string) bool) bool {
 // referencedTargets returns the chains that remaining rules reference: rules of chains that are not
 // protected and, where only a declared source's chains are corrected, rules of learned chains.
 func referencedTargets(task tableTask, stale []string) map[string]bool {
-	ours := map[string]bool{}
-	for _, name := range stale {
-		ours[name] = true
-	}
+	ours := nameSet(stale)
 	for _, c := range task.seen.Section.Chains {
 		ours[c.Name] = ours[c.Name] || task.mustEqual(c.Name)
 	}
@@ -370,7 +369,7 @@ func referencedTargets(task tableTask, stale []string) map[string]bool {
 }
 
 // planJumps plans to put back the lost jumps of each built-in chain, each at its anchor.
-func planJumps(task tableTask, plan *tablePlan, s *section) {
+func planJumps(task tableTask, plan *tablePlan) {
 	for _, chain := range task.want.Section.JumpChains(task.table) {
 		if task.seen.Table.Chain(chain).LeftOut() {
 			continue // canaryd did not read the chain, so no place in it is known
@@ -380,7 +379,7 @@ func planJumps(task tableTask, plan *tablePlan, s *section) {
 			if h.Chain != chain {
 				continue
 			}
-			lost := slices.ContainsFunc(task.finding.Jumps, h.Same) || task.claimed(h.Into()) || task.isQuarantined(h)
+			lost := slices.ContainsFunc(task.finding.Jumps, h.Same) || task.claimed(h.Into()) || anyMatches(task.quarantined, h.Chain, h.Rule)
 			lost = lost && (targetWillStand(task, *plan, h) || slices.Contains(task.want.Section.DependsOn, h.Into()))
 			if lost && !stands(task.seen.Table, h) && task.unwritable(h.Rule) {
 				h.Rule, lost = task.admit(h.Chain, h.Rule, plan)
@@ -390,7 +389,7 @@ func planJumps(task tableTask, plan *tablePlan, s *section) {
 			}
 		}
 		steps, placed := placeJumps(chain, standingRules(task, chain), wanted)
-		s.jump = append(s.jump, steps...)
+		plan.steps.jump = append(plan.steps.jump, steps...)
 		plan.jumps = append(plan.jumps, placed...)
 	}
 }
@@ -403,18 +402,12 @@ func targetWillStand(task tableTask, plan tablePlan, h rules.Jump) bool {
 		slices.ContainsFunc(plan.wrote, func(c rules.Chain) bool { return c.Name == h.Rule.Target })
 }
 
-// stands reports whether a jump stands in a table.
 func stands(t *rules.Table, h rules.Jump) bool {
-	c := t.Chain(h.Chain)
-	return c != nil && slices.ContainsFunc(c.Rules, h.Rule.Equal)
+	return slices.ContainsFunc(t.Rules(h.Chain), h.Rule.Equal)
 }
 
 // standingRules returns the rules of a built-in chain as they are after the section's deletions.
 func standingRules(task tableTask, chain string) []rules.Rule {
-	c := task.seen.Table.Chain(chain)
-	if c == nil {
-		return nil
-	}
 	extra := map[string]int{}
 	for i, h := range task.seen.Section.Jumps {
 		if h.Chain == chain && extraJump(task, i) {
@@ -422,7 +415,7 @@ func standingRules(task tableTask, chain string) []rules.Rule {
 		}
 	}
 	var standing []rules.Rule
-	for _, r := range c.Rules {
+	for _, r := range task.seen.Table.Rules(chain) {
 		switch {
 		case (task.finding.MarkLost || task.finding.Drilled) && canary.IsWitness(r):
 		case extra[r.Spec] > 0: // -D deletes the first rule that is equal
@@ -432,12 +425,4 @@ func standingRules(task tableTask, chain string) []rules.Rule {
 		}
 	}
 	return standing
-}
-
-func names(chains []rules.Chain) []string {
-	list := make([]string, 0, len(chains))
-	for _, c := range chains {
-		list = append(list, c.Name)
-	}
-	return list
 }

@@ -7,15 +7,16 @@ import (
 )
 
 // planMarks replaces the canary and all witnesses by new ones with this nonce.
-func planMarks(task tableTask, plan *tablePlan, s *section, nonce canary.Nonce) {
+func planMarks(task tableTask, plan *tablePlan, nonce canary.Nonce) {
+	s := &plan.steps
 	removeWitnesses(task.seen.Table, s)
-	plan.mark = canary.Mark{Nonce: nonce, Witnessed: task.want.Section.WitnessedChains(task.table)}
+	plan.want.Mark = canary.Mark{Nonce: nonce, Witnessed: task.want.Section.WitnessedChains(task.table)}
 	s.declare = append(s.declare, task.want.CanaryChain)
 	if task.seen.Table.Chain(canary.DrillChain) != nil { // a drill is over
 		s.declare = append(s.declare, canary.DrillChain)
 		s.drop = append(s.drop, iptables.Step{Verb: iptables.Drop, Chain: canary.DrillChain})
 	}
-	for _, chain := range plan.mark.Witnessed {
+	for _, chain := range plan.want.Mark.Witnessed {
 		s.mark = append(s.mark, appendRule(chain, nonce.Witness()))
 	}
 	s.mark = append(s.mark, appendRule(task.want.CanaryChain, nonce.Rule()))

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/canary"
-	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -15,7 +14,7 @@ import (
 // none of the rules stand.
 func (r Replayer) RemoveContainers(ctx context.Context, job Job) (Result, error) {
 	plan := func(task tableTask, _ canary.Nonce) *tablePlan { return removeContainers(task, job.GoneContainers) }
-	return r.each(ctx, job, action{plan: plan}, nil)
+	return r.each(ctx, job, action{plan: plan})
 }
 
 // removeContainers plans the removal for one table, if its marks stand: a flushed table is replayed
@@ -28,20 +27,18 @@ func removeContainers(task tableTask, gone map[protect.Attachment]bool) *tablePl
 		a, ok := protect.AttachmentOf(r)
 		return ok && gone[a]
 	}
-	plan := &tablePlan{table: task.table, mark: task.want.Mark}
-	var s section
+	plan := task.plan(task.want.Mark)
+	s := &plan.steps
 	left := protect.Detach(task.seen.Section, gone)
 	for _, h := range task.seen.Section.Jumps {
 		if leaves(h.Rule) && !slices.ContainsFunc(left.Jumps, h.Same) {
 			s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
 		}
 	}
-	var dropped []rules.Chain
 	for _, c := range task.seen.Section.Chains {
 		kept, stays := left.Chain(c.Name)
 		switch {
 		case !stays && !referencedByOthers(task, c.Name, leaves):
-			dropped = append(dropped, c)
 			plan.removed = append(plan.removed, c.Name)
 		case !stays || len(kept.Rules) < len(c.Rules):
 			for _, r := range c.Rules {
@@ -51,12 +48,8 @@ func removeContainers(task tableTask, gone map[protect.Attachment]bool) *tablePl
 			}
 		}
 	}
-	for _, verb := range []iptables.Verb{iptables.Flush, iptables.Drop} {
-		for _, c := range dropped {
-			s.drop = append(s.drop, iptables.Step{Verb: verb, Chain: c.Name})
-		}
-	}
-	if plan.script = s.script(task.table, nil); plan.script.Empty() {
+	plan.dropRemoved()
+	if plan.scripted().script.Empty() {
 		return nil
 	}
 	return plan
@@ -65,17 +58,13 @@ func removeContainers(task tableTask, gone map[protect.Attachment]bool) *tablePl
 // referencedByOthers reports whether a remaining rule references a chain. The kernel would refuse
 // to delete that chain, and the table's whole transaction with it.
 func referencedByOthers(task tableTask, chain string, leaves func(rules.Rule) bool) bool {
-	for _, c := range task.seen.Table.Chains {
-		for _, r := range c.Rules {
-			if r.Target == chain && !leaves(r) {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(task.seen.Table.Chains, func(c rules.Chain) bool {
+		return slices.ContainsFunc(c.Rules, func(r rules.Rule) bool { return r.Target == chain && !leaves(r) })
+	})
 }
 
 // WithoutAttachments returns what is learned without the rules of these containers.
 func (l Learned) WithoutAttachments(gone map[protect.Attachment]bool) Learned {
-	return Learned{Generation: protect.DetachAll(l.Generation, gone), shrunk: l.shrunk}
+	l.Generation = protect.DetachAll(l.Generation, gone)
+	return l
 }

@@ -5,41 +5,24 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // removeDoubles plans to delete the copies of the task's doubled jumps that exceed the generation.
+// It deletes by index, the last one first, so that the remaining indexes stay true.
 func removeDoubles(task tableTask, _ canary.Nonce) *tablePlan {
 	if v := task.finding.Verdict; v != canary.Intact && v != canary.Changed {
 		return nil
 	}
-	script := composeRemoveDoubles(task, task.doubled)
-	if script.Empty() {
-		return nil
-	}
-	return &tablePlan{table: task.table, mark: task.want.Mark, script: script}
-}
-
-// composeRemoveDoubles returns the script that deletes surplus copies of jumps. It deletes by
-// index, the last one first, so that the remaining indexes stay true.
-func composeRemoveDoubles(task tableTask, jumps []rules.Jump) iptables.Script {
-	script := iptables.Script{Table: task.table}
-	if task.seen.Err != nil || task.seen.Table == nil {
-		return script
-	}
+	plan := task.plan(task.want.Mark)
 	for _, chain := range task.want.Section.JumpChains(task.table) {
 		left := map[string]int{}
 		for _, h := range task.want.Section.Jumps {
-			if h.Chain == chain && slices.ContainsFunc(jumps, h.Same) {
+			if h.Chain == chain && slices.ContainsFunc(task.doubled, h.Same) {
 				left[h.Rule.Spec]++
 			}
 		}
-		c := task.seen.Table.Chain(chain)
-		if c == nil {
-			continue
-		}
 		var extra []iptables.Step
-		for i, rule := range c.Rules {
+		for i, rule := range task.seen.Table.Rules(chain) {
 			n, wanted := left[rule.Spec]
 			switch {
 			case !wanted:
@@ -50,7 +33,10 @@ func composeRemoveDoubles(task tableTask, jumps []rules.Jump) iptables.Script {
 			}
 		}
 		slices.Reverse(extra)
-		script.Steps = append(script.Steps, extra...)
+		plan.steps.remove = append(plan.steps.remove, extra...)
 	}
-	return script
+	if plan.scripted().script.Empty() {
+		return nil
+	}
+	return plan
 }

@@ -64,7 +64,7 @@ func (r Replayer) Drill(ctx context.Context, job Job, d Drill) (Drilled, error) 
 // drillOnce reads every family, and writes if all of them are as a drill needs them.
 func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d Drill) (Drilled, error) {
 	done, payload, marks := Drilled{Marks: canary.Marks{}, Tried: canary.Marks{}}, iptables.Payload{}, job.Marks
-	planned, jumpsOf := canary.Marks{}, map[rules.TableID]int{}
+	plans := map[rules.Family]*tablePlan{}
 	for _, f := range job.Families {
 		tasks, _, err := r.examine(ctx, s, f, job)
 		if err != nil {
@@ -74,21 +74,25 @@ func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d 
 		if i < 0 || tasks[i].want.Mark.Nonce == "" {
 			continue
 		}
-		script, mark, jumps, err := tasks[i].drill(d)
+		plan, err := tasks[i].drill(d)
 		if err != nil {
 			return done, fmt.Errorf("%w: %s %s: %w", ErrNoDrill, f, d.Table, err)
 		}
-		if d.Chain != "" && jumps == 0 {
+		if d.Chain != "" && len(plan.jumpsTaken) == 0 {
 			continue
 		}
 		id := f.Table(d.Table)
-		payload[f], planned, jumpsOf[id] = []iptables.Script{script}, planned.With(id, mark), jumps
-		marks = marks.With(id, marks[id].Trying(mark))
+		plans[f], payload[f] = plan, []iptables.Script{plan.script}
+		marks = marks.With(id, marks[id].Trying(plan.want.Mark))
 	}
-	switch {
-	case len(payload) == 0:
-		return done, fmt.Errorf("%w: table %s of no family has a canary%s", ErrNoDrill, d.Table, d.jumpIn())
-	case r.BeforeWrite != nil:
+	if len(payload) == 0 {
+		missing := "a canary"
+		if d.Chain != "" {
+			missing += " and a protected jump in " + d.Chain
+		}
+		return done, fmt.Errorf("%w: table %s of no family has %s", ErrNoDrill, d.Table, missing)
+	}
+	if r.BeforeWrite != nil {
 		r.BeforeWrite(marks)
 	}
 	var failed error
@@ -99,7 +103,7 @@ func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d 
 		}
 		switch {
 		case w.Err == nil || !w.At.IsZero(): // written, whatever came after that
-			done.Marks, done.Jumps = done.Marks.With(id, planned[id]), done.Jumps+jumpsOf[id]
+			done.Marks, done.Jumps = done.Marks.With(id, plans[f].want.Mark), done.Jumps+len(plans[f].jumpsTaken)
 		case !errors.Is(w.Err, nft.ErrStale) && !refusedWhole(w.Err):
 			done.Tried = done.Tried.With(id, marks[id])
 		}
@@ -119,50 +123,41 @@ func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d 
 // refusedWhole reports whether iptables-restore refused the one table that it was given: it writes
 // a table as a whole, unless it is killed.
 func refusedWhole(err error) bool {
-	refused := new(iptables.RestoreError)
-	return errors.As(err, &refused) && refused.Exit > 0
+	refused, ok := errors.AsType[*iptables.RestoreError](err)
+	return ok && refused.Exit > 0
 }
 
-// jumpIn completes what no family has.
-func (d Drill) jumpIn() string {
-	if d.Chain == "" {
-		return ""
-	}
-	return " and a protected jump in " + d.Chain
-}
-
-// drill returns what a drill writes to the table, the mark that then stands, and how many jumps it
-// takes.
-func (t tableTask) drill(d Drill) (iptables.Script, canary.Mark, int, error) {
-	mark := t.want.Mark
+// drill plans what a drill takes from the table.
+func (t tableTask) drill(d Drill) (*tablePlan, error) {
+	mark, plan := t.want.Mark, t.plan(t.want.Mark)
 	switch v := t.finding.Verdict; {
 	case t.finding.Err != nil:
-		return iptables.Script{}, mark, 0, t.finding.Err
+		return nil, t.finding.Err
 	case v == canary.Changed && d.Chain != "":
 		// A jump that its owner has added would not come back, and one that its owner has removed
 		// would.
-		return iptables.Script{}, mark, 0, errors.New("its owner has changed it, which is not learned yet; try again in a moment")
+		return nil, errors.New("its owner has changed it, which is not learned yet; try again in a moment")
 	case v != canary.Intact && v != canary.Changed:
-		return iptables.Script{}, mark, 0, fmt.Errorf("it is %s", v)
+		return nil, fmt.Errorf("it is %s", v)
 	}
 	if d.Chain == "" {
 		standIn := canary.NewNonce()
-		return mark.DrillScript(t.table, t.want.CanaryChain, d.Kind, standIn), mark.Drilling(standIn), 0, nil
+		plan.want.Mark, plan.script = mark.Drilling(standIn), mark.DrillScript(t.table, t.want.CanaryChain, d.Kind, standIn)
+		return plan, nil
 	}
 	if !slices.Contains(mark.Witnessed, d.Chain) {
-		return iptables.Script{Table: t.table}, mark, 0, nil // no jump of this family is there
+		return plan, nil // no jump of this family is there
 	}
-	script, jumps := iptables.Script{Table: t.table}, 0
-	script.Steps = append(script.Steps, deleteRule(d.Chain, mark.Nonce.Witness()))
+	plan.steps.remove = append(plan.steps.remove, deleteRule(d.Chain, mark.Nonce.Witness()))
 	for _, h := range t.seen.Section.Jumps {
 		if h.Chain != d.Chain {
 			continue
 		}
 		if _, opaque := h.Rule.Opaque(); opaque {
-			return script, mark, 0, fmt.Errorf("%s has a jump that could not be put back as text", d.Chain)
+			return nil, fmt.Errorf("%s has a jump that could not be put back as text", d.Chain)
 		}
-		script.Steps = append(script.Steps, deleteRule(h.Chain, h.Rule))
-		jumps++
+		plan.steps.remove = append(plan.steps.remove, deleteRule(h.Chain, h.Rule))
+		plan.jumpsTaken = append(plan.jumpsTaken, h)
 	}
-	return script, mark, jumps, nil
+	return plan.scripted(), nil
 }

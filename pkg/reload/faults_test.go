@@ -209,6 +209,9 @@ func TestATableThatIsRefusedAsAWholeCostsNoOther(t *testing.T) {
 				if tr.Proved != (table != refused) || tr.Finding.Verdict != canary.Emptied {
 					t.Errorf("%s is refused: %s was %s, proved %t", refused, table, tr.Finding.Verdict, tr.Proved)
 				}
+				if tr.Proved && len(tr.Placed) != len(tr.Lost.Jumps) {
+					t.Errorf("%s is refused: %s lost %d jumps, and %d are called put back", refused, table, len(tr.Lost.Jumps), len(tr.Placed))
+				}
 			}
 			again := n.heal()
 			n.outcome(again, v4, Proved)

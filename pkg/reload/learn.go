@@ -1,6 +1,7 @@
 package reload
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -23,9 +24,8 @@ type Learned struct {
 }
 
 type shrinkKey struct {
-	family rules.Family
-	table  rules.TableName
-	chain  string
+	table rules.TableID
+	chain string
 }
 
 // Knows reports whether the table was ever learned.
@@ -37,7 +37,7 @@ func (l Learned) Knows(f rules.Family, t rules.TableName) bool {
 // Shrunk returns the time since when a chain of the generation has been seen empty or missing. It
 // is zero for every other chain.
 func (l Learned) Shrunk(f rules.Family, t rules.TableName, chain string) time.Time {
-	return l.shrunk[shrinkKey{f, t, chain}]
+	return l.shrunk[shrinkKey{f.Table(t), chain}]
 }
 
 // Learn learns what a read of one table showed while its marks stood. Growth and changed rules
@@ -46,18 +46,16 @@ func (l Learned) Shrunk(f rules.Family, t rules.TableName, chain string) time.Ti
 //
 // The time is zero if nothing waits. Otherwise Learn must be called with another read at that time.
 func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, finding canary.Finding, now time.Time) (Learned, time.Time) {
-	old, known := l.Generation[f.Table(t)]
+	id := f.Table(t)
+	old, known := l.Generation[id]
 	next := Learned{Generation: l.Generation, shrunk: make(map[shrinkKey]time.Time)}
-	for k, since := range l.shrunk {
-		if k.family != f || k.table != t {
-			next.shrunk[k] = since
-		}
-	}
+	maps.Copy(next.shrunk, l.shrunk)
+	maps.DeleteFunc(next.shrunk, func(k shrinkKey, _ time.Time) bool { return k.table == id })
 	if !known {
-		next.Generation = l.Generation.With(f.Table(t), seen)
+		next.Generation = l.Generation.With(id, seen)
 		return next, time.Time{}
 	}
-	clocks := shrinking{f, t, l.shrunk, next.shrunk, now, time.Time{}}
+	clocks := shrinking{id, l.shrunk, next.shrunk, now, time.Time{}}
 	waits := func(chain string) bool {
 		return slices.ContainsFunc(finding.Waiting, func(h rules.Jump) bool { return h.Chain == chain })
 	}
@@ -78,14 +76,13 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	}
 	// The new section is kept even if it equals the old one, because the last read is in memory
 	// anyway.
-	next.Generation = l.Generation.With(f.Table(t), merged)
+	next.Generation = l.Generation.With(id, merged)
 	return next, clocks.due
 }
 
 // shrinking is what is known of the parts of one table that a read showed to be less.
 type shrinking struct {
-	family       rules.Family
-	table        rules.TableName
+	table        rules.TableID
 	before, next map[shrinkKey]time.Time // since when, for the last read and for this one
 	now          time.Time
 	due          time.Time // when the first of them has stood for shrinkDelay
@@ -93,7 +90,7 @@ type shrinking struct {
 
 // stood reports whether a chain, or "" for half the table, has been less for shrinkDelay.
 func (s *shrinking) stood(chain string) bool {
-	k := shrinkKey{s.family, s.table, chain}
+	k := shrinkKey{s.table, chain}
 	since, before := s.before[k]
 	if !before {
 		since = s.now
@@ -199,7 +196,5 @@ func keepAnchors(old, seen []rules.Jump, alone []string) []rules.Jump {
 
 // union returns the elements of both lists, sorted, each once.
 func union(a, b []string) []string {
-	all := append(slices.Clone(a), b...)
-	slices.Sort(all)
-	return slices.Compact(all)
+	return slices.Compact(slices.Sorted(slices.Values(slices.Concat(a, b))))
 }

@@ -3,7 +3,6 @@ package reload
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -71,7 +70,6 @@ func (t *chainWalk) add(c rules.Chain, planned bool) {
 	t.chains[c.Name] = jumps
 }
 
-// visit walks from a chain.
 func (t *chainWalk) visit(name string) {
 	t.path = append(t.path[:0], link{to: name})
 	t.walk(name)
@@ -117,9 +115,4 @@ func (t *chainWalk) blame(reason string) int {
 		}
 	}
 	return len(t.path) - 1 // every link stands, so the kernel takes them
-}
-
-// refusedAsTooDeep reports whether a restore was refused because chains are nested too deep.
-func refusedAsTooDeep(err error) bool {
-	return err != nil && strings.Contains(err.Error(), saysTooDeep)
 }

@@ -2,6 +2,7 @@ package reload
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -27,18 +28,15 @@ func countLost(task tableTask) Lost {
 		return Lost{}
 	}
 	lost := Lost{Jumps: task.finding.Jumps, Rules: len(task.finding.Jumps)}
-	missing := lostNames(task.finding)
+	missing := nameSet(task.finding.Missing, task.finding.Emptied)
 	for _, c := range task.want.Section.Chains {
 		standing, gone := task.seen.Table.Chain(c.Name), missing[c.Name]
 		if (task.finding.Verdict == canary.Replaced || task.claimed(c.Name)) && !gone {
 			gone = standing == nil || !rules.EqualRules(standing.Rules, c.Rules)
 		}
 		if gone {
-			chain := LostChain{Name: c.Name, Was: c.Rules, Stands: standing != nil}
-			if standing != nil {
-				chain.Is = standing.Rules
-			}
-			lost.Chains = append(lost.Chains, chain)
+			lost.Chains = append(lost.Chains,
+				LostChain{Name: c.Name, Was: c.Rules, Is: task.seen.Table.Rules(c.Name), Stands: standing != nil})
 			if !c.LeftOut() { // canaryd never read how many rules such a chain has
 				lost.Rules += len(c.Rules)
 			}
@@ -47,16 +45,14 @@ func countLost(task tableTask) Lost {
 	return lost
 }
 
-// lostNames returns the chains that a finding says are missing or emptied. It is a map because that
-// may be all 16,000 chains of 5,000 services.
-func lostNames(finding canary.Finding) map[string]bool {
-	lost := make(map[string]bool, len(finding.Missing)+len(finding.Emptied))
-	for _, list := range [][]string{finding.Missing, finding.Emptied} {
-		for _, name := range list {
-			lost[name] = true
-		}
+// nameSet returns the names of all lists as a set: they may be all 16,000 chains of 5,000 services.
+func nameSet(lists ...[]string) map[string]bool {
+	all := slices.Concat(lists...)
+	set := make(map[string]bool, len(all))
+	for _, name := range all {
+		set[name] = true
 	}
-	return lost
+	return set
 }
 
 // changedPolicies returns the built-in chains whose policy differs from the generation's, in words.

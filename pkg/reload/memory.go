@@ -12,8 +12,9 @@ type Memory struct {
 	// found is what the last read of each table found. Later reads cannot show all of it: see
 	// canary.Seen.
 	found map[rules.TableID]canary.Finding
-	// unproved is what earlier tries wrote and could not read back.
-	unproved unproved
+	// unproved is what earlier tries wrote and could not read back. The next try that can read the
+	// table decides: what is in force then is proved, and counts as this replay's work.
+	unproved map[rules.TableID]TableResult
 }
 
 // With returns the memory after another read of a table. A failed read adds nothing.
@@ -26,7 +27,20 @@ func (m Memory) With(id rules.TableID, finding canary.Finding) Memory {
 
 // After returns the memory after a replay.
 func (m Memory) After(result Result) Memory {
-	m.unproved = m.unproved.after(result)
+	next := map[rules.TableID]TableResult{}
+	for id, tr := range m.unproved {
+		if !result[id.Family].Tables[id.Name].Proved {
+			next[id] = tr
+		}
+	}
+	for f, fr := range result {
+		for t, tr := range fr.Tables {
+			if tr.Unproved {
+				next[f.Table(t)] = tr.withEarlier(m.unproved[f.Table(t)])
+			}
+		}
+	}
+	m.unproved = next
 	return m.AfterPlanting(result)
 }
 

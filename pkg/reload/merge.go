@@ -1,8 +1,6 @@
 package reload
 
 import (
-	"slices"
-
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -12,21 +10,13 @@ import (
 // plugin for one pod's host port, wrote only its own rules. Rules that stand are not touched, and
 // the chain is not declared, because a declaration would empty it. So a writer that ignores every
 // guard loses no rule.
-func mergeChain(task *tableTask, c rules.Chain, standing *rules.Chain, ownerRemoved map[string]bool, plan *tablePlan, s *section) bool {
-	wanted := make([]rules.Jump, 0, len(c.Rules))
-	for _, r := range c.Rules {
-		wanted = append(wanted, rules.Jump{Chain: c.Name, Rule: r})
-	}
-	at := matchJumps(standing.Rules, wanted)
-	var slots []slot
-	for _, r := range standing.Rules {
-		slots = append(slots, slot{rule: r})
-	}
+func mergeChain(task *tableTask, c rules.Chain, standing *rules.Chain, ownerRemoved map[string]bool, plan *tablePlan) bool {
+	l := newLayout(standing.Rules, c.Rules)
 	last := lastResorts(c.Rules)
-	fresh, next := false, 0
+	next := 0
 	for i, r := range c.Rules {
-		if at[i] >= 0 {
-			next = at[i] + 1
+		if l.at[i] >= 0 {
+			next = l.at[i] + 1
 			continue
 		}
 		if ownerRemoved[r.Target] {
@@ -37,25 +27,21 @@ func mergeChain(task *tableTask, c rules.Chain, standing *rules.Chain, ownerRemo
 			continue
 		}
 		if i >= last {
-			next = len(slots)
+			next = len(l.slots)
 		}
-		slots = slices.Insert(slots, next, slot{rule: r, fresh: true})
-		for j := range at {
-			if at[j] >= next {
-				at[j]++
-			}
-		}
-		fresh, next = true, next+1
+		l.insert(next, r)
+		next++
 	}
-	if !fresh {
+	steps := stepsFor(c.Name, l.slots)
+	if len(steps) == 0 {
 		return false
 	}
 	merged := rules.Chain{Name: c.Name}
-	for _, slot := range slots {
+	for _, slot := range l.slots {
 		merged.Rules = append(merged.Rules, slot.rule)
 	}
 	plan.merged = append(plan.merged, merged)
-	s.jump = append(s.jump, stepsFor(c.Name, slots)...)
+	plan.steps.jump = append(plan.steps.jump, steps...)
 	return true
 }
 

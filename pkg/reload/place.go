@@ -20,48 +20,57 @@ type slot struct {
 // their order. Otherwise it goes to its anchor, or to the top if the neighbour is gone. Steps use
 // indexes only among standing rules: "-I CHAIN 3" into an empty chain would fail the whole table.
 func placeJumps(chain string, standing []rules.Rule, wanted []rules.Jump) (steps []iptables.Step, placed []rules.Jump) {
-	slots := make([]slot, len(standing))
-	for i, r := range standing {
-		slots[i] = slot{rule: r}
-	}
-	at := matchJumps(standing, wanted)
+	l := newLayout(standing, jumpRulesIn(wanted, chain))
 	for i, h := range wanted {
-		if at[i] >= 0 {
+		if l.at[i] >= 0 {
 			continue
 		}
-		to := position(slots, wanted, at, i)
-		slots = slices.Insert(slots, to, slot{rule: h.Rule, fresh: true})
-		for j := range at {
-			if at[j] >= to {
-				at[j]++
-			}
-		}
-		at[i] = to
+		to := l.position(wanted, i)
+		l.insert(to, h.Rule)
+		l.at[i] = to
 		placed = append(placed, h)
 	}
-	return stepsFor(chain, slots), placed
+	return stepsFor(chain, l.slots), placed
 }
 
-// matchJumps returns the index of the standing rule that is each wanted jump, or -1. Each standing
-// rule is matched once.
-func matchJumps(standing []rules.Rule, wanted []rules.Jump) []int {
-	at := make([]int, len(wanted))
+// A layout is a chain as it will stand after a replay.
+type layout struct {
+	slots []slot
+	at    []int // for each wanted rule, its index in slots; -1 if it does not stand
+}
+
+// newLayout returns the layout of a chain that is not changed yet. Each standing rule is matched
+// once.
+func newLayout(standing, wanted []rules.Rule) *layout {
+	l := &layout{slots: make([]slot, len(standing)), at: make([]int, len(wanted))}
+	for i, r := range standing {
+		l.slots[i] = slot{rule: r}
+	}
 	used := make([]bool, len(standing))
-	for i, h := range wanted {
-		at[i] = -1
+	for i, w := range wanted {
+		l.at[i] = -1
 		for j, r := range standing {
-			if !used[j] && r.Equal(h.Rule) {
-				at[i], used[j] = j, true
+			if !used[j] && r.Equal(w) {
+				l.at[i], used[j] = j, true
 				break
 			}
 		}
 	}
-	return at
+	return l
+}
+
+func (l *layout) insert(to int, r rules.Rule) {
+	l.slots = slices.Insert(l.slots, to, slot{rule: r, fresh: true})
+	for j := range l.at {
+		if l.at[j] >= to {
+			l.at[j]++
+		}
+	}
 }
 
 // position returns the index at which wanted[i] is to be inserted.
-func position(slots []slot, wanted []rules.Jump, at []int, i int) int {
-	anchor := wanted[i].Anchor
+func (l *layout) position(wanted []rules.Jump, i int) int {
+	anchor, at := wanted[i].Anchor, l.at
 	for j := i - 1; j >= 0; j-- {
 		if at[j] >= 0 && wanted[j].Anchor == anchor {
 			return at[j] + 1
@@ -74,9 +83,9 @@ func position(slots []slot, wanted []rules.Jump, at []int, i int) int {
 	}
 	switch anchor.Position {
 	case rules.Bottom:
-		return len(slots)
+		return len(l.slots)
 	case rules.Behind:
-		n := slices.IndexFunc(slots, func(s slot) bool { return s.rule.Equal(anchor.Neighbour) })
+		n := slices.IndexFunc(l.slots, func(s slot) bool { return s.rule.Equal(anchor.Neighbour) })
 		if n >= 0 {
 			return n + 1
 		}

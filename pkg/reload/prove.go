@@ -25,7 +25,11 @@ func (r run) prove(ctx context.Context, t *familyRun) {
 	after, err := r.session.Read(ctx, f)
 	if err != nil {
 		result.Outcome, result.Err = Failed, errors.Join(t.answer.Err, fmt.Errorf("reading %s for the proof: %w", f, err))
-		recordTried(t.plans, result)
+		for _, plan := range t.plans { // its marks, and the rest, may have been written
+			tr := plan.account(result.Tables[plan.table])
+			tr.Mark, tr.Unproved = tr.Mark.Trying(plan.want.Mark), true
+			result.Tables[plan.table] = tr
+		}
 		return
 	}
 	result.otherWrote, result.Digest = raced || after.Moved, after.Digest
@@ -34,7 +38,7 @@ func (r run) prove(ctx context.Context, t *familyRun) {
 		// does not judge. Without a digest the loop examines all tables.
 		result.Digest = 0
 	}
-	result.proxyCanary = tablesWith(after, kubeProxyCanary)
+	result.proxyCanary = tablesWithProxy(after)
 	proved := 0
 	for _, plan := range t.plans {
 		if r.proveOne(t, plan, after) {
@@ -71,23 +75,23 @@ func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) boo
 	if !wrote {
 		seen.Before = tr.last // perhaps nothing changed
 	}
-	finding := plan.judge(r.Canary, seen)
+	finding := canary.Judge(plan.want, seen)
 	tr.last = finding
 	// After a refusal it is unknown whether another process wrote, so no difference is ascribed
 	// to one.
-	err := proveTable(r.Canary, plan, seen, finding, result.otherWrote && wrote)
+	err := proveTable(plan, seen, finding, result.otherWrote && wrote)
 	switch {
 	case err == nil:
-		tr.Proved, tr.Mark = true, plan.mark
+		tr.Proved, tr.Mark = true, plan.want.Mark
 		tr = tr.withEarlier(r.job.Memory.unproved[f.Table(plan.table)])
-	case seen.Err != nil && plan.mark.Nonce != "":
-		tr.Mark, tr.Unproved = tr.Mark.Trying(plan.mark), true
-	case seen.Err == nil && wrote && plan.mark.Nonce != "":
+	case seen.Err != nil && plan.want.Mark.Nonce != "":
+		tr.Mark, tr.Unproved = tr.Mark.Trying(plan.want.Mark), true
+	case seen.Err == nil && wrote && plan.want.Mark.Nonce != "":
 		// The write succeeded, so the mark was planted. If the former one stands, another
 		// process has restored a file that was saved before.
-		tr.Mark = plan.mark
+		tr.Mark = plan.want.Mark
 	case seen.Err == nil && seen.Table.Chain(r.Canary) != nil:
-		tr.Mark = tr.Mark.Trying(plan.mark).Resolve(r.Canary, seen.Table)
+		tr.Mark = tr.Mark.Trying(plan.want.Mark).Resolve(r.Canary, seen.Table)
 	}
 	if finding.Verdict.Loss() && wrote && tr.Finding.Verdict == canary.Unknown {
 		tr.LostBeforeProof = &planted
@@ -105,34 +109,20 @@ func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) boo
 	return err == nil
 }
 
-// recordTried records the marks that may have been planted, and the rest of what may have been
-// written.
-func recordTried(plans []tablePlan, result *FamilyResult) {
-	for _, plan := range plans {
-		tr := plan.account(result.Tables[plan.table])
-		tr.Mark, tr.Unproved = tr.Mark.Trying(plan.mark), true
-		result.Tables[plan.table] = tr
-	}
-}
-
-// account returns a table's result with what the plan did to it.
+// account returns a table's result with what the plan did to it, which has yet to be proved.
 func (p tablePlan) account(tr TableResult) TableResult {
+	tr.Proved = false
 	tr.Skipped, tr.Wrote, tr.Placed, tr.Changed = p.skipped, len(p.wrote), p.jumps, tr.Changed.and(p.change)
 	tr.Replayed, tr.Quarantined, tr.Weakened = p.replay, p.quarantined, p.weakened
 	return tr
 }
 
-// judge judges a read of the table by what the plan wrote.
-func (p tablePlan) judge(chain string, seen canary.Seen) canary.Finding {
-	return canary.Judge(canary.Wanted{CanaryChain: chain, Mark: p.mark, Section: p.section, Claimed: p.claimed, Piecewise: p.piecewise}, seen)
-}
-
 // proveTable returns nil if the table is as planned. If another process wrote since the guarded
 // read, a chain that still holds rules may differ; marks must stand all the same, and no loss may
 // be found.
-func proveTable(chain string, plan tablePlan, seen canary.Seen, finding canary.Finding, foreign bool) error {
-	if plan.mark.Nonce == "" {
-		return proveRemoved(chain, plan, seen)
+func proveTable(plan tablePlan, seen canary.Seen, finding canary.Finding, foreign bool) error {
+	if plan.want.Mark.Nonce == "" {
+		return proveRemoved(plan, seen)
 	}
 	if finding.Verdict == canary.Unknown {
 		return fmt.Errorf("it could not be read: %w", finding.Err)
@@ -165,11 +155,11 @@ func proveTable(chain string, plan tablePlan, seen canary.Seen, finding canary.F
 }
 
 // proveRemoved returns nil if the marks and the removed chains are gone.
-func proveRemoved(chain string, plan tablePlan, seen canary.Seen) error {
+func proveRemoved(plan tablePlan, seen canary.Seen) error {
 	if seen.Err != nil {
 		return fmt.Errorf("it could not be read: %w", seen.Err)
 	}
-	for _, name := range append([]string{chain}, plan.removed...) {
+	for _, name := range append([]string{plan.want.CanaryChain}, plan.removed...) {
 		if seen.Table.Chain(name) != nil {
 			return fmt.Errorf("chain %s is still there", name)
 		}

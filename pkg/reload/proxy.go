@@ -23,15 +23,11 @@ const kubeProxyCanary = "KUBE-PROXY-CANARY"
 // OtherOwner returns why chains that a declared source claims belong to a running kube-proxy, or
 // "". The evidence is kube-proxy's canary in any guarded table.
 func OtherOwner(snapshot iptables.Snapshot, claims func(chain string) bool) string {
-	if claims == nil || !claims("KUBE-SERVICES") {
+	tables := tablesWithProxy(snapshot)
+	if claims == nil || !claims("KUBE-SERVICES") || len(tables) == 0 {
 		return ""
 	}
-	for _, table := range protect.Tables() {
-		if snapshot.Tables[table].Chain(kubeProxyCanary) != nil {
-			return fmt.Sprintf("kube-proxy writes the chains that the manifest claims: its %s stands in %s %s", kubeProxyCanary, snapshot.Family, table)
-		}
-	}
-	return ""
+	return fmt.Sprintf("kube-proxy writes the chains that the manifest claims: its %s stands in %s %s", kubeProxyCanary, snapshot.Family, tables[0])
 }
 
 // needsProxySync reports whether kube-proxy has to do a full sync after this result. It has to if
@@ -51,12 +47,12 @@ func needsProxySync(result FamilyResult) bool {
 	})
 }
 
-// nudge makes kube-proxy do a full sync, by deleting its canary from the tables in which the proof
-// saw it. Each table is a restore of its own, with mangle last, because kube-proxy looks there. It
-// is not retried.
-func nudge(ctx context.Context, s iptables.Session, f rules.Family, result FamilyResult) error {
+// nudge makes kube-proxy do a full sync, by deleting its canary from the tables in which a read saw
+// it. Each table is a restore of its own, with mangle last, because kube-proxy looks there. It is
+// not retried.
+func nudge(ctx context.Context, s iptables.Session, f rules.Family, tables []rules.TableName) error {
 	for _, table := range []rules.TableName{rules.Nat, rules.Filter, rules.Mangle} {
-		if !slices.Contains(result.proxyCanary, table) {
+		if !slices.Contains(tables, table) {
 			continue
 		}
 		// Declaring first makes -X safe if kube-proxy deletes it meanwhile.
@@ -65,8 +61,7 @@ func nudge(ctx context.Context, s iptables.Session, f rules.Family, result Famil
 			Declare: []string{kubeProxyCanary},
 			Steps:   []iptables.Step{{Verb: iptables.Drop, Chain: kubeProxyCanary}},
 		}
-		written := s.RestoreAnyway(ctx, iptables.Payload{f: {script}})
-		if err := written[f].Err; err != nil {
+		if err := s.RestoreAnyway(ctx, iptables.Payload{f: {script}})[f].Err; err != nil {
 			return fmt.Errorf("deleting %s from %s %s, so that kube-proxy syncs: %w", kubeProxyCanary, f, table, err)
 		}
 	}
@@ -90,16 +85,16 @@ func (r Replayer) Nudge(ctx context.Context, f rules.Family) error {
 	}
 	snapshot, err := s.Read(ctx, f)
 	if err == nil {
-		err = nudge(ctx, s, f, FamilyResult{proxyCanary: tablesWith(snapshot, kubeProxyCanary)})
+		err = nudge(ctx, s, f, tablesWithProxy(snapshot))
 	}
 	return errors.Join(err, s.Close())
 }
 
-// tablesWith returns the guarded tables in which a chain stands.
-func tablesWith(snapshot iptables.Snapshot, chain string) []rules.TableName {
+// tablesWithProxy returns the guarded tables in which kube-proxy's canary stands.
+func tablesWithProxy(snapshot iptables.Snapshot) []rules.TableName {
 	var found []rules.TableName
 	for _, table := range protect.Tables() {
-		if snapshot.Tables[table].Chain(chain) != nil {
+		if snapshot.Tables[table].Chain(kubeProxyCanary) != nil {
 			found = append(found, table)
 		}
 	}
@@ -139,15 +134,14 @@ func proxyIn(t *rules.Table) bool {
 // WithoutProxy returns what is learned without kube-proxy's chains and jumps of one family, after
 // ProxyLeft. A kubelet before 1.28 writes two chains of the same names; those stay if they stand.
 func (l Learned) WithoutProxy(snapshot iptables.Snapshot) Learned {
-	next, f := Learned{Generation: l.Generation, shrunk: l.shrunk}, snapshot.Family
-	for t, s := range tableid.Of(l.Generation, f) {
+	for t, s := range tableid.Of(l.Generation, snapshot.Family) {
 		_, rest := s.Split(func(chain string) bool {
 			shared := chain == "KUBE-MARK-MASQ" || chain == "KUBE-POSTROUTING"
 			return protect.KubeProxys(chain) || shared && snapshot.Tables[t].Chain(chain) == nil
 		})
-		next.Generation = next.Generation.With(f.Table(t), rest)
+		l.Generation = l.Generation.With(snapshot.Family.Table(t), rest)
 	}
-	return next
+	return l
 }
 
 // ProxyKnown reports whether the replay read the table in which ProxyCanaryStands looks.

@@ -45,13 +45,7 @@ func (q Quarantine) MarshalJSON() ([]byte, error) { return tableid.Marshal(q) }
 func (q *Quarantine) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, q) }
 
 // Count returns how many rules are quarantined.
-func (q Quarantine) Count() int {
-	n := 0
-	for _, list := range q {
-		n += len(list)
-	}
-	return n
-}
+func (q Quarantine) Count() int { return countAll(q) }
 
 // Standing returns the chains that quarantined rules waited for and that the snapshot shows.
 func (q Quarantine) Standing(snapshot iptables.Snapshot) map[iptables.Place]bool {
@@ -100,7 +94,7 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 		if h.LeftOut() && slices.ContainsFunc(seen.Jumps, func(o rules.Jump) bool { return o.Chain == h.Chain }) {
 			return false // its chain has jumps again
 		}
-		return !slices.ContainsFunc(seen.Jumps, h.Same) && slices.ContainsFunc(list, func(q QuarantinedRule) bool { return q.matches(h.Chain, h.Rule) })
+		return !slices.ContainsFunc(seen.Jumps, h.Same) && anyMatches(list, h.Chain, h.Rule)
 	}
 	var still []QuarantinedRule
 	for _, h := range list {
@@ -132,14 +126,17 @@ func (h QuarantinedRule) matches(chain string, r rules.Rule) bool {
 	return h.Chain == chain && h.Rule.Spec == r.Spec
 }
 
+// anyMatches reports whether a list has this rule of this chain.
+func anyMatches(list []QuarantinedRule, chain string, r rules.Rule) bool {
+	return slices.ContainsFunc(list, func(h QuarantinedRule) bool { return h.matches(chain, r) })
+}
+
 // without returns a section without its quarantined rules.
 func without(s rules.Section, list []QuarantinedRule) rules.Section {
 	if len(list) == 0 {
 		return s
 	}
-	quarantined := func(chain string, r rules.Rule) bool {
-		return slices.ContainsFunc(list, func(h QuarantinedRule) bool { return h.matches(chain, r) })
-	}
+	quarantined := func(chain string, r rules.Rule) bool { return anyMatches(list, chain, r) }
 	gone := func(c rules.Chain) bool { return c.LeftOut() && quarantined(c.Name, c.Rules[0]) }
 	if slices.ContainsFunc(s.Chains, gone) { // nothing of such a chain is expected to stand, not even the chain
 		s.Chains = slices.DeleteFunc(slices.Clone(s.Chains), gone)
@@ -169,7 +166,7 @@ func readmit(task tableTask, nonce canary.Nonce) *tablePlan {
 	if len(plan.quarantined) >= len(task.quarantined) || plan.script.Empty() {
 		return nil
 	}
-	return &plan
+	return plan
 }
 
 // reasonsOf returns the reasons of quarantined rules in one line, each reason once.

@@ -24,9 +24,12 @@ type Refusal struct {
 type Refusals map[rules.TableID][]Refusal
 
 // Count returns how many refusals there are.
-func (r Refusals) Count() int {
+func (r Refusals) Count() int { return countAll(r) }
+
+// countAll returns how many elements the lists of all tables have.
+func countAll[T any](lists map[rules.TableID][]T) int {
 	n := 0
-	for _, list := range r {
+	for _, list := range lists {
 		n += len(list)
 	}
 	return n
@@ -35,21 +38,18 @@ func (r Refusals) Count() int {
 // After returns the refusals after another try. Tables that the try did not reach keep theirs.
 func (r Refusals) After(result Result) Refusals {
 	next := Refusals{}
-	put := func(f rules.Family, t rules.TableName, list []Refusal) {
-		if len(list) == 0 {
-			return
-		}
-		next[f.Table(t)] = list
-	}
 	for _, f := range rules.Families() {
 		fr, tried := result[f]
 		for _, t := range protect.Tables() {
-			tr := fr.Tables[t]
+			tr, list := fr.Tables[t], r[f.Table(t)]
 			switch {
 			case tr.Refused != nil:
-				put(f, t, tr.Refused)
-			case !tried || !tr.Proved && (!tr.Read || tr.Finding.Verdict.Loss()):
-				put(f, t, r[f.Table(t)])
+				list = tr.Refused
+			case tried && (tr.Proved || tr.Read && !tr.Finding.Verdict.Loss()):
+				continue
+			}
+			if len(list) > 0 {
+				next[f.Table(t)] = list
 			}
 		}
 	}
@@ -64,15 +64,9 @@ func (t *familyRun) skipRefused(plan tablePlan, trial trial, claimed func(chain 
 	if len(list) == 0 {
 		return
 	}
-	if t.skippedTables == nil {
-		t.skippedTables = map[rules.TableName]error{}
-	}
-	if t.claimedRefused == nil {
-		t.claimedRefused = map[rules.TableName][]Refusal{}
-	}
-	t.claimedRefused[plan.table] = list
-	t.skippedTables[plan.table] = fmt.Errorf("%s %s stays as it is, because %d of the rules declared for it are refused: %s",
-		t.family, plan.table, len(list), list[0].Reason)
+	t.skipped[plan.table] = skippedTable{refused: list, err: fmt.Errorf(
+		"%s %s stays as it is, because %d of the rules declared for it are refused: %s",
+		t.family, plan.table, len(list), list[0].Reason)}
 }
 
 // refusalsIn returns the claimed rules of a plan that its trial found refused. A nil claimed claims
@@ -83,11 +77,9 @@ func refusalsIn(plan tablePlan, trial trial, claimed func(chain string) bool) []
 	}
 	var list []Refusal
 	note := func(chain string, r rules.Rule) {
-		reason, bad := trial.bad[r.Spec]
-		if !bad {
-			return
+		if reason, bad := trial.bad[r.Spec]; bad {
+			list = append(list, Refusal{Chain: chain, Rule: r, Reason: reason, Class: classOf(trial.errs[r.Spec])})
 		}
-		list = append(list, Refusal{Chain: chain, Rule: r, Reason: reason, Class: classOf(trial.errs[r.Spec])})
 	}
 	for _, c := range slices.Concat(plan.wrote, plan.merged) {
 		for _, r := range c.Rules {
@@ -136,29 +128,35 @@ func (r Replayer) Try(ctx context.Context, g rules.Generation, families ...rules
 
 // reportSkipped records in the result why tables are skipped.
 func (t *familyRun) reportSkipped() {
-	for table, err := range t.skippedTables {
+	for table, skipped := range t.skipped {
 		tr := t.result.Tables[table]
-		if tr.Refused = t.claimedRefused[table]; tr.Refused == nil {
-			tr.Refused = refusedAsAWhole(err)
-		}
+		tr.Refused = skipped.refused
 		t.result.Tables[table] = tr
 	}
 }
 
-// refusedAsAWhole returns the refusal of a table for which no single rule is the cause; nil if the
-// error is no refusal. A lock that another process holds is none: the kernel was not asked.
-func refusedAsAWhole(err error) []Refusal {
-	var refused *iptables.RestoreError
-	if !errors.As(err, &refused) || refused.Exit < 0 || refused.Reason == iptables.ReasonLock {
+// refusalOf returns the refusal that an error holds; nil if it is none. A lock that another process
+// holds is none: the kernel was not asked.
+func refusalOf(err error) *iptables.RestoreError {
+	refused, ok := errors.AsType[*iptables.RestoreError](err)
+	if !ok || refused.Exit < 0 || refused.Reason == iptables.ReasonLock {
 		return nil
 	}
-	return []Refusal{{Reason: err.Error(), Class: refused.Reason}}
+	return refused
+}
+
+// refusedAsAWhole returns the refusal of a table for which no single rule is the cause; nil if the
+// error is no refusal.
+func refusedAsAWhole(err error) []Refusal {
+	if refused := refusalOf(err); refused != nil {
+		return []Refusal{{Reason: err.Error(), Class: refused.Reason}}
+	}
+	return nil
 }
 
 // classOf returns the class of the error for which a rule is refused.
 func classOf(err error) iptables.Reason {
-	var refused *iptables.RestoreError
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*iptables.RestoreError](err); ok {
 		return refused.Reason
 	}
 	return iptables.ReasonOther

@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -36,9 +34,7 @@ func (s *Store) Remains() (Remains, bool) {
 	var state State
 	err := s.read(s.statePath(), &state)
 	switch {
-	case errors.Is(err, ErrNothingStored):
-		return Remains{}, false
-	case err == nil && !s.identity.sameNode(state.Identity):
+	case errors.Is(err, ErrNothingStored), err == nil && !s.identity.sameNode(state.Identity):
 		return Remains{}, false
 	case err != nil:
 		state = State{}
@@ -146,8 +142,5 @@ func (s *Store) LoadPending() (Pending, error) {
 // ForgetPending removes the loss that waits, after the operator has decided.
 func (s *Store) ForgetPending() error {
 	s.pinned = ""
-	if err := os.Remove(s.pendingPath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("removing the loss that waits for a decision: %w", err)
-	}
-	return nil
+	return removeFile(s.pendingPath(), "the loss that waits for a decision")
 }

@@ -200,8 +200,8 @@ type FamilyResult struct {
 // Beaten reports whether the replay is not proved because another process wrote between its guarded
 // read and the proof. Nothing of it was refused.
 func (r FamilyResult) Beaten() bool {
-	var refused *iptables.RestoreError
-	return r.otherWrote && !r.Outcome.Done() && !errors.As(r.Err, &refused)
+	_, refused := errors.AsType[*iptables.RestoreError](r.Err)
+	return r.otherWrote && !r.Outcome.Done() && !refused
 }
 
 // DoneExceptQuarantined reports whether everything is proved but for quarantined rules.
@@ -256,50 +256,44 @@ type TableResult struct {
 // proves it. It touches no table that lost nothing, and none that could not be read, because such a
 // table is unknown.
 func (r Replayer) Heal(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: heal, mayWriteUnguarded: true, writesRules: true, mayStage: true}, func(s iptables.Session, f rules.Family, result *FamilyResult) {
-		// kube-proxy is asked even if some tables are still missing: the next try does not touch
-		// those that are proved now.
-		if result.SyncNeeded = needsProxySync(*result); result.SyncNeeded {
-			result.Aftercare = nudge(ctx, s, f, *result)
-		}
-	})
+	return r.each(ctx, job, action{plan: heal, mayWriteUnguarded: true, writesRules: true, mayStage: true, asksProxy: true})
 }
 
 // Plant writes a canary and witnesses to every table that never had them. It does not replace lost
 // marks, because those are the evidence of a flush.
 func (r Replayer) Plant(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: plantFirst, mayWriteUnguarded: true}, nil)
+	return r.each(ctx, job, action{plan: plantFirst, mayWriteUnguarded: true})
 }
 
 // Replant also replaces lost marks. Where nothing is replayed, the next flush must still be
 // noticed.
 func (r Replayer) Replant(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: plant, mayWriteUnguarded: true}, nil)
+	return r.each(ctx, job, action{plan: plant, mayWriteUnguarded: true})
 }
 
 // Rotate gives intact tables a new nonce, and each chain with a jump a witness. It is due after the
 // generation has changed. A file that was saved before the change has the old nonce; only a new
 // nonce shows that such a file was restored.
 func (r Replayer) Rotate(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: rotate}, nil)
+	return r.each(ctx, job, action{plan: rotate})
 }
 
 // Force makes the protected part of every table exactly what the generation says, because an
 // operator asked for that generation. It leaves tables alone that the generation lacks: those could
 // not be read when it was learned.
 func (r Replayer) Force(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: force, mayWriteUnguarded: true, writesRules: true, allTables: true, retriesRefused: true}, nil)
+	return r.each(ctx, job, action{plan: force, mayWriteUnguarded: true, writesRules: true, allTables: true, retriesRefused: true})
 }
 
 // Readmit puts back the rules of job.Quarantine that can be written by now, into chains that stand
 // as the replay left them. A result is Skipped if there are none.
 func (r Replayer) Readmit(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: readmit, writesRules: true, retriesRefused: true}, nil)
+	return r.each(ctx, job, action{plan: readmit, writesRules: true, retriesRefused: true})
 }
 
 // RemoveDoubles deletes the copies of job.Doubled's jumps that the generation does not have.
 func (r Replayer) RemoveDoubles(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: removeDoubles}, nil)
+	return r.each(ctx, job, action{plan: removeDoubles})
 }
 
 // Remove deletes every canary and witness and, with everything, the protected chains and jumps too.
@@ -309,25 +303,26 @@ func (r Replayer) Remove(ctx context.Context, job Job, everything bool) (Result,
 			return nil
 		}
 		if plan := composeRemoval(task, everything); !plan.script.Empty() {
-			return &plan
+			return plan
 		}
 		return nil
 	}
-	return r.each(ctx, job, action{plan: remove, mayWriteUnguarded: true}, nil)
+	return r.each(ctx, job, action{plan: remove, mayWriteUnguarded: true})
 }
 
-// each runs one action for every family of the job in one session. after is called for each family
-// when all are done.
-func (r Replayer) each(ctx context.Context, job Job, do action, after func(iptables.Session, rules.Family, *FamilyResult)) (Result, error) {
+// each runs one action for every family of the job in one session.
+func (r Replayer) each(ctx context.Context, job Job, do action) (Result, error) {
 	s, err := r.Kernel.Begin(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("beginning a guarded write: %w", err)
 	}
 	result := run{r, s, job, do}.families(ctx)
-	if after != nil {
-		for _, f := range job.Families {
-			fr := result[f]
-			after(s, f, &fr)
+	for _, f := range job.Families {
+		fr := result[f]
+		// kube-proxy is asked even if some tables are still missing: the next try does not touch
+		// those that are proved now.
+		if do.asksProxy && needsProxySync(fr) {
+			fr.SyncNeeded, fr.Aftercare = true, nudge(ctx, s, f, fr.proxyCanary)
 			result[f] = fr
 		}
 	}
@@ -345,6 +340,8 @@ type action struct {
 	mayWriteUnguarded bool
 	// mayStage: filter and mangle may be written before nat.
 	mayStage bool
+	// asksProxy: kube-proxy is asked for a full sync, where it has to do one.
+	asksProxy bool
 	// writesRules: rules of the generation may be written. allTables: in every table, lost or not.
 	// retriesRefused: rules that were refused before are tried again.
 	writesRules, allTables, retriesRefused bool
@@ -363,11 +360,9 @@ func heal(task tableTask, nonce canary.Nonce) *tablePlan {
 	}
 	if task.finding.OnlyDrilled() {
 		task.want.Section.Jumps = task.seen.Section.Jumps
-		plan := composePlant(task, nonce)
-		return &plan
+		return composePlant(task, nonce)
 	}
-	plan := composeReplay(task, nonce)
-	return &plan
+	return composeReplay(task, nonce)
 }
 
 // force plans to write the complete generation to a table.
@@ -379,8 +374,7 @@ func force(task tableTask, nonce canary.Nonce) *tablePlan {
 		Verdict: canary.Replaced, MarkLost: true,
 		Jumps: task.want.Section.Jumps,
 	}
-	plan := composeReplay(task, nonce)
-	return &plan
+	return composeReplay(task, nonce)
 }
 
 // plant plans marks for a table that lacks some. Its witnesses go where jumps stand now.
@@ -390,8 +384,7 @@ func plant(task tableTask, nonce canary.Nonce) *tablePlan {
 		return nil
 	}
 	task.want.Section.Jumps = task.seen.Section.Jumps
-	plan := composePlant(task, nonce)
-	return &plan
+	return composePlant(task, nonce)
 }
 
 // plantFirst plans marks for a table that never had any.
@@ -408,6 +401,5 @@ func rotate(task tableTask, nonce canary.Nonce) *tablePlan {
 		return nil
 	}
 	task.want.Section.Jumps = task.seen.Section.Jumps
-	plan := composeRotation(task, nonce)
-	return &plan
+	return composeRotation(task, nonce)
 }

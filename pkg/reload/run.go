@@ -44,16 +44,17 @@ type familyRun struct {
 	nonce  canary.Nonce // of the marks that the last plan plants
 	result FamilyResult
 	memory Memory // see Job; it includes this run's reads
-	// bisected: rules were tried one by one. refused are those to leave out, by text with the
-	// reason.
-	bisected bool
-	refused  map[rules.TableName]map[string]string
-	// skippedTables are the tables that were refused as a whole, with the reason; others are
-	// written without them. tableRefusal is a refusal whose table the next read shows.
-	skippedTables map[rules.TableName]error
-	tableRefusal  error
-	// claimedRefused are the refusals for which a strict job leaves tables as they are.
-	claimedRefused map[rules.TableName][]Refusal
+	// refused are the rules to leave out, by text with the reason; nil as long as no rules were
+	// tried one by one.
+	refused map[rules.TableName]map[string]string
+	// skipped are the tables that this run writes no more, with the reason; others are written
+	// without them. tableRefusal is a refusal whose table the next read shows.
+	skipped      map[rules.TableName]skippedTable
+	tableRefusal error
+}
+
+func newFamilyRun(f rules.Family, m Memory) *familyRun {
+	return &familyRun{family: f, memory: m, skipped: map[rules.TableName]skippedTable{}}
 }
 
 // stale reports whether the kernel refused the write because another process wrote after the read.
@@ -74,7 +75,7 @@ func (r run) families(ctx context.Context) Result {
 	marks := r.job.Marks
 	var runs []*familyRun
 	for _, f := range r.job.Families {
-		runs = append(runs, &familyRun{family: f, memory: r.job.Memory})
+		runs = append(runs, newFamilyRun(f, r.job.Memory))
 	}
 	for try := 1; len(runs) > 0; try++ {
 		for _, t := range runs {
@@ -181,27 +182,31 @@ func (r run) settle(ctx context.Context, runs, planned []*familyRun) (again bool
 // since.
 func (t *familyRun) withTriedMarks(marks canary.Marks) canary.Marks {
 	for _, p := range t.plans {
-		if t.sent[p.table] && p.mark.Nonce != "" {
-			marks = marks.With(t.family.Table(p.table), marks[t.family.Table(p.table)].Trying(p.mark))
+		if t.sent[p.table] && p.want.Mark.Nonce != "" {
+			marks = marks.With(t.family.Table(p.table), marks[t.family.Table(p.table)].Trying(p.want.Mark))
 		}
 	}
 	return marks
 }
 
-// keepReport keeps the result of tables that the last write put back, while other tables are
-// written again.
+// keepReport keeps the result of tables that an earlier write of this run put back, while other
+// tables are written again. Without it the quarantined rules would be forgotten, and what was lost
+// would be missing in the record.
 func (t *familyRun) keepReport(before map[rules.TableName]TableResult) {
-	for _, p := range t.plans {
-		old, now := before[p.table], t.result.Tables[p.table]
-		if p.mark.Nonce == "" || now.Mark.Nonce != p.mark.Nonce || old.Mark.Nonce == p.mark.Nonce || now.Finding.Verdict.Loss() {
+	for table, old := range before {
+		now := t.result.Tables[table]
+		if now.Mark.Nonce == "" || now.Finding.Verdict.Loss() {
 			continue
 		}
-		now.Finding, now.Lost, now.Policies, now.flushed, now.restored = old.Finding, old.Lost, old.Policies, old.flushed, old.restored
-		now.Seen = old.Seen
-		now.Proved, now.Wrote, now.Skipped, now.Changed = true, len(p.wrote), p.skipped, old.Changed.and(p.change)
-		// Without these the quarantined rules would be forgotten, and the node reported healthy.
-		now.Replayed, now.Quarantined, now.Weakened = p.replay, p.quarantined, p.weakened
-		t.result.Tables[p.table] = now
+		i := slices.IndexFunc(t.plans, func(p tablePlan) bool { return p.table == table })
+		switch landed := i >= 0 && t.plans[i].want.Mark.Nonce == now.Mark.Nonce; {
+		case landed && old.Mark.Nonce != now.Mark.Nonce: // by the last write
+			old = t.plans[i].account(old)
+			old.Proved = true
+		case !old.Proved || old.Mark.Nonce != now.Mark.Nonce:
+			continue
+		}
+		t.result.Tables[table] = old.reread(now)
 	}
 }
 
@@ -215,8 +220,8 @@ func (r run) announceMarks(marks canary.Marks, runs []*familyRun) canary.Marks {
 	announced := marks
 	for _, t := range runs {
 		for _, p := range t.plans {
-			if p.mark.Nonce != "" {
-				marks = marks.With(t.family.Table(p.table), marks[t.family.Table(p.table)].Trying(p.mark))
+			if p.want.Mark.Nonce != "" {
+				marks = marks.With(t.family.Table(p.table), marks[t.family.Table(p.table)].Trying(p.want.Mark))
 			}
 		}
 	}
@@ -252,17 +257,19 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 		t.acceptEarlierWrites(tableid.Of(r.job.Memory.unproved, t.family))
 	}
 	t.result.Seen = snapshot.Digest
-	t.result.Digest, t.result.proxyCanary = snapshot.Digest, tablesWith(snapshot, kubeProxyCanary)
-	absent := r.supply(ctx, tasks)
-	for i := range tasks {
-		tasks[i].unavailable = absent
-		tasks[i].doubled = r.job.Doubled[t.family.Table(tasks[i].table)]
-		tasks[i].unavailable.refused = r.refusals(t, tasks[i])
-	}
+	t.result.Digest, t.result.proxyCanary = snapshot.Digest, tablesWithProxy(snapshot)
 	if len(t.sent) > 0 || t.nonce == "" { // otherwise nothing was written with this nonce
 		t.nonce = canary.NewNonce()
 	}
-	plans := planAll(tasks, r.action.plan, t.nonce)
+	absent := r.supply(ctx, tasks)
+	var plans []tablePlan
+	for _, task := range tasks {
+		task.unavailable, task.doubled = absent, r.job.Doubled[t.family.Table(task.table)]
+		task.unavailable.refused = r.refusals(t, task)
+		if plan := r.action.plan(task, t.nonce); plan != nil {
+			plans = append(plans, *plan)
+		}
+	}
 	if t.staged {
 		sortByStage(plans)
 	}
@@ -301,17 +308,6 @@ func (r Replayer) examine(ctx context.Context, s iptables.Session, f rules.Famil
 	}
 	examiner := Examiner{Canary: r.Canary, Protection: r.Protection}
 	return examiner.tasks(snapshot, job), snapshot, nil
-}
-
-// planAll returns the plans of those tables to which something is to be written.
-func planAll(tasks []tableTask, pick func(tableTask, canary.Nonce) *tablePlan, nonce canary.Nonce) []tablePlan {
-	var plans []tablePlan
-	for _, task := range tasks {
-		if plan := pick(task, nonce); plan != nil {
-			plans = append(plans, *plan)
-		}
-	}
-	return plans
 }
 
 // newResult returns the result of a family that was judged and not written yet.

@@ -15,18 +15,13 @@ import (
 // nft, so that everything comes back at once.
 const stagesFrom = 100 * time.Millisecond
 
-// The stages of a replay: tables that decide about packets, then the table that translates them.
-const (
-	deciding = iota
-	translating
-)
-
-// stageOf returns the stage to which a table belongs.
+// stageOf returns the stage to which a table belongs: 0 if it decides about packets, 1 if it
+// translates them.
 func stageOf(table rules.TableName) int {
 	if table == rules.Nat {
-		return translating
+		return 1
 	}
-	return deciding
+	return 0
 }
 
 // A Pace is the time to write one rule, as the last replays showed it. Zero stands for firstPace.
@@ -103,7 +98,7 @@ func payloads(runs []*familyRun) []iptables.Payload {
 	stages := []iptables.Payload{{}, {}}
 	for _, t := range runs {
 		for _, p := range t.pending() {
-			stage := stages[deciding]
+			stage := stages[0]
 			if t.staged {
 				stage = stages[stageOf(p.table)]
 			}

@@ -190,10 +190,16 @@ func (s *Store) Forget() error {
 	if err := s.ForgetPending(); err != nil {
 		return err
 	}
-	for _, path := range []string{s.statePath(), s.ownersPath()} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("removing the state: %w", err)
-		}
+	if err := removeFile(s.statePath(), "the state"); err != nil {
+		return err
+	}
+	return removeFile(s.ownersPath(), "the state")
+}
+
+// removeFile removes a file, if it exists. what names its content in the error.
+func removeFile(path, what string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("removing %s: %w", what, err)
 	}
 	return nil
 }
@@ -245,7 +251,6 @@ func checkContent(stored Stored, id string) error {
 	return nil
 }
 
-// idPattern matches the ID of a generation.
 var idPattern = regexp.MustCompile(`^[0-9a-f]{12}$`)
 
 // checkIdentity returns nil if o is the store's identity, else ErrForeign with the first
@@ -264,7 +269,6 @@ func (s *Store) checkIdentity(o Identity) error {
 	return nil
 }
 
-// stateFile is the name of the state's file.
 const stateFile = "state.json"
 
 func (s *Store) statePath() string { return filepath.Join(s.dir, stateFile) }

@@ -28,7 +28,6 @@ type base struct {
 	print    fingerprint
 }
 
-// baseSuffix ends the name of a base's file.
 const baseSuffix = ".base"
 
 // baseName matches the name of a base: half of a SHA-256.
@@ -80,7 +79,6 @@ func (s *Store) writeBase(g rules.Generation) (*base, error) {
 // nameOf returns the name of the base with that SHA-256.
 func nameOf(digest []byte) string { return hex.EncodeToString(digest)[:32] }
 
-// encodeBase writes the lines of a base.
 func encodeBase(w io.Writer, g rules.Generation) error {
 	lines := json.NewEncoder(w)
 	lines.SetEscapeHTML(false)
@@ -142,7 +140,6 @@ func (s *Store) readBase(name string) (rules.Generation, error) {
 	return g, nil
 }
 
-// decodeBase reads the lines of a base.
 func decodeBase(r io.Reader) (rules.Generation, error) {
 	lines := json.NewDecoder(r)
 	lines.DisallowUnknownFields()

@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -77,8 +75,5 @@ func readBaseline(path string) (Baseline, error) {
 
 // ForgetBaseline removes the baseline, whatever its file holds.
 func (s *Store) ForgetBaseline() error {
-	if err := os.Remove(s.baselinePath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("removing the baseline: %w", err)
-	}
-	return nil
+	return removeFile(s.baselinePath(), "the baseline")
 }

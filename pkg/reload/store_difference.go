@@ -171,7 +171,7 @@ type fingerprint map[rules.TableID]sectionPrint
 type sectionPrint struct {
 	chains []uint64 // hashes of name, policy and rules
 	names  []uint64
-	ends   []int    // for each chain, the index in rules behind its last rule
+	starts []int    // for each chain, the index in rules of its first rule; at last, len(rules)
 	rules  []uint64 // hashes of the rules' text
 	jumps  []uint64
 }
@@ -199,16 +199,11 @@ func hashChain(c rules.Chain, all []uint64) (uint64, []uint64) {
 	return h.Sum64(), all
 }
 
-// hashJump returns the hash of a jump with its anchor.
-func hashJump(h rules.Jump) uint64 {
-	return hashText(fmt.Sprintf("%q %q %q %q %t", h.Chain, h.Rule.Spec, h.Anchor.Position, h.Anchor.Neighbour.Spec, h.Named))
-}
-
-// hashJumps returns the hash of each jump.
+// hashJumps returns the hash of each jump with its anchor.
 func hashJumps(jumps []rules.Jump) []uint64 {
 	hashes := make([]uint64, len(jumps))
 	for i, h := range jumps {
-		hashes[i] = hashJump(h)
+		hashes[i] = hashText(fmt.Sprintf("%q %q %q %q %t", h.Chain, h.Rule.Spec, h.Anchor.Position, h.Anchor.Neighbour.Spec, h.Named))
 	}
 	return hashes
 }
@@ -219,13 +214,13 @@ func fingerprintOf(g rules.Generation) fingerprint {
 	for id, section := range g {
 		n := len(section.Chains)
 		p := sectionPrint{
-			chains: make([]uint64, 0, n), names: make([]uint64, 0, n), ends: make([]int, 0, n),
+			chains: make([]uint64, 0, n), names: make([]uint64, 0, n), starts: make([]int, 1, n+1),
 			rules: make([]uint64, 0, section.RuleCount()), jumps: hashJumps(section.Jumps),
 		}
 		for _, c := range section.Chains {
 			var hash uint64
 			hash, p.rules = hashChain(c, p.rules)
-			p.chains, p.names, p.ends = append(p.chains, hash), append(p.names, hashText(c.Name)), append(p.ends, len(p.rules))
+			p.chains, p.names, p.starts = append(p.chains, hash), append(p.names, hashText(c.Name)), append(p.starts, len(p.rules))
 		}
 		all[id] = p
 	}
@@ -260,7 +255,7 @@ func (p sectionPrint) difference(section rules.Section) sectionDifference {
 		c := section.Chains[i]
 		var before []uint64
 		if k, ok := byName[hashText(c.Name)]; ok {
-			before = p.rulesOf(k)
+			before = p.rules[p.starts[k]:p.starts[k+1]]
 		}
 		_, scratch = hashChain(c, scratch[:0])
 		list := pieces(before, scratch, func(i int) string { return c.Rules[i].Spec })
@@ -269,19 +264,10 @@ func (p sectionPrint) difference(section rules.Section) sectionDifference {
 	return d
 }
 
-// rulesOf returns the hashes of the rules of the i-th chain.
-func (p sectionPrint) rulesOf(i int) []uint64 {
-	from := 0
-	if i > 0 {
-		from = p.ends[i-1]
-	}
-	return p.rules[from:p.ends[i]]
-}
-
 // pieces returns the list now as pieces of the base's list, both given by their hashes. element
 // returns an element that the base lacks.
 func pieces[T any](from, now []uint64, element func(i int) T) []piece[T] {
-	places := placesOf(from)
+	places := &places{list: from, taken: make([]bool, len(from))}
 	var list []piece[T]
 	next := 0 // where the current run would go on
 	for i, hash := range now {
@@ -308,8 +294,6 @@ type places struct {
 	order []int          // places sorted by their hashes; made when it is first needed
 	first map[uint64]int // for a hash, where in order to begin
 }
-
-func placesOf(list []uint64) *places { return &places{list: list, taken: make([]bool, len(list))} }
 
 // take takes a place of the hash that is still free, preferably best.
 func (p *places) take(hash uint64, best int) (int, bool) {

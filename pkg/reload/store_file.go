@@ -134,7 +134,7 @@ func (s *Store) pruneBases() error {
 	needed := map[string]bool{}
 	for _, k := range list {
 		h := s.headers[k.ID]
-		if unread := (*fs.PathError)(nil); errors.As(h.err, &unread) {
+		if _, unread := errors.AsType[*fs.PathError](h.err); unread {
 			return nil
 		}
 		needed[h.stored.Base] = true

@@ -54,10 +54,7 @@ func (r run) supply(ctx context.Context, tasks []tableTask) unavailable {
 	if err != nil {
 		return absent
 	}
-	have := make(map[string]bool, len(names))
-	for _, name := range names {
-		have[name] = true
-	}
+	have := nameSet(names)
 	for _, name := range needs.Sets {
 		if err := r.supplySet(ctx, name, have, nil); err != nil {
 			absent.sets[name] = err.Error()
@@ -86,11 +83,6 @@ func (r run) supplySet(ctx context.Context, name string, have map[string]bool, w
 	}
 	have[name] = true
 	return nil
-}
-
-// isQuarantined reports whether a jump is quarantined.
-func (t *tableTask) isQuarantined(h rules.Jump) bool {
-	return slices.ContainsFunc(t.quarantined, func(q QuarantinedRule) bool { return q.matches(h.Chain, h.Rule) })
 }
 
 // unwritable reports whether a rule cannot be written as it is.
@@ -160,11 +152,11 @@ func (t *tableTask) admit(chain string, r rules.Rule, plan *tablePlan) (rules.Ru
 func (p *tablePlan) keepQuarantined(task tableTask) {
 	for _, h := range task.quarantined {
 		decided := slices.ContainsFunc(slices.Concat(p.wrote, p.merged), func(c rules.Chain) bool { return c.Name == h.Chain })
-		again := slices.ContainsFunc(p.quarantined, func(q QuarantinedRule) bool { return q.matches(h.Chain, h.Rule) })
+		again := anyMatches(p.quarantined, h.Chain, h.Rule)
 		placed := slices.ContainsFunc(p.jumps, func(k rules.Jump) bool { return h.matches(k.Chain, k.Rule) })
 		if !decided && !again && !placed {
 			p.quarantined = append(p.quarantined, h)
 		}
 	}
-	p.section = without(p.section, p.quarantined)
+	p.want.Section = without(p.want.Section, p.quarantined)
 }

@@ -8,33 +8,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// unproved has what earlier tries of a loss wrote and could not read back. The next try that can
-// read the table decides: what is in force then is proved, and counts as this replay's work. It is
-// a value.
-type unproved map[rules.TableID]TableResult
-
-// after returns what is unproved after another try.
-func (u unproved) after(result Result) unproved {
-	next := unproved{}
-	keep := func(f rules.Family, t rules.TableName, tr TableResult) {
-		next[f.Table(t)] = tr
-	}
-	for id, tr := range u {
-		f, t := id.Family, id.Name
-		if !result[f].Tables[t].Proved {
-			keep(f, t, tr)
-		}
-	}
-	for f, fr := range result {
-		for t, tr := range fr.Tables {
-			if tr.Unproved {
-				keep(f, t, tr.withEarlier(u[f.Table(t)]))
-			}
-		}
-	}
-	return next
-}
-
 // withEarlier returns tr with what an earlier try of the same loss wrote and found, because
 // needsProxySync judges all tries together.
 func (tr TableResult) withEarlier(earlier TableResult) TableResult {
@@ -50,10 +23,16 @@ func (t *familyRun) acceptEarlierWrites(unproved map[rules.TableName]TableResult
 		if v := now.Finding.Verdict; v != canary.Intact && v != canary.Changed || now.Proved {
 			continue
 		}
-		earlier.Mark, earlier.Section, earlier.Read, earlier.last = now.Mark, now.Section, now.Read, now.last
 		earlier.Proved, earlier.Unproved = true, false
-		t.result.Tables[table] = earlier
+		t.result.Tables[table] = earlier.reread(now)
 	}
+}
+
+// reread returns the result of an earlier try with what a later read shows of the table.
+func (tr TableResult) reread(now TableResult) TableResult {
+	tr.Mark, tr.last = now.Mark, now.last
+	tr.Section, tr.Read, tr.Table, tr.Absent = now.Section, now.Read, now.Table, now.Absent
+	return tr
 }
 
 // outcomeWithoutWrite returns the outcome of a family to which nothing has to be written.

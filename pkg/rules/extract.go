@@ -18,7 +18,6 @@ type Protection struct {
 // the chains that they depend on. mark reports whether a rule is canaryd's own: such rules belong
 // to no generation and are no neighbours of a jump.
 func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
-	protects := p.Chain
 	var s Section
 	if t == nil {
 		return s
@@ -31,7 +30,7 @@ func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 				s.Policies = map[string]string{}
 			}
 			s.Policies[c.Name] = c.Policy
-		case protects(c.Name) && isChainName(c.Name): // the kernel takes names that iptables-restore cannot read
+		case p.Chain(c.Name) && isChainName(c.Name): // the kernel takes names that iptables-restore cannot read
 			s.Chains = append(s.Chains, Chain{Name: c.Name, Rules: c.Rules})
 		}
 	}
@@ -51,51 +50,40 @@ func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 			s.Alone = append(s.Alone, name)
 		}
 	}
-	s.DependsOn = dependencies(t, s, protects)
+	s.DependsOn = p.dependencies(t, s)
 	return s
 }
 
 // jumps returns the jumps in one built-in chain with their anchors. alone says that the chain has
 // jumps and no foreign rule.
 func (p Protection) jumps(t TableName, c *Chain, mark func(Rule) bool) (found []Jump, alone bool) {
-	const foreign, ours, jump, named = 0, 1, 2, 3
-	kinds := make([]byte, len(c.Rules))
-	lastForeign := -1
-	for i, r := range c.Rules {
+	anchor, last := Anchor{Position: Top}, 0 // found[last:] stand behind the last foreign rule
+	for _, r := range c.Rules {
+		named := false
 		switch {
 		case mark(r):
-			kinds[i] = ours
+			continue
 		case p.Chain(r.Target):
-			kinds[i] = jump
 		case p.Rule != nil && p.Rule(t, c.Name, r):
-			kinds[i] = named
+			named = true
 		default:
-			lastForeign = i
+			anchor, last = Anchor{Position: Behind, Neighbour: r}, len(found)
+			continue
 		}
+		found = append(found, Jump{Chain: c.Name, Rule: r, Anchor: anchor, Named: named})
 	}
-	neighbour := -1
-	for i, r := range c.Rules {
-		switch kinds[i] {
-		case ours:
-		case foreign:
-			neighbour = i
-		default:
-			h := Jump{Chain: c.Name, Rule: r, Anchor: Anchor{Position: Top}, Named: kinds[i] == named}
-			switch {
-			case neighbour >= 0 && i > lastForeign:
-				h.Anchor.Position = Bottom
-			case neighbour >= 0:
-				h.Anchor = Anchor{Position: Behind, Neighbour: c.Rules[neighbour]}
-			}
-			found = append(found, h)
-		}
+	if anchor.Position == Top {
+		return found, len(found) > 0
 	}
-	return found, len(found) > 0 && lastForeign < 0
+	for i := range found[last:] {
+		found[last+i].Anchor = Anchor{Position: Bottom}
+	}
+	return found, false
 }
 
 // dependencies returns the chains that protected rules jump to and that a replay does not write:
 // other owners' chains, and protected chains that are left out.
-func dependencies(t *Table, s Section, protects func(string) bool) []string {
+func (p Protection) dependencies(t *Table, s Section) []string {
 	var found []string
 	for _, c := range s.Chains {
 		if c.LeftOut() {
@@ -104,7 +92,7 @@ func dependencies(t *Table, s Section, protects func(string) bool) []string {
 	}
 	for _, c := range s.Chains {
 		for _, r := range c.Rules {
-			if r.Target == "" || protects(r.Target) || t.Chain(r.Target) == nil || slices.Contains(found, r.Target) {
+			if r.Target == "" || p.Chain(r.Target) || t.Chain(r.Target) == nil || slices.Contains(found, r.Target) {
 				continue
 			}
 			found = append(found, r.Target)
@@ -112,4 +100,32 @@ func dependencies(t *Table, s Section, protects func(string) bool) []string {
 	}
 	slices.Sort(found)
 	return found
+}
+
+// OthersGone counts the rules that before holds and now does not, without protected rules and
+// marks. A nil table does not exist.
+func (p Protection) OthersGone(before, now *Table, mark func(Rule) bool) int {
+	if before == nil {
+		return 0
+	}
+	gone := 0
+	for _, c := range before.Chains {
+		builtin := Builtin(before.Name, c.Name)
+		if !builtin && p.Chain(c.Name) {
+			continue
+		}
+		left := map[string]int{}
+		for _, r := range now.Rules(c.Name) {
+			left[r.Spec]++
+		}
+		for _, r := range c.Rules {
+			if mark(r) || builtin && (p.Chain(r.Target) || p.Rule != nil && p.Rule(before.Name, c.Name, r)) {
+				continue
+			}
+			if left[r.Spec]--; left[r.Spec] < 0 {
+				gone++
+			}
+		}
+	}
+	return gone
 }

@@ -152,7 +152,8 @@ func (f *form) load(name string, from map[string]*vocabulary) {
 func (f *form) extensionOption(not bool, words []string) int {
 	last := len(f.exts) - 1
 	if last >= 0 && f.exts[last].known == nil && !f.exts[last].bare {
-		return f.exact(last, not, words)
+		f.opts = append(f.opts, setting{owner: last, given: true, not: not, name: words[0]})
+		return 1 // an unknown extension is read word by word
 	}
 	name := words[0]
 	for i := last; i >= 0; i-- {
@@ -196,18 +197,4 @@ func (f *form) add(owner int, name string, o option, not bool, words []string) i
 	}
 	f.opts = append(f.opts, setting{owner: owner, given: true, not: not, name: name, words: words[1 : 1+o.args]})
 	return 1 + o.args
-}
-
-// exact reads one word of an unknown extension.
-func (f *form) exact(owner int, not bool, words []string) int {
-	f.opts = append(f.opts, setting{owner: owner, given: true, not: not, name: words[0]})
-	return 1
-}
-
-// targetName returns what the rule jumps to.
-func (f *form) targetName() string {
-	if f.target < 0 {
-		return ""
-	}
-	return f.exts[f.target].name
 }

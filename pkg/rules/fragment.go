@@ -83,7 +83,7 @@ type numberedJump struct {
 }
 
 func (p *fragmentParser) line(text string) *ParseError {
-	wrong := func(reason string) *ParseError { return &ParseError{Text: text, Reason: reason} }
+	reason := ""
 	switch {
 	case text == "" || text[0] == '#':
 		return nil
@@ -91,28 +91,20 @@ func (p *fragmentParser) line(text string) *ParseError {
 		// The text is not quoted: the file may be a link to one that holds secrets.
 		return &ParseError{Reason: "is outside a table: a fragment begins, after comments, with a line such as *filter"}
 	case text[0] == '*':
-		return p.open(text)
+		reason = p.open(text)
 	case p.table == nil:
-		return wrong("stands outside a table: begin one with a line such as *filter")
+		reason = "stands outside a table: begin one with a line such as *filter"
 	case text == "COMMIT":
 		return p.close()
 	case text[0] == ':':
-		return p.declaration(text)
+		reason = p.declaration(text)
+	default:
+		reason = p.rule(text)
 	}
-	command := text
-	if command[0] == '[' {
-		_, after, found := strings.Cut(command, "] ")
-		if !found {
-			return wrong("has counters without a closing bracket")
-		}
-		command = after
+	if reason == "" {
+		return nil
 	}
-	verb, rest, _ := strings.Cut(command, " ")
-	if verb != "-A" && verb != "-I" {
-		return wrong("is no rule: a fragment holds *TABLE, :CHAIN -, -A, -I and COMMIT")
-	}
-	chain, spec, _ := strings.Cut(strings.TrimLeft(rest, " "), " ")
-	return p.rule(text, verb, chain, strings.TrimLeft(spec, " "))
+	return &ParseError{Text: text, Reason: reason}
 }
 
 // opensTable reports whether a line begins one of iptables' tables.
@@ -120,26 +112,26 @@ func opensTable(text string) bool {
 	return text[0] == '*' && slices.Contains(AllTables(), TableName(strings.TrimSpace(text[1:])))
 }
 
-func (p *fragmentParser) open(text string) *ParseError {
+// open begins a table, or returns why it cannot. So do declaration and rule with their lines.
+func (p *fragmentParser) open(text string) (reason string) {
 	name := TableName(strings.TrimSpace(text[1:]))
 	switch _, again := p.all.Sections[name]; {
 	case p.table != nil:
-		return &ParseError{Text: text, Reason: "opens a table inside another one: end that with COMMIT"}
+		return "opens a table inside another one: end that with COMMIT"
 	case !slices.Contains(p.tables, name):
-		return &ParseError{Text: text, Reason: "is none of the tables that canaryd guards: " + strings.Join(p.tables, ", ")}
+		return "is none of the tables that canaryd guards: " + strings.Join(p.tables, ", ")
 	case again:
-		return &ParseError{Text: text, Reason: "opens a table that was closed above: write all of its rules into one section"}
+		return "opens a table that was closed above: write all of its rules into one section"
 	}
 	p.table, p.opened, p.lines, p.rules, p.jumps = NewTable(name), p.number, map[string]int{}, map[ChainRule]int{}, nil
-	return nil
+	return ""
 }
 
 // declaration reads ":CHAIN - [packets:bytes]".
-func (p *fragmentParser) declaration(text string) *ParseError {
-	wrong := func(reason string) *ParseError { return &ParseError{Text: text, Reason: reason} }
+func (p *fragmentParser) declaration(text string) (reason string) {
 	fields := strings.Fields(text[1:])
 	if len(fields) == 0 {
-		return wrong("declares no chain")
+		return "declares no chain"
 	}
 	name, policy := fields[0], "-"
 	if len(fields) > 1 {
@@ -147,42 +139,55 @@ func (p *fragmentParser) declaration(text string) *ParseError {
 	}
 	if Builtin(p.table.Name, name) {
 		if policy != "-" {
-			return wrong("sets a policy, which canaryd never does: leave the line out")
+			return "sets a policy, which canaryd never does: leave the line out"
 		}
-		return nil
+		return ""
 	}
 	if err := CheckChainName(name); err != nil {
-		return wrong("cannot be: " + err.Error())
+		return "cannot be: " + err.Error()
 	}
 	switch {
 	case strings.HasSuffix(name, "-CANARY"):
-		return wrong("is a canary's name, by which its owner notices a flush: choose another")
+		return "is a canary's name, by which its owner notices a flush: choose another"
 	case slices.Contains([]string{"ACCEPT", "DROP", "RETURN", "QUEUE"}, name):
-		return wrong("has a verdict's name: choose another")
+		return "has a verdict's name: choose another"
 	case policy != "-":
-		return wrong("gives a policy to a chain that has none: write - in its place")
+		return "gives a policy to a chain that has none: write - in its place"
 	case p.lines[name] != 0:
-		return wrong(fmt.Sprintf("is declared on line %d already", p.lines[name]))
+		return fmt.Sprintf("is declared on line %d already", p.lines[name])
 	}
 	p.table.Add(Chain{Name: name})
 	p.lines[name] = p.number
-	return nil
+	return ""
 }
 
-func (p *fragmentParser) rule(text, verb, name, spec string) *ParseError {
-	wrong := func(reason string) *ParseError { return &ParseError{Text: text, Reason: reason} }
+func (p *fragmentParser) rule(text string) (reason string) {
+	command := text
+	if command[0] == '[' {
+		_, after, found := strings.Cut(command, "] ")
+		if !found {
+			return "has counters without a closing bracket"
+		}
+		command = after
+	}
+	verb, rest, _ := strings.Cut(command, " ")
+	if verb != "-A" && verb != "-I" {
+		return "is no rule: a fragment holds *TABLE, :CHAIN -, -A, -I and COMMIT"
+	}
+	name, spec, _ := strings.Cut(strings.TrimLeft(rest, " "), " ")
+	spec = strings.TrimLeft(spec, " ")
 	rule, err := ParseRule(spec)
 	if err != nil {
-		return wrong(reasonOf(err))
+		return reasonOf(err)
 	}
 	if err := rule.validate(); err != nil {
-		return wrong("holds a control character")
+		return "holds a control character"
 	}
 	if reason := p.checkWords(spec); reason != "" {
-		return wrong(reason)
+		return reason
 	}
 	if reason, opaque := rule.Opaque(); opaque {
-		return wrong("cannot stand in a fragment: " + reason)
+		return "cannot stand in a fragment: " + reason
 	}
 	if key := (ChainRule{name, rule.Spec}); p.rules[key] == 0 {
 		p.rules[key] = p.number
@@ -194,19 +199,19 @@ func (p *fragmentParser) rule(text, verb, name, spec string) *ParseError {
 		}
 		// close checks at the end of the table whether it is a jump.
 		p.jumps = append(p.jumps, numberedJump{Jump{Chain: name, Rule: rule, Anchor: Anchor{Position: position}}, p.number, text})
-		return nil
+		return ""
 	}
 	chain := p.table.Chain(name)
 	switch {
 	case chain == nil && isBuiltinName(name):
-		return wrong("adds to a chain that table " + string(p.table.Name) + " does not have")
+		return "adds to a chain that table " + string(p.table.Name) + " does not have"
 	case chain == nil:
-		return wrong("adds to a chain that is not declared above: write :" + name + " - [0:0] if it is yours; chains of others stay theirs")
+		return "adds to a chain that is not declared above: write :" + name + " - [0:0] if it is yours; chains of others stay theirs"
 	case verb == "-I":
-		return wrong("inserts into a chain of the fragment: write its rules with -A in their order")
+		return "inserts into a chain of the fragment: write its rules with -A in their order"
 	}
 	chain.Rules = append(chain.Rules, rule)
-	return nil
+	return ""
 }
 
 // checkWords returns why a rule may not stand in a fragment, or "".
@@ -215,10 +220,8 @@ func (p *fragmentParser) checkWords(spec string) string {
 	if len(words) > 0 && words[0] != "!" && !strings.HasPrefix(words[0], "-") {
 		return "begins with a number or a word that is no option: write -I without a rule's number"
 	}
-	for _, table := range []string{"-t", "--table"} {
-		if len(words) > 0 && words[0] == table {
-			return "names a table: leave that to the line *TABLE above"
-		}
+	if len(words) > 0 && (words[0] == "-t" || words[0] == "--table") {
+		return "names a table: leave that to the line *TABLE above"
 	}
 	for i, word := range words {
 		if i+1 == len(words) && baseOptions[word] != "" && word != "-f" && !strings.HasPrefix(word, "--frag") {
@@ -296,24 +299,16 @@ func (p *fragmentParser) close() *ParseError {
 // Then returns the section that results from loading later after s: the top jumps of later stand
 // before those of s, its bottom jumps behind them.
 func (s Section) Then(later Section) Section {
-	joined := s.Join(later)
-	joined.Jumps = nil
+	var top, bottom []Jump
 	for _, h := range later.Jumps {
 		if h.Anchor.Position == Top {
-			joined.Jumps = append(joined.Jumps, h)
+			top = append(top, h)
+		} else {
+			bottom = append(bottom, h)
 		}
 	}
-	joined.Jumps = append(joined.Jumps, s.Jumps...)
-	for _, h := range later.Jumps {
-		if h.Anchor.Position != Top {
-			joined.Jumps = append(joined.Jumps, h)
-		}
-	}
-	// Either may depend on a chain of the other.
-	joined.DependsOn = slices.DeleteFunc(joined.DependsOn, func(chain string) bool {
-		_, found := joined.Chain(chain)
-		return found
-	})
+	joined := s.Join(later)
+	joined.Jumps = slices.Concat(top, s.Jumps, bottom)
 	return joined
 }
 

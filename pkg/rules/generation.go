@@ -56,6 +56,17 @@ func (h Jump) Into() string {
 // wherever they stand.
 func (h Jump) Same(o Jump) bool { return h.Chain == o.Chain && h.Rule.Equal(o.Rule) }
 
+// Copies counts the jumps that are the same as h.
+func Copies(jumps []Jump, h Jump) int {
+	n := 0
+	for _, k := range jumps {
+		if k.Same(h) {
+			n++
+		}
+	}
+	return n
+}
+
 // String returns the jump as the arguments of a command that appends it.
 func (h Jump) String() string { return "-A " + h.Chain + " " + h.Rule.Spec }
 
@@ -174,7 +185,6 @@ func (g Generation) ID() string {
 	return hex.EncodeToString(h.Sum(nil))[:12]
 }
 
-// digest writes the section to h.
 func (s Section) digest(h hash.Hash) {
 	// h gets large pieces: word by word, the calls take as long as SHA-256 itself.
 	const piece = 32 << 10
@@ -220,14 +230,7 @@ func (s Section) Equal(o Section) bool {
 // equalChains compares chains in the order in which they stand. Where iptables printed both
 // sections, that is the order of names; elsewhere it sorts them by name.
 func (s Section) equalChains(o Section) bool {
-	sameOrder := true
-	for i := range s.Chains {
-		if s.Chains[i].Name != o.Chains[i].Name {
-			sameOrder = false
-			break
-		}
-	}
-	if sameOrder {
+	if slices.EqualFunc(s.Chains, o.Chains, func(a, b Chain) bool { return a.Name == b.Name }) {
 		return slices.EqualFunc(s.Chains, o.Chains, equalChain)
 	}
 	return slices.EqualFunc(s.byName(), o.byName(), func(i, j int) bool { return equalChain(s.Chains[i], o.Chains[j]) })

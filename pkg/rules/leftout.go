@@ -1,5 +1,7 @@
 package rules
 
+import "slices"
+
 // A chain that is left out stands in the kernel and holds more rules than canaryd keeps. In
 // memory, one opaque rule stands for all of them. So the chain is neither empty nor missing, it is
 // equal to itself whatever becomes of its rules, and it is never written.
@@ -23,14 +25,7 @@ func (c *Chain) LeftOut() bool { return c != nil && len(c.Rules) == 1 && c.Rules
 
 // AnyLeftOut reports whether a chain of the table is left out.
 func (t *Table) AnyLeftOut() bool {
-	if t != nil {
-		for i := range t.Chains {
-			if t.Chains[i].LeftOut() {
-				return true
-			}
-		}
-	}
-	return false
+	return t != nil && slices.ContainsFunc(t.Chains, func(c Chain) bool { return c.LeftOut() })
 }
 
 // LeftOut reports whether the jump stands for all jumps of a built-in chain that is left out.
@@ -42,11 +37,8 @@ func (h Jump) LeftOut() bool { return h.Named && h.Rule.LeftOut() }
 func (s Section) WitnessedChains(table TableName) []string {
 	var names []string
 	for _, name := range s.JumpChains(table) {
-		for _, h := range s.Jumps {
-			if h.Chain == name && !h.LeftOut() {
-				names = append(names, name)
-				break
-			}
+		if slices.ContainsFunc(s.Jumps, func(h Jump) bool { return h.Chain == name && !h.LeftOut() }) {
+			names = append(names, name)
 		}
 	}
 	return names

@@ -144,12 +144,9 @@ func (w *writer) disjoint(a, b int) bool {
 	w.gather(a)
 	first := slices.Clone(w.options)
 	w.gather(b)
-	for _, s := range first {
-		if slices.ContainsFunc(w.options, func(o canonicalOption) bool { return o.name == s.name }) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(first, func(s canonicalOption) bool {
+		return slices.ContainsFunc(w.options, func(o canonicalOption) bool { return o.name == s.name })
+	})
 }
 
 func (w *writer) isComment(i int) bool { return i != w.target && w.exts[i].name == "comment" }
@@ -248,21 +245,17 @@ func (w *writer) gather(i int) {
 // translate appends one option of a known extension in its canonical spelling.
 func (w *writer) translate(known *vocabulary, s *setting) {
 	o := known.options[s.name]
-	values, ok := "", true
+	values := ""
 	for i, word := range s.words {
-		v, known := o.values[i](word)
-		if !known {
-			ok = false
-			break
+		v, ok := o.values[i](word)
+		if !ok {
+			w.options = append(w.options, canonicalOption{s.not, s.name, quoteAll(s.words)})
+			return
 		}
 		if i > 0 {
 			values += " "
 		}
 		values += Quote(v)
-	}
-	if !ok {
-		w.options = append(w.options, canonicalOption{s.not, s.name, quoteAll(s.words)})
-		return
 	}
 	not := s.not
 	if not && o.opposite != nil {

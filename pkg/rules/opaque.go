@@ -54,7 +54,6 @@ func (id Identity) OpaqueRule(target, reason string) Rule {
 	return parseOpaque(fmt.Sprintf("%s%x%s: %s", opaqueStart, id[:], to, reason))
 }
 
-// parseOpaque reads the text of an opaque rule.
 func parseOpaque(spec string) Rule {
 	head, _, _ := strings.Cut(spec[len(opaqueStart):], ": ")
 	_, target, _ := strings.Cut(head, " to ")
@@ -88,7 +87,7 @@ func whyNotWritable(spec string, words []string, understood bool) string {
 			return "it has a match that this iptables cannot print"
 		}
 	}
-	return whyMisread(words)
+	return readOptions(words, nil)
 }
 
 func isControl(c rune) bool { return c < ' ' && c != '\t' || c == 0x7f }

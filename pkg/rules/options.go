@@ -24,12 +24,9 @@ var longBase = []string{
 	"match", "jump", "goto", "set-counters",
 }
 
-// whyMisread returns why iptables would read the words as something else than a rule, or "".
-func whyMisread(words []string) string { return readOptions(words, nil) }
-
-// readOptions goes through the words option by option, and returns why one of them is wrong, or
-// "". It calls base with each option that belongs to no extension and its value; base may return
-// a reason to refuse it. A nil base refuses none.
+// readOptions goes through the words option by option, and returns why iptables would read them as
+// something else than a rule, or "". It calls base with each option that belongs to no extension
+// and its value; base may return a reason to refuse it. A nil base refuses none.
 func readOptions(words []string, base func(option, value string) string) string {
 	var exts roomForExtensions
 	var opts roomForOptions
@@ -100,10 +97,8 @@ func (f *form) owns(word string) bool {
 			}
 			continue
 		}
-		if _, ok := k.options[word]; ok {
-			return true
-		}
-		if _, ok := k.short[word]; ok {
+		_, full := k.options[word]
+		if _, short := k.short[word]; full || short {
 			return true
 		}
 	}

@@ -55,7 +55,7 @@ func Parse(r io.Reader) (set Ruleset, unreadable map[TableName]error, err error)
 // left out (see LeftOut). A nil skip skips none.
 func ParseSome(r io.Reader, known func(TableName) *Table, skip func(t TableName, chain string, line int) bool) (set Ruleset, unreadable map[TableName]error, err error) {
 	p := parser{set: Ruleset{}, unreadable: map[TableName]error{}, lookUp: known, skip: skip}
-	lines := newLineReader(r)
+	lines := lineReader{in: bufio.NewReaderSize(r, maxLine)}
 	for {
 		line, err := lines.next()
 		if errors.Is(err, io.EOF) {
@@ -70,9 +70,9 @@ func ParseSome(r io.Reader, known func(TableName) *Table, skip func(t TableName,
 		if p.known != nil && (p.sharesRule(line) || p.sharesChain(line)) {
 			continue
 		}
-		if err := p.line(strings.TrimRight(string(line), "\r")); err != nil {
-			err.Line = lines.number
-			return nil, nil, err
+		text := strings.TrimRight(string(line), "\r")
+		if reason := p.line(text); reason != "" {
+			return nil, nil, &ParseError{Line: lines.number, Text: text, Reason: reason}
 		}
 	}
 	if p.table != nil {
@@ -88,8 +88,6 @@ type lineReader struct {
 	number int // of the last line
 	err    error
 }
-
-func newLineReader(r io.Reader) *lineReader { return &lineReader{in: bufio.NewReaderSize(r, maxLine)} }
 
 // next returns the next line. It is valid until the next call.
 func (l *lineReader) next() ([]byte, error) {
@@ -174,10 +172,7 @@ func (p *parser) sharesRule(line []byte) bool {
 		if p.chain = p.table.Chain(string(name)); p.chain == nil {
 			return false
 		}
-		p.before = nil
-		if c := p.known.Chain(string(name)); c != nil {
-			p.before = c.Rules
-		}
+		p.before = p.known.Rules(string(name))
 	}
 	n := len(p.chain.Rules)
 	if n >= len(p.before) || p.before[n].Spec != string(spec) || n > 0 && &p.chain.Rules[0] != &p.before[0] {
@@ -187,42 +182,40 @@ func (p *parser) sharesRule(line []byte) bool {
 	return true
 }
 
-func (p *parser) line(text string) *ParseError {
+// line reads a line, or returns why it is no part of the format.
+func (p *parser) line(text string) (reason string) {
 	switch {
 	case p.table == nil && strings.TrimSpace(text) == "":
-		return nil
 	case text == "":
-		return &ParseError{Text: text, Reason: "is an empty line inside a table"}
+		return "is an empty line inside a table"
 	case p.table == nil && text[0] == '#':
 		p.comment(text)
-		return nil
 	case text[0] == '*':
 		name := TableName(strings.TrimSpace(text[1:]))
 		if p.table != nil {
-			return &ParseError{Text: text, Reason: "opens a table inside another one"}
+			return "opens a table inside another one"
 		}
 		if p.set[name] != nil {
-			return &ParseError{Text: text, Reason: "opens a table that was closed before"}
+			return "opens a table that was closed before"
 		}
 		p.table = NewTable(name)
 		if p.known, p.chain = p.lookUp(p.table.Name), nil; p.known != nil {
 			n := len(p.known.Chains)
 			p.table.Chains, p.table.index = make([]Chain, 0, n), make(map[string]int, n)
 		}
-		return nil
 	case p.table == nil:
-		return &ParseError{Text: text, Reason: "stands outside a table"}
+		return "stands outside a table"
 	case text == "COMMIT":
 		p.set[p.table.Name] = p.table
 		p.table, p.known = nil, nil
-		return nil
 	case text[0] == ':':
 		return p.declaration(text)
 	case text[0] == '[' || strings.HasPrefix(text, "-A "):
 		return p.rule(text)
 	default:
-		return &ParseError{Text: text, Reason: "is neither a chain, a rule nor COMMIT"}
+		return "is neither a chain, a rule nor COMMIT"
 	}
+	return ""
 }
 
 // comment records a table that iptables-nft-save says it cannot print:
@@ -238,10 +231,10 @@ func (p *parser) comment(text string) {
 }
 
 // declaration reads ":NAME POLICY [packets:bytes]".
-func (p *parser) declaration(text string) *ParseError {
+func (p *parser) declaration(text string) (reason string) {
 	fields := strings.Fields(text[1:])
 	if len(fields) < 2 {
-		return &ParseError{Text: text, Reason: "lacks a chain's name or policy"}
+		return "lacks a chain's name or policy"
 	}
 	c := Chain{Name: fields[0]}
 	if Builtin(p.table.Name, c.Name) && fields[1] != "-" {
@@ -249,29 +242,29 @@ func (p *parser) declaration(text string) *ParseError {
 	}
 	p.table.Add(c)
 	p.chain = nil // Add may have moved it
-	return nil
+	return ""
 }
 
-func (p *parser) rule(text string) *ParseError {
+func (p *parser) rule(text string) (reason string) {
 	line := text
 	if line[0] == '[' {
 		_, after, found := strings.Cut(line, "] ")
 		if !found {
-			return &ParseError{Text: text, Reason: "has counters without a closing bracket"}
+			return "has counters without a closing bracket"
 		}
 		line = after
 	}
 	rest, found := strings.CutPrefix(line, "-A ")
 	if !found {
-		return &ParseError{Text: text, Reason: "is not a rule"}
+		return "is not a rule"
 	}
 	name, spec, _ := strings.Cut(rest, " ")
 	chain := p.table.Chain(name)
 	if chain == nil {
-		return &ParseError{Text: text, Reason: "adds to a chain that is not declared"}
+		return "adds to a chain that is not declared"
 	}
 	chain.Rules = append(chain.Rules, PrintedRule(spec))
-	return nil
+	return ""
 }
 
 // ParseRule reads one rule's text: what stands behind "-A CHAIN ". A rule whose text may not be
@@ -305,7 +298,7 @@ func PrintedRule(spec string) Rule {
 
 // reasonOf returns the reason of a *ParseError, without the text.
 func reasonOf(err error) string {
-	if wrong := (*ParseError)(nil); errors.As(err, &wrong) {
+	if wrong, ok := errors.AsType[*ParseError](err); ok {
 		return wrong.Reason
 	}
 	return err.Error()
@@ -318,7 +311,10 @@ func target(words []string) (name string, understood bool) {
 	var opts roomForOptions
 	f := form{exts: exts[:0], opts: opts[:0]}
 	if f.read(words) {
-		return f.targetName(), f.understood()
+		if f.target >= 0 {
+			name = f.exts[f.target].name
+		}
+		return name, f.understood()
 	}
 	for i := 0; i+1 < len(words); i++ {
 		switch words[i] {

@@ -25,29 +25,24 @@ func Render(g Generation, f Family) string {
 				fmt.Fprintf(&b, ":%s - [0:0]\n", c.Name)
 			}
 		}
-		for _, h := range s.Jumps {
+		line := func(h Jump) {
 			if slices.Contains(s.DependsOn, h.Into()) {
 				fmt.Fprintf(&b, "# needs chain %s: ", h.Into())
 			}
-			b.WriteString(commentSign(h.Rule) + h.String() + "\n")
+			if _, opaque := h.Rule.Opaque(); opaque {
+				b.WriteString("# ")
+			}
+			b.WriteString(h.String() + "\n")
+		}
+		for _, h := range s.Jumps {
+			line(h)
 		}
 		for _, c := range s.Chains {
 			for _, r := range c.Rules {
-				if slices.Contains(s.DependsOn, r.Target) {
-					fmt.Fprintf(&b, "# needs chain %s: ", r.Target)
-				}
-				fmt.Fprintf(&b, "%s-A %s %s\n", commentSign(r), c.Name, r.Spec)
+				line(Jump{Chain: c.Name, Rule: r})
 			}
 		}
 		b.WriteString("COMMIT\n")
 	}
 	return b.String()
-}
-
-// commentSign returns what begins the line of a rule: "# " if the rule cannot be loaded.
-func commentSign(r Rule) string {
-	if _, opaque := r.Opaque(); opaque {
-		return "# "
-	}
-	return ""
 }

@@ -97,6 +97,15 @@ type Chain struct {
 	Rules  []Rule
 }
 
+// ChainNames returns the names of chains, in their order; nil if there are none.
+func ChainNames(chains []Chain) []string {
+	names := slices.Grow([]string(nil), len(chains))
+	for _, c := range chains {
+		names = append(names, c.Name)
+	}
+	return names
+}
+
 // A Table holds chains in the order in which they were read.
 type Table struct {
 	Name   TableName
@@ -141,6 +150,14 @@ func (t *Table) Chain(name string) *Chain {
 		return nil
 	}
 	return &t.Chains[i]
+}
+
+// Rules returns the rules of the chain of that name; nil if there is no such chain.
+func (t *Table) Rules(chain string) []Rule {
+	if c := t.Chain(chain); c != nil {
+		return c.Rules
+	}
+	return nil
 }
 
 // Add appends chain c, or replaces the chain of that name, and returns it.

@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 )
@@ -69,6 +70,18 @@ func (g Generation) Translations(f Family, site Site) *Translations {
 	return t
 }
 
+// Rewrites reports whether a nat rule of the family may change a packet's address or port.
+// Without one, the kernel translates no connection.
+func (g Generation) Rewrites(f Family) bool {
+	s := g[f.Table(Nat)]
+	return slices.ContainsFunc(s.Jumps, func(h Jump) bool { return isTranslation(h.Rule) }) ||
+		slices.ContainsFunc(s.Chains, func(c Chain) bool { return slices.ContainsFunc(c.Rules, isTranslation) })
+}
+
+func isTranslation(r Rule) bool {
+	return slices.Contains([]string{"DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP"}, r.Target)
+}
+
 // Empty reports whether the rules translate no flow: no jump can lead to a DNAT.
 func (t *Translations) Empty() bool { return t.jumps["PREROUTING"] == nil && t.jumps["OUTPUT"] == nil }
 
@@ -78,7 +91,7 @@ func (t *Translations) Translates(flow Flow) bool {
 	w := t.through(t.entry(flow), flow, nfmark{})
 	elsewhere := func(s reachedDNAT) bool {
 		// A flow that is sent to its own destination does not change.
-		return s.to.addr.IsValid() && (s.to.addr != flow.Destination.Addr() || s.to.port != 0 && s.to.port != flow.Destination.Port())
+		return s.to.Addr().IsValid() && (s.to.Addr() != flow.Destination.Addr() || s.to.Port() != 0 && s.to.Port() != flow.Destination.Port())
 	}
 	return !w.escapes && len(w.dnats) > 0 && !slices.ContainsFunc(w.dnats, func(s reachedDNAT) bool { return !elsewhere(s) })
 }
@@ -116,25 +129,16 @@ func (t *Translations) entry(flow Flow) string {
 	return "PREROUTING"
 }
 
-// A service is the destination of a DNAT. Port 0 keeps the flow's port; without an address the
-// destination is unknown.
-type service struct {
-	addr netip.Addr
-	port uint16
-}
-
-// A reachedDNAT is a DNAT that a flow may come to, and its mark there.
+// A reachedDNAT is a DNAT that a flow may come to, and its mark there. Port 0 keeps the flow's
+// port; without an address the destination is unknown.
 type reachedDNAT struct {
-	to   service
+	to   netip.AddrPort
 	mark nfmark
 }
 
 func (s reachedDNAT) mayLeadTo(backend netip.AddrPort, flow Flow) bool {
-	port := s.to.port
-	if port == 0 {
-		port = flow.Destination.Port()
-	}
-	return !s.to.addr.IsValid() || s.to.addr == backend.Addr() && port == backend.Port()
+	port := cmp.Or(s.to.Port(), flow.Destination.Port())
+	return !s.to.Addr().IsValid() || s.to.Addr() == backend.Addr() && port == backend.Port()
 }
 
 // A walk takes one flow through the chains of one of netfilter's hooks in nat.

@@ -47,46 +47,35 @@ func sure(is bool) answer {
 	return no
 }
 
-// negatedIf returns the answer behind a "!" if not is true, else a itself.
-func (a answer) negatedIf(not bool) answer {
-	if not {
-		return yes - a
-	}
-	return a
-}
-
 type portSpan struct{ first, last uint16 }
 
 // matches answers one of a rule's questions about a packet of a walk.
 func (t *test) matches(w *walk, m nfmark) answer {
-	switch t.kind {
-	case fromInterface:
-		return w.cameFrom(t.iface).negatedIf(t.not)
-	case ofMark:
-		return m.compare(t.mark.value, t.mark.mask).negatedIf(t.not)
-	default:
-		return sure(t.holds(w.flow, w.site)).negatedIf(t.not)
-	}
-}
-
-// holds answers a question that addresses and ports decide.
-func (t *test) holds(flow Flow, site Site) bool {
+	var is answer
 	switch t.kind {
 	case ofProtocol:
-		return flow.Protocol == t.protocol
+		is = sure(w.flow.Protocol == t.protocol)
 	case fromAddress:
-		return t.prefix.Contains(flow.Source.Addr())
+		is = sure(t.prefix.Contains(w.flow.Source.Addr()))
 	case toAddress:
-		return t.prefix.Contains(flow.Destination.Addr())
+		is = sure(t.prefix.Contains(w.flow.Destination.Addr()))
 	case fromPorts:
-		return within(t.ports, flow.Source.Port())
+		is = sure(within(t.ports, w.flow.Source.Port()))
 	case toPorts:
-		return within(t.ports, flow.Destination.Port())
+		is = sure(within(t.ports, w.flow.Destination.Port()))
 	case fromLocal:
-		return site.Local(flow.Source.Addr())
-	default: // toLocal
-		return site.Local(flow.Destination.Addr())
+		is = sure(w.site.Local(w.flow.Source.Addr()))
+	case toLocal:
+		is = sure(w.site.Local(w.flow.Destination.Addr()))
+	case fromInterface:
+		is = w.cameFrom(t.iface)
+	case ofMark:
+		is = m.compare(t.mark.value, t.mark.mask)
 	}
+	if t.not {
+		return yes - is
+	}
+	return is
 }
 
 // cameFrom answers whether the flow's packets came in by an interface. An address can only
@@ -111,8 +100,8 @@ type natRule struct {
 	sure bool
 	// unread says that the text could not be read: it may use -j or -g.
 	unread bool
-	to     service // the destination of a DNAT; port 0 keeps the flow's port
-	set    marking // what a MARK does
+	to     netip.AddrPort // see reachedDNAT
+	set    marking        // what a MARK does
 }
 
 // matches answers whether the rule matches a packet of a walk.
@@ -132,7 +121,6 @@ func (n *natRule) matches(w *walk, m nfmark) answer {
 // plainMatches are the matches of which some or all options are understood.
 var plainMatches = []string{"comment", "udp", "tcp", "sctp", "multiport", "addrtype", "recent", "mark"}
 
-// readNatRule reads a rule of nat.
 func readNatRule(rule Rule) *natRule {
 	n := &natRule{target: rule.Target, sure: true, set: marking{unread: true}}
 	var exts roomForExtensions
@@ -167,7 +155,6 @@ func readNatRule(rule Rule) *natRule {
 	return n
 }
 
-// readMarking reads an option of MARK.
 func readMarking(known *vocabulary, o *setting) marking {
 	if known == nil || len(o.words) != 1 || o.not || len(known.options[o.name].values) != 1 {
 		return marking{unread: true}
@@ -190,24 +177,20 @@ func (n *natRule) add(t test, ok bool) {
 func (n *natRule) base(s *setting) {
 	switch s.name {
 	case "-s", "-d":
-		t := test{kind: fromAddress, not: s.not}
+		kind := fromAddress
 		if s.name == "-d" {
-			t.kind = toAddress
+			kind = toAddress
 		}
-		text, ok := address(s.words[0])
-		if ok {
-			var err error
-			t.prefix, err = netip.ParsePrefix(text)
-			ok = err == nil // a mask need not be a prefix
-		}
-		n.add(t, ok)
+		text, _ := address(s.words[0])
+		prefix, err := netip.ParsePrefix(text) // a mask need not be a prefix
+		n.add(test{kind: kind, not: s.not, prefix: prefix}, err == nil)
 	case "-p":
-		text, ok := protocol(s.words[0])
-		number, okToo := number(text, 8)
-		if ok && okToo && number == 0 && !s.not {
+		text, _ := protocol(s.words[0])
+		number, ok := number(text, 8)
+		if ok && number == 0 && !s.not {
 			return // any
 		}
-		n.add(test{kind: ofProtocol, not: s.not, protocol: uint8(number)}, ok && okToo)
+		n.add(test{kind: ofProtocol, not: s.not, protocol: uint8(number)}, ok)
 	case "-i":
 		n.add(test{kind: fromInterface, not: s.not, iface: s.words[0]}, true)
 	default: // -o is unknown before routing, -f asks about fragments
@@ -262,31 +245,24 @@ func readPorts(text string) ([]portSpan, bool) {
 	}
 	var spans []portSpan
 	for part := range strings.SplitSeq(list, ",") {
-		first, last, ranged := strings.Cut(part, ":")
-		if !ranged {
-			last = first
-		}
-		a, okA := number(first, 16)
-		b, okB := number(last, 16)
-		if !okA || !okB || a > b {
+		first, last, ok := portBounds(part)
+		if !ok || first > last {
 			return nil, false
 		}
-		spans = append(spans, portSpan{uint16(a), uint16(b)})
+		spans = append(spans, portSpan{uint16(first), uint16(last)})
 	}
 	return spans, true
 }
 
 // readDestination reads the destination of a DNAT, if that is one address.
-func readDestination(text string) service {
+func readDestination(text string) netip.AddrPort {
 	text, ok := natAddress(text)
 	if !ok {
-		return service{}
+		return netip.AddrPort{}
 	}
 	if at, err := netip.ParseAddrPort(text); err == nil {
-		return service{addr: at.Addr(), port: at.Port()}
+		return at
 	}
-	if a, err := netip.ParseAddr(text); err == nil {
-		return service{addr: a}
-	}
-	return service{}
+	a, _ := netip.ParseAddr(text)
+	return netip.AddrPortFrom(a, 0)
 }

@@ -61,28 +61,18 @@ func mark(text string) (string, bool) {
 
 // setMark writes --set-mark as --set-xmark. The targets MARK and CONNMARK compute
 // (mark AND NOT mask) XOR value and nothing else (struct xt_mark_tginfo2 in xt_mark.h). This and
-// the next three functions follow libxt_MARK.c and libxt_CONNMARK.c, measured on both backends.
+// what marks gives to xmark follow libxt_MARK.c and libxt_CONNMARK.c, measured on both backends.
 func setMark(text string) (string, bool) {
 	v, m, ok := markMask(text)
 	return markText(v, v|m), ok
 }
 
-// andMark writes --and-mark as --set-xmark.
-func andMark(text string) (string, bool) {
-	n, ok := number(text, 32)
-	return markText(0, ^uint32(n)), ok
-}
-
-// orMark writes --or-mark as --set-xmark.
-func orMark(text string) (string, bool) {
-	n, ok := number(text, 32)
-	return markText(uint32(n), uint32(n)), ok
-}
-
-// xorMark writes --xor-mark as --set-xmark.
-func xorMark(text string) (string, bool) {
-	n, ok := number(text, 32)
-	return markText(uint32(n), 0), ok
+// xmark returns a value that writes an option with one number as --set-xmark.
+func xmark(of func(n uint32) (value, mask uint32)) value {
+	return func(text string) (string, bool) {
+		n, ok := number(text, 32)
+		return markText(of(uint32(n))), ok
+	}
 }
 
 func bitMask(text string) (string, bool) {
@@ -94,9 +84,6 @@ func idRange(text string) (string, bool) {
 	if text == "root" { // the one name that has the same number on every machine
 		return "0", true
 	}
-	if strings.HasPrefix(text, "-") || strings.HasSuffix(text, "-") {
-		return "", false
-	}
 	return span(text, "-", "", decimal)
 }
 
@@ -104,13 +91,13 @@ func lengthRange(text string) (string, bool) { return span(text, ":", "65535", d
 
 func timeRange(text string) (string, bool) { return span(text, ":", "4294967295", decimal) }
 
-// span reads ONE or FIRST sep LAST. An open end means 0 or most.
+// span reads ONE or FIRST sep LAST. An open end means 0 or most; without most no end may be open.
 func span(text, sep, most string, one func(string) (string, bool)) (string, bool) {
 	first, last, ranged := strings.Cut(text, sep)
 	if !ranged {
 		return one(text)
 	}
-	if first == "" {
+	if first == "" && most != "" {
 		first = "0"
 	}
 	if last == "" {
@@ -185,9 +172,9 @@ func probability(text string) (string, bool) {
 // libxt_limit.c). So 60/min is 1/sec, and 7000/hour becomes 7001/hour.
 func rate(text string) (string, bool) {
 	units := [...]struct {
-		name  string
-		every uint64
-	}{{"day", 864000000}, {"hour", 36000000}, {"min", 600000}, {"sec", 10000}}
+		name, full string
+		every      uint64
+	}{{"day", "day", 864000000}, {"hour", "hour", 36000000}, {"min", "minute", 600000}, {"sec", "second", 10000}}
 	count, unit, given := strings.Cut(text, "/")
 	n, err := strconv.ParseUint(count, 10, 32)
 	if err != nil || n == 0 {
@@ -195,8 +182,11 @@ func rate(text string) (string, bool) {
 	}
 	every := uint64(10000)
 	if given {
-		i := slices.Index([]string{"d", "h", "m", "s"}, firstOf(unit))
-		if i < 0 || !strings.HasPrefix([]string{"day", "hour", "minute", "second"}[i], strings.ToLower(unit)) {
+		i := 0
+		for i < len(units) && !strings.HasPrefix(units[i].full, strings.ToLower(unit)) {
+			i++
+		}
+		if unit == "" || i == len(units) {
 			return "", false
 		}
 		every = units[i].every
@@ -223,13 +213,6 @@ func rate(text string) (string, bool) {
 		printed = now
 	}
 	return "", false
-}
-
-func firstOf(text string) string {
-	if text == "" {
-		return ""
-	}
-	return strings.ToLower(text[:1])
 }
 
 // named returns a value that reads the names in the map, in any case.

@@ -104,30 +104,31 @@ func portRange(text string) (string, bool) { return span(text, ":", "65535", por
 
 // otherPorts returns all ports outside of a canonical range that begins at 0 or ends at 65535.
 func otherPorts(text string) (string, bool) {
-	first, last, ranged := strings.Cut(text, ":")
-	if !ranged {
-		last = first
-	}
-	a, okA := number(first, 16)
-	b, okB := number(last, 16)
+	first, last, ok := portBounds(text)
 	switch {
-	case !okA || !okB || a == 0 && b == 65535:
+	case !ok || first == 0 && last == 65535:
 		return "", false
-	case a == 0:
-		return portRange(strconv.FormatUint(b+1, 10) + ":")
-	case b == 65535:
-		return portRange(":" + strconv.FormatUint(a-1, 10))
+	case first == 0:
+		return portRange(strconv.FormatUint(last+1, 10) + ":")
+	case last == 65535:
+		return portRange(":" + strconv.FormatUint(first-1, 10))
 	}
 	return "", false
 }
 
-// natPorts reads PORT or FIRST-LAST.
-func natPorts(text string) (string, bool) {
-	if strings.HasPrefix(text, "-") || strings.HasSuffix(text, "-") {
-		return "", false
+// portBounds reads a canonical PORT or FIRST:LAST.
+func portBounds(text string) (first, last uint64, ok bool) {
+	from, to, ranged := strings.Cut(text, ":")
+	if !ranged {
+		to = from
 	}
-	return span(text, "-", "", port)
+	first, ok = number(from, 16)
+	last, okToo := number(to, 16)
+	return first, last, ok && okToo
 }
+
+// natPorts reads PORT or FIRST-LAST.
+func natPorts(text string) (string, bool) { return span(text, "-", "", port) }
 
 // portList reads multiport's list. Order and repetition have no meaning, because a packet matches
 // if it has one of the ports (xt_multiport.c).
@@ -150,10 +151,7 @@ func protocol(text string) (string, bool) {
 		return strconv.FormatUint(n, 10), true
 	}
 	n, ok := protocols[strings.ToLower(text)]
-	if !ok {
-		return text, false
-	}
-	return n, true
+	return n, ok
 }
 
 // natAddress reads the value of DNAT and SNAT: [ADDRESS[-ADDRESS]][:PORTS]. An IPv6 address

@@ -1,5 +1,7 @@
 package rules
 
+import "maps"
+
 // ports are the options of the matches of the transport protocols. Measured:
 // iptables-nft prints 81:65535 for ! 0:80, iptables-legacy prints what was written.
 func ports(more map[string]option) map[string]option {
@@ -8,9 +10,7 @@ func ports(more map[string]option) map[string]option {
 		"--sport": port, "--source-port": alias("--sport"),
 		"--dport": port, "--destination-port": alias("--dport"),
 	}
-	for name, o := range more {
-		all[name] = o
-	}
+	maps.Copy(all, more)
 	return all
 }
 
@@ -158,13 +158,11 @@ func marks(more map[string]option) map[string]option {
 	all := map[string]option{
 		"--set-xmark": one(mark),
 		"--set-mark":  as("--set-xmark", setMark),
-		"--and-mark":  as("--set-xmark", andMark),
-		"--or-mark":   as("--set-xmark", orMark),
-		"--xor-mark":  as("--set-xmark", xorMark),
+		"--and-mark":  as("--set-xmark", xmark(func(n uint32) (value, mask uint32) { return 0, ^n })),
+		"--or-mark":   as("--set-xmark", xmark(func(n uint32) (value, mask uint32) { return n, n })),
+		"--xor-mark":  as("--set-xmark", xmark(func(n uint32) (value, mask uint32) { return n, 0 })),
 	}
-	for name, o := range more {
-		all[name] = o
-	}
+	maps.Copy(all, more)
 	return all
 }
 

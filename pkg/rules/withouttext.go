@@ -1,7 +1,5 @@
 package rules
 
-import "strings"
-
 // A TextlessRule is an opaque rule and the chain in which it stands.
 type TextlessRule struct {
 	Chain string
@@ -20,7 +18,7 @@ func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 	}
 	at := 0 // in before: iptables prints chains in the order of their names
 	for _, c := range s.Chains {
-		for at < len(before.Chains) && strings.Compare(before.Chains[at].Name, c.Name) < 0 {
+		for at < len(before.Chains) && before.Chains[at].Name < c.Name {
 			at++
 		}
 		if at < len(before.Chains) && before.Chains[at].Name == c.Name && sameMemory(before.Chains[at].Rules, c.Rules) {

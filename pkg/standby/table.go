@@ -27,6 +27,14 @@ type table struct {
 	took    time.Duration
 }
 
+// openHooks returns the hooks that are open, in the packets' order; of no table there are none.
+func (t *table) openHooks() (open []Hook) {
+	if t == nil {
+		return nil
+	}
+	return slices.DeleteFunc(Hooks(), func(h Hook) bool { return !t.open[h] })
+}
+
 // comment is what `nft list ruleset` shows of the table's purpose.
 const comment = "made by canaryd, gone with it: translates while lost nat rules are put back"
 

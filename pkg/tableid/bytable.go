@@ -19,15 +19,9 @@ func With[M ~map[TableID]V, V any](m M, id TableID, v V) M {
 	return next
 }
 
-// Of returns the values of the tables of family f, by table name.
+// Of returns the values of the tables of family f, by table name; nil if it has none.
 func Of[M ~map[TableID]V, V any](m M, f Family) map[string]V {
-	found := map[string]V{}
-	for id, v := range m {
-		if id.Family == f {
-			found[id.Name] = v
-		}
-	}
-	return found
+	return ByFamily(m)[f]
 }
 
 // ByFamily returns the values by family and then by table name.
@@ -64,9 +58,7 @@ func Unmarshal[M ~map[TableID]V, V any](data []byte, m *M) error {
 		*m = M{}
 	}
 	for f, tables := range nested {
-		for name, v := range tables {
-			(*m)[TableID{f, name}] = v
-		}
+		Put(*m, f, tables)
 	}
 	return nil
 }

@@ -32,30 +32,23 @@ const (
 )
 
 // familyNames has two spellings of each family: that of flags, labels and JSON, and that of nft.
-var familyNames = []struct {
-	family    Family
-	name, nft string
-}{
-	{Inet, "inet", "inet"}, {IPv4, "ipv4", "ip"}, {ARP, "arp", "arp"},
-	{Netdev, "netdev", "netdev"}, {Bridge, "bridge", "bridge"}, {IPv6, "ipv6", "ip6"},
+var familyNames = map[Family]struct{ name, nft string }{
+	Inet: {"inet", "inet"}, IPv4: {"ipv4", "ip"}, ARP: {"arp", "arp"},
+	Netdev: {"netdev", "netdev"}, Bridge: {"bridge", "bridge"}, IPv6: {"ipv6", "ip6"},
 }
 
 // String returns the spelling of flags, labels and JSON, such as "ipv4".
 func (f Family) String() string {
-	for _, n := range familyNames {
-		if n.family == f {
-			return n.name
-		}
+	if n, known := familyNames[f]; known {
+		return n.name
 	}
 	return fmt.Sprintf("family %d", uint8(f))
 }
 
 // NFT returns the spelling of the program nft, such as "ip".
 func (f Family) NFT() string {
-	for _, n := range familyNames {
-		if n.family == f {
-			return n.nft
-		}
+	if n, known := familyNames[f]; known {
+		return n.nft
 	}
 	return f.String()
 }
@@ -65,9 +58,9 @@ func (f Family) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
 // UnmarshalText reads what MarshalText wrote.
 func (f *Family) UnmarshalText(text []byte) error {
-	for _, n := range familyNames {
+	for family, n := range familyNames {
 		if n.name == string(text) {
-			*f = n.family
+			*f = family
 			return nil
 		}
 	}
@@ -103,9 +96,9 @@ func printable(name string) string {
 
 // FamilyOfNFT returns the family that nft spells so; false if there is none.
 func FamilyOfNFT(name string) (Family, bool) {
-	for _, n := range familyNames {
+	for family, n := range familyNames {
 		if n.nft == name {
-			return n.family, true
+			return family, true
 		}
 	}
 	return 0, false

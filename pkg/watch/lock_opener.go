@@ -4,9 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,8 +29,8 @@ type openerWatch struct {
 	fd      int      // file's; asking file for it would make it blocking
 	file    *os.File // non-blocking, so that close ends a read that waits
 	writers *Writers
-	proc    string
 	open    map[uint32]Writer // who has opened and not yet closed
+	last    committer         // who opened it last
 }
 
 func newOpenerWatch(writers *Writers) (*openerWatch, error) {
@@ -43,7 +40,7 @@ func newOpenerWatch(writers *Writers) (*openerWatch, error) {
 	}
 	return &openerWatch{
 		fd: fd, file: os.NewFile(uintptr(fd), "fanotify"),
-		writers: writers, proc: procFolder, open: map[uint32]Writer{},
+		writers: writers, open: map[uint32]Writer{},
 	}, nil
 }
 
@@ -62,6 +59,7 @@ func (o *openerWatch) close() { o.file.Close() }
 
 // read notes every opener until close ends it, and says why it ended.
 func (o *openerWatch) read() error {
+	defer o.last.forget()
 	buf := make([]byte, 4096)
 	for {
 		n, err := o.file.Read(buf)
@@ -99,7 +97,7 @@ func (o *openerWatch) note(mask uint64, pid uint32) {
 	if mask&unix.FAN_OPEN != 0 || !known {
 		// At once: the process may be gone in a millisecond.
 		var ours bool
-		if w, ours = processWriter(o.proc, pid); ours {
+		if w, ours = writerOf(o.last.process(procFolder, pid, time.Now()), pid); ours {
 			return
 		}
 		o.writers.Note(w)
@@ -118,25 +116,10 @@ func (o *openerWatch) note(mask uint64, pid uint32) {
 // processWriter returns what /proc says of a process that uses the lock now,
 // and whether it is a child of ours.
 func processWriter(proc string, pid uint32) (w Writer, ours bool) {
-	now := time.Now()
-	comm, command, origin := processNames(proc, pid)
-	return Writer{Time: now, PID: pid, Comm: comm, Command: command, Origin: origin}, parentOf(proc, pid) == os.Getpid()
+	return writerOf(readProcess(proc, pid), pid)
 }
 
-// parentOf returns the pid of a process's parent, 0 if it is not known.
-func parentOf(proc string, pid uint32) int {
-	text, err := os.ReadFile(filepath.Join(proc, strconv.FormatUint(uint64(pid), 10), "stat"))
-	if err != nil {
-		return 0
-	}
-	// "12 (a name) S 1 ...": the name may hold anything.
-	rest := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	if len(rest) < 2 {
-		return 0
-	}
-	parent, err := strconv.Atoi(rest[1])
-	if err != nil {
-		return 0
-	}
-	return parent
+func writerOf(p process, pid uint32) (w Writer, ours bool) {
+	w = Writer{Time: time.Now(), PID: pid, Comm: printable([]byte(p.comm), maxCommand), Command: p.command, Origin: p.origin}
+	return w, int(p.parent) == os.Getpid()
 }

@@ -130,10 +130,14 @@ func TestOpenersWithoutPrivilege(t *testing.T) {
 		go func() {
 			defer close(watched)
 			<-w.Hints.C()
-			_, release := holdLockElsewhere(t, path, true)
-			eventually(t, "the holder is looked up", func() bool { return len(commands(w.Writers)) == 1 })
-			release()
-			<-w.Hints.C()
+			// It is looked up when it opens the lock, which may be before it holds it.
+			eventually(t, "a holder is looked up", func() bool {
+				_, release := holdLockElsewhere(t, path, true)
+				time.Sleep(100 * time.Millisecond)
+				release()
+				<-w.Hints.C()
+				return len(commands(w.Writers)) > 0
+			})
 		}()
 		stop, cancel := contextUntil(ctx, watched)
 		defer cancel()
@@ -144,6 +148,9 @@ func TestOpenersWithoutPrivilege(t *testing.T) {
 	}()
 	<-ended
 }
+
+// parentOf returns the pid of a process's parent, 0 if it is not known.
+func parentOf(proc string, pid uint32) int { return int(readProcess(proc, pid).parent) }
 
 func TestParentOf(t *testing.T) {
 	proc := fakeProc(t, 7, "a) b", "x")

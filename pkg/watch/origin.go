@@ -28,15 +28,6 @@ const (
 	maxCgroup    = 8 << 10 // and of a cgroup file: 13 lines on cgroup v1
 )
 
-// originOf returns where the process whose folder dir is comes from, as far as /proc shows.
-func originOf(proc string, dir processFolder) Origin {
-	o := placeOf(string(dir.read("cgroup", maxCgroup)))
-	if child, ok := readStat(dir); ok {
-		o.Ancestors = ancestorsOf(proc, child)
-	}
-	return o
-}
-
 // A procStat is what a process's stat file says.
 type procStat struct {
 	comm   string
@@ -44,7 +35,8 @@ type procStat struct {
 	start  uint64 // in ticks since the machine started
 }
 
-// readStat reads "12 (a name) S 1 ...": the name may hold anything.
+// readStat reads "12 (a name) S 1 ...": the name may hold anything. Where it is not ok, the parent
+// may be known all the same.
 func readStat(dir processFolder) (s procStat, ok bool) {
 	text := string(dir.read("stat", maxStat))
 	from, to := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
@@ -53,12 +45,12 @@ func readStat(dir processFolder) (s procStat, ok bool) {
 	}
 	fields := strings.Fields(text[to+1:])
 	const parent, start = 1, 19 // fields 4 and 22 of proc(5)
-	if len(fields) <= start {
+	if len(fields) <= parent {
 		return procStat{}, false
 	}
 	ppid, err := strconv.ParseUint(fields[parent], 10, 32)
-	if err != nil {
-		return procStat{}, false
+	if err != nil || len(fields) <= start {
+		return procStat{parent: uint32(ppid)}, false
 	}
 	s = procStat{comm: printable([]byte(bounded(text[from+1:to], maxComm)), maxName), parent: uint32(ppid)}
 	s.start, err = strconv.ParseUint(fields[start], 10, 64)

@@ -111,14 +111,14 @@ func TestOriginOfAChild(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-	self, _, _ := processNames(procFolder, uint32(os.Getpid()))
+	self := readProcess(procFolder, uint32(os.Getpid())).comm
 	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
-		comm, _, o := processNames(procFolder, uint32(cmd.Process.Pid))
-		if comm == "sh" && len(o.Ancestors) > 0 && o.Ancestors[0] == self {
+		p := readProcess(procFolder, uint32(cmd.Process.Pid))
+		if p.comm == "sh" && len(p.origin.Ancestors) > 0 && p.origin.Ancestors[0] == self {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%s: ancestors %q, want %s first", comm, o.Ancestors, self)
+			t.Fatalf("%s: ancestors %q, want %s first", p.comm, p.origin.Ancestors, self)
 		}
 	}
 }
@@ -139,6 +139,6 @@ func FuzzOrigin(f *testing.F) {
 
 func BenchmarkOrigin(b *testing.B) {
 	for b.Loop() {
-		processNames(procFolder, uint32(os.Getpid()))
+		readProcess(procFolder, uint32(os.Getpid()))
 	}
 }

@@ -10,8 +10,6 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/canaryd/canaryd/pkg/nft"
 )
 
 // Bounds on what is kept of a process that others control.
@@ -20,48 +18,35 @@ const (
 	maxComm    = 15  // bytes of the kernel's name for a process: TASK_COMM_LEN less its NUL
 )
 
-// processNames returns what the kernel calls process pid now, its command line, both
-// printable, and its origin; all are empty if it is gone. The directory is opened once,
-// as in processOf.
-func processNames(proc string, pid uint32) (comm, command string, o Origin) {
-	dir, err := openProcess(proc, pid)
-	if err != nil {
-		return "", "", Origin{}
-	}
-	defer dir.close()
-	// What names it comes before what it takes longer to read: the process may end any moment.
-	line, name := dir.read("cmdline", maxCommand), dir.comm()
-	return printable([]byte(name), maxCommand), printable(line, maxCommand), originOf(proc, dir)
+// A process is what /proc shows of one. All of it is empty if it is gone.
+type process struct {
+	comm    string // what the kernel calls it, as it is
+	command string // its command line, printable and at most maxCommand bytes long
+	origin  Origin
+	parent  uint32
 }
 
-// processOf returns the command line of process pid, printable and at most maxCommand
-// bytes long, and its origin.
-//
-// Both are empty if the process is gone, which is usual for a short-lived
-// iptables, or if its name is not comm. So they are where proc is known to be of
-// another pid namespace than the initial one, in which the kernel counts: there the
-// same number is another process, and it may have the same name. The directory is
-// opened once, which pins the process: a pid that is used again in between is not
-// mixed up.
-func processOf(proc string, pid uint32, comm string) (command string, o Origin) {
-	if pid == 0 || comm == "" {
-		return "", Origin{}
-	}
-	if initial, err := nft.InitialPIDs(proc); err == nil && !initial {
-		return "", Origin{}
-	}
+// readProcess reads what /proc shows of process pid now. The directory is opened once, which pins
+// the process: a pid that is used again in between is not mixed up.
+func readProcess(proc string, pid uint32) (p process) {
 	dir, err := openProcess(proc, pid)
 	if err != nil {
-		return "", Origin{}
+		return process{}
 	}
 	defer dir.close()
-	// The command line first: the process may end any moment, and its name
-	// outlives its memory.
-	line := dir.read("cmdline", maxCommand)
-	if dir.comm() != bounded(comm, maxComm) {
-		return "", Origin{}
+	return dir.process(proc)
+}
+
+// process reads what the folder shows of its process.
+func (p processFolder) process(proc string) process {
+	// The command line first: the process may end any moment, and its name outlives its memory.
+	// What takes longer to read comes last.
+	found := process{command: p.command(), comm: p.comm(), origin: placeOf(string(p.read("cgroup", maxCgroup)))}
+	stat, ok := readStat(p)
+	if found.parent = stat.parent; ok {
+		found.origin.Ancestors = ancestorsOf(proc, stat)
 	}
-	return printable(line, maxCommand), originOf(proc, dir)
+	return found
 }
 
 // A processFolder is an open /proc/PID: whatever happens to the number, its files are
@@ -75,6 +60,11 @@ func openProcess(proc string, pid uint32) (processFolder, error) {
 }
 
 func (p processFolder) close() { _ = unix.Close(int(p)) }
+
+// command returns the process's command line, printable and at most maxCommand bytes long.
+func (p processFolder) command() string {
+	return printable(p.read("cmdline", maxCommand), maxCommand)
+}
 
 // comm returns what the kernel calls the process.
 func (p processFolder) comm() string {

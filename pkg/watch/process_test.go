@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // fakeProc returns a /proc that holds one process.
@@ -22,6 +23,13 @@ func fakeProc(t *testing.T, pid uint32, comm, cmdline string) string {
 		}
 	}
 	return proc
+}
+
+// processOf is what a committer says that has met no process before.
+func processOf(proc string, pid uint32, comm string) (string, Origin) {
+	var c committer
+	defer c.forget()
+	return c.of(proc, pid, comm, time.Now())
 }
 
 func TestProcessCommand(t *testing.T) {
@@ -72,10 +80,10 @@ func TestProcessOfAnotherPIDNamespace(t *testing.T) {
 
 func TestProcessCommandOfOurselves(t *testing.T) {
 	pid := uint32(os.Getpid())
-	comm, command, _ := processNames(procFolder, pid)
-	got, _ := processOf(procFolder, pid, comm)
-	if got != command {
-		t.Errorf("our command line is %q and %q", got, command)
+	p := readProcess(procFolder, pid)
+	got, _ := processOf(procFolder, pid, p.comm)
+	if got != p.command {
+		t.Errorf("our command line is %q and %q", got, p.command)
 	}
 	if !strings.Contains(got, os.Args[0]) && !strings.HasPrefix(os.Args[0], got) {
 		t.Errorf("got %q, want our own command line, %q", got, os.Args)

@@ -84,21 +84,11 @@ func watchAgain(ctx context.Context, name string, hints *Hints, watch func(conte
 			log.Error(err, "A watch ended and is set up again; until then only the poll looks", "watch", name)
 			failing = true
 		}
-		if !sleep(ctx, pause) {
+		select {
+		case <-ctx.Done():
 			return
+		case <-time.After(pause):
 		}
 		pause = min(2*pause, lastRetry)
-	}
-}
-
-// sleep waits for d and reports whether ctx is still alive then.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
 	}
 }

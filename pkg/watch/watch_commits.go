@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -24,6 +25,7 @@ type CommitWatcher struct {
 	Writers   *Writers
 
 	proc string // procFolder unless a test says otherwise
+	last committer
 }
 
 // Run watches until ctx ends and then returns nil. A source that fails or
@@ -55,6 +57,7 @@ func (w *CommitWatcher) watch(ctx context.Context) (worked bool, err error) {
 		<-closed
 	}()
 
+	defer w.last.forget()
 	w.Hints.Give(SourceNFT)
 	for {
 		commit, err := source.Receive()
@@ -75,12 +78,8 @@ func (w *CommitWatcher) note(c nft.Commit) {
 		w.Writers.Note(Writer{Time: time.Now(), Genid: c.Genid, Own: true})
 		return
 	}
-	proc := w.proc
-	if proc == "" {
-		proc = procFolder
-	}
 	now := time.Now()
-	command, origin := processOf(proc, c.PID, c.Comm)
+	command, origin := w.last.of(cmp.Or(w.proc, procFolder), c.PID, c.Comm, now)
 	w.Writers.Note(Writer{
 		Time:    now,
 		Genid:   c.Genid,

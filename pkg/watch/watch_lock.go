@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -126,10 +127,7 @@ func (w *LockWatcher) openers(ctx context.Context) *openerWatch {
 // waits for an RCU grace period (percpu_down_write in locks_start): 5 to 15 ms
 // (Linux 6.18, 2 cores), by which every hint would come later.
 func (w *LockWatcher) noteHolders(opened <-chan time.Time) {
-	proc := w.proc
-	if proc == "" {
-		proc = procFolder
-	}
+	proc := cmp.Or(w.proc, procFolder)
 	for at := range opened {
 		if holder, found := lockHolder(proc, filepath.Clean(w.Path)); found {
 			holder.Time = at

@@ -101,12 +101,8 @@ func (ws *Writers) Holders(t time.Time) []Writer {
 func (ws *Writers) selected(ring *writerRing, want func(Writer) bool) []Writer {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
-	first := uint64(0)
-	if ring.next > writersKept {
-		first = ring.next - writersKept
-	}
 	var found []Writer
-	for i := first; i < ring.next; i++ {
+	for i := ring.next - min(ring.next, writersKept); i < ring.next; i++ {
 		if w := ring.kept[i%writersKept]; want(w) {
 			found = append(found, w)
 		}

@@ -3,7 +3,9 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -319,12 +321,19 @@ func TestNativeNextToLegacy(t *testing.T) {
 	onNativeNextTo(t, iptables.Legacy, func(n *nodetest.Node) {
 		n.Start(guardNative)
 		want, protected := listed(n), n.Protected()
-		nstest.Command(n.T, "nft", "flush", "ruleset")
+		flusher := exec.CommandContext(n.Context(), "nft", "-i") // it lasts until its command line is read
+		commands, err := flusher.StdinPipe()
+		n.Must(err)
+		n.Must(flusher.Start())
+		_, err = io.WriteString(commands, "flush ruleset\n")
+		n.Must(err)
 		wantNative(n, want, 1)
 		n.Same("protected rules after a flush of native tables", protected, n.Protected())
-		if stdout, _ := n.Want(0, "status", "--flush", "1"); !strings.Contains(stdout, "nft flush ruleset") {
+		if stdout, _ := n.Want(0, "status", "--flush", "1"); !strings.Contains(stdout, "nft -i") {
 			n.Errorf("the record does not name nft:\n%s", stdout)
 		}
+		n.Must(commands.Close())
+		n.Must(flusher.Wait())
 		n.Flush()
 		n.Healed(2)
 		n.Same("protected rules after a flush of iptables' tables", protected, n.Protected())

@@ -41,7 +41,7 @@ type intruded struct {
 	budget atomic.Int64 // how often it may still
 	found  atomic.Bool  // a violation
 
-	// What follows is the worker's, until the daemon has ended.
+	// What follows is the loop's, until the daemon has ended.
 	commits, waited, stale, raced int
 	violations                    []string
 }

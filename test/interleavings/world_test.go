@@ -41,7 +41,7 @@ func (p path) backend() iptables.Backend {
 // A world is the kernel that canaryd sees: a Fake on which other programs write
 // wherever they can come in between. It decides by its own numbers when they
 // do, so that the same seed makes the same story. One goroutine at a time uses
-// it: the worker of canaryd's loop, or the test while that waits.
+// it: canaryd's loop, or the test while that waits.
 type world struct {
 	turns atomic.Int64 // see turn
 	*iptablestest.Fake
@@ -61,7 +61,7 @@ type world struct {
 	still   int           // above 0: no actor can come in now
 	driving bool          // the test's goroutine acts
 	hinted  bool          // a hint is to be given when it is done
-	dozing  time.Time     // since when canaryd's worker is in the middle of something; zero: it is not
+	dozing  time.Time     // since when canaryd's loop is in the middle of something; zero: it is not
 	dozed   time.Duration // how long it was in all, before that
 	session bool          // canaryd has a session
 	holds   bool          // it holds the xtables lock
@@ -167,7 +167,7 @@ func (w *world) nap() time.Duration {
 	return time.Duration(w.rng.Int64N(int64(most)))
 }
 
-// awake is a clock that stands still while canaryd's worker is in the middle of
+// awake is a clock that stands still while canaryd's loop is in the middle of
 // something.
 func (w *world) awake() time.Duration {
 	now := time.Now()

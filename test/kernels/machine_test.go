@@ -48,6 +48,9 @@ func assemble(t *testing.T, k kernel, built string) machine {
 	}
 	own := filepath.Join(built, k.Arch)
 	build(t, k.Arch, own, "build", "../../cmd/canaryd", "canaryd")
+	if k.Arch == "amd64" {
+		build(t, "386", own, "build", "../../cmd/canaryd", filepath.Base(of386))
+	}
 	build(t, k.Arch, own, "test", ".", "init")
 	file, err := os.Create(filepath.Join(t.TempDir(), "root.cpio"))
 	must(err)
@@ -89,7 +92,7 @@ func (m machine) arguments() []string {
 		console, model = "ttyAMA0", []string{"-machine", "virt", "-cpu", "cortex-a72"}
 	}
 	var patterns []string
-	for _, story := range stories {
+	for _, story := range m.stories() {
 		name, _, _ := strings.Cut(story, "/")
 		patterns = append(patterns, name)
 	}

@@ -32,6 +32,32 @@ func TestDetect(t *testing.T) {
 	})
 }
 
+// of386 is canaryd as a program of 386, in machines of amd64.
+const of386 = "/canaryd-386"
+
+// TestOf386: a program of 386 guards iptables-nft. Of tables of iptables-legacy it says at once
+// that it cannot read them, and what to do.
+func TestOf386(t *testing.T) {
+	t.Run("nft", func(t *testing.T) { nodetest.On(t, iptables.NFT, guardedBy386) })
+}
+
+func guardedBy386(n *nodetest.Node) {
+	n.Load()
+	want := func(code int, words string, args ...string) {
+		n.Helper()
+		got, stdout, stderr := n.Exec(exec.CommandContext(n.Context(), of386, args...))
+		if got != code || !strings.Contains(stdout+stderr, words) {
+			n.Errorf("canaryd %s ended with %d and printed %s%s, want %d and %q", strings.Join(args, " "), got, stdout, stderr, code, words)
+		}
+	}
+	want(0, "\nbackend  nft\n", "detect")
+	nstest.Command(n.T, "iptables-legacy", "-A", "INPUT", "-j", "ACCEPT")
+	const refused = "reading table filter of ipv4: a 386 program reads other structures of x_tables than its kernel writes"
+	want(2, refused, "detect")
+	want(2, refused, "check", "--state-dir=/run/state")
+	want(2, "or --backend=nft", "check", "--state-dir=/run/state", "--backend=legacy")
+}
+
 // TestFlushes: what each of three ways to flush takes is back and proved.
 func TestFlushes(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {

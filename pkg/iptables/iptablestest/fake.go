@@ -130,14 +130,18 @@ func (f *Fake) Stamp(ctx context.Context, family rules.Family) (iptables.Stamp, 
 }
 
 // ProbeOnly returns what each of the places holds. It fails like Probe.
-func (f *Fake) ProbeOnly(ctx context.Context, family rules.Family, places []iptables.Place) (map[iptables.Place]iptables.Holding, error) {
+func (f *Fake) ProbeOnly(ctx context.Context, family rules.Family, places []iptables.Place) (iptables.Probed, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.counts.urgentProbes++
 	if err := f.mayRead(ctx, family, f.faults.probes); err != nil {
-		return nil, err
+		return iptables.Probed{}, err
 	}
-	return f.holdings(family, places), nil
+	only := iptables.Probed{Holdings: f.holdings(family, places)}
+	if f.kind == iptables.NFT {
+		only.Digest = f.digest(family)
+	}
+	return only, nil
 }
 
 // Probe returns what each of the places holds. It sees tables that

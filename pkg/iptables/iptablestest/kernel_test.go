@@ -46,7 +46,7 @@ func TestFakeLikeKernel(t *testing.T) {
 // kernel is what answers asks.
 type kernel interface {
 	Stamp(context.Context, rules.Family) (iptables.Stamp, error)
-	ProbeOnly(context.Context, rules.Family, []iptables.Place) (map[iptables.Place]iptables.Holding, error)
+	ProbeOnly(context.Context, rules.Family, []iptables.Place) (iptables.Probed, error)
 	Probe(context.Context, rules.Family, []iptables.Place) (iptables.Probed, error)
 	Read(context.Context, rules.Family) (iptables.Snapshot, error)
 	Begin(context.Context) (iptables.Session, error)
@@ -74,7 +74,7 @@ func answers(t *testing.T, k kernel, foreign func(text string)) []string {
 		say("urgent %v", stamp.Urgent(last))
 		only, err := k.ProbeOnly(t.Context(), v4, []iptables.Place{{Table: rules.Nat, Chain: "CANARY"}})
 		must(t, err)
-		say("only %v", only)
+		say("only %v", only.Holdings)
 		last, digest = stamp, probed.Digest
 		say("%v", probed.Holdings)
 		for _, name := range rules.AllTables() {

@@ -56,25 +56,27 @@ func (d *Decoder) document(name string, doc document) (Objects, error) {
 	sum := sha256.Sum256(doc.text)
 	_, twice := d.seen[sum]
 	found, known := d.before[sum]
-	if known && !twice {
-		d.remember(sum, found)
-		return found, nil
+	if !known || twice { // an object that is declared twice is two objects, each with its line
+		one := decoder{file: name, line: doc.line}
+		data, err := yaml.YAMLToJSONStrict(doc.text)
+		if err != nil {
+			return Objects{}, one.yamlError(err)
+		}
+		if string(data) != "null" { // else there are only comments
+			err = one.object(data, "")
+		}
+		if err != nil {
+			return Objects{}, err
+		}
+		found = one.objects
 	}
-	one := decoder{file: name, line: doc.line}
-	if err := one.document(doc.text); err != nil {
-		return Objects{}, err
-	}
-	if !twice { // an object that is declared twice is two objects, each with its line
-		d.remember(sum, one.objects)
-	}
-	return one.objects, nil
-}
-
-func (d *Decoder) remember(sum [sha256.Size]byte, found Objects) {
 	if d.seen == nil {
 		d.seen = map[[sha256.Size]byte]Objects{}
 	}
-	d.seen[sum] = found
+	if !twice {
+		d.seen[sum] = found
+	}
+	return found, nil
 }
 
 // A document is one document of a YAML file, and the line on which it begins.
@@ -111,17 +113,6 @@ type decoder struct {
 }
 
 func (d *decoder) where() string { return d.file + ":" + strconv.Itoa(d.line) }
-
-func (d *decoder) document(text []byte) error {
-	data, err := yaml.YAMLToJSONStrict(text)
-	if err != nil {
-		return d.yamlError(err)
-	}
-	if string(data) == "null" {
-		return nil // only comments
-	}
-	return d.object(data, "")
-}
 
 var yamlLine = regexp.MustCompile(`line (\d+): `)
 

@@ -38,7 +38,7 @@ func (all *Objects) index(n node, r *report) index {
 			continue
 		}
 		_, headless := s.Labels[labelHeadless]
-		key := sliceKey(s)
+		key := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
 		switch {
 		case headless:
 			r.slice(s).skip("", "belongs to a headless service")

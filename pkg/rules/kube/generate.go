@@ -9,7 +9,6 @@ package kube
 import (
 	"cmp"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -46,20 +45,15 @@ func Generate(objects Objects, options Options) (rules.Generation, []Skip, error
 
 // sorted returns the services that kube-proxy handles, by namespace and name.
 func (all *Objects) sorted(r *report) []*corev1.Service {
-	services := slices.Clone(all.Services)
-	slices.SortStableFunc(services, func(a, b *corev1.Service) int {
-		if a.Namespace != b.Namespace {
-			return strings.Compare(a.Namespace, b.Namespace)
-		}
-		return strings.Compare(a.Name, b.Name)
+	services := slices.SortedStableFunc(slices.Values(all.Services), func(a, b *corev1.Service) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	for i, s := range services {
 		if i > 0 && serviceKey(s) == serviceKey(services[i-1]) {
 			r.service(s).refuse("metadata.name", "is declared twice%s", r.at(services[i-1]))
 		}
 	}
-	byName := slices.Clone(all.Nodes)
-	slices.SortFunc(byName, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	byName := slices.SortedFunc(slices.Values(all.Nodes), func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
 	for i, n := range byName {
 		if i > 0 && n.Name == byName[i-1].Name {
 			r.node(n).refuse("metadata.name", "is declared twice%s", r.at(byName[i-1]))

@@ -134,8 +134,3 @@ func hostIPs(n *corev1.Node) []netip.Addr {
 func serviceKey(s *corev1.Service) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 }
-
-// sliceKey names the service that a slice belongs to.
-func sliceKey(s *discoveryv1.EndpointSlice) types.NamespacedName {
-	return types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
-}

@@ -142,11 +142,10 @@ func (o Options) nodes(objects Objects) ([]node, error) {
 		bad = append(bad, err)
 	}
 
-	families := slices.Clone(o.Families)
+	families := slices.Sorted(slices.Values(o.Families))
 	if len(families) == 0 {
 		families = rules.Families()
 	}
-	slices.Sort(families)
 	var all []node
 	for _, f := range slices.Compact(families) {
 		n := node{Options: o, family: f, name: name, ip: ips[f], local: detectors[f]}
@@ -176,13 +175,12 @@ func (o Options) detectors(self *corev1.Node) (map[rules.Family]detector, error)
 				}
 				continue
 			}
-			d := detector{local: " -s " + cidr.String(), notSource: " ! -s " + cidr.String()}
-			found[familyOf(cidr.Addr())] = d
+			found[familyOf(cidr.Addr())] = detector{local: " -s " + cidr.String(), notSource: " ! -s " + cidr.String()}
 		}
 		return found, nil
 	}
 	byInterface := func(flag, name, suffix string) (map[rules.Family]detector, error) {
-		if err := checkInterface(name + suffix); err != nil || name == "" {
+		if name == "" || !isInterface(name+suffix) {
 			return nil, fmt.Errorf("--%s: %q is not an interface's name", flag, name)
 		}
 		d := detector{local: " -i " + name + suffix, notInterface: " ! -i " + name + suffix}
@@ -278,10 +276,7 @@ func (n *node) openNodePorts(cidrs []netip.Prefix) {
 	n.nodePorts = slices.Compact(n.nodePorts)
 }
 
-// checkInterface returns an error if iptables would refuse the name.
-func checkInterface(name string) error {
-	if len(name) > 15 || strings.ContainsAny(name, " \t\n\"/!") || strings.HasPrefix(name, "-") {
-		return fmt.Errorf("%q is not an interface's name", name)
-	}
-	return nil
+// isInterface reports whether iptables takes the name.
+func isInterface(name string) bool {
+	return len(name) <= 15 && !strings.ContainsAny(name, " \t\n\"/!") && !strings.HasPrefix(name, "-")
 }

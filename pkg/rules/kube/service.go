@@ -74,7 +74,7 @@ func proxied(s *corev1.Service, r reporter) bool {
 // service appends the ports of s. There are none if s has no address in the node's family.
 func (read *reader) service(all []servicePort, s *corev1.Service) []servicePort {
 	f, r := read.family, read.report.service(s)
-	field, number, address := clusterIP(s, f)
+	field, address := clusterIP(s, f)
 	if address == "" {
 		return all
 	}
@@ -86,9 +86,6 @@ func (read *reader) service(all []servicePort, s *corev1.Service) []servicePort 
 	}
 	ip, ok := parseIP(address)
 	if !ok || familyOf(ip) != f {
-		if number >= 0 {
-			field += "[" + strconv.Itoa(number) + "]"
-		}
 		r.refuse(field, "%q is not an %s address", address, familyName(f))
 		return all
 	}
@@ -138,7 +135,7 @@ func (read *reader) port(p *servicePort, s *corev1.Service, number int, r report
 		}
 	}
 	var known bool
-	if p.protocol, known = protocol(from.Protocol); !known {
+	if p.protocol, known = protocols[from.Protocol]; !known {
 		refuse("protocol", "%q is none of TCP, UDP, SCTP", from.Protocol)
 	}
 	if !validPort(from.Port) {
@@ -152,30 +149,29 @@ func (read *reader) port(p *servicePort, s *corev1.Service, number int, r report
 		}
 	}
 	for i := range s.Spec.Ports[:number] {
-		other, _ := protocol(s.Spec.Ports[i].Protocol)
-		if s.Spec.Ports[i].Name == from.Name && other == p.protocol {
+		if s.Spec.Ports[i].Name == from.Name && protocols[s.Spec.Ports[i].Protocol] == p.protocol {
 			refuse("name", "%q is declared twice", from.Name)
 		}
 	}
 	return ok
 }
 
-// clusterIP returns the service's address in a family, and the field that holds it, with the
-// index in that field or -1. Objects from before dual stack have no list of families.
-func clusterIP(s *corev1.Service, f rules.Family) (field string, number int, address string) {
+// clusterIP returns the service's address in a family, and the field that holds it. Objects from
+// before dual stack have no list of families.
+func clusterIP(s *corev1.Service, f rules.Family) (field, address string) {
 	if len(s.Spec.IPFamilies) == 0 {
 		ip, ok := parseIP(s.Spec.ClusterIP)
 		if isIPv6 := ok && familyOf(ip) == rules.IPv6; isIPv6 != (f == rules.IPv6) {
-			return "", -1, ""
+			return "", ""
 		}
-		return "spec.clusterIP", -1, s.Spec.ClusterIP
+		return "spec.clusterIP", s.Spec.ClusterIP
 	}
 	for i, family := range s.Spec.IPFamilies {
 		if string(family) == familyName(f) && i < len(s.Spec.ClusterIPs) {
-			return "spec.clusterIPs", i, s.Spec.ClusterIPs[i]
+			return "spec.clusterIPs[" + strconv.Itoa(i) + "]", s.Spec.ClusterIPs[i]
 		}
 	}
-	return "", -1, ""
+	return "", ""
 }
 
 func externalIPs(s *corev1.Service, f rules.Family, r reporter) []string {
@@ -255,30 +251,21 @@ func affinity(s *corev1.Service, r reporter) string {
 // externalLocal reports whether external traffic follows policy Local. The field has an effect
 // only for types that have external destinations.
 func externalLocal(s *corev1.Service) bool {
-	switch s.Spec.Type {
-	case corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort:
-	case corev1.ServiceTypeClusterIP, "":
-		if len(s.Spec.ExternalIPs) == 0 {
-			return false
-		}
-	default:
+	if s.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
 		return false
 	}
-	return s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+	switch s.Spec.Type {
+	case corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort:
+		return true
+	case corev1.ServiceTypeClusterIP, "":
+		return len(s.Spec.ExternalIPs) > 0
+	}
+	return false
 }
 
-// protocol returns iptables' name of a protocol. The API's default is TCP.
-func protocol(p corev1.Protocol) (string, bool) {
-	switch p {
-	case corev1.ProtocolTCP, "":
-		return "tcp", true
-	case corev1.ProtocolUDP:
-		return "udp", true
-	case corev1.ProtocolSCTP:
-		return "sctp", true
-	default:
-		return "", false
-	}
+// protocols are iptables' names of the protocols. The API's default is TCP.
+var protocols = map[corev1.Protocol]string{
+	"": "tcp", corev1.ProtocolTCP: "tcp", corev1.ProtocolUDP: "udp", corev1.ProtocolSCTP: "sctp",
 }
 
 func validPort(p int32) bool { return p > 0 && p <= 65535 }
@@ -293,13 +280,6 @@ func familyName(f rules.Family) string {
 // isDNSLabel reports whether name is a DNS label (RFC 1123). The API server accepts no other
 // names, and others could end a comment or be too long for one.
 func isDNSLabel(name string) bool {
-	if name == "" || len(name) > 63 || name[0] == '-' || name[len(name)-1] == '-' {
-		return false
-	}
-	for i := 0; i < len(name); i++ {
-		if c := name[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
-			return false
-		}
-	}
-	return true
+	return name != "" && len(name) <= 63 && name[0] != '-' && name[len(name)-1] != '-' &&
+		strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") == ""
 }

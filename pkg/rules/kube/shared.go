@@ -51,14 +51,6 @@ func (w *writer) jumps(all []jump) []rules.Jump {
 	return made
 }
 
-// natShared returns the number of chains in nat that all services share.
-func (n *node) natShared() int {
-	if n.MakeIPTablesUtilChains {
-		return 5
-	}
-	return 4
-}
-
 // natChains returns the chains of nat: the shared ones, then those of the services. newWriter
 // left room for the shared ones.
 func (w *writer) natChains() []rules.Chain {
@@ -81,7 +73,7 @@ func (w *writer) natChains() []rules.Chain {
 	if w.MakeIPTablesUtilChains {
 		all = append(all, rules.Chain{Name: markDrop, Rules: []rules.Rule{w.setMark(w.IPTablesDropBit)}})
 	}
-	copy(w.own[:w.natShared()], all)
+	copy(w.own, all)
 	return w.own
 }
 

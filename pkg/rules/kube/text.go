@@ -1,6 +1,8 @@
 package kube
 
 import (
+	"crypto/sha256"
+	"encoding/base32"
 	"math"
 	"strconv"
 	"strings"
@@ -22,7 +24,6 @@ type text struct {
 
 const piece = 64 << 10
 
-// join returns the parts as one string.
 func (t *text) join(parts ...string) string {
 	length := 0
 	for _, p := range parts {
@@ -60,8 +61,13 @@ func (t *text) jump(target string, parts ...string) rules.Rule {
 
 // chain returns the name of a chain: the prefix, and a hash of what the chain is for.
 func (t *text) chain(prefix string, of ...string) string {
+	t.scratch = t.scratch[:0]
+	for _, part := range of {
+		t.scratch = append(t.scratch, part...)
+	}
+	sum := sha256.Sum256(t.scratch)
 	var name [hashLength]byte
-	name, t.scratch = hash(t.scratch, of...)
+	base32.StdEncoding.Encode(name[:], sum[:hashLength*5/8])
 	t.room(len(prefix) + hashLength)
 	start := t.b.Len()
 	t.b.WriteString(prefix)

@@ -1,8 +1,6 @@
 package kube
 
-import (
-	"github.com/canaryd/canaryd/pkg/rules"
-)
+import "github.com/canaryd/canaryd/pkg/rules"
 
 // A writer writes the rules of one family.
 type writer struct {
@@ -30,7 +28,11 @@ func newWriter(n node, large bool, ports, endpoints int) *writer {
 		w.mask = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
 	}
 	w.services = make([]rules.Rule, 0, ports+1)
-	w.own = make([]rules.Chain, n.natShared(), n.natShared()+2*ports+endpoints)
+	shared := 4 // see natChains
+	if n.MakeIPTablesUtilChains {
+		shared++
+	}
+	w.own = make([]rules.Chain, shared, shared+2*ports+endpoints)
 	return w
 }
 
@@ -100,8 +102,11 @@ func (w *writer) capture(o *outcome) {
 		w.services = append(w.services, w.jump(target, " -d ", address, w.hostBits, " -p ", o.protocol,
 			comment, o.name, what, `" -m `, o.protocol, " --dport ", o.port))
 	}
-	if o.internal {
-		to(o.internalChain(), o.clusterIP, " cluster IP")
+	switch {
+	case o.internal && o.internalLocal:
+		to(o.localChain, o.clusterIP, " cluster IP")
+	case o.internal:
+		to(o.clusterChain, o.clusterIP, " cluster IP")
 	}
 	if !o.any {
 		return
@@ -122,13 +127,6 @@ func (w *writer) capture(o *outcome) {
 		w.nodePorts = append(w.nodePorts, w.jump(o.externalChain,
 			" -p ", o.protocol, comment, o.name, `" -m `, o.protocol, " --dport ", o.nodePort))
 	}
-}
-
-func (o *outcome) internalChain() string {
-	if o.internalLocal {
-		return o.localChain
-	}
-	return o.clusterChain
 }
 
 // refuse writes the rules for destinations without an endpoint: REJECT where no node has one,
@@ -257,7 +255,6 @@ func (w *writer) endpointComment(o *outcome, more ...string) string {
 	return w.join(append(words, `"`)...)
 }
 
-// probability returns the match that holds once in n times.
 func (w *writer) probability(n int) string {
 	for len(w.odds) <= n {
 		w.odds = append(w.odds, probability(max(len(w.odds), 1)))

@@ -1,0 +1,50 @@
+package daemon
+
+import (
+	"testing"
+	"time"
+)
+
+// TestLooksInAStorm: 200 hints are answered at once, and those of a storm each 5 ms.
+// After a quiet second they are answered at once again.
+func TestLooksInAStorm(t *testing.T) {
+	l := looking{storm: bucket{share: stormShare}}
+	now := time.Unix(1e9, 0)
+	storm := func() (looks, atOnce int, longest time.Duration) {
+		var hinted time.Time
+		for end := now.Add(10 * time.Second); now.Before(end); now = now.Add(time.Millisecond) {
+			if now.UnixMilli()%2 == 0 {
+				l.hint(now)
+				hinted = earliest(hinted, now)
+			}
+			if !due(l.at, now) {
+				continue
+			}
+			waited := now.Sub(hinted)
+			longest = max(longest, waited)
+			l.storm.spend(now, stormCharge)
+			if !l.begin(now) || l.evidence != hinted {
+				t.Fatalf("a look for a hint of %v has evidence since %v", hinted, l.evidence)
+			}
+			if looks++; waited == 0 && looks == atOnce+1 {
+				atOnce = looks
+			}
+			hinted = time.Time{}
+		}
+		return looks, atOnce, longest
+	}
+	for _, round := range []string{"at first", "after a quiet second"} {
+		looks, atOnce, longest := storm()
+		// 200 of the burst, 5 ms for each of the others; meanwhile some are earned.
+		if looks < 2150 || looks > 2250 || atOnce < 200 || longest > 5*time.Millisecond {
+			t.Errorf("%s: %d looks, the first %d at once, and the longest wait was %s", round, looks, atOnce, longest)
+		}
+		now = now.Add(time.Second)
+		// A hint does not wait for the first look after a replay.
+		l.hint(now)
+		if l.afterReplay(now); l.at.Sub(now) > 5*time.Millisecond {
+			t.Errorf("%s: a hint before a replay is answered %s after it", round, l.at.Sub(now))
+		}
+		l.begin(now)
+	}
+}

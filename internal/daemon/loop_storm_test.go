@@ -1,0 +1,44 @@
+package daemon
+
+import (
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/watch"
+)
+
+// TestFlushesInAStorm: next to an owner that commits 500 times a second a flush of either realm is
+// noticed within 5 ms, and dated so.
+func TestFlushesInAStorm(t *testing.T) {
+	const late = 5*time.Millisecond + time.Microsecond // a float's
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		done := make(chan struct{})
+		defer close(done)
+		go func() {
+			for {
+				select {
+				case <-done:
+					return
+				case <-time.After(2 * time.Millisecond):
+					r.hints.Give(watch.SourceNFT)
+				}
+			}
+		}()
+		r.after(time.Second) // the looks at once are used up
+		for i, flush := range []func(){r.flushNat, k.flushRuleset, func() { k.flushTable(proxyTable) }, r.flushNat, k.flushRuleset, func() { r.flushBoth(k) }} {
+			r.after(time.Second + time.Duration(i)*700*time.Microsecond)
+			flushed, before := time.Now(), len(r.d.Status().Flushes)
+			flush()
+			for len(r.d.Status().Flushes) == before || r.d.Status().Ready() != nil {
+				if r.after(time.Millisecond); time.Since(flushed) > time.Minute {
+					t.Fatalf("flush %d is not repaired", i)
+				}
+			}
+			record := r.d.Status().Flushes[0]
+			noticed := record.Time.Add(time.Duration(record.NoticedSeconds * float64(time.Second)))
+			if off, took := record.Time.Sub(flushed), noticed.Sub(flushed); off < -late || off > 0 || took > late {
+				t.Errorf("flush %d is dated %s, and was noticed after %s", i, off, took)
+			}
+		}
+	})
+}
