@@ -207,7 +207,7 @@ func runnable(c docCommand) string {
 	case len(words) > 1 && (words[1] == "COMMAND" || words[1] == "run") && words[0] == "canaryd":
 		return "canaryd --help"
 	case slices.Contains(words, "--watch"): // which ends with Ctrl-C only; without --foreground it gets two
-		return "timeout --foreground --preserve-status --signal=INT 1 " + text
+		return "timeout --foreground --preserve-status --signal=INT 3 " + text
 	case slices.Contains(words, "--stay"): // which ends with SIGTERM only
 		return "timeout --preserve-status 10 " + text
 	case known[words[0]] == "run":
