@@ -31,9 +31,11 @@ func TestScenarios(t *testing.T) {
 					nstest.NeedProgram(t, "iptables-"+string(backend), "ip6tables-"+string(backend), "nft")
 					// In this namespace's own /run: a socket's path must be short.
 					live := scenario.Live{Canaryd: nodetest.Canaryd(), Programs: scenario.Programs{With: backend}, Dir: "/run",
-						// Next to other packages' tests, the twelve commands of a flusher may take
-						// longer than ten times the 20 ms that are the default.
-						Flags: []string{"--settle=60ms"}}
+						// Next to other packages' tests, the time between two of a flusher's twelve
+						// commands may be longer than the 20 ms that are the default, and they all
+						// together than ten times that. A command that deletes chains fails once
+						// their rules are back.
+						Flags: []string{"--settle=200ms"}}
 					result, err := live.Run(t.Context(), s)
 					if err != nil {
 						t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -166,10 +167,19 @@ func (m *machine) installed(flags string) {
 	m.must("systemctl", "daemon-reload")
 }
 
-// process returns the daemon's process number, in the test's pid namespace.
+// process returns the daemon's process number, in the test's pid namespace. The machines of other
+// tests have a canaryd with the same number inside.
 func (m *machine) process() int {
 	m.Helper()
 	inside := m.show("MainPID")
+	namespace := func(pid string) string {
+		link, _ := os.Readlink("/proc/" + pid + "/ns/pid") // of a process that has ended there is none
+		return link
+	}
+	ours := namespace(strconv.Itoa(m.pid))
+	if ours == "" {
+		m.Fatalf("systemd, process %d, has ended", m.pid)
+	}
 	tasks, err := filepath.Glob("/proc/[0-9]*/status")
 	m.Must(err)
 	for _, path := range tasks {
@@ -179,7 +189,7 @@ func (m *machine) process() int {
 		}
 		// The last word is its number in the innermost namespace.
 		for line := range strings.Lines(string(text)) {
-			if f := strings.Fields(line); f[0] == "NSpid:" && len(f) > 2 && f[len(f)-1] == inside && strings.HasPrefix(string(text), "Name:\tcanaryd\n") {
+			if f := strings.Fields(line); f[0] == "NSpid:" && len(f) > 2 && f[len(f)-1] == inside && strings.HasPrefix(string(text), "Name:\tcanaryd\n") && namespace(f[1]) == ours {
 				var pid int
 				_, err := fmt.Sscan(f[1], &pid)
 				m.Must(err)

@@ -42,7 +42,12 @@ func TestShort(t *testing.T) {
 		measured := map[string]bool{}
 		for _, s := range got.Series {
 			measured[s.Backend+" "+s.Name] = true
-			took := s.Seconds.Median > 0 || s.Name == noticeRun && s.Seconds.Median == 0 // before the flush command's end
+			took := s.Seconds.Median > 0
+			// A loss may be noticed before the flush command's end, and the settle time begins with it:
+			// a table of 100 services may be back as soon as that is over.
+			if (s.Name == noticeRun || s.Name == healRun && s.Backend == ofNative) && s.Seconds.Median == 0 {
+				took = true
+			}
 			if s.Seconds.Count != 1 || !took || s.Services != 100 {
 				t.Errorf("%s %s: %+v", s.Backend, s.Name, s)
 			}
