@@ -43,8 +43,8 @@ func TestShort(t *testing.T) {
 		for _, s := range got.Series {
 			measured[s.Backend+" "+s.Name] = true
 			took := s.Seconds.Median > 0
-			// A loss may be noticed before the flush command's end, and the settle time begins with it:
-			// a table of 100 services may be back as soon as that is over.
+			// A loss may be noticed before the flush command's end, and the settle time begins
+			// then: a table of 100 services may be back as soon as that is over.
 			if (s.Name == noticeRun || s.Name == healRun && s.Backend == ofNative) && s.Seconds.Median == 0 {
 				took = true
 			}
