@@ -178,6 +178,7 @@ func (d *Daemon) begin(ctx context.Context) *state {
 // Run looks, heals and learns until ctx ends. It leaves canaries, witnesses
 // and rules in place, and what it knows on disk.
 func (d *Daemon) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
 	st := d.begin(ctx)
 	var background sync.WaitGroup
 	defer background.Wait() // ctx has ended by then
@@ -192,6 +193,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	background.Go(func() { d.runSweeps(ctx) })
 	baselines := make(chan baseline, 1)
 	go func() { baselines <- d.loadBaseline() }()
+	defer stop() // first of all: a step that panics is to end canaryd, not to wait for the background
 
 	tick := time.NewTicker(d.cfg.PollInterval)
 	defer tick.Stop()

@@ -192,8 +192,9 @@ func (d *Daemon) askStamp(ctx context.Context, st *state, f rules.Family, woken 
 // probeUrgent probes what moved and is read at once, before any large table of any family is
 // walked, and reports whether a loss is open then. Where the standby has a copy of nat, nat's marks
 // come first: the flusher closes its socket some milliseconds later, and from then on the kernel
-// takes no commit until it has freed the rules (20 ms at 1,000 services). Marks that it sees
-// standing are no reason not to probe.
+// takes no commit until it has freed the rules (20 ms at 1,000 services). The other marks follow in
+// a look after the gate has opened and before the heal. Marks that it sees standing are no reason
+// not to probe.
 func (d *Daemon) probeUrgent(ctx context.Context, st *state, families []asked) bool {
 	for _, a := range families {
 		f, l := a.family, &st.families[a.family].looked
@@ -216,6 +217,9 @@ func (d *Daemon) probeUrgent(ctx context.Context, st *state, families []asked) b
 		l.urgent, st.looking.evidence = a.stamp, a.since
 		if !d.judgeMarks(st, f, part, result) {
 			d.cfg.Metrics.ObserveProbe(f, metrics.ProbeLoss, end.Sub(a.start))
+			if a.stamp.Exact { // nat alone was asked for: once the gate is open, so are the others
+				st.looking.plan(time.Now())
+			}
 		}
 	}
 	// The heal answers what was hinted at until now, if it can read.

@@ -3,6 +3,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -52,6 +54,31 @@ func TestStandbyOpensFirst(t *testing.T) {
 			t.Errorf("the record says of the standby (-want +got):\n%s", diff)
 		}
 		r.wantLog("The standby translates until the rules are back")
+	})
+}
+
+// TestTablesBesideNatInAFlush: nat's marks alone open the gate, and the log names all tables when
+// the heal begins.
+func TestTablesBesideNatInAFlush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		r.wantStandby(s, api.StandbyArmed)
+		must(t, r.programs().FlushRuleset(t.Context()))
+		r.settled()
+		for _, line := range strings.Split(r.log.String(), "\n") {
+			if !strings.Contains(line, "Rules are being flushed") {
+				continue
+			}
+			for f := range r.d.Status().Families {
+				for _, table := range protect.Tables() {
+					if want := fmt.Sprintf("%s %s table_deleted", f, table); !strings.Contains(line, want) {
+						t.Errorf("the log does not name %q when the heal begins: %s", want, line)
+					}
+				}
+			}
+			return
+		}
+		t.Error("the log does not say that rules are being flushed")
 	})
 }
 

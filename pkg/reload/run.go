@@ -202,7 +202,7 @@ func (t *familyRun) keepReport(before map[rules.TableName]TableResult) {
 		switch landed := i >= 0 && t.plans[i].want.Mark.Nonce == now.Mark.Nonce; {
 		case landed && old.Mark.Nonce != now.Mark.Nonce: // by the last write
 			old = t.plans[i].account(old)
-			old.Proved = true
+			old.Proved, old.Unproved = true, false
 		case !old.Proved || old.Mark.Nonce != now.Mark.Nonce:
 			continue
 		}
