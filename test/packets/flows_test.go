@@ -2,6 +2,7 @@ package packets
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -170,7 +171,13 @@ func TestWithoutCanarydAFlowOfTheOutageStaysDeaf(t *testing.T) {
 	inCluster(t, func(l *lab) {
 		l.flushNat()
 		meanwhile := l.dial("udp4", cluster.DNS())
-		l.wantSilence("during the outage", meanwhile)
+		l.Within(nodetest.HealsIn, "conntrack to know the flow of the outage", func() error {
+			l.wantSilence("during the outage", meanwhile)
+			if !l.tracked(meanwhile) {
+				return errors.New("it does not")
+			}
+			return nil
+		})
 		l.putBack()
 		l.wantAnswer("a new client", l.dial("udp4", cluster.DNS()), l.Endpoints(0)...)
 		l.wantSilence("the client of the outage", meanwhile)
