@@ -178,8 +178,8 @@ func (d *Daemon) begin(ctx context.Context) *state {
 // Run looks, heals and learns until ctx ends. It leaves canaries, witnesses
 // and rules in place, and what it knows on disk.
 func (d *Daemon) Run(ctx context.Context) error {
-	ctx, stop := context.WithCancel(ctx)
 	st := d.begin(ctx)
+	ctx, stop := context.WithCancel(ctx)
 	var background sync.WaitGroup
 	defer background.Wait() // ctx has ended by then
 	if d.cfg.Journal != nil {

@@ -147,3 +147,37 @@ func processorTime(t *testing.T, do func() error) time.Duration {
 	}
 	return least
 }
+
+// TestReasonIsRenewed: canaryd that starts before kubelet and kube-proxy names, when
+// they have written, what decides by then.
+func TestReasonIsRenewed(t *testing.T) {
+	onBoth(t, func(t *testing.T, ours Backend, family rules.Family) {
+		first := "neither backend holds rules, and nft is the default"
+		if ours == Legacy { // which is chosen only where it holds something
+			iptablesCommand(t, ours, family, "-t nat -A OUTPUT")
+			first = "legacy holds more rules: legacy 1, nft 0"
+		}
+		k := openKernel(t, Config{Families: []rules.Family{family}})
+		last := k.Evidence()
+		if last.Backend != ours || last.Reason != first {
+			t.Fatalf("at the start it is %s: %s", last.Backend, last.Reason)
+		}
+		rulesAre := map[Backend]string{NFT: "nft holds more rules: nft 1, legacy 0", Legacy: "legacy holds more rules: legacy 2, nft 0"}
+		for _, step := range []struct{ command, reason string }{
+			{"-A INPUT", rulesAre[ours]},
+			{"-t mangle -N KUBE-IPTABLES-HINT", "kubelet's hint chain is in " + string(ours) + " only"},
+		} {
+			iptablesCommand(t, ours, family, step.command)
+			moved, err := k.Moved(t.Context(), last)
+			if err != nil || !moved {
+				t.Fatalf("after %q it moved: %t, %v", step.command, moved, err)
+			}
+			if last, err = k.GatherEvidence(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if last.Reason != step.reason {
+				t.Errorf("after %q the reason is %q, want %q", step.command, last.Reason, step.reason)
+			}
+		}
+	})
+}
