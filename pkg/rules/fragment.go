@@ -162,13 +162,9 @@ func (p *fragmentParser) declaration(text string) (reason string) {
 }
 
 func (p *fragmentParser) rule(text string) (reason string) {
-	command := text
-	if command[0] == '[' {
-		_, after, found := strings.Cut(command, "] ")
-		if !found {
-			return "has counters without a closing bracket"
-		}
-		command = after
+	command, reason := withoutCounters(text)
+	if reason != "" {
+		return reason
 	}
 	verb, rest, _ := strings.Cut(command, " ")
 	if verb != "-A" && verb != "-I" {

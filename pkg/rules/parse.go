@@ -245,14 +245,23 @@ func (p *parser) declaration(text string) (reason string) {
 	return ""
 }
 
+// withoutCounters returns a rule's line without the counters that iptables-save -c prints first, or
+// why it cannot.
+func withoutCounters(line string) (rule, reason string) {
+	if !strings.HasPrefix(line, "[") {
+		return line, ""
+	}
+	_, rule, found := strings.Cut(line, "] ")
+	if !found {
+		return "", "has counters without a closing bracket"
+	}
+	return rule, ""
+}
+
 func (p *parser) rule(text string) (reason string) {
-	line := text
-	if line[0] == '[' {
-		_, after, found := strings.Cut(line, "] ")
-		if !found {
-			return "has counters without a closing bracket"
-		}
-		line = after
+	line, reason := withoutCounters(text)
+	if reason != "" {
+		return reason
 	}
 	rest, found := strings.CutPrefix(line, "-A ")
 	if !found {
