@@ -39,9 +39,9 @@ func (d *Daemon) openNativeAt(st *state) time.Time {
 	return time.Time{}
 }
 
-// openNative opens the gates of what is lost, and returns how many. Whatever becomes of it, the
-// replay goes on.
-func (d *Daemon) openNative(ctx context.Context, st *state) (opened int) {
+// openNative opens the gates of what is lost, and returns how many commits of canaryd's own that
+// took. Whatever becomes of it, the replay goes on.
+func (d *Daemon) openNative(ctx context.Context, st *state) (commits int) {
 	r := &st.native
 	for _, id := range r.ids() {
 		if !st.mayOpenNative(id) {
@@ -51,6 +51,7 @@ func (d *Daemon) openNative(ctx context.Context, st *state) (opened int) {
 		s.gate.try(l.record.ID)
 		got, err := d.cfg.Standby.Native.Gate(NativeWant{t.want, t.digest}, s.openOrder(time.Now()))
 		now := time.Now()
+		commits += got.Commits
 		if errors.Is(err, ErrStandbyOutdated) {
 			d.nativeLog(ctx, st).Info("The standby stays shut: its copy is out of date", "flush", l.record.ID, "table", id.NFT(),
 				"behindSince", s.behindSince, "reason", err)
@@ -74,9 +75,8 @@ func (d *Daemon) openNative(ctx context.Context, st *state) (opened int) {
 		d.nativeLog(ctx, st).Info("The standby translates until the native table is back"+got.less(),
 			got.fields("flush", l.record.ID, "table", id.NFT(), "after", now.Sub(l.record.Time).Round(10*time.Microsecond))...)
 		d.sweepNative([]*native.Table{t.want}, l.intact)
-		opened++
 	}
-	return opened
+	return commits
 }
 
 // firstNativeLookAt returns when native tables are looked at before iptables' tables are put back:

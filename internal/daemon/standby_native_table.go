@@ -62,12 +62,14 @@ func (s nativeOnNFT) translate(want NativeWant) (*standby.Copy, error) {
 // shut all the same.
 func (s nativeOnNFT) Gate(want NativeWant, order GateOrder) (got StandbyGate, err error) {
 	id := want.Table.ID
+	before := s.tables.Commits()
 	if order != ShutGate {
 		got.Outdated, err = s.open(want, order)
 	} else {
 		got.Shut, err = s.shut(id)
 	}
 	got.Open = len(s.tables.OpenHooks(id)) > 0
+	got.Commits = int(s.tables.Commits() - before)
 	return got, err
 }
 

@@ -146,16 +146,14 @@ func (s *StandbyOnNFT) translate(ctx context.Context, f rules.Family, nat Standb
 // all the same.
 func (s *StandbyOnNFT) Gate(f rules.Family, order GateOrder) (got StandbyGate, err error) {
 	id := f.Table(rules.Nat)
-	before := s.tables.OpenHooks(id)
+	before := s.tables.Commits()
 	if order != ShutGate {
-		got, err = s.open(f, before, order)
+		got, err = s.open(f, s.tables.OpenHooks(id), order)
 	} else {
 		got.Shut, err = s.shut(id)
 	}
-	after := s.tables.OpenHooks(id)
-	if got.Open = len(after) > 0; len(after) != len(before) {
-		got.Commits = 1
-	}
+	got.Open = len(s.tables.OpenHooks(id)) > 0
+	got.Commits = int(s.tables.Commits() - before)
 	return got, err
 }
 

@@ -79,10 +79,10 @@ func TestStandbyOnNFT(t *testing.T) {
 		}
 		s.gate(t, true, false, 0)
 		nstest.Command(t, "iptables-nft", "-t", "nat", "-F", "PREROUTING")
-		s.gate(t, true, true, 1)
+		s.gate(t, true, true, 0)
 		s.gate(t, true, true, 0)
 		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
-		s.gate(t, true, true, 1)
+		s.gate(t, true, true, 0)
 		s.gate(t, false, false, 1)
 		s.gate(t, false, false, 0)
 		must(t, s.Release(rules.IPv4))
@@ -152,13 +152,13 @@ func TestStandbyShutsByItself(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
 		must(t, follow(true).Err)
 		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
-		s.gate(t, true, true, 1)
+		s.gate(t, true, true, 0)
 		s.gate(t, false, false, 1)
 		if diff := cmp.Diff(0, len(s.limits)); diff != "" {
 			t.Errorf("limits of gates that are shut (-want +got):\n%s", diff)
 		}
 		s.limit = 200 * time.Millisecond
-		s.gate(t, true, true, 1)
+		s.gate(t, true, true, 0)
 		s.ending.Wait()
 		ended := time.Now()
 		if open := s.tables.Status(rules.IPv4.Table(rules.Nat)).Open; len(open) > 0 {
@@ -169,7 +169,7 @@ func TestStandbyShutsByItself(t *testing.T) {
 		if got.Shut.IsZero() || got.Shut.After(ended) {
 			t.Errorf("it was shut at %s, want by its limit", got.Shut)
 		}
-		s.gate(t, true, true, 1)
+		s.gate(t, true, true, 0)
 		must(t, s.tables.Remove(rules.IPv4.Table(rules.Nat))) // as the limit does if the kernel refuses
 		if got, err := s.Gate(rules.IPv4, ShutGate); !errors.Is(err, standby.ErrNotBuilt) || got.Open {
 			t.Errorf("a gate whose table is gone: %+v, %v", got, err)
@@ -187,7 +187,7 @@ func TestStandbyAfterItsSocketWasClosed(t *testing.T) {
 		}
 		must(t, follow(true).Err)
 		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
-		s.gate(t, true, true, 1)
+		s.gate(t, true, true, 0)
 		s.gate(t, false, false, 1)
 	})
 }

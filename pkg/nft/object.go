@@ -1,8 +1,10 @@
 package nft
 
 import (
+	"errors"
 	"fmt"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -39,6 +41,20 @@ func (c *Conn) EachObject(kind ObjectKind, family tableid.Family, asked []String
 func (c *Conn) Object(kind ObjectKind, family tableid.Family, asked []StringAttr, f func(attrs []byte) error) (bool, error) {
 	found, err := c.one(uint16(kind)+1, family, asked, withoutHeader(f))
 	return found, Wrap(fmt.Sprintf("reading a %s", kind), err)
+}
+
+// HasElement reports whether a set has an element of that key; one whose time is over is none. It
+// waits for no transaction.
+func (c *Conn) HasElement(family tableid.Family, table, set string, key []byte) (bool, error) {
+	element := AppendAttr(nil, unix.NFTA_SET_ELEM_KEY|unix.NLA_F_NESTED, AppendAttr(nil, unix.NFTA_DATA_VALUE, key, 0), 0)
+	asked := Strings(StringAttr{unix.NFTA_SET_ELEM_LIST_TABLE, table}, StringAttr{unix.NFTA_SET_ELEM_LIST_SET, set})
+	asked = AppendAttr(asked, unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED,
+		AppendAttr(nil, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, element, 0), 0)
+	err := c.each(unix.NFT_MSG_GETSETELEM, family, asked, func(netlink.Message) error { return nil })
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	return err == nil, Wrap("asking for an element of set "+set, err)
 }
 
 // withoutHeader returns a function that calls f with what stands behind the struct nfgenmsg.

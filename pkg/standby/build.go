@@ -113,7 +113,7 @@ func (s *Standby) fits(c *Copy) error {
 func (s *Standby) fill(t *table, c *Copy, pause func() error) error {
 	_, rules := c.Counts()
 	t.gated = rules <= s.cfg.GateMost
-	w := &writer{s: s, t: t, next: c, splits: true, pause: pause}
+	w := &writer{s: s, t: t, next: c, first: true, pause: pause}
 	if err := w.write(); err != nil {
 		return err
 	}

@@ -6,6 +6,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/native"
 )
 
+// KnockOf returns the datagram that opens a hook.
+func KnockOf(h Hook) []byte { return knockOf(h) }
+
 // Outstanding returns how many chains of the copy are not in the kernel as they are in it, of
 // which held is what is (Standby.Held, nil: nothing). A base chain counts as well if the real one
 // has changed.

@@ -52,14 +52,6 @@ func verdict(list []byte, code uint32) []byte {
 	return expression(list, "immediate", data)
 }
 
-// gate is the first rule of a base chain: it accepts unless an element stands in the set.
-func gate(set string) rule {
-	meta := number(number(nil, unix.NFTA_META_KEY, unix.NFT_META_NFPROTO), unix.NFTA_META_DREG, unix.NFT_REG_1)
-	lookup := nft.AppendAttr(nil, unix.NFTA_LOOKUP_SET, set, 1)
-	lookup = number(number(lookup, unix.NFTA_LOOKUP_SREG, unix.NFT_REG_1), unix.NFTA_LOOKUP_FLAGS, lookupInvert)
-	return rule{expressions: verdict(expression(expression(nil, "meta", meta), "lookup", lookup), nfAccept)}
-}
-
 // acceptAsIs is the only rule of a chain that is left out. It takes back the bits of the mark that
 // other copied rules may have set on the packet's way here: with one of kube-proxy's, the packet
 // would be masqueraded and not sent to its service.

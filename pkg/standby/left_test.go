@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// deaf runs f while the socket takes nothing; the kernel keeps it with its tables.
-func (s *Standby) deaf(t *testing.T, f func()) {
+// Deaf runs f while the socket takes nothing; the kernel keeps it with its tables.
+func (s *Standby) Deaf(t *testing.T, f func()) {
 	t.Helper()
 	aside, err := unix.Dup(s.fd)
 	if err != nil {
@@ -72,7 +72,7 @@ func TestATableThatCannotBeRemoved(t *testing.T) {
 					if err := build(s, c); err != nil {
 						t.Fatal(err)
 					}
-					s.deaf(t, func() {
+					s.Deaf(t, func() {
 						for range 2 {
 							if err := s.Remove(id); err == nil {
 								t.Error("a table was removed over a socket that takes nothing")

@@ -58,7 +58,7 @@ func TranslateNative(src *native.Table, held *Copy) (*Copy, error) {
 	}
 	maps.Copy(n.chains, before.chains)
 	maps.Copy(n.sets, before.sets)
-	c.native = n.table(append(bases, filters...), slices.Sorted(maps.Keys(c.hooks)), held)
+	c.native = n.table(append(bases, filters...), held)
 	return c, nil
 }
 
@@ -94,7 +94,7 @@ func newNativeCopy(src *native.Table, filter bool) *nativeCopy {
 
 // table returns the copied table: these base chains, what was found, and the gates. held is what
 // the kernel holds of it.
-func (n *nativeCopy) table(bases []native.Chain, hooks []Hook, held *Copy) *native.Table {
+func (n *nativeCopy) table(bases []native.Chain, held *Copy) *native.Table {
 	t := &native.Table{ID: n.src.ID.Family.Table(NameOf(n.src.ID)), Objects: n.src.Objects, Chains: bases}
 	t.Attrs = number(nil, unix.NFTA_TABLE_FLAGS, tableOwned)
 	t.Attrs = nft.AppendAttr(t.Attrs, tableUserdata, append(append([]byte{0, byte(len(comment) + 1)}, comment...), 0), 0)
@@ -109,9 +109,8 @@ func (n *nativeCopy) table(bases []native.Chain, hooks []Hook, held *Copy) *nati
 			t.Sets = append(t.Sets, smaller(*set, dynamic[set.Name]))
 		}
 	}
-	for _, h := range hooks {
-		attrs := number(number(nil, unix.NFTA_SET_KEY_TYPE, typeNFProto), unix.NFTA_SET_KEY_LEN, 1)
-		t.Sets = append(t.Sets, native.Set{Name: setOf(h), Attrs: attrs})
+	for _, h := range Hooks() {
+		t.Sets = append(t.Sets, native.Set{Name: setOf(h), Flags: gateFlags, Attrs: gateSet()})
 	}
 	return t
 }
@@ -227,8 +226,15 @@ func (n *nativeCopy) base(c *native.Chain) (*native.Chain, Hook, error) {
 	attrs = number(attrs, unix.NFTA_HOOK_PRIORITY, priority+1)
 	attrs = nft.AppendAttr(nil, unix.NFTA_CHAIN_HOOK|unix.NLA_F_NESTED, attrs, 0)
 	attrs = number(nft.AppendAttr(attrs, unix.NFTA_CHAIN_TYPE, kind, 1), unix.NFTA_CHAIN_POLICY, nfAccept)
-	first := nft.AppendAttr(nil, unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, gate(setOf(h)).expressions, 0)
-	copied := &native.Chain{Name: c.Name, Base: true, Attrs: attrs, Rules: slices.Concat([]native.Rule{{Attrs: first}}, c.Rules)}
+	copied := &native.Chain{Name: c.Name, Base: true, Attrs: attrs}
+	front := []rule{gate(setOf(h))}
+	if !n.filter {
+		front = inFront(h)
+	}
+	for _, r := range front {
+		copied.Rules = append(copied.Rules, native.Rule{Attrs: nft.AppendAttr(nil, unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.expressions, 0)})
+	}
+	copied.Rules = append(copied.Rules, c.Rules...)
 	if policy != nfAccept { // a policy would hold behind a gate that is shut, too
 		last := nft.AppendAttr(nil, unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, verdict(nil, policy), 0)
 		copied.Rules = append(copied.Rules, native.Rule{Attrs: last})

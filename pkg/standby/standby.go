@@ -90,7 +90,9 @@ type Standby struct {
 	closed bool
 	port   atomic.Uint32
 	conn   *nft.Conn
-	tables map[tableid.TableID]*table
+	// commits are the transactions that the kernel has taken.
+	commits atomic.Uint64
+	tables  map[tableid.TableID]*table
 	// left are tables that the kernel did not delete: they take no copy, and go first.
 	left  map[tableid.TableID]*table
 	names int // that setName has given
@@ -141,6 +143,10 @@ const smallPiece = 150 << 10
 
 // Port returns the netlink address that the Standby's transactions come from.
 func (s *Standby) Port() uint32 { return s.port.Load() }
+
+// Commits returns how many of the Standby's transactions the kernel has taken: each moved the genid
+// by one.
+func (s *Standby) Commits() uint64 { return s.commits.Load() }
 
 // Close closes the socket, and the kernel removes all tables: 14, 29 and 70 ms at 100, 1,000 and
 // 5,000 services. The Standby cannot be used again.
@@ -207,18 +213,22 @@ func (s *Standby) Held(id tableid.TableID) *Copy {
 }
 
 // Open opens hooks, in one transaction with what pending has that the kernel has not yet; pending
-// may be nil. Hooks that are open stay so. If pending cannot be written, nothing is opened. The
-// caller may open without it then: what translates is out of date. Copy.Openable says which hooks
-// to open.
+// may be nil. Without it a hook behind a gate is opened by a packet where that can be, which waits
+// for no other process's transaction, and moves no genid. Hooks that are open stay so. If pending
+// cannot be written, nothing is opened. The caller may open without it then: what translates is out
+// of date. Copy.Openable says which hooks to open. A hook behind a gate the kernel shuts after 40 s
+// if nothing else does.
 func (s *Standby) Open(id tableid.TableID, hooks []Hook, pending *Copy) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.tables[id]
-	if t == nil {
+	switch {
+	case t == nil:
 		return ErrNotBuilt
-	}
-	if pending != nil && pending.native != nil {
+	case pending != nil && pending.native != nil:
 		return s.openNative(t, hooks, pending)
+	case pending == nil && t.gated && t.held.hooks[Output] != nil:
+		return s.openByKnock(t, hooks)
 	}
 	return s.open(t, hooks, pending)
 }
@@ -233,10 +243,7 @@ func (s *Standby) Shut(id tableid.TableID) error {
 	if t == nil || len(t.open) == 0 {
 		return nil
 	}
-	if err := s.shut(t); err != nil {
-		return errors.Join(err, s.remove(t))
-	}
-	return nil
+	return s.shutOrRemove(t)
 }
 
 // Remove removes a table, open or not, built or not. After an error it stands and takes no copy:
@@ -284,6 +291,9 @@ func (s *Standby) send(t *table, b *nft.Batch) error {
 		err = s.cfg.Unheard(write)
 	} else {
 		err = write()
+	}
+	if err == nil {
+		s.commits.Add(1)
 	}
 	t.bytes, t.took = t.bytes+b.Bytes(), t.took+b.Took
 	return refused(t.name, err)

@@ -137,6 +137,23 @@ func (s *Standby) open(t *table, hooks []Hook, pending *Copy) error {
 	return nil
 }
 
+// openByKnock opens hooks without a transaction, or with one if no rule sees the knock. s.mu must be
+// held.
+func (s *Standby) openByKnock(t *table, hooks []Hook) error {
+	hooks = slices.DeleteFunc(slices.Clone(hooks), func(h Hook) bool { return t.held.hooks[h] == nil || t.open[h] })
+	knocked := s.knock(t, hooks)
+	if knocked == nil {
+		t.opened(hooks, t.held)
+		return nil
+	}
+	err := s.open(t, hooks, nil)
+	if err == nil {
+		return nil
+	}
+	t.opened(hooks, t.held) // some may be
+	return errors.Join(err, knocked, s.shutOrRemove(t))
+}
+
 // opened notes that the kernel has opened those of the hooks that the copy has.
 func (t *table) opened(hooks []Hook, c *Copy) {
 	for _, h := range hooks {
@@ -146,12 +163,20 @@ func (t *table) opened(hooks []Hook, c *Copy) {
 	}
 }
 
+// shutOrRemove shuts all hooks, or takes the table away, so that none stays open. s.mu must be held.
+func (s *Standby) shutOrRemove(t *table) error {
+	if err := s.shut(t); err != nil {
+		return errors.Join(err, s.remove(t))
+	}
+	return nil
+}
+
 // shut shuts all hooks. s.mu must be held.
 func (s *Standby) shut(t *table) error {
 	b := nft.NewBatch()
 	for _, h := range slices.Sorted(maps.Keys(t.open)) {
 		if t.gated {
-			element(b, t, unix.NFT_MSG_DELSETELEM, h)
+			noElement(b, t, h)
 		} else {
 			emptyChain(b, t, t.held.hooks[h].name)
 		}

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
-	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // A writer writes the difference between what the kernel holds and the next copy.
@@ -17,9 +16,9 @@ type writer struct {
 	s    *Standby
 	t    *table
 	next *Copy
-	// splits: a transaction may end within a chain, because no packet can come to it yet. whole:
-	// all must be one transaction.
-	splits, whole bool
+	// first: no packet can come to the table yet, so that a transaction may end within a chain.
+	// whole: all must be one transaction.
+	first, whole  bool
 	pause         func() error // is called behind each transaction but the last; nil: nothing is
 	opens         []Hook
 	removed       []Hook   // base chains that go: an open one is shut by that
@@ -38,6 +37,9 @@ func (w *writer) write() error {
 		steps = steps[len(steps)-1:]
 	} else if err := w.find(); err != nil {
 		return err
+	}
+	if w.first && w.t.gated {
+		w.gates()
 	}
 	for _, step := range steps {
 		if err := step(); err != nil {
@@ -141,7 +143,7 @@ func (w *writer) chain(name string, c *chain) error {
 	}
 	for _, r := range c.rules {
 		w.rule(name, r, 0)
-		if w.splits {
+		if w.first {
 			if err := w.cut(); err != nil {
 				return err
 			}
@@ -183,8 +185,7 @@ func (w *writer) hooks() error {
 		case slices.Equal(was.body.digests, is.body.digests):
 		case w.t.gated:
 			emptyChain(w.b, w.t, is.name)
-			w.rule(is.name, gate(setOf(h)), 0)
-			w.body(is)
+			w.gated(h, is)
 		case w.t.open[h]:
 			emptyChain(w.b, w.t, is.name)
 			w.body(is)
@@ -199,39 +200,46 @@ func (w *writer) body(h *hook) {
 	}
 }
 
-// addHook writes a base chain, and its gate.
-func (w *writer) addHook(h Hook, is *hook) {
-	if w.t.gated {
+// gated writes what a base chain has behind a gate, and the gate.
+func (w *writer) gated(h Hook, is *hook) {
+	for _, r := range inFront(h) {
+		w.rule(is.name, r, 0)
+	}
+	w.body(is)
+}
+
+// gates writes the sets of all hooks, also of those that the copy does not have: a later one may.
+func (w *writer) gates() {
+	for _, h := range Hooks() {
 		w.b.Begin(unix.NFT_MSG_NEWSET, netlink.Create|netlink.Excl, w.t.id.Family)
 		w.b.Text(unix.NFTA_SET_TABLE, w.t.name)
 		w.b.Text(unix.NFTA_SET_NAME, setOf(h))
-		w.b.Number(unix.NFTA_SET_KEY_TYPE, typeNFProto)
-		w.b.Number(unix.NFTA_SET_KEY_LEN, 1)
 		w.b.Number(unix.NFTA_SET_ID, uint32(h)+1)
+		w.b.Raw(gateSet())
 		w.b.End()
 	}
+}
+
+// addHook writes a base chain, behind its gate.
+func (w *writer) addHook(h Hook, is *hook) {
 	beginChain(w.b, w.t, unix.NFT_MSG_NEWCHAIN, netlink.Create, is.name)
 	w.b.Pair(unix.NFTA_CHAIN_HOOK, uint32(h), uint32(is.priority+1))
 	w.b.Number(unix.NFTA_CHAIN_POLICY, nfAccept)
 	w.b.Text(unix.NFTA_CHAIN_TYPE, "nat")
 	w.b.End()
 	if w.t.gated {
-		w.rule(is.name, gate(setOf(h)), 0)
-		w.body(is)
+		w.gated(h, is)
 	}
 }
 
-// removeHook removes a base chain and its gate.
+// removeHook removes a base chain. Its gate stays, and is shut.
 func (w *writer) removeHook(h Hook, was *hook) {
 	w.removed = append(w.removed, h)
 	emptyChain(w.b, w.t, was.name)
 	beginChain(w.b, w.t, unix.NFT_MSG_DELCHAIN, 0, was.name)
 	w.b.End()
 	if w.t.gated {
-		w.b.Begin(unix.NFT_MSG_DELSET, 0, w.t.id.Family)
-		w.b.Text(unix.NFTA_SET_TABLE, w.t.name)
-		w.b.Text(unix.NFTA_SET_NAME, setOf(h))
-		w.b.End()
+		noElement(w.b, w.t, h)
 	}
 }
 
@@ -255,7 +263,7 @@ func (w *writer) open() error {
 		switch {
 		case is == nil, w.t.open[h] && !slices.Contains(w.removed, h):
 		case w.t.gated:
-			element(w.b, w.t, unix.NFT_MSG_NEWSETELEM, h)
+			element(w.b, w.t, h)
 		default:
 			w.body(is)
 		}
@@ -275,30 +283,5 @@ func emptyChain(b *nft.Batch, t *table, name string) {
 	b.Begin(unix.NFT_MSG_DELRULE, 0, t.id.Family)
 	b.Text(unix.NFTA_RULE_TABLE, t.name)
 	b.Text(unix.NFTA_RULE_CHAIN, name)
-	b.End()
-}
-
-// setOf returns the name of the set that opens a hook while an element stands in it.
-func setOf(h Hook) string { return "open-" + h.String() }
-
-// element adds or removes the element that opens a hook: the family's own number, which all of its
-// packets have; for inet those of both.
-func element(b *nft.Batch, t *table, message uint16, h Hook) {
-	flags := netlink.HeaderFlags(0)
-	if message == unix.NFT_MSG_NEWSETELEM {
-		flags = netlink.Create
-	}
-	b.Begin(message, flags, t.id.Family)
-	b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.name)
-	b.Text(unix.NFTA_SET_ELEM_LIST_SET, setOf(h))
-	families := []tableid.Family{t.id.Family}
-	if t.id.Family == tableid.Inet {
-		families = []tableid.Family{tableid.IPv4, tableid.IPv6}
-	}
-	var list []byte
-	for _, f := range families {
-		list = nft.AppendAttr(list, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, value(nil, unix.NFTA_SET_ELEM_KEY, []byte{uint8(f)}), 0)
-	}
-	b.Blob(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, list)
 	b.End()
 }

@@ -1,0 +1,94 @@
+package standby
+
+import (
+	"encoding/binary"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// This file writes gates: each hook has a set, and is open while an element stands in it. The
+// element is the family's own number, which all of its packets have; for inet those of both.
+
+// openMost is how long the kernel leaves an element in a gate's set: a process that hangs, or was
+// stopped, leaves no hook open for longer. gateSweep is how often the kernel looks for elements
+// that are over; it counts them for none as soon as they are.
+const (
+	openMost  = 40 * time.Second
+	gateSweep = time.Minute
+)
+
+// gateFlags let rules add elements, and let elements be over. gateRoom is how many elements a set
+// takes, of which those that are over are some until they are swept.
+const (
+	gateFlags = unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
+	gateRoom  = 16
+)
+
+// setOf returns the name of the set that opens a hook while an element stands in it.
+func setOf(h Hook) string { return "open-" + h.String() }
+
+// gateSet returns the attributes of a gate's set behind its names.
+func gateSet() []byte {
+	attrs := number(nil, unix.NFTA_SET_FLAGS, gateFlags)
+	attrs = number(number(attrs, unix.NFTA_SET_KEY_TYPE, typeNFProto), unix.NFTA_SET_KEY_LEN, 1)
+	attrs = nft.AppendAttr(attrs, unix.NFTA_SET_DESC|unix.NLA_F_NESTED, number(nil, unix.NFTA_SET_DESC_SIZE, gateRoom), 0)
+	attrs = nft.AppendAttr(attrs, unix.NFTA_SET_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(openMost.Milliseconds())), 0)
+	return number(attrs, unix.NFTA_SET_GC_INTERVAL, uint32(gateSweep.Milliseconds()))
+}
+
+// gate is the rule of a base chain that accepts unless an element stands in the set.
+func gate(set string) rule {
+	lookup := nft.AppendAttr(nil, unix.NFTA_LOOKUP_SET, set, 1)
+	lookup = number(number(lookup, unix.NFTA_LOOKUP_SREG, unix.NFT_REG_1), unix.NFTA_LOOKUP_FLAGS, lookupInvert)
+	return rule{expressions: verdict(expression(expression(nil, "meta", nfProto()), "lookup", lookup), nfAccept)}
+}
+
+// nfProto puts the number of a packet's family into register 1.
+func nfProto() []byte {
+	return number(number(nil, unix.NFTA_META_KEY, unix.NFT_META_NFPROTO), unix.NFTA_META_DREG, unix.NFT_REG_1)
+}
+
+// inFront returns the rules in front of what a base chain of nat copies: the gate, and in OUTPUT
+// before it those that see the knocks of all hooks.
+func inFront(h Hook) (front []rule) {
+	if h == Output {
+		for _, at := range Hooks() {
+			front = append(front, knocked(at))
+		}
+	}
+	return append(front, gate(setOf(h)))
+}
+
+// packetsOf returns the families of the packets that a table of one family sees.
+func packetsOf(family tableid.Family) []tableid.Family {
+	if family == tableid.Inet {
+		return []tableid.Family{tableid.IPv4, tableid.IPv6}
+	}
+	return []tableid.Family{family}
+}
+
+// element opens a hook, in a transaction.
+func element(b *nft.Batch, t *table, h Hook) {
+	b.Begin(unix.NFT_MSG_NEWSETELEM, netlink.Create, t.id.Family)
+	b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.name)
+	b.Text(unix.NFTA_SET_ELEM_LIST_SET, setOf(h))
+	var list []byte
+	for _, f := range packetsOf(t.id.Family) {
+		list = nft.AppendAttr(list, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, value(nil, unix.NFTA_SET_ELEM_KEY, []byte{uint8(f)}), 0)
+	}
+	b.Blob(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, list)
+	b.End()
+}
+
+// noElement shuts a hook: it empties the set, also one whose element is over.
+func noElement(b *nft.Batch, t *table, h Hook) {
+	b.Begin(unix.NFT_MSG_DELSETELEM, 0, t.id.Family)
+	b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.name)
+	b.Text(unix.NFTA_SET_ELEM_LIST_SET, setOf(h))
+	b.End()
+}

@@ -1,0 +1,196 @@
+package standby_test
+
+import (
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/standby"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// natWithOutput has its services in PREROUTING and OUTPUT, at an address of the family.
+func natWithOutput(address string) string {
+	return "*nat\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES\n" +
+		"-A KUBE-SERVICES -d " + address + " -p udp -m udp --dport 80 -j DNAT --to-destination :8080\nCOMMIT\n"
+}
+
+// inetNAT is the same as a native table of both families.
+const inetNAT = `table inet proxy {
+	chain in { type nat hook prerouting priority dstnat; udp dport 80 redirect to :8080; }
+	chain out { type nat hook output priority -100; udp dport 80 redirect to :8080; }
+}
+`
+
+// TestOpenedByAKnock: hooks are opened without a transaction, so that no other process's is waited
+// for, and shut again. Where the node's own packets do not come to nat, a transaction opens them.
+func TestOpenedByAKnock(t *testing.T) {
+	const deaf = `table inet deaf { chain c { type filter hook output priority -300; meta l4proto udp notrack; }; }`
+	tables := map[string]struct {
+		id  tableid.TableID
+		set func(t *testing.T)
+	}{
+		"IPv4": {nat, func(t *testing.T) { restore(t, tableid.IPv4, natWithOutput("192.0.2.9")) }},
+		"IPv6": {tableid.IPv6.Table("nat"), func(t *testing.T) { restore(t, tableid.IPv6, natWithOutput("2001:db8::9")) }},
+		"inet": {tableid.Inet.Table("proxy"), func(t *testing.T) { nstest.CommandInput(t, inetNAT, "nft", "-f", "-") }},
+	}
+	for name, table := range tables {
+		for _, step := range []struct {
+			name, rules string
+			commits     uint64 // that opening takes
+		}{
+			{"heard", "", 0},
+			{"untracked", deaf, 1},
+			{"dropped", strings.Replace(deaf, "notrack", "drop", 1), 1},
+		} {
+			t.Run(name+", "+step.name, func(t *testing.T) {
+				nstest.Run(t, func(t *testing.T) {
+					nstest.NeedProgram(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
+					table.set(t)
+					nstest.CommandInput(t, step.rules, "nft", "-f", "-")
+					conn, s := dial(t), open(t, standby.Config{})
+					c := copyOf(t, table.id)
+					must(t, s.Put(c))
+					before := s.Commits()
+					must(t, s.Open(table.id, []standby.Hook{standby.Output}, nil))
+					if got := s.Commits() - before; got != step.commits {
+						t.Errorf("%d transactions opened it, want %d", got, step.commits)
+					}
+					want := map[standby.Hook]bool{standby.Prerouting: false, standby.Output: true}
+					if diff := cmp.Diff(want, elements(t, s, table.id)); diff != "" {
+						t.Errorf("elements of the gates (-want +got):\n%s", diff)
+					}
+					must(t, s.Open(table.id, c.Hooks(), nil))
+					want[standby.Prerouting] = true
+					if diff := cmp.Diff(want, elements(t, s, table.id)); diff != "" {
+						t.Errorf("elements of the gates, opened further (-want +got):\n%s", diff)
+					}
+					if diff := cmp.Diff(c.Hooks(), s.OpenHooks(table.id)); diff != "" {
+						t.Errorf("open hooks (-want +got):\n%s", diff)
+					}
+					must(t, s.Shut(table.id))
+					if diff := cmp.Diff(map[standby.Hook]bool{standby.Prerouting: false, standby.Output: false}, elements(t, s, table.id)); diff != "" {
+						t.Errorf("elements of gates that were shut (-want +got):\n%s", diff)
+					}
+					must(t, s.Close())
+					must(t, goneOf(conn, table.id))
+				})
+			})
+		}
+	}
+}
+
+// copyOf makes the copy of a table, native or of iptables.
+func copyOf(t *testing.T, id tableid.TableID) *standby.Copy {
+	t.Helper()
+	if id.Name == "nat" {
+		return translate(t, source(t, dial(t), id), nil)
+	}
+	captured, err := native.Capture(dial(t), func(of nft.Table) bool { return of.Name == id.Name })
+	must(t, err)
+	c, err := standby.TranslateNative(captured.Tables[id], nil)
+	must(t, err)
+	return c
+}
+
+// elements returns of each hook of the table whether its gate's set has the elements of all of the
+// table's packets. It fails if it has some.
+func elements(t *testing.T, s *standby.Standby, id tableid.TableID) map[standby.Hook]bool {
+	t.Helper()
+	conn, all := dial(t), map[standby.Hook]bool{}
+	families := []tableid.Family{id.Family}
+	if id.Family == tableid.Inet {
+		families = []tableid.Family{tableid.IPv4, tableid.IPv6}
+	}
+	for _, h := range s.Held(id).Hooks() {
+		var stand []bool
+		for _, f := range families {
+			is, err := conn.HasElement(id.Family, standby.NameOf(id), "open-"+h.String(), []byte{uint8(f)})
+			must(t, err)
+			stand = append(stand, is)
+		}
+		if stand = slices.Compact(stand); len(stand) != 1 {
+			t.Errorf("hook %s is open for one family of two", h)
+		}
+		all[h] = stand[0]
+	}
+	return all
+}
+
+// TestAForgedKnock: a datagram opens nothing unless it begins with the secret.
+func TestAForgedKnock(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "iptables-nft-restore")
+		restore(t, tableid.IPv4, natWithOutput("192.0.2.9"))
+		s := open(t, standby.Config{})
+		must(t, s.Put(copyOf(t, nat)))
+		knock := standby.KnockOf(standby.Output)
+		forged := slices.Clone(knock)
+		forged[3] ^= 1
+		for _, datagram := range []struct {
+			name    string
+			content []byte
+			opens   bool
+		}{
+			{"of zeros", make([]byte, len(knock)), false},
+			{"another secret", forged, false},
+			{"of a hook that is none", append(slices.Clone(knock[:len(knock)-1]), 77), false},
+			{"cut off", knock[:len(knock)-1], false},
+			{"the knock", knock, true},
+		} {
+			conn, err := net.Dial("udp4", "127.0.0.1:9")
+			must(t, err)
+			_, err = conn.Write(datagram.content)
+			must(t, err)
+			must(t, conn.Close())
+			if got := elements(t, s, nat)[standby.Output]; got != datagram.opens {
+				t.Errorf("a datagram %s: open %t, want %t", datagram.name, got, datagram.opens)
+			}
+		}
+	})
+}
+
+// TestAKnockThatIsNotSeen: if no transaction opens the hook either, nothing stays open that may be,
+// and the error says both.
+func TestAKnockThatIsNotSeen(t *testing.T) {
+	for name, story := range map[string]struct {
+		rules string
+		opens bool
+	}{
+		"seen":     {"", true},
+		"not seen": {"table ip deaf { chain c { type filter hook output priority -300; notrack; }; }", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "nft", "iptables-nft-restore")
+				restore(t, tableid.IPv4, natWithOutput("192.0.2.9"))
+				nstest.CommandInput(t, story.rules, "nft", "-f", "-")
+				s := open(t, standby.Config{})
+				c := copyOf(t, nat)
+				must(t, s.Put(c))
+				s.Deaf(t, func() {
+					err := s.Open(nat, c.Hooks(), nil)
+					if (err == nil) != story.opens {
+						t.Errorf("it says %v", err)
+					}
+					if err != nil && !strings.Contains(err.Error(), "knocking at prerouting for ipv4: no rule saw it") {
+						t.Errorf("it does not say what became of the knock: %v", err)
+					}
+				})
+				if got := s.Status(nat); got.Built != story.opens || (len(got.Open) > 0) != story.opens {
+					t.Errorf("the table then: %+v", got)
+				}
+				if err := s.Put(c); errors.Is(err, net.ErrClosed) == story.opens {
+					t.Errorf("the socket that could shut nothing goes on: %v", err)
+				}
+			})
+		})
+	}
+}
