@@ -114,7 +114,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	if err != nil {
 		return err
 	}
-	standby, closeStandby, err := o.openStandby(kernel)
+	standby, closeStandby, err := o.openStandby(kernel, hints)
 	if err != nil {
 		return err
 	}

@@ -7,11 +7,12 @@ import (
 	"github.com/canaryd/canaryd/internal/cgroup"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 // openStandby opens what translates while nat rules are missing, if --standby asks for it. The
 // caller must call closeIt before it closes the kernel.
-func (o *options) openStandby(kernel *iptables.Kernel) (cfg daemon.StandbyConfig, closeIt func(), err error) {
+func (o *options) openStandby(kernel *iptables.Kernel, hints *watch.Hints) (cfg daemon.StandbyConfig, closeIt func(), err error) {
 	none := func() {}
 	legacy := kernel.Info().Backend != iptables.NFT
 	cfg = daemon.StandbyConfig{Auto: o.standby == "auto"}
@@ -24,7 +25,7 @@ func (o *options) openStandby(kernel *iptables.Kernel) (cfg daemon.StandbyConfig
 			return cfg, none, nil
 		}
 	}
-	opened, err := daemon.OpenStandby(kernel, room)
+	opened, err := daemon.OpenStandby(kernel, room, func() { hints.Give(watch.SourceMiss) })
 	switch {
 	case err != nil && legacy: // such a kernel may have no nf_tables
 		cfg.NativeOff = err.Error()

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -32,26 +34,63 @@ type StandbyOnNFT struct {
 	// natives are the same of native tables, next to what they were made of.
 	natives map[tableid.TableID]nativePending
 	ending  sync.WaitGroup // of those that run
+
+	misses  *standby.Misses // nil: the kernel tells of none
+	hearing sync.WaitGroup  // of misses
 }
 
 // OpenStandby opens the sockets of a Standby. It writes nothing. Its commits count as the kernel's
 // own. room returns how many bytes of memory the process may still use; nil: as many as it wants.
-func OpenStandby(kernel *iptables.Kernel, room func() int64) (*StandbyOnNFT, error) {
+// missed is called, by a goroutine that Close ends, for a packet that nat did not translate and the
+// copy would; nil, or a kernel that cannot tell: never.
+func OpenStandby(kernel *iptables.Kernel, room func() int64, missed func()) (*StandbyOnNFT, error) {
 	conn, err := nft.Dial()
 	if err != nil {
 		return nil, err
 	}
 	s := &StandbyOnNFT{kernel: kernel, conn: conn, room: room, limit: standbyMost + time.Second, limits: map[tableid.TableID]*gateLimit{}}
+	if missed != nil {
+		s.listen(missed)
+	}
 	if err := s.dial(); err != nil {
-		return nil, errors.Join(err, conn.Close())
+		return nil, errors.Join(err, conn.Close(), s.deafen())
 	}
 	return s, nil
+}
+
+// listen begins to listen to misses. Without them the end of the flusher's commit is waited for.
+func (s *StandbyOnNFT) listen(missed func()) {
+	misses, err := standby.ListenMisses()
+	if err != nil {
+		klog.Background().Info("The standby opens only when a flusher's commit is done: the kernel tells of no missed packets", "reason", err)
+		return
+	}
+	s.misses = misses
+	s.hearing.Go(func() {
+		for misses.Receive() == nil {
+			missed()
+		}
+	})
+}
+
+// deafen ends what listen began.
+func (s *StandbyOnNFT) deafen() error {
+	if s.misses == nil {
+		return nil
+	}
+	err := s.misses.Close()
+	s.hearing.Wait()
+	return err
 }
 
 // dial opens the socket that owns the tables. It is done again if the library had to close it,
 // because a gate could be shut in no other way.
 func (s *StandbyOnNFT) dial() error {
-	tables, err := standby.Dial(standby.Config{Unheard: s.kernel.Unheard, Room: s.room})
+	cfg := standby.Config{Unheard: s.kernel.Unheard, Room: s.room}
+	if s.misses != nil {
+		cfg.Misses = s.misses.Group()
+	}
+	tables, err := standby.Dial(cfg)
 	if err != nil {
 		return err
 	}
@@ -71,7 +110,7 @@ func (s *StandbyOnNFT) Close() error {
 	clear(s.limits)
 	s.mu.Unlock()
 	s.ending.Wait()
-	return errors.Join(s.tables.Close(), s.conn.Close())
+	return errors.Join(s.tables.Close(), s.conn.Close(), s.deafen())
 }
 
 // Follow implements Standby. All families are translated before one is written, because each write

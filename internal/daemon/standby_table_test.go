@@ -29,7 +29,7 @@ func onNFT(t *testing.T, story func(t *testing.T, s *StandbyOnNFT, follow func(w
 		kernel, err := iptables.Open(t.Context(), iptables.Config{Backend: iptables.NFT, Families: []rules.Family{rules.IPv4}})
 		must(t, err)
 		defer func() { must(t, kernel.Close()) }()
-		s, err := OpenStandby(kernel, nil)
+		s, err := OpenStandby(kernel, nil, nil)
 		must(t, err)
 		defer func() { must(t, s.Close()) }()
 		follow := func(write bool) StandbyCopy {

@@ -21,6 +21,8 @@ type Copy struct {
 	chains map[string]*chain
 	hooks  map[Hook]*hook
 	marks  uint32 // the bits that copied rules may set
+	// services are what base chains that translate destinations lead to, in order.
+	services []key
 	// native is the whole copy of a native table; chains has nothing then.
 	native *native.Table
 }
@@ -34,6 +36,8 @@ type chain struct {
 	rules []rule
 	jumps []string // the chains that its rules lead to
 	marks uint32   // the bits that its rules may set
+	// services are the keys of its rules that have an address and lead on or translate.
+	services []key
 	// shadow: the chain is another owner's, and accepts what it would translate.
 	shadow bool
 	// leftOut says why the chain became "accept"; "" if it was copied.

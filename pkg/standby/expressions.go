@@ -45,6 +45,12 @@ func load(list []byte, register uint32, v []byte) []byte {
 	return expression(list, "immediate", value(number(nil, unix.NFTA_IMMEDIATE_DREG, register), unix.NFTA_IMMEDIATE_DATA, v))
 }
 
+// payload loads a part of a header into a register.
+func payload(register, base, offset, size uint32) []byte {
+	list := number(number(nil, unix.NFTA_PAYLOAD_DREG, register), unix.NFTA_PAYLOAD_BASE, base)
+	return number(number(list, unix.NFTA_PAYLOAD_OFFSET, offset), unix.NFTA_PAYLOAD_LEN, size)
+}
+
 // verdict ends the walk of a packet through a chain.
 func verdict(list []byte, code uint32) []byte {
 	data := nft.AppendAttr(nil, unix.NFTA_DATA_VERDICT|unix.NLA_F_NESTED, number(nil, unix.NFTA_VERDICT_CODE, code), 0)

@@ -41,11 +41,14 @@ func gateSet() []byte {
 	return number(attrs, unix.NFTA_SET_GC_INTERVAL, uint32(gateSweep.Milliseconds()))
 }
 
-// gate is the rule of a base chain that accepts unless an element stands in the set.
-func gate(set string) rule {
-	lookup := nft.AppendAttr(nil, unix.NFTA_LOOKUP_SET, set, 1)
+// gate is the rule of a base chain that accepts unless the hook is open.
+func gate(h Hook) rule { return rule{expressions: verdict(ifShut(nil, h), nfAccept)} }
+
+// ifShut goes on with a rule while the hook is shut.
+func ifShut(list []byte, h Hook) []byte {
+	lookup := nft.AppendAttr(nil, unix.NFTA_LOOKUP_SET, setOf(h), 1)
 	lookup = number(number(lookup, unix.NFTA_LOOKUP_SREG, unix.NFT_REG_1), unix.NFTA_LOOKUP_FLAGS, lookupInvert)
-	return rule{expressions: verdict(expression(expression(nil, "meta", nfProto()), "lookup", lookup), nfAccept)}
+	return expression(expression(list, "meta", nfProto()), "lookup", lookup)
 }
 
 // nfProto puts the number of a packet's family into register 1.
@@ -61,7 +64,7 @@ func inFront(h Hook) (front []rule) {
 			front = append(front, knocked(at))
 		}
 	}
-	return append(front, gate(setOf(h)))
+	return append(front, gate(h))
 }
 
 // packetsOf returns the families of the packets that a table of one family sees.

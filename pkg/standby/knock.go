@@ -39,10 +39,9 @@ const udpHeader = 8
 // knocked is the rule that sees a hook's knock and opens the hook for packets of the knock's family.
 func knocked(h Hook) rule {
 	knock := knockOf(h)
-	payload := number(number(nil, unix.NFTA_PAYLOAD_DREG, unix.NFT_REG_1), unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_TRANSPORT_HEADER)
-	payload = number(number(payload, unix.NFTA_PAYLOAD_OFFSET, udpHeader), unix.NFTA_PAYLOAD_LEN, uint32(len(knock)))
+	content := payload(unix.NFT_REG_1, unix.NFT_PAYLOAD_TRANSPORT_HEADER, udpHeader, uint32(len(knock)))
 	is := number(number(nil, unix.NFTA_CMP_SREG, unix.NFT_REG_1), unix.NFTA_CMP_OP, unix.NFT_CMP_EQ)
-	list := expression(expression(nil, "payload", payload), "cmp", value(is, unix.NFTA_CMP_DATA, knock))
+	list := expression(expression(nil, "payload", content), "cmp", value(is, unix.NFTA_CMP_DATA, knock))
 	list = expression(list, "meta", nfProto())
 	add := nft.AppendAttr(nil, unix.NFTA_DYNSET_SET_NAME, setOf(h), 1)
 	add = number(number(add, unix.NFTA_DYNSET_OP, unix.NFT_DYNSET_OP_UPDATE), unix.NFTA_DYNSET_SREG_KEY, unix.NFT_REG_1)

@@ -227,7 +227,7 @@ func (n *nativeCopy) base(c *native.Chain) (*native.Chain, Hook, error) {
 	attrs = nft.AppendAttr(nil, unix.NFTA_CHAIN_HOOK|unix.NLA_F_NESTED, attrs, 0)
 	attrs = number(nft.AppendAttr(attrs, unix.NFTA_CHAIN_TYPE, kind, 1), unix.NFTA_CHAIN_POLICY, nfAccept)
 	copied := &native.Chain{Name: c.Name, Base: true, Attrs: attrs}
-	front := []rule{gate(setOf(h))}
+	front := []rule{gate(h)}
 	if !n.filter {
 		front = inFront(h)
 	}

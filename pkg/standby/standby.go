@@ -54,6 +54,9 @@ type Config struct {
 	// a gate of one set. Above, their rules are added when a hook is opened. 0: DefaultGateMost;
 	// negative: never a gate.
 	GateMost int
+	// Misses is the group of a Misses, which is to hear of packets that the real nat table did not
+	// translate; 0: no rule tells it. Copies of native tables do not.
+	Misses uint16
 	// Piece is how large a transaction may become while the copy is built, in bytes, where the
 	// socket allows it. 0: 1 MiB.
 	Piece int

@@ -45,7 +45,21 @@ func Translate(src Source, before *Copy) (*Copy, error) {
 		return nil, err
 	}
 	t.closeLeftOut()
+	t.services()
 	return t.out, nil
+}
+
+// services gathers what a packet may be sent to by a base chain that translates destinations.
+func (t *translator) services() {
+	for _, h := range []Hook{Prerouting, Output} {
+		if base := t.out.hooks[h]; base != nil {
+			for _, to := range base.body.jumps {
+				t.out.services = append(t.out.services, t.out.chains[to].services...)
+			}
+		}
+	}
+	slices.SortFunc(t.out.services, key.compare)
+	t.out.services = slices.Compact(t.out.services)
 }
 
 // vital reports why the copy cannot translate rightly. A chain that postrouting comes to is needed
@@ -185,6 +199,9 @@ func (c *chain) add(r reading) {
 	c.marks |= r.marks
 	if r.to != "" {
 		c.jumps = append(c.jumps, r.to)
+	}
+	if !c.shadow && r.key.known() && r.key.address != "" && (r.effect == leads || r.effect == translates) {
+		c.services = append(c.services, r.key)
 	}
 }
 

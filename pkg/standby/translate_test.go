@@ -307,7 +307,7 @@ func FuzzTranslate(f *testing.F) {
 		listOf(xt("match", "tcp", 0, make([]byte, 16)...), xt("target", "DNAT", 2, range2(3)...)),
 		listOf(xt("target", "DNAT", 0, range1(1, 3)...)), listOf(xt("target", "MARK", 2, 0, 64, 0, 0, 0, 64, 0, 0)),
 		listOf(jump("KUBE-SVC")), listOf(verdictOf(nfAccept)), {Expressions: acceptAsIs(0x4000).expressions},
-		{Expressions: gate("open").expressions}, listOf(xt("match", "set", 4)),
+		{Expressions: gate(Output).expressions}, listOf(xt("match", "set", 4)),
 	} {
 		f.Add(false, r.Expressions)
 		f.Add(true, r.Expressions)

@@ -32,7 +32,7 @@ type writer struct {
 // write writes all of it.
 func (w *writer) write() error {
 	w.b = nft.NewBatch()
-	steps := []func() error{w.newChains, w.newRules, w.hooks, w.oldChains, w.open}
+	steps := []func() error{w.newChains, w.newRules, w.hooks, w.services, w.oldChains, w.open}
 	if w.next == w.t.held {
 		steps = steps[len(steps)-1:]
 	} else if err := w.find(); err != nil {
@@ -202,6 +202,9 @@ func (w *writer) body(h *hook) {
 
 // gated writes what a base chain has behind a gate, and the gate.
 func (w *writer) gated(h Hook, is *hook) {
+	if group := w.s.cfg.Misses; group != 0 && (h == Prerouting || h == Output) {
+		w.rule(is.name, missed(h, w.t.id.Family, group), 0)
+	}
 	for _, r := range inFront(h) {
 		w.rule(is.name, r, 0)
 	}
@@ -210,14 +213,66 @@ func (w *writer) gated(h Hook, is *hook) {
 
 // gates writes the sets of all hooks, also of those that the copy does not have: a later one may.
 func (w *writer) gates() {
-	for _, h := range Hooks() {
-		w.b.Begin(unix.NFT_MSG_NEWSET, netlink.Create|netlink.Excl, w.t.id.Family)
-		w.b.Text(unix.NFTA_SET_TABLE, w.t.name)
-		w.b.Text(unix.NFTA_SET_NAME, setOf(h))
-		w.b.Number(unix.NFTA_SET_ID, uint32(h)+1)
-		w.b.Raw(gateSet())
-		w.b.End()
+	for i, h := range Hooks() {
+		w.set(setOf(h), uint32(i), gateSet())
 	}
+	if w.s.cfg.Misses != 0 {
+		w.set(servicesName, uint32(len(Hooks())), serviceSet(w.t.id.Family))
+	}
+}
+
+// set writes a set, of which no other one of the transaction has the number.
+func (w *writer) set(name string, n uint32, attrs []byte) {
+	w.b.Begin(unix.NFT_MSG_NEWSET, netlink.Create|netlink.Excl, w.t.id.Family)
+	w.b.Text(unix.NFTA_SET_TABLE, w.t.name)
+	w.b.Text(unix.NFTA_SET_NAME, name)
+	w.b.Number(unix.NFTA_SET_ID, n+1)
+	w.b.Raw(attrs)
+	w.b.End()
+}
+
+// services writes which services came and went.
+func (w *writer) services() error {
+	if w.s.cfg.Misses == 0 || !w.t.gated {
+		return nil
+	}
+	came, went := difference(w.t.held.services, w.next.services)
+	for _, of := range []struct {
+		message uint16
+		flags   netlink.HeaderFlags
+		keys    []key
+	}{{unix.NFT_MSG_DELSETELEM, 0, went}, {unix.NFT_MSG_NEWSETELEM, netlink.Create, came}} {
+		for keys := range slices.Chunk(of.keys, serviceElements) {
+			w.b.Begin(of.message, of.flags, w.t.id.Family)
+			w.b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, w.t.name)
+			w.b.Text(unix.NFTA_SET_ELEM_LIST_SET, servicesName)
+			var list []byte
+			for _, k := range keys {
+				list = nft.AppendAttr(list, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, value(nil, unix.NFTA_SET_ELEM_KEY, k.bytes()), 0)
+			}
+			w.b.Blob(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, list)
+			w.b.End()
+			if err := w.cut(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// difference returns what came and what went between two ordered lists without doubles.
+func difference(was, is []key) (came, went []key) {
+	for len(was) > 0 || len(is) > 0 {
+		switch {
+		case len(was) == 0 || len(is) > 0 && is[0].compare(was[0]) < 0:
+			came, is = append(came, is[0]), is[1:]
+		case len(is) == 0 || was[0].compare(is[0]) < 0:
+			went, was = append(went, was[0]), was[1:]
+		default:
+			was, is = was[1:], is[1:]
+		}
+	}
+	return came, went
 }
 
 // addHook writes a base chain, behind its gate.

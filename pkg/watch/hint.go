@@ -11,12 +11,13 @@ const (
 	SourceNFT      Source = "nft"      // a process committed to nf_tables
 	SourceLock     Source = "lock"     // a process let go of the xtables lock
 	SourcePoll     Source = "poll"     // the daemon's ticker
+	SourceMiss     Source = "miss"     // a packet came through that nat did not translate
 	SourceOverflow Source = "overflow" // the kernel dropped events, or a watch broke
 )
 
 // Sources returns every Source.
 func Sources() []Source {
-	return []Source{SourceNFT, SourceLock, SourcePoll, SourceOverflow}
+	return []Source{SourceNFT, SourceLock, SourcePoll, SourceMiss, SourceOverflow}
 }
 
 // Hints collects reasons to look. However many are given while the reader is

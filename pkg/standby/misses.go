@@ -1,0 +1,148 @@
+package standby
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// A Misses hears of misses: of first packets of flows to a service that the real table did not
+// translate. They come to the copy's base chains, whose rules log them, up to missRate a second for
+// each hook. Packets lose the real rules when the flusher's commit begins to take effect, and the
+// kernel tells of the commit only at its end: up to 60 and 200 ms later at 1,000 and 5,000 services,
+// most of which it spends on telling (Linux 6.18). A miss comes at once.
+//
+// It is a reason to look, and no evidence: also a service that its owner has just removed is missed.
+// Receive is for one goroutine; Close ends a Receive that waits.
+type Misses struct {
+	conn  *netlink.Conn
+	group uint16
+}
+
+// From linux/netfilter/nfnetlink_log.h, for which golang.org/x/sys has no names.
+const (
+	nflogConfig   = unix.NFNL_SUBSYS_ULOG<<8 | 1 // NFULNL_MSG_CONFIG
+	nflogCommand  = 1                            // NFULA_CFG_CMD
+	nflogMode     = 2                            // NFULA_CFG_MODE
+	nflogBind     = 1                            // NFULNL_CFG_CMD_BIND
+	nflogNoPacket = 0                            // NFULNL_COPY_NONE
+)
+
+// groupTries is how many groups are tried: each may be another program's. Small numbers are what
+// people choose.
+const (
+	groupTries = 8
+	groupsFrom = 1 << 12
+)
+
+// ListenMisses opens the socket. It writes no rule: Config.Misses does. Without nfnetlink_log in
+// the kernel it fails.
+func ListenMisses() (m *Misses, err error) {
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return nil, nft.Wrap("opening a netlink socket for missed packets", err)
+	}
+	for range groupTries {
+		m = &Misses{conn, uint16(groupsFrom + rand.N(1<<16-groupsFrom))}
+		if err = m.bind(); err == nil {
+			return m, nil
+		}
+	}
+	return nil, errors.Join(nft.Wrap("listening to missed packets (nfnetlink_log)", err), conn.Close())
+}
+
+// bind makes the group this socket's, and asks for messages without a packet.
+func (m *Misses) bind() error {
+	for _, attrs := range [][]byte{
+		nft.AppendAttr(nil, nflogCommand, []byte{nflogBind}, 0),
+		nft.AppendAttr(nil, nflogMode, []byte{0, 0, 0, 0, nflogNoPacket, 0}, 0), // struct nfulnl_msg_config_mode
+	} {
+		header := binary.BigEndian.AppendUint16([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0}, m.group)
+		_, err := m.conn.Execute(netlink.Message{
+			Header: netlink.Header{Type: nflogConfig, Flags: netlink.Request | netlink.Acknowledge},
+			Data:   append(header, attrs...),
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Group returns the log group, for Config.Misses.
+func (m *Misses) Group() uint16 { return m.group }
+
+// Receive waits for the next miss. Misses that found no room in the socket are one, too.
+func (m *Misses) Receive() error {
+	_, err := m.conn.Receive()
+	if errors.Is(err, unix.ENOBUFS) {
+		return nil
+	}
+	return nft.Wrap("waiting for missed packets", err)
+}
+
+// Close closes the socket. Rules that log to it go on, and no process hears of it.
+func (m *Misses) Close() error { return m.conn.Close() }
+
+// servicesName is the name of the set of services that a miss is of. Each hook logs up to missRate
+// misses a second, and missBurst at once. serviceElements are written in one message.
+const (
+	servicesName    = "services"
+	missRate        = 10
+	missBurst       = 5
+	serviceElements = 512
+)
+
+// nft's own numbers of types; of a key of several fields each takes typeBits.
+const (
+	typeIPv4     = 7
+	typeIPv6     = 8
+	typeProtocol = 12
+	typePort     = 13
+	typeBits     = 6
+)
+
+// registerBytes is the size of the smallest register: a field of a key takes whole ones.
+const registerBytes = 4
+
+// bytes returns the key as the registers have it that missed loads: each field fills its registers.
+func (k key) bytes() []byte {
+	return append(append([]byte(k.address), k.protocol, 0, 0, 0, byte(k.port>>8), byte(k.port)), 0, 0)
+}
+
+// serviceSet returns the attributes of the set of services behind its names.
+func serviceSet(family tableid.Family) []byte {
+	address, size := uint32(typeIPv4), 4
+	if family == tableid.IPv6 {
+		address, size = typeIPv6, 16
+	}
+	return number(number(nil, unix.NFTA_SET_KEY_TYPE, address<<(2*typeBits)|typeProtocol<<typeBits|typePort),
+		unix.NFTA_SET_KEY_LEN, uint32(size+2*registerBytes))
+}
+
+// missed is the rule of a base chain that logs the first packet of a flow to a service while the
+// hook is shut.
+func missed(h Hook, family tableid.Family, group uint16) rule {
+	offset, size := uint32(16), uint32(4) // of the destination in IPv4's header
+	if family == tableid.IPv6 {
+		offset, size = 24, 16
+	}
+	next := unix.NFT_REG32_00 + size/registerBytes
+	list := expression(nil, "payload", payload(unix.NFT_REG32_00, unix.NFT_PAYLOAD_NETWORK_HEADER, offset, size))
+	list = expression(list, "meta", number(number(nil, unix.NFTA_META_KEY, unix.NFT_META_L4PROTO), unix.NFTA_META_DREG, next))
+	list = expression(list, "payload", payload(next+1, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2))
+	list = expression(list, "lookup", number(nft.AppendAttr(nil, unix.NFTA_LOOKUP_SET, servicesName, 1), unix.NFTA_LOOKUP_SREG, unix.NFT_REG32_00))
+	list = ifShut(list, h)
+	limit := nft.AppendAttr(nil, unix.NFTA_LIMIT_RATE, binary.BigEndian.AppendUint64(nil, missRate), 0)
+	limit = nft.AppendAttr(limit, unix.NFTA_LIMIT_UNIT, binary.BigEndian.AppendUint64(nil, 1), 0)
+	list = expression(list, "limit", number(limit, unix.NFTA_LIMIT_BURST, missBurst))
+	log := nft.AppendAttr(nil, unix.NFTA_LOG_GROUP, binary.BigEndian.AppendUint16(nil, group), 0)
+	log = nft.AppendAttr(log, unix.NFTA_LOG_QTHRESHOLD, binary.BigEndian.AppendUint16(nil, 1), 0)
+	return rule{expressions: expression(list, "log", log)}
+}
