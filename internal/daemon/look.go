@@ -11,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
+	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 const (
@@ -37,6 +38,7 @@ type looking struct {
 	evidence time.Time     // since when what the present look finds may be so
 	followUp time.Duration // distance of the looks that follow a replay
 	storm    bucket        // of looks that hints ask for
+	misses   uint64        // the hints of misses that looks have answered
 }
 
 // hint asks for a close look because of something that happened just now: at once, but next to an
@@ -110,6 +112,9 @@ func (d *Daemon) look(ctx context.Context, st *state) {
 	woken := st.looking.begin(time.Now())
 	// Probes that a loss or a replay asks for do not draw on the budget of a busy writer.
 	lost := st.loss != nil
+	misses := d.cfg.Hints.Of(watch.SourceMiss)
+	missed := misses != st.looking.misses
+	st.looking.misses = misses
 	free := func() bool { return st.looking.followUp > 0 || !lost && st.loss != nil }
 	moved := d.askStamps(ctx, st, woken, free)
 	if lost || !d.probeUrgent(ctx, st, moved) {
@@ -118,6 +123,9 @@ func (d *Daemon) look(ctx context.Context, st *state) {
 				d.judgeProbe(ctx, st, probed, free)
 			}
 		}
+	}
+	if !lost && st.loss != nil {
+		st.loss.early = missed
 	}
 	d.readRestored(ctx, st)
 	d.logOwnerless(ctx, st)

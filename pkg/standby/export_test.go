@@ -2,12 +2,16 @@ package standby
 
 import (
 	"slices"
+	"time"
 
 	"github.com/canaryd/canaryd/pkg/native"
 )
 
 // KnockOf returns the datagram that opens a hook.
 func KnockOf(h Hook) []byte { return knockOf(h) }
+
+// Until ends a Receive at that time.
+func (m *Misses) Until(t time.Time) error { return m.conn.SetReadDeadline(t) }
 
 // Outstanding returns how many chains of the copy are not in the kernel as they are in it, of
 // which held is what is (Standby.Held, nil: nothing). A base chain counts as well if the real one

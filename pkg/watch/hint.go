@@ -59,6 +59,14 @@ func (h *Hints) Count(s Source) {
 // before the value was received is answered by a look that starts after it.
 func (h *Hints) C() <-chan struct{} { return h.look }
 
+// Of returns how many hints one source has given so far.
+func (h *Hints) Of(s Source) uint64 {
+	if n := h.counts[s]; n != nil {
+		return n.Load()
+	}
+	return 0
+}
+
 // Counts returns how many hints each source has given so far.
 func (h *Hints) Counts() map[Source]uint64 {
 	counts := make(map[Source]uint64, len(h.counts))

@@ -24,7 +24,7 @@ func TestManyHintsAreOneLook(t *testing.T) {
 		t.Fatal("told to look twice")
 	default:
 	}
-	want := map[Source]uint64{SourceNFT: 2, SourceLock: 1, SourcePoll: 1, SourceOverflow: 0}
+	want := map[Source]uint64{SourceNFT: 2, SourceLock: 1, SourcePoll: 1, SourceMiss: 0, SourceOverflow: 0}
 	if diff := cmp.Diff(want, h.Counts()); diff != "" {
 		t.Errorf("counts (-want +got):\n%s", diff)
 	}

@@ -104,7 +104,7 @@ func TestCommitIsNotedAndHinted(t *testing.T) {
 		if diff := cmp.Diff(want, w.Writers.Between(4, 6)); diff != "" {
 			t.Errorf("writers (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(map[Source]uint64{SourceNFT: 4, SourceOverflow: 0, SourceLock: 0, SourcePoll: 0}, w.Hints.Counts()); diff != "" {
+		if diff := cmp.Diff(map[Source]uint64{SourceNFT: 4, SourceOverflow: 0, SourceLock: 0, SourcePoll: 0, SourceMiss: 0}, w.Hints.Counts()); diff != "" {
 			t.Errorf("counts (-want +got):\n%s", diff)
 		}
 	})

@@ -82,6 +82,11 @@ func (ws *Writers) Heard(after, upto uint32) bool {
 	return uint32(len(heard)) == want
 }
 
+// Told reports whether a commit was noted: the kernel has told of it, and it is done.
+func (ws *Writers) Told(genid uint32) bool {
+	return len(ws.selected(&ws.commits, func(w Writer) bool { return w.Genid == genid })) > 0
+}
+
 // Of returns who made a commit, as it was noted. Of one that was not noted it is no
 // more than the kernel said.
 func (ws *Writers) Of(c nft.Commit) Writer {
