@@ -4,12 +4,14 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 // TestAFlusherOfSeveralCommands: canaryd does not replay half a flush, although a replay is
@@ -115,4 +117,42 @@ func TestAnExaminationComesBeforeTheLook(t *testing.T) {
 			t.Errorf("the record is %+v, want one of all three tables, proved in the end", record)
 		}
 	})
+}
+
+// TestALossThatAMissShows: a missed packet shows a loss in the middle of the flusher's commit. The
+// quiet before the replay begins when the kernel has told of the commit: the flusher may have more
+// to do. A commit that is never told of is waited for half a second.
+func TestALossThatAMissShows(t *testing.T) {
+	for _, story := range []struct {
+		name  string
+		hint  watch.Source
+		told  time.Duration // after the flush; 0: never
+		least time.Duration // that the rules are absent
+	}{
+		{"a commit that takes long", watch.SourceMiss, 100 * time.Millisecond, 120 * time.Millisecond},
+		{"a commit of which no word comes", watch.SourceMiss, 0, 520 * time.Millisecond},
+		{"a loss that a poll shows", watch.SourcePoll, 0, 20 * time.Millisecond},
+	} {
+		t.Run(story.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := start(t, iptables.NFT, setup{deaf: true})
+				r.flushNat()
+				r.hints.Give(story.hint)
+				if story.told > 0 {
+					time.Sleep(story.told)
+					stamp, err := r.fake.Stamp(t.Context(), rules.IPv4)
+					must(t, err)
+					r.writers.Note(watch.Writer{Time: time.Now(), Genid: uint32(stamp.Value), PID: 4711, Comm: "iptables"})
+				}
+				r.settled()
+				record := r.oneRecord()
+				if absent := time.Duration(record.AbsentSeconds * float64(time.Second)); absent < story.least || absent > story.least+5*time.Millisecond {
+					t.Errorf("the rules were absent for %s, want %s and little more", absent, story.least)
+				}
+				if story.told > 0 && record.Culprit.PID != 4711 {
+					t.Errorf("the culprit is %+v", record.Culprit)
+				}
+			})
+		})
+	}
 }

@@ -16,7 +16,7 @@ type loss struct {
 	record       api.Flush
 	drill        *drill // that ended before the loss: what it took is no flush
 	noticed      time.Time
-	early        bool // a missed packet showed it: the flusher's commit may be under way
+	early        bool                        // a missed packet showed it: the flusher's commit may be under way
 	intact       uint32                      // the genid of the last intact look, and the last one at
 	heard        uint32                      // which something was found lost
 	hit          verdicts                    // tables counted so far
