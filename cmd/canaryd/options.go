@@ -79,7 +79,7 @@ func (o *options) allFlags() *pflag.FlagSet {
 	all.StringVar(&o.mode, "mode", "heal", "heal, or observe: write nothing but canaries")
 	all.StringVar(&o.replay, "replay", "auto", "auto, text (iptables), direct (nft only)")
 	all.StringVar(&o.keeper, "keeper", "auto", "auto (keep connections through a flush), off")
-	all.StringVar(&o.standby, "standby", "off", "translate during replays: on, auto (long ones), off")
+	all.StringVar(&o.standby, "standby", "auto", "translate during replays: auto (long ones), on, off")
 	all.StringVar(&o.backend, "backend", "auto", "auto (by evidence), nft or legacy")
 	all.StringVar(&o.ipFamily, "ip-family", "auto", "auto (all there are), ipv4, ipv6, dual")
 	all.StringVar(&o.canaryChain, "canary-chain", canary.DefaultChain, "name of our own chain")

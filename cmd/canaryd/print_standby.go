@@ -9,24 +9,29 @@ import (
 )
 
 // standbysText says the standby's state of each family and native table in one line, with an empty
-// one behind it. A standby that is off everywhere has no line.
+// one behind it. Where there is none anywhere, and none is needed, there is no line.
 func standbysText(standby map[rules.Family]api.FamilyStandby, tables []api.NativeTable) string {
 	var words []string
-	off := true
+	none := true
 	for f, s := range api.InOrder(standby) {
 		words = append(words, f.String()+" "+standbyText(s))
-		off = off && s.State == api.StandbyOff
+		none = none && isNone(s)
 	}
 	for _, t := range tables {
 		if t.Standby != nil {
 			words = append(words, "table "+plain(t.Table)+" "+standbyText(*t.Standby))
-			off = off && t.Standby.State == api.StandbyOff
+			none = none && isNone(*t.Standby)
 		}
 	}
-	if off {
+	if none {
 		return "\n"
 	}
 	return "standby " + strings.Join(words, ", ") + "\n\n"
+}
+
+// isNone reports whether there is no standby, and not for want of something.
+func isNone(s api.FamilyStandby) bool {
+	return s.State == api.StandbyOff || s.State == api.StandbyIdle
 }
 
 func standbyText(s api.FamilyStandby) string {

@@ -30,6 +30,9 @@ func (o *options) openStandby(kernel *iptables.Kernel, hints *watch.Hints) (cfg 
 	case err != nil && legacy: // such a kernel may have no nf_tables
 		cfg.NativeOff = err.Error()
 		return cfg, none, nil
+	case err != nil && cfg.Auto: // it was not asked for
+		cfg.Off, cfg.NativeOff = err.Error(), err.Error()
+		return cfg, none, nil
 	case err != nil:
 		return daemon.StandbyConfig{}, nil, fmt.Errorf("the standby (--standby=off does without): %w", err)
 	}

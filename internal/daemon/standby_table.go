@@ -67,7 +67,13 @@ func (s *StandbyOnNFT) listen(missed func()) {
 	}
 	s.misses = misses
 	s.hearing.Go(func() {
-		for misses.Receive() == nil {
+		for {
+			if err := misses.Receive(); err != nil {
+				if !errors.Is(err, net.ErrClosed) {
+					klog.Background().Error(err, "The standby opens only when a flusher's commit is done from now on")
+				}
+				return
+			}
 			missed()
 		}
 	})

@@ -14,11 +14,11 @@ import (
 // This file writes gates: each hook has a set, and is open while an element stands in it. The
 // element is the family's own number, which all of its packets have; for inet those of both.
 
-// openMost is how long the kernel leaves an element in a gate's set: a process that hangs, or was
-// stopped, leaves no hook open for longer. gateSweep is how often the kernel looks for elements
+// openMost is how long the kernel leaves an element in a gate's set: a process that was stopped
+// leaves no hook open for longer. It is a second more than canaryd's own limits. gateSweep is how often the kernel looks for elements
 // that are over; it counts them for none as soon as they are.
 const (
-	openMost  = 40 * time.Second
+	openMost  = 32 * time.Second
 	gateSweep = time.Minute
 )
 

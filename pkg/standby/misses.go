@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
+	"net"
+	"sync/atomic"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -21,8 +23,9 @@ import (
 // It is a reason to look, and no evidence: also a service that its owner has just removed is missed.
 // Receive is for one goroutine; Close ends a Receive that waits.
 type Misses struct {
-	conn  *netlink.Conn
-	group uint16
+	conn   *netlink.Conn
+	group  uint16
+	closed atomic.Bool
 }
 
 // From linux/netfilter/nfnetlink_log.h, for which golang.org/x/sys has no names.
@@ -49,7 +52,7 @@ func ListenMisses() (m *Misses, err error) {
 		return nil, nft.Wrap("opening a netlink socket for missed packets", err)
 	}
 	for range groupTries {
-		m = &Misses{conn, uint16(groupsFrom + rand.N(1<<16-groupsFrom))}
+		m = &Misses{conn: conn, group: uint16(groupsFrom + rand.N(1<<16-groupsFrom))}
 		if err = m.bind(); err == nil {
 			return m, nil
 		}
@@ -78,17 +81,24 @@ func (m *Misses) bind() error {
 // Group returns the log group, for Config.Misses.
 func (m *Misses) Group() uint16 { return m.group }
 
-// Receive waits for the next miss. Misses that found no room in the socket are one, too.
+// Receive waits for the next miss. Misses that found no room in the socket are one, too. The error
+// is net.ErrClosed after Close.
 func (m *Misses) Receive() error {
 	_, err := m.conn.Receive()
-	if errors.Is(err, unix.ENOBUFS) {
+	switch {
+	case errors.Is(err, unix.ENOBUFS):
 		return nil
+	case m.closed.Load():
+		return net.ErrClosed
 	}
 	return nft.Wrap("waiting for missed packets", err)
 }
 
 // Close closes the socket. Rules that log to it go on, and no process hears of it.
-func (m *Misses) Close() error { return m.conn.Close() }
+func (m *Misses) Close() error {
+	m.closed.Store(true)
+	return m.conn.Close()
+}
 
 // servicesName is the name of the set of services that a miss is of. Each hook logs up to missRate
 // misses a second, and missBurst at once. serviceElements are written in one message.

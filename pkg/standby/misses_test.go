@@ -2,6 +2,7 @@ package standby_test
 
 import (
 	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"testing"
@@ -101,6 +102,20 @@ func TestMissesFollow(t *testing.T) {
 					t.Errorf("step %d: service %d is in the set: %t", step, service, is)
 				}
 			}
+		}
+	})
+}
+
+// TestMissesEnd: Close ends a Receive that waits.
+func TestMissesEnd(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		misses, err := standby.ListenMisses()
+		must(t, err)
+		ended := make(chan error)
+		go func() { ended <- misses.Receive() }()
+		must(t, misses.Close())
+		if err := <-ended; !errors.Is(err, net.ErrClosed) {
+			t.Errorf("it says %v", err)
 		}
 	})
 }

@@ -219,7 +219,7 @@ func (s *Standby) Held(id tableid.TableID) *Copy {
 // may be nil. Without it a hook behind a gate is opened by a packet where that can be, which waits
 // for no other process's transaction, and moves no genid. Hooks that are open stay so. If pending
 // cannot be written, nothing is opened. The caller may open without it then: what translates is out
-// of date. Copy.Openable says which hooks to open. A hook behind a gate the kernel shuts after 40 s
+// of date. Copy.Openable says which hooks to open. A hook behind a gate the kernel shuts after 32 s
 // if nothing else does.
 func (s *Standby) Open(id tableid.TableID, hooks []Hook, pending *Copy) error {
 	s.mu.Lock()
