@@ -5,6 +5,8 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -87,14 +89,38 @@ const askAgain = 200 * time.Millisecond
 // dial opens a socket and connects it.
 func (w way) dial(t target, limit time.Duration) (net.Conn, error) {
 	dialer := net.Dialer{Timeout: limit, Control: chooseLate}
-	if t.From.IsValid() {
-		from := netip.AddrPortFrom(t.From, 0)
-		if dialer.LocalAddr = net.TCPAddrFromAddrPort(from); w.Network == "udp4" {
-			dialer.LocalAddr = net.UDPAddrFromAddrPort(from)
+	if w.Network == "udp4" {
+		from := t.From
+		if !from.IsValid() {
+			from = netip.IPv4Unspecified()
 		}
+		for {
+			dialer.LocalAddr = net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, datagramPort()))
+			if conn, err := dialer.Dial(w.Network, t.At.String()); !errors.Is(err, unix.EADDRINUSE) {
+				return conn, err
+			}
+		}
+	}
+	if t.From.IsValid() {
+		dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(t.From, 0))
 	}
 	return dialer.Dial(w.Network, t.At.String())
 }
+
+// datagrams counts the ports that datagramPort has given.
+var datagrams atomic.Uint32
+
+// datagramPort returns the next port of a UDP client. The kernel would choose one at random, and in
+// conntrack a port keeps its pod for 30 s (nf_conntrack_udp_timeout), also after the service has
+// lost that pod: kube-proxy deletes such entries, and what changes services here does not. A
+// process begins a hundred ports further for each second of the clock, and never asks as often.
+func datagramPort() uint16 {
+	const first, ports, eachSecond = 32768, 28000, 100
+	begun.Do(func() { datagrams.Store(uint32(clock() / (1_000_000 / eachSecond) % ports)) })
+	return uint16(first + datagrams.Add(1)%ports)
+}
+
+var begun sync.Once
 
 // chooseLate makes the kernel choose a port when it connects, even if an address was bound before:
 // in ascending order for ten seconds (Linux 5.18 and later), and then from another port on. A port

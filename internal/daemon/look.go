@@ -199,9 +199,8 @@ func (d *Daemon) askStamp(ctx context.Context, st *state, f rules.Family, woken 
 
 // probeUrgent probes what moved and is read at once, before any large table of any family is
 // walked, and reports whether a loss is open then. Where the standby has a copy of nat, nat's marks
-// come first: packets are being lost. The other marks follow in a look after the gate has opened and
-// before the heal. Marks that it sees standing are no reason
-// not to probe.
+// come first: packets are being lost. The other marks follow in a look after the gate has opened
+// and before the heal. Marks that it sees standing are no reason not to probe.
 func (d *Daemon) probeUrgent(ctx context.Context, st *state, families []asked) bool {
 	for _, a := range families {
 		f, l := a.family, &st.families[a.family].looked

@@ -120,13 +120,13 @@ func TestAnExaminationComesBeforeTheLook(t *testing.T) {
 }
 
 // TestALossThatAMissShows: a missed packet shows a loss in the middle of the flusher's commit. The
-// quiet before the replay begins when the kernel has told of the commit: the flusher may have more
-// to do. A commit that is never told of is waited for half a second.
+// quiet before the replay begins when the kernel has notified of the commit: the flusher may have
+// more to do. A notification that never comes is waited for half a second.
 func TestALossThatAMissShows(t *testing.T) {
 	for _, story := range []struct {
 		name  string
 		hint  watch.Source
-		told  time.Duration // after the flush; 0: never
+		heard time.Duration // after the flush; 0: never
 		least time.Duration // that the rules are absent
 	}{
 		{"a commit that takes long", watch.SourceMiss, 100 * time.Millisecond, 120 * time.Millisecond},
@@ -138,8 +138,8 @@ func TestALossThatAMissShows(t *testing.T) {
 				r := start(t, iptables.NFT, setup{deaf: true})
 				r.flushNat()
 				r.hints.Give(story.hint)
-				if story.told > 0 {
-					time.Sleep(story.told)
+				if story.heard > 0 {
+					time.Sleep(story.heard)
 					stamp, err := r.fake.Stamp(t.Context(), rules.IPv4)
 					must(t, err)
 					r.writers.Note(watch.Writer{Time: time.Now(), Genid: uint32(stamp.Value), PID: 4711, Comm: "iptables"})
@@ -149,7 +149,7 @@ func TestALossThatAMissShows(t *testing.T) {
 				if absent := time.Duration(record.AbsentSeconds * float64(time.Second)); absent < story.least || absent > story.least+5*time.Millisecond {
 					t.Errorf("the rules were absent for %s, want %s and little more", absent, story.least)
 				}
-				if story.told > 0 && record.Culprit.PID != 4711 {
+				if story.heard > 0 && record.Culprit.PID != 4711 {
 					t.Errorf("the culprit is %+v", record.Culprit)
 				}
 			})

@@ -23,19 +23,19 @@ type lull struct {
 	native uint32                          // the genid at which native tables were looked at last
 	quiet  time.Time                       // since when they are so
 	end    time.Time
-	tellBy time.Time // until when to wait for word of the commit that the stamps show; zero: no more
+	wordBy time.Time // until when to wait for a notification of what the stamps show; zero: no more
 }
 
-// tellMost is how long the kernel may take to tell of a commit that packets have felt: 0.3 s at
-// 5,000 services (Linux 6.18). A commit that canaryd itself made unheard is not told of at all.
-const tellMost = 500 * time.Millisecond
+// wordMost is how long the kernel may take to notify of a commit that packets have felt: 0.3 s at
+// 5,000 services (Linux 6.18). Of one that canaryd itself made unheard there is no notification.
+const wordMost = 500 * time.Millisecond
 
 // beginLull begins to wait.
 func (d *Daemon) beginLull(ctx context.Context, st *state) *lull {
 	l := &lull{stamps: d.stamps(ctx, st), quiet: time.Now()}
 	l.end = l.quiet.Add(min(10*d.cfg.Settle, MostSettle))
 	if st.loss.early {
-		l.tellBy, st.loss.early = l.quiet.Add(tellMost), false
+		l.wordBy, st.loss.early = l.quiet.Add(wordMost), false
 	}
 	commits := d.followRestored(ctx, st, st.looked(), l.stamps)
 	l.stamps = d.passOwn(ctx, st, l.stamps, commits+d.openNativeMeanwhile(ctx, st, &l.native))
@@ -46,17 +46,17 @@ func (d *Daemon) beginLull(ctx context.Context, st *state) *lull {
 // awaitWord lets the quiet begin only when the commit is done that the stamps show: a flusher that
 // is in the middle of one has more to come.
 func (d *Daemon) awaitWord(l *lull) {
-	if l.tellBy.IsZero() {
+	if l.wordBy.IsZero() {
 		return
 	}
-	told := true
+	heard := true
 	for _, stamp := range l.stamps {
-		told = told && d.cfg.Writers.Told(uint32(stamp.Value))
+		heard = heard && d.cfg.Writers.Noted(uint32(stamp.Value))
 	}
 	now := time.Now()
 	l.quiet, l.end = now, now.Add(min(10*d.cfg.Settle, MostSettle))
-	if told || now.After(l.tellBy) {
-		l.tellBy = time.Time{}
+	if heard || now.After(l.wordBy) {
+		l.wordBy = time.Time{}
 	}
 }
 

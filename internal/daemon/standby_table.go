@@ -35,14 +35,14 @@ type StandbyOnNFT struct {
 	natives map[tableid.TableID]nativePending
 	ending  sync.WaitGroup // of those that run
 
-	misses  *standby.Misses // nil: the kernel tells of none
+	misses  *standby.Misses // nil: none are heard of
 	hearing sync.WaitGroup  // of misses
 }
 
 // OpenStandby opens the sockets of a Standby. It writes nothing. Its commits count as the kernel's
 // own. room returns how many bytes of memory the process may still use; nil: as many as it wants.
 // missed is called, by a goroutine that Close ends, for a packet that nat did not translate and the
-// copy would; nil, or a kernel that cannot tell: never.
+// copy would; nil, or a kernel without nfnetlink_log: never.
 func OpenStandby(kernel *iptables.Kernel, room func() int64, missed func()) (*StandbyOnNFT, error) {
 	conn, err := nft.Dial()
 	if err != nil {
@@ -62,7 +62,7 @@ func OpenStandby(kernel *iptables.Kernel, room func() int64, missed func()) (*St
 func (s *StandbyOnNFT) listen(missed func()) {
 	misses, err := standby.ListenMisses()
 	if err != nil {
-		klog.Background().Info("The standby opens only when a flusher's commit is done: the kernel tells of no missed packets", "reason", err)
+		klog.Background().Info("The standby opens only when a flusher's commit is done: missed packets cannot be heard of", "reason", err)
 		return
 	}
 	s.misses = misses

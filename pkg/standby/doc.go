@@ -10,10 +10,11 @@
 // The copy's base chains stand one behind the real ones, at priority +1. Of nat chains at one hook
 // the first that translates ends the walk. So while the real table translates, the copy is not
 // asked. A copy is shut: no packet gets behind the gate in front of a base chain. [Standby.Open]
-// opens hooks, without a transaction where it can, and [Standby.Shut] shuts them all. Opened is what
-// has lost something, not more and not always: an open copy translates what an exemption of another
-// owner's lets pass, and keeps a service alive that its owner removed. [Copy.Openable] says what may
-// be opened. A [Misses] hears of packets that the real table did not translate and the copy would.
+// opens hooks, without a transaction where it can, and [Standby.Shut] shuts them all. Opened is
+// what has lost something, not more and not always: an open copy translates what an exemption of
+// another owner's lets pass, and keeps a service alive that its owner removed. [Copy.Openable] says
+// what may be opened. A [Misses] hears of packets that the real table did not translate and the
+// copy would.
 //
 // What the copy does not know as well as the real table it does not translate: packets that come to
 // such a rule are accepted as they are. A flow is translated as the whole real table would have,

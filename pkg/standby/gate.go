@@ -15,8 +15,8 @@ import (
 // element is the family's own number, which all of its packets have; for inet those of both.
 
 // openMost is how long the kernel leaves an element in a gate's set: a process that was stopped
-// leaves no hook open for longer. It is a second more than canaryd's own limits. gateSweep is how often the kernel looks for elements
-// that are over; it counts them for none as soon as they are.
+// leaves no hook open for longer. It is a second more than canaryd's own limits. gateSweep is how
+// often the kernel frees elements that are over; packets see them no more as soon as they are.
 const (
 	openMost  = 32 * time.Second
 	gateSweep = time.Minute

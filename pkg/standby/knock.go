@@ -15,9 +15,8 @@ import (
 
 // This file opens hooks by knocking: by datagrams to this process itself over loopback. Rules of
 // the copy's OUTPUT see them and put the element into the gate's set, as they pass. A transaction
-// waits for whoever has nf_tables' mutex, which a flusher holds until its commit is done, and again
-// while its socket ends: 30 and 200 ms at 1,000 and 5,000 services (Linux 6.18). A packet waits
-// for none.
+// waits for nf_tables' mutex, which a flusher holds until its commit is done, and again while its
+// socket ends: 30 and 200 ms at 1,000 and 5,000 services (Linux 6.18). A packet waits for nothing.
 
 // secret is what a knock begins with, behind the header of UDP. It is random, so that no datagram
 // of another process's is one; who may capture packets or list rules may open the gate, and could
@@ -36,7 +35,8 @@ func knockOf(h Hook) []byte {
 // udpHeader is how long the header of a datagram is (RFC 768), in bytes.
 const udpHeader = 8
 
-// knocked is the rule that sees a hook's knock and opens the hook for packets of the knock's family.
+// knocked is the rule that sees a hook's knock and opens the hook for packets of the knock's
+// family.
 func knocked(h Hook) rule {
 	knock := knockOf(h)
 	content := payload(unix.NFT_REG_1, unix.NFT_PAYLOAD_TRANSPORT_HEADER, udpHeader, uint32(len(knock)))

@@ -15,13 +15,13 @@ import (
 )
 
 // A Misses hears of misses: of first packets of flows to a service that the real table did not
-// translate. They come to the copy's base chains, whose rules log them, up to missRate a second for
+// translate. They come to the copy's base chains, whose rules log them, up to missRate a second at
 // each hook. Packets lose the real rules when the flusher's commit begins to take effect, and the
-// kernel tells of the commit only at its end: up to 60 and 200 ms later at 1,000 and 5,000 services,
-// most of which it spends on telling (Linux 6.18). A miss comes at once.
+// kernel notifies of the commit only at its end: up to 60 and 200 ms later at 1,000 and 5,000
+// services, most of which it spends on notifications (Linux 6.18). A miss comes at once.
 //
-// It is a reason to look, and no evidence: also a service that its owner has just removed is missed.
-// Receive is for one goroutine; Close ends a Receive that waits.
+// It is a reason to look, and no evidence: also a service that its owner has just removed is
+// missed. Receive is for one goroutine; Close ends a Receive that waits.
 type Misses struct {
 	conn   *netlink.Conn
 	group  uint16

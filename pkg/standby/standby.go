@@ -55,7 +55,7 @@ type Config struct {
 	// negative: never a gate.
 	GateMost int
 	// Misses is the group of a Misses, which is to hear of packets that the real nat table did not
-	// translate; 0: no rule tells it. Copies of native tables do not.
+	// translate; 0: no rule logs them. Those of copies of native tables do not.
 	Misses uint16
 	// Piece is how large a transaction may become while the copy is built, in bytes, where the
 	// socket allows it. 0: 1 MiB.

@@ -137,8 +137,8 @@ func (s *Standby) open(t *table, hooks []Hook, pending *Copy) error {
 	return nil
 }
 
-// openByKnock opens hooks without a transaction, or with one if no rule sees the knock. s.mu must be
-// held.
+// openByKnock opens hooks without a transaction, or with one if no rule sees the knock. s.mu must
+// be held.
 func (s *Standby) openByKnock(t *table, hooks []Hook) error {
 	hooks = slices.DeleteFunc(slices.Clone(hooks), func(h Hook) bool { return t.held.hooks[h] == nil || t.open[h] })
 	knocked := s.knock(t, hooks)
@@ -163,7 +163,8 @@ func (t *table) opened(hooks []Hook, c *Copy) {
 	}
 }
 
-// shutOrRemove shuts all hooks, or takes the table away, so that none stays open. s.mu must be held.
+// shutOrRemove shuts all hooks, or takes the table away, so that none stays open. s.mu must be
+// held.
 func (s *Standby) shutOrRemove(t *table) error {
 	if err := s.shut(t); err != nil {
 		return errors.Join(err, s.remove(t))

@@ -82,8 +82,8 @@ func (ws *Writers) Heard(after, upto uint32) bool {
 	return uint32(len(heard)) == want
 }
 
-// Told reports whether a commit was noted: the kernel has told of it, and it is done.
-func (ws *Writers) Told(genid uint32) bool {
+// Noted reports whether a commit was noted: the kernel has notified of it, and it is done.
+func (ws *Writers) Noted(genid uint32) bool {
 	return len(ws.selected(&ws.commits, func(w Writer) bool { return w.Genid == genid })) > 0
 }
 
