@@ -25,7 +25,11 @@ func (o *options) openStandby(kernel *iptables.Kernel, hints *watch.Hints) (cfg 
 			return cfg, none, nil
 		}
 	}
-	opened, err := daemon.OpenStandby(kernel, room, func() { hints.Give(watch.SourceMiss) })
+	missed := func() { hints.Give(watch.SourceMiss) }
+	if legacy { // copies of native tables have no misses
+		missed = nil
+	}
+	opened, err := daemon.OpenStandby(kernel, room, missed)
 	switch {
 	case err != nil && legacy: // such a kernel may have no nf_tables
 		cfg.NativeOff = err.Error()

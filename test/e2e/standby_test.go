@@ -37,11 +37,11 @@ func wantStandbys(n *nodetest.Node, want string) {
 	})
 }
 
-// gateOf returns the elements that stand in the sets of a family's table: what is open.
+// gateOf returns how many gates' sets of a family's table have an element: what is open.
 func gateOf(n *nodetest.Node, family string) (elements int) {
 	n.Helper()
 	for line := range strings.Lines(nstest.Command(n.T, "nft", "list", "table", family, standby.TableName)) {
-		elements += strings.Count(line, "elements = {")
+		elements += strings.Count(line, "elements = { ipv")
 	}
 	return elements
 }
@@ -136,8 +136,8 @@ func TestStandbyIsOpenWhileRulesAreMissing(t *testing.T) {
 	})
 }
 
-// TestStandbyIsNotWanted: by its flag, which is the default, in observe mode, on a small node with
-// auto, and on legacy there is no table.
+// TestStandbyIsNotWanted: by its flag, in observe mode, on a small node unless it is asked for, and
+// on legacy there is no table.
 func TestStandbyIsNotWanted(t *testing.T) {
 	check := func(n *nodetest.Node, state string, flags ...string) {
 		n.Helper()
@@ -148,11 +148,12 @@ func TestStandbyIsNotWanted(t *testing.T) {
 	}
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
-		check(n, "off")
+		check(n, "off", "--standby=off")
 		check(n, "off", "--standby=on", "--mode=observe")
 		if n.Programs.With == iptables.NFT {
-			check(n, "idle", "--standby=auto")
+			check(n, "idle")
 		} else {
+			check(n, "off")
 			check(n, "off", "--standby=on")
 		}
 	})
