@@ -14,7 +14,8 @@ type StandbyState string
 
 // The states of a family's standby.
 const (
-	// StandbyOff: by --standby, on legacy, in observe mode, or after a cleanup.
+	// StandbyOff: by --standby, on legacy, in observe mode, after a cleanup, or with --standby=auto
+	// without its sockets.
 	StandbyOff StandbyState = "off"
 	// StandbyIdle: none is needed, because no protected rule translates or a replay is short.
 	StandbyIdle StandbyState = "idle"

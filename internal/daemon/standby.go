@@ -24,9 +24,10 @@ type Standby interface {
 	// Follow translates the families' nat, and writes what it has translated where that is asked
 	// for. It says of each family what became of it.
 	Follow(ctx context.Context, nat map[rules.Family]StandbyNat) map[rules.Family]StandbyCopy
-	// Gate opens the gate for those hooks whose path through nat lost something, in one transaction
-	// with what is translated and not written; or it shuts it for all. With an error of shutting
-	// there is no table any more; the error wraps standby.ErrNotBuilt if there was none.
+	// Gate opens the gate for those hooks whose path through nat lost something: in one transaction
+	// with what is translated and not written, or without one if that is nothing. Or it shuts it
+	// for all. With an error of shutting there is no table any more; the error wraps
+	// standby.ErrNotBuilt if there was none.
 	Gate(f rules.Family, order GateOrder) (StandbyGate, error)
 	// Release deletes the copy, if there is one.
 	Release(f rules.Family) error

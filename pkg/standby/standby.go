@@ -246,7 +246,7 @@ func (s *Standby) Shut(id tableid.TableID) error {
 	if t == nil || len(t.open) == 0 {
 		return nil
 	}
-	return s.shutOrRemove(t)
+	return s.shutOrRemove(t, t.openHooks())
 }
 
 // Remove removes a table, open or not, built or not. After an error it stands and takes no copy:

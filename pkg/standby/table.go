@@ -151,7 +151,7 @@ func (s *Standby) openByKnock(t *table, hooks []Hook) error {
 		return nil
 	}
 	t.opened(hooks, t.held) // some may be
-	return errors.Join(err, knocked, s.shutOrRemove(t))
+	return errors.Join(err, knocked, s.shutOrRemove(t, hooks))
 }
 
 // opened notes that the kernel has opened those of the hooks that the copy has.
@@ -163,19 +163,19 @@ func (t *table) opened(hooks []Hook, c *Copy) {
 	}
 }
 
-// shutOrRemove shuts all hooks, or takes the table away, so that none stays open. s.mu must be
-// held.
-func (s *Standby) shutOrRemove(t *table) error {
-	if err := s.shut(t); err != nil {
+// shutOrRemove shuts hooks that are open, or takes the table away, so that none of them stays so.
+// s.mu must be held.
+func (s *Standby) shutOrRemove(t *table, hooks []Hook) error {
+	if err := s.shut(t, hooks); err != nil {
 		return errors.Join(err, s.remove(t))
 	}
 	return nil
 }
 
-// shut shuts all hooks. s.mu must be held.
-func (s *Standby) shut(t *table) error {
+// shut shuts hooks that are open. s.mu must be held.
+func (s *Standby) shut(t *table, hooks []Hook) error {
 	b := nft.NewBatch()
-	for _, h := range slices.Sorted(maps.Keys(t.open)) {
+	for _, h := range hooks {
 		if t.gated {
 			noElement(b, t, h)
 		} else {
@@ -185,6 +185,6 @@ func (s *Standby) shut(t *table) error {
 	if err := s.send(t, b); err != nil {
 		return err
 	}
-	clear(t.open)
+	maps.DeleteFunc(t.open, func(h Hook, _ bool) bool { return slices.Contains(hooks, h) })
 	return nil
 }

@@ -3,7 +3,8 @@ package watch
 import "sync/atomic"
 
 // A Source says where a hint came from; it is the label of
-// canaryd_hints_total and nothing is decided by it.
+// canaryd_hints_total. Only of SourceMiss more follows: what it shows may be
+// of a commit that is still under way.
 type Source string
 
 // The sources of hints.
