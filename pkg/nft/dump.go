@@ -71,9 +71,10 @@ func (c *Conn) EachRuleIn(family tableid.Family, table string, f func(RuleMessag
 	return err
 }
 
-// EachChain calls f for every chain of the family's tables.
+// EachChain calls f for every chain of the family's tables. The error is ErrInterrupted if f may
+// have got a mixture of two states.
 func (c *Conn) EachChain(family tableid.Family, f func(Chain) error) error {
-	err := c.dump(unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, family, nil, func(data []byte) error {
+	err := c.dumpChains(family, nil, func(data []byte) error {
 		chain, err := ParseChain(data)
 		if err != nil {
 			return err

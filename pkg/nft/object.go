@@ -33,7 +33,13 @@ const (
 // the names. What f gets is valid until it returns. The error is ErrInterrupted if f may have
 // got a mixture of two states.
 func (c *Conn) EachObject(kind ObjectKind, family tableid.Family, asked []StringAttr, f func(attrs []byte) error) error {
-	err := c.dump(uint16(kind)+1, uint16(kind), family, Strings(asked...), withoutHeader(f))
+	attrs, f := Strings(asked...), withoutHeader(f)
+	var err error
+	if kind == Chains {
+		err = c.dumpChains(family, attrs, f)
+	} else {
+		err = c.dump(uint16(kind)+1, uint16(kind), family, attrs, f)
+	}
 	return Wrap(fmt.Sprintf("reading the %ss", kind), err)
 }
 

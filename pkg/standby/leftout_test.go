@@ -33,12 +33,12 @@ func TestWhatIsLeftOutIsUntouched(t *testing.T) {
 					if len(c.LeftOut()) == 0 {
 						continue
 					}
-					want := classes(l.fates(flows))
+					want := l.drawn(flows)
 					s := open(t, standby.Config{})
 					must(t, s.Put(c))
 					nstest.Command(t, "nft", "delete", "table", family.NFT(), "nat")
 					must(t, s.Open(id, c.Hooks(), nil))
-					for f, is := range classes(l.fates(flows)) {
+					for f, is := range l.drawn(flows) {
 						switch {
 						case is == want[f]:
 							same++

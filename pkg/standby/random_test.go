@@ -101,7 +101,7 @@ func (d *deck) to(net byte, protocol string) string {
 	if d.family == tableid.IPv6 {
 		text = "[" + text + "]"
 	}
-	return text + pickOf(d, ":8080", ":8080", ":8080-8090")
+	return text + pickOf(d, ":800", ":800", ":800-810")
 }
 
 // flags draws how the kernel is to choose.
@@ -123,7 +123,7 @@ func (d *deck) sendsElsewhere(next []string, protocol string) string {
 		return pickOf(d, "LOG --log-prefix x", "NFLOG --nflog-group 3")
 	case 3:
 		if protocol != "" {
-			return "REDIRECT --to-ports " + pickOf(d, "8080", "8080-8090") + d.flags("--random")
+			return "REDIRECT --to-ports " + pickOf(d, "800", "800-810") + d.flags("--random")
 		}
 	case 4, 5, 6:
 		return "DNAT --to-destination " + d.to(pods, protocol) + d.flags("--random", "--persistent", "--random --persistent")
@@ -146,7 +146,7 @@ func (d *deck) hides(next []string, protocol string) string {
 	case 4, 5:
 		ports := ""
 		if protocol != "" && d.IntN(2) == 0 {
-			ports = " --to-ports " + pickOf(d, "8080", "8080-8090")
+			ports = " --to-ports " + pickOf(d, "800", "800-810")
 		}
 		return "MASQUERADE" + ports + d.flags("--random", "--random-fully")
 	}

@@ -26,14 +26,26 @@ const large = "KUBE-SVC-AAAAAAAAAAAAAAAA"
 // restore loads lines into a table of IPv4 without touching the others.
 func restore(n *nodetest.Node, table string, lines ...string) {
 	n.Helper()
-	cmd := exec.CommandContext(n.Context(), "iptables-"+string(n.Programs.With)+"-restore", "--noflush", "-w", "60")
-	if n.Programs.With == "nft" {
-		cmd.Args = cmd.Args[:2]
+	for {
+		cmd := exec.CommandContext(n.Context(), "iptables-"+string(n.Programs.With)+"-restore", "--noflush", "-w", "60")
+		if n.Programs.With == "nft" {
+			cmd.Args = cmd.Args[:2]
+		}
+		cmd.Stdin = strings.NewReader("*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n")
+		switch out, err := cmd.CombinedOutput(); {
+		case err == nil:
+			return
+		case !listedTwice(string(out)):
+			n.Fatalf("%s: %v: %s", cmd, err, out)
+		}
 	}
-	cmd.Stdin = strings.NewReader("*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		n.Fatalf("%s: %v: %s", cmd, err, out)
-	}
+}
+
+// listedTwice reports whether a restore with -X was refused, and nothing written, because the kernel
+// had listed chains again while another transaction, such as a replay, made chains of an earlier
+// table: iptables-nft deletes what is listed, and the second time it is not there.
+func listedTwice(out string) bool {
+	return strings.Contains(out, "CHAIN_DEL failed (No such file or directory)")
 }
 
 // fill returns commands that declare a chain and fill it.
