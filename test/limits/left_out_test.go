@@ -41,9 +41,9 @@ func restore(n *nodetest.Node, table string, lines ...string) {
 	}
 }
 
-// listedTwice reports whether a restore with -X was refused, and nothing written, because the kernel
-// had listed chains again while another transaction, such as a replay, made chains of an earlier
-// table: iptables-nft deletes what is listed, and the second time it is not there.
+// listedTwice reports whether a restore with -X was refused, and nothing written, because the
+// kernel had listed chains again while another transaction, such as a replay, made chains of an
+// earlier table: iptables-nft deletes what is listed, and the second time it is not there.
 func listedTwice(out string) bool {
 	return strings.Contains(out, "CHAIN_DEL failed (No such file or directory)")
 }
