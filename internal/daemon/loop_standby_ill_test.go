@@ -173,6 +173,41 @@ func TestStandbyThatIsBarred(t *testing.T) {
 	})
 }
 
+// TestStandbyThatMustNotBeOpenAnyMore: what another owner writes during an outage can shut a gate,
+// and it stays shut for that flush; it opens for the next one.
+func TestStandbyThatMustNotBeOpenAnyMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		must(t, r.fake.Flush(rules.IPv4, rules.Filter, ""))
+		r.after(9500 * time.Microsecond)
+		r.flushNat()
+		r.after(3 * time.Millisecond)
+		if !s.anyOpen() {
+			t.Fatal("it was not opened for the flush")
+		}
+		s.set(func(s *fakeStandby) { s.barred = "changed by another owner" })
+		since := time.Now()
+		for range 5 {
+			r.write(rules.Nat, "-A POSTROUTING -s 203.0.113.7/32 -j ACCEPT")
+			r.after(3 * time.Millisecond)
+		}
+		if n := len(s.named("open ipv4", since)); n != 1 || s.anyOpen() {
+			t.Errorf("open: %t, after %d tries; want it shut by the first", s.anyOpen(), n)
+		}
+		r.wantLog("The standby translates no more: another owner wrote to nat")
+		s.set(func(s *fakeStandby) { s.barred = "" })
+		r.after(5 * time.Minute)
+		r.wantReady()
+		r.wantStandby(s, api.StandbyArmed)
+		flushed := time.Now()
+		r.flushNat()
+		r.after(time.Minute)
+		if len(s.named("open ipv4", flushed)) == 0 {
+			t.Error("it was not opened for the next flush")
+		}
+	})
+}
+
 // TestStandbyIsOpenTwice: the record adds up how long it was open before and after a pause.
 func TestStandbyIsOpenTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -100,6 +100,7 @@ func (s *fakeStandby) Gate(f rules.Family, order GateOrder) (StandbyGate, error)
 		got := StandbyGate{Open: s.open[f], Shut: shut}
 		if open && s.barred != "" {
 			got.Barred = map[string]string{"postrouting": s.barred}
+			got.Open, s.open[f] = false, false
 		}
 		return got, fault
 	}

@@ -120,6 +120,12 @@ func (d *Daemon) openFamily(ctx context.Context, st *state, f rules.Family) (com
 			st.flushLog(ctx).Info("The standby stays shut for a hook", "flush", l.record.ID, "family", f, "hook", hook, "reason", got.Barred[hook])
 		}
 	}
+	if !got.Open && s.gate.isOpen() {
+		open := d.gateShut(st, f, s, now)
+		s.gate.until, s.state = now, api.StandbyArmed
+		st.flushLog(ctx).Info("The standby translates no more: another owner wrote to nat what keeps a hook shut", "flush", l.record.ID,
+			"family", f, "open", open.Round(10*time.Microsecond))
+	}
 	if !got.Open || s.gate.isOpen() {
 		return got.Commits
 	}

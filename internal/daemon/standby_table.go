@@ -213,7 +213,7 @@ func (s *StandbyOnNFT) shut(id tableid.TableID) (limit time.Time, err error) {
 }
 
 // open opens the hooks whose path lost something and that may be opened, and says why others stay
-// shut.
+// shut. Where one of those is open it shuts all: what stands in nat has changed.
 func (s *StandbyOnNFT) open(f rules.Family, already []standby.Hook, order GateOrder) (got StandbyGate, err error) {
 	id := f.Table(rules.Nat)
 	held := s.tables.Held(id)
@@ -229,15 +229,23 @@ func (s *StandbyOnNFT) open(f rules.Family, already []standby.Hook, order GateOr
 	for h, why := range shut {
 		got.Barred[h.String()] = why
 	}
+	if slices.ContainsFunc(already, func(h standby.Hook) bool { return shut[h] != "" }) {
+		_, err = s.shut(id)
+		return got, s.orNotBuilt(id, err)
+	}
 	if !slices.ContainsFunc(hooks, func(h standby.Hook) bool { return !slices.Contains(already, h) }) {
 		return got, nil
 	}
 	got.Outdated, err = s.openHooks(id, hooks, s.pending[f], nil, order)
+	if err == nil && got.Outdated == nil {
+		s.pending[f] = s.tables.Held(id) // the kernel has it now
+	}
 	return got, err
 }
 
 // openHooks opens hooks of a copy with what is pending, or without that if it cannot be written or,
-// as refused says, translated; outdated is why. With OpenCurrent it opens nothing then.
+// as refused says, translated; outdated is why. With OpenCurrent it opens nothing then. If the table
+// is gone after an error, that is standby.ErrNotBuilt, too.
 func (s *StandbyOnNFT) openHooks(id tableid.TableID, hooks []standby.Hook, pending *standby.Copy, refused error, order GateOrder) (outdated, err error) {
 	if pending == s.tables.Held(id) {
 		pending = nil
@@ -248,16 +256,24 @@ func (s *StandbyOnNFT) openHooks(id tableid.TableID, hooks []standby.Hook, pendi
 	switch {
 	case outdated == nil:
 	case pending == nil && refused == nil, errors.Is(outdated, standby.ErrNotBuilt):
-		return nil, outdated
+		return nil, s.orNotBuilt(id, outdated)
 	case order == OpenCurrent:
 		return nil, fmt.Errorf("%w: %w", ErrStandbyOutdated, outdated)
 	default:
 		if err := s.tables.Open(id, hooks, nil); err != nil {
-			return nil, err
+			return nil, s.orNotBuilt(id, err)
 		}
 	}
 	s.beginLimit(id)
 	return outdated, nil
+}
+
+// orNotBuilt adds to an error that the table went with it, if it did.
+func (s *StandbyOnNFT) orNotBuilt(id tableid.TableID, err error) error {
+	if err != nil && s.tables.Held(id) == nil && !errors.Is(err, standby.ErrNotBuilt) {
+		return errors.Join(err, standby.ErrNotBuilt)
+	}
+	return err
 }
 
 // A gateLimit shuts the gate of one copy.
@@ -278,6 +294,12 @@ func (s *StandbyOnNFT) beginLimit(id tableid.TableID) {
 	s.ending.Add(1)
 	limit.timer = time.AfterFunc(s.limit, func() {
 		defer s.ending.Done()
+		s.mu.Lock()
+		ended := s.limits[id] != limit
+		s.mu.Unlock()
+		if ended { // just now
+			return
+		}
 		_ = tables.Shut(id) // if the kernel refuses, the table is removed, which the step sees
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -138,11 +138,29 @@ func TestStandbyOpensWithWhatIsOutstanding(t *testing.T) {
 		if shown() {
 			t.Error("it was written before it was asked for")
 		}
-		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F", "PREROUTING")
 		s.gate(t, true, true, 1)
 		if !shown() {
 			t.Error("what is open lacks the last change")
 		}
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		s.gate(t, true, true, 0) // nothing is outstanding any more
+	})
+}
+
+// TestStandbyShutsWhatMustNotBeOpen: a hook that was opened is shut when another owner writes to
+// nat what its packets must not pass by.
+func TestStandbyShutsWhatMustNotBeOpen(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
+		must(t, follow(true).Err)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F", "PREROUTING")
+		s.gate(t, true, true, 0)
+		nstest.CommandInput(t, "*nat\n-F POSTROUTING\n-A POSTROUTING -s 203.0.113.9 -j ACCEPT\nCOMMIT\n", "iptables-nft-restore", "--noflush")
+		s.gate(t, true, false, 1)
+		if limit := s.limits[rules.IPv4.Table(rules.Nat)]; limit != nil {
+			t.Error("the limit of a gate that is shut goes on")
+		}
+		s.gate(t, true, false, 0)
 	})
 }
 

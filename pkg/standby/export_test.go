@@ -10,6 +10,15 @@ import (
 // KnockOf returns the datagram that opens a hook.
 func KnockOf(h Hook) []byte { return knockOf(h) }
 
+// Knocks returns where it is knocked so that hooks open, next to those that are open.
+func Knocks(hooks, open []Hook) []Hook {
+	are := map[Hook]bool{}
+	for _, h := range open {
+		are[h] = true
+	}
+	return knocks(hooks, are)
+}
+
 // Until ends a Receive at that time.
 func (m *Misses) Until(t time.Time) error { return m.conn.SetReadDeadline(t) }
 

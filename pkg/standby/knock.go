@@ -2,9 +2,12 @@ package standby
 
 import (
 	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -19,8 +22,8 @@ import (
 // socket ends: 30 and 200 ms at 1,000 and 5,000 services (Linux 6.18). A packet waits for nothing.
 
 // secret is what a knock begins with, behind the header of UDP. It is random, so that no datagram
-// of another process's is one; who may capture packets or list rules may open the gate, and could
-// write rules as well.
+// of another process's is one. Who may list rules or capture packets learns it, and so may a
+// program to which a rule leads the knock; of those only a process of canaryd's own user can knock.
 var secret = sync.OnceValue(func() (s [15]byte) {
 	_, _ = rand.Read(s[:]) // it never fails
 	return s
@@ -35,13 +38,17 @@ func knockOf(h Hook) []byte {
 // udpHeader is how long the header of a datagram is (RFC 768), in bytes.
 const udpHeader = 8
 
-// knocked is the rule that sees a hook's knock and opens the hook for packets of the knock's
-// family.
+// knocked is the rule that sees a hook's knock, sent by a process of this one's user, and opens the
+// hook for packets of the knock's family.
 func knocked(h Hook) rule {
 	knock := knockOf(h)
 	content := payload(unix.NFT_REG_1, unix.NFT_PAYLOAD_TRANSPORT_HEADER, udpHeader, uint32(len(knock)))
 	is := number(number(nil, unix.NFTA_CMP_SREG, unix.NFT_REG_1), unix.NFTA_CMP_OP, unix.NFT_CMP_EQ)
 	list := expression(expression(nil, "payload", content), "cmp", value(is, unix.NFTA_CMP_DATA, knock))
+	user := number(number(nil, unix.NFTA_META_KEY, unix.NFT_META_SKUID), unix.NFTA_META_DREG, unix.NFT_REG_1)
+	own := number(number(nil, unix.NFTA_CMP_SREG, unix.NFT_REG_1), unix.NFTA_CMP_OP, unix.NFT_CMP_EQ)
+	own = value(own, unix.NFTA_CMP_DATA, binary.NativeEndian.AppendUint32(nil, uint32(os.Geteuid())))
+	list = expression(expression(list, "meta", user), "cmp", own)
 	list = expression(list, "meta", nfProto())
 	add := nft.AppendAttr(nil, unix.NFTA_DYNSET_SET_NAME, setOf(h), 1)
 	add = number(number(add, unix.NFTA_DYNSET_OP, unix.NFT_DYNSET_OP_UPDATE), unix.NFTA_DYNSET_SREG_KEY, unix.NFT_REG_1)
@@ -52,7 +59,7 @@ func knocked(h Hook) rule {
 // may be open: the packets of this node's own may be dropped or untracked before they come to nat.
 func (s *Standby) knock(t *table, hooks []Hook) error {
 	for _, f := range packetsOf(t.id.Family) {
-		for _, h := range hooks {
+		for _, h := range knocks(hooks, t.open) {
 			if err := s.knockAt(t, h, f); err != nil {
 				return fmt.Errorf("knocking at %s for %s: %w", h, f, err)
 			}
@@ -61,16 +68,38 @@ func (s *Standby) knock(t *table, hooks []Hook) error {
 	return nil
 }
 
-// knockAt opens a hook for packets of one family.
-func (s *Standby) knockAt(t *table, h Hook, family tableid.Family) error {
-	if err := send(family, knockOf(h)); err != nil {
-		return err
+// knocks returns where to knock so that hooks open, and in which order. The hooks that give flows
+// their source come first, so that none is sent elsewhere without. They come last, too, also where
+// they are open already: they are not to be over before the others are.
+func knocks(hooks []Hook, open map[Hook]bool) (order []Hook) {
+	sources, destinations := []Hook{Postrouting, Input}, []Hook{Prerouting, Output}
+	var sends bool
+	for _, h := range append(slices.Clone(sources), destinations...) {
+		if slices.Contains(hooks, h) {
+			order = append(order, h)
+			sends = sends || slices.Contains(destinations, h)
+		}
 	}
+	for _, h := range sources {
+		if sends && (slices.Contains(hooks, h) || open[h]) {
+			order = append(order, h)
+		}
+	}
+	return order
+}
+
+// knockAt opens a hook for packets of one family. What drops the knock behind nat, which send calls
+// an error, does not matter.
+func (s *Standby) knockAt(t *table, h Hook, family tableid.Family) error {
+	sent := send(family, knockOf(h))
 	is, err := s.conn.HasElement(t.id.Family, t.name, setOf(h), []byte{uint8(family)})
-	if err == nil && !is {
+	switch {
+	case err == nil && is:
+		return nil
+	case err == nil && sent == nil:
 		return errUnheard
 	}
-	return err
+	return errors.Join(sent, err)
 }
 
 // errUnheard: the rules of OUTPUT did not see a knock.
@@ -78,7 +107,7 @@ var errUnheard = errors.New("no rule saw it")
 
 // send sends a datagram over loopback, from one new socket to another: only the first packet of a
 // flow comes to nat. What the kernel does with it on its way out, rules included, is done when send
-// returns.
+// returns, unless a rule before nat queues it for a program (NFQUEUE).
 func send(family tableid.Family, datagram []byte) error {
 	network, loopback := "udp4", "127.0.0.1:0"
 	if family == tableid.IPv6 {

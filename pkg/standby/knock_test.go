@@ -3,11 +3,13 @@ package standby_test
 import (
 	"errors"
 	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -49,6 +51,7 @@ func TestOpenedByAKnock(t *testing.T) {
 			{"heard", "", 0},
 			{"untracked", deaf, 1},
 			{"dropped", strings.Replace(deaf, "notrack", "drop", 1), 1},
+			{"dropped behind nat", strings.NewReplacer("notrack", "drop", "-300", "0").Replace(deaf), 0},
 		} {
 			t.Run(name+", "+step.name, func(t *testing.T) {
 				nstest.Run(t, func(t *testing.T) {
@@ -124,7 +127,29 @@ func elements(t *testing.T, s *standby.Standby, id tableid.TableID) map[standby.
 	return all
 }
 
-// TestAForgedKnock: a datagram opens nothing unless it begins with the secret.
+// TestKnocks: no flow is sent elsewhere before it can be given a source, or after that is over.
+func TestKnocks(t *testing.T) {
+	pre, in, out, post := standby.Prerouting, standby.Input, standby.Output, standby.Postrouting
+	for _, c := range []struct {
+		name        string
+		hooks, open []standby.Hook
+		want        []standby.Hook
+	}{
+		{"all", []standby.Hook{pre, in, out, post}, nil, []standby.Hook{post, in, pre, out, post, in}},
+		{"sources only", []standby.Hook{in, post}, nil, []standby.Hook{post, in}},
+		{"sources only, next to destinations", []standby.Hook{post}, []standby.Hook{pre, out}, []standby.Hook{post}},
+		{"destinations only", []standby.Hook{pre, out}, nil, []standby.Hook{pre, out}},
+		{"one more destination", []standby.Hook{out}, []standby.Hook{pre, post}, []standby.Hook{out, post}},
+		{"none", nil, []standby.Hook{post}, nil},
+	} {
+		if diff := cmp.Diff(c.want, standby.Knocks(c.hooks, c.open)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", c.name, diff)
+		}
+	}
+}
+
+// TestAForgedKnock: a datagram opens nothing unless it begins with the secret, and a process of this
+// one's user sends it.
 func TestAForgedKnock(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft-restore")
@@ -137,24 +162,41 @@ func TestAForgedKnock(t *testing.T) {
 		for _, datagram := range []struct {
 			name    string
 			content []byte
+			user    int
 			opens   bool
 		}{
-			{"of zeros", make([]byte, len(knock)), false},
-			{"another secret", forged, false},
-			{"of a hook that is none", append(slices.Clone(knock[:len(knock)-1]), 77), false},
-			{"cut off", knock[:len(knock)-1], false},
-			{"the knock", knock, true},
+			{"of zeros", make([]byte, len(knock)), 0, false},
+			{"another secret", forged, 0, false},
+			{"of a hook that is none", append(slices.Clone(knock[:len(knock)-1]), 77), 0, false},
+			{"cut off", knock[:len(knock)-1], 0, false},
+			{"the knock, by another user", knock, 65534, false},
+			{"the knock", knock, 0, true},
 		} {
-			conn, err := net.Dial("udp4", "127.0.0.1:9")
-			must(t, err)
-			_, err = conn.Write(datagram.content)
-			must(t, err)
-			must(t, conn.Close())
+			must(t, sendAs(datagram.user, datagram.content))
 			if got := elements(t, s, nat)[standby.Output]; got != datagram.opens {
 				t.Errorf("a datagram %s: open %t, want %t", datagram.name, got, datagram.opens)
 			}
 		}
 	})
+}
+
+// sendAs sends a datagram over loopback from a thread of that user's.
+func sendAs(user int, datagram []byte) error {
+	sent := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with the function
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(user), uintptr(user), uintptr(user)); errno != 0 {
+			sent <- errno
+			return
+		}
+		conn, err := net.Dial("udp4", "127.0.0.1:9")
+		if err == nil {
+			_, err = conn.Write(datagram)
+			err = errors.Join(err, conn.Close())
+		}
+		sent <- err
+	}()
+	return <-sent
 }
 
 // TestAKnockThatIsNotSeen: if no transaction opens the hook either, nothing stays open that may be,

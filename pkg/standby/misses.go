@@ -104,7 +104,7 @@ func (m *Misses) Close() error {
 // misses a second, and missBurst at once. serviceElements are written in one message.
 const (
 	servicesName    = "services"
-	missRate        = 10
+	missRate        = 50
 	missBurst       = 5
 	serviceElements = 512
 )
