@@ -244,8 +244,8 @@ func (s *StandbyOnNFT) open(f rules.Family, already []standby.Hook, order GateOr
 }
 
 // openHooks opens hooks of a copy with what is pending, or without that if it cannot be written or,
-// as refused says, translated; outdated is why. With OpenCurrent it opens nothing then. If the table
-// is gone after an error, that is standby.ErrNotBuilt, too.
+// as refused says, translated; outdated is why. With OpenCurrent it opens nothing then. If the
+// table is gone after an error, that is standby.ErrNotBuilt, too.
 func (s *StandbyOnNFT) openHooks(id tableid.TableID, hooks []standby.Hook, pending *standby.Copy, refused error, order GateOrder) (outdated, err error) {
 	if pending == s.tables.Held(id) {
 		pending = nil

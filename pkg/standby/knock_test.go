@@ -148,8 +148,8 @@ func TestKnocks(t *testing.T) {
 	}
 }
 
-// TestAForgedKnock: a datagram opens nothing unless it begins with the secret, and a process of this
-// one's user sends it.
+// TestAForgedKnock: a datagram opens nothing unless it begins with the secret, and a process of
+// this one's user sends it.
 func TestAForgedKnock(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft-restore")
