@@ -173,11 +173,17 @@ func TestStandbyThatIsBarred(t *testing.T) {
 	})
 }
 
-// TestStandbyThatMustNotBeOpenAnyMore: what another owner writes during an outage can shut a gate,
-// and it stays shut for that flush; it opens for the next one.
+// TestStandbyThatMustNotBeOpenAnyMore: what another owner writes in the course of a flush can shut
+// the gate, and what it writes then can open it again.
 func TestStandbyThatMustNotBeOpenAnyMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
+		write := func() (opened int) {
+			since := time.Now()
+			r.write(rules.Nat, "-A POSTROUTING -s 203.0.113.7/32 -j ACCEPT")
+			r.after(3 * time.Millisecond)
+			return len(s.named("open ipv4", since))
+		}
 		must(t, r.fake.Flush(rules.IPv4, rules.Filter, ""))
 		r.after(9500 * time.Microsecond)
 		r.flushNat()
@@ -186,24 +192,40 @@ func TestStandbyThatMustNotBeOpenAnyMore(t *testing.T) {
 			t.Fatal("it was not opened for the flush")
 		}
 		s.set(func(s *fakeStandby) { s.barred = "changed by another owner" })
-		since := time.Now()
-		for range 5 {
-			r.write(rules.Nat, "-A POSTROUTING -s 203.0.113.7/32 -j ACCEPT")
-			r.after(3 * time.Millisecond)
+		for range 3 {
+			if n := write(); n != 1 || s.anyOpen() {
+				t.Errorf("open: %t, after %d tries; want it shut by one", s.anyOpen(), n)
+			}
 		}
-		if n := len(s.named("open ipv4", since)); n != 1 || s.anyOpen() {
-			t.Errorf("open: %t, after %d tries; want it shut by the first", s.anyOpen(), n)
+		if n := strings.Count(r.log.String(), "The standby translates no more: another owner wrote to nat"); n != 1 {
+			t.Errorf("the log says %d times that it was shut", n)
 		}
-		r.wantLog("The standby translates no more: another owner wrote to nat")
 		s.set(func(s *fakeStandby) { s.barred = "" })
+		if write(); !s.anyOpen() {
+			t.Error("it was not opened again")
+		}
 		r.after(5 * time.Minute)
 		r.wantReady()
 		r.wantStandby(s, api.StandbyArmed)
-		flushed := time.Now()
+	})
+}
+
+// TestStandbyThatWaits: a gate that was shut for what another owner wrote stays so while nothing is
+// written, however long the outage lasts.
+func TestStandbyThatWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		r.fake.FailRestores(-1, iptables.ReasonMissingSet)
 		r.flushNat()
-		r.after(time.Minute)
-		if len(s.named("open ipv4", flushed)) == 0 {
-			t.Error("it was not opened for the next flush")
+		r.after(3 * time.Millisecond)
+		s.set(func(s *fakeStandby) { s.barred = "changed by another owner" })
+		r.write(rules.Nat, "-A POSTROUTING -s 203.0.113.7/32 -j ACCEPT")
+		r.after(3 * time.Millisecond)
+		shut := time.Now()
+		r.after(20 * time.Second)
+		r.wantStandby(s, api.StandbyArmed)
+		if n := len(s.named("open ipv4", shut)); n > 30 {
+			t.Errorf("it was to be opened %d times in 20 s", n)
 		}
 	})
 }

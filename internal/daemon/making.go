@@ -57,14 +57,20 @@ type gate struct {
 	total time.Duration
 	// barred are the hooks of which the log has why they stay shut in that flush.
 	barred map[string]bool
-	ajar   trouble // why the gate could not be moved
+	// waits: it was open and had to be shut for what another owner wrote in that flush. It may
+	// open again when a process writes to nat.
+	waits bool
+	ajar  trouble // why the gate could not be moved
 }
 
 // isOpen reports whether the gate is open.
 func (g *gate) isOpen() bool { return !g.opened.IsZero() }
 
-// mayOpen reports whether the gate was not tried yet for that flush, or was not open for too long.
-func (g *gate) mayOpen(flush string) bool { return g.flush != flush || time.Now().Before(g.until) }
+// mayOpen reports whether the gate was not tried yet for that flush, or was not open for too long
+// and does not wait for a write.
+func (g *gate) mayOpen(flush string) bool {
+	return g.flush != flush || !g.waits && time.Now().Before(g.until)
+}
 
 // spent reports whether the gate was open for that flush for as long as it may be.
 func (g *gate) spent(flush string) bool {
@@ -74,13 +80,13 @@ func (g *gate) spent(flush string) bool {
 // try notes that the gate is being opened for a flush.
 func (g *gate) try(flush string) {
 	if g.flush != flush {
-		g.flush, g.until, g.total, g.barred = flush, time.Time{}, 0, nil
+		g.flush, g.until, g.total, g.barred, g.waits = flush, time.Time{}, 0, nil, false
 	}
 }
 
 // open notes that the gate is open now.
 func (g *gate) open(now time.Time) {
-	g.opened = now
+	g.opened, g.waits = now, false
 	if g.until.IsZero() {
 		g.until = now.Add(standbyMost)
 	}

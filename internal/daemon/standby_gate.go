@@ -122,7 +122,7 @@ func (d *Daemon) openFamily(ctx context.Context, st *state, f rules.Family) (com
 	}
 	if !got.Open && s.gate.isOpen() {
 		open := d.gateShut(st, f, s, now)
-		s.gate.until, s.state = now, api.StandbyArmed
+		s.gate.waits, s.state = true, api.StandbyArmed
 		st.flushLog(ctx).Info("The standby translates no more: another owner wrote to nat what keeps a hook shut", "flush", l.record.ID,
 			"family", f, "open", open.Round(10*time.Microsecond))
 	}
