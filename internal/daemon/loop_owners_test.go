@@ -296,22 +296,53 @@ func TestWitnessDeleted(t *testing.T) {
 // TestOwnerEmptiesAndRefills: an owner that rewrites a chain in two commits is
 // left alone, and its last word is what comes back.
 func TestOwnerEmptiesAndRefills(t *testing.T) {
+	const pod = "CNI-DN-46d5e6e569f30aa7e18e0"
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
 		moved := r.moved(func() {
 			must(t, r.fake.Flush(rules.IPv4, rules.Filter, "CNI-ADMIN"))
-			must(t, r.fake.Flush(rules.IPv4, rules.Nat, "CNI-HOSTPORT-SETMARK"))
+			must(t, r.fake.Flush(rules.IPv4, rules.Nat, pod))
 			r.after(time.Second)
-			r.write(rules.Nat, "-A CNI-HOSTPORT-SETMARK -j MARK --set-xmark 0x1000/0x1000")
+			r.write(rules.Nat, "-A "+pod+" -p tcp -j DNAT --to-destination 10.244.0.77:80")
 			r.after(10 * time.Second)
 		}, lossMetrics...)
 		r.wantNoLoss(moved)
 		must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
 		r.settled()
-		if got := r.chain(rules.IPv4, rules.Nat, "CNI-HOSTPORT-SETMARK"); len(got) != 1 || !strings.Contains(got[0], "0x1000") {
-			t.Errorf("CNI-HOSTPORT-SETMARK holds %q", got)
+		if got := r.chain(rules.IPv4, rules.Nat, pod); len(got) != 1 || !strings.Contains(got[0], "10.244.0.77") {
+			t.Errorf("%s holds %q", pod, got)
 		}
 	})
+}
+
+// TestAChainThatIsFlushedAlone: what its owner never leaves empty comes back at once, what it
+// flushes before it fills or deletes it after the grace.
+func TestAChainThatIsFlushedAlone(t *testing.T) {
+	for chain, grace := range map[string]time.Duration{
+		"KUBE-SEP-": 0, "KUBE-SVC-": 0, "CNI-HOSTPORT-SETMARK": 0, "CNI-HOSTPORT-MASQ": 0, "CNI-DN-": 15 * time.Second,
+	} {
+		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			r := start(t, backend, setup{})
+			r.after(20 * time.Second)
+			before := r.tables()
+			i := slices.IndexFunc(before[rules.IPv4][rules.Nat].Chains, func(c rules.Chain) bool {
+				return strings.HasPrefix(c.Name, chain) && len(c.Rules) > 0
+			})
+			moved := r.moved(func() {
+				must(t, r.fake.Flush(rules.IPv4, rules.Nat, before[rules.IPv4][rules.Nat].Chains[i].Name))
+				if grace > 0 {
+					r.after(grace - time.Second)
+					r.wantNoFlush()
+				}
+				r.after(2 * time.Second)
+			}, lossMetrics...)
+			wantMoved(t, moved, healed(scenario.Lost{rules.IPv4.Table(rules.Nat): scenario.Emptied}, 1))
+			r.wantBack(before, before)
+			if record := r.oneRecord(); record.Lost.Chains != 1 || record.Kind != canary.Emptied {
+				t.Errorf("%s: the record says %s and %d chains", chain, record.Kind, record.Lost.Chains)
+			}
+		})
+	}
 }
 
 // TestTheLastHostPortIsRemovedInTwoCommands: portmap deletes its jump first and its

@@ -85,8 +85,9 @@ type Finding struct {
 	// Jumps are the lost jumps, which are to be put back.
 	Jumps []rules.Jump
 	// Waiting are jumps that may be lost, but whose owner may still be at work until the grace
-	// has passed. They are missing while their witness stands, or led from an emptied chain to a
-	// chain that still has rules, and many owners share one of the two.
+	// has passed. They are missing while their witness stands, or they are the first rule of an
+	// emptied chain that its owner may be about to fill or delete, or led from an emptied chain to
+	// a chain that still has rules, and many owners share one of the two.
 	Waiting []rules.Jump
 	// Emptied and Missing are lost protected chains: without a rule, or gone. In a table that
 	// lost its mark, these are all such chains.
@@ -111,13 +112,6 @@ type Finding struct {
 	Err error
 }
 
-// neverEmpty are the chains that kube-proxy or kubelet own and never leave empty: if one is empty,
-// it was flushed.
-var neverEmpty = map[rules.TableName][]string{
-	rules.Nat:    {"KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"},
-	rules.Filter: {"KUBE-FORWARD", "KUBE-FIREWALL"},
-}
-
 // Judge decides what became of one table. It is a pure function. Its rules, in order:
 //
 //   - A table that could not be read, or never had a canary, is unknown. But a table
@@ -128,11 +122,12 @@ var neverEmpty = map[rules.TableName][]string{
 //     CNI DEL), unless they were missing before the flush: see lacked.
 //     If only a drill of canaryd's took it, what follows is judged as if it stood.
 //   - If a witness is missing, its built-in chain was flushed.
-//   - An emptied chain is lost if its owner never leaves it empty, or if a chain that
-//     only it referenced still has rules. Of a chain that many owners share, the last
-//     one removes its rule first and then the chain (portmap, netavark), and what only
-//     its own chain led to may be shared as well (portmap flushes a pod's chain first,
-//     which leads to CNI-HOSTPORT-SETMARK): this waits for the grace.
+//   - An emptied chain is lost if its owner never leaves it so (protect.EmptyingOf), or
+//     if a chain that only it referenced still has rules. Of a chain that many owners
+//     share, the last one removes its rule first and then the chain (portmap, netavark),
+//     and what only its own chain led to may be shared as well (portmap flushes a pod's
+//     chain first, which leads to CNI-HOSTPORT-SETMARK): this waits for the grace. So
+//     does a chain that its owner flushes before it fills or deletes it.
 //   - A jump that is missing while its witness stands was deleted by name. It is lost
 //     only if its target still has rules, no other jump leads there, and the family has
 //     been quiet for the grace. A Named jump (Docker's MASQUERADE) is never lost: its
@@ -231,21 +226,12 @@ func judgeContent(want Wanted, seen Seen) Finding {
 		}
 	}
 	emptied, missing := lostChains(want.Section, seen.Table)
-	for _, c := range emptied {
-		stood := seen.Quiet || seen.Stood != nil && seen.Stood(c.Name)
-		if slices.Contains(neverEmpty[seen.Table.Name], c.Name) {
-			f.Emptied = append(f.Emptied, c.Name)
-		} else if i := orphaned(want, seen.Table, c); i >= 0 && !stood && (want.shared(c.Name) || want.shared(c.Rules[i].Target)) {
-			f.Waiting = append(f.Waiting, rules.Jump{Chain: c.Name, Rule: c.Rules[i]})
-		} else if i >= 0 {
-			f.Emptied = append(f.Emptied, c.Name)
-		}
-	}
+	f.judgeEmptied(want, seen, emptied)
 	switch {
 	case len(f.Emptied) > 0:
 		f.Verdict = Emptied
 		// The chains below an emptied chain that are gone were lost with it.
-		f.Missing = missing
+		f.Missing = below(want.Section, f.Emptied, missing)
 	case len(f.Jumps) > 0 || len(f.Witnesses) > 0:
 		f.Verdict = JumpsMissing
 	case !sameContent(want.Section, seen.Section):

@@ -191,14 +191,13 @@ func TestTheLastPodFlushesItsChainBeforeItsJump(t *testing.T) {
 		name  string
 		edits []edit
 		quiet bool
-		own   bool // no other owner shares the mark
 		want  summary
 	}{
 		{name: "the pod is being removed", edits: []edit{flushed(pod)}, want: summary{Verdict: Changed, Waiting: []string{toMark}}},
 		{name: "and an endpoint is", edits: []edit{flushed(pod), without(toEndpoint), deleted("KUBE-SEP-1")}, want: summary{Verdict: Changed, Waiting: []string{toMark}}},
 		{name: "it was removed", edits: []edit{without("-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 1 -j CNI-DN-1"), deleted(pod)}, quiet: true, want: summary{Verdict: Changed}},
 		{name: "a flusher took the pod's rules", edits: []edit{flushed(pod)}, quiet: true, want: summary{Verdict: Emptied, Emptied: []string{pod}}},
-		{name: "what only its own chain led to was left", edits: []edit{flushed(pod)}, own: true, want: summary{Verdict: Emptied, Emptied: []string{pod}}},
+		{name: "the mark was taken", edits: []edit{flushed(mark)}, want: summary{Verdict: Emptied, Emptied: []string{mark}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			text := onePodNode
@@ -207,7 +206,7 @@ func TestTheLastPodFlushesItsChainBeforeItsJump(t *testing.T) {
 			}
 			section := protection.Extract(tableOf(t, onePodNode), IsMark)
 			want := Wanted{CanaryChain: DefaultChain, Mark: Mark{Nonce: nonce, Witnessed: section.JumpChains(rules.Nat)}, Section: section}
-			want.Piecewise = func(chain string) bool { return chain == dnat || chain == mark && !test.own }
+			want.Piecewise = func(chain string) bool { return chain == dnat || chain == mark }
 			table := tableOf(t, text)
 			got := summarize(Judge(want, Seen{Table: table, Section: protection.Extract(table, IsMark), Quiet: test.quiet}))
 			if d := cmp.Diff(test.want, got, cmpopts.EquateEmpty()); d != "" {

@@ -293,8 +293,9 @@ func TestJudgeTellsLossFromDecision(t *testing.T) {
 			want: changed,
 		},
 		{
-			name:  "an emptied chain whose target moved under another one was emptied on purpose",
-			edits: []edit{flushed(svc), with("-A KUBE-NODEPORTS -j " + sep)}, want: changed,
+			name:  "a service's chain was emptied, and its target moved under another one",
+			edits: []edit{flushed(svc), with("-A KUBE-NODEPORTS -j " + sep)},
+			want:  summary{Verdict: Emptied, Emptied: []string{svc}},
 		},
 		{
 			name:  "an orphan that two chains no longer reference is no loss",
@@ -302,12 +303,25 @@ func TestJudgeTellsLossFromDecision(t *testing.T) {
 			want:  changed,
 		},
 		{
-			name: "an endpoint went: its chain with it", edits: []edit{flushed(svc), deleted(sep)},
+			name: "a service's chain was emptied, and its endpoint's is gone", edits: []edit{flushed(svc), deleted(sep)},
+			want: summary{Verdict: Emptied, Emptied: []string{svc}, Missing: []string{sep}},
+		},
+		{
+			name: "a service's chain and its endpoint's were emptied", edits: []edit{flushed(svc, sep)},
+			want: summary{Verdict: Emptied, Emptied: []string{svc, sep}},
+		},
+		{
+			name: "an endpoint's chain was emptied", edits: []edit{flushed(sep)},
+			want: summary{Verdict: Emptied, Emptied: []string{sep}},
+		},
+		{
+			name: "an endpoint went, but for its empty chain", edits: []edit{flushed(sep), without("-A " + svc + " -j " + sep), with("-A " + svc + " -j RETURN")},
 			want: changed,
 		},
 		{
-			name: "an emptied chain whose target is empty too was emptied on purpose", edits: []edit{flushed(svc, sep)},
-			want: changed,
+			name:  "an endpoint's chain was emptied while another service went",
+			edits: []edit{flushed(sep), without("-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS"), deleted("KUBE-NODEPORTS")},
+			want:  summary{Verdict: Emptied, Emptied: []string{sep}},
 		},
 		{
 			name: "a flushed content chain and a flushed built-in chain", edits: []edit{flushed("KUBE-SERVICES", "PREROUTING")},

@@ -157,8 +157,8 @@ func TestWithoutClaimTheSameIsLeftAlone(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			onBothClaimed(t, func(t *testing.T, n *testNode) {
 				n.job.Claimed = nil
-				if test.name == "a chain emptied" || test.name == "a chain deleted" {
-					return // loss of its own kind, tested elsewhere
+				if slices.Contains([]string{"a chain emptied", "a chain deleted", "a rule deleted", "what is not claimed changes beside it"}, test.name) {
+					return // a chain that its owner never leaves empty is: a loss of its own kind, tested elsewhere
 				}
 				must(t, n.RestoreNoflush(v4, "*nat\n"+test.lines+"\nCOMMIT\n"))
 				left := n.content(v4)

@@ -1,0 +1,100 @@
+package canary
+
+import (
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// judgeEmptied sorts the emptied chains of a table whose canary stands: they are lost, they wait,
+// or their owner emptied them. What led to a chain that is lost with it counts as if it stood.
+func (f *Finding) judgeEmptied(want Wanted, seen Seen, emptied []rules.Chain) {
+	led := targets(seen.Table, len(emptied) > 0)
+	for n := -1; n != len(f.Emptied); {
+		n = len(f.Emptied)
+		emptied = slices.DeleteFunc(emptied, func(c rules.Chain) bool {
+			if !f.emptiedWhole(seen, c, led[c.Name]) {
+				return false
+			}
+			for _, r := range c.Rules {
+				led[r.Target] = true
+			}
+			return true
+		})
+	}
+	for _, c := range emptied {
+		if habit := protect.EmptyingOf(seen.Table.Name, c.Name); habit != protect.EmptyOften {
+			if led[c.Name] && habit == protect.EmptyBriefly {
+				f.Waiting = append(f.Waiting, rules.Jump{Chain: c.Name, Rule: c.Rules[0]})
+			}
+			continue
+		}
+		if i := orphaned(want, seen.Table, c); i >= 0 && !seen.stood(c.Name) && (want.shared(c.Name) || want.shared(c.Rules[i].Target)) {
+			f.Waiting = append(f.Waiting, rules.Jump{Chain: c.Name, Rule: c.Rules[i]})
+		} else if i >= 0 {
+			f.Emptied = append(f.Emptied, c.Name)
+		}
+	}
+}
+
+// emptiedWhole notes that a chain is lost by its owner's habit, and reports whether it is. led:
+// rules lead to it.
+func (f *Finding) emptiedWhole(seen Seen, c rules.Chain, led bool) bool {
+	lost := false
+	switch protect.EmptyingOf(seen.Table.Name, c.Name) {
+	case protect.EmptyNever:
+		lost = true
+	case protect.EmptyUnreferenced:
+		lost = led
+	case protect.EmptyBriefly:
+		lost = led && seen.stood(c.Name)
+	}
+	if lost {
+		f.Emptied = append(f.Emptied, c.Name)
+	}
+	return lost
+}
+
+// stood reports whether a chain has stood empty for the jump grace.
+func (s Seen) stood(chain string) bool { return s.Quiet || s.Stood != nil && s.Stood(chain) }
+
+// targets returns the chains that rules of the table lead to; nil unless they are needed.
+func targets(t *rules.Table, needed bool) map[string]bool {
+	if !needed {
+		return nil
+	}
+	led := map[string]bool{}
+	for i := range t.Chains {
+		for _, r := range t.Chains[i].Rules {
+			led[r.Target] = true
+		}
+	}
+	return led
+}
+
+// below returns those of the missing chains that rules of the emptied chains led to, directly or by
+// way of other missing chains. Their owner removed the others.
+func below(s rules.Section, emptied, missing []string) []string {
+	if len(missing) == 0 {
+		return nil
+	}
+	gone, led, held := map[string]bool{}, map[string]bool{}, map[string][]rules.Rule{}
+	for _, name := range missing {
+		gone[name] = true
+	}
+	for _, c := range s.Chains {
+		held[c.Name] = c.Rules
+	}
+	for next := emptied; len(next) > 0; {
+		name := next[0]
+		next = next[1:]
+		for _, r := range held[name] {
+			if gone[r.Target] && !led[r.Target] {
+				led[r.Target] = true
+				next = append(next, r.Target)
+			}
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(missing), func(name string) bool { return !led[name] })
+}
