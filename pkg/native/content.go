@@ -226,9 +226,9 @@ func (c *contents) setAttrs(s *Set) []byte {
 }
 
 // fleeting reports whether time or packets may take an element away, of which no notification
-// speaks.
+// speaks. The end of an interval goes with its beginning, and does not tell when that is.
 func fleeting(s *Set, e Element) bool {
-	return s.Dynamic() || s.Flags&setTimeout != 0 && has(e, unix.NFTA_SET_ELEM_EXPIRATION)
+	return s.Dynamic() || s.Flags&setTimeout != 0 && (has(e, unix.NFTA_SET_ELEM_EXPIRATION) || isEnd(e))
 }
 
 // leadsToBound reports whether an element's verdict goes to a chain that belongs to a rule.

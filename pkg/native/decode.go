@@ -138,8 +138,9 @@ func decodeElements(list []byte, f func(Element)) error {
 			return fmt.Errorf("reading set elements: %w", err)
 		}
 		out := make([]byte, 0, len(e.value)+4)
+		end := isEnd(e.value)
 		for a, err := range attributes(e.value) {
-			if err == nil && a.kind != unix.NFTA_SET_ELEM_PAD {
+			if err == nil && !droppedOfElement(a.kind, end) {
 				out, err = appendRepaired(out, nft.Elements, a, e.value)
 			}
 			if err != nil {
@@ -149,6 +150,22 @@ func decodeElements(list []byte, f func(Element)) error {
 		f(out)
 	}
 	return nil
+}
+
+// isEnd reports whether an element is the end of an interval.
+func isEnd(e Element) bool { return number(e, unix.NFTA_SET_ELEM_FLAGS)&elemIntervalEnd != 0 }
+
+// droppedOfElement reports whether no message that adds an element takes an attribute. Linux 6.18
+// dumps a timeout of 0 for the end of an interval in a set that has a timeout, and refuses one
+// there (nf_tables_fill_setelem, nft_add_set_elem).
+func droppedOfElement(kind uint16, end bool) bool {
+	switch kind {
+	case unix.NFTA_SET_ELEM_PAD:
+		return true
+	case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION:
+		return end
+	}
+	return false
 }
 
 // sort sorts the elements by key, the end of an interval before the beginning of the next, as nft
@@ -176,7 +193,7 @@ func sortElements(all []Element) []Element {
 	}
 	list := make([]sorted, len(all))
 	for i, e := range all {
-		list[i] = sorted{attrOf(e, unix.NFTA_SET_ELEM_KEY), number(e, unix.NFTA_SET_ELEM_FLAGS)&elemIntervalEnd == 0, e}
+		list[i] = sorted{attrOf(e, unix.NFTA_SET_ELEM_KEY), !isEnd(e), e}
 	}
 	slices.SortStableFunc(list, func(a, b sorted) int {
 		c := bytes.Compare(a.key, b.key)

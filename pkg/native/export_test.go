@@ -70,3 +70,6 @@ func (t *Table) Timeless() *Table {
 
 // Followed reports whether a table was followed and not read.
 func (r *Ruleset) Followed(id tableid.TableID) bool { return r.followed(id) }
+
+// IsEnd reports whether the element is the end of an interval.
+func (e Element) IsEnd() bool { return isEnd(e) }

@@ -99,11 +99,13 @@ func (g *generator) table(name string) string {
 		set := fmt.Sprintf("set%d", i)
 		g.sets = append(g.sets, set)
 		body := "type ipv4_addr; elements = { " + g.several(9, g.address) + " };"
-		switch g.IntN(3) {
+		switch g.IntN(4) {
 		case 0:
 			body = "type ipv4_addr; flags interval; elements = { 10." + g.port()[:1] + ".0.0/16, 192.168.0.0-192.168.1.7, " + fmt.Sprintf("172.16.%d.0/24", g.IntN(200)) + " };"
 		case 1:
 			body = "type ipv4_addr; timeout 3h; elements = { " + g.several(5, g.address) + " };"
+		case 2:
+			body = "type ipv4_addr; flags interval,timeout; timeout 3h; elements = { 10." + g.port()[:1] + ".0.0/16, 192.168.0.0/24 timeout 1h };"
 		}
 		fmt.Fprintf(&b, "\tset %s { %s }\n", set, body)
 	}

@@ -314,3 +314,56 @@ func TestTheWitnessIsPlanted(t *testing.T) {
 		}
 	})
 }
+
+// TestSetsOfIntervalsThatRunOut: a set with intervals and timeouts comes back, and an interval that
+// has run out meanwhile comes back with neither end.
+func TestSetsOfIntervalsThatRunOut(t *testing.T) {
+	sets := map[string]string{
+		"the set's timeout":        "set s { type ipv4_addr; flags interval,timeout; timeout 1h; elements = { 192.0.2.0/24, 198.51.100.7 expires 10m, 203.0.113.0-203.0.113.9 }; }",
+		"the elements' timeouts":   "set s { type ipv4_addr; flags interval,timeout; elements = { 192.0.2.0/24 timeout 1h, 198.51.100.0/24, 203.0.113.0/24 timeout 2h expires 10m }; }",
+		"intervals that adjoin":    "set s { type inet_service; flags interval,timeout; timeout 1h; elements = { 0-9, 10-19 expires 10m, 20-65535 }; }",
+		"to the end of the range":  "set s { type ipv4_addr; flags interval,timeout; timeout 1h; elements = { 10.0.0.0/8 expires 10m, 128.0.0.0/1 }; }",
+		"merged, with counters":    "set s { type ipv6_addr; flags interval,timeout; timeout 1d; auto-merge; counter; elements = { 2001:db8::/32, 2001:db8:1::/48, fe80::/10 expires 10m }; }",
+		"of several fields":        "set s { type ipv4_addr . inet_service; flags interval,timeout; timeout 1h; elements = { 192.0.2.0/24 . 80-90, 198.51.100.0/24 . 443 expires 10m }; }",
+		"a map":                    "map s { type ipv4_addr : verdict; flags interval,timeout; timeout 1h; elements = { 192.0.2.0/24 : drop, 198.51.100.0/24 expires 10m : accept }; }",
+		"with comments and a rest": "set s { type ipv4_addr; flags interval,timeout; timeout 1h; gc-interval 1m; size 99; elements = { 192.0.2.0/24 comment \"listed\", * timeout 2h }; }",
+	}
+	id := tableid.Inet.Table("fw")
+	for name, set := range sets {
+		t.Run(name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "nft")
+				conn := dial(t)
+				if !load(t, name, "table inet fw {\n"+set+"\n}\n") {
+					return
+				}
+				before, was := nstest.Command(t, "nft", "-s", "list", "ruleset"), capture(t, conn)
+				nstest.Command(t, "nft", "flush", "ruleset")
+				replay(t, conn, was)
+				if diff := cmp.Diff(before, nstest.Command(t, "nft", "-s", "list", "ruleset")); diff != "" {
+					t.Errorf("nft lists (-before +after):\n%s", diff)
+				}
+				sameRaw(t, was, capture(t, conn))
+
+				nstest.Command(t, "nft", "flush", "ruleset")
+				was.At = was.At.Add(-20 * time.Minute)
+				replay(t, conn, was)
+				if changes := changes(t, conn, was.Tables[id]); len(changes) != 0 {
+					t.Errorf("the proof after 20 minutes: %v", changes)
+				}
+				ends := map[bool]int{}
+				for _, e := range capture(t, conn).Tables[id].Sets[0].Elements {
+					ends[e.IsEnd()]++
+				}
+				again := nstest.Command(t, "nft", "list", "ruleset")
+				if strings.Contains(again, "expires 9m") || strings.Contains(again, "expires 10m") {
+					t.Errorf("an interval whose time is over came back:\n%s", again)
+				}
+				t.Logf("%d beginnings, %d ends", ends[false], ends[true])
+				if ends[true] > ends[false]+1 {
+					t.Errorf("%d ends for %d beginnings:\n%s", ends[true], ends[false], again)
+				}
+			})
+		})
+	}
+}

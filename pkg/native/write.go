@@ -209,7 +209,9 @@ func (w *writer) newSet(s *Set) uint32 {
 	return number
 }
 
-// elements writes elements of the set that the function names.
+// elements writes elements of the set that the function names. The end of an interval whose
+// beginning has run out is left out: the elements are sorted, so an end follows its beginning. The
+// kernel may have dropped that beginning and still show the end.
 func (w *writer) elements(all []Element, of func()) {
 	var list []byte
 	flush := func() {
@@ -222,8 +224,13 @@ func (w *writer) elements(all []Element, of func()) {
 		w.b.End()
 		list = list[:0]
 	}
+	begun := true // nft ends a set that does not begin at 0 with an end there
 	for _, e := range all {
 		aged := e.aged(w.o.Age)
+		if isEnd(e) && !begun {
+			aged = nil
+		}
+		begun = aged != nil && !isEnd(e)
 		if aged == nil {
 			continue
 		}
