@@ -126,6 +126,9 @@ type Snapshot struct {
 	Family     rules.Family
 	Tables     rules.Ruleset
 	Unreadable map[rules.TableName]error
+	// Misfits are built-in chains into which no rule of iptables' belongs, and why: on nft a chain
+	// of that name has another hook or none, or its table is dormant. Tables shows them empty.
+	Misfits map[Place]error
 	// Digest is the Probed's digest from before the read: if a later
 	// probe still shows it, the snapshot is current.
 	Digest uint64

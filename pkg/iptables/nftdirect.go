@@ -130,7 +130,11 @@ func (p *tablePlan) exists(chain string) (bool, error) {
 	if known, asked := p.exist[chain]; asked {
 		return known, nil
 	}
-	exists, err := p.conn.HasChain(p.family, p.table, chain)
+	ask := p.builtinChain
+	if !rules.Builtin(p.table, chain) {
+		ask = func(name string) (bool, error) { return p.conn.HasChain(p.family, p.table, name) }
+	}
+	exists, err := ask(chain)
 	p.exist[chain] = exists
 	return exists, err
 }
@@ -313,11 +317,14 @@ type baseChain struct {
 	priority int32  // NF_IP_PRI_* in linux/netfilter_ipv4.h; IPv6's are the same
 }
 
+// hookChains are the built-in chains of the hooks, in the order of their numbers.
+var hookChains = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
+
 // baseChainOf says how iptables-nft creates a built-in chain (xtables_ipv4 in
 // iptables/nft.c, 1.8.9).
 func baseChainOf(table rules.TableName, chain string) baseChain {
 	base := baseChain{kind: "filter"}
-	base.hook = uint32(slices.Index([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, chain))
+	base.hook = uint32(slices.Index(hookChains, chain))
 	switch table {
 	case rules.Raw:
 		base.priority = -300

@@ -97,6 +97,18 @@ func (l *lexicon) texts(ids []nft.RuleID) ([]rules.Rule, bool) {
 	return found, true
 }
 
+// textsOr returns the texts of raw rules that are certain. All others are opaque for that reason.
+func (l *lexicon) textsOr(ids []nft.RuleID, reason string) []rules.Rule {
+	found := make([]rules.Rule, len(ids))
+	for i, id := range ids {
+		var certain bool
+		if found[i], certain = l.known(id); !certain {
+			found[i] = l.opaque(id, reason)
+		}
+	}
+	return found
+}
+
 // raw returns the rule as nf_tables would hold it that iptables-save prints as
 // spec; false if no such rule was met, or if its bytes are not certain to mean
 // the same again. The rule may use room, which is overwritten.

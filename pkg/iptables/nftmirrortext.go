@@ -104,8 +104,14 @@ func (f *familyText) Took(p Place, now nft.Content, same bool) {
 		return
 	}
 	found, known := f.lexicon.texts(now.IDs)
-	if !known && !odd(p, f.raw.Chain(p)) {
-		t.textless[p.Chain] = now
+	if !known {
+		switch f.fit(p, f.raw.Chain(p)) {
+		case fits:
+			t.textless[p.Chain] = now
+		case shifted:
+			found = f.lexicon.textsOr(now.IDs, errShifted.Error())
+		case misfit, stranger: // not shown
+		}
 	}
 	t.fresh[p.Chain] = f.shared(p, found)
 }
@@ -118,15 +124,13 @@ func (f *familyText) shared(p Place, found []rules.Rule) []rules.Rule {
 	return found
 }
 
-// odd reports whether the chain is none that iptables shows: it has a hook, but
-// is not one of the built-in chains (iptables-nft-save 1.8.9 leaves it out:
-// "contains incompatible base-chains").
-func odd(p Place, c *nft.MirrorChain) bool {
-	if c.Base == nil {
-		return false
+// fit returns how a chain fits its name; see hookFit. In a dormant table no built-in chain does.
+func (f *familyText) fit(p Place, c *nft.MirrorChain) hookFit {
+	fit := fitOf(p, c.Base)
+	if fit != stranger && rules.Builtin(p.Table, p.Chain) && f.raw.Dormant(p.Table) {
+		return misfit
 	}
-	return !rules.Builtin(p.Table, p.Chain) ||
-		baseChainOf(p.Table, p.Chain) != baseChain{kind: c.Base.Kind, hook: c.Base.Hook, priority: c.Base.Priority}
+	return fit
 }
 
 // Wants implements nft.MirrorFiller.
@@ -342,13 +346,14 @@ func (f *familyText) forgetUnused() {
 
 // snapshot returns what is mirrored.
 func (f *familyText) snapshot(genid uint64) Snapshot {
-	s := Snapshot{Family: f.family, Tables: rules.Ruleset{}, Unreadable: map[rules.TableName]error{}, Digest: genid}
+	s := Snapshot{Family: f.family, Tables: rules.Ruleset{}, Unreadable: map[rules.TableName]error{}, Misfits: map[Place]error{}, Digest: genid}
 	changed := false
 	for _, name := range f.raw.Tables() {
 		t := f.table(name)
 		shown := t.view.ready
 		s.Tables[name] = f.show(name, t)
 		changed = changed || s.Tables[name] != shown
+		f.noteMisfits(name, s.Misfits)
 	}
 	if changed {
 		f.shelf.put(f.family, s.Tables, time.Now())

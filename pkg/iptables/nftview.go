@@ -60,7 +60,7 @@ func (f *familyText) build(name rules.TableName, t *tableText) *rules.Table {
 		all := f.raw.Chains(name)
 		v.order = slices.DeleteFunc(all, func(chain string) bool {
 			p := Place{Table: name, Chain: chain}
-			return rules.Builtin(name, chain) || odd(p, f.raw.Chain(p))
+			return rules.Builtin(name, chain) || f.fit(p, f.raw.Chain(p)) == stranger
 		})
 		slices.Sort(v.order)
 	}
@@ -76,11 +76,12 @@ func (f *familyText) build(name rules.TableName, t *tableText) *rules.Table {
 	return built
 }
 
-// showChain returns a chain as iptables-save prints it.
+// showChain returns a chain as iptables-save prints it. One that iptables cannot print because of
+// its priority is shown with its rules; see shifted.
 func (f *familyText) showChain(table rules.TableName, t *tableText, name string) rules.Chain {
 	p := Place{Table: table, Chain: name}
 	c := f.raw.Chain(p)
-	if c == nil || odd(p, c) {
+	if c == nil || f.fit(p, c) == misfit {
 		return rules.Chain{Name: name, Policy: "ACCEPT"} // built-in, and not there
 	}
 	chain := rules.Chain{Name: name}
@@ -97,12 +98,8 @@ func (f *familyText) showChain(table rules.TableName, t *tableText, name string)
 
 // policyOf returns what iptables calls the policy of a chain with a built-in chain's name.
 func policyOf(c *nft.MirrorChain) string {
-	switch {
-	case c.Base == nil: // a chain of the user's
-		return ""
-	case c.Base.Policy == nfAccept:
+	if c.Base.Policy == nfAccept {
 		return "ACCEPT"
-	default:
-		return "DROP"
 	}
+	return "DROP"
 }

@@ -265,7 +265,14 @@ func (s *genidSession) writeRest(ctx context.Context, family rules.Family, scrip
 	if err != nil {
 		return Written{Raced: raced, Err: err}
 	}
-	w := s.restoreByText(ctx, family, scripts, before)
+	may, refused := s.kernel.textual(family, scripts)
+	w := Written{}
+	if len(may) > 0 || refused == nil {
+		w = s.restoreByText(ctx, family, may, before)
+	}
+	if w.Err == nil && refused != nil {
+		w.Err = refused
+	}
 	w.Raced = w.Raced || raced
 	return w
 }

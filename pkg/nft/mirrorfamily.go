@@ -73,6 +73,7 @@ type FamilyMirror struct {
 type mirrorTable struct {
 	chains  map[string]*MirrorChain
 	highest uint64 // of all chains' handles
+	dormant bool
 }
 
 // A MirrorChain is the mirror of one chain. Its fields are to be read only.
@@ -106,6 +107,12 @@ func (f *FamilyMirror) Chains(table string) []string {
 		return nil
 	}
 	return slices.Collect(maps.Keys(t.chains))
+}
+
+// Dormant reports whether packets meet no chain of a table.
+func (f *FamilyMirror) Dormant(table string) bool {
+	t := f.tables[table]
+	return t != nil && t.dormant
 }
 
 // ForgetAll makes the next read ask for everything.
@@ -226,7 +233,7 @@ func (f *FamilyMirror) list() error {
 	}
 	err := f.conn.eachTableOf(f.cfg.Family, func(t Table) error {
 		if t.Family == f.cfg.Family && f.cfg.Tables(t.Name) {
-			in(t.Name)
+			in(t.Name).dormant = t.Dormant
 		}
 		return nil
 	})
@@ -249,7 +256,11 @@ func (f *FamilyMirror) list() error {
 	f.tables = fresh
 	f.stale, f.changed = false, 0
 	for table, t := range fresh {
-		f.adopt(table, t, old[table])
+		was := old[table]
+		if was != nil && was.dormant != t.dormant {
+			was = nil // what a view shows of its chains is another thing now
+		}
+		f.adopt(table, t, was)
 	}
 	for table := range old {
 		if fresh[table] == nil {

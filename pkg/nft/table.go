@@ -13,6 +13,8 @@ type Table struct {
 	Family tableid.Family
 	Name   string
 	Owner  uint32 // the netlink address of the socket that owns it; 0: none does
+	// Dormant: packets meet none of its chains.
+	Dormant bool
 }
 
 // nftaTableOwner is NFTA_TABLE_OWNER of linux/netfilter/nf_tables.h (Linux 5.12), for
@@ -25,6 +27,10 @@ func parseTable(data []byte) (t Table, err error) {
 		switch kind {
 		case unix.NFTA_TABLE_NAME:
 			t.Name = String(value)
+		case unix.NFTA_TABLE_FLAGS:
+			var flags uint32
+			flags, err = AttrUint32(value)
+			t.Dormant = flags&unix.NFT_TABLE_F_DORMANT != 0
 		case nftaTableOwner:
 			t.Owner, err = AttrUint32(value)
 		}

@@ -51,6 +51,9 @@ type familyRun struct {
 	// without them. tableRefusal is a refusal whose table the next read shows.
 	skipped      map[rules.TableName]skippedTable
 	tableRefusal error
+	// misfits are the tables that the last plan leaves alone, with the reason: a built-in chain of
+	// theirs is none in which rules of iptables' work.
+	misfits map[rules.TableName]error
 }
 
 func newFamilyRun(f rules.Family, m Memory) *familyRun {
@@ -263,11 +266,15 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 	}
 	absent := r.supply(ctx, tasks)
 	var plans []tablePlan
+	t.misfits = map[rules.TableName]error{}
 	for _, task := range tasks {
 		task.unavailable, task.doubled = absent, r.job.Doubled[t.family.Table(task.table)]
 		task.unavailable.refused = r.refusals(t, task)
 		if plan := r.action.plan(task, t.nonce); plan != nil {
 			plans = append(plans, *plan)
+			if err := misfit(*plan, snapshot.Misfits); err != nil {
+				t.misfits[task.table] = fmt.Errorf("%s waits: %w", t.family.Table(task.table), err)
+			}
 		}
 	}
 	if t.staged {

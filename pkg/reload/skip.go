@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 )
 
@@ -26,6 +27,17 @@ func (r run) skipTable(t *familyRun) bool {
 	return true
 }
 
+// misfit returns why a plan must not be written: one of its steps is for a built-in chain in which
+// no rule of iptables' works.
+func misfit(plan tablePlan, misfits map[iptables.Place]error) error {
+	for place, why := range misfits {
+		if place.Table == plan.table && slices.ContainsFunc(plan.script.Steps, func(s iptables.Step) bool { return s.Chain == place.Chain }) {
+			return why
+		}
+	}
+	return nil
+}
+
 // withoutSkipped returns the new plans without those of skipped tables. A table that was just
 // refused is skipped, too: tables are written in order, so it is the first one that is still to be
 // written.
@@ -37,14 +49,14 @@ func (t *familyRun) withoutSkipped(plans []tablePlan) []tablePlan {
 		t.skipped[plans[i].table] = skippedTable{t.tableRefusal, refusedAsAWhole(t.tableRefusal)}
 	}
 	t.tableRefusal = nil
-	return slices.DeleteFunc(plans, func(p tablePlan) bool { return t.skipped[p.table].err != nil })
+	return slices.DeleteFunc(plans, func(p tablePlan) bool { return t.skipped[p.table].err != nil || t.misfits[p.table] != nil })
 }
 
 // skippedErr returns why tables were skipped, nil if none was.
 func (t *familyRun) skippedErr() error {
 	var errs []error
 	for _, table := range protect.Tables() {
-		errs = append(errs, t.skipped[table].err)
+		errs = append(errs, t.skipped[table].err, t.misfits[table])
 	}
 	return errors.Join(errs...)
 }

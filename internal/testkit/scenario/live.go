@@ -52,6 +52,7 @@ type Record struct {
 	KernelSeconds  float64 `json:"kernelSeconds"`
 	Outcome        string  `json:"outcome"`
 	Attempts       int     `json:"attempts"`
+	Detail         string  `json:"detail"`
 }
 
 // A Status has the fields of status -o json that are needed here.

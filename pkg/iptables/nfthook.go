@@ -1,0 +1,170 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A hookFit says how a chain of nf_tables' fits the built-in chain whose name it has. Programs
+// other than iptables declare such chains as they like: an nftables.conf is the usual one.
+type hookFit uint8
+
+const (
+	// fits: it is as iptables makes it, or a chain of the user's.
+	fits hookFit = iota
+	// shifted: only its priority is another one. Rules work there, but iptables neither prints nor
+	// writes them. iptables 1.8.9 to 1.8.13 list it as empty and fail to write ("CHAIN_ADD
+	// failed"); 1.8.7 writes, and cannot list.
+	shifted
+	// misfit: packets do not meet it where they meet iptables' chain.
+	misfit
+	// stranger: it has a hook, and the name of no built-in chain. iptables leaves it out
+	// ("contains incompatible base-chains").
+	stranger
+)
+
+// fitOf returns how a chain fits its name. base is nil if it has no hook.
+func fitOf(p Place, base *nft.Chain) hookFit {
+	builtin := rules.Builtin(p.Table, p.Chain)
+	switch {
+	case base == nil && builtin:
+		return misfit
+	case base == nil:
+		return fits
+	case !builtin:
+		return stranger
+	}
+	want := baseChainOf(p.Table, p.Chain)
+	switch {
+	case base.Hook != want.hook || (base.Kind == "nat") != (want.kind == "nat"):
+		return misfit
+	case base.Kind != want.kind || base.Priority != want.priority:
+		return shifted
+	default:
+		return fits
+	}
+}
+
+// misfitError says why no rule belongs into a misfit, and what to do.
+func misfitError(f rules.Family, p Place, base *nft.Chain) error {
+	want := baseChainOf(p.Table, p.Chain)
+	is := "has no hook, so that no packet meets its rules"
+	if base != nil {
+		is = fmt.Sprintf("is of type %s at the hook %s", base.Kind, hookName(base.Hook))
+	}
+	return fmt.Errorf("chain %s of table %s %s %s, and iptables' is of type %s at the hook %s: canaryd writes nothing into it; "+
+		"delete it (nft delete chain %s %s %s) and correct the file that declares it, such as /etc/nftables.conf",
+		p.Chain, f.NFT(), p.Table, is, want.kind, hookName(want.hook), f.NFT(), p.Table, p.Chain)
+}
+
+// dormantError says why no rule of a table is in force, and what to do.
+func dormantError(f rules.Family, table rules.TableName) error {
+	return fmt.Errorf("table %s %s is dormant, so that no packet meets its rules: canaryd writes nothing into it; wake it (nft add table %s %s)",
+		f.NFT(), table, f.NFT(), table)
+}
+
+// hookName returns nft's name for one of the five hooks.
+func hookName(hook uint32) string {
+	if int(hook) < len(hookChains) {
+		return strings.ToLower(hookChains[hook])
+	}
+	return fmt.Sprintf("number %d", hook)
+}
+
+// builtinChain asks the kernel for a chain with a built-in chain's name. ok is false if there is
+// none.
+func (p *tablePlan) builtinChain(chain string) (ok bool, err error) {
+	c, ok, err := p.conn.Chain(p.family, p.table, chain)
+	if err != nil || !ok {
+		return false, err
+	}
+	place, base := Place{Table: p.table, Chain: chain}, baseOf(&c)
+	if fitOf(place, base) == misfit {
+		return false, misfitError(p.family, place, base)
+	}
+	return true, nil
+}
+
+// baseOf returns the chain if it has a hook, else nil.
+func baseOf(c *nft.Chain) *nft.Chain {
+	if c.Base {
+		return c
+	}
+	return nil
+}
+
+// textual splits scripts before the first one that iptables-restore must not write: into a built-in
+// chain that does not fit, or of which iptables prints nothing. A text that was written there could
+// not be read back. refused says why; nil if all may be written.
+func (k *Kernel) textual(family rules.Family, scripts []Script) (may []Script, refused error) {
+	reader, ok := k.reader.(nftReader)
+	if !ok {
+		return scripts, nil
+	}
+	for i := range scripts {
+		for _, name := range scripts[i].builtinChains() {
+			place := Place{Table: scripts[i].Table, Chain: name}
+			c, exists, err := reader.conn.Chain(family, place.Table, place.Chain)
+			if err != nil {
+				return scripts[:i], err
+			}
+			var why error
+			switch base := baseOf(&c); {
+			case !exists:
+			case fitOf(place, base) == misfit:
+				why = misfitError(family, place, base)
+			case fitOf(place, base) == shifted:
+				why = shiftedError(family, place, base)
+			}
+			if why != nil {
+				return scripts[:i], &RestoreError{Reason: ReasonIncompatible, Program: filepath.Base(k.tools[family].restore), Stderr: why.Error()}
+			}
+		}
+	}
+	return scripts, nil
+}
+
+// errShifted is why a rule of a shifted chain has no text.
+var errShifted = errors.New("iptables prints no rule of its chain, which has another priority or type than iptables' own")
+
+// shiftedError says why a text cannot be written into a shifted chain, and what to do.
+func shiftedError(f rules.Family, p Place, base *nft.Chain) error {
+	want := baseChainOf(p.Table, p.Chain)
+	return fmt.Errorf("chain %s of table %s %s is of type %s with priority %d, and iptables' is of type %s with priority %d: "+
+		"canaryd can write only rules there that it has read as bytes, and not all of these were; "+
+		"delete the chain (nft delete chain %s %s %s) and correct the file that declares it, such as /etc/nftables.conf",
+		p.Chain, f.NFT(), p.Table, base.Kind, base.Priority, want.kind, want.priority, f.NFT(), p.Table, p.Chain)
+}
+
+// builtinChains returns the built-in chains to which the script's steps write, each once.
+func (s *Script) builtinChains() []string {
+	var names []string
+	seen := map[string]bool{}
+	for i := range s.Steps {
+		name := s.Steps[i].Chain
+		if (i > 0 && s.Steps[i-1].Chain == name) || seen[name] || !rules.Builtin(s.Table, name) {
+			continue
+		}
+		seen[name] = true
+		names = append(names, name)
+	}
+	return names
+}
+
+// noteMisfits adds a table's built-in chains into which nothing is to be written.
+func (f *familyText) noteMisfits(table rules.TableName, all map[Place]error) {
+	for _, chain := range rules.BuiltinChains(table) {
+		p := Place{Table: table, Chain: chain}
+		switch c := f.raw.Chain(p); {
+		case f.raw.Dormant(table):
+			all[p] = dormantError(f.family, table)
+		case c != nil && f.fit(p, c) == misfit:
+			all[p] = misfitError(f.family, p, c.Base)
+		}
+	}
+}

@@ -1,0 +1,144 @@
+package faults
+
+import (
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+// nft runs a script of nft's.
+func nft(n *nodetest.Node, text string) {
+	n.Helper()
+	cmd := exec.CommandContext(n.Context(), "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(text + "\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		n.Fatalf("%s: %v: %s", text, err, out)
+	}
+}
+
+// rulesIn returns the rules of a chain as nft prints them, without counts and handles.
+func rulesIn(n *nodetest.Node, chain ...string) []string {
+	n.Helper()
+	out, err := exec.CommandContext(n.Context(), "nft", append([]string{"-s", "list", "chain"}, chain...)...).Output()
+	n.Must(err)
+	var list []string
+	for line := range strings.Lines(string(out)) {
+		line = strings.TrimSpace(line)
+		if line != "" && !strings.HasPrefix(line, "table ") && !strings.HasPrefix(line, "chain ") && !strings.HasPrefix(line, "type ") && line != "}" {
+			list = append(list, line)
+		}
+	}
+	return list
+}
+
+// jumps returns the rules that lead to another chain: all but canaryd's witness, of which nft
+// prints no comment.
+func jumps(list []string) []string {
+	return slices.DeleteFunc(slices.Clone(list), func(line string) bool { return !strings.Contains(line, "jump ") })
+}
+
+// TestAnNftablesConfWithItsOwnPriorities: nftables.service loads a file that declares iptables'
+// chains, with other priorities. Jumps work in these chains, and come back into them: once each,
+// whatever the number of reloads.
+func TestAnNftablesConfWithItsOwnPriorities(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Load()
+		want := map[string][]string{}
+		chains := []string{"nat PREROUTING", "nat POSTROUTING", "nat OUTPUT", "filter INPUT", "filter FORWARD"}
+		for _, chain := range chains {
+			for _, line := range jumps(rulesIn(n, append([]string{"ip"}, strings.Fields(chain)...)...)) {
+				if strings.Contains(line, "KUBE-") || strings.Contains(line, "CNI-") {
+					want[chain] = append(want[chain], line)
+				}
+			}
+		}
+		d := start(n)
+		for load := range 3 {
+			records := len(n.Status().Flushes)
+			nft(n, `flush ruleset
+				table ip nat {
+					chain PREROUTING { type nat hook prerouting priority 0; }
+					chain POSTROUTING { type nat hook postrouting priority 0; }
+				}
+				table ip filter {
+					chain INPUT { type filter hook input priority -10; }
+				}`)
+			n.Healed(records + 1)
+			for _, chain := range chains {
+				all := rulesIn(n, append([]string{"ip"}, strings.Fields(chain)...)...)
+				n.Same(fmt.Sprintf("load %d: rules of %s", load, chain), want[chain], jumps(all))
+				if marks := len(all) - len(jumps(all)); marks != 1 {
+					n.Errorf("load %d: %s has %d witnesses", load, chain, marks)
+				}
+			}
+		}
+		d.daemon.Stop()
+	})
+}
+
+// TestAChainThatIsNoneOfIptables: a file declares a chain of a built-in one's name in which no jump
+// works. Nothing is ever written into it, all other tables come back, it is said why, and the table
+// comes back when the chain is gone.
+func TestAChainThatIsNoneOfIptables(t *testing.T) {
+	tests := []struct{ name, table, says, mend string }{
+		{"another hook", "chain PREROUTING { type nat hook postrouting priority -100; }", "hook postrouting", "delete chain ip nat PREROUTING"},
+		{"another type", "chain POSTROUTING { type filter hook postrouting priority 100; }", "type filter", "delete chain ip nat POSTROUTING"},
+		{"no hook", "chain PREROUTING {\n}", "has no hook", "delete chain ip nat PREROUTING"},
+		{"dormant", "flags dormant\nchain PREROUTING { type nat hook prerouting priority -100; }", "is dormant", "add table ip nat"},
+	}
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Load()
+		whole := n.Protected()
+		d := start(n)
+		for _, test := range tests {
+			records := len(n.Status().Flushes)
+			nft(n, "flush ruleset\ntable ip nat {\n"+test.table+"\n}")
+			n.Within(nodetest.HealsIn, test.name+": all but one table to be back", func() error {
+				s := n.Status()
+				if len(s.Flushes) != records+1 || s.Flushes[0].Attempts < 4 {
+					return fmt.Errorf("flush records %+v", s.Flushes)
+				}
+				for f, tables := range s.Families {
+					for table, verdict := range tables {
+						if one := f.NFT() == "ip" && table == "nat"; one == (verdict == "intact") {
+							return fmt.Errorf("%s %s is %s", f, table, verdict)
+						}
+					}
+				}
+				return nil
+			})
+			for line := range strings.Lines(output(n, "nft", "-s", "list", "table", "ip", "nat")) {
+				if strings.Contains(line, "jump") || strings.Contains(line, "canaryd") {
+					n.Errorf("%s: canaryd wrote %s", test.name, line)
+				}
+			}
+			record := n.Status().Flushes[0]
+			if !strings.Contains(record.Detail, test.says) || record.Lost.Rules == 0 || notReady() != nil {
+				n.Errorf("%s: record %+v", test.name, record)
+			}
+			if n.Status().Healthy {
+				n.Errorf("%s: healthy", test.name)
+			}
+			if records == 0 { // later, the flushes come so fast that the log has no line for each
+				d.daemon.WantLog("Rules are still missing", test.says)
+			}
+			nft(n, test.mend)
+			n.Healed(records + 1)
+			n.Same(test.name+": protected rules", whole, n.Protected())
+		}
+		d.daemon.Stop()
+	})
+}
+
+// output returns what a program prints.
+func output(n *nodetest.Node, name string, args ...string) string {
+	n.Helper()
+	out, err := exec.CommandContext(n.Context(), name, args...).Output()
+	n.Must(err)
+	return string(out)
+}
