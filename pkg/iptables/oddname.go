@@ -9,72 +9,33 @@ import (
 )
 
 // This file finds names in the bytes of rules that iptables prints as they are, without quotes,
-// and would read back as something else: a name with a space in it is two words.
-
-// A nameField is a name within the data of an extension: where it begins, and how long it may be.
-type nameField struct{ at, size int }
-
-// nameFields are the names that xt extensions print without quotes (uapi/linux/netfilter/xt_*.h),
-// where they are at the same place in all revisions. An extension without names has none.
-var nameFields = map[string][]nameField{
-	"recent":  {{10, 200}},
-	"physdev": {{0, 16}, {32, 16}},
-	"helper":  {{4, 30}},
-	"nfacct":  {{0, 32}},
-	"rateest": {{0, 16}, {16, 16}},
-	"osf":     {{0, 32}},
-	// Targets.
-	"CT":        {{12, 16}, {28, 32}},
-	"IDLETIMER": {{4, 28}},
-	"LED":       {{0, 27}},
-	"TEE":       {{16, 16}},
-	"RATEEST":   {{0, 16}},
-}
-
-// textFields are texts that extensions print in quotes. A line break breaks them all the same.
-var textFields = map[string]nameField{"comment": {0, commentSize}, "LOG": {2, 30}, "NFLOG": {12, 64}}
+// and would read back as something else: a name with a space in it is two words. extensions.go says
+// where the names are.
 
 // oddExtension returns why a rule with such an extension has no text that may be written back, or
 // nothing.
 func oddExtension(name string, revision byte, data []byte) string {
-	switch name {
-	// The data of these holds no text at all.
-	case "tcp", "udp", "udplite", "sctp", "dccp", "icmp", "icmp6", "multiport", "mark", "connmark", "conntrack", "state", "statistic",
-		"limit", "connlimit", "addrtype", "owner", "set", "socket", "rpfilter", "pkttype", "mac", "iprange", "length", "ttl", "hl",
-		"MARK", "CONNMARK", "DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP", "REJECT", "NFQUEUE", "TPROXY", "TCPMSS", "SET", "":
-		return ""
-	}
-	if text, ok := textFields[name]; ok {
-		if bytes.ContainsFunc(nft.UntilNUL(text.of(data)), isControl) {
-			return fmt.Sprintf("the text of its %s holds a line break or another control character", name)
-		}
-		return ""
-	}
-	fields, known := nameFields[name]
-	switch {
-	case name == "hashlimit" && revision < 2:
-		fields, known = []nameField{{0, 16}}, true
-	case name == "hashlimit":
-		fields, known = []nameField{{0, 255}}, true
-	case name == "string":
-		return oddPattern(data)
-	}
+	texts, known := extensions[name]
 	if !known {
 		return oddRun(name, data)
 	}
-	for _, field := range fields {
-		if reason := oddName(string(nft.UntilNUL(field.of(data)))); reason != "" {
+	for _, t := range texts {
+		if !t.printed(revision, data) {
+			continue
+		}
+		text := nft.UntilNUL(t.of(data))
+		if t.quoted {
+			if bytes.ContainsFunc(text, isControl) {
+				return fmt.Sprintf("the text of its %s holds a line break or another control character", name)
+			}
+		} else if reason := oddName(string(text)); reason != "" {
 			return fmt.Sprintf("a name in its %s %s", name, reason)
 		}
 	}
-	return ""
-}
-
-func (f nameField) of(data []byte) []byte {
-	if len(data) <= f.at {
-		return nil
+	if name == "string" {
+		return oddPattern(data)
 	}
-	return data[f.at:min(len(data), f.at+f.size)]
+	return ""
 }
 
 // oddName returns why a name that is printed without quotes reads back as another one, or

@@ -38,7 +38,26 @@ func TestOddExtensions(t *testing.T) {
 		{"string", 1, pattern(`a\b`), "backslash"},
 		{"string", 1, pattern(`ab\`), ""}, // as hexadecimal numbers
 		{"string", 1, pattern("a\\\n"), ""},
+		{"helper", 0, at(36, 4, "a b"), ""}, // in quotes
+		{"helper", 0, at(36, 4, "a\nb"), "line break"},
+		{"LED", 0, at(48, 0, "netfilter-a b"), ""},
+		{"LED", 0, at(48, 0, "netfilter-a\nb"), "line break"},
+		{"SECMARK", 0, at(264, 8, "a b"), "a space"},
+		{"SECMARK", 1, at(264, 1, "a b"), "a space"},
+		{"bpf", 0, at(528, 2, "a b c d e f g h"), ""}, // a program
+		{"bpf", 1, at(528, 8, "a b"), ""},
+		{"bpf", 1, append([]byte{1, 0, 0, 0, 0, 0, 0, 0}, "/a b"...), "a space"},
+		{"cgroup", 0, at(8, 0, "a b"), ""}, // a class
+		{"cgroup", 2, append([]byte{1, 0, 0, 0}, "a b\nc"...), "line break"},
+		{"cgroup", 2, append([]byte{0, 1, 0, 0}, "a\n b"...), ""}, // a class
+		// Numbers that look like text.
 		{"tcp", 0, []byte("a b c d"), ""},
+		{"time", 0, []byte("a b c d"), ""},
+		{"esp", 0, []byte("a b c d"), ""},
+		{"policy", 0, []byte("a b c d"), ""},
+		{"u32", 0, []byte("a b c d"), ""},
+		{"SNPT", 0, []byte("a b c d"), ""},
+		{"HMARK", 0, []byte("a b c d"), ""},
 		{"unheard-of", 0, []byte{1, 0, 97, 32, 45, 104, 0}, "a -h"},
 		{"unheard-of", 0, []byte{10, 0, 32, 97, 0, 97, 98, 99, 0}, ""},
 		{"unheard-of", 0, []byte("a\nb\x00"), "without quotes"},

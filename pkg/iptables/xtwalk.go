@@ -94,7 +94,10 @@ func walkEntries(family rules.Family, info xtInfo, data []byte, v xtVisitor) err
 		}
 		layout.mask(data[at:])
 		if family == rules.IPv4 {
-			e.eachMatch(maskRecent)
+			e.eachMatch(maskWide)
+			if !e.isStandard {
+				maskWide(e.target)
+			}
 		}
 		if name, ok := chainHead(e, info, at); ok {
 			end()
@@ -193,14 +196,32 @@ func (l xtLayout) mask(entry []byte) {
 	clear(entry[l.counters : l.counters+16])
 }
 
-// maskRecent removes what says nothing: match "recent" (struct xt_recent_mtinfo_v1)
-// has 16 bytes for a mask, of which IPv4 needs 4. The kernel ands the others with
-// zeros, and iptables fills them with ones in a rule without a mask, but not in the
-// same rule as it is saved, with 255.255.255.255.
-func maskRecent(m []byte) {
-	const maskAt, maskEnd = xtExtDataAt + 212, xtExtDataAt + 228
-	if len(m) >= maskEnd && m[xtExtDataAt-1] == 1 && string(extName(m)) == "recent" {
-		clear(m[maskAt+4 : maskEnd])
+// wideAddresses are where extensions keep addresses and masks of 16 bytes (union nf_inet_addr),
+// from the revision that the row names. Of those, IPv4 uses 4 and the kernel ignores the others.
+// iptables fills them with ones in a rule without a mask, and with zeros in the same rule as it is
+// saved.
+var wideAddresses = map[string]struct {
+	revision byte
+	at       []int
+}{
+	"recent":    {1, []int{212}},
+	"connlimit": {0, []int{0}},
+	"conntrack": {1, []int{0, 16, 32, 48, 64, 80, 96, 112}},
+	// Four elements of 76 bytes, which begin with four addresses each.
+	"policy": {0, []int{0, 16, 32, 48, 76, 92, 108, 124, 152, 168, 184, 200, 228, 244, 260, 276}},
+	"HMARK":  {0, []int{0, 16}},
+}
+
+// maskWide clears in an extension of IPv4 what says nothing: the ends of wide addresses.
+func maskWide(ext []byte) {
+	wide, ok := wideAddresses[string(extName(ext))]
+	if !ok || ext[xtExtDataAt-1] < wide.revision {
+		return
+	}
+	for _, at := range wide.at {
+		if end := xtExtDataAt + at + 16; end <= len(ext) {
+			clear(ext[end-12 : end])
+		}
 	}
 }
 

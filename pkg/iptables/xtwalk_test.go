@@ -203,3 +203,36 @@ func FuzzWalkEntries(f *testing.F) {
 		}
 	})
 }
+
+// What IPv4 does not use of a wide address says nothing: iptables-legacy fills it in two ways for
+// one rule.
+func TestWideAddresses(t *testing.T) {
+	extension := func(name string, revision byte, size int) []byte {
+		ext := bytes.Repeat([]byte{0xff}, xtExtDataAt+size)
+		clear(ext[xtExtNameAt:xtExtDataAt])
+		copy(ext[xtExtNameAt:], name)
+		ext[xtExtDataAt-1] = revision
+		return ext
+	}
+	for _, test := range []struct {
+		name     string
+		revision byte
+		size     int
+		zeroes   int
+	}{
+		{"recent", 1, 232, 12},
+		{"recent", 0, 212, 0},
+		{"connlimit", 1, 32, 12},
+		{"conntrack", 3, 168, 8 * 12},
+		{"policy", 0, 312, 16 * 12},
+		{"HMARK", 0, 64, 2 * 12},
+		{"tcp", 0, 16, 0},
+		{"conntrack", 3, 20, 12}, // cut off
+	} {
+		ext := extension(test.name, test.revision, test.size)
+		maskWide(ext)
+		if got := bytes.Count(ext[xtExtDataAt:], []byte{0}); got != test.zeroes {
+			t.Errorf("%s of revision %d: %d bytes are cleared, want %d", test.name, test.revision, got, test.zeroes)
+		}
+	}
+}

@@ -209,6 +209,7 @@ func TestParseMakesOddRulesOpaque(t *testing.T) {
 		{"a set that is", "-m set --match-set a -h src -j A", `"-h" stands where the second value of --match-set`, "A"},
 		{"a list that is", "-m recent --rcheck --name a -tnat --rsource -j A", `"-tnat" is an option`, "A"},
 		{"a hash that is", "-m hashlimit --hashlimit-upto 3/sec --hashlimit-name a --modprobe=/x -j A", "--modprobe of the program", "A"},
+		{"an option of connlabel without it", "-m realm --realm 1 --set -j A", "short for --set-counters", "A"},
 		{"a long one", long(11000), "reads no line of more than", ""},
 		{"an endless one", long(1 << 20), "reads no line of more than", ""},
 		{"a carriage return", "-m comment --comment \"a\rb\" -j A", "control character", "A"},
@@ -240,6 +241,9 @@ func TestParseMakesOddRulesOpaque(t *testing.T) {
 func TestParseTakesTextForText(t *testing.T) {
 	for _, spec := range []string{
 		`-m comment --comment "-h" -j A`, `-m comment --comment "a -M x" -j A`, "-m comment --comment --help -j A", "-i -h -j A",
+		// Options in full, of which the beginnings of others are spelled the same.
+		`-m connlabel --label "41" --set -j A`, "-m policy --dir in --pol ipsec --strict --reqid 1 --proto esp -j A",
+		"-m recent --set --name x --rsource -j A", "-j CLUSTERIP --new --hashmode sourceip --clustermac 01:00:5E:00:00:20",
 		`-j LOG --log-prefix "-F "`, `-m string --string "-t nat" --algo bm --to 65535 -j A`, "-m recent --rcheck --name -h --rsource",
 	} {
 		if reason, opaque := rule(t, spec).Opaque(); opaque {

@@ -1,0 +1,87 @@
+package iptables
+
+import (
+	"encoding/binary"
+	"strings"
+)
+
+// This file lists the extensions of iptables, and what each prints of a rule's bytes as text: from
+// the functions that save a rule in extensions/lib*.c of 1.8.9 and 1.8.11. 1.8.7 and 1.8.13 have
+// the same ones and print the same texts.
+
+// A textField is a text within the data of an extension that iptables prints.
+type textField struct {
+	at, size int  // where it begins, and how long it may be
+	quoted   bool // iptables prints it in quotes, and a backslash before a quote in it
+	// from and before are the revisions that have it there; before 0 is every later one.
+	from, before byte
+	printedIf    func(data []byte) bool // nil: always
+}
+
+// extensions are all matches and targets of iptables by the names that the kernel has for them,
+// with the texts that each prints. Numbers, addresses, names from files of the node and names of
+// ipsets are no text of a rule's bytes. An extension that is not here is of another project.
+var extensions = allExtensions(`
+	addrtype ah bpf cgroup cluster comment connbytes connlabel connlimit connmark conntrack cpu dccp devgroup dscp
+	dst ecn esp eui64 frag hashlimit hbh helper hl icmp icmp6 ipcomp iprange ipv6header ipvs length limit mac mark mh
+	multiport nfacct osf owner physdev pkttype policy quota rateest realm recent rpfilter rt sctp set socket srh state
+	statistic string tcp tcpmss time tos ttl u32 udp
+
+	AUDIT CHECKSUM CLASSIFY CLUSTERIP CONNMARK CONNSECMARK CT DNAT DNPT DSCP ECN HL HMARK IDLETIMER LED LOG MARK
+	MASQUERADE NETMAP NFLOG NFQUEUE NOTRACK RATEEST REDIRECT REJECT SECMARK SET SNAT SNPT SYNPROXY TCPMSS TCPOPTSTRIP
+	TEE TOS TPROXY TRACE TTL ULOG
+`)
+
+// printedTexts are the texts of those extensions that print any (uapi/linux/netfilter/xt_*.h has
+// where they are).
+var printedTexts = map[string][]textField{
+	"bpf":       {{at: 8, size: 512, from: 1, printedIf: bpfIsPinned}},
+	"cgroup":    {{at: 4, size: 4096, quoted: true, from: 1, before: 2, printedIf: cgroupHasPath}, {at: 4, size: 512, quoted: true, from: 2, printedIf: cgroupHasPath}},
+	"comment":   {{size: commentSize, quoted: true}},
+	"hashlimit": {{size: 16, before: 2}, {size: 255, from: 2}},
+	"helper":    {{at: 4, size: 30, quoted: true}},
+	"nfacct":    {{size: 32, quoted: true}},
+	"osf":       {{size: 32}},
+	"physdev":   {{size: 16}, {at: 32, size: 16}},
+	"rateest":   {{size: 16}, {at: 16, size: 16}},
+	"recent":    {{at: 10, size: 200}},
+	"string":    {{at: 4, size: 16}}, // the algorithm; of the pattern see oddPattern
+	// Targets.
+	"CT":        {{at: 12, size: 16}, {at: 28, size: 32, from: 1}},
+	"IDLETIMER": {{at: 4, size: 28}},
+	"LED":       {{at: 10, size: 17, quoted: true}}, // behind "netfilter-"
+	"LOG":       {{at: 2, size: 30, quoted: true}},
+	"NFLOG":     {{at: 12, size: 64, quoted: true}},
+	"RATEEST":   {{size: 16}},
+	"SECMARK":   {{at: 8, size: 256, before: 1}, {at: 1, size: 256, from: 1}},
+	"TEE":       {{at: 16, size: 16}},
+	"ULOG":      {{at: 24, size: 32, quoted: true}},
+}
+
+// allExtensions returns the texts of each name in a list. A verdict is a target without a name.
+func allExtensions(names string) map[string][]textField {
+	all := map[string][]textField{"": nil}
+	for name := range strings.FieldsSeq(names) {
+		all[name] = printedTexts[name]
+	}
+	return all
+}
+
+// bpfIsPinned reports whether a match bpf names a file in bpffs (XT_BPF_MODE_PATH_PINNED). Else the
+// same bytes are a program.
+func bpfIsPinned(data []byte) bool { return len(data) >= 2 && binary.NativeEndian.Uint16(data) == 1 }
+
+// cgroupHasPath reports whether a match cgroup names a path. Else the same bytes may be a class.
+func cgroupHasPath(data []byte) bool { return len(data) > 0 && data[0] != 0 }
+
+// printed reports whether an extension of that revision prints the text.
+func (t textField) printed(revision byte, data []byte) bool {
+	return revision >= t.from && (t.before == 0 || revision < t.before) && (t.printedIf == nil || t.printedIf(data))
+}
+
+func (t textField) of(data []byte) []byte {
+	if len(data) <= t.at {
+		return nil
+	}
+	return data[t.at:min(len(data), t.at+t.size)]
+}
