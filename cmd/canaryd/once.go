@@ -27,14 +27,14 @@ type bench struct {
 	store  *reload.Store
 }
 
-// withBench runs do without a daemon, and lets none start meanwhile.
-func withBench(ctx context.Context, o *options, do func(bench) (int, error)) (code int, err error) {
+// withBench runs do without a daemon, and lets none start meanwhile. writes says that do may write.
+func withBench(ctx context.Context, o *options, writes bool, do func(bench) (int, error)) (code int, err error) {
 	release, err := daemon.Exclude()
 	if err != nil {
 		return exitError, fmt.Errorf("%w, but not at --socket %s", err, o.socket)
 	}
 	defer release()
-	kernel, store, err := open(ctx, o)
+	kernel, store, err := open(ctx, o, writes)
 	if err != nil {
 		return exitError, err
 	}
@@ -80,7 +80,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 	if !errors.Is(err, control.ErrNoDaemon) {
 		return exitError, err
 	}
-	return withBench(ctx, o, func(b bench) (int, error) {
+	return withBench(ctx, o, false, func(b bench) (int, error) {
 		state, stored, err := b.store.LoadState()
 		if err != nil {
 			return exitError, fmt.Errorf("there is nothing to compare with, and no daemon is running: %w", err)
@@ -145,7 +145,7 @@ func runRender(ctx context.Context, o *options, to streams) (int, error) {
 		if shown, err := renderNative(o, to); shown || err != nil {
 			return exitOK, err
 		}
-		return withBench(ctx, o, func(b bench) (int, error) {
+		return withBench(ctx, o, true, func(b bench) (int, error) {
 			g, err := b.generation(ctx, to)
 			if err == nil {
 				_, err = fmt.Fprint(to.out, rules.Render(g, family))
@@ -243,7 +243,7 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 	err := o.client().Cleanup(ctx, request)
 	if errors.Is(err, control.ErrNoDaemon) {
 		o.maxRules = 0 // a chain that is left out could not be removed
-		_, err = withBench(ctx, o, func(b bench) (int, error) {
+		_, err = withBench(ctx, o, true, func(b bench) (int, error) {
 			err := daemon.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules)
 			if state, _, stateErr := b.store.LoadState(); stateErr == nil { // otherwise it is unknown which tables canaryd made
 				daemon.RemoveMade(ctx, b.kernel, state.MadeTables)

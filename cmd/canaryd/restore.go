@@ -23,7 +23,7 @@ func runRestore(ctx context.Context, o *options, to streams) (int, error) {
 	if !errors.Is(err, control.ErrNoDaemon) {
 		return code, err
 	}
-	return withBench(ctx, o, func(b bench) (int, error) { return o.restoreBy(ctx, to, b.restore) })
+	return withBench(ctx, o, true, func(b bench) (int, error) { return o.restoreBy(ctx, to, b.restore) })
 }
 
 // restoreBy restores, and prints the result. --yes agrees to what a dry run right before shows. If

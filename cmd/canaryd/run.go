@@ -44,16 +44,16 @@ func runDaemon(ctx context.Context, o *options, _ streams) (int, error) {
 			return exitOK, nil // SIGTERM, before anything began
 		}
 	}
-	kernel, store, err := open(ctx, o)
+	kernel, store, err := open(ctx, o, true)
 	if err != nil {
 		return exitError, err
 	}
 	return exitOK, cmp.Or(serve(ctx, o, kernel, store), kernel.Close())
 }
 
-func open(ctx context.Context, o *options) (*iptables.Kernel, *reload.Store, error) {
+func open(ctx context.Context, o *options, writes bool) (*iptables.Kernel, *reload.Store, error) {
 	cfg := o.kernelConfig()
-	cfg.Before = o.lastBackend(ctx)
+	cfg.Before, cfg.Trials = o.lastBackend(ctx), writes
 	kernel, err := iptables.Open(ctx, cfg)
 	if err != nil {
 		return nil, nil, err

@@ -38,6 +38,10 @@ type Config struct {
 	// MaxRules is how many rules are kept of a family; 0 means DefaultMaxRules, less than that
 	// no limit. Of the chains that are too many, no rule is in a Snapshot; see LeftOut.
 	MaxRules int
+	// Trials lets Sessions on legacy find out what iptables-restore makes of texts that may also be
+	// those of other rules. They write them to a chain that nothing jumps to, and remove it. Until
+	// then such a rule is opaque. Without Trials its text is taken for its own.
+	Trials bool
 	// Protects names the protected chains, which are left out last; nil means all.
 	Protects func(chain string) bool
 }

@@ -26,6 +26,9 @@ type xtLexicon struct {
 	byKey  nft.Index // of their numbers
 	byText nft.Index // of the numbers of the first of each text
 	small  int       // how many words there were when it was last tidied up
+	// trials: texts that may be another rule's are tried. made is what iptables-restore made of those.
+	trials bool
+	made   map[string]xtMade
 }
 
 // An xtKey names a rule by its bytes. The zero key is no rule's.
@@ -35,8 +38,10 @@ type xtKey [2]uint64
 type xtWord struct {
 	key  xtKey
 	rule rules.Rule
-	base uint64 // a hash of what does not depend on how an iptables writes its extensions; 0: not known
-	met  uint32 // when it was last met, in seconds
+	base uint32 // a hash of what does not depend on how an iptables writes its extensions; 0: not known
+	// kinds is a hash of the extensions' revisions.
+	kinds uint32
+	met   uint32 // when it was last met, in seconds
 	// doubted is when iptables printed what cannot be the rule's text, so that it is opaque; 0 if
 	// it did not.
 	doubted uint32
@@ -52,8 +57,8 @@ type xtName struct {
 	shape   *ruleShape // what else its text must have; nil if its text is known
 }
 
-func newXTLexicon() *xtLexicon {
-	return &xtLexicon{start: time.Now(), seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}}
+func newXTLexicon(trials bool) *xtLexicon {
+	return &xtLexicon{start: time.Now(), trials: trials, made: map[string]xtMade{}, seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}}
 }
 
 // name names a rule. A jump has yet to be directed.
@@ -156,12 +161,27 @@ func (l *xtLexicon) learnRule(name xtName, rule rules.Rule) {
 func (l *xtLexicon) word(name xtName, rule rules.Rule) xtWord {
 	w := xtWord{key: name.key, rule: rule, met: l.now()}
 	if name.shape != nil {
-		w.base = maphash.Bytes(l.seeds[0], name.shape.base) | 1
-		if _, opaque := rule.Opaque(); opaque && name.shape.odd == "" {
+		w.base, w.kinds = l.hashShape(name.shape)
+		if reason, opaque := rule.Opaque(); opaque && name.shape.odd == "" && reason != saysAnother {
 			w.doubted = max(1, w.met)
 		}
 	}
 	return w
+}
+
+// hashShape returns the hashes that a word keeps of a shape.
+func (l *xtLexicon) hashShape(s *ruleShape) (base, kinds uint32) {
+	return uint32(maphash.Bytes(l.seeds[0], s.base)) | 1, uint32(maphash.Bytes(l.seeds[0], s.kinds))
+}
+
+// contentOf names the bytes of a rule that names an ipset, but for the set's index.
+func (l *xtLexicon) contentOf(r xtRule, goal string) xtKey {
+	var key xtKey
+	whole := r.withoutIndexes()
+	for i, seed := range l.seeds {
+		key[i] = maphash.Bytes(seed, whole)
+	}
+	return key.with(l.hash(goal))
 }
 
 // doubt returns why a text is not a rule's, or nothing. Two rules that go to different places,
@@ -175,10 +195,7 @@ func (l *xtLexicon) doubt(name xtName, rule rules.Rule) string {
 		if err := name.shape.agrees(rule); err != nil {
 			return err.Error()
 		}
-		if same := l.findText(rule.Spec); same != nil && same.base != 0 && same.base != maphash.Bytes(l.seeds[0], name.shape.base)|1 {
-			return "a rule of other bytes is printed in the same words"
-		}
-		return ""
+		return l.doubtText(name, rule)
 	}
 	if !l.agrees(name, rule) {
 		return errPair.Error()
@@ -281,6 +298,7 @@ func (l *xtLexicon) forget(horizon int64) {
 		}
 	}
 	l.small = len(l.words)
+	l.forgetMade(horizon)
 }
 
 func (l *xtLexicon) now() uint32 { return uint32(time.Since(l.start) / time.Second) }

@@ -40,7 +40,7 @@ func named(t *testing.T, l *xtLexicon, family rules.Family, info xtInfo, data []
 
 func TestXTLexiconSaysWhatWasPrintedOfTheSame(t *testing.T) {
 	for _, family := range rules.Families() {
-		l := newXTLexicon()
+		l := newXTLexicon(false)
 		info, data := sampleTable(family)
 		walked := named(t, l, family, info, data)
 		if set, known := l.ruleset(walked, nothingEarlier); known {
@@ -73,7 +73,7 @@ func TestXTLexiconDoubts(t *testing.T) {
 		"two rules":       {},
 		"another text":    {Spec: "-s 10.0.0.1/32 -m comment --comment nonce"},
 	} {
-		l := newXTLexicon()
+		l := newXTLexicon(false)
 		info, data := sampleTable(rules.IPv4)
 		walked, printed := named(t, l, rules.IPv4, info, data), sampleText()
 		switch x := printed[rules.Filter].Chain("X"); name {
@@ -117,7 +117,7 @@ func TestXTLexiconLeavesOddTablesToIptables(t *testing.T) {
 		{"QUEUE", -2, -5, -4, rules.Rule{Spec: "-j QUEUE", Target: "QUEUE"}, false},
 		{"a jump into the middle", -2, -5, 8, rules.Rule{Spec: "-j X", Target: "X"}, false},
 	} {
-		l := newXTLexicon()
+		l := newXTLexicon(false)
 		info, data := build(c.policy, c.end, c.goal)
 		table := rules.NewTable(rules.Filter)
 		table.Add(rules.Chain{Name: "INPUT", Policy: "ACCEPT", Rules: []rules.Rule{c.text}})
@@ -139,7 +139,7 @@ func TestXTLexiconRefusesMalformedTables(t *testing.T) {
 	stray.add(errorTarget("X"))
 	stray.add(verdict(-5))
 	stray.add(errorTarget(xtError))
-	if _, err := nameTable(rules.IPv4, rules.Filter, xtInfo{}, stray.data, newXTLexicon(), nil); !errors.Is(err, errWalk) {
+	if _, err := nameTable(rules.IPv4, rules.Filter, xtInfo{}, stray.data, newXTLexicon(false), nil); !errors.Is(err, errWalk) {
 		t.Errorf("rules of no chain: %v", err)
 	}
 	endless := xtBuilder{layout: layout}
@@ -150,7 +150,7 @@ func TestXTLexiconRefusesMalformedTables(t *testing.T) {
 	endless.add(errorTarget("Z"))
 	endless.add(verdict(-5))
 	endless.add(errorTarget(xtError))
-	l := newXTLexicon()
+	l := newXTLexicon(false)
 	walked := named(t, l, rules.IPv4, xtInfo{}, endless.data)
 	l.learn(walked, sampleText())
 	if set, known := l.ruleset(walked, nothingEarlier); known {
@@ -160,7 +160,7 @@ func TestXTLexiconRefusesMalformedTables(t *testing.T) {
 
 func TestXTLexiconForgetsWhatIsNotMetForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newXTLexicon()
+		l := newXTLexicon(false)
 		say := func(i int) (xtName, rules.Rule) {
 			return xtName{key: l.hash(fmt.Sprint(i))}, rules.Rule{Spec: fmt.Sprintf("-s 10.0.%d.%d/32", i>>8, i&255)}
 		}
@@ -190,7 +190,7 @@ func TestXTLexiconForgetsWhatIsNotMetForLong(t *testing.T) {
 // is opaque, and a chain that holds it is not the one that was written.
 func TestXTLexiconComparesBytes(t *testing.T) {
 	for _, family := range rules.Families() {
-		l := newXTLexicon()
+		l := newXTLexicon(false)
 		info, data := sampleTable(family)
 		l.learn(named(t, l, family, info, data), sampleText())
 		data[0]++ // an address of the first rule

@@ -15,6 +15,7 @@ func (r xtRule) shape(family rules.Family, goal string) *ruleShape {
 	s.in = e.printedInterface(at.in, at.inMask, &s.odd)
 	s.out = e.printedInterface(at.out, at.outMask, &s.odd)
 	extension := func(ext []byte) {
+		s.kinds = append(s.kinds, ext[xtExtNameAt:xtExtDataAt]...)
 		if reason := oddExtension(string(extName(ext)), ext[xtExtDataAt-1], ext[xtExtDataAt:]); reason != "" && s.odd == "" {
 			s.odd = reason
 		}
@@ -35,6 +36,7 @@ func (r xtRule) shape(family rules.Family, goal string) *ruleShape {
 		s.odd = "the sizes of its matches do not add up"
 	}
 	s.identity = r.identity(goal)
+	s.plain = r.plain(family)
 	s.base = r.base(family, s)
 	return s
 }
@@ -73,6 +75,35 @@ func (r xtRule) identity(goal string) rules.Identity {
 		whole = whole[:len(whole)-xtStandardLen+xtExtDataAt]
 	}
 	return rules.IdentityOf(whole, []byte(goal))
+}
+
+// withoutIndexes returns the rule's bytes without the offset that it jumps to, and without the
+// numbers under which the kernel keeps the ipsets that it names (struct xt_set_info).
+func (r xtRule) withoutIndexes() []byte {
+	e := r.entry
+	whole := slices.Clone(e.whole)
+	clearAt := func(at int) {
+		if at+2 <= len(whole) {
+			clear(whole[at : at+2])
+		}
+	}
+	at := len(whole) - len(e.target) - len(e.matches)
+	e.eachMatch(func(m []byte) {
+		if string(extName(m)) == "set" {
+			clearAt(at + xtExtDataAt)
+		}
+		at += len(m)
+	})
+	target := len(whole) - len(e.target) + xtExtDataAt
+	switch {
+	case string(extName(e.target)) == "SET":
+		for i := range 3 { // to add, to delete, to map
+			clearAt(target + 4*i)
+		}
+	case e.isStandard && len(e.target) == xtStandardLen:
+		whole = whole[:target]
+	}
+	return whole
 }
 
 // opaque returns the rule without a text.

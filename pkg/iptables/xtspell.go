@@ -22,7 +22,14 @@ const spellTries = 3
 func (k *Kernel) spellOut(ctx context.Context, family rules.Family, seen xtFamily, locked bool) (Snapshot, error) {
 	words := k.words[family]
 	for try := 1; ; try++ {
-		set, agreed, failed := k.printWalked(ctx, family, seen)
+		set, agreed, failed := k.printWalked(ctx, family, seen, locked)
+		if errors.Is(failed, errForgotten) { // its bytes are looked at once more
+			var err error
+			if seen, err = k.walk(ctx, family); err != nil {
+				return Snapshot{}, err
+			}
+			set, agreed, failed = k.printWalked(ctx, family, seen, false)
+		}
 		// Asked for alone: to name every rule once more would take as much memory again.
 		digest, err := k.reader.digest(ctx, family)
 		if err != nil {
@@ -51,25 +58,34 @@ func (k *Kernel) spellOut(ctx context.Context, family rules.Family, seen xtFamil
 	}
 }
 
+// errForgotten: a trial showed that a known text is another rule's, so that it is known no more.
+var errForgotten = errors.New("a known text is another rule's")
+
 // printWalked returns what was walked with the text that iptables prints of it. A rule of which
-// it prints something else is opaque, and agreed is false then.
-func (k *Kernel) printWalked(ctx context.Context, family rules.Family, walked xtFamily) (set rules.Ruleset, agreed bool, err error) {
+// it prints something else is opaque, and agreed is false then. With tries it tries texts that may
+// be another rule's.
+func (k *Kernel) printWalked(ctx context.Context, family rules.Family, walked xtFamily, tries bool) (set rules.Ruleset, agreed bool, err error) {
 	words := k.words[family]
+	verify := func(printed rules.Ruleset) (rules.Ruleset, bool, error) {
+		if tries && k.tryTexts(ctx, family, walked, printed) {
+			return nil, false, errForgotten
+		}
+		set, agreed := words.verify(walked, printed)
+		return set, agreed, nil
+	}
 	printed, unreadable, err := k.save(ctx, family)
 	var broken *rules.ParseError
 	if err != nil && !errors.As(err, &broken) {
 		return nil, false, err
 	}
 	if err == nil && len(unreadable) == 0 && fitsLines(walked, printed) {
-		set, agreed = words.verify(walked, printed)
-		return set, agreed, nil
+		return verify(printed)
 	}
 	// A rule is printed over several lines, or there are other rules by now.
 	if printed, err = k.printUnknown(ctx, family, walked); err != nil {
 		return nil, false, err
 	}
-	set, agreed = words.verify(walked, printed)
-	return set, agreed, nil
+	return verify(printed)
 }
 
 // fitsLines reports whether as many lines were printed of each chain as it has rules. Each takes

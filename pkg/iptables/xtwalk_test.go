@@ -195,7 +195,7 @@ func FuzzWalkEntries(f *testing.F) {
 		info.fits(family, data)
 		look := newXTProbe(family, []Place{{Table: rules.Filter, Chain: "INPUT"}, {Table: rules.Filter, Chain: "X"}})
 		_ = look.table(rules.Filter, info, data) // may fail, must not panic
-		l := newXTLexicon()
+		l := newXTLexicon(false)
 		if table, err := nameTable(family, rules.Filter, info, data, l, nil); err == nil {
 			walked := xtFamily{tables: []xtTable{table}}
 			l.learn(walked, sampleText())

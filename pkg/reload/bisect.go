@@ -38,18 +38,22 @@ func (r run) bisect(ctx context.Context, t *familyRun) bool {
 	return r.tryRules(ctx, t, t.pending(), false)
 }
 
-// bisectSilent bisects a restore that succeeded and had no effect, as the proof showed. This
-// happens when iptables-restore reads a word of a rule as an option of its own, such as -h: it then
-// exits with 0 and writes nothing.
+// bisectSilent finds the bad rules of a restore that succeeded and wrote something else, as the
+// proof showed. Where iptables-restore made another rule of a text, the read shows which. Where it
+// wrote nothing, the plan is bisected: iptables-restore reads a word of a rule as an option of its
+// own, such as -h, and then exits with 0.
 func (r run) bisectSilent(ctx context.Context, t *familyRun) bool {
-	if r.job.Strict || !r.action.writesRules || t.refused != nil || t.answer.Err != nil || t.result.otherWrote || t.result.Err == nil {
+	if r.job.Strict || !r.action.writesRules || t.answer.Err != nil || t.result.otherWrote || t.result.Err == nil {
 		return false
 	}
 	unproved := slices.DeleteFunc(slices.Clone(t.plans), func(p tablePlan) bool {
 		tr := t.result.Tables[p.table]
 		return tr.Proved || !tr.Read
 	})
-	return len(unproved) > 0 && r.tryRules(ctx, t, unproved, true)
+	if t.noteMisread(unproved) {
+		return true
+	}
+	return len(unproved) > 0 && t.refused == nil && r.tryRules(ctx, t, unproved, true)
 }
 
 // tryRules tries the rules of plans one table after another, and reports whether one is bad. With
@@ -70,6 +74,7 @@ func (r run) tryRules(ctx context.Context, t *familyRun, plans []tablePlan, read
 			trial.bad = loopsAndDeepNests(plan, strings.Contains(t.answer.Err.Error(), saysTooDeep))
 		}
 		t.refused[plan.table] = trial.bad
+		t.noteMisreadIn(trial)
 		found = found || len(trial.bad) > 0
 		if r.job.Strict {
 			t.skipRefused(plan, trial, r.job.Claimed)
@@ -178,10 +183,12 @@ func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 		}
 	}
 	script := iptables.Script{Table: t.plan.table, Declare: trialChains()}
+	var written []rules.Rule
 	for _, r := range list {
 		if t.newChains[r.Target] {
 			r = r.WithTarget(trialTarget)
 		}
+		written = append(written, r)
 		script.Steps = append(script.Steps, appendRule(trialChain, r))
 	}
 	if err := t.restore(ctx, script); err != nil || !t.readsBack {
@@ -194,8 +201,11 @@ func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 	if snapshot.Moved { // another process wrote, so the read proves nothing
 		return nil
 	}
-	if c := snapshot.Tables[t.plan.table].Chain(trialChain); c == nil || len(c.Rules) != len(list) {
+	switch c := snapshot.Tables[t.plan.table].Chain(trialChain); {
+	case c == nil || len(c.Rules) != len(list):
 		return errNoEffect
+	case !rules.EqualRules(c.Rules, written):
+		return errMisread
 	}
 	return nil
 }

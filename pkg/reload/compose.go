@@ -22,6 +22,7 @@ type tableTask struct {
 	readmit     map[string]bool   // chains to write again because a quarantined rule of theirs may be writable now
 	unavailable unavailable
 	doubled     []rules.Jump // see Job.Doubled
+	misread     misread      // what stands because an earlier write went wrong
 }
 
 // A tablePlan is what a restore does to one table, and what the proof then expects.
@@ -140,7 +141,7 @@ func composeRemoval(task tableTask, everything bool) *tablePlan {
 		dropChains(task, rules.ChainNames(task.seen.Section.Chains), nil, plan)
 	}
 	// A trial or a drill leaves its chains behind only if canaryd was killed in the middle of it.
-	for _, name := range append(trialChains(), canary.DrillChain, task.want.CanaryChain) {
+	for _, name := range append(trialChains(), iptables.TextChain, canary.DrillChain, task.want.CanaryChain) {
 		if task.seen.Table.Chain(name) != nil {
 			s.declare = append(s.declare, name)
 			s.mark = append(s.mark, iptables.Step{Verb: iptables.Drop, Chain: name})
@@ -199,7 +200,7 @@ func planChains(task tableTask, plan *tablePlan) {
 			continue
 		case standing.LeftOut() && task.finding.Verdict != canary.Replaced:
 			continue // it holds rules of its owner that canaryd did not read
-		case task.readmit[c.Name]:
+		case task.readmit[c.Name] || task.misread.chains[c.Name] != nil:
 		case standing != nil && rules.EqualRules(standing.Rules, c.Rules):
 			continue
 		case task.finding.Verdict == canary.Replaced || task.claimed(c.Name):
@@ -267,6 +268,7 @@ func (t tableTask) mustEqual(chain string) bool {
 // planRemovals plans to remove protected chains and jumps that a saved file brought back, or that
 // stand in a declared source's chains without being declared.
 func planRemovals(task tableTask, plan *tablePlan) {
+	removeStrays(task, plan)
 	// An owner may have written a jump after the flush into a chain that a file had brought.
 	jumpedTo := map[string]bool{}
 	for i, h := range task.seen.Section.Jumps {
@@ -379,7 +381,8 @@ func planJumps(task tableTask, plan *tablePlan) {
 			if h.Chain != chain {
 				continue
 			}
-			lost := slices.ContainsFunc(task.finding.Jumps, h.Same) || task.claimed(h.Into()) || anyMatches(task.quarantined, h.Chain, h.Rule)
+			_, misread := task.unavailable.misread[h.Rule.Spec]
+			lost := slices.ContainsFunc(task.finding.Jumps, h.Same) || task.claimed(h.Into()) || anyMatches(task.quarantined, h.Chain, h.Rule) || misread
 			lost = lost && (targetWillStand(task, *plan, h) || slices.Contains(task.want.Section.DependsOn, h.Into()))
 			if lost && !stands(task.seen.Table, h) && task.unwritable(h.Rule) {
 				h.Rule, lost = task.admit(h.Chain, h.Rule, plan)
@@ -415,8 +418,10 @@ func standingRules(task tableTask, chain string) []rules.Rule {
 		}
 	}
 	var standing []rules.Rule
-	for _, r := range task.seen.Table.Rules(chain) {
+	strays := task.strayIndexes(chain)
+	for i, r := range task.seen.Table.Rules(chain) {
 		switch {
+		case slices.Contains(strays, i):
 		case (task.finding.MarkLost || task.finding.Drilled) && canary.IsWitness(r):
 		case extra[r.Spec] > 0: // -D deletes the first rule that is equal
 			extra[r.Spec]--

@@ -61,8 +61,12 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 		list := job.Quarantine[f.Table(table)]
 		judged := want
 		judged.Section = without(section, list)
+		var left misread
+		if seen.Err == nil {
+			left = job.Memory.misread[f.Table(table)].standing(seen.Table)
+		}
 		tasks = append(tasks, tableTask{
-			table: table, want: want, known: known, seen: seen, finding: canary.Judge(judged, seen), quarantined: list,
+			table: table, want: want, known: known, seen: seen, finding: left.judge(canary.Judge(judged, seen)), quarantined: list, misread: left,
 			leaveAbsent: job.LeaveAbsent != nil && job.LeaveAbsent(f, table),
 		})
 	}

@@ -15,6 +15,8 @@ type Memory struct {
 	// unproved is what earlier tries wrote and could not read back. The next try that can read the
 	// table decides: what is in force then is proved, and counts as this replay's work.
 	unproved map[rules.TableID]TableResult
+	// misread is what earlier tries wrote otherwise than planned.
+	misread map[rules.TableID]misread
 }
 
 // With returns the memory after another read of a table. A failed read adds nothing.
@@ -41,6 +43,16 @@ func (m Memory) After(result Result) Memory {
 		}
 	}
 	m.unproved = next
+	for f, fr := range result {
+		for t, tr := range fr.Tables {
+			switch {
+			case tr.Proved:
+				m.misread = tableid.With(m.misread, f.Table(t), misread{})
+			case !tr.misread.empty():
+				m.misread = tableid.With(m.misread, f.Table(t), tr.misread)
+			}
+		}
+	}
 	return m.AfterPlanting(result)
 }
 

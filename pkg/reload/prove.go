@@ -83,7 +83,7 @@ func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) boo
 	switch {
 	case err == nil:
 		tr.Proved, tr.Mark = true, plan.want.Mark
-		tr = tr.withEarlier(r.job.Memory.unproved[f.Table(plan.table)])
+		tr = tr.withEarlier(r.job.Memory.unproved[f.Table(plan.table)]).after(t.earlier[plan.table])
 	case seen.Err != nil && plan.want.Mark.Nonce != "":
 		tr.Mark, tr.Unproved = tr.Mark.Trying(plan.want.Mark), true
 	case seen.Err == nil && wrote && plan.want.Mark.Nonce != "":
@@ -98,6 +98,9 @@ func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) boo
 	}
 	if err != nil && result.Err == nil {
 		result.Err = fmt.Errorf("%s %s is not as it was written: %w", f, plan.table, err)
+	}
+	if err != nil && wrote && !result.otherWrote && plan.replay && seen.Err == nil && !finding.MarkLost {
+		tr.misread, tr.misreadRules = plan.misreadBy(seen.Table)
 	}
 	if err != nil && r.job.Strict {
 		tr.Refused = refusedAsAWhole(t.answer.Err)

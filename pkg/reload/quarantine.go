@@ -24,6 +24,9 @@ type QuarantinedRule struct {
 	// Refused means that the kernel refused the rule in a trial. A replay does not try it again in
 	// the middle of an outage; Readmit does.
 	Refused bool `json:"refused,omitempty"`
+	// Misread means that iptables-restore made another rule of its text. It is never written again:
+	// each try would put the other rule into force until the proof.
+	Misread bool `json:"misread,omitempty"`
 }
 
 // A Quarantine holds the quarantined rules of each table. It is a value.

@@ -250,6 +250,10 @@ type TableResult struct {
 	flushed  bool
 	restored bool           // saved rules stood in the table
 	last     canary.Finding // of the last read
+	// misread is what the write left otherwise than planned while no other process wrote, and
+	// misreadRules are the rules of the plan of which it made something else.
+	misread      misread
+	misreadRules []rules.Rule
 }
 
 // Heal puts back what the generation has and the kernel lacks, in all families by one restore, and

@@ -47,6 +47,10 @@ type familyRun struct {
 	// refused are the rules to leave out, by text with the reason; nil as long as no rules were
 	// tried one by one.
 	refused map[rules.TableName]map[string]string
+	// misread are the rules to leave out because this run wrote another rule from their text, with
+	// the reason. earlier is what the writes found and did that showed it.
+	misread map[rules.TableName]map[string]string
+	earlier map[rules.TableName]TableResult
 	// skipped are the tables that this run writes no more, with the reason; others are written
 	// without them. tableRefusal is a refusal whose table the next read shows.
 	skipped      map[rules.TableName]skippedTable
@@ -253,6 +257,9 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 	before := t.result.Tables
 	t.result = newResult(tasks)
 	t.keepReport(before)
+	for table, earlier := range t.earlier {
+		t.result.Tables[table] = t.result.Tables[table].after(earlier)
+	}
 	if r.job.Judged != nil {
 		r.job.Judged(t.family, t.result.Tables)
 	}
@@ -270,6 +277,8 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 	for _, task := range tasks {
 		task.unavailable, task.doubled = absent, r.job.Doubled[t.family.Table(task.table)]
 		task.unavailable.refused = r.refusals(t, task)
+		task.unavailable.misread = misreadOf(task.quarantined)
+		maps.Copy(task.unavailable.misread, t.misread[task.table])
 		if plan := r.action.plan(task, t.nonce); plan != nil {
 			plans = append(plans, *plan)
 			if err := misfit(*plan, snapshot.Misfits); err != nil {

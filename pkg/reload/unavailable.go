@@ -22,9 +22,9 @@ type Supplier interface {
 }
 
 // unavailable lists what a replay cannot use: ipsets and nfacct objects that are missing and cannot
-// be created, by name with the reason, and refused rules, by text with the reason.
+// be created, by name with the reason, and refused and misread rules, by text with the reason.
 type unavailable struct {
-	sets, nfaccts, refused map[string]string
+	sets, nfaccts, refused, misread map[string]string
 }
 
 // supply creates the missing ipsets and nfacct objects that the tasks' tables depend on, and
@@ -93,6 +93,9 @@ func (t *tableTask) unwritable(r rules.Rule) bool {
 	if _, refused := t.unavailable.refused[r.Spec]; refused {
 		return true
 	}
+	if _, misread := t.unavailable.misread[r.Spec]; misread {
+		return true
+	}
 	if _, opaque := r.Opaque(); opaque {
 		return true
 	}
@@ -126,6 +129,9 @@ func (t *tableTask) admit(chain string, r rules.Rule, plan *tablePlan) (rules.Ru
 	}
 	if slices.Contains(t.want.Section.DependsOn, r.Target) && t.seen.Table.Chain(r.Target) == nil {
 		return quarantine(QuarantinedRule{Reason: fmt.Sprintf("chain %s is missing", r.Target), MissingChain: r.Target})
+	}
+	if reason, misread := t.unavailable.misread[r.Spec]; misread {
+		return quarantine(QuarantinedRule{Reason: reason, Misread: true})
 	}
 	if reason, refused := t.unavailable.refused[r.Spec]; refused {
 		return quarantine(QuarantinedRule{Reason: reason, Refused: true})

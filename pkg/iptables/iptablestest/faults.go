@@ -18,6 +18,7 @@ type faults struct {
 	partial       int // the table, counted from 1, at which the next restore fails
 	lies          int
 	swallow       string
+	misread, as   string
 	takes         time.Duration
 	before        func()
 }
@@ -66,6 +67,10 @@ func (f *Fake) Lie(n int) { f.change(func(t *faults) { t.lies = n }) }
 // success, as iptables-restore does with a line that it reads as an option of its own; "" ends
 // that.
 func (f *Fake) Swallow(text string) { f.change(func(t *faults) { t.swallow = text }) }
+
+// Misread makes each restore of a session read one text as another, as iptables-legacy does with
+// what it prints of "! -i +"; "" ends that.
+func (f *Fake) Misread(text, as string) { f.change(func(t *faults) { t.misread, t.as = text, as }) }
 
 // RestoreTakes makes every restore of a session last that long before it writes.
 // As with the real Kernel, the end of the context does not cut it short.

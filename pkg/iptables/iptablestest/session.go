@@ -126,7 +126,11 @@ func (s *session) restore(ctx context.Context, family rules.Family, scripts []ip
 	case fault.swallow != "" && strings.Contains(text.String(), fault.swallow):
 	default:
 		r.failAt = fault.partial
-		err = r.run(text.String())
+		script := text.String()
+		if fault.misread != "" {
+			script = strings.ReplaceAll(script, fault.misread, fault.as)
+		}
+		err = r.run(script)
 	}
 	return s.settle(family, before, r.commits, err), err
 }

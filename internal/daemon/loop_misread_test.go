@@ -1,0 +1,66 @@
+package daemon
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestAWrongWriteIsNeverLearned: iptables-restore makes an accepting rule of a text that accepts
+// nothing. canaryd removes it, says which rule is missing, keeps the generation, and never writes
+// that text again, whatever is flushed later.
+func TestAWrongWriteIsNeverLearned(t *testing.T) {
+	const odd, chain = "-p esp -m esp --espspi 7 -j ACCEPT", "KUBE-FORWARD"
+	text := strings.Replace(ipvsText, "-A KUBE-FORWARD -m mark", "-A KUBE-FORWARD "+odd+"\n-A KUBE-FORWARD -m mark", 1)
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		fake := iptablestest.NewFake(backend, rules.IPv4)
+		fake.Sets().Put(clusterIPs)
+		fake.Sets().Put(loadBalancers)
+		must(t, fake.RestoreNoflush(rules.IPv4, text))
+		r := run(t, fake, setup{})
+		r.settled()
+		id, before := r.d.Status().Generation.ID, r.chain(rules.IPv4, rules.Filter, chain)
+		want := slices.DeleteFunc(slices.Clone(before), func(rule string) bool { return rule == odd })
+		if len(want) != len(before)-1 {
+			t.Fatalf("%s is %q", chain, before)
+		}
+		fake.Misread(odd, "-p tcp -j ACCEPT")
+		payloads := func() int {
+			n := 0
+			for _, payload := range fake.Payloads(rules.IPv4) {
+				n += strings.Count(payload, odd)
+			}
+			return n
+		}
+		for flushes := range 3 {
+			must(t, fake.Flush(rules.IPv4, rules.Filter, ""))
+			r.after(time.Minute)
+			if got := r.chain(rules.IPv4, rules.Filter, chain); !slices.Equal(got, want) {
+				t.Errorf("after %d flushes %s is %q, want %q", flushes+1, chain, got, want)
+			}
+			if got := r.d.Status().Generation.ID; got != id {
+				t.Errorf("the wrong write was learned: the generation is %s, want %s", got, id)
+			}
+			r.wantQuarantine(1)
+			if f := r.d.Status().Flushes[0]; f.Outcome != reload.Partial || !strings.Contains(f.Detail, "another rule of its text") {
+				t.Errorf("the flush ended %s: %s", f.Outcome, f.Detail)
+			}
+		}
+		if got := payloads(); got != 1 {
+			t.Errorf("the text was written %d times, want once", got)
+		}
+		// Its owner puts it back.
+		r.write(rules.Filter, "-I KUBE-FORWARD 2 "+odd)
+		r.after(time.Minute)
+		r.wantQuarantine(0)
+		if got := r.chain(rules.IPv4, rules.Filter, chain); !slices.Equal(got, before) {
+			t.Errorf("in the end %s is %q, want %q", chain, got, before)
+		}
+	})
+}

@@ -1,0 +1,235 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TextChain is the chain to which a trial on legacy writes texts. Nothing jumps to it.
+const TextChain = "KUBE-CANARYD-TEXT-CANARY"
+
+// maxTextTrials bounds the restores of one trial. All texts take one; each that is refused takes up
+// to twice as many as halving a list has steps.
+const maxTextTrials = 64
+
+const (
+	saysUntried = "its text may also be that of another rule, and was not tried yet"
+	saysAnother = "its text is also that of another rule, which iptables-restore would write"
+	saysTwin    = "a rule of other bytes is printed in the same words"
+)
+
+// xtMade is what iptables-restore makes of a text.
+type xtMade struct {
+	content xtKey  // of the rule; zero if it makes none
+	reason  string // why it makes none
+	met     uint32 // when it was last needed, in seconds
+}
+
+// A textToTry is a text that may lead to other bytes than those of the rule that has it.
+type textToTry struct {
+	table rules.TableName
+	rule  rules.Rule
+}
+
+// content names a rule's bytes; the index of an ipset, which the text has by its name, is left out.
+func (n xtName) content() xtKey {
+	if n.key == (xtKey{}) && n.shape != nil {
+		return n.shape.content
+	}
+	return n.key
+}
+
+// tryTexts finds out what iptables-restore makes of the texts that were printed and may be those of
+// other rules, too. It returns true if a text that was taken for a rule's is not. Call it with the
+// xtables lock held: for two restores there is a chain more, and the table is the same afterwards.
+func (k *Kernel) tryTexts(ctx context.Context, family rules.Family, walked xtFamily, printed rules.Ruleset) (wasWrong bool) {
+	words := k.words[family]
+	due := words.untried(walked, printed)
+	if len(due) == 0 {
+		return false
+	}
+	t := textTrial{kernel: k, family: family}
+	t.try(ctx, due)
+	t.remove(ctx, due)
+	return words.setMade(t.made)
+}
+
+// A textTrial is one trial of texts.
+type textTrial struct {
+	kernel   *Kernel
+	family   rules.Family
+	restores int
+	made     map[string]xtMade // by text
+}
+
+// try tries texts together. If one of them is refused, it tries halves.
+func (t *textTrial) try(ctx context.Context, due []textToTry) {
+	if t.restores++; t.restores > maxTextTrials || ctx.Err() != nil {
+		return // they are tried with a later read
+	}
+	tables := map[rules.TableName]*Script{}
+	var scripts Scripts
+	for _, d := range due {
+		if tables[d.table] == nil {
+			tables[d.table] = &Script{Table: d.table, Declare: []string{TextChain}}
+		}
+		tables[d.table].Steps = append(tables[d.table].Steps, Step{Verb: Append, Chain: TextChain, Rule: d.rule})
+	}
+	for _, name := range slices.Sorted(maps.Keys(tables)) {
+		scripts = append(scripts, *tables[name])
+	}
+	err := t.kernel.restore(ctx, t.family, scripts)
+	if err == nil {
+		if err = t.readBack(ctx, tables); err == nil {
+			return
+		}
+	}
+	if len(due) == 1 {
+		t.note(due[0].rule, xtMade{reason: fmt.Sprintf("iptables-restore does not take its text: %v", err)})
+		return
+	}
+	t.try(ctx, due[:len(due)/2])
+	t.try(ctx, due[len(due)/2:])
+}
+
+func (t *textTrial) note(rule rules.Rule, made xtMade) {
+	if t.made == nil {
+		t.made = map[string]xtMade{}
+	}
+	t.made[rule.Spec] = made
+}
+
+// readBack notes which rules stand in the chain of trials.
+func (t *textTrial) readBack(ctx context.Context, tables map[rules.TableName]*Script) error {
+	words := t.kernel.words[t.family]
+	tried := func(name rules.TableName) bool { return tables[name] != nil }
+	return t.kernel.reader.(xtReader).sockets[t.family].walk(ctx, tried, func(name rules.TableName, info xtInfo, data []byte) error {
+		table, err := nameTable(t.family, name, info, data, words, nil)
+		if err != nil {
+			return err
+		}
+		at := slices.IndexFunc(table.chains, func(c xtChain) bool { return c.name == TextChain })
+		if at < 0 || len(table.names(at)) != len(tables[name].Steps) {
+			return fmt.Errorf("the chain of trials in %s does not hold the rules that were written", name)
+		}
+		for i, n := range table.names(at) {
+			t.note(tables[name].Steps[i].Rule, xtMade{content: n.content()})
+		}
+		return nil
+	})
+}
+
+// remove removes the chain of trials. If that fails, the next trial empties it, and a cleanup
+// removes it.
+func (t *textTrial) remove(ctx context.Context, due []textToTry) {
+	left := map[rules.TableName]bool{}
+	var scripts Scripts
+	for _, d := range due {
+		if !left[d.table] {
+			left[d.table] = true
+			scripts = append(scripts, Script{Table: d.table, Declare: []string{TextChain}, Steps: []Step{{Verb: Drop, Chain: TextChain}}})
+		}
+	}
+	if t.kernel.restore(context.WithoutCancel(ctx), t.family, scripts) != nil {
+		_ = t.kernel.restore(context.WithoutCancel(ctx), t.family, scripts)
+	}
+}
+
+// untried returns the printed texts that may be those of other rules, too, each once.
+func (l *xtLexicon) untried(walked xtFamily, printed rules.Ruleset) []textToTry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var due []textToTry
+	seen, now := map[string]bool{}, l.now()
+	for i := range walked.tables {
+		t := &walked.tables[i]
+		for i, c := range t.chains {
+			chain := printed[t.name].Chain(c.name)
+			if c.out || c.name == TextChain || chain == nil || len(chain.Rules) != len(t.names(i)) {
+				continue
+			}
+			for at, n := range t.names(i) {
+				rule := chain.Rules[at]
+				if n.shape == nil || seen[rule.Spec] {
+					continue
+				}
+				if _, known := l.nameText(n, now); known || n.shape.agrees(rule) != nil || n.content() == (xtKey{}) {
+					continue
+				}
+				made, tried := l.made[rule.Spec]
+				if tried = tried && (made.reason == "" || now < made.met+uint32(doubtFor/time.Second)); !tried && l.mayBeAnothers(n, rule) {
+					seen[rule.Spec] = true
+					due = append(due, textToTry{table: t.name, rule: rule})
+				}
+			}
+		}
+	}
+	return due
+}
+
+// mayBeAnothers reports whether a text may be that of a rule of other bytes, too. Call it locked.
+func (l *xtLexicon) mayBeAnothers(n xtName, rule rules.Rule) bool {
+	same := l.findText(rule.Spec)
+	return l.trials && (!n.shape.plain || same != nil && l.differs(same, n))
+}
+
+// differs reports whether a word of the same text is of a rule that may mean something else: one of
+// other bytes. Where only revisions of extensions differ, another version of iptables wrote the
+// rule, and its text says all of both. Call it locked.
+func (l *xtLexicon) differs(same *xtWord, n xtName) bool {
+	if same.base == 0 || same.key == n.content() {
+		return false
+	}
+	base, kinds := l.hashShape(n.shape)
+	return same.base != base || same.kinds == kinds
+}
+
+// setMade takes up what iptables-restore makes of texts. It forgets a text that it took for the
+// rule of other bytes, and returns true then.
+func (l *xtLexicon) setMade(made map[string]xtMade) (wasWrong bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for text, m := range made {
+		m.met = l.now()
+		l.made[text] = m
+		if w := l.findText(text); w != nil && w.key != m.content {
+			w.key, w.rule, w.met, wasWrong = xtKey{}, rules.Rule{}, 0, true
+		}
+	}
+	return wasWrong
+}
+
+// doubtText returns why a text that agrees with a rule's shape is not the rule's, or nothing. Call
+// it locked.
+func (l *xtLexicon) doubtText(n xtName, rule rules.Rule) string {
+	if made, tried := l.made[rule.Spec]; tried {
+		if made.reason == "" {
+			made.met = l.now()
+			l.made[rule.Spec] = made
+		}
+		switch {
+		case made.reason != "":
+			return made.reason
+		case made.content == n.content():
+			return ""
+		}
+		return saysAnother
+	}
+	if l.trials && !n.shape.plain {
+		return saysUntried
+	}
+	if same := l.findText(rule.Spec); same != nil && l.differs(same, n) {
+		return saysTwin
+	}
+	return ""
+}
+
+// forgetMade forgets the texts that were last needed before that second. Call it locked.
+func (l *xtLexicon) forgetMade(horizon int64) {
+	maps.DeleteFunc(l.made, func(_ string, m xtMade) bool { return int64(m.met) < horizon })
+}

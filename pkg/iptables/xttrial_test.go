@@ -1,0 +1,192 @@
+package iptables
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// twins are matches of which iptables-legacy 1.8.9 prints what it prints of another one, too: what
+// never matches, and what its words say.
+var twins = []struct{ never, always string }{
+	{"! -i +", ""},
+	{"! -o +", ""},
+	{"-p tcp -m tcp ! --sport :", "-p tcp -m tcp"},
+	{"-p tcp -m tcp ! --dport 0:65535", "-p tcp -m tcp"},
+	{"-p udp -m udp ! --sport :", "-p udp -m udp"},
+	{"-p udp -m udp ! --dport 0:65535", "-p udp -m udp"},
+	{"-p esp -m esp ! --espspi :", "-p esp -m esp"},
+	{"-p ah -m ah ! --ahspi :", "-p ah -m ah"},
+	{"-p ipcomp -m ipcomp ! --ipcompspi :", "-p ipcomp -m ipcomp"},
+	{"-p mh -m mh ! --mh-type :", "-p mh -m mh"},
+	{"-m rt ! --rt-segsleft :", "-m rt"},
+	{"-m frag ! --fragid :", "-m frag"},
+}
+
+// onTrials runs body on legacy for each family, with a Kernel that tries texts.
+func onTrials(t *testing.T, body func(t *testing.T, k *Kernel, family rules.Family)) {
+	for _, family := range rules.Families() {
+		t.Run(family.String(), func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, program(Legacy, family, ""))
+				body(t, openKernel(t, Config{Backend: Legacy, Families: []rules.Family{family}, Trials: true}), family)
+			})
+		})
+	}
+}
+
+// guarded reads in a Session of its own.
+func guarded(t *testing.T, k *Kernel, family rules.Family) Snapshot {
+	t.Helper()
+	s := begin(t, k)
+	got := mustRead(t, s, family)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// A rule whose text is that of another rule is opaque as soon as a Session has read it, and before.
+// The rule that the text leads to keeps it, whichever of the two came first.
+func TestATextOfAnotherRuleIsNotTheRules(t *testing.T) {
+	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
+		taken := 0
+		for _, c := range twins {
+			for _, order := range [][2]string{{c.never, c.always}, {c.always, c.never}} {
+				iptablesCommand(t, Legacy, family, "-N MINE")
+				if !addOdd(t, Legacy, family, "MINE", append(strings.Fields(order[0]), "-j", "ACCEPT")) {
+					iptablesCommand(t, Legacy, family, "-X MINE")
+					continue
+				}
+				guarded(t, k, family)
+				iptablesCommand(t, Legacy, family, "-A MINE "+order[1]+" -j ACCEPT")
+				saved := saveLegacy(t, family)
+				if lines := strings.Split(saved[strings.Index(saved, "-A MINE "):], "\n"); lines[0] != lines[1] {
+					t.Logf("%s is printed as\n%s\n%s", c.never, lines[0], lines[1])
+				}
+				digest := mustProbe(t, k, family).Digest
+				for _, read := range []func() Snapshot{
+					func() Snapshot { return mustRead(t, k, family) }, func() Snapshot { return guarded(t, k, family) },
+					func() Snapshot { return mustRead(t, k, family) }, func() Snapshot { return guarded(t, k, family) },
+				} {
+					list := read().Tables[rules.Filter].Chain("MINE").Rules
+					for i, r := range list {
+						if _, opaque := r.Opaque(); order[i] == c.never && !opaque && list[0].Spec == list[1].Spec {
+							t.Errorf("%s %s is taken for %q", family, order[i], r.Spec)
+						}
+						if r.Target != "ACCEPT" {
+							t.Errorf("%s %s goes to %q", family, order[i], r.Target)
+						}
+					}
+				}
+				list := guarded(t, k, family).Tables[rules.Filter].Chain("MINE").Rules
+				never := slices.Index(order[:], c.never)
+				if reason, opaque := list[never].Opaque(); !opaque || reason != saysAnother {
+					t.Errorf("%s is %q", c.never, list[never].Spec)
+				}
+				if _, opaque := list[1-never].Opaque(); opaque {
+					t.Errorf("%q is %q", c.always, list[1-never].Spec)
+				}
+				if now := mustProbe(t, k, family).Digest; now != digest {
+					t.Errorf("%s: the trial changed the tables", c.never)
+				}
+				if diff := cmp.Diff(withoutCounters(saved), withoutCounters(saveLegacy(t, family))); diff != "" {
+					t.Errorf("%s: the trial changed the tables (-before +now):\n%s", c.never, diff)
+				}
+				withoutSave(t, k, family, func() { mustRead(t, k, family) })
+				iptablesCommand(t, Legacy, family, "-F MINE")
+				iptablesCommand(t, Legacy, family, "-X MINE")
+				taken++
+			}
+		}
+		if taken < 12 {
+			t.Errorf("only %d of %d rules are taken here", taken, 2*len(twins))
+		}
+	})
+}
+
+func withoutCounters(saved string) []string {
+	return slices.DeleteFunc(strings.Split(saved, "\n"), func(line string) bool { return strings.HasPrefix(line, "#") })
+}
+
+// What the kernel holds after a restore of ours is compared by its bytes, even if the words are
+// the same: the proof of a replay sees another rule.
+func TestAProofComparesBytes(t *testing.T) {
+	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
+		iptablesCommand(t, Legacy, family, "-N MINE")
+		iptablesCommand(t, Legacy, family, "-A MINE -p tcp -m tcp ! --sport : -j ACCEPT")
+		s := begin(t, k)
+		before := mustRead(t, s, family).Tables[rules.Filter].Chain("MINE").Rules
+		text := rules.Rule{Spec: "-p tcp -m tcp -j ACCEPT", Target: "ACCEPT"}
+		script := Script{Table: rules.Filter, Declare: []string{"MINE"}, Steps: []Step{{Verb: Append, Chain: "MINE", Rule: text}}}
+		if err := s.Restore(t.Context(), Payload{family: {script}})[family].Err; err != nil {
+			t.Fatal(err)
+		}
+		after := mustRead(t, s, family).Tables[rules.Filter].Chain("MINE").Rules
+		if rules.EqualRules(before, after) || !rules.EqualRules(after, []rules.Rule{text}) {
+			t.Errorf("before %v, after %v", before, after)
+		}
+	})
+}
+
+// A rule that names an ipset is tried by its words and its bytes but for the set's number.
+func TestATextWithASetIsTried(t *testing.T) {
+	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
+		inet := map[rules.Family]string{rules.IPv4: "inet", rules.IPv6: "inet6"}[family]
+		for _, set := range []string{"one", "two"} {
+			nstest.Command(t, "ipset", "create", set, "hash:ip", "family", inet)
+			iptablesCommand(t, Legacy, family, "-N MINE-"+set)
+			for _, port := range []string{"! --sport :", "--sport :"} {
+				iptablesCommand(t, Legacy, family, "-A MINE-"+set+" -p tcp -m tcp "+port+" -m set --match-set "+set+" src -j ACCEPT")
+			}
+		}
+		for range 2 {
+			filter := guarded(t, k, family).Tables[rules.Filter]
+			for _, set := range []string{"one", "two"} {
+				list := filter.Chain("MINE-" + set).Rules
+				if reason, opaque := list[0].Opaque(); !opaque || reason != saysAnother {
+					t.Errorf("the rule that never matches is %q", list[0].Spec)
+				}
+				if want := "-p tcp -m tcp -m set --match-set " + set + " src -j ACCEPT"; list[1].Spec != want {
+					t.Errorf("the other one is %q, want %q", list[1].Spec, want)
+				}
+			}
+		}
+	})
+}
+
+// What kube-proxy, kubelet and CNI plugins write needs no trial: all of it is plain, and has its
+// text.
+func TestOrdinaryRulesNeedNoTrial(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "iptables-legacy", "ip6tables-legacy")
+		k := openKernel(t, Config{Backend: Legacy, Trials: true})
+		known := 0
+		for file, text := range corpus(t) {
+			attempt(t, text, "iptables-legacy-restore")
+			for table, seen := range guarded(t, k, rules.IPv4).Tables {
+				for _, c := range seen.Chains {
+					for _, r := range c.Rules {
+						known++
+						if reason, opaque := r.Opaque(); opaque {
+							t.Errorf("%s: a rule of %s %s is opaque: %s", file, table, c.Name, reason)
+						}
+					}
+				}
+			}
+		}
+		tried := slices.Sorted(maps.Keys(k.words[rules.IPv4].made))
+		t.Logf("%d rules, %d texts were tried:\n%s", known, len(tried), strings.Join(tried, "\n"))
+		for _, text := range tried {
+			if strings.Contains(text, "KUBE-") || strings.Contains(text, "CNI-") || strings.Contains(text, "DOCKER") {
+				t.Errorf("a trial of %s", text)
+			}
+		}
+	})
+}

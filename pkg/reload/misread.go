@@ -1,0 +1,221 @@
+package reload
+
+import (
+	"errors"
+	"maps"
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// errMisread is the reason of a rule of which iptables-restore makes another one. iptables prints
+// some rules in the words of another rule.
+var errMisread = errors.New("iptables-restore makes another rule of its text")
+
+// misread is what a write left in a table otherwise than planned, while no other process wrote. It
+// is canaryd's own fault, so it is never learned.
+type misread struct {
+	chains map[string][]rules.Rule // chains of the plan, as the proof saw them
+	strays map[string][]rules.Rule // rules that the write added to chains of which others own a part
+}
+
+func (m misread) empty() bool { return len(m.chains)+len(m.strays) == 0 }
+
+// standing returns the part of m that a later read still shows. What another process has written
+// since is its decision.
+func (m misread) standing(t *rules.Table) misread {
+	left := misread{chains: map[string][]rules.Rule{}, strays: map[string][]rules.Rule{}}
+	for name, list := range m.chains {
+		if c := t.Chain(name); c != nil && rules.EqualRules(c.Rules, list) {
+			left.chains[name] = list
+		}
+	}
+	for name, list := range m.strays {
+		if there := common(list, t.Rules(name)); len(there) > 0 {
+			left.strays[name] = there
+		}
+	}
+	return left
+}
+
+// judge returns the finding of a table in which a misread rule stands: it is a loss.
+func (m misread) judge(finding canary.Finding) canary.Finding {
+	if m.empty() || finding.Verdict == canary.Unknown {
+		return finding
+	}
+	finding.Emptied = union(finding.Emptied, slices.Collect(maps.Keys(m.chains)))
+	if !finding.Verdict.Loss() {
+		finding.Verdict = canary.Emptied
+	}
+	return finding
+}
+
+// misreadBy compares a table after a write with the plan. bad are the rules of which
+// iptables-restore made others, or nothing. Both are empty if the write changed nothing at all:
+// then one line may have cost all others, and only trials tell which one.
+func (p tablePlan) misreadBy(after *rules.Table) (left misread, bad []rules.Rule) {
+	left = misread{chains: map[string][]rules.Rule{}, strays: map[string][]rules.Rule{}}
+	changed := false
+	for _, c := range p.wrote {
+		standing := after.Chain(c.Name)
+		if standing == nil {
+			continue
+		}
+		before := p.seen.Chain(c.Name)
+		changed = changed || before == nil || !rules.EqualRules(before.Rules, standing.Rules)
+		if rules.EqualRules(standing.Rules, c.Rules) {
+			continue
+		}
+		left.chains[c.Name] = standing.Rules
+		lacks := surplus(c.Rules, standing.Rules)
+		if len(lacks) == 0 { // another order, or rules of which canaryd wrote none
+			lacks = c.Rules
+		}
+		bad = append(bad, lacks...)
+	}
+	added := map[string][]rules.Rule{} // what the plan adds to chains that have other rules
+	for _, h := range p.jumps {
+		added[h.Chain] = append(added[h.Chain], h.Rule)
+	}
+	for _, c := range p.merged {
+		added[c.Name] = surplus(c.Rules, p.seen.Rules(c.Name))
+	}
+	for name, list := range added {
+		fresh := surplus(withoutMarks(after.Rules(name)), p.seen.Rules(name))
+		changed = changed || len(fresh) > 0
+		bad = append(bad, surplus(list, fresh)...)
+		if strays := surplus(fresh, list); len(strays) > 0 {
+			left.strays[name] = strays
+		}
+	}
+	if !changed || len(bad) == 0 {
+		return misread{}, nil
+	}
+	return left, bad
+}
+
+// noteMisread takes the misread rules of the plans out of what this run writes, and reports whether
+// there are new ones.
+func (t *familyRun) noteMisread(plans []tablePlan) (found bool) {
+	for _, plan := range plans {
+		tr := t.result.Tables[plan.table]
+		if tr.misread.empty() {
+			continue
+		}
+		list := t.misreadIn(plan.table)
+		for _, r := range tr.misreadRules {
+			_, known := list[r.Spec]
+			found = found || !known
+			list[r.Spec] = errMisread.Error()
+		}
+		t.memory.misread = tableid.With(t.memory.misread, t.family.Table(plan.table), tr.misread)
+		if t.earlier == nil {
+			t.earlier = map[rules.TableName]TableResult{}
+		}
+		t.earlier[plan.table] = tr.after(t.earlier[plan.table])
+	}
+	return found
+}
+
+// noteMisreadIn takes the rules that a trial found misread out of what this run writes.
+func (t *familyRun) noteMisreadIn(trial trial) {
+	for spec, err := range trial.errs {
+		if errors.Is(err, errMisread) {
+			t.misreadIn(trial.plan.table)[spec] = err.Error()
+		}
+	}
+}
+
+// misreadIn returns the misread rules of a table that this run knows.
+func (t *familyRun) misreadIn(table rules.TableName) map[string]string {
+	if t.misread == nil {
+		t.misread = map[rules.TableName]map[string]string{}
+	}
+	if t.misread[table] == nil {
+		t.misread[table] = map[string]string{}
+	}
+	return t.misread[table]
+}
+
+// after returns tr with what earlier writes of the same run found and did.
+func (tr TableResult) after(earlier TableResult) TableResult {
+	if earlier.Finding.Verdict == "" {
+		return tr
+	}
+	tr = tr.withEarlier(earlier)
+	tr.Placed = slices.Concat(earlier.Placed, tr.Placed)
+	tr.Finding, tr.Lost, tr.Policies, tr.Seen = earlier.Finding, earlier.Lost, earlier.Policies, earlier.Seen
+	return tr
+}
+
+// removeStrays plans to delete the rules that a misread text added to a chain of others, by index:
+// canaryd knows no text of them. The last index comes first, so that the others stay true.
+func removeStrays(task tableTask, plan *tablePlan) {
+	for _, chain := range slices.Sorted(maps.Keys(task.misread.strays)) {
+		for _, i := range slices.Backward(task.strayIndexes(chain)) {
+			plan.steps.remove = append(plan.steps.remove, iptables.Step{Verb: iptables.Delete, Chain: chain, Index: i + 1})
+		}
+	}
+}
+
+// strayIndexes returns where in a chain the strays stand.
+func (t tableTask) strayIndexes(chain string) []int {
+	left := slices.Clone(t.misread.strays[chain])
+	if len(left) == 0 {
+		return nil
+	}
+	var indexes []int
+	for i, r := range t.seen.Table.Rules(chain) {
+		if at := slices.IndexFunc(left, r.Equal); at >= 0 {
+			left = slices.Delete(left, at, at+1)
+			indexes = append(indexes, i)
+		}
+	}
+	return indexes
+}
+
+// misreadOf returns the misread rules of a list, by text with the reason.
+func misreadOf(list []QuarantinedRule) map[string]string {
+	found := map[string]string{}
+	for _, h := range list {
+		if h.Misread {
+			found[h.Rule.Spec] = h.Reason
+		}
+	}
+	return found
+}
+
+func withoutMarks(list []rules.Rule) []rules.Rule {
+	return slices.DeleteFunc(slices.Clone(list), canary.IsMark)
+}
+
+// surplus returns the rules of a that b lacks; each rule of b counts for one.
+func surplus(a, b []rules.Rule) []rules.Rule {
+	_, only := compareRules(a, b)
+	return only
+}
+
+// common returns the rules of a that b has, too; each rule of b counts for one.
+func common(a, b []rules.Rule) []rules.Rule {
+	both, _ := compareRules(a, b)
+	return both
+}
+
+func compareRules(a, b []rules.Rule) (both, only []rules.Rule) {
+	have := map[string]int{}
+	for _, r := range b {
+		have[r.Meaning()]++
+	}
+	for _, r := range a {
+		if m := r.Meaning(); have[m] > 0 {
+			have[m]--
+			both = append(both, r)
+		} else {
+			only = append(only, r)
+		}
+	}
+	return both, only
+}
