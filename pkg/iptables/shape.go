@@ -25,9 +25,9 @@ type ruleShape struct {
 	odd string
 	// identity names the rule if it is opaque; of nft's rules it is taken from their bytes.
 	identity rules.Identity
-	// The rest is legacy's only. base is what no other rule that is printed in the same words may
-	// differ in, and kinds are the names and revisions of its extensions. plain: iptables prints all
-	// that the bytes say. content names the bytes of a rule that names an ipset.
+	// The rest is legacy's only. base is what no other rule that is printed in the same words
+	// may differ in, and kinds are the names and revisions of its extensions. plain: iptables
+	// prints all that the bytes say. content names the bytes of a rule that names an ipset.
 	base, kinds []byte
 	plain       bool
 	content     xtKey

@@ -26,7 +26,8 @@ type xtLexicon struct {
 	byKey  nft.Index // of their numbers
 	byText nft.Index // of the numbers of the first of each text
 	small  int       // how many words there were when it was last tidied up
-	// trials: texts that may be another rule's are tried. made is what iptables-restore made of those.
+	// trials: texts that may be another rule's are tried. made is what iptables-restore made
+	// of those.
 	trials bool
 	made   map[string]xtMade
 }

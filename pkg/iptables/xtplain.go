@@ -170,8 +170,8 @@ func (d xtData) text(from, to int) bool {
 	return to <= len(d) && d.zero(from+len(nft.UntilNUL(d[from:to])), to)
 }
 
-// ports reports whether two ranges of ports at 0 and 4, with flags that invert them, are printed: an
-// inverted range of all ports is not.
+// ports reports whether two ranges of ports at 0 and 4, with flags that invert them, are printed:
+// an inverted range of all ports is not.
 func (d xtData) ports(flagsAt int) bool {
 	flags := d.byte(flagsAt)
 	for i, inverted := range [2]byte{1, 2} {
