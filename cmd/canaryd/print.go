@@ -68,7 +68,7 @@ func writeStatus(w io.Writer, s api.Status) {
 	for _, text := range []string{
 		baselineLine(s.Baseline), keeperText(s.Keeper), lastDrillText(w, s.LastDrill), standbysText(s.Standby, s.Native),
 		decisionText(s.Decision), replaysText(s), sourceErrorsText(s.SourceErrors), refusedText(s.DeclaredRefused),
-		ownerlessText(s.RulesWithoutOwner), notGuardedText(s), troubleText(s), nativeText(s),
+		ownerlessText(s.RulesWithoutOwner), notGuardedText(s), acceptedText(s.Accepted), troubleText(s), nativeText(s),
 	} {
 		fmt.Fprint(w, text)
 	}
@@ -116,6 +116,15 @@ func notGuardedText(s api.Status) string {
 	}
 	for _, l := range s.LeftOut {
 		fmt.Fprintf(&text, "NOT guarded: %s; there are more rules than canaryd keeps (--max-rules)\n", plain(l.String()))
+	}
+	return text.String()
+}
+
+// acceptedText names large removals that are not put back.
+func acceptedText(list []api.Accepted) string {
+	var text strings.Builder
+	for _, a := range list {
+		fmt.Fprintf(&text, "accepted as its owner's doing: %s, learned %s, by %s\n", plain(oneLine(a.String())), ago(a.Time), plain(oneLine(a.ByText())))
 	}
 	return text.String()
 }

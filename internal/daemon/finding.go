@@ -150,6 +150,9 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 	seen = d.withoutDoubles(fs, ts, before, seen, now)
 	first := !learned.Knows(f, t)
 	next, again := learned.Learn(f, t, seen, finding, now)
+	if !first {
+		st.accept(id, before, next.Generation[id], now)
+	}
 	st.generation.learned = next
 	ts.verdict = canary.Intact
 	if ts.pending = !again.IsZero() || len(finding.Waiting) > 0; ts.pending {

@@ -233,6 +233,10 @@ func situations() map[string]situation {
 			st.native.tables[proxyTable] = &nativeTable{want: table}
 			st.native.refreshAt = time.Now()
 		},
+		"say what was accepted": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
+			id := rules.IPv4.Table(rules.Nat)
+			st.accept(id, st.generation.learned.Generation[id], rules.Section{}, time.Now())
+		},
 		"plant witnesses":    now(func(st *state) *time.Time { return &st.native.plantAt }),
 		"save native tables": now(func(st *state) *time.Time { return &st.native.disk.saveAt }),
 		"save":               now(func(st *state) *time.Time { return &st.disk.saveAt }),

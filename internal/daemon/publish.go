@@ -32,6 +32,7 @@ func (d *Daemon) publish(st *state) {
 		DeclaredRefused:  slices.Clone(st.refused.shown[:min(len(st.refused.shown), api.QuarantinedShown)]),
 		Opaque:           st.opaqueNow(),
 		LeftOut:          st.leftOutNow(),
+		Accepted:         st.accepted.lately(time.Now()),
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),
 		Standby:          d.standbys(st),

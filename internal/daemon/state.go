@@ -28,8 +28,9 @@ type state struct {
 	quarantine quarantine // rules that cannot be put back yet
 	sets       sets       // ipsets that rules depend on
 	pods       podWatch   // containers that CNI plugins attached
-	owners     owners     // what the disk has of the owners of rules
-	ownerless  trouble    // kube-proxy's rules have no owner
+	accepted   acceptances
+	owners     owners  // what the disk has of the owners of rules
+	ownerless  trouble // kube-proxy's rules have no owner
 
 	// How it is watched.
 	marks   marking // canaries and witnesses

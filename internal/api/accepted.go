@@ -1,0 +1,59 @@
+package api
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// AcceptedShown is how many removals a Status lists.
+const AcceptedShown = 20
+
+// An Accepted is a removal that canaryd takes for its owner's doing and does not put back, although
+// it took most of a chain or of a table, or a rule that a built-in chain needs. It does not affect
+// Healthy.
+type Accepted struct {
+	Time   time.Time       `json:"time"` // when it was learned
+	Family rules.Family    `json:"family"`
+	Table  rules.TableName `json:"table"`
+	Chain  string          `json:"chain,omitempty"` // empty: most of the table
+	Rule   string          `json:"rule,omitempty"`  // of a built-in chain
+	Rules  int             `json:"rules"`           // that are gone
+	Left   int             `json:"left"`            // of the chain or table
+	// By is the process that removed them; nil if it is not known. Likely: it held the xtables lock
+	// last, and the kernel does not say what it did.
+	By     *Culprit `json:"by,omitempty"`
+	Likely bool     `json:"likely,omitempty"`
+}
+
+// SamePlace reports whether another removal is of the same chain, table or rule.
+func (a Accepted) SamePlace(o Accepted) bool {
+	return a.Family == o.Family && a.Table == o.Table && a.Chain == o.Chain && a.Rule == o.Rule
+}
+
+// ByText names the process in a few words.
+func (a Accepted) ByText() string {
+	if a.By == nil {
+		return "unknown"
+	}
+	text := fmt.Sprintf("pid %d (%s)", a.By.PID, cmp.Or(a.By.Command, a.By.Comm, "unknown")) + a.By.Line()
+	if a.Likely {
+		return "likely " + text
+	}
+	return text
+}
+
+// String says what was removed, without the process.
+func (a Accepted) String() string {
+	place := fmt.Sprintf("%s %s", a.Family, a.Table)
+	if a.Chain != "" {
+		place += " " + a.Chain
+	}
+	if a.Rule != "" {
+		return place + " lost " + a.Rule
+	}
+	return fmt.Sprintf("%s lost %s, %d left", place, CountText(a.Rules, math.MaxInt, "rule"), a.Left)
+}

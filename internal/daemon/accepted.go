@@ -1,0 +1,168 @@
+package daemon
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
+)
+
+// canaryd learns what the owners of rules remove. What is so much that it may be a flush all the
+// same is said once: by the log, and by the status for acceptedFor.
+
+const (
+	// acceptedFor is for how long a status has what was accepted.
+	acceptedFor = time.Hour
+	// Of a chain that keeps rules, and of a table, so many rules must be gone: an endpoint that
+	// goes is no news.
+	muchOfChain = 10
+	muchOfTable = 20
+)
+
+// acceptances is what was accepted lately.
+type acceptances struct {
+	said  []api.Accepted // the newest first
+	fresh []acceptance
+	at    time.Time // when fresh is to be said; zero: there is none
+}
+
+// An acceptance is a removal that was just learned.
+type acceptance struct {
+	api.Accepted
+	finding canary.Finding // it as if it were a loss
+	seen    time.Time      // when a read was the first to show it
+	upto    uint64         // the digest of the read with which it was learned
+}
+
+// accept takes up what a table's owners took, if it is to be said. before and after are the
+// generation's.
+func (st *state) accept(id rules.TableID, before, after rules.Section, now time.Time) {
+	fs := st.families[id.Family]
+	for _, a := range taken(before, after) {
+		a.Time, a.Family, a.Table, a.upto, a.seen = now, id.Family, id.Name, fs.examined.digest, fs.examined.since
+		if at := st.generation.learned.Shrunk(id.Family, id.Name, a.Chain); !at.IsZero() {
+			a.seen = at
+		}
+		st.accepted.fresh = append(st.accepted.fresh, a)
+		st.accepted.at = now
+	}
+}
+
+// taken returns what is much of what a section lost.
+func taken(before, after rules.Section) []acceptance {
+	was, is := before.RuleCount(), after.RuleCount()
+	if was-is >= muchOfTable && 2*is < was {
+		a := acceptance{Accepted: api.Accepted{Rules: was - is, Left: is}}
+		left := chainsByName(after)
+		for _, c := range before.Chains {
+			if now, stands := left[c.Name]; !stands || len(now.Rules) < len(c.Rules) {
+				a.finding.Emptied = append(a.finding.Emptied, c.Name)
+			}
+		}
+		return []acceptance{a}
+	}
+	var list []acceptance
+	stood, left := chainsByName(before), chainsByName(after)
+	for _, c := range before.Chains {
+		now, stands := left[c.Name]
+		gone := len(c.Rules) - len(now.Rules)
+		switch {
+		case !stands || gone <= 0 || c.LeftOut() || now.LeftOut():
+			continue
+		case len(now.Rules) == 0 && (!leadsTo(after, c.Name) || allGone(c, stood, left)):
+			continue // it goes with all that led to it, or that it led to: a pod, a service
+		case len(now.Rules) > 0 && (gone < muchOfChain || gone <= len(now.Rules)):
+			continue
+		}
+		list = append(list, acceptance{Accepted: api.Accepted{Chain: c.Name, Rules: gone, Left: len(now.Rules)},
+			finding: canary.Finding{Emptied: []string{c.Name}}})
+	}
+	for i, h := range before.Jumps {
+		if !h.Named && (len(left[h.Into()].Rules) == 0 || jumpsTo(after, h.Into())) || rules.Copies(after.Jumps, h) > rules.Copies(before.Jumps[:i], h) {
+			continue // its chain went too, or its owner wrote it in other words, or it stands
+		}
+		list = append(list, acceptance{Accepted: api.Accepted{Chain: h.Chain, Rule: h.Rule.Spec, Rules: 1},
+			finding: canary.Finding{Jumps: []rules.Jump{h}}})
+	}
+	return list
+}
+
+func chainsByName(s rules.Section) map[string]rules.Chain {
+	by := make(map[string]rules.Chain, len(s.Chains))
+	for _, c := range s.Chains {
+		by[c.Name] = c
+	}
+	return by
+}
+
+// allGone reports whether each rule of a chain led to a chain that is gone.
+func allGone(c rules.Chain, before, left map[string]rules.Chain) bool {
+	return !slices.ContainsFunc(c.Rules, func(r rules.Rule) bool {
+		_, stood := before[r.Target]
+		_, stands := left[r.Target]
+		return !stood || stands
+	})
+}
+
+func jumpsTo(s rules.Section, chain string) bool {
+	return slices.ContainsFunc(s.Jumps, func(h rules.Jump) bool { return h.Into() == chain })
+}
+
+func leadsTo(s rules.Section, chain string) bool {
+	return jumpsTo(s, chain) || slices.ContainsFunc(s.Chains, func(c rules.Chain) bool {
+		return slices.ContainsFunc(c.Rules, func(r rules.Rule) bool { return r.Target == chain })
+	})
+}
+
+// sayAccepted finds out whose doing it was, and says it. What is taken from the same chain again
+// within acceptedFor is counted, and not logged again.
+func (d *Daemon) sayAccepted(ctx context.Context, st *state) {
+	a, now := &st.accepted, time.Now()
+	q := d.inquire(ctx)
+	a.said = a.lately(now)
+	for _, f := range a.fresh {
+		f.By, f.Likely = q.taker(d.charge(st, f.Family.Table(f.Table), f.finding, f.upto), f.seen), q.legacy
+		i := slices.IndexFunc(a.said, f.Accepted.SamePlace)
+		if i >= 0 {
+			f.Rules += a.said[i].Rules
+			a.said = slices.Delete(slices.Clone(a.said), i, i+1)
+		} else {
+			klog.FromContext(ctx).Info("Rules were removed, which canaryd accepts as their owner's doing; they are not put back",
+				"family", f.Family, "table", f.Table, "chain", f.Chain, "rule", f.Rule, "gone", f.Rules, "left", f.Left, "by", f.ByText())
+		}
+		a.said = slices.Insert(slices.Clone(a.said), 0, f.Accepted)
+	}
+	a.fresh, a.at = nil, time.Time{}
+	a.said = a.said[:min(len(a.said), api.AcceptedShown)]
+}
+
+// lately returns what was accepted within acceptedFor.
+func (a *acceptances) lately(now time.Time) []api.Accepted {
+	return slices.DeleteFunc(slices.Clone(a.said), func(x api.Accepted) bool { return now.Sub(x.Time) >= acceptedFor })
+}
+
+// taker returns the process that took what a charge is about, nil if it is not known. On legacy it
+// is the one that held the lock last before a read was the first to show it.
+func (q inquiry) taker(c charge, seen time.Time) *api.Culprit {
+	var by []watch.Writer
+	if q.legacy {
+		by = slices.DeleteFunc(q.writers.Holders(seen.Add(-holderWindow)), func(w watch.Writer) bool {
+			return w.Time.After(seen.Add(holderLate)) || q.own(w.PID) || onlyReads(w.Command)
+		})
+	} else {
+		for _, k := range q.about(c) {
+			by = append(by, q.writers.Of(k.Commit))
+		}
+	}
+	if len(by) == 0 {
+		return nil
+	}
+	culprit := api.CulpritOf(by[len(by)-1])
+	return &culprit
+}

@@ -1,0 +1,125 @@
+package daemon
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// accepted is what a status says of removals, in its own words.
+func (r *rig) accepted() (list []string) {
+	for _, a := range r.d.Status().Accepted {
+		text := a.String()
+		if r.d.cfg.Kernel.Info().Backend == iptables.NFT {
+			text += " by " + a.ByText()
+		}
+		list = append(list, text)
+	}
+	return list
+}
+
+// by appends the process of the Fake, which is known on nft.
+func by(backend iptables.Backend, texts []string) (list []string) {
+	for _, text := range texts {
+		if backend == iptables.NFT {
+			text += " by pid 4242 (iptables -F)"
+		}
+		list = append(list, text)
+	}
+	return list
+}
+
+// TestWhatIsAcceptedIsSaid: an owner may empty some of its chains, and an operator his own. canaryd
+// puts nothing back, and says so: once in the log, and in the status for an hour.
+func TestWhatIsAcceptedIsSaid(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		table rules.TableName
+		first []string // what an operator wrote before
+		chain string   // that is flushed
+		lines []string
+		want  []string
+	}{
+		{name: "DOCKER-USER, which is the operator's", table: rules.Filter, chain: "DOCKER-USER", first: []string{"-A DOCKER-USER -s 192.0.2.0/24 -j DROP", "-A DOCKER-USER -j RETURN"}, want: []string{"ipv4 filter DOCKER-USER lost 2 rules, 0 left"}},
+		{name: "Docker's published ports", table: rules.Nat, chain: "DOCKER", want: []string{"ipv4 nat DOCKER lost one rule, 0 left"}},
+		{name: "libvirt's", table: rules.Filter, chain: "LIBVIRT_FWI", want: []string{"ipv4 filter LIBVIRT_FWI lost 2 rules, 0 left"}},
+		{
+			name: "a network's masquerade", table: rules.Nat, lines: []string{"-D POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE"},
+			want: []string{"ipv4 nat POSTROUTING lost -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE"},
+		},
+		{name: "one rule of several", table: rules.Filter, lines: []string{"-D DOCKER-FORWARD -i docker0 -j ACCEPT"}},
+	} {
+		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			r := run(t, ownersFake(t, backend), ownersSetup)
+			r.write(test.table, test.first...)
+			r.settled()
+			if len(test.chain) > 0 {
+				must(t, r.fake.Flush(rules.IPv4, test.table, test.chain))
+			} else {
+				r.write(test.table, test.lines...)
+			}
+			left := r.tables()
+			r.settled()
+			r.after(2 * time.Second)
+			if d := cmp.Diff(by(backend, test.want), r.accepted()); d != "" {
+				t.Errorf("%s (-want +got):\n%s", test.name, d)
+			}
+			const line = "accepts as their owner's doing"
+			if n := strings.Count(r.log.String(), line); n != len(test.want) {
+				t.Errorf("%s: the log has it %d times, want %d", test.name, n, len(test.want))
+			}
+			r.after(20 * time.Second)
+			r.wantReady()
+			r.wantNoFlush()
+			r.wantTables(left, left)
+			r.after(time.Hour)
+			if got := r.accepted(); len(got) > 0 {
+				t.Errorf("%s: after an hour the status has %q", test.name, got)
+			}
+		})
+	}
+}
+
+// TestWhatIsAcceptedAgainIsCounted: kube-proxy's rejects come and go with endpoints. The log has the
+// first time, and the status all of them.
+func TestWhatIsAcceptedAgainIsCounted(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		for i := range 3 {
+			r.write(rules.Filter, "-F KUBE-SERVICES", fmt.Sprintf("-A KUBE-SERVICES -d 10.96.0.%d/32 -j REJECT", 100+i))
+			r.settled()
+			r.write(rules.Filter, "-F KUBE-SERVICES")
+			r.settled()
+			r.after(2 * time.Second)
+		}
+		list := r.d.Status().Accepted
+		if n := strings.Count(r.log.String(), "accepts as their owner's doing"); n != 1 || len(list) != 1 || list[0].Rules < 3 {
+			t.Errorf("the log has it %d times, and the status %v", n, list)
+		}
+	})
+}
+
+// TestACleanupIsSaid: kube-proxy --cleanup takes most of the tables.
+func TestACleanupIsSaid(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		var lines []string
+		for _, rule := range r.chain(rules.IPv4, rules.Nat, "KUBE-SERVICES")[1:] {
+			lines = append(lines, "-D KUBE-SERVICES "+rule)
+		}
+		r.write(rules.Nat, lines...)
+		r.settled()
+		r.after(2 * time.Second)
+		r.wantNoFlush()
+		want := fmt.Sprintf("ipv4 nat KUBE-SERVICES lost %d rules, 1 left", len(lines))
+		if list := r.accepted(); len(list) != 1 || !strings.HasPrefix(list[0], want) {
+			t.Errorf("the status has %q, want %q", list, want)
+		}
+	})
+}

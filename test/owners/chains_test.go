@@ -1,0 +1,105 @@
+package owners
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+func selectorOf(n *nodetest.Node, words ...string) protect.Selector {
+	n.Helper()
+	selector, err := protect.NewSelector(words)
+	n.Must(err)
+	return selector
+}
+
+// TestAChainThatAPersonFlushes: `iptables -F CHAIN`, one chain after the other. What its owner never
+// leaves empty is back at once, what it flushes before it fills or deletes it after the grace. What
+// may be its owner's doing stays empty, and status says so.
+func TestAChainThatAPersonFlushes(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Must(scenario.Load(n.Context(), n.Programs, rules.Families()...))
+		n.Protects = selectorOf(n, "kube", "cni", "docker", "podman", "libvirt", "tailscale").Protects
+		n.Must(scenario.LoadOwners(n.Context(), n.Programs, rules.Families()...))
+		run(n, rules.IPv4, rules.Filter, "-A", "DOCKER-USER", "-s", "192.0.2.0/24", "-j", "DROP")
+		const grace = 2 * time.Second
+		p := n.Launch("--protect=kube,cni,docker,podman,libvirt,tailscale", "--jump-grace="+grace.String())
+		n.Within(nodetest.StartsIn, "canaryd to be ready", nodetest.Ready)
+		time.Sleep(time.Second) // marks of a new generation are renewed
+		before := n.Protected()
+		nat := n.Save()[rules.IPv4][rules.Nat]
+		named := func(prefix string) string {
+			i := slices.IndexFunc(nat.Chains, func(c rules.Chain) bool { return strings.HasPrefix(c.Name, prefix) && len(c.Rules) > 0 })
+			if i < 0 {
+				n.Fatalf("no chain %s", prefix)
+			}
+			return nat.Chains[i].Name
+		}
+		records := 0
+		for _, lost := range []struct {
+			table rules.TableName
+			chain string
+			after time.Duration
+		}{
+			{rules.Nat, named("KUBE-SEP-"), 0},
+			{rules.Nat, named("KUBE-SVC-"), 0},
+			{rules.Nat, "CNI-HOSTPORT-MASQ", 0},
+			{rules.Nat, "CNI-HOSTPORT-SETMARK", 0},
+			{rules.Filter, "DOCKER-FORWARD", grace},
+			{rules.Nat, named("CNI-DN-"), grace},
+		} {
+			flushed := time.Now()
+			run(n, rules.IPv4, lost.table, "-F", lost.chain)
+			records++
+			record := n.Healed(records)
+			n.Same(lost.chain+" is back", before, n.Protected())
+			absent := time.Since(flushed)
+			if absent < lost.after {
+				n.Errorf("%s was put back after %s, within the grace of its owner", lost.chain, absent)
+			}
+			n.Logf("%s: back after %s at most, the record says %.0f ms", lost.chain, absent.Round(time.Millisecond), 1000*record.AbsentSeconds)
+		}
+
+		for i, accepted := range []struct {
+			table rules.TableName
+			chain string
+			lost  string
+		}{
+			{rules.Filter, "DOCKER-USER", "one rule"},
+			{rules.Nat, "DOCKER", "one rule"},
+			{rules.Filter, "LIBVIRT_FWI", "2 rules"},
+		} {
+			run(n, rules.IPv4, accepted.table, "-F", accepted.chain)
+			left := n.Protected()
+			want := fmt.Sprintf("accepted as its owner's doing: ipv4 %s %s lost %s, 0 left", accepted.table, accepted.chain, accepted.lost)
+			var line string
+			n.Within(nodetest.HealsIn, want, func() error {
+				text, _ := n.Want(0, "status")
+				for l := range strings.Lines(text) {
+					if strings.HasPrefix(l, want) {
+						line = l
+						return nil
+					}
+				}
+				return fmt.Errorf("status says\n%s", text)
+			})
+			if n.Programs.With == iptables.NFT && !strings.Contains(line, "iptables") {
+				n.Errorf("it does not name the process: %s", line)
+			}
+			n.Same("what is accepted stays so", left, n.Protected())
+			if got := len(n.Status().Flushes); got != records {
+				n.Errorf("%d flush records after %d removals, want %d", got, i+1, records)
+			}
+		}
+		n.Want(0, "check")
+		p.Stop()
+	})
+}
