@@ -94,8 +94,8 @@ type Status struct {
 	// keeps; the first hundred. They do not affect Healthy; once they are lost, they are
 	// Quarantined.
 	LeftOut []LeftOut `json:"leftOut,omitempty"`
-	// Accepted are the removals of the last hour that canaryd takes for their owner's doing although
-	// they are large, the newest first; twenty at most. They do not affect Healthy.
+	// Accepted are the large removals of the last hour that canaryd takes for their owner's doing,
+	// the newest first; twenty at most. They do not affect Healthy.
 	Accepted []Accepted `json:"accepted,omitempty"`
 	// Keeper is the keeper's state for each enabled family. It does not affect Healthy.
 	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`

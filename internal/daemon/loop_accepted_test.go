@@ -86,8 +86,8 @@ func TestWhatIsAcceptedIsSaid(t *testing.T) {
 	}
 }
 
-// TestWhatIsAcceptedAgainIsCounted: kube-proxy's rejects come and go with endpoints. The log has the
-// first time, and the status all of them.
+// TestWhatIsAcceptedAgainIsCounted: kube-proxy's rejects come and go with endpoints. The log has
+// the first time, and the status all of them.
 func TestWhatIsAcceptedAgainIsCounted(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

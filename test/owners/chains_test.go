@@ -21,9 +21,9 @@ func selectorOf(n *nodetest.Node, words ...string) protect.Selector {
 	return selector
 }
 
-// TestAChainThatAPersonFlushes: `iptables -F CHAIN`, one chain after the other. What its owner never
-// leaves empty is back at once, what it flushes before it fills or deletes it after the grace. What
-// may be its owner's doing stays empty, and status says so.
+// TestAChainThatAPersonFlushes: `iptables -F CHAIN`, one chain after the other. What its owner
+// never leaves empty is back at once, what it flushes before it fills or deletes it after the
+// grace. What may be its owner's doing stays empty, and status says so.
 func TestAChainThatAPersonFlushes(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Must(scenario.Load(n.Context(), n.Programs, rules.Families()...))
