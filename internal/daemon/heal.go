@@ -38,6 +38,11 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	job.Generation = protect.DetachAll(job.Generation, st.loss.gone)
 	job.Settle = settle
+	more := false
+	job.Interrupted = func() bool {
+		more = more || d.lostMore(ctx, st)
+		return more
+	}
 	ride := &nativeRide{used: used}
 	job.Rider = func() *iptables.Rider { return d.rider(ctx, st, ride) }
 	result, err := d.replayer(ctx, st).Heal(ctx, job)
@@ -45,6 +50,9 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 		d.spend(st, used)
 	}
 	d.concludeHeal(ctx, st, ride, result, err)
+	if more && st.loss != nil {
+		st.loss.retry.in(0, time.Now())
+	}
 }
 
 // protection returns what is protected: what is learned, and the chains that are claimed.
@@ -217,6 +225,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 		}
 	}
 	d.logQuarantined(ctx, result)
+	st.keepIncomplete(l)
 	absent := endAbsence(&l.record, l.recovery.provedAt())
 	for _, fr := range result {
 		if written := fr.Written.Sub(l.record.Time).Seconds(); !fr.Written.IsZero() && written > l.record.WrittenSeconds {

@@ -23,9 +23,10 @@ type quarantine struct {
 	stood map[rules.Family]map[iptables.Place]bool
 }
 
-// setQuarantine takes up which rules of one table are quarantined.
-func (d *Daemon) setQuarantine(st *state, id rules.TableID, list []reload.QuarantinedRule) {
+// setQuarantine takes up which rules of one table are quarantined; seen is what was read of it.
+func (d *Daemon) setQuarantine(st *state, id rules.TableID, list []reload.QuarantinedRule, seen rules.Section) {
 	before := st.quarantine.rules[id]
+	st.releaseMissing(id, list, seen)
 	st.quarantine.rules = st.quarantine.rules.With(id, list)
 	d.cfg.Metrics.SetQuarantined(id.Family, id.Name, len(list))
 	for _, h := range list {
@@ -71,7 +72,9 @@ func (d *Daemon) readmit(ctx context.Context, st *state) {
 		}
 	}
 	st.quarantine.retry.failed(nil, time.Now())
-	result, err := d.replayer(ctx, st).Readmit(ctx, d.job(st, families...))
+	job := d.job(st, families...)
+	job.Interrupted = func() bool { return d.lostMore(ctx, st) }
+	result, err := d.replayer(ctx, st).Readmit(ctx, job)
 	for f, fr := range result {
 		d.applyResult(st, f, fr)
 		d.countRefusal(f, fr.Err)
@@ -108,11 +111,11 @@ func (d *Daemon) supplement(st *state, id rules.TableID, seen rules.Section) rul
 	if len(before) == 0 {
 		return seen
 	}
-	seen, next := st.quarantine.rules.Supplement(id.Family, id.Name, st.want()[id], seen)
+	full, next := st.quarantine.rules.Supplement(id.Family, id.Name, st.want()[id], seen)
 	if len(next[id]) != len(before) {
-		d.setQuarantine(st, id, next[id])
+		d.setQuarantine(st, id, next[id], seen)
 	}
-	return seen
+	return full
 }
 
 // quarantined returns what is in quarantine as a Status has it.

@@ -54,7 +54,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	st.disk.saveAt = time.Now().Add(confirmEvery) // also if nothing is learned that is new
 	for id, list := range known.Quarantine {
 		if st.families[id.Family] != nil {
-			d.setQuarantine(st, id, list)
+			d.setQuarantine(st, id, list, st.want()[id])
 		}
 	}
 	d.recallSets(ctx, st)

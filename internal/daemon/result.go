@@ -52,7 +52,7 @@ func (d *Daemon) takeWritten(st *state, id rules.TableID, tr reload.TableResult,
 		return
 	}
 	if tr.Proved && tr.Replayed {
-		d.setQuarantine(st, id, tr.Quarantined)
+		d.setQuarantine(st, id, tr.Quarantined, tr.Section)
 	}
 	if !tr.Read || !judged {
 		return

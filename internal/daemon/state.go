@@ -26,8 +26,9 @@ type state struct {
 	declared   declared   // what the declared sources say, and what of it was written
 	refused    refused    // declared rules that are refused
 	quarantine quarantine // rules that cannot be put back yet
-	sets       sets       // ipsets that rules depend on
-	pods       podWatch   // containers that CNI plugins attached
+	incomplete []incomplete
+	sets       sets     // ipsets that rules depend on
+	pods       podWatch // containers that CNI plugins attached
 	accepted   acceptances
 	owners     owners  // what the disk has of the owners of rules
 	ownerless  trouble // kube-proxy's rules have no owner

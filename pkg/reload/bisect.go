@@ -35,7 +35,13 @@ func (r run) bisect(ctx context.Context, t *familyRun) bool {
 	if !r.action.writesRules || t.refused != nil || refused == nil || refused.Reason == iptables.ReasonIncompatible {
 		return false
 	}
-	return r.tryRules(ctx, t, t.pending(), false)
+	found := r.tryRules(ctx, t, t.pending(), false)
+	if found && t.discarded < staleReads && r.tablesMoved(ctx, t) {
+		// What another process wrote may be the reason of each refusal in the trial.
+		t.refused = nil
+		t.discarded++
+	}
+	return found
 }
 
 // bisectSilent finds the bad rules of a restore that succeeded and wrote something else, as the
@@ -65,11 +71,15 @@ func (r run) tryRules(ctx context.Context, t *familyRun, plans []tablePlan, read
 		trial := newTrial(r.session, t.family, plan)
 		trial.readsBack = readsBack
 		trial.suspects = refusedOf(r.job.Quarantine[t.family.Table(plan.table)])
-		trial.strict = r.job.Strict
+		trial.strict, trial.interrupted = r.job.Strict, r.job.Interrupted
 		for _, refusal := range r.job.Refused[t.family.Table(plan.table)] {
 			trial.suspects[refusal.Rule.Spec] = refusal.Reason
 		}
 		_ = trial.run(ctx) // the refusal stands for what could not be tried
+		if trial.ended {
+			t.refused = nil
+			return false
+		}
 		if len(trial.bad) == 0 && !readsBack {
 			trial.bad = loopsAndDeepNests(plan, strings.Contains(t.answer.Err.Error(), saysTooDeep))
 		}
@@ -100,6 +110,9 @@ type trial struct {
 	strict bool
 	// readsBack makes a rule bad, too, if the restore took it and it does not stand afterwards.
 	readsBack bool
+	// interrupted is Job.Interrupted. ended: it ended the trial, which found nothing out.
+	interrupted func() bool
+	ended       bool
 }
 
 func newTrial(s iptables.Session, f rules.Family, plan tablePlan) trial {
@@ -153,7 +166,8 @@ func (t *trial) removeChains(ctx context.Context) {
 func trialChains() []string { return []string{trialChain, trialTarget} }
 
 func (t *trial) findBad(ctx context.Context, list []rules.Rule) {
-	if len(list) == 0 {
+	t.ended = t.ended || t.interrupted != nil && t.interrupted()
+	if len(list) == 0 || t.ended {
 		return
 	}
 	if t.tried >= maxTrials || time.Now().After(t.until) || ctx.Err() != nil {

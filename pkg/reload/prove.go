@@ -32,7 +32,9 @@ func (r run) prove(ctx context.Context, t *familyRun) {
 		}
 		return
 	}
-	result.otherWrote, result.Digest = raced || after.Moved, after.Digest
+	// After a refusal it is not known what was written since the guarded read.
+	result.otherWrote, result.Digest = raced || after.Moved || refusalOf(t.answer.Err) != nil, after.Digest
+	result.overtaken = t.overtaken
 	if result.otherWrote {
 		// What another process wrote may be in a table that was not replayed and that the proof
 		// does not judge. Without a digest the loop examines all tables.

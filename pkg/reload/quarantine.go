@@ -129,6 +129,16 @@ func (h QuarantinedRule) matches(chain string, r rules.Rule) bool {
 	return h.Chain == chain && h.Rule.Spec == r.Spec
 }
 
+// In reports whether a list has the rule.
+func (h QuarantinedRule) In(list []QuarantinedRule) bool { return anyMatches(list, h.Chain, h.Rule) }
+
+// Stands reports whether a section has the rule where it belongs.
+func (h QuarantinedRule) Stands(s rules.Section) bool {
+	c, _ := s.Chain(h.Chain)
+	return slices.ContainsFunc(c.Rules, h.Rule.Equal) ||
+		slices.ContainsFunc(s.Jumps, func(j rules.Jump) bool { return j.Chain == h.Chain && j.Rule.Equal(h.Rule) })
+}
+
 // anyMatches reports whether a list has this rule of this chain.
 func anyMatches(list []QuarantinedRule, chain string, r rules.Rule) bool {
 	return slices.ContainsFunc(list, func(h QuarantinedRule) bool { return h.matches(chain, r) })

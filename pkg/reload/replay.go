@@ -152,6 +152,9 @@ type Job struct {
 	// Check, if set, is called right before each write with what that write would change. On an
 	// error nothing more is written. A checked job never writes without a guard.
 	Check func(Changes) error
+	// Interrupted, if set, is asked between the trials of refused rules: true ends them, because
+	// something else was lost that should not wait. The next replay begins them again.
+	Interrupted func() bool
 	// LeaveAbsent reports whether a table gets no first marks while it does not exist and the
 	// generation has nothing in it: a write would create the table. nil means that none does.
 	LeaveAbsent func(rules.Family, rules.TableName) bool
@@ -194,14 +197,15 @@ type FamilyResult struct {
 	wroteRules  int               // how many commands the restore wrote
 	writing     time.Duration     // how long that took, for all families together
 	otherWrote  bool              // another process wrote between the guarded read and the proof
+	overtaken   bool              // and the last write was refused because of that
 	proxyCanary []rules.TableName // where the proof saw kube-proxy's canary
 }
 
 // Beaten reports whether the replay is not proved because another process wrote between its guarded
-// read and the proof. Nothing of it was refused.
+// read and the proof. Nothing of it was refused for another reason.
 func (r FamilyResult) Beaten() bool {
 	_, refused := errors.AsType[*iptables.RestoreError](r.Err)
-	return r.otherWrote && !r.Outcome.Done() && !refused
+	return r.otherWrote && !r.Outcome.Done() && (!refused || r.overtaken)
 }
 
 // DoneExceptQuarantined reports whether everything is proved but for quarantined rules.

@@ -58,6 +58,14 @@ type familyRun struct {
 	// misfits are the tables that the last plan leaves alone, with the reason: a built-in chain of
 	// theirs is none in which rules of iptables' work.
 	misfits map[rules.TableName]error
+	// seen are the tables as the last guarded read showed them, and sets the ipsets that the plans
+	// count on.
+	seen map[rules.TableName]*rules.Table
+	sets []string
+	// overtaken: the last write was refused, and another process had written meanwhile. discarded
+	// is how many trials counted for nothing because of that.
+	overtaken bool
+	discarded int
 }
 
 func newFamilyRun(f rules.Family, m Memory) *familyRun {
@@ -69,7 +77,8 @@ func (t *familyRun) stale() bool { return errors.Is(t.answer.Err, nft.ErrStale) 
 
 // families reads and plans every family, writes all of them by one restore, and proves each by a
 // second read. A long replay is written in two stages. A family is tried again if another process
-// wrote between its read and the restore, or if a trial found rules that the next try leaves out.
+// wrote between its read and the end of the restore, or if a trial found rules that the next try
+// leaves out.
 func (r run) families(ctx context.Context) Result {
 	result := Result{}
 	end := func(t *familyRun) {
@@ -103,11 +112,12 @@ func (r run) families(ctx context.Context) Result {
 			return result
 		}
 		again := r.writeFamilies(ctx, planned, try)
-		for _, t := range planned {
+		for _, t := range acceptedFirst(planned) {
 			if slices.Contains(again, t) {
 				continue
 			}
-			if r.bisect(ctx, t) || r.skipTable(t) {
+			overtaken := r.overtaken(ctx, t)
+			if overtaken && try < r.maxReads() || !overtaken && (r.bisect(ctx, t) || r.skipTable(t)) {
 				again = append(again, t)
 				continue
 			}
@@ -251,8 +261,10 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 		t.result = FamilyResult{Outcome: Failed, Err: err}
 		return false
 	}
+	t.seen = map[rules.TableName]*rules.Table{}
 	for _, task := range tasks {
 		t.memory = t.memory.With(t.family.Table(task.table), task.finding)
+		t.seen[task.table] = task.seen.Table
 	}
 	before := t.result.Tables
 	t.result = newResult(tasks)
@@ -271,7 +283,7 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 	if len(t.sent) > 0 || t.nonce == "" { // otherwise nothing was written with this nonce
 		t.nonce = canary.NewNonce()
 	}
-	absent := r.supply(ctx, tasks)
+	absent := r.supply(ctx, t, tasks)
 	var plans []tablePlan
 	t.misfits = map[rules.TableName]error{}
 	for _, task := range tasks {

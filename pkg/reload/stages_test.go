@@ -126,8 +126,9 @@ func TestWhatDecidesIsWrittenFirst(t *testing.T) {
 		{
 			name: "nat is refused: the others stay proved", pace: slow, legacy: true,
 			fail: func(stage int) bool { return stage == 1 },
-			// The second read shows that nothing is left but nat, which is skipped.
-			want: []string{"read ipv4", staged, "read ipv4"}, outcome: Partial,
+			// The second read shows that no other process wrote, and the third that nothing is left
+			// but nat, which is skipped.
+			want: []string{"read ipv4", staged, "read ipv4", "read ipv4"}, outcome: Partial,
 		},
 	} {
 		for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {

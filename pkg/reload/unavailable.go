@@ -30,7 +30,8 @@ type unavailable struct {
 // supply creates the missing ipsets and nfacct objects that the tasks' tables depend on, and
 // returns those that it could not create. If it cannot list the ipsets, it reports none as missing,
 // and the restore finds out.
-func (r run) supply(ctx context.Context, tasks []tableTask) unavailable {
+func (r run) supply(ctx context.Context, t *familyRun, tasks []tableTask) unavailable {
+	t.sets = nil
 	absent := unavailable{sets: map[string]string{}, nfaccts: map[string]string{}}
 	if r.Supplier == nil || !r.action.writesRules {
 		return absent
@@ -58,7 +59,9 @@ func (r run) supply(ctx context.Context, tasks []tableTask) unavailable {
 	for _, name := range needs.Sets {
 		if err := r.supplySet(ctx, name, have, nil); err != nil {
 			absent.sets[name] = err.Error()
+			continue
 		}
+		t.sets = append(t.sets, name)
 	}
 	return absent
 }

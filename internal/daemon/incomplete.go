@@ -1,0 +1,92 @@
+package daemon
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// An incomplete is a closed flush record of which rules are still in quarantine.
+type incomplete struct {
+	id      string
+	outcome api.Outcome // once all of them are back
+	missing reload.Quarantine
+}
+
+// keepIncomplete notes what a record that ends as partial still lacks.
+func (st *state) keepIncomplete(l *loss) {
+	r := incomplete{id: l.record.ID, outcome: reload.Proved}
+	if l.recovery.raced {
+		r.outcome = reload.Raced
+	}
+	for id := range l.hit {
+		r.missing = r.missing.With(id, st.quarantine.rules[id])
+	}
+	if l.record.Outcome == reload.Partial && r.missing.Count() > 0 {
+		st.incomplete = append(st.incomplete, r)
+	}
+	if over := len(st.incomplete) - journalKept; over > 0 { // their records are forgotten, too
+		st.incomplete = slices.Delete(st.incomplete, 0, over)
+	}
+}
+
+// releaseMissing takes up that rules of a table left the quarantine: left is what stays there, and
+// seen is what a read showed of the table. A record of which a rule is neither there nor back stays
+// as it is: the rule's owner decided otherwise.
+func (st *state) releaseMissing(id rules.TableID, left []reload.QuarantinedRule, seen rules.Section) {
+	st.incomplete = slices.DeleteFunc(st.incomplete, func(r incomplete) bool {
+		return slices.ContainsFunc(r.missing[id], func(h reload.QuarantinedRule) bool { return !h.In(left) && !h.Stands(seen) })
+	})
+	for i, r := range st.incomplete {
+		still := slices.DeleteFunc(slices.Clone(r.missing[id]), func(h reload.QuarantinedRule) bool { return !h.In(left) })
+		st.incomplete[i].missing = r.missing.With(id, still)
+	}
+}
+
+// completeRecords ends the records whose last rule came back: they were as good as open until then.
+func (d *Daemon) completeRecords(ctx context.Context, st *state) {
+	st.incomplete = slices.DeleteFunc(st.incomplete, func(r incomplete) bool {
+		if r.missing.Count() > 0 {
+			return false
+		}
+		if i := slices.IndexFunc(st.journal, func(f api.Flush) bool { return f.ID == r.id }); i >= 0 {
+			record := &st.journal[i]
+			record.Outcome, record.Detail = r.outcome, ""
+			absent := endAbsence(record, time.Now())
+			d.write(ctx, *record, nil)
+			klog.FromContext(ctx).Info("The last rules of a flush are back and proved", "flush", r.id, "outcome", r.outcome,
+				absentKey(*record), absent.Round(10*time.Microsecond))
+		}
+		return true
+	})
+}
+
+// lostMore probes the marks that are known to stand, and reports whether some are lost: what takes
+// long may wait then.
+func (d *Daemon) lostMore(ctx context.Context, st *state) bool {
+	lost := false
+	for f, fs := range st.families {
+		var standing []rules.TableName
+		for t, ts := range fs.tables {
+			if !ts.verdict.Loss() {
+				standing = append(standing, t)
+			}
+		}
+		part := st.marks.current.Only(f, standing)
+		places := part.Places(f, d.cfg.Canary)
+		if len(places) == 0 {
+			continue
+		}
+		st.looking.evidence = time.Now()
+		if probed, err := d.cfg.Kernel.ProbeOnly(ctx, f, places); err == nil && !d.judgeMarks(st, f, part, probed) {
+			lost = true
+		}
+	}
+	return lost
+}
