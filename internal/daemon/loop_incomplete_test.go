@@ -15,7 +15,7 @@ import (
 )
 
 // TestARecordEndsWithItsLastRule: a flush of which rules wait in quarantine is partial until these
-// are back, whoever puts them back, and lasted until then.
+// are back, and lasted until then.
 func TestARecordEndsWithItsLastRule(t *testing.T) {
 	const corp = "*filter\n:corp - [0:0]\n-A corp -s 203.0.113.0/24 -j ACCEPT\nCOMMIT\n"
 	tests := []struct {

@@ -57,7 +57,7 @@ func TestARefusalBecauseAFlusherGoesOnIsStale(t *testing.T) {
 }
 
 // TestAFlusherThatNeverEndsQuarantinesNothing: each write is refused while it goes on, and the next
-// replay begins anew.
+// replay begins again.
 func TestAFlusherThatNeverEndsQuarantinesNothing(t *testing.T) {
 	eachNode(t, func(t *testing.T, n *testNode) {
 		n.flushAll(v4)
