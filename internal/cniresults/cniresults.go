@@ -37,6 +37,9 @@ type Pod struct {
 	Name      string `json:"name,omitempty"`
 	// HostPorts are the ports that portmap was asked for, such as "8080/tcp".
 	HostPorts []string `json:"hostPorts,omitempty"`
+	// Ends means that libcni removes the file with the pod. Of a network with a cniVersion below
+	// 0.4.0 some of its releases keep the file for good.
+	Ends bool `json:"ends,omitempty"`
 }
 
 // A Reading is the content of the folder at one moment.
@@ -159,6 +162,7 @@ func readFile(path string) ([]byte, error) {
 // runtimes.
 type cached struct {
 	Kind           string      `json:"kind"`
+	Config         []byte      `json:"config"`
 	ContainerID    string      `json:"containerId"`
 	IfName         string      `json:"ifName"`
 	NetworkName    string      `json:"networkName"`
@@ -184,7 +188,7 @@ func parse(name string, text []byte) (protect.Attachment, Pod, error) {
 		name != c.NetworkName+"-"+c.ContainerID+"-"+c.IfName {
 		return protect.Attachment{}, Pod{}, errForeign
 	}
-	var pod Pod
+	pod := Pod{Ends: endsWithPod(c.Config)}
 	for _, arg := range c.CniArgs {
 		switch arg[0] {
 		case "K8S_POD_NAMESPACE":
@@ -204,4 +208,19 @@ func parse(name string, text []byte) (protect.Attachment, Pod, error) {
 		pod.HostPorts = append(pod.HostPorts, port)
 	}
 	return protect.Attachment{Network: c.NetworkName, Container: c.ContainerID}, pod, nil
+}
+
+// endsWithPod reports whether a network's configuration has a cniVersion from 0.4.0 on.
+func endsWithPod(config []byte) bool {
+	var c struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	if json.Unmarshal(config, &c) != nil {
+		return false
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(c.CNIVersion, "%d.%d.", &major, &minor); err != nil {
+		return false
+	}
+	return major > 0 || minor >= 4
 }

@@ -38,8 +38,8 @@ func TestRealFiles(t *testing.T) {
 	r, err := New(results(t)).Read()
 	must(t, err)
 	want := map[protect.Attachment]Pod{
-		web:     {"default", "web-0", []string{"8080/tcp"}},
-		gateway: {"default", "gateway-x7k2p", []string{"443/tcp", "8443/tcp", "443/udp"}},
+		web:     {"default", "web-0", []string{"8080/tcp"}, true},
+		gateway: {"default", "gateway-x7k2p", []string{"443/tcp", "8443/tcp", "443/udp"}, true},
 	}
 	if d := cmp.Diff(want, r.Attached); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
@@ -125,5 +125,17 @@ func TestChangesAreSeen(t *testing.T) {
 	must(t, err)
 	if _, ok := r.Attached[protect.Attachment{Network: "cbr0", Container: "late"}]; !ok {
 		t.Error("a file that was half there is not read again: the folder's own time does not move")
+	}
+}
+
+// TestFilesThatEndWithTheirPod: of an old cniVersion libcni may keep the file for good.
+func TestFilesThatEndWithTheirPod(t *testing.T) {
+	for config, want := range map[string]bool{
+		`{"cniVersion":"0.4.0"}`: true, `{"cniVersion":"1.0.0"}`: true, `{"cniVersion":"1.1.0","name":"x"}`: true, `{"cniVersion":"0.10.0"}`: true,
+		`{"cniVersion":"0.3.1"}`: false, `{"cniVersion":"0.2.0"}`: false, `{"cniVersion":""}`: false, `{"name":"x"}`: false, `{"cniVersion":1}`: false, `torn`: false, ``: false,
+	} {
+		if got := endsWithPod([]byte(config)); got != want {
+			t.Errorf("%s: %t, want %t", config, got, want)
+		}
 	}
 }

@@ -135,7 +135,7 @@ func (c charge) lastTakers(all []iptables.Taking) []iptables.Taking {
 			})
 		}
 	}
-	for _, chain := range slices.Concat(c.finding.Emptied, c.finding.Missing) {
+	for _, chain := range slices.Concat(c.finding.Emptied, c.finding.Missing, jumpChains(c.finding.Taken)) {
 		find(func(k iptables.Taking) bool { return k.Took(chain) })
 	}
 	var found []iptables.Taking
@@ -170,4 +170,14 @@ func (q inquiry) only(c charge) []watch.Writer {
 		return nil
 	}
 	return list[len(list)-1:]
+}
+
+// jumpChains returns the chains of rules, each once.
+func jumpChains(list []rules.Jump) (names []string) {
+	for _, h := range list {
+		if !slices.Contains(names, h.Chain) {
+			names = append(names, h.Chain)
+		}
+	}
+	return names
 }

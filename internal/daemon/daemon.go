@@ -266,6 +266,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	}
 	j.LeaveAbsent = func(f rules.Family, t rules.TableName) bool { return d.spares(st, f, t) }
 	now, learned := time.Now(), st.generation.learned
+	j.Robbed = d.robbedNow(st, now)
 	j.StoodEmpty = func(f rules.Family, t rules.TableName, chain string) bool {
 		since := learned.Shrunk(f, t, chain)
 		return !since.IsZero() && now.Sub(since) >= d.cfg.JumpGrace

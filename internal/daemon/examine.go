@@ -15,8 +15,12 @@ import (
 
 // examined is what full reads showed of one family.
 type examined struct {
-	digest    uint64    // of what was examined last
-	at        time.Time // when that was; zero: never
+	digest uint64    // of what was examined last
+	at     time.Time // when that was; zero: never
+	before struct {  // of what was examined before that
+		digest uint64
+		at     time.Time
+	}
 	sound     uint64    // digest of the last read that showed everything in force
 	dirty     time.Time // since when something is unexamined; zero: nothing is
 	since     time.Time // at or after which came what the last read was the first to show
@@ -72,11 +76,12 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		klog.FromContext(ctx).Info("The tables can be read again", "family", f)
 	}
 	x.since = earliest(start, x.dirty)
+	x.before.digest, x.before.at = x.digest, x.at
 	x.digest, x.at, x.dirty = snapshot.Digest, start, time.Time{}
 	d.yieldToOwner(ctx, st, snapshot)
 	st.readmitReturned(snapshot)
 	d.judgeDecision(ctx, st, snapshot)
-	found := d.judge(st, f, snapshot, start)
+	found := d.judge(ctx, st, f, snapshot, start)
 	st.pods.disbelieve(found[rules.Nat].Section, found[rules.Nat].Finding, start)
 	d.judgeProxy(ctx, st, f, snapshot, found, x.readEnd)
 	for _, t := range protect.Tables() {
@@ -135,6 +140,9 @@ func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, 
 	if len(x.Finding.Waiting) > 0 {
 		fs.examined.plan(fs.examined.moved.Add(d.cfg.JumpGrace))
 	}
+	if _, due := d.keptFor(st, id.Family); id.Name == rules.Nat && due.After(start) {
+		fs.examined.plan(due)
+	}
 	for _, h := range x.Finding.Waiting {
 		if at := st.generation.learned.Shrunk(id.Family, id.Name, h.Chain).Add(d.cfg.JumpGrace); at.After(start) {
 			fs.examined.plan(at)
@@ -154,7 +162,7 @@ func (d *Daemon) readPause(took, used time.Duration) time.Duration {
 
 // judge examines a snapshot. Jumps that were deleted by name are judged as
 // lost only if this very read shows that nothing has moved for the grace.
-func (d *Daemon) judge(st *state, f rules.Family, snapshot iptables.Snapshot, now time.Time) map[rules.TableName]reload.Examined {
+func (d *Daemon) judge(ctx context.Context, st *state, f rules.Family, snapshot iptables.Snapshot, now time.Time) map[rules.TableName]reload.Examined {
 	fs := st.families[f]
 	fs.examined.quiet = false
 	found := d.examiner(st).Examine(snapshot, d.job(st, f))
@@ -164,7 +172,8 @@ func (d *Daemon) judge(st *state, f rules.Family, snapshot iptables.Snapshot, no
 		}
 	}
 	waiting := anyOf(found, func(x reload.Examined) bool { return len(x.Finding.Waiting) > 0 })
-	if fs.examined.quiet = waiting && now.Sub(fs.examined.moved) >= d.cfg.JumpGrace; fs.examined.quiet {
+	robbed := d.followRobberies(ctx, st, f, found[rules.Nat].Section, found[rules.Nat].Finding, now)
+	if fs.examined.quiet = waiting && now.Sub(fs.examined.moved) >= d.cfg.JumpGrace; fs.examined.quiet || robbed {
 		found = d.examiner(st).Examine(snapshot, d.job(st, f))
 	}
 	return found

@@ -144,6 +144,10 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 	fs, ts := st.families[f], st.table(id)
 	fs.setSection(t, seen, now)
 	seen = d.supplement(st, id, seen)
+	kept, _ := d.keptFor(st, f)
+	if t == rules.Nat {
+		seen = reload.KeepContainers(st.generation.learned.Generation[id], seen, kept)
+	}
 	_, seen = seen.Split(st.declared.now.Claims) // what is declared is not learned
 	learned := st.generation.learned
 	before := learned.Generation[id]
@@ -155,7 +159,7 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 	}
 	st.generation.learned = next
 	ts.verdict = canary.Intact
-	if ts.pending = !again.IsZero() || len(finding.Waiting) > 0; ts.pending {
+	if ts.pending = !again.IsZero() || len(finding.Waiting) > 0 || t == rules.Nat && len(kept) > 0; ts.pending {
 		ts.verdict = canary.Changed
 		fs.examined.plan(again)
 	}

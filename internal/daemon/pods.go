@@ -41,8 +41,9 @@ type podWatch struct {
 	edition  int
 	readAt   time.Time // when the folder was read last
 	unread   trouble
-	untaken  trouble   // why rules of the gone stand
-	removeAt time.Time // when rules are removed that should not have come back; zero: none are
+	untaken  trouble                // why rules of the gone stand
+	robbed   map[robberyKey]robbery // of pods that live
+	removeAt time.Time              // when rules are removed that should not have come back; zero: none are
 }
 
 // attached is one container of which a file was read.
@@ -185,12 +186,15 @@ func lostPods(lost reload.Lost) map[protect.Attachment]bool {
 
 // setReturned notes of which containers a replay put rules back.
 func (w *podWatch) setReturned(result reload.Result, now time.Time) {
-	for _, fr := range result {
+	for f, fr := range result {
 		tr := fr.Tables[rules.Nat]
 		if !tr.Replayed {
 			continue
 		}
 		for a := range lostPods(tr.Lost) {
+			if tr.Proved {
+				delete(w.robbed, robberyKey{f, a})
+			}
 			if k, ok := w.known[a]; ok {
 				k.returned = now
 				w.known[a] = k

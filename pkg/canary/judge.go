@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -53,6 +54,8 @@ type Wanted struct {
 	// Piecewise reports whether many owners share a chain. Each of them removes its own rules
 	// before the chains that these lead to, and leaves chains that it shares. Nil means none.
 	Piecewise func(chain string) bool
+	// Robbed are living containers whose rules another process than their owner deleted by name.
+	Robbed map[protect.Attachment]bool
 }
 
 func (w Wanted) shared(chain string) bool { return w.Piecewise != nil && w.Piecewise(chain) }
@@ -93,6 +96,9 @@ type Finding struct {
 	// lost its mark, these are all such chains.
 	Emptied []string
 	Missing []string
+	// Taken are lost rules of chains that many containers share and that stand, or stood: those of
+	// robbed containers.
+	Taken []rules.Jump
 	// Released are protected chains that are gone, although the flush left chains standing:
 	// their owner removed them meanwhile.
 	Released []string
@@ -227,12 +233,13 @@ func judgeContent(want Wanted, seen Seen) Finding {
 	}
 	emptied, missing := lostChains(want.Section, seen.Table)
 	f.judgeEmptied(want, seen, emptied)
+	robbed := f.judgeRobbed(want, seen)
 	switch {
 	case len(f.Emptied) > 0:
 		f.Verdict = Emptied
 		// The chains below an emptied chain that are gone were lost with it.
-		f.Missing = below(want.Section, f.Emptied, missing)
-	case len(f.Jumps) > 0 || len(f.Witnesses) > 0:
+		f.Missing = append(f.Missing, below(want.Section, f.Emptied, missing)...)
+	case len(f.Jumps) > 0 || len(f.Witnesses) > 0 || robbed:
 		f.Verdict = JumpsMissing
 	case !sameContent(want.Section, seen.Section):
 		f.Verdict = Changed

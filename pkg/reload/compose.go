@@ -188,9 +188,13 @@ func planChains(task tableTask, plan *tablePlan) {
 	for _, name := range task.finding.Released {
 		ownerRemoved[name] = !task.claimed(name)
 	}
+	taken := takenRules(task.finding.Taken)
 	for _, c := range task.want.Section.Chains {
 		standing := task.seen.Table.Chain(c.Name)
 		switch {
+		case len(taken[c.Name]) > 0 && !lost[c.Name]:
+			putBackTaken(&task, c, standing, taken[c.Name], plan)
+			continue
 		case ownerRemoved[c.Name]:
 			continue
 		case c.LeftOut():

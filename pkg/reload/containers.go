@@ -2,6 +2,7 @@ package reload
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -67,4 +68,58 @@ func referencedByOthers(task tableTask, chain string, leaves func(rules.Rule) bo
 func (l Learned) WithoutAttachments(gone map[protect.Attachment]bool) Learned {
 	l.Generation = protect.DetachAll(l.Generation, gone)
 	return l
+}
+
+// KeepContainers returns what a read showed of nat as if these containers had all rules that want
+// has of them: it is not known yet who removed them.
+func KeepContainers(want, seen rules.Section, kept map[protect.Attachment]bool) rules.Section {
+	if len(kept) == 0 {
+		return seen
+	}
+	own, taken := map[string]bool{}, []rules.Jump(nil)
+	for a, lack := range protect.Lacking(want, seen, maps.Keys(kept)) {
+		if kept[a] {
+			taken = append(taken, lack.Rules...)
+			for _, name := range lack.Chains {
+				own[name] = true
+			}
+		}
+	}
+	if len(own)+len(taken) == 0 {
+		return seen
+	}
+	isTaken := func(h rules.Jump) bool { return slices.ContainsFunc(taken, h.Same) }
+	seen.Chains = slices.Clone(seen.Chains)
+	for _, c := range want.Chains {
+		i := slices.IndexFunc(seen.Chains, func(o rules.Chain) bool { return o.Name == c.Name })
+		lacks := slices.ContainsFunc(taken, func(h rules.Jump) bool { return h.Chain == c.Name })
+		switch {
+		case !own[c.Name] && !lacks:
+			continue
+		case i < 0:
+			i = len(seen.Chains)
+			seen.Chains = append(seen.Chains, rules.Chain{Name: c.Name})
+		}
+		if own[c.Name] {
+			seen.Chains[i].Rules = c.Rules
+			continue
+		}
+		var merged []rules.Rule
+		for _, h := range keepJumps(asJumps(c), asJumps(seen.Chains[i]), isTaken) {
+			merged = append(merged, h.Rule)
+		}
+		seen.Chains[i].Rules = merged
+	}
+	seen.Jumps = keepJumps(want.Jumps, seen.Jumps, isTaken)
+	seen.DependsOn = union(want.DependsOn, seen.DependsOn)
+	return seen
+}
+
+// asJumps returns a chain's rules in the form of jumps.
+func asJumps(c rules.Chain) []rules.Jump {
+	list := make([]rules.Jump, 0, len(c.Rules))
+	for _, r := range c.Rules {
+		list = append(list, rules.Jump{Chain: c.Name, Rule: r})
+	}
+	return list
 }

@@ -55,6 +55,9 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 			Claimed:     job.Claimed,
 			Piecewise:   e.Protection.Piecewise,
 		}
+		if table == rules.Nat {
+			want.Robbed = job.Robbed[f]
+		}
 		if seen.Err == nil {
 			want.Mark = want.Mark.Resolve(e.Canary, seen.Table)
 		}

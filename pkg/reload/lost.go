@@ -42,6 +42,12 @@ func countLost(task tableTask) Lost {
 			}
 		}
 	}
+	for name, list := range takenRules(task.finding.Taken) {
+		if !missing[name] {
+			lost.Chains = append(lost.Chains, LostChain{Name: name, Was: list, Stands: task.seen.Table.Chain(name) != nil})
+			lost.Rules += len(list)
+		}
+	}
 	return lost
 }
 

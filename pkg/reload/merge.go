@@ -1,6 +1,8 @@
 package reload
 
 import (
+	"slices"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -60,4 +62,33 @@ func lastResorts(list []rules.Rule) int {
 // chain may hold the rules of one owner and lack those of others.
 func (t tableTask) shared(chain string) bool {
 	return t.want.Piecewise != nil && t.want.Piecewise(chain) && t.finding.MarkLost && t.finding.Verdict != canary.Replaced
+}
+
+// takenRules returns the rules that were taken from each chain.
+func takenRules(list []rules.Jump) map[string][]rules.Rule {
+	taken := map[string][]rules.Rule{}
+	for _, h := range list {
+		taken[h.Chain] = append(taken[h.Chain], h.Rule)
+	}
+	return taken
+}
+
+// putBackTaken plans to put the rules that were taken from a chain back among those that stand in
+// it. Others that the generation has may have been removed by their owner since.
+func putBackTaken(task *tableTask, c rules.Chain, standing *rules.Chain, taken []rules.Rule, plan *tablePlan) {
+	var among []rules.Rule
+	if standing != nil {
+		among = standing.Rules
+	}
+	short := rules.Chain{Name: c.Name}
+	for _, r := range c.Rules {
+		if slices.ContainsFunc(taken, r.Equal) || slices.ContainsFunc(among, r.Equal) {
+			short.Rules = append(short.Rules, r)
+		}
+	}
+	if standing == nil {
+		writeChain(task, short, nil, plan)
+		return
+	}
+	mergeChain(task, short, standing, nil, plan)
 }

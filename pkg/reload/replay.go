@@ -119,6 +119,9 @@ type Job struct {
 	// StoodEmpty reports whether a chain has stood empty for the jump grace; nil means that none
 	// has.
 	StoodEmpty func(f rules.Family, t rules.TableName, chain string) bool
+	// Robbed are the living containers of each family whose rules another process than their owner
+	// deleted by name.
+	Robbed map[rules.Family]map[protect.Attachment]bool
 	// Claimed reports whether a declared source owns a chain; nil means that none is.
 	Claimed func(chain string) bool
 	// Quarantine has the rules that earlier replays quarantined.

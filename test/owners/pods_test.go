@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
@@ -21,7 +22,7 @@ const results = "/run/cni-results"
 func keep(n *nodetest.Node, p pod) {
 	n.Helper()
 	text, err := json.Marshal(map[string]any{
-		"kind": "cniCacheV1", "containerId": p.name, "config": []byte(`{"name":"cbr0"}`), "ifName": "eth0", "networkName": "cbr0",
+		"kind": "cniCacheV1", "containerId": p.name, "config": []byte(`{"cniVersion":"0.4.0","name":"cbr0"}`), "ifName": "eth0", "networkName": "cbr0",
 		"cniArgs":        [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", "of-" + p.name}},
 		"capabilityArgs": map[string]any{"portMappings": []any{map[string]any{"HostPort": p.hostPort, "ContainerPort": 80, "Protocol": "TCP", "HostIP": ""}}},
 		"result":         p.result,
@@ -124,6 +125,67 @@ func TestPodsOfTheRealPluginsThatAreGone(t *testing.T) {
 		})
 		answers(n, "in the end", stays.hostPort, stays.name)
 		n.Within(nodetest.HealsIn, "health", nodetest.Ready)
+		p.Stop()
+	})
+}
+
+// TestRulesOfPodsThatAnAgentDeletes: another agent deletes rules of host ports by name, some with
+// their chains, and pauses. Those of pods that live come back, and answer; the real plugins' DEL
+// stays done.
+func TestRulesOfPodsThatAnAgentDeletes(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		nstest.NeedRoot(n.T)
+		nstest.NeedProgram(n.T, "ip", plugins+"/bridge", plugins+"/portmap", plugins+"/host-local")
+		tools := network(n)
+		var pods []pod
+		for i, name := range []string{"pod-a", "pod-b", "pod-c", "pod-ends"} {
+			p := add(n, tools, name, 8080+i)
+			keep(n, p)
+			pods = append(pods, p)
+		}
+		const grace = 2 * time.Second
+		p := n.Start("--cni-results="+results, "--jump-grace="+grace.String())
+		time.Sleep(time.Second) // marks of a new generation are renewed
+		ends := pods[3]
+		for i, pause := range []time.Duration{0, 500 * time.Millisecond, 2500 * time.Millisecond} {
+			for j, p := range pods[:3] {
+				var chain string
+				for _, line := range strings.Split(run(n, rules.IPv4, rules.Nat, "-S", "CNI-HOSTPORT-DNAT"), "\n") {
+					if strings.Contains(line, p.name) {
+						words, err := rules.Split(strings.TrimPrefix(line, "-A "))
+						n.Must(err)
+						chain = words[len(words)-1]
+						run(n, rules.IPv4, rules.Nat, append([]string{"-D"}, words...)...)
+						time.Sleep(pause)
+					}
+				}
+				if chain != "" && pause > 0 && (i+j)%2 == 0 { // else a process that is not known has 3 minutes
+					run(n, rules.IPv4, rules.Nat, "-F", chain)
+					time.Sleep(pause / 5)
+					_ = exec.CommandContext(n.Context(), program(n, rules.IPv4, ""), "-w", "5", "-t", "nat", "-X", chain).Run() // it may be back
+				}
+			}
+			if i == 1 { // in the middle of it a pod ends
+				remove(n, tools, ends)
+				n.Must(os.Remove(keptAt(ends)))
+			}
+			n.Within(nodetest.HealsIn, "the host ports to answer again", func() error {
+				for _, p := range pods[:3] {
+					if got := dial(n, p.hostPort); got != p.name {
+						time.Sleep(200 * time.Millisecond)
+						return fmt.Errorf("%q answers for %s", got, p.name)
+					}
+				}
+				return nodetest.Ready()
+			})
+		}
+		answers(n, "in the end", ends.hostPort, "")
+		if saved, err := n.Programs.Save(n.Context(), rules.IPv4); err != nil || strings.Contains(saved, ends.name) {
+			n.Errorf("of the pod that ended is left (%v):\n%s", err, saved)
+		}
+		if strings.Count(run(n, rules.IPv4, rules.Nat, "-S", "CNI-HOSTPORT-DNAT"), "-A ") != 3 {
+			n.Errorf("rules are missing, or stand twice:\n%s", run(n, rules.IPv4, rules.Nat, "-S", "CNI-HOSTPORT-DNAT"))
+		}
 		p.Stop()
 	})
 }

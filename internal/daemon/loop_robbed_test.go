@@ -1,0 +1,273 @@
+package daemon
+
+import (
+	"encoding/json"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
+)
+
+const (
+	webChain     = "CNI-DN-46d5e6e569f30aa7e18e0"
+	gatewayChain = "CNI-DN-31c7af326e67a1a733e30"
+	hostPorts    = "CNI-HOSTPORT-DNAT"
+)
+
+// deleteByName deletes the rules of a chain that name a container, one command each, with pauses.
+func (c criRuntime) deleteByName(by iptablestest.Writer, chain, id string, pause time.Duration) {
+	c.t.Helper()
+	for _, f := range rules.Families() {
+		for _, rule := range c.chain(f, rules.Nat, chain) {
+			if strings.Contains(rule, id) {
+				must(c.t, by.RestoreNoflush(f, section(rules.Nat, "-D "+chain+" "+rule)))
+				c.after(pause)
+			}
+		}
+	}
+}
+
+func (c criRuntime) chainAway(by iptablestest.Writer, chain string, pause time.Duration) {
+	c.t.Helper()
+	for _, f := range rules.Families() {
+		led := slices.ContainsFunc(c.chain(f, rules.Nat, hostPorts), func(r string) bool { return strings.Contains(r, chain) })
+		if c.chain(f, rules.Nat, chain) != nil && !led { // it is back already
+			for _, command := range []string{"-F ", "-X "} {
+				_ = by.RestoreNoflush(f, section(rules.Nat, command+chain)) // it may be back between the two
+				c.after(pause)
+			}
+		}
+	}
+}
+
+// TestRulesOfPodsThatLive: another agent's cleanup deletes rules of host ports by name, with or
+// without their chains, however long it pauses. All come back, once each and in their places.
+func TestRulesOfPodsThatLive(t *testing.T) {
+	for _, pause := range []time.Duration{0, 300 * time.Millisecond, 3 * time.Second, 11 * time.Second} {
+		for _, chains := range []bool{false, true} {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				c := startPods(t, backend, setup{})
+				before := c.tables()
+				for _, id := range []string{webID, gatewayID} {
+					c.deleteByName(c.fake.Writer, hostPorts, id, pause)
+				}
+				if chains {
+					c.chainAway(c.fake.Writer, webChain, pause)
+					c.chainAway(c.fake.Writer, gatewayChain, pause)
+				}
+				c.after(4 * time.Minute)
+				c.wantReady()
+				c.wantBack(before, before)
+				if s := c.d.Status(); !s.LearningPendingSince.IsZero() {
+					t.Errorf("pause %s: learning is pending since %s", pause, s.LearningPendingSince)
+				}
+				named := map[string]bool{}
+				for _, r := range c.records(0) {
+					if r.Outcome != reload.Proved {
+						t.Errorf("a record is %s", r.Outcome)
+					}
+					for _, p := range r.Pods {
+						named[p.Name] = true
+					}
+				}
+				if d := cmp.Diff(map[string]bool{"web-0": true, "gateway-x7k2p": true}, named); d != "" {
+					t.Errorf("pause %s, chains %t: the records name (-want +got):\n%s", pause, chains, d)
+				}
+			})
+		}
+	}
+}
+
+// TestRulesOfOnePodOfTwo: the other one's stay as they are, and what its DEL removes meanwhile does
+// not come back with them.
+func TestRulesOfOnePodOfTwo(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		c := startPods(t, backend, setup{})
+		want := c.standsOf(webID)
+		c.deleteByName(c.fake.Writer, hostPorts, webID, 0)
+		c.del(gatewayID)
+		c.forget(gatewayID)
+		c.after(14 * time.Second)
+		c.wantNoFlush()
+		c.after(10 * time.Second)
+		c.wantReady()
+		c.wantPod("after the grace", gatewayID, false)
+		if d := cmp.Diff(want, c.standsOf(webID)); d != "" {
+			t.Errorf("of the pod that lives (-want +got):\n%s", d)
+		}
+		if r := c.oneRecord(); len(r.Pods) != 1 || r.Pods[0].Name != "web-0" || r.Lost.Rules != 2 {
+			t.Errorf("the record says %+v of %+v", r.Lost, r.Pods)
+		}
+	})
+}
+
+// slowDEL is portmap's DEL on a machine that is all but dead, and what follows it.
+func (c criRuntime) slowDEL(by iptablestest.Writer, id, chain string, pause time.Duration) {
+	c.t.Helper()
+	for _, f := range rules.Families() {
+		must(c.t, by.RestoreNoflush(f, section(rules.Nat, "-F "+chain)))
+	}
+	c.after(pause)
+	c.deleteByName(by, hostPorts, id, pause)
+	for _, f := range rules.Families() {
+		must(c.t, by.RestoreNoflush(f, section(rules.Nat, "-X "+chain)))
+	}
+	c.after(pause)
+	for _, f := range rules.Families() { // bridge's, with ipMasq
+		for _, rule := range c.tables()[f][rules.Nat].Chain("POSTROUTING").Rules {
+			if strings.Contains(rule.Spec, id) {
+				must(c.t, by.RestoreNoflush(f, section(rules.Nat, "-D POSTROUTING "+rule.Spec, "-F "+rule.Target, "-X "+rule.Target)))
+				c.after(pause)
+			}
+		}
+	}
+}
+
+// TestADELIsNeverUndone: libcni removes its file behind the last plugin's DEL, which may be long
+// after portmap's.
+func TestADELIsNeverUndone(t *testing.T) {
+	for _, pause := range []time.Duration{0, 5 * time.Second} {
+		for _, late := range []time.Duration{0, 20 * time.Second, 100 * time.Second} {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				c := startPods(t, backend, setup{})
+				want := c.standsOf(webID)
+				c.slowDEL(c.fake.Writer, gatewayID, gatewayChain, pause)
+				c.after(late)
+				c.forget(gatewayID)
+				c.after(5 * time.Minute)
+				c.wantNoFlush()
+				c.wantReady()
+				if d := cmp.Diff(want, c.standsOf(webID)); d != "" {
+					t.Errorf("of the other pod (-want +got):\n%s", d)
+				}
+				c.flushAll()
+				c.settled()
+				c.wantPod("after a flush", webID, true)
+				if left := c.line(rules.IPv4, "-A "+hostPorts, ""); strings.Contains(left, gatewayID) {
+					t.Errorf("of the pod that is gone is back: %s", left)
+				}
+			})
+		}
+	}
+}
+
+// TestADELThatFailsForGood: the last plugin fails, libcni keeps its file, and the runtime repeats
+// the DEL. Where the plugin is known, nothing ever comes back. Where it is not, the rules come back
+// once, and go at the next DEL.
+func TestADELThatFailsForGood(t *testing.T) {
+	for _, known := range []bool{true, false} {
+		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			c := startPods(t, backend, setup{})
+			by, origin := c.fake.Writer, watch.Origin{}
+			if known {
+				by, origin = by.As(99, "portmap"), watch.Origin{Ancestors: []string{"portmap", "containerd"}}
+			}
+			backs := 0
+			for range 4 {
+				if backend == iptables.Legacy {
+					c.writers.Note(watch.Writer{Time: time.Now(), PID: 99, Comm: "iptables", Command: "iptables -t nat -F " + gatewayChain, Origin: origin})
+				}
+				if c.chain(rules.IPv4, rules.Nat, gatewayChain) != nil {
+					c.slowDEL(by, gatewayID, gatewayChain, 10*time.Millisecond)
+				}
+				c.after(5 * time.Minute)
+				if c.chain(rules.IPv4, rules.Nat, gatewayChain) != nil {
+					backs++
+				}
+			}
+			if want := map[bool]int{true: 0, false: 1}[known]; backs != want || len(c.records(0)) != want {
+				t.Errorf("known %t: the rules came back %d times, with %d records; want %d", known, backs, len(c.records(0)), want)
+			}
+			c.wantReady()
+		})
+	}
+}
+
+// TestAnotherProcessIsKnown: what an agent that is known deletes is lost after the jump grace, also
+// in portmap's order.
+func TestAnotherProcessIsKnown(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		c := startPods(t, backend, setup{})
+		before := c.tables()
+		agent := watch.Writer{Time: time.Now(), PID: 77, Comm: "iptables", Command: "iptables -t nat -F " + gatewayChain, Origin: watch.Origin{Ancestors: []string{"cleanup.sh", "cron"}}}
+		note := func() {
+			agent.Time = time.Now()
+			if agent.Genid = 0; backend == iptables.NFT {
+				stamp, err := c.fake.Stamp(t.Context(), rules.IPv4)
+				must(t, err)
+				agent.Genid = uint32(stamp.Value) + 1
+			}
+			c.writers.Note(agent)
+		}
+		for _, f := range rules.Families() {
+			lines := []string{"-F " + gatewayChain}
+			for _, rule := range c.chain(f, rules.Nat, hostPorts) {
+				if strings.Contains(rule, gatewayID) {
+					lines = append(lines, "-D "+hostPorts+" "+rule)
+				}
+			}
+			note()
+			must(t, c.fake.RestoreNoflush(f, section(rules.Nat, append(lines, "-X "+gatewayChain)...)))
+		}
+		c.after(14 * time.Second)
+		c.wantNoFlush()
+		c.after(3 * time.Second)
+		c.wantReady()
+		c.wantBack(before, before)
+	})
+}
+
+// TestInAPauseAPodsRulesMayGo: planned work is not undone.
+func TestInAPauseAPodsRulesMayGo(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		c := startPods(t, backend, setup{})
+		must(t, c.d.pauseFor(t, time.Minute))
+		c.deleteByName(c.fake.Writer, hostPorts, webID, 0)
+		c.after(10 * time.Minute)
+		c.wantNoFlush()
+		if rs := c.chain(rules.IPv4, rules.Nat, hostPorts); slices.ContainsFunc(rs, func(r string) bool { return strings.Contains(r, webID) }) {
+			t.Errorf("a rule that was deleted in a pause is back: %q", rs)
+		}
+	})
+}
+
+// TestWithoutFilesNothingOfAPodComesBack: where libcni's files are not read, or stay for good, a
+// rule that is deleted by name is its owner's decision.
+func TestWithoutFilesNothingOfAPodComesBack(t *testing.T) {
+	for name, first := range map[string]func(criRuntime){
+		"none": func(c criRuntime) { c.forget(webID); c.forget(gatewayID) },
+		"an old cniVersion": func(c criRuntime) {
+			var kept map[string]any
+			must(c.t, json.Unmarshal(c.files[webID], &kept))
+			kept["config"] = []byte(`{"cniVersion":"0.3.1","name":"cbr0"}`)
+			text, err := json.Marshal(kept)
+			must(c.t, err)
+			must(c.t, os.WriteFile(c.file(webID), text, 0o600))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				c := startPods(t, backend, setup{})
+				first(c)
+				c.after(5 * time.Second)
+				c.deleteByName(c.fake.Writer, hostPorts, webID, 0)
+				c.after(10 * time.Minute)
+				c.wantNoFlush()
+				for _, rule := range c.chain(rules.IPv4, rules.Nat, hostPorts) {
+					if strings.Contains(rule, webID) {
+						t.Errorf("%s is back", rule)
+					}
+				}
+			})
+		})
+	}
+}

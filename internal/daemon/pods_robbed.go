@@ -1,0 +1,199 @@
+package daemon
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
+)
+
+// A pod's rules go by name at its DEL, and its file goes behind them. An agent that cleans up, as
+// Cilium does, deletes the same rules of pods that live. While the file stands it is not known
+// which of the two it was: the rules stay in the generation. The process decides, and then time:
+// a plugin, or its child, is the owner; the work of another process is lost after the jump grace,
+// and that of an unknown one after delLasts.
+
+// delLasts is for how long a DEL may take behind the first rule that it removes. kubelet gives a
+// runtime two minutes (--runtime-request-timeout), and then asks again.
+const delLasts = 3 * time.Minute
+
+// A robbery is one family's rules of a pod that are missing while its file stands.
+type robbery struct {
+	since time.Time
+	by    robber
+	size  int // how much is missing
+}
+
+// A robber is what is known of the process that removed rules of a pod.
+type robber int
+
+const (
+	robberUnknown robber = iota
+	robberOther          // not the owner
+	robberOwner          // a CNI plugin
+)
+
+type robberyKey struct {
+	family     rules.Family
+	attachment protect.Attachment
+}
+
+// followRobberies takes up what a full read showed of the pods that live, and reports whether the
+// rules of one count as lost from now on.
+func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family, nat rules.Section, finding canary.Finding, now time.Time) bool {
+	w := &st.pods
+	if d.cfg.Attachments == nil || finding.MarkLost || finding.Verdict == canary.Unknown {
+		return false
+	}
+	lacks := map[protect.Attachment]protect.Lack{}
+	if finding.Verdict != canary.Intact && !st.pause.on() {
+		lacks = protect.Lacking(st.want()[f.Table(rules.Nat)], nat, w.living)
+		dead := func(a protect.Attachment, _ protect.Lack) bool { return !w.lives(a) }
+		if maps.DeleteFunc(lacks, dead); len(lacks) > 0 && !d.readPods(ctx, st) {
+			clear(lacks)
+		}
+		maps.DeleteFunc(lacks, dead)
+	}
+	for k := range w.robbed {
+		if _, still := lacks[k.attachment]; k.family == f && !still {
+			delete(w.robbed, k)
+		}
+	}
+	lost := false
+	for a, lack := range lacks {
+		k := robberyKey{f, a}
+		r, known := w.robbed[k]
+		if !known {
+			r.since = now
+		}
+		// What becomes of it later shows in the file. Other pods may come to their end meanwhile.
+		size := len(lack.Rules) + len(lack.Chains)
+		switch grown := size > r.size; {
+		case r.by != robberUnknown:
+		case lack.Ahead:
+			r.by = robberOther
+		case grown:
+			r.by = d.robberOf(ctx, st, f, lack)
+		}
+		r.size = size
+		if r.by == robberUnknown && w.known[a].cameBackLately(now) {
+			r.by = robberOwner // it is removed again: its DEL may fail time after time
+			klog.FromContext(ctx).Info("The rules of a pod were removed once more by a process that is not known; they are not put back", "family", f, "pod", podName(w.known[a].Pod, a.Container))
+		}
+		if w.robbed == nil {
+			w.robbed = map[robberyKey]robbery{}
+		}
+		w.robbed[k] = r
+		lost = lost || d.robbedFor(r, now)
+	}
+	return lost
+}
+
+// living yields the pods that are known to live.
+func (w *podWatch) living(yield func(protect.Attachment) bool) {
+	for a := range w.known {
+		if w.lives(a) && !yield(a) {
+			return
+		}
+	}
+}
+
+// lives reports whether a pod has a file that goes with it.
+func (w *podWatch) lives(a protect.Attachment) bool {
+	k, ok := w.known[a]
+	return ok && k.gone.IsZero() && k.Ends
+}
+
+// cameBackLately reports whether a replay put rules of it back not long ago.
+func (k attached) cameBackLately(now time.Time) bool {
+	return !k.returned.IsZero() && now.Sub(k.returned) < returnedFor
+}
+
+// robberyGrace returns for how long a pod's rules are missing before they are lost.
+func (d *Daemon) robberyGrace(r robbery) time.Duration {
+	if r.by == robberOther {
+		return d.cfg.JumpGrace
+	}
+	return max(delLasts, d.cfg.JumpGrace)
+}
+
+// robbedFor reports whether rules that are missing are lost.
+func (d *Daemon) robbedFor(r robbery, now time.Time) bool {
+	return r.by != robberOwner && now.Sub(r.since) >= d.robberyGrace(r)
+}
+
+// robbedNow returns the pods of each family whose rules are lost.
+func (d *Daemon) robbedNow(st *state, now time.Time) map[rules.Family]map[protect.Attachment]bool {
+	all := map[rules.Family]map[protect.Attachment]bool{}
+	for k, r := range st.pods.robbed {
+		if d.robbedFor(r, now) && st.pods.lives(k.attachment) {
+			if all[k.family] == nil {
+				all[k.family] = map[protect.Attachment]bool{}
+			}
+			all[k.family][k.attachment] = true
+		}
+	}
+	return all
+}
+
+// keptFor returns the pods whose rules stay in the generation although they are missing, and when
+// the first of them is lost; zero: none will be.
+func (d *Daemon) keptFor(st *state, f rules.Family) (kept map[protect.Attachment]bool, due time.Time) {
+	kept = map[protect.Attachment]bool{}
+	for k, r := range st.pods.robbed {
+		if k.family == f && r.by != robberOwner {
+			kept[k.attachment] = true
+			due = earliest(due, r.since.Add(d.robberyGrace(r)))
+		}
+	}
+	return kept, due
+}
+
+// robberOf returns what is known of the processes that took from these chains since the last read:
+// a plugin among them is taken for the one that did it.
+func (d *Daemon) robberOf(ctx context.Context, st *state, f rules.Family, lack protect.Lack) robber {
+	q, x := d.inquire(ctx), st.families[f].examined
+	chains := slices.Clone(lack.Chains)
+	for _, h := range lack.Rules {
+		chains = append(chains, h.Chain)
+	}
+	var by []watch.Writer
+	if q.legacy {
+		by = slices.DeleteFunc(lastOf(q.writers.Holders(x.before.at.Add(-holderWindow))), func(w watch.Writer) bool {
+			return q.own(w.PID) || onlyReads(w.Command)
+		})
+	} else if q.takings.Reach(uint32(x.before.digest)) {
+		for _, k := range q.takings.List {
+			if k.Family.Table(k.Table) == f.Table(rules.Nat) && q.tookSince(k, uint32(x.before.digest), uint32(x.digest), chains) {
+				by = append(by, q.writers.Of(k.Commit))
+			}
+		}
+	}
+	known := len(by) > 0
+	for _, w := range by {
+		if protect.IsCNIPlugin(w.Comm) || slices.ContainsFunc(w.Origin.Ancestors, protect.IsCNIPlugin) {
+			return robberOwner
+		}
+		known = known && len(w.Origin.Ancestors) > 0
+	}
+	if known {
+		return robberOther
+	}
+	return robberUnknown
+}
+
+// tookSince reports whether another process's commit between two genids took from one of these
+// chains.
+func (q inquiry) tookSince(k iptables.Taking, after, upto uint32, chains []string) bool {
+	return !k.Commit.Own && !q.own(k.Commit.PID) && nft.Newer(k.Commit.Genid, after) && !nft.Newer(k.Commit.Genid, upto) &&
+		slices.ContainsFunc(chains, k.Took)
+}

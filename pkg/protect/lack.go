@@ -1,0 +1,78 @@
+package protect
+
+import (
+	"iter"
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Lack is what a section lacks of one attachment.
+type Lack struct {
+	Rules  []rules.Jump // rules that name it, with their chain, and jumps into chains of CNI plugins
+	Chains []string     // of its own, which are gone or empty
+	// Ahead means that a rule is missing which leads to a full chain of its own. No plugin leaves
+	// that: portmap flushes the chain first.
+	Ahead bool
+}
+
+// Lacking returns what seen lacks of want, by attachment. known are attachments of which chains of
+// their own are looked for as well.
+func Lacking(want, seen rules.Section, known iter.Seq[Attachment]) map[Attachment]Lack {
+	lacks := map[Attachment]Lack{}
+	held := chainsOf(seen)
+	note := func(h rules.Jump) {
+		if a, ok := AttachmentOf(h.Rule); ok {
+			l := lacks[a]
+			l.Rules = append(l.Rules, h)
+			l.Ahead = l.Ahead || len(held[h.Rule.Target]) > 0 && portmaps(h.Rule.Target)
+			lacks[a] = l
+		}
+	}
+	for _, c := range want.Chains {
+		if !isCNIChain(c.Name) || rules.EqualRules(c.Rules, held[c.Name]) {
+			continue
+		}
+		for _, r := range c.Rules {
+			if !slices.ContainsFunc(held[c.Name], r.Equal) {
+				note(rules.Jump{Chain: c.Name, Rule: r})
+			}
+		}
+	}
+	for _, h := range want.Jumps {
+		if isCNIChain(h.Into()) && !slices.ContainsFunc(seen.Jumps, h.Same) {
+			note(h)
+		}
+	}
+	wanted := chainsOf(want)
+	for a := range known {
+		for _, name := range a.chains() {
+			if len(wanted[name]) > 0 && len(held[name]) == 0 {
+				l := lacks[a]
+				l.Chains = append(l.Chains, name)
+				lacks[a] = l
+			}
+		}
+	}
+	return lacks
+}
+
+// portmaps reports whether a chain is one that portmap makes for a container.
+func portmaps(chain string) bool {
+	return anyMatches(cniHashed[:2], chain)
+}
+
+func chainsOf(s rules.Section) map[string][]rules.Rule {
+	held := make(map[string][]rules.Rule, len(s.Chains))
+	for _, c := range s.Chains {
+		if isCNIChain(c.Name) {
+			held[c.Name] = c.Rules
+		}
+	}
+	return held
+}
+
+// IsCNIPlugin reports whether a process of that name is a plugin that writes rules for containers.
+func IsCNIPlugin(comm string) bool {
+	return slices.Contains([]string{"portmap", "bridge", "ptp", "firewall"}, comm)
+}
