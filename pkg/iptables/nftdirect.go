@@ -50,6 +50,9 @@ func (w *directWriter) add(family rules.Family, script *Script) error {
 	if script.Empty() {
 		return nil
 	}
+	if script.AsText {
+		return fmt.Errorf("%s %s %w: it is to be written as text", family, script.Table, errNotDirect)
+	}
 	before := w.batch.Mark()
 	plan := tablePlan{directWriter: w, family: family, table: script.Table, chains: map[string]*chainPlan{}, exist: map[string]bool{}}
 	err := plan.simulate(script)

@@ -23,6 +23,8 @@ type Script struct {
 	// exist, before the first Step. Their order means nothing.
 	Declare []string
 	Steps   []Step
+	// AsText has iptables-restore write the script even where its bytes are known.
+	AsText bool
 }
 
 // A Verb is what a Step does, by the letter of iptables' command.

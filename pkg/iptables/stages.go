@@ -80,7 +80,7 @@ func (e *encodedAhead) of(payloads []Payload) bool {
 	return e != nil && slices.EqualFunc(e.payloads, payloads, func(a, b Payload) bool {
 		return maps.EqualFunc(a, b, func(a, b []Script) bool {
 			return slices.EqualFunc(a, b, func(a, b Script) bool {
-				return a.Table == b.Table && sameSlice(a.Declare, b.Declare) && sameSlice(a.Steps, b.Steps)
+				return a.Table == b.Table && a.AsText == b.AsText && sameSlice(a.Declare, b.Declare) && sameSlice(a.Steps, b.Steps)
 			})
 		})
 	})

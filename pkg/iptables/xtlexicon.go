@@ -138,10 +138,11 @@ func (l *xtLexicon) find(key xtKey) *xtWord {
 // learnRule takes down what was printed for a rule, and refuses a text of another
 // comment or target. Call it locked.
 func (l *xtLexicon) learnRule(name xtName, rule rules.Rule) {
-	_, opaque := rule.Opaque()
+	reason, opaque := rule.Opaque()
 	w := l.find(name.key)
 	switch {
 	case name.key == xtKey{}:
+	case reason == saysUntried: // there were too many to try: the next read goes on
 	case w != nil && w.rule.Spec == rule.Spec:
 		w.rule, w.met = rule, l.now() // the memory that others have of it now
 		if w.doubted > 0 {

@@ -3,6 +3,7 @@ package iptables
 import (
 	"bytes"
 	"encoding/binary"
+	"math"
 
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -265,6 +266,9 @@ func plainRecent(d xtData, family rules.Family) bool {
 	const nameAt, sideAt, maskAt, end = 10, 210, 212, 228
 	flags := d.byte(8)
 	do := flags & (check | set | update | remove)
+	if d.u32(0) > math.MaxInt32 || d.u32(4) > math.MaxInt32 { // they are printed as if they had a sign
+		return false
+	}
 	if len(d) < end || do == 0 || do&(do-1) != 0 || flags&^(do|ttl|reap) != 0 || flags&reap != 0 && d.u32(0) == 0 {
 		return false
 	}

@@ -213,14 +213,17 @@ var wideAddresses = map[string]struct {
 }
 
 // maskWide clears in an extension of IPv4 what says nothing: the ends of wide addresses.
-func maskWide(ext []byte) {
-	wide, ok := wideAddresses[string(extName(ext))]
-	if !ok || ext[xtExtDataAt-1] < wide.revision {
+func maskWide(ext []byte) { maskWideIn(string(extName(ext)), ext[xtExtDataAt-1], ext[xtExtDataAt:]) }
+
+// maskWideIn is maskWide for the data of an extension.
+func maskWideIn(name string, revision byte, data []byte) {
+	wide, ok := wideAddresses[name]
+	if !ok || revision < wide.revision {
 		return
 	}
 	for _, at := range wide.at {
-		if end := xtExtDataAt + at + 16; end <= len(ext) {
-			clear(ext[end-12 : end])
+		if end := at + 16; end <= len(data) {
+			clear(data[end-12 : end])
 		}
 	}
 }

@@ -72,6 +72,7 @@ func (r run) tryRules(ctx context.Context, t *familyRun, plans []tablePlan, read
 		trial.readsBack = readsBack
 		trial.suspects = refusedOf(r.job.Quarantine[t.family.Table(plan.table)])
 		trial.strict, trial.interrupted = r.job.Strict, r.job.Interrupted
+		trial.asText = refusedAsText(t.answer.Err)
 		for _, refusal := range r.job.Refused[t.family.Table(plan.table)] {
 			trial.suspects[refusal.Rule.Spec] = refusal.Reason
 		}
@@ -93,6 +94,12 @@ func (r run) tryRules(ctx context.Context, t *familyRun, plans []tablePlan, read
 	return found
 }
 
+// refusedAsText reports whether iptables-restore refused rules, and not the kernel their bytes.
+func refusedAsText(err error) bool {
+	refused := refusalOf(err)
+	return refused != nil && refused.Exit > 0
+}
+
 // A trial finds the bad rules of one table.
 type trial struct {
 	session   iptables.Session
@@ -108,6 +115,9 @@ type trial struct {
 	// strict ends the trial at the first suspect that is still refused: that decides about the
 	// table.
 	strict bool
+	// asText makes iptables-restore try the rules: it refuses words of which the kernel would take
+	// the bytes.
+	asText bool
 	// readsBack makes a rule bad, too, if the restore took it and it does not stand afterwards.
 	readsBack bool
 	// interrupted is Job.Interrupted. ended: it ended the trial, which found nothing out.
@@ -230,5 +240,6 @@ var errNoEffect = errors.New("iptables-restore ended without an error and withou
 // restore writes without a guard. On legacy canaryd holds the lock; on nft a write to a chain that
 // only canaryd uses is right whatever other processes write.
 func (t *trial) restore(ctx context.Context, script iptables.Script) error {
+	script.AsText = t.asText
 	return t.session.RestoreAnyway(ctx, iptables.Payload{t.family: {script}})[t.family].Err
 }

@@ -1,0 +1,286 @@
+package iptables_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/versions"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// Each rule of each match and target that the kernel takes comes back from a flush with the same
+// bytes, or is named when it is learned. CANARYD_CORPUS says how many times each line of the corpus
+// is drawn. On nft a table without rules that name ipsets is written by its bytes, and one with
+// them as text.
+func TestEachExtensionComesBack(t *testing.T) {
+	seed, draws := iptables.DirectSeed(t), 1
+	if text := os.Getenv("CANARYD_CORPUS"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		draws = n
+	}
+	iptables.OnBoth(t, func(t *testing.T, backend iptables.Backend, family rules.Family) {
+		t.Logf("CANARYD_SEED=%d", seed)
+		inet := map[rules.Family]string{rules.IPv4: "inet", rules.IPv6: "inet6"}[family]
+		nstest.Command(t, "ipset", "create", "plain", "hash:ip", "family", inet, "timeout", "0", "counters", "skbinfo")
+		faults := map[way]map[*known]bool{} // of the rows of notYet that had a rule: whether one failed
+		for round := range draws {
+			all := corpusRules(rand.New(rand.NewPCG(seed+uint64(round), uint64(family))), family)
+			if backend == iptables.Legacy {
+				flushAndHeal(t, legacy, family, all, faults)
+				continue
+			}
+			flushAndHeal(t, asText, family, all, faults)
+			for table, list := range all {
+				all[table] = slices.DeleteFunc(list, namesANumber)
+			}
+			flushAndHeal(t, byBytes, family, all, faults)
+		}
+		on189 := versions.Difference{UpTo: "1.8.9"}.Here() && !versions.Difference{UpTo: "1.8.7"}.Here()
+		for way, rows := range faults {
+			for row, failed := range rows {
+				if !failed && !row.perhaps && on189 {
+					t.Errorf("%s: all rules like %s come back or are named: take the row from notYet", way, row.args)
+				}
+			}
+		}
+	})
+}
+
+// namesANumber reports whether a rule's bytes hold a number of the kernel's, or a program.
+func namesANumber(args string) bool {
+	return regexp.MustCompile(`-m (set|bpf)|-j SET`).MatchString(args)
+}
+
+// flushAndHeal loads rules, flushes them and puts them back, and compares.
+func flushAndHeal(t *testing.T, as way, family rules.Family, all map[rules.TableName][]string, faults map[way]map[*known]bool) {
+	t.Helper()
+	if faults[as] == nil {
+		faults[as] = map[*known]bool{}
+	}
+	s := corpusStage{backend: iptables.NFT, way: as, family: family, faults: faults[as]}
+	if as == legacy {
+		s.backend = iptables.Legacy
+	}
+	s.flush(t)
+	for _, table := range protect.Tables() {
+		s.load(t, table, all[table])
+	}
+	s.flushAndHeal(t)
+}
+
+// A corpusStage is a namespace with rules of the corpus, each in a chain of its own.
+type corpusStage struct {
+	backend iptables.Backend
+	way     way
+	family  rules.Family
+	rules   map[iptables.Place]string // as they were written
+	refused []string
+	faults  map[*known]bool
+}
+
+// load writes the rules that this machine takes.
+func (s *corpusStage) load(t *testing.T, table rules.TableName, all []string) {
+	t.Helper()
+	if s.rules == nil {
+		s.rules = map[iptables.Place]string{}
+	}
+	s.restore(t, fmt.Sprintf("*%s\n:GOAL - [0:0]\nCOMMIT\n", table))
+	s.loadEstimator(t)
+	for chunk := range slices.Chunk(all, 64) {
+		s.loadSome(t, table, chunk)
+	}
+}
+
+// loadEstimator writes the rule that rules with the match rateest need.
+func (s *corpusStage) loadEstimator(t *testing.T) {
+	t.Helper()
+	s.restore(t, "*mangle\n:KNOWN - [0:0]\n-A KNOWN -j RATEEST --rateest-name known --rateest-interval 1s --rateest-ewmalog 8s\nCOMMIT\n")
+}
+
+// flush removes all rules and chains of all tables, as a restore of an empty file does.
+func (s *corpusStage) flush(t *testing.T) {
+	t.Helper()
+	for _, table := range protect.Tables() {
+		nstest.CommandInput(t, fmt.Sprintf("*%s\nCOMMIT\n", table), iptables.Program(s.backend, s.family, "-restore"), "-w", "5")
+	}
+}
+
+// restore feeds lines to iptables-restore, and returns why it refuses them.
+func (s *corpusStage) restore(t *testing.T, text string) error {
+	t.Helper()
+	_, err := iptables.TryTool(t, text, iptables.Program(s.backend, s.family, "-restore"), "--noflush", "-w", "5")
+	return err
+}
+
+var namedLine = regexp.MustCompile(`line:? (\d+)`)
+
+// loadSome writes rules by one restore, without those that are refused.
+func (s *corpusStage) loadSome(t *testing.T, table rules.TableName, some []string) {
+	t.Helper()
+	for len(some) > 0 {
+		var declared, added strings.Builder
+		for i, args := range some {
+			chain := fmt.Sprintf("CORPUS-%d", len(s.rules)+i)
+			fmt.Fprintf(&declared, ":%s - [0:0]\n", chain)
+			fmt.Fprintf(&added, "-A %s %s\n", chain, args)
+		}
+		err := s.restore(t, fmt.Sprintf("*%s\n%s%sCOMMIT\n", table, &declared, &added))
+		if err == nil {
+			for _, args := range some {
+				s.rules[iptables.Place{Table: table, Chain: fmt.Sprintf("CORPUS-%d", len(s.rules))}] = args
+			}
+			return
+		}
+		if len(some) == 1 {
+			s.refused = append(s.refused, some[0]+": "+lastLine(err))
+			return
+		}
+		bad := -1
+		if named := namedLine.FindStringSubmatch(err.Error()); named != nil {
+			line, _ := strconv.Atoi(named[1])
+			bad = line - 2 - len(some)
+		}
+		if bad >= 0 && bad < len(some) {
+			s.refused = append(s.refused, some[bad]+": "+lastLine(err))
+			some = slices.Delete(slices.Clone(some), bad, bad+1)
+			continue
+		}
+		s.loadSome(t, table, some[:len(some)/2])
+		some = some[len(some)/2:]
+	}
+}
+
+func lastLine(err error) string {
+	lines := strings.Split(strings.TrimSpace(err.Error()), "\n")
+	return lines[len(lines)-1]
+}
+
+// flushAndHeal learns what stands, flushes it, puts it back, and compares bytes.
+func (s *corpusStage) flushAndHeal(t *testing.T) {
+	t.Helper()
+	ctx := t.Context()
+	k := iptables.OpenKernel(t, iptables.Config{Backend: s.backend, Families: []rules.Family{s.family}, Trials: true})
+	selector, err := protect.NewSelector([]string{"CORPUS-*", "GOAL"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	snapshot := s.read(t, k)
+	job := reload.Job{Families: []rules.Family{s.family}, Generation: rules.Generation{}}
+	for name, table := range snapshot.Tables {
+		job.Generation = job.Generation.With(s.family.Table(name), selector.Protection().Extract(table, canary.IsMark))
+	}
+	before := iptables.RuleBytes(t, s.backend, s.family, snapshot.Tables)
+
+	replayer := reload.Replayer{Kernel: k, Canary: canary.DefaultChain, Protection: rules.Protection{Chain: selector.Protects}}
+	result, err := replayer.Plant(ctx, job)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, table := range result[s.family].Tables {
+		job.Marks = job.Marks.With(s.family.Table(name), table.Mark)
+	}
+	s.flush(t)
+	s.loadEstimator(t) // as its owner does
+	result, err = replayer.Heal(ctx, job)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s: %s: %v; as text: %v", s.way, result[s.family].Outcome, result[s.family].Err, result[s.family].Detour)
+
+	after := iptables.RuleBytes(t, s.backend, s.family, snapshot.Tables)
+	count := map[string]int{}
+	for place, args := range s.rules {
+		rule := snapshot.Tables[place.Table].Chain(place.Chain).Rules[0]
+		reason, opaque := rule.Opaque()
+		became, text := "same", ""
+		switch {
+		case len(before[place]) != 1:
+			t.Fatalf("%v %q has %d rules", place, args, len(before[place]))
+		case opaque && len(after[place]) == 0:
+			became = "named"
+			t.Logf("named: -t %s %s: %s", place.Table, args, reason)
+		case len(after[place]) != 1:
+			became = "lost"
+		case after[place][0] != before[place][0]:
+			became, text = "another", bytesApart(before[place][0], after[place][0])
+		}
+		count[became]++
+		row, failed := s.known(args), became == "lost" || became == "another"
+		if row != nil {
+			s.faults[row] = s.faults[row] || failed
+		} else if failed {
+			t.Errorf("%s, %s: -t %s %s\nread as %s%s", s.way, became, place.Table, args, rule.Spec, text)
+		}
+	}
+	t.Logf("%v; %d refused by this machine", count, len(s.refused))
+	if count["same"] < len(s.rules)*9/10 || len(s.rules) < 10*len(s.refused) {
+		t.Errorf("of %d rules %v, and %d are refused", len(s.rules), count, len(s.refused))
+	}
+	for _, r := range s.refused {
+		t.Log("refused: ", r)
+	}
+}
+
+// read reads under guard what stands. On legacy so many texts are tried in one read; the others in
+// the next.
+func (s *corpusStage) read(t *testing.T, k *iptables.Kernel) iptables.Snapshot {
+	t.Helper()
+	var untried []string
+	for range 20 {
+		session, err := k.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		snapshot, err := session.Read(t.Context(), s.family)
+		if err := errors.Join(err, session.Close()); err != nil {
+			t.Fatal(err)
+		}
+		untried = untried[:0]
+		for place := range s.rules {
+			if reason, _ := snapshot.Tables[place.Table].Chain(place.Chain).Rules[0].Opaque(); strings.Contains(reason, "not tried yet") {
+				untried = append(untried, s.rules[place])
+			}
+		}
+		if len(untried) == 0 {
+			return snapshot
+		}
+	}
+	t.Fatalf("these are never tried: %q", untried)
+	return iptables.Snapshot{}
+}
+
+// known returns the row of notYet that has the rule, nil if there is none.
+func (s *corpusStage) known(args string) *known {
+	for i, row := range notYet {
+		if slices.Contains(row.ways, s.way) && row.args.MatchString(args) {
+			return &notYet[i]
+		}
+	}
+	return nil
+}
+
+// bytesApart says where two rules differ.
+func bytesApart(a, b string) string {
+	text := fmt.Sprintf("\n%d and %d bytes", len(a), len(b))
+	for i := range min(len(a), len(b)) {
+		if a[i] != b[i] {
+			text += fmt.Sprintf(", at %d %#x is %#x", i, a[i], b[i])
+		}
+	}
+	return text
+}
