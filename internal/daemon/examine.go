@@ -118,7 +118,7 @@ func (d *Daemon) examinationFailed(ctx context.Context, st *state, f rules.Famil
 // what follows.
 func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, x reload.Examined, start time.Time) {
 	fs, ts := st.families[id.Family], st.table(id)
-	if !d.take(st, tableFinding{id: id, source: readInFull, finding: x.Finding, mark: x.Mark, absent: x.Absent, table: x.Table, read: true}) {
+	if !d.take(st, tableFinding{id: id, source: readInFull, finding: x.Finding, mark: x.Mark, absent: x.Absent, table: x.Table, section: x.Section, read: true}) {
 		return
 	}
 	// An unknown table without an error can be read, and could not be when canaryd planted the

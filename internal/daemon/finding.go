@@ -69,6 +69,15 @@ type tableFinding struct {
 	table  *rules.Table // nil if it does not exist, or was not read
 	read   bool         // false: a write came without a read of the table
 	proved bool         // a read after a write showed everything in force
+	// section is the protected part of the table.
+	section rules.Section
+}
+
+// bare reports whether the table was read, and neither holds nor ought to hold anything protected.
+// Its marks are yet to be planted, and nothing would be lost with it.
+func (x tableFinding) bare(want rules.Section) bool {
+	empty := func(s rules.Section) bool { return len(s.Chains)+len(s.Jumps) == 0 }
+	return x.read && x.finding.Err == nil && x.mark.Nonce == "" && empty(x.section) && empty(want)
 }
 
 // take takes a finding into what is known of its table. Probes, examinations, writes, observe
@@ -97,6 +106,8 @@ func (d *Daemon) take(st *state, x tableFinding) bool {
 		ts.verdict, ts.learningStopped = canary.Intact, false
 	case v == canary.Unknown && ts.verdict.Loss():
 		// A loss stays one until a read shows the table: a read that fails puts no rule back.
+	case v == canary.Unknown && (ts.verdict == canary.Intact || ts.verdict == canary.Changed) && x.bare(st.want()[x.id]):
+		// Another program has made the table, which did not exist when all was known.
 	default:
 		ts.verdict = v
 	}

@@ -160,3 +160,40 @@ func TestDeclaredMakesTables(t *testing.T) {
 		}
 	})
 }
+
+// TestATableThatComesUpIsNoReasonToBeUnready: another program makes a table in which nothing is to
+// be guarded, and keeps the lock, so that the marks have to wait. Nothing could be lost in it.
+func TestATableThatComesUpIsNoReasonToBeUnready(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fake := onlyFilter(t, iptables.Legacy)
+		r := run(t, fake, setup{})
+		r.after(5 * time.Second)
+		for _, table := range []rules.TableName{rules.Mangle, rules.Nat} {
+			must(t, fake.RestoreNoflush(rules.IPv4, section(table, ":corp - [0:0]", "-A OUTPUT -j corp", "-A corp -j RETURN")))
+			release := fake.HoldLock()
+			for range 100 {
+				r.after(10 * time.Millisecond)
+				if err := r.d.Status().Ready(); err != nil {
+					t.Fatalf("%s: not ready: %v", table, err)
+				}
+			}
+			release()
+			r.after(time.Second)
+			if !slices.Contains(r.marked(rules.IPv4), table) {
+				t.Errorf("%s has no canary", table)
+			}
+		}
+		// What holds something protected is not known to be guarded before its marks stand.
+		must(t, fake.RestoreNoflush(rules.IPv6, section(rules.Filter, ":KUBE-FIREWALL - [0:0]", "-A INPUT -j KUBE-FIREWALL")))
+		release := fake.HoldLock()
+		r.after(time.Second)
+		if r.d.Status().Ready() == nil {
+			t.Error("ready while a protected table has no canary")
+		}
+		release()
+		r.after(time.Second)
+		if err := r.d.Status().Ready(); err != nil {
+			t.Errorf("not ready once the marks stand: %v", err)
+		}
+	})
+}

@@ -41,7 +41,7 @@ func (d *Daemon) applyResult(st *state, f rules.Family, fr reload.FamilyResult) 
 func (d *Daemon) takeWritten(st *state, id rules.TableID, tr reload.TableResult, digest uint64, now time.Time) {
 	fs, ts := st.families[id.Family], st.table(id)
 	judged := d.take(st, tableFinding{id: id, source: readInFull, finding: tr.Finding, mark: tr.Mark, absent: tr.Absent,
-		table: tr.Table, read: tr.Read, proved: tr.Proved})
+		table: tr.Table, section: tr.Section, read: tr.Read, proved: tr.Proved})
 	known := st.generation.learned.Knows(id.Family, id.Name)
 	if tr.Proved {
 		ts.addPlaced(tr.Placed, now)
