@@ -48,8 +48,8 @@ var (
 		{"TCPMSS", 0}:     func(d xtData, _ rules.Family) bool { return d.zero(2, len(d)) },
 		{"REJECT", 0}:     plainReject,
 		{"MASQUERADE", 0}: func(d xtData, f rules.Family) bool { return d.natRange(f == rules.IPv4, natRandom|natRandomFully) },
-		{"REDIRECT", 0}: func(d xtData, f rules.Family) bool {
-			return d.natRange(f == rules.IPv4, natPorts|natRandom)
+		{"REDIRECT", 0}: func(d xtData, f rules.Family) bool { // 1.8.7 prints --random next to ports only
+			return d.natRange(f == rules.IPv4, natPorts)
 		},
 		{"DNAT", 0}: func(d xtData, f rules.Family) bool { return f == rules.IPv4 && d.natRange(true, natToOne) },
 		{"DNAT", 1}: func(d xtData, f rules.Family) bool { return f == rules.IPv6 && d.natRange(false, natToOne) },

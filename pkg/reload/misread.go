@@ -55,8 +55,13 @@ func (m misread) judge(finding canary.Finding) canary.Finding {
 
 // misreadBy compares a table after a write with the plan. bad are the rules of which
 // iptables-restore made others, or nothing. Both are empty if the write changed nothing at all:
-// then one line may have cost all others, and only trials tell which one.
-func (p tablePlan) misreadBy(after *rules.Table) (left misread, bad []rules.Rule) {
+// then one line may have cost all others, and only trials tell which one. Claimed chains do not
+// count: their rules are in the words of the one who declared them, which iptables may spell in a
+// way that no comparison knows.
+func (p tablePlan) misreadBy(after *rules.Table, claimed func(chain string) bool) (left misread, bad []rules.Rule) {
+	if claimed == nil {
+		claimed = func(string) bool { return false }
+	}
 	left = misread{chains: map[string][]rules.Rule{}, strays: map[string][]rules.Rule{}}
 	changed := false
 	for _, c := range p.wrote {
@@ -66,7 +71,7 @@ func (p tablePlan) misreadBy(after *rules.Table) (left misread, bad []rules.Rule
 		}
 		before := p.seen.Chain(c.Name)
 		changed = changed || before == nil || !rules.EqualRules(before.Rules, standing.Rules)
-		if rules.EqualRules(standing.Rules, c.Rules) {
+		if claimed(c.Name) || rules.EqualRules(standing.Rules, c.Rules) {
 			continue
 		}
 		left.chains[c.Name] = standing.Rules
@@ -77,13 +82,18 @@ func (p tablePlan) misreadBy(after *rules.Table) (left misread, bad []rules.Rule
 		bad = append(bad, lacks...)
 	}
 	added := map[string][]rules.Rule{} // what the plan adds to chains that have other rules
+	ofClaimed := map[string]bool{}     // chains whose strays may be a declared jump in other words
 	for _, h := range p.jumps {
 		added[h.Chain] = append(added[h.Chain], h.Rule)
+		ofClaimed[h.Chain] = ofClaimed[h.Chain] || claimed(h.Into())
 	}
 	for _, c := range p.merged {
 		added[c.Name] = surplus(c.Rules, p.seen.Rules(c.Name))
 	}
 	for name, list := range added {
+		if claimed(name) || ofClaimed[name] {
+			continue
+		}
 		fresh := surplus(withoutMarks(after.Rules(name)), p.seen.Rules(name))
 		changed = changed || len(fresh) > 0
 		bad = append(bad, surplus(list, fresh)...)

@@ -112,3 +112,19 @@ func TestATrialComparesWhatItReadsBack(t *testing.T) {
 		t.Errorf("bad (-want +got):\n%s", diff)
 	}
 }
+
+// A declared rule that iptables spells in another way is the operator's: it stays.
+func TestADeclaredRuleInOtherWordsStays(t *testing.T) {
+	onBoth(t, func(t *testing.T, n *testNode) {
+		n.job.Claimed = func(chain string) bool { return chain == "KUBE-FIREWALL" }
+		n.Misread("-m mark --mark 0x8000/0x8000 -j DROP", "-m mark --mark 0x8000/0x8000 -m foo --bar 8 -j DROP")
+		must(t, n.Flush(v4, rules.Filter, ""))
+		result := n.heal()
+		if q := result[v4].Tables[rules.Filter].Quarantined; len(q) != 0 {
+			t.Errorf("in quarantine: %+v", q)
+		}
+		if !strings.Contains(n.content(v4), "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -m foo --bar 8 -j DROP") {
+			t.Errorf("it is gone:\n%s", n.content(v4))
+		}
+	})
+}

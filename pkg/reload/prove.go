@@ -102,7 +102,7 @@ func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) boo
 		result.Err = fmt.Errorf("%s %s is not as it was written: %w", f, plan.table, err)
 	}
 	if err != nil && wrote && !result.otherWrote && plan.replay && seen.Err == nil && !finding.MarkLost {
-		tr.misread, tr.misreadRules = plan.misreadBy(seen.Table)
+		tr.misread, tr.misreadRules = plan.misreadBy(seen.Table, r.job.Claimed)
 	}
 	if err != nil && r.job.Strict {
 		tr.Refused = refusedAsAWhole(t.answer.Err)
