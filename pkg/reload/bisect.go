@@ -71,7 +71,7 @@ func (r run) tryRules(ctx context.Context, t *familyRun, plans []tablePlan, read
 		trial := newTrial(r.session, t.family, plan)
 		trial.readsBack = readsBack
 		trial.suspects = refusedOf(r.job.Quarantine[t.family.Table(plan.table)])
-		trial.strict, trial.interrupted = r.job.Strict, r.job.Interrupted
+		trial.strict, trial.interrupted, trial.claimed = r.job.Strict, r.job.Interrupted, r.job.Claimed
 		trial.asText = refusedAsText(t.answer.Err)
 		for _, refusal := range r.job.Refused[t.family.Table(plan.table)] {
 			trial.suspects[refusal.Rule.Spec] = refusal.Reason
@@ -118,11 +118,14 @@ type trial struct {
 	// asText makes iptables-restore try the rules: it refuses words of which the kernel would take
 	// the bytes.
 	asText bool
-	// readsBack makes a rule bad, too, if the restore took it and it does not stand afterwards.
+	// readsBack makes a rule bad, too, if the restore took it and it does not stand afterwards, or
+	// another one does. A claimed chain's rules may stand in other words; declared has their texts.
 	readsBack bool
 	// interrupted is Job.Interrupted. ended: it ended the trial, which found nothing out.
 	interrupted func() bool
 	ended       bool
+	claimed     func(chain string) bool
+	declared    map[string]bool
 }
 
 func newTrial(s iptables.Session, f rules.Family, plan tablePlan) trial {
@@ -133,15 +136,24 @@ func newTrial(s iptables.Session, f rules.Family, plan tablePlan) trial {
 func (t *trial) run(ctx context.Context) error {
 	var all []rules.Rule
 	t.newChains = map[string]bool{}
+	t.declared = map[string]bool{}
+	add := func(into string, list ...rules.Rule) {
+		all = append(all, list...)
+		for _, r := range list {
+			if t.claimed != nil && t.claimed(into) {
+				t.declared[r.Spec] = true
+			}
+		}
+	}
 	for _, c := range t.plan.merged {
-		all = append(all, c.Rules...)
+		add(c.Name, c.Rules...)
 	}
 	for _, c := range t.plan.wrote {
-		all = append(all, c.Rules...)
+		add(c.Name, c.Rules...)
 		t.newChains[c.Name] = t.plan.seen.Chain(c.Name) == nil
 	}
 	for _, h := range t.plan.jumps {
-		all = append(all, h.Rule)
+		add(h.Into(), h.Rule)
 	}
 	if len(all) == 0 {
 		return nil
@@ -228,10 +240,14 @@ func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 	switch c := snapshot.Tables[t.plan.table].Chain(trialChain); {
 	case c == nil || len(c.Rules) != len(list):
 		return errNoEffect
-	case !rules.EqualRules(c.Rules, written):
-		return errMisread
+	default:
+		for i, r := range c.Rules {
+			if !t.declared[list[i].Spec] && !r.Equal(written[i]) {
+				return errMisread
+			}
+		}
+		return nil
 	}
-	return nil
 }
 
 // errNoEffect is the reason of a rule that iptables-restore takes and does not write.
