@@ -42,7 +42,7 @@ func checkDeclared(ctx context.Context, o *options, to streams) (code int, err e
 			for _, r := range refused[f.Table(t)] {
 				_, where := all.Origin(f, t, r.Chain, r.Rule)
 				_, _ = fmt.Fprintf(to.err, "canaryd: refused: %s: %s %s -A %s %s (%s)\n", // printing may fail; the exit code says it too
-					plain(where), f, t, plain(r.Chain), plain(r.Rule.Spec), plain(oneLine(r.Reason)))
+					plain(where), f, t, plain(r.Chain), plain(r.Rule.Label()), plain(oneLine(r.Reason)))
 			}
 		}
 	}

@@ -93,7 +93,7 @@ func (w *diffWriter) full() bool { return w.room.lines <= 0 || w.room.bytes <= 0
 // sources are spelled as people spell them, so what differs as text is compared by
 // its meaning, unless there is no room for it.
 func (w *diffWriter) apart(was, is []rules.Rule) (gone, instead []rules.Rule) {
-	text := func(r rules.Rule) string { return r.Spec }
+	text := rules.Rule.Label
 	gone, instead = lacking(was, is, text), lacking(is, was, text)
 	if w.full() || len(gone) == 0 || len(instead) == 0 {
 		return gone, instead

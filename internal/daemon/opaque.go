@@ -8,8 +8,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// opaqueRules are those of the generation that have no text. They stand, and
-// canaryd does not put them back if they are lost.
+// opaqueRules are those of the generation that have no text. They stand; canaryd puts those back
+// that hold their bytes, and no others.
 type opaqueRules struct {
 	edition    int // of the generation; see state
 	generation rules.Generation
@@ -25,8 +25,8 @@ func (l opaqueRules) in(edition int, generation rules.Generation) opaqueRules {
 	return now
 }
 
-// opaqueNow returns the opaque rules of the generation that stand and are not quarantined
-// yet, at most quarantinedShown.
+// opaqueNow returns the opaque rules without bytes that stand and are not quarantined yet, at most
+// quarantinedShown.
 func (st *state) opaqueNow() []api.Quarantined {
 	if st.opaque.generation == nil || st.opaque.edition != st.generation.edition {
 		st.opaque = st.opaque.in(st.generation.edition, st.want())
@@ -36,8 +36,8 @@ func (st *state) opaqueNow() []api.Quarantined {
 		for _, r := range st.opaque.found[id] {
 			reason, _ := r.Rule.Opaque()
 			is := func(h reload.QuarantinedRule) bool { return h.Chain == r.Chain && h.Rule == r.Rule }
-			if len(list) < api.QuarantinedShown && !slices.ContainsFunc(st.quarantine.rules[id], is) {
-				list = append(list, api.Quarantined{Family: id.Family, Table: id.Name, Chain: r.Chain, Rule: r.Rule.Spec, Reason: reason})
+			if len(list) < api.QuarantinedShown && !r.Rule.HasBytes() && !slices.ContainsFunc(st.quarantine.rules[id], is) {
+				list = append(list, api.Quarantined{Family: id.Family, Table: id.Name, Chain: r.Chain, Rule: r.Rule.Label(), Reason: reason})
 			}
 		}
 	}

@@ -51,11 +51,11 @@ func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 				next = "its owner has to put it back"
 			}
 			log.Info("A rule is in quarantine: it could not be put back", "family", id.Family, "table", id.Name,
-				"chain", h.Chain, "rule", h.Rule.Spec, "reason", h.Reason, "next", next)
+				"chain", h.Chain, "rule", h.Rule.Label(), "reason", h.Reason, "next", next)
 		}
 		for _, h := range tr.Weakened[:min(namesKept, len(tr.Weakened))] {
 			log.Info("A rule was put back without its nfacct match, which only counts", "family", id.Family, "table", id.Name,
-				"chain", h.Chain, "rule", h.Rule.Spec, "reason", h.Reason)
+				"chain", h.Chain, "rule", h.Rule.Label(), "reason", h.Reason)
 		}
 	}
 }
@@ -124,7 +124,7 @@ func (st *state) quarantined() []api.Quarantined {
 	for _, id := range tableIDs() {
 		for _, h := range st.quarantine.rules[id] {
 			if len(list) < api.QuarantinedShown {
-				list = append(list, api.Quarantined{Family: id.Family, Table: id.Name, Chain: h.Chain, Rule: h.Rule.Spec, Reason: h.Reason})
+				list = append(list, api.Quarantined{Family: id.Family, Table: id.Name, Chain: h.Chain, Rule: h.Rule.Label(), Reason: h.Reason})
 			}
 		}
 	}

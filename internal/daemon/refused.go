@@ -72,7 +72,7 @@ func keyOf(r api.Refused) string {
 
 func (st *state) refusedOf(id rules.TableID, refusal reload.Refusal) api.Refused {
 	r := api.Refused{
-		Family: id.Family, Table: id.Name, Chain: refusal.Chain, Rule: refusal.Rule.Spec, Reason: refusal.Reason,
+		Family: id.Family, Table: id.Name, Chain: refusal.Chain, Rule: refusal.Rule.Label(), Reason: refusal.Reason,
 		Class: refusal.Class, Meaning: cmp.Or(refusalMeanings[refusal.Class], "iptables or the kernel refuses it"), Since: time.Now(),
 	}
 	if st.declared.now.Origin != nil {

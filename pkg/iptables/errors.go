@@ -39,6 +39,8 @@ type RestoreError struct {
 	Exit    int    // its exit code; -1 if it was killed, 0 if it is no program
 	Line    int    // of what the program was given, where it names one; else 0
 	Stderr  string // its first lines, bounded
+	// Textless: a rule without a text was to be written, and its bytes could not be.
+	Textless bool
 }
 
 func (e *RestoreError) Error() string {

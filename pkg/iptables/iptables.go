@@ -146,6 +146,9 @@ type Snapshot struct {
 type Session interface {
 	// Read reads one family in full.
 	Read(ctx context.Context, family rules.Family) (Snapshot, error)
+	// Writes reports whether Restore can write a rule: one that has a text, or that is opaque and
+	// has its bytes, where bytes can be written.
+	Writes(rule rules.Rule) bool
 	// Prepare does ahead what can be done of the next Restore, if it is of the same
 	// payloads. It writes nothing.
 	Prepare(ctx context.Context, payloads ...Payload)

@@ -21,12 +21,13 @@ type needs struct {
 var errNotPortable = errors.New("cannot be written again as the kernel shows it")
 
 // needsOf reads what a rule needs. A rule with an expression that is not known
-// to be complete in itself is refused.
+// to be complete in itself is an error, and its needs are right all the same.
 func needsOf(r nft.Rule, family rules.Family) (needs, error) {
 	var n needs
+	var foreign error
 	err := r.Each(func(e nft.Expression) error {
-		if !portable(e) {
-			return fmt.Errorf("a rule with expression %q %w", e.Name, errNotPortable)
+		if foreign == nil && !portable(e) {
+			foreign = fmt.Errorf("a rule with expression %q %w", e.Name, errNotPortable)
 		}
 		n.compat.Take(e, family)
 		if chain := e.Jump(); chain != nil {
@@ -34,17 +35,23 @@ func needsOf(r nft.Rule, family rules.Family) (needs, error) {
 		}
 		return nil
 	})
+	if err == nil {
+		err = foreign
+	}
 	return n, err
 }
 
 // portable reports whether an expression means the same wherever it is
-// written. The list is what iptables-nft 1.8.9 writes (iptables/nft.c,
-// nft-shared.c); others refer to objects outside the rule (lookup, dynset,
-// objref), or are nothing that iptables prints. Of xt's extensions, those do
+// written. The first line of the list is what iptables-nft 1.8.9 writes (iptables/nft.c,
+// nft-shared.c), the others are nft's own without a state. Not on it are those that refer to
+// objects outside the rule (lookup, dynset, objref), and those of which the kernel
+// refuses its own words (see repair in pkg/native). Of xt's extensions, those do
 // not that hold an ipset's index (xt_set.h) or a file descriptor (xt_bpf.h).
 func portable(e nft.Expression) bool {
 	switch e.Name {
-	case "counter", "cmp", "bitwise", "meta", "payload", "immediate", "limit", "log", "range":
+	case "counter", "cmp", "bitwise", "meta", "payload", "immediate", "limit", "log", "range",
+		"ct", "masq", "nat", "redir", "reject", "tproxy", "fib", "queue", "notrack",
+		"numgen", "hash", "socket", "rt", "byteorder", "synproxy", "dup", "connlimit", "xfrm":
 		return true
 	case "match", "target":
 		name := extensionName(e)

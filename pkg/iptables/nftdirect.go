@@ -33,6 +33,7 @@ type rawSource interface {
 type directWriter struct {
 	conn   *nft.Conn
 	source rawSource
+	taught taught // bytes that are right as long as the trial chains stand
 	batch  *nft.Batch
 	writes bool // the batch has content
 	// written are the chains that the batch touches, added how many rules are new.
@@ -221,13 +222,13 @@ func (p *tablePlan) load(c *chainPlan) error {
 func (p *tablePlan) remove(c *chainPlan, step *Step) error {
 	at := step.Index - 1
 	if step.Index == 0 {
-		want, ok := p.source.raw(p.family, step.Rule.Spec, nil)
+		want, ok := p.raw(step.Rule.Spec, nil)
 		if !ok {
 			return errUnknownRule
 		}
 		at = slices.IndexFunc(c.rules, func(s slot) bool {
 			if s.isNew() {
-				added, ok := p.source.raw(p.family, s.spec, nil)
+				added, ok := p.raw(s.spec, nil)
 				return ok && added.Equal(want)
 			}
 			return s.raw.Equal(want)
@@ -242,6 +243,14 @@ func (p *tablePlan) remove(c *chainPlan, step *Step) error {
 	c.removed = append(c.removed, c.rules[at].handle)
 	c.rules = slices.Delete(c.rules, at, at+1)
 	return nil
+}
+
+// raw returns the rule that iptables would write for spec, and whether it is known.
+func (p *tablePlan) raw(spec string, room []byte) (nft.Rule, bool) {
+	if r, ok := p.taught[p.family.Table(p.table)][spec]; ok {
+		return r, true
+	}
+	return p.source.raw(p.family, spec, room)
 }
 
 var (

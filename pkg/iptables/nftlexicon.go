@@ -25,7 +25,8 @@ type lexicon struct {
 	entries []entry   // by nft.RuleID; 0 is none
 	byText  nft.Index // of rules' numbers
 	seed    maphash.Seed
-	small   int // how many entries there were when it was last tidied up
+	small   int  // how many entries there were when it was last tidied up
+	noBytes bool // opaque rules are not to hold their bytes: nothing would write them
 }
 
 // An entry is the text of a raw rule, if that is known.
@@ -75,10 +76,30 @@ func (l *lexicon) intern(raw nft.Rule) (nft.RuleID, error) {
 	if comment, ok := markOf(raw); ok && !e.fickle {
 		e.rule, e.learned = rules.Rule{Spec: markStart + comment + markEnd}, true
 	} else if odd := shapeOf(l.family, raw).odd; odd != "" {
-		e.rule, e.learned, e.fickle = opaque(l.family, raw, odd), true, false
+		e.rule, e.learned, e.fickle = l.without(raw, odd), true, false
 	}
 	l.entries = append(l.entries, e)
 	return id, nil
+}
+
+// keep returns the bytes of an opaque rule, and has them shown as this rule from now on, unless
+// their text is known: what is written without a text is to be read back as the same.
+func (l *lexicon) keep(rule rules.Rule) (nft.Rule, bool) {
+	expressions, userdata, ok := rule.Bytes()
+	if !ok {
+		return nft.Rule{}, false
+	}
+	raw := nft.Rule{Expressions: expressions, Userdata: userdata}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	id, err := l.intern(raw)
+	if err != nil {
+		return nft.Rule{}, false
+	}
+	if e := &l.entries[id]; !e.learned {
+		e.rule, e.learned, e.fickle = rule, true, false
+	}
+	return raw, true
 }
 
 // texts returns the texts of raw rules, if all are known and certain.
@@ -116,6 +137,9 @@ func (l *lexicon) raw(spec string, room []byte) (nft.Rule, bool) {
 	if comment, ok := cutMark(spec); ok {
 		return markRule(comment), true
 	}
+	if rule := (rules.Rule{Spec: spec}); rule.HasBytes() {
+		return l.keep(rule)
+	}
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	id := l.find(spec)
@@ -136,7 +160,7 @@ func (l *lexicon) find(spec string) nft.RuleID {
 // index lets find know of a rule's text.
 func (l *lexicon) index(id nft.RuleID) {
 	if l.find(l.entries[id].rule.Spec) != 0 {
-		return // other bytes that mean the same
+		return // other bytes that mean the same: see twins
 	}
 	l.byText.Add(uint32(id), func(n uint32) uint64 { return maphash.String(l.seed, l.entries[n].rule.Spec) })
 }
@@ -150,7 +174,7 @@ func (l *lexicon) learn(id nft.RuleID, rule rules.Rule) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := &l.entries[id]
-	if e.learned && e.rule == rule {
+	if e.learned && (e.rule == rule || e.odd()) {
 		return nil
 	}
 	shape := shapeOf(l.family, l.store.Rule(id, nil))
@@ -163,7 +187,12 @@ func (l *lexicon) learn(id nft.RuleID, rule rules.Rule) error {
 		e.fickle = true
 	default:
 		e.rule = rule
-		l.index(id)
+		if other := l.find(rule.Spec); other != 0 && twins(l.store.Rule(id, nil), l.store.Rule(other, nil)) {
+			e.rule = l.without(l.store.Rule(id, nil), "iptables prints another rule in the same words")
+		}
+		if !e.odd() {
+			l.index(id)
+		}
 		e.learned = true
 	}
 	return nil
@@ -187,7 +216,15 @@ func (l *lexicon) known(id nft.RuleID) (rules.Rule, bool) {
 func (l *lexicon) opaque(id nft.RuleID, reason string) rules.Rule {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	return opaque(l.family, l.store.Rule(id, nil), reason)
+	return l.without(l.store.Rule(id, nil), reason)
+}
+
+// without returns the rule of such bytes that has no text, for a reason.
+func (l *lexicon) without(raw nft.Rule, reason string) rules.Rule {
+	if l.noBytes {
+		return rules.IdentityOf(raw.Expressions, raw.Userdata).OpaqueRule(shapeOf(l.family, raw).target, reason)
+	}
+	return opaque(l.family, raw, reason)
 }
 
 // anyOdd reports whether one of the rules is known to be odd, and perhaps printed over several

@@ -28,6 +28,7 @@ func (k *Kernel) newMirror(r nftReader) *mirror {
 	m.raw = nft.NewMirror(r.conn, nft.MirrorConfig{Genid: r.genid, Own: k.OwnCommit, Begun: m.taken.restart, Heard: m.hear})
 	for family, budget := range k.budgets {
 		known[family] = newLexicon(family)
+		known[family].noBytes = k.cfg.Replay == ReplayText
 		f := &familyText{family: family, lexicon: known[family], printer: k.printer(), shelf: k.shelf, budget: budget, tables: map[rules.TableName]*tableText{}}
 		f.raw = m.raw.Add(nft.FamilyConfig{
 			Family: family,
@@ -58,6 +59,7 @@ func (m *mirror) read(ctx context.Context, family rules.Family) (Snapshot, error
 	if err != nil {
 		return Snapshot{}, err
 	}
+	f.relearn()
 	if f.budget.shed() { // in these is the text of rules that are left out by now
 		f.shelf.drop(family)
 	}

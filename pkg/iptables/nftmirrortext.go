@@ -337,6 +337,29 @@ func (f *familyText) doubt(now time.Time) {
 	}
 }
 
+// relearn shows the rules of doubted chains by the text that was learned of them since: the same
+// rule may stand in another chain, which iptables can print.
+func (f *familyText) relearn() {
+	for name, t := range f.tables {
+		for chain := range t.doubted {
+			c, shown := f.raw.Chain(Place{Table: name, Chain: chain}), t.fresh[chain]
+			if shown == nil {
+				shown = t.view.ready.Rules(chain)
+			}
+			if c == nil || len(c.IDs) != len(shown) {
+				continue // it is about to be read again
+			}
+			for i, id := range c.IDs {
+				if rule, certain := f.lexicon.known(id); certain && rule != shown[i] {
+					shown = slices.Clone(shown)
+					shown[i] = rule
+					t.fresh[chain] = shown
+				}
+			}
+		}
+	}
+}
+
 // forgetUnused drops from the lexicon what no chain has held for long.
 func (f *familyText) forgetUnused() {
 	if f.lexicon.crowded() {

@@ -111,13 +111,16 @@ func (w *rulesWriter) writeRules(c *chainPlan) error {
 
 func (w *rulesWriter) writeRule(chain, spec string, next uint64) error {
 	p := w.plan
-	rule, ok := p.source.raw(p.family, spec, w.room)
+	rule, ok := p.raw(spec, w.room)
 	if !ok {
 		return errUnknownRule
 	}
-	w.room = rule.Expressions
+	_, given := p.taught[p.family.Table(p.table)][spec]
+	if !given {
+		w.room = rule.Expressions
+	}
 	need, err := needsOf(rule, p.family)
-	if err != nil {
+	if err != nil && !given {
 		return err
 	}
 	if err := p.targetStands(need.jump); err != nil {

@@ -37,12 +37,15 @@ type directBatch struct {
 
 // encode encodes what can be written directly of all families as one transaction.
 // It returns nil if there is no direct path.
-func (k *Kernel) encode(payload Payload) *directBatch {
+func (k *Kernel) encode(payload Payload) *directBatch { return k.encodeWith(payload, nil) }
+
+// encodeWith is encode with bytes of rules that else could not be written directly.
+func (k *Kernel) encodeWith(payload Payload, known taught) *directBatch {
 	conn := k.directConn()
 	if conn == nil {
 		return nil
 	}
-	w := directWriter{conn: conn, source: k.source, batch: nft.NewBatch()}
+	w := directWriter{conn: conn, source: k.source, taught: known, batch: nft.NewBatch()}
 	result := directResult{left: Payload{}, wrote: map[rules.Family][]rules.TableName{}, detour: map[rules.Family]error{}}
 	for _, family := range slices.Sorted(maps.Keys(payload)) {
 		for i := range payload[family] {

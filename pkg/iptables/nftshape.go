@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -122,12 +123,30 @@ func (s *ruleShape) compare(loaded uint32, data []byte) {
 		s.needs = append(s.needs, []string{"mark"})
 	case unix.NFT_META_PKTTYPE:
 		s.needs = append(s.needs, []string{"pkttype"})
+	case unix.NFT_META_IIF, unix.NFT_META_OIF:
+		s.compareIndex(loaded, data)
 	case unix.NFT_META_IIFNAME:
 		s.compareInterface(&s.in, data)
 	case unix.NFT_META_OIFNAME:
 		s.compareInterface(&s.out, data)
 	default:
 		s.odd = fmt.Sprintf("it compares what iptables has no word for (meta key %d)", loaded)
+	}
+}
+
+// compareIndex reads the number of an interface, of which one is certain: the loopback's is 1 in
+// each network namespace (LOOPBACK_IFINDEX in linux/net/loopback.h). iptables prints names for
+// numbers.
+func (s *ruleShape) compareIndex(loaded uint32, data []byte) {
+	const loopback = 1
+	value := s.attr(data, unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE)
+	switch {
+	case len(value) != 4 || binary.NativeEndian.Uint32(value) != loopback:
+		s.odd = "it names an interface by its number"
+	case loaded == unix.NFT_META_IIF:
+		s.in = "lo"
+	default:
+		s.out = "lo"
 	}
 }
 
@@ -191,8 +210,11 @@ func matchName(name string) string {
 	return name
 }
 
-// opaque returns an opaque rule of such bytes.
+// opaque returns an opaque rule of such bytes. It holds them if they make the rule again.
 func opaque(family rules.Family, r nft.Rule, reason string) rules.Rule {
-	identity := append(append([]byte(nil), r.Expressions...), r.Userdata...)
-	return rules.OpaqueRule(identity, shapeOf(family, r).target, reason)
+	target := shapeOf(family, r).target
+	if _, err := needsOf(r, family); err != nil {
+		return rules.IdentityOf(r.Expressions, r.Userdata).OpaqueRule(target, reason+"; a rule with such an expression "+errNotPortable.Error())
+	}
+	return rules.OpaqueBytes(r.Expressions, r.Userdata, target, reason)
 }

@@ -75,15 +75,24 @@ func (t Scripts) WriteTo(out io.Writer) (int64, error) {
 	return written, nil
 }
 
-// checkText refuses scripts with a rule that has no text. A plan leaves such rules
-// out; nothing of it is written if one was not.
-func (t Scripts) checkText(program string) error {
+// checkText refuses scripts with a rule that has no text: it could not be written by its bytes, and
+// nothing of the scripts is written.
+func (t Scripts) checkText(program string) *RestoreError {
 	for i := range t {
-		for n := range t[i].Steps {
-			s := &t[i].Steps[n]
-			if reason, opaque := s.Rule.Opaque(); opaque && (s.Verb != Delete || s.Index == 0) {
-				return &RestoreError{Program: program, Reason: ReasonParse, Stderr: fmt.Sprintf("a rule of chain %s has no text: %s", s.Chain, reason)}
-			}
+		if s := t[i].textless(); s != nil {
+			reason, _ := s.Rule.Opaque()
+			return &RestoreError{Program: program, Reason: ReasonParse, Textless: true, Stderr: fmt.Sprintf("a rule of chain %s has no text: %s", s.Chain, reason)}
+		}
+	}
+	return nil
+}
+
+// textless returns the first step that names a rule without a text, nil if there is none.
+func (s *Script) textless() *Step {
+	for i := range s.Steps {
+		step := &s.Steps[i]
+		if _, opaque := step.Rule.Opaque(); opaque && (step.Verb != Delete || step.Index == 0) {
+			return step
 		}
 	}
 	return nil

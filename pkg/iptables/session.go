@@ -124,6 +124,12 @@ func (s *genidSession) Read(ctx context.Context, family rules.Family) (Snapshot,
 	return snapshot, nil
 }
 
+// Writes implements Session.
+func (s *genidSession) Writes(rule rules.Rule) bool {
+	_, opaque := rule.Opaque()
+	return !opaque || rule.HasBytes() && s.kernel.directConn() != nil
+}
+
 // Prepare implements Session. What it encodes is of the state that was read: if
 // another process commits meanwhile, Restore finds it stale.
 func (s *genidSession) Prepare(_ context.Context, payloads ...Payload) {
@@ -204,11 +210,19 @@ func (s *genidSession) write(ctx context.Context, payload Payload, encode func(P
 	if len(due) == 0 {
 		return written
 	}
+	batch, genid, endTrials, err := s.teach(ctx, encode(due), due, genid, anyway)
+	defer endTrials()
+	if err != nil {
+		for family := range due {
+			written[family] = Written{Err: err}
+		}
+		return written
+	}
 	var rider *Rider
 	if rides && s.rider != nil && s.rider.Genid == uint32(genid) {
 		rider = s.rider
 	}
-	direct := s.writeDirectly(encode(due), due, genid, rider, anyway)
+	direct := s.writeDirectly(batch, due, genid, rider, anyway)
 	for family := range due {
 		written[family] = Written{Err: direct.err}
 	}
@@ -219,7 +233,7 @@ func (s *genidSession) write(ctx context.Context, payload Payload, encode func(P
 	for _, family := range slices.Sorted(maps.Keys(due)) {
 		var w Written
 		if left := direct.left[family]; len(left) > 0 {
-			w = s.writeRest(ctx, family, left, anyway || len(direct.wrote[family]) > 0)
+			w = s.writeRest(ctx, family, left, direct.detour[family], anyway || len(direct.wrote[family]) > 0)
 		}
 		if w.At.IsZero() && (w.Err == nil || len(direct.wrote[family]) > 0) {
 			w.At = direct.at
@@ -254,9 +268,13 @@ func (s *genidSession) writeDirectly(batch *directBatch, due Payload, genid uint
 	return direct
 }
 
-// writeRest writes scripts as text. It is too late to find the read stale if
+// writeRest writes scripts as text, which detour says why. It is too late to find the read stale if
 // the family's other tables were just written: then it raced.
-func (s *genidSession) writeRest(ctx context.Context, family rules.Family, scripts []Script, begun bool) Written {
+func (s *genidSession) writeRest(ctx context.Context, family rules.Family, scripts []Script, detour error, begun bool) Written {
+	if err := Scripts(scripts).checkText("nf_tables"); err != nil {
+		err.Stderr = oneLine([]error{detour, errors.New(err.Stderr)}).Error()
+		return Written{Err: err}
+	}
 	before, err := s.guard(ctx, family)
 	raced := begun && errors.Is(err, nft.ErrStale)
 	if raced {
@@ -340,6 +358,12 @@ func (s *contentSession) Read(ctx context.Context, family rules.Family) (Snapsho
 		}
 		return s.kernel.spell(ctx, family, seen, true)
 	})
+}
+
+// Writes implements Session: iptables-restore takes text.
+func (s *contentSession) Writes(rule rules.Rule) bool {
+	_, opaque := rule.Opaque()
+	return !opaque
 }
 
 // Prepare implements Session: iptables-restore does everything by itself.

@@ -13,11 +13,8 @@ import (
 )
 
 const (
-	// trialChain is the chain to which trials write rules, and trialTarget is where those rules
-	// jump whose own target does not exist. No packet reaches either. Nothing protects them,
-	// because no glob matches a name that ends in -CANARY.
-	trialChain  = "KUBE-CANARYD-TRIAL-CANARY"
-	trialTarget = "KUBE-CANARYD-TRIAL-TO-CANARY"
+	// Trials write rules to the chain to which the writer writes what it learns the bytes of.
+	trialChain, trialTarget = iptables.TrialChain, iptables.TrialTarget
 	// maxTrials and trialTime bound the search in one table. Among 20,000 rules it finds a bad one
 	// in 30 trials of 0.1 to 0.3 s. Rules that are undecided by then are quarantined as well.
 	maxTrials = 256
@@ -42,6 +39,18 @@ func (r run) bisect(ctx context.Context, t *familyRun) bool {
 		t.discarded++
 	}
 	return found
+}
+
+// leaveBytes reports whether a restore was refused because rules without a text could not be
+// written by their bytes, although no single one of them is the cause: the transaction may have
+// been too large. The next try leaves them out.
+func (r run) leaveBytes(t *familyRun) bool {
+	refused := refusalOf(t.answer.Err)
+	if refused == nil || !refused.Textless || t.textOnly {
+		return false
+	}
+	t.textOnly = true
+	return true
 }
 
 // bisectSilent finds the bad rules of a restore that succeeded and wrote something else, as the

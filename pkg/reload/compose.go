@@ -21,8 +21,10 @@ type tableTask struct {
 	quarantined []QuarantinedRule // rules that earlier replays quarantined
 	readmit     map[string]bool   // chains to write again because a quarantined rule of theirs may be writable now
 	unavailable unavailable
-	doubled     []rules.Jump // see Job.Doubled
-	misread     misread      // what stands because an earlier write went wrong
+	doubled     []rules.Jump     // see Job.Doubled
+	misread     misread          // what stands because an earlier write went wrong
+	session     iptables.Session // that the table will be written in; nil if it is only judged
+	textOnly    bool             // rules cannot be written by their bytes in this run
 }
 
 // A tablePlan is what a restore does to one table, and what the proof then expects.

@@ -422,16 +422,46 @@ func TestARestoreWithoutEffectIsBisected(t *testing.T) {
 	})
 }
 
-// A rule without a text is left out, with its reason, and everything else is back.
+// wantOpaque has the node want an opaque rule, in a protected chain and as a jump.
+func (n *testNode) wantOpaque(opaque rules.Rule) {
+	filter := n.job.Generation[v4.Table(rules.Filter)]
+	filter.Chains = slices.Clone(filter.Chains)
+	at := slices.IndexFunc(filter.Chains, func(c rules.Chain) bool { return c.Name == "KUBE-FORWARD" })
+	filter.Chains[at].Rules = append([]rules.Rule{opaque}, filter.Chains[at].Rules...)
+	filter.Jumps = append(slices.Clone(filter.Jumps), rules.Jump{Chain: "OUTPUT", Rule: opaque, Anchor: rules.Anchor{Position: rules.Top}})
+	n.job.Generation = n.job.Generation.With(v4.Table(rules.Filter), filter)
+}
+
+// A rule without a text comes back by its bytes, in its place, where the backend takes bytes. Where
+// it takes text only, it is left out.
+func TestARuleWithoutATextComesBackByItsBytes(t *testing.T) {
+	eachNode(t, func(t *testing.T, n *testNode) {
+		opaque := rules.OpaqueBytes([]byte("x"), nil, "KUBE-FIREWALL", "its comment holds a line break")
+		n.wantOpaque(opaque)
+		must(t, n.Flush(v4, rules.Filter, ""))
+		result := n.heal()
+		got := result[v4].Tables[rules.Filter]
+		if !got.Proved {
+			t.Fatalf("it is not proved: %v", result[v4].Err)
+		}
+		if n.Info().Backend == iptables.Legacy {
+			if len(got.Quarantined) != 2 {
+				t.Errorf("in quarantine: %+v", got.Quarantined)
+			}
+			return
+		}
+		forward, output := got.Table.Chain("KUBE-FORWARD").Rules, got.Table.Chain("OUTPUT").Rules
+		if len(got.Quarantined) != 0 || forward[0] != opaque || !slices.Contains(output, opaque) {
+			t.Errorf("in quarantine: %+v; KUBE-FORWARD is %v and OUTPUT %v", got.Quarantined, forward, output)
+		}
+	})
+}
+
+// A rule with neither a text nor bytes is left out, with its reason, and everything else is back.
 func TestARuleWithoutATextIsLeftOut(t *testing.T) {
 	eachNode(t, func(t *testing.T, n *testNode) {
 		opaque := rules.OpaqueRule([]byte("x"), "KUBE-FIREWALL", "its comment holds a line break")
-		filter := n.job.Generation[v4.Table(rules.Filter)]
-		filter.Chains = slices.Clone(filter.Chains)
-		at := slices.IndexFunc(filter.Chains, func(c rules.Chain) bool { return c.Name == "KUBE-FORWARD" })
-		filter.Chains[at].Rules = append([]rules.Rule{opaque}, filter.Chains[at].Rules...)
-		filter.Jumps = append(slices.Clone(filter.Jumps), rules.Jump{Chain: "OUTPUT", Rule: opaque, Anchor: rules.Anchor{Position: rules.Top}})
-		n.job.Generation = n.job.Generation.With(v4.Table(rules.Filter), filter)
+		n.wantOpaque(opaque)
 		must(t, n.Flush(v4, rules.Filter, ""))
 		result := n.heal()
 		got := result[v4].Tables[rules.Filter]

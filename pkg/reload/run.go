@@ -66,6 +66,8 @@ type familyRun struct {
 	// is how many trials counted for nothing because of that.
 	overtaken bool
 	discarded int
+	// textOnly: no rule can be written by its bytes in this run.
+	textOnly bool
 }
 
 func newFamilyRun(f rules.Family, m Memory) *familyRun {
@@ -117,7 +119,7 @@ func (r run) families(ctx context.Context) Result {
 				continue
 			}
 			overtaken := r.overtaken(ctx, t)
-			if overtaken && try < r.maxReads() || !overtaken && (r.bisect(ctx, t) || r.skipTable(t)) {
+			if overtaken && try < r.maxReads() || !overtaken && (r.bisect(ctx, t) || r.leaveBytes(t) || r.skipTable(t)) {
 				again = append(again, t)
 				continue
 			}
@@ -291,6 +293,7 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 		task.unavailable.refused = r.refusals(t, task)
 		task.unavailable.misread = misreadOf(task.quarantined)
 		maps.Copy(task.unavailable.misread, t.misread[task.table])
+		task.session, task.textOnly = r.session, t.textOnly
 		if plan := r.action.plan(task, t.nonce); plan != nil {
 			plans = append(plans, *plan)
 			if err := misfit(*plan, snapshot.Misfits); err != nil {

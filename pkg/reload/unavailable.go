@@ -88,6 +88,12 @@ func (r run) supplySet(ctx context.Context, name string, have map[string]bool, w
 	return nil
 }
 
+// writes reports whether the backend can write a rule at all: one without a text only by its bytes.
+func (t *tableTask) writes(r rules.Rule) bool {
+	_, opaque := r.Opaque()
+	return !opaque || !t.textOnly && t.session != nil && t.session.Writes(r)
+}
+
 // unwritable reports whether a rule cannot be written as it is.
 func (t *tableTask) unwritable(r rules.Rule) bool {
 	if slices.Contains(t.want.Section.DependsOn, r.Target) && t.seen.Table.Chain(r.Target) == nil {
@@ -99,7 +105,7 @@ func (t *tableTask) unwritable(r rules.Rule) bool {
 	if _, misread := t.unavailable.misread[r.Spec]; misread {
 		return true
 	}
-	if _, opaque := r.Opaque(); opaque {
+	if !t.writes(r) {
 		return true
 	}
 	if len(t.unavailable.sets) == 0 && len(t.unavailable.nfaccts) == 0 {
@@ -127,7 +133,7 @@ func (t *tableTask) admit(chain string, r rules.Rule, plan *tablePlan) (rules.Ru
 		plan.quarantined = append(plan.quarantined, h)
 		return r, false
 	}
-	if reason, opaque := r.Opaque(); opaque {
+	if reason, _ := r.Opaque(); !t.writes(r) {
 		return quarantine(QuarantinedRule{Reason: reason + "; its owner has to put it back"})
 	}
 	if slices.Contains(t.want.Section.DependsOn, r.Target) && t.seen.Table.Chain(r.Target) == nil {

@@ -67,8 +67,9 @@ func Copies(jumps []Jump, h Jump) int {
 	return n
 }
 
-// String returns the jump as the arguments of a command that appends it.
-func (h Jump) String() string { return "-A " + h.Chain + " " + h.Rule.Spec }
+// String returns the jump as the arguments of a command that appends it. Of an opaque rule it shows
+// the label.
+func (h Jump) String() string { return "-A " + h.Chain + " " + h.Rule.Label() }
 
 // A Position says where among the foreign rules of its chain a jump stood.
 type Position string

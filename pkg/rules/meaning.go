@@ -14,6 +14,10 @@ func (r Rule) Equal(o Rule) bool {
 	if r.Spec == o.Spec {
 		return true
 	}
+	if a, opaque := r.IdentityText(); opaque {
+		b, too := o.IdentityText()
+		return too && a == b
+	}
 	if r.Target != o.Target && r.Target != "" && o.Target != "" {
 		return false
 	}
@@ -33,6 +37,9 @@ func (r Rule) Equal(o Rule) bool {
 // It needs no family: an address shows its family, and one family's defaults have no other
 // meaning in the other family.
 func (r Rule) Meaning() string {
+	if digest, opaque := r.IdentityText(); opaque {
+		return opaqueStart + digest
+	}
 	words, err := Split(r.Spec)
 	if err != nil {
 		return r.Spec

@@ -1,7 +1,10 @@
 package rules
 
 import (
+	"bytes"
 	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
 	"fmt"
 	"strings"
 	"unicode/utf8"
@@ -10,10 +13,15 @@ import (
 // opaqueStart begins the Spec of an opaque rule; no text of iptables' begins with it.
 //
 // An opaque rule stands in the kernel, but has no text that may be written back: iptables prints
-// it over several lines, prints what iptables-restore would read as something else, or does not
-// understand it at all. Its Spec names it by a digest, so that it can be compared and counted
-// like any other rule. A replay leaves it out and says why.
+// it over several lines, prints what iptables-restore would read as something else, prints another
+// rule in the same words, or does not understand it at all. Its Spec names it by a digest, so that
+// it can be compared and counted like any other rule. Where the kernel's bytes of the rule are its
+// own, as on nft, the Spec has them too, and a replay writes them. Without them a replay leaves the
+// rule out and says why.
 const opaqueStart = "# rule "
+
+// bytesStart begins, behind the digest, the bytes of an opaque rule.
+const bytesStart = "="
 
 // MaxSpec is the longest text of a rule that iptables-restore reads. It cuts lines at 10,239
 // characters (buffer in iptables-restore.c, 1.8.9), of which "-A CHAIN " and the end of the line
@@ -40,7 +48,15 @@ func IdentityOf(parts ...[]byte) (id Identity) {
 }
 
 // OpaqueRule returns the opaque rule with this Identity; see the function OpaqueRule.
-func (id Identity) OpaqueRule(target, reason string) Rule {
+func (id Identity) OpaqueRule(target, reason string) Rule { return id.opaqueRule("", target, reason) }
+
+// OpaqueBytes returns the opaque rule of these bytes, which it holds: nf_tables' expressions, and
+// the user data, nil if the rule has none. See the function OpaqueRule.
+func OpaqueBytes(expressions, userdata []byte, target, reason string) Rule {
+	return IdentityOf(expressions, userdata).opaqueRule(bytesStart+packBytes(expressions, userdata), target, reason)
+}
+
+func (id Identity) opaqueRule(bytes, target, reason string) Rule {
 	to := ""
 	if target != "" && !strings.ContainsFunc(target, func(c rune) bool { return c <= ' ' || c >= 0x7f || c == ':' }) {
 		to = " to " + target
@@ -51,7 +67,7 @@ func (id Identity) OpaqueRule(target, reason string) Rule {
 		}
 		return c
 	}, reason)
-	return parseOpaque(fmt.Sprintf("%s%x%s: %s", opaqueStart, id[:], to, reason))
+	return parseOpaque(fmt.Sprintf("%s%x%s%s: %s", opaqueStart, id[:], bytes, to, reason))
 }
 
 func parseOpaque(spec string) Rule {
@@ -67,6 +83,113 @@ func (r Rule) Opaque() (reason string, opaque bool) {
 	}
 	_, reason, _ = strings.Cut(r.Spec, ": ")
 	return reason, true
+}
+
+// IdentityText returns the digest that names an opaque rule. Opaque rules with the same digest are
+// the same rule, whatever the reason is why they have no text. It is false for any other rule.
+func (r Rule) IdentityText() (digest string, opaque bool) {
+	if !strings.HasPrefix(r.Spec, opaqueStart) {
+		return "", false
+	}
+	rest := r.Spec[len(opaqueStart):]
+	return rest[:min(len(rest), 2*len(Identity{}))], true
+}
+
+// Label returns the rule's text as people read it: the Spec without the bytes of an opaque rule.
+func (r Rule) Label() string {
+	at := len(opaqueStart) + 2*len(Identity{})
+	if !strings.HasPrefix(r.Spec, opaqueStart) || !strings.HasPrefix(r.Spec[min(at, len(r.Spec)):], bytesStart) {
+		return r.Spec
+	}
+	if end := strings.IndexAny(r.Spec[at:], " :"); end >= 0 {
+		return r.Spec[:at] + r.Spec[at+end:]
+	}
+	return r.Spec[:at]
+}
+
+// Bytes returns the bytes of an opaque rule as OpaqueBytes took them; false if the rule has none,
+// or if they are not those that its digest names.
+func (r Rule) Bytes() (expressions, userdata []byte, ok bool) {
+	packed, digest, has := r.packed()
+	if !has {
+		return nil, nil, false
+	}
+	expressions, userdata, ok = unpackBytes(packed)
+	if id := IdentityOf(expressions, userdata); !ok || fmt.Sprintf("%x", id[:]) != digest {
+		return nil, nil, false
+	}
+	return expressions, userdata, true
+}
+
+// HasBytes reports whether the rule is opaque and holds its bytes: where the kernel takes bytes, it
+// can be written all the same.
+func (r Rule) HasBytes() bool {
+	_, _, has := r.packed()
+	return has
+}
+
+// packed returns the packed bytes of an opaque rule that has some, and its digest.
+func (r Rule) packed() (packed, digest string, has bool) {
+	digest, opaque := r.IdentityText()
+	if !opaque {
+		return "", "", false
+	}
+	head, _, _ := strings.Cut(r.Spec[len(opaqueStart)+len(digest):], ": ")
+	head, _, _ = strings.Cut(head, " ")
+	packed, has = strings.CutPrefix(head, bytesStart)
+	return packed, digest, has
+}
+
+// maxBytes bounds the bytes of a rule: the kernel takes 128 expressions, and 256 bytes of user
+// data.
+const maxBytes = 64 << 10
+
+// packBytes returns the bytes of a rule as text. Most bytes are zero: a run of zeros takes two.
+func packBytes(expressions, userdata []byte) string {
+	plain := append(binary.AppendUvarint(nil, uint64(len(expressions))), expressions...)
+	if userdata != nil {
+		plain = append(append(plain, 1), userdata...)
+	}
+	packed := make([]byte, 0, len(plain)/2)
+	for i := 0; i < len(plain); {
+		n := 1
+		for plain[i] == 0 && n < 255 && i+n < len(plain) && plain[i+n] == 0 {
+			n++
+		}
+		if packed = append(packed, plain[i]); plain[i] == 0 {
+			packed = append(packed, byte(n))
+		}
+		i += n
+	}
+	return base64.RawStdEncoding.EncodeToString(packed)
+}
+
+// unpackBytes reads what packBytes wrote.
+func unpackBytes(text string) (expressions, userdata []byte, ok bool) {
+	packed, err := base64.RawStdEncoding.DecodeString(text)
+	if err != nil {
+		return nil, nil, false
+	}
+	var plain []byte
+	for i := 0; i < len(packed) && len(plain) <= maxBytes; i++ {
+		if packed[i] != 0 {
+			plain = append(plain, packed[i])
+		} else if i++; i < len(packed) {
+			plain = append(plain, make([]byte, packed[i])...)
+		}
+	}
+	size, n := binary.Uvarint(plain)
+	if n <= 0 || len(plain) > maxBytes || size > uint64(len(plain)-n) {
+		return nil, nil, false
+	}
+	expressions, rest := plain[n:n+int(size)], plain[n+int(size):]
+	if len(rest) > 0 && rest[0] != 1 {
+		return nil, nil, false
+	}
+	if len(rest) > 0 {
+		userdata = bytes.Clone(rest[1:])
+	}
+	return expressions, userdata, true
 }
 
 // whyNotWritable returns why a rule's text may not be written back, or "".

@@ -280,7 +280,13 @@ func (p *parser) rule(text string) (reason string) {
 // written back is opaque. The error is a *ParseError.
 func ParseRule(spec string) (Rule, error) {
 	if strings.HasPrefix(spec, opaqueStart) {
-		return parseOpaque(spec), nil
+		rule := parseOpaque(spec)
+		if _, _, has := rule.packed(); has {
+			if _, _, ok := rule.Bytes(); !ok {
+				return Rule{}, &ParseError{Text: rule.Label(), Reason: "names bytes that are not those of its digest"}
+			}
+		}
+		return rule, nil
 	}
 	words, err := Split(spec)
 	if err != nil {

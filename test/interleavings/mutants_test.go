@@ -32,6 +32,11 @@ func (s *unlockedSession) Read(ctx context.Context, f rules.Family) (iptables.Sn
 	return snapshot, err
 }
 
+func (s *unlockedSession) Writes(rule rules.Rule) bool {
+	_, opaque := rule.Opaque()
+	return !opaque
+}
+
 func (s *unlockedSession) Prepare(context.Context, ...iptables.Payload) {}
 
 func (s *unlockedSession) Carry(*iptables.Rider) {}

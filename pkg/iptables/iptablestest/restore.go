@@ -76,8 +76,15 @@ func (r *run) run(text string) error {
 	return nil
 }
 
-// words splits a line; ":X ..." and counters become words of their own.
+// opaqueRule is how the text of an opaque rule begins, behind its chain.
+const opaqueRule = " # rule "
+
+// words splits a line; ":X ..." and counters become words of their own. An opaque rule, which only
+// a Session writes, is one word.
 func words(raw string) ([]string, error) {
+	if head, rule, opaque := strings.Cut(raw, opaqueRule); opaque {
+		return append(strings.Fields(head), strings.TrimSpace(opaqueRule)+" "+rule), nil
+	}
 	if rest, found := strings.CutPrefix(raw, ":"); found {
 		return append([]string{":"}, strings.Fields(rest)...), nil
 	}

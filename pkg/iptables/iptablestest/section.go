@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -256,7 +257,7 @@ func (s *section) rule(line int, what, name string, spec []string) *iptables.Res
 			}
 		}
 	}
-	rule, err := normalize(s.family, spec)
+	rule, err := s.spelled(spec)
 	if err != nil {
 		return s.badLine(line, err.Error())
 	}
@@ -289,6 +290,14 @@ func (s *section) rule(line int, what, name string, spec []string) *iptables.Res
 	}
 	c.Rules = slices.Insert(c.Rules, at-1, rule)
 	return nil
+}
+
+// spelled returns the rule of such words.
+func (s *section) spelled(words []string) (rules.Rule, error) {
+	if len(words) == 1 && strings.HasPrefix(" "+words[0], opaqueRule) {
+		return rules.ParseRule(words[0])
+	}
+	return normalize(s.family, words)
 }
 
 // leans refuses a rule that names a set or an nfacct object that is missing.

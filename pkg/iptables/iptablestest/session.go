@@ -63,6 +63,12 @@ func (s *session) Read(ctx context.Context, family rules.Family) (iptables.Snaps
 	return snap, err
 }
 
+// Writes reports whether the rule has a text or, on nft, bytes.
+func (s *session) Writes(rule rules.Rule) bool {
+	_, opaque := rule.Opaque()
+	return !opaque || rule.HasBytes() && s.f.backend() == iptables.NFT
+}
+
 // Prepare does nothing: a Fake is quick.
 func (s *session) Prepare(context.Context, ...iptables.Payload) {}
 

@@ -1,0 +1,95 @@
+package rules
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// An opaque rule that holds its bytes gives them back, however they look, and only if they are
+// those that its digest names. People read its label, in which they do not stand.
+func TestAnOpaqueRuleHoldsItsBytes(t *testing.T) {
+	zeros := make([]byte, 700)
+	for _, tt := range []struct {
+		name                  string
+		expressions, userdata []byte
+	}{
+		{"text", []byte("abc"), nil},
+		{"nothing", nil, nil},
+		{"an empty user data", []byte("abc"), []byte{}},
+		{"zeros at the end", append([]byte{1}, zeros...), nil},
+		{"zeros all over", append(append([]byte{0, 7, 0, 0}, zeros...), 9, 0), append([]byte{0, 3}, zeros[:256]...)},
+		{"every byte", everyByte(), everyByte()},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			rule := OpaqueBytes(tt.expressions, tt.userdata, "KUBE-SERVICES", "it says = and to X: y")
+			expressions, userdata, ok := rule.Bytes()
+			if !ok || !bytes.Equal(expressions, tt.expressions) || !bytes.Equal(userdata, tt.userdata) || (userdata == nil) != (tt.userdata == nil) {
+				t.Errorf("%q holds %x and %x, %t", rule.Spec, expressions, userdata, ok)
+			}
+			again, err := ParseRule(rule.Spec)
+			if err != nil || again != rule || again.Target != "KUBE-SERVICES" {
+				t.Errorf("read again it is %+v, %v", again, err)
+			}
+			plain := IdentityOf(tt.expressions, tt.userdata).OpaqueRule("KUBE-SERVICES", "it says = and to X: y")
+			if diff := cmp.Diff(plain.Spec, rule.Label()); diff != "" {
+				t.Errorf("the label (-want +got):\n%s", diff)
+			}
+			if reason, opaque := rule.Opaque(); !opaque || reason != "it says = and to X: y" {
+				t.Errorf("the reason is %q", reason)
+			}
+		})
+	}
+}
+
+func everyByte() []byte {
+	all := make([]byte, 256)
+	for i := range all {
+		all[i] = byte(i)
+	}
+	return all
+}
+
+// What stands on a disk may be anything. Bytes that are not those of the digest are refused, and so
+// is what is no bytes at all.
+func TestOtherBytesThanTheDigestNamesAreRefused(t *testing.T) {
+	rule := OpaqueBytes([]byte("abcdefghi"), nil, "", "odd")
+	other := OpaqueBytes([]byte("abcdefghj"), nil, "", "odd")
+	_, bytesOf, _ := strings.Cut(other.Spec, "=")
+	digest, _, _ := strings.Cut(rule.Spec, "=")
+	for _, spec := range []string{
+		digest + "=" + bytesOf,
+		strings.Replace(rule.Spec, "=", "=!", 1),
+		strings.Replace(rule.Spec, "=", "=A", 1),
+		digest + "=: odd",
+		digest + "=" + strings.Repeat("AP8A", 3000) + ": odd",
+	} {
+		if got, err := ParseRule(spec); err == nil {
+			t.Errorf("%.80q is taken for %.80q", spec, got.Spec)
+		}
+		if _, _, ok := (Rule{Spec: spec}).Bytes(); ok {
+			t.Errorf("%.80q has bytes", spec)
+		}
+	}
+}
+
+// An opaque rule is its digest: the reason why it has no text, and whether its bytes are known, are
+// not what it is.
+func TestOpaqueRulesAreEqualByTheirDigest(t *testing.T) {
+	a := OpaqueBytes([]byte("a"), nil, "ACCEPT", "odd")
+	for _, tt := range []struct {
+		other Rule
+		want  bool
+	}{
+		{OpaqueBytes([]byte("a"), nil, "ACCEPT", "its chain cannot be printed"), true},
+		{OpaqueRule([]byte("a"), "ACCEPT", "odd"), true},
+		{OpaqueBytes([]byte("b"), nil, "ACCEPT", "odd"), false},
+		{Rule{Spec: "-j ACCEPT", Target: "ACCEPT"}, false},
+	} {
+		if a.Equal(tt.other) != tt.want || tt.other.Equal(a) != tt.want || (a.Meaning() == tt.other.Meaning()) != tt.want {
+			t.Errorf("equal to %q: want %t", tt.other.Label(), tt.want)
+		}
+	}
+}
