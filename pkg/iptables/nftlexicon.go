@@ -160,7 +160,7 @@ func (l *lexicon) find(spec string) nft.RuleID {
 // index lets find know of a rule's text.
 func (l *lexicon) index(id nft.RuleID) {
 	if l.find(l.entries[id].rule.Spec) != 0 {
-		return // other bytes that mean the same: see twins
+		return // other bytes that mean the same: see inSameWords
 	}
 	l.byText.Add(uint32(id), func(n uint32) uint64 { return maphash.String(l.seed, l.entries[n].rule.Spec) })
 }
@@ -187,7 +187,7 @@ func (l *lexicon) learn(id nft.RuleID, rule rules.Rule) error {
 		e.fickle = true
 	default:
 		e.rule = rule
-		if other := l.find(rule.Spec); other != 0 && twins(l.store.Rule(id, nil), l.store.Rule(other, nil)) {
+		if other := l.find(rule.Spec); other != 0 && inSameWords(l.store.Rule(id, nil), l.store.Rule(other, nil)) {
 			e.rule = l.without(l.store.Rule(id, nil), "iptables prints another rule in the same words")
 		}
 		if !e.odd() {

@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os/exec"
 	"slices"
 	"strings"
@@ -91,30 +92,32 @@ func TestOddRulesOfOthers(t *testing.T) {
 	})
 }
 
-// asListed returns the protected chains and the jumps into them as nft prints them, without counters.
+// asListed returns the protected chains and the jumps into them as nft lists them, without
+// counters: chains by name, and their rules in order.
 func asListed(n *nodetest.Node) []string {
 	n.Helper()
-	var all []string
+	byChain := map[string][]string{}
 	for _, ip := range []string{"ip", "ip6"} {
 		for _, table := range protect.Tables() {
-			out, err := exec.CommandContext(n.Context(), "nft", "-s", "list", "table", ip, table).CombinedOutput()
-			if err != nil {
-				n.Fatalf("nft: %v: %s", err, out)
-			}
+			out, _ := exec.CommandContext(n.Context(), "nft", "-s", "list", "table", ip, table).CombinedOutput()
 			chain := ""
 			for line := range strings.Lines(string(out)) {
 				if rest, begins := strings.CutPrefix(line, "\tchain "); begins {
 					chain = strings.TrimSuffix(rest, " {\n")
 				}
 				_, target, _ := strings.Cut(strings.TrimSpace(line), "jump ")
-				if n.Protects(chain) || n.Protects(target) {
-					all = append(all, strings.Join([]string{ip, table, chain, line}, " "))
+				if where := strings.Join([]string{ip, table, chain}, " "); n.Protects(chain) || n.Protects(target) {
+					byChain[where] = append(byChain[where], where+line)
 				}
 				if line == "\t}\n" {
 					chain = ""
 				}
 			}
 		}
+	}
+	var all []string
+	for _, where := range slices.Sorted(maps.Keys(byChain)) {
+		all = append(all, byChain[where]...)
 	}
 	return all
 }
