@@ -87,7 +87,7 @@ func taken(before, after rules.Section) []acceptance {
 		if !h.Named && (len(left[h.Into()].Rules) == 0 || jumpsTo(after, h.Into())) || rules.Copies(after.Jumps, h) > rules.Copies(before.Jumps[:i], h) {
 			continue // its chain went too, or its owner wrote it in other words, or it stands
 		}
-		list = append(list, acceptance{Accepted: api.Accepted{Chain: h.Chain, Rule: h.Rule.Spec, Rules: 1},
+		list = append(list, acceptance{Accepted: api.Accepted{Chain: h.Chain, Rule: h.Rule.Label(), Rules: 1},
 			finding: canary.Finding{Jumps: []rules.Jump{h}}})
 	}
 	return list

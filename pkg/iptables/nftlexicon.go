@@ -137,7 +137,11 @@ func (l *lexicon) raw(spec string, room []byte) (nft.Rule, bool) {
 	if comment, ok := cutMark(spec); ok {
 		return markRule(comment), true
 	}
-	if rule := (rules.Rule{Spec: spec}); rule.HasBytes() {
+	if (rules.Rule{Spec: spec}).HasBytes() {
+		rule, err := rules.ParseRule(spec)
+		if err != nil { // the bytes are not those that it names
+			return nft.Rule{}, false
+		}
 		return l.keep(rule)
 	}
 	l.mu.RLock()

@@ -10,10 +10,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// inSameWords reports whether two rules that iptables prints in the same words are different ones. They
-// are made of the same expressions, of which one says something else: "-p esp -m esp ! --espspi
-// :" is printed as "-p esp -m esp". Rules of other expressions are other spellings of one rule: a
-// version writes a match of x_tables where another one writes expressions of nf_tables.
+// inSameWords reports whether two rules that iptables prints in the same words are different ones.
+// They are made of the same expressions, of which one says something else: the match esp with an
+// inverted range of all SPIs is printed like the match alone. Rules of other expressions are other
+// spellings of one rule: a version writes a match of x_tables where another one writes expressions
+// of nf_tables.
 func inSameWords(a, b nft.Rule) bool {
 	one, errA := statements(a)
 	other, errB := statements(b)
