@@ -32,7 +32,6 @@ var (
 )
 
 const (
-	keptGenerations = 5
 	// format is the format of the files. Format 0 has no format field. Format 1 has no quarantine,
 	// no named jumps and no ipsets, 2 has no counts and no Made, and 3 has no base. All else is the
 	// same. A change that adds a field or changes a meaning increments it, and reads the older
@@ -104,17 +103,19 @@ func (m Tables) With(f rules.Family, t rules.TableName) Tables {
 	return next
 }
 
-// A Store keeps the last five generations and the marks in one folder. Its files have mode 0600 and
-// are written atomically. One goroutine may use it, and no other process may use the folder.
+// A Store keeps generations and the marks in one folder: the newest five generations, and the
+// fullest of the last hour and of each day of a week. Its files have mode 0600 and are written
+// atomically. One goroutine may use it, and no other process may use the folder.
 type Store struct {
 	dir        string
 	identity   Identity
 	written    string // the generation that the next state names
 	named      string // the generation that the state on disk names
 	headers    map[string]header
-	pinned     string // the generation that a loss waits for; it is not removed
-	base       *base  // what the next difference may rest on; nil if none is known
-	wholeBelow int64  // a smaller generation is written complete, in bytes
+	pinned     string               // the generation that a loss waits for; it is not removed
+	until      map[string]time.Time // when another generation took the place of one, as far as is known
+	base       *base                // what the next difference may rest on; nil if none is known
+	wholeBelow int64                // a smaller generation is written complete, in bytes
 	// step is called before each change of the folder. Tests stop there as if canaryd were killed.
 	step func(what string)
 }
@@ -143,7 +144,7 @@ func OpenStore(dir string, identity Identity) (*Store, error) {
 			}
 		}
 	}
-	return &Store{dir: dir, identity: identity, wholeBelow: wholeBelow, step: func(string) {}}, nil
+	return &Store{dir: dir, identity: identity, wholeBelow: wholeBelow, until: map[string]time.Time{}, step: func(string) {}}, nil
 }
 
 // Holds reports whether there is a generation that the state can name: one that was written or
@@ -166,6 +167,8 @@ func (s *Store) Save(stored Stored) error {
 	if err != nil {
 		return fmt.Errorf("saving generation %s: %w", id, err)
 	}
+	s.until[s.written] = time.Now()
+	delete(s.until, id)
 	s.written = id
 	if err := s.prune(); err != nil {
 		return fmt.Errorf("removing old generations: %w", err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -316,7 +317,7 @@ var errKilled = errors.New("killed")
 // TestKilledBetweenTwoSteps: at each change of the folder. What is loaded then is the state of
 // before or of after, everything on the list can be loaded, and the next save leaves no litter.
 func TestKilledBetweenTwoSteps(t *testing.T) {
-	seen := map[string]bool{}
+	seen, hour := map[string]bool{}, time.Now().Truncate(time.Hour)
 	for _, test := range []struct {
 		name  string
 		saves func(first rules.Generation, s *Store) rules.Generation // what is saved when it is killed
@@ -340,6 +341,9 @@ func TestKilledBetweenTwoSteps(t *testing.T) {
 			for n := range keptGenerations - 1 {
 				must(t, s.saveGeneration(endpoint(g, 100*n), "snapshot", noon))
 				must(t, s.SaveState(testState()))
+			}
+			for id := range s.until { // none was in force lately
+				s.until[id] = time.Now().Add(-30 * 24 * time.Hour)
 			}
 			return endpoint(g, 800)
 		}},
@@ -391,8 +395,21 @@ func TestKilledBetweenTwoSteps(t *testing.T) {
 				for n := range keptGenerations {
 					must(t, s.saveGeneration(endpoint(first, 900+n), "snapshot", noon))
 				}
-				if n := len(s.bases(t)); n > 2 {
-					t.Errorf("killed before %q: %d bases are left", at, n)
+				// A base stays for a generation that is on disk. The newest five rest on two at
+				// most, and the fullest one of this hour on a third.
+				rest, newest := map[string]bool{}, map[string]bool{}
+				for i, k := range s.List() {
+					if b := s.headers[k.ID].stored.Base; b != "" {
+						rest[b] = true
+						newest[b] = newest[b] || i < keptGenerations
+					}
+				}
+				if d := cmp.Diff(slices.Sorted(maps.Keys(rest)), slices.Sorted(slices.Values(s.bases(t)))); d != "" {
+					t.Errorf("killed before %q: bases (-that a generation rests on +on disk):\n%s", at, d)
+				}
+				maps.DeleteFunc(newest, func(_ string, is bool) bool { return !is })
+				if n, older := len(newest), len(rest)-len(newest); n > 2 || older > 1 && time.Now().Truncate(time.Hour).Equal(hour) {
+					t.Errorf("killed before %q: the newest rest on %d bases, older ones on %d others", at, n, older)
 				}
 			})
 		}

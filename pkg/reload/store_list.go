@@ -2,7 +2,6 @@ package reload
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -88,7 +87,10 @@ func (s *Store) list() ([]Kept, error) {
 				return 1
 			}
 		}
-		return b.Saved.Compare(a.Saved)
+		if order := b.Saved.Compare(a.Saved); order != 0 {
+			return order
+		}
+		return s.until[b.ID].Compare(s.until[a.ID]) // the clock of a file system may be coarse
 	})
 	markSparse(list)
 	return list, nil
@@ -217,20 +219,4 @@ func (s *Store) Show(id string) (stored Stored, note string, err error) {
 		note = ""
 	}
 	return stored, note, err
-}
-
-// prune removes all but the newest generations, the one that a loss waits for, and their bases.
-func (s *Store) prune() error {
-	list, err := s.list()
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for i, k := range list {
-		if i >= keptGenerations && k.ID != s.pinned {
-			s.step("prune")
-			errs = append(errs, os.Remove(s.path(k.ID)))
-		}
-	}
-	return errors.Join(append(errs, s.pruneBases())...)
 }
