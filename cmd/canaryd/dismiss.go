@@ -15,8 +15,8 @@ import (
 
 const aboutDismiss = `Where rules were lost while canaryd did not run, and it may not put them back unasked, the node is
 not healthy until the rules are back; so it is where a native table was deleted alone, or made
-dormant. This accepts the loss: what the tables hold now is what ought to be in force. The stored
-generation stays on disk.
+dormant, and where rules were lost and could not be put back. This accepts the loss: what the tables
+hold now is what ought to be in force. The stored generation stays on disk.
 Exit code: 0 also if nothing waited for a decision, 2 no daemon or trouble.
 `
 
@@ -35,6 +35,9 @@ func dismissalText(reply api.DismissReply) string {
 	}
 	for _, table := range reply.Native {
 		what = append(what, fmt.Sprintf("what became of native table %s is accepted", plain(table)))
+	}
+	if n := reply.Quarantined; n > 0 {
+		what = append(what, fmt.Sprintf("%s that could not be put back: the loss is accepted", count(n, "rule")))
 	}
 	return cmp.Or(strings.Join(what, "\n"), "nothing waits for a decision")
 }

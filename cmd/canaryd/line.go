@@ -1,64 +1,53 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/pkg/canary"
-	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // lineWidth bounds a line of check in bytes: node-problem-detector cuts a plugin's output there, in
 // the middle of a word (max_output_length).
 const lineWidth = 80
 
-// A tally has the tables that are not in force, with the verdicts of those that lost something.
-type tally struct {
-	lost, refused, unknown []string
-	tables                 int // of all verdicts
-}
-
-func tallyOf(families map[rules.Family]api.Verdicts, native []api.NativeTable) (all tally) {
-	add := func(table string, v canary.Verdict) {
-		all.tables++
-		switch {
-		case v.Loss():
-			all.lost = append(all.lost, fmt.Sprintf("%s %s", table, v))
-		case v == canary.Refused:
-			all.refused = append(all.refused, table)
-		case v == canary.Unknown:
-			all.unknown = append(all.unknown, table)
-		}
-	}
-	for id, v := range api.Tables(families) {
-		add(id.String(), cmp.Or(v, canary.Unknown))
-	}
-	for _, t := range native {
-		add(t.Table, t.Verdict)
-	}
-	return all
-}
-
-// line says in one line what check found, and whether replays are paused. It names the losses;
+// lineOf says in one line what check found, and whether replays are paused. It names the losses;
 // without any, the tables whose declared rules are refused; without those, the unknown tables.
-func (t tally) line(paused bool) string {
+func lineOf(s api.Status) string {
 	pause := ""
-	if paused {
+	if s.Paused {
 		pause = "paused; "
 	}
+	all := s.Tally()
 	switch {
-	case len(t.lost) > 0:
-		return enumerate(pause+"lost: ", t.lost)
-	case len(t.refused) > 0:
-		return enumerate(pause+"declared rules refused: ", t.refused)
-	case len(t.unknown) > 0:
-		return enumerate(pause+"unknown: ", t.unknown)
-	default:
-		return fmt.Sprintf("%sintact: %d tables", pause, t.tables)
+	case len(all.Lost) > 0:
+		return enumerate(pause+"lost: ", names(all.Lost, true))
+	case len(all.Refused) > 0:
+		return enumerate(pause+"declared rules refused: ", names(all.Refused, false))
+	case len(all.Unknown) > 0:
+		return enumerate(pause+"unknown: ", names(all.Unknown, false))
 	}
+	line := fmt.Sprintf("%sintact: %d tables", pause, all.Tables)
+	if warning := s.Health().Warning; warning != "" {
+		if line += ", but " + warning; len(line) > lineWidth {
+			line = fmt.Sprintf("%sintact: %d tables, but see canaryd status", pause, all.Tables)
+		}
+	}
+	return line
+}
+
+// names names tables, with their verdicts if these are asked for.
+func names(list []api.TableVerdict, verdicts bool) []string {
+	var words []string
+	for _, t := range list {
+		word := t.Table
+		if verdicts {
+			word += " " + string(t.Verdict)
+		}
+		words = append(words, word)
+	}
+	return words
 }
 
 // nothingLine is the line of a node that has no rule to guard, which is no loss.

@@ -21,13 +21,14 @@ func TestVerdictLine(t *testing.T) {
 		"intact: 0 tables":             {},
 		"unknown: ipv4 nat, ipv6 nat":  {rules.IPv4: verdicts(canary.Intact, canary.Unknown, canary.Intact), rules.IPv6: verdicts(canary.Intact, "", canary.Intact)},
 		"lost: ipv6 filter emptied":    {rules.IPv4: verdicts(canary.Unknown, canary.Intact, canary.Intact), rules.IPv6: verdicts(canary.Intact, canary.Intact, canary.Emptied)},
+		"lost: ipv4 nat partial":       {rules.IPv4: verdicts(canary.Intact, canary.Partial, canary.Intact), rules.IPv6: verdicts(canary.Intact, canary.Intact, canary.Refused)},
 		"lost: ipv4 nat chain_deleted": {rules.IPv4: verdicts(canary.Intact, canary.ChainDeleted, canary.Intact)},
 		"lost: ipv4 mangle jumps_missing, ipv4 nat table_deleted and 4 more": {rules.IPv4: longest, rules.IPv6: longest},
 		"lost: ipv4 mangle emptied, ipv4 nat emptied, ipv4 filter emptied and 3 more": {
 			rules.IPv4: verdicts(canary.Emptied, canary.Emptied, canary.Emptied), rules.IPv6: verdicts(canary.Emptied, canary.Emptied, canary.Emptied),
 		},
 	} {
-		got := tallyOf(families, nil).line(false)
+		got := lineOf(api.Status{Families: families})
 		if got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
@@ -46,7 +47,22 @@ func TestVerdictLineInAPause(t *testing.T) {
 		"paused; lost: ipv4 nat emptied, ipv4 filter table_deleted":            {rules.IPv4: lost},
 		"paused; lost: ipv4 nat emptied, ipv4 filter table_deleted and 2 more": {rules.IPv4: lost, rules.IPv6: lost},
 	} {
-		if got := tallyOf(families, nil).line(true); got != want || len(got) > lineWidth {
+		if got := lineOf(api.Status{Families: families, Paused: true}); got != want || len(got) > lineWidth {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+// TestVerdictLineWithAWarning: what is in force but not safe is on the line, as far as there is
+// room.
+func TestVerdictLineWithAWarning(t *testing.T) {
+	intact := map[rules.Family]api.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Intact)}
+	opaque := []api.Quarantined{{Family: rules.IPv4, Table: rules.Nat, Chain: "PREROUTING"}}
+	for want, s := range map[string]api.Status{
+		"intact: 3 tables, but one rule could not be put back if it were lost": {Families: intact, Opaque: opaque},
+		"intact: 3 tables, but see canaryd status":                             {Families: intact, Opaque: opaque, RulesWithoutOwner: &api.OwnerlessRules{}},
+	} {
+		if got := lineOf(s); got != want || len(got) > lineWidth {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}

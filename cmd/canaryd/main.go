@@ -89,7 +89,8 @@ bash: source <(canaryd completion); zsh: into a folder of fpath as _canaryd; fis
 	aboutCheck = `Asks the running daemon to look now. Without one it reads the kernel and compares with what the
 last daemon stored, native tables too. Prints a row per family and table, and writes nothing. With
 -o line it is a plugin of node-problem-detector: what is wrong, and also trouble, is one short line.
-Exit code: 0 intact or changed by its owner, 1 loss, 2 unknown or trouble.
+Exit code: 0 intact or changed by its owner, 1 loss, or rules that could not be put back or are
+refused, 2 unknown or trouble.
 `
 	aboutRestore = `Puts the generation back: through the running daemon, or without one from what the last daemon
 stored. With --generation it makes the protected rules exactly those of a stored generation, which

@@ -124,7 +124,7 @@ func TestBadCommandLines(t *testing.T) {
 		{"--canary-chain=", `--canary-chain: "" is not a chain name`},
 		{"--canary-chain=INPUT", `--canary-chain: "INPUT" is a built-in chain`},
 		{"--canary-chain=KUBE-SERVICES", `--canary-chain: KUBE-SERVICES is a chain that --protect names`},
-		{"--protect=typo", `--protect: "typo" is neither a preset (kube, cni, docker, podman, libvirt, tailscale, calico) nor a chain name or glob`},
+		{"--protect=typo", `--protect: "typo" is no preset (kube, cni, docker, podman, libvirt, tailscale, calico); a chain of just that name is protected by the glob '[t]ypo'`},
 		{"--protect=[", `--protect: "[" is not a glob of chain names: syntax error in pattern`},
 		{"--protect=", `--protect is empty: want presets (kube, cni, docker, podman, libvirt, tailscale, calico) or globs of chain names`},
 		{"--metrics-bind-address=nonsense", `--metrics-bind-address is "nonsense": want HOST:PORT, or nothing to turn it off`},
@@ -221,7 +221,14 @@ func TestStatusTable(t *testing.T) {
 			s.Paused, s.PausedUntil, s.Contended = true, time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), true
 		},
 		"status-quarantine": func(s *api.Status) {
+			s.Families[rules.IPv4] = verdicts(canary.Intact, canary.Intact, canary.Partial)
 			s.Quarantined = []api.Quarantined{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Rule: "-m set --match-set friends src -j ACCEPT", Reason: "ipset friends is missing, and its members are unknown"}}
+		},
+		"status-opaque": func(s *api.Status) {
+			s.Families[rules.IPv4] = verdicts(canary.Intact, canary.Intact, canary.Intact)
+			for range 3 {
+				s.Opaque = append(s.Opaque, api.Quarantined{Family: rules.IPv4, Table: rules.Nat, Chain: "POSTROUTING", Rule: "# rule 0123456789abcdef", Reason: "its text has a line break"})
+			}
 		},
 		"status-left-out": func(s *api.Status) {
 			s.Families = map[rules.Family]api.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Intact)}
@@ -291,20 +298,26 @@ func TestCheckTable(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		families map[rules.Family]api.Verdicts
+		missing  []api.Quarantined
+		opaque   []api.Quarantined
 		code     int
 	}{
 		{"intact", map[rules.Family]api.Verdicts{
 			rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Changed), rules.IPv6: verdicts(canary.Intact, canary.Intact, canary.Intact),
-		}, exitOK},
+		}, nil, nil, exitOK},
+		{"partial", map[rules.Family]api.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Partial)},
+			[]api.Quarantined{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD"}}, nil, exitNo},
+		{"warning", map[rules.Family]api.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Intact)},
+			nil, []api.Quarantined{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD"}}, exitOK},
 		{"loss", map[rules.Family]api.Verdicts{
 			rules.IPv4: verdicts(canary.Unknown, canary.Intact, canary.Intact), rules.IPv6: verdicts(canary.Intact, canary.ChainDeleted, canary.Intact),
-		}, exitNo},
-		{"unknown", map[rules.Family]api.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Unknown, canary.Intact)}, exitError},
+		}, nil, nil, exitNo},
+		{"unknown", map[rules.Family]api.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Unknown, canary.Intact)}, nil, nil, exitError},
 	} {
 		for _, output := range []string{"table", "json", "line"} {
 			t.Run(test.name+" "+output, func(t *testing.T) {
 				var out bytes.Buffer
-				code, err := report(&options{output: output}, streams{out: &out}, test.families, false)
+				code, err := report(&options{output: output}, streams{out: &out}, api.Status{Families: test.families, Quarantined: test.missing, Opaque: test.opaque})
 				if err != nil || code != test.code {
 					t.Errorf("exit code %d, %v; want %d", code, err, test.code)
 				}

@@ -72,10 +72,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 		return exitOK, err
 	}
 	if err == nil {
-		if status.NativeError != "" && len(status.Native) == 0 {
-			status.Native = []api.NativeTable{{Table: "native tables", Verdict: canary.Unknown, Why: status.NativeError}}
-		}
-		return report(o, to, status.Families, status.Paused, status.Native...)
+		return report(o, to, status)
 	}
 	if !errors.Is(err, control.ErrNoDaemon) {
 		return exitError, err
@@ -85,7 +82,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 		if err != nil {
 			return exitError, fmt.Errorf("there is nothing to compare with, and no daemon is running: %w", err)
 		}
-		families := map[rules.Family]api.Verdicts{}
+		judged := api.Status{Families: map[rules.Family]api.Verdicts{}}
 		job := b.job(stored.Generation, state.Marks)
 		job.Quarantine = state.Quarantine
 		for _, f := range b.kernel.Families() {
@@ -94,28 +91,38 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 				return exitError, err
 			}
 			examiner := reload.Examiner{Canary: o.canaryChain, Protection: o.selector.Protection()}
-			families[f] = api.Verdicts{}
+			verdicts := api.Verdicts{}
 			for t, x := range examiner.Examine(snapshot, job) {
-				families[f][t] = x.Finding.Verdict
+				verdicts[t] = x.Finding.Verdict
+				if id := f.Table(t); verdicts[t] == canary.Intact || verdicts[t] == canary.Changed {
+					_, left := job.Quarantine.Supplement(f, t, job.Generation[id], x.Section)
+					for _, h := range left[id] {
+						verdicts[t] = canary.Partial
+						judged.Quarantined = append(judged.Quarantined, api.QuarantinedOf(id, h))
+					}
+				}
 			}
-			b.awaiting(snapshot, families[f])
+			b.awaiting(snapshot, verdicts)
+			judged.Families[f] = verdicts
 		}
-		return report(o, to, families, false, b.checkNative()...)
+		judged.Native = b.checkNative()
+		return report(o, to, judged)
 	})
 }
 
-func report(o *options, to streams, families map[rules.Family]api.Verdicts, paused bool, tables ...api.NativeTable) (int, error) {
+// report prints the verdicts of a status, and what else a look has to say.
+func report(o *options, to streams, s api.Status) (int, error) {
 	var err error
-	all := tallyOf(families, tables)
 	if o.output == "line" {
-		_, err = fmt.Fprintln(to.out, all.line(paused))
+		_, err = fmt.Fprintln(to.out, lineOf(s))
 	} else {
-		err = printVerdicts(to.out, o.output, families, tables...)
+		err = printVerdicts(to.out, o.output, s)
 	}
+	all := s.Tally()
 	switch {
-	case len(all.lost)+len(all.refused) > 0:
+	case len(all.Lost)+len(all.Refused) > 0:
 		return exitNo, err
-	case len(all.unknown) > 0:
+	case len(all.Unknown) > 0:
 		return exitError, err
 	default:
 		return exitOK, err

@@ -36,12 +36,23 @@ func show(w io.Writer, output string, value any, write func(io.Writer)) error {
 	return err
 }
 
-func printVerdicts(w io.Writer, output string, families map[rules.Family]api.Verdicts, native ...api.NativeTable) error {
+// printVerdicts prints what check found: the verdicts and, where these do not say it all, the
+// headline.
+func printVerdicts(w io.Writer, output string, s api.Status) error {
 	all := struct {
+		Headline string                        `json:"headline,omitempty"`
 		Families map[rules.Family]api.Verdicts `json:"families"`
 		Native   []api.NativeTable             `json:"native,omitempty"`
-	}{families, native}
-	return show(w, output, all, func(w io.Writer) { writeVerdicts(w, families, native) })
+	}{Families: s.Families, Native: s.NativeRows()}
+	if h := s.Health(); s.PartialCount() != "" || h.Warning != "" {
+		all.Headline = h.String()
+	}
+	return show(w, output, all, func(w io.Writer) {
+		writeVerdicts(w, all.Families, all.Native)
+		if all.Headline != "" {
+			fmt.Fprintln(w, healthText(w, s))
+		}
+	})
 }
 
 func writeVerdicts(w io.Writer, families map[rules.Family]api.Verdicts, native []api.NativeTable) {
@@ -79,19 +90,14 @@ func writeStatus(w io.Writer, s api.Status) {
 }
 
 func healthText(w io.Writer, s api.Status) string {
-	if err := s.Ready(); err != nil {
-		return paint(w, red, plain("NOT healthy: "+oneLine(err.Error())))
+	h, c := s.Health(), green
+	switch {
+	case !h.Ready():
+		c = red
+	case h.Warning != "":
+		c = yellow
 	}
-	if s.NothingProtected != nil {
-		return paint(w, yellow, plain("NOT healthy: "+s.NothingProtected.String()))
-	}
-	if what := s.NotGuarded(); what != "" {
-		return paint(w, yellow, "healthy, but "+what)
-	}
-	if s.RulesWithoutOwner != nil {
-		return paint(w, yellow, "healthy, but kube-proxy's rules have no owner")
-	}
-	return paint(w, green, "healthy")
+	return paint(w, c, plain(oneLine(h.String())))
 }
 
 func replaysText(s api.Status) string {

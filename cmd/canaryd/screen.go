@@ -72,7 +72,7 @@ func colourOf(heading, cell string) colour {
 		return green
 	case heading == "VERDICT" && verdict == canary.Unknown, heading == "OUTCOME" && outcome == reload.Raced:
 		return yellow
-	case heading == "VERDICT" && (verdict.Loss() || verdict == canary.Refused), heading == "OUTCOME" && (outcome == reload.Partial || outcome == reload.Failed):
+	case heading == "VERDICT" && (verdict.Loss() || verdict == canary.Refused || verdict == canary.Partial), heading == "OUTCOME" && (outcome == reload.Partial || outcome == reload.Failed):
 		return red
 	default:
 		return normal

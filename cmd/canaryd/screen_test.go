@@ -42,10 +42,10 @@ func TestScreen(t *testing.T) {
 // what was lost once and is back has no colour.
 func TestColours(t *testing.T) {
 	var out bytes.Buffer
-	err := printVerdicts(screen{&out}, "table", map[rules.Family]api.Verdicts{
+	err := printVerdicts(screen{&out}, "table", api.Status{Families: map[rules.Family]api.Verdicts{
 		rules.IPv4: {rules.Mangle: canary.Intact, rules.Nat: canary.Emptied, rules.Filter: canary.Unknown},
-		rules.IPv6: {rules.Mangle: canary.Changed, rules.Nat: canary.JumpsMissing, rules.Filter: canary.Intact},
-	})
+		rules.IPv6: {rules.Mangle: canary.Changed, rules.Nat: canary.JumpsMissing, rules.Filter: canary.Partial},
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +56,8 @@ func TestColours(t *testing.T) {
 		"ipv4    filter  <33>unknown<0>",
 		"ipv6    mangle  changed",
 		"ipv6    nat     <31>jumps_missing<0>",
-		"ipv6    filter  <32>intact<0>",
+		"ipv6    filter  <31>partial<0>",
+		"<31>NOT healthy: ipv4 nat is emptied, ipv6 nat is jumps_missing; rules were lost and could not be put back: ipv6 filter is partial<0>",
 		"",
 	}, "\n")
 	got := regexp.MustCompile("\x1b\\[([0-9]+)m").ReplaceAllString(out.String(), "<$1>")

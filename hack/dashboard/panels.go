@@ -139,6 +139,8 @@ func history() []panel {
 			query{`sum(canaryd_awaiting_decision{` + nodes + `})`, "a loss waits for a decision"},
 			query{`sum(canaryd_native_tables_not_guarded{` + nodes + `})`, "native tables not guarded"},
 			query{`sum(canaryd_native_table_refused{` + nodes + `}) or vector(0)`, "native tables that could not be put back"},
+			query{`sum(canaryd_opaque_rules{` + nodes + `}) or vector(0)`, "rules that could not be put back"},
+			query{`count(canaryd_healthy{` + nodes + `} == 0) or vector(0)`, "not healthy"},
 			query{`sum(canaryd_mixed_backends{` + nodes + `})`, "both backends hold rules"},
 			query{`sum(canaryd_backend_mismatch{` + nodes + `})`, "the other backend is in use"}),
 		graph("Drills", "Nodes whose last drill did not pass, and nodes that had none within two weeks.", "none",

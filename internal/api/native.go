@@ -1,10 +1,8 @@
 package api
 
 import (
-	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -94,19 +92,6 @@ func NativeLossKinds() []canary.Verdict {
 	return kinds
 }
 
-// nativeUnknown returns why it is not known that the native tables are in force; nil if it is.
-func (s Status) nativeUnknown() error {
-	if s.NativeError != "" {
-		return errors.New("native tables are unknown: " + strings.ReplaceAll(s.NativeError, "\n", " "))
-	}
-	for _, t := range s.Native {
-		if t.Verdict == canary.Unknown {
-			return fmt.Errorf("table %s is %s", t.Table, t.Verdict)
-		}
-	}
-	return nil
-}
-
 // NativeNames returns the names of the native tables that were hit.
 func (f Flush) NativeNames() []string {
 	var names []string
@@ -114,16 +99,6 @@ func (f Flush) NativeNames() []string {
 		names = append(names, l.Table)
 	}
 	return names
-}
-
-// nativeLost names the native tables that lost something.
-func (s Status) nativeLost() (parts []string) {
-	for _, t := range s.Native {
-		if t.Verdict.Loss() {
-			parts = append(parts, fmt.Sprintf("table %s is %s", t.Table, t.Verdict))
-		}
-	}
-	return parts
 }
 
 // NativeAwaiting reports whether a native table is lost and not put back unasked.

@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math"
 	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -122,14 +122,6 @@ func (n Nothing) String() string {
 	}
 }
 
-// ReadyText is the answer of a ready node.
-func (s Status) ReadyText() string {
-	if s.NothingProtected != nil {
-		return "ok, but " + s.NothingProtected.String()
-	}
-	return "ok"
-}
-
 // Begun reports whether the marks were planted, or taken over from an earlier run, and every table
 // was looked at.
 func (s Status) Begun() bool {
@@ -145,30 +137,6 @@ func (s Status) Begun() bool {
 		}
 	}
 	return true
-}
-
-// Line says in one line how the node is, for systemctl status. Every user may read that, so it has
-// no rule and no command line.
-func (s Status) Line() string {
-	var line string
-	switch err := s.Ready(); {
-	case s.Paused:
-		line = Upper(err.Error())
-	case s.Stopped:
-		line = "Stopped by a cleanup; a restart begins again"
-	case err != nil && s.Generation.ID == "":
-		line = "Waiting for every table to be readable and planted: " + err.Error()
-	case err != nil:
-		line = "NOT healthy: " + err.Error()
-	case s.NothingProtected != nil:
-		line = Upper(s.NothingProtected.String())
-	default:
-		line = fmt.Sprintf("Healthy: %d rules in %d chains", s.Generation.Rules, s.Generation.Chains)
-	}
-	if last, ok := s.LastFlush(); ok {
-		line += fmt.Sprintf("; last flush at %s: %s, %s", last.Time.UTC().Format(time.RFC3339), last.Kind, last.Outcome)
-	}
-	return line
 }
 
 // OwnerlessRules says that kube-proxy's rules stand and that kube-proxy does not maintain them.
@@ -200,6 +168,11 @@ type Quarantined struct {
 	Chain  string          `json:"chain"`
 	Rule   string          `json:"rule,omitempty"`
 	Reason string          `json:"reason,omitempty"`
+}
+
+// QuarantinedOf returns a quarantined rule of a table as a Status has it.
+func QuarantinedOf(id rules.TableID, h reload.QuarantinedRule) Quarantined {
+	return Quarantined{Family: id.Family, Table: id.Name, Chain: h.Chain, Rule: h.Rule.Label(), Reason: h.Reason}
 }
 
 // A Refused is a declared rule that iptables or the kernel refuses, in a Status. Its table keeps
@@ -353,19 +326,4 @@ func CountText(n, shown int, what string) string {
 	default:
 		return fmt.Sprintf("%d %ss", n, what)
 	}
-}
-
-// NotGuarded says in a few words what is in force and not guarded; "" if everything is.
-func (s Status) NotGuarded() string {
-	var what []string
-	if n := len(s.LeftOut); n > 0 {
-		what = append(what, "the rules of "+CountText(n, LeftOutShown, "chain"))
-	}
-	if n := s.NativeBeyond; n > 0 {
-		what = append(what, CountText(n, math.MaxInt, "native table"))
-	}
-	if len(what) == 0 {
-		return ""
-	}
-	return strings.Join(what, " and ") + " are not guarded"
 }

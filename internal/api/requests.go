@@ -130,6 +130,8 @@ type DismissReply struct {
 	Rules      int    `json:"rules,omitempty"` // how many were lost
 	// Native are the native tables whose losses were accepted.
 	Native []string `json:"native,omitempty"`
+	// Quarantined is how many rules in quarantine were accepted as lost.
+	Quarantined int `json:"quarantined,omitempty"`
 }
 
 // A TableDiff is what a flush changed in the protected rules of one table, in the words of

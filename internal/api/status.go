@@ -4,12 +4,8 @@
 package api
 
 import (
-	"cmp"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -36,8 +32,11 @@ func Modes() []Mode { return []Mode{Heal, Observe} }
 // Its JSON is part of the contract: status -o json and /api/v1/status.
 type Status struct {
 	// Healthy means that something is protected, and that the last look found every table of every
-	// enabled family intact or changed by its owner.
+	// enabled family intact or changed by its owner. Health decides it.
 	Healthy bool `json:"healthy"`
+	// Headline is the first line of canaryd status: "healthy", "healthy, but ..." or "NOT healthy:
+	// ...".
+	Headline string `json:"headline,omitempty"`
 	// NothingProtected is set if there is no rule to guard. Such a node is ready, as a new one is,
 	// and not healthy.
 	NothingProtected *Nothing `json:"nothingProtected,omitempty"`
@@ -75,7 +74,8 @@ type Status struct {
 	// LearningPendingSince is when an owner first changed something that the generation does not
 	// have yet.
 	LearningPendingSince time.Time `json:"learningPendingSince,omitzero"`
-	// Quarantined are the quarantined rules; the first hundred.
+	// Quarantined are the quarantined rules; the first hundred. They were lost, so that a node with
+	// one is not healthy.
 	Quarantined []Quarantined `json:"quarantined,omitempty"`
 	// DeclaredRefused are the declared rules that are refused; the first hundred.
 	DeclaredRefused []Refused `json:"declaredRefused,omitempty"`
@@ -85,7 +85,7 @@ type Status struct {
 	// them. It does not affect Healthy.
 	RulesWithoutOwner *OwnerlessRules `json:"rulesWithoutOwner,omitempty"`
 	// Opaque are opaque rules: they stand and cannot be put back if they are lost. The first
-	// hundred.
+	// hundred. They do not affect Healthy; once they are lost, they are Quarantined.
 	Opaque []Quarantined `json:"opaque,omitempty"`
 	// Baseline is the generation that an operator confirmed, with how many rules appeared since;
 	// nil if there is none. It does not affect Healthy.
@@ -215,56 +215,4 @@ func changed[T any](list []T, change func(*T)) []T {
 		change(&list[i])
 	}
 	return list
-}
-
-// Ready returns nil if the rules that ought to be in force are, and canaryd would put them back.
-// That means: every guarded table of every enabled family is intact or changed by its owner, and
-// canaryd is not paused. Otherwise the error names all tables that lost something and the pause;
-// without these, the first unknown table or another reason.
-func (s Status) Ready() error {
-	if s.Stopped {
-		return errors.New("stopped by a cleanup")
-	}
-	if s.Decision != nil {
-		if lost := s.nativeLost(); len(lost) > 0 {
-			return fmt.Errorf("%w; %s", s.Decision.Problem(), strings.Join(lost, ", "))
-		}
-		return s.Decision.Problem()
-	}
-	lost, paused := s.lostText(), s.pauseText()
-	switch {
-	case lost != "" && paused != "":
-		return errors.New(lost + "; " + paused)
-	case lost != "" || paused != "":
-		return errors.New(lost + paused)
-	}
-	if len(s.Families) == 0 {
-		return fmt.Errorf("no family has been looked at yet")
-	}
-	var unknown, refused error
-	if s.ListenRequired && s.ListenError != "" {
-		unknown = fmt.Errorf("HTTP is not served: %s", s.ListenError)
-	}
-	for id, v := range Tables(s.Families) {
-		switch {
-		case v == canary.Refused:
-			refused = cmp.Or(refused, s.refusalOf(id))
-		case v != canary.Intact && v != canary.Changed:
-			unknown = cmp.Or(unknown, fmt.Errorf("%s is %s", id, canary.Unknown))
-		}
-	}
-	if broken := s.BrokenSource(); refused != nil && broken != nil {
-		refused = fmt.Errorf("%w; %w", refused, broken) // what is refused may be the file's last good text
-	}
-	return cmp.Or(unknown, s.nativeUnknown(), refused, s.BrokenSource())
-}
-
-// refusalOf says in one line which declared rule keeps a table as it is. It quotes no rule.
-func (s Status) refusalOf(id rules.TableID) error {
-	for _, r := range s.DeclaredRefused {
-		if r.Family.Table(r.Table) == id {
-			return fmt.Errorf("%s is not as declared: %s is refused: %s", id, r.Place(), r.Meaning)
-		}
-	}
-	return fmt.Errorf("%s is not as declared: a rule is refused", id)
 }

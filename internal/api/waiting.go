@@ -1,9 +1,7 @@
 package api
 
 import (
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -43,18 +41,6 @@ func (f Flush) AbsentFor(now time.Time) (time.Duration, bool) {
 	default:
 		return 0, false
 	}
-}
-
-// lostText names all tables that lost something: "ipv4 nat is emptied, ipv6 nat is emptied". It is
-// "" if none did.
-func (s Status) lostText() string {
-	var parts []string
-	for id, v := range Tables(s.Families) {
-		if v.Loss() {
-			parts = append(parts, fmt.Sprintf("%s is %s", id, v))
-		}
-	}
-	return strings.Join(append(parts, s.nativeLost()...), ", ")
 }
 
 // pauseText says that replays are paused; "" if they are not.

@@ -142,7 +142,7 @@ func TestControl(t *testing.T) {
 	if diff := cmp.Diff(sample.Status(), status); diff != "" {
 		t.Errorf("the socket shows the status in full (-want +got):\n%s", diff)
 	}
-	if text, err := client.Ready(ctx); err != nil || text != "ok" {
+	if text, err := client.Ready(ctx); err != nil || text != "ok, but kube-proxy's rules have no owner" {
 		t.Errorf("got %q, %v", text, err)
 	}
 	var refused *RefusedError

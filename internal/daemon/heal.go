@@ -214,6 +214,9 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 		return
 	}
 	l.record.Outcome = l.recovery.outcome(result)
+	if l.record.Outcome.Done() && st.quarantines(l.hit) { // put there by an earlier try of the same loss
+		l.record.Outcome = reload.Partial
+	}
 	if l.record.Drill == api.DrillCanary && l.record.Outcome.Done() {
 		l.record.Outcome = api.Drilled
 	}

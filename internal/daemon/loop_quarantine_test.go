@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -73,6 +74,18 @@ func (r *rig) wantQuarantine(want int) {
 	if gauge != float64(want) {
 		r.t.Errorf("canaryd_quarantined_rules is %v, want %d", gauge, want)
 	}
+	// A rule that is lost and not back makes the node unhealthy, on every face alike.
+	words := map[bool]string{true: "healthy", false: "NOT healthy: " + s.PartialCount() + ": "}[want == 0]
+	if !strings.HasPrefix(s.Headline, words) || (s.Ready() == nil) != (want == 0) || r.metrics("healthy")["healthy"] != map[bool]float64{true: 1}[want == 0] {
+		r.t.Errorf("with %d rules in quarantine: %q, ready: %v, metric %v", want, s.Headline, s.Ready(), r.metrics("healthy"))
+	}
+	title := ">Healthy</h1>"
+	if want > 0 {
+		title = ">" + api.Upper(s.PartialCount()) + "</h1>"
+	}
+	if page := pageOf(r.t, s); !strings.Contains(page, title) {
+		r.t.Errorf("with %d rules in quarantine the page is %s", want, page)
+	}
 	for _, q := range s.Public().Quarantined {
 		if q.Rule != "" || q.Reason != "" || q.Chain == "" {
 			r.t.Errorf("TCP would tell %+v", q)
@@ -90,7 +103,6 @@ func TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt(t *testing.T) {
 		before, id := r.fake.SaveTable(rules.IPv4, rules.Filter), r.d.Status().Generation.ID
 		flushDelete(t, r.fake)
 		r.settled()
-		r.wantReady()
 		r.wantQuarantine(1)
 		if f := r.d.Status().Flushes[0]; f.Outcome != reload.Partial || !strings.Contains(f.Detail, "chain corp is missing") {
 			t.Errorf("the flush ended %s: %s", f.Outcome, f.Detail)
@@ -114,6 +126,42 @@ func TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt(t *testing.T) {
 		}
 		if got := r.d.Status().Generation.ID; got != id {
 			t.Errorf("the generation is %s, want %s", got, id)
+		}
+	})
+}
+
+// TestAQuarantinedRuleIsDismissed: an operator may accept that it is lost. The node is healthy
+// then, the rule does not come back with its chain, and no flush brings it back.
+func TestAQuarantinedRuleIsDismissed(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		dir, id0 := t.TempDir(), identity(backend)
+		r := run(t, ipvsFake(t, backend), setup{store: openStore(t, dir, id0)})
+		r.settled()
+		flushDelete(t, r.fake)
+		r.settled()
+		r.wantQuarantine(1)
+		reply, err := r.d.Dismiss(t.Context())
+		must(t, err)
+		if reply.Quarantined != 1 {
+			t.Errorf("the reply is %+v, want one rule", reply)
+		}
+		r.settled()
+		r.wantReady()
+		r.wantQuarantine(0)
+		r.stop()
+		r = run(t, r.fake, setup{store: openStore(t, dir, id0)})
+		r.settled()
+		r.wantQuarantine(0)
+		flushDelete(t, r.fake)
+		must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n:corp - [0:0]\n-A corp -s 203.0.113.0/24 -j ACCEPT\nCOMMIT\n"))
+		r.settled()
+		r.wantReady()
+		r.wantQuarantine(0)
+		if saved := r.fake.SaveTable(rules.IPv4, rules.Filter); strings.Contains(saved, "-A KUBE-FORWARD -j corp") || !strings.Contains(saved, "-A KUBE-FORWARD -m mark") {
+			t.Errorf("filter is\n%s", saved)
+		}
+		if again, err := r.d.Dismiss(t.Context()); err != nil || again.Quarantined != 0 {
+			t.Errorf("asked again: %+v, %v", again, err)
 		}
 	})
 }
@@ -197,7 +245,6 @@ func TestASetThatNobodyCanMakeHoldsBackItsRuleAlone(t *testing.T) {
 		}
 		r.fake.Sets().Destroy(clusterIPs.Name)
 		r.settled()
-		r.wantReady()
 		r.wantQuarantine(1)
 		tries := r.fake.Begins()
 		r.after(10 * time.Minute)

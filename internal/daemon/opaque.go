@@ -26,20 +26,25 @@ func (l opaqueRules) in(edition int, generation rules.Generation) opaqueRules {
 }
 
 // opaqueNow returns the opaque rules without bytes that stand and are not quarantined yet, at most
-// quarantinedShown.
-func (st *state) opaqueNow() []api.Quarantined {
+// quarantinedShown, and counts all of them.
+func (d *Daemon) opaqueNow(st *state) []api.Quarantined {
 	if st.opaque.generation == nil || st.opaque.edition != st.generation.edition {
 		st.opaque = st.opaque.in(st.generation.edition, st.want())
 	}
 	var list []api.Quarantined
-	for _, id := range tableIDs() {
+	for id := range st.tables() {
+		standing := 0
 		for _, r := range st.opaque.found[id] {
 			reason, _ := r.Rule.Opaque()
 			is := func(h reload.QuarantinedRule) bool { return h.Chain == r.Chain && h.Rule == r.Rule }
-			if len(list) < api.QuarantinedShown && !r.Rule.HasBytes() && !slices.ContainsFunc(st.quarantine.rules[id], is) {
+			if r.Rule.HasBytes() || slices.ContainsFunc(st.quarantine.rules[id], is) {
+				continue
+			}
+			if standing++; len(list) < api.QuarantinedShown {
 				list = append(list, api.Quarantined{Family: id.Family, Table: id.Name, Chain: r.Chain, Rule: r.Rule.Label(), Reason: reason})
 			}
 		}
+		d.cfg.Metrics.SetOpaque(id.Family, id.Name, standing)
 	}
 	return list
 }

@@ -30,7 +30,7 @@ func (d *Daemon) publish(st *state) {
 		Quarantined:      st.quarantined(),
 		SourceErrors:     st.declared.broken,
 		DeclaredRefused:  slices.Clone(st.refused.shown[:min(len(st.refused.shown), api.QuarantinedShown)]),
-		Opaque:           st.opaqueNow(),
+		Opaque:           d.opaqueNow(st),
 		LeftOut:          st.leftOutNow(),
 		Accepted:         st.accepted.lately(time.Now()),
 		Stopped:          st.removed,
@@ -73,7 +73,8 @@ func (d *Daemon) publish(st *state) {
 	s.JournalError = d.journalTrouble.text()
 	s.ListenRequired, s.ListenError = d.cfg.ListenRequired, d.listenTrouble.text()
 	s.NothingProtected = d.nothing(st, s)
-	s.Healthy = s.Ready() == nil && s.NothingProtected == nil
+	health := s.Health()
+	s.Healthy, s.Headline = health.Healthy(), health.String()
 	d.cfg.Metrics.SetStatus(s)
 	d.watchers.give(&s, func() { d.status.Store(&s) })
 }
@@ -94,12 +95,16 @@ func (st *state) shownVerdict(id rules.TableID) canary.Verdict {
 	switch {
 	case st.removed:
 		return canary.Unknown
-	case !st.declared.unapplied[id] || v != canary.Intact && v != canary.Changed:
+	case v != canary.Intact && v != canary.Changed:
 		return v
-	case st.refuses(id):
+	case st.declared.unapplied[id] && !st.refuses(id):
+		return canary.Drifted
+	case len(st.quarantine.rules[id]) > 0:
+		return canary.Partial
+	case st.declared.unapplied[id]:
 		return canary.Refused
 	default:
-		return canary.Drifted
+		return v
 	}
 }
 

@@ -3,6 +3,8 @@ package daemon
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -118,13 +120,41 @@ func (d *Daemon) supplement(st *state, id rules.TableID, seen rules.Section) rul
 	return full
 }
 
+// quarantines reports whether one of these tables has a rule in quarantine.
+func (st *state) quarantines(tables verdicts) bool {
+	for id := range tables {
+		if len(st.quarantine.rules[id]) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// dismissQuarantined accepts that what is in quarantine is lost, and returns how many rules that
+// are. What was declared stays declared, and is tried again.
+func (d *Daemon) dismissQuarantined(ctx context.Context, st *state) int {
+	q, now := st.quarantine.rules, time.Now()
+	for id, list := range q {
+		d.setQuarantine(st, id, nil, st.table(id).seen)
+		for _, h := range list[:min(namesKept, len(list))] {
+			klog.FromContext(ctx).Info("An operator has accepted that a rule in quarantine is lost", "family", id.Family, "table", id.Name,
+				"chain", h.Chain, "rule", h.Rule.Label(), "reason", h.Reason)
+		}
+		st.families[id.Family].examined.plan(now)
+	}
+	if n := q.Count(); n > 0 {
+		st.relearn(st.generation.learned.WithoutQuarantined(q), now, slices.Collect(maps.Values(st.families))...)
+	}
+	return q.Count()
+}
+
 // quarantined returns what is in quarantine as a Status has it.
 func (st *state) quarantined() []api.Quarantined {
 	var list []api.Quarantined
 	for _, id := range tableIDs() {
 		for _, h := range st.quarantine.rules[id] {
 			if len(list) < api.QuarantinedShown {
-				list = append(list, api.Quarantined{Family: id.Family, Table: id.Name, Chain: h.Chain, Rule: h.Rule.Label(), Reason: h.Reason})
+				list = append(list, api.QuarantinedOf(id, h))
 			}
 		}
 	}

@@ -56,6 +56,7 @@ type Metrics struct {
 	canaryPresent, jumpsMissing  *prometheus.GaugeVec
 	generationRules, quarantined *prometheus.GaugeVec
 	declaredRefused, leftOut     *prometheus.GaugeVec
+	opaque                       *prometheus.GaugeVec
 	backend, keeper, mode        *prometheus.GaugeVec
 	standby, standbyOutstanding  *prometheus.GaugeVec
 	standbyOpen                  *prometheus.CounterVec
@@ -101,6 +102,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		quarantined:     b.gauges("quarantined_rules", "Rules that could not be put back, because what they depend on is missing or they are refused.", "family", "table"),
 		declaredRefused: b.gauges("declared_refused", "Declared rules that iptables or the kernel refuses; their table keeps the rules that were in force.", "family", "table"),
 		leftOut:         b.gauges("chains_left_out", "Chains that are not guarded, because there are more rules than canaryd keeps of a family.", "family", "table"),
+		opaque:          b.gauges("opaque_rules", "Rules that are in force and could not be put back if they were lost, because they have no text that may be written.", "family", "table"),
 		keeper:          b.gauges("keeper", "Whether the keeper, which keeps established connections alive through a flush, is in this state.", "family", "state"),
 		standby:         b.gauges("standby", "Whether the standby, which translates while rules are missing, is in this state.", "family", "state"),
 		mode:            b.gauges("mode", "Whether canaryd runs in this mode: it replays what is lost (heal) or only reports it (observe).", "mode"),
@@ -141,6 +143,7 @@ func (m *Metrics) followStatus(b builder) {
 		name, help string
 		value      func(*api.Status) float64
 	}{
+		{"healthy", "Whether the node is healthy: something is protected, it was read, and all of it is in force.", func(s *api.Status) float64 { return truth(s.Healthy) }},
 		{"loss_since_timestamp_seconds", "When the loss that stands now was first seen; 0 while nothing is lost.", func(s *api.Status) float64 { return seconds(s.LossSince) }},
 		{"capture_pending_since_timestamp_seconds", "Since when the generation lags behind what the owners wrote; 0 while it is current.", func(s *api.Status) float64 { return seconds(s.LearningPendingSince) }},
 		{"last_examination_timestamp_seconds", "When it was last known of every family what its tables hold: they were read in full, or a probe showed that nothing had moved since; 0 if it never was.", func(s *api.Status) float64 { return seconds(s.LastKnown) }},
@@ -167,7 +170,7 @@ func (m *Metrics) zero(sources []string) {
 			t := string(table)
 			m.flushedUnprotected.WithLabelValues(f, t)
 			create(m.flushes, canary.LossKinds(), f, t)
-			for _, gauge := range []*prometheus.GaugeVec{m.canaryPresent, m.jumpsMissing, m.generationRules, m.quarantined, m.declaredRefused, m.leftOut} {
+			for _, gauge := range []*prometheus.GaugeVec{m.canaryPresent, m.jumpsMissing, m.generationRules, m.quarantined, m.declaredRefused, m.leftOut, m.opaque} {
 				gauge.WithLabelValues(f, t)
 			}
 		}
@@ -392,6 +395,11 @@ func (m *Metrics) SetQuarantined(family rules.Family, table rules.TableName, n i
 // SetDeclaredRefused records how many declared rules of a table are refused.
 func (m *Metrics) SetDeclaredRefused(family rules.Family, table rules.TableName, n int) {
 	m.declaredRefused.WithLabelValues(family.String(), string(table)).Set(float64(n))
+}
+
+// SetOpaque records how many rules of a table stand and could not be put back.
+func (m *Metrics) SetOpaque(family rules.Family, table rules.TableName, n int) {
+	m.opaque.WithLabelValues(family.String(), string(table)).Set(float64(n))
 }
 
 // SetLeftOut records how many chains of a table are left out.

@@ -66,8 +66,10 @@ func TestMisdirectedRequests(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	served := make(chan error, 1)
+	healthy := sample.Status()
+	healthy.RulesWithoutOwner = nil
 	s := Listening{
-		Address: l.Addr().String(), Handler: face(sample.Status(), nil), Names: []string{"node-1"}, Report: func(error) {},
+		Address: l.Addr().String(), Handler: face(healthy, nil), Names: []string{"node-1"}, Report: func(error) {},
 		listen: func(string) (net.Listener, error) { return l, nil },
 	}
 	go func() { served <- s.Run(ctx) }()

@@ -41,6 +41,11 @@ func ask(h http.Handler, method, path string) *httptest.ResponseRecorder {
 func TestHTTPChecks(t *testing.T) {
 	lost := sample.Status()
 	lost.Families[rules.IPv4][rules.Nat] = canary.TableDeleted
+	intact := sample.Status()
+	intact.RulesWithoutOwner = nil
+	partial := sample.Status()
+	partial.Families[rules.IPv4][rules.Nat] = canary.Partial
+	partial.Quarantined = []api.Quarantined{{Family: rules.IPv4, Table: rules.Nat, Chain: "KUBE-SERVICES"}}
 	dead := errors.New("the loop has not turned for 12s")
 	tests := []struct {
 		name   string
@@ -53,7 +58,10 @@ func TestHTTPChecks(t *testing.T) {
 		{"alive", "/healthz", sample.Status(), nil, 200, "ok\n"},
 		{"alive in mid-outage", "/healthz", lost, nil, 200, "ok\n"},
 		{"not alive", "/healthz", sample.Status(), dead, 503, "the loop has not turned for 12s\n"},
-		{"ready", "/readyz", sample.Status(), nil, 200, "ok\n"},
+		{"ready", "/readyz", intact, nil, 200, "ok\n"},
+		{"ready, with a warning", "/readyz", sample.Status(), nil, 200, "ok, but kube-proxy's rules have no owner\n"},
+		{"a rule in quarantine", "/readyz", partial, nil, 503, "one rule was lost and could not be put back: ipv4 nat is partial\n"},
+		{"alive with a rule in quarantine", "/healthz", partial, nil, 200, "ok\n"},
 		{"not ready", "/readyz", lost, nil, 503, "ipv4 nat is table_deleted\n"},
 		{"not ready before the first look", "/readyz", api.Status{}, nil, 503, "no family has been looked at yet\n"},
 	}
@@ -116,7 +124,7 @@ func TestPage(t *testing.T) {
 	s := sample.Status()
 	s.LossSince = time.Time{}
 	s.LastKnown = time.Now()
-	for _, part := range []string{">Rules without an owner since", "kube-proxy&#39;s rules have no owner.", "If kube-proxy has left this node:",
+	for _, part := range []string{">Healthy, but kube-proxy&#39;s rules have no owner<", "kube-proxy&#39;s rules have no owner.", "If kube-proxy has left this node:",
 		`<code class="run">kubectl -n kube-system rollout restart daemonset/kube-proxy</code>`, `<code class="run">canaryd cleanup --rules --protect=kube-proxy</code>`} {
 		if !strings.Contains(ask(face(s, nil), "GET", "/").Body.String(), part) {
 			t.Errorf("no %q on the page of rules without an owner", part)

@@ -25,6 +25,18 @@ func refusedLines(s api.Status) []string {
 	return append(lines, "These tables keep what was in force before; all others are as declared. canaryd status quotes the rule and the reason.")
 }
 
+// partialLines names the tables that lack rules which could not be put back.
+func partialLines(s api.Status, all api.Tally, now time.Time) []string {
+	line := "In " + strings.Join(namesOf(all.Lost), ", ") + ". All else that ought to be in force is."
+	if len(all.Unknown) > 0 {
+		line = "In " + strings.Join(namesOf(all.Lost), ", ") + "; unknown: " + strings.Join(namesOf(all.Unknown), ", ") + "."
+	}
+	if s.Paused {
+		line += " Replays are paused."
+	}
+	return append([]string{line}, inForceLines(s, now)[1:]...)
+}
+
 // sourceWarning returns a warning about broken files of declared rules, if there are any.
 func sourceWarning(s api.Status) []pageWarning {
 	var lines []string
@@ -79,7 +91,7 @@ func nativeWarnings(s api.Status) []pageWarning {
 }
 
 // onlyAwaiting reports whether all that is lost are native tables that wait for a decision.
-func onlyAwaiting(s api.Status, lost []loser) bool {
+func onlyAwaiting(s api.Status, lost []api.TableVerdict) bool {
 	waiting := 0
 	for _, t := range s.Native {
 		if t.Awaiting && t.Verdict.Loss() {

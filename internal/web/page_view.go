@@ -113,16 +113,11 @@ func (view pageView) of(s api.Status, dead error, now time.Time) pageView {
 
 func familyLabel(f rules.Family) string { return strings.Replace(f.String(), "ip", "IP", 1) }
 
-// A loser is a table that lost something.
-type loser struct {
-	table   string
-	verdict canary.Verdict
-}
-
 // headlineOf says whether the node is healthy. The worst state comes first, and nothing unknown
 // counts as healthy.
 func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
-	lost, unknown := notInForce(s)
+	health, all := s.Health(), s.Tally()
+	lost, unknown := losses(all.Lost), namesOf(all.Unknown)
 	switch {
 	case s.Stopped:
 		return pageVerdict{Class: "stopped", Title: "Stopped", Lines: []string{"A cleanup removed the canaries. Nothing is watched until canaryd is restarted."}}
@@ -134,6 +129,8 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 			title = "Rules may be missing"
 		}
 		return since("lost", title, s.LossSince, lossLines(s, lost, unknown, now)...)
+	case health.State == api.StatePartial:
+		return pageVerdict{Class: "partial", Title: api.Upper(s.PartialCount()), Lines: partialLines(s, all, now)}
 	case len(s.Families) == 0:
 		return pageVerdict{Class: "unknown", Title: "Not known yet", Lines: []string{"No family has been looked at yet."}}
 	case len(unknown) > 0:
@@ -156,14 +153,8 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 		return pageVerdict{Class: "unknown", Title: "Nothing protected", Lines: []string{api.Upper(n.String()) + ".",
 			"A new node is so for a moment. If this one is not new, canaryd guards nothing that matters here: see --protect, and which mode kube-proxy is in."}}
 	}
-	if n := len(s.Quarantined); n > 0 {
-		return pageVerdict{Class: "partial", Title: api.Upper(api.CountText(n, api.QuarantinedShown, "rule")) + " quarantined", Lines: inForceLines(s, now)}
-	}
-	if n := len(s.LeftOut); n > 0 {
-		return pageVerdict{Class: "partial", Title: api.Upper(api.CountText(n, api.LeftOutShown, "chain")) + " not guarded", Lines: inForceLines(s, now)}
-	}
-	if o := s.RulesWithoutOwner; o != nil {
-		return since("partial", "Rules without an owner", o.Since, inForceLines(s, now)...)
+	if health.Warning != "" {
+		return pageVerdict{Class: "partial", Title: api.Upper(health.String()), Lines: inForceLines(s, now)}
 	}
 	return pageVerdict{Class: "healthy", Title: "Healthy", Lines: inForceLines(s, now)}
 }
@@ -181,26 +172,18 @@ func unknownLines(s api.Status, unknown []string) []string {
 	return []string{"Could not be read, or has no canary yet: " + strings.Join(unknown, ", ") + ".", next}
 }
 
-// notInForce returns the tables that lost something, and those of which nothing is known.
-func notInForce(s api.Status) (lost []loser, unknown []string) {
-	add := func(table string, v canary.Verdict) {
-		switch {
-		case v.Loss():
-			lost = append(lost, loser{table, v})
-		case v == canary.Unknown:
-			unknown = append(unknown, table)
-		}
+// losses returns those tables that lost something which may come back.
+func losses(list []api.TableVerdict) []api.TableVerdict {
+	return slices.DeleteFunc(slices.Clone(list), func(t api.TableVerdict) bool { return !t.Verdict.Loss() })
+}
+
+// namesOf names tables.
+func namesOf(list []api.TableVerdict) []string {
+	var names []string
+	for _, t := range list {
+		names = append(names, t.Name())
 	}
-	for id, v := range api.Tables(s.Families) {
-		add(id.String(), cmp.Or(v, canary.Unknown))
-	}
-	for _, t := range s.Native {
-		add("table "+t.Table, t.Verdict)
-	}
-	if s.NativeError != "" && len(s.Native) == 0 {
-		unknown = append(unknown, "native tables")
-	}
-	return lost, unknown
+	return names
 }
 
 // since returns a headline with a time behind its title, unless that is zero.
@@ -211,7 +194,7 @@ func since(class, title string, t time.Time, lines ...string) pageVerdict {
 	return pageVerdict{Class: class, Title: title, Since: t, Lines: lines}
 }
 
-func lossLines(s api.Status, lost []loser, unknown []string, now time.Time) []string {
+func lossLines(s api.Status, lost []api.TableVerdict, unknown []string, now time.Time) []string {
 	next := "canaryd is putting them back."
 	switch {
 	case s.Decision != nil:
@@ -259,15 +242,15 @@ func standbyLines(s api.Status) []string {
 
 // tablesOf names the lost tables with their verdicts. Tables with the same verdict share it,
 // because most flushes hit many tables in the same way.
-func tablesOf(lost []loser) string {
+func tablesOf(lost []api.TableVerdict) string {
 	var parts []string
 	for i := 0; i < len(lost); {
 		end := i
 		var names []string
-		for ; end < len(lost) && lost[end].verdict == lost[i].verdict; end++ {
-			names = append(names, lost[end].table)
+		for ; end < len(lost) && lost[end].Verdict == lost[i].Verdict; end++ {
+			names = append(names, lost[end].Name())
 		}
-		parts = append(parts, fmt.Sprintf("%s (%s)", strings.Join(names, ", "), lost[i].verdict))
+		parts = append(parts, fmt.Sprintf("%s (%s)", strings.Join(names, ", "), lost[i].Verdict))
 		i = end
 	}
 	return strings.Join(parts, ", ")
@@ -277,7 +260,7 @@ func tablesOf(lost []loser) string {
 func inForceLines(s api.Status, now time.Time) []string {
 	lines := []string{"All rules that ought to be in force are."}
 	switch g := s.Generation; {
-	case len(s.Quarantined) > 0 || len(s.LeftOut) > 0 && g.Rules == 0:
+	case len(s.LeftOut) > 0 && g.Rules == 0:
 		lines[0] = "All else that ought to be in force is."
 	case g.Rules > 0:
 		lines[0] = fmt.Sprintf("%s rules in %s chains are in force.", countText(g.Rules), countText(g.Chains))
@@ -382,6 +365,8 @@ func cellOf(v canary.Verdict) pageCell {
 		c.Class, c.Sign, c.Meaning = "good", "✓", "the generation is in force"
 	case canary.Changed:
 		c.Class, c.Sign, c.Meaning = "good", "✓", "its owner changed it, and the generation follows"
+	case canary.Partial:
+		c.Meaning = "rules of it were lost and could not be put back; all else of it is in force"
 	case canary.Refused:
 		c.Meaning = "a rule that is declared for it is refused; what was in force before stays"
 	case canary.Unknown:

@@ -11,7 +11,7 @@ import (
 // A Verdict is what became of one table.
 type Verdict string
 
-// The verdicts. Unknown, Intact, Changed and Refused are no loss.
+// The verdicts. Unknown, Intact, Changed, Refused and Partial are no loss that a replay answers.
 const (
 	Unknown      Verdict = "unknown"       // it could not be read, or nothing was planted yet
 	Intact       Verdict = "intact"        // the generation is in force
@@ -25,13 +25,16 @@ const (
 	// Refused: declared rules are not in force, because the kernel refuses one of them. Judge
 	// never returns it; the writer of declared rules does.
 	Refused Verdict = "refused"
+	// Partial: rules of the table were lost and could not be put back; all else of it is in force.
+	// Judge never returns it; a status does.
+	Partial Verdict = "partial"
 )
 
 // Loss reports whether a replay answers the verdict. It is false for the empty verdict of a table
 // that was not read.
 func (v Verdict) Loss() bool {
 	switch v {
-	case "", Unknown, Intact, Changed, Refused:
+	case "", Unknown, Intact, Changed, Refused, Partial:
 		return false
 	default:
 		return true

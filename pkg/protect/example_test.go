@@ -23,5 +23,5 @@ func ExampleNewSelector() {
 	// MY-CANARY false
 	// KUBE-SERVICES false
 	// INPUT false
-	// "kubernetes" is neither a preset (kube, cni, docker, podman, libvirt, tailscale, calico) nor a chain name or glob
+	// "kubernetes" is no preset (kube, cni, docker, podman, libvirt, tailscale, calico); a chain of just that name is protected by the glob '[k]ubernetes'
 }

@@ -5,6 +5,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -34,7 +35,8 @@ const (
 )
 
 // NewSelector reads the value of --protect: names of presets (see PresetNames), globs of chain
-// names, as path.Match has them, and nft:FAMILY:NAME for native tables. An error names the bad
+// names, as path.Match has them, and nft:FAMILY:NAME for native tables. A word of lower-case
+// letters and digits is a preset, so that a mistyped one is no silent glob. An error names the bad
 // word.
 func NewSelector(list []string) (Selector, error) {
 	s := Selector{exact: map[string]bool{}}
@@ -61,7 +63,7 @@ func NewSelector(list []string) (Selector, error) {
 		switch {
 		case ok:
 		case word == "" || strings.ToLower(word) == word && !strings.ContainsAny(word, "*?[-_"):
-			return Selector{}, fmt.Errorf("%q is neither a preset (%s) nor a chain name or glob", word, strings.Join(PresetNames(), ", "))
+			return Selector{}, fmt.Errorf("%q is no preset (%s)%s", word, strings.Join(PresetNames(), ", "), chainHint(word))
 		default:
 			if _, err := path.Match(word, ""); err != nil {
 				return Selector{}, fmt.Errorf("%q is not a glob of chain names: %w", word, err)
@@ -70,6 +72,20 @@ func NewSelector(list []string) (Selector, error) {
 		}
 	}
 	return s, nil
+}
+
+// chainHint says how to protect a chain whose name could be a mistyped preset; "" if there is no
+// such chain.
+func chainHint(word string) string {
+	if word == "" {
+		return ""
+	}
+	_, size := utf8.DecodeRuneInString(word)
+	glob := "[" + word[:size] + "]" + word[size:]
+	if ok, err := path.Match(glob, word); !ok || err != nil {
+		return ""
+	}
+	return fmt.Sprintf("; a chain of just that name is protected by the glob '%s'", glob)
 }
 
 // Protects reports whether chain is protected. Built-in chains never are, and neither are

@@ -1,6 +1,7 @@
 package protect_test
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -106,6 +107,27 @@ func TestSelectorNamesTheBadWord(t *testing.T) {
 		_, err := protect.NewSelector([]string{"kube", word})
 		if err == nil || !strings.Contains(err.Error(), strings.Trim(strings.TrimSpace(word), `\`)) {
 			t.Errorf("%q: error is %v, want one that names it", word, err)
+		}
+	}
+}
+
+// TestAChainNamedLikeAPreset: what looks like a mistyped preset is refused, and the error has the
+// glob that protects a chain of just that name.
+func TestAChainNamedLikeAPreset(t *testing.T) {
+	for _, word := range []string{"foo1", "kubee", "1abc", "µ"} {
+		_, err := protect.NewSelector([]string{word})
+		_, glob, ok := strings.Cut(fmt.Sprint(err), "a chain of just that name is protected by the glob '")
+		if glob, ok = strings.CutSuffix(glob, "'"); err == nil || !ok {
+			t.Errorf("%q: the error is %v, want one that names the glob", word, err)
+			continue
+		}
+		if s := selector(t, glob); !s.Protects(word) || s.Protects(word+"x") || s.Protects("x"+word) {
+			t.Errorf("%s does not protect just %s", glob, word)
+		}
+	}
+	for _, word := range []string{"", "^"} {
+		if _, err := protect.NewSelector([]string{word}); err == nil || strings.Contains(err.Error(), "glob '") {
+			t.Errorf("%q: the error is %v, want one without a glob, for there is none", word, err)
 		}
 	}
 }

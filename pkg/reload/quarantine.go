@@ -157,6 +157,17 @@ func without(s rules.Section, list []QuarantinedRule) rules.Section {
 	return s.Without(quarantined)
 }
 
+// WithoutQuarantined returns what is learned without quarantined rules: an operator accepts that
+// they are lost.
+func (l Learned) WithoutQuarantined(q Quarantine) Learned {
+	for id, list := range q {
+		if s, known := l.Generation[id]; known {
+			l.Generation = l.Generation.With(id, without(s, list))
+		}
+	}
+	return l
+}
+
 // readmit plans to put back the quarantined rules that can be written by now.
 func readmit(task tableTask, nonce canary.Nonce) *tablePlan {
 	if len(task.quarantined) == 0 || task.seen.Err != nil || task.finding.Verdict.Loss() || task.finding.Verdict == canary.Unknown {

@@ -121,6 +121,8 @@ func TestCheckScript(t *testing.T) {
 		}
 		return verdicts
 	}
+	partial := all(canary.Intact)
+	partial[rules.IPv4][rules.Filter] = canary.Partial
 	refused := all(canary.Intact)
 	refused[rules.IPv4][rules.Nat] = "refused"
 	for _, c := range []struct {
@@ -136,6 +138,7 @@ func TestCheckScript(t *testing.T) {
 			line: "lost: ipv4 filter chain_deleted, ipv4 mangle chain_deleted and 4 more"},
 		{name: "a loss that waits, its tables learned again", status: api.Status{Families: all(canary.Intact), LossSince: at}, code: 1,
 			line: "lost: rules have been missing since 2026-01-02T03:04:05Z"},
+		{name: "a rule that could not be put back", status: api.Status{Families: partial}, code: 1, line: "lost: ipv4 filter partial"},
 		{name: "a declared rule that is refused", status: api.Status{Families: refused}, code: 1, line: "declared rules refused: ipv4 nat"},
 		{name: "a native table lost its rules", status: api.Status{Families: all(canary.Intact), LossSince: at, Native: []api.NativeTable{
 			{Family: "ip", Table: "ip kube-proxy", Verdict: canary.TableDeleted, Why: `a flush: "verdict": "x"`}, {Family: "ip6", Table: "ip6 kube-proxy", Verdict: canary.Intact}}},

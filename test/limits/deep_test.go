@@ -93,8 +93,9 @@ func TestLoopsAndDeepNests(t *testing.T) {
 		n.Logf("ipv6 nat was back %s after its flush", othersAreRepaired(n).Round(time.Millisecond))
 		n.Logf("ipv4 filter was back %s after its flush", repaired(n, rules.IPv4, rules.Filter).Round(time.Millisecond))
 		const reason = "(more than 15 jumps would follow one another"
-		if text, _ := n.Want(0, "status"); onNFT(n) != strings.Contains(text, reason) {
-			n.Errorf("whether a jump is too deep: want %t:\n%s", onNFT(n), text)
+		code, text, _ := n.Canaryd("status")
+		if onNFT(n) != strings.Contains(text, reason) || onNFT(n) != (code == 1) {
+			n.Errorf("whether a jump is too deep: want %t, exit code %d:\n%s", onNFT(n), code, text)
 		}
 		d.Stop()
 	})

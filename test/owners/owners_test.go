@@ -169,13 +169,14 @@ func TestSets(t *testing.T) {
 		}
 		ipset("destroy", "KUBE-CLUSTER-IP")
 		ipset("destroy", "nobody-keeps")
-		p = n.Start("--ip-family=ipv4")
+		p = n.Launch("--ip-family=ipv4") // it does not become ready
 		n.Within(nodetest.HealsIn, "the rules to be back", func() error {
 			if after := n.Protected(); len(after) != len(before)-1 {
 				return errors.New(strings.Join(after, "\n"))
 			}
 			return nil
 		})
+		n.PartlyHealed(1)
 		if got := ipset("save", "KUBE-CLUSTER-IP"); got != members {
 			n.Errorf("the set came back as\n%s\nwas\n%s", got, members)
 		}
@@ -183,7 +184,7 @@ func TestSets(t *testing.T) {
 		if metrics := n.Get("/metrics"); !strings.Contains(metrics, `canaryd_quarantined_rules{family="ipv4",table="filter"} 1`) {
 			n.Error("the gauge does not show the rule in quarantine")
 		}
-		if stdout, _ := n.Want(0, "status"); !strings.Contains(stdout, "nobody-keeps") {
+		if stdout, _ := n.Want(1, "status"); !strings.Contains(stdout, "nobody-keeps") {
 			n.Errorf("status does not name it:\n%s", stdout)
 		}
 		ipset("create", "nobody-keeps", "hash:ip") // by its owner

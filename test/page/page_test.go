@@ -60,8 +60,8 @@ func TestStates(t *testing.T) {
 			[]string{"has not been known for 5 min"}},
 		{"the loop is stuck", healthyNode, true, "unknown", "Unknown since", []string{"the loop has not turned for 12s"}},
 		{"nothing yet", func() api.Status { return api.Status{} }, false, "unknown", "Not known yet", []string{"No family has been looked at yet", "There is none yet: nothing could be put back"}},
-		{"one rule in quarantine", with(busy, func(s *api.Status) { s.Quarantined = outage().Quarantined[:1] }), false, "partial", "One rule quarantined",
-			[]string{"All else that ought to be in force is.", "One rule cannot be put back.", "ipv4/filter/KUBE-ROUTER-INPUT"}},
+		{"one rule in quarantine", with(busy, func(s *api.Status) { s.Quarantined = outage().Quarantined[:1] }), false, "partial", "One rule was lost and could not be put back",
+			[]string{"In ipv4 filter. All else that ought to be in force is.", "One rule cannot be put back.", "ipv4/filter/KUBE-ROUTER-INPUT"}},
 		{"after a restart", with(busy, func(s *api.Status) {
 			s.Flushes[0].Outcome, s.Flushes[0].Earlier, s.Flushes[0].AbsentSeconds = api.Interrupted, true, 0
 		}), false, "healthy", "Healthy", []string{"Last flush 2 min ago.", "interrupted: canaryd ended before it was answered", ", seen by an earlier run of canaryd"}},

@@ -205,6 +205,25 @@ func (n *Node) Healed(records int) scenario.Record {
 	return newest
 }
 
+// PartlyHealed waits until the node has as many flush records, of which the newest ended as
+// partial, and is not ready for rules that could not be put back. It returns the newest record.
+func (n *Node) PartlyHealed(records int) scenario.Record {
+	n.Helper()
+	var newest scenario.Record
+	n.Within(HealsIn, fmt.Sprintf("%d flushes, the last repaired in part", records), func() error {
+		s := n.Status()
+		if len(s.Flushes) < records || s.Flushes[0].Outcome != "partial" {
+			return fmt.Errorf("%d flush records: %+v", len(s.Flushes), s.Flushes)
+		}
+		newest = s.Flushes[0]
+		if _, err := Fetch("/readyz"); err == nil || !strings.Contains(err.Error(), "could not be put back") {
+			return fmt.Errorf("/readyz says %v", err)
+		}
+		return nil
+	})
+	return newest
+}
+
 // Within waits until done returns nil, and returns how long that took. After limit, it ends the
 // test.
 func (n *Node) Within(limit time.Duration, what string, done func() error) time.Duration {

@@ -1,0 +1,315 @@
+package api
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A HealthState says in one word how a node is.
+type HealthState string
+
+// The states. Only the first is healthy, and only the first two are ready.
+const (
+	StateHealthy HealthState = "healthy"
+	StateNothing HealthState = "nothing" // there is no rule to guard
+	StateStopped HealthState = "stopped" // by a cleanup
+	StateLost    HealthState = "lost"    // rules are missing that a replay or a decision brings back
+	StatePartial HealthState = "partial" // rules were lost and could not be put back
+	StatePaused  HealthState = "paused"  // the rules are in force, and lost ones would stay lost
+	StateUnknown HealthState = "unknown"
+	StateRefused HealthState = "refused" // what is declared is not in force
+)
+
+// A Health says how a node is. Status.Health alone decides it: all faces show its words.
+type Health struct {
+	State HealthState
+	// Problem is why the node is not healthy; empty if it is. It quotes no rule.
+	Problem string
+	// Warning is, for a ready node, what an operator has to know nevertheless; may be empty.
+	Warning string
+}
+
+// Healthy reports whether something is protected, it was read, and all of it is in force.
+func (h Health) Healthy() bool { return h.State == StateHealthy }
+
+// Ready reports whether nothing that ought to be in force is missing, and canaryd would put it
+// back. A node with no rule to guard is ready and not healthy.
+func (h Health) Ready() bool { return h.State == StateHealthy || h.State == StateNothing }
+
+// String is the first line of canaryd status: "healthy", "healthy, but ..." or "NOT healthy: ...".
+func (h Health) String() string {
+	switch {
+	case !h.Healthy():
+		return "NOT healthy: " + h.Problem
+	case h.Warning != "":
+		return "healthy, but " + h.Warning
+	default:
+		return "healthy"
+	}
+}
+
+// Health decides how the node is. The worst comes first, and nothing unknown counts as healthy.
+func (s Status) Health() Health {
+	not := func(state HealthState, problem string) Health { return Health{State: state, Problem: problem} }
+	all := s.Tally()
+	lost, partial, pause := all.lostText(), joined(": ", s.PartialCount(), all.partialText()), s.pauseText()
+	switch {
+	case s.Stopped:
+		return not(StateStopped, "stopped by a cleanup")
+	case s.Decision != nil:
+		return not(StateLost, joined("; ", s.Decision.Problem().Error(), all.nativeText(), partial))
+	case lost != "":
+		return not(StateLost, joined("; ", lost, partial, pause))
+	case partial != "":
+		return not(StatePartial, joined("; ", partial, pause))
+	case pause != "":
+		return not(StatePaused, pause)
+	case len(s.Families) == 0:
+		return not(StateUnknown, "no family has been looked at yet")
+	case s.ListenRequired && s.ListenError != "":
+		return not(StateUnknown, "HTTP is not served: "+s.ListenError)
+	}
+	if unknown := s.unknownText(all); unknown != "" {
+		return not(StateUnknown, unknown)
+	}
+	if len(all.Refused) > 0 || s.BrokenSource() != nil {
+		return not(StateRefused, s.undeclaredText(all))
+	}
+	if s.NothingProtected != nil {
+		text := s.NothingProtected.String()
+		return Health{State: StateNothing, Problem: text, Warning: text}
+	}
+	return Health{State: StateHealthy, Warning: s.warningText()}
+}
+
+// Ready returns nil if the node is ready, and else the problem.
+func (s Status) Ready() error {
+	if h := s.Health(); !h.Ready() {
+		return errors.New(h.Problem)
+	}
+	return nil
+}
+
+// ReadyText is the answer of a ready node.
+func (s Status) ReadyText() string { return joined(", but ", "ok", s.Health().Warning) }
+
+// Line says in one line how the node is, for systemctl status. Every user may read that, so it has
+// no rule and no command line.
+func (s Status) Line() string {
+	h := s.Health()
+	line := Upper(h.String())
+	switch {
+	case s.Paused, h.State == StateNothing:
+		line = Upper(h.Problem)
+	case h.State == StateStopped:
+		line = "Stopped by a cleanup; a restart begins again"
+	case !h.Healthy() && s.Generation.ID == "":
+		line = "Waiting for every table to be readable and planted: " + h.Problem
+	case h.Healthy():
+		line += fmt.Sprintf(": %d rules in %d chains", s.Generation.Rules, s.Generation.Chains)
+	}
+	if last, ok := s.LastFlush(); ok {
+		line += fmt.Sprintf("; last flush at %s: %s, %s", last.Time.UTC().Format(time.RFC3339), last.Kind, last.Outcome)
+	}
+	return line
+}
+
+// A TableVerdict is the verdict on one table.
+type TableVerdict struct {
+	Table   string // "ipv4 nat", or of a native table "ip kube-proxy"
+	Native  bool
+	Verdict canary.Verdict
+}
+
+// Name names the table: "ipv4 nat", or "table ip kube-proxy".
+func (t TableVerdict) Name() string {
+	if t.Native && t.Table != allNative {
+		return "table " + t.Table
+	}
+	return t.Table
+}
+
+// allNative names the native tables while it is not known which there are.
+const allNative = "native tables"
+
+// NativeRows returns the native tables, or one unknown row for all while nothing is known of them.
+func (s Status) NativeRows() []NativeTable {
+	if s.NativeError != "" && len(s.Native) == 0 {
+		return []NativeTable{{Table: allNative, Verdict: canary.Unknown, Why: s.NativeError}}
+	}
+	return s.Native
+}
+
+// A Tally has those tables of a Status that are not in force, native ones last.
+type Tally struct {
+	Lost    []TableVerdict // with partial ones
+	Refused []TableVerdict
+	Unknown []TableVerdict
+	Tables  int // of all verdicts
+}
+
+// Tally sorts the tables by their verdicts. A table with a quarantined rule is partial, also while
+// it cannot be read.
+func (s Status) Tally() Tally {
+	var all Tally
+	add := func(t TableVerdict, partial bool) {
+		all.Tables++
+		switch {
+		case t.Verdict.Loss():
+			all.Lost = append(all.Lost, t)
+			return
+		case partial || t.Verdict == canary.Partial:
+			all.Lost = append(all.Lost, TableVerdict{t.Table, t.Native, canary.Partial})
+		}
+		switch t.Verdict {
+		case canary.Refused:
+			all.Refused = append(all.Refused, t)
+		case canary.Intact, canary.Changed, canary.Partial:
+		default:
+			all.Unknown = append(all.Unknown, t)
+		}
+	}
+	for id, v := range Tables(s.Families) {
+		partial := slices.ContainsFunc(s.Quarantined, func(q Quarantined) bool { return q.Family.Table(q.Table) == id })
+		add(TableVerdict{Table: id.String(), Verdict: cmp.Or(v, canary.Unknown)}, partial)
+	}
+	for _, t := range s.NativeRows() {
+		add(TableVerdict{Table: t.Table, Native: true, Verdict: t.Verdict}, false)
+	}
+	return all
+}
+
+// lostText names all tables that lost something which may come back: "ipv4 nat is emptied, ipv6 nat
+// is emptied".
+func (t Tally) lostText() string {
+	return t.textOf(func(v TableVerdict) bool { return v.Verdict.Loss() })
+}
+
+// nativeText does so for native tables only.
+func (t Tally) nativeText() string {
+	return t.textOf(func(v TableVerdict) bool { return v.Native && v.Verdict.Loss() })
+}
+
+// partialText names the tables with rules that could not be put back.
+func (t Tally) partialText() string {
+	return t.textOf(func(v TableVerdict) bool { return v.Verdict == canary.Partial })
+}
+
+func (t Tally) textOf(is func(TableVerdict) bool) string {
+	var parts []string
+	for _, v := range t.Lost {
+		if is(v) {
+			parts = append(parts, fmt.Sprintf("%s is %s", v.Name(), v.Verdict))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// PartialCount counts the rules that were lost and could not be put back: "3 rules were lost and
+// could not be put back". It is "" if there are none.
+func (s Status) PartialCount() string {
+	partial := func(v TableVerdict) bool { return v.Verdict == canary.Partial }
+	switch n := len(s.Quarantined); {
+	case n == 0 && !slices.ContainsFunc(s.Tally().Lost, partial):
+		return ""
+	case n == 0:
+		return "rules were lost and could not be put back"
+	case n == 1:
+		return "one rule was lost and could not be put back"
+	default:
+		return CountText(n, QuarantinedShown, "rule") + " were lost and could not be put back"
+	}
+}
+
+// unknownText names the first table of which nothing is known; "" if there is none.
+func (s Status) unknownText(all Tally) string {
+	switch {
+	case s.NativeError != "" && !slices.ContainsFunc(all.Unknown, func(t TableVerdict) bool { return !t.Native }):
+		return "native tables are unknown: " + strings.ReplaceAll(s.NativeError, "\n", " ")
+	case len(all.Unknown) > 0:
+		return fmt.Sprintf("%s is %s", all.Unknown[0].Name(), canary.Unknown)
+	default:
+		return ""
+	}
+}
+
+// undeclaredText says why what is declared is not in force: a refused rule, or a broken file.
+func (s Status) undeclaredText(all Tally) string {
+	refused, broken := "", ""
+	for id, v := range Tables(s.Families) {
+		if v == canary.Refused && refused == "" {
+			refused = s.refusalOf(id)
+		}
+	}
+	if err := s.BrokenSource(); err != nil {
+		broken = err.Error() // what is refused may be the file's last good text
+	}
+	return joined("; ", refused, broken)
+}
+
+// refusalOf says in one line which declared rule keeps a table as it is. It quotes no rule.
+func (s Status) refusalOf(id rules.TableID) string {
+	for _, r := range s.DeclaredRefused {
+		if r.Family.Table(r.Table) == id {
+			return fmt.Sprintf("%s is not as declared: %s is refused: %s", id, r.Place(), r.Meaning)
+		}
+	}
+	return fmt.Sprintf("%s is not as declared: a rule is refused", id)
+}
+
+// warningText says in a few words what is in force, but not as safe as it ought to be; "" if all is
+// well.
+func (s Status) warningText() string {
+	parts := []string{s.NotGuarded(), couldNot(len(s.Opaque), QuarantinedShown, "rule")}
+	refused := 0
+	for _, t := range s.Native {
+		if t.Unreplayable != "" {
+			refused++
+		}
+	}
+	parts = append(parts, couldNot(refused, math.MaxInt, "native table"))
+	if s.RulesWithoutOwner != nil {
+		parts = append(parts, "kube-proxy's rules have no owner")
+	}
+	return joined(", and ", parts...)
+}
+
+// couldNot says of things that are in force that they could not be put back; "" if there are none.
+func couldNot(n, shown int, what string) string {
+	switch n {
+	case 0:
+		return ""
+	case 1:
+		return "one " + what + " could not be put back if it were lost"
+	default:
+		return CountText(n, shown, what) + " could not be put back if they were lost"
+	}
+}
+
+// NotGuarded says in a few words what is in force and not guarded; "" if everything is.
+func (s Status) NotGuarded() string {
+	var what []string
+	if n := len(s.LeftOut); n > 0 {
+		what = append(what, "the rules of "+CountText(n, LeftOutShown, "chain"))
+	}
+	if n := s.NativeBeyond; n > 0 {
+		what = append(what, CountText(n, math.MaxInt, "native table"))
+	}
+	if len(what) == 0 {
+		return ""
+	}
+	return strings.Join(what, " and ") + " are not guarded"
+}
+
+// joined joins the parts that are not empty.
+func joined(by string, parts ...string) string {
+	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), by)
+}
