@@ -89,12 +89,15 @@ func (fs *familyState) unreadable() string {
 	return cause
 }
 
-// shownVerdict returns the verdict that a Status has for a table.
+// shownVerdict returns the verdict that a Status has for a table. A table with a refused rule keeps
+// its former rules, so a read may call it drifted between two tries: the refusal is the reason.
 func (st *state) shownVerdict(id rules.TableID) canary.Verdict {
 	v := st.table(id).verdict
 	switch {
 	case st.removed:
 		return canary.Unknown
+	case v == canary.Drifted && st.declared.unapplied[id] && st.refuses(id):
+		return canary.Refused
 	case v != canary.Intact && v != canary.Changed:
 		return v
 	case st.declared.unapplied[id] && !st.refuses(id):
