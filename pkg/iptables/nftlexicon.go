@@ -191,7 +191,7 @@ func (l *lexicon) learn(id nft.RuleID, rule rules.Rule) error {
 		e.fickle = true
 	default:
 		e.rule = rule
-		if other := l.find(rule.Spec); other != 0 && inSameWords(l.store.Rule(id, nil), l.store.Rule(other, nil)) {
+		if other := l.find(rule.Spec); other != 0 && inSameWords(l.family, l.store.Rule(id, nil), l.store.Rule(other, nil)) {
 			e.rule = l.without(l.store.Rule(id, nil), "iptables prints another rule in the same words")
 		}
 		if !e.odd() {
