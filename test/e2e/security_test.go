@@ -312,14 +312,23 @@ func TestHostileRules(t *testing.T) {
 			nstest.Command(n.T, "iptables-"+string(n.Programs.With), "-w", "5", "-A", "KUBE-FORWARD", "-s", "203.0.113.7", "-m", "comment", "--comment", comment, "-j", "DROP")
 		}
 		before := n.Protected()
-		// What commands a terminal has no text that canaryd writes.
+		// A text that commands a terminal is never written. On nft the rule comes back by bytes.
 		nstest.Command(n.T, "iptables-"+string(n.Programs.With), "-w", "5", "-A", "KUBE-FORWARD", "-m", "comment", "--comment", "a\x1b[31mb\x07", "-j", "DROP")
 		d := n.Start("--v=4")
-		if stdout, _ := n.Want(0, "status"); !strings.Contains(stdout, "not put back if it is lost: ipv4 filter KUBE-FORWARD") {
-			n.Errorf("status does not say that a rule cannot be put back:\n%s", stdout)
+		byBytes := n.Programs.With == iptables.NFT
+		stdout, _ := n.Want(0, "status")
+		if said := strings.Contains(stdout, "not put back if it is lost: ipv4 filter KUBE-FORWARD"); said == byBytes {
+			n.Errorf("status says that a rule cannot be put back: %t\n%s", said, stdout)
+		}
+		if byBytes {
+			before = n.Protected()
 		}
 		n.Flush()
-		n.Healed(1)
+		if byBytes {
+			n.Healed(1)
+		} else {
+			n.PartlyHealed(1)
+		}
 		n.Same("protected rules", before, n.Protected())
 		prints(n, d)
 		d.Stop()
