@@ -314,8 +314,7 @@ func TestHalfReplays(t *testing.T) {
 				before, left := r.tables(), leftBy(t, backend, "flush-all")
 				fault(r.fake)
 				must(t, scenario.All()[0].Do(t.Context(), r.programs()))
-				// The first try has failed by then. Where a probe between trials found
-				// more lost, the next one follows 20 ms later, and else 100 ms.
+				// The first try has failed by then. The next one follows 20 or 100 ms later.
 				r.after(30 * time.Millisecond)
 				r.wantNotReady("emptied")
 				if s := r.d.Status(); s.LossSince.IsZero() || len(r.metrics("rules_absent")) != 0 {
