@@ -28,9 +28,12 @@ type ruleShape struct {
 	// The rest is legacy's only. base is what no other rule that is printed in the same words
 	// may differ in, and kinds are the names and revisions of its extensions. plain: iptables
 	// prints all that the bytes say. content names the bytes of a rule that names an ipset.
-	base, kinds []byte
-	plain       bool
-	content     xtKey
+	// everyIn and everyOut: it has an interface of no letters, inverted. iptables 1.8.11 prints it
+	// as +, 1.8.9 not at all; a trial finds out where the text leads to.
+	base, kinds       []byte
+	plain             bool
+	everyIn, everyOut bool
+	content           xtKey
 }
 
 // agrees returns why a text is not this rule's, or nil.
@@ -54,7 +57,7 @@ func (s *ruleShape) agrees(rule rules.Rule) error {
 	}
 	printed := readPrinted(words)
 	switch {
-	case printed.in != s.in || printed.out != s.out:
+	case !isPrinted(printed.in, s.in, s.everyIn) || !isPrinted(printed.out, s.out, s.everyOut):
 		return fmt.Errorf("%w: its interfaces are %q and %q, not %q and %q", errPair, printed.in, printed.out, s.in, s.out)
 	case len(s.comments) > 0 && !slices.Equal(printed.comments, s.comments):
 		return fmt.Errorf("%w: its comments are %q, not %q", errPair, printed.comments, s.comments)
@@ -62,6 +65,11 @@ func (s *ruleShape) agrees(rule rules.Rule) error {
 		return fmt.Errorf("%w: its matches are %q, not %q", errPair, printed.matches, s.matches)
 	}
 	return nil
+}
+
+// isPrinted reports whether iptables may print such an interface of a rule with this one.
+func isPrinted(printed, iface string, every bool) bool {
+	return printed == iface || every && printed == "+"
 }
 
 // hasMatches reports whether a text with such matches can be the rule's.

@@ -79,9 +79,11 @@ func (r xtRule) plain(family rules.Family) bool {
 
 func kindOf(ext []byte) xtKind { return xtKind{string(extName(ext)), ext[xtExtDataAt-1]} }
 
+// What an entry inverts; IPT_INV_* of linux/netfilter_ipv4/ip_tables.h.
+const viaIn, viaOut, source, destination, fragment, proto = 1, 2, 8, 16, 32, 64
+
 // plainHead reports whether iptables prints all of an entry's struct ipt_ip or ip6t_ip6.
 func (e xtEntry) plainHead(family rules.Family) bool {
-	const viaIn, viaOut, source, destination, fragment, proto = 1, 2, 8, 16, 32, 64 // IPT_INV_*
 	at, whole := xtLayoutOf(family), e.whole
 	addressLen := 4
 	if family == rules.IPv6 {

@@ -14,6 +14,8 @@ func (r xtRule) shape(family rules.Family, goal string) *ruleShape {
 	s := &ruleShape{target: goal, noTarget: !r.target}
 	s.in = e.printedInterface(at.in, at.inMask, &s.odd)
 	s.out = e.printedInterface(at.out, at.outMask, &s.odd)
+	inverse := e.whole[at.inverse]
+	s.everyIn, s.everyOut = s.in == "" && inverse&viaIn != 0, s.out == "" && inverse&viaOut != 0
 	extension := func(ext []byte) {
 		s.kinds = append(s.kinds, ext[xtExtNameAt:xtExtDataAt]...)
 		if reason := oddExtension(string(extName(ext)), ext[xtExtDataAt-1], ext[xtExtDataAt:]); reason != "" && s.odd == "" {
