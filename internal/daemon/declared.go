@@ -115,7 +115,7 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	d.takeRefused(ctx, st, result)
 	st.takeFirst(result)
 	for f, fr := range result {
-		d.applyResult(st, f, fr)
+		d.applyResult(ctx, st, f, fr)
 		st.setApplied(f, fr)
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)

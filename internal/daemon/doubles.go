@@ -117,7 +117,7 @@ func (d *Daemon) undouble(ctx context.Context, st *state) {
 	for _, f := range job.Families {
 		fr, ok := result[f]
 		if ok {
-			d.applyResult(st, f, fr)
+			d.applyResult(ctx, st, f, fr)
 		}
 		if ferr := errors.Join(err, fr.Err); ferr != nil {
 			log.V(1).Info("Jumps that stand twice could not be put right yet", "family", f, "reason", ferr)

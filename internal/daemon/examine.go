@@ -15,12 +15,8 @@ import (
 
 // examined is what full reads showed of one family.
 type examined struct {
-	digest uint64    // of what was examined last
-	at     time.Time // when that was; zero: never
-	before struct {  // of what was examined before that
-		digest uint64
-		at     time.Time
-	}
+	digest    uint64    // of what was examined last
+	at        time.Time // when that was; zero: never
 	sound     uint64    // digest of the last read that showed everything in force
 	dirty     time.Time // since when something is unexamined; zero: nothing is
 	since     time.Time // at or after which came what the last read was the first to show
@@ -76,7 +72,6 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		klog.FromContext(ctx).Info("The tables can be read again", "family", f)
 	}
 	x.since = earliest(start, x.dirty)
-	x.before.digest, x.before.at = x.digest, x.at
 	x.digest, x.at, x.dirty = snapshot.Digest, start, time.Time{}
 	d.yieldToOwner(ctx, st, snapshot)
 	st.readmitReturned(snapshot)

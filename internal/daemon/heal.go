@@ -114,7 +114,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 		if !ok {
 			continue
 		}
-		d.applyResult(st, f, fr)
+		d.applyResult(ctx, st, f, fr)
 		st.families[f].proxyAfterReplay(fr, time.Now())
 		if st.loss.record.Drill != api.DrillCanary || !fr.Outcome.Done() { // a drill that works is counted apart
 			d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)

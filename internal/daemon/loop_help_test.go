@@ -130,7 +130,13 @@ func loadedFake(t *testing.T, backend iptables.Backend) *iptablestest.Fake {
 // it has captured what is there.
 func start(t *testing.T, backend iptables.Backend, s setup) *rig {
 	t.Helper()
-	r := run(t, loadedFake(t, backend), s)
+	return startOn(t, loadedFake(t, backend), s)
+}
+
+// startOn is start on that Fake.
+func startOn(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
+	t.Helper()
+	r := run(t, fake, s)
 	r.settled()
 	if err := r.d.Status().Ready(); err != nil {
 		t.Fatalf("not ready after the start: %v\n%s", err, r.log)

@@ -14,6 +14,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/cniresults"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -35,6 +36,12 @@ type criRuntime struct {
 // startPods is start next to a container runtime whose files canaryd may read.
 func startPods(t *testing.T, backend iptables.Backend, s setup) criRuntime {
 	t.Helper()
+	return startPodsOn(t, loadedFake(t, backend), s)
+}
+
+// startPodsOn is startPods on that Fake.
+func startPodsOn(t *testing.T, fake *iptablestest.Fake, s setup) criRuntime {
+	t.Helper()
 	c := criRuntime{dir: t.TempDir(), files: map[string][]byte{}}
 	must(t, os.CopyFS(c.dir, os.DirFS("../cniresults/testdata/results")))
 	for _, id := range []string{webID, gatewayID} {
@@ -43,7 +50,7 @@ func startPods(t *testing.T, backend iptables.Backend, s setup) criRuntime {
 		c.files[id] = text
 	}
 	s.attachments = cniresults.New(c.dir)
-	c.rig = start(t, backend, s)
+	c.rig = startOn(t, fake, s)
 	c.after(20 * time.Second)
 	return c
 }

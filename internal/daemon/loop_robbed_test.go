@@ -87,6 +87,99 @@ func TestRulesOfPodsThatLive(t *testing.T) {
 	}
 }
 
+// robbedDuring runs body for steps of canaryd's writes at which another process goes on: meanwhile.
+// The reads of such a write are the first to show what that process removes.
+func robbedDuring(t *testing.T, body func(t *testing.T, backend iptables.Backend, startWith func(meanwhile func(criRuntime)) (c criRuntime, write func() map[rules.Family]rules.Ruleset))) {
+	replay := func(c criRuntime) map[rules.Family]rules.Ruleset {
+		want := c.tables()
+		c.deleteByName(c.fake.Writer, hostPorts, webID, 0)
+		return want
+	}
+	renewal := func(c criRuntime) map[rules.Family]rules.Ruleset {
+		c.write(rules.Mangle, "-A KUBE-IPTABLES-HINT -j RETURN")
+		return c.tables()
+	}
+	for _, test := range []struct {
+		name  string
+		write func(criRuntime) map[rules.Family]rules.Ruleset // leads to a write; returns the tables that are wanted
+		at    string
+	}{
+		{"before a replay's read", replay, "begin"},
+		{"between a replay's read and its write", replay, "restore"},
+		{"between a replay's write and its proof", replay, "restored"},
+		{"behind a replay", replay, "closed"},
+		{"before a renewal's read", renewal, "begin"},
+		{"between a renewal's read and its write", renewal, "restore"},
+		{"between a renewal's write and its proof", renewal, "restored"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				if backend == iptables.Legacy && strings.HasPrefix(test.at, "restore") {
+					return // the lock is held
+				}
+				body(t, backend, func(meanwhile func(criRuntime)) (criRuntime, func() map[rules.Family]rules.Ruleset) {
+					fake, armed := loadedFake(t, backend), false
+					var c criRuntime
+					c = startPodsOn(t, fake, setup{kernel: stepping{fake, func(what string, _ iptables.Session) {
+						if armed && what == test.at {
+							armed = false
+							meanwhile(c)
+						}
+					}}})
+					return c, func() map[rules.Family]rules.Ruleset {
+						armed = true
+						want := test.write(c)
+						c.after(17 * time.Second)
+						if armed {
+							t.Fatal("nothing was written")
+						}
+						return want
+					}
+				})
+			})
+		})
+	}
+}
+
+// TestRulesOfAPodThatGoDuringAWrite: the agent goes on while canaryd puts back another pod's rules,
+// or renews marks. They come back as well, some with their chain.
+func TestRulesOfAPodThatGoDuringAWrite(t *testing.T) {
+	for _, chain := range []bool{false, true} {
+		robbedDuring(t, func(t *testing.T, backend iptables.Backend, startWith func(func(criRuntime)) (criRuntime, func() map[rules.Family]rules.Ruleset)) {
+			c, write := startWith(func(c criRuntime) {
+				c.deleteByName(c.fake.Writer, hostPorts, gatewayID, 0)
+				if chain {
+					c.chainAway(c.fake.Writer, gatewayChain, 0)
+				}
+			})
+			want := write()
+			c.after(17 * time.Second)
+			if backend == iptables.Legacy && chain { // the order is not known there
+				c.after(delLasts)
+			}
+			c.wantBack(want, want)
+			c.wantNothingPending()
+		})
+	}
+}
+
+// TestADELDuringAWriteIsNotUndone: as TestRulesOfAPodThatGoDuringAWrite, by the plugins' DEL. Its
+// file goes later.
+func TestADELDuringAWriteIsNotUndone(t *testing.T) {
+	robbedDuring(t, func(t *testing.T, backend iptables.Backend, startWith func(func(criRuntime)) (criRuntime, func() map[rules.Family]rules.Ruleset)) {
+		c, write := startWith(func(c criRuntime) { c.slowDEL(c.fake.Writer, gatewayID, gatewayChain, 0) })
+		write()
+		c.after(time.Minute)
+		c.wantPod("while its file stands", gatewayID, false)
+		c.forget(gatewayID)
+		c.after(5 * time.Minute)
+		c.wantReady()
+		c.wantPod("once its file is gone", gatewayID, false)
+		c.wantPod("in the end", webID, true)
+		c.wantNothingPending()
+	})
+}
+
 // TestRulesOfOnePodOfTwo: the other one's stay as they are, and what its DEL removes meanwhile does
 // not come back with them.
 func TestRulesOfOnePodOfTwo(t *testing.T) {

@@ -50,7 +50,7 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 	}
 	result, err := d.replayer(ctx, st).Plant(ctx, d.job(st, families...))
 	for f, fr := range result {
-		d.applyResult(st, f, fr)
+		d.applyResult(ctx, st, f, fr)
 		d.countRefusal(f, fr.Err)
 		err = errors.Join(err, fr.Err)
 	}
@@ -168,7 +168,7 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 		fs.rotation.at, fs.rotation.by = time.Time{}, time.Time{}
 		fr, ok := result[f]
 		if ok {
-			d.applyResult(st, f, fr)
+			d.applyResult(ctx, st, f, fr)
 		}
 		if ferr := errors.Join(err, fr.Err); ferr != nil {
 			// A flush came in between, or the lock is held: look, then again.

@@ -43,6 +43,7 @@ type podWatch struct {
 	unread   trouble
 	untaken  trouble                // why rules of the gone stand
 	robbed   map[robberyKey]robbery // of pods that live
+	followed map[rules.Family]read  // the last that showed who was robbed
 	removeAt time.Time              // when rules are removed that should not have come back; zero: none are
 }
 
@@ -50,8 +51,10 @@ type podWatch struct {
 type attached struct {
 	cniresults.Pod
 	gone time.Time // when its file was first missing; zero: it is there
-	// returned is when a replay last put rules of it back; zero: none did.
-	returned time.Time
+	// returned is when a replay last put rules of it back, and returnedTo the same of one family;
+	// zero: none did.
+	returned   time.Time
+	returnedTo map[rules.Family]time.Time
 }
 
 // returnedFor is for how long behind a replay a file may go that was to go before it: a
@@ -92,7 +95,7 @@ func (d *Daemon) readPods(ctx context.Context, st *state) bool {
 	}
 	d.haveRules(st)
 	for a, pod := range r.Attached {
-		w.known[a] = attached{Pod: pod, returned: w.known[a].returned}
+		w.known[a] = attached{Pod: pod, returned: w.known[a].returned, returnedTo: w.known[a].returnedTo}
 	}
 	if vanished, cleared := w.vanished(r); cleared {
 		for _, a := range vanished {
@@ -196,7 +199,10 @@ func (w *podWatch) setReturned(result reload.Result, now time.Time) {
 				delete(w.robbed, robberyKey{f, a})
 			}
 			if k, ok := w.known[a]; ok {
-				k.returned = now
+				if k.returned = now; k.returnedTo == nil {
+					k.returnedTo = map[rules.Family]time.Time{}
+				}
+				k.returnedTo[f] = now
 				w.known[a] = k
 			}
 		}
@@ -230,7 +236,7 @@ func (d *Daemon) removeGoneContainers(ctx context.Context, st *state) {
 	pods := w.names(job.GoneContainers)
 	result, err := d.replayer(ctx, st).RemoveContainers(ctx, job)
 	for f, fr := range result {
-		d.applyResult(st, f, fr)
+		d.applyResult(ctx, st, f, fr)
 		err = errors.Join(err, fr.Err)
 		if v := fr.Tables[rules.Nat].Finding.Verdict; fr.Err == nil && v != canary.Intact && v != canary.Changed {
 			err = errors.Join(err, fmt.Errorf("%s nat is %s", f, v))

@@ -42,6 +42,12 @@ const (
 	robberOwner          // a CNI plugin
 )
 
+// A read is a full read of one family, and when it began.
+type read struct {
+	digest uint64
+	at     time.Time
+}
+
 type robberyKey struct {
 	family     rules.Family
 	attachment protect.Attachment
@@ -68,7 +74,7 @@ func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family,
 			delete(w.robbed, k)
 		}
 	}
-	lost := false
+	lost, last := false, w.followed[f]
 	for a, lack := range lacks {
 		k := robberyKey{f, a}
 		r, known := w.robbed[k]
@@ -82,10 +88,10 @@ func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family,
 		case lack.Ahead:
 			r.by = robberOther
 		case grown:
-			r.by = d.robberOf(ctx, st, f, lack)
+			r.by = d.robberOf(ctx, st, f, lack, last, !known)
 		}
 		r.size = size
-		if r.by == robberUnknown && w.known[a].cameBackLately(now) {
+		if r.by == robberUnknown && w.known[a].removedAgain(f, r.since) {
 			r.by = robberOwner // it is removed again: its DEL may fail time after time
 			klog.FromContext(ctx).Info("The rules of a pod were removed once more by a process that is not known; they are not put back", "family", f, "pod", podName(w.known[a].Pod, a.Container))
 		}
@@ -95,7 +101,20 @@ func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family,
 		w.robbed[k] = r
 		lost = lost || d.robbedFor(r, now)
 	}
+	if w.followed == nil {
+		w.followed = map[rules.Family]read{}
+	}
+	w.followed[f] = read{st.families[f].examined.digest, st.families[f].examined.at}
 	return lost
+}
+
+// followWritten is followRobberies for the read behind a write, which may be the first to show what
+// another process removed meanwhile. Nothing else would examine it.
+func (d *Daemon) followWritten(ctx context.Context, st *state, id rules.TableID, nat rules.Section, now time.Time) {
+	d.followRobberies(ctx, st, id.Family, d.supplement(st, id, nat), canary.Finding{Verdict: canary.Changed}, now)
+	if _, due := d.keptFor(st, id.Family); !due.IsZero() {
+		st.families[id.Family].examined.plan(latest(due, now))
+	}
 }
 
 // living yields the pods that are known to live.
@@ -113,9 +132,11 @@ func (w *podWatch) lives(a protect.Attachment) bool {
 	return ok && k.gone.IsZero() && k.Ends
 }
 
-// cameBackLately reports whether a replay put rules of it back not long ago.
-func (k attached) cameBackLately(now time.Time) bool {
-	return !k.returned.IsZero() && now.Sub(k.returned) < returnedFor
+// removedAgain reports whether a replay had put rules of it back in that family, not long before
+// they were seen to be missing.
+func (k attached) removedAgain(f rules.Family, since time.Time) bool {
+	back := k.returnedTo[f]
+	return !back.IsZero() && since.After(back) && since.Sub(back) < returnedFor
 }
 
 // robberyGrace returns for how long a pod's rules are missing before they are lost.
@@ -158,24 +179,30 @@ func (d *Daemon) keptFor(st *state, f rules.Family) (kept map[protect.Attachment
 	return kept, due
 }
 
-// robberOf returns what is known of the processes that took from these chains since the last read:
-// a plugin among them is taken for the one that did it.
-func (d *Daemon) robberOf(ctx context.Context, st *state, f rules.Family, lack protect.Lack) robber {
-	q, x := d.inquire(ctx), st.families[f].examined
+// robberOf returns what is known of the processes that took from these chains since the read
+// before: a plugin among them is taken for the one that did it. whole: the read before showed all
+// rules of the pod.
+func (d *Daemon) robberOf(ctx context.Context, st *state, f rules.Family, lack protect.Lack, before read, whole bool) robber {
+	q := d.inquire(ctx)
 	chains := slices.Clone(lack.Chains)
 	for _, h := range lack.Rules {
 		chains = append(chains, h.Chain)
 	}
 	var by []watch.Writer
 	if q.legacy {
-		by = slices.DeleteFunc(lastOf(q.writers.Holders(x.before.at.Add(-holderWindow))), func(w watch.Writer) bool {
+		by = slices.DeleteFunc(lastOf(q.writers.Holders(before.at.Add(-holderWindow))), func(w watch.Writer) bool {
 			return q.own(w.PID) || onlyReads(w.Command)
 		})
-	} else if q.takings.Reach(uint32(x.before.digest)) {
+	} else if before.digest != 0 && q.takings.Reach(uint32(before.digest)) {
+		var takings []iptables.Taking
 		for _, k := range q.takings.List {
-			if k.Family.Table(k.Table) == f.Table(rules.Nat) && q.tookSince(k, uint32(x.before.digest), uint32(x.digest), chains) {
+			if k.Family.Table(k.Table) == f.Table(rules.Nat) && q.tookSince(k, uint32(before.digest), uint32(st.families[f].examined.digest), chains) {
+				takings = append(takings, k)
 				by = append(by, q.writers.Of(k.Commit))
 			}
+		}
+		if whole && slices.ContainsFunc(lack.LeadIn(), func(h rules.Jump) bool { return wentAhead(takings, h) }) {
+			return robberOther
 		}
 	}
 	known := len(by) > 0
@@ -189,6 +216,21 @@ func (d *Daemon) robberOf(ctx context.Context, st *state, f rules.Family, lack p
 		return robberOther
 	}
 	return robberUnknown
+}
+
+// wentAhead reports whether a rule went before the chain that it led to: portmap flushes the chain
+// first. Rules of other pods stand next to it, so each commit that took from there counts.
+func wentAhead(takings []iptables.Taking, h rules.Jump) bool {
+	last, chain := -1, -1
+	for i, k := range takings {
+		if k.Took(h.Chain) {
+			last = i
+		}
+		if k.Took(h.Rule.Target) && chain < 0 {
+			chain = i
+		}
+	}
+	return last >= 0 && last < chain
 }
 
 // tookSince reports whether another process's commit between two genids took from one of these

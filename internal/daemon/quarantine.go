@@ -78,7 +78,7 @@ func (d *Daemon) readmit(ctx context.Context, st *state) {
 	job.Interrupted = func() bool { return d.lostMore(ctx, st) }
 	result, err := d.replayer(ctx, st).Readmit(ctx, job)
 	for f, fr := range result {
-		d.applyResult(st, f, fr)
+		d.applyResult(ctx, st, f, fr)
 		d.countRefusal(f, fr.Err)
 		if !fr.Outcome.Done() && !fr.DoneExceptQuarantined() {
 			err = errors.Join(err, fr.Err)

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -10,19 +11,22 @@ import (
 )
 
 // applyResult takes what a write and its proof showed of one family into the state.
-func (d *Daemon) applyResult(st *state, f rules.Family, fr reload.FamilyResult) {
+func (d *Daemon) applyResult(ctx context.Context, st *state, f rules.Family, fr reload.FamilyResult) {
 	fs, now := st.families[f], time.Now()
 	fs.examined.since = earliest(now, fs.examined.dirty)
+	if fr.Digest != 0 {
+		fs.examined.digest, fs.examined.at = fr.Digest, now
+	}
 	st.memory.scheduleFree(now)
 	fs.proxy.saw(fr.ProxyCanaryStands(), fr.ProxyKnown(), now)
 	st.addMade(f, fr)
 	for _, t := range protect.Tables() {
 		if tr, ok := fr.Tables[t]; ok {
-			d.takeWritten(st, f.Table(t), tr, fr.Digest, now)
+			d.takeWritten(ctx, st, f.Table(t), tr, fr.Digest, now)
 		}
 	}
 	if fr.Digest != 0 {
-		fs.examined.digest, fs.examined.at, fs.looked.unseen = fr.Digest, now, time.Time{}
+		fs.looked.unseen = time.Time{}
 		fs.setKnown(now)
 		fs.setSound(fr.Digest)
 	} else {
@@ -38,7 +42,7 @@ func (d *Daemon) applyResult(st *state, f rules.Family, fr reload.FamilyResult) 
 
 // takeWritten takes what a write and its proof showed of one table into the state. The digest
 // is that of the proof; 0: another process wrote meanwhile.
-func (d *Daemon) takeWritten(st *state, id rules.TableID, tr reload.TableResult, digest uint64, now time.Time) {
+func (d *Daemon) takeWritten(ctx context.Context, st *state, id rules.TableID, tr reload.TableResult, digest uint64, now time.Time) {
 	fs, ts := st.families[id.Family], st.table(id)
 	judged := d.take(st, tableFinding{id: id, source: readInFull, finding: tr.Finding, mark: tr.Mark, absent: tr.Absent,
 		table: tr.Table, section: tr.Section, read: tr.Read, proved: tr.Proved})
@@ -61,6 +65,9 @@ func (d *Daemon) takeWritten(st *state, id rules.TableID, tr reload.TableResult,
 	// another. A jump that was deleted in between has its grace, which the examination that
 	// follows gives it.
 	if (digest != 0 || !known) && !ts.verdict.Loss() && ts.verdict != canary.Unknown {
+		if id.Name == rules.Nat {
+			d.followWritten(ctx, st, id, tr.Section, now)
+		}
 		d.learn(st, id, tr.Section, tr.Finding, now)
 	}
 	ts.setStanding(tr.Table, digest)

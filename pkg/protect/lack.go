@@ -57,6 +57,11 @@ func Lacking(want, seen rules.Section, known iter.Seq[Attachment]) map[Attachmen
 	return lacks
 }
 
+// LeadIn returns the missing rules that lead into a chain of portmap's for the attachment.
+func (l Lack) LeadIn() []rules.Jump {
+	return slices.DeleteFunc(slices.Clone(l.Rules), func(h rules.Jump) bool { return !portmaps(h.Rule.Target) })
+}
+
 // portmaps reports whether a chain is one that portmap makes for a container.
 func portmaps(chain string) bool {
 	return anyMatches(cniHashed[:2], chain)
