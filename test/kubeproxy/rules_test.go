@@ -91,7 +91,9 @@ func (s *space) readNFTables(ctx context.Context) (content, error) {
 	return got, nil
 }
 
-// parseNFTables adds what nft lists of a table, by chains and sets.
+// parseNFTables adds what nft lists of a table, by chains and sets. The comments of elements are
+// left out: kube-proxy (ensureElem in pkg/proxy/nftables) leaves an element alone that another
+// service takes over with the same verdict, and its comment is that of the former service then.
 func parseNFTables(family, text string, to content) {
 	where := ""
 	for line := range strings.Lines(joined(text)) {
@@ -103,6 +105,7 @@ func parseNFTables(family, text string, to content) {
 			where = family + " " + words[0] + " " + words[1]
 			to[where] = nil
 		case words[0] == "elements":
+			line = ofElement.ReplaceAllString(line, "")
 			inner := strings.TrimSuffix(strings.TrimPrefix(strings.TrimSpace(line), "elements = { "), " }")
 			to[where] = append(to[where], slices.Sorted(strings.SplitSeq(inner, ", "))...)
 		default:
@@ -114,8 +117,9 @@ func parseNFTables(family, text string, to content) {
 }
 
 var (
-	inBraces = regexp.MustCompile(`\{ [^{}]* \}`)
-	broken   = regexp.MustCompile(`,\n\s*`)
+	ofElement = regexp.MustCompile(` comment "[^"]*"`)
+	inBraces  = regexp.MustCompile(`\{ [^{}]* \}`)
+	broken    = regexp.MustCompile(`,\n\s*`)
 )
 
 // joined puts a list that nft broke into lines on one line.

@@ -20,7 +20,7 @@ const listed = `table ip kube-proxy {
 
 	map service-ips {
 		type ipv4_addr . inet_proto . inet_service : verdict
-		elements = { 10.96.0.11 . tcp . 80 : goto service-B, 10.96.0.10 . tcp . 80 : goto service-A }
+		elements = { 10.96.0.11 . tcp . 80 comment "a/b:c, d" : goto service-B, 10.96.0.10 . tcp . 80 : goto service-A }
 	}
 
 	chain service-A {
