@@ -103,12 +103,12 @@ func TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt(t *testing.T) {
 		before, id := r.fake.SaveTable(rules.IPv4, rules.Filter), r.d.Status().Generation.ID
 		flushDelete(t, r.fake)
 		r.settled()
-		r.wantQuarantine(1)
+		r.wantQuarantine(2) // it, and the rule behind it
 		if f := r.d.Status().Flushes[0]; f.Outcome != reload.Partial || !strings.Contains(f.Detail, "chain corp is missing") {
 			t.Errorf("the flush ended %s: %s", f.Outcome, f.Detail)
 		}
 		r.after(time.Minute)
-		r.wantQuarantine(1)
+		r.wantQuarantine(2)
 		if got := r.d.Status().Generation.ID; got != id {
 			t.Errorf("the generation is %s, want %s: what is in quarantine belongs to it", got, id)
 		}
@@ -116,7 +116,7 @@ func TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt(t *testing.T) {
 		r.stop()
 		r = run(t, r.fake, setup{store: openStore(t, dir, id0)})
 		r.settled()
-		r.wantQuarantine(1)
+		r.wantQuarantine(2)
 		must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n:corp - [0:0]\n-A corp -s 203.0.113.0/24 -j ACCEPT\nCOMMIT\n"))
 		r.settled()
 		r.wantReady()
@@ -175,7 +175,7 @@ func TestAReturnedChainIsNoReasonToTryForEver(t *testing.T) {
 		r.settled()
 		flushDelete(t, r.fake)
 		r.after(10 * time.Second)
-		r.wantQuarantine(1)
+		r.wantQuarantine(2)
 		r.fake.FailRestores(-1, iptables.ReasonOther)
 		must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n:corp - [0:0]\nCOMMIT\n"))
 		tries := r.fake.Restores()
@@ -187,7 +187,7 @@ func TestAReturnedChainIsNoReasonToTryForEver(t *testing.T) {
 		if tried := (r.fake.Restores() - tries) / 2; tried < 2 || tried > 12 {
 			t.Errorf("it was tried %d times in a minute, want about 10", tried)
 		}
-		r.wantQuarantine(1)
+		r.wantQuarantine(2)
 		r.fake.FailRestores(0, "")
 		r.after(lastTry + time.Second)
 		r.wantQuarantine(0)

@@ -49,7 +49,9 @@ func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 	for id, tr := range tablesOf(result) {
 		for _, h := range tr.Quarantined[:min(namesKept, len(tr.Quarantined))] {
 			next := "it is tried again"
-			if _, opaque := h.Rule.Opaque(); opaque {
+			if _, opaque := h.Rule.Opaque(); h.Waits {
+				next = "it is put back with the rule that it waits for"
+			} else if opaque {
 				next = "its owner has to put it back"
 			}
 			log.Info("A rule is in quarantine: it could not be put back", "family", id.Family, "table", id.Name,

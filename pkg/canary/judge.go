@@ -51,6 +51,9 @@ type Wanted struct {
 	CanaryChain string
 	Mark        Mark
 	Section     rules.Section
+	// Complete also has the rules that are quarantined. Which chains lead to which is read there.
+	// Nil means Section.
+	Complete *rules.Section
 	// Claimed reports whether a declared source owns a chain: each change of it is drift. Nil
 	// means none.
 	Claimed func(chain string) bool
@@ -62,6 +65,13 @@ type Wanted struct {
 }
 
 func (w Wanted) shared(chain string) bool { return w.Piecewise != nil && w.Piecewise(chain) }
+
+func (w Wanted) complete() rules.Section {
+	if w.Complete != nil {
+		return *w.Complete
+	}
+	return w.Section
+}
 
 // Seen is what a full read showed of one table.
 type Seen struct {
@@ -335,7 +345,7 @@ func orphaned(want Wanted, t *rules.Table, emptied rules.Chain) int {
 	toShared := -1
 	for i, r := range emptied.Rules {
 		switch {
-		case !hasRules(t, r.Target) || referenced(t, r.Target) || !onlyReferrer(want.Section, emptied.Name, r.Target):
+		case !hasRules(t, r.Target) || referenced(t, r.Target) || !onlyReferrer(want.complete(), emptied.Name, r.Target):
 		case !want.shared(r.Target):
 			return i
 		case toShared < 0:

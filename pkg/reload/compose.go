@@ -44,6 +44,7 @@ type tablePlan struct {
 	replay      bool              // rules are written, and not marks alone
 	quarantined []QuarantinedRule // rules that this plan leaves out
 	weakened    []QuarantinedRule // rules that this plan writes without a match that only counts
+	short       []rules.Chain     // chains of wrote that lack rules of the generation
 	steps       section
 	script      iptables.Script // made of steps and wrote; a drill of the canary has its own
 }
@@ -93,9 +94,14 @@ func (p *tablePlan) scripted() *tablePlan {
 // that the generation does not have stays as it is.
 func composeReplay(task tableTask, nonce canary.Nonce) *tablePlan {
 	plan := &tablePlan{table: task.table, want: task.want, seen: task.seen.Table, replay: true}
-	planChains(task, plan)
+	chains := chooseChains(task, plan)
 	planRemovals(task, plan)
-	planJumps(task, plan)
+	jumps := chooseJumps(task, chains)
+	if task.lacksRules(chains, jumps) {
+		task.findGaps(chains, jumps)
+	}
+	planChains(task, chains, plan)
+	planJumps(task, jumps, plan)
 	if task.finding.MarkLost || task.finding.Drilled {
 		planMarks(task, plan, nonce)
 	} else {
@@ -178,87 +184,70 @@ func deleteRule(chain string, r rules.Rule) iptables.Step {
 	return iptables.Step{Verb: iptables.Delete, Chain: chain, Rule: r}
 }
 
-// planChains plans which chains of the generation are written, merged, skipped or quarantined.
-func planChains(task tableTask, plan *tablePlan) {
-	var lost map[string]bool
-	if task.finding.MarkLost {
-		plan.wrote = make([]rules.Chain, 0, len(task.want.Section.Chains))
-	} else {
-		lost = nameSet(task.finding.Missing, task.finding.Emptied)
+// planChains plans to write and to merge the chosen chains.
+func planChains(task tableTask, chosen *chosenChains, plan *tablePlan) {
+	for _, c := range chosen.leftOut {
+		_, _, held := task.admit(c.Name, c.Rules[0])
+		plan.quarantined = append(plan.quarantined, *held)
 	}
-	ownerRemoved := make(map[string]bool, len(task.finding.Released))
-	for _, name := range task.finding.Released {
-		ownerRemoved[name] = !task.claimed(name)
+	if chosen.lines == nil && len(chosen.ownerRemoved) == 0 && len(chosen.merge) == 0 {
+		plan.wrote = chosen.write // all of it, and no copy of a large list
+		return
 	}
-	taken := takenRules(task.finding.Taken)
-	for _, c := range task.want.Section.Chains {
-		standing := task.seen.Table.Chain(c.Name)
-		switch {
-		case len(taken[c.Name]) > 0 && !lost[c.Name]:
-			putBackTaken(&task, c, standing, taken[c.Name], plan)
-			continue
-		case ownerRemoved[c.Name]:
-			continue
-		case c.LeftOut():
-			if (task.finding.MarkLost || lost[c.Name]) && (standing == nil || len(standing.Rules) == 0) {
-				task.admit(c.Name, c.Rules[0], plan)
-			}
-			continue
-		case standing.LeftOut() && task.finding.Verdict != canary.Replaced:
-			continue // it holds rules of its owner that canaryd did not read
-		case task.readmit[c.Name] || task.misread.chains[c.Name] != nil:
-		case standing != nil && rules.EqualRules(standing.Rules, c.Rules):
-			continue
-		case task.finding.Verdict == canary.Replaced || task.claimed(c.Name):
-		case standing != nil && len(standing.Rules) > 0:
-			merges := task.shared(c.Name) && mergeChain(&task, c, standing, ownerRemoved, plan)
-			if task.finding.MarkLost && !merges {
-				plan.skipped = append(plan.skipped, c.Name)
-			}
-			continue
-		case !task.finding.MarkLost && !lost[c.Name]:
-			continue
-		}
-		writeChain(&task, c, ownerRemoved, plan)
+	if chosen.lines == nil {
+		chosen.readLines(&task)
+	}
+	for _, c := range chosen.write {
+		writeChain(task, c, chosen.lines[c.Name], plan)
+	}
+	for _, c := range chosen.merge {
+		mergeChain(task, c, chosen.lines[c.Name], plan)
 	}
 }
 
-// writeChain plans to write a chain without the rules that cannot be written and without those that
-// jump to a chain which its owner removed.
-func writeChain(task *tableTask, c rules.Chain, ownerRemoved map[string]bool, plan *tablePlan) {
-	written := rules.Chain{Name: c.Name, Rules: c.Rules}
-	if task.anyUnwritable(c.Rules, ownerRemoved) {
-		written.Rules = nil
-		for _, r := range c.Rules {
-			if ownerRemoved[r.Target] {
-				continue
-			}
-			if r, ok := task.admit(c.Name, r, plan); ok {
-				written.Rules = append(written.Rules, r)
-			}
+// writeChain plans to write a chain without the rules that are held back and without those that
+// lead to a chain which its owner removed.
+func writeChain(task tableTask, c rules.Chain, lines []*line, plan *tablePlan) {
+	written := rules.Chain{Name: c.Name, Rules: make([]rules.Rule, 0, len(lines))}
+	for _, l := range lines {
+		if l.held == nil && !l.removed {
+			written.Rules = append(written.Rules, l.writable)
 		}
-		plan.proveAsWritten(written)
 	}
+	if task.readmit[c.Name] && len(written.Rules) <= len(task.seen.Table.Rules(c.Name)) {
+		return // it stays as it is, and so does its quarantine
+	}
+	plan.hold(lines)
 	plan.wrote = append(plan.wrote, written)
+	plan.short = append(plan.short, written)
 }
 
-// anyUnwritable reports whether one of the rules cannot be written as it is. It runs for each of
-// 16,000 chains, so it creates no closure.
-func (t *tableTask) anyUnwritable(list []rules.Rule, ownerRemoved map[string]bool) bool {
-	for _, r := range list {
-		if ownerRemoved[r.Target] || t.unwritable(r) {
-			return true
+// hold quarantines the lines that are held back, and notes those that are written without a match.
+func (p *tablePlan) hold(lines []*line) {
+	for _, l := range lines {
+		if l.held != nil {
+			p.quarantined = append(p.quarantined, *l.held)
+		} else if !l.stands {
+			p.weakened = append(p.weakened, l.weakened...)
 		}
 	}
-	return false
 }
 
-// proveAsWritten makes the proof expect the chain as the plan writes it.
-func (p *tablePlan) proveAsWritten(c rules.Chain) {
-	chains := slices.Clone(p.want.Section.Chains)
-	i := slices.IndexFunc(chains, func(o rules.Chain) bool { return o.Name == c.Name })
-	chains[i] = c
-	p.want.Section.Chains = chains
+// proveAsWritten makes the proof expect chains that lack rules as the plan writes them.
+func (p *tablePlan) proveAsWritten() {
+	if len(p.short) == 0 {
+		return
+	}
+	at := make(map[string]int, len(p.short))
+	for i, c := range p.short {
+		at[c.Name] = i
+	}
+	p.want.Section.Chains = slices.Clone(p.want.Section.Chains)
+	for i, c := range p.want.Section.Chains {
+		if k, short := at[c.Name]; short {
+			p.want.Section.Chains[i] = p.short[k]
+		}
+	}
 }
 
 func (t tableTask) claimed(chain string) bool {
@@ -376,39 +365,26 @@ func referencedTargets(task tableTask, stale []string) map[string]bool {
 	return referenced
 }
 
-// planJumps plans to put back the lost jumps of each built-in chain, each at its anchor.
-func planJumps(task tableTask, plan *tablePlan) {
+// planJumps plans to put back the chosen jumps, each at its anchor.
+func planJumps(task tableTask, chosen map[string]*chosenJumps, plan *tablePlan) {
 	for _, chain := range task.want.Section.JumpChains(task.table) {
-		if task.seen.Table.Chain(chain).LeftOut() {
-			continue // canaryd did not read the chain, so no place in it is known
+		jumps := chosen[chain]
+		if jumps == nil {
+			continue
 		}
 		var wanted []rules.Jump
-		for _, h := range task.want.Section.Jumps {
-			if h.Chain != chain {
-				continue
-			}
-			_, misread := task.unavailable.misread[h.Rule.Spec]
-			lost := slices.ContainsFunc(task.finding.Jumps, h.Same) || task.claimed(h.Into()) || anyMatches(task.quarantined, h.Chain, h.Rule) || misread
-			lost = lost && (targetWillStand(task, *plan, h) || slices.Contains(task.want.Section.DependsOn, h.Into()))
-			if lost && !stands(task.seen.Table, h) && task.unwritable(h.Rule) {
-				h.Rule, lost = task.admit(h.Chain, h.Rule, plan)
-			}
-			if lost || stands(task.seen.Table, h) {
+		for i, l := range jumps.lines {
+			if l.held == nil && !l.gone {
+				h := jumps.wanted[i]
+				h.Rule = l.writable
 				wanted = append(wanted, h)
 			}
 		}
+		plan.hold(jumps.lines)
 		steps, placed := placeJumps(chain, standingRules(task, chain), wanted)
 		plan.steps.jump = append(plan.steps.jump, steps...)
 		plan.jumps = append(plan.jumps, placed...)
 	}
-}
-
-// targetWillStand reports whether the chain that a jump leads to exists after the write. Its owner
-// may have removed the chain right before the flush, and one jump to a missing chain would make the
-// kernel refuse the whole table.
-func targetWillStand(task tableTask, plan tablePlan, h rules.Jump) bool {
-	return h.Named || task.seen.Table.Chain(h.Rule.Target) != nil ||
-		slices.ContainsFunc(plan.wrote, func(c rules.Chain) bool { return c.Name == h.Rule.Target })
 }
 
 func stands(t *rules.Table, h rules.Jump) bool {

@@ -52,6 +52,7 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 			CanaryChain: e.Canary,
 			Mark:        job.Marks[f.Table(table)],
 			Section:     section,
+			Complete:    &section,
 			Claimed:     job.Claimed,
 			Piecewise:   e.Protection.Piecewise,
 		}

@@ -7,36 +7,32 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// mergeChain plans to insert the missing rules of a shared chain between those that stand in it,
-// and reports whether there are any. An owner that wrote to it since the flush, such as a CNI
-// plugin for one pod's host port, wrote only its own rules. Rules that stand are not touched, and
-// the chain is not declared, because a declaration would empty it. So a writer that ignores every
-// guard loses no rule.
-func mergeChain(task *tableTask, c rules.Chain, standing *rules.Chain, ownerRemoved map[string]bool, plan *tablePlan) bool {
-	l := newLayout(standing.Rules, c.Rules)
+// mergeChain plans to insert the missing rules of a shared chain between those that stand in it. An
+// owner that wrote to it since the flush, such as a CNI plugin for one pod's host port, wrote only
+// its own rules. Rules that stand are not touched, and the chain is not declared, because a
+// declaration would empty it. So a writer that ignores every guard loses no rule.
+func mergeChain(task tableTask, c rules.Chain, lines []*line, plan *tablePlan) {
+	l := newLayout(task.seen.Table.Rules(c.Name), c.Rules)
 	last := lastResorts(c.Rules)
 	next := 0
-	for i, r := range c.Rules {
+	for i, line := range lines {
 		if l.at[i] >= 0 {
 			next = l.at[i] + 1
 			continue
 		}
-		if ownerRemoved[r.Target] {
-			continue
-		}
-		r, ok := task.admit(c.Name, r, plan)
-		if !ok {
+		if line.removed || line.held != nil {
 			continue
 		}
 		if i >= last {
 			next = len(l.slots)
 		}
-		l.insert(next, r)
+		l.insert(next, line.writable)
 		next++
 	}
+	plan.hold(lines)
 	steps := stepsFor(c.Name, l.slots)
 	if len(steps) == 0 {
-		return false
+		return
 	}
 	merged := rules.Chain{Name: c.Name}
 	for _, slot := range l.slots {
@@ -44,7 +40,17 @@ func mergeChain(task *tableTask, c rules.Chain, standing *rules.Chain, ownerRemo
 	}
 	plan.merged = append(plan.merged, merged)
 	plan.steps.jump = append(plan.steps.jump, steps...)
-	return true
+}
+
+// lacksAny reports whether rules are missing from a shared chain that its owner did not remove.
+func lacksAny(standing, wanted []rules.Rule, ownerRemoved map[string]bool) bool {
+	at := newLayout(standing, wanted).at
+	for i, r := range wanted {
+		if at[i] < 0 && !ownerRemoved[r.Target] {
+			return true
+		}
+	}
+	return false
 }
 
 // lastResorts returns the index of the rules at a chain's end that decide about all other packets.
@@ -73,22 +79,14 @@ func takenRules(list []rules.Jump) map[string][]rules.Rule {
 	return taken
 }
 
-// putBackTaken plans to put the rules that were taken from a chain back among those that stand in
-// it. Others that the generation has may have been removed by their owner since.
-func putBackTaken(task *tableTask, c rules.Chain, standing *rules.Chain, taken []rules.Rule, plan *tablePlan) {
-	var among []rules.Rule
-	if standing != nil {
-		among = standing.Rules
-	}
+// withTaken returns what a chain holds when the rules that were taken from it are back among those
+// that stand. Others that the generation has may have been removed by their owner since.
+func withTaken(c rules.Chain, standing, taken []rules.Rule) rules.Chain {
 	short := rules.Chain{Name: c.Name}
 	for _, r := range c.Rules {
-		if slices.ContainsFunc(taken, r.Equal) || slices.ContainsFunc(among, r.Equal) {
+		if slices.ContainsFunc(taken, r.Equal) || slices.ContainsFunc(standing, r.Equal) {
 			short.Rules = append(short.Rules, r)
 		}
 	}
-	if standing == nil {
-		writeChain(task, short, nil, plan)
-		return
-	}
-	mergeChain(task, short, standing, nil, plan)
+	return short
 }

@@ -20,17 +20,26 @@ type slot struct {
 // their order. Otherwise it goes to its anchor, or to the top if the neighbour is gone. Steps use
 // indexes only among standing rules: "-I CHAIN 3" into an empty chain would fail the whole table.
 func placeJumps(chain string, standing []rules.Rule, wanted []rules.Jump) (steps []iptables.Step, placed []rules.Jump) {
-	l := newLayout(standing, jumpRulesIn(wanted, chain))
+	l := layoutOf(standing, wanted, chain)
 	for i, h := range wanted {
-		if l.at[i] >= 0 {
-			continue
+		if l.slots[l.at[i]].fresh {
+			placed = append(placed, h)
 		}
-		to := l.position(wanted, i)
-		l.insert(to, h.Rule)
-		l.at[i] = to
-		placed = append(placed, h)
 	}
 	return stepsFor(chain, l.slots), placed
+}
+
+// layoutOf returns the layout of a built-in chain with all of its wanted jumps.
+func layoutOf(standing []rules.Rule, wanted []rules.Jump, chain string) *layout {
+	l := newLayout(standing, jumpRulesIn(wanted, chain))
+	for i, h := range wanted {
+		if l.at[i] < 0 {
+			to := l.position(wanted, i)
+			l.insert(to, h.Rule)
+			l.at[i] = to
+		}
+	}
+	return l
 }
 
 // A layout is a chain as it will stand after a replay.

@@ -27,6 +27,9 @@ type QuarantinedRule struct {
 	// Misread means that iptables-restore made another rule of its text. It is never written again:
 	// each try would put the other rule into force until the proof.
 	Misread bool `json:"misread,omitempty"`
+	// Waits means that the rule itself can be had. It waits for a rule before it: without that one
+	// it would meet packets that the complete rules keep from it.
+	Waits bool `json:"waits,omitempty"`
 }
 
 // A Quarantine holds the quarantined rules of each table. It is a value.
@@ -71,7 +74,7 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 	if len(list) == 0 {
 		return seen, q
 	}
-	short := without(want, list)
+	short, held := without(want, list), heldRules(list)
 	kept := map[string]bool{} // chains that stand as the replay left them
 	seen.Chains = slices.Clone(seen.Chains)
 	for i, c := range seen.Chains {
@@ -97,7 +100,7 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 		if h.LeftOut() && slices.ContainsFunc(seen.Jumps, func(o rules.Jump) bool { return o.Chain == h.Chain }) {
 			return false // its chain has jumps again
 		}
-		return !slices.ContainsFunc(seen.Jumps, h.Same) && anyMatches(list, h.Chain, h.Rule)
+		return !slices.ContainsFunc(seen.Jumps, h.Same) && held.has(h.Chain, h.Rule)
 	}
 	var still []QuarantinedRule
 	for _, h := range list {
@@ -130,7 +133,7 @@ func (h QuarantinedRule) matches(chain string, r rules.Rule) bool {
 }
 
 // In reports whether a list has the rule.
-func (h QuarantinedRule) In(list []QuarantinedRule) bool { return anyMatches(list, h.Chain, h.Rule) }
+func (h QuarantinedRule) In(list []QuarantinedRule) bool { return heldRules(list).has(h.Chain, h.Rule) }
 
 // Stands reports whether a section has the rule where it belongs.
 func (h QuarantinedRule) Stands(s rules.Section) bool {
@@ -139,22 +142,64 @@ func (h QuarantinedRule) Stands(s rules.Section) bool {
 		slices.ContainsFunc(s.Jumps, func(j rules.Jump) bool { return j.Chain == h.Chain && j.Rule.Equal(h.Rule) })
 }
 
-// anyMatches reports whether a list has this rule of this chain.
-func anyMatches(list []QuarantinedRule, chain string, r rules.Rule) bool {
-	return slices.ContainsFunc(list, func(h QuarantinedRule) bool { return h.matches(chain, r) })
+// A heldIndex counts quarantined rules by chain and text. A chain may hold a rule twice, of which
+// only the second copy waits.
+type heldIndex map[string]map[string]int
+
+func heldRules(list []QuarantinedRule) heldIndex {
+	held := heldIndex{}
+	for _, h := range list {
+		if held[h.Chain] == nil {
+			held[h.Chain] = map[string]int{}
+		}
+		held[h.Chain][h.Rule.Spec]++
+	}
+	return held
 }
 
-// without returns a section without its quarantined rules.
+func (x heldIndex) has(chain string, r rules.Rule) bool { return x[chain][r.Spec] > 0 }
+
+// take counts one copy less of a rule. It returns false if none is left.
+func (x heldIndex) take(chain string, r rules.Rule) bool {
+	if !x.has(chain, r) {
+		return false
+	}
+	x[chain][r.Spec]--
+	return true
+}
+
+// without returns a section without its quarantined rules. Of several copies the last ones are
+// quarantined, because what waits stands behind what does not.
 func without(s rules.Section, list []QuarantinedRule) rules.Section {
 	if len(list) == 0 {
 		return s
 	}
-	quarantined := func(chain string, r rules.Rule) bool { return anyMatches(list, chain, r) }
-	gone := func(c rules.Chain) bool { return c.LeftOut() && quarantined(c.Name, c.Rules[0]) }
-	if slices.ContainsFunc(s.Chains, gone) { // nothing of such a chain is expected to stand, not even the chain
-		s.Chains = slices.DeleteFunc(slices.Clone(s.Chains), gone)
+	held := heldRules(list)
+	s.Chains = slices.Clone(s.Chains)
+	// nothing of a chain that is left out is expected to stand, not even the chain
+	s.Chains = slices.DeleteFunc(s.Chains, func(c rules.Chain) bool { return c.LeftOut() && held.has(c.Name, c.Rules[0]) })
+	for i, c := range s.Chains {
+		if held[c.Name] == nil {
+			continue
+		}
+		left := make([]rules.Rule, 0, len(c.Rules))
+		for _, r := range slices.Backward(c.Rules) {
+			if !held.take(c.Name, r) {
+				left = append(left, r)
+			}
+		}
+		slices.Reverse(left)
+		s.Chains[i].Rules = left
 	}
-	return s.Without(quarantined)
+	jumps := make([]rules.Jump, 0, len(s.Jumps))
+	for _, h := range slices.Backward(s.Jumps) {
+		if !held.take(h.Chain, h.Rule) {
+			jumps = append(jumps, h)
+		}
+	}
+	slices.Reverse(jumps)
+	s.Jumps = jumps
+	return s
 }
 
 // WithoutQuarantined returns what is learned without quarantined rules: an operator accepts that
@@ -187,7 +232,8 @@ func readmit(task tableTask, nonce canary.Nonce) *tablePlan {
 		}
 	}
 	plan := composeReplay(task, nonce)
-	if len(plan.quarantined) >= len(task.quarantined) || plan.script.Empty() {
+	still := heldRules(plan.quarantined)
+	if plan.script.Empty() || !slices.ContainsFunc(task.quarantined, func(h QuarantinedRule) bool { return !still.take(h.Chain, h.Rule) }) {
 		return nil
 	}
 	return plan

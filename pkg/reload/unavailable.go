@@ -124,14 +124,12 @@ func missing(list map[string]string, names []string) string {
 	return ""
 }
 
-// admit returns a rule as it can be written, or quarantines it in the plan and returns false. If
-// only a match that counts depends on something missing, the rule is written without that match;
-// but never a declared rule.
-func (t *tableTask) admit(chain string, r rules.Rule, plan *tablePlan) (rules.Rule, bool) {
-	quarantine := func(h QuarantinedRule) (rules.Rule, bool) {
+// admit returns a rule as it can be written, or why it cannot be. If only a match that counts
+// depends on something missing, the rule is written without that match, but never a declared rule.
+func (t *tableTask) admit(chain string, r rules.Rule) (writable rules.Rule, weakened []QuarantinedRule, held *QuarantinedRule) {
+	quarantine := func(h QuarantinedRule) (rules.Rule, []QuarantinedRule, *QuarantinedRule) {
 		h.Chain, h.Rule = chain, r
-		plan.quarantined = append(plan.quarantined, h)
-		return r, false
+		return r, nil, &h
 	}
 	if reason, _ := r.Opaque(); !t.writes(r) {
 		return quarantine(QuarantinedRule{Reason: reason + "; its owner has to put it back"})
@@ -149,29 +147,31 @@ func (t *tableTask) admit(chain string, r rules.Rule, plan *tablePlan) (rules.Ru
 	if name := missing(t.unavailable.sets, needs.Sets); name != "" {
 		return quarantine(QuarantinedRule{Reason: t.unavailable.sets[name]})
 	}
-	for name := missing(t.unavailable.nfaccts, needs.Accounts); name != ""; name = missing(t.unavailable.nfaccts, r.Needs().Accounts) {
-		if t.claimed(chain) || t.claimed(r.Target) {
+	lighter := r
+	for name := missing(t.unavailable.nfaccts, needs.Accounts); name != ""; name = missing(t.unavailable.nfaccts, lighter.Needs().Accounts) {
+		next := lighter.WithoutAccount(name)
+		if t.claimed(chain) || t.claimed(r.Target) || next.Spec == lighter.Spec { // the latter is not in iptables-save's words
 			return quarantine(QuarantinedRule{Reason: t.unavailable.nfaccts[name]})
 		}
-		plan.weakened = append(plan.weakened, QuarantinedRule{Chain: chain, Rule: r, Reason: t.unavailable.nfaccts[name]})
-		lighter := r.WithoutAccount(name)
-		if lighter.Spec == r.Spec {
-			return quarantine(QuarantinedRule{Reason: t.unavailable.nfaccts[name]}) // the rule is not in iptables-save's words
-		}
-		r = lighter
+		weakened = append(weakened, QuarantinedRule{Chain: chain, Rule: lighter, Reason: t.unavailable.nfaccts[name]})
+		lighter = next
 	}
-	return r, true
+	return lighter, weakened, nil
 }
 
 // keepQuarantined keeps those rules quarantined of which the plan decides nothing.
 func (p *tablePlan) keepQuarantined(task tableTask) {
+	var decided map[string]bool
+	if len(task.quarantined) > 0 {
+		decided = nameSet(rules.ChainNames(p.wrote), rules.ChainNames(p.merged))
+	}
+	again := heldRules(p.quarantined)
 	for _, h := range task.quarantined {
-		decided := slices.ContainsFunc(slices.Concat(p.wrote, p.merged), func(c rules.Chain) bool { return c.Name == h.Chain })
-		again := anyMatches(p.quarantined, h.Chain, h.Rule)
 		placed := slices.ContainsFunc(p.jumps, func(k rules.Jump) bool { return h.matches(k.Chain, k.Rule) })
-		if !decided && !again && !placed {
+		if !decided[h.Chain] && !again.has(h.Chain, h.Rule) && !placed {
 			p.quarantined = append(p.quarantined, h)
 		}
 	}
 	p.want.Section = without(p.want.Section, p.quarantined)
+	p.proveAsWritten()
 }

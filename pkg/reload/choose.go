@@ -1,0 +1,218 @@
+package reload
+
+import (
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// chosenChains are the chains of the generation that a plan writes. Only the search for gaps may
+// still hold back some of their rules.
+type chosenChains struct {
+	write   []rules.Chain // as a whole
+	merge   []rules.Chain // only the rules that are missing
+	leftOut []rules.Chain // lost, and never written
+	// doubtful are empty or missing chains that count neither as lost nor as removed by their owner.
+	doubtful []rules.Chain
+	// ownerRemoved are chains that their owner removed since the flush. So are the rules that lead
+	// there.
+	ownerRemoved map[string]bool
+	lines        map[string][]*line // by chain; nil as long as nothing is missing
+}
+
+// chooseChains chooses which chains of the generation are written, merged or skipped.
+func chooseChains(task tableTask, plan *tablePlan) *chosenChains {
+	chosen := &chosenChains{ownerRemoved: make(map[string]bool, len(task.finding.Released))}
+	var lost map[string]bool
+	if task.finding.MarkLost {
+		chosen.write = make([]rules.Chain, 0, len(task.want.Section.Chains))
+	} else {
+		lost = nameSet(task.finding.Missing, task.finding.Emptied)
+	}
+	for _, name := range task.finding.Released {
+		chosen.ownerRemoved[name] = !task.claimed(name)
+	}
+	taken := takenRules(task.finding.Taken)
+	for _, c := range task.want.Section.Chains {
+		standing := task.seen.Table.Chain(c.Name)
+		switch {
+		case len(taken[c.Name]) > 0 && !lost[c.Name]:
+			c = withTaken(c, task.seen.Table.Rules(c.Name), taken[c.Name])
+			if standing != nil {
+				chosen.merge = append(chosen.merge, c)
+				continue
+			}
+			chosen.write = append(chosen.write, c)
+			continue
+		case chosen.ownerRemoved[c.Name]:
+			continue
+		case c.LeftOut():
+			if (task.finding.MarkLost || lost[c.Name]) && (standing == nil || len(standing.Rules) == 0) {
+				chosen.leftOut = append(chosen.leftOut, c)
+			}
+			continue
+		case standing.LeftOut() && task.finding.Verdict != canary.Replaced:
+			continue // it holds rules of its owner that canaryd did not read
+		case task.readmit[c.Name] || task.misread.chains[c.Name] != nil:
+		case standing != nil && rules.EqualRules(standing.Rules, c.Rules):
+			continue
+		case task.finding.Verdict == canary.Replaced || task.claimed(c.Name):
+		case standing != nil && len(standing.Rules) > 0:
+			merges := task.shared(c.Name) && lacksAny(standing.Rules, c.Rules, chosen.ownerRemoved)
+			switch {
+			case merges:
+				chosen.merge = append(chosen.merge, c)
+			case task.finding.MarkLost:
+				plan.skipped = append(plan.skipped, c.Name)
+			}
+			continue
+		case !task.finding.MarkLost && !lost[c.Name]:
+			if len(c.Rules) > 0 {
+				chosen.doubtful = append(chosen.doubtful, c)
+			}
+			continue
+		}
+		chosen.write = append(chosen.write, c)
+	}
+	return chosen
+}
+
+// linesOf returns the lines of a chain of the generation, of which those rules stand that standing
+// has.
+func (t *tableTask) linesOf(c rules.Chain, standing []rules.Rule, ownerRemoved map[string]bool) []*line {
+	at := newLayout(standing, c.Rules).at
+	all := make([]line, len(c.Rules))
+	lines := make([]*line, len(c.Rules))
+	for i, r := range c.Rules {
+		l := &all[i]
+		lines[i] = l
+		*l = line{rule: r, writable: r, stands: at[i] >= 0, removed: at[i] < 0 && ownerRemoved[r.Target]}
+		if !l.stands && !l.removed && t.unwritable(r) {
+			l.writable, l.weakened, l.held = t.admit(c.Name, r)
+		}
+	}
+	return lines
+}
+
+// readLines reads the lines of all chains of the table, also of those that stay as they are.
+func (c *chosenChains) readLines(task *tableTask) {
+	c.lines = map[string][]*line{}
+	for _, chain := range c.write {
+		c.lines[chain.Name] = task.linesOf(chain, nil, c.ownerRemoved)
+	}
+	for _, chain := range c.merge {
+		c.lines[chain.Name] = task.linesOf(chain, task.seen.Table.Rules(chain.Name), c.ownerRemoved)
+	}
+	for _, chain := range c.leftOut {
+		c.lines[chain.Name] = task.linesOf(chain, nil, nil)
+	}
+	for _, chain := range c.doubtful {
+		for _, r := range chain.Rules {
+			c.lines[chain.Name] = append(c.lines[chain.Name], &line{rule: r, gone: true})
+		}
+	}
+	chosen := nameSet(rules.ChainNames(c.write), rules.ChainNames(c.merge), rules.ChainNames(c.leftOut), rules.ChainNames(c.doubtful), rules.BuiltinChains(task.table))
+	if task.seen.Table != nil {
+		for _, chain := range task.seen.Table.Chains {
+			if chosen[chain.Name] {
+				continue
+			}
+			for _, r := range chain.Rules {
+				c.lines[chain.Name] = append(c.lines[chain.Name], &line{rule: r, stands: true})
+			}
+		}
+	}
+	for _, h := range task.quarantined {
+		if !chosen[h.Chain] { // the plan does not write this chain, so the rule stays quarantined
+			h.Waits = false
+			c.lines[h.Chain] = append(c.lines[h.Chain], &line{rule: h.Rule, held: &h})
+		}
+	}
+}
+
+// anyUnwritable reports whether a rule of the chains that are written cannot be written as it is.
+// It runs for each of 16,000 chains, so it creates no closure.
+func (c *chosenChains) anyUnwritable(task *tableTask) bool {
+	for _, list := range [][]rules.Chain{c.write, c.merge} {
+		for _, chain := range list {
+			for _, r := range chain.Rules {
+				if task.unwritable(r) {
+					return true
+				}
+			}
+		}
+	}
+	return len(c.leftOut) > 0 || len(c.doubtful) > 0
+}
+
+// chosenJumps are the jumps of a built-in chain that stand after a replay, with a line for each.
+type chosenJumps struct {
+	wanted []rules.Jump
+	gone   []bool // of each: it leads to a missing chain
+	lines  []*line
+	all    []*line // those, and the other rules of the chain, in their order
+}
+
+// chooseJumps chooses which jumps are put back in each built-in chain.
+func chooseJumps(task tableTask, chains *chosenChains) map[string]*chosenJumps {
+	written := func(name string) bool {
+		return slices.ContainsFunc(chains.write, func(c rules.Chain) bool { return c.Name == name })
+	}
+	chosen := map[string]*chosenJumps{}
+	held := heldRules(task.quarantined)
+	for _, chain := range task.want.Section.JumpChains(task.table) {
+		if task.seen.Table.Chain(chain).LeftOut() {
+			continue // canaryd did not read the chain, so no place in it is known
+		}
+		jumps := &chosenJumps{}
+		for _, h := range task.want.Section.Jumps {
+			if h.Chain != chain {
+				continue
+			}
+			_, misread := task.unavailable.misread[h.Rule.Spec]
+			lost := slices.ContainsFunc(task.finding.Jumps, h.Same) || task.claimed(h.Into()) || held.has(h.Chain, h.Rule) || misread
+			// Its owner may have removed the chain right before the flush, and one jump to a missing
+			// chain would make the kernel refuse the whole table.
+			leads := h.Named || task.seen.Table.Chain(h.Rule.Target) != nil || written(h.Rule.Target) ||
+				slices.Contains(task.want.Section.DependsOn, h.Into())
+			gone := lost && !leads && !chains.ownerRemoved[h.Into()]
+			if lost && leads || gone || stands(task.seen.Table, h) {
+				jumps.wanted, jumps.gone = append(jumps.wanted, h), append(jumps.gone, gone)
+			}
+		}
+		jumps.lines = task.linesOf(rules.Chain{Name: chain, Rules: jumpRulesIn(jumps.wanted, chain)}, standingRules(task, chain), nil)
+		for i, l := range jumps.lines {
+			if l.gone = jumps.gone[i] && !l.stands; l.gone {
+				l.held = nil
+			}
+		}
+		chosen[chain] = jumps
+	}
+	return chosen
+}
+
+// order puts the jumps among the other rules of their chain, each where it will stand.
+func (c *chosenJumps) order(standing []rules.Rule, chain string) {
+	layout := layoutOf(standing, c.wanted, chain)
+	c.all = make([]*line, len(layout.slots))
+	for i, slot := range layout.slots {
+		c.all[i] = &line{rule: slot.rule, stands: true}
+	}
+	for i, at := range layout.at {
+		c.all[at] = c.lines[i]
+	}
+}
+
+// lacksRules reports whether a rule that the plan ought to write cannot be had.
+func (t *tableTask) lacksRules(chains *chosenChains, jumps map[string]*chosenJumps) bool {
+	if len(t.quarantined) > 0 || chains.anyUnwritable(t) {
+		return true
+	}
+	for _, list := range jumps {
+		if slices.ContainsFunc(list.lines, func(l *line) bool { return l.held != nil || l.gone }) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,96 @@
+package reload
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A fate says what may become of a packet at a rule, apart from going on to the next rule. It is a
+// set: a rule that leads to a chain may have both.
+type fate uint8
+
+const (
+	grants fate = 1 << iota // the packet is let in, or in nat translated
+	keeps                   // it is kept out, or in nat kept from translation
+)
+
+// lets reports whether a rule with this fate may let in a packet that lost rules kept out.
+func (f fate) lets(lost fate) bool { return f&grants != 0 && lost&keeps != 0 }
+
+// passing are the targets after which a packet goes on to the next rule, with another mark at most.
+// A target that is not listed decides.
+var passing = []string{
+	"LOG", "NFLOG", "ULOG", "AUDIT", "TRACE", "RATEEST", "IDLETIMER", "LED", "TEE", "SET",
+	"MARK", "CONNMARK", "SECMARK", "CONNSECMARK", "HMARK", "CLASSIFY", "CT", "NOTRACK",
+	"TCPMSS", "TCPOPTSTRIP", "TTL", "HL", "DSCP", "TOS", "ECN", "CHECKSUM",
+}
+
+// fates knows the fates of one table's rules.
+type fates struct {
+	nat    bool
+	wanted map[string][]rules.Rule // the protected chains as the generation has them
+	seen   *rules.Table
+	known  map[string]fate // of chains
+}
+
+func (t *tableTask) fates() *fates {
+	f := &fates{nat: t.table == rules.Nat, wanted: make(map[string][]rules.Rule, len(t.want.Section.Chains)), seen: t.seen.Table, known: map[string]fate{}}
+	for _, c := range t.want.Section.Chains {
+		f.wanted[c.Name] = c.Rules
+	}
+	return f
+}
+
+// of returns the fates of a rule. A target that is not known may be a chain that does not stand, so
+// it has any fate.
+func (f *fates) of(r rules.Rule) fate {
+	if _, wanted := f.wanted[r.Target]; wanted || f.seen.Chain(r.Target) != nil {
+		return f.chain(r.Target)
+	}
+	_, opaque := r.Opaque()
+	switch {
+	case r.Target == "ACCEPT" && f.nat, r.Target == "DROP", r.Target == "REJECT":
+		return keeps
+	case r.Target == "ACCEPT", slices.Contains([]string{"DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP"}, r.Target):
+		return grants
+	case r.Target == "RETURN", r.Target == "" && !opaque, slices.Contains(passing, r.Target):
+		return 0
+	case r.LeftOut() && f.nat:
+		return grants // so large a chain of nat is one of services
+	default:
+		return grants | keeps
+	}
+}
+
+// chain returns the fates of all rules in a chain, as it stands and as the generation has it.
+func (f *fates) chain(name string) fate {
+	if all, known := f.known[name]; known {
+		return all
+	}
+	f.known[name] = 0 // of a loop, each rule counts once
+	all := fate(0)
+	for _, list := range [][]rules.Rule{f.wanted[name], f.seen.Rules(name)} {
+		for _, r := range list {
+			all |= f.of(r)
+		}
+	}
+	f.known[name] = all
+	return all
+}
+
+// decides reports whether a rule decides what becomes of a packet, or which rules it meets next.
+func (f *fates) decides(r rules.Rule) bool {
+	return r.Target == "RETURN" || f.of(r) != 0 || f.leaves(r)
+}
+
+// leaves reports whether a packet does not come back behind a rule that leads to a chain, because
+// it uses -g. Of an opaque rule that is not known.
+func (f *fates) leaves(r rules.Rule) bool {
+	if _, wanted := f.wanted[r.Target]; !wanted && f.seen.Chain(r.Target) == nil {
+		return false
+	}
+	_, opaque := r.Opaque()
+	return opaque || strings.HasSuffix(r.Spec, "-g "+r.Target)
+}

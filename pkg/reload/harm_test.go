@@ -1,0 +1,389 @@
+package reload
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A harmPacket is a packet as the rules of these tests ask about it.
+type harmPacket struct{ source, port string }
+
+// harmPackets are all packets that the rules of these tests can tell apart.
+func harmPackets() (all []harmPacket) {
+	for i := range 6 {
+		for _, port := range []string{"80", "443"} {
+			all = append(all, harmPacket{fmt.Sprintf("10.0.0.%d", i), port})
+		}
+	}
+	return all
+}
+
+// harmSets are the ipsets of these tests. In set sN is 10.0.0.N.
+func harmSet(i int) iptables.Set {
+	return iptables.Set{Name: fmt.Sprintf("s%d", i), Create: "hash:ip family inet", Members: []string{fmt.Sprintf("10.0.0.%d", i)}}
+}
+
+// A harmWalk takes a packet through the rules of a table.
+type harmWalk struct {
+	t      *testing.T
+	table  *rules.Table
+	packet harmPacket
+}
+
+// fate returns what becomes of a packet in a built-in chain: ACCEPT or DROP; in nat also the target
+// that translates it.
+func (w harmWalk) fate(builtin string) string {
+	if w.table == nil || w.table.Chain(builtin) == nil {
+		return "ACCEPT"
+	}
+	if verdict, _ := w.chain(builtin); verdict != "" {
+		return verdict
+	}
+	return w.table.Chain(builtin).Policy
+}
+
+// chain returns the verdict of a chain, "" if the packet returns.
+func (w harmWalk) chain(name string) (verdict string, leaves bool) {
+	for _, r := range w.table.Rules(name) {
+		if !w.matches(r) {
+			continue
+		}
+		switch {
+		case r.Target == "RETURN":
+			return "", false
+		case w.table.Chain(r.Target) != nil:
+			if verdict, _ := w.chain(r.Target); verdict != "" || strings.HasSuffix(r.Spec, "-g "+r.Target) {
+				return verdict, true
+			}
+		case r.Target == "REJECT":
+			return "DROP", false
+		case r.Target == "ACCEPT", r.Target == "DROP", r.Target == "MASQUERADE":
+			return r.Target, false
+		case r.Target == "", r.Target == "MARK", r.Target == "LOG":
+		default:
+			w.t.Fatalf("a rule of %s that the walk does not know: %s", name, r.Spec)
+		}
+	}
+	return "", false
+}
+
+func (w harmWalk) matches(r rules.Rule) bool {
+	words, err := rules.Split(r.Spec)
+	must(w.t, err)
+	for i := 0; i < len(words); i++ {
+		switch words[i] {
+		case "-s":
+			if words[i+1] != w.packet.source+"/32" {
+				return false
+			}
+		case "--dport":
+			if words[i+1] != w.packet.port {
+				return false
+			}
+		case "--match-set":
+			if "10.0.0."+words[i+1][1:] != w.packet.source {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// A harmNode draws rules, and judges what becomes of packets.
+type harmNode struct {
+	*testNode
+	*rand.Rand
+	table    rules.TableName
+	builtins []string
+	ownLine  func(builtin string, r rules.Rule) bool // a rule of a built-in chain that is guarded
+	whole    map[string]string                       // the fates with all guarded rules
+	flushed  []map[string]string                     // the fates that flushes left
+}
+
+// drawn returns rules at random: protected chains, which may hold rules that need ipsets, and
+// chains of others that they lead to. No chain leads to one before it.
+func (h *harmNode) drawn(protected, foreign int) string {
+	var chains []string
+	for i := range protected {
+		chains = append(chains, fmt.Sprintf("KUBE-P%d", i))
+	}
+	for i := range foreign {
+		chains = append(chains, fmt.Sprintf("corp%d", i))
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "*%s\n", h.table)
+	for _, builtin := range h.builtins {
+		policy := "ACCEPT"
+		if h.table == rules.Filter && h.IntN(2) == 0 {
+			policy = "DROP"
+		}
+		fmt.Fprintf(&b, ":%s %s [0:0]\n", builtin, policy)
+	}
+	for _, c := range chains {
+		fmt.Fprintf(&b, ":%s - [0:0]\n", c)
+	}
+	for _, builtin := range h.builtins {
+		jumps := map[string]bool{} // no owner writes one twice
+		for range 1 + h.IntN(4) {
+			jump := fmt.Sprintf("-A %s %s-j %s\n", builtin, h.match(h.IntN(3)), chains[h.IntN(protected)])
+			if !jumps[jump] {
+				b.WriteString(jump)
+			}
+			jumps[jump] = true
+			if h.IntN(4) == 0 {
+				fmt.Fprintf(&b, "-A %s %s-j %s\n", builtin, h.match(h.IntN(2)), h.verdict())
+			}
+		}
+	}
+	for i, c := range chains {
+		for range h.IntN(6) {
+			target := h.verdict()
+			if i+1 < len(chains) && h.IntN(3) == 0 {
+				target = chains[i+1+h.IntN(len(chains)-i-1)]
+				if h.IntN(6) == 0 {
+					fmt.Fprintf(&b, "-A %s %s-g %s\n", c, h.match(h.IntN(3)), target)
+					continue
+				}
+			}
+			fmt.Fprintf(&b, "-A %s %s-j %s\n", c, h.match(h.IntN(4)), target)
+		}
+	}
+	b.WriteString("COMMIT\n")
+	return b.String()
+}
+
+func (h *harmNode) match(kind int) string {
+	switch kind {
+	case 0:
+		return ""
+	case 1:
+		return fmt.Sprintf("-s 10.0.0.%d/32 ", h.IntN(6))
+	case 2:
+		return fmt.Sprintf("-p tcp -m tcp --dport %s ", []string{"80", "443"}[h.IntN(2)])
+	default:
+		return fmt.Sprintf("-m set --match-set s%d src ", h.IntN(6))
+	}
+}
+
+func (h *harmNode) verdict() string {
+	if h.table == rules.Nat {
+		return []string{"ACCEPT", "MASQUERADE", "MASQUERADE", "RETURN", "MARK --set-xmark 0x1/0x1"}[h.IntN(5)]
+	}
+	return []string{"ACCEPT", "ACCEPT", "DROP", "DROP", "REJECT", "RETURN", "LOG"}[h.IntN(7)]
+}
+
+// fates returns the fate of each packet in each built-in chain.
+func (h *harmNode) fates(table *rules.Table) map[string]string {
+	all := map[string]string{}
+	for _, builtin := range h.builtins {
+		for _, p := range harmPackets() {
+			all[fmt.Sprint(builtin, " ", p.source, ":", p.port)] = harmWalk{h.t, table, p}.fate(builtin)
+		}
+	}
+	return all
+}
+
+func (h *harmNode) seen() *rules.Table {
+	h.t.Helper()
+	snapshot, err := h.Fake.Read(h.t.Context(), v4)
+	must(h.t, err)
+	return snapshot.Tables[h.table]
+}
+
+// guarded returns the table without the rules of others in built-in chains: those stay lost.
+func (h *harmNode) guarded(table *rules.Table) *rules.Table {
+	for _, builtin := range h.builtins {
+		c := *table.Chain(builtin)
+		c.Rules = slices.DeleteFunc(slices.Clone(c.Rules), func(r rules.Rule) bool { return !h.ownLine(builtin, r) })
+		table = table.With(c)
+	}
+	return table
+}
+
+// unharmed says that no packet is let in, or translated, that neither the complete rules nor a
+// flush let in.
+func (h *harmNode) unharmed(when string) {
+	h.t.Helper()
+	lets := func(fate string) bool { return fate == "MASQUERADE" || fate == "ACCEPT" && h.table == rules.Filter }
+	for place, fate := range h.fates(h.seen()) {
+		let := lets(h.whole[place])
+		for _, flushed := range h.flushed {
+			let = let || lets(flushed[place])
+		}
+		if lets(fate) && !let {
+			h.t.Errorf("%s: %s meets %s; with all rules it met %s, and so it did after each flush", when, place, fate, h.whole[place])
+		}
+	}
+}
+
+// destroySets ends all of this node's ipsets that the bits select, as a flusher of ipsets does.
+func (h *harmNode) destroySets(bits int) {
+	for i := range 6 {
+		if bits&(1<<i) != 0 {
+			h.Sets().Destroy(harmSet(i).Name)
+			delete(h.job.Sets, harmSet(i).Name)
+		}
+	}
+}
+
+// flush flushes in one of many ways.
+func (h *harmNode) flush() (how string) {
+	h.t.Helper()
+	table := h.seen()
+	switch h.IntN(5) {
+	case 0:
+		must(h.t, h.Flush(v4, h.table, ""))
+		return "-F"
+	case 1:
+		must(h.t, h.Flush(v4, h.table, ""))
+		must(h.t, h.DeleteChains(v4, h.table))
+		return "-F -X"
+	case 2:
+		if h.Info().Backend == iptables.NFT {
+			must(h.t, h.FlushRuleset())
+			return "flush ruleset"
+		}
+		fallthrough
+	default: // some chains, and perhaps the canary
+		var which []string
+		for _, c := range table.Chains {
+			if h.IntN(2) == 0 {
+				must(h.t, h.Flush(v4, h.table, c.Name))
+				which = append(which, c.Name)
+			}
+		}
+		return "-F " + strings.Join(which, ", ")
+	}
+}
+
+func newHarmNode(t *testing.T, backend iptables.Backend, seed uint64, table rules.TableName) *harmNode {
+	t.Helper()
+	h := &harmNode{Rand: rand.New(rand.NewPCG(seed, 1)), table: table, builtins: []string{"INPUT", "FORWARD"}}
+	if table == rules.Nat {
+		h.builtins = []string{"POSTROUTING"}
+	}
+	h.testNode = &testNode{Fake: iptablestest.NewFake(backend, v4), t: t, before: map[rules.Family]string{}}
+	protection := rules.Protection{Chain: protects}
+	h.ownLine = func(_ string, r rules.Rule) bool { return protects(r.Target) }
+	h.replayer = Replayer{Kernel: h.Fake, Canary: canary.DefaultChain, Protection: protection, Supplier: h.Sets()}
+	h.job = Job{Families: []rules.Family{v4}, Generation: rules.Generation{}, Sets: map[string]iptables.Set{}, Quiet: map[rules.Family]bool{v4: true}}
+	for i := range 6 {
+		h.Sets().Put(harmSet(i))
+		h.job.Sets[harmSet(i).Name] = harmSet(i)
+	}
+	text := h.drawn(2+h.IntN(5), 0)
+	must(t, h.RestoreNoflush(v4, text))
+	for _, table := range protect.Tables() {
+		snapshot, err := h.Fake.Read(t.Context(), v4)
+		must(t, err)
+		if seen := snapshot.Tables[table]; seen != nil {
+			h.job.Generation = h.job.Generation.With(v4.Table(table), protection.Extract(seen, canary.IsMark))
+		}
+	}
+	result, err := h.replayer.Plant(t.Context(), h.job)
+	must(t, err)
+	h.take(result)
+	h.whole = h.fates(h.guarded(h.seen()))
+	return h
+}
+
+// TestAReplayDoesNoHarm draws rules, flushes them in some way, takes away ipsets that some of them
+// need, and takes packets through before, in between, and after the replay. Then the sets come back
+// one after the other.
+func TestAReplayDoesNoHarm(t *testing.T) {
+	const draws = 250
+	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+		for _, table := range []rules.TableName{rules.Filter, rules.Nat} {
+			t.Run(fmt.Sprintf("%s %s", backend, table), func(t *testing.T) {
+				short := 0
+				for seed := range uint64(draws) {
+					if t.Run(fmt.Sprint(seed), func(t *testing.T) { short += newHarmNode(t, backend, seed, table).story() }); t.Failed() {
+						return
+					}
+				}
+				if short < draws/20 {
+					t.Errorf("rules waited in %d of %d draws only", short, draws)
+				}
+			})
+		}
+	}
+}
+
+// acceptEmpty learns chains that were emptied alone, as canaryd does after two seconds: that is
+// their owner's decision.
+func (h *harmNode) acceptEmpty() {
+	section := h.job.Generation[v4.Table(h.table)]
+	_, h.job.Quarantine = h.job.Quarantine.Supplement(v4, h.table, section, h.replayer.Protection.Extract(h.seen(), canary.IsMark))
+	held := heldRules(h.job.Quarantine[v4.Table(h.table)])
+	section.Chains = slices.Clone(section.Chains)
+	for i, c := range section.Chains {
+		if standing := h.seen().Chain(c.Name); standing != nil && len(standing.Rules) == 0 && held[c.Name] == nil {
+			section.Chains[i].Rules = nil
+		}
+	}
+	h.job.Generation = h.job.Generation.With(v4.Table(h.table), section)
+}
+
+// story flushes, heals, and gives the sets back. It returns 1 if rules waited.
+func (h *harmNode) story() (waited int) {
+	h.t.Helper()
+	full := h.content(v4)
+	for round := range 1 + h.IntN(2) {
+		how := h.flush()
+		h.destroySets(h.IntN(64))
+		h.flushed = append(h.flushed, h.fates(h.seen()))
+		h.t.Cleanup(func() {
+			if h.t.Failed() {
+				h.t.Logf("flushed by %s; before\n%s\nnow\n%s\nin quarantine %v", how, full, h.content(v4), h.job.Quarantine)
+			}
+		})
+		result := h.heal()
+		h.takeHeld(result)
+		h.unharmed(fmt.Sprint("after replay ", round))
+		for _, held := range h.job.Quarantine {
+			if slices.ContainsFunc(held, func(q QuarantinedRule) bool { return q.Waits }) {
+				waited = 1
+			}
+		}
+		// A chain that was emptied alone may count as lost only when a jump to what it led to waits.
+		for look := 1; ; look++ {
+			again := h.heal()
+			h.takeHeld(again)
+			if again[v4].Outcome == Skipped {
+				break
+			}
+			h.unharmed(fmt.Sprintf("look %d after replay %d", look, round))
+			if look == 4 {
+				h.t.Errorf("look %d finds %v, %v", look, verdicts(again[v4]), again[v4].Err)
+				break
+			}
+		}
+	}
+	for _, i := range h.Perm(6) {
+		h.Sets().Put(harmSet(i))
+		result, err := h.replayer.Readmit(h.t.Context(), h.job)
+		must(h.t, err)
+		h.take(result)
+		h.takeHeld(result)
+		h.unharmed(fmt.Sprintf("with set s%d", i))
+	}
+	h.acceptEmpty()
+	result, err := h.replayer.Readmit(h.t.Context(), h.job)
+	must(h.t, err)
+	h.take(result)
+	h.takeHeld(result)
+	missingForeign := slices.ContainsFunc(h.job.Quarantine[v4.Table(h.table)], func(q QuarantinedRule) bool { return q.MissingChain != "" })
+	if h.job.Quarantine.Count() > 0 && !missingForeign {
+		h.t.Errorf("with all sets there are still in quarantine %v", h.job.Quarantine)
+	}
+	return waited
+}
