@@ -16,7 +16,8 @@ import (
 const aboutDismiss = `Where rules were lost while canaryd did not run, and it may not put them back unasked, the node is
 not healthy until the rules are back; so it is where a native table was deleted alone, or made
 dormant, and where rules were lost and could not be put back. This accepts the loss: what the tables
-hold now is what ought to be in force. The stored generation stays on disk.
+hold now is what ought to be in force. Rules that waited behind a rule that could not be put back
+are put back without it. The stored generation stays on disk.
 Exit code: 0 also if nothing waited for a decision, 2 no daemon or trouble.
 `
 
@@ -37,7 +38,11 @@ func dismissalText(reply api.DismissReply) string {
 		what = append(what, fmt.Sprintf("what became of native table %s is accepted", plain(table)))
 	}
 	if n := reply.Quarantined; n > 0 {
-		what = append(what, fmt.Sprintf("%s that could not be put back: the loss is accepted", count(n, "rule")))
+		text := fmt.Sprintf("%s that could not be put back: the loss is accepted", count(n, "rule"))
+		if reply.Waiting > 0 {
+			text += fmt.Sprintf("; %s that waited are put back now", count(reply.Waiting, "rule"))
+		}
+		what = append(what, text)
 	}
 	return cmp.Or(strings.Join(what, "\n"), "nothing waits for a decision")
 }

@@ -223,6 +223,10 @@ func TestStatusTable(t *testing.T) {
 		"status-quarantine": func(s *api.Status) {
 			s.Families[rules.IPv4] = verdicts(canary.Intact, canary.Intact, canary.Partial)
 			s.Quarantined = []api.Quarantined{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Rule: "-m set --match-set friends src -j ACCEPT", Reason: "ipset friends is missing, and its members are unknown"}}
+			for range 2 {
+				s.Quarantined = append(s.Quarantined, api.Quarantined{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Rule: "-j DROP", Waits: true,
+					Reason: `waits behind "-m set --match-set friends src -j ACCEPT" of KUBE-FORWARD, which cannot be put back`})
+			}
 		},
 		"status-opaque": func(s *api.Status) {
 			s.Families[rules.IPv4] = verdicts(canary.Intact, canary.Intact, canary.Intact)

@@ -95,7 +95,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 			for t, x := range examiner.Examine(snapshot, job) {
 				verdicts[t] = x.Finding.Verdict
 				if id := f.Table(t); verdicts[t] == canary.Intact || verdicts[t] == canary.Changed {
-					_, left := job.Quarantine.Supplement(f, t, job.Generation[id], x.Section)
+					_, left := job.Quarantine.Supplement(f, t, job.Generation[id], x.Section, examiner.Protection.Piecewise)
 					for _, h := range left[id] {
 						verdicts[t] = canary.Partial
 						judged.Quarantined = append(judged.Quarantined, api.QuarantinedOf(id, h))

@@ -115,7 +115,16 @@ func replaysText(s api.Status) string {
 func notGuardedText(s api.Status) string {
 	var text strings.Builder
 	for _, q := range s.Quarantined {
-		fmt.Fprintf(&text, "quarantined: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason)))
+		if !q.Waits {
+			fmt.Fprintf(&text, "quarantined: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason)))
+		}
+	}
+	for _, w := range api.WaitingChains(s.Quarantined) {
+		reason := w.Reason
+		if w.Rules > 1 {
+			reason = strings.Replace(reason, "waits", "wait", 1)
+		}
+		fmt.Fprintf(&text, "waiting: %s %s %s: %s %s\n", w.Family, w.Table, plain(w.Chain), count(w.Rules, "rule"), plain(oneLine(reason)))
 	}
 	for _, q := range s.Opaque {
 		fmt.Fprintf(&text, "not put back if it is lost: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason)))

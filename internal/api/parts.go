@@ -168,11 +168,41 @@ type Quarantined struct {
 	Chain  string          `json:"chain"`
 	Rule   string          `json:"rule,omitempty"`
 	Reason string          `json:"reason,omitempty"`
+	// Waits says that the rule itself can be had: it waits for a rule before it that cannot.
+	Waits bool `json:"waits,omitempty"`
 }
 
 // QuarantinedOf returns a quarantined rule of a table as a Status has it.
 func QuarantinedOf(id rules.TableID, h reload.QuarantinedRule) Quarantined {
-	return Quarantined{Family: id.Family, Table: id.Name, Chain: h.Chain, Rule: h.Rule.Label(), Reason: h.Reason}
+	return Quarantined{Family: id.Family, Table: id.Name, Chain: h.Chain, Rule: h.Rule.Label(), Reason: h.Reason, Waits: h.Waits}
+}
+
+// A WaitingChain says how many rules of a chain wait, all for the same reason.
+type WaitingChain struct {
+	Family rules.Family
+	Table  rules.TableName
+	Chain  string
+	Rules  int
+	Reason string
+}
+
+// WaitingChains counts the rules of a list that wait, by chain and reason.
+func WaitingChains(list []Quarantined) []WaitingChain {
+	var chains []WaitingChain
+	at := map[WaitingChain]int{}
+	for _, q := range list {
+		if !q.Waits {
+			continue
+		}
+		w := WaitingChain{Family: q.Family, Table: q.Table, Chain: q.Chain, Reason: q.Reason}
+		i, known := at[w]
+		if !known {
+			i, at[w] = len(chains), len(chains)
+			chains = append(chains, w)
+		}
+		chains[i].Rules++
+	}
+	return chains
 }
 
 // A Refused is a declared rule that iptables or the kernel refuses, in a Status. Its table keeps

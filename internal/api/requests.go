@@ -132,6 +132,8 @@ type DismissReply struct {
 	Native []string `json:"native,omitempty"`
 	// Quarantined is how many rules in quarantine were accepted as lost.
 	Quarantined int `json:"quarantined,omitempty"`
+	// Waiting is how many rules waited for those, and are put back now.
+	Waiting int `json:"waiting,omitempty"`
 }
 
 // A TableDiff is what a flush changed in the protected rules of one table, in the words of

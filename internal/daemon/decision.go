@@ -232,9 +232,9 @@ func (st *state) settleEarlier() {
 	}
 }
 
-// Dismiss accepts the loss that waits for a decision, and that what is in quarantine is lost: what
-// the tables hold is what ought to be in force. The generation that was lost stays on disk as any
-// other.
+// Dismiss accepts the loss that waits for a decision, and that the rules are lost that cannot be
+// put back: what the tables hold is what ought to be in force, with the rules that waited for
+// others. The generation that was lost stays on disk as any other.
 func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
 	var reply api.DismissReply
 	err := d.askGuard(ctx, func(ctx context.Context, st *state) error {
@@ -247,7 +247,7 @@ func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
 		if len(records) > 0 && reply.Flush == "" {
 			reply.Flush = records[0].ID
 		}
-		reply.Quarantined = d.dismissQuarantined(ctx, st)
+		reply.Quarantined, reply.Waiting = d.dismissQuarantined(ctx, st)
 		return nil
 	})
 	return reply, err

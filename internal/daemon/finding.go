@@ -165,6 +165,7 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 	seen = d.withoutDoubles(fs, ts, before, seen, now)
 	first := !learned.Knows(f, t)
 	next, again := learned.Learn(f, t, seen, finding, now)
+	next = d.releaseRemoved(st, id, before, next)
 	if !first {
 		st.accept(id, before, next.Generation[id], now)
 	}

@@ -131,7 +131,8 @@ func TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt(t *testing.T) {
 }
 
 // TestAQuarantinedRuleIsDismissed: an operator may accept that it is lost. The node is healthy
-// then, the rule does not come back with its chain, and no flush brings it back.
+// then, the rule does not come back with its chain, and no flush brings it back. The rule that
+// waited for it is back at once.
 func TestAQuarantinedRuleIsDismissed(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id0 := t.TempDir(), identity(backend)
@@ -139,11 +140,11 @@ func TestAQuarantinedRuleIsDismissed(t *testing.T) {
 		r.settled()
 		flushDelete(t, r.fake)
 		r.settled()
-		r.wantQuarantine(1)
+		r.wantQuarantine(2)
 		reply, err := r.d.Dismiss(t.Context())
 		must(t, err)
-		if reply.Quarantined != 1 {
-			t.Errorf("the reply is %+v, want one rule", reply)
+		if reply.Quarantined != 1 || reply.Waiting != 1 {
+			t.Errorf("the reply is %+v, want one rule, and one that waited", reply)
 		}
 		r.settled()
 		r.wantReady()

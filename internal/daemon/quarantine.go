@@ -16,6 +16,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
+// ownersPause is how long an owner that writes rules one by one may pause between two of them.
+const ownersPause = 2 * time.Second
+
 // quarantine are the rules that cannot be put back yet.
 type quarantine struct {
 	rules reload.Quarantine
@@ -47,15 +50,23 @@ func (d *Daemon) setQuarantine(st *state, id rules.TableID, list []reload.Quaran
 func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 	log := klog.FromContext(ctx)
 	for id, tr := range tablesOf(result) {
-		for _, h := range tr.Quarantined[:min(namesKept, len(tr.Quarantined))] {
+		missing, waiting := reload.Quarantine{id: tr.Quarantined}.Split()
+		for _, h := range missing[id][:min(namesKept, len(missing[id]))] {
 			next := "it is tried again"
-			if _, opaque := h.Rule.Opaque(); h.Waits {
-				next = "it is put back with the rule that it waits for"
-			} else if opaque {
+			if _, opaque := h.Rule.Opaque(); opaque {
 				next = "its owner has to put it back"
 			}
 			log.Info("A rule is in quarantine: it could not be put back", "family", id.Family, "table", id.Name,
 				"chain", h.Chain, "rule", h.Rule.Label(), "reason", h.Reason, "next", next)
+		}
+		var list []api.Quarantined
+		for _, h := range waiting[id] {
+			list = append(list, api.QuarantinedOf(id, h))
+		}
+		chains := api.WaitingChains(list)
+		for _, w := range chains[:min(namesKept, len(chains))] {
+			log.Info("Rules of a chain wait, because a rule that decides could not be put back", "family", id.Family, "table", id.Name,
+				"chain", w.Chain, "rules", w.Rules, "reason", w.Reason, "next", "they are put back in their places behind it")
 		}
 		for _, h := range tr.Weakened[:min(namesKept, len(tr.Weakened))] {
 			log.Info("A rule was put back without its nfacct match, which only counts", "family", id.Family, "table", id.Name,
@@ -115,11 +126,42 @@ func (d *Daemon) supplement(st *state, id rules.TableID, seen rules.Section) rul
 	if len(before) == 0 {
 		return seen
 	}
-	full, next := st.quarantine.rules.Supplement(id.Family, id.Name, st.want()[id], seen)
+	full, next := st.quarantine.rules.Supplement(id.Family, id.Name, st.want()[id], seen, d.protection(st).Piecewise)
 	if len(next[id]) != len(before) {
 		d.setQuarantine(st, id, next[id], seen)
+		// An owner that puts its rules back one by one may be about to write those that wait.
+		if waits := time.Now().Add(ownersPause); st.quarantine.rules.Count() > 0 && st.quarantine.retry.at.After(waits) {
+			st.quarantine.retry.at = waits
+		}
 	}
 	return full
+}
+
+// releaseRemoved ends the quarantine of rules that lead to chains which their owner has removed,
+// and returns what is learned without those rules. The owner could not delete them: they do not
+// stand.
+func (d *Daemon) releaseRemoved(st *state, id rules.TableID, before rules.Section, next reload.Learned) reload.Learned {
+	list := st.quarantine.rules[id]
+	if len(list) == 0 {
+		return next
+	}
+	removed := chainsByName(before)
+	for _, c := range next.Generation[id].Chains {
+		delete(removed, c.Name)
+	}
+	var gone, left []reload.QuarantinedRule
+	for _, h := range list {
+		if _, leads := removed[h.Rule.Target]; leads {
+			gone = append(gone, h)
+		} else {
+			left = append(left, h)
+		}
+	}
+	if len(gone) == 0 {
+		return next
+	}
+	d.setQuarantine(st, id, left, st.table(id).seen)
+	return next.WithoutQuarantined(reload.Quarantine{id: gone})
 }
 
 // quarantines reports whether one of these tables has a rule in quarantine.
@@ -132,31 +174,45 @@ func (st *state) quarantines(tables verdicts) bool {
 	return false
 }
 
-// dismissQuarantined accepts that what is in quarantine is lost, and returns how many rules that
-// are. What was declared stays declared, and is tried again.
-func (d *Daemon) dismissQuarantined(ctx context.Context, st *state) int {
-	q, now := st.quarantine.rules, time.Now()
-	for id, list := range q {
-		d.setQuarantine(st, id, nil, st.table(id).seen)
+// dismissQuarantined accepts that the rules are lost that cannot be put back, and returns how many
+// those are. Rules that waited for them are put back then, and it returns how many those are. If
+// nothing but such rules is left, they are dismissed. What was declared stays declared, and is
+// tried again.
+func (d *Daemon) dismissQuarantined(ctx context.Context, st *state) (lost, waiting int) {
+	now := time.Now()
+	dismissed, left := st.quarantine.rules.Split()
+	if len(dismissed) == 0 {
+		dismissed, left = left, nil
+	}
+	if len(dismissed) == 0 {
+		return 0, 0
+	}
+	for id, list := range dismissed {
+		d.setQuarantine(st, id, left[id], st.table(id).seen)
 		for _, h := range list[:min(namesKept, len(list))] {
 			klog.FromContext(ctx).Info("An operator has accepted that a rule in quarantine is lost", "family", id.Family, "table", id.Name,
 				"chain", h.Chain, "rule", h.Rule.Label(), "reason", h.Reason)
 		}
 		st.families[id.Family].examined.plan(now)
 	}
-	if n := q.Count(); n > 0 {
-		st.relearn(st.generation.learned.WithoutQuarantined(q), now, slices.Collect(maps.Values(st.families))...)
+	st.relearn(st.generation.learned.WithoutQuarantined(dismissed), now, slices.Collect(maps.Values(st.families))...)
+	if waiting = st.quarantine.rules.Count(); waiting > 0 {
+		st.quarantine.retry.in(0, now)
 	}
-	return q.Count()
+	return dismissed.Count(), waiting
 }
 
-// quarantined returns what is in quarantine as a Status has it.
+// quarantined returns what is in quarantine as a Status has it. Rules that wait come last, so that
+// they hide none of those that they wait for.
 func (st *state) quarantined() []api.Quarantined {
 	var list []api.Quarantined
-	for _, id := range tableIDs() {
-		for _, h := range st.quarantine.rules[id] {
-			if len(list) < api.QuarantinedShown {
-				list = append(list, api.QuarantinedOf(id, h))
+	missing, waiting := st.quarantine.rules.Split()
+	for _, part := range []reload.Quarantine{missing, waiting} {
+		for _, id := range tableIDs() {
+			for _, h := range part[id] {
+				if len(list) < api.QuarantinedShown {
+					list = append(list, api.QuarantinedOf(id, h))
+				}
 			}
 		}
 	}

@@ -13,7 +13,8 @@ type chosenChains struct {
 	write   []rules.Chain // as a whole
 	merge   []rules.Chain // only the rules that are missing
 	leftOut []rules.Chain // lost, and never written
-	// doubtful are empty or missing chains that count neither as lost nor as removed by their owner.
+	// doubtful are empty or missing chains that count neither as lost nor as removed by their
+	// owner.
 	doubtful []rules.Chain
 	// ownerRemoved are chains that their owner removed since the flush. So are the rules that lead
 	// there.
@@ -54,7 +55,13 @@ func chooseChains(task tableTask, plan *tablePlan) *chosenChains {
 			continue
 		case standing.LeftOut() && task.finding.Verdict != canary.Replaced:
 			continue // it holds rules of its owner that canaryd did not read
-		case task.readmit[c.Name] || task.misread.chains[c.Name] != nil:
+		case task.misread.chains[c.Name] != nil:
+		case task.readmit[c.Name] && !task.claimed(c.Name):
+			// What stands is not written again: its owner may have put back a rule that cannot be
+			// had.
+			chosen.merge = append(chosen.merge, c)
+			continue
+		case task.readmit[c.Name]:
 		case standing != nil && rules.EqualRules(standing.Rules, c.Rules):
 			continue
 		case task.finding.Verdict == canary.Replaced || task.claimed(c.Name):
@@ -172,8 +179,8 @@ func chooseJumps(task tableTask, chains *chosenChains) map[string]*chosenJumps {
 			}
 			_, misread := task.unavailable.misread[h.Rule.Spec]
 			lost := slices.ContainsFunc(task.finding.Jumps, h.Same) || task.claimed(h.Into()) || held.has(h.Chain, h.Rule) || misread
-			// Its owner may have removed the chain right before the flush, and one jump to a missing
-			// chain would make the kernel refuse the whole table.
+			// Its owner may have removed the chain right before the flush, and one jump to a
+			// missing chain would make the kernel refuse the whole table.
 			leads := h.Named || task.seen.Table.Chain(h.Rule.Target) != nil || written(h.Rule.Target) ||
 				slices.Contains(task.want.Section.DependsOn, h.Into())
 			gone := lost && !leads && !chains.ownerRemoved[h.Into()]

@@ -205,7 +205,7 @@ func planChains(task tableTask, chosen *chosenChains, plan *tablePlan) {
 	}
 }
 
-// writeChain plans to write a chain without the rules that are held back and without those that
+// writeChain plans to write a chain without its quarantined rules and without those that
 // lead to a chain which its owner removed.
 func writeChain(task tableTask, c rules.Chain, lines []*line, plan *tablePlan) {
 	written := rules.Chain{Name: c.Name, Rules: make([]rules.Rule, 0, len(lines))}
@@ -222,7 +222,7 @@ func writeChain(task tableTask, c rules.Chain, lines []*line, plan *tablePlan) {
 	plan.short = append(plan.short, written)
 }
 
-// hold quarantines the lines that are held back, and notes those that are written without a match.
+// hold quarantines lines, and notes those that are written without a match.
 func (p *tablePlan) hold(lines []*line) {
 	for _, l := range lines {
 		if l.held != nil {

@@ -16,8 +16,9 @@ import (
 //     the rules wait that may let it in, in each chain that leads there; the first of them is a gap
 //     too. So this goes on up to the built-in chain. After a lost ACCEPT no rule of another chain
 //     waits, and in nat none after a lost translation: of those an ACCEPT keeps a packet out.
-//   - In a built-in chain jumps belong to many owners, and only those wait that may let a packet in.
-//     One that stands cannot wait, so the chains that it leads to wait instead, if they are empty.
+//   - In a built-in chain jumps belong to many owners, and only those wait that may let a packet
+//     in. One that stands cannot wait, so the chains that it leads to wait instead, if they are
+//     empty.
 //
 // What waits is quarantined, and comes back in its order with the rule that it waits for.
 
@@ -40,8 +41,8 @@ func (l *line) missing() bool { return l.held != nil && !l.held.Waits }
 type gapSearch struct {
 	*fates
 	lines map[string][]*line // of every chain
-	// Each pass makes these anew. lost are the fates that packets miss in a chain. unfit are chains
-	// that stand and of which a rule ought to wait: no further rule may lead there.
+	// Each pass makes these again. lost are the fates that packets miss in a chain. unfit are
+	// chains that stand and of which a rule ought to wait: no further rule may lead there.
 	lost  map[string]fate
 	unfit map[string]bool
 	// waiting are chains of which no rule is written, with the reason. grown says that this pass
@@ -172,7 +173,7 @@ func (l *line) wait(chain, reason string) {
 }
 
 func behindRule(chain string, r rules.Rule) string {
-	return fmt.Sprintf("waits behind %q of %s, which cannot be put back", r.Spec, chain)
+	return fmt.Sprintf("waits behind %q of %s, which cannot be put back", r.Label(), chain)
 }
 
 // why returns the reason of the i-th rule of a chain, which must wait.

@@ -322,7 +322,7 @@ func TestAReplayDoesNoHarm(t *testing.T) {
 // their owner's decision.
 func (h *harmNode) acceptEmpty() {
 	section := h.job.Generation[v4.Table(h.table)]
-	_, h.job.Quarantine = h.job.Quarantine.Supplement(v4, h.table, section, h.replayer.Protection.Extract(h.seen(), canary.IsMark))
+	_, h.job.Quarantine = h.job.Quarantine.Supplement(v4, h.table, section, h.replayer.Protection.Extract(h.seen(), canary.IsMark), nil)
 	held := heldRules(h.job.Quarantine[v4.Table(h.table)])
 	section.Chains = slices.Clone(section.Chains)
 	for i, c := range section.Chains {
@@ -354,7 +354,8 @@ func (h *harmNode) story() (waited int) {
 				waited = 1
 			}
 		}
-		// A chain that was emptied alone may count as lost only when a jump to what it led to waits.
+		// A chain that was emptied alone may count as lost only when a jump to what it led to
+		// waits.
 		for look := 1; ; look++ {
 			again := h.heal()
 			h.takeHeld(again)

@@ -68,7 +68,7 @@ func TestALostChainThatWasLeftOutStaysInQuarantine(t *testing.T) {
 			if got := without(want, list); len(got.Chains) != 1 || len(got.Jumps) != 1 {
 				t.Errorf("while it is in quarantine it ought to stand: %+v", got)
 			}
-			_, next := q.Supplement(rules.IPv4, rules.Nat, want, tc.seen)
+			_, next := q.Supplement(rules.IPv4, rules.Nat, want, tc.seen, nil)
 			var still []string
 			for _, h := range next[rules.IPv4.Table(rules.Nat)] {
 				still = append(still, h.Chain)

@@ -13,33 +13,47 @@ import (
 // declaration would empty it. So a writer that ignores every guard loses no rule.
 func mergeChain(task tableTask, c rules.Chain, lines []*line, plan *tablePlan) {
 	l := newLayout(task.seen.Table.Rules(c.Name), c.Rules)
-	last := lastResorts(c.Rules)
-	next := 0
-	for i, line := range lines {
-		if l.at[i] >= 0 {
-			next = l.at[i] + 1
-			continue
-		}
-		if line.removed || line.held != nil {
-			continue
-		}
-		if i >= last {
-			next = len(l.slots)
-		}
-		l.insert(next, line.writable)
-		next++
-	}
+	l.merge(c.Rules, func(i int) (rules.Rule, bool) { return lines[i].writable, !lines[i].removed && lines[i].held == nil })
 	plan.hold(lines)
 	steps := stepsFor(c.Name, l.slots)
 	if len(steps) == 0 {
 		return
 	}
-	merged := rules.Chain{Name: c.Name}
-	for _, slot := range l.slots {
-		merged.Rules = append(merged.Rules, slot.rule)
-	}
-	plan.merged = append(plan.merged, merged)
+	plan.merged = append(plan.merged, rules.Chain{Name: c.Name, Rules: l.rules()})
 	plan.steps.jump = append(plan.steps.jump, steps...)
+}
+
+// merge inserts rules of a chain that do not stand in it, each behind all rules that it stood
+// behind. One that decides about all other packets goes behind what others added, unless a rule
+// stands that it stood before. pick returns the i-th of the wanted rules as it is inserted, and
+// whether it is.
+func (l *layout) merge(wanted []rules.Rule, pick func(i int) (rules.Rule, bool)) {
+	last := lastResorts(wanted)
+	next := 0
+	for i := range wanted {
+		if l.at[i] >= 0 {
+			next = max(next, l.at[i]+1)
+			continue
+		}
+		r, picked := pick(i)
+		if !picked {
+			continue
+		}
+		if i >= last && !slices.ContainsFunc(l.at[i:], func(at int) bool { return at >= 0 }) {
+			next = len(l.slots)
+		}
+		l.insert(next, r)
+		next++
+	}
+}
+
+// rules returns the rules of the layout in their order.
+func (l *layout) rules() []rules.Rule {
+	list := make([]rules.Rule, len(l.slots))
+	for i, slot := range l.slots {
+		list[i] = slot.rule
+	}
+	return list
 }
 
 // lacksAny reports whether rules are missing from a shared chain that its owner did not remove.

@@ -53,6 +53,21 @@ func (q *Quarantine) UnmarshalJSON(data []byte) error { return tableid.Unmarshal
 // Count returns how many rules are quarantined.
 func (q Quarantine) Count() int { return countAll(q) }
 
+// Split returns the rules that cannot be had, and those that wait for them.
+func (q Quarantine) Split() (missing, waiting Quarantine) {
+	missing, waiting = Quarantine{}, Quarantine{}
+	for id, list := range q {
+		for _, h := range list {
+			if h.Waits {
+				waiting[id] = append(waiting[id], h)
+			} else {
+				missing[id] = append(missing[id], h)
+			}
+		}
+	}
+	return missing, waiting
+}
+
 // Standing returns the chains that quarantined rules waited for and that the snapshot shows.
 func (q Quarantine) Standing(snapshot iptables.Snapshot) map[iptables.Place]bool {
 	there := map[iptables.Place]bool{}
@@ -64,56 +79,6 @@ func (q Quarantine) Standing(snapshot iptables.Snapshot) map[iptables.Place]bool
 		}
 	}
 	return there
-}
-
-// Supplement returns what a read showed of one table as if its quarantined rules stood, so that
-// learning does not forget them. It also returns the quarantine without rules whose chain its owner
-// has written since, because the owner's word counts. want is the table's generation.
-func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rules.Section) (rules.Section, Quarantine) {
-	list := q[f.Table(t)]
-	if len(list) == 0 {
-		return seen, q
-	}
-	short, held := without(want, list), heldRules(list)
-	kept := map[string]bool{} // chains that stand as the replay left them
-	seen.Chains = slices.Clone(seen.Chains)
-	for i, c := range seen.Chains {
-		left, ok := short.Chain(c.Name)
-		if full, _ := want.Chain(c.Name); ok && len(full.Rules) > len(left.Rules) && rules.EqualRules(left.Rules, c.Rules) {
-			seen.Chains[i], kept[c.Name] = full, true
-		}
-	}
-	for _, h := range list {
-		if h.Rule.LeftOut() && !rules.Builtin(t, h.Chain) {
-			i := slices.IndexFunc(seen.Chains, func(c rules.Chain) bool { return c.Name == h.Chain })
-			full, wanted := want.Chain(h.Chain)
-			switch {
-			case !wanted || i >= 0 && len(seen.Chains[i].Rules) > 0: // its owner wrote the chain
-			case i < 0:
-				seen.Chains, kept[h.Chain] = append(seen.Chains, full), true
-			default:
-				seen.Chains[i], kept[h.Chain] = full, true
-			}
-		}
-	}
-	missing := func(h rules.Jump) bool {
-		if h.LeftOut() && slices.ContainsFunc(seen.Jumps, func(o rules.Jump) bool { return o.Chain == h.Chain }) {
-			return false // its chain has jumps again
-		}
-		return !slices.ContainsFunc(seen.Jumps, h.Same) && held.has(h.Chain, h.Rule)
-	}
-	var still []QuarantinedRule
-	for _, h := range list {
-		jump := rules.Builtin(t, h.Chain)
-		if kept[h.Chain] || jump && slices.ContainsFunc(want.Jumps, func(k rules.Jump) bool { return h.matches(k.Chain, k.Rule) && missing(k) }) {
-			still = append(still, h)
-		}
-	}
-	seen.Jumps = keepJumps(want.Jumps, seen.Jumps, missing)
-	if len(kept) > 0 {
-		seen.DependsOn = union(want.DependsOn, seen.DependsOn)
-	}
-	return seen, q.With(f.Table(t), still)
 }
 
 // refusedOf returns the refused rules of a list, by text with the reason.
@@ -149,12 +114,16 @@ type heldIndex map[string]map[string]int
 func heldRules(list []QuarantinedRule) heldIndex {
 	held := heldIndex{}
 	for _, h := range list {
-		if held[h.Chain] == nil {
-			held[h.Chain] = map[string]int{}
-		}
-		held[h.Chain][h.Rule.Spec]++
+		held.add(h.Chain, h.Rule)
 	}
 	return held
+}
+
+func (x heldIndex) add(chain string, r rules.Rule) {
+	if x[chain] == nil {
+		x[chain] = map[string]int{}
+	}
+	x[chain][r.Spec]++
 }
 
 func (x heldIndex) has(chain string, r rules.Rule) bool { return x[chain][r.Spec] > 0 }

@@ -402,7 +402,7 @@ func TestTheOwnersLastWordEndsAQuarantine(t *testing.T) {
 	}
 	for _, test := range tests {
 		slices.SortStableFunc(test.lines, func(a, b string) int { return strings.Compare(b[:1], a[:1]) }) // declarations first
-		got, still := held.Supplement(v4, rules.Filter, want, sectionOf(t, rules.Filter, test.lines...))
+		got, still := held.Supplement(v4, rules.Filter, want, sectionOf(t, rules.Filter, test.lines...), nil)
 		var chains []string
 		for _, h := range still[v4.Table(rules.Filter)] {
 			chains = append(chains, h.Chain)
@@ -412,6 +412,82 @@ func TestTheOwnersLastWordEndsAQuarantine(t *testing.T) {
 		}
 		if got.Equal(want) != test.known {
 			t.Errorf("%s: it is the generation: %t\n%v", test.name, got.Equal(want), got)
+		}
+	}
+}
+
+// An owner that writes back the rule that could not be had has said nothing about those that wait
+// for it. An owner that writes the chain as a whole has.
+func TestRulesThatWaitOutliveTheRuleThatTheyWaitFor(t *testing.T) {
+	const first, odd, second, third = "-s 192.0.2.1/32 -j ACCEPT", "-m odd -j RETURN", "-s 192.0.2.2/32 -j ACCEPT", "-s 192.0.2.3/32 -j ACCEPT"
+	const foreign = "-s 192.0.2.4/32 -j ACCEPT"
+	chain := func(specs ...string) rules.Section {
+		lines := []string{":KUBE-A"}
+		for _, spec := range specs {
+			lines = append(lines, "-A KUBE-A "+spec)
+		}
+		return sectionOf(t, rules.Filter, lines...)
+	}
+	want := chain(first, odd, second, third)
+	held := Quarantine{v4.Table(rules.Filter): {
+		{Chain: "KUBE-A", Rule: rule(odd)}, {Chain: "KUBE-A", Rule: rule(second), Waits: true}, {Chain: "KUBE-A", Rule: rule(third), Waits: true},
+	}}
+	tests := []struct {
+		name             string
+		seen             []string
+		learned, still   []string // of a chain that its owner writes as a whole
+		learnedP, stillP []string // of a piecewise chain
+	}{
+		{
+			"as it was left", []string{first},
+			[]string{first, odd, second, third}, []string{odd, second, third}, []string{first, odd, second, third}, []string{odd, second, third},
+		},
+		{
+			"the rule is back in its place", []string{first, odd},
+			[]string{first, odd, second, third}, []string{second, third}, []string{first, odd, second, third}, []string{second, third},
+		},
+		{
+			"the rule is back at the top", []string{odd, first},
+			[]string{odd, first, second, third}, []string{second, third}, []string{odd, first, second, third}, []string{second, third},
+		},
+		{
+			"all is back", []string{first, odd, second, third},
+			[]string{first, odd, second, third}, nil, []string{first, odd, second, third}, nil,
+		},
+		{
+			"a rule that waits is not written again", []string{first, odd, third},
+			[]string{first, odd, third}, nil, []string{first, odd, second, third}, []string{second},
+		},
+		{
+			"a new rule", []string{first, foreign},
+			[]string{first, foreign}, nil, []string{first, odd, second, third, foreign}, []string{odd, second, third},
+		},
+		{
+			"a rule that stood is gone", []string{},
+			[]string{}, nil, []string{odd, second, third}, []string{odd, second, third},
+		},
+		{
+			"another chain", []string{foreign},
+			[]string{foreign}, nil, []string{odd, second, third, foreign}, []string{odd, second, third},
+		},
+	}
+	for _, test := range tests {
+		for _, piecewise := range []bool{false, true} {
+			learned, still := test.learned, test.still
+			if piecewise {
+				learned, still = test.learnedP, test.stillP
+			}
+			got, next := held.Supplement(v4, rules.Filter, want, chain(test.seen...), func(string) bool { return piecewise })
+			if d := cmp.Diff(chain(learned...), got); d != "" {
+				t.Errorf("%s (piecewise %t): learned (-want +got):\n%s", test.name, piecewise, d)
+			}
+			var left []string
+			for _, h := range next[v4.Table(rules.Filter)] {
+				left = append(left, h.Rule.Spec)
+			}
+			if d := cmp.Diff(still, left); d != "" {
+				t.Errorf("%s (piecewise %t): in quarantine (-want +got):\n%s", test.name, piecewise, d)
+			}
 		}
 	}
 }
@@ -459,8 +535,12 @@ func TestARuleWithoutATextComesBackByItsBytes(t *testing.T) {
 			t.Fatalf("it is not proved: %v", result[v4].Err)
 		}
 		if n.Info().Backend == iptables.Legacy {
-			if len(got.Quarantined) != 2 {
+			missing := missingIn(Quarantine{v4.Table(rules.Filter): got.Quarantined})
+			if len(missing) != 2 || missing[0].Rule != opaque || missing[1].Rule != opaque {
 				t.Errorf("in quarantine: %+v", got.Quarantined)
+			}
+			if got.Table.Chain("KUBE-FORWARD") == nil || len(got.Table.Rules("KUBE-FORWARD")) > 0 {
+				t.Errorf("KUBE-FORWARD, whose first rule is missing, is %v", got.Table.Rules("KUBE-FORWARD"))
 			}
 			return
 		}

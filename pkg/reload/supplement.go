@@ -1,0 +1,123 @@
+package reload
+
+import (
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// Supplement returns what a read showed of one table as if its quarantined rules stood, so that
+// learning does not forget them. It also returns the quarantine without rules that stand again, and
+// without rules whose chain its owner has written since, because the owner's word counts. want is
+// the table's generation. piecewise is Protection.Piecewise; it may be nil.
+//
+// A rule that an owner put back ends only its own quarantine. The rules that wait for it are still
+// lost: they stay in the generation behind it, and Readmit writes them.
+func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rules.Section, piecewise func(chain string) bool) (rules.Section, Quarantine) {
+	list := q[f.Table(t)]
+	if len(list) == 0 {
+		return seen, q
+	}
+	s := &supplement{held: heldRules(list), want: want, kept: heldIndex{}}
+	seen.Chains = slices.Clone(seen.Chains)
+	for i, c := range seen.Chains {
+		if s.held[c.Name] != nil {
+			seen.Chains[i].Rules = s.chain(c, list, piecewise != nil && piecewise(c.Name))
+		}
+	}
+	for _, h := range list {
+		if h.Rule.LeftOut() && !rules.Builtin(t, h.Chain) {
+			i := slices.IndexFunc(seen.Chains, func(c rules.Chain) bool { return c.Name == h.Chain })
+			full, wanted := want.Chain(h.Chain)
+			switch {
+			case !wanted || i >= 0 && len(seen.Chains[i].Rules) > 0: // its owner wrote the chain
+				continue
+			case i < 0:
+				seen.Chains = append(seen.Chains, full)
+			default:
+				seen.Chains[i] = full
+			}
+			s.kept.add(h.Chain, h.Rule)
+		}
+	}
+	if len(s.kept) > 0 {
+		seen.DependsOn = union(want.DependsOn, seen.DependsOn)
+	}
+	missing := func(h rules.Jump) bool {
+		if h.LeftOut() && slices.ContainsFunc(seen.Jumps, func(o rules.Jump) bool { return o.Chain == h.Chain }) {
+			return false // its chain has jumps again
+		}
+		return !slices.ContainsFunc(seen.Jumps, h.Same) && s.held.has(h.Chain, h.Rule)
+	}
+	for _, h := range want.Jumps {
+		if missing(h) {
+			s.kept.add(h.Chain, h.Rule)
+		}
+	}
+	seen.Jumps = keepJumps(want.Jumps, seen.Jumps, missing)
+	var still []QuarantinedRule
+	for _, h := range list {
+		if s.kept.take(h.Chain, h.Rule) {
+			still = append(still, h)
+		}
+	}
+	return seen, q.With(f.Table(t), still)
+}
+
+// A supplement adds the quarantined rules of one table to a read of it.
+type supplement struct {
+	want rules.Section
+	held heldIndex
+	kept heldIndex // the rules that stay quarantined
+}
+
+// chain returns the rules that a chain had with those of its quarantined rules that are still lost.
+//
+// Many owners write rules of their own to a piecewise chain. An owner of any other chain writes it
+// as a whole. So if such a chain holds a rule that is new, lacks a rule that the replay left, has
+// another order, or has a rule that waits, it is as its owner meant it. If it has gained rules that
+// could not be had, and nothing else, the others are still lost.
+func (s *supplement) chain(c rules.Chain, list []QuarantinedRule, piecewise bool) []rules.Rule {
+	full, wanted := s.want.Chain(c.Name)
+	if !wanted || full.LeftOut() || c.LeftOut() {
+		return c.Rules
+	}
+	l := newLayout(c.Rules, full.Rules)
+	held, waits := heldIndex{}, heldIndex{}
+	for _, h := range list {
+		if h.Chain == c.Name {
+			held.add(h.Chain, h.Rule)
+			if h.Waits {
+				waits.add(h.Chain, h.Rule)
+			}
+		}
+	}
+	lost := make([]bool, len(full.Rules)) // quarantined, and not back
+	wrote := false                        // its owner wrote the chain as a whole
+	known, next := 0, len(c.Rules)
+	for i, r := range slices.Backward(full.Rules) {
+		switch quarantined := held.take(c.Name, r); {
+		case l.at[i] < 0 && quarantined:
+			lost[i] = true
+			waits.take(c.Name, r)
+		case l.at[i] < 0:
+			wrote = true
+		case quarantined:
+			known++
+			wrote = wrote || waits.take(c.Name, r)
+		default:
+			known++
+			wrote, next = wrote || l.at[i] > next, l.at[i]
+		}
+	}
+	if !slices.Contains(lost, true) || !piecewise && (wrote || known < len(c.Rules)) {
+		return c.Rules
+	}
+	for i, r := range full.Rules {
+		if lost[i] {
+			s.kept.add(c.Name, r)
+		}
+	}
+	l.merge(full.Rules, func(i int) (rules.Rule, bool) { return full.Rules[i], lost[i] })
+	return l.rules()
+}
