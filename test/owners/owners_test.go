@@ -120,7 +120,7 @@ COMMIT
 `
 
 // TestSets: a flusher takes rules and ipsets. Both come back, members and all; a
-// rule whose set cannot is named and does not cost the others.
+// rule whose set cannot is named, and the DROP behind it waits for it.
 func TestSets(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Families = []rules.Family{rules.IPv4}
@@ -171,7 +171,7 @@ func TestSets(t *testing.T) {
 		ipset("destroy", "nobody-keeps")
 		p = n.Launch("--ip-family=ipv4") // it does not become ready
 		n.Within(nodetest.HealsIn, "the rules to be back", func() error {
-			if after := n.Protected(); len(after) != len(before)-1 {
+			if after := n.Protected(); len(after) != len(before)-2 {
 				return errors.New(strings.Join(after, "\n"))
 			}
 			return nil
@@ -181,11 +181,17 @@ func TestSets(t *testing.T) {
 			n.Errorf("the set came back as\n%s\nwas\n%s", got, members)
 		}
 		p.WantLog("A rule is in quarantine", "nobody-keeps")
-		if metrics := n.Get("/metrics"); !strings.Contains(metrics, `canaryd_quarantined_rules{family="ipv4",table="filter"} 1`) {
-			n.Error("the gauge does not show the rule in quarantine")
+		if metrics := n.Get("/metrics"); !strings.Contains(metrics, `canaryd_quarantined_rules{family="ipv4",table="filter"} 2`) {
+			n.Error("the gauge does not show the rule in quarantine, and the rule that waits")
 		}
-		if stdout, _ := n.Want(1, "status"); !strings.Contains(stdout, "nobody-keeps") {
-			n.Errorf("status does not name it:\n%s", stdout)
+		stdout, _ := n.Want(1, "status")
+		for _, line := range []string{
+			`quarantined: ipv4 filter KUBE-FIREWALL: -m set --match-set nobody-keeps src -j DROP (ipset nobody-keeps is missing`,
+			`waiting: ipv4 filter KUBE-FIREWALL: 1 rule waits behind "-m set --match-set nobody-keeps src -j DROP" of KUBE-FIREWALL, which cannot be put back`,
+		} {
+			if !strings.Contains(stdout, line) {
+				n.Errorf("status lacks %q:\n%s", line, stdout)
+			}
 		}
 		ipset("create", "nobody-keeps", "hash:ip") // by its owner
 		n.Within(2*nodetest.HealsIn, "the last rule to come back", func() error {
