@@ -79,7 +79,7 @@ func writeStatus(w io.Writer, s api.Status) {
 	for _, text := range []string{
 		baselineLine(s.Baseline), keeperText(s.Keeper), lastDrillText(w, s.LastDrill), standbysText(s.Standby, s.Native),
 		decisionText(s.Decision), replaysText(s), sourceErrorsText(s.SourceErrors), refusedText(s.DeclaredRefused),
-		ownerlessText(s.RulesWithoutOwner), notGuardedText(s), acceptedText(s.Accepted), troubleText(s), nativeText(s),
+		ownerlessText(s.RulesWithoutOwner), notGuardedText(s), ledToText(s.LedTo), acceptedText(s.Accepted), troubleText(s), nativeText(s),
 	} {
 		fmt.Fprint(w, text)
 	}
@@ -131,6 +131,15 @@ func notGuardedText(s api.Status) string {
 	}
 	for _, l := range s.LeftOut {
 		fmt.Fprintf(&text, "NOT guarded: %s; there are more rules than canaryd keeps (--max-rules)\n", plain(l.String()))
+	}
+	return text.String()
+}
+
+// ledToText names the chains of other owners that are guarded.
+func ledToText(list []api.LedTo) string {
+	var text strings.Builder
+	for _, l := range list {
+		fmt.Fprintf(&text, "also guarded: %s\n", plain(l.String()))
 	}
 	return text.String()
 }

@@ -345,6 +345,22 @@ func (l LeftOut) String() string {
 // LeftOutShown is how many chains a Status lists; the metric counts all.
 const LeftOutShown = 100
 
+// A LedTo is a chain of another owner that is guarded because a protected rule leads to it.
+type LedTo struct {
+	Family rules.Family    `json:"family"`
+	Table  rules.TableName `json:"table"`
+	Chain  string          `json:"chain"`
+	From   string          `json:"from"` // the first chain that has such a rule
+}
+
+// String names the chain and says why it is guarded.
+func (l LedTo) String() string {
+	return fmt.Sprintf("%s %s %s, because %s leads to it", l.Family, l.Table, l.Chain, l.From)
+}
+
+// LedToShown is how many chains a Status lists.
+const LedToShown = 100
+
 // CountText counts what a Status lists: "one chain", "2 chains". Where it lists as many as it may,
 // shown, there may be more: "100 chains or more".
 func CountText(n, shown int, what string) string {

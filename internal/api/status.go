@@ -94,6 +94,9 @@ type Status struct {
 	// keeps; the first hundred. They do not affect Healthy; once they are lost, they are
 	// Quarantined.
 	LeftOut []LeftOut `json:"leftOut,omitempty"`
+	// LedTo are chains of other owners that are guarded because protected rules lead to them; the
+	// first hundred. They are part of Healthy.
+	LedTo []LedTo `json:"ledTo,omitempty"`
 	// Accepted are the large removals of the last hour that canaryd takes for their owner's doing,
 	// the newest first; twenty at most. They do not affect Healthy.
 	Accepted []Accepted `json:"accepted,omitempty"`

@@ -54,8 +54,16 @@ func (st *state) accept(id rules.TableID, before, after rules.Section, now time.
 	}
 }
 
-// taken returns what is much of what a section lost.
+// taken returns what is much of what a section lost. A chain that no protected rule leads to any
+// more is not lost for that.
 func taken(before, after rules.Section) []acceptance {
+	if len(before.LedTo) > 0 {
+		held := chainsByName(after)
+		before.Chains = slices.DeleteFunc(slices.Clone(before.Chains), func(c rules.Chain) bool {
+			_, stands := held[c.Name]
+			return !stands && before.IsLedTo(c.Name)
+		})
+	}
 	was, is := before.RuleCount(), after.RuleCount()
 	if was-is >= muchOfTable && 2*is < was {
 		a := acceptance{Accepted: api.Accepted{Rules: was - is, Left: is}}

@@ -235,6 +235,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		for ; c != nil && ctx.Err() == nil; c = d.next(st) {
 			d.step(ctx, st, c)
 			d.takeLeftOut(ctx, st)
+			takeLedTo(ctx, st)
 			d.completeRecords(ctx, st)
 			d.publish(st)
 		}

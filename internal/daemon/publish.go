@@ -32,6 +32,7 @@ func (d *Daemon) publish(st *state) {
 		DeclaredRefused:  slices.Clone(st.refused.shown[:min(len(st.refused.shown), api.QuarantinedShown)]),
 		Opaque:           d.opaqueNow(st),
 		LeftOut:          st.leftOutNow(),
+		LedTo:            st.ledTo.shown,
 		Accepted:         st.accepted.lately(time.Now()),
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),

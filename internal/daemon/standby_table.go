@@ -173,7 +173,7 @@ func (s *StandbyOnNFT) write(f rules.Family) StandbyCopy {
 func (s *StandbyOnNFT) translate(ctx context.Context, f rules.Family, nat StandbyNat) (c *standby.Copy, err error) {
 	protected := make(map[string]bool, len(nat.Section.Chains))
 	for _, chain := range nat.Section.Chains {
-		protected[chain.Name] = true
+		protected[chain.Name] = !nat.Section.IsLedTo(chain.Name)
 	}
 	id := f.Table(rules.Nat)
 	err = s.kernel.RawTable(ctx, id, func(raw nft.RawTable) error {

@@ -66,6 +66,7 @@ type state struct {
 	baseline  baseline           // that the generation is compared with
 	opaque    opaqueRules        // rules of the generation that have no text
 	leftOut   []iptables.LeftOut // chains that the last read left out
+	ledTo     ledTo              // chains of other owners that are guarded
 	inventory inventory          // what stands on a node where nothing is protected
 	choice    choice             // of the backend
 	memory    memoryUse          // when memory is given back

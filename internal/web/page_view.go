@@ -265,6 +265,13 @@ func inForceLines(s api.Status, now time.Time) []string {
 	case g.Rules > 0:
 		lines[0] = fmt.Sprintf("%s rules in %s chains are in force.", countText(g.Rules), countText(g.Chains))
 	}
+	if n := len(s.LedTo); n > 0 {
+		var names []string
+		for _, l := range s.LedTo[:min(n, 5)] {
+			names = append(names, l.String())
+		}
+		lines = append(lines, api.Upper(api.CountText(n, api.LedToShown, "chain"))+" of other owners are guarded too: "+strings.Join(names, "; ")+".")
+	}
 	if s.Mode == api.Observe {
 		lines = append(lines, "Observe mode: what is lost is recorded, but not put back.")
 	}

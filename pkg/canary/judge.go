@@ -151,6 +151,8 @@ type Finding struct {
 //     only if its target still has rules, no other jump leads there, and the family has
 //     been quiet for the grace. A Named jump (Docker's MASQUERADE) is never lost: its
 //     owner deletes just that rule with the network.
+//   - A chain that is guarded only because protected rules lead to it may be empty or gone: its
+//     owner rewrites it as it likes. If a rule that leads there is lost, it is lost too.
 //   - Claimed chains, and the jumps into them, that are not as declared have drifted.
 //     Undeclared chains that other owners' rules lead to do not count.
 //   - Every other difference is a decision of the rules' owner.
@@ -204,6 +206,8 @@ func judgeStanding(want Wanted, seen Seen) Finding {
 		if !f.Verdict.Loss() {
 			f.Verdict = Drifted
 		}
+		_, _, led := withoutLedTo(others, seen.Table)
+		f.losesWith(declared.Join(others), led)
 	}
 	return f
 }
@@ -244,7 +248,7 @@ func judgeContent(want Wanted, seen Seen) Finding {
 			f.Waiting = append(f.Waiting, h)
 		}
 	}
-	emptied, missing := lostChains(want.Section, seen.Table)
+	emptied, missing, led := withoutLedTo(want.Section, seen.Table)
 	f.judgeEmptied(want, seen, emptied)
 	robbed := f.judgeRobbed(want, seen)
 	switch {
@@ -256,6 +260,9 @@ func judgeContent(want Wanted, seen Seen) Finding {
 		f.Verdict = JumpsMissing
 	case !sameContent(want.Section, seen.Section):
 		f.Verdict = Changed
+	}
+	if f.Verdict.Loss() {
+		f.losesWith(want.Section, led)
 	}
 	return f
 }

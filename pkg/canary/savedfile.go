@@ -65,11 +65,15 @@ func divide(names, listed []string) (in, out []string) {
 // and those that their owner has removed.
 func (f *Finding) split(want rules.Section) {
 	_, released := divide(f.Missing, f.Lacked)
+	// Without a chain that protected rules lead to, these would let in what it kept out. So it is
+	// put back, also where its owner deleted it after the flush.
+	released = want.NotLedTo(released)
 	if 2*len(released) > len(want.Chains) { // no owner removes that many
 		f.Lacked = f.Missing
 		return
 	}
-	f.Missing, f.Released = f.Lacked, released
+	_, f.Missing = divide(f.Missing, released)
+	f.Released = released
 }
 
 // brought returns the protected chains that are not wanted and that saved rules brought back, as
@@ -84,6 +88,6 @@ func brought(v Verdict, want rules.Section, seen Seen) []string {
 		}
 		return list
 	}
-	_, list = divide(rules.ChainNames(seen.Section.Chains), rules.ChainNames(want.Chains))
+	_, list = divide(seen.Section.NotLedTo(rules.ChainNames(seen.Section.Chains)), rules.ChainNames(want.Chains))
 	return list
 }

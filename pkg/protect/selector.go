@@ -28,6 +28,9 @@ type hashedName struct {
 	alphabet string
 }
 
+// canarySuffix ends the names of the chains by which kube-proxy, kubelet and others notice a flush.
+const canarySuffix = "-CANARY"
+
 const (
 	base32 = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 	hexLow = "0123456789abcdef"
@@ -92,7 +95,7 @@ func chainHint(word string) string {
 // canaries, even if a glob matches: an owner notices a flush by the loss of its canary, so only
 // the owner may bring it back.
 func (s Selector) Protects(chain string) bool {
-	if chain == "" || strings.HasSuffix(chain, "-CANARY") || rules.Builtin(rules.Mangle, chain) {
+	if chain == "" || strings.HasSuffix(chain, canarySuffix) || rules.Builtin(rules.Mangle, chain) {
 		return false
 	}
 	if _, ok := s.exact[chain]; ok {
@@ -116,7 +119,13 @@ func (s Selector) Piecewise(chain string) bool {
 
 // Protection returns all that the selector protects.
 func (s Selector) Protection() rules.Protection {
-	return rules.Protection{Chain: s.Protects, Rule: s.MatchesPreset, Piecewise: s.Piecewise}
+	return rules.Protection{Chain: s.Protects, Rule: s.MatchesPreset, Piecewise: s.Piecewise, Follow: followed}
+}
+
+// followed reports whether a chain of another owner is guarded where protected rules lead to it.
+// Built-in chains are not, and neither are canaries, as Protects says.
+func followed(chain string) bool {
+	return !strings.HasSuffix(chain, canarySuffix) && !rules.Builtin(rules.Mangle, chain)
 }
 
 // MatchesPreset reports whether r is a rule that the owner of a preset writes into the built-in

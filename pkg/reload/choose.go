@@ -64,7 +64,7 @@ func chooseChains(task tableTask, plan *tablePlan) *chosenChains {
 		case task.readmit[c.Name]:
 		case standing != nil && rules.EqualRules(standing.Rules, c.Rules):
 			continue
-		case task.finding.Verdict == canary.Replaced || task.claimed(c.Name):
+		case (task.finding.Verdict == canary.Replaced || task.claimed(c.Name)) && !task.want.Section.IsLedTo(c.Name):
 		case standing != nil && len(standing.Rules) > 0:
 			merges := task.shared(c.Name) && lacksAny(standing.Rules, c.Rules, chosen.ownerRemoved)
 			switch {

@@ -146,7 +146,7 @@ func composeRemoval(task tableTask, everything bool) *tablePlan {
 				s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
 			}
 		}
-		dropChains(task, rules.ChainNames(task.seen.Section.Chains), nil, plan)
+		dropChains(task, task.seen.Section.NotLedTo(rules.ChainNames(task.seen.Section.Chains)), nil, plan)
 	}
 	// A trial or a drill leaves its chains behind only if canaryd was killed in the middle of it.
 	for _, name := range append(trialChains(), iptables.TextChain, canary.DrillChain, task.want.CanaryChain) {
@@ -277,7 +277,7 @@ func planRemovals(task tableTask, plan *tablePlan) {
 	var stale []string
 	fromFile := nameSet(task.finding.Brought)
 	for _, c := range task.seen.Section.Chains {
-		if task.known && fromFile[c.Name] || task.mustEqual(c.Name) {
+		if (task.known && fromFile[c.Name] || task.mustEqual(c.Name)) && !task.seen.Section.IsLedTo(c.Name) {
 			stale = append(stale, c.Name)
 		}
 	}
@@ -351,7 +351,7 @@ func leftOutStays(t *rules.Table, stays func(chain string) bool) bool {
 func referencedTargets(task tableTask, stale []string) map[string]bool {
 	ours := nameSet(stale)
 	for _, c := range task.seen.Section.Chains {
-		ours[c.Name] = ours[c.Name] || task.mustEqual(c.Name)
+		ours[c.Name] = ours[c.Name] || task.mustEqual(c.Name) && !task.seen.Section.IsLedTo(c.Name)
 	}
 	referenced := map[string]bool{}
 	for _, c := range task.seen.Table.Chains {

@@ -73,6 +73,7 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	merged.Jumps = keepAnchors(old.Jumps, merged.Jumps, seen.Alone)
 	if len(kept) > 0 {
 		merged.DependsOn = union(old.DependsOn, seen.DependsOn)
+		merged.LedTo = keepLedTo(old, seen, kept)
 	}
 	// The new section is kept even if it equals the old one, because the last read is in memory
 	// anyway.
@@ -192,6 +193,17 @@ func keepAnchors(old, seen []rules.Jump, alone []string) []rules.Jump {
 		}
 	}
 	return merged
+}
+
+// keepLedTo returns seen's LedTo with those of old that are kept.
+func keepLedTo(old, seen rules.Section, kept map[string]bool) []string {
+	var names []string
+	for _, name := range old.LedTo {
+		if _, protected := seen.Chain(name); kept[name] && !protected {
+			names = append(names, name)
+		}
+	}
+	return union(seen.LedTo, names)
 }
 
 // union returns the elements of both lists, sorted, each once.

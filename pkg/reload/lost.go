@@ -31,7 +31,7 @@ func countLost(task tableTask) Lost {
 	missing := nameSet(task.finding.Missing, task.finding.Emptied)
 	for _, c := range task.want.Section.Chains {
 		standing, gone := task.seen.Table.Chain(c.Name), missing[c.Name]
-		if (task.finding.Verdict == canary.Replaced || task.claimed(c.Name)) && !gone {
+		if (task.finding.Verdict == canary.Replaced || task.claimed(c.Name)) && !gone && !task.want.Section.IsLedTo(c.Name) {
 			gone = standing == nil || !rules.EqualRules(standing.Rules, c.Rules)
 		}
 		if gone {

@@ -12,8 +12,8 @@ import (
 )
 
 // baselineFormat is the format of the baseline's file. It is separate, because that file outlives a
-// boot and changes less often than the others.
-const baselineFormat = 1
+// boot and changes less often than the others. Format 1 has no chains that protected rules lead to.
+const baselineFormat = 2
 
 // A Baseline is the generation that an operator confirmed. It is bound to no boot, backend or
 // iptables version, because it is compared and never written to the kernel.

@@ -60,16 +60,16 @@ func TestBaselineThatIsNotBelieved(t *testing.T) {
 		{"empty", func(path, _ string) error { return os.WriteFile(path, nil, 0o600) }, "corrupt"},
 		{"null", func(path, _ string) error { return os.WriteFile(path, []byte("null"), 0o600) }, "corrupt"},
 		{"newer", func(path, text string) error {
-			return os.WriteFile(path, []byte(strings.Replace(text, `"format":1`, `"format":2,"more":1`, 1)), 0o600)
+			return os.WriteFile(path, []byte(strings.Replace(text, `"format":2`, `"format":3,"more":1`, 1)), 0o600)
 		}, ErrNewer.Error()},
 		{"with a field too many", func(path, text string) error {
-			return os.WriteFile(path, []byte(strings.Replace(text, `"format":1`, `"format":1,"more":1`, 1)), 0o600)
+			return os.WriteFile(path, []byte(strings.Replace(text, `"format":2`, `"format":2,"more":1`, 1)), 0o600)
 		}, "corrupt"},
 		{"with another rule", func(path, text string) error {
 			return os.WriteFile(path, []byte(strings.Replace(text, "-j RETURN", "-j ACCEPT", 1)), 0o600)
 		}, "corrupt"},
 		{"of an older format", func(path, text string) error {
-			return os.WriteFile(path, []byte(strings.Replace(text, `"format":1`, `"format":0`, 1)), 0o600)
+			return os.WriteFile(path, []byte(strings.Replace(text, `"format":2`, `"format":0`, 1)), 0o600)
 		}, "corrupt"},
 		{"too large", func(path, text string) error { return os.Truncate(path, maxStored+1) }, "is too large"},
 		{"another user's", func(path, _ string) error { return os.Chown(path, 1234, 0) }, "belongs to user 1234"},

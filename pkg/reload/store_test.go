@@ -167,11 +167,11 @@ func TestFormats(t *testing.T) {
 		refused bool
 	}{
 		{"as written", func(s string) string { return s }, false},
-		{"of the canaryd before", func(s string) string { return strings.Replace(s, `"format":4,`, "", 1) }, false},
-		{"of the one with a format", func(s string) string { return strings.Replace(s, `"format":4,`, `"format":1,`, 1) }, false},
-		{"of the one with a quarantine", func(s string) string { return strings.Replace(s, `"format":4,`, `"format":2,`, 1) }, false},
-		{"of the one with counts", func(s string) string { return strings.Replace(s, `"format":4,`, `"format":3,`, 1) }, false},
-		{"of the next one", func(s string) string { return strings.Replace(s, `"format":4,`, `"format":5,"more":{"x":[1]},`, 1) }, true},
+		{"of the canaryd before", func(s string) string { return strings.Replace(s, `"format":5,`, "", 1) }, false},
+		{"of the one with a format", func(s string) string { return strings.Replace(s, `"format":5,`, `"format":1,`, 1) }, false},
+		{"of the one with a quarantine", func(s string) string { return strings.Replace(s, `"format":5,`, `"format":2,`, 1) }, false},
+		{"of the one with counts", func(s string) string { return strings.Replace(s, `"format":5,`, `"format":3,`, 1) }, false},
+		{"of the next one", func(s string) string { return strings.Replace(s, `"format":5,`, `"format":6,"more":{"x":[1]},`, 1) }, true},
 	} {
 		for _, file := range []string{"state.json", "generations/" + generation(t, 1).ID() + ".json"} {
 			t.Run(test.name+" "+filepath.Base(file), func(t *testing.T) {
@@ -181,7 +181,7 @@ func TestFormats(t *testing.T) {
 				must(t, s.SaveState(testState()))
 				text, err := os.ReadFile(filepath.Join(dir, file))
 				must(t, err)
-				if !strings.HasPrefix(string(text), `{"format":4,`) {
+				if !strings.HasPrefix(string(text), `{"format":5,`) {
 					t.Fatalf("%s begins with %.20s", file, text)
 				}
 				must(t, os.WriteFile(filepath.Join(dir, file), []byte(test.damage(string(text))), 0o600))
@@ -189,7 +189,7 @@ func TestFormats(t *testing.T) {
 				switch {
 				case !test.refused && err != nil:
 					t.Error(err)
-				case test.refused && (!errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "format 5, here 4")):
+				case test.refused && (!errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "format 6, here 5")):
 					t.Errorf("error is %v, want ErrNewer with both formats", err)
 				}
 			})

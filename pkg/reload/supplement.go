@@ -61,7 +61,39 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 			still = append(still, h)
 		}
 	}
+	seen, behind := keepBehind(want, seen, still)
+	for _, h := range list {
+		if behind[h.Chain] { // whether it stands cannot be seen
+			still = append(still, h)
+		}
+	}
 	return seen, q.With(f.Table(t), still)
+}
+
+// keepBehind returns seen with the chains that protected rules lead to only by way of quarantined
+// ones, as want has them, and which these are.
+func keepBehind(want, seen rules.Section, quarantined []QuarantinedRule) (rules.Section, map[string]bool) {
+	if len(want.LedTo) == 0 {
+		return seen, nil
+	}
+	var next []string
+	for _, h := range quarantined {
+		next = append(next, h.Rule.Target)
+	}
+	kept := map[string]bool{}
+	for ; len(next) > 0; next = next[1:] {
+		_, there := seen.Chain(next[0])
+		if there || !want.IsLedTo(next[0]) {
+			continue
+		}
+		c, _ := want.Chain(next[0])
+		kept[c.Name] = true
+		seen.Chains, seen.LedTo = append(slices.Clip(seen.Chains), c), union(seen.LedTo, next[:1])
+		for _, r := range c.Rules {
+			next = append(next, r.Target)
+		}
+	}
+	return seen, kept
 }
 
 // A supplement adds the quarantined rules of one table to a read of it.

@@ -12,10 +12,13 @@ type Protection struct {
 	// Piecewise reports whether many owners share a chain and each writes its own rules only,
 	// as portmap does for each host port; nil means none.
 	Piecewise func(chain string) bool
+	// Follow reports whether a chain that is not protected by itself is taken in where protected
+	// rules lead to it; see Section.LedTo. nil means that none is.
+	Follow func(chain string) bool
 }
 
-// Extract returns one table's section: its protected chains, the jumps with their anchors, and
-// the chains that they depend on. mark reports whether a rule is canaryd's own: such rules belong
+// Extract returns one table's section: its protected chains, the chains that these lead to, the
+// jumps with their anchors, and the chains that they depend on. mark reports whether a rule is canaryd's own: such rules belong
 // to no generation and are no neighbours of a jump.
 func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 	var s Section
@@ -50,7 +53,7 @@ func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 			s.Alone = append(s.Alone, name)
 		}
 	}
-	s.DependsOn = p.dependencies(t, s)
+	p.follow(t, &s)
 	return s
 }
 
@@ -81,37 +84,47 @@ func (p Protection) jumps(t TableName, c *Chain, mark func(Rule) bool) (found []
 	return found, false
 }
 
-// dependencies returns the chains that protected rules jump to and that a replay does not write:
-// other owners' chains, and protected chains that are left out.
-func (p Protection) dependencies(t *Table, s Section) []string {
-	var found []string
-	for _, c := range s.Chains {
-		if c.LeftOut() {
-			found = append(found, c.Name)
+// follow adds the chains of other owners that protected rules lead to, directly or by way of each
+// other. Those that a replay cannot write, protected or not, go into DependsOn.
+func (p Protection) follow(t *Table, s *Section) {
+	taken := map[string]bool{}
+	for i := 0; i < len(s.Chains); i++ {
+		if s.Chains[i].LeftOut() {
+			s.DependsOn = append(s.DependsOn, s.Chains[i].Name)
+			continue
 		}
-	}
-	for _, c := range s.Chains {
-		for _, r := range c.Rules {
-			if r.Target == "" || p.Chain(r.Target) || t.Chain(r.Target) == nil || slices.Contains(found, r.Target) {
+		for _, r := range s.Chains[i].Rules {
+			if r.Target == "" || p.Chain(r.Target) || taken[r.Target] {
 				continue
 			}
-			found = append(found, r.Target)
+			c := t.Chain(r.Target)
+			if c == nil {
+				continue
+			}
+			taken[c.Name] = true
+			switch {
+			case p.Follow != nil && p.Follow(c.Name) && isChainName(c.Name):
+				s.Chains = append(s.Chains, Chain{Name: c.Name, Rules: c.Rules})
+				s.LedTo = append(s.LedTo, c.Name)
+			default:
+				s.DependsOn = append(s.DependsOn, c.Name)
+			}
 		}
 	}
-	slices.Sort(found)
-	return found
+	slices.Sort(s.LedTo)
+	slices.Sort(s.DependsOn)
 }
 
-// OthersGone counts the rules that before holds and now does not, without protected rules and
-// marks. A nil table does not exist.
+// OthersGone counts the rules that before holds and now does not, without protected rules, chains
+// that these lead to, and marks. A nil table does not exist.
 func (p Protection) OthersGone(before, now *Table, mark func(Rule) bool) int {
 	if before == nil {
 		return 0
 	}
-	gone := 0
+	gone, own := 0, p.Extract(before, mark)
 	for _, c := range before.Chains {
 		builtin := Builtin(before.Name, c.Name)
-		if !builtin && p.Chain(c.Name) {
+		if !builtin && (p.Chain(c.Name) || own.IsLedTo(c.Name)) {
 			continue
 		}
 		left := map[string]int{}

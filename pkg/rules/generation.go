@@ -18,16 +18,21 @@ type Generation map[TableID]Section
 
 // A Section is one table's part of a generation.
 type Section struct {
-	// Chains are the protected chains, in the order in which they were read.
+	// Chains are the protected chains, in the order in which they were read, and behind them those
+	// of LedTo.
 	Chains []Chain `json:"chains,omitempty"`
+	// LedTo names those of Chains that other owners write and that are guarded because protected
+	// rules lead to them, in the order of their names. A replay writes such a chain only where it
+	// is empty or missing, and deletes none.
+	LedTo []string `json:"ledTo,omitempty"`
 	// Jumps are the rules in built-in chains that jump into protected
 	// chains or that a preset names, in the order in which they stand.
 	Jumps []Jump `json:"hooks,omitempty"`
 	// Alone are the built-in chains that held jumps and no foreign rules when the section was
 	// read. A jump's place there says nothing about where it belongs.
 	Alone []string `json:"alone,omitempty"`
-	// DependsOn are other owners' chains that protected rules jump to. A replay does not write
-	// them, nor a rule that jumps to one that is missing.
+	// DependsOn are chains that protected rules jump to and that a replay does not write, nor a
+	// rule that jumps to one that is missing: those that are left out, and other owners' chains.
 	DependsOn []string `json:"leans,omitempty"`
 	// Policies are the built-in chains' policies when the section was read.
 	// A replay never sets them; a change of one is logged.
@@ -107,6 +112,21 @@ func (s Section) Chain(name string) (Chain, bool) {
 		return Chain{}, false
 	}
 	return s.Chains[i], true
+}
+
+// IsLedTo reports whether a chain is guarded only because protected rules lead to it.
+func (s Section) IsLedTo(chain string) bool {
+	_, is := slices.BinarySearch(s.LedTo, chain)
+	return is
+}
+
+// NotLedTo returns the names without those of chains that are guarded only because protected rules
+// lead to them.
+func (s Section) NotLedTo(names []string) []string {
+	if len(s.LedTo) == 0 {
+		return names
+	}
+	return slices.DeleteFunc(slices.Clone(names), s.IsLedTo)
 }
 
 // JumpChains returns the built-in chains that hold jumps, in kernel order.

@@ -16,6 +16,7 @@ func (s Section) Split(claimed func(chain string) bool) (own, rest Section) {
 		}
 		part.Chains = append(part.Chains, c)
 	}
+	rest.LedTo = slices.DeleteFunc(slices.Clone(s.LedTo), claimed)
 	for _, h := range s.Jumps {
 		part := &rest
 		if !h.Named && claimed(h.Rule.Target) {
@@ -33,7 +34,10 @@ func (s Section) Join(second Section) Section {
 		Jumps:     slices.Concat(s.Jumps, second.Jumps),
 		DependsOn: slices.Concat(s.DependsOn, second.DependsOn),
 		Policies:  second.Policies,
+		LedTo:     slices.Concat(s.ledToBeside(second), second.ledToBeside(s)),
 	}
+	slices.Sort(joined.LedTo)
+	joined.LedTo = slices.Compact(joined.LedTo)
 	if joined.Policies == nil {
 		joined.Policies = s.Policies
 	}
@@ -49,6 +53,14 @@ func (s Section) Join(second Section) Section {
 		joined.DependsOn = nil
 	}
 	return joined
+}
+
+// ledToBeside returns LedTo without the chains that the other part has for another reason.
+func (s Section) ledToBeside(other Section) []string {
+	return slices.DeleteFunc(slices.Clone(s.LedTo), func(name string) bool {
+		_, has := other.Chain(name)
+		return has && !other.IsLedTo(name)
+	})
 }
 
 // Join returns a generation that holds both, joined table by table.

@@ -1,0 +1,77 @@
+package canary
+
+import (
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// This file judges the chains of other owners that are guarded because protected rules lead to
+// them. Their owners, such as ufw, empty, delete and rewrite them as they like, while the marks
+// stand. Where a replay writes a rule that leads to such a chain, the chain is written too: the
+// rule alone would let in packets that the chain kept out.
+
+// withoutLedTo is lostChains without those chains. It returns them by name apart; true: missing.
+func withoutLedTo(s rules.Section, t *rules.Table) (emptied []rules.Chain, missing []string, led map[string]bool) {
+	emptied, missing = lostChains(s, t)
+	if len(s.LedTo) == 0 {
+		return emptied, missing, nil
+	}
+	led = map[string]bool{}
+	emptied = slices.DeleteFunc(emptied, func(c rules.Chain) bool {
+		is := s.IsLedTo(c.Name)
+		if is {
+			led[c.Name] = false
+		}
+		return is
+	})
+	missing = slices.DeleteFunc(missing, func(name string) bool {
+		is := s.IsLedTo(name)
+		if is {
+			led[name] = true
+		}
+		return is
+	})
+	return emptied, missing, led
+}
+
+// losesWith adds to a loss in a standing table those of the led chains to which a lost rule leads,
+// directly or by way of other chains.
+func (f *Finding) losesWith(s rules.Section, led map[string]bool) {
+	if len(led) == 0 {
+		return
+	}
+	next := slices.Concat(f.Emptied, f.Missing)
+	for _, name := range next {
+		delete(led, name)
+	}
+	for _, h := range slices.Concat(f.Jumps, f.Taken) {
+		next = append(next, h.Rule.Target)
+	}
+	for _, v := range f.Drift {
+		next = append(next, v.Chain)
+		for _, r := range v.Rules {
+			next = append(next, r.Target)
+		}
+	}
+	held := map[string][]rules.Rule{}
+	for _, c := range s.Chains {
+		held[c.Name] = c.Rules
+	}
+	for ; len(next) > 0; next = next[1:] {
+		name := next[0]
+		for _, r := range held[name] {
+			next = append(next, r.Target)
+		}
+		delete(held, name) // each chain once
+		switch missing, is := led[name]; {
+		case !is:
+			continue
+		case missing:
+			f.Missing = append(f.Missing, name)
+		default:
+			f.Emptied = append(f.Emptied, name)
+		}
+		delete(led, name)
+	}
+}
