@@ -1,8 +1,10 @@
 package reload
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -133,4 +135,126 @@ func TestAChainOfOthersThatProtectedRulesLeadToComesBack(t *testing.T) {
 			}
 		})
 	}
+}
+
+// onUfw runs a test on a node with ufw-docker, on each backend.
+func onUfw(t *testing.T, test func(t *testing.T, n *testNode)) {
+	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+		t.Run(string(backend), func(t *testing.T) { test(t, newUfwNode(t, backend)) })
+	}
+}
+
+// TestAnOwnerWritesItsChainsAsItLikes: ufw empties, deletes and rewrites its chains while the marks
+// stand. That is no loss, and is learned: what is new at once, what is gone after two seconds.
+func TestAnOwnerWritesItsChainsAsItLikes(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		lines string
+		soon  string // the generation's rules of ufw's chains, at once and 2 s later
+		late  string
+	}{
+		{"another rule", "-A ufw-user-forward -j DROP", "ufw-docker-logging-deny 2 ufw-empty 0 ufw-user-forward 2", "ufw-docker-logging-deny 2 ufw-empty 0 ufw-user-forward 2"},
+		{"one more chain", ":ufw-more - [0:0]\n-A ufw-more -j DROP\n-A ufw-empty -j ufw-more",
+			"ufw-docker-logging-deny 2 ufw-empty 1 ufw-more 1 ufw-user-forward 1", "ufw-docker-logging-deny 2 ufw-empty 1 ufw-more 1 ufw-user-forward 1"},
+		{"an empty chain", "-F ufw-user-forward", "ufw-docker-logging-deny 2 ufw-empty 0 ufw-user-forward 1", "ufw-docker-logging-deny 2 ufw-empty 0 ufw-user-forward 0"},
+		{"no jump to a chain", "-D DOCKER-USER -d 172.16.0.0/12 -p tcp -j ufw-docker-logging-deny",
+			"ufw-docker-logging-deny 2 ufw-empty 0 ufw-user-forward 1", "ufw-user-forward 1"},
+		{"no chain at all", "-D DOCKER-USER -d 172.16.0.0/12 -p tcp -j ufw-docker-logging-deny\n-F ufw-docker-logging-deny\n-X ufw-docker-logging-deny",
+			"ufw-docker-logging-deny 2 ufw-empty 0 ufw-user-forward 1", "ufw-user-forward 1"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			onUfw(t, func(t *testing.T, n *testNode) {
+				must(t, n.RestoreNoflush(v4, "*filter\n"+test.lines+"\nCOMMIT\n"))
+				now := n.content(v4)
+				if result := n.heal(); result[v4].Outcome != Skipped {
+					t.Fatalf("it is %v", verdicts(result[v4]))
+				}
+				if d := cmp.Diff(now, n.content(v4)); d != "" {
+					t.Errorf("(-before +now):\n%s", d)
+				}
+				learned := Learned{Generation: n.job.Generation}
+				for _, at := range []struct {
+					after time.Duration
+					want  string
+				}{{0, test.soon}, {shrinkDelay, test.late}} {
+					learned, _ = learned.Learn(v4, rules.Filter, n.filter(), canary.Finding{Verdict: canary.Changed}, noon.Add(at.after))
+					section := learned.Generation[v4.Table(rules.Filter)]
+					var got []string
+					for _, name := range section.LedTo {
+						c, _ := section.Chain(name)
+						got = append(got, name, fmt.Sprint(len(c.Rules)))
+					}
+					if d := cmp.Diff(at.want, strings.Join(got, " ")); d != "" {
+						t.Errorf("%s later (-want +got):\n%s", at.after, d)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestOnlyItsOwnerDeletesAChainOfOthers: a chain that protected rules lead to stays, whatever goes.
+func TestOnlyItsOwnerDeletesAChainOfOthers(t *testing.T) {
+	const more = ":DOCKER-CT - [0:0]\n:ufw-more - [0:0]\n-A DOCKER-CT -j ufw-more\n-A ufw-more -j DOCKER-CT\n-A ufw-user-forward -j DROP\n"
+	for _, test := range []struct {
+		name string
+		do   func(n *testNode)
+		gone []string
+	}{
+		{"a saved file had it", func(n *testNode) {
+			saved := strings.Replace(n.Save(v4), "canaryd-canary:", "canaryd-canary:0", 1)
+			must(n.t, n.Restore(v4, strings.Replace(saved, "-A FORWARD -j DOCKER-USER\n", more+"-A FORWARD -j DOCKER-USER\n", 1)))
+			n.outcome(n.heal(), v4, Proved)
+		}, nil},
+		{"an older generation is restored", func(n *testNode) {
+			must(n.t, n.RestoreNoflush(v4, "*filter\n"+more+"COMMIT\n"))
+			result, err := n.replayer.Force(n.t.Context(), n.job)
+			must(n.t, err)
+			n.outcome(result, v4, Proved)
+		}, nil},
+		{"everything protected is removed", func(n *testNode) {
+			must(n.t, n.RestoreNoflush(v4, "*filter\n"+strings.Replace(more, "-A ufw-more -j DOCKER-CT\n", "", 1)+"COMMIT\n"))
+			result, err := n.replayer.Remove(n.t.Context(), n.job, true)
+			must(n.t, err)
+			n.outcome(result, v4, Proved)
+		}, []string{":DOCKER - [0:0]", ":DOCKER-USER - [0:0]", "-A FORWARD -j DOCKER-USER"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			onUfw(t, func(t *testing.T, n *testNode) {
+				test.do(n)
+				now := n.content(v4)
+				for _, line := range []string{":ufw-more - [0:0]", "-A ufw-user-forward -j DROP", "-A ufw-docker-logging-deny -j DROP", "-A ufw-before-forward -j ufw-user-forward"} {
+					if !strings.Contains(now, line+"\n") {
+						t.Errorf("%q is gone:\n%s", line, now)
+					}
+				}
+				for _, line := range test.gone {
+					if strings.Contains(now, line+"\n") {
+						t.Errorf("%q is there:\n%s", line, now)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestAChainBehindAQuarantinedRuleIsNotForgotten: no rule leads to it until that rule is back.
+func TestAChainBehindAQuarantinedRuleIsNotForgotten(t *testing.T) {
+	onUfw(t, func(t *testing.T, n *testNode) {
+		want := n.filter()
+		user, _ := want.Chain("DOCKER-USER")
+		quarantine := Quarantine{v4.Table(rules.Filter): {{Chain: "DOCKER-USER", Rule: user.Rules[2], Reason: "a test"}}}
+		must(t, n.RestoreNoflush(v4, "*filter\n-D DOCKER-USER 3\nCOMMIT\n"))
+		seen := n.filter()
+		if seen.IsLedTo("ufw-docker-logging-deny") {
+			t.Fatal("a rule still leads there")
+		}
+		got, _ := quarantine.Supplement(v4, rules.Filter, want, seen)
+		if d := cmp.Diff(want.LedTo, got.LedTo); d != "" {
+			t.Errorf("(-want +got):\n%s", d)
+		}
+		if !got.Equal(want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	})
 }
