@@ -17,13 +17,13 @@ import (
 // TestARecordEndsWithItsLastRule: a flush of which rules wait in quarantine is partial until these
 // are back, and lasted until then.
 func TestARecordEndsWithItsLastRule(t *testing.T) {
-	const corp = "*filter\n:corp - [0:0]\n-A corp -s 203.0.113.0/24 -j ACCEPT\nCOMMIT\n"
+	const corp = "*filter\n:CORP-CANARY - [0:0]\n-A CORP-CANARY -s 203.0.113.0/24 -j ACCEPT\nCOMMIT\n"
 	tests := []struct {
 		name, write string
 		want        api.Outcome
 	}{
 		{"canaryd puts it back", corp, reload.Proved},
-		{"its owner puts it back", corp + "*filter\n:KUBE-FORWARD - [0:0]\n-A KUBE-FORWARD -j corp\n-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT\nCOMMIT\n", reload.Proved},
+		{"its owner puts it back", corp + "*filter\n:KUBE-FORWARD - [0:0]\n-A KUBE-FORWARD -j CORP-CANARY\n-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT\nCOMMIT\n", reload.Proved},
 		{"its owner writes its chain without it", "*filter\n:KUBE-FORWARD - [0:0]\n-A KUBE-FORWARD -j ACCEPT\nCOMMIT\n", reload.Partial},
 	}
 	for _, test := range tests {

@@ -15,7 +15,7 @@ import (
 )
 
 // ipvsText is what kube-proxy in ipvs mode writes, cut short: rules that depend on
-// ipsets, and one on a chain of another owner.
+// ipsets, and one on the canary of another owner, which only its owner may bring back.
 const ipvsText = `*nat
 :KUBE-LOAD-BALANCER - [0:0]
 :KUBE-MARK-MASQ - [0:0]
@@ -28,11 +28,11 @@ const ipvsText = `*nat
 COMMIT
 *filter
 :KUBE-FORWARD - [0:0]
-:corp - [0:0]
+:CORP-CANARY - [0:0]
 -A FORWARD -j KUBE-FORWARD
--A KUBE-FORWARD -j corp
+-A KUBE-FORWARD -j CORP-CANARY
 -A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
--A corp -s 203.0.113.0/24 -j ACCEPT
+-A CORP-CANARY -s 203.0.113.0/24 -j ACCEPT
 COMMIT
 `
 
@@ -104,7 +104,7 @@ func TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt(t *testing.T) {
 		flushDelete(t, r.fake)
 		r.settled()
 		r.wantQuarantine(2) // it, and the rule behind it
-		if f := r.d.Status().Flushes[0]; f.Outcome != reload.Partial || !strings.Contains(f.Detail, "chain corp is missing") {
+		if f := r.d.Status().Flushes[0]; f.Outcome != reload.Partial || !strings.Contains(f.Detail, "chain CORP-CANARY is missing") {
 			t.Errorf("the flush ended %s: %s", f.Outcome, f.Detail)
 		}
 		r.after(time.Minute)
@@ -117,7 +117,7 @@ func TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt(t *testing.T) {
 		r = run(t, r.fake, setup{store: openStore(t, dir, id0)})
 		r.settled()
 		r.wantQuarantine(2)
-		must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n:corp - [0:0]\n-A corp -s 203.0.113.0/24 -j ACCEPT\nCOMMIT\n"))
+		must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n:CORP-CANARY - [0:0]\n-A CORP-CANARY -s 203.0.113.0/24 -j ACCEPT\nCOMMIT\n"))
 		r.settled()
 		r.wantReady()
 		r.wantQuarantine(0)
@@ -154,11 +154,11 @@ func TestAQuarantinedRuleIsDismissed(t *testing.T) {
 		r.settled()
 		r.wantQuarantine(0)
 		flushDelete(t, r.fake)
-		must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n:corp - [0:0]\n-A corp -s 203.0.113.0/24 -j ACCEPT\nCOMMIT\n"))
+		must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n:CORP-CANARY - [0:0]\n-A CORP-CANARY -s 203.0.113.0/24 -j ACCEPT\nCOMMIT\n"))
 		r.settled()
 		r.wantReady()
 		r.wantQuarantine(0)
-		if saved := r.fake.SaveTable(rules.IPv4, rules.Filter); strings.Contains(saved, "-A KUBE-FORWARD -j corp") || !strings.Contains(saved, "-A KUBE-FORWARD -m mark") {
+		if saved := r.fake.SaveTable(rules.IPv4, rules.Filter); strings.Contains(saved, "-A KUBE-FORWARD -j CORP-CANARY") || !strings.Contains(saved, "-A KUBE-FORWARD -m mark") {
 			t.Errorf("filter is\n%s", saved)
 		}
 		if again, err := r.d.Dismiss(t.Context()); err != nil || again.Quarantined != 0 {
@@ -178,10 +178,10 @@ func TestAReturnedChainIsNoReasonToTryForEver(t *testing.T) {
 		r.after(10 * time.Second)
 		r.wantQuarantine(2)
 		r.fake.FailRestores(-1, iptables.ReasonOther)
-		must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n:corp - [0:0]\nCOMMIT\n"))
+		must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n:CORP-CANARY - [0:0]\nCOMMIT\n"))
 		tries := r.fake.Restores()
 		for range 60 {
-			must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n-A corp -s 203.0.113.0/24 -j ACCEPT\nCOMMIT\n"))
+			must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n-A CORP-CANARY -s 203.0.113.0/24 -j ACCEPT\nCOMMIT\n"))
 			r.after(time.Second)
 		}
 		// Each try is one restore of the rules and one without.

@@ -160,7 +160,7 @@ func TestRestoreOfAnUnreadableTable(t *testing.T) {
 func TestRuleThatNeedsAMissingChain(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
-		r.write(rules.Filter, ":MYLOG - [0:0]", "-A MYLOG -j ACCEPT", "-A KUBE-FORWARD -s 10.9.9.9/32 -j MYLOG")
+		r.write(rules.Filter, ":MYLOG-CANARY - [0:0]", "-A MYLOG-CANARY -j ACCEPT", "-A KUBE-FORWARD -s 10.9.9.9/32 -j MYLOG-CANARY")
 		r.after(5 * time.Second)
 		before := r.chain(rules.IPv4, rules.Filter, "KUBE-FORWARD")
 		r.write(rules.Filter, "-F", "-X")
@@ -169,10 +169,10 @@ func TestRuleThatNeedsAMissingChain(t *testing.T) {
 			t.Errorf("%d rules came back, want %d", len(got), len(before)-1)
 		}
 		f := r.d.Status().Flushes[0]
-		if f.Outcome != reload.Partial || !strings.Contains(f.Detail, "MYLOG") {
+		if f.Outcome != reload.Partial || !strings.Contains(f.Detail, "MYLOG-CANARY") {
 			t.Errorf("outcome %s, %q: want partial, and the chain that is missing", f.Outcome, f.Detail)
 		}
-		if !strings.Contains(r.log.String(), "MYLOG") {
+		if !strings.Contains(r.log.String(), "MYLOG-CANARY") {
 			t.Error("the log does not name the missing chain")
 		}
 	})

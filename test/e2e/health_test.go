@@ -129,11 +129,11 @@ func TestEveryFaceSaysTheSame(t *testing.T) {
 	}{
 		{name: "a rule in quarantine", on: both,
 			before: func(n *nodetest.Node) {
-				tool(n, rules.IPv4, "-N", "corp")
-				tool(n, rules.IPv4, "-A", "KUBE-FORWARD", "-j", "corp")
+				tool(n, rules.IPv4, "-N", "CORP-CANARY")
+				tool(n, rules.IPv4, "-A", "KUBE-FORWARD", "-j", "CORP-CANARY")
 			},
 			lose: func(n *nodetest.Node) {
-				restoreText(n, "*filter\n-F\n-X corp\nCOMMIT\n") // at once
+				restoreText(n, "*filter\n-F\n-X CORP-CANARY\nCOMMIT\n") // at once
 			},
 			after: bad(lostOne, oneLine, onePage), offline: 1},
 		{name: "a chain that is left out", on: both, flags: []string{"--max-rules=1000"},
