@@ -51,8 +51,8 @@ func (r *rig) ledTo() (names []string) {
 	return names
 }
 
-// TestChainsOfOthersAreNamed: those that protected rules lead to are guarded, which status, page and
-// log say once; and when no rule leads to one any more, the status does not.
+// TestChainsOfOthersAreNamed: those that protected rules lead to are guarded. Status and page say
+// so, and the log once. When no rule leads to one any more, the status names it no longer.
 func TestChainsOfOthersAreNamed(t *testing.T) {
 	onUfw(t, func(t *testing.T, r *rig) {
 		both := []string{"ufw-docker-logging-deny from DOCKER-USER", "ufw-user-forward from DOCKER-USER"}

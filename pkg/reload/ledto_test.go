@@ -249,7 +249,7 @@ func TestAChainBehindAQuarantinedRuleIsNotForgotten(t *testing.T) {
 		if seen.IsLedTo("ufw-docker-logging-deny") {
 			t.Fatal("a rule still leads there")
 		}
-		got, _ := quarantine.Supplement(v4, rules.Filter, want, seen)
+		got, _ := quarantine.Supplement(v4, rules.Filter, want, seen, nil)
 		if d := cmp.Diff(want.LedTo, got.LedTo); d != "" {
 			t.Errorf("(-want +got):\n%s", d)
 		}

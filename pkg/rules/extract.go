@@ -18,8 +18,8 @@ type Protection struct {
 }
 
 // Extract returns one table's section: its protected chains, the chains that these lead to, the
-// jumps with their anchors, and the chains that they depend on. mark reports whether a rule is canaryd's own: such rules belong
-// to no generation and are no neighbours of a jump.
+// jumps with their anchors, and the chains that they depend on. mark reports whether a rule is
+// canaryd's own: such rules belong to no generation and are no neighbours of a jump.
 func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 	var s Section
 	if t == nil {

@@ -22,8 +22,9 @@ import (
 // all others out.
 var guest = netip.MustParseAddrPort("10.244.0.2:5353")
 
-// ufwDocker is the table filter of a node with Docker 28 and ufw-docker, as ufw-docker's after.rules
-// has it. Of Docker's and ufw's chains only those stand that a packet to the container meets.
+// ufwDocker is the table filter of a node with Docker 28 and ufw-docker, in the words of
+// ufw-docker's after.rules. Of Docker's and ufw's chains only those stand that a packet to the
+// container meets.
 const ufwDocker = `*filter
 :FORWARD DROP [0:0]
 :DOCKER - [0:0]
