@@ -260,6 +260,7 @@ func (k *Kernel) openReader() error {
 	k.reader, k.words = r, map[rules.Family]*xtLexicon{}
 	for family := range k.tools {
 		k.words[family] = newXTLexicon(k.cfg.Trials)
+		k.words[family].bytes = k.cfg.writesBytes()
 	}
 	return nil
 }

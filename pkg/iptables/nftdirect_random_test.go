@@ -28,7 +28,7 @@ func TestTheDirectPathDoesWhatTheTextPathDoes(t *testing.T) {
 		done, failed := 0, 0
 		for i, table := range append(protect.Tables(), rules.Raw) {
 			r := rand.New(rand.NewPCG(seed, uint64(family)<<8|uint64(i)))
-			d := newDice(t, r, conn, family, table)
+			d, source := newDice(t, r, conn, family, table)
 			for range 40 {
 				start, script := d.state(), d.script()
 				var text bytes.Buffer
@@ -40,7 +40,7 @@ func TestTheDirectPathDoesWhatTheTextPathDoes(t *testing.T) {
 				want := saveNFT(t, family)
 
 				d.load(start)
-				err := writeDirectly(t, conn, d.source, family, script)
+				err := writeDirectly(t, conn, source, family, script)
 				got := saveNFT(t, family)
 				done++
 				if errors.Is(err, errTakenBack) {
@@ -65,12 +65,12 @@ func TestTheDirectPathDoesWhatTheTextPathDoes(t *testing.T) {
 type dice struct {
 	t      *testing.T
 	r      *rand.Rand
-	conn   *nft.Conn
 	family rules.Family
 	table  rules.TableName
-	source learned
-	pool   []rules.Rule // for any chain of the user's
-	plain  []rules.Rule // for any chain
+	load   func(text string) // replaces everything
+	take   string            // the program that takes a text
+	pool   []rules.Rule      // for any chain of the user's
+	plain  []rules.Rule      // for any chain
 }
 
 var (
@@ -79,27 +79,31 @@ var (
 )
 
 // newDice draws the rules of which states and scripts are made.
-func newDice(t *testing.T, r *rand.Rand, conn *nft.Conn, family rules.Family, table rules.TableName) *dice {
-	d := &dice{t: t, r: r, conn: conn, family: family, table: table, source: learned{}}
-	text := fmt.Sprintf("*%s\n:X - [0:0]\n:Y - [0:0]\n:Z - [0:0]\n", table)
+func newDice(t *testing.T, r *rand.Rand, conn *nft.Conn, family rules.Family, table rules.TableName) (*dice, learned) {
+	take, source := program(NFT, family, "-restore"), learned{}
+	load := func(text string) {
+		t.Helper()
+		runTool(t, "flush ruleset", "nft", "-f", "-")
+		runTool(t, text, take)
+	}
+	d := &dice{t: t, r: r, family: family, table: table, load: load, take: take}
+	d.draw(func() rules.Ruleset { return source.learn(t, conn, family) })
+	return d, source
+}
+
+// draw draws the pool. read returns what stands.
+func (d *dice) draw(read func() rules.Ruleset) {
+	text := fmt.Sprintf("*%s\n:X - [0:0]\n:Y - [0:0]\n:Z - [0:0]\n", d.table)
 	for range 150 {
-		text += "-A X " + randrules.Draw(r, family, table).Spell(r) + "\n"
+		text += "-A X " + randrules.Draw(d.r, d.family, d.table).Spell(d.r) + "\n"
 	}
 	d.load(text + "COMMIT\n")
-	for _, rule := range d.source.learn(t, conn, family)[table].Chain("X").Rules {
+	for _, rule := range read()[d.table].Chain("X").Rules {
 		d.pool = append(d.pool, rule)
 		if slices.Contains(plainJumps, rule.Target) && !strings.Contains(rule.Spec, "-o ") && !strings.Contains(rule.Spec, "-i ") {
 			d.plain = append(d.plain, rule)
 		}
 	}
-	return d
-}
-
-// load replaces everything by a text.
-func (d *dice) load(text string) {
-	d.t.Helper()
-	runTool(d.t, "flush ruleset", "nft", "-f", "-")
-	runTool(d.t, text, program(NFT, d.family, "-restore"))
 }
 
 // chain draws a chain, one that is built in now and then.
@@ -127,7 +131,7 @@ func (d *dice) state() string {
 	for {
 		text := d.stateText()
 		d.load("")
-		if _, err := tryTool(d.t, text, program(NFT, d.family, "-restore")); err == nil {
+		if _, err := tryTool(d.t, text, d.take); err == nil {
 			return text
 		}
 	}

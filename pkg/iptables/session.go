@@ -360,12 +360,6 @@ func (s *contentSession) Read(ctx context.Context, family rules.Family) (Snapsho
 	})
 }
 
-// Writes implements Session: iptables-restore takes text.
-func (s *contentSession) Writes(rule rules.Rule) bool {
-	_, opaque := rule.Opaque()
-	return !opaque
-}
-
 // Prepare implements Session: iptables-restore does everything by itself.
 func (s *contentSession) Prepare(context.Context, ...Payload) {}
 
@@ -376,11 +370,16 @@ func (s *contentSession) Carry(*Rider) {}
 // the restore itself looks like our own writing: it races nothing.
 func (s *contentSession) Restore(ctx context.Context, payloads ...Payload) map[rules.Family]Written {
 	return InStages(payloads, func(family rules.Family, scripts []Script) Written {
-		if _, err := s.guard(ctx, family); err != nil {
+		// First, so that what is written between the two is noticed.
+		exact, err := s.lookExactly(ctx, family, scripts)
+		if err == nil {
+			_, err = s.guard(ctx, family)
+		}
+		if err != nil {
 			delete(s.left, family)
 			return Written{Err: err}
 		}
-		return s.write(ctx, family, scripts)
+		return s.write(ctx, family, scripts, exact)
 	})
 }
 
@@ -390,20 +389,27 @@ func (s *contentSession) RestoreAnyway(ctx context.Context, payloads ...Payload)
 		if s.closed {
 			return Written{Raced: true, Err: ErrClosed}
 		}
-		w := s.write(ctx, family, scripts)
+		exact, err := s.lookExactly(ctx, family, scripts)
+		if err != nil {
+			return Written{Raced: true, Err: err}
+		}
+		for _, e := range exact {
+			e.anyway = true
+		}
+		w := s.write(ctx, family, scripts, exact)
 		w.Raced = true
 		return w
 	})
 }
 
 // write writes one family and notes what it holds then.
-func (s *contentSession) write(ctx context.Context, family rules.Family, scripts []Script) Written {
+func (s *contentSession) write(ctx context.Context, family rules.Family, scripts []Script, exact map[int]*exactWrite) Written {
 	delete(s.noted, family)
 	delete(s.left, family)
 	if err := s.kernel.ready(ctx, family); err != nil {
 		return Written{Err: err}
 	}
-	if err := s.kernel.restore(ctx, family, Scripts(scripts)); err != nil {
+	if err := s.restore(ctx, family, scripts, exact); err != nil {
 		return Written{Err: err}
 	}
 	at := time.Now()

@@ -34,6 +34,8 @@ type ruleShape struct {
 	plain             bool
 	everyIn, everyOut bool
 	content           xtKey
+	exact             []byte // to write the rule by, with a jump to goal; nil if it cannot be
+	goal              string
 }
 
 // agrees returns why a text is not this rule's, or nil.

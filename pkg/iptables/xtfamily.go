@@ -119,6 +119,9 @@ func (t *xtTable) shapes(family rules.Family, info xtInfo, data []byte, l *xtLex
 				return
 			}
 			n.shape = r.shape(family, n.goal)
+			if l.bytes {
+				n.shape.keepBytes(r, n.goal)
+			}
 			if r.entry.indexed() {
 				n.shape.content = l.contentOf(r, n.goal)
 			}

@@ -30,6 +30,7 @@ type xtLexicon struct {
 	// of those.
 	trials bool
 	made   map[string]xtMade
+	bytes  bool // rules without a text hold their bytes, as far as they can be written by them
 }
 
 // An xtKey names a rule by its bytes. The zero key is no rule's.

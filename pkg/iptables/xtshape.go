@@ -108,7 +108,10 @@ func (r xtRule) withoutIndexes() []byte {
 	return whole
 }
 
-// opaque returns the rule without a text.
+// opaque returns the rule without a text, and with its bytes if it can be written by them.
 func (s *ruleShape) opaque(reason string) rules.Rule {
+	if s.exact != nil {
+		return rules.OpaqueBytes(s.exact, []byte(s.goal), s.target, reason)
+	}
 	return s.identity.OpaqueRule(s.target, reason)
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TextChain is the chain to which a trial on legacy writes texts. Nothing jumps to it.
+// TextChain is the chain to which texts are written on legacy, so that their bytes can be read. No
+// rule of another chain jumps to it.
 const TextChain = "KUBE-CANARYD-TEXT-CANARY"
 
 // maxTextTrials bounds the restores of one trial. All texts take one; each that is refused takes up

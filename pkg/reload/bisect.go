@@ -228,8 +228,13 @@ func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 		}
 	}
 	script := iptables.Script{Table: t.plan.table, Declare: trialChains()}
-	var written []rules.Rule
+	var written, tried []rules.Rule
 	for _, r := range list {
+		_, opaque := r.Opaque()
+		if opaque && t.newChains[r.Target] {
+			continue // its bytes say where it jumps to, and that chain is not there yet
+		}
+		tried = append(tried, r)
 		if t.newChains[r.Target] {
 			r = r.WithTarget(trialTarget)
 		}
@@ -247,11 +252,11 @@ func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 		return nil
 	}
 	switch c := snapshot.Tables[t.plan.table].Chain(trialChain); {
-	case c == nil || len(c.Rules) != len(list):
+	case c == nil || len(c.Rules) != len(tried):
 		return errNoEffect
 	default:
 		for i, r := range c.Rules {
-			if !t.declared[list[i].Spec] && !r.Equal(written[i]) {
+			if !t.declared[tried[i].Spec] && !r.Equal(written[i]) {
 				return errMisread
 			}
 		}

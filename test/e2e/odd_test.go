@@ -28,79 +28,104 @@ func tool(n *nodetest.Node, f rules.Family, args ...string) string {
 
 // TestOddRulesOfOthers: rules that iptables prints over several lines, or as options of its own,
 // stand in chains of others, in a table that is not guarded and in protected chains, together with
-// a native rule on nft. They make no table unknown. After a flush everything is back: on nft those
-// that stood in protected chains by their bytes, each in its place. On legacy those are in
-// quarantine with the reason, and nothing stands in their place.
+// a native rule on nft. They make no table unknown. After a flush everything is back, those that
+// stood in protected chains by their bytes, each in its place.
 func TestOddRulesOfOthers(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		n.Load()
-		whole := n.Protected()
-		odd := 0
+	nodetest.OnBoth(t, func(n *nodetest.Node) { oddRulesOfOthers(n, true) })
+}
+
+// TestOddRulesAsText: where legacy tables are written as text only, those are in quarantine with
+// the reason, and nothing stands in their place.
+func TestOddRulesAsText(t *testing.T) {
+	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) { oddRulesOfOthers(n, false, "--replay=text") })
+}
+
+func oddRulesOfOthers(n *nodetest.Node, back bool, flags ...string) {
+	n.Load()
+	whole := n.Protected()
+	odd := 0
+	for _, f := range rules.Families() {
+		tool(n, f, "-A", "OUTPUT", "-m", "comment", "--comment", "x\ny", "-j", "ACCEPT")
+		tool(n, f, "-t", "raw", "-A", "OUTPUT", "-m", "comment", "--comment", "x\nCOMMIT\n*nat\n:KUBE-SERVICES - [0:0]", "-j", "ACCEPT")
+		tool(n, f, "-A", "FORWARD", "-i", "a -h", "-j", "ACCEPT")
+		for _, name := range []string{"a -h", "a -M /run/evil", "+ -j ACCEPT\n#"} {
+			tool(n, f, "-A", "KUBE-FORWARD", "-i", name, "-j", "ACCEPT")
+			odd++
+		}
+		if n.Programs.With == iptables.NFT {
+			ip := map[rules.Family]string{rules.IPv4: "ip", rules.IPv6: "ip6"}[f]
+			if out, err := exec.CommandContext(n.Context(), "nft", "add", "rule", ip, "filter", "OUTPUT", "ct", "mark", "set", "meta", "mark").CombinedOutput(); err != nil {
+				n.Fatalf("nft: %v: %s", err, out)
+			}
+		}
+	}
+	protected := n.Protected
+	if back { // iptables-save prints the odd rules as others, or as none
+		protected = func() []string { return asListed(n) }
+		odd, whole = 0, protected()
+	}
+	d := n.Start(flags...)
+	n.Within(nodetest.StartsIn, "every table to be intact", func() error { return allIntact(n) })
+	text, _ := n.Want(0, "status")
+	headline, after, code := "healthy\n", "intact", 0
+	if odd > 0 {
+		headline, after, code = fmt.Sprintf("healthy, but %d rules could not be put back if they were lost\n", odd), "partial", 1
+	}
+	if !strings.HasPrefix(text, headline) || strings.Count(text, "not put back if it is lost: ipv") != odd {
+		n.Errorf("want %d rules that are not put back if they are lost, and %q:\n%s", odd, headline, text)
+	}
+	for round := range 2 {
 		for _, f := range rules.Families() {
-			tool(n, f, "-A", "OUTPUT", "-m", "comment", "--comment", "x\ny", "-j", "ACCEPT")
-			tool(n, f, "-t", "raw", "-A", "OUTPUT", "-m", "comment", "--comment", "x\nCOMMIT\n*nat\n:KUBE-SERVICES - [0:0]", "-j", "ACCEPT")
-			tool(n, f, "-A", "FORWARD", "-i", "a -h", "-j", "ACCEPT")
-			for _, name := range []string{"a -h", "a -M /run/evil", "+ -j ACCEPT\n#"} {
-				tool(n, f, "-A", "KUBE-FORWARD", "-i", name, "-j", "ACCEPT")
-				odd++
-			}
-			if n.Programs.With == iptables.NFT {
-				ip := map[rules.Family]string{rules.IPv4: "ip", rules.IPv6: "ip6"}[f]
-				if out, err := exec.CommandContext(n.Context(), "nft", "add", "rule", ip, "filter", "OUTPUT", "ct", "mark", "set", "meta", "mark").CombinedOutput(); err != nil {
-					n.Fatalf("nft: %v: %s", err, out)
-				}
+			for _, table := range append(protect.Tables(), rules.Raw) {
+				tool(n, f, "-t", string(table), "-F")
 			}
 		}
-		protected := n.Protected
-		if n.Programs.With == iptables.NFT { // iptables-save prints the odd rules as others
-			protected, odd = func() []string { return asListed(n) }, 0
-			whole = protected()
-		}
-		d := n.Start()
-		n.Within(nodetest.StartsIn, "every table to be intact", func() error { return allIntact(n) })
-		text, _ := n.Want(0, "status")
-		headline, after, code := "healthy\n", "intact", 0
-		if odd > 0 {
-			headline, after, code = fmt.Sprintf("healthy, but %d rules could not be put back if they were lost\n", odd), "partial", 1
-		}
-		if !strings.HasPrefix(text, headline) || strings.Count(text, "not put back if it is lost: ipv") != odd {
-			n.Errorf("want %d rules that are not put back if they are lost, and %q:\n%s", odd, headline, text)
-		}
-		for round := range 2 {
-			for _, f := range rules.Families() {
-				for _, table := range append(protect.Tables(), rules.Raw) {
-					tool(n, f, "-t", string(table), "-F")
-				}
+		n.Within(nodetest.HealsIn, "the repair", func() error {
+			if records := len(n.Status().Flushes); records <= round {
+				return fmt.Errorf("%d flush records", records)
 			}
-			n.Within(nodetest.HealsIn, "the repair", func() error {
-				if records := len(n.Status().Flushes); records <= round {
-					return fmt.Errorf("%d flush records", records)
-				}
-				return allIntactBut(n, rules.Filter, after)
-			})
-			n.Same(fmt.Sprintf("protected rules, round %d", round), whole, protected())
+			return allIntactBut(n, rules.Filter, after)
+		})
+		n.Same(fmt.Sprintf("protected rules, round %d", round), whole, protected())
+	}
+	stdout, _ := n.Want(code, "status", "-o", "json")
+	var status struct {
+		Quarantined []struct{ Chain, Rule, Reason string } `json:"quarantined"`
+	}
+	n.Must(json.Unmarshal([]byte(stdout), &status))
+	if len(status.Quarantined) != odd {
+		n.Errorf("%d rules are in quarantine, want %d:\n%+v", len(status.Quarantined), odd, status.Quarantined)
+	}
+	for _, q := range status.Quarantined {
+		if q.Chain != "KUBE-FORWARD" || !strings.Contains(q.Reason, "the name of an interface") || !strings.HasPrefix(q.Rule, "# rule ") {
+			n.Errorf("in quarantine: %+v", q)
 		}
-		stdout, _ := n.Want(code, "status", "-o", "json")
-		var status struct {
-			Quarantined []struct{ Chain, Rule, Reason string } `json:"quarantined"`
-		}
-		n.Must(json.Unmarshal([]byte(stdout), &status))
-		if len(status.Quarantined) != odd {
-			n.Errorf("%d rules are in quarantine, want %d:\n%+v", len(status.Quarantined), odd, status.Quarantined)
-		}
-		for _, q := range status.Quarantined {
-			if q.Chain != "KUBE-FORWARD" || !strings.Contains(q.Reason, "the name of an interface") || !strings.HasPrefix(q.Rule, "# rule ") {
-				n.Errorf("in quarantine: %+v", q)
-			}
-		}
-		d.Stop()
-	})
+	}
+	d.Stop()
 }
 
 // asListed returns the protected chains and the jumps into them as nft lists them, without
-// counters: chains by name, and their rules in order.
+// counters: chains by name, and their rules in order. On legacy it returns the lines that iptables
+// prints of them.
 func asListed(n *nodetest.Node) []string {
 	n.Helper()
+	if n.Programs.With == iptables.Legacy {
+		var all []string
+		for _, f := range rules.Families() {
+			for _, table := range protect.Tables() {
+				ours := false // whether the rule that begins here, or before, is of the protected ones
+				for line := range strings.Lines(tool(n, f, "-t", string(table), "-S")) {
+					if words := strings.Fields(line); strings.HasPrefix(line, "-") && len(words) > 1 {
+						ours = n.Protects(words[1]) || n.Protects(words[len(words)-1])
+					}
+					if ours {
+						all = append(all, fmt.Sprint(f, table, line))
+					}
+				}
+			}
+		}
+		return all
+	}
 	byChain := map[string][]string{}
 	for _, ip := range []string{"ip", "ip6"} {
 		for _, table := range protect.Tables() {

@@ -311,24 +311,15 @@ func TestHostileRules(t *testing.T) {
 		} {
 			nstest.Command(n.T, "iptables-"+string(n.Programs.With), "-w", "5", "-A", "KUBE-FORWARD", "-s", "203.0.113.7", "-m", "comment", "--comment", comment, "-j", "DROP")
 		}
-		before := n.Protected()
-		// A text that commands a terminal is never written. On nft the rule comes back by bytes.
+		// A text that commands a terminal is never written. The rule comes back by its bytes.
 		nstest.Command(n.T, "iptables-"+string(n.Programs.With), "-w", "5", "-A", "KUBE-FORWARD", "-m", "comment", "--comment", "a\x1b[31mb\x07", "-j", "DROP")
+		before := n.Protected()
 		d := n.Start("--v=4")
-		byBytes := n.Programs.With == iptables.NFT
-		stdout, _ := n.Want(0, "status")
-		if said := strings.Contains(stdout, "not put back if it is lost: ipv4 filter KUBE-FORWARD"); said == byBytes {
-			n.Errorf("status says that a rule cannot be put back: %t\n%s", said, stdout)
-		}
-		if byBytes {
-			before = n.Protected()
+		if stdout, _ := n.Want(0, "status"); strings.Contains(stdout, "not put back if it is lost") {
+			n.Errorf("status says that a rule cannot be put back:\n%s", stdout)
 		}
 		n.Flush()
-		if byBytes {
-			n.Healed(1)
-		} else {
-			n.PartlyHealed(1)
-		}
+		n.Healed(1)
 		n.Same("protected rules", before, n.Protected())
 		prints(n, d)
 		d.Stop()
@@ -337,7 +328,7 @@ func TestHostileRules(t *testing.T) {
 
 // TestHostileLines: a comment with newlines in it is printed by iptables-save as
 // it is, so that what follows looks like lines of their own. They are never
-// followed: the rule costs itself, and everything else is guarded.
+// followed: the rule comes back by its bytes, and everything else is guarded.
 func TestHostileLines(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -354,7 +345,7 @@ func TestHostileLines(t *testing.T) {
 			}
 			return all
 		}
-		before, protected := builtin(), n.Protected()
+		before := builtin()
 		nstest.Command(n.T, program, "-w", "5", "-I", "KUBE-FORWARD", "-j", "DROP", "-m", "comment", "--comment",
 			"x\nCOMMIT\n*filter\n:OUTPUT DROP [0:0]\n-A INPUT -s 203.0.113.8 -j ACCEPT\nCOMMIT\n*filter\n-A INPUT -m comment --comment x")
 		d := n.Start()
@@ -365,14 +356,8 @@ func TestHostileLines(t *testing.T) {
 		}
 		listed := asListed(n)
 		n.Flush()
-		if n.Programs.With == iptables.NFT { // its bytes are put back
-			n.Healed(1)
-			n.Same("protected rules", listed, asListed(n))
-		} else {
-			n.PartlyHealed(1)
-			n.Same("protected rules", protected, n.Protected())
-			d.WantLog("A rule is in quarantine", "KUBE-FORWARD", "line break", "its owner has to put it back")
-		}
+		n.Healed(1)
+		n.Same("protected rules", listed, asListed(n)) // its bytes are put back
 		prints(n, d)
 		d.Stop()
 	})

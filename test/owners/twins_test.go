@@ -71,8 +71,12 @@ func TestAClosedPortStaysClosed(t *testing.T) {
 							}
 							return nil
 						})
-						if saved, err := n.Programs.Save(n.Context(), rules.IPv4); err != nil || !strings.Contains(saved, drop) {
+						saved, err := n.Programs.Save(n.Context(), rules.IPv4)
+						if err != nil || !strings.Contains(saved, drop) {
 							n.Errorf("%q: P2 is not back: %v\n%s", match, err, saved)
+						}
+						if outcome := n.Status().Flushes[0].Outcome; len(flags) == 0 && (outcome != "proved" || strings.Count(saved, "-A P1 ") != 1) {
+							n.Errorf("%q: it does not come back by its bytes: the replay is %s\n%s", match, outcome, saved)
 						}
 						if open() {
 							saved, _ := n.Programs.Save(n.Context(), rules.IPv4)

@@ -63,10 +63,10 @@ func (s *session) Read(ctx context.Context, family rules.Family) (iptables.Snaps
 	return snap, err
 }
 
-// Writes reports whether the rule has a text or, on nft, bytes.
+// Writes reports whether the rule has a text or bytes.
 func (s *session) Writes(rule rules.Rule) bool {
 	_, opaque := rule.Opaque()
-	return !opaque || rule.HasBytes() && s.f.backend() == iptables.NFT
+	return !opaque || rule.HasBytes()
 }
 
 // Prepare does nothing: a Fake is quick.

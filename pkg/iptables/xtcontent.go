@@ -1,0 +1,322 @@
+package iptables
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// This file takes a legacy table apart into chains, changes them as a script says, and puts them
+// together again, as iptables-legacy does in its memory for each command.
+
+// An xtContent is a table that was read. Its slices point into the bytes that were read.
+type xtContent struct {
+	layout xtLayout
+	family rules.Family
+	info   xtInfo // the shape that was read
+	chains []*xtPieces
+	end    xtPiece // the entry behind all chains
+}
+
+// xtPieces are the entries of a chain.
+type xtPieces struct {
+	name  string
+	hook  int      // of a built-in chain; else -1
+	head  *xtPiece // of a chain of the user's; else nil
+	rules []xtPiece
+	tail  xtPiece // the policy, or RETURN
+}
+
+// An xtPiece is an entry. Where a standard target says an offset, goal or falls says it by name.
+type xtPiece struct {
+	bytes []byte
+	goal  string // the chain to which it jumps
+	falls bool   // it has no target: the next entry follows
+	was   int    // its number in the table that was read; -1 if it is new
+}
+
+// takeApart returns the content of a table.
+func takeApart(family rules.Family, info xtInfo, data []byte) (*xtContent, error) {
+	c := &xtContent{layout: xtLayoutOf(family), family: family, info: info}
+	starts := map[int]string{} // offsets to which rules may jump
+	var chain *xtPieces
+	end := func() error {
+		if chain == nil {
+			return nil
+		}
+		last := len(chain.rules) - 1
+		if last < 0 {
+			return fmt.Errorf("%w: chain %s has no end", errWalk, chain.name)
+		}
+		chain.tail, chain.rules = chain.rules[last], chain.rules[:last]
+		return nil
+	}
+	for at, n := 0, 0; at < len(data); n++ {
+		e, err := c.layout.entry(data, at)
+		if err != nil {
+			return nil, err
+		}
+		piece := xtPiece{bytes: e.whole, was: n}
+		at += e.next
+		name, begins := chainHead(e, info, at-e.next)
+		if begins {
+			if err := end(); err != nil {
+				return nil, err
+			}
+			if e.isHead && name == xtError && at == len(data) {
+				c.end = piece
+				break
+			}
+			chain = &xtPieces{name: name, hook: -1}
+			c.chains = append(c.chains, chain)
+			if e.isHead {
+				chain.head, starts[at] = &piece, name
+				continue
+			}
+			chain.hook = slices.Index(xtHooks[:], name)
+		}
+		if chain == nil {
+			return nil, fmt.Errorf("%w: the table begins with rules of no chain", errWalk)
+		}
+		if e.isStandard && len(e.target) != xtStandardLen {
+			return nil, fmt.Errorf("%w: a verdict of %d bytes in chain %s", errWalk, len(e.target), chain.name)
+		}
+		piece.falls = e.isStandard && e.verdict() == at
+		chain.rules = append(chain.rules, piece)
+	}
+	if c.end.bytes == nil {
+		return nil, fmt.Errorf("%w: the table has no end", errWalk)
+	}
+	return c, c.direct(starts)
+}
+
+// direct notes to which chains the rules jump.
+func (c *xtContent) direct(starts map[int]string) error {
+	for _, chain := range c.chains {
+		for i := range chain.rules {
+			piece := &chain.rules[i]
+			e := c.entry(*piece)
+			if !e.isStandard || e.verdict() < 0 || piece.falls {
+				continue
+			}
+			goal, known := starts[e.verdict()]
+			if !known {
+				return fmt.Errorf("%w: a rule of chain %s jumps to no chain", errWalk, chain.name)
+			}
+			piece.goal = goal
+		}
+	}
+	return nil
+}
+
+// entry cuts up a piece, which takeApart or newPiece has checked.
+func (c *xtContent) entry(piece xtPiece) xtEntry {
+	e, _ := c.layout.entry(piece.bytes, 0)
+	return e
+}
+
+// chain returns a chain, nil if there is none of that name.
+func (c *xtContent) chain(name string) *xtPieces {
+	for _, chain := range c.chains {
+		if chain.name == name {
+			return chain
+		}
+	}
+	return nil
+}
+
+// remove takes a chain of the user's out, whatever it holds. What jumps to it must go, too.
+func (c *xtContent) remove(name string) *xtPieces {
+	at := slices.IndexFunc(c.chains, func(chain *xtPieces) bool { return chain.name == name && chain.head != nil })
+	if at < 0 {
+		return nil
+	}
+	chain := c.chains[at]
+	c.chains = slices.Delete(c.chains, at, at+1)
+	return chain
+}
+
+// says returns what a piece says: its bytes without counts and without offsets, and its goal.
+func (c *xtContent) says(piece xtPiece) []byte {
+	plain := bytes.Clone(piece.bytes)
+	c.layout.mask(plain)
+	e, _ := c.layout.entry(plain, 0)
+	if c.family == rules.IPv4 {
+		e.eachMatch(maskWide)
+		if !e.isStandard {
+			maskWide(e.target)
+		}
+	}
+	if piece.falls || piece.goal != "" {
+		clear(e.target[xtExtDataAt : xtExtDataAt+4])
+	}
+	return append(plain, piece.goal...)
+}
+
+// sum returns a checksum of all that the table says.
+func (c *xtContent) sum() uint64 {
+	sum := newChecksum()
+	for _, chain := range c.chains {
+		sum.add([]byte(chain.name))
+		for _, piece := range chain.rules {
+			sum.add(c.says(piece))
+		}
+		sum.add(c.says(chain.tail))
+	}
+	return sum.value()
+}
+
+// errScript is a step of a script that cannot be done.
+var errScript = errors.New("the script does not fit the table")
+
+// declare empties a chain of the user's, or makes it like another one.
+func (c *xtContent) declare(name string, like *xtPieces) error {
+	if len(name) >= xtExtNameLen {
+		return fmt.Errorf("%w: the name of chain %s is too long", errScript, name)
+	}
+	if chain := c.chain(name); chain != nil {
+		chain.rules = nil
+		return nil
+	}
+	head, tail := xtPiece{bytes: bytes.Clone(like.head.bytes), was: -1}, xtPiece{bytes: like.tail.bytes, was: -1}
+	title := c.entry(head).target[xtExtDataAt:]
+	clear(title)
+	copy(title, name)
+	fresh := &xtPieces{name: name, hook: -1, head: &head, tail: tail}
+	// iptables keeps the user's chains sorted, and searches them so.
+	at := slices.IndexFunc(c.chains, func(chain *xtPieces) bool { return chain.head != nil && cmp.Compare(chain.name, name) > 0 })
+	if at < 0 {
+		at = len(c.chains)
+	}
+	c.chains = slices.Insert(c.chains, at, fresh)
+	return nil
+}
+
+// apply does one step. rule is the piece of its rule, if it has one.
+func (c *xtContent) apply(step *Step, rule xtPiece) error {
+	chain := c.chain(step.Chain)
+	if chain == nil {
+		return fmt.Errorf("%w: there is no chain %s", errScript, step.Chain)
+	}
+	at := max(0, step.Index-1)
+	switch step.Verb {
+	case Append:
+		chain.rules = append(chain.rules, rule)
+		return nil
+	case Insert:
+		if at <= len(chain.rules) {
+			chain.rules = slices.Insert(chain.rules, at, rule)
+			return nil
+		}
+	case Delete:
+		if step.Index == 0 {
+			want := c.says(rule)
+			at = slices.IndexFunc(chain.rules, func(p xtPiece) bool { return p.falls == rule.falls && bytes.Equal(c.says(p), want) })
+		}
+		if at >= 0 && at < len(chain.rules) {
+			chain.rules = slices.Delete(chain.rules, at, at+1)
+			return nil
+		}
+	case Flush:
+		chain.rules = nil
+		return nil
+	case Drop:
+		if len(chain.rules) == 0 && !c.leads(step.Chain) && c.remove(step.Chain) != nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: -%c %s %d cannot be done", errScript, step.Verb, step.Chain, step.Index)
+}
+
+// leads reports whether a rule jumps to the chain.
+func (c *xtContent) leads(to string) bool {
+	return slices.ContainsFunc(c.chains, func(chain *xtPieces) bool {
+		return slices.ContainsFunc(chain.rules, func(p xtPiece) bool { return p.goal == to })
+	})
+}
+
+// join returns the table's shape and entries as they are now, and by entry which number it had.
+func (c *xtContent) join() (info xtInfo, data []byte, was []int, err error) {
+	info = c.info
+	starts, at, pieces := map[string]int{}, 0, []xtPiece{}
+	add := func(piece xtPiece) {
+		pieces, at = append(pieces, piece), at+len(piece.bytes)
+	}
+	for _, chain := range c.chains {
+		if chain.head != nil {
+			add(*chain.head)
+			starts[chain.name] = at
+		} else {
+			info.hookEntry[chain.hook] = uint32(at)
+		}
+		for _, piece := range chain.rules {
+			add(piece)
+		}
+		if chain.head == nil {
+			info.underflow[chain.hook] = uint32(at)
+		}
+		add(chain.tail)
+	}
+	add(c.end)
+	data, was = make([]byte, 0, at), make([]int, 0, len(pieces))
+	for _, piece := range pieces {
+		begin := len(data)
+		data, was = append(data, piece.bytes...), append(was, piece.was)
+		verdict := len(data)
+		if piece.goal != "" {
+			start, there := starts[piece.goal]
+			if !there {
+				return info, nil, nil, fmt.Errorf("%w: a rule jumps to chain %s, which does not exist", errScript, piece.goal)
+			}
+			verdict = start
+		}
+		if piece.falls || piece.goal != "" {
+			target := begin + len(piece.bytes) - xtStandardLen + xtExtDataAt
+			binary.NativeEndian.PutUint32(data[target:], uint32(verdict))
+		}
+	}
+	info.entries, info.size = uint32(len(pieces)), uint32(len(data))
+	return info, data, was, nil
+}
+
+// newPiece returns the piece of an opaque rule; false if its bytes make none.
+func newPiece(family rules.Family, rule rules.Rule) (xtPiece, bool) {
+	entry, goal, ok := rule.Bytes()
+	layout := xtLayoutOf(family)
+	if !ok || len(entry) < layout.size+xtExtDataAt {
+		return xtPiece{}, false
+	}
+	piece := xtPiece{bytes: bytes.Clone(entry), was: -1}
+	// What a standard target says is not among the bytes; see exactBytes.
+	if int(binary.NativeEndian.Uint16(entry[layout.nextOffset:])) == len(entry)+xtStandardLen-xtExtDataAt {
+		piece.bytes = append(piece.bytes, make([]byte, xtStandardLen-xtExtDataAt)...)
+	}
+	const align = 8 // of each entry
+	e, err := layout.entry(piece.bytes, 0)
+	if err != nil || e.next != len(piece.bytes) || e.next%align != 0 || e.isHead || e.isStandard && len(e.target) != xtStandardLen {
+		return xtPiece{}, false
+	}
+	if e.isStandard {
+		verdict := verdictNumber(string(goal))
+		binary.NativeEndian.PutUint32(e.target[xtExtDataAt:], uint32(verdict))
+		if verdict == 0 {
+			piece.goal, piece.falls = string(goal), len(goal) == 0
+		}
+	}
+	return piece, true
+}
+
+// verdictNumber returns the verdict of that name, as verdictName names it; 0 if there is none.
+func verdictNumber(name string) int32 {
+	for _, verdict := range []int32{-1, -2, -5} {
+		if verdictName(int(verdict)) == name {
+			return verdict
+		}
+	}
+	return 0
+}

@@ -1,0 +1,179 @@
+package iptables
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// Whatever a script does to whatever a legacy table holds: iptables-restore and the replaced table
+// leave the same behind, and where iptables-restore fails nothing is written.
+func TestAReplacedTableIsWhatTheTextMakes(t *testing.T) {
+	seed := directSeed(t)
+	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
+		t.Logf("CANARYD_SEED=%d", seed)
+		take := program(Legacy, family, "-restore")
+		load := func(text string) {
+			t.Helper()
+			for _, table := range protect.Tables() {
+				nstest.CommandInput(t, fmt.Sprintf("*%s\nCOMMIT\n", table), take)
+			}
+			nstest.CommandInput(t, text, take)
+		}
+		saved := func() []string { return withoutCounters(saveLegacy(t, family)) }
+		done, failed := 0, 0
+		for i, table := range protect.Tables() {
+			r := rand.New(rand.NewPCG(seed, uint64(family)<<8|uint64(i)))
+			d := &dice{t: t, r: r, family: family, table: table, load: load, take: take}
+			d.draw(func() rules.Ruleset { return guarded(t, k, family).Tables })
+			for range 40 {
+				start, script := d.state(), d.script()
+				var text bytes.Buffer
+				if _, err := script.WriteTo(&text); err != nil {
+					t.Fatal(err)
+				}
+				before := saved()
+				_, refused := tryTool(t, text.String(), take, "--noflush")
+				want := saved()
+
+				load(start)
+				w := exactWrite{kernel: k, socket: k.reader.(xtReader).sockets[family], family: family, script: &script}
+				err := w.look()
+				if err == nil {
+					err = w.write(t.Context())
+				}
+				got := saved()
+				done++
+				if refused != nil {
+					failed++
+					want = before
+				}
+				if diff := cmp.Diff(want, got); diff != "" || (err == nil) != (refused == nil) {
+					t.Fatalf("on\n%q\nthis script\n%s\nas text: %v\nreplaced: %v\n(-want +got)\n%s", before, &text, refused, err, diff)
+				}
+			}
+		}
+		t.Logf("%d of %d scripts failed", failed, done)
+		if failed < done/20 || failed > done*9/10 {
+			t.Errorf("%d of %d scripts failed: too much of one kind", failed, done)
+		}
+	})
+}
+
+// While a script with a rule that has no text is written again and again, no look at the table
+// shows a part of it. The one chain that comes and goes is not reached by any packet.
+func TestAReplacedTableIsNeverSeenInPart(t *testing.T) {
+	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
+		odd, plain := lineBreak(t, k, family)
+		iptablesCommand(t, Legacy, family, "-A FORWARD -j MINE")
+		iptablesCommand(t, Legacy, family, "-A FORWARD -p udp -j ACCEPT")
+		script := replayOf(rules.Filter, "MINE", []rules.Rule{odd, plain})
+		script.Steps = append(script.Steps,
+			Step{Verb: Delete, Chain: "FORWARD", Index: 1},
+			Step{Verb: Insert, Chain: "FORWARD", Index: 1, Rule: rules.Rule{Spec: "-j MINE", Target: "MINE"}})
+		observer, err := openXT(family)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer observer.close()
+		look := func() (sum uint64, staged bool) {
+			err := observer.entries(rules.Filter, func(info xtInfo, data []byte) error {
+				content, err := takeApart(family, info, data)
+				if err != nil {
+					return err
+				}
+				staged = content.remove(TextChain) != nil
+				if content.leads(TextChain) {
+					t.Error("a rule of another chain jumps to the chain of texts")
+				}
+				sum = content.sum()
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			return sum, staged
+		}
+		before, _ := look()
+		var over atomic.Bool
+		seen := make(chan int)
+		go func() {
+			looks := 0
+			for !over.Load() {
+				sum, staged := look()
+				if sum != before {
+					t.Error("the table is seen in part")
+					break
+				}
+				if staged {
+					looks++
+				}
+			}
+			seen <- looks
+		}()
+		s := begin(t, k)
+		for range 40 {
+			mustRead(t, s, family)
+			if err := s.Restore(t.Context(), Payload{family: {script}})[family].Err; err != nil {
+				t.Error(err)
+				break
+			}
+		}
+		over.Store(true)
+		if looks := <-seen; looks == 0 {
+			t.Error("no look fell between the two writes")
+		}
+		if now, staged := look(); now != before || staged {
+			t.Errorf("the table is another, or chain %s is left: %t", TextChain, staged)
+		}
+	})
+}
+
+// Whatever bytes are taken for a table or for a rule: nothing panics, and what is put together says
+// what was taken apart.
+func FuzzTakeApart(f *testing.F) {
+	for _, family := range rules.Families() {
+		info, data := sampleTable(family)
+		f.Add(family == rules.IPv6, info.validHooks, info.hookEntry[1], info.hookEntry[3], info.underflow[1], data, data[:256])
+	}
+	f.Fuzz(func(t *testing.T, v6 bool, hooks, first, second, last uint32, data, entry []byte) {
+		family := rules.IPv4
+		if v6 {
+			family = rules.IPv6
+		}
+		piece, _ := newPiece(family, rules.OpaqueBytes(entry, []byte("X"), "X", "odd"))
+		info := xtInfo{validHooks: hooks, hookEntry: [5]uint32{0, first, 0, second, 0}, underflow: [5]uint32{0, last, 0, second, 0}}
+		content, err := takeApart(family, info, slices.Clone(data))
+		if err != nil {
+			return
+		}
+		sum := content.sum()
+		now, entries, _, err := content.join()
+		if err != nil {
+			t.Fatalf("what was taken apart cannot be put together: %v", err)
+		}
+		again, err := takeApart(family, now, entries)
+		if err != nil || again.sum() != sum {
+			t.Errorf("put together it says something else: %v", err)
+		}
+		if piece.bytes == nil || len(content.chains) == 0 {
+			return
+		}
+		step := Step{Verb: Insert, Chain: content.chains[0].name}
+		if err := content.apply(&step, piece); err != nil {
+			t.Fatal(err)
+		}
+		if _, entries, _, err := content.join(); err == nil && len(entries) != len(data)+len(piece.bytes) {
+			t.Errorf("%d bytes and %d more are %d", len(data), len(piece.bytes), len(entries))
+		}
+	})
+}

@@ -1,0 +1,257 @@
+package iptables
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"unicode/utf8"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// This file writes scripts with rules that have no text to legacy tables. iptables-restore writes
+// the rules that have one to a chain that nothing jumps to. Then the table is read, changed as the
+// script says, and replaced: all of it or nothing, and until then no packet meets any of it.
+//
+// The bytes of a rule as the kernel hands them out may be written again: each command of
+// iptables-legacy reads all rules of its table and writes them back. What a flush may make untrue
+// are numbers of the kernel's objects, so a rule that has such a number has no bytes here.
+
+// exactBytes returns what of a rule is kept to write it back: all bytes but the verdict. It is
+// false if they alone do not say what the rule does, or if an extension is not one of iptables'.
+func (r xtRule) exactBytes(goal string) (entry []byte, ok bool) {
+	e := r.entry
+	if e.isStandard && (len(e.target) != xtStandardLen || r.target && goal == "") {
+		return nil, false
+	}
+	exact := !e.indexed()
+	e.eachMatch(func(m []byte) {
+		const elf = 2 // a program that is a file which the writer of the rule has open
+		kind := kindOf(m)
+		_, known := extensions[kind.name]
+		exact = exact && known && kind.name != "" && !(kind.name == "bpf" && kind.revision == 1 && xtData(m[xtExtDataAt:]).u16(0) == elf)
+	})
+	if _, known := extensions[string(extName(e.target))]; !known || !exact {
+		return nil, false
+	}
+	if e.isStandard {
+		return e.whole[:len(e.whole)-xtStandardLen+xtExtDataAt], true
+	}
+	return e.whole, true
+}
+
+// keepBytes keeps the bytes of a rule that may turn out to have no text.
+func (s *ruleShape) keepBytes(r xtRule, goal string) {
+	const long = 4096 // fewer bytes of plain extensions have a text that iptables-restore reads
+	isText := !slices.ContainsFunc(s.comments, func(comment string) bool { return !utf8.ValidString(comment) })
+	if s.plain && s.odd == "" && len(r.entry.whole) <= long && isText {
+		return
+	}
+	if exact, ok := r.exactBytes(goal); ok {
+		s.exact, s.goal = slices.Clone(exact), goal
+	}
+}
+
+// writesBytes reports whether rules of legacy tables are written by their bytes.
+func (c Config) writesBytes() bool { return canReplace() && c.Replay != ReplayText }
+
+// Writes implements Session: a rule without a text is written by its bytes.
+func (s *contentSession) Writes(rule rules.Rule) bool {
+	_, opaque := rule.Opaque()
+	return !opaque || rule.HasBytes() && s.kernel.cfg.writesBytes()
+}
+
+// lookExactly returns, by their numbers, the scripts that are written by bytes. It notes what their
+// tables hold.
+func (s *contentSession) lookExactly(ctx context.Context, family rules.Family, scripts []Script) (map[int]*exactWrite, error) {
+	if s.closed || !s.kernel.cfg.writesBytes() {
+		return nil, nil
+	}
+	exact := map[int]*exactWrite{}
+	for i := range scripts {
+		if scripts[i].textless() == nil {
+			continue
+		}
+		if err := s.kernel.ready(ctx, family); err != nil {
+			return nil, err
+		}
+		exact[i] = &exactWrite{kernel: s.kernel, socket: s.kernel.reader.(xtReader).sockets[family], family: family, script: &scripts[i]}
+		if err := exact[i].look(); err != nil {
+			return nil, err
+		}
+	}
+	return exact, nil
+}
+
+// restore writes scripts of one family, each table for itself.
+func (s *contentSession) restore(ctx context.Context, family rules.Family, scripts []Script, exact map[int]*exactWrite) error {
+	var text Scripts
+	wrote := map[rules.TableName]bool{}
+	for i := range scripts {
+		e := exact[i]
+		if e == nil {
+			text, wrote[scripts[i].Table] = append(text, scripts[i]), true
+			continue
+		}
+		if len(text) > 0 {
+			if err := s.kernel.restore(ctx, family, text); err != nil {
+				return err
+			}
+			text, ctx = nil, context.WithoutCancel(ctx) // all of it belongs together
+		}
+		if wrote[e.script.Table] {
+			if err := e.look(); err != nil {
+				return err
+			}
+		}
+		if err := e.write(ctx); err != nil {
+			return err
+		}
+		wrote[e.script.Table], ctx = true, context.WithoutCancel(ctx)
+	}
+	if len(text) == 0 {
+		return nil
+	}
+	return s.kernel.restore(ctx, family, text)
+}
+
+// An exactWrite is the write of one script.
+type exactWrite struct {
+	kernel *Kernel
+	socket *xtSocket
+	family rules.Family
+	script *Script
+	anyway bool
+
+	sum    uint64          // of the table before; 0 if there was none
+	chains map[string]bool // that were there, or that the script declares
+	staged []int           // the steps whose rules iptables-restore writes, in order
+	jumps  map[int]bool    // those of them that jump
+	pieces []xtPiece       // by step
+}
+
+func (w *exactWrite) write(ctx context.Context) error {
+	stage, err := w.stage()
+	if err != nil {
+		return err
+	}
+	if err := w.kernel.restore(ctx, w.family, Scripts{stage}); err != nil {
+		return err
+	}
+	var failed error // it is no failure of the read, which would be tried again
+	err = w.socket.entries(w.script.Table, func(info xtInfo, data []byte) error {
+		failed = w.place(info, data)
+		return nil
+	})
+	if err = cmp.Or(err, failed); err == nil {
+		return nil
+	}
+	remove := Script{Table: stage.Table, Declare: stage.Declare, Steps: []Step{{Verb: Drop, Chain: TextChain}}}
+	if failed := w.kernel.restore(context.WithoutCancel(ctx), w.family, Scripts{remove}); failed != nil {
+		err = fmt.Errorf("%w; and chain %s could not be removed: %w", err, TextChain, failed)
+	}
+	if errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrPermission) {
+		return err
+	}
+	return w.refusal(err.Error(), !errors.Is(err, errScript) && !errors.Is(err, errWalk))
+}
+
+// refusal returns the error of a write that was refused. Textless is whether it may be for the
+// rules without a text.
+func (w *exactWrite) refusal(text string, textless bool) *RestoreError {
+	return &RestoreError{Program: "x_tables", Reason: ReasonOther, Textless: textless, Stderr: text}
+}
+
+// look notes what the table holds.
+func (w *exactWrite) look() error {
+	w.chains = map[string]bool{}
+	for _, name := range w.script.Declare {
+		w.chains[name] = true
+	}
+	tables, err := w.socket.tables()
+	if err != nil || !slices.Contains(tables, w.script.Table) { // to ask for it would create it
+		return err
+	}
+	return w.socket.entries(w.script.Table, func(info xtInfo, data []byte) error {
+		content, err := takeApart(w.family, info, data)
+		if err != nil {
+			return err
+		}
+		content.remove(TextChain)
+		for _, c := range content.chains {
+			w.chains[c.name] = true
+		}
+		w.sum = content.sum()
+		return nil
+	})
+}
+
+// stage returns the script that writes the rules that have a text. A rule of the script may jump to
+// a chain that is not there yet: here it jumps to the chain in which it is.
+func (w *exactWrite) stage() (Script, error) {
+	stage := Script{Table: w.script.Table, Declare: []string{TextChain}}
+	w.pieces, w.jumps = make([]xtPiece, len(w.script.Steps)), map[int]bool{}
+	for i := range w.script.Steps {
+		step := &w.script.Steps[i]
+		if step.Verb == Flush || step.Verb == Drop || step.Verb == Delete && step.Index > 0 {
+			continue
+		}
+		reason, opaque := step.Rule.Opaque()
+		if opaque {
+			piece, ok := newPiece(w.family, step.Rule)
+			if !ok {
+				return stage, w.refusal(fmt.Sprintf("a rule of chain %s has neither a text nor bytes: %s", step.Chain, reason), true)
+			}
+			w.pieces[i] = piece
+			continue
+		}
+		rule := step.Rule
+		if w.jumps[i] = rule.Target != "" && w.chains[rule.Target]; w.jumps[i] {
+			rule = rule.WithTarget(TextChain)
+		}
+		w.staged = append(w.staged, i)
+		stage.Steps = append(stage.Steps, Step{Verb: Append, Chain: TextChain, Rule: rule})
+	}
+	return stage, nil
+}
+
+// place changes the table that was read, and replaces it at once.
+func (w *exactWrite) place(info xtInfo, data []byte) error {
+	content, err := takeApart(w.family, info, data)
+	if err != nil {
+		return err
+	}
+	text := content.remove(TextChain)
+	if text == nil || len(text.rules) != len(w.staged) {
+		return fmt.Errorf("%w: chain %s does not hold the %d rules that iptables-restore wrote", errScript, TextChain, len(w.staged))
+	}
+	if !w.anyway && w.sum != 0 && content.sum() != w.sum {
+		return nft.ErrStale // by a process that ignores the lock
+	}
+	for n, i := range w.staged {
+		piece := text.rules[n]
+		piece.was = -1
+		if w.jumps[i] {
+			piece.goal = w.script.Steps[i].Rule.Target
+		}
+		w.pieces[i] = piece
+	}
+	for _, name := range w.script.Declare {
+		if err := content.declare(name, text); err != nil {
+			return err
+		}
+	}
+	for i := range w.script.Steps {
+		if err := content.apply(&w.script.Steps[i], w.pieces[i]); err != nil {
+			return err
+		}
+	}
+	now, entries, was, err := content.join()
+	if err != nil {
+		return err
+	}
+	return w.socket.replace(info, now, entries, was)
+}

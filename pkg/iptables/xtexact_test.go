@@ -1,0 +1,241 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// On legacy, too, rules without a text come back byte for byte, in a chain of the user's and in a
+// built-in one, each in its place; and nothing else of the table changes, not even a count.
+func TestLegacyOddRulesComeBackByteForByte(t *testing.T) {
+	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
+		restore := program(Legacy, family, "-restore")
+		nstest.CommandInput(t, "*filter\n:INPUT ACCEPT [7:700]\n:FORWARD DROP [0:0]\n:GOAL - [0:0]\n:MINE - [0:0]\n:OTHER - [0:0]\n:ZZZ - [0:0]\n"+
+			"[5:50] -A OTHER -p tcp -m tcp --dport 7 -j GOAL\n[3:30] -A OTHER -p udp -g ZZZ\n-A ZZZ -j DROP\n[1:10] -A INPUT -j OTHER\n-A INPUT -p icmp\nCOMMIT\n", restore, "--counters")
+		taken := 0
+		add := func(args []string) {
+			if !addOdd(t, Legacy, family, "MINE", args) {
+				return
+			}
+			addOdd(t, Legacy, family, "INPUT", args)
+			iptablesCommand(t, Legacy, family, fmt.Sprintf("-A MINE -p tcp --dport %d -j ACCEPT", 1000+taken))
+			taken++
+		}
+		for _, odd := range oddRules {
+			if !slices.Contains(odd.args, "set") { // it holds the kernel's number of the set
+				add(odd.args)
+			}
+		}
+		add([]string{"-m", "comment", "--comment", "not UTF-8: \xff", "-j", "DROP"})
+		for _, c := range twins {
+			for _, to := range []string{"-j ACCEPT", "-j DROP", "-j RETURN", "-j GOAL", "-g ZZZ", ""} {
+				add(strings.Fields(c.never + " " + to))
+			}
+		}
+		before := guarded(t, k, family).Tables[rules.Filter]
+		mine, input := before.Chain("MINE").Rules, before.Chain("INPUT").Rules
+		lines, bytesOfMine := savedLines(t, family), bytesOf(t, family, "MINE")
+		iptablesCommand(t, Legacy, family, "-F MINE")
+		script := replayOf(rules.Filter, "MINE", mine)
+		textless := 0
+		for i, r := range slices.Backward(input) {
+			if reason, opaque := r.Opaque(); opaque {
+				if !r.HasBytes() {
+					t.Errorf("a rule has no bytes: %s", reason)
+				}
+				textless++
+				iptablesCommand(t, Legacy, family, fmt.Sprintf("-D INPUT %d", i+1))
+			}
+		}
+		for i, r := range input {
+			if _, opaque := r.Opaque(); opaque {
+				script.Steps = append(script.Steps, Step{Verb: Insert, Chain: "INPUT", Index: i + 1, Rule: r})
+			}
+		}
+		s := begin(t, k)
+		mustRead(t, s, family)
+		if err := errors.Join(s.Restore(t.Context(), Payload{family: {script}})[family].Err, s.Close()); err != nil {
+			t.Fatal(err)
+		}
+		after := guarded(t, k, family).Tables[rules.Filter]
+		if diff := cmp.Diff(labels(mine), labels(after.Chain("MINE").Rules)); diff != "" {
+			t.Errorf("MINE (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(bytesOfMine, bytesOf(t, family, "MINE")); diff != "" {
+			t.Errorf("the bytes of MINE (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(labels(input), labels(after.Chain("INPUT").Rules)); diff != "" {
+			t.Errorf("INPUT (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(lines, savedLines(t, family)); diff != "" {
+			t.Errorf("the table is another (-before +now):\n%s", diff)
+		}
+		t.Logf("%d odd rules, %d of them without a text", taken, textless)
+		if taken < 30 || textless < 10 {
+			t.Errorf("only %d odd rules are taken here, %d without a text", taken, textless)
+		}
+	})
+}
+
+// labels are rules as people read them, with the digests of their bytes.
+func labels(list []rules.Rule) (labels []string) {
+	for _, r := range list {
+		labels = append(labels, r.Label())
+	}
+	return labels
+}
+
+// savedLines returns what iptables-legacy saves of table filter, with its counts.
+func savedLines(t *testing.T, family rules.Family) []string {
+	t.Helper()
+	return withoutCounters(nstest.Command(t, program(Legacy, family, "-save"), "-c", "-t", "filter"))
+}
+
+// bytesOf returns what the kernel holds of a chain, as RuleBytes does.
+func bytesOf(t *testing.T, family rules.Family, chain string) []string {
+	t.Helper()
+	s, err := openXT(family)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	var found []string
+	err = s.entries(rules.Filter, func(info xtInfo, data []byte) error {
+		content, err := takeApart(family, info, data)
+		for _, piece := range content.chain(chain).rules {
+			found = append(found, fmt.Sprintf("%x %t", content.says(piece), piece.falls))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// lineBreak is a rule that has no text with any iptables, and one that has.
+func lineBreak(t *testing.T, k *Kernel, family rules.Family) (odd, plain rules.Rule) {
+	t.Helper()
+	iptablesCommand(t, Legacy, family, "-N MINE")
+	addOdd(t, Legacy, family, "MINE", []string{"-p", "tcp", "-m", "comment", "--comment", "x\ny", "-j", "ACCEPT"})
+	iptablesCommand(t, Legacy, family, "-A MINE -p tcp -j ACCEPT")
+	list := guarded(t, k, family).Tables[rules.Filter].Chain("MINE").Rules
+	if !list[0].HasBytes() {
+		t.Fatalf("%v has no bytes", list[0])
+	}
+	return list[0], list[1]
+}
+
+// Where the kernel refuses the bytes, or they make no rule, the table is as it was, and the error
+// says that it is for a rule without a text.
+func TestLegacyBytesThatAreRefusedChangeNothing(t *testing.T) {
+	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
+		odd, plain := lineBreak(t, k, family)
+		entry, goal, _ := odd.Bytes()
+		at := xtLayoutOf(family)
+		lines := savedLines(t, family)
+		for name, spoil := range map[string]func([]byte){
+			"a match that no kernel has": func(b []byte) { copy(b[at.size+xtExtNameAt:], "nosuch\x00") },
+			"another length":             func(b []byte) { b[at.nextOffset]++ },
+			"a target beyond the end":    func(b []byte) { b[at.targetOffset+1] = 0x7f },
+			"the end of a table":         func(b []byte) { copy(b[len(b)-xtExtDataAt+xtExtNameAt:], xtError) },
+			"a target of another name":   func(b []byte) { copy(b[len(b)-xtExtDataAt+xtExtNameAt:], "DNAT") },
+			"a match that is too long":   func(b []byte) { b[at.size]++ },
+			"nothing":                    func(b []byte) { clear(b) },
+		} {
+			bad := slices.Clone(entry)
+			spoil(bad)
+			script := replayOf(rules.Filter, "MINE", []rules.Rule{plain, rules.OpaqueBytes(bad, goal, "ACCEPT", "odd")})
+			script.Declare = append(script.Declare, "FRESH")
+			script.Steps = append(script.Steps, Step{Verb: Append, Chain: "INPUT", Rule: rules.Rule{Spec: "-j FRESH", Target: "FRESH"}})
+			s := begin(t, k)
+			mustRead(t, s, family)
+			err := s.Restore(t.Context(), Payload{family: {script}})[family].Err
+			if refused, ok := err.(*RestoreError); !ok || !refused.Textless {
+				t.Errorf("%s: %v", name, err)
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(lines, savedLines(t, family)); diff != "" {
+				t.Errorf("%s: it leaves (-want +got):\n%s", name, diff)
+			}
+		}
+	})
+}
+
+// A process that ignores the lock writes while rules are written by their bytes. Its rule stands
+// afterwards, nothing of the script does, and the caller has to read again.
+func TestLegacyBytesAreNotWrittenOverAnothersRules(t *testing.T) {
+	for _, tt := range []struct {
+		when   string
+		read   int     // of the table's entries; the first one notes what it holds
+		behind uintptr // the option of the question behind which the process writes; 0: before the read
+	}{
+		{"before the digest is compared", 2, 0},
+		{"while iptables-restore writes the rules that have a text", 3, 0},
+		{"before the entries are read once more", 3, soGetEntries},
+		{"before the table is replaced", 3, soGetInfo},
+	} {
+		t.Run(tt.when, func(t *testing.T) {
+			onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
+				odd, plain := lineBreak(t, k, family)
+				lines := savedLines(t, family)
+				socket := k.reader.(xtReader).sockets[family]
+				reads, wrote := 0, false
+				write := func() {
+					wrote = true
+					nstest.Command(t, "env", lockVariable+"="+t.TempDir()+"/lock", program(Legacy, family, ""), "-A", "FORWARD", "-p", "udp", "-j", "DROP")
+				}
+				s := begin(t, k)
+				mustRead(t, s, family)
+				socket.ask = func(fd int, level, option uintptr, buf []byte) (int, error) {
+					if option == soGetEntries {
+						reads++
+					}
+					due := !wrote && reads == tt.read
+					if due && tt.behind == 0 {
+						write()
+					}
+					n, err := getsockopt(fd, level, option, buf)
+					if due && tt.behind == option {
+						write()
+					}
+					return n, err
+				}
+				script := replayOf(rules.Filter, "MINE", []rules.Rule{plain, odd, plain})
+				err := s.Restore(t.Context(), Payload{family: {script}})[family].Err
+				socket.ask = getsockopt
+				if !errors.Is(err, nft.ErrStale) || !wrote {
+					t.Errorf("written %t: %v", wrote, err)
+				}
+				at := slices.Index(lines, "COMMIT")
+				want := slices.Insert(slices.Clone(lines), at, "[0:0] -A FORWARD -p udp -j DROP")
+				slices.Sort(want)
+				got := savedLines(t, family)
+				slices.Sort(got)
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("the table (-want +got):\n%s", diff)
+				}
+				if !mustRead(t, s, family).Moved {
+					t.Error("the next read does not say that another process wrote")
+				}
+				if err := s.Restore(t.Context(), Payload{family: {script}})[family].Err; err != nil {
+					t.Error(err)
+				}
+				if list := mustRead(t, s, family).Tables[rules.Filter].Chain("MINE").Rules; !slices.Equal(list, []rules.Rule{plain, odd, plain}) {
+					t.Errorf("MINE is %v", labels(list))
+				}
+			})
+		})
+	}
+}
