@@ -99,7 +99,10 @@ func writeLost(b *strings.Builder, f api.Flush) {
 		if t.More > 0 {
 			rows = append(rows, []string{"", "", "", fmt.Sprintf("%d more", t.More), strconv.Itoa(left), ""})
 		}
-		if t.Unprotected > 0 {
+		switch {
+		case t.UnprotectedUnknown:
+			rows = append(rows, []string{"", "", "", "not named by --protect", "not known", ""})
+		case t.Unprotected > 0:
 			rows = append(rows, []string{"", "", "", "not named by --protect", strconv.Itoa(t.Unprotected), ""})
 		}
 	}

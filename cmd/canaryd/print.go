@@ -148,7 +148,11 @@ func ledToText(list []api.LedTo) string {
 func acceptedText(list []api.Accepted) string {
 	var text strings.Builder
 	for _, a := range list {
-		fmt.Fprintf(&text, "accepted as its owner's doing: %s, learned %s, by %s\n", plain(oneLine(a.String())), ago(a.Time), plain(oneLine(a.ByText())))
+		what, when := "accepted as its owner's doing", "learned"
+		if a.NotGuarded {
+			what, when = "not guarded, and not put back", "seen"
+		}
+		fmt.Fprintf(&text, "%s: %s, %s %s, by %s\n", what, plain(oneLine(a.String())), when, ago(a.Time), plain(oneLine(a.ByText())))
 	}
 	return text.String()
 }

@@ -14,7 +14,8 @@ const AcceptedShown = 20
 
 // An Accepted is a removal that canaryd takes for its owner's doing and does not put back, although
 // it took most of a chain or of a table, or a rule that a built-in chain needs. It does not affect
-// Healthy.
+// Healthy. With NotGuarded the table is one that canaryd does not guard, and it may have been a
+// flush.
 type Accepted struct {
 	Time   time.Time       `json:"time"` // when it was learned
 	Family rules.Family    `json:"family"`
@@ -23,6 +24,8 @@ type Accepted struct {
 	Rule   string          `json:"rule,omitempty"`  // of a built-in chain
 	Rules  int             `json:"rules"`           // that are gone
 	Left   int             `json:"left"`            // of the chain or table
+	// NotGuarded: raw or security.
+	NotGuarded bool `json:"notGuarded,omitempty"`
 	// By is the process that removed them; nil if it is not known. Likely: it held the xtables lock
 	// last, and the kernel does not say what it did.
 	By     *Culprit `json:"by,omitempty"`

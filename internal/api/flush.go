@@ -153,15 +153,20 @@ const (
 func (f Flush) Requested() bool { return f.Kind == Removed }
 
 // UnprotectedText says how many rules that --protect does not name were lost with the others: ",
-// and 3 rules that --protect does not name". It is "" if there were none, or if that is unknown.
+// and 3 rules that --protect does not name". It is "" if there were none, and says so if that is
+// not known.
 func (l Lost) UnprotectedText() string {
-	switch l.Unprotected {
-	case 0:
+	switch n := l.Unprotected; {
+	case n == 0 && l.UnprotectedUnknown:
+		return "; how many rules went that --protect does not name is not known"
+	case l.UnprotectedUnknown:
+		return fmt.Sprintf(", and %d or more rules that --protect does not name", n)
+	case n == 0:
 		return ""
-	case 1:
+	case n == 1:
 		return ", and 1 rule that --protect does not name"
 	default:
-		return fmt.Sprintf(", and %d rules that --protect does not name", l.Unprotected)
+		return fmt.Sprintf(", and %d rules that --protect does not name", n)
 	}
 }
 
@@ -288,8 +293,10 @@ type Lost struct {
 	Rules  int `json:"rules"`
 	Jumps  int `json:"jumps"`
 	// Unprotected counts the rules that --protect does not name and that went in the same flush.
-	// Rules does not include them. It is 0 if that is unknown.
-	Unprotected int `json:"unprotectedRules,omitempty"`
+	// Rules does not include them. UnprotectedUnknown means that there may be more: of a table it
+	// is not known how many went.
+	Unprotected        int  `json:"unprotectedRules,omitempty"`
+	UnprotectedUnknown bool `json:"unprotectedUnknown,omitempty"`
 	// Tables has the same counts for each table that was hit, with chains by name.
 	Tables []TableLoss `json:"tables,omitempty"`
 }
@@ -302,8 +309,9 @@ type TableLoss struct {
 	Chains int             `json:"chains"`
 	Rules  int             `json:"rules"` // jumps included
 	Jumps  int             `json:"jumps"`
-	// Unprotected counts rules that --protect does not name; see Lost.
-	Unprotected int `json:"unprotectedRules,omitempty"`
+	// Unprotected counts rules that --protect does not name, unless UnprotectedUnknown; see Lost.
+	Unprotected        int  `json:"unprotectedRules,omitempty"`
+	UnprotectedUnknown bool `json:"unprotectedUnknown,omitempty"`
 	// By has the pids of those Culprits that removed something from this table; empty if they are
 	// unknown.
 	By []uint32 `json:"by,omitempty"`

@@ -141,7 +141,11 @@ func (d *Daemon) sayAccepted(ctx context.Context, st *state) {
 			f.Rules += a.said[i].Rules
 			a.said = slices.Delete(slices.Clone(a.said), i, i+1)
 		} else {
-			klog.FromContext(ctx).Info("Rules were removed, which canaryd accepts as their owner's doing; they are not put back",
+			what := "Rules were removed, which canaryd accepts as their owner's doing; they are not put back"
+			if f.NotGuarded {
+				what = "Rules were removed from a table that canaryd does not guard; their owners have to put them back"
+			}
+			klog.FromContext(ctx).Info(what,
 				"family", f.Family, "table", f.Table, "chain", f.Chain, "rule", f.Rule, "gone", f.Rules, "left", f.Left, "by", f.ByText())
 		}
 		a.said = slices.Insert(slices.Clone(a.said), 0, f.Accepted)

@@ -73,6 +73,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	}
 	x.since = earliest(start, x.dirty)
 	x.digest, x.at, x.dirty = snapshot.Digest, start, time.Time{}
+	d.lookAtUnguarded(st, f, reload.UnguardedOf(snapshot), x.readEnd)
 	d.yieldToOwner(ctx, st, snapshot)
 	st.readmitReturned(snapshot)
 	d.judgeDecision(ctx, st, snapshot)

@@ -89,8 +89,9 @@ func TestUnprotectedRulesThatStay(t *testing.T) {
 	})
 }
 
-// TestUnprotectedRulesThatAreNotKnown: nothing is said where the table was not read as it
-// was right before the flush, or where another process wrote to it as well.
+// TestUnprotectedRulesThatAreNotKnown: record, text and metrics say that it is not known where the
+// table was not read as it was right before the flush, or where another process wrote to it as
+// well.
 func TestUnprotectedRulesThatAreNotKnown(t *testing.T) {
 	for name, before := range map[string]func(r *rig){
 		"another process wrote right before": func(r *rig) {
@@ -109,8 +110,29 @@ func TestUnprotectedRulesThatAreNotKnown(t *testing.T) {
 					must(t, r.fake.As(11, "iptables").Flush(rules.IPv4, rules.Mangle, ""))
 					r.after(3 * time.Second)
 				}, "flushed_unprotected")
+				wantMoved(t, moved, series{"flushed_unprotected_unknown_total{family=ipv4,table=mangle}": 1})
+				if record := r.oneRecord(); record.Lost.Unprotected != 0 || record.Lost.UnprotectedText() != "; how many rules went that --protect does not name is not known" {
+					t.Errorf("%+v", record.Lost)
+				}
+			})
+		})
+	}
+}
+
+// TestWhatIsNoFlushOfOthersIsNotUnknown: where all marks stand nothing is said of rules of others,
+// also where the table was not read right before.
+func TestWhatIsNoFlushOfOthersIsNotUnknown(t *testing.T) {
+	for name, take := range map[string]string{"a chain alone": "-F KUBE-SERVICES", "a jump by name": "-D OUTPUT " + hostport} {
+		t.Run(name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				r := withOthers(t, backend, setup{})
+				moved := r.moved(func() {
+					r.write(rules.Nat, ":MINE2 - [0:0]", "-A MINE2 -j ACCEPT")
+					r.write(rules.Nat, take)
+					r.after(30 * time.Second)
+				}, "flushed_unprotected")
 				wantMoved(t, moved, series{})
-				if record := r.oneRecord(); record.Lost.Unprotected != 0 || record.Lost.UnprotectedText() != "" {
+				if record := r.oneRecord(); record.Lost.UnprotectedUnknown || record.Lost.UnprotectedText() != "" {
 					t.Errorf("%+v", record.Lost)
 				}
 			})

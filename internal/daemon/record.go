@@ -23,7 +23,8 @@ type hit struct {
 	seen     uint64       // the digest of the read that showed it
 	table    *rules.Table // as that read showed it
 	by       []watch.Writer
-	others   int // rules that went with them and are not protected; 0 also if that is not known
+	others   int  // rules that went with them and are not protected
+	unsure   bool // that is not known
 }
 
 // hitOf returns what a read without a replay showed of a table.
@@ -75,8 +76,8 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 		}
 		if l.record.Drill == "" {
 			h.by = q.answer(d.charge(st, id, h.finding, h.seen))
-			h.others = d.unprotectedGone(st, id, h, q)
-			d.cfg.Metrics.ObserveUnprotected(id.Family, id.Name, h.others)
+			h.others, h.unsure = d.unprotectedGone(st, id, h, q)
+			d.cfg.Metrics.ObserveUnprotected(id.Family, id.Name, h.others, h.unsure)
 		}
 		l.heard = later(l.heard, uint32(h.seen))
 		fresh[id], l.hit[id] = h.verdict, h.verdict
@@ -155,6 +156,9 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh verdicts) {
 		"rules", lost.Rules, "chains", lost.Chains, "jumps", lost.Jumps, "by", culpritsText(l.record))
 	if lost.Unprotected > 0 {
 		log.Info("Rules that --protect does not name were lost, too; their owners have to put them back", "flush", l.record.ID, "rules", lost.Unprotected)
+	}
+	if lost.UnprotectedUnknown {
+		log.Info("Whether rules that --protect does not name were lost, too, is not known of every table", "flush", l.record.ID)
 	}
 	if len(l.record.Pods) > 0 {
 		log.Info("Host ports of pods were lost", "flush", l.record.ID, "pods", podTexts(l.record), "more", l.record.MorePods)

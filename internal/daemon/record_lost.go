@@ -35,9 +35,10 @@ func addLoss(r *api.Flush, id rules.TableID, h hit) {
 	r.Lost.Rules += h.lost.Rules
 	r.Lost.Jumps += len(h.lost.Jumps)
 	r.Lost.Unprotected += h.others
+	r.Lost.UnprotectedUnknown = r.Lost.UnprotectedUnknown || h.unsure
 	table := api.TableLoss{
 		Family: f, Table: t, Kind: h.verdict,
-		Chains: len(h.lost.Chains), Rules: h.lost.Rules, Jumps: len(h.lost.Jumps), Unprotected: h.others, By: accuse(r, h.by), PerChain: perChain(t, h.lost),
+		Chains: len(h.lost.Chains), Rules: h.lost.Rules, Jumps: len(h.lost.Jumps), Unprotected: h.others, UnprotectedUnknown: h.unsure, By: accuse(r, h.by), PerChain: perChain(t, h.lost),
 	}
 	listed := 0
 	for _, other := range r.Lost.Tables {

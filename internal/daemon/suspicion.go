@@ -208,6 +208,7 @@ func (w *decision) add(found map[rules.TableID]hit) verdicts {
 		if h.lost.Rules > 0 {
 			w.waiting[id] = h.verdict
 		}
+		h.unsure = h.tookMarks() // canaryd did not run: what else the table held was never read
 		addLoss(&w.record, id, h)
 		w.diff = append(w.diff, diffOf(id, h.lost, &w.room))
 	}

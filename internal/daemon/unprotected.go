@@ -24,16 +24,23 @@ func (ts *tableState) setStanding(table *rules.Table, digest uint64) {
 }
 
 // unprotectedGone counts the rules that --protect does not name and that went in the same
-// flush. It returns 0 also where that cannot be known: where the table was not read as it
-// was right before, or where another process wrote to it as well.
-func (d *Daemon) unprotectedGone(st *state, id rules.TableID, h hit, q inquiry) int {
+// flush. That is not known where the table was not read as it was right before, or where
+// another process wrote to it as well. What was taken while all marks stand is no flush: rules
+// of others are not near it.
+func (d *Daemon) unprotectedGone(st *state, id rules.TableID, h hit, q inquiry) (gone int, unsure bool) {
+	if !h.tookMarks() {
+		return 0, false
+	}
 	intact, before := st.families[id.Family].looked.intact, st.table(id).standing
 	if before.table == nil || before.digest != intact || q.othersWrote(id, uint32(intact), uint32(h.seen), h.by) {
-		return 0
+		return 0, true
 	}
 	p := d.protection(st)
-	return p.OthersGone(before.table, h.table, canary.IsMark)
+	return p.OthersGone(before.table, h.table, canary.IsMark), false
 }
+
+// tookMarks reports whether a built-in chain was flushed, or the whole table: marks went with it.
+func (h hit) tookMarks() bool { return h.finding.MarkLost || len(h.finding.Witnesses) > 0 }
 
 // othersWrote reports whether a process that took nothing wrote to the table meanwhile, or
 // may have. On legacy nothing is heard of single writes: what was read around the flush

@@ -49,6 +49,7 @@ type Metrics struct {
 	flowsEnded, sweepErrors           *prometheus.CounterVec
 	flushEvents, journalErrors        prometheus.Counter
 	flushedUnprotected                *prometheus.CounterVec
+	unprotectedUnknown                *prometheus.CounterVec
 	nativeInForce, nativeRefused      *prometheus.GaugeVec
 	nativeStandby                     *prometheus.GaugeVec
 	native                            map[string]string // families of the native tables shown, by table; the loop's
@@ -115,7 +116,8 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		probeDuration:  b.histogram("probe_duration_seconds", "How long a probe of one family took.", probeBuckets),
 		replayDuration: b.histograms("replay_duration_seconds", "How long a replay of one family took, its proof included.", replayBuckets, "family"),
 	}
-	m.flushedUnprotected = b.counters("flushed_unprotected_rules_total", "Rules that --protect does not name and that went in the same flush as protected ones, where it is known how many there were.", "family", "table")
+	m.flushedUnprotected = b.counters("flushed_unprotected_rules_total", "Rules that --protect does not name and that went in the same flush as protected ones, where it is known how many there were. Of raw and security, which canaryd does not guard, also those that went alone.", "family", "table")
+	m.unprotectedUnknown = b.counters("flushed_unprotected_unknown_total", "Tables hit by a flush of which it is not known how many rules went that --protect does not name.", "family", "table")
 	m.drills = b.counters("drills_total", "Drills by how they ended; what they took counts as no flush, unless they were for real.", "result")
 	m.lastDrill = b.gauge("last_drill_timestamp_seconds", "When the last drill was; 0 if there was none.")
 	m.lastDrillPassed = b.gauge("last_drill_passed", "Whether the last drill was noticed, put back and proved; 0 also if there was none.")
@@ -169,11 +171,13 @@ func (m *Metrics) zero(sources []string) {
 		for _, table := range protect.Tables() {
 			t := string(table)
 			m.flushedUnprotected.WithLabelValues(f, t)
+			m.unprotectedUnknown.WithLabelValues(f, t)
 			create(m.flushes, canary.LossKinds(), f, t)
 			for _, gauge := range []*prometheus.GaugeVec{m.canaryPresent, m.jumpsMissing, m.generationRules, m.quarantined, m.declaredRefused, m.leftOut, m.opaque} {
 				gauge.WithLabelValues(f, t)
 			}
 		}
+		create(m.flushedUnprotected, protect.Unguarded(), f)
 		create(m.replays, reload.Outcomes(), f)
 		create(m.restoreFailures, iptables.Reasons(), f)
 		create(m.probes, []ProbeResult{ProbeIntact, ProbeLoss, ProbeUnknown}, f)
@@ -295,9 +299,12 @@ func (m *Metrics) setNative(tables []api.NativeTable) {
 }
 
 // ObserveUnprotected counts rules that --protect does not name and that a flush removed from one
-// table.
-func (m *Metrics) ObserveUnprotected(family rules.Family, table rules.TableName, n int) {
+// table, or that it is not known how many there were.
+func (m *Metrics) ObserveUnprotected(family rules.Family, table rules.TableName, n int, unsure bool) {
 	m.flushedUnprotected.WithLabelValues(family.String(), string(table)).Add(float64(n))
+	if unsure {
+		m.unprotectedUnknown.WithLabelValues(family.String(), string(table)).Inc()
+	}
 }
 
 // ObserveRecovery records how long the rules were absent, when all of them are proved to be back.

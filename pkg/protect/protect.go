@@ -8,3 +8,7 @@ import "github.com/canaryd/canaryd/pkg/rules"
 
 // Tables returns the tables that canaryd guards, in the order in which a replay writes them.
 func Tables() []rules.TableName { return []rules.TableName{rules.Mangle, rules.Nat, rules.Filter} }
+
+// Unguarded returns iptables' tables that canaryd does not guard: it plants no marks there and puts
+// nothing back.
+func Unguarded() []rules.TableName { return []rules.TableName{rules.Raw, rules.Security} }

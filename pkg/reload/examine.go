@@ -80,6 +80,18 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 // absent reports whether the read showed that the table does not exist.
 func (t tableTask) absent() bool { return t.seen.Err == nil && t.seen.Table == nil }
 
+// UnguardedOf returns the tables of a snapshot that canaryd does not guard, without those that
+// could not be read; nil is one that does not exist.
+func UnguardedOf(snapshot iptables.Snapshot) map[rules.TableName]*rules.Table {
+	tables := map[rules.TableName]*rules.Table{}
+	for _, t := range protect.Unguarded() {
+		if snapshot.Unreadable[t] == nil {
+			tables[t] = snapshot.Tables[t]
+		}
+	}
+	return tables
+}
+
 // seenOf returns what a snapshot shows of one table, in the form that the judge takes.
 func seenOf(snapshot iptables.Snapshot, table rules.TableName, protection rules.Protection) canary.Seen {
 	if err := snapshot.Unreadable[table]; err != nil {

@@ -188,6 +188,10 @@ type FamilyResult struct {
 	// read, or if another process wrote meanwhile.
 	Digest uint64
 
+	// Unguarded are the tables that canaryd does not guard, as the last read showed them: those of
+	// protect.Unguarded that could be read, nil for one that does not exist.
+	Unguarded map[rules.TableName]*rules.Table
+
 	// Seen is the digest of the guarded read that the findings come from; 0 if nothing could be
 	// read.
 	Seen uint64

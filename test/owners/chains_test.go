@@ -30,6 +30,9 @@ func TestAChainThatAPersonFlushes(t *testing.T) {
 		n.Protects = selectorOf(n, "kube", "cni", "docker", "podman", "libvirt", "tailscale").Protects
 		n.Must(scenario.LoadOwners(n.Context(), n.Programs, rules.Families()...))
 		run(n, rules.IPv4, rules.Filter, "-A", "DOCKER-USER", "-s", "192.0.2.0/24", "-j", "DROP")
+		for _, protocol := range []string{"udp", "tcp"} {
+			run(n, rules.IPv4, rules.Raw, "-A", "PREROUTING", "-d", "169.254.20.10/32", "-p", protocol, "-j", "NOTRACK")
+		}
 		const grace = 2 * time.Second
 		p := n.Launch("--protect=kube,cni,docker,podman,libvirt,tailscale", "--jump-grace="+grace.String())
 		n.Within(nodetest.StartsIn, "canaryd to be ready", nodetest.Ready)
@@ -70,16 +73,20 @@ func TestAChainThatAPersonFlushes(t *testing.T) {
 
 		for i, accepted := range []struct {
 			table rules.TableName
-			chain string
-			lost  string
+			chain string // empty: all of them
+			want  string
 		}{
-			{rules.Filter, "DOCKER-USER", "one rule"},
-			{rules.Nat, "DOCKER", "one rule"},
-			{rules.Filter, "LIBVIRT_FWI", "2 rules"},
+			{rules.Filter, "DOCKER-USER", "accepted as its owner's doing: ipv4 filter DOCKER-USER lost one rule, 0 left"},
+			{rules.Nat, "DOCKER", "accepted as its owner's doing: ipv4 nat DOCKER lost one rule, 0 left"},
+			{rules.Filter, "LIBVIRT_FWI", "accepted as its owner's doing: ipv4 filter LIBVIRT_FWI lost 2 rules, 0 left"},
+			{rules.Raw, "", "not guarded, and not put back: ipv4 raw lost 2 rules, 0 left"},
 		} {
-			run(n, rules.IPv4, accepted.table, "-F", accepted.chain)
-			left := n.Protected()
-			want := fmt.Sprintf("accepted as its owner's doing: ipv4 %s %s lost %s, 0 left", accepted.table, accepted.chain, accepted.lost)
+			args := []string{"-F"}
+			if accepted.chain != "" {
+				args = append(args, accepted.chain)
+			}
+			run(n, rules.IPv4, accepted.table, args...)
+			left, want := n.Protected(), accepted.want
 			var line string
 			n.Within(nodetest.HealsIn, want, func() error {
 				text, _ := n.Want(0, "status")
