@@ -130,8 +130,8 @@ func (d *Daemon) supplement(st *state, id rules.TableID, seen rules.Section) rul
 	if len(next[id]) != len(before) {
 		d.setQuarantine(st, id, next[id], seen)
 		// An owner that puts its rules back one by one may be about to write those that wait.
-		if waits := time.Now().Add(ownersPause); st.quarantine.rules.Count() > 0 && st.quarantine.retry.at.After(waits) {
-			st.quarantine.retry.at = waits
+		if len(next[id]) > 0 {
+			st.quarantine.retry.in(ownersPause, time.Now())
 		}
 	}
 	return full

@@ -1,0 +1,178 @@
+package e2e
+
+import (
+	"errors"
+	"net"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// orderRules hold a rule in front of the others of its chain that decides about the loopback. Its
+// ipset is gone after the flush, and canaryd does not know the members.
+const orderRules = `*nat
+:KUBE-POSTROUTING - [0:0]
+:KUBE-SERVICES - [0:0]
+-A PREROUTING -j KUBE-SERVICES
+-A KUBE-SERVICES -d 10.96.0.1/32 -j RETURN
+-A POSTROUTING -j KUBE-POSTROUTING
+-A KUBE-POSTROUTING -m set --match-set stays src -j RETURN
+-A KUBE-POSTROUTING -j MARK --set-xmark 0x8/0x8
+-A KUBE-POSTROUTING -j MASQUERADE
+COMMIT
+*filter
+:INPUT DROP [0:0]
+:KUBE-FIREWALL - [0:0]
+-A INPUT -i lo -p tcp -m multiport --ports 9475,18081 -j ACCEPT
+-A INPUT -j KUBE-FIREWALL
+-A KUBE-FIREWALL -p tcp -m tcp --dport 18083 -m set --match-set stays dst -j DROP
+-A KUBE-FIREWALL -i lo -j ACCEPT
+COMMIT
+`
+
+// orderPorts are a port that is always open, one that the rules open, and one that they keep shut.
+type orderPorts struct{ always, opened, shut bool }
+
+// listen has three ports listen, and returns what asks which of them answer.
+func listen(n *nodetest.Node) (answers func() orderPorts) {
+	n.Helper()
+	for _, address := range []string{"127.0.0.1:18081", "127.0.0.1:18082", "127.0.0.1:18083"} {
+		listener, err := net.Listen("tcp", address)
+		n.Must(err)
+		n.Cleanup(func() { _ = listener.Close() })
+	}
+	answer := func(port string, within time.Duration) bool {
+		conn, err := net.DialTimeout("tcp", "127.0.0.1:"+port, within)
+		if err != nil {
+			return false
+		}
+		_ = conn.Close()
+		return true
+	}
+	return func() orderPorts {
+		return orderPorts{answer("18081", 5*time.Second), answer("18082", time.Second), answer("18083", time.Second)}
+	}
+}
+
+// keepOpen writes the rules of others that a flush takes and canaryd does not put back: without
+// them no packet of this test's own is let in.
+func keepOpen(n *nodetest.Node) {
+	n.Helper()
+	restoreText(n, "*filter\n-I INPUT -i lo -p tcp -m multiport --ports 9475,18081 -j ACCEPT\nCOMMIT\n")
+}
+
+// TestNoRuleIsWrittenBehindARuleThatCannotBeHad: after a flush that also took an ipset, the
+// MASQUERADE behind a RETURN, and the ACCEPT behind a DROP, wait. So connections over the loopback
+// work as they do with the flush alone, and a port that the rules kept shut stays shut. Once the
+// set is back, so is all else.
+func TestNoRuleIsWrittenBehindARuleThatCannotBeHad(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		ipset := func(args ...string) {
+			n.Helper()
+			if out, err := exec.CommandContext(n.Context(), "ipset", args...).CombinedOutput(); err != nil {
+				n.Fatalf("ipset %q: %v: %s", args, err, out)
+			}
+		}
+		ipset("create", "stays", "hash:ip", "comment")
+		ipset("add", "stays", "127.0.0.1", "comment", "a\nnewline") // so that canaryd cannot keep it
+		restoreText(n, orderRules)
+		answers := listen(n)
+		want := n.Protected()
+		if got := answers(); got != (orderPorts{true, true, false}) {
+			n.Fatalf("before the flush these ports answer: %+v", got)
+		}
+		p := n.Start("--ip-family=ipv4")
+		p.WantLog("Not every ipset that protected rules name is kept", "stays")
+		n.Want(0, "pause") // so that the set can go before canaryd answers
+		for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
+			tool(n, rules.IPv4, "-t", string(table), "-F")
+		}
+		ipset("destroy", "stays")
+		keepOpen(n)
+		flushed := answers()
+		if flushed != (orderPorts{true, false, false}) {
+			n.Errorf("after the flush these ports answer: %+v", flushed)
+		}
+		n.Want(0, "resume")
+		n.PartlyHealed(1)
+		if got := answers(); got != flushed {
+			n.Errorf("after the replay these ports answer: %+v, want %+v as with the flush alone", got, flushed)
+		}
+		n.Same("after the replay", slices.DeleteFunc(slices.Clone(want), func(line string) bool {
+			return strings.Contains(line, "KUBE-POSTROUTING 0") || strings.Contains(line, "KUBE-FIREWALL 0")
+		}), n.Protected())
+		stdout, _ := n.Want(1, "status")
+		for _, line := range []string{
+			"NOT healthy: 5 rules were lost and could not be put back: ipv4 nat is partial, ipv4 filter is partial\n",
+			"quarantined: ipv4 nat KUBE-POSTROUTING: -m set --match-set stays src -j RETURN (ipset stays is missing",
+			`waiting: ipv4 nat KUBE-POSTROUTING: 2 rules wait behind "-m set --match-set stays src -j RETURN" of KUBE-POSTROUTING, which cannot be put back`,
+			`waiting: ipv4 filter KUBE-FIREWALL: 1 rule waits behind "-p tcp -m tcp --dport 18083 -m set --match-set stays dst -j DROP" of KUBE-FIREWALL`,
+		} {
+			if !strings.Contains(stdout, line) {
+				n.Errorf("status lacks %q:\n%s", line, stdout)
+			}
+		}
+		n.Want(1, "check")
+		p.WantLog("Rules of a chain wait", "KUBE-POSTROUTING", "rules=2")
+
+		ipset("create", "stays", "hash:ip")
+		ipset("add", "stays", "127.0.0.1")
+		n.Within(nodetest.HealsIn, "the last rules to come back", func() error { return sameLines(want, n.Protected()) })
+		if record := n.Healed(1); record.Outcome != "proved" {
+			n.Errorf("the record ends %s", record.Outcome)
+		}
+		n.Want(0, "status")
+		if got := answers(); got != (orderPorts{true, true, false}) {
+			n.Errorf("in the end these ports answer: %+v", got)
+		}
+		p.Stop()
+		// This is what would have been.
+		tool(n, rules.IPv4, "-t", "nat", "-D", "KUBE-POSTROUTING", "1")
+		tool(n, rules.IPv4, "-D", "KUBE-FIREWALL", "1")
+		if got := answers(); got.always || !got.shut && got.opened {
+			n.Errorf("without the RETURN and the DROP these ports answer: %+v", got)
+		}
+	})
+}
+
+// sameLines returns an error that lists got unless it equals want.
+func sameLines(want, got []string) error {
+	if !slices.Equal(want, got) {
+		return errors.New(strings.Join(got, "\n"))
+	}
+	return nil
+}
+
+// TestItsOwnerWritesBackARuleThatCannotBeHad: a RETURN whose comment holds a line break has no text
+// that may be written, and its ipset keeps it from being written by its bytes. Its owner writes it
+// again; then the rules that waited come back in their places, and the record ends as proved.
+func TestItsOwnerWritesBackARuleThatCannotBeHad(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Must(exec.CommandContext(n.Context(), "ipset", "create", "stays", "hash:ip").Run())
+		odd := []string{"-t", "nat", "-A", "KUBE-POSTROUTING", "-m", "set", "--match-set", "stays", "src", "-m", "comment", "--comment", "a\nb", "-j", "RETURN"}
+		restoreText(n, "*nat\n:KUBE-POSTROUTING - [0:0]\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\n-A KUBE-SERVICES -d 10.96.0.1/32 -j RETURN\n-A POSTROUTING -j KUBE-POSTROUTING\n-A KUBE-POSTROUTING -j MARK --set-xmark 0x8/0x8\nCOMMIT\n")
+		tool(n, rules.IPv4, odd...)
+		restoreText(n, "*nat\n-A KUBE-POSTROUTING -s 192.0.2.1/32 -j MASQUERADE\n-A KUBE-POSTROUTING -s 192.0.2.2/32 -j MASQUERADE\nCOMMIT\n")
+		chain := func() []string {
+			n.Helper()
+			return strings.Split(tool(n, rules.IPv4, "-t", "nat", "-S", "KUBE-POSTROUTING"), "\n")
+		}
+		want := chain()
+		p := n.Start("--ip-family=ipv4")
+		tool(n, rules.IPv4, "-t", "nat", "-F")
+		n.PartlyHealed(1)
+		n.Same("after the replay", []string{"-N KUBE-POSTROUTING", want[1], ""}, chain())
+		p.WantLog("Rules of a chain wait", "KUBE-POSTROUTING", "rules=2")
+		tool(n, rules.IPv4, odd...)
+		n.Within(nodetest.HealsIn, "the rules that wait", func() error { return sameLines(want, chain()) })
+		if record := n.Healed(1); record.Outcome != "proved" {
+			n.Errorf("the record ends %s", record.Outcome)
+		}
+		p.Stop()
+	})
+}
