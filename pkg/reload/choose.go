@@ -1,6 +1,7 @@
 package reload
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -85,6 +86,63 @@ func chooseChains(task tableTask, plan *tablePlan) *chosenChains {
 	return chosen
 }
 
+// keepStanding has the chains merged that hold rules and would be written as a whole. A rule that
+// cannot be had may stand there, and what waits behind a missing one may, too: to write such a
+// chain short would take from it what no flush took. The chains of a declared source are not kept,
+// nor are those in which a misread rule stands.
+func (c *chosenChains) keepStanding(task *tableTask) {
+	c.write = slices.DeleteFunc(c.write, func(chain rules.Chain) bool {
+		standing := task.seen.Table.Chain(chain.Name)
+		if standing == nil || standing.LeftOut() || len(standing.Rules) == 0 || task.claimed(chain.Name) || task.misread.chains[chain.Name] != nil {
+			return false
+		}
+		c.merge = append(c.merge, chain)
+		return true
+	})
+}
+
+// standingIn returns the rules that stay of a chain which is merged, and the indexes of those that
+// go: in a table that saved rules replaced, or that is restored on request, what the generation
+// does not have, or has in another order.
+func (t *tableTask) standingIn(c rules.Chain) (stay []rules.Rule, stale []int) {
+	standing := t.seen.Table.Rules(c.Name)
+	if !t.mustEqual(c.Name) {
+		return standing, nil
+	}
+	stays := longestInOrder(newLayout(standing, c.Rules).at)
+	for i, r := range standing {
+		if stays[i] {
+			stay = append(stay, r)
+		} else {
+			stale = append(stale, i)
+		}
+	}
+	return stay, stale
+}
+
+// longestInOrder returns the most numbers of a list that grow from one to the next; -1 is none.
+func longestInOrder(list []int) map[int]bool {
+	var ends []int                   // of the best run of each length, the index in list of its last number
+	before := make([]int, len(list)) // the index of the number before it in its run
+	for i, n := range list {
+		if n < 0 {
+			continue
+		}
+		at, _ := slices.BinarySearchFunc(ends, n, func(end, n int) int { return cmp.Compare(list[end], n) })
+		if before[i] = -1; at > 0 {
+			before[i] = ends[at-1]
+		}
+		ends = slices.Replace(ends, at, min(at+1, len(ends)), i)
+	}
+	longest := map[int]bool{}
+	if len(ends) > 0 {
+		for i := ends[len(ends)-1]; i >= 0; i = before[i] {
+			longest[list[i]] = true
+		}
+	}
+	return longest
+}
+
 // linesOf returns the lines of a chain of the generation, of which those rules stand that standing
 // has.
 func (t *tableTask) linesOf(c rules.Chain, standing []rules.Rule, ownerRemoved map[string]bool) []*line {
@@ -109,7 +167,8 @@ func (c *chosenChains) readLines(task *tableTask) {
 		c.lines[chain.Name] = task.linesOf(chain, nil, c.ownerRemoved)
 	}
 	for _, chain := range c.merge {
-		c.lines[chain.Name] = task.linesOf(chain, task.seen.Table.Rules(chain.Name), c.ownerRemoved)
+		stay, _ := task.standingIn(chain)
+		c.lines[chain.Name] = task.linesOf(chain, stay, c.ownerRemoved)
 	}
 	for _, chain := range c.leftOut {
 		c.lines[chain.Name] = task.linesOf(chain, nil, nil)

@@ -98,6 +98,7 @@ func composeReplay(task tableTask, nonce canary.Nonce) *tablePlan {
 	planRemovals(task, plan)
 	jumps := chooseJumps(task, chains)
 	if task.lacksRules(chains, jumps) {
+		chains.keepStanding(&task)
 		task.findGaps(chains, jumps)
 	}
 	planChains(task, chains, plan)

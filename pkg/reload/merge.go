@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -12,11 +13,15 @@ import (
 // its own rules. Rules that stand are not touched, and the chain is not declared, because a
 // declaration would empty it. So a writer that ignores every guard loses no rule.
 func mergeChain(task tableTask, c rules.Chain, lines []*line, plan *tablePlan) {
-	l := newLayout(task.seen.Table.Rules(c.Name), c.Rules)
+	stay, stale := task.standingIn(c)
+	for _, i := range slices.Backward(stale) { // the last index first, so that the others stay true
+		plan.steps.remove = append(plan.steps.remove, iptables.Step{Verb: iptables.Delete, Chain: c.Name, Index: i + 1})
+	}
+	l := newLayout(stay, c.Rules)
 	l.merge(c.Rules, func(i int) (rules.Rule, bool) { return lines[i].writable, !lines[i].removed && lines[i].held == nil })
 	plan.hold(lines)
 	steps := stepsFor(c.Name, l.slots)
-	if len(steps) == 0 {
+	if len(steps)+len(stale) == 0 {
 		return
 	}
 	plan.merged = append(plan.merged, rules.Chain{Name: c.Name, Rules: l.rules()})

@@ -492,6 +492,73 @@ func TestRulesThatWaitOutliveTheRuleThatTheyWaitFor(t *testing.T) {
 	}
 }
 
+// A replay on request takes no rule that stands and could not be written, and nothing behind it.
+// What the generation does not have goes, and what is missing comes back in its place.
+func TestAReplayOnRequestKeepsWhatCannotBeHad(t *testing.T) {
+	const first, odd, second, third, stale = "-s 192.0.2.1/32 -j ACCEPT", "-m set --match-set bad src -j DROP", "-s 192.0.2.2/32 -j ACCEPT",
+		"-s 192.0.2.3/32 -j DROP", "-s 192.0.2.4/32 -j ACCEPT"
+	tests := []struct {
+		name           string
+		stands, want   []string
+		missing, waits int
+	}{
+		{"the rule stands", []string{odd, second}, []string{first, odd, second, third}, 0, 0},
+		{"the rule stands among stale ones", []string{stale, odd, stale, third}, []string{first, odd, second, third}, 0, 0},
+		{"the rule is missing", []string{stale, third}, []string{first, third}, 1, 1},
+		{"the rule and all before it are missing", []string{second, third}, []string{first, second, third}, 1, 0},
+		{"nothing stands", nil, []string{first}, 1, 2},
+		{"nothing of it stands", []string{stale}, []string{first}, 1, 2},
+		{"the order is another", []string{third, odd, second, first}, []string{first, odd, second, third}, 0, 0},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			eachNode(t, func(t *testing.T, n *testNode) {
+				write := func(list []string) {
+					text := "*filter\n:KUBE-FORWARD - [0:0]\n"
+					for _, spec := range list {
+						text += "-A KUBE-FORWARD " + spec + "\n"
+					}
+					must(t, n.RestoreNoflush(v4, text+"COMMIT\n"))
+				}
+				must(t, n.RestoreNoflush(v4, "*filter\n-D FORWARD -m set --match-set bad src -j KUBE-FORWARD\nCOMMIT\n"))
+				write([]string{first, odd, second, third})
+				snapshot, err := n.Fake.Read(t.Context(), v4)
+				must(t, err)
+				n.job.Generation = n.job.Generation.With(v4.Table(rules.Filter), n.replayer.Protection.Extract(snapshot.Tables[rules.Filter], canary.IsMark))
+				write(test.stands)
+				n.Sets().Destroy("bad")
+				n.Sets().Refuse("bad", errors.New("no memory"))
+				result, err := n.replayer.Force(t.Context(), n.job)
+				must(t, err)
+				got := result[v4].Tables[rules.Filter]
+				if !got.Proved {
+					t.Fatalf("it is not proved: %v", result[v4].Err)
+				}
+				var stands []string
+				for _, r := range got.Table.Rules("KUBE-FORWARD") {
+					stands = append(stands, r.Spec)
+				}
+				if d := cmp.Diff(test.want, stands); d != "" {
+					t.Errorf("KUBE-FORWARD (-want +got):\n%s", d)
+				}
+				missing, waiting := 0, 0
+				for _, h := range got.Quarantined {
+					switch {
+					case h.Chain != "KUBE-FORWARD":
+					case h.Waits:
+						waiting++
+					default:
+						missing++
+					}
+				}
+				if missing != test.missing || waiting != test.waits {
+					t.Errorf("%d rules cannot be had and %d wait, want %d and %d: %+v", missing, waiting, test.missing, test.waits, got.Quarantined)
+				}
+			})
+		})
+	}
+}
+
 // A restore that ends with 0 and without its effect is bisected like a refused one.
 func TestARestoreWithoutEffectIsBisected(t *testing.T) {
 	eachNode(t, func(t *testing.T, n *testNode) {
