@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os/exec"
 	"slices"
@@ -150,7 +151,8 @@ func sameLines(want, got []string) error {
 
 // TestItsOwnerWritesBackARuleThatCannotBeHad: a RETURN whose comment holds a line break has no text
 // that may be written, and its ipset keeps it from being written by its bytes. Its owner writes it
-// again; then the rules that waited come back in their places, and the record ends as proved.
+// again; then the rules that waited come back in their places, and the record ends as proved. A
+// replay on request leaves it where it stands.
 func TestItsOwnerWritesBackARuleThatCannotBeHad(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Must(exec.CommandContext(n.Context(), "ipset", "create", "stays", "hash:ip").Run())
@@ -173,6 +175,19 @@ func TestItsOwnerWritesBackARuleThatCannotBeHad(t *testing.T) {
 		if record := n.Healed(1); record.Outcome != "proved" {
 			n.Errorf("the record ends %s", record.Outcome)
 		}
+
+		id := n.Status().Generation.ID
+		tool(n, rules.IPv4, "-t", "nat", "-A", "KUBE-POSTROUTING", "-s", "192.0.2.3/32", "-j", "MASQUERADE")
+		tool(n, rules.IPv4, "-t", "nat", "-D", "KUBE-POSTROUTING", "1")
+		n.Within(nodetest.HealsIn, "what the owner wrote to be learned", func() error {
+			if s := n.Status(); s.Generation.ID == id || s.Generation.Rules != 7 {
+				return fmt.Errorf("the generation is %s with %d rules", s.Generation.ID, s.Generation.Rules)
+			}
+			return nil
+		})
+		n.Want(0, "restore", "--generation="+id, "--yes")
+		n.Same("after canaryd restore", want, chain())
+		n.Want(0, "status")
 		p.Stop()
 	})
 }
