@@ -207,7 +207,7 @@ func judgeStanding(want Wanted, seen Seen) Finding {
 			f.Verdict = Drifted
 		}
 		_, _, led := withoutLedTo(others, seen.Table)
-		f.losesWith(declared.Join(others), led)
+		f.losesWith(declared.Join(others), seen.Table, led)
 	}
 	return f
 }
@@ -262,7 +262,7 @@ func judgeContent(want Wanted, seen Seen) Finding {
 		f.Verdict = Changed
 	}
 	if f.Verdict.Loss() {
-		f.losesWith(want.Section, led)
+		f.losesWith(want.Section, seen.Table, led)
 	}
 	return f
 }

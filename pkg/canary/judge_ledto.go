@@ -36,42 +36,48 @@ func withoutLedTo(s rules.Section, t *rules.Table) (emptied []rules.Chain, missi
 }
 
 // losesWith adds to a loss in a standing table those of the led chains to which a lost rule leads,
-// directly or by way of other chains.
-func (f *Finding) losesWith(s rules.Section, led map[string]bool) {
-	if len(led) == 0 {
-		return
-	}
+// directly or by way of other chains. A replay leaves a chain that is not lost as it stands.
+func (f *Finding) losesWith(s rules.Section, t *rules.Table, led map[string]bool) {
 	next := slices.Concat(f.Emptied, f.Missing)
 	for _, name := range next {
 		delete(led, name)
 	}
-	for _, h := range slices.Concat(f.Jumps, f.Taken) {
-		next = append(next, h.Rule.Target)
+	if len(led) == 0 {
+		return
 	}
+	lost := map[string]bool{} // chains that the replay writes
 	for _, v := range f.Drift {
 		next = append(next, v.Chain)
 		for _, r := range v.Rules {
 			next = append(next, r.Target)
 		}
 	}
-	held := map[string][]rules.Rule{}
-	for _, c := range s.Chains {
-		held[c.Name] = c.Rules
+	for _, name := range next {
+		lost[name] = true
 	}
+	for _, h := range slices.Concat(f.Jumps, f.Taken) {
+		next = append(next, h.Rule.Target)
+	}
+	reached := map[string]bool{}
 	for ; len(next) > 0; next = next[1:] {
 		name := next[0]
-		for _, r := range held[name] {
-			next = append(next, r.Target)
-		}
-		delete(held, name) // each chain once
-		switch missing, is := led[name]; {
-		case !is:
+		if reached[name] {
 			continue
-		case missing:
+		}
+		reached[name] = true
+		missing, isLed := led[name]
+		switch {
+		case isLed && missing:
 			f.Missing = append(f.Missing, name)
-		default:
+		case isLed:
 			f.Emptied = append(f.Emptied, name)
 		}
-		delete(led, name)
+		list := t.Rules(name)
+		if c, _ := s.Chain(name); isLed || lost[name] {
+			list = c.Rules
+		}
+		for _, r := range list {
+			next = append(next, r.Target)
+		}
 	}
 }

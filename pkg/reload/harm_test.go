@@ -284,7 +284,7 @@ func newHarmNode(t *testing.T, backend iptables.Backend, seed uint64, table rule
 		h.builtins = []string{"POSTROUTING"}
 	}
 	h.testNode = &testNode{Fake: iptablestest.NewFake(backend, v4), t: t, before: map[rules.Family]string{}}
-	protection := rules.Protection{Chain: protects}
+	protection := rules.Protection{Chain: protects, Follow: func(string) bool { return true }}
 	h.ownLine = func(_ string, r rules.Rule) bool { return protects(r.Target) }
 	h.replayer = Replayer{Kernel: h.Fake, Canary: canary.DefaultChain, Protection: protection, Supplier: h.Sets()}
 	h.job = Job{Families: []rules.Family{v4}, Generation: rules.Generation{}, Sets: map[string]iptables.Set{}, Quiet: map[rules.Family]bool{v4: true}}
@@ -292,7 +292,7 @@ func newHarmNode(t *testing.T, backend iptables.Backend, seed uint64, table rule
 		h.Sets().Put(harmSet(i))
 		h.job.Sets[harmSet(i).Name] = harmSet(i)
 	}
-	text := h.drawn(2+h.IntN(5), 0)
+	text := h.drawn(2+h.IntN(5), h.IntN(4))
 	must(t, h.RestoreNoflush(v4, text))
 	for _, table := range protect.Tables() {
 		snapshot, err := h.Fake.Read(t.Context(), v4)
