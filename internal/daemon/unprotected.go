@@ -32,7 +32,9 @@ func (d *Daemon) unprotectedGone(st *state, id rules.TableID, h hit, q inquiry) 
 		return 0, false
 	}
 	intact, before := st.families[id.Family].looked.intact, st.table(id).standing
-	if before.table == nil || before.digest != intact || q.othersWrote(id, uint32(intact), uint32(h.seen), h.by) {
+	// A look in the middle of the flush finds those tables intact that the flusher comes to later.
+	asOf := before.digest == intact || !q.legacy && q.takings.Reach(uint32(before.digest))
+	if before.table == nil || !asOf || q.othersWrote(id, uint32(before.digest), uint32(h.seen), h.by) {
 		return 0, true
 	}
 	p := d.protection(st)

@@ -356,7 +356,7 @@ func anchors(text string) []string {
 func TestDocumentsFlags(t *testing.T) {
 	t.Parallel()
 	others := map[string]string{
-		"--noflush": "iptables-restore", "--modprobe": "iptables", "--test": "iptables-restore", "--or-mark": "iptables", "--set-xmark": "iptables", "--dport": "iptables", "--sport": "iptables", "--random-fully": "iptables",
+		"--noflush": "iptables-restore", "--match-set": "iptables", "--modprobe": "iptables", "--test": "iptables-restore", "--or-mark": "iptables", "--set-xmark": "iptables", "--dport": "iptables", "--sport": "iptables", "--random-fully": "iptables",
 		"--cleanup": "kube-proxy", "--iptables-min-sync-period": "kube-proxy", "--user": "systemctl",
 		"--now": "systemctl", "--display": "update-alternatives", "--reload": "firewall-cmd", "--complete-reload": "firewall-cmd",
 		"--config": "node-problem-detector", "--type": "kubectl", "--patch-file": "kubectl", "--selinux": "k3s and rke2",
