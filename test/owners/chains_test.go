@@ -32,6 +32,7 @@ func TestAChainThatAPersonFlushes(t *testing.T) {
 		run(n, rules.IPv4, rules.Filter, "-A", "DOCKER-USER", "-s", "192.0.2.0/24", "-j", "DROP")
 		for _, protocol := range []string{"udp", "tcp"} {
 			run(n, rules.IPv4, rules.Raw, "-A", "PREROUTING", "-d", "169.254.20.10/32", "-p", protocol, "-j", "NOTRACK")
+			run(n, rules.IPv4, rules.Security, "-A", "OUTPUT", "-d", "192.0.2.7/32", "-p", protocol, "-j", "ACCEPT")
 		}
 		const grace = 2 * time.Second
 		p := n.Launch("--protect=kube,cni,docker,podman,libvirt,tailscale", "--jump-grace="+grace.String())
@@ -80,6 +81,7 @@ func TestAChainThatAPersonFlushes(t *testing.T) {
 			{rules.Nat, "DOCKER", "accepted as its owner's doing: ipv4 nat DOCKER lost one rule, 0 left"},
 			{rules.Filter, "LIBVIRT_FWI", "accepted as its owner's doing: ipv4 filter LIBVIRT_FWI lost 2 rules, 0 left"},
 			{rules.Raw, "", "not guarded, and not put back: ipv4 raw lost 2 rules, 0 left"},
+			{rules.Security, "", "not guarded, and not put back: ipv4 security lost 2 rules, 0 left"},
 		} {
 			args := []string{"-F"}
 			if accepted.chain != "" {
