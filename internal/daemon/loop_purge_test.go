@@ -96,7 +96,7 @@ func TestAPersonDeletesByName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.NFT, setup{})
 		by := r.fake.As(4711, "iptables")
-		_, list := r.deletions()
+		marks, list := r.deletions()
 		i := slices.IndexFunc(list, func(d deletion) bool { return strings.HasPrefix(d.line, "-D KUBE-SERVICES") })
 		must(t, by.RestoreNoflush(rules.IPv4, section(list[i].table, list[i].line)))
 		r.after(2 * time.Minute)
@@ -104,7 +104,7 @@ func TestAPersonDeletesByName(t *testing.T) {
 			t.Fatalf("%d records", n)
 		}
 		before := r.tables()
-		marks, _ := r.deletions() // they are renewed
+		marks, _ = r.deletions() // they are renewed
 		must(t, by.RestoreNoflush(rules.IPv4, section(marks[0].table, marks[0].line)))
 		r.after(time.Minute)
 		r.wantTables(before, before)
