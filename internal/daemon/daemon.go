@@ -275,9 +275,6 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	if st.loss != nil {
 		j.Memory = st.loss.memory
 	}
-	j.Purged = func() func(rules.TableID, string, string) bool {
-		return d.purged(st, func(f rules.Family) time.Time { return st.families[f].examined.at })
-	}
 	return j
 }
 

@@ -17,7 +17,6 @@ import (
 type examined struct {
 	digest    uint64    // of what was examined last
 	at        time.Time // when that was; zero: never
-	before    read      // what was examined before
 	sound     uint64    // digest of the last read that showed everything in force
 	dirty     time.Time // since when something is unexamined; zero: nothing is
 	since     time.Time // at or after which came what the last read was the first to show
@@ -28,12 +27,6 @@ type examined struct {
 	trouble   trouble       // why the last read failed
 	moved     time.Time     // when something protected changed last
 	quiet     bool          // the last examination found the jump grace over
-}
-
-// took notes that a read is examined.
-func (x *examined) took(digest uint64, at time.Time) {
-	x.before = read{x.digest, x.at}
-	x.digest, x.at = digest, at
 }
 
 // plan asks for an examination at that time, or before.
@@ -79,8 +72,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		klog.FromContext(ctx).Info("The tables can be read again", "family", f)
 	}
 	x.since = earliest(start, x.dirty)
-	x.took(snapshot.Digest, start)
-	x.dirty = time.Time{}
+	x.digest, x.at, x.dirty = snapshot.Digest, start, time.Time{}
 	d.lookAtUnguarded(st, f, reload.UnguardedOf(snapshot), x.readEnd)
 	d.yieldToOwner(ctx, st, snapshot)
 	st.readmitReturned(snapshot)
@@ -169,13 +161,7 @@ func (d *Daemon) readPause(took, used time.Duration) time.Duration {
 func (d *Daemon) judge(ctx context.Context, st *state, f rules.Family, snapshot iptables.Snapshot, now time.Time) map[rules.TableName]reload.Examined {
 	fs := st.families[f]
 	fs.examined.quiet = false
-	before := func(f rules.Family) time.Time { return st.families[f].examined.before.at }
-	examine := func() map[rules.TableName]reload.Examined {
-		job := d.job(st, f)
-		job.Purged = func() func(rules.TableID, string, string) bool { return d.purged(st, before) }
-		return d.examiner(st).Examine(snapshot, job)
-	}
-	found := examine()
+	found := d.examiner(st).Examine(snapshot, d.job(st, f))
 	for t, x := range found {
 		if x.Finding.Verdict != canary.Unknown {
 			fs.setSection(t, x.Section, now)
@@ -184,7 +170,7 @@ func (d *Daemon) judge(ctx context.Context, st *state, f rules.Family, snapshot 
 	waiting := anyOf(found, func(x reload.Examined) bool { return len(x.Finding.Waiting) > 0 })
 	robbed := d.followRobberies(ctx, st, f, found[rules.Nat].Section, found[rules.Nat].Finding, now)
 	if fs.examined.quiet = waiting && now.Sub(fs.examined.moved) >= d.cfg.JumpGrace; fs.examined.quiet || robbed {
-		found = examine()
+		found = d.examiner(st).Examine(snapshot, d.job(st, f))
 	}
 	return found
 }

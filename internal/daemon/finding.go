@@ -181,14 +181,7 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 		st.relearn(next, now)
 	case !before.Equal(next.Generation[id]):
 		st.generation.made = reload.MadeByOwners
-		st.relearn(next, now)
-		fs.rotation.plan(now)
-		if d.noteRemoval(st, id, before, next.Generation[id], now) {
-			fs.rotation.hold(now)
-		}
-		if !reload.RemovalOf(id, next.Generation[id], before, now).Empty() {
-			fs.rotation.letGo() // a file from before would take what was added
-		}
+		st.relearn(next, now, fs)
 	}
 }
 

@@ -33,9 +33,6 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 		d.recordPaused(ctx, st)
 		return
 	}
-	if d.noticePurge(ctx, st) {
-		d.recallPurged(st)
-	}
 	st.loss.jumpsDeleted = st.anyFamily(func(fs *familyState) bool { return fs.examined.quiet })
 	st.loss.gone = d.gonePods(ctx, st)
 	job := d.job(st, d.cfg.Kernel.Families()...)
@@ -102,7 +99,6 @@ func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
 // the loss.
 func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, result reload.Result, err error) {
 	st.loss.record.Attempts++
-	purged := d.noticePurge(ctx, st)
 	d.recordLosses(ctx, st, hits(result))
 	d.concludeRide(ctx, st, ride)
 	st.pods.addPods(&st.loss.record, st.loss.gone, true)
@@ -129,9 +125,6 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 	}
 	d.countLocked(st, result, err)
 	d.shutStandby(ctx, st)
-	if purged {
-		d.recallPurged(st)
-	}
 	if !done {
 		d.healFailed(ctx, st, err)
 		if anyOf(result, reload.FamilyResult.Beaten) {
@@ -139,15 +132,6 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 			// now; if it is not, replays are limited.
 			st.loss.retry.in(firstTry, time.Now())
 		}
-		return
-	}
-	if purged {
-		st.loss.retry.in(0, time.Now())
-		return
-	}
-	if d.goesOn(st, time.Now()) {
-		st.loss.retry.in(purgeTry, time.Now())
-		d.keepOpen(ctx, st.loss)
 		return
 	}
 	ended := st.loss

@@ -319,7 +319,6 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probe
 		return true
 	}
 	st.openLoss(f, probed.Digest)
-	st.loss.byName = st.loss.byName || st.deletedByName(marks, f, d.cfg.Canary, probed)
 	return false
 }
 

@@ -15,7 +15,7 @@ func (d *Daemon) applyResult(ctx context.Context, st *state, f rules.Family, fr 
 	fs, now := st.families[f], time.Now()
 	fs.examined.since = earliest(now, fs.examined.dirty)
 	if fr.Digest != 0 {
-		fs.examined.took(fr.Digest, now)
+		fs.examined.digest, fs.examined.at = fr.Digest, now
 		d.lookAtUnguarded(st, f, fr.Unguarded, now)
 	}
 	st.memory.scheduleFree(now)

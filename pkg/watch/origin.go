@@ -57,6 +57,24 @@ func readStat(dir processFolder) (s procStat, ok bool) {
 	return s, err == nil
 }
 
+// ancestorsOf names a process's ancestors. A parent that is younger than its child is
+// another process that got the number of one that has ended.
+func ancestorsOf(proc string, child procStat) (names []string) {
+	for len(names) < maxAncestors && child.parent > 1 {
+		dir, err := openProcess(proc, child.parent)
+		if err != nil {
+			return names
+		}
+		parent, ok := readStat(dir)
+		dir.close()
+		if !ok || parent.start > child.start {
+			return names
+		}
+		names, child = append(names, parent.comm), parent
+	}
+	return names
+}
+
 var (
 	// podPart is kubelet's: pod1234-... with its cgroupfs driver,
 	// kubepods-burstable-pod1234_....slice with systemd's. A static pod's UID has no hyphens.

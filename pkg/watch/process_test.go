@@ -29,8 +29,7 @@ func fakeProc(t *testing.T, pid uint32, comm, cmdline string) string {
 func processOf(proc string, pid uint32, comm string) (string, Origin) {
 	var c committer
 	defer c.forget()
-	command, o, _ := c.of(proc, pid, comm, time.Now())
-	return command, o
+	return c.of(proc, pid, comm, time.Now())
 }
 
 func TestProcessCommand(t *testing.T) {

@@ -16,7 +16,6 @@ type Writer struct {
 	Comm    string    // the kernel's name for it, printable
 	Command string    // its command line, printable; empty if it was gone already
 	Origin  Origin    // what started it
-	By      Doer      // who decided on the write; zero: no more is known than the writer
 	Own     bool      // this process, or a program that it executed
 }
 
