@@ -29,6 +29,8 @@ type xtKind struct {
 var (
 	plainMatches = map[xtKind]func(xtData, rules.Family) bool{
 		{"comment", 0}:   func(d xtData, _ rules.Family) bool { return d.text(0, 256) && d.zero(256, len(d)) },
+		{"nfacct", 0}:    plainAccount,
+		{"nfacct", 1}:    plainAccount,
 		{"tcp", 0}:       plainTCP,
 		{"udp", 0}:       func(d xtData, _ rules.Family) bool { return d.ports(8) && d.zero(9, len(d)) },
 		{"sctp", 0}:      plainSCTP,
@@ -172,6 +174,10 @@ func (d xtData) zero(from, to int) bool { return from <= to && to <= len(d) && a
 func (d xtData) text(from, to int) bool {
 	return to <= len(d) && d.zero(from+len(nft.UntilNUL(d[from:to])), to)
 }
+
+// plainAccount knows struct xt_nfacct_match_info of linux/netfilter/xt_nfacct.h: a name, and a
+// pointer of the kernel's, which it clears in what it hands out.
+func plainAccount(d xtData, _ rules.Family) bool { return d.text(0, 32) && d.zero(32, len(d)) }
 
 // ports reports whether two ranges of ports at 0 and 4, with flags that invert them, are printed:
 // an inverted range of all ports is not.

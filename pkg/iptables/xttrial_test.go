@@ -195,3 +195,23 @@ func TestOrdinaryRulesNeedNoTrial(t *testing.T) {
 		}
 	})
 }
+
+// Of kube-proxy's rules with an nfacct match, the text is known at the first read, without the lock:
+// a flush may come before the next one under it.
+func TestAnAccountNeedsNoTrial(t *testing.T) {
+	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
+		if err := (&Sets{}).Account(t.Context(), "localhost_nps_accepted_pkts"); err != nil {
+			t.Fatal(err)
+		}
+		iptablesCommand(t, Legacy, family, "-N MINE")
+		const text = "-p tcp -m comment --comment town/one -m tcp --dport 30001 -m nfacct --nfacct-name localhost_nps_accepted_pkts -j ACCEPT"
+		iptablesCommand(t, Legacy, family, "-A MINE "+text)
+		got := mustRead(t, k, family).Tables[rules.Filter].Chain("MINE").Rules
+		if reason, opaque := got[0].Opaque(); opaque {
+			t.Errorf("it is opaque: %s", reason)
+		}
+		if len(k.words[family].made) > 0 {
+			t.Errorf("trials: %v", k.words[family].made)
+		}
+	})
+}
