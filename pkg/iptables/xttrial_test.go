@@ -196,8 +196,8 @@ func TestOrdinaryRulesNeedNoTrial(t *testing.T) {
 	})
 }
 
-// Of kube-proxy's rules with an nfacct match, the text is known at the first read, without the lock:
-// a flush may come before the next one under it.
+// The text of kube-proxy's rules with an nfacct match is known at the first read, without the
+// lock: a flush may come before the next read under it.
 func TestAnAccountNeedsNoTrial(t *testing.T) {
 	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		if err := (&Sets{}).Account(t.Context(), "localhost_nps_accepted_pkts"); err != nil {
