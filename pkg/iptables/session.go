@@ -409,6 +409,9 @@ func (s *contentSession) write(ctx context.Context, family rules.Family, scripts
 	if err := s.kernel.ready(ctx, family); err != nil {
 		return Written{Err: err}
 	}
+	for _, e := range exact {
+		s.kernel.words[family].noteExact(family, e.script)
+	}
 	if err := s.restore(ctx, family, scripts, exact); err != nil {
 		return Written{Err: err}
 	}
@@ -419,4 +422,14 @@ func (s *contentSession) write(ctx context.Context, family rules.Family, scripts
 	}
 	s.noted[family], s.left[family] = after.digest, after
 	return Written{At: at}
+}
+
+// Close implements Session.
+func (s *contentSession) Close() error {
+	if !s.closed {
+		for _, words := range s.kernel.words {
+			words.forgetExact()
+		}
+	}
+	return s.session.Close()
 }

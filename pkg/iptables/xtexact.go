@@ -118,6 +118,35 @@ func (s *contentSession) restore(ctx context.Context, family rules.Family, scrip
 	return s.kernel.restore(ctx, family, text)
 }
 
+// noteExact notes which rules a script has written by their bytes.
+func (l *xtLexicon) noteExact(family rules.Family, script *Script) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range script.Steps {
+		rule := script.Steps[i].Rule
+		piece, ok := newPiece(family, rule)
+		if !ok {
+			continue
+		}
+		entry, goal, _ := rule.Bytes()
+		to := string(goal)
+		if piece.goal != "" {
+			to = toChain(to)
+		}
+		if l.exact == nil {
+			l.exact = map[xtKey]rules.Rule{}
+		}
+		l.exact[l.hashBytes(entry).with(l.hash(to))] = rule
+	}
+}
+
+// forgetExact ends the effect of noteExact.
+func (l *xtLexicon) forgetExact() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.exact = nil
+}
+
 // An exactWrite is the write of one script.
 type exactWrite struct {
 	kernel *Kernel

@@ -136,7 +136,7 @@ func (t *xtTable) shapes(family rules.Family, info xtInfo, data []byte, l *xtLex
 func (t *xtTable) direct(l *xtLexicon) {
 	hashes := make([]xtKey, len(t.chains))
 	for i, c := range t.chains {
-		hashes[i] = l.hash("to " + c.name) // no verdict has such a name
+		hashes[i] = l.hash(toChain(c.name))
 	}
 	for i := range t.rules {
 		n := &t.rules[i]
@@ -153,6 +153,9 @@ func (t *xtTable) direct(l *xtLexicon) {
 		}
 	}
 }
+
+// toChain is hashed for a jump to a chain. No verdict has such a name.
+func toChain(name string) string { return "to " + name }
 
 // ruleset returns what the family holds as iptables-save would print it, if all
 // of it is known. earlier returns what a table held before: chains that hold the

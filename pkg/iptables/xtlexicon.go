@@ -31,6 +31,10 @@ type xtLexicon struct {
 	trials bool
 	made   map[string]xtMade
 	bytes  bool // rules without a text hold their bytes, as far as they can be written by them
+	// exact are the rules that the present Session has written by their bytes. Until its end they
+	// are read without a text, also where it is known by now: the proof looks for the rules as they
+	// were planned.
+	exact map[xtKey]rules.Rule
 }
 
 // An xtKey names a rule by its bytes. The zero key is no rule's.
@@ -83,9 +87,7 @@ func (l *xtLexicon) name(r xtRule) xtName {
 			name.goal = verdictName(verdict)
 		}
 	}
-	for i, seed := range l.seeds {
-		name.key[i] = maphash.Bytes(seed, whole)
-	}
+	name.key = l.hashBytes(whole)
 	if r.hasComment {
 		name.comment = l.commentHash(r.comment)
 	}
@@ -102,6 +104,10 @@ func (l *xtLexicon) commentHash(comment []byte) uint64 { return maphash.Bytes(l.
 
 func (l *xtLexicon) hash(text string) xtKey {
 	return xtKey{maphash.String(l.seeds[0], text), maphash.String(l.seeds[1], text)}
+}
+
+func (l *xtLexicon) hashBytes(b []byte) xtKey {
+	return xtKey{maphash.Bytes(l.seeds[0], b), maphash.Bytes(l.seeds[1], b)}
 }
 
 func (k xtKey) with(goal xtKey) xtKey {
@@ -179,12 +185,7 @@ func (l *xtLexicon) hashShape(s *ruleShape) (base, kinds uint32) {
 
 // contentOf names the bytes of a rule that names an ipset, but for the set's index.
 func (l *xtLexicon) contentOf(r xtRule, goal string) xtKey {
-	var key xtKey
-	whole := r.withoutIndexes()
-	for i, seed := range l.seeds {
-		key[i] = maphash.Bytes(seed, whole)
-	}
-	return key.with(l.hash(goal))
+	return l.hashBytes(r.withoutIndexes()).with(l.hash(goal))
 }
 
 // doubt returns why a text is not a rule's, or nothing. Two rules that go to different places,

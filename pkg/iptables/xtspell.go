@@ -183,6 +183,9 @@ func (l *xtLexicon) nameText(n xtName, now uint32) (rules.Rule, bool) {
 	if n.key == (xtKey{}) && n.shape != nil && n.shape.odd != "" {
 		return n.shape.opaque(n.shape.odd), true
 	}
+	if rule, exact := l.exact[n.key]; exact {
+		return rule, true
+	}
 	return l.rule(n.key, now)
 }
 
