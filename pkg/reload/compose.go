@@ -40,7 +40,7 @@ type tablePlan struct {
 	jumpsTaken  []rules.Jump      // jumps that are deleted; some of them are put back elsewhere
 	change      Change            // what a preview or a check sees
 	skipped     []string          // chains that differ from the generation because their owner wrote them again
-	seen        *rules.Table      // the table when the plan was made
+	seen        *rules.Table      // the table when the plan was made, without its strays
 	replay      bool              // rules are written, and not marks alone
 	quarantined []QuarantinedRule // rules that this plan leaves out
 	weakened    []QuarantinedRule // rules that this plan writes without a match that only counts
@@ -93,6 +93,7 @@ func (p *tablePlan) scripted() *tablePlan {
 // in it is newer than the generation, so its protected part becomes exactly the generation. A table
 // that the generation does not have stays as it is.
 func composeReplay(task tableTask, nonce canary.Nonce) *tablePlan {
+	task, strays := task.withoutStrays()
 	plan := &tablePlan{table: task.table, want: task.want, seen: task.seen.Table, replay: true}
 	chains := chooseChains(task, plan)
 	planRemovals(task, plan)
@@ -102,6 +103,7 @@ func composeReplay(task tableTask, nonce canary.Nonce) *tablePlan {
 		task.findGaps(chains, jumps)
 	}
 	planChains(task, chains, plan)
+	plan.removeFirst(strays)
 	planJumps(task, jumps, plan)
 	if task.finding.MarkLost || task.finding.Drilled {
 		planMarks(task, plan, nonce)
@@ -264,7 +266,6 @@ func (t tableTask) mustEqual(chain string) bool {
 // planRemovals plans to remove protected chains and jumps that a saved file brought back, or that
 // stand in a declared source's chains without being declared.
 func planRemovals(task tableTask, plan *tablePlan) {
-	removeStrays(task, plan)
 	// An owner may have written a jump after the flush into a chain that a file had brought.
 	jumpedTo := map[string]bool{}
 	for i, h := range task.seen.Section.Jumps {
@@ -401,10 +402,8 @@ func standingRules(task tableTask, chain string) []rules.Rule {
 		}
 	}
 	var standing []rules.Rule
-	strays := task.strayIndexes(chain)
-	for i, r := range task.seen.Table.Rules(chain) {
+	for _, r := range task.seen.Table.Rules(chain) {
 		switch {
-		case slices.Contains(strays, i):
 		case (task.finding.MarkLost || task.finding.Drilled) && canary.IsWitness(r):
 		case extra[r.Spec] > 0: // -D deletes the first rule that is equal
 			extra[r.Spec]--

@@ -161,22 +161,36 @@ func (tr TableResult) after(earlier TableResult) TableResult {
 	return tr
 }
 
-// removeStrays plans to delete the rules that a misread text added to a chain of others, by index:
-// canaryd knows no text of them. The last index comes first, so that the others stay true.
-func removeStrays(task tableTask, plan *tablePlan) {
-	for _, chain := range slices.Sorted(maps.Keys(task.misread.strays)) {
-		for _, i := range slices.Backward(task.strayIndexes(chain)) {
-			plan.steps.remove = append(plan.steps.remove, iptables.Step{Verb: iptables.Delete, Chain: chain, Index: i + 1})
-		}
+// withoutStrays returns the task of a table without the rules that a misread text added to chains
+// of others, and the steps that delete these. They do so by index, because canaryd knows no text of
+// them. The last index comes first, so that the others stay true. All else is planned as if the
+// strays were gone, so these steps come before all others.
+func (t tableTask) withoutStrays() (tableTask, []iptables.Step) {
+	if len(t.misread.strays) == 0 || t.seen.Table == nil {
+		return t, nil
 	}
+	var steps []iptables.Step
+	var chains []rules.Chain
+	jumps := slices.Clone(t.seen.Section.Jumps)
+	for _, chain := range slices.Sorted(maps.Keys(t.misread.strays)) {
+		left := slices.Clone(t.seen.Table.Rules(chain))
+		for _, i := range slices.Backward(t.strayIndexes(chain)) {
+			steps = append(steps, iptables.Step{Verb: iptables.Delete, Chain: chain, Index: i + 1})
+			isJump := func(h rules.Jump) bool { return h.Chain == chain && h.Rule.Equal(left[i]) }
+			if at := slices.IndexFunc(jumps, isJump); at >= 0 {
+				jumps = slices.Delete(jumps, at, at+1)
+			}
+			left = slices.Delete(left, i, i+1)
+		}
+		chains = append(chains, rules.Chain{Name: chain, Rules: left})
+	}
+	t.seen.Table, t.seen.Section.Jumps = t.seen.Table.With(chains...), jumps
+	return t, steps
 }
 
 // strayIndexes returns where in a chain the strays stand.
 func (t tableTask) strayIndexes(chain string) []int {
 	left := slices.Clone(t.misread.strays[chain])
-	if len(left) == 0 {
-		return nil
-	}
 	var indexes []int
 	for i, r := range t.seen.Table.Rules(chain) {
 		if at := slices.IndexFunc(left, r.Equal); at >= 0 {
@@ -185,6 +199,17 @@ func (t tableTask) strayIndexes(chain string) []int {
 		}
 	}
 	return indexes
+}
+
+// removeFirst puts steps before all others. A chain that the plan writes as a whole is empty by
+// then.
+func (p *tablePlan) removeFirst(steps []iptables.Step) {
+	if len(steps) == 0 {
+		return
+	}
+	written := nameSet(rules.ChainNames(p.wrote))
+	steps = slices.DeleteFunc(steps, func(s iptables.Step) bool { return written[s.Chain] })
+	p.steps.remove = append(steps, p.steps.remove...)
 }
 
 // misreadOf returns the misread rules of a list, by text with the reason.

@@ -128,3 +128,100 @@ func TestADeclaredRuleInOtherWordsStays(t *testing.T) {
 		}
 	})
 }
+
+// strayText has a chain that a replay may have to merge, and jumps in an order.
+const strayText = `*filter
+:FORWARD DROP [0:0]
+:KUBE-A - [0:0]
+:KUBE-B - [0:0]
+:KUBE-C - [0:0]
+-A FORWARD -j KUBE-A
+-A FORWARD -p tcp -j KUBE-B
+-A FORWARD -p icmp -j KUBE-C
+-A KUBE-A -p udp -j ACCEPT
+-A KUBE-A -p icmp -j DROP
+-A KUBE-A -p sctp -j RETURN
+-A KUBE-A -p tcp -m tcp --dport 80 -j DROP
+-A KUBE-A -m set --match-set bad src -j DROP
+-A KUBE-A -j ACCEPT
+-A KUBE-B -j ACCEPT
+-A KUBE-C -j RETURN
+COMMIT
+`
+
+// filterLines is the table filter without canaryd's marks.
+func (n *testNode) filterLines() string {
+	n.t.Helper()
+	_, lines, found := strings.Cut(n.content(v4), "*filter\n")
+	if !found {
+		n.t.Fatalf("there is no filter:\n%s", n.Save(v4))
+	}
+	return lines
+}
+
+// What a misread text added to a chain of others goes, once, and nothing but that. All else comes
+// to the place where it stood.
+func TestAStrayGoesAlone(t *testing.T) {
+	const stray = "-p udp -m udp --dport 9 -j ACCEPT"
+	lineOf := func(chain string) string { return "-A " + chain + " " + stray + "\n" }
+	tests := []struct {
+		name, chain string
+		during      string // besides the stray
+		piecewise   bool
+		force       bool
+		lost        string // the line that cannot come back, "" if all do
+	}{
+		{"a chain that is merged on request", "KUBE-A", "-D KUBE-A 5\n-D KUBE-A 1\n", false, true, "-A KUBE-A -m set --match-set bad src -j DROP\n"},
+		{"a piecewise chain", "KUBE-A", "-D KUBE-A 3\n-F KUBE-CANARYD-CANARY\n", true, false, ""},
+		{"a built-in chain", "FORWARD", "-D FORWARD -p tcp -j KUBE-B\n", false, false, ""},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			eachNodeOf(t, strayText, func(t *testing.T, n *testNode) {
+				want := strings.Replace(n.filterLines(), test.lost, "", 1)
+				n.job.Quiet = map[rules.Family]bool{v4: true}
+				n.replayer.Protection.Piecewise = func(chain string) bool { return test.piecewise && chain == "KUBE-A" }
+				must(t, n.RestoreNoflush(v4, "*filter\n"+test.during+"-I "+test.chain+" 1 "+stray+"\nCOMMIT\n"))
+				if test.lost != "" {
+					n.loseBad()
+				}
+				n.job.Memory = n.job.Memory.After(Result{v4: {Tables: map[rules.TableName]TableResult{rules.Filter: {
+					misread: misread{strays: map[string][]rules.Rule{test.chain: ruleList(stray)}},
+				}}}})
+				if !strings.Contains(n.content(v4), lineOf(test.chain)) {
+					t.Fatalf("there is no stray:\n%s", n.content(v4))
+				}
+				replay := n.replayer.Heal
+				if test.force {
+					replay = n.replayer.Force
+				}
+				result, err := replay(t.Context(), n.job)
+				must(t, err)
+				if !result[v4].Tables[rules.Filter].Proved {
+					t.Errorf("it is not proved: %v", result[v4].Err)
+				}
+				if d := cmp.Diff(want, n.filterLines()); d != "" {
+					t.Errorf("(-want +got):\n%s", d)
+				}
+			})
+		})
+	}
+}
+
+// The same in one replay on request: the misread text adds a stray, the second write takes it away.
+func TestAReplayOnRequestTakesItsStrayAway(t *testing.T) {
+	eachNodeOf(t, strayText, func(t *testing.T, n *testNode) {
+		must(t, n.RestoreNoflush(v4, "*filter\n-D KUBE-A 5\n-D KUBE-A 1\nCOMMIT\n"))
+		want := n.filterLines()
+		n.loseBad()
+		n.Misread("-p udp -j ACCEPT", "-p udp -m udp --dport 9 -j ACCEPT")
+		result, err := n.replayer.Force(t.Context(), n.job)
+		must(t, err)
+		if q := result[v4].Tables[rules.Filter].Quarantined; len(q) != 2 || !q[0].Misread {
+			t.Errorf("in quarantine: %+v", q)
+		}
+		if d := cmp.Diff(want, n.filterLines()); d != "" {
+			t.Errorf("(-want +got):\n%s", d)
+		}
+	})
+}

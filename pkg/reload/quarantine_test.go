@@ -47,6 +47,12 @@ var (
 // dependent returns a node of rules that depend on sets, which were captured.
 func dependent(t *testing.T, backend iptables.Backend) *testNode {
 	t.Helper()
+	return dependentOn(t, backend, leaningText)
+}
+
+// dependentOn is dependent with these rules.
+func dependentOn(t *testing.T, backend iptables.Backend, text string) *testNode {
+	t.Helper()
 	n := &testNode{Fake: iptablestest.NewFake(backend, v4), t: t, before: map[rules.Family]string{}}
 	for _, s := range []iptables.Set{setBad, setFriends, setMembers} {
 		n.Sets().Put(s)
@@ -54,7 +60,7 @@ func dependent(t *testing.T, backend iptables.Backend) *testNode {
 	must(t, n.Sets().Account(t.Context(), "dropped"))
 	n.replayer = Replayer{Kernel: n.Fake, Canary: canary.DefaultChain, Protection: rules.Protection{Chain: protects}, Supplier: n.Sets()}
 	n.job = Job{Families: []rules.Family{v4}, Generation: rules.Generation{}, Sets: map[string]iptables.Set{}}
-	must(t, n.RestoreNoflush(v4, leaningText))
+	must(t, n.RestoreNoflush(v4, text))
 	snapshot, err := n.Fake.Read(t.Context(), v4)
 	must(t, err)
 	for table, seen := range snapshot.Tables {
@@ -88,10 +94,19 @@ func missingIn(q Quarantine) (list []QuarantinedRule) {
 	return list
 }
 
-func eachNode(t *testing.T, test func(t *testing.T, n *testNode)) {
+func eachNode(t *testing.T, test func(t *testing.T, n *testNode)) { eachNodeOf(t, leaningText, test) }
+
+// eachNodeOf is eachNode with these rules.
+func eachNodeOf(t *testing.T, text string, test func(t *testing.T, n *testNode)) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
-		t.Run(string(backend), func(t *testing.T) { test(t, dependent(t, backend)) })
+		t.Run(string(backend), func(t *testing.T) { test(t, dependentOn(t, backend, text)) })
 	}
+}
+
+// loseBad takes the set bad away for good.
+func (n *testNode) loseBad() {
+	n.Sets().Destroy(setBad.Name)
+	n.Sets().Refuse(setBad.Name, errors.New("no memory"))
 }
 
 func TestMissingSetsComeBackBeforeTheRulesThatNameThem(t *testing.T) {
