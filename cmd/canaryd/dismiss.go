@@ -17,7 +17,7 @@ const aboutDismiss = `Where rules were lost while canaryd did not run, and it ma
 not healthy until the rules are back; so it is where a native table was deleted alone, or made
 dormant, and where rules were lost and could not be put back. This accepts the loss: what the tables
 hold now is what ought to be in force. Rules that waited behind a rule that could not be put back
-are put back without it. The stored generation stays on disk.
+are put back without it, as soon as canaryd may write. The stored generation stays on disk.
 Exit code: 0 also if nothing waited for a decision, 2 no daemon or trouble.
 `
 
@@ -38,11 +38,10 @@ func dismissalText(reply api.DismissReply) string {
 		what = append(what, fmt.Sprintf("what became of native table %s is accepted", plain(table)))
 	}
 	if n := reply.Quarantined; n > 0 {
-		text := fmt.Sprintf("%s that could not be put back: the loss is accepted", count(n, "rule"))
-		if reply.Waiting > 0 {
-			text += fmt.Sprintf("; %s that waited are put back now", count(reply.Waiting, "rule"))
-		}
-		what = append(what, text)
+		what = append(what, fmt.Sprintf("%s that could not be put back: the loss is accepted", count(n, "rule")))
+	}
+	if n := reply.Waiting; n > 0 {
+		what = append(what, fmt.Sprintf("%s that waited: put back as soon as canaryd may write", count(n, "rule")))
 	}
 	return cmp.Or(strings.Join(what, "\n"), "nothing waits for a decision")
 }

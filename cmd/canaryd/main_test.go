@@ -227,6 +227,7 @@ func TestStatusTable(t *testing.T) {
 				s.Quarantined = append(s.Quarantined, api.Quarantined{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Rule: "-j DROP", Waits: true,
 					Reason: `waits behind "-m set --match-set friends src -j ACCEPT" of KUBE-FORWARD, which cannot be put back`})
 			}
+			s.WaitingChains = api.WaitingChains(s.Quarantined)
 		},
 		"status-opaque": func(s *api.Status) {
 			s.Families[rules.IPv4] = verdicts(canary.Intact, canary.Intact, canary.Intact)

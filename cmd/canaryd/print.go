@@ -119,7 +119,7 @@ func notGuardedText(s api.Status) string {
 			fmt.Fprintf(&text, "quarantined: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason)))
 		}
 	}
-	for _, w := range api.WaitingChains(s.Quarantined) {
+	for _, w := range s.WaitingChains {
 		reason := w.Reason
 		if w.Rules > 1 {
 			reason = strings.Replace(reason, "waits", "wait", 1)

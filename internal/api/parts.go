@@ -179,11 +179,11 @@ func QuarantinedOf(id rules.TableID, h reload.QuarantinedRule) Quarantined {
 
 // A WaitingChain says how many rules of a chain wait, all for the same reason.
 type WaitingChain struct {
-	Family rules.Family
-	Table  rules.TableName
-	Chain  string
-	Rules  int
-	Reason string
+	Family rules.Family    `json:"family"`
+	Table  rules.TableName `json:"table"`
+	Chain  string          `json:"chain"`
+	Rules  int             `json:"rules"`
+	Reason string          `json:"reason,omitempty"`
 }
 
 // WaitingChains counts the rules of a list that wait, by chain and reason.

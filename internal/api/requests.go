@@ -132,7 +132,7 @@ type DismissReply struct {
 	Native []string `json:"native,omitempty"`
 	// Quarantined is how many rules in quarantine were accepted as lost.
 	Quarantined int `json:"quarantined,omitempty"`
-	// Waiting is how many rules waited for those, and are put back now.
+	// Waiting is how many rules waited for those. They are put back as soon as canaryd may write.
 	Waiting int `json:"waiting,omitempty"`
 }
 

@@ -77,6 +77,9 @@ type Status struct {
 	// Quarantined are the quarantined rules; the first hundred. They were lost, so that a node with
 	// one is not healthy.
 	Quarantined []Quarantined `json:"quarantined,omitempty"`
+	// WaitingChains counts the quarantined rules that wait for a rule before them, for the first
+	// hundred chains. It counts all of them, also rules that Quarantined does not list.
+	WaitingChains []WaitingChain `json:"waitingChains,omitempty"`
 	// DeclaredRefused are the declared rules that are refused; the first hundred.
 	DeclaredRefused []Refused `json:"declaredRefused,omitempty"`
 	// SourceErrors are what is wrong with the files of declared sources.
@@ -199,6 +202,13 @@ func (s Status) MarshalJSON() ([]byte, error) {
 func (s Status) Public() Status {
 	hideRule := func(q *Quarantined) { q.Rule, q.Reason = "", "" }
 	s.Quarantined, s.Opaque = changed(s.Quarantined, hideRule), changed(s.Opaque, hideRule)
+	s.WaitingChains = changed(s.WaitingChains, func(w *WaitingChain) { w.Reason = "" })
+	s.Accepted = changed(s.Accepted, func(a *Accepted) {
+		if a.Rule = ""; a.By != nil {
+			by := *a.By
+			by.Command, a.By = "", &by
+		}
+	})
 	s.DeclaredRefused = changed(s.DeclaredRefused, func(r *Refused) { r.Rule, r.Reason = "", "" })
 	s.SourceErrors = changed(s.SourceErrors, func(e *SourceError) { e.Reason = "" })
 	s.Baseline = s.Baseline.withoutReason()

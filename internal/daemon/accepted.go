@@ -143,7 +143,7 @@ func (d *Daemon) sayAccepted(ctx context.Context, st *state) {
 		} else {
 			what := "Rules were removed, which canaryd accepts as their owner's doing; they are not put back"
 			if f.NotGuarded {
-				what = "Rules were removed from a table that canaryd does not guard; their owners have to put them back"
+				what = "Rules are gone from a table that canaryd does not guard; unless their owner removed them, it has to write them again"
 			}
 			klog.FromContext(ctx).Info(what,
 				"family", f.Family, "table", f.Table, "chain", f.Chain, "rule", f.Rule, "gone", f.Rules, "left", f.Left, "by", f.ByText())

@@ -70,6 +70,11 @@ func TestWhatIsAcceptedIsSaid(t *testing.T) {
 			if d := cmp.Diff(by(backend, test.want), r.accepted()); d != "" {
 				t.Errorf("%s (-want +got):\n%s", test.name, d)
 			}
+			for _, a := range r.d.Status().Public().Accepted {
+				if a.Rule != "" || a.By != nil && a.By.Command != "" {
+					t.Errorf("%s: other users read %q, %+v", test.name, a.Rule, a.By)
+				}
+			}
 			const line = "accepts as their owner's doing"
 			if n := strings.Count(r.log.String(), line); n != len(test.want) {
 				t.Errorf("%s: the log has it %d times, want %d", test.name, n, len(test.want))

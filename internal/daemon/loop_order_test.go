@@ -115,6 +115,14 @@ func TestAChainThatWaitsIsNamed(t *testing.T) {
 		if first := s.Quarantined[0]; first.Waits || first.Rule != orderOdd || !s.Quarantined[1].Waits {
 			t.Errorf("status names %+v first", first)
 		}
+		if w := s.WaitingChains; len(w) != 1 || w[0].Chain != "KUBE-FORWARD" || w[0].Rules != 150 {
+			t.Errorf("the status counts %+v", w)
+		}
+		for _, w := range s.Public().WaitingChains {
+			if w.Reason != "" {
+				t.Errorf("other users read the rule: %s", w.Reason)
+			}
+		}
 		const reason = `waits behind \"` + orderOdd + `\" of KUBE-FORWARD, which cannot be put back`
 		said := 0
 		for line := range strings.Lines(r.log.String()) {

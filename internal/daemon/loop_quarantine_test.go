@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -165,6 +166,58 @@ func TestAQuarantinedRuleIsDismissed(t *testing.T) {
 			t.Errorf("asked again: %+v, %v", again, err)
 		}
 	})
+}
+
+// TestRulesThatWaitAreNeverDismissed: they are not lost. As long as canaryd may not write, because
+// replays are paused or because their owner may be about to write them, they stay in quarantine,
+// however often an operator asks.
+func TestRulesThatWaitAreNeverDismissed(t *testing.T) {
+	tests := []struct {
+		name string
+		hold func(r *rig) // keeps canaryd from writing
+		ends func(r *rig)
+		lost int // by the first dismissal
+	}{
+		{"paused", func(r *rig) { r.pause(time.Hour) }, func(r *rig) {
+			_, err := r.d.Resume(r.t.Context())
+			must(r.t, err)
+		}, 1},
+		{"its owner writes", func(r *rig) {
+			r.write(rules.Filter, "-A KUBE-FORWARD "+orderOdd)
+			r.after(time.Second)
+		}, func(*rig) {}, 0},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				fake := iptablestest.NewFake(backend, rules.IPv4)
+				must(t, fake.RestoreNoflush(rules.IPv4, section(rules.Filter, ":KUBE-FIREWALL - [0:0]", ":KUBE-FORWARD - [0:0]",
+					"-A OUTPUT -j KUBE-FIREWALL", "-A FORWARD -j KUBE-FORWARD", "-A KUBE-FIREWALL -j DROP", "-A KUBE-FORWARD "+orderOdd, "-A KUBE-FORWARD "+orderThird)))
+				r := run(t, fake, setup{})
+				r.settled()
+				fake.Misread(orderOdd, "-p tcp -j ACCEPT")
+				must(t, fake.Flush(rules.IPv4, rules.Filter, ""))
+				r.settled()
+				r.wantQuarantine(2)
+				test.hold(r)
+				for try := range 3 {
+					reply, err := r.d.Dismiss(t.Context())
+					must(t, err)
+					if lost := []int{test.lost, 0, 0}[try]; reply.Quarantined != lost || reply.Waiting != 1 {
+						t.Errorf("dismissal %d: %+v, want %d lost and one that waits", try, reply, lost)
+					}
+				}
+				test.ends(r)
+				r.after(time.Minute)
+				r.wantQuarantine(0)
+				r.wantReady()
+				want := []string{orderOdd, orderThird}[test.lost:]
+				if got := r.chain(rules.IPv4, rules.Filter, "KUBE-FORWARD"); !slices.Equal(got, want) {
+					t.Errorf("KUBE-FORWARD is %q, want %q", got, want)
+				}
+			})
+		})
+	}
 }
 
 // TestAReturnedChainIsNoReasonToTryForEver: the chain that a rule lacked is back,

@@ -60,12 +60,13 @@ func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family,
 	if d.cfg.Attachments == nil || finding.MarkLost || finding.Verdict == canary.Unknown {
 		return false
 	}
-	lacks := map[protect.Attachment]protect.Lack{}
+	lacks, looked := map[protect.Attachment]protect.Lack{}, !st.pause.on()
 	if finding.Verdict != canary.Intact && !st.pause.on() {
 		lacks = protect.Lacking(st.want()[f.Table(rules.Nat)], nat, w.living)
 		dead := func(a protect.Attachment, _ protect.Lack) bool { return !w.lives(a) }
 		if maps.DeleteFunc(lacks, dead); len(lacks) > 0 && !d.readPods(ctx, st) {
 			clear(lacks)
+			looked = false
 		}
 		maps.DeleteFunc(lacks, dead)
 	}
@@ -100,6 +101,9 @@ func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family,
 		}
 		w.robbed[k] = r
 		lost = lost || d.robbedFor(r, now)
+	}
+	if !looked {
+		return lost // the next read that looks has all since the last one that did
 	}
 	if w.followed == nil {
 		w.followed = map[rules.Family]read{}

@@ -27,7 +27,6 @@ func (d *Daemon) publish(st *state) {
 		Generation:       d.generation(st),
 		Stored:           storedOf(st.disk.generations),
 		Flushes:          slices.Clone(st.journal),
-		Quarantined:      st.quarantined(),
 		SourceErrors:     st.declared.broken,
 		DeclaredRefused:  slices.Clone(st.refused.shown[:min(len(st.refused.shown), api.QuarantinedShown)]),
 		Opaque:           d.opaqueNow(st),
@@ -73,6 +72,7 @@ func (d *Daemon) publish(st *state) {
 	s.LearningPendingSince = pendingSince(st)
 	s.JournalError = d.journalTrouble.text()
 	s.ListenRequired, s.ListenError = d.cfg.ListenRequired, d.listenTrouble.text()
+	s.Quarantined, s.WaitingChains = st.quarantined()
 	s.NothingProtected = d.nothing(st, s)
 	health := s.Health()
 	s.Healthy, s.Headline = health.Healthy(), health.String()

@@ -65,8 +65,8 @@ func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 		}
 		chains := api.WaitingChains(list)
 		for _, w := range chains[:min(namesKept, len(chains))] {
-			log.Info("Rules of a chain wait, because a rule that decides could not be put back", "family", id.Family, "table", id.Name,
-				"chain", w.Chain, "rules", w.Rules, "reason", w.Reason, "next", "they are put back in their places behind it")
+			log.Info("Rules of a chain wait for rules that decide and are missing", "family", id.Family, "table", id.Name,
+				"chain", w.Chain, "rules", w.Rules, "reason", w.Reason, "next", "they are put back in their places when those are back")
 		}
 		for _, h := range tr.Weakened[:min(namesKept, len(tr.Weakened))] {
 			log.Info("A rule was put back without its nfacct match, which only counts", "family", id.Family, "table", id.Name,
@@ -175,17 +175,13 @@ func (st *state) quarantines(tables verdicts) bool {
 }
 
 // dismissQuarantined accepts that the rules are lost that cannot be put back, and returns how many
-// those are. Rules that waited for them are put back then, and it returns how many those are. If
-// nothing but such rules is left, they are dismissed. What was declared stays declared, and is
-// tried again.
+// those are. Rules that waited for them are put back as soon as canaryd may write, and it returns
+// how many those are. What was declared stays declared, and is tried again.
 func (d *Daemon) dismissQuarantined(ctx context.Context, st *state) (lost, waiting int) {
 	now := time.Now()
 	dismissed, left := st.quarantine.rules.Split()
 	if len(dismissed) == 0 {
-		dismissed, left = left, nil
-	}
-	if len(dismissed) == 0 {
-		return 0, 0
+		return 0, left.Count()
 	}
 	for id, list := range dismissed {
 		d.setQuarantine(st, id, left[id], st.table(id).seen)
@@ -202,19 +198,24 @@ func (d *Daemon) dismissQuarantined(ctx context.Context, st *state) (lost, waiti
 	return dismissed.Count(), waiting
 }
 
-// quarantined returns what is in quarantine as a Status has it. Rules that wait come last, so that
-// they hide none of those that they wait for.
-func (st *state) quarantined() []api.Quarantined {
-	var list []api.Quarantined
+// quarantined returns what is in quarantine as a Status has it, and the chains that wait. Rules
+// that wait come last, so that they hide none of those that they wait for.
+func (st *state) quarantined() ([]api.Quarantined, []api.WaitingChain) {
+	var list, waits []api.Quarantined
 	missing, waiting := st.quarantine.rules.Split()
 	for _, part := range []reload.Quarantine{missing, waiting} {
 		for _, id := range tableIDs() {
 			for _, h := range part[id] {
+				q := api.QuarantinedOf(id, h)
 				if len(list) < api.QuarantinedShown {
-					list = append(list, api.QuarantinedOf(id, h))
+					list = append(list, q)
+				}
+				if q.Waits {
+					waits = append(waits, q)
 				}
 			}
 		}
 	}
-	return list
+	chains := api.WaitingChains(waits)
+	return list, chains[:min(len(chains), api.QuarantinedShown)]
 }

@@ -158,7 +158,14 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh verdicts) {
 		log.Info("Rules that --protect does not name were lost, too; their owners have to put them back", "flush", l.record.ID, "rules", lost.Unprotected)
 	}
 	if lost.UnprotectedUnknown {
-		log.Info("Whether rules that --protect does not name were lost, too, is not known of every table", "flush", l.record.ID)
+		var unknown []string
+		for _, table := range lost.Tables {
+			if table.UnprotectedUnknown {
+				unknown = append(unknown, table.Family.Table(table.Table).String())
+			}
+		}
+		log.Info("How many rules that --protect does not name were lost, too, is not known of some tables; their owners have to check them",
+			"flush", l.record.ID, "tables", strings.Join(unknown, ", "))
 	}
 	if len(l.record.Pods) > 0 {
 		log.Info("Host ports of pods were lost", "flush", l.record.ID, "pods", podTexts(l.record), "more", l.record.MorePods)

@@ -186,6 +186,9 @@ func (d *Daemon) openDecision(ctx context.Context, st *state, found map[rules.Ta
 	} else {
 		d.cfg.Metrics.ObserveFurtherLoss(fresh.public())
 	}
+	for id := range fresh {
+		d.cfg.Metrics.ObserveUnprotected(id.Family, id.Name, 0, found[id].tookMarks())
+	}
 	st.rewrite(w.record)
 	d.write(ctx, w.record, w.diff)
 	d.keepDecision(ctx, st)

@@ -342,8 +342,7 @@ func quarantineWarning(s api.Status) []pageWarning {
 	if n == 1 {
 		w.Text = "It is quarantined: the kernel lacks what it depends on, or refuses it. It is tried again; the rest of its table is in force."
 	}
-	waiting := func(q api.Quarantined) bool { return q.Waits }
-	if slices.ContainsFunc(s.Quarantined, waiting) {
+	if len(s.WaitingChains) > 0 {
 		w.Text = "A rule of a chain could not be put back, and decides which packets meet the rules behind it: those wait, and come back with it. The rest is in force."
 	}
 	for _, q := range s.Quarantined {

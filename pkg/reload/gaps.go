@@ -194,5 +194,5 @@ func (s *gapSearch) behind(before []*line) string {
 			return fmt.Sprintf("waits behind chain %s, which lacks rules", l.rule.Target)
 		}
 	}
-	return "waits behind rules that cannot be put back"
+	return "waits behind rules that are missing"
 }

@@ -91,7 +91,7 @@ func (n node) flushAtOnce(flush func()) []string {
 	if flush == nil {
 		flush = n.FlushUnlocked
 	}
-	n.daemon.Signal(syscall.SIGSTOP)
+	n.daemon.Suspend()
 	flush()
 	left := n.Foreign()
 	n.daemon.Signal(syscall.SIGCONT)

@@ -53,7 +53,7 @@ func ownRestore(n *nodetest.Node, _ *nodetest.Process) {
 
 func suspendBesideFlush(n *nodetest.Node, d *nodetest.Process) {
 	before := n.Protected()
-	d.Signal(syscall.SIGSTOP)
+	d.Suspend()
 	time.Sleep(suspended / 2)
 	n.Flush()
 	time.Sleep(suspended / 2)

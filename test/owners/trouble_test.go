@@ -207,7 +207,7 @@ func starve(n *nodetest.Node, _ *nodetest.Process) {
 // suspendBesideOwner stops canaryd while services change, come and go.
 func suspendBesideOwner(n *nodetest.Node, d *nodetest.Process) {
 	newEndpoint(n, 1)
-	d.Signal(syscall.SIGSTOP)
+	d.Suspend()
 	for nth, end := 0, time.Now().Add(suspended); time.Now().Before(end); nth++ {
 		newEndpoint(n, nth%250+1)
 		if nth%3 == 0 {

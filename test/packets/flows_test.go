@@ -199,7 +199,7 @@ func TestFlowsThroughAFlush(t *testing.T) {
 		stranger := l.dial("udp4", cluster.Stranger)
 		l.wantSilence("the stranger", stranger)
 
-		d.Signal(syscall.SIGSTOP) // the outage lasts for as long as the test needs
+		d.Suspend() // the outage lasts for as long as the test needs
 		l.flushNat()
 		dns, port := l.dial("udp4", cluster.DNS()), l.dial("udp4", cluster.HostPort(1))
 		other := l.dial("udp4", netip.AddrPortFrom(cluster.Service(2).Addr(), 54)) // no port of the service

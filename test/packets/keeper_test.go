@@ -131,7 +131,7 @@ func TestEstablishedConnectionsLive(t *testing.T) {
 						l.wantKept(true)
 					}
 					p := l.establish(each)
-					canaryd.Signal(syscall.SIGSTOP)
+					canaryd.Suspend()
 					d.do(l)
 					time.Sleep(outage)
 					canaryd.Signal(syscall.SIGCONT)

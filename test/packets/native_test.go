@@ -53,7 +53,7 @@ func TestFlowsThroughANativeFlush(t *testing.T) {
 			return nil
 		})
 
-		d.Signal(syscall.SIGSTOP) // the outage lasts for as long as the test needs
+		d.Suspend() // the outage lasts for as long as the test needs
 		nstest.Command(l.T, "nft", "flush", "table", "ip", "kube-proxy")
 		meanwhile, other := l.dial("udp4", datagrams), l.dial("udp4", netip.AddrPortFrom(nativeService.Addr(), 54))
 		l.wantSilence("during the outage", meanwhile)

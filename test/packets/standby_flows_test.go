@@ -56,7 +56,7 @@ func TestFlowsFromBeforeTheStandby(t *testing.T) {
 					}
 					return nil
 				})
-				d.Signal(syscall.SIGSTOP) // so that clients come before the standby
+				d.Suspend() // so that clients come before the standby
 				test.flush(l)
 				dns := l.dial("udp4", test.dns)
 				knock := l.knock(cluster.Client, netip.Addr{}, test.tcp)

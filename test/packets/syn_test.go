@@ -166,7 +166,7 @@ func TestConnectionsThroughAFlush(t *testing.T) {
 		d := l.Start()
 		before := []*stream{l.stream(cluster.Service(0)), l.stream(cluster.HostPort(0))}
 
-		d.Signal(syscall.SIGSTOP) // the outage lasts for as long as the test needs
+		d.Suspend() // the outage lasts for as long as the test needs
 		l.flushNat()
 		var gap []*knock
 		for i := range 3 {
@@ -206,7 +206,7 @@ func TestConnectionsThroughAFlush(t *testing.T) {
 func TestHairpinsThroughALossOfPostrouting(t *testing.T) {
 	inCluster(t, func(l *lab) {
 		d := l.Start()
-		d.Signal(syscall.SIGSTOP)
+		d.Suspend()
 		l.flushPostrouting()
 		hairpins := l.hairpins()
 		outside := l.stream(cluster.Service(0)) // from outside, and the pods see it

@@ -95,6 +95,27 @@ func (p *Process) Signal(s syscall.Signal) {
 	p.n.Must(p.Process.Signal(s))
 }
 
+// Suspend stops the daemon until it is sent SIGCONT, and returns when each of its threads has
+// stopped. The kernel gives SIGSTOP to one thread, and the others run on until that one is on a
+// core again or, in a commit of nf_tables, out of the kernel.
+func (p *Process) Suspend() {
+	p.n.Helper()
+	p.Signal(syscall.SIGSTOP)
+	p.n.Within(StartsIn, "each thread of canaryd to stop", func() error {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", p.PID()))
+		if err == nil && len(threads) == 0 {
+			err = errors.New("canaryd has no thread")
+		}
+		for _, thread := range threads {
+			status, readErr := os.ReadFile(thread)
+			if readErr != nil || !bytes.Contains(status, []byte("\nState:\tT ")) {
+				return fmt.Errorf("%s: %v\n%s", thread, readErr, status)
+			}
+		}
+		return err
+	})
+}
+
 // WantLog fails the test unless a line of the log contains all of these words.
 func (p *Process) WantLog(words ...string) {
 	p.n.Helper()
