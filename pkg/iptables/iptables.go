@@ -149,6 +149,9 @@ type Session interface {
 	// Writes reports whether Restore can write a rule: one that has a text, or that is opaque and
 	// has its bytes, where bytes can be written.
 	Writes(rule rules.Rule) bool
+	// Text returns a rule of the family with its text, if it is opaque and the Session knows by now
+	// of which text it is. It returns the very rule else.
+	Text(family rules.Family, rule rules.Rule) rules.Rule
 	// Prepare does ahead what can be done of the next Restore, if it is of the same
 	// payloads. It writes nothing.
 	Prepare(ctx context.Context, payloads ...Payload)

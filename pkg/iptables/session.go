@@ -130,6 +130,9 @@ func (s *genidSession) Writes(rule rules.Rule) bool {
 	return !opaque || rule.HasBytes() && s.kernel.directConn() != nil
 }
 
+// Text implements Session: no read of nf_tables tries texts.
+func (s *genidSession) Text(_ rules.Family, rule rules.Rule) rules.Rule { return rule }
+
 // Prepare implements Session. What it encodes is of the state that was read: if
 // another process commits meanwhile, Restore finds it stale.
 func (s *genidSession) Prepare(_ context.Context, payloads ...Payload) {
@@ -412,16 +415,17 @@ func (s *contentSession) write(ctx context.Context, family rules.Family, scripts
 	for _, e := range exact {
 		s.kernel.words[family].noteExact(family, e.script)
 	}
-	if err := s.restore(ctx, family, scripts, exact); err != nil {
-		return Written{Err: err}
+	raced, err := s.restore(ctx, family, scripts, exact)
+	if err != nil {
+		return Written{Raced: raced, Err: err}
 	}
 	at := time.Now()
 	after, err := s.kernel.walk(context.WithoutCancel(ctx), family)
 	if err != nil {
-		return Written{At: at, Err: fmt.Errorf("the rules were written, but: %w", err)}
+		return Written{Raced: raced, At: at, Err: fmt.Errorf("the rules were written, but: %w", err)}
 	}
 	s.noted[family], s.left[family] = after.digest, after
-	return Written{At: at}
+	return Written{Raced: raced, At: at}
 }
 
 // Close implements Session.

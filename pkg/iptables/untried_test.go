@@ -1,6 +1,7 @@
 package iptables_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,78 +18,141 @@ import (
 // On legacy a flush may come before the first read under the lock tries the text of a new rule. The
 // rule comes back by its bytes then, and the replay is proved. Its text is tried later.
 func TestARuleThatIsFlushedBeforeItsTrial(t *testing.T) {
+	onUntried(t, []string{
+		"-N MINE",
+		"-N OTHER",
+		"-A MINE -p tcp -j RETURN",
+		"-A MINE -m limit --limit 5/min -j ACCEPT",
+		"-A MINE -m quota --quota 7 -j DROP",
+		"-A MINE -m limit --limit 6/min -j OTHER",
+		"-A MINE -j DROP",
+	}, func(n *untriedNode) {
+		place := iptables.Place{Table: rules.Filter, Chain: "MINE"}
+		before := n.bytes()
+		n.run("-F")
+		// Another owner writes one of the same bytes: its text is tried before the write.
+		n.run("-A OTHER -m limit --limit 5/min -j ACCEPT")
+		n.heal()
+		if diff := cmp.Diff(before[place], n.bytes()[place]); diff != "" {
+			n.Errorf("MINE (-before +now):\n%s", diff)
+		}
+		session, err := n.kernel.Begin(n.Context())
+		if err != nil {
+			n.Fatal(err)
+		}
+		later, err := session.Read(n.Context(), n.family)
+		if err != nil {
+			n.Fatal(err)
+		}
+		if err := session.Close(); err != nil {
+			n.Fatal(err)
+		}
+		if r := later.Tables[rules.Filter].Chain("MINE").Rules[1]; r.Spec != "-m limit --limit 5/min -j ACCEPT" {
+			n.Errorf("the text of the next read under the lock is %q", r.Spec)
+		}
+	})
+}
+
+// An owner puts back one of two jumps that were learned without a text, before canaryd does. The
+// read under the lock finds the text of that one, which says nothing about the other jump.
+func TestAnOwnerPutsBackOneOfTwoUntriedJumps(t *testing.T) {
+	onUntried(t, []string{
+		"-N MINE",
+		"-A MINE -m limit --limit 5/min -j ACCEPT",
+		"-A INPUT -m limit --limit 9/min -j MINE",
+		"-A INPUT -m limit --limit 8/min -j MINE",
+	}, func(n *untriedNode) {
+		n.run("-F")
+		n.run("-A INPUT -m limit --limit 8/min -j MINE")
+		n.heal()
+		var jumps []string
+		for _, line := range strings.Split(n.run("-S INPUT"), "\n") {
+			if strings.HasSuffix(line, "-j MINE") {
+				jumps = append(jumps, line)
+			}
+		}
+		slices.Sort(jumps)
+		want := []string{"-A INPUT -m limit --limit 8/min -j MINE", "-A INPUT -m limit --limit 9/min -j MINE"}
+		if diff := cmp.Diff(want, jumps); diff != "" {
+			n.Errorf("the jumps of INPUT (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// An untriedNode has rules of MINE that were learned before their texts were tried.
+type untriedNode struct {
+	*testing.T
+	family   rules.Family
+	kernel   *iptables.Kernel
+	replayer reload.Replayer
+	job      reload.Job
+	learned  rules.Ruleset
+}
+
+// onUntried runs a test on a node with these rules, for each family.
+func onUntried(t *testing.T, commands []string, test func(*untriedNode)) {
 	for _, family := range rules.Families() {
 		t.Run(family.String(), func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
-				run := func(args ...string) {
-					nstest.Command(t, iptables.Program(iptables.Legacy, family, ""), append([]string{"-w", "5"}, args...)...)
-				}
-				k := iptables.OpenKernel(t, iptables.Config{Backend: iptables.Legacy, Families: []rules.Family{family}, Trials: true})
+				n := &untriedNode{T: t, family: family, job: reload.Job{Families: []rules.Family{family}}}
+				n.kernel = iptables.OpenKernel(t, iptables.Config{Backend: iptables.Legacy, Families: n.job.Families, Trials: true})
 				selector, err := protect.NewSelector([]string{"MINE"})
 				if err != nil {
 					t.Fatal(err)
 				}
 				protection := selector.Protection()
-				replayer := reload.Replayer{Kernel: k, Canary: canary.DefaultChain, Protection: protection}
-				job := reload.Job{Families: []rules.Family{family}}
-				planted, err := replayer.Plant(t.Context(), job)
+				n.replayer = reload.Replayer{Kernel: n.kernel, Canary: canary.DefaultChain, Protection: protection}
+				planted, err := n.replayer.Plant(t.Context(), n.job)
 				if err != nil {
 					t.Fatal(err)
 				}
 				for name, table := range planted[family].Tables {
-					job.Marks = job.Marks.With(family.Table(name), table.Mark)
+					n.job.Marks = n.job.Marks.With(family.Table(name), table.Mark)
 				}
-				run("-N", "MINE")
-				run("-N", "OTHER")
-				run("-A", "MINE", "-p", "tcp", "-j", "RETURN")
-				run("-A", "MINE", "-m", "limit", "--limit", "5/min", "-j", "ACCEPT")
-				run("-A", "MINE", "-m", "quota", "--quota", "7", "-j", "DROP")
-				run("-A", "MINE", "-m", "limit", "--limit", "6/min", "-j", "OTHER")
-				run("-A", "MINE", "-j", "DROP")
-				seen, err := k.Read(t.Context(), family)
+				for _, command := range commands {
+					n.run(command)
+				}
+				seen, err := n.kernel.Read(t.Context(), family)
 				if err != nil {
 					t.Fatal(err)
 				}
-				job.Generation = rules.Generation{}.With(family.Table(rules.Filter), protection.Extract(seen.Tables[rules.Filter], canary.IsMark))
-				learned, _ := job.Generation[family.Table(rules.Filter)].Chain("MINE")
-				if reason, opaque := learned.Rules[1].Opaque(); !opaque || !strings.Contains(reason, "not tried yet") {
-					t.Fatalf("the rule was tried already: %q", learned.Rules[1].Spec)
+				n.learned = seen.Tables
+				section := protection.Extract(seen.Tables[rules.Filter], canary.IsMark)
+				n.job.Generation = rules.Generation{}.With(family.Table(rules.Filter), section)
+				if !slices.ContainsFunc(section.Opaque(rules.Section{}, nil), func(r rules.TextlessRule) bool {
+					reason, _ := r.Rule.Opaque()
+					return strings.Contains(reason, "not tried yet")
+				}) {
+					t.Fatal("the texts of all rules are known already")
 				}
-				before := iptables.RuleBytes(t, iptables.Legacy, family, seen.Tables)
-
-				run("-F")
-				// Another owner writes one of the same bytes: its text is tried before the write.
-				run("-A", "OTHER", "-m", "limit", "--limit", "5/min", "-j", "ACCEPT")
-				result, err := replayer.Heal(t.Context(), job)
-				if err != nil || result[family].Outcome != reload.Proved {
-					t.Errorf("the replay is %s: %v, %v", result[family].Outcome, result[family].Err, err)
-				}
-				for name, table := range result[family].Tables {
-					job.Marks = job.Marks.With(family.Table(name), table.Mark)
-					for _, h := range table.Quarantined {
-						t.Errorf("in quarantine: %s %s: %s", h.Chain, h.Rule.Label(), h.Reason)
-					}
-				}
-				place := iptables.Place{Table: rules.Filter, Chain: "MINE"}
-				if diff := cmp.Diff(before[place], iptables.RuleBytes(t, iptables.Legacy, family, seen.Tables)[place]); diff != "" {
-					t.Errorf("MINE (-before +now):\n%s", diff)
-				}
-
-				session, err := k.Begin(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
-				later, err := session.Read(t.Context(), family)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := session.Close(); err != nil {
-					t.Fatal(err)
-				}
-				if r := later.Tables[rules.Filter].Chain("MINE").Rules[1]; r.Spec != "-m limit --limit 5/min -j ACCEPT" {
-					t.Errorf("the text of the next read under the lock is %q", r.Spec)
-				}
+				test(n)
 			})
 		})
+	}
+}
+
+// run runs a command of iptables-legacy, and returns what it prints.
+func (n *untriedNode) run(command string) string {
+	n.Helper()
+	return nstest.Command(n.T, iptables.Program(iptables.Legacy, n.family, ""), append([]string{"-w", "5"}, strings.Fields(command)...)...)
+}
+
+// bytes returns the bytes of the rules by chain.
+func (n *untriedNode) bytes() map[iptables.Place][]string {
+	return iptables.RuleBytes(n.T, iptables.Legacy, n.family, n.learned)
+}
+
+// heal replays the rules and expects that all of them are proved.
+func (n *untriedNode) heal() {
+	n.Helper()
+	result, err := n.replayer.Heal(n.Context(), n.job)
+	if err != nil || result[n.family].Outcome != reload.Proved {
+		n.Errorf("the replay is %s: %v, %v", result[n.family].Outcome, result[n.family].Err, err)
+	}
+	for name, table := range result[n.family].Tables {
+		n.job.Marks = n.job.Marks.With(n.family.Table(name), table.Mark)
+		for _, h := range table.Quarantined {
+			n.Errorf("in quarantine: %s %s: %s", h.Chain, h.Rule.Label(), h.Reason)
+		}
 	}
 }

@@ -54,6 +54,9 @@ func takeApart(family rules.Family, info xtInfo, data []byte) (*xtContent, error
 			return fmt.Errorf("%w: chain %s has no end", errWalk, chain.name)
 		}
 		chain.tail, chain.rules = chain.rules[last], chain.rules[:last]
+		if e := c.entry(chain.tail); !e.isStandard || e.verdict() >= 0 {
+			return fmt.Errorf("%w: chain %s does not end in a verdict", errWalk, chain.name)
+		}
 		return nil
 	}
 	for at, n := 0, 0; at < len(data); n++ {

@@ -2,6 +2,8 @@ package iptables
 
 import (
 	"bytes"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -136,6 +138,25 @@ func TestAReplacedTableIsNeverSeenInPart(t *testing.T) {
 			t.Errorf("the table is another, or chain %s is left: %t", TextChain, staged)
 		}
 	})
+}
+
+// A chain that does not end in a verdict is none that iptables wrote: its last entry may be a rule,
+// which a change of the chain would take for its end.
+func TestAChainWithoutAVerdictIsRefused(t *testing.T) {
+	info, data := sampleTable(rules.IPv4)
+	content, err := takeApart(rules.IPv4, info, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, chain := range content.chains {
+		e := content.entry(chain.tail)
+		was := e.verdict()
+		binary.NativeEndian.PutUint32(e.target[xtExtDataAt:], 0)
+		if _, err := takeApart(rules.IPv4, info, data); !errors.Is(err, errWalk) {
+			t.Errorf("chain %s: got %v, want %v", chain.name, err, errWalk)
+		}
+		binary.NativeEndian.PutUint32(e.target[xtExtDataAt:], uint32(int32(was)))
+	}
 }
 
 // Whatever bytes are taken for a table or for a rule: nothing panics, and what is put together says

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -86,8 +88,9 @@ func (s *contentSession) lookExactly(ctx context.Context, family rules.Family, s
 	return exact, nil
 }
 
-// restore writes scripts of one family, each table for itself.
-func (s *contentSession) restore(ctx context.Context, family rules.Family, scripts []Script, exact map[int]*exactWrite) error {
+// restore writes scripts of one family, each table for itself. Once a table is written it is too
+// late to find the read stale: then it raced.
+func (s *contentSession) restore(ctx context.Context, family rules.Family, scripts []Script, exact map[int]*exactWrite) (raced bool, err error) {
 	var text Scripts
 	wrote := map[rules.TableName]bool{}
 	for i := range scripts {
@@ -98,24 +101,27 @@ func (s *contentSession) restore(ctx context.Context, family rules.Family, scrip
 		}
 		if len(text) > 0 {
 			if err := s.kernel.restore(ctx, family, text); err != nil {
-				return err
+				return raced, err
 			}
 			text, ctx = nil, context.WithoutCancel(ctx) // all of it belongs together
 		}
 		if wrote[e.script.Table] {
 			if err := e.look(); err != nil {
-				return err
+				return raced, err
 			}
 		}
-		if err := e.write(ctx); err != nil {
-			return err
+		e.anyway = e.anyway || len(wrote) > 0
+		err := e.write(ctx)
+		raced = raced || e.raced
+		if err != nil {
+			return raced, err
 		}
 		wrote[e.script.Table], ctx = true, context.WithoutCancel(ctx)
 	}
 	if len(text) == 0 {
-		return nil
+		return raced, nil
 	}
-	return s.kernel.restore(ctx, family, text)
+	return raced, s.kernel.restore(ctx, family, text)
 }
 
 // noteExact notes which rules a script has written by their bytes.
@@ -123,21 +129,50 @@ func (l *xtLexicon) noteExact(family rules.Family, script *Script) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range script.Steps {
-		rule := script.Steps[i].Rule
-		piece, ok := newPiece(family, rule)
+		step := &script.Steps[i]
+		key, ok := l.keyOf(family, step.Rule)
 		if !ok {
 			continue
 		}
-		entry, goal, _ := rule.Bytes()
-		to := string(goal)
-		if piece.goal != "" {
-			to = toChain(to)
+		place := Place{Table: script.Table, Chain: step.Chain}
+		if l.exact[place] == nil {
+			if l.exact == nil {
+				l.exact = map[Place]map[xtKey]rules.Rule{}
+			}
+			l.exact[place] = map[xtKey]rules.Rule{}
 		}
-		if l.exact == nil {
-			l.exact = map[xtKey]rules.Rule{}
-		}
-		l.exact[l.hashBytes(entry).with(l.hash(to))] = rule
+		l.exact[place][key] = step.Rule
 	}
+}
+
+// keyOf returns the key that an opaque rule has where it is in force; false if it has no bytes.
+func (l *xtLexicon) keyOf(family rules.Family, rule rules.Rule) (xtKey, bool) {
+	piece, ok := newPiece(family, rule)
+	if !ok {
+		return xtKey{}, false
+	}
+	entry, goal, _ := rule.Bytes()
+	to := string(goal)
+	if piece.goal != "" {
+		to = toChain(to)
+	}
+	return l.hashBytes(entry).with(l.hash(to)), true
+}
+
+// Text implements Session: a read under the lock tries texts.
+func (s *contentSession) Text(family rules.Family, rule rules.Rule) rules.Rule {
+	if !rule.HasBytes() {
+		return rule
+	}
+	l := s.kernel.words[family]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if key, ok := l.keyOf(family, rule); ok {
+		if text, known := l.rule(key, l.now()); known {
+			return text
+		}
+	}
+	return rule
 }
 
 // forgetExact ends the effect of noteExact.
@@ -153,7 +188,8 @@ type exactWrite struct {
 	socket *xtSocket
 	family rules.Family
 	script *Script
-	anyway bool
+	anyway bool // also if another process wrote since look; raced is whether one did
+	raced  bool
 
 	sum    uint64          // of the table before; 0 if there was none
 	chains map[string]bool // that were there, or that the script declares
@@ -161,6 +197,10 @@ type exactWrite struct {
 	jumps  map[int]bool    // those of them that jump
 	pieces []xtPiece       // by step
 }
+
+// placeTries is how often a table is read and replaced because another process that ignores the
+// lock wrote between the two, a fraction of a millisecond apart.
+const placeTries = 3
 
 func (w *exactWrite) write(ctx context.Context) error {
 	stage, err := w.stage()
@@ -170,22 +210,32 @@ func (w *exactWrite) write(ctx context.Context) error {
 	if err := w.kernel.restore(ctx, w.family, Scripts{stage}); err != nil {
 		return err
 	}
-	var failed error // it is no failure of the read, which would be tried again
-	err = w.socket.entries(w.script.Table, func(info xtInfo, data []byte) error {
-		failed = w.place(info, data)
-		return nil
-	})
-	if err = cmp.Or(err, failed); err == nil {
-		return nil
+	for range placeTries {
+		var failed error // it is no failure of the read, which would be tried again
+		err = w.socket.entries(w.script.Table, func(info xtInfo, data []byte) error {
+			failed = w.place(info, data)
+			return nil
+		})
+		if err = cmp.Or(err, failed); err == nil {
+			return nil
+		}
+		if errors.Is(err, unix.EAGAIN) { // of the read: the table never held still
+			err = nft.ErrStale
+		}
+		if !w.anyway || !errors.Is(err, nft.ErrStale) {
+			break
+		}
+		w.raced = true
 	}
 	remove := Script{Table: stage.Table, Declare: stage.Declare, Steps: []Step{{Verb: Drop, Chain: TextChain}}}
 	if failed := w.kernel.restore(context.WithoutCancel(ctx), w.family, Scripts{remove}); failed != nil {
 		err = fmt.Errorf("%w; and chain %s could not be removed: %w", err, TextChain, failed)
 	}
-	if errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrPermission) {
+	if errors.Is(err, nft.ErrStale) && !w.anyway || errors.Is(err, nft.ErrPermission) {
 		return err
 	}
-	return w.refusal(err.Error(), !errors.Is(err, errScript) && !errors.Is(err, errWalk))
+	others := errors.Is(err, errScript) || errors.Is(err, errWalk) || errors.Is(err, nft.ErrStale)
+	return w.refusal(err.Error(), !others)
 }
 
 // refusal returns the error of a write that was refused. Textless is whether it may be for the
@@ -257,8 +307,11 @@ func (w *exactWrite) place(info xtInfo, data []byte) error {
 	if text == nil || len(text.rules) != len(w.staged) {
 		return fmt.Errorf("%w: chain %s does not hold the %d rules that iptables-restore wrote", errScript, TextChain, len(w.staged))
 	}
-	if !w.anyway && w.sum != 0 && content.sum() != w.sum {
-		return nft.ErrStale // by a process that ignores the lock
+	if w.sum != 0 && content.sum() != w.sum { // by a process that ignores the lock
+		if !w.anyway {
+			return nft.ErrStale
+		}
+		w.raced = true
 	}
 	for n, i := range w.staged {
 		piece := text.rules[n]

@@ -122,6 +122,108 @@ func bytesOf(t *testing.T, family rules.Family, chain string) []string {
 	return found
 }
 
+// Once a table of a family is written it is too late to call the read stale: the rules would count
+// as not written. Another process that writes to the second table meanwhile keeps its rule, and the
+// answer says that it raced.
+func TestTheSecondTableOfLegacyBytesIsNeverStale(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		behind uintptr // the option of the question behind which the process writes; 0: before it reads the entries
+		always bool    // it writes at each read, and not at the first one only
+	}{
+		{"while iptables-restore writes the rules that have a text", 0, false},
+		{"before the entries are read once more", soGetEntries, false},
+		{"before the table is replaced", soGetInfo, false},
+		{"each time before the table is replaced", soGetInfo, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
+				odd, plain := lineBreak(t, k, family)
+				list := []rules.Rule{plain, odd}
+				socket := k.reader.(xtReader).sockets[family]
+				const placing = 3 // after the look and the digest, canaryd reads to place its rules
+				reads, writes := 0, 0
+				write := func() {
+					writes++
+					iptablesOf(t, family, "-t", "mangle", "-A", "FORWARD", "-p", "udp", "-j", "DROP")
+				}
+				iptablesCommand(t, Legacy, family, "-F MINE")
+				iptablesCommand(t, Legacy, family, "-t mangle -N MINE")
+				s := begin(t, k)
+				mustRead(t, s, family)
+				socket.ask = func(fd int, level, option uintptr, buf []byte) (int, error) {
+					if nft.String(buf[:xtTableNameLen]) != "mangle" {
+						return getsockopt(fd, level, option, buf)
+					}
+					if option == soGetEntries {
+						reads++
+					}
+					due := reads >= placing && (tt.always || writes == 0)
+					if due && tt.behind == 0 {
+						write()
+					}
+					n, err := getsockopt(fd, level, option, buf)
+					if due && tt.behind == option {
+						write()
+					}
+					return n, err
+				}
+				w := s.Restore(t.Context(), Payload{family: {replayOf(rules.Filter, "MINE", list), replayOf(rules.Mangle, "MINE", list)}})[family]
+				socket.ask = getsockopt
+				var refused *RestoreError
+				switch {
+				case writes == 0 || !w.Raced || errors.Is(w.Err, nft.ErrStale):
+					t.Errorf("written %d times: %+v", writes, w)
+				case !tt.always && w.Err != nil:
+					t.Error(w.Err)
+				case tt.always && (!errors.As(w.Err, &refused) || refused.Textless):
+					t.Errorf("the answer to a writer that never rests: %v", w.Err)
+				}
+				now := mustRead(t, s, family).Tables
+				if got := now[rules.Filter].Chain("MINE").Rules; !slices.Equal(got, list) {
+					t.Errorf("MINE of filter is %v", labels(got))
+				}
+				if got := now[rules.Mangle].Chain("MINE").Rules; !tt.always && !slices.Equal(got, list) {
+					t.Errorf("MINE of mangle is %v", labels(got))
+				}
+				if got := now[rules.Mangle].Rules("FORWARD"); len(got) != writes {
+					t.Errorf("of %d rules of the other process %d are left", writes, len(got))
+				}
+			})
+		})
+	}
+}
+
+// A rule that was written by its bytes is read as it was written, in its chain. The same rule in
+// another chain keeps its text, so that no owner seems to have changed it.
+func TestLegacyBytesHideNoTextElsewhere(t *testing.T) {
+	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
+		for _, command := range []string{"-N MINE", "-N OTHER", "-A MINE -m limit --limit 5/min -j ACCEPT", "-A OTHER -m limit --limit 5/min -j ACCEPT"} {
+			iptablesCommand(t, Legacy, family, command)
+		}
+		untried := mustRead(t, k, family).Tables[rules.Filter].Chain("MINE").Rules
+		s := begin(t, k)
+		text := mustRead(t, s, family).Tables[rules.Filter].Chain("OTHER").Rules
+		if err := s.Restore(t.Context(), Payload{family: {replayOf(rules.Filter, "MINE", untried)}})[family].Err; err != nil {
+			t.Fatal(err)
+		}
+		for try := range 2 {
+			now := mustRead(t, s, family).Tables[rules.Filter]
+			if diff := cmp.Diff([][]rules.Rule{untried, text}, [][]rules.Rule{now.Rules("MINE"), now.Rules("OTHER")}); diff != "" {
+				t.Errorf("read %d (-want +got):\n%s", try, diff)
+			}
+			iptablesOf(t, family, "-A", "OTHER", "-p", "tcp") // so that it is read again
+			text = append(text, rules.Rule{Spec: "-p tcp"})
+		}
+	})
+}
+
+// iptablesOf executes a command of iptables-legacy that ignores the lock.
+func iptablesOf(t *testing.T, family rules.Family, args ...string) {
+	t.Helper()
+	nstest.Command(t, "env", append([]string{lockVariable + "=" + t.TempDir() + "/lock", program(Legacy, family, "")}, args...)...)
+}
+
 // lineBreak is a rule that has no text with any iptables, and one that has.
 func lineBreak(t *testing.T, k *Kernel, family rules.Family) (odd, plain rules.Rule) {
 	t.Helper()
@@ -194,7 +296,7 @@ func TestLegacyBytesAreNotWrittenOverAnothersRules(t *testing.T) {
 				reads, wrote := 0, false
 				write := func() {
 					wrote = true
-					nstest.Command(t, "env", lockVariable+"="+t.TempDir()+"/lock", program(Legacy, family, ""), "-A", "FORWARD", "-p", "udp", "-j", "DROP")
+					iptablesOf(t, family, "-A", "FORWARD", "-p", "udp", "-j", "DROP")
 				}
 				s := begin(t, k)
 				mustRead(t, s, family)

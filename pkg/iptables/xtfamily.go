@@ -177,7 +177,7 @@ func (l *xtLexicon) ruleset(f xtFamily, earlier func(rules.TableName) *rules.Tab
 				built.Add(rules.Chain{Name: c.name, Policy: policy, Rules: rules.LeftOut(c.name)})
 				continue
 			}
-			list, known := l.rules(walked.names(i), before.Chain(c.name), now)
+			list, known := l.rules(walked.names(i), l.exact[Place{Table: walked.name, Chain: c.name}], before.Chain(c.name), now)
 			if !known {
 				return nil, false
 			}
@@ -191,16 +191,16 @@ func (l *xtLexicon) ruleset(f xtFamily, earlier func(rules.TableName) *rules.Tab
 	return set, true
 }
 
-// rules returns the texts of a chain's rules, if all of them are known. Call it
-// locked.
-func (l *xtLexicon) rules(names []xtName, before *rules.Chain, now uint32) ([]rules.Rule, bool) {
+// rules returns the texts of a chain's rules, if all of them are known. exact are those that were
+// written by their bytes. Call it locked.
+func (l *xtLexicon) rules(names []xtName, exact map[xtKey]rules.Rule, before *rules.Chain, now uint32) ([]rules.Rule, bool) {
 	if len(names) == 0 {
 		return nil, true
 	}
 	var list []rules.Rule
 	shares := before != nil && len(before.Rules) == len(names)
 	for i, n := range names {
-		rule, known := l.nameText(n, now)
+		rule, known := l.nameText(n, exact, now)
 		if !known {
 			return nil, false
 		}

@@ -31,10 +31,9 @@ type xtLexicon struct {
 	trials bool
 	made   map[string]xtMade
 	bytes  bool // rules without a text hold their bytes, as far as they can be written by them
-	// exact are the rules that the present Session has written by their bytes. Until its end they
-	// are read without a text, also where it is known by now: the proof looks for the rules as they
-	// were planned.
-	exact map[xtKey]rules.Rule
+	// exact are the rules that the present Session has written by their bytes, by chain. Until its
+	// end they are read without a text there: the proof looks for the rules as they were planned.
+	exact map[Place]map[xtKey]rules.Rule
 }
 
 // An xtKey names a rule by its bytes. The zero key is no rule's.

@@ -123,10 +123,11 @@ func (k *Kernel) printUnknown(ctx context.Context, family rules.Family, walked x
 				continue
 			}
 			names := t.names(i)
-			unknown, odd := k.words[family].unknown(names)
+			place := Place{Table: t.name, Chain: c.name}
+			unknown, odd := k.words[family].unknown(place, names)
 			built.Add(rules.Chain{Name: c.name, Policy: policy, Rules: make([]rules.Rule, len(names))})
 			if asked[c.name] = unknown; len(unknown) > 0 && !odd {
-				plain = append(plain, printedChain{Place{Table: t.name, Chain: c.name}, len(names)})
+				plain = append(plain, printedChain{place, len(names)})
 				asked[c.name] = nil
 			}
 		}
@@ -136,7 +137,7 @@ func (k *Kernel) printUnknown(ctx context.Context, family rules.Family, walked x
 				return
 			}
 			at := slices.IndexFunc(t.chains, func(c xtChain) bool { return c.name == place.Chain })
-			asked[place.Chain], _ = k.words[family].unknown(t.names(at))
+			asked[place.Chain], _ = k.words[family].unknown(place, t.names(at))
 		}
 		for plain := range slices.Chunk(plain, printMost) {
 			if err := p.print(ctx, family, plain, take); err != nil {
@@ -161,12 +162,12 @@ func (k *Kernel) printUnknown(ctx context.Context, family rules.Family, walked x
 
 // unknown returns the indexes of the rules of which the text is not known, and whether one of the
 // others is known to be odd.
-func (l *xtLexicon) unknown(names []xtName) (unknown []int, odd bool) {
+func (l *xtLexicon) unknown(place Place, names []xtName) (unknown []int, odd bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := l.now()
+	now, exact := l.now(), l.exact[place]
 	for i, n := range names {
-		rule, known := l.nameText(n, now)
+		rule, known := l.nameText(n, exact, now)
 		if !known {
 			unknown = append(unknown, i)
 			continue
@@ -178,12 +179,13 @@ func (l *xtLexicon) unknown(names []xtName) (unknown []int, odd bool) {
 	return unknown, odd
 }
 
-// nameText returns the text of a rule if it is known, or known to be none. Call it locked.
-func (l *xtLexicon) nameText(n xtName, now uint32) (rules.Rule, bool) {
+// nameText returns the text of a rule if it is known, or known to be none. exact are the rules of
+// its chain that were written by their bytes. Call it locked.
+func (l *xtLexicon) nameText(n xtName, exact map[xtKey]rules.Rule, now uint32) (rules.Rule, bool) {
 	if n.key == (xtKey{}) && n.shape != nil && n.shape.odd != "" {
 		return n.shape.opaque(n.shape.odd), true
 	}
-	if rule, exact := l.exact[n.key]; exact {
+	if rule, wrote := exact[n.key]; wrote {
 		return rule, true
 	}
 	return l.rule(n.key, now)
@@ -205,9 +207,9 @@ func (l *xtLexicon) verify(walked xtFamily, printed rules.Ruleset) (set rules.Ru
 				chain.Rules = rules.LeftOut(c.name)
 				continue
 			}
-			list := chain.Rules
+			list, exact := chain.Rules, l.exact[Place{Table: t.name, Chain: c.name}]
 			for at, n := range names {
-				rule, known := l.nameText(n, now)
+				rule, known := l.nameText(n, exact, now)
 				if !known {
 					rule = chain.Rules[at]
 					if reason := l.doubt(n, rule); reason != "" {

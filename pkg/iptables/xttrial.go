@@ -154,12 +154,13 @@ func (l *xtLexicon) untried(walked xtFamily, printed rules.Ruleset) []textToTry 
 			if c.out || c.name == TextChain || chain == nil || len(chain.Rules) != len(t.names(i)) {
 				continue
 			}
+			exact := l.exact[Place{Table: t.name, Chain: c.name}]
 			for at, n := range t.names(i) {
 				rule := chain.Rules[at]
 				if n.shape == nil || seen[rule.Spec] {
 					continue
 				}
-				if _, known := l.nameText(n, now); known || n.shape.agrees(rule) != nil || n.content() == (xtKey{}) {
+				if _, known := l.nameText(n, exact, now); known || n.shape.agrees(rule) != nil || n.content() == (xtKey{}) {
 					continue
 				}
 				made, tried := l.made[rule.Spec]

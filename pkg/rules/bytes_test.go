@@ -22,6 +22,7 @@ func TestAnOpaqueRuleHoldsItsBytes(t *testing.T) {
 		{"zeros at the end", append([]byte{1}, zeros...), nil},
 		{"zeros all over", append(append([]byte{0, 7, 0, 0}, zeros...), 9, 0), append([]byte{0, 3}, zeros[:256]...)},
 		{"every byte", everyByte(), everyByte()},
+		{"as many as the kernel takes", bytes.Repeat(everyByte(), 256)[:64<<10-1], everyByte()},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			rule := OpaqueBytes(tt.expressions, tt.userdata, "KUBE-SERVICES", "it says = and to X: y")

@@ -140,9 +140,9 @@ func (r Rule) packed() (packed, digest string, has bool) {
 	return packed, digest, has
 }
 
-// maxBytes bounds the bytes of a rule: the kernel takes 128 expressions, and 256 bytes of user
-// data.
-const maxBytes = 64 << 10
+// maxBytes bounds the bytes of a rule. An attribute of netlink, which holds the expressions, and an
+// entry of x_tables count their bytes by 16 bits; user data have up to 256 bytes.
+const maxBytes = 64<<10 + 512
 
 // packBytes returns the bytes of a rule as text. Most bytes are zero: a run of zeros takes two.
 func packBytes(expressions, userdata []byte) string {

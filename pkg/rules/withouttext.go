@@ -1,9 +1,48 @@
 package rules
 
+import "slices"
+
 // A TextlessRule is an opaque rule and the chain in which it stands.
 type TextlessRule struct {
 	Chain string
 	Rule  Rule
+}
+
+// WithTexts returns the section with what text returns for each opaque rule that holds its bytes.
+func (s Section) WithTexts(text func(chain string, rule Rule) Rule) Section {
+	now := func(chain string, rule Rule) Rule {
+		if !rule.HasBytes() {
+			return rule
+		}
+		return text(chain, rule)
+	}
+	jumps, chains := s.Jumps, s.Chains
+	for i, h := range jumps {
+		if rule := now(h.Chain, h.Rule); rule != h.Rule {
+			if &s.Jumps[0] == &jumps[0] {
+				s.Jumps = slices.Clone(jumps)
+			}
+			s.Jumps[i].Rule = rule
+		}
+	}
+	for i, c := range chains {
+		list := c.Rules
+		for k, old := range c.Rules {
+			if rule := now(c.Name, old); rule != old {
+				if &list[0] == &c.Rules[0] {
+					list = slices.Clone(list)
+				}
+				list[k] = rule
+			}
+		}
+		if len(list) > 0 && &list[0] != &c.Rules[0] {
+			if &s.Chains[0] == &chains[0] {
+				s.Chains = slices.Clone(chains)
+			}
+			s.Chains[i].Rules = list
+		}
+	}
+	return s
 }
 
 // Opaque returns the section's opaque rules, those among its jumps first. found is the result for

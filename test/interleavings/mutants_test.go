@@ -37,6 +37,8 @@ func (s *unlockedSession) Writes(rule rules.Rule) bool {
 	return !opaque
 }
 
+func (s *unlockedSession) Text(_ rules.Family, rule rules.Rule) rules.Rule { return rule }
+
 func (s *unlockedSession) Prepare(context.Context, ...iptables.Payload) {}
 
 func (s *unlockedSession) Carry(*iptables.Rider) {}

@@ -69,6 +69,9 @@ func (s *session) Writes(rule rules.Rule) bool {
 	return !opaque || rule.HasBytes()
 }
 
+// Text returns the rule: a Fake tries no texts.
+func (s *session) Text(_ rules.Family, rule rules.Rule) rules.Rule { return rule }
+
 // Prepare does nothing: a Fake is quick.
 func (s *session) Prepare(context.Context, ...iptables.Payload) {}
 
