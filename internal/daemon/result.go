@@ -57,6 +57,7 @@ func (d *Daemon) takeWritten(ctx context.Context, st *state, id rules.TableID, t
 		return
 	}
 	if tr.Proved && tr.Replayed {
+		st.mean(id, tr, now)
 		d.setQuarantine(st, id, tr.Quarantined, tr.Section)
 	}
 	if !tr.Read || !judged {
@@ -72,6 +73,21 @@ func (d *Daemon) takeWritten(ctx context.Context, st *state, id rules.TableID, t
 		d.learn(st, id, tr.Section, tr.Finding, now)
 	}
 	ts.setStanding(tr.Table, digest)
+}
+
+// mean learns what a replay meant where it wrote something else than was learned.
+func (st *state) mean(id rules.TableID, tr reload.TableResult, now time.Time) {
+	_, meant := tr.Meant.Split(st.declared.now.Claims) // what is declared is not learned
+	if len(meant.Chains)+len(meant.Jumps) == 0 || !st.generation.learned.Knows(id.Family, id.Name) {
+		return
+	}
+	before, next := st.generation.learned.Generation[id], st.generation.learned.Mean(id, meant, tr.Quarantined)
+	if before.Equal(next.Generation[id]) {
+		return
+	}
+	st.accept(id, before, next.Generation[id], now)
+	st.generation.made = reload.MadeByOwners
+	st.relearn(next, now, st.families[id.Family])
 }
 
 // examineAfter plans an examination of what the reads around a write were the first to show,

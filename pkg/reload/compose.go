@@ -45,6 +45,7 @@ type tablePlan struct {
 	quarantined []QuarantinedRule // rules that this plan leaves out
 	weakened    []QuarantinedRule // rules that this plan writes without a match that only counts
 	short       []rules.Chain     // chains of wrote that lack rules of the generation
+	meant       rules.Section     // see TableResult
 	steps       section
 	script      iptables.Script // made of steps and wrote; a drill of the canary has its own
 }
@@ -221,6 +222,7 @@ func writeChain(task tableTask, c rules.Chain, lines []*line, plan *tablePlan) {
 		return // it stays as it is, and so does its quarantine
 	}
 	plan.hold(lines)
+	plan.mean(c, lines)
 	plan.wrote = append(plan.wrote, written)
 	plan.short = append(plan.short, written)
 }
@@ -383,6 +385,9 @@ func planJumps(task tableTask, chosen map[string]*chosenJumps, plan *tablePlan) 
 			}
 		}
 		plan.hold(jumps.lines)
+		if slices.ContainsFunc(jumps.lines, func(l *line) bool { return l.held != nil }) {
+			plan.meant.Jumps = append(plan.meant.Jumps, jumps.wanted...)
+		}
 		steps, placed := placeJumps(chain, standingRules(task, chain), wanted)
 		plan.steps.jump = append(plan.steps.jump, steps...)
 		plan.jumps = append(plan.jumps, placed...)

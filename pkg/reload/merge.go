@@ -20,6 +20,7 @@ func mergeChain(task tableTask, c rules.Chain, lines []*line, plan *tablePlan) {
 	l := newLayout(stay, c.Rules)
 	l.merge(c.Rules, func(i int) (rules.Rule, bool) { return lines[i].writable, !lines[i].removed && lines[i].held == nil })
 	plan.hold(lines)
+	plan.mean(c, lines)
 	steps := stepsFor(c.Name, l.slots)
 	if len(steps)+len(stale) == 0 {
 		return

@@ -139,6 +139,14 @@ func (t *familyRun) noteMisreadIn(trial trial) {
 	}
 }
 
+// quarantine returns q with what the earlier writes of this run left out.
+func (t *familyRun) quarantine(q Quarantine) Quarantine {
+	for table, tr := range t.earlier {
+		q = q.With(t.family.Table(table), tr.Quarantined)
+	}
+	return q
+}
+
 // misreadIn returns the misread rules of a table that this run knows.
 func (t *familyRun) misreadIn(table rules.TableName) map[string]string {
 	if t.misread == nil {
@@ -157,6 +165,7 @@ func (tr TableResult) after(earlier TableResult) TableResult {
 	}
 	tr = tr.withEarlier(earlier)
 	tr.Placed = slices.Concat(earlier.Placed, tr.Placed)
+	tr.Meant = joinMeant(earlier.Meant, tr.Meant)
 	tr.Finding, tr.Lost, tr.Policies, tr.Seen = earlier.Finding, earlier.Lost, earlier.Policies, earlier.Seen
 	return tr
 }

@@ -118,7 +118,7 @@ func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) boo
 func (p tablePlan) account(tr TableResult) TableResult {
 	tr.Proved = false
 	tr.Skipped, tr.Wrote, tr.Placed, tr.Changed = p.skipped, len(p.wrote), p.jumps, tr.Changed.and(p.change)
-	tr.Replayed, tr.Quarantined, tr.Weakened = p.replay, p.quarantined, p.weakened
+	tr.Replayed, tr.Quarantined, tr.Weakened, tr.Meant = p.replay, p.quarantined, p.weakened, p.meant
 	return tr
 }
 

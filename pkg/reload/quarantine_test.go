@@ -75,15 +75,34 @@ func dependentOn(t *testing.T, backend iptables.Backend, text string) *testNode 
 	return n
 }
 
-// takeHeld takes over the quarantine of a result.
+// takeHeld takes over the quarantine of a result, and what the replay meant.
 func (n *testNode) takeHeld(result Result) {
 	for f, fr := range result {
 		for table, tr := range fr.Tables {
 			if tr.Proved && tr.Replayed {
 				n.job.Quarantine = n.job.Quarantine.With(f.Table(table), tr.Quarantined)
+				n.job.Generation = Learned{Generation: n.job.Generation}.Mean(f.Table(table), tr.Meant, tr.Quarantined).Generation
 			}
 		}
 	}
+}
+
+// look reads the table filter and learns what stands, with what is quarantined.
+func (n *testNode) look() {
+	n.t.Helper()
+	id := v4.Table(rules.Filter)
+	seen, quarantine := n.job.Quarantine.Supplement(v4, rules.Filter, n.job.Generation[id], n.filter(), n.replayer.Protection.Piecewise)
+	n.job.Generation, n.job.Quarantine = n.job.Generation.With(id, seen), quarantine
+}
+
+// held returns the quarantined rules of the table filter.
+func (n *testNode) held() []string {
+	var list []string
+	for _, h := range n.job.Quarantine[v4.Table(rules.Filter)] {
+		list = append(list, "-A "+h.Chain+" "+h.Rule.Spec)
+	}
+	slices.Sort(list)
+	return list
 }
 
 // missingIn returns the quarantined rules that cannot be had, without those that wait for them.

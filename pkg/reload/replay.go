@@ -247,6 +247,9 @@ type TableResult struct {
 	Replayed    bool
 	Quarantined []QuarantinedRule
 	Weakened    []QuarantinedRule
+	// Meant has the chains and jumps that the replay did not write as the job's generation has
+	// them; see Learned.Mean.
+	Meant rules.Section
 	// Refused is why a strict job left the table as it is; nil if it wrote the table.
 	Refused []Refusal
 	// LostBeforeProof is what stood when the table got its first marks, if another process removed

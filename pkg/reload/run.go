@@ -258,7 +258,7 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 		t.start = time.Now()
 	}
 	job := r.job
-	job.Memory = t.memory
+	job.Memory, job.Quarantine = t.memory, t.quarantine(job.Quarantine)
 	tasks, snapshot, err := r.examine(ctx, r.session, t.family, job)
 	if err != nil {
 		t.result = FamilyResult{Outcome: Failed, Err: err}
