@@ -96,8 +96,8 @@ func (p *Process) Signal(s syscall.Signal) {
 }
 
 // Suspend stops the daemon until it is sent SIGCONT, and returns when each of its threads has
-// stopped. The kernel gives SIGSTOP to one thread, and the others run on until that one is on a
-// core again or, in a commit of nf_tables, out of the kernel.
+// stopped, T or, where the daemon is traced, t. The kernel gives SIGSTOP to one thread, and the
+// others run on until that one is on a core again or, in a commit of nf_tables, out of the kernel.
 func (p *Process) Suspend() {
 	p.n.Helper()
 	p.Signal(syscall.SIGSTOP)
@@ -108,7 +108,7 @@ func (p *Process) Suspend() {
 		}
 		for _, thread := range threads {
 			status, readErr := os.ReadFile(thread)
-			if readErr != nil || !bytes.Contains(status, []byte("\nState:\tT ")) {
+			if readErr != nil || !bytes.Contains(bytes.ToUpper(status), []byte("\nSTATE:\tT ")) {
 				return fmt.Errorf("%s: %v\n%s", thread, readErr, status)
 			}
 		}
