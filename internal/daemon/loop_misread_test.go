@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -63,4 +64,51 @@ func TestAWrongWriteIsNeverLearned(t *testing.T) {
 			t.Errorf("in the end %s is %q, want %q", chain, got, before)
 		}
 	})
+}
+
+// TestAMisreadRuleSurvivesAFlushChainByChain: the chain that lacks the misread rule is emptied or
+// deleted first, canaryd looks, and the rest follows. The text is not written again. If nothing
+// follows, the chain's owner has decided, and the quarantine ends.
+func TestAMisreadRuleSurvivesAFlushChainByChain(t *testing.T) {
+	const odd, chain = "-p udp -j ACCEPT", "KUBE-SVC-A"
+	for _, first := range [][]string{{"-F " + chain}, {"-D FORWARD -j " + chain, "-F " + chain, "-X " + chain}} {
+		for _, follows := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, follows %t", strings.Join(first, " "), follows), func(t *testing.T) {
+				eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+					fake := iptablestest.NewFake(backend, rules.IPv4)
+					must(t, fake.RestoreNoflush(rules.IPv4, section(rules.Filter, ":"+chain+" - [0:0]", ":KUBE-SVC-B - [0:0]", ":KUBE-SVC-C - [0:0]",
+						"-A FORWARD -j "+chain, "-A "+chain+" -p icmp -j DROP", "-A "+chain+" "+odd, "-A KUBE-SVC-B -j ACCEPT", "-A KUBE-SVC-C -j ACCEPT")))
+					r := run(t, fake, setup{protect: []string{"KUBE-*"}})
+					r.settled()
+					fake.Misread(odd, "-j ACCEPT")
+					must(t, fake.Flush(rules.IPv4, rules.Filter, ""))
+					r.after(time.Minute)
+					r.wantQuarantine(1)
+					r.write(rules.Filter, first...)
+					r.after(time.Second)
+					r.wantQuarantine(1)
+					if !follows {
+						r.after(time.Minute)
+						r.wantQuarantine(0)
+						return
+					}
+					written := len(fake.Payloads(rules.IPv4))
+					must(t, fake.Flush(rules.IPv4, rules.Filter, ""))
+					if len(first) > 1 {
+						must(t, fake.DeleteChains(rules.IPv4, rules.Filter))
+					}
+					r.after(time.Minute)
+					r.wantQuarantine(1)
+					for _, payload := range fake.Payloads(rules.IPv4)[written:] {
+						if strings.Contains(payload, odd) {
+							t.Errorf("it is written again:\n%s", payload)
+						}
+					}
+					if got, want := r.chain(rules.IPv4, rules.Filter, chain), []string{"-p icmp -j DROP"}; !slices.Equal(got, want) {
+						t.Errorf("%s is %q, want %q", chain, got, want)
+					}
+				})
+			})
+		}
+	}
 }

@@ -66,7 +66,7 @@ func (r *rig) wantQuarantine(want int) {
 	r.t.Helper()
 	s := r.d.Status()
 	if len(s.Quarantined) != want {
-		r.t.Errorf("status names %d rules in quarantine, want %d: %v", len(s.Quarantined), want, s.Quarantined)
+		r.t.Fatalf("status names %d rules in quarantine, want %d: %v", len(s.Quarantined), want, s.Quarantined)
 	}
 	gauge := 0.0
 	for _, value := range r.metrics("quarantined_rules") {

@@ -138,20 +138,23 @@ func (d *Daemon) supplement(st *state, id rules.TableID, seen rules.Section) rul
 }
 
 // releaseRemoved ends the quarantine of rules that lead to chains which their owner has removed,
-// and returns what is learned without those rules. The owner could not delete them: they do not
-// stand.
+// and of those whose own chain it has removed or emptied. It returns what is learned without those
+// rules. The owner could not delete them: they do not stand.
 func (d *Daemon) releaseRemoved(st *state, id rules.TableID, before rules.Section, next reload.Learned) reload.Learned {
 	list := st.quarantine.rules[id]
 	if len(list) == 0 {
 		return next
 	}
 	removed := chainsByName(before)
+	emptied := map[string]bool{}
 	for _, c := range next.Generation[id].Chains {
+		emptied[c.Name] = len(c.Rules) == 0 && len(removed[c.Name].Rules) > 0
 		delete(removed, c.Name)
 	}
 	var gone, left []reload.QuarantinedRule
 	for _, h := range list {
-		if _, leads := removed[h.Rule.Target]; leads {
+		_, leads := removed[h.Rule.Target]
+		if _, in := removed[h.Chain]; in || leads || emptied[h.Chain] {
 			gone = append(gone, h)
 		} else {
 			left = append(left, h)

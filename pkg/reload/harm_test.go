@@ -335,14 +335,18 @@ func TestAReplayDoesNoHarm(t *testing.T) {
 func (h *harmNode) acceptEmpty() {
 	section := h.job.Generation[v4.Table(h.table)]
 	_, h.job.Quarantine = h.job.Quarantine.Supplement(v4, h.table, section, h.replayer.Protection.Extract(h.seen(), canary.IsMark), nil)
-	held := heldRules(h.job.Quarantine[v4.Table(h.table)])
+	id := v4.Table(h.table)
+	left := without(section, h.job.Quarantine[id])
 	section.Chains = slices.Clone(section.Chains)
+	emptied := map[string]bool{}
 	for i, c := range section.Chains {
-		if standing := h.seen().Chain(c.Name); standing != nil && len(standing.Rules) == 0 && held[c.Name] == nil {
-			section.Chains[i].Rules = nil
+		if standing := h.seen().Chain(c.Name); standing != nil && len(standing.Rules) == 0 && len(left.Chains[i].Rules) > 0 {
+			section.Chains[i].Rules, emptied[c.Name] = nil, true
 		}
 	}
-	h.job.Generation = h.job.Generation.With(v4.Table(h.table), section)
+	h.job.Generation = h.job.Generation.With(id, section)
+	still := slices.DeleteFunc(slices.Clone(h.job.Quarantine[id]), func(q QuarantinedRule) bool { return emptied[q.Chain] })
+	h.job.Quarantine = h.job.Quarantine.With(id, still)
 }
 
 // story flushes, heals, and gives the sets back. It returns 1 if rules waited.

@@ -423,26 +423,34 @@ func TestTheOwnersLastWordEndsAQuarantine(t *testing.T) {
 	}}
 	left := []string{":KUBE-A", ":KUBE-B", "-A INPUT -j KUBE-A", "-A KUBE-A -j RETURN"}
 	tests := []struct {
-		name  string
-		lines []string
-		still []string // chains with something quarantined
-		known bool     // the section is the generation's
+		name   string
+		lines  []string
+		still  []string // chains with something quarantined
+		known  bool     // the section is the generation's
+		shrunk bool     // and the quarantine of KUBE-B ends when Learn accepts that it is gone
 	}{
-		{"as it was left", left, []string{"KUBE-A", "KUBE-B", "FORWARD"}, true},
-		{"the owner rewrote a chain", append(slices.Clone(left), "-A KUBE-A -j DROP"), []string{"KUBE-B", "FORWARD"}, false},
-		{"the owner put the rule back", []string{":corp", ":KUBE-A", ":KUBE-B", "-A INPUT -j KUBE-A", "-A KUBE-A -j corp", "-A KUBE-A -j RETURN"}, []string{"KUBE-B", "FORWARD"}, true},
-		{"and the jump", append([]string{"-A FORWARD -j KUBE-A"}, left...), []string{"KUBE-A", "KUBE-B"}, true},
-		{"the owner removed a chain", []string{":KUBE-A", "-A INPUT -j KUBE-A", "-A KUBE-A -j RETURN"}, []string{"KUBE-A", "FORWARD"}, false},
+		{"as it was left", left, []string{"KUBE-A", "KUBE-B", "FORWARD"}, true, false},
+		{"the owner rewrote a chain", append(slices.Clone(left), "-A KUBE-A -j DROP"), []string{"KUBE-B", "FORWARD"}, false, false},
+		{"the owner put the rule back", []string{":corp", ":KUBE-A", ":KUBE-B", "-A INPUT -j KUBE-A", "-A KUBE-A -j corp", "-A KUBE-A -j RETURN"}, []string{"KUBE-B", "FORWARD"}, true, false},
+		{"and the jump", append([]string{"-A FORWARD -j KUBE-A"}, left...), []string{"KUBE-A", "KUBE-B"}, true, false},
+		{"the owner removed a chain", []string{":KUBE-A", "-A INPUT -j KUBE-A", "-A KUBE-A -j RETURN"}, []string{"KUBE-A", "KUBE-B", "FORWARD"}, false, true},
 	}
 	for _, test := range tests {
 		slices.SortStableFunc(test.lines, func(a, b string) int { return strings.Compare(b[:1], a[:1]) }) // declarations first
 		got, still := held.Supplement(v4, rules.Filter, want, sectionOf(t, rules.Filter, test.lines...), nil)
-		var chains []string
-		for _, h := range still[v4.Table(rules.Filter)] {
-			chains = append(chains, h.Chain)
+		chains := func(q Quarantine) (list []string) {
+			for _, h := range q[v4.Table(rules.Filter)] {
+				list = append(list, h.Chain)
+			}
+			return list
 		}
-		if d := cmp.Diff(test.still, chains); d != "" {
+		if d := cmp.Diff(test.still, chains(still)); d != "" {
 			t.Errorf("%s: still held back (-want +got):\n%s", test.name, d)
+		}
+		_, still = still.Supplement(v4, rules.Filter, got, sectionOf(t, rules.Filter, test.lines...), nil)
+		learned := slices.DeleteFunc(slices.Clone(test.still), func(chain string) bool { return test.shrunk && chain == "KUBE-B" })
+		if d := cmp.Diff(learned, chains(still)); d != "" {
+			t.Errorf("%s: still held back when it is learned (-want +got):\n%s", test.name, d)
 		}
 		if got.Equal(want) != test.known {
 			t.Errorf("%s: it is the generation: %t\n%v", test.name, got.Equal(want), got)
@@ -497,8 +505,8 @@ func TestRulesThatWaitOutliveTheRuleThatTheyWaitFor(t *testing.T) {
 			[]string{first, foreign}, nil, []string{first, odd, second, third, foreign}, []string{odd, second, third},
 		},
 		{
-			"a rule that stood is gone", []string{},
-			[]string{}, nil, []string{odd, second, third}, []string{odd, second, third},
+			"the chain is empty", []string{},
+			[]string{}, []string{odd, second, third}, []string{odd, second, third}, []string{odd, second, third},
 		},
 		{
 			"another chain", []string{foreign},

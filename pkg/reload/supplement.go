@@ -11,6 +11,9 @@ import (
 // without rules whose chain its owner has written since, because the owner's word counts. want is
 // the table's generation. piecewise is Protection.Piecewise; it may be nil.
 //
+// A chain that is empty or missing may be the beginning of a flush that comes chain by chain. So
+// its quarantine ends only when Learn has accepted that, and want has no rule of it any more.
+//
 // A rule that an owner put back ends only its own quarantine. The rules that wait for it are still
 // lost: they stay in the generation behind it, and Readmit writes them.
 func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rules.Section, piecewise func(chain string) bool) (rules.Section, Quarantine) {
@@ -25,6 +28,7 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 			seen.Chains[i].Rules = s.chain(c, list, piecewise != nil && piecewise(c.Name))
 		}
 	}
+	s.keepMissing(seen.Chains, list)
 	for _, h := range list {
 		if h.Rule.LeftOut() && !rules.Builtin(t, h.Chain) {
 			i := slices.IndexFunc(seen.Chains, func(c rules.Chain) bool { return c.Name == h.Chain })
@@ -142,7 +146,8 @@ func (s *supplement) chain(c rules.Chain, list []QuarantinedRule, piecewise bool
 			wrote, next = wrote || l.at[i] > next, l.at[i]
 		}
 	}
-	if !slices.Contains(lost, true) || !piecewise && (wrote || known < len(c.Rules)) {
+	emptied := wrote && len(c.Rules) == 0 && !piecewise
+	if !slices.Contains(lost, true) || !piecewise && !emptied && (wrote || known < len(c.Rules)) {
 		return c.Rules
 	}
 	for i, r := range full.Rules {
@@ -150,6 +155,22 @@ func (s *supplement) chain(c rules.Chain, list []QuarantinedRule, piecewise bool
 			s.kept.add(c.Name, r)
 		}
 	}
+	if emptied { // and Learn must see that
+		return c.Rules
+	}
 	l.merge(full.Rules, func(i int) (rules.Rule, bool) { return full.Rules[i], lost[i] })
 	return l.rules()
+}
+
+// keepMissing keeps the quarantine of chains that the generation has and the read lacks.
+func (s *supplement) keepMissing(seen []rules.Chain, list []QuarantinedRule) {
+	there := nameSet(rules.ChainNames(seen))
+	for _, h := range list {
+		if there[h.Chain] || h.Rule.LeftOut() {
+			continue
+		}
+		if c, wanted := s.want.Chain(h.Chain); wanted && slices.Contains(c.Rules, h.Rule) {
+			s.kept.add(h.Chain, h.Rule)
+		}
+	}
 }
