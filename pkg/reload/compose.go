@@ -25,6 +25,7 @@ type tableTask struct {
 	misread     misread          // what stands because an earlier write went wrong
 	session     iptables.Session // that the table will be written in; nil if it is only judged
 	textOnly    bool             // rules cannot be written by their bytes in this run
+	lostMarks   rules.MarkLoss   // how marks of packets may differ because of other tables
 }
 
 // A tablePlan is what a restore does to one table, and what the proof then expects.
@@ -46,6 +47,7 @@ type tablePlan struct {
 	weakened    []QuarantinedRule // rules that this plan writes without a match that only counts
 	short       []rules.Chain     // chains of wrote that lack rules of the generation
 	meant       rules.Section     // see TableResult
+	lostMarks   rules.MarkLoss    // how marks of packets may differ after this plan
 	steps       section
 	script      iptables.Script // made of steps and wrote; a drill of the canary has its own
 }
@@ -99,9 +101,9 @@ func composeReplay(task tableTask, nonce canary.Nonce) *tablePlan {
 	chains := chooseChains(task, plan)
 	planRemovals(task, plan)
 	jumps := chooseJumps(task, chains)
-	if task.lacksRules(chains, jumps) {
+	if task.lostMarks != (rules.MarkLoss{}) || task.lacksRules(chains, jumps) {
 		chains.keepStanding(&task)
-		task.findGaps(chains, jumps)
+		plan.lostMarks = task.findGaps(chains, jumps)
 	}
 	planChains(task, chains, plan)
 	plan.removeFirst(strays)

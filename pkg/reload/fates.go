@@ -19,8 +19,8 @@ const (
 // lets reports whether a rule with this fate may let in a packet that lost rules kept out.
 func (f fate) lets(lost fate) bool { return f&grants != 0 && lost&keeps != 0 }
 
-// passing are the targets after which a packet goes on to the next rule, with another mark at most.
-// A target that is not listed decides.
+// passing are the targets after which a packet goes on to the next rule, with another mark at most;
+// see detour for that. A target that is not listed decides.
 var passing = []string{
 	"LOG", "NFLOG", "ULOG", "AUDIT", "TRACE", "RATEEST", "IDLETIMER", "LED", "TEE", "SET",
 	"MARK", "CONNMARK", "SECMARK", "CONNSECMARK", "HMARK", "CLASSIFY", "CT", "NOTRACK",
@@ -33,10 +33,11 @@ type fates struct {
 	wanted map[string][]rules.Rule // the protected chains as the generation has them
 	seen   *rules.Table
 	known  map[string]fate // of chains
+	marked map[string]rules.MarkLoss
 }
 
 func (t *tableTask) fates() *fates {
-	f := &fates{nat: t.table == rules.Nat, wanted: make(map[string][]rules.Rule, len(t.want.Section.Chains)), seen: t.seen.Table, known: map[string]fate{}}
+	f := &fates{nat: t.table == rules.Nat, wanted: make(map[string][]rules.Rule, len(t.want.Section.Chains)), seen: t.seen.Table, known: map[string]fate{}, marked: map[string]rules.MarkLoss{}}
 	for _, c := range t.want.Section.Chains {
 		f.wanted[c.Name] = c.Rules
 	}
@@ -46,7 +47,7 @@ func (t *tableTask) fates() *fates {
 // of returns the fates of a rule. A target that is not known may be a chain that does not stand, so
 // it has any fate.
 func (f *fates) of(r rules.Rule) fate {
-	if _, wanted := f.wanted[r.Target]; wanted || f.seen.Chain(r.Target) != nil {
+	if f.leads(r) {
 		return f.chain(r.Target)
 	}
 	_, opaque := r.Opaque()
@@ -80,6 +81,42 @@ func (f *fates) chain(name string) fate {
 	return all
 }
 
+// leads reports whether a rule leads to a chain of which the rules are known.
+func (f *fates) leads(r rules.Rule) bool {
+	_, wanted := f.wanted[r.Target]
+	return wanted || f.seen.Chain(r.Target) != nil
+}
+
+// marks returns how the marks of packets may differ if a rule is lost. A target that is not known
+// may be a chain that marks packets. It is not taken for one that clears marks of other rules: else
+// nothing would be masqueraded while a chain of another owner is missing.
+func (f *fates) marks(r rules.Rule) rules.MarkLoss {
+	loss := r.MarkLoss()
+	switch {
+	case f.leads(r):
+		return loss.And(f.marksOf(r.Target))
+	case f.of(r) == grants|keeps:
+		return loss.And(rules.MarkLoss{Unset: rules.AnyMark.Unset})
+	}
+	return loss
+}
+
+// marksOf returns how marks may differ if a chain is lost.
+func (f *fates) marksOf(chain string) rules.MarkLoss {
+	if all, known := f.marked[chain]; known {
+		return all
+	}
+	f.marked[chain] = rules.MarkLoss{} // of a loop, each rule counts once
+	var all rules.MarkLoss
+	for _, list := range [][]rules.Rule{f.wanted[chain], f.seen.Rules(chain)} {
+		for _, r := range list {
+			all = all.And(f.marks(r))
+		}
+	}
+	f.marked[chain] = all
+	return all
+}
+
 // decides reports whether a rule decides what becomes of a packet, or which rules it meets next.
 func (f *fates) decides(r rules.Rule) bool {
 	return r.Target == "RETURN" || f.of(r) != 0 || f.leaves(r)
@@ -88,9 +125,6 @@ func (f *fates) decides(r rules.Rule) bool {
 // leaves reports whether a packet does not come back behind a rule that leads to a chain, because
 // it uses -g. Of an opaque rule that is not known.
 func (f *fates) leaves(r rules.Rule) bool {
-	if _, wanted := f.wanted[r.Target]; !wanted && f.seen.Chain(r.Target) == nil {
-		return false
-	}
 	_, opaque := r.Opaque()
-	return opaque || strings.HasSuffix(r.Spec, "-g "+r.Target)
+	return f.leads(r) && (opaque || strings.HasSuffix(r.Spec, "-g "+r.Target))
 }

@@ -19,6 +19,8 @@ import (
 //   - In a built-in chain jumps belong to many owners, and only those wait that may let a packet
 //     in. One that stands cannot wait, so the chains that it leads to wait instead, if they are
 //     empty.
+//   - A rule that marks packets lets them in or keeps them out by the rules that look for its mark,
+//     in any table of the family; see detour.
 //
 // What waits is quarantined, and comes back in its order with the rule that it waits for.
 
@@ -45,19 +47,22 @@ type gapSearch struct {
 	// chains that stand and of which a rule ought to wait: no further rule may lead there.
 	lost  map[string]fate
 	unfit map[string]bool
+	// lostMarks is how marks of packets may differ, because of all tables of the family.
+	lostMarks rules.MarkLoss
 	// waiting are chains of which no rule is written, with the reason. grown says that this pass
 	// found one more.
 	waiting map[string]string
 	grown   bool
 }
 
-// findGaps holds back the rules of a plan that wait.
-func (t *tableTask) findGaps(chains *chosenChains, jumps map[string]*chosenJumps) {
+// findGaps holds back the rules of a plan that wait. It returns how marks of packets may differ
+// after it.
+func (t *tableTask) findGaps(chains *chosenChains, jumps map[string]*chosenJumps) rules.MarkLoss {
 	chains.readLines(t)
 	for chain, list := range jumps {
 		list.order(standingRules(*t, chain), chain)
 	}
-	s := &gapSearch{fates: t.fates(), lines: chains.lines, waiting: map[string]string{}}
+	s := &gapSearch{fates: t.fates(), lines: chains.lines, lostMarks: t.lostMarks, waiting: map[string]string{}}
 	for s.grown = true; s.grown; {
 		s.grown, s.lost, s.unfit = false, map[string]fate{}, map[string]bool{}
 		for _, list := range chains.lines {
@@ -73,6 +78,7 @@ func (t *tableTask) findGaps(chains *chosenChains, jumps map[string]*chosenJumps
 			s.builtin(chain, list.all)
 		}
 	}
+	return s.lostMarks
 }
 
 // release lets the rules go that wait.
@@ -92,36 +98,38 @@ func (s *gapSearch) chain(name string) fate {
 	s.lost[name] = 0 // the kernel takes no loop
 	reason, lost := s.waiting[name], fate(0)
 	list := s.lines[name]
+	d := detour{gapSearch: s}
 	for i, l := range list {
-		f := s.of(l.rule)
 		inside := s.chain(l.rule.Target)
+		before := lost | d.before(l.rule)
 		switch {
 		case l.removed:
 		case l.gone:
-			lost |= f
+			lost |= s.lose(l.rule)
 		case reason != "" && !l.stands:
 			l.wait(name, reason)
-			lost |= f
-		case l.missing() && s.decides(l.rule):
-			reason = behindRule(name, l.rule)
-			lost |= f
+			lost |= s.lose(l.rule)
 		case l.missing():
-		case !l.stands && s.mustWait(l, lost):
-			reason = s.why(list, i, lost)
+			if s.decides(l.rule) {
+				reason = behindRule(name, l.rule)
+			}
+			lost |= s.lose(l.rule)
+		case !l.stands && s.mustWait(l, before):
+			reason = s.why(&d, list, i, lost)
 			l.wait(name, reason)
-			lost |= f
+			lost |= s.lose(l.rule)
 		default:
 			if reason != "" {
 				s.below(l.rule, reason)
-			} else if f.lets(lost) {
-				s.below(l.rule, s.behind(list[:i]))
+			} else if s.of(l.rule).lets(before) {
+				s.below(l.rule, s.why(&d, list, i, lost))
 			}
-			s.unfit[name] = s.unfit[name] || s.mustWait(l, lost)
-			lost |= inside
+			s.unfit[name] = s.unfit[name] || s.mustWait(l, before)
+			lost |= inside | d.behind(l.rule)
 		}
 	}
-	s.lost[name] = lost
-	return lost
+	s.lost[name] = lost | d.lacks
+	return s.lost[name]
 }
 
 // mustWait reports whether a rule must not stand behind rules of which these fates are lost.
@@ -131,22 +139,22 @@ func (s *gapSearch) mustWait(l *line, lost fate) bool {
 
 // builtin decides about the jumps of a built-in chain.
 func (s *gapSearch) builtin(name string, list []*line) {
-	lost := fate(0)
+	lost, d := fate(0), detour{gapSearch: s}
 	for i, l := range list {
-		f := s.of(l.rule)
+		before := lost | d.before(l.rule)
 		switch {
-		case (l.gone || l.missing()) && s.leaves(l.rule):
-			lost = grants | keeps
 		case l.gone || l.missing():
-			lost |= f
-		case !l.stands && s.mustWait(l, lost):
-			l.wait(name, s.why(list, i, lost))
-			lost |= f
-		default:
-			if f.lets(lost) {
-				s.below(l.rule, s.behind(list[:i]))
+			if lost |= s.lose(l.rule); s.leaves(l.rule) {
+				lost = grants | keeps
 			}
-			lost |= s.chain(l.rule.Target)
+		case !l.stands && s.mustWait(l, before):
+			l.wait(name, s.why(&d, list, i, lost))
+			lost |= s.lose(l.rule)
+		default:
+			if s.of(l.rule).lets(before) {
+				s.below(l.rule, s.why(&d, list, i, lost))
+			}
+			lost |= s.chain(l.rule.Target) | d.behind(l.rule)
 		}
 	}
 }
@@ -176,22 +184,31 @@ func behindRule(chain string, r rules.Rule) string {
 	return fmt.Sprintf("waits behind %q of %s, which cannot be put back", r.Label(), chain)
 }
 
-// why returns the reason of the i-th rule of a chain, which must wait.
-func (s *gapSearch) why(list []*line, i int, lost fate) string {
-	if !s.of(list[i].rule).lets(lost) {
-		return fmt.Sprintf("waits, because chain %s lacks rules", list[i].rule.Target)
+// why returns the reason of the i-th rule of a chain, which must wait or leads to chains that must.
+// lost are the fates that packets miss before it.
+func (s *gapSearch) why(d *detour, list []*line, i int, lost fate) string {
+	r := list[i].rule
+	_, more := s.lostMarks.Misleads(r)
+	switch {
+	case s.of(r).lets(lost):
+		return s.reasonBehind(list[:i])
+	case s.of(r)&grants != 0 && (len(d.meet) > 0 || more):
+		return d.cause(r)
 	}
-	return s.behind(list[:i])
+	return fmt.Sprintf("waits, because chain %s lacks rules", r.Target)
 }
 
-// behind returns the reason of a rule that waits behind these rules of its chain.
-func (s *gapSearch) behind(before []*line) string {
+// reasonBehind returns the reason of a rule that waits behind these rules of its chain.
+func (s *gapSearch) reasonBehind(before []*line) string {
 	for _, l := range slices.Backward(before) {
-		if l.missing() {
+		less, _ := s.lostMarks.Misleads(l.rule)
+		switch {
+		case l.missing():
 			return behindRule(l.held.Chain, l.rule)
-		}
-		if s.lost[l.rule.Target]&keeps != 0 {
+		case s.lost[l.rule.Target]&keeps != 0:
 			return fmt.Sprintf("waits behind chain %s, which lacks rules", l.rule.Target)
+		case less && s.of(l.rule)&keeps != 0:
+			return fmt.Sprintf("waits behind %q, which looks for the mark of a missing rule", l.rule.Label())
 		}
 	}
 	return "waits behind rules that are missing"

@@ -15,13 +15,18 @@ import (
 )
 
 // A harmPacket is a packet as the rules of these tests ask about it.
-type harmPacket struct{ source, port string }
+type harmPacket struct {
+	source, port string
+	mark         uint32 // before the table's first rule
+}
 
 // harmPackets are all packets that the rules of these tests can tell apart.
 func harmPackets() (all []harmPacket) {
 	for i := range 6 {
 		for _, port := range []string{"80", "443"} {
-			all = append(all, harmPacket{fmt.Sprintf("10.0.0.%d", i), port})
+			for mark := range uint32(2) {
+				all = append(all, harmPacket{fmt.Sprintf("10.0.0.%d", i), port, mark})
+			}
 		}
 	}
 	return all
@@ -37,11 +42,12 @@ type harmWalk struct {
 	t      *testing.T
 	table  *rules.Table
 	packet harmPacket
+	conn   uint32 // the connection's mark
 }
 
 // fate returns what becomes of a packet in a built-in chain: ACCEPT or DROP; in nat also the target
 // that translates it.
-func (w harmWalk) fate(builtin string) string {
+func (w *harmWalk) fate(builtin string) string {
 	if w.table == nil || w.table.Chain(builtin) == nil {
 		return "ACCEPT"
 	}
@@ -52,7 +58,7 @@ func (w harmWalk) fate(builtin string) string {
 }
 
 // chain returns the verdict of a chain, "" if the packet returns.
-func (w harmWalk) chain(name string) (verdict string, leaves bool) {
+func (w *harmWalk) chain(name string) (verdict string, leaves bool) {
 	for _, r := range w.table.Rules(name) {
 		if !w.matches(r) {
 			continue
@@ -68,7 +74,9 @@ func (w harmWalk) chain(name string) (verdict string, leaves bool) {
 			return "DROP", false
 		case r.Target == "ACCEPT", r.Target == "DROP", r.Target == "MASQUERADE":
 			return r.Target, false
-		case r.Target == "", r.Target == "MARK", r.Target == "LOG":
+		case strings.HasSuffix(r.Target, "MARK"):
+			w.mark(r)
+		case r.Target == "", r.Target == "LOG":
 		default:
 			w.t.Fatalf("a rule of %s that the walk does not know: %s", name, r.Spec)
 		}
@@ -76,11 +84,39 @@ func (w harmWalk) chain(name string) (verdict string, leaves bool) {
 	return "", false
 }
 
-func (w harmWalk) matches(r rules.Rule) bool {
+// mark does what a MARK or CONNMARK does.
+func (w *harmWalk) mark(r rules.Rule) {
+	var value, mask uint32
+	_, err := fmt.Sscanf(r.Spec[strings.Index(r.Spec, r.Target):], r.Target+" --set-xmark 0x%x/0x%x", &value, &mask)
+	switch {
+	case strings.Contains(r.Spec, "--save-mark"):
+		w.conn = w.packet.mark
+	case strings.Contains(r.Spec, "--restore-mark"):
+		w.packet.mark = w.conn
+	case err != nil:
+		w.t.Fatalf("a mark that the walk does not know: %s", r.Spec)
+	case r.Target == "MARK":
+		w.packet.mark = w.packet.mark&^mask ^ value
+	default:
+		w.conn = w.conn&^mask ^ value
+	}
+}
+
+func (w *harmWalk) matches(r rules.Rule) bool {
 	words, err := rules.Split(r.Spec)
 	must(w.t, err)
+	mark := w.packet.mark
 	for i := 0; i < len(words); i++ {
 		switch words[i] {
+		case "connmark":
+			mark = w.conn
+		case "--mark":
+			var value, mask uint32
+			_, err := fmt.Sscanf(words[i+1], "0x%x/0x%x", &value, &mask)
+			must(w.t, err)
+			if (mark&mask == value) == (words[i-1] == "!") {
+				return false
+			}
 		case "-s":
 			if words[i+1] != w.packet.source+"/32" {
 				return false
@@ -105,7 +141,7 @@ type harmNode struct {
 	table    rules.TableName
 	builtins []string
 	ownLine  func(builtin string, r rules.Rule) bool // a rule of a built-in chain that is guarded
-	whole    map[string]string                       // the fates with all guarded rules
+	whole    *rules.Table                            // with all rules
 	flushed  []map[string]string                     // the fates that flushes left
 }
 
@@ -162,6 +198,11 @@ func (h *harmNode) drawn(protected, foreign int) string {
 }
 
 func (h *harmNode) match(kind int) string {
+	if h.IntN(5) == 0 {
+		bit := 1 << h.IntN(2)
+		match, not := []string{"mark", "mark", "connmark"}[h.IntN(3)], []string{"", "! "}[h.IntN(2)]
+		return fmt.Sprintf("%s-m %s %s--mark 0x%x/0x%x ", h.match(kind), match, not, bit, bit)
+	}
 	switch kind {
 	case 0:
 		return ""
@@ -175,8 +216,15 @@ func (h *harmNode) match(kind int) string {
 }
 
 func (h *harmNode) verdict() string {
+	if h.IntN(4) == 0 {
+		return []string{
+			"MARK --set-xmark 0x1/0x1", "MARK --set-xmark 0x2/0x2", "MARK --set-xmark 0x0/0x1", "MARK --set-xmark 0x1/0x0",
+			"CONNMARK --set-xmark 0x1/0x1", "CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff",
+			"CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff",
+		}[h.IntN(7)]
+	}
 	if h.table == rules.Nat {
-		return []string{"ACCEPT", "MASQUERADE", "MASQUERADE", "RETURN", "MARK --set-xmark 0x1/0x1"}[h.IntN(5)]
+		return []string{"ACCEPT", "MASQUERADE", "MASQUERADE", "RETURN"}[h.IntN(4)]
 	}
 	return []string{"ACCEPT", "ACCEPT", "DROP", "DROP", "REJECT", "RETURN", "LOG"}[h.IntN(7)]
 }
@@ -186,7 +234,7 @@ func (h *harmNode) fates(table *rules.Table) map[string]string {
 	all := map[string]string{}
 	for _, builtin := range h.builtins {
 		for _, p := range harmPackets() {
-			all[fmt.Sprint(builtin, " ", p.source, ":", p.port)] = harmWalk{h.t, table, p}.fate(builtin)
+			all[fmt.Sprintf("%s %s:%s mark %#x", builtin, p.source, p.port, p.mark)] = (&harmWalk{t: h.t, table: table, packet: p}).fate(builtin)
 		}
 	}
 	return all
@@ -199,11 +247,15 @@ func (h *harmNode) seen() *rules.Table {
 	return snapshot.Tables[h.table]
 }
 
-// guarded returns the table without the rules of others in built-in chains: those stay lost.
-func (h *harmNode) guarded(table *rules.Table) *rules.Table {
+// complete returns the table with all rules, but for those of others in built-in chains that were
+// flushed: they stay lost.
+func (h *harmNode) complete() *rules.Table {
+	table, seen := h.whole, h.seen()
 	for _, builtin := range h.builtins {
 		c := *table.Chain(builtin)
-		c.Rules = slices.DeleteFunc(slices.Clone(c.Rules), func(r rules.Rule) bool { return !h.ownLine(builtin, r) })
+		c.Rules = slices.DeleteFunc(slices.Clone(c.Rules), func(r rules.Rule) bool {
+			return !h.ownLine(builtin, r) && !slices.ContainsFunc(seen.Rules(builtin), r.Equal)
+		})
 		table = table.With(c)
 	}
 	return table
@@ -214,13 +266,14 @@ func (h *harmNode) guarded(table *rules.Table) *rules.Table {
 func (h *harmNode) unharmed(when string) {
 	h.t.Helper()
 	lets := func(fate string) bool { return fate == "MASQUERADE" || fate == "ACCEPT" && h.table == rules.Filter }
+	whole := h.fates(h.complete())
 	for place, fate := range h.fates(h.seen()) {
-		let := lets(h.whole[place])
+		let := lets(whole[place])
 		for _, flushed := range h.flushed {
 			let = let || lets(flushed[place])
 		}
 		if lets(fate) && !let {
-			h.t.Errorf("%s: %s meets %s; with all rules it met %s, and so it did after each flush", when, place, fate, h.whole[place])
+			h.t.Errorf("%s: %s meets %s; with all rules it met %s, and so it did after each flush", when, place, fate, whole[place])
 		}
 	}
 }
@@ -304,7 +357,7 @@ func newHarmNode(t *testing.T, backend iptables.Backend, seed uint64, table rule
 	result, err := h.replayer.Plant(t.Context(), h.job)
 	must(t, err)
 	h.take(result)
-	h.whole = h.fates(h.guarded(h.seen()))
+	h.whole = h.seen()
 	return h
 }
 

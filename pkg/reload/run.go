@@ -288,25 +288,15 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 		t.nonce = canary.NewNonce()
 	}
 	absent := r.supply(ctx, t, tasks)
-	var plans []tablePlan
-	t.misfits = map[rules.TableName]error{}
-	for _, task := range tasks {
+	for i := range tasks {
+		task := &tasks[i]
 		task.unavailable, task.doubled = absent, r.job.Doubled[t.family.Table(task.table)]
-		task.unavailable.refused = r.refusals(t, task)
+		task.unavailable.refused = r.refusals(t, *task)
 		task.unavailable.misread = misreadOf(task.quarantined)
 		maps.Copy(task.unavailable.misread, t.misread[task.table])
 		task.session, task.textOnly = r.session, t.textOnly
-		if plan := r.action.plan(task, t.nonce); plan != nil {
-			plans = append(plans, *plan)
-			if err := misfit(*plan, snapshot.Misfits); err != nil {
-				t.misfits[task.table] = fmt.Errorf("%s waits: %w", t.family.Table(task.table), err)
-			}
-		}
 	}
-	if t.staged {
-		sortByStage(plans)
-	}
-	t.plans = t.withoutSkipped(plans)
+	t.plans = r.planTables(t, tasks, snapshot.Misfits)
 	if job.Strict {
 		t.reportSkipped()
 	}
