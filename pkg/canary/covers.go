@@ -7,7 +7,7 @@ import "github.com/canaryd/canaryd/pkg/rules"
 // asks for less than Judge, because an owner may write other rules than before.
 func Covers(want rules.Section, t *rules.Table) bool {
 	for _, h := range missingJumps(want, t) {
-		if !superseded(want, t, h) {
+		if !Superseded(want, t.Rules(h.Chain), h) {
 			return false
 		}
 	}

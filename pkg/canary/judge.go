@@ -180,7 +180,7 @@ func Judge(want Wanted, seen Seen) Finding {
 	f := Finding{Verdict: v, MarkLost: true, Witnesses: missingWitnesses(want, seen.Table)}
 	for _, h := range missingJumps(want.Section, seen.Table) {
 		// An owner may already have written the jump in other words; then it has the last word.
-		if v == Replaced || !superseded(want.Section, seen.Table, h) {
+		if v == Replaced || !Superseded(want.Section, seen.Table.Rules(h.Chain), h) {
 			f.Jumps = append(f.Jumps, h)
 		}
 	}
@@ -236,7 +236,7 @@ func judgeContent(want Wanted, seen Seen) Finding {
 	for _, h := range missingJumps(want.Section, seen.Table) {
 		switch {
 		case slices.Contains(f.Witnesses, h.Chain):
-			if !superseded(want.Section, seen.Table, h) {
+			if !Superseded(want.Section, seen.Table.Rules(h.Chain), h) {
 				f.Jumps = append(f.Jumps, h)
 			}
 		case h.Named || !hasRules(seen.Table, h.Rule.Target) || hasOtherJump(seen.Table, h):
@@ -316,11 +316,11 @@ func hasOtherJump(t *rules.Table, h rules.Jump) bool {
 	})
 }
 
-// superseded reports whether the built-in chain now holds a new jump to the same target: its
-// owner rewrote the jump, as kube-proxy does when an upgrade changes a match. It is false for a
-// Named jump: another MASQUERADE belongs to another network.
-func superseded(s rules.Section, t *rules.Table, h rules.Jump) bool {
-	return !h.Named && slices.ContainsFunc(t.Rules(h.Chain), func(r rules.Rule) bool {
+// Superseded reports whether the built-in chain, which holds the standing rules, now has a new jump
+// to the same target: its owner rewrote the jump, as kube-proxy does when an upgrade changes a
+// match. It is false for a Named jump: another MASQUERADE belongs to another network.
+func Superseded(s rules.Section, standing []rules.Rule, h rules.Jump) bool {
+	return !h.Named && slices.ContainsFunc(standing, func(r rules.Rule) bool {
 		return r.Target == h.Rule.Target && !slices.ContainsFunc(s.Jumps, func(k rules.Jump) bool {
 			return k.Chain == h.Chain && k.Rule.Equal(r)
 		})

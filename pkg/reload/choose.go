@@ -237,7 +237,11 @@ func chooseJumps(task tableTask, chains *chosenChains) map[string]*chosenJumps {
 				continue
 			}
 			_, misread := task.unavailable.misread[h.Rule.Spec]
-			lost := slices.ContainsFunc(task.finding.Jumps, h.Same) || task.claimed(h.Into()) || held.has(h.Chain, h.Rule) || misread
+			ours := misread || held.has(h.Chain, h.Rule)
+			lost := slices.ContainsFunc(task.finding.Jumps, h.Same) || task.claimed(h.Into()) || ours
+			if ours && !task.mustEqual(h.Into()) && canary.Superseded(task.want.Section, task.seen.Table.Rules(chain), h) {
+				lost = false // its owner has the last word
+			}
 			// Its owner may have removed the chain right before the flush, and one jump to a
 			// missing chain would make the kernel refuse the whole table.
 			leads := h.Named || task.seen.Table.Chain(h.Rule.Target) != nil || written(h.Rule.Target) ||

@@ -2,6 +2,8 @@ package reload
 
 import (
 	"errors"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -16,6 +18,7 @@ const meantText = `*filter
 :KUBE-B - [0:0]
 :KUBE-C - [0:0]
 :KUBE-D - [0:0]
+-A FORWARD -p tcp -m nfacct --nfacct-name dropped -j KUBE-C
 -A FORWARD -j KUBE-A
 -A FORWARD -m set --match-set bad src -j KUBE-C
 -A FORWARD -j KUBE-D
@@ -85,8 +88,8 @@ func TestWhatAReplayChangesEndsNoQuarantine(t *testing.T) {
 				if d := cmp.Diff(ruleList(test.want...), a.Rules); d != "" || n.job.Quarantine.Count() != 0 {
 					t.Errorf("in quarantine %q, and KUBE-A is (-want +got):\n%s", n.held(), d)
 				}
-				if got := len(n.filter().Jumps); got != 3 {
-					t.Errorf("%d jumps stand, want 3", got)
+				if got := len(n.filter().Jumps); got != 4 {
+					t.Errorf("%d jumps stand, want 4", got)
 				}
 			})
 		})
@@ -113,4 +116,56 @@ func TestASecondWriteForgetsNoQuarantine(t *testing.T) {
 			n.look()
 		}
 	})
+}
+
+// If its owner writes a quarantined jump in other words, that is the last word: the old jump is not
+// put back next to the new one.
+func TestAJumpInOtherWordsEndsTheQuarantineOfTheOldOne(t *testing.T) {
+	const newer = "-A FORWARD -m conntrack --ctstate NEW -j KUBE-D"
+	upgrade := func(n *testNode) { must(t, n.RestoreNoflush(v4, "*filter\n"+newer+"\nCOMMIT\n")) }
+	tests := []struct {
+		name  string
+		story func(n *testNode)
+	}{
+		{"and canaryd looks", func(n *testNode) {
+			upgrade(n)
+			n.look()
+		}},
+		{"right before the quarantined rules are tried again", upgrade},
+		{"between another flush and its replay", func(n *testNode) {
+			must(t, n.Flush(v4, rules.Filter, ""))
+			upgrade(n)
+			n.takeHeld(n.heal())
+			n.look()
+		}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			eachNodeOf(t, meantText, func(t *testing.T, n *testNode) {
+				n.loseBad()
+				must(t, n.Flush(v4, rules.Filter, ""))
+				n.takeHeld(n.heal())
+				if held := n.held(); !slices.Contains(held, "-A FORWARD -j KUBE-D") {
+					t.Fatalf("in quarantine: %q", held)
+				}
+				test.story(n)
+				n.Sets().Put(setBad)
+				result, err := n.replayer.Readmit(t.Context(), n.job)
+				must(t, err)
+				n.takeHeld(result)
+				n.look()
+				var jumps []string
+				for _, h := range n.job.Generation[v4.Table(rules.Filter)].Jumps {
+					jumps = append(jumps, "-A "+h.Chain+" "+h.Rule.Spec)
+				}
+				want := []string{"-A FORWARD -p tcp -m nfacct --nfacct-name dropped -j KUBE-C", "-A FORWARD -j KUBE-A", "-A FORWARD -m set --match-set bad src -j KUBE-C", newer}
+				if d := cmp.Diff(want, jumps); d != "" || len(n.held()) > 0 {
+					t.Errorf("in quarantine %q; jumps (-want +got):\n%s", n.held(), d)
+				}
+				if lines := n.filterLines(); strings.Count(lines, "-j KUBE-D") != 1 || !strings.Contains(lines, newer) {
+					t.Errorf("the table is\n%s", lines)
+				}
+			})
+		})
+	}
 }

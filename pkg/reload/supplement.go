@@ -3,6 +3,7 @@ package reload
 import (
 	"slices"
 
+	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -51,7 +52,7 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 		if h.LeftOut() && slices.ContainsFunc(seen.Jumps, func(o rules.Jump) bool { return o.Chain == h.Chain }) {
 			return false // its chain has jumps again
 		}
-		return !slices.ContainsFunc(seen.Jumps, h.Same) && s.held.has(h.Chain, h.Rule)
+		return !slices.ContainsFunc(seen.Jumps, h.Same) && s.held.has(h.Chain, h.Rule) && !s.superseded(seen.Jumps, h)
 	}
 	for _, h := range want.Jumps {
 		if missing(h) {
@@ -160,6 +161,23 @@ func (s *supplement) chain(c rules.Chain, list []QuarantinedRule, piecewise bool
 	}
 	l.merge(full.Rules, func(i int) (rules.Rule, bool) { return full.Rules[i], lost[i] })
 	return l.rules()
+}
+
+// superseded reports whether the owner of a quarantined jump has written it in other words. A jump
+// that a replay wrote without its nfacct match is none of these.
+func (s *supplement) superseded(seen []rules.Jump, h rules.Jump) bool {
+	standing := slices.DeleteFunc(jumpRulesIn(seen, h.Chain), func(r rules.Rule) bool {
+		return slices.ContainsFunc(s.want.Jumps, func(k rules.Jump) bool { return k.Chain == h.Chain && withoutAccounts(k.Rule).Equal(r) })
+	})
+	return canary.Superseded(s.want, standing, h)
+}
+
+// withoutAccounts returns a rule without its nfacct matches.
+func withoutAccounts(r rules.Rule) rules.Rule {
+	for _, name := range r.Needs().Accounts {
+		r = r.WithoutAccount(name)
+	}
+	return r
 }
 
 // keepMissing keeps the quarantine of chains that the generation has and the read lacks.
