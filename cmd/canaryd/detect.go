@@ -78,7 +78,7 @@ func (o *options) nativeFound(standing []native.Standing) []foundTable {
 func foundRows(found []foundTable) [][]string {
 	rows := [][]string{{"NATIVE TABLE", "GUARDED", "NOTE"}}
 	for _, t := range found {
-		row := []string{plain(t.Table), "yes", "by --protect=" + plain(t.Word)}
+		row := []string{api.TableCell(t.Table), "yes", "by --protect=" + plain(t.Word)}
 		switch {
 		case t.Immune:
 			row[1], row[2] = "immune", "one process owns it, and no other can flush it"

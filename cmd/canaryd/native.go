@@ -40,7 +40,7 @@ func (o *options) guardNative(kernel *iptables.Kernel) (nativeGuard, error) {
 	g := nativeGuard{woken: make(chan struct{}), closeIt: func() { _ = late.Close() }} // nothing is left to do with it
 	wake := sync.OnceFunc(func() { close(g.woken) })
 	g.cfg = daemon.NativeConfig{
-		Kernel: late, Protects: o.selector.ProtectsTable, Rehearse: (*native.Table).Rehearse, Store: store,
+		Kernel: late, Protects: o.selector.ProtectsTable, Named: o.selector.NamedTables(), Rehearse: (*native.Table).Rehearse, Store: store,
 		Cleanup: func() error { return native.RemoveWitnesses(kernel.Port()) },
 		Wake: func(wanted func(nft.Table) bool) (bool, error) {
 			is, err := late.Wake(wanted)

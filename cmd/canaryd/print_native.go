@@ -15,10 +15,10 @@ func nativeRows(native []api.NativeTable) [][]string {
 	rows := [][]string{{"NATIVE TABLE", "VERDICT", "CHAINS", "RULES", "ELEMENTS"}}
 	for _, t := range native {
 		if t.Immune {
-			rows = append(rows, []string{plain(t.Table), "immune"})
+			rows = append(rows, []string{api.TableCell(t.Table), "immune"})
 			continue
 		}
-		rows = append(rows, []string{plain(t.Table), string(t.Verdict), strconv.Itoa(t.Chains), strconv.Itoa(t.Rules), strconv.Itoa(t.Elements)})
+		rows = append(rows, []string{api.TableCell(t.Table), string(t.Verdict), strconv.Itoa(t.Chains), strconv.Itoa(t.Rules), strconv.Itoa(t.Elements)})
 	}
 	return rows
 }
@@ -28,7 +28,7 @@ func nativeText(s api.Status) string {
 	text := ""
 	for _, t := range s.Native {
 		if t.Verdict.Loss() {
-			text += fmt.Sprintf("table %s is %s: %s\n", plain(t.Table), t.Verdict, plain(t.Why))
+			text += fmt.Sprintf("table %s is %s: %s\n", api.TableCell(t.Table), t.Verdict, plain(t.Why))
 			if t.Awaiting {
 				text += "  it is not put back unasked: canaryd restore puts it back, canaryd dismiss accepts the loss\n"
 			}
@@ -54,7 +54,7 @@ func writeNativeStored(w io.Writer, s api.Status) {
 		if g.Foreign == "" && slices.ContainsFunc(s.Native, func(t api.NativeTable) bool { return t.Table == g.Table && t.Generation == g.ID }) {
 			made += "; the present one"
 		}
-		rows = append(rows, []string{plain(g.Table), g.ID, ago(g.Captured), strconv.Itoa(g.Chains), strconv.Itoa(g.Rules), strconv.Itoa(g.Elements), made})
+		rows = append(rows, []string{api.TableCell(g.Table), g.ID, ago(g.Captured), strconv.Itoa(g.Chains), strconv.Itoa(g.Rules), strconv.Itoa(g.Elements), made})
 	}
 	fmt.Fprintln(w)
 	writeTable(w, rows)
@@ -72,7 +72,7 @@ func writeRestored(w io.Writer, tables []api.NativeRestored, what string) {
 		if t.Detail != "" {
 			outcome += ": " + plain(oneLine(t.Detail))
 		}
-		rows = append(rows, []string{plain(t.Table), content, outcome})
+		rows = append(rows, []string{api.TableCell(t.Table), content, outcome})
 	}
 	fmt.Fprintln(w)
 	writeTable(w, rows)

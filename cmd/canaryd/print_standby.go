@@ -19,7 +19,7 @@ func standbysText(standby map[rules.Family]api.FamilyStandby, tables []api.Nativ
 	}
 	for _, t := range tables {
 		if t.Standby != nil {
-			words = append(words, "table "+plain(t.Table)+" "+standbyText(*t.Standby))
+			words = append(words, "table "+api.TableCell(t.Table)+" "+standbyText(*t.Standby))
 			none = none && isNone(*t.Standby)
 		}
 	}

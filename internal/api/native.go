@@ -3,12 +3,30 @@ package api
 import (
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
+
+// TableCell returns the name of a native table, with its family, for a table that people read. A
+// name may have up to 255 bytes of any kind: with a blank in it, or where nothing or something else
+// than its letters would be seen, it is quoted, and a long one is cut.
+func TableCell(name string) string {
+	const long = 48
+	family, own, _ := strings.Cut(name, " ")
+	cut := ""
+	if runes := []rune(own); len(runes) > long {
+		own, cut = string(runes[:long]), "..."
+	}
+	if quoted := strconv.Quote(own); strings.Contains(own, " ") || quoted != `"`+own+`"` {
+		own = quoted
+	}
+	return family + " " + own + cut
+}
 
 // A NativeTable is a native nftables table, in a Status.
 type NativeTable struct {

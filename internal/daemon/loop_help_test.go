@@ -75,7 +75,8 @@ type setup struct {
 	native func(context.Context) ([]string, error)
 	// guarded are native tables that are guarded, all but those of iptables; nil: none are.
 	guarded *fakeNative
-	asleep  bool // guarded is opened only once one of its tables stands
+	named   string // a word for one more table, which is named and not only matched by a glob
+	asleep  bool   // guarded is opened only once one of its tables stands
 	// rehearse says whether the kernel would take one of them again; nil: that is not asked.
 	rehearse func(*native.Table) error
 	// nativeStore keeps them; nil: nothing does.
@@ -180,9 +181,13 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 			s.guarded.kernel = fake
 			fake.Carries(s.guarded)
 		}
-		all, err := protect.NewSelector([]string{"nft:ip:*", "nft:ip6:*", "nft:inet:*"})
+		words := []string{"nft:ip:*", "nft:ip6:*", "nft:inet:*"}
+		if s.named != "" {
+			words = append(words, s.named)
+		}
+		all, err := protect.NewSelector(words)
 		must(t, err)
-		cfg.Native = NativeConfig{Kernel: s.guarded, Protects: all.ProtectsTable, Rehearse: s.rehearse, Store: s.nativeStore}
+		cfg.Native = NativeConfig{Kernel: s.guarded, Protects: all.ProtectsTable, Named: all.NamedTables(), Rehearse: s.rehearse, Store: s.nativeStore}
 		if s.asleep {
 			cfg.Native.Wake = s.guarded.wake
 		}

@@ -11,7 +11,9 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // nativeNode runs a daemon that guards native tables, in virtual time.
@@ -387,6 +389,30 @@ func TestNativeBounds(t *testing.T) {
 		}
 		if s := r.statusJSON()["native"]; !strings.Contains(fmt.Sprint(s), "immune:true rules:0 table:ip kube-proxy") {
 			t.Errorf("the status has %v", s)
+		}
+	})
+}
+
+// TestNativeNamesBeforeGlobs: a table that --protect names has its place, however many tables its
+// globs match, and although they were there first. A slash is a character like others to a glob.
+func TestNativeNamesBeforeGlobs(t *testing.T) {
+	late := tableid.Inet.Table("z/late")
+	k := newFakeNative()
+	for n := range 70 {
+		k.put(tableOf(dockerTable.Family.Table(fmt.Sprintf("a/%d", n)), "m"))
+	}
+	nativeNode(t, setup{guarded: k, named: "nft:inet:z/late"}, func(t *testing.T, r *rig, k *fakeNative) {
+		if s := r.d.Status(); len(s.Native) != protect.MaxNative-1 || s.NativeBeyond != 7 {
+			t.Errorf("%d tables, and %d too many", len(s.Native), s.NativeBeyond)
+		}
+		k.again(tableOf(late, "a", "b"))
+		r.settled()
+		k.flushRuleset()
+		r.settled()
+		r.wantReady()
+		k.wantNative(t, tableOf(late, "a", "b"))
+		if n := len(r.d.Status().Native); n != protect.MaxNative {
+			t.Errorf("%d tables", n)
 		}
 	})
 }

@@ -7,10 +7,12 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -103,6 +105,30 @@ func TestKubeletAloneIsNothing(t *testing.T) {
 			r.stop()
 		}
 	})
+}
+
+// TestAPolicyIsSomething: a native table with a base chain decides on packets by its policy, even
+// without a rule. A table without such a chain and without rules decides on nothing.
+func TestAPolicyIsSomething(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		chains []native.Chain
+		want   func(*rig)
+	}{
+		{"a base chain", []native.Chain{{Name: "input", Base: true}}, (*rig).wantSomething},
+		{"a chain at no hook", []native.Chain{{Name: "services"}}, func(r *rig) { r.wantNothing() }},
+		{"no chain", nil, func(r *rig) { r.wantNothing() }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				fake := iptablestest.NewFake(iptables.NFT)
+				r := run(t, fake, setup{protect: []string{"kube"}, guarded: newFakeNative(&native.Table{ID: proxyTable, Chains: test.chains})})
+				r.settled()
+				r.after(time.Minute)
+				test.want(r)
+			})
+		})
+	}
 }
 
 // TestUnknownIsNotNothing: a node that cannot be read is not known to hold nothing.

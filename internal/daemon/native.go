@@ -35,6 +35,7 @@ type NativeKernel interface {
 type NativeConfig struct {
 	Kernel   NativeKernel                // nil: none are guarded
 	Protects func(tableid.TableID) bool  // which are guarded
+	Named    []tableid.TableID           // those of them that are named one by one
 	Rehearse func(t *native.Table) error // whether the kernel would take a table again; nil: that is not asked
 	Store    *NativeStore                // nil: nothing is kept
 	Cleanup  func() error                // removes the witnesses

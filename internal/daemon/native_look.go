@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -237,12 +238,26 @@ func (c *nativeChoice) takes(t nft.Table) bool {
 		return false
 	case c.r.tables[id] != nil:
 		return true
-	case !c.fresh[id] && len(c.r.tables)+len(c.fresh) >= protect.MaxNative:
+	case !c.fresh[id] && !c.r.room(id, c.d.cfg.Native.Named, c.fresh):
 		c.beyond[id] = true
 		return false
 	}
 	c.fresh[id] = true
 	return true
+}
+
+// room reports whether one more table can be guarded. fresh are those that are about to be. A place
+// is kept for each table that is named.
+func (r *nativeRealm) room(id tableid.TableID, named []tableid.TableID, fresh map[tableid.TableID]bool) bool {
+	taken := len(r.tables) + len(fresh)
+	if !slices.Contains(named, id) {
+		for _, n := range named {
+			if r.tables[n] == nil && !fresh[n] {
+				taken++
+			}
+		}
+	}
+	return taken < protect.MaxNative
 }
 
 // sightNative reads the wanted tables at one genid, by one of the Kernel's ways, and judges them.

@@ -16,7 +16,6 @@ import (
 	"github.com/canaryd/canaryd/internal/private"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -209,7 +208,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 		if !d.cfg.Native.Protects(g.Table.ID) {
 			continue
 		}
-		if len(r.tables) >= protect.MaxNative { // another --protect let the last run guard others
+		if !r.room(g.Table.ID, d.cfg.Native.Named, nil) { // another --protect let the last run guard others
 			r.beyond++
 			continue
 		}

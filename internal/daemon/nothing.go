@@ -8,6 +8,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -134,18 +135,18 @@ func (d *Daemon) strangersIn(st *state, snapshot iptables.Snapshot) strangers {
 	return found
 }
 
-// guardsRules reports whether a native table that is guarded has rules.
-func (r *nativeRealm) guardsRules() bool {
+// guardsPackets reports whether a native table that is guarded decides on packets: it has rules, or
+// a base chain, which has a policy.
+func (r *nativeRealm) guardsPackets() bool {
 	return anyOf(r.tables, func(t *nativeTable) bool {
-		_, rules, _ := t.want.Counts()
-		return rules > 0
+		return slices.ContainsFunc(t.want.Chains, func(c native.Chain) bool { return c.Base || len(c.Rules) > 0 })
 	})
 }
 
 // nothing returns that nothing is protected, for a Status that is ready; nil if
 // something is.
 func (d *Daemon) nothing(st *state, s api.Status) *api.Nothing {
-	if !d.mayTakeInventory(st) || s.Ready() != nil || st.native.guardsRules() {
+	if !d.mayTakeInventory(st) || s.Ready() != nil || st.native.guardsPackets() {
 		return nil
 	}
 	found := st.inventory.found

@@ -39,6 +39,7 @@ func newPage(node string, snapshot func() api.Status, alive func() error) http.H
 		"at":    func(t, now time.Time) moment { return moment{t, now} },
 		"count": countText,
 		"iso":   func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+		"table": api.TableCell,
 		"utc":   utcText,
 	}).Parse(pageText))
 	sum := sha256.Sum256([]byte(pageText + pageCSS + pageScript))

@@ -72,10 +72,10 @@ func nativeWarnings(s api.Status) []pageWarning {
 		Text: "The kernel would not take them again if they were lost. Why:", Command: "canaryd status"}
 	for _, t := range s.Native {
 		if t.Awaiting {
-			awaiting.Chains = append(awaiting.Chains, t.Table)
+			awaiting.Chains = append(awaiting.Chains, api.TableCell(t.Table))
 		}
 		if t.Unreplayable != "" {
-			refused.Chains = append(refused.Chains, t.Table)
+			refused.Chains = append(refused.Chains, api.TableCell(t.Table))
 		}
 	}
 	for _, w := range []pageWarning{awaiting, refused} {

@@ -231,7 +231,7 @@ func standbyLines(s api.Status) []string {
 	}
 	for _, t := range s.Native {
 		if t.Standby != nil && t.Standby.State == api.StandbyOpen {
-			open = append(open, "table "+t.Table)
+			open = append(open, "table "+api.TableCell(t.Table))
 		}
 	}
 	if len(open) == 0 {

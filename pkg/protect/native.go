@@ -16,13 +16,14 @@ const nativePrefix = "nft:"
 // OwnTables begins the names of canaryd's own tables.
 const OwnTables = "canaryd-"
 
-// MaxNative is how many native tables are guarded at most.
+// MaxNative is how many native tables are guarded at most. Tables that are named one by one have
+// their places before those that a glob names.
 const MaxNative = 64
 
-// A nativeGlob names native tables of one family.
+// A nativeGlob names native tables.
 type nativeGlob struct {
-	family tableid.Family
-	name   string // as path.Match has it
+	family tableid.Family // 0: each family
+	name   string         // as path.Match has it, but that a slash is no more than a character
 }
 
 // inBoth names a table of each IP family.
@@ -37,8 +38,8 @@ func parseNative(word string) (nativeGlob, error) {
 		return nativeGlob{}, fmt.Errorf("%q is not nft:FAMILY:NAME, such as nft:ip:kube-proxy", word)
 	}
 	f, known := tableid.FamilyOfNFT(family)
-	if !known {
-		return nativeGlob{}, fmt.Errorf("%q names no family of nftables: want ip, ip6, inet, arp, bridge or netdev", word)
+	if !known && family != "*" {
+		return nativeGlob{}, fmt.Errorf("%q names no family of nftables: want ip, ip6, inet, arp, bridge, netdev or *", word)
 	}
 	if _, err := path.Match(name, ""); err != nil {
 		return nativeGlob{}, fmt.Errorf("%q is not a glob of table names: %w", word, err)
@@ -84,7 +85,20 @@ func WordFor(id tableid.TableID) string {
 	return nativePrefix + id.Family.NFT() + ":" + id.Name
 }
 
+// NamedTables returns the native tables that the selector names one by one, and not by a glob.
+func (s Selector) NamedTables() []tableid.TableID {
+	var named []tableid.TableID
+	for _, g := range s.native {
+		if g.family != 0 && !strings.ContainsAny(g.name, `*?[\`) {
+			named = append(named, g.family.Table(g.name))
+		}
+	}
+	return named
+}
+
 func (g nativeGlob) matches(id tableid.TableID) bool {
-	ok, _ := path.Match(g.name, id.Name) // the pattern was checked by parseNative
-	return ok && g.family == id.Family
+	// path.Match has * and ? match no slash, which nf_tables allows in a name.
+	flat := strings.NewReplacer("/", "\x01")
+	ok, _ := path.Match(flat.Replace(g.name), flat.Replace(id.Name)) // the pattern was checked by parseNative
+	return ok && (g.family == 0 || g.family == id.Family)
 }

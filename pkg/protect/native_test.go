@@ -4,13 +4,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // TestProtectsTable: the tables that words name, and never those of iptables and canaryd.
 func TestProtectsTable(t *testing.T) {
-	s := selector(t, "tailscale", "KUBE-*", "nft:ip:*", "nft:inet:net[a]vark", "nft:bridge:b?")
+	s := selector(t, "tailscale", "KUBE-*", "nft:ip:*", "nft:inet:net[a]vark", "nft:bridge:b?", "nft:*:their*")
 	if !s.Native() || selector(t, "tailscale", "MY-*").Native() {
 		t.Error("whether native tables are named is not what the words say")
 	}
@@ -25,6 +27,10 @@ func TestProtectsTable(t *testing.T) {
 		tableid.IPv4.Table("security"):        false,
 		tableid.IPv4.Table("canaryd-witness"): false,
 		tableid.IPv4.Table("canaryd-keeper"):  false,
+		tableid.IPv4.Table("a/b"):             true,
+		tableid.ARP.Table("their/own"):        true,
+		tableid.Netdev.Table("their/own"):     true,
+		tableid.IPv4.Table("mangle"):          false,
 	} {
 		if got := s.ProtectsTable(id); got != want {
 			t.Errorf("%s is protected: %t, want %t", id.NFT(), got, want)
@@ -52,7 +58,16 @@ func TestNativeWords(t *testing.T) {
 			t.Errorf("%s: %v, want that it %s", word, err, want)
 		}
 	}
-	selector(t, "nft:inet:nat", "nft:arp:filter", "nft:netdev:*")
+	selector(t, "nft:inet:nat", "nft:arp:filter", "nft:netdev:*", "nft:*:*", "nft:*:mine")
+}
+
+// TestNamedTables: words and presets name tables one by one; globs and words for all families do
+// not.
+func TestNamedTables(t *testing.T) {
+	got := selector(t, "podman", "nft:ip:*", "nft:inet:a/b", "nft:*:mine", "nft:inet:[c]").NamedTables()
+	if diff := cmp.Diff([]tableid.TableID{tableid.Inet.Table("netavark"), tableid.Inet.Table("a/b")}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
 }
 
 // TestPresetsNameTheirOwnersTables: each preset names the tables that its owner writes with
