@@ -58,6 +58,10 @@ func (f *Finding) losesWith(s rules.Section, t *rules.Table, led map[string]bool
 	for _, h := range slices.Concat(f.Jumps, f.Taken) {
 		next = append(next, h.Rule.Target)
 	}
+	wanted := make(map[string][]rules.Rule, len(s.Chains))
+	for _, c := range s.Chains {
+		wanted[c.Name] = c.Rules
+	}
 	reached := map[string]bool{}
 	for ; len(next) > 0; next = next[1:] {
 		name := next[0]
@@ -73,8 +77,8 @@ func (f *Finding) losesWith(s rules.Section, t *rules.Table, led map[string]bool
 			f.Emptied = append(f.Emptied, name)
 		}
 		list := t.Rules(name)
-		if c, _ := s.Chain(name); isLed || lost[name] {
-			list = c.Rules
+		if isLed || lost[name] {
+			list = wanted[name]
 		}
 		for _, r := range list {
 			next = append(next, r.Target)

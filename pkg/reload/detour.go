@@ -25,6 +25,9 @@ type detour struct {
 	skip []rules.Rule // behind these, packets skip rules that they met
 	// lacks are the fates of the rules that packets skip.
 	lacks fate
+	// reason is that of a rule which waits behind the first so many lines of the chain.
+	reason   string
+	searched int
 }
 
 // before returns the fates that are lost for packets which match a rule, because of marks.

@@ -121,7 +121,7 @@ func (s *gapSearch) chain(name string) fate {
 		default:
 			if reason != "" {
 				s.below(l.rule, reason)
-			} else if s.of(l.rule).lets(before) {
+			} else if s.of(l.rule).lets(before) && s.fills(l.rule.Target) {
 				s.below(l.rule, s.why(&d, list, i, lost))
 			}
 			s.unfit[name] = s.unfit[name] || s.mustWait(l, before)
@@ -151,7 +151,7 @@ func (s *gapSearch) builtin(name string, list []*line) {
 			l.wait(name, s.why(&d, list, i, lost))
 			lost |= s.lose(l.rule)
 		default:
-			if s.of(l.rule).lets(before) {
+			if s.of(l.rule).lets(before) && s.fills(l.rule.Target) {
 				s.below(l.rule, s.why(&d, list, i, lost))
 			}
 			lost |= s.chain(l.rule.Target) | d.behind(l.rule)
@@ -161,16 +161,21 @@ func (s *gapSearch) builtin(name string, list []*line) {
 
 // below makes the chains wait that a standing rule leads to, as far as a replay would fill them.
 func (s *gapSearch) below(r rules.Rule, reason string) {
-	list, ok := s.lines[r.Target]
-	if _, already := s.waiting[r.Target]; !ok || already {
+	if !s.fills(r.Target) {
 		return
 	}
 	s.waiting[r.Target], s.grown = reason, true
-	for _, l := range list {
+	for _, l := range s.lines[r.Target] {
 		if l.stands {
 			s.below(l.rule, reason)
 		}
 	}
+}
+
+// fills reports whether a replay may write rules of a chain that does not wait yet.
+func (s *gapSearch) fills(chain string) bool {
+	_, waits := s.waiting[chain]
+	return !waits && s.lines[chain] != nil
 }
 
 // wait holds a rule back. A rule that cannot be had keeps its own reason.
@@ -191,25 +196,34 @@ func (s *gapSearch) why(d *detour, list []*line, i int, lost fate) string {
 	_, more := s.lostMarks.Misleads(r)
 	switch {
 	case s.of(r).lets(lost):
-		return s.reasonBehind(list[:i])
+		return d.reasonBehind(list, i)
 	case s.of(r)&grants != 0 && (len(d.meet) > 0 || more):
 		return d.cause(r)
 	}
 	return fmt.Sprintf("waits, because chain %s lacks rules", r.Target)
 }
 
-// reasonBehind returns the reason of a rule that waits behind these rules of its chain.
-func (s *gapSearch) reasonBehind(before []*line) string {
-	for _, l := range slices.Backward(before) {
-		less, _ := s.lostMarks.Misleads(l.rule)
+// reasonBehind returns the reason of the i-th rule of a chain, which waits behind others. No line
+// is searched twice: thousands of rules may wait behind the same one.
+func (d *detour) reasonBehind(list []*line, i int) string {
+	if d.reason == "" {
+		d.reason = "waits behind rules that are missing"
+	}
+	from := d.searched
+	d.searched = i
+	for _, l := range slices.Backward(list[from:i]) {
+		less, _ := d.lostMarks.Misleads(l.rule)
 		switch {
 		case l.missing():
-			return behindRule(l.held.Chain, l.rule)
-		case s.lost[l.rule.Target]&keeps != 0:
-			return fmt.Sprintf("waits behind chain %s, which lacks rules", l.rule.Target)
-		case less && s.of(l.rule)&keeps != 0:
-			return fmt.Sprintf("waits behind %q, which looks for the mark of a missing rule", l.rule.Label())
+			d.reason = behindRule(l.held.Chain, l.rule)
+		case d.lost[l.rule.Target]&keeps != 0:
+			d.reason = fmt.Sprintf("waits behind chain %s, which lacks rules", l.rule.Target)
+		case less && d.of(l.rule)&keeps != 0:
+			d.reason = fmt.Sprintf("waits behind %q, which looks for the mark of a missing rule", l.rule.Label())
+		default:
+			continue
 		}
+		break
 	}
-	return "waits behind rules that are missing"
+	return d.reason
 }

@@ -34,23 +34,33 @@ func mergeChain(task tableTask, c rules.Chain, lines []*line, plan *tablePlan) {
 // stands that it stood before. pick returns the i-th of the wanted rules as it is inserted, and
 // whether it is.
 func (l *layout) merge(wanted []rules.Rule, pick func(i int) (rules.Rule, bool)) {
-	last := lastResorts(wanted)
-	next := 0
+	last, stands := lastResorts(wanted), len(wanted)
+	for stands > 0 && l.at[stands-1] < 0 {
+		stands--
+	}
+	merged := make([]slot, 0, len(l.slots)+len(wanted))
+	next := 0 // how many of the standing rules are in merged
+	behind := func(n int) {
+		if n > next {
+			merged, next = append(merged, l.slots[next:n]...), n
+		}
+	}
 	for i := range wanted {
 		if l.at[i] >= 0 {
-			next = max(next, l.at[i]+1)
+			behind(l.at[i] + 1)
 			continue
 		}
 		r, picked := pick(i)
 		if !picked {
 			continue
 		}
-		if i >= last && !slices.ContainsFunc(l.at[i:], func(at int) bool { return at >= 0 }) {
-			next = len(l.slots)
+		if i >= max(last, stands) {
+			behind(len(l.slots))
 		}
-		l.insert(next, r)
-		next++
+		merged = append(merged, slot{rule: r, fresh: true})
 	}
+	behind(len(l.slots))
+	l.slots = merged
 }
 
 // rules returns the rules of the layout in their order.

@@ -49,20 +49,31 @@ type layout struct {
 }
 
 // newLayout returns the layout of a chain that is not changed yet. Each standing rule is matched
-// once.
+// once, the first of several equal ones first. A chain may have thousands of rules, so what follows
+// the part that is in order is looked up by its meaning.
 func newLayout(standing, wanted []rules.Rule) *layout {
 	l := &layout{slots: make([]slot, len(standing)), at: make([]int, len(wanted))}
 	for i, r := range standing {
 		l.slots[i] = slot{rule: r}
 	}
-	used := make([]bool, len(standing))
-	for i, w := range wanted {
+	same := 0
+	for same < len(standing) && same < len(wanted) && standing[same].Equal(wanted[same]) {
+		l.at[same] = same
+		same++
+	}
+	left := map[string][]int{}
+	if same < len(wanted) {
+		for j, r := range standing[same:] {
+			left[r.Meaning()] = append(left[r.Meaning()], same+j)
+		}
+	}
+	for i := same; i < len(wanted); i++ {
 		l.at[i] = -1
-		for j, r := range standing {
-			if !used[j] && r.Equal(w) {
-				l.at[i], used[j] = j, true
-				break
-			}
+		if len(left) == 0 {
+			continue
+		}
+		if m := wanted[i].Meaning(); len(left[m]) > 0 {
+			l.at[i], left[m] = left[m][0], left[m][1:]
 		}
 	}
 	return l

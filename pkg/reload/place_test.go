@@ -165,3 +165,47 @@ func TestPlaceJumps(t *testing.T) {
 		})
 	}
 }
+
+// A layout of thousands of rules is matched and merged as one of a few is: each standing rule once,
+// equal ones in their order, and what is missing behind all rules that it stood behind.
+func TestALayoutMatchesAndMerges(t *testing.T) {
+	tests := []struct {
+		name, stands, wants string
+		at                  []int
+		merged              string
+	}{
+		{"nothing stands", "", "a b", []int{-1, -1}, "a b"},
+		{"all stands", "a b", "a b", []int{0, 1}, "a b"},
+		{"more stands", "x a y b z", "a b", []int{1, 3}, "x a y b z"},
+		{"a copy is missing", "a b a", "a a b a", []int{0, 2, 1, -1}, "a b a a"},
+		{"a copy more stands", "a a b", "a b", []int{0, 2}, "a a b"},
+		{"another order", "c b a", "a b c", []int{2, 1, 0}, "c b a"},
+		{"missing between", "a x c", "a b c", []int{0, -1, 2}, "a b x c"},
+		{"missing in another order", "c a", "a b c d", []int{1, -1, 0, -1}, "c a b d"},
+		{"in other words", "a A b", "A a b", []int{0, 1, 2}, "a A b"},
+		{"the last resort goes to the end", "a x", "a b DROP", []int{0, -1, -1}, "a b x DROP"},
+		{"but not if one stands", "a DROP x", "a b REJECT DROP", []int{0, -1, -1, 1}, "a b REJECT DROP x"},
+	}
+	words := map[string]string{"A": "-p tcp -j a -s 10.0.0.1", "a": "-s 10.0.0.1/32 -p tcp -j a", "DROP": "-j DROP", "REJECT": "-j REJECT"}
+	list := func(names string) (list []rules.Rule) {
+		for _, name := range strings.Fields(names) {
+			if spec := words[name]; spec != "" {
+				list = append(list, rule(spec))
+			} else {
+				list = append(list, rule("-j "+name))
+			}
+		}
+		return list
+	}
+	for _, test := range tests {
+		wants := list(test.wants)
+		l := newLayout(list(test.stands), wants)
+		if d := cmp.Diff(test.at, l.at); d != "" {
+			t.Errorf("%s: the places of those that stand (-want +got):\n%s", test.name, d)
+		}
+		l.merge(wants, func(i int) (rules.Rule, bool) { return wants[i], true })
+		if d := cmp.Diff(list(test.merged), l.rules()); d != "" {
+			t.Errorf("%s: merged (-want +got):\n%s", test.name, d)
+		}
+	}
+}

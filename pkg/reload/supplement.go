@@ -22,22 +22,25 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 	if len(list) == 0 {
 		return seen, q
 	}
-	s := &supplement{held: heldRules(list), want: want, kept: heldIndex{}}
+	s := newSupplement(want, list)
 	seen.Chains = slices.Clone(seen.Chains)
+	at := make(map[string]int, len(seen.Chains))
 	for i, c := range seen.Chains {
+		at[c.Name] = i
 		if s.held[c.Name] != nil {
-			seen.Chains[i].Rules = s.chain(c, list, piecewise != nil && piecewise(c.Name))
+			seen.Chains[i].Rules = s.chain(c, piecewise != nil && piecewise(c.Name))
 		}
 	}
-	s.keepMissing(seen.Chains, list)
+	s.keepMissing(at)
 	for _, h := range list {
 		if h.Rule.LeftOut() && !rules.Builtin(t, h.Chain) {
-			i := slices.IndexFunc(seen.Chains, func(c rules.Chain) bool { return c.Name == h.Chain })
-			full, wanted := want.Chain(h.Chain)
+			i, stands := at[h.Chain]
+			full, wanted := s.full[h.Chain]
 			switch {
-			case !wanted || i >= 0 && len(seen.Chains[i].Rules) > 0: // its owner wrote the chain
+			case !wanted || stands && len(seen.Chains[i].Rules) > 0: // its owner wrote the chain
 				continue
-			case i < 0:
+			case !stands:
+				at[h.Chain] = len(seen.Chains)
 				seen.Chains = append(seen.Chains, full)
 			default:
 				seen.Chains[i] = full
@@ -103,9 +106,25 @@ func keepBehind(want, seen rules.Section, quarantined []QuarantinedRule) (rules.
 
 // A supplement adds the quarantined rules of one table to a read of it.
 type supplement struct {
-	want rules.Section
-	held heldIndex
-	kept heldIndex // the rules that stay quarantined
+	want  rules.Section
+	full  map[string]rules.Chain // want's chains
+	lists map[string][]QuarantinedRule
+	held  heldIndex
+	kept  heldIndex // the rules that stay quarantined
+}
+
+func newSupplement(want rules.Section, list []QuarantinedRule) *supplement {
+	s := &supplement{
+		want: want, full: make(map[string]rules.Chain, len(want.Chains)),
+		lists: map[string][]QuarantinedRule{}, held: heldRules(list), kept: heldIndex{},
+	}
+	for _, c := range want.Chains {
+		s.full[c.Name] = c
+	}
+	for _, h := range list {
+		s.lists[h.Chain] = append(s.lists[h.Chain], h)
+	}
+	return s
 }
 
 // chain returns the rules that a chain had with those of its quarantined rules that are still lost.
@@ -114,19 +133,17 @@ type supplement struct {
 // as a whole. So if such a chain holds a rule that is new, lacks a rule that the replay left, has
 // another order, or has a rule that waits, it is as its owner meant it. If it has gained rules that
 // could not be had, and nothing else, the others are still lost.
-func (s *supplement) chain(c rules.Chain, list []QuarantinedRule, piecewise bool) []rules.Rule {
-	full, wanted := s.want.Chain(c.Name)
+func (s *supplement) chain(c rules.Chain, piecewise bool) []rules.Rule {
+	full, wanted := s.full[c.Name]
 	if !wanted || full.LeftOut() || c.LeftOut() {
 		return c.Rules
 	}
 	l := newLayout(c.Rules, full.Rules)
 	held, waits := heldIndex{}, heldIndex{}
-	for _, h := range list {
-		if h.Chain == c.Name {
-			held.add(h.Chain, h.Rule)
-			if h.Waits {
-				waits.add(h.Chain, h.Rule)
-			}
+	for _, h := range s.lists[c.Name] {
+		held.add(h.Chain, h.Rule)
+		if h.Waits {
+			waits.add(h.Chain, h.Rule)
 		}
 	}
 	lost := make([]bool, len(full.Rules)) // quarantined, and not back
@@ -180,15 +197,17 @@ func withoutAccounts(r rules.Rule) rules.Rule {
 	return r
 }
 
-// keepMissing keeps the quarantine of chains that the generation has and the read lacks.
-func (s *supplement) keepMissing(seen []rules.Chain, list []QuarantinedRule) {
-	there := nameSet(rules.ChainNames(seen))
-	for _, h := range list {
-		if there[h.Chain] || h.Rule.LeftOut() {
+// keepMissing keeps the quarantine of chains that the generation has and the read lacks. at has the
+// chains of the read.
+func (s *supplement) keepMissing(at map[string]int) {
+	for _, c := range s.want.Chains {
+		if _, there := at[c.Name]; there || s.held[c.Name] == nil {
 			continue
 		}
-		if c, wanted := s.want.Chain(h.Chain); wanted && slices.Contains(c.Rules, h.Rule) {
-			s.kept.add(h.Chain, h.Rule)
+		for _, r := range c.Rules {
+			if !r.LeftOut() && s.held.has(c.Name, r) {
+				s.kept.add(c.Name, r)
+			}
 		}
 	}
 }
