@@ -139,7 +139,8 @@ func (d *Daemon) supplement(st *state, id rules.TableID, seen rules.Section) rul
 
 // releaseRemoved ends the quarantine of rules that lead to chains which their owner has removed,
 // and of those whose own chain it has removed or emptied. It returns what is learned without those
-// rules. The owner could not delete them: they do not stand.
+// rules. The owner could not delete them: they do not stand. A rule that leads to a chain of
+// another owner stays in quarantine until that chain is back: its own owner has decided nothing.
 func (d *Daemon) releaseRemoved(st *state, id rules.TableID, before rules.Section, next reload.Learned) reload.Learned {
 	list := st.quarantine.rules[id]
 	if len(list) == 0 {
@@ -154,6 +155,7 @@ func (d *Daemon) releaseRemoved(st *state, id rules.TableID, before rules.Sectio
 	var gone, left []reload.QuarantinedRule
 	for _, h := range list {
 		_, leads := removed[h.Rule.Target]
+		leads = leads && !before.IsLedTo(h.Rule.Target)
 		if _, in := removed[h.Chain]; in || leads || emptied[h.Chain] {
 			gone = append(gone, h)
 		} else {

@@ -68,7 +68,7 @@ func (f *Finding) split(want rules.Section) {
 	// Without a chain that protected rules lead to, these would let in what it kept out. So it is
 	// put back, also where its owner deleted it after the flush.
 	released = want.NotLedTo(released)
-	if 2*len(released) > len(want.Chains) { // no owner removes that many
+	if 2*len(released) > len(want.Chains)-len(want.LedTo) { // no owner removes that many
 		f.Lacked = f.Missing
 		return
 	}

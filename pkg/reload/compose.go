@@ -26,6 +26,8 @@ type tableTask struct {
 	session     iptables.Session // that the table will be written in; nil if it is only judged
 	textOnly    bool             // rules cannot be written by their bytes in this run
 	lostMarks   rules.MarkLoss   // how marks of packets may differ because of other tables
+	// unwrittenLed are the chains of LedTo that the plan does not write.
+	unwrittenLed map[string]bool
 }
 
 // A tablePlan is what a restore does to one table, and what the proof then expects.
@@ -99,6 +101,7 @@ func composeReplay(task tableTask, nonce canary.Nonce) *tablePlan {
 	task, strays := task.withoutStrays()
 	plan := &tablePlan{table: task.table, want: task.want, seen: task.seen.Table, replay: true}
 	chains := chooseChains(task, plan)
+	task.unwrittenLed = task.unwrittenOf(chains.write)
 	planRemovals(task, plan)
 	jumps := chooseJumps(task, chains)
 	if task.lostMarks != (rules.MarkLoss{}) || task.lacksRules(chains, jumps) {

@@ -111,7 +111,7 @@ func KeepContainers(want, seen rules.Section, kept map[protect.Attachment]bool) 
 		seen.Chains[i].Rules = merged
 	}
 	seen.Jumps = keepJumps(want.Jumps, seen.Jumps, isTaken)
-	seen.DependsOn = union(want.DependsOn, seen.DependsOn)
+	seen.DependsOn = seen.NotLedTo(union(want.DependsOn, seen.DependsOn))
 	return seen
 }
 

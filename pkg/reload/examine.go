@@ -42,7 +42,8 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	f := snapshot.Family
 	var tasks []tableTask
 	for _, table := range protect.Tables() {
-		seen := seenOf(snapshot, table, e.Protection)
+		list := job.Quarantine[f.Table(table)]
+		seen := seenOf(snapshot, table, e.Protection, list)
 		seen.Quiet, seen.Before = job.Quiet[f], job.Memory.Finding(f.Table(table))
 		if job.StoodEmpty != nil {
 			seen.Stood = func(chain string) bool { return job.StoodEmpty(f, table, chain) }
@@ -62,7 +63,6 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 		if seen.Err == nil {
 			want.Mark = want.Mark.Resolve(e.Canary, seen.Table)
 		}
-		list := job.Quarantine[f.Table(table)]
 		judged := want
 		judged.Section = without(section, list)
 		var left misread
@@ -92,11 +92,17 @@ func UnguardedOf(snapshot iptables.Snapshot) map[rules.TableName]*rules.Table {
 	return tables
 }
 
-// seenOf returns what a snapshot shows of one table, in the form that the judge takes.
-func seenOf(snapshot iptables.Snapshot, table rules.TableName, protection rules.Protection) canary.Seen {
+// seenOf returns what a snapshot shows of one table, in the form that the judge takes. The section
+// has the chains of other owners to which only quarantined rules lead: what their owners write and
+// delete meanwhile counts.
+func seenOf(snapshot iptables.Snapshot, table rules.TableName, protection rules.Protection, quarantined []QuarantinedRule) canary.Seen {
 	if err := snapshot.Unreadable[table]; err != nil {
 		return canary.Seen{Err: err}
 	}
 	t := snapshot.Tables[table]
-	return canary.Seen{Table: t, Section: protection.Extract(t, canary.IsMark)}
+	missing := make([]rules.Rule, len(quarantined))
+	for i, h := range quarantined {
+		missing[i] = h.Rule
+	}
+	return canary.Seen{Table: t, Section: protection.ExtractWith(t, canary.IsMark, missing)}
 }

@@ -72,9 +72,10 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	})
 	merged.Jumps = keepAnchors(old.Jumps, merged.Jumps, seen.Alone)
 	if len(kept) > 0 {
-		merged.DependsOn = union(old.DependsOn, seen.DependsOn)
 		merged.LedTo = keepLedTo(old, seen, kept)
+		merged.DependsOn = union(old.DependsOn, seen.DependsOn)
 	}
+	merged.DependsOn = merged.NotLedTo(merged.DependsOn)
 	// The new section is kept even if it equals the old one, because the last read is in memory
 	// anyway.
 	next.Generation = l.Generation.With(id, merged)

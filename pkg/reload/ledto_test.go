@@ -2,6 +2,7 @@ package reload
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -238,23 +239,148 @@ func TestOnlyItsOwnerDeletesAChainOfOthers(t *testing.T) {
 	}
 }
 
-// TestAChainBehindAQuarantinedRuleIsNotForgotten: no rule leads to it until that rule is back.
-func TestAChainBehindAQuarantinedRuleIsNotForgotten(t *testing.T) {
+// examine learns what stands in filter now, as a daemon does with each examination.
+func (n *testNode) examine(learned Learned, now time.Time) Learned {
+	n.t.Helper()
+	snapshot, err := n.Fake.Read(n.t.Context(), v4)
+	must(n.t, err)
+	n.job.Generation = learned.Generation
+	x := Examiner{Canary: n.replayer.Canary, Protection: n.replayer.Protection}.Examine(snapshot, n.job)[rules.Filter]
+	full, quarantine := n.job.Quarantine.Supplement(v4, rules.Filter, learned.Generation[v4.Table(rules.Filter)], x.Section, n.replayer.Protection.Piecewise)
+	learned, _ = learned.Learn(v4, rules.Filter, full, x.Finding, now)
+	n.job.Quarantine, n.job.Generation = quarantine, learned.Generation
+	return learned
+}
+
+// TestAChainBehindAQuarantinedRule: no rule leads to it until that rule is back. What its owner
+// writes meanwhile counts, and what it deletes does so after two seconds.
+func TestAChainBehindAQuarantinedRule(t *testing.T) {
+	const accepts = "-A ufw-user-forward -s 198.51.100.1/32 -d 172.17.0.2/32 -j ACCEPT"
+	for _, test := range []struct {
+		name  string
+		lines string
+		led   string // the chains that protected rules lead to, right after that and 2 s later
+		late  string
+		want  []string // lines of ufw-user-forward after a flush and a replay
+		lacks string   // the chain that the rule lacks when it is tried
+	}{
+		{"nothing", "", "ufw-docker-logging-deny ufw-empty ufw-user-forward", "ufw-docker-logging-deny ufw-empty ufw-user-forward", []string{accepts}, ""},
+		{"other rules", "-F ufw-user-forward\n-A ufw-user-forward -j DROP\n", "ufw-docker-logging-deny ufw-empty ufw-user-forward",
+			"ufw-docker-logging-deny ufw-empty ufw-user-forward", []string{"-A ufw-user-forward -j DROP"}, ""},
+		{"no rules", "-F ufw-user-forward\n", "ufw-docker-logging-deny ufw-empty ufw-user-forward", "ufw-docker-logging-deny ufw-empty ufw-user-forward", nil, ""},
+		{"another chain behind it", ":ufw-more - [0:0]\n-A ufw-user-forward -j ufw-more\n", "ufw-docker-logging-deny ufw-empty ufw-more ufw-user-forward",
+			"ufw-docker-logging-deny ufw-empty ufw-more ufw-user-forward", []string{accepts, "-A ufw-user-forward -j ufw-more"}, ""},
+		{"no chain", "-F ufw-before-forward\n-F ufw-user-forward\n-X ufw-user-forward\n", "ufw-docker-logging-deny ufw-empty ufw-user-forward",
+			"ufw-docker-logging-deny ufw-empty", nil, "ufw-user-forward"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			onUfw(t, func(t *testing.T, n *testNode) {
+				id := v4.Table(rules.Filter)
+				user, _ := n.filter().Chain("DOCKER-USER")
+				n.job.Quarantine = Quarantine{id: {{Chain: "DOCKER-USER", Rule: user.Rules[0], Reason: "a test"}}}
+				must(t, n.RestoreNoflush(v4, "*filter\n-D DOCKER-USER 1\n"+test.lines+"COMMIT\n"))
+				learned := Learned{Generation: n.job.Generation}
+				for _, at := range []struct {
+					after time.Duration
+					want  string
+				}{{0, test.led}, {shrinkDelay, test.late}} {
+					learned = n.examine(learned, noon.Add(at.after))
+					if d := cmp.Diff(at.want, strings.Join(learned.Generation[id].LedTo, " ")); d != "" {
+						t.Errorf("%s later (-want +got):\n%s", at.after, d)
+					}
+				}
+				if n.job.Quarantine.Count() != 1 {
+					t.Fatalf("in quarantine %v", n.job.Quarantine)
+				}
+				must(t, n.Flush(v4, rules.Filter, ""))
+				n.takeHeld(n.heal())
+				var got []string
+				for line := range strings.Lines(n.content(v4)) {
+					if strings.HasPrefix(line, "-A ufw-user-forward ") {
+						got = append(got, strings.TrimSpace(line))
+					}
+				}
+				if d := cmp.Diff(test.want, got); d != "" {
+					t.Errorf("ufw-user-forward after a replay (-want +got):\n%s", d)
+				}
+				for _, h := range missingIn(n.job.Quarantine) {
+					if h.Rule != user.Rules[0] || h.MissingChain != test.lacks {
+						t.Errorf("in quarantine: %+v", h)
+					}
+				}
+				if test.lacks == "" {
+					return
+				}
+				if missing := missingIn(n.job.Quarantine); len(missing) != 1 {
+					t.Fatalf("%d rules cannot be had: %v", len(missing), missing)
+				}
+				must(t, n.RestoreNoflush(v4, "*filter\n:"+test.lacks+" - [0:0]\n-A "+test.lacks+" -j DROP\nCOMMIT\n"))
+				result, err := n.replayer.Readmit(t.Context(), n.job)
+				must(t, err)
+				n.outcome(result, v4, Proved)
+				if now := n.filter(); !rules.EqualRules(n.chain("DOCKER-USER"), user.Rules) || !now.IsLedTo(test.lacks) {
+					t.Errorf("DOCKER-USER is %v, led to %v", n.chain("DOCKER-USER"), now.LedTo)
+				}
+			})
+		})
+	}
+}
+
+// chain returns the rules of a chain of filter.
+func (n *testNode) chain(name string) []rules.Rule {
+	c, _ := n.filter().Chain(name)
+	return c.Rules
+}
+
+// TestARuleWaitsForAChainThatItsOwnerDeleted: a chain of another owner that protected rules lead to
+// is gone, and no replay writes it, because its loss is none.
+func TestARuleWaitsForAChainThatItsOwnerDeleted(t *testing.T) {
 	onUfw(t, func(t *testing.T, n *testNode) {
-		want := n.filter()
-		user, _ := want.Chain("DOCKER-USER")
-		quarantine := Quarantine{v4.Table(rules.Filter): {{Chain: "DOCKER-USER", Rule: user.Rules[2], Reason: "a test"}}}
-		must(t, n.RestoreNoflush(v4, "*filter\n-D DOCKER-USER 3\nCOMMIT\n"))
-		seen := n.filter()
-		if seen.IsLedTo("ufw-docker-logging-deny") {
-			t.Fatal("a rule still leads there")
+		user := n.chain("DOCKER-USER")
+		n.job.Quarantine = Quarantine{v4.Table(rules.Filter): {
+			{Chain: "DOCKER-USER", Rule: user[0], Reason: "a test"}, {Chain: "DOCKER-USER", Rule: user[1], Reason: "a test"},
+		}}
+		must(t, n.RestoreNoflush(v4, "*filter\n-D DOCKER-USER 1\n-D DOCKER-USER 1\n-F ufw-before-forward\n-F ufw-user-forward\n-X ufw-user-forward\nCOMMIT\n"))
+		restores := n.Restores()
+		result, err := n.replayer.Readmit(t.Context(), n.job)
+		must(t, err)
+		if result[v4].Outcome != Skipped || n.Restores() != restores {
+			t.Errorf("%s: %v, after %d restores", result[v4].Outcome, result[v4].Err, n.Restores()-restores)
 		}
-		got, _ := quarantine.Supplement(v4, rules.Filter, want, seen, nil)
-		if d := cmp.Diff(want.LedTo, got.LedTo); d != "" {
-			t.Errorf("(-want +got):\n%s", d)
+	})
+}
+
+// TestAStoredGenerationDependsOnChainsThatAreLedTo: a file of before canaryd followed such chains
+// names them as chains to wait for.
+func TestAStoredGenerationDependsOnChainsThatAreLedTo(t *testing.T) {
+	onUfw(t, func(t *testing.T, n *testNode) {
+		id := v4.Table(rules.Filter)
+		stored := n.job.Generation[id]
+		led := stored.LedTo
+		stored.DependsOn, stored.LedTo = []string{"elsewhere", "ufw-docker-logging-deny", "ufw-user-forward"}, nil
+		stored.Chains = slices.DeleteFunc(slices.Clone(stored.Chains), func(c rules.Chain) bool { return slices.Contains(led, c.Name) })
+		stored.Chains = append(stored.Chains, rules.Chain{Name: "DOCKER-GONE", Rules: ruleList("-j elsewhere")}) // so that something is kept
+		learned := n.examine(Learned{Generation: rules.Generation{id: stored}}, noon)
+		if d := cmp.Diff([]string{"elsewhere"}, learned.Generation[id].DependsOn); d != "" {
+			t.Errorf("depends on (-want +got):\n%s", d)
 		}
-		if !got.Equal(want) {
-			t.Errorf("got %v, want %v", got, want)
+	})
+}
+
+// TestARuleIsWrittenWithTheChainThatItLeadsTo: also where a generation names that chain as one to
+// wait for, as an earlier version joined it.
+func TestARuleIsWrittenWithTheChainThatItLeadsTo(t *testing.T) {
+	onUfw(t, func(t *testing.T, n *testNode) {
+		id := v4.Table(rules.Filter)
+		both := n.job.Generation[id]
+		both.DependsOn = both.LedTo
+		n.job.Generation = n.job.Generation.With(id, both)
+		must(t, n.Flush(v4, rules.Filter, ""))
+		must(t, n.DeleteChains(v4, rules.Filter))
+		result := n.heal()
+		n.outcome(result, v4, Proved)
+		if held := result[v4].Tables[rules.Filter].Quarantined; len(held) > 0 {
+			t.Errorf("in quarantine %v", held)
 		}
 	})
 }

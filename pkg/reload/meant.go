@@ -42,7 +42,8 @@ func joinMeant(earlier, later rules.Section) rules.Section {
 		}
 	}
 	later.Jumps = keepJumps(earlier.Jumps, later.Jumps, func(rules.Jump) bool { return true })
-	later.LedTo, later.DependsOn = union(earlier.LedTo, later.LedTo), union(earlier.DependsOn, later.DependsOn)
+	later.LedTo = union(earlier.LedTo, later.LedTo)
+	later.DependsOn = later.NotLedTo(union(earlier.DependsOn, later.DependsOn))
 	return later
 }
 
@@ -70,7 +71,7 @@ func (l Learned) Mean(id rules.TableID, meant rules.Section, quarantined []Quara
 	}
 	held := heldRules(quarantined)
 	s.Jumps = keepJumps(meant.Jumps, s.Jumps, func(h rules.Jump) bool { return held.has(h.Chain, h.Rule) })
-	s.DependsOn = union(s.DependsOn, meant.DependsOn)
+	s.DependsOn = s.NotLedTo(union(s.DependsOn, meant.DependsOn))
 	l.Generation = l.Generation.With(id, s)
 	return l
 }

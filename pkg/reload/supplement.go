@@ -15,6 +15,9 @@ import (
 // A chain that is empty or missing may be the beginning of a flush that comes chain by chain. So
 // its quarantine ends only when Learn has accepted that, and want has no rule of it any more.
 //
+// The read is one of an Examiner with this quarantine: it has the chains of other owners to which
+// only quarantined rules lead.
+//
 // A rule that an owner put back ends only its own quarantine. The rules that wait for it are still
 // lost: they stay in the generation behind it, and Readmit writes them.
 func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rules.Section, piecewise func(chain string) bool) (rules.Section, Quarantine) {
@@ -49,7 +52,7 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 		}
 	}
 	if len(s.kept) > 0 {
-		seen.DependsOn = union(want.DependsOn, seen.DependsOn)
+		seen.DependsOn = seen.NotLedTo(union(want.DependsOn, seen.DependsOn))
 	}
 	missing := func(h rules.Jump) bool {
 		if h.LeftOut() && slices.ContainsFunc(seen.Jumps, func(o rules.Jump) bool { return o.Chain == h.Chain }) {
@@ -69,39 +72,8 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 			still = append(still, h)
 		}
 	}
-	seen, behind := keepBehind(want, seen, still)
-	for _, h := range list {
-		if behind[h.Chain] { // whether it stands cannot be seen
-			still = append(still, h)
-		}
-	}
+	s.keepTargets(&seen, still)
 	return seen, q.With(f.Table(t), still)
-}
-
-// keepBehind returns seen with the chains that protected rules lead to only by way of quarantined
-// ones, as want has them, and which these are.
-func keepBehind(want, seen rules.Section, quarantined []QuarantinedRule) (rules.Section, map[string]bool) {
-	if len(want.LedTo) == 0 {
-		return seen, nil
-	}
-	var next []string
-	for _, h := range quarantined {
-		next = append(next, h.Rule.Target)
-	}
-	kept := map[string]bool{}
-	for ; len(next) > 0; next = next[1:] {
-		_, there := seen.Chain(next[0])
-		if there || !want.IsLedTo(next[0]) {
-			continue
-		}
-		c, _ := want.Chain(next[0])
-		kept[c.Name] = true
-		seen.Chains, seen.LedTo = append(slices.Clip(seen.Chains), c), union(seen.LedTo, next[:1])
-		for _, r := range c.Rules {
-			next = append(next, r.Target)
-		}
-	}
-	return seen, kept
 }
 
 // A supplement adds the quarantined rules of one table to a read of it.
@@ -209,5 +181,19 @@ func (s *supplement) keepMissing(at map[string]int) {
 				s.kept.add(c.Name, r)
 			}
 		}
+	}
+}
+
+// keepTargets has quarantined rules depend on the chains of others that they led to and that are
+// missing. Learn keeps such a chain for as long as it may come back with the rest of a flush.
+func (s *supplement) keepTargets(seen *rules.Section, quarantined []QuarantinedRule) {
+	var gone []string
+	for _, h := range quarantined {
+		if s.want.IsLedTo(h.Rule.Target) && !seen.IsLedTo(h.Rule.Target) {
+			gone = append(gone, h.Rule.Target)
+		}
+	}
+	if len(gone) > 0 {
+		seen.DependsOn = union(seen.DependsOn, gone)
 	}
 }

@@ -94,9 +94,27 @@ func (t *tableTask) writes(r rules.Rule) bool {
 	return !opaque || !t.textOnly && t.session != nil && t.session.Writes(r)
 }
 
+// lacksChain reports whether a chain of another owner is missing and this plan does not write it.
+func (t *tableTask) lacksChain(name string) bool {
+	depends := slices.Contains(t.want.Section.DependsOn, name) && !t.want.Section.IsLedTo(name) || t.unwrittenLed[name]
+	return depends && t.seen.Table.Chain(name) == nil
+}
+
+// unwrittenOf returns those chains of LedTo that the plan does not write.
+func (t *tableTask) unwrittenOf(write []rules.Chain) map[string]bool {
+	if len(t.want.Section.LedTo) == 0 {
+		return nil
+	}
+	left := nameSet(t.want.Section.LedTo)
+	for _, c := range write {
+		delete(left, c.Name)
+	}
+	return left
+}
+
 // unwritable reports whether a rule cannot be written as it is.
 func (t *tableTask) unwritable(r rules.Rule) bool {
-	if slices.Contains(t.want.Section.DependsOn, r.Target) && t.seen.Table.Chain(r.Target) == nil {
+	if t.lacksChain(r.Target) {
 		return true
 	}
 	if _, refused := t.unavailable.refused[r.Spec]; refused {
@@ -134,7 +152,7 @@ func (t *tableTask) admit(chain string, r rules.Rule) (writable rules.Rule, weak
 	if reason, _ := r.Opaque(); !t.writes(r) {
 		return quarantine(QuarantinedRule{Reason: reason + "; its owner has to put it back"})
 	}
-	if slices.Contains(t.want.Section.DependsOn, r.Target) && t.seen.Table.Chain(r.Target) == nil {
+	if t.lacksChain(r.Target) {
 		return quarantine(QuarantinedRule{Reason: fmt.Sprintf("chain %s is missing", r.Target), MissingChain: r.Target})
 	}
 	if reason, misread := t.unavailable.misread[r.Spec]; misread {

@@ -21,6 +21,12 @@ type Protection struct {
 // jumps with their anchors, and the chains that they depend on. mark reports whether a rule is
 // canaryd's own: such rules belong to no generation and are no neighbours of a jump.
 func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
+	return p.ExtractWith(t, mark, nil)
+}
+
+// ExtractWith is Extract as if protected chains held these rules too. A rule that cannot be put
+// back still leads to a chain.
+func (p Protection) ExtractWith(t *Table, mark func(Rule) bool, missing []Rule) Section {
 	var s Section
 	if t == nil {
 		return s
@@ -53,7 +59,7 @@ func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 			s.Alone = append(s.Alone, name)
 		}
 	}
-	p.follow(t, &s)
+	p.follow(t, &s, missing)
 	return s
 }
 
@@ -85,15 +91,12 @@ func (p Protection) jumps(t TableName, c *Chain, mark func(Rule) bool) (found []
 }
 
 // follow adds the chains of other owners that protected rules lead to, directly or by way of each
-// other. Those that a replay cannot write, protected or not, go into DependsOn.
-func (p Protection) follow(t *Table, s *Section) {
+// other. Those that a replay cannot write, protected or not, go into DependsOn. The missing rules
+// count as protected.
+func (p Protection) follow(t *Table, s *Section, missing []Rule) {
 	taken := map[string]bool{}
-	for i := 0; i < len(s.Chains); i++ {
-		if s.Chains[i].LeftOut() {
-			s.DependsOn = append(s.DependsOn, s.Chains[i].Name)
-			continue
-		}
-		for _, r := range s.Chains[i].Rules {
+	from := func(list []Rule) {
+		for _, r := range list {
 			if r.Target == "" || p.Chain(r.Target) || taken[r.Target] {
 				continue
 			}
@@ -110,6 +113,14 @@ func (p Protection) follow(t *Table, s *Section) {
 				s.DependsOn = append(s.DependsOn, c.Name)
 			}
 		}
+	}
+	from(missing)
+	for i := 0; i < len(s.Chains); i++ {
+		if s.Chains[i].LeftOut() {
+			s.DependsOn = append(s.DependsOn, s.Chains[i].Name)
+			continue
+		}
+		from(s.Chains[i].Rules)
 	}
 	slices.Sort(s.LedTo)
 	slices.Sort(s.DependsOn)
