@@ -20,10 +20,12 @@ type Accepted struct {
 	Time   time.Time       `json:"time"` // when it was learned
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
-	Chain  string          `json:"chain,omitempty"` // empty: most of the table
+	Native bool            `json:"native,omitempty"`
+	Chain  string          `json:"chain,omitempty"` // empty, as Set: most of the table
+	Set    string          `json:"set,omitempty"`   // or map, of a native table
 	Rule   string          `json:"rule,omitempty"`  // of a built-in chain
-	Rules  int             `json:"rules"`           // that are gone
-	Left   int             `json:"left"`            // of the chain or table
+	Rules  int             `json:"rules"`           // that are gone; elements of a set
+	Left   int             `json:"left"`            // of the chain, set or table
 	// NotGuarded: raw or security.
 	NotGuarded bool `json:"notGuarded,omitempty"`
 	// By is the process that removed them; nil if it is not known. Likely: it held the xtables lock
@@ -34,7 +36,7 @@ type Accepted struct {
 
 // SamePlace reports whether another removal is of the same chain, table or rule.
 func (a Accepted) SamePlace(o Accepted) bool {
-	return a.Family == o.Family && a.Table == o.Table && a.Chain == o.Chain && a.Rule == o.Rule
+	return a.Family == o.Family && a.Table == o.Table && a.Chain == o.Chain && a.Rule == o.Rule && a.Set == o.Set
 }
 
 // ByText names the process in a few words.
@@ -51,12 +53,18 @@ func (a Accepted) ByText() string {
 
 // String says what was removed, without the process.
 func (a Accepted) String() string {
-	place := fmt.Sprintf("%s %s", a.Family, a.Table)
+	place, part := fmt.Sprintf("%s %s", a.Family, a.Table), "rule"
+	if a.Native {
+		place = "table " + TableCell(a.Family.Table(a.Table).NFT())
+	}
+	if a.Set != "" {
+		place, part = place+" "+a.Set, "element"
+	}
 	if a.Chain != "" {
 		place += " " + a.Chain
 	}
 	if a.Rule != "" {
 		return place + " lost " + a.Rule
 	}
-	return fmt.Sprintf("%s lost %s, %d left", place, CountText(a.Rules, math.MaxInt, "rule"), a.Left)
+	return fmt.Sprintf("%s lost %s, %d left", place, CountText(a.Rules, math.MaxInt, part), a.Left)
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
@@ -38,6 +40,7 @@ type acceptance struct {
 	finding canary.Finding // it as if it were a loss
 	seen    time.Time      // when a read was the first to show it
 	upto    uint64         // the digest of the read with which it was learned
+	commit  nft.Commit     // of a native table
 }
 
 // accept takes up what a table's owners took, if it is to be said. before and after are the
@@ -135,7 +138,11 @@ func (d *Daemon) sayAccepted(ctx context.Context, st *state) {
 	q := d.inquire(ctx)
 	a.said = a.lately(now)
 	for _, f := range a.fresh {
-		f.By, f.Likely = q.taker(d.charge(st, f.Family.Table(f.Table), f.finding, f.upto), f.seen), q.legacy
+		if f.Native {
+			f.By = q.committer(f.commit)
+		} else {
+			f.By, f.Likely = q.taker(d.charge(st, f.Family.Table(f.Table), f.finding, f.upto), f.seen), q.legacy
+		}
 		i := slices.IndexFunc(a.said, f.Accepted.SamePlace)
 		if i >= 0 {
 			f.Rules += a.said[i].Rules
@@ -146,7 +153,7 @@ func (d *Daemon) sayAccepted(ctx context.Context, st *state) {
 				what = "Rules are gone from a table that canaryd does not guard; unless their owner removed them, it has to write them again"
 			}
 			klog.FromContext(ctx).Info(what,
-				"family", f.Family, "table", f.Table, "chain", f.Chain, "rule", f.Rule, "gone", f.Rules, "left", f.Left, "by", f.ByText())
+				"family", f.Family, "table", f.Table, "chain", f.Chain, "set", f.Set, "rule", f.Rule, "gone", f.Rules, "left", f.Left, "by", f.ByText())
 		}
 		a.said = slices.Insert(slices.Clone(a.said), 0, f.Accepted)
 	}
@@ -177,4 +184,37 @@ func (q inquiry) taker(c charge, seen time.Time) *api.Culprit {
 	}
 	culprit := api.CulpritOf(by[len(by)-1])
 	return &culprit
+}
+
+// committer returns the process that made a commit to a native table, nil if it is not known.
+func (q inquiry) committer(c nft.Commit) *api.Culprit {
+	if c.PID == 0 {
+		return nil
+	}
+	culprit := api.CulpritOf(q.writers.Of(c))
+	return &culprit
+}
+
+// acceptNative takes up what the owner of a native table took, if it is to be said: the table is
+// about to be learned without it. What a person has accepted needs no word.
+func (d *Daemon) acceptNative(st *state, t *nativeTable, now nativeLearned) {
+	if t.want == nil || t.old || t.accept {
+		return
+	}
+	commits := map[*native.Deed]nft.Commit{}
+	var deeds []*native.Deed
+	for _, deed := range d.deedsUpTo(now.id, t, now.Genid) {
+		deeds, commits[deed.Deed] = append(deeds, deed.Deed), deed.commit
+	}
+	for _, r := range native.LargeRemovals(t.want, now.Table, deeds) {
+		a := acceptance{commit: commits[r.By],
+			Accepted: api.Accepted{Time: now.read, Family: now.id.Family, Table: now.id.Name, Native: true, Rules: r.Gone, Left: r.Left}}
+		switch r.Kind {
+		case nft.Chains:
+			a.Chain = r.Name
+		case nft.Sets:
+			a.Set = r.Name
+		}
+		st.accepted.fresh, st.accepted.at = append(st.accepted.fresh, a), time.Now()
+	}
 }

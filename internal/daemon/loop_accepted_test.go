@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -127,4 +128,43 @@ func TestACleanupIsSaid(t *testing.T) {
 			t.Errorf("the status has %q, want %q", list, want)
 		}
 	})
+}
+
+// TestWhatIsAcceptedOfNativeTablesIsSaid: an owner may empty chains and sets of its tables. canaryd
+// puts nothing back, and says so, unless the process is known to be the owner.
+func TestWhatIsAcceptedOfNativeTablesIsSaid(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		do   func(k *fakeNative)
+		want []string
+	}{
+		{"nothing much", func(k *fakeNative) { k.removeRule(dockerTable) }, nil},
+		{"a chain", func(k *fakeNative) { k.flushChain(dockerTable, "services") }, []string{"table ip docker-bridges services lost 12 rules, 0 left"}},
+		{"a map", func(k *fakeNative) { k.flushSet(dockerTable, "jumps") }, []string{"table ip docker-bridges jumps lost 3 elements, 0 left"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			docker := tableOf(dockerTable, strings.Split("abcdefghijkl", "")...)
+			docker.Sets = []native.Set{{Name: "jumps", Elements: []native.Element{{1}, {2}, {3}}}}
+			nativeNode(t, setup{guarded: newFakeNative(docker)}, func(t *testing.T, r *rig, k *fakeNative) {
+				test.do(k)
+				r.after(10 * time.Second)
+				r.wantReady()
+				r.wantNoFlush()
+				var want []string
+				for _, text := range test.want {
+					want = append(want, text+" by pid 4242 (nft flush)")
+				}
+				if diff := cmp.Diff(want, r.accepted()); diff != "" {
+					t.Errorf("the status says (-want +got):\n%s", diff)
+				}
+				for range test.want {
+					r.wantLog("Rules were removed, which canaryd accepts as their owner's doing")
+				}
+				r.after(time.Hour)
+				if got := r.accepted(); len(got) > 0 {
+					t.Errorf("an hour later the status says %q", got)
+				}
+			})
+		})
+	}
 }

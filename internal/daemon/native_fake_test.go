@@ -206,6 +206,29 @@ func (k *fakeNative) removeRule(id tableid.TableID) {
 	})
 }
 
+// flushChain takes the rules of a chain, and flushSet the elements of a set.
+func (k *fakeNative) flushChain(id tableid.TableID, name string) {
+	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
+		next := *k.tables[id]
+		next.Chains = slices.Clone(next.Chains)
+		c := &next.Chains[slices.IndexFunc(next.Chains, func(c native.Chain) bool { return c.Name == name })]
+		deed(id).Rules = map[string]int{name: len(c.Rules)}
+		c.Rules = nil
+		k.tables[id] = &next
+	})
+}
+
+func (k *fakeNative) flushSet(id tableid.TableID, name string) {
+	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
+		next := *k.tables[id]
+		next.Sets = slices.Clone(next.Sets)
+		s := &next.Sets[slices.IndexFunc(next.Sets, func(s native.Set) bool { return s.Name == name })]
+		deed(id).Elements = map[string]int{name: len(s.Elements)}
+		s.Elements = nil
+		k.tables[id] = &next
+	})
+}
+
 // again is its owner's way to make a table again: deleted, if it stands, and created at once.
 func (k *fakeNative) again(t *native.Table) {
 	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {

@@ -53,7 +53,11 @@ func (d *Daemon) learnBefore(ctx context.Context, st *state, c native.Commit) {
 		}
 		seen := nativeSight{Ruleset: &native.Ruleset{Genid: before.Genid, Tables: map[tableid.TableID]*native.Table{id: before.Table}}}
 		if f := d.judgeNative(id, t, seen, nil); f.Remedy == native.NoRemedy && !nativeLost(f.Verdict) {
-			d.learnNative(ctx, st, nativeLearned{id, before, time.Now()})
+			now := nativeLearned{id, before, time.Now()}
+			if f.Verdict == native.Changed {
+				d.acceptNative(st, t, now)
+			}
+			d.learnNative(ctx, st, now)
 		}
 	}
 }

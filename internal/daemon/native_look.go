@@ -365,20 +365,32 @@ func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSigh
 		return t.finding
 	}
 	e.WitnessLost = t.missed && t.witness != "" && stand[id.Family] != t.witness
-	for _, deed := range t.deeds {
-		if !nft.Newer(deed.Genid, seen.Genid) {
-			known := *deed.Deed
-			known.By = d.committer(id, deed.commit)
-			e.Deeds = append(e.Deeds, &known)
-		}
+	for _, deed := range d.deedsUpTo(id, t, seen.Genid) {
+		e.Deeds = append(e.Deeds, deed.Deed)
 	}
 	return native.Judge(e)
+}
+
+// deedsUpTo returns what commits up to that genid did to a table, with all that is known of who
+// they were by.
+func (d *Daemon) deedsUpTo(id tableid.TableID, t *nativeTable, genid uint32) (known []nativeDeed) {
+	for _, deed := range t.deeds {
+		if !nft.Newer(deed.Genid, genid) {
+			by := *deed.Deed
+			by.By = d.committer(id, deed.commit)
+			known = append(known, nativeDeed{&by, deed.commit, deed.since})
+		}
+	}
+	return known
 }
 
 // adoptNative takes what its owner made of a table for what ought to be in force.
 func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID, seen nativeSight, f native.Finding) {
 	d.nativeBack(ctx, st, id)
 	if seen.Tables[id] != nil {
+		if f.Verdict == native.Changed {
+			d.acceptNative(st, st.native.tables[id], seen.learned(id))
+		}
 		d.adopt(ctx, st, seen.learned(id))
 		st.native.tables[id].finding = f
 		return

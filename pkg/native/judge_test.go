@@ -1,9 +1,12 @@
 package native_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -132,6 +135,17 @@ var scenes = []struct {
 	{"renamed: deleted and made under another name", calico, 0, []string{"delete table ip calico\ntable ip calico2 { }"}, native.Unattributed, native.NoRemedy},
 }
 
+// saidOf names the large removals of a scene that counts as the owner's doing. They are reported
+// unless the process is known to be the owner.
+var saidOf = map[string][]string{
+	"docker: its last port goes":        {"chain nat-prerouting-and-output: 1 gone, 0 left"},
+	"netavark: its last network goes":   {"chain POSTROUTING: 1 gone, 0 left", "chain NETAVARK-HOSTPORT-DNAT: 1 gone, 0 left"},
+	"portmap: its last pod goes":        {"chain hostports: 1 gone, 0 left"},
+	"ipmasq: its last pod goes":         {"chain masq_checks: 2 gone, 0 left"},
+	"calico: a set loses its last pods": {"set cali40s-1: 2 gone, 0 left"},
+	"libvirt: a network goes":           {"chain guest_nat: 1 gone, 0 left"},
+}
+
 // TestJudgeOfCommits has each of them done on the kernel and judged by its notifications.
 func TestJudgeOfCommits(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
@@ -162,6 +176,19 @@ func TestJudgeOfCommits(t *testing.T) {
 				}
 				if f.Remedy != native.NoRemedy {
 					remedied(t, conn, was, now, f)
+				}
+				if f.Verdict != native.Changed || e.Now == nil {
+					return
+				}
+				var said []string
+				for _, r := range native.LargeRemovals(was, e.Now, e.Deeds) {
+					said = append(said, fmt.Sprintf("%s %s: %d gone, %d left", r.Kind, r.Name, r.Gone, r.Left))
+					if r.By == nil {
+						t.Errorf("it is not known who took from %s", r.Name)
+					}
+				}
+				if diff := cmp.Diff(saidOf[s.name], said); diff != "" {
+					t.Errorf("what is reported (-want +got):\n%s", diff)
 				}
 			})
 		}

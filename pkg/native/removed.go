@@ -1,0 +1,95 @@
+package native
+
+import (
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// Of a chain or set that keeps a part, and of a table, so many rules or elements must be gone: an
+// endpoint that goes is no news.
+const (
+	muchOfPart  = 10
+	muchOfTable = 20
+)
+
+// A Removed is a part of a table from which much is gone.
+type Removed struct {
+	Kind nft.ObjectKind // Tables, Chains or Sets
+	Name string         // of the chain or set
+	Gone int            // rules, or elements of a set
+	Left int
+	By   *Deed // took from it last; nil: not known
+}
+
+// LargeRemovals returns the removals that are reported when they are learned as the owner's doing:
+// more than half of a table, or else of chains and sets; all of a chain to which packets still
+// come; and all of a set, by a commit that did nothing else. deeds are those since was, the oldest
+// first. A chain that goes with all that led to it, and a set that goes with all that named it, are
+// everyday work, and so is each deed that is known to be the owner's. Elements that packets add or
+// time takes do not count.
+func LargeRemovals(was, now *Table, deeds []*Deed) []Removed {
+	return slices.DeleteFunc(largeRemovals(Evidence{Was: was, Now: now, Deeds: deeds}), func(r Removed) bool {
+		return r.By != nil && r.By.By == Owner
+	})
+}
+
+func largeRemovals(e Evidence) []Removed {
+	was, now := e.Was, e.Now
+	_, had, _ := was.Counts()
+	_, has, _ := now.Counts()
+	if had-has >= muchOfTable && 2*has < had {
+		return []Removed{{nft.Tables, "", had - has, has, e.last(func(d *Deed) int { return len(d.Rules) + d.Lost })}}
+	}
+	var list []Removed
+	chains, sets := now.chainsByName(), now.setsByName()
+	led := sync.OnceValue(func() map[string]bool { // it decodes each rule
+		all := map[string]bool{}
+		for name := range now.jumps() {
+			all[name] = true
+		}
+		return all
+	})
+	for i := range was.Chains {
+		c := &was.Chains[i]
+		r := Removed{Kind: nft.Chains, Name: c.Name, Gone: len(c.Rules)}
+		if stands := chains[c.Name]; stands != nil {
+			r.Left = len(stands.Rules)
+			r.Gone -= r.Left
+		}
+		emptied := r.Gone > 0 && r.Left == 0 && !c.Bound && (c.Base || led()[c.Name])
+		if emptied || r.much() {
+			r.By = e.last(func(d *Deed) int { return d.Rules[c.Name] })
+			list = append(list, r)
+		}
+	}
+	for i := range was.Sets {
+		s := &was.Sets[i]
+		stands := sets[s.Name]
+		if stands == nil || s.Anonymous() || s.Dynamic() || s.Flags&unix.NFT_SET_TIMEOUT != 0 {
+			continue
+		}
+		r := Removed{Kind: nft.Sets, Name: s.Name, Gone: s.count() - stands.count(), Left: stands.count()}
+		by := e.last(func(d *Deed) int { return d.Elements[s.Name] })
+		if r.much() || r.Gone > 0 && e.onlyEmptied(by) {
+			r.By = by
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// much reports whether more than half is gone, and not a few only.
+func (r Removed) much() bool { return r.Gone >= muchOfPart && r.Gone > r.Left }
+
+// count returns the number of elements as people count them: an interval, which has two in the
+// kernel, is one.
+func (s *Set) count() int {
+	if s.Flags&unix.NFT_SET_INTERVAL != 0 {
+		return (len(s.Elements) + 1) / 2
+	}
+	return len(s.Elements)
+}
