@@ -30,8 +30,13 @@ type detour struct {
 	searched int
 }
 
-// before returns the fates that are lost for packets which match a rule, because of marks.
-func (d *detour) before(r rules.Rule) fate {
+// before returns the fates that are lost for packets which match a rule, because of marks. A rule
+// that is missing matches none.
+func (d *detour) before(l *line) fate {
+	if l.removed || l.gone || l.missing() {
+		return 0
+	}
+	r := l.rule
 	for _, by := range d.skip {
 		d.lacks |= d.of(r)
 		d.unmark(d.marksBy(r, by))

@@ -96,6 +96,8 @@ var markTests = []struct {
 	{"the masquerade looks for packets without the mark", masqueradeNat + inFilter("-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT", "-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"), nil},
 	{"the masquerade looks for the mark", masqueradeOld, nil},
 	{"packets without the mark are rejected", inFilter("-A KUBE-FORWARD "+markBad, "-A KUBE-FORWARD -m mark ! --mark 0x8000/0x8000 -j REJECT --reject-with icmp-port-unreachable", "-A KUBE-FORWARD -j ACCEPT"), nil},
+	{"the missing rule looks for its own mark", inFilter("-A KUBE-FORWARD -m mark ! --mark 0x18000/0x18000 -m set --match-set bad src -j MARK --set-xmark 0x18000/0x18000",
+		"-A KUBE-FORWARD -m mark --mark 0x18000/0x18000 -j ACCEPT"), nil},
 	{"no rule looks for the mark", inFilter("-A KUBE-FORWARD "+markBad, "-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j DROP", "-A KUBE-FORWARD -j ACCEPT"), nil},
 }
 

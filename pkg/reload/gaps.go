@@ -101,7 +101,7 @@ func (s *gapSearch) chain(name string) fate {
 	d := detour{gapSearch: s}
 	for i, l := range list {
 		inside := s.chain(l.rule.Target)
-		before := lost | d.before(l.rule)
+		before := lost | d.before(l)
 		switch {
 		case l.removed:
 		case l.gone:
@@ -141,7 +141,7 @@ func (s *gapSearch) mustWait(l *line, lost fate) bool {
 func (s *gapSearch) builtin(name string, list []*line) {
 	lost, d := fate(0), detour{gapSearch: s}
 	for i, l := range list {
-		before := lost | d.before(l.rule)
+		before := lost | d.before(l)
 		switch {
 		case l.gone || l.missing():
 			if lost |= s.lose(l.rule); s.leaves(l.rule) {
