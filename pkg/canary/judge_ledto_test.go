@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // TestAChainOfOthersIsLostWithARuleThatLeadsThere: while the marks stand, its owner empties and
@@ -73,5 +74,24 @@ COMMIT
 				t.Errorf("missing (-want +got):\n%s", d)
 			}
 		})
+	}
+}
+
+// TestNoOwnerRemovesMostProtectedChains: chains of others do not count for how many those are.
+func TestNoOwnerRemovesMostProtectedChains(t *testing.T) {
+	section := rules.Section{
+		Chains: []rules.Chain{{Name: "KUBE-A"}, {Name: "KUBE-B"}, {Name: "KUBE-C"}, {Name: "deny"}, {Name: "log"}},
+		LedTo:  []string{"deny", "log"},
+	}
+	for _, test := range []struct{ missing, lost, released []string }{
+		{[]string{"KUBE-A"}, nil, []string{"KUBE-A"}},
+		{[]string{"KUBE-A", "deny"}, []string{"deny"}, []string{"KUBE-A"}},
+		{[]string{"KUBE-A", "KUBE-B"}, []string{"KUBE-A", "KUBE-B"}, nil},
+	} {
+		f := Finding{Verdict: Emptied, Missing: test.missing}
+		f.split(section)
+		if d := cmp.Diff([][]string{test.lost, test.released}, [][]string{f.Missing, f.Released}); d != "" {
+			t.Errorf("%v: lost and released (-want +got):\n%s", test.missing, d)
+		}
 	}
 }
