@@ -40,11 +40,15 @@ func (st *state) keepIncomplete(l *loss) {
 // seen is what a read showed of the table. A record of which a rule is neither there nor back stays
 // as it is: the rule's owner decided otherwise.
 func (st *state) releaseMissing(id rules.TableID, left []reload.QuarantinedRule, seen rules.Section) {
+	if len(st.incomplete) == 0 {
+		return
+	}
+	held, stands := reload.HeldBy(left), reload.StandsIn(seen)
 	st.incomplete = slices.DeleteFunc(st.incomplete, func(r incomplete) bool {
-		return slices.ContainsFunc(r.missing[id], func(h reload.QuarantinedRule) bool { return !h.In(left) && !h.Stands(seen) })
+		return slices.ContainsFunc(r.missing[id], func(h reload.QuarantinedRule) bool { return !held(h) && !stands(h) })
 	})
 	for i, r := range st.incomplete {
-		still := slices.DeleteFunc(slices.Clone(r.missing[id]), func(h reload.QuarantinedRule) bool { return !h.In(left) })
+		still := slices.DeleteFunc(slices.Clone(r.missing[id]), func(h reload.QuarantinedRule) bool { return !held(h) })
 		st.incomplete[i].missing = r.missing.With(id, still)
 	}
 }

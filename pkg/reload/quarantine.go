@@ -97,14 +97,31 @@ func (h QuarantinedRule) matches(chain string, r rules.Rule) bool {
 	return h.Chain == chain && h.Rule.Spec == r.Spec
 }
 
-// In reports whether a list has the rule.
-func (h QuarantinedRule) In(list []QuarantinedRule) bool { return heldRules(list).has(h.Chain, h.Rule) }
+// HeldBy returns a function that reports whether a list has a rule.
+func HeldBy(list []QuarantinedRule) func(QuarantinedRule) bool {
+	held := heldRules(list)
+	return func(h QuarantinedRule) bool { return held.has(h.Chain, h.Rule) }
+}
 
-// Stands reports whether a section has the rule where it belongs.
-func (h QuarantinedRule) Stands(s rules.Section) bool {
-	c, _ := s.Chain(h.Chain)
-	return slices.ContainsFunc(c.Rules, h.Rule.Equal) ||
-		slices.ContainsFunc(s.Jumps, func(j rules.Jump) bool { return j.Chain == h.Chain && j.Rule.Equal(h.Rule) })
+// StandsIn returns a function that reports whether a section has a rule where it belongs.
+func StandsIn(s rules.Section) func(QuarantinedRule) bool {
+	chains := make(map[string][]rules.Rule, len(s.Chains))
+	for _, c := range s.Chains {
+		chains[c.Name] = c.Rules
+	}
+	for _, h := range s.Jumps {
+		chains[h.Chain] = append(chains[h.Chain], h.Rule)
+	}
+	stand := map[string]map[string]bool{} // by chain and meaning, as far as a chain was asked for
+	return func(h QuarantinedRule) bool {
+		if stand[h.Chain] == nil {
+			stand[h.Chain] = map[string]bool{}
+			for _, r := range chains[h.Chain] {
+				stand[h.Chain][r.Meaning()] = true
+			}
+		}
+		return stand[h.Chain][h.Rule.Meaning()]
+	}
 }
 
 // A heldIndex counts quarantined rules by chain and text. A chain may hold a rule twice, of which
