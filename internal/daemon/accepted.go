@@ -166,6 +166,13 @@ func (a *acceptances) lately(now time.Time) []api.Accepted {
 	return slices.DeleteFunc(slices.Clone(a.said), func(x api.Accepted) bool { return now.Sub(x.Time) >= acceptedFor })
 }
 
+// withdraw forgets what was accepted of a table since then: it is wanted again.
+func (a *acceptances) withdraw(id rules.TableID, since time.Time) {
+	old := func(x api.Accepted) bool { return x.Family == id.Family && x.Table == id.Name && !x.Time.Before(since) }
+	a.said = slices.DeleteFunc(slices.Clone(a.said), old)
+	a.fresh = slices.DeleteFunc(a.fresh, func(f acceptance) bool { return old(f.Accepted) })
+}
+
 // taker returns the process that took what a charge is about, nil if it is not known. On legacy it
 // is the one that held the lock last before a read was the first to show it.
 func (q inquiry) taker(c charge, seen time.Time) *api.Culprit {

@@ -21,6 +21,7 @@ type inquiry struct {
 	writers *watch.Writers
 	own     func(pid uint32) bool
 	legacy  bool
+	purge   *purge // that is under way; nil: none is known
 }
 
 // inquire asks what is known now.
@@ -62,7 +63,8 @@ func (q inquiry) answer(c charge) []watch.Writer {
 	}
 	var guilty []watch.Writer
 	for _, k := range q.about(c) {
-		if w := q.writers.Of(k.Commit); !slices.ContainsFunc(guilty, func(g watch.Writer) bool { return g.Genid == w.Genid }) {
+		w := q.named(q.writers.Of(k.Commit))
+		if !slices.ContainsFunc(guilty, func(g watch.Writer) bool { return g.Genid == w.Genid || q.purge != nil && g.PID == w.PID }) {
 			guilty = append(guilty, w)
 		}
 	}

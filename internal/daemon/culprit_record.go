@@ -31,6 +31,7 @@ const (
 // end.
 func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 	q := d.inquire(ctx)
+	q.purge = st.purges.current(time.Now())
 	l.record.Culprits = nil
 	for id, ts := range st.tables() {
 		if finding := st.suspected(l, id, ts.verdict); finding.Verdict.Loss() {
@@ -73,7 +74,10 @@ func (l *loss) addWriters(q inquiry) {
 		list = q.writers.Between(l.intact, l.heard)
 	}
 	l.record.Writers = nil
-	for _, w := range list {
+	for i, w := range list {
+		list[i] = q.named(w)
+	}
+	for _, w := range lastOf(list) {
 		if q.own(w.PID) {
 			continue
 		}

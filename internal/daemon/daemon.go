@@ -275,6 +275,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	if st.loss != nil {
 		j.Memory = st.loss.memory
 	}
+	j.Purged = func() func(rules.TableID, string, string) bool { return d.purged(st) }
 	return j
 }
 

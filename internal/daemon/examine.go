@@ -77,11 +77,13 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	d.yieldToOwner(ctx, st, snapshot)
 	st.readmitReturned(snapshot)
 	d.judgeDecision(ctx, st, snapshot)
+	d.recallLate(st)
 	found := d.judge(ctx, st, f, snapshot, start)
 	st.pods.disbelieve(found[rules.Nat].Section, found[rules.Nat].Finding, start)
 	d.judgeProxy(ctx, st, f, snapshot, found, x.readEnd)
 	for _, t := range protect.Tables() {
 		d.takeExamined(ctx, st, f.Table(t), found[t], start)
+		fs.tables[t].setSettled(read{snapshot.Digest, start})
 	}
 	if st.loss != nil {
 		st.loss.remember(f, found)

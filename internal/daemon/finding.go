@@ -25,6 +25,8 @@ type tableState struct {
 	placed []placed // jumps that were put back, those of the last grace
 	// jumpsMissing is how many the last full read did not show.
 	jumpsMissing int
+	// settled is the last read that the generation has all of.
+	settled read
 	// standing is what the last read showed of it while nothing was lost.
 	standing standing
 }
@@ -181,7 +183,14 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 		st.relearn(next, now)
 	case !before.Equal(next.Generation[id]):
 		st.generation.made = reload.MadeByOwners
-		st.relearn(next, now, fs)
+		st.relearn(next, now)
+		fs.rotation.plan(now)
+		if d.noteRemoval(st, id, before, next.Generation[id], now) {
+			fs.rotation.hold(now)
+		}
+		if !reload.RemovalOf(id, next.Generation[id], before, now).Empty() {
+			fs.rotation.letGo() // a file from before would take what was added
+		}
 	}
 }
 
@@ -235,6 +244,13 @@ func (fs *familyState) setKnown(at time.Time) {
 	// While something is lost, of the other tables only the marks were looked at.
 	if nat := fs.tables[rules.Nat]; fs.probeResult() == metrics.ProbeIntact && nat != nil && nat.verdict == canary.Intact {
 		fs.known.natIntact = at
+	}
+}
+
+// setSettled notes that the generation has all that a read showed of a table.
+func (ts *tableState) setSettled(at read) {
+	if ts.verdict == canary.Intact {
+		ts.settled = at
 	}
 }
 

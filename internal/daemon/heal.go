@@ -33,6 +33,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 		d.recordPaused(ctx, st)
 		return
 	}
+	d.noticePurge(ctx, st)
 	st.loss.jumpsDeleted = st.anyFamily(func(fs *familyState) bool { return fs.examined.quiet })
 	st.loss.gone = d.gonePods(ctx, st)
 	job := d.job(st, d.cfg.Kernel.Families()...)
@@ -125,6 +126,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 	}
 	d.countLocked(st, result, err)
 	d.shutStandby(ctx, st)
+	purged := d.noticePurge(ctx, st)
 	if !done {
 		d.healFailed(ctx, st, err)
 		if anyOf(result, reload.FamilyResult.Beaten) {
@@ -132,6 +134,15 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 			// now; if it is not, replays are limited.
 			st.loss.retry.in(firstTry, time.Now())
 		}
+		return
+	}
+	if purged {
+		st.loss.retry.in(0, time.Now())
+		return
+	}
+	if d.goesOn(st, time.Now()) {
+		st.loss.retry.in(purgeTry, time.Now())
+		d.keepOpen(ctx, st.loss)
 		return
 	}
 	ended := st.loss

@@ -319,6 +319,7 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probe
 		return true
 	}
 	st.openLoss(f, probed.Digest)
+	st.loss.byName = st.loss.byName || d.deletedByName(marks, f, probed)
 	return false
 }
 

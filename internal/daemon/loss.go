@@ -21,6 +21,7 @@ type loss struct {
 	heard        uint32                      // which something was found lost
 	hit          verdicts                    // tables counted so far
 	noticeLogged bool                        // the log has that it was noticed
+	byName       bool                        // on legacy: a canary went by itself
 	blamed       bool                        // its culprits were looked for
 	recorded     bool                        // the record and the log have what was lost
 	counted      bool                        // whether metrics have it

@@ -23,6 +23,10 @@ const (
 	// Where owners are never quiet for so long, the marks are renewed all the same after
 	// rotateMost. Until then a file that was saved earlier passes for the present rules.
 	rotateMost = 10 * time.Second
+	// A purge has read which marks it deletes before its first deletion, and is recognised by them.
+	// So marks stay for holdQuiet after a single command removed rules, and for purgeKept if such
+	// commands do not rest.
+	holdQuiet = 10 * time.Second
 )
 
 // marking is what the loop knows of the marks.
@@ -38,6 +42,9 @@ type marking struct {
 type rotation struct {
 	at time.Time // zero: the marks are as new as the generation
 	by time.Time // when they are renewed although owners are not quiet
+	// Single commands remove rules since then, and did so last at that time.
+	removedSince, removedLast time.Time
+	released                  bool // it grew, too
 }
 
 // plant writes the first canaries and witnesses. What stands when that is proved is the
@@ -121,9 +128,26 @@ func (st *state) allPlanted() bool {
 // plan asks for a new nonce when the owners have been quiet.
 func (r *rotation) plan(now time.Time) {
 	r.at = latest(now.Add(rotateQuiet), r.at)
-	if r.by.IsZero() {
-		r.by = now.Add(rotateMost)
+	r.by = earliest(r.by, now.Add(rotateMost))
+}
+
+// hold keeps the marks for a while after a single command removed rules.
+func (r *rotation) hold(now time.Time) {
+	if now.Sub(r.removedLast) > holdQuiet {
+		r.removedSince = now
 	}
+	r.removedLast = now
+}
+
+// letGo has the marks renewed without regard to what single commands removed.
+func (r *rotation) letGo() { r.released = true }
+
+// heldUntil returns until when the marks are to stay.
+func (r *rotation) heldUntil() time.Time {
+	if r.removedSince.IsZero() || r.released {
+		return time.Time{}
+	}
+	return earliest(r.removedLast.Add(holdQuiet), r.removedSince.Add(purgeKept))
 }
 
 // putOff has marks that were to be renewed wait until then at least.
@@ -148,7 +172,10 @@ func rotationAt(fs *familyState) time.Time {
 			at = fs.rotation.by
 		}
 	}
-	return at
+	if at.IsZero() {
+		return at
+	}
+	return latest(at, fs.rotation.heldUntil())
 }
 
 // rotate renews the nonce of families whose generation changed, so that a file
@@ -165,7 +192,7 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 	cost := time.Since(start)
 	for _, f := range families {
 		fs := st.families[f]
-		fs.rotation.at, fs.rotation.by = time.Time{}, time.Time{}
+		fs.rotation = rotation{}
 		fr, ok := result[f]
 		if ok {
 			d.applyResult(ctx, st, f, fr)

@@ -63,13 +63,25 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 	st.nameDrill(found)
 	fresh := verdicts{}
 	q := inquiry{}
+	p := st.purges.current(time.Now())
 	for _, id := range tableIDs() {
 		h := found[id]
-		if !h.verdict.Loss() || l.hit[id] != "" {
+		again := l.hit[id] != "" && p != nil && !l.recovery.back[id].IsZero() // a purge goes on
+		if !h.verdict.Loss() || l.hit[id] != "" && !again {
+			continue
+		}
+		if p != nil {
+			p.last = time.Now()
+		}
+		if again {
+			addMore(&l.record, id, h)
+			l.diff = append(l.diff, diffOf(id, h.lost, &l.room))
+			l.unkept = l.diff
 			continue
 		}
 		if len(fresh) == 0 {
 			q = d.inquire(ctx)
+			q.purge = p
 		}
 		if !l.recorded && len(fresh) == 0 {
 			l.record.Culprits = nil // those suspected so far

@@ -49,6 +49,26 @@ func addLoss(r *api.Flush, id rules.TableID, h hit) {
 	r.Policies = append(r.Policies, h.policies...)
 }
 
+// addMore adds what a purge took from a table after it had been put back once.
+func addMore(r *api.Flush, id rules.TableID, h hit) {
+	i := slices.IndexFunc(r.Lost.Tables, func(t api.TableLoss) bool { return t.Family == id.Family && t.Table == id.Name })
+	if i < 0 {
+		return
+	}
+	t := &r.Lost.Tables[i]
+	r.Lost.Chains, t.Chains = r.Lost.Chains+len(h.lost.Chains), t.Chains+len(h.lost.Chains)
+	r.Lost.Rules, t.Rules = r.Lost.Rules+h.lost.Rules, t.Rules+h.lost.Rules
+	r.Lost.Jumps, t.Jumps = r.Lost.Jumps+len(h.lost.Jumps), t.Jumps+len(h.lost.Jumps)
+	for _, c := range perChain(id.Name, h.lost) {
+		if k := slices.IndexFunc(t.PerChain, func(o api.ChainLoss) bool { return o.Chain == c.Chain }); k >= 0 {
+			t.PerChain[k].Rules, t.PerChain[k].Jumps = t.PerChain[k].Rules+c.Rules, t.PerChain[k].Jumps+c.Jumps
+			continue
+		}
+		t.PerChain = append(t.PerChain, c)
+	}
+	listChains(t, tableListed)
+}
+
 // perChain counts what each chain lost, the worst first.
 func perChain(t rules.TableName, lost reload.Lost) []api.ChainLoss {
 	var list []api.ChainLoss

@@ -24,6 +24,9 @@ func (d *Daemon) applyResult(ctx context.Context, st *state, f rules.Family, fr 
 	for _, t := range protect.Tables() {
 		if tr, ok := fr.Tables[t]; ok {
 			d.takeWritten(ctx, st, f.Table(t), tr, fr.Digest, now)
+			if fr.Digest != 0 && tr.Read {
+				fs.tables[t].setSettled(read{fr.Digest, now.Add(-fr.Took)})
+			}
 		}
 	}
 	if fr.Digest != 0 {

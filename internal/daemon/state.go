@@ -43,6 +43,7 @@ type state struct {
 	contention contention  // with a process that undoes replays
 	pause      pause       // of replays
 	keptBy     keeperBasis // of the last decision about the keeper
+	purges     purges      // what was removed lately, and who deletes marks by name
 	// observedSince is since when rules are missing that canaryd only watches, and that their owner
 	// has not put back; zero: none are.
 	observedSince time.Time

@@ -17,7 +17,7 @@ const (
 	Intact       Verdict = "intact"        // the generation is in force
 	Changed      Verdict = "changed"       // marks stand, rules changed: a decision of their owner
 	JumpsMissing Verdict = "jumps_missing" // a built-in chain was flushed, or jumps deleted by name
-	Emptied      Verdict = "emptied"       // rules flushed, chains left (iptables -F)
+	Emptied      Verdict = "emptied"       // rules flushed, chains left (iptables -F), or rules purged
 	ChainDeleted Verdict = "chain_deleted" // the canary's chain is gone (iptables -X, a full restore)
 	TableDeleted Verdict = "table_deleted" // the table is gone (nft flush ruleset, nft delete table)
 	Replaced     Verdict = "replaced"      // a canary with another nonce: saved rules were restored
@@ -62,6 +62,9 @@ type Wanted struct {
 	Piecewise func(chain string) bool
 	// Robbed are living containers whose rules another process than their owner deleted by name.
 	Robbed map[protect.Attachment]bool
+	// Purged reports whether a chain lost its rules, or a built-in chain a jump to target, to a
+	// process that is no owner: it deletes canaryd's marks by name, too. Nil means none did.
+	Purged func(chain, target string) bool
 }
 
 func (w Wanted) shared(chain string) bool { return w.Piecewise != nil && w.Piecewise(chain) }
@@ -109,8 +112,8 @@ type Finding struct {
 	// lost its mark, these are all such chains.
 	Emptied []string
 	Missing []string
-	// Taken are lost rules of chains that many containers share and that stand, or stood: those of
-	// robbed containers.
+	// Taken are lost rules of protected chains that still hold others: those of robbed containers,
+	// and those that a purge deleted.
 	Taken []rules.Jump
 	// Released are protected chains that are gone, although the flush left chains standing:
 	// their owner removed them meanwhile.
@@ -153,6 +156,8 @@ type Finding struct {
 //     owner deletes just that rule with the network.
 //   - A chain that is guarded only because protected rules lead to it may be empty or gone: its
 //     owner rewrites it as it likes. If a rule that leads there is lost, it is lost too.
+//   - What a purge deleted by name is lost, whatever else is left: a process that deletes
+//     canaryd's marks as well is no owner.
 //   - Claimed chains, and the jumps into them, that are not as declared have drifted.
 //     Undeclared chains that other owners' rules lead to do not count.
 //   - Every other difference is a decision of the rules' owner.
@@ -187,6 +192,7 @@ func Judge(want Wanted, seen Seen) Finding {
 	emptied, missing := lostChains(want.Section, seen.Table)
 	f.Emptied, f.Missing = rules.ChainNames(emptied), missing
 	f.remember(want, seen)
+	f.rememberPurged(want, seen)
 	return f
 }
 
@@ -239,6 +245,8 @@ func judgeContent(want Wanted, seen Seen) Finding {
 			if !Superseded(want.Section, seen.Table.Rules(h.Chain), h) {
 				f.Jumps = append(f.Jumps, h)
 			}
+		case want.jumpPurged(h):
+			f.Jumps = append(f.Jumps, h)
 		case h.Named || !hasRules(seen.Table, h.Rule.Target) || hasOtherJump(seen.Table, h):
 			// Its owner removed it. After a Named jump, nothing remains that would show whether its
 			// owner meant that.
@@ -249,13 +257,15 @@ func judgeContent(want Wanted, seen Seen) Finding {
 		}
 	}
 	emptied, missing, led := withoutLedTo(want.Section, seen.Table)
+	gone := f.judgePurged(want, &emptied, missing, led)
 	f.judgeEmptied(want, seen, emptied)
 	robbed := f.judgeRobbed(want, seen)
+	thinned := f.takePurged(want, seen.Table)
 	switch {
-	case len(f.Emptied) > 0:
+	case len(f.Emptied)+len(gone) > 0 || thinned:
 		f.Verdict = Emptied
 		// The chains below an emptied chain that are gone were lost with it.
-		f.Missing = append(f.Missing, below(want.Section, f.Emptied, missing)...)
+		f.Missing = merge(slices.Concat(f.Missing, below(want.Section, f.Emptied, missing)), gone)
 	case len(f.Jumps) > 0 || len(f.Witnesses) > 0 || robbed:
 		f.Verdict = JumpsMissing
 	case !sameContent(want.Section, seen.Section):

@@ -92,8 +92,12 @@ func markComment(r rules.Rule) (string, bool) {
 	if err != nil || len(words) != 4 || words[0] != "-m" || words[1] != "comment" || words[2] != "--comment" {
 		return "", false
 	}
-	ours := strings.HasPrefix(words[3], canaryPrefix) || strings.HasPrefix(words[3], witnessPrefix)
-	return words[3], ours
+	return words[3], IsMarkComment(words[3])
+}
+
+// IsMarkComment reports whether a comment is a mark's of any nonce.
+func IsMarkComment(comment string) bool {
+	return strings.HasPrefix(comment, canaryPrefix) || strings.HasPrefix(comment, witnessPrefix)
 }
 
 // A Mark is what was last planted in one table: the nonce, and the built-in chains that got a

@@ -28,6 +28,11 @@ type Taking struct {
 	Rules []TakenRule
 	// More: it took more chains or rules than are kept.
 	More bool
+	// Wrote are chains that got rules; WroteMore: more than are kept.
+	Wrote     []string
+	WroteMore bool
+	// Count is how many rules were deleted.
+	Count int
 }
 
 // A TakenRule is a deleted rule: a mark, or a jump of a built-in chain.
@@ -40,6 +45,11 @@ type TakenRule struct {
 // Took reports whether the chain was deleted, or left with fewer rules than before.
 func (k Taking) Took(chain string) bool {
 	return k.Deleted || k.More || slices.Contains(k.Chains, chain)
+}
+
+// Touched reports whether the chain lost rules or got some.
+func (k Taking) Touched(chain string) bool {
+	return k.Took(chain) || k.WroteMore || slices.Contains(k.Wrote, chain)
 }
 
 // TookRule reports whether that mark or jump was deleted.
@@ -64,6 +74,7 @@ const (
 	takingsFor      = 2 * time.Minute
 	takenKept       = 20_000 // chains of one commit in one table
 	takenAltogether = 40_000 // chains of all
+	wroteKept       = 1000   // chains of one commit in one table that got rules
 )
 
 // Takings returns what the commits of the last minutes took, as far as it is known: on
@@ -99,6 +110,7 @@ type openChain struct {
 	name    string
 	builtin bool
 	net     int  // rules that were added, less those that were deleted
+	wrote   bool // rules were added
 	gone    bool // the chain itself was deleted
 }
 
@@ -125,10 +137,12 @@ func (l *takingsLog) note(e nft.Event, table rules.TableName) {
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
 		l.chain(e, table).gone = e.Kind == unix.NFT_MSG_DELCHAIN
 	case unix.NFT_MSG_NEWRULE:
-		l.chain(e, table).net++
+		c := l.chain(e, table)
+		c.net, c.wrote = c.net+1, true
 	case unix.NFT_MSG_DELRULE:
 		c := l.chain(e, table)
 		c.net--
+		c.of.Count++
 		c.lose(e.Data)
 	}
 }
@@ -195,7 +209,7 @@ func (l *takingsLog) end(by nft.Commit, now time.Time) {
 	for _, t := range open {
 		k := t.taking(by)
 		l.kept.List, l.heard = append(l.kept.List, k), append(l.heard, now)
-		l.size += len(k.Chains)
+		l.size += k.names()
 	}
 	l.trim(now)
 }
@@ -206,12 +220,15 @@ func (l *takingsLog) trim(now time.Time) {
 	for n < len(list) && (len(list)-n > takingsKept || l.size > takenAltogether || now.Sub(l.heard[n]) > takingsFor) {
 		genid := list[n].Commit.Genid
 		for ; n < len(list) && list[n].Commit.Genid == genid; n++ {
-			l.size -= len(list[n].Chains)
+			l.size -= list[n].names()
 		}
 		l.kept.Since = genid
 	}
 	l.kept.List, l.heard = slices.Delete(list, 0, n), slices.Delete(l.heard, 0, n)
 }
+
+// names is how many names of chains it has.
+func (k Taking) names() int { return len(k.Chains) + len(k.Wrote) }
 
 // taking returns what the commit took from the table.
 func (t *openTaking) taking(by nft.Commit) Taking {
@@ -220,6 +237,13 @@ func (t *openTaking) taking(by nft.Commit) Taking {
 		return k
 	}
 	for name, c := range t.chains {
+		switch {
+		case !c.wrote:
+		case len(k.Wrote) == wroteKept:
+			k.WroteMore = true
+		default:
+			k.Wrote = append(k.Wrote, name)
+		}
 		switch {
 		case !c.gone && c.net >= 0:
 		case len(k.Chains) == takenKept:

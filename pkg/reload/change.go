@@ -206,7 +206,7 @@ func (p *tablePlan) changes() Change {
 			c.Added.Rules = appendRules(c.Added.Rules, chain.Name, chain.Rules)
 			continue
 		}
-		gone, fresh := rulesOnlyIn(standing.Rules, chain.Rules), rulesOnlyIn(chain.Rules, standing.Rules)
+		gone, fresh := rules.OnlyIn(standing.Rules, chain.Rules), rules.OnlyIn(chain.Rules, standing.Rules)
 		c.Removed.Rules = appendRules(c.Removed.Rules, chain.Name, gone)
 		c.Added.Rules = appendRules(c.Added.Rules, chain.Name, fresh)
 		if len(gone)+len(fresh) == 0 && !rules.EqualRules(standing.Rules, chain.Rules) {
@@ -219,8 +219,8 @@ func (p *tablePlan) changes() Change {
 	}
 	for _, chain := range rules.BuiltinChains(p.table) {
 		gone, fresh := jumpRulesIn(p.jumpsTaken, chain), jumpRulesIn(p.jumps, chain)
-		c.Removed.Rules = appendRules(c.Removed.Rules, chain, rulesOnlyIn(gone, fresh))
-		c.Added.Rules = appendRules(c.Added.Rules, chain, rulesOnlyIn(fresh, gone))
+		c.Removed.Rules = appendRules(c.Removed.Rules, chain, rules.OnlyIn(gone, fresh))
+		c.Added.Rules = appendRules(c.Added.Rules, chain, rules.OnlyIn(fresh, gone))
 	}
 	return c
 }
@@ -244,25 +244,4 @@ func jumpRulesIn(list []rules.Jump, chain string) []rules.Rule {
 		}
 	}
 	return of
-}
-
-// rulesOnlyIn returns the rules of a that b lacks. A rule that a has more often than b appears as
-// often as b lacks it.
-func rulesOnlyIn(a, b []rules.Rule) []rules.Rule {
-	if len(a) == 0 || rules.EqualRules(a, b) {
-		return nil
-	}
-	have := map[string]int{}
-	for _, r := range b {
-		have[r.Meaning()]++
-	}
-	var list []rules.Rule
-	for _, r := range a {
-		if m := r.Meaning(); have[m] > 0 {
-			have[m]--
-			continue
-		}
-		list = append(list, r)
-	}
-	return list
 }

@@ -41,6 +41,10 @@ func (e Examiner) Examine(snapshot iptables.Snapshot, job Job) map[rules.TableNa
 func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	f := snapshot.Family
 	var tasks []tableTask
+	var purged func(id rules.TableID, chain, target string) bool
+	if job.Purged != nil {
+		purged = job.Purged()
+	}
 	for _, table := range protect.Tables() {
 		list := job.Quarantine[f.Table(table)]
 		seen := seenOf(snapshot, table, e.Protection, list)
@@ -59,6 +63,9 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 		}
 		if table == rules.Nat {
 			want.Robbed = job.Robbed[f]
+		}
+		if purged != nil {
+			want.Purged = func(chain, target string) bool { return purged(f.Table(table), chain, target) }
 		}
 		if seen.Err == nil {
 			want.Mark = want.Mark.Resolve(e.Canary, seen.Table)

@@ -75,7 +75,7 @@ func (p tablePlan) misreadBy(after *rules.Table, claimed func(chain string) bool
 			continue
 		}
 		left.chains[c.Name] = standing.Rules
-		lacks := surplus(c.Rules, standing.Rules)
+		lacks := rules.OnlyIn(c.Rules, standing.Rules)
 		if len(lacks) == 0 { // another order, or rules of which canaryd wrote none
 			lacks = c.Rules
 		}
@@ -88,16 +88,16 @@ func (p tablePlan) misreadBy(after *rules.Table, claimed func(chain string) bool
 		ofClaimed[h.Chain] = ofClaimed[h.Chain] || claimed(h.Into())
 	}
 	for _, c := range p.merged {
-		added[c.Name] = surplus(c.Rules, p.seen.Rules(c.Name))
+		added[c.Name] = rules.OnlyIn(c.Rules, p.seen.Rules(c.Name))
 	}
 	for name, list := range added {
 		if claimed(name) || ofClaimed[name] {
 			continue
 		}
-		fresh := surplus(withoutMarks(after.Rules(name)), p.seen.Rules(name))
+		fresh := rules.OnlyIn(withoutMarks(after.Rules(name)), p.seen.Rules(name))
 		changed = changed || len(fresh) > 0
-		bad = append(bad, surplus(list, fresh)...)
-		if strays := surplus(fresh, list); len(strays) > 0 {
+		bad = append(bad, rules.OnlyIn(list, fresh)...)
+		if strays := rules.OnlyIn(fresh, list); len(strays) > 0 {
 			left.strays[name] = strays
 		}
 	}
@@ -236,19 +236,8 @@ func withoutMarks(list []rules.Rule) []rules.Rule {
 	return slices.DeleteFunc(slices.Clone(list), canary.IsMark)
 }
 
-// surplus returns the rules of a that b lacks; each rule of b counts for one.
-func surplus(a, b []rules.Rule) []rules.Rule {
-	_, only := compareRules(a, b)
-	return only
-}
-
 // common returns the rules of a that b has, too; each rule of b counts for one.
-func common(a, b []rules.Rule) []rules.Rule {
-	both, _ := compareRules(a, b)
-	return both
-}
-
-func compareRules(a, b []rules.Rule) (both, only []rules.Rule) {
+func common(a, b []rules.Rule) (both []rules.Rule) {
 	have := map[string]int{}
 	for _, r := range b {
 		have[r.Meaning()]++
@@ -257,9 +246,7 @@ func compareRules(a, b []rules.Rule) (both, only []rules.Rule) {
 		if m := r.Meaning(); have[m] > 0 {
 			have[m]--
 			both = append(both, r)
-		} else {
-			only = append(only, r)
 		}
 	}
-	return both, only
+	return both
 }

@@ -48,8 +48,8 @@
 //   - Where saved rules replaced a table, everything protected becomes what it was before, even
 //     what an owner wrote in between; the same holds if they are flushed before the replay (see
 //     Memory). A file that was saved after the last change but one, and before the marks were
-//     renewed, counts as its owner's decision. Marks are renewed 200 ms after a change, or every
-//     10 s while changes go on.
+//     renewed, counts as its owner's decision. Marks are renewed 200 ms after a change, 10 s after
+//     single commands removed rules and no process added any, or every 10 s while changes go on.
 //   - A kube-proxy that noticed a flush may miss a second one, if its own full sync ends more
 //     than 15 s after the replay.
 //   - An owner that checks for its jump and inserts it in two commands, with a replay in between,
@@ -122,6 +122,10 @@ type Job struct {
 	// Robbed are the living containers of each family whose rules another process than their owner
 	// deleted by name.
 	Robbed map[rules.Family]map[protect.Attachment]bool
+	// Purged is called for each read. It returns what reports whether a chain lost its rules, or a
+	// built-in chain a jump to target, to a process that is no owner; nil if none did. See
+	// canary.Wanted.
+	Purged func() func(id rules.TableID, chain, target string) bool
 	// Claimed reports whether a declared source owns a chain; nil means that none is.
 	Claimed func(chain string) bool
 	// Quarantine has the rules that earlier replays quarantined.

@@ -275,6 +275,36 @@ func EqualRules(a, b []Rule) bool {
 	return sameMemory(a, b) || slices.EqualFunc(a, b, Rule.Equal)
 }
 
+// OnlyIn returns the rules of a that b lacks. A rule that a has more often than b appears as often
+// as b lacks it.
+func OnlyIn(a, b []Rule) []Rule {
+	if sameMemory(a, b) {
+		return nil
+	}
+	for len(a) > 0 && len(b) > 0 && a[0].Equal(b[0]) {
+		a, b = a[1:], b[1:]
+	}
+	for len(a) > 0 && len(b) > 0 && a[len(a)-1].Equal(b[len(b)-1]) {
+		a, b = a[:len(a)-1], b[:len(b)-1]
+	}
+	if len(a) == 0 || len(b) == 0 {
+		return a
+	}
+	have := map[string]int{}
+	for _, r := range b {
+		have[r.Meaning()]++
+	}
+	var list []Rule
+	for _, r := range a {
+		if m := r.Meaning(); have[m] > 0 {
+			have[m]--
+			continue
+		}
+		list = append(list, r)
+	}
+	return list
+}
+
 // sameMemory reports whether two slices are the same piece of memory.
 func sameMemory(a, b []Rule) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])

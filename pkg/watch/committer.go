@@ -25,29 +25,30 @@ const originStays = time.Second
 // given to another process: that takes as many new ones as there are numbers.
 const stillFor = 20 * time.Millisecond
 
-// of returns the command line of process pid, printable, and its origin.
+// of returns the command line of process pid, printable, its origin, and who decided on what it
+// does.
 //
-// Both are empty if the process is gone, which is usual for a short-lived
+// All are empty if the process is gone, which is usual for a short-lived
 // iptables, or if its name is not comm. So they are where proc is known to be of
 // another pid namespace than the initial one, in which the kernel counts: there the
 // same number is another process, and it may have the same name.
-func (c *committer) of(proc string, pid uint32, comm string, now time.Time) (command string, o Origin) {
+func (c *committer) of(proc string, pid uint32, comm string, now time.Time) (command string, o Origin, by Doer) {
 	if pid == 0 || comm == "" {
-		return "", Origin{}
+		return "", Origin{}, Doer{}
 	}
 	comm = bounded(comm, maxComm)
 	if c.pid == pid && c.was.comm == comm && now.Sub(c.seen) < stillFor {
-		return c.was.command, c.was.origin
+		return c.was.command, c.was.origin, c.was.by
 	}
 	if initial, err := nft.InitialPIDs(proc); err == nil && !initial {
 		c.forget()
-		return "", Origin{}
+		return "", Origin{}, Doer{}
 	}
 	if p := c.process(proc, pid, now); p.comm == comm {
-		return p.command, p.origin
+		return p.command, p.origin, p.by
 	}
 	c.forget()
-	return "", Origin{}
+	return "", Origin{}, Doer{}
 }
 
 // process returns what /proc shows of process pid.
@@ -61,7 +62,7 @@ func (c *committer) process(proc string, pid uint32, now time.Time) process {
 	if err != nil {
 		return process{}
 	}
-	*c = committer{pid, dir, dir.process(proc), now, now}
+	*c = committer{pid, dir, dir.process(proc, pid), now, now}
 	return c.was
 }
 

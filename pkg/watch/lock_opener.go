@@ -120,6 +120,6 @@ func processWriter(proc string, pid uint32) (w Writer, ours bool) {
 }
 
 func writerOf(p process, pid uint32) (w Writer, ours bool) {
-	w = Writer{Time: time.Now(), PID: pid, Comm: printable([]byte(p.comm), maxCommand), Command: p.command, Origin: p.origin}
+	w = Writer{Time: time.Now(), PID: pid, Comm: printable([]byte(p.comm), maxCommand), Command: p.command, Origin: p.origin, By: p.by}
 	return w, int(p.parent) == os.Getpid()
 }

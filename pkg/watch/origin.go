@@ -30,9 +30,11 @@ const (
 
 // A procStat is what a process's stat file says.
 type procStat struct {
-	comm   string
-	parent uint32
-	start  uint64 // in ticks since the machine started
+	comm     string
+	parent   uint32
+	session  uint32 // its leader's number
+	terminal bool   // it has a controlling terminal
+	start    uint64 // in ticks since the machine started
 }
 
 // readStat reads "12 (a name) S 1 ...": the name may hold anything. Where it is not ok, the parent
@@ -44,7 +46,7 @@ func readStat(dir processFolder) (s procStat, ok bool) {
 		return procStat{}, false
 	}
 	fields := strings.Fields(text[to+1:])
-	const parent, start = 1, 19 // fields 4 and 22 of proc(5)
+	const parent, session, terminal, start = 1, 3, 4, 19 // fields 4, 6, 7 and 22 of proc(5)
 	if len(fields) <= parent {
 		return procStat{}, false
 	}
@@ -53,26 +55,11 @@ func readStat(dir processFolder) (s procStat, ok bool) {
 		return procStat{parent: uint32(ppid)}, false
 	}
 	s = procStat{comm: printable([]byte(bounded(text[from+1:to], maxComm)), maxName), parent: uint32(ppid)}
+	if leader, err := strconv.ParseUint(fields[session], 10, 32); err == nil {
+		s.session, s.terminal = uint32(leader), fields[terminal] != "0"
+	}
 	s.start, err = strconv.ParseUint(fields[start], 10, 64)
 	return s, err == nil
-}
-
-// ancestorsOf names a process's ancestors. A parent that is younger than its child is
-// another process that got the number of one that has ended.
-func ancestorsOf(proc string, child procStat) (names []string) {
-	for len(names) < maxAncestors && child.parent > 1 {
-		dir, err := openProcess(proc, child.parent)
-		if err != nil {
-			return names
-		}
-		parent, ok := readStat(dir)
-		dir.close()
-		if !ok || parent.start > child.start {
-			return names
-		}
-		names, child = append(names, parent.comm), parent
-	}
-	return names
 }
 
 var (

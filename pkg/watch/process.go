@@ -24,6 +24,7 @@ type process struct {
 	command string // its command line, printable and at most maxCommand bytes long
 	origin  Origin
 	parent  uint32
+	by      Doer // who decided what it does
 }
 
 // readProcess reads what /proc shows of process pid now. The directory is opened once, which pins
@@ -34,17 +35,19 @@ func readProcess(proc string, pid uint32) (p process) {
 		return process{}
 	}
 	defer dir.close()
-	return dir.process(proc)
+	return dir.process(proc, pid)
 }
 
 // process reads what the folder shows of its process.
-func (p processFolder) process(proc string) process {
-	// The command line first: the process may end any moment, and its name outlives its memory.
-	// What takes longer to read comes last.
-	found := process{command: p.command(), comm: p.comm(), origin: placeOf(string(p.read("cgroup", maxCgroup)))}
+func (p processFolder) process(proc string, pid uint32) process {
+	// The command line first: the process may end any moment, and its name and its parent outlive
+	// its memory. What takes longer to read comes last.
+	found := process{command: p.command()}
 	stat, ok := readStat(p)
+	found.comm = p.comm()
+	found.origin = placeOf(string(p.read("cgroup", maxCgroup)))
 	if found.parent = stat.parent; ok {
-		found.origin.Ancestors = ancestorsOf(proc, stat)
+		found.origin.Ancestors, found.by = ancestorsOf(proc, stat.doer(pid, found.command), stat)
 	}
 	return found
 }

@@ -29,7 +29,8 @@ func fakeProc(t *testing.T, pid uint32, comm, cmdline string) string {
 func processOf(proc string, pid uint32, comm string) (string, Origin) {
 	var c committer
 	defer c.forget()
-	return c.of(proc, pid, comm, time.Now())
+	command, o, _ := c.of(proc, pid, comm, time.Now())
+	return command, o
 }
 
 func TestProcessCommand(t *testing.T) {

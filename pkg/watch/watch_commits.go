@@ -79,7 +79,7 @@ func (w *CommitWatcher) note(c nft.Commit) {
 		return
 	}
 	now := time.Now()
-	command, origin := w.last.of(cmp.Or(w.proc, procFolder), c.PID, c.Comm, now)
+	command, origin, by := w.last.of(cmp.Or(w.proc, procFolder), c.PID, c.Comm, now)
 	w.Writers.Note(Writer{
 		Time:    now,
 		Genid:   c.Genid,
@@ -87,5 +87,6 @@ func (w *CommitWatcher) note(c nft.Commit) {
 		Comm:    printable([]byte(c.Comm), maxCommand),
 		Command: command,
 		Origin:  origin,
+		By:      by,
 	})
 }

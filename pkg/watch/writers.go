@@ -16,30 +16,31 @@ type Writer struct {
 	Comm    string    // the kernel's name for it, printable
 	Command string    // its command line, printable; empty if it was gone already
 	Origin  Origin    // what started it
+	By      Doer      // who decided on the write; zero: no more is known than the writer
 	Own     bool      // this process, or a program that it executed
 }
 
-// writersKept bounds the memory of Writers, for commits and for holders of the lock each. A
-// firewalld reload commits about twenty times, and each user of the lock is noted twice, so 128
-// spans a reload together with other writers.
-const writersKept = 128
+// WritersKept bounds the memory of Writers, for commits and for holders of the lock each. A
+// firewalld reload commits about twenty times, a purge once for each rule, and each user of the
+// lock is noted twice.
+const WritersKept = 512
 
-// Writers remembers which processes wrote last: the newest 128 commits and the newest 128 holders
+// Writers remembers which processes wrote last: the newest 512 commits and the newest 512 holders
 // of the xtables lock. A flush record names those that wrote between the last intact look and the
 // first loss.
 //
 // A commit watcher and a lock watcher may note in one Writers: a commit never takes a holder's
 // place, and is never named for tables that are written under the lock. All methods may be called
-// by any number of goroutines; a mutex is held for a copy of 128 values at most.
+// by any number of goroutines; a mutex is held for a copy of 512 values at most.
 type Writers struct {
 	mu               sync.Mutex
 	commits, holders writerRing
 }
 
-// A writerRing is the newest writersKept of a row of writers.
+// A writerRing is the newest WritersKept of a row of writers.
 type writerRing struct {
-	kept [writersKept]Writer
-	next uint64 // how many were noted; next%writersKept is the slot to fill
+	kept [WritersKept]Writer
+	next uint64 // how many were noted; next%WritersKept is the slot to fill
 }
 
 // Note remembers w and forgets the oldest of its kind if there are too many.
@@ -50,7 +51,7 @@ func (ws *Writers) Note(w Writer) {
 	if w.Genid == 0 {
 		ring = &ws.holders
 	}
-	ring.kept[ring.next%writersKept] = w
+	ring.kept[ring.next%WritersKept] = w
 	ring.next++
 }
 
@@ -90,10 +91,21 @@ func (ws *Writers) Noted(genid uint32) bool {
 // Of returns who made a commit, as it was noted. Of one that was not noted it is no
 // more than the kernel said.
 func (ws *Writers) Of(c nft.Commit) Writer {
-	for _, w := range ws.selected(&ws.commits, func(w Writer) bool { return w.Genid == c.Genid }) {
-		return w
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ring := &ws.commits
+	for i := ring.next - min(ring.next, WritersKept); i < ring.next; i++ {
+		if w := &ring.kept[i%WritersKept]; w.Genid == c.Genid {
+			return *w
+		}
 	}
 	return Writer{Genid: c.Genid, PID: c.PID, Comm: printable([]byte(c.Comm), maxCommand), Own: c.Own}
+}
+
+// Since returns the writers of the commits that were noted at or after t, oldest first, without our
+// own.
+func (ws *Writers) Since(t time.Time) []Writer {
+	return ws.selected(&ws.commits, func(w Writer) bool { return !w.Own && !w.Time.Before(t) })
 }
 
 // Holders returns the holders of the xtables lock that were noted at or after t, oldest first:
@@ -107,8 +119,8 @@ func (ws *Writers) selected(ring *writerRing, want func(Writer) bool) []Writer {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	var found []Writer
-	for i := ring.next - min(ring.next, writersKept); i < ring.next; i++ {
-		if w := ring.kept[i%writersKept]; want(w) {
+	for i := ring.next - min(ring.next, WritersKept); i < ring.next; i++ {
+		if w := ring.kept[i%WritersKept]; want(w) {
 			found = append(found, w)
 		}
 	}

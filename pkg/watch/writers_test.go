@@ -46,12 +46,12 @@ func TestWritersBetween(t *testing.T) {
 
 func TestWritersForgetTheOldest(t *testing.T) {
 	var ws Writers
-	for id := uint32(1); id <= writersKept+10; id++ {
+	for id := uint32(1); id <= WritersKept+10; id++ {
 		ws.Note(Writer{Genid: id})
 	}
-	got := genids(ws.Between(0, writersKept+10))
-	if len(got) != writersKept || got[0] != 11 || got[len(got)-1] != writersKept+10 {
-		t.Errorf("kept %d from %d to %d, want %d from 11 to %d", len(got), got[0], got[len(got)-1], writersKept, writersKept+10)
+	got := genids(ws.Between(0, WritersKept+10))
+	if len(got) != WritersKept || got[0] != 11 || got[len(got)-1] != WritersKept+10 {
+		t.Errorf("kept %d from %d to %d, want %d from 11 to %d", len(got), got[0], got[len(got)-1], WritersKept, WritersKept+10)
 	}
 }
 
@@ -60,13 +60,13 @@ func TestWritersOfBothKinds(t *testing.T) {
 	var ws Writers
 	ws.Note(Writer{PID: 1, Genid: 1})
 	ws.Note(Writer{PID: 2})
-	for id := uint32(2); id <= writersKept; id++ {
+	for id := uint32(2); id <= WritersKept; id++ {
 		ws.Note(Writer{PID: 3, Genid: id})
 	}
 	if got := ws.Holders(time.Time{}); len(got) != 1 || got[0].PID != 2 {
 		t.Errorf("holders: %+v", got)
 	}
-	for range writersKept {
+	for range WritersKept {
 		ws.Note(Writer{PID: 4})
 	}
 	if got := ws.Between(0, 1); len(got) != 1 || got[0].PID != 1 {

@@ -36,6 +36,13 @@ func (f *Fake) take(by nft.Commit, family rules.Family, name rules.TableName, ol
 			takeChain(&k, c, next)
 		}
 	}
+	if next != nil {
+		for _, c := range next.Chains {
+			if len(c.Rules) > 0 && (old == nil || old.Chain(c.Name) == nil) {
+				k.Wrote = append(k.Wrote, c.Name)
+			}
+		}
+	}
 	f.takings.List = append(f.takings.List, k)
 	if n := len(f.takings.List); n > takingsKept {
 		f.takings.Since = f.takings.List[n/2-1].Commit.Genid
@@ -63,6 +70,7 @@ func takeChain(k *iptables.Taking, old rules.Chain, table *rules.Table) {
 			left = slices.Delete(left, i, i+1)
 			continue
 		}
+		k.Count++
 		text, found := comment(r)
 		switch {
 		case found && r.Target == "":
@@ -70,6 +78,9 @@ func takeChain(k *iptables.Taking, old rules.Chain, table *rules.Table) {
 		case rules.Builtin(k.Table, old.Name):
 			k.Rules = append(k.Rules, iptables.TakenRule{Chain: old.Name, Target: r.Target})
 		}
+	}
+	if len(left) > 0 {
+		k.Wrote = append(k.Wrote, old.Name)
 	}
 	if !k.Deleted && (now == nil || len(now.Rules) < len(old.Rules)) {
 		k.Chains = append(k.Chains, old.Name)

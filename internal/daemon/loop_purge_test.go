@@ -1,0 +1,203 @@
+package daemon
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
+)
+
+// A deletion is a line of a purge.
+type deletion struct {
+	table rules.TableName
+	line  string
+	mark  bool
+}
+
+// deletions returns what deletes all rules of the node's IPv4 tables one by one.
+func (r *rig) deletions() (marks, others []deletion) {
+	r.t.Helper()
+	set := r.tables()[rules.IPv4]
+	for _, name := range []rules.TableName{rules.Nat, rules.Filter, rules.Mangle} {
+		for _, c := range set[name].Chains {
+			for _, rule := range c.Rules {
+				if canary.IsMark(rule) {
+					marks = append(marks, deletion{name, "-D " + c.Name + " " + rule.Spec, true})
+				} else {
+					others = append(others, deletion{name, "-D " + c.Name + " " + rule.Spec, false})
+				}
+			}
+		}
+	}
+	return marks, others
+}
+
+// delete deletes rules one by one with a command of iptables' each, by which another process
+// decides, and pauses behind each.
+func (r *rig) delete(by watch.Doer, pause time.Duration, list []deletion) {
+	r.t.Helper()
+	for i, d := range list {
+		stamp, err := r.fake.Stamp(r.t.Context(), rules.IPv4)
+		must(r.t, err)
+		pid := by.PID + uint32(i) + 1
+		r.writers.Note(watch.Writer{Time: time.Now(), Genid: uint32(stamp.Value) + 1, PID: pid, Comm: "iptables",
+			Command: "iptables -w -t " + string(d.table) + " " + strings.ReplaceAll(d.line, `"`, ""), By: by})
+		_ = r.fake.As(pid, "iptables").RestoreNoflush(rules.IPv4, section(d.table, d.line))
+		r.after(pause)
+	}
+}
+
+var (
+	puppet = watch.Doer{PID: 4711, Start: 1, Comm: "puppet", Command: "puppet agent"}
+	person = watch.Doer{PID: 5711, Start: 2, Comm: "bash", Command: "-bash"}
+	script = watch.Doer{PID: 6711, Start: 3, Comm: "bash", Command: "bash cleanup.sh"}
+	proxy  = watch.Doer{PID: 7711, Start: 4, Comm: "kube-proxy", Command: "kube-proxy --cleanup"}
+	gone   = watch.Doer{PID: 8711, Comm: "iptables"}
+)
+
+// TestAPurgeDeletesMarksByName: what a process deleted that deletes marks, too, is lost, whenever
+// it comes to the marks and however slow it is. What kube-proxy removed right before and right
+// after stays removed, and what it added stays.
+func TestAPurgeDeletesMarksByName(t *testing.T) {
+	for _, pause := range []time.Duration{0, 50 * time.Millisecond, 300 * time.Millisecond} {
+		for _, place := range []float64{0, 0.5, 1} {
+			t.Run(fmt.Sprintf("%s/%v", pause, place), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					r := start(t, iptables.NFT, setup{})
+					owner := r.fake.As(900, "iptables-restor")
+					must(t, owner.RestoreNoflush(rules.IPv4, scenario.NewService))
+					r.after(time.Minute)
+					must(t, owner.RestoreNoflush(rules.IPv4, removeService))
+					r.after(3 * time.Second)
+					marks, list := r.deletions()
+					list = list[:60]
+					before, foreign := r.tables(), r.tables()
+					list = slices.Insert(list, int(place*float64(len(list))), marks...)
+					r.delete(puppet, pause, list)
+					for f, set := range r.tables() { // what is not protected its owners put back
+						foreign[f] = set
+					}
+					r.after(10 * time.Second)
+					r.wantTables(before, foreign)
+					r.wantReady()
+					if n := len(r.records(0)); n == 0 || place == 0 && n > 1 {
+						t.Errorf("%d flush records", n)
+					}
+					for _, record := range r.records(0) {
+						if record.Culprit.PID < puppet.PID || record.Culprit.PID > puppet.PID+uint32(len(list)) {
+							t.Errorf("the culprit is %+v", record.Culprit)
+						}
+					}
+					must(t, owner.RestoreNoflush(rules.IPv4, scenario.NewService))
+					r.after(time.Second)
+					must(t, owner.RestoreNoflush(rules.IPv4, removeService))
+					records := len(r.records(0))
+					r.after(20 * time.Second)
+					r.wantTables(before, foreign)
+					if n := len(r.records(0)); n != records {
+						t.Errorf("what kube-proxy removed made %d records", n-records)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestWhoPurges: a mark that goes by name makes a purge of an agent or a script, and of nothing
+// that another process deletes. In doubt it is a decision.
+func TestWhoPurges(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		marks watch.Doer    // who deletes a mark,
+		rules [3]watch.Doer // and then three rules
+		line  string        // of the command that takes the mark; empty: it names it
+		back  int           // how many of the rules come back
+	}{
+		{"an agent", puppet, [3]watch.Doer{puppet, puppet, puppet}, "", 3},
+		{"an agent, and a script", puppet, [3]watch.Doer{script, script, script}, "", 0},
+		{"an agent, and an owner", puppet, [3]watch.Doer{proxy, proxy, proxy}, "", 0},
+		{"an agent, and another one that was gone", puppet, [3]watch.Doer{gone, gone, gone}, "", 0},
+		{"an agent, with a command that was gone", puppet, [3]watch.Doer{puppet, gone, puppet}, "", 3},
+		{"a command that was gone, between an agent and an owner", puppet, [3]watch.Doer{puppet, gone, proxy}, "", 1},
+		{"a script, and an owner", script, [3]watch.Doer{proxy, proxy, proxy}, "", 0},
+		{"a person", person, [3]watch.Doer{person, person, person}, "", 0},
+		{"an owner", proxy, [3]watch.Doer{proxy, proxy, proxy}, "", 0},
+		{"a process that was gone", gone, [3]watch.Doer{gone, gone, gone}, "", 0},
+		{"a flush of the mark's chain", puppet, [3]watch.Doer{puppet, puppet, puppet}, "iptables -t nat -F PREROUTING", 0},
+		{"a flush of the table", puppet, [3]watch.Doer{puppet, puppet, puppet}, "iptables -t nat -F", 0},
+		{"a deletion by number", puppet, [3]watch.Doer{puppet, puppet, puppet}, "iptables -t nat -D PREROUTING 1", 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := start(t, iptables.NFT, setup{})
+				r.after(time.Minute)
+				before := r.tables()
+				marks, list := r.deletions()
+				i := slices.IndexFunc(marks, func(d deletion) bool { return strings.HasPrefix(d.line, "-D PREROUTING") })
+				stamp, err := r.fake.Stamp(t.Context(), rules.IPv4)
+				must(t, err)
+				if tt.line != "" {
+					r.writers.Note(watch.Writer{Time: time.Now(), Genid: uint32(stamp.Value) + 1, PID: 1, Comm: "iptables", Command: tt.line, By: tt.marks})
+				}
+				r.delete(tt.marks, 2*time.Second, marks[i:i+1])
+				r.wantTables(before, before)
+				list = slices.DeleteFunc(list, func(d deletion) bool {
+					return !strings.HasPrefix(d.line, "-D KUBE-SVC-") || !strings.Contains(d.line, "-j KUBE-MARK-MASQ")
+				})
+				for i, by := range tt.rules {
+					r.delete(by, 100*time.Millisecond, list[i:i+1])
+				}
+				back := func() (n int) {
+					for _, d := range list[:3] {
+						words := strings.SplitN(d.line, " ", 3)
+						if slices.Contains(r.chain(rules.IPv4, d.table, words[1]), words[2]) {
+							n++
+						}
+					}
+					return n
+				}
+				r.after(time.Minute)
+				if n := back(); n != tt.back {
+					t.Errorf("%d of 3 rules are back, want %d", n, tt.back)
+				}
+				after := r.tables()
+				must(t, r.fake.RestoreNoflush(rules.IPv4, section(rules.Nat, "-F KUBE-SERVICES", "-F PREROUTING", "-F OUTPUT")))
+				r.after(10 * time.Second)
+				r.wantTables(after, r.tables()) // what is not protected stays away
+			})
+		})
+	}
+}
+
+// TestAnAgentDeletesByName: without a mark among them, deletions by name are decisions, and so is
+// what a process deletes again that purged a while ago.
+func TestAnAgentDeletesByName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, iptables.NFT, setup{})
+		_, list := r.deletions()
+		i := slices.IndexFunc(list, func(d deletion) bool { return strings.HasPrefix(d.line, "-D KUBE-SERVICES") })
+		r.delete(puppet, 2*time.Minute, list[i:i+1])
+		if n := len(r.records(0)); n != 0 {
+			t.Fatalf("%d records", n)
+		}
+		before := r.tables()
+		marks, _ := r.deletions() // they are renewed
+		r.delete(puppet, time.Minute, marks[:1])
+		r.wantTables(before, before)
+		r.delete(puppet, 0, list[i+1:i+2])
+		before = r.tables()
+		r.after(time.Minute)
+		r.wantTables(before, before)
+		if n := len(r.records(0)); n != 1 {
+			t.Errorf("%d records, want that of the mark", n)
+		}
+	})
+}

@@ -1,0 +1,197 @@
+package daemon
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
+)
+
+// A purge deletes rules one by one that its configuration does not have, canaryd's marks among
+// them: Puppet's firewall module does, and so does a script of `iptables -D`. Without the marks
+// each deletion looks like a decision of the rules' owner. An agent or a script that deletes marks
+// by name owns none of those rules, so whatever it deleted by name is a loss: before the marks,
+// when it was learned as a decision, and after them. What other processes delete is their decision.
+
+const (
+	// purgeKept is for how long canaryd remembers what owners removed. A purge that comes to the
+	// marks later than that after its last deletion keeps what it deleted before.
+	purgeKept = time.Minute
+	// purgeRules bounds the rules, and purgeRemovals the removals, that are remembered.
+	purgeRules    = 100_000
+	purgeRemovals = 1024
+	// purgeQuiet is how long a purge must rest until what its process deletes is a decision again.
+	purgeQuiet = 10 * time.Second
+	// purgeGap is how near to a command of a purge another one is that could not be read.
+	purgeGap = time.Second
+	// purgeRest is how long a purge must rest until its flush record is closed, and purgeTry how
+	// often its damage is repaired meanwhile. purgeMost bounds that.
+	purgeRest = 1200 * time.Millisecond
+	purgeTry  = 900 * time.Millisecond
+	purgeMost = 2 * time.Minute
+)
+
+// purges is what the loop knows of purges.
+type purges struct {
+	removals []removed // what was learned to be removed, oldest first
+	rules    int       // of all
+	open     *purge    // nil: no process deletes marks
+}
+
+// A removed is what a change that was learned took, and when.
+type removed struct {
+	reload.Removal
+	span
+}
+
+// A purge is what one process, or several, do that delete marks by name.
+type purge struct {
+	by       []watch.Doer
+	last     time.Time // when it was last found to have deleted something
+	recalled map[rules.TableID]reload.Recalled
+}
+
+// current returns the purge that is under way; nil if there is none.
+func (p *purges) current(now time.Time) *purge {
+	if p.open != nil && now.Sub(p.open.last) > purgeQuiet {
+		p.open = nil
+	}
+	return p.open
+}
+
+// forget forgets what was removed too long ago, or is too much.
+func (p *purges) forget(now time.Time) {
+	n := 0
+	for n < len(p.removals) && (now.Sub(p.removals[n].Time) > purgeKept || p.rules > purgeRules || len(p.removals)-n > purgeRemovals) {
+		p.rules -= p.removals[n].Rules()
+		n++
+	}
+	p.removals = slices.Delete(p.removals, 0, n)
+}
+
+// noteRemoval remembers what was learned to be removed from a table, and reports whether an agent
+// or a script may have removed it that will come to the marks; true if the process is not known.
+func (d *Daemon) noteRemoval(st *state, id rules.TableID, was, is rules.Section, now time.Time) (mayPurge bool) {
+	r := removed{Removal: reload.RemovalOf(id, was, is, now)}
+	if r.Empty() {
+		return false
+	}
+	fs, q := st.families[id.Family], d.inquire(context.Background())
+	r.span = span{st.table(id).settled, read{fs.examined.digest, time.Now()}}
+	by := q.touched(id, r.span)
+	for _, chain := range r.In() {
+		deeds := by.of(chain)
+		mayPurge = mayPurge || len(deeds) == 0 || slices.ContainsFunc(deeds, func(x deed) bool {
+			return x.by.OneJob() || !x.by.Known() && onlyOneRule(x.by.Comm)
+		})
+	}
+	if st.purges.current(now) != nil {
+		fs.examined.plan(r.upto.at.Add(purgeGap + purgeGap/4))
+	}
+	st.purges.removals = append(st.purges.removals, r)
+	st.purges.rules += r.Rules()
+	st.purges.forget(now)
+	return mayPurge
+}
+
+// noticePurge finds out which processes deleted marks by name. What they deleted before is taken
+// back into what is learned: then it reports true.
+func (d *Daemon) noticePurge(ctx context.Context, st *state) (recalled bool) {
+	now, q := time.Now(), d.inquire(ctx)
+	p := st.purges.current(now)
+	for _, w := range d.purgers(st, q) {
+		if p == nil {
+			p = &purge{recalled: map[rules.TableID]reload.Recalled{}}
+			st.purges.open = p
+		}
+		if p.is(w.Doer()) {
+			continue
+		}
+		p.by, p.last = append(p.by, w.Doer()), now
+		st.flushLog(ctx).Info("A process deletes rules by name, and canaryd's marks among them; all that it deletes so is a loss",
+			"flush", st.loss.record.ID, "by", culpritText(api.CulpritOf(w.OfDoer(w.Doer()))))
+	}
+	return p != nil && d.recallPurged(st, p, q)
+}
+
+// recallPurged takes what the purge removed before back into what is learned, and reports whether
+// there was anything.
+func (d *Daemon) recallPurged(st *state, p *purge, q inquiry) (found bool) {
+	now := time.Now()
+	st.purges.forget(now)
+	lists, rest := map[rules.TableID][]removed{}, []removed(nil)
+	for _, r := range slices.Backward(st.purges.removals) {
+		lists[r.Table] = append(lists[r.Table], r)
+	}
+	for id, list := range lists {
+		plain, by, waits := make([]reload.Removal, len(list)), make([]touches, len(list)), map[string]bool{}
+		for i, r := range list {
+			plain[i], by[i] = r.Removal, q.touched(id, r.span)
+			for _, chain := range r.In() {
+				waits[chain] = waits[chain] || !r.over()
+			}
+		}
+		purged := func(i int, chain string) bool { return !waits[chain] && p.did(q, by[i].of(chain)) }
+		learned, recalled := st.generation.learned.Recall(plain, purged, d.cfg.Protection.Piecewise)
+		for i, r := range list {
+			r.Removal = r.Without(func(chain string) bool { return purged(i, chain) })
+			rest = append(rest, r)
+		}
+		if len(recalled) == 0 {
+			continue
+		}
+		found = true
+		st.relearn(learned, now, st.families[id.Family])
+		p.recalled[id] = p.recalled[id].With(recalled)
+		st.accepted.withdraw(id, now.Add(-purgeKept))
+	}
+	st.purges.removals = slices.DeleteFunc(rest, func(r removed) bool { return r.Empty() })
+	slices.SortStableFunc(st.purges.removals, func(a, b removed) int { return a.Time.Compare(b.Time) })
+	st.purges.rules = 0
+	for _, r := range st.purges.removals {
+		st.purges.rules += r.Rules()
+	}
+	return found
+}
+
+// purged returns what reports of a read whether a purge took what it does not show; nil while none
+// is under way. On legacy that is known a moment later, when the removal has been learned.
+func (d *Daemon) purged(st *state) func(rules.TableID, string, string) bool {
+	p := st.purges.current(time.Now())
+	if p == nil {
+		return nil
+	}
+	q, known := d.inquire(context.Background()), map[rules.TableID]touches{}
+	p.keepAwake(q)
+	return func(id rules.TableID, chain, target string) bool {
+		t, asked := known[id]
+		if !asked && !q.legacy {
+			settled := st.table(id).settled
+			t = q.touched(id, span{settled, read{digest: settled.digest + 1<<30}})
+			known[id] = t
+		}
+		return p.recalled[id].Has(chain, target) || p.did(q, t.of(chain))
+	}
+}
+
+// recallLate takes back what the purge removed, and was learned before that was known.
+func (d *Daemon) recallLate(st *state) {
+	if p := st.purges.current(time.Now()); p != nil && len(st.purges.removals) > 0 {
+		d.recallPurged(st, p, d.inquire(context.Background()))
+	}
+}
+
+// goesOn reports whether the flush record of a purge stays open although all is back: the process
+// has deleted something a moment ago, and more may follow.
+func (d *Daemon) goesOn(st *state, now time.Time) bool {
+	p := st.purges.current(now)
+	if p == nil || now.Sub(st.loss.record.Time) > purgeMost {
+		return false
+	}
+	p.recalled = map[rules.TableID]reload.Recalled{}
+	return now.Sub(p.last) < purgeRest
+}

@@ -1,0 +1,229 @@
+package daemon
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
+)
+
+// This file decides which processes are a purge's. In doubt a deletion is its owner's decision: a
+// purge that is obeyed does less harm than a stale rule that comes back.
+
+// A deed is a write of a process to a chain, or its use of the xtables lock.
+type deed struct {
+	by watch.Doer
+	at time.Time
+}
+
+// Touches are the deeds of other processes to one table, each in order.
+type touches struct {
+	any  []deed // those that may have been to any chain
+	some map[string][]deed
+}
+
+// of returns the deeds to a chain.
+func (t touches) of(chain string) []deed { return slices.Concat(t.any, t.some[chain]) }
+
+// A span is the time between two reads of a family.
+type span struct{ after, upto read }
+
+// over reports whether all is known of whose deeds those of the span were.
+func (s span) over() bool { return time.Since(s.upto.at) > purgeGap+purgeGap/10 }
+
+// touched returns the deeds to a table in a span; none if it is not known who wrote in it.
+func (q inquiry) touched(id rules.TableID, s span) touches {
+	if q.legacy {
+		return touches{any: slices.DeleteFunc(q.lockDeeds(s.after.at), func(x deed) bool { return x.at.After(s.upto.at) })}
+	}
+	t, after, upto := touches{some: map[string][]deed{}}, uint32(s.after.digest), uint32(s.upto.digest)
+	if !q.takings.Reach(after) {
+		return t
+	}
+	for _, k := range q.takings.List {
+		if !nft.Newer(k.Commit.Genid, after) || nft.Newer(k.Commit.Genid, upto) || k.Family.Table(k.Table) != id || !q.foreign(k) {
+			continue
+		}
+		w := q.writers.Of(k.Commit)
+		one := deed{w.Doer(), w.Time}
+		if k.Deleted || k.More || k.WroteMore {
+			t.any = append(t.any, one)
+			continue
+		}
+		for _, chain := range slices.Concat(k.Chains, k.Wrote) {
+			t.some[chain] = append(t.some[chain], one)
+		}
+	}
+	return t
+}
+
+// foreign reports whether a commit was another process's.
+func (q inquiry) foreign(k iptables.Taking) bool { return !k.Commit.Own && !q.own(k.Commit.PID) }
+
+// lockDeeds returns the processes that held the lock since then and may have written; none if there
+// were too many to know all.
+func (q inquiry) lockDeeds(since time.Time) (list []deed) {
+	holders := q.writers.Holders(since)
+	if len(holders) == watch.WritersKept {
+		return nil
+	}
+	for _, w := range lastOf(holders) {
+		if !q.own(w.PID) && !onlyReads(w.Command) {
+			list = append(list, deed{w.Doer(), w.Time})
+		}
+	}
+	return list
+}
+
+// acts returns the writes of other processes that are known, to whichever table, since then.
+func (q inquiry) acts(since time.Time) (list []deed) {
+	if q.legacy {
+		list = q.lockDeeds(since)
+	} else {
+		for _, w := range q.writers.Since(since) {
+			if !q.own(w.PID) {
+				list = append(list, deed{w.Doer(), w.Time})
+			}
+		}
+	}
+	return slices.DeleteFunc(list, func(x deed) bool { return !x.by.Known() })
+}
+
+// did reports whether all of the deeds are the purge's, and there is one.
+func (p *purge) did(q inquiry, deeds []deed) bool {
+	for _, x := range deeds {
+		if !p.is(x.by) && !p.near(q, x) {
+			return false
+		}
+	}
+	return len(deeds) > 0
+}
+
+// is reports whether a process is known to be one of the purge's.
+func (p *purge) is(by watch.Doer) bool { return slices.ContainsFunc(p.by, by.Is) }
+
+// near reports whether a command that was gone before it could be read counts for the purge: it was
+// less than purgeGap from a command of the purge's, and no other process is known to have written
+// in that time, before and after.
+func (p *purge) near(q inquiry, x deed) (near bool) {
+	if x.by.Known() || !onlyOneRule(x.by.Comm) || x.at.IsZero() || time.Since(x.at) <= purgeGap {
+		return false
+	}
+	for _, o := range q.acts(x.at.Add(-purgeGap)) {
+		if o.at.After(x.at.Add(purgeGap)) {
+			continue
+		}
+		if !p.is(o.by) {
+			return false
+		}
+		near = true
+	}
+	return near
+}
+
+// onlyOneRule reports whether a program may be an iptables that changes a rule at a time. On legacy
+// the name of a process that is gone is not known.
+func onlyOneRule(comm string) bool {
+	return comm == "" || strings.HasPrefix(strings.Replace(comm, "ip6tables", "iptables", 1), "iptables") && !strings.Contains(comm, "-r")
+}
+
+// keepAwake notes when a process of the purge wrote last, although those may be rules of others.
+func (p *purge) keepAwake(q inquiry) {
+	for _, x := range q.acts(p.last) {
+		if p.is(x.by) {
+			p.last = latest(p.last, x.at)
+		}
+	}
+}
+
+// purgers returns the commands that deleted a mark by name, for an agent or a script. Two witnesses
+// have to agree: the command line names the mark, and another mark of its table, or another rule of
+// its chain, outlived it, which a flush would have taken too. On legacy the tables may have been
+// probed too late to show that; then it takes a second command of the same process.
+func (d *Daemon) purgers(st *state, q inquiry) (list []watch.Writer) {
+	if st.loss.drill != nil || st.drill != nil {
+		return nil
+	}
+	if q.legacy {
+		for _, w := range lastOf(q.writers.Holders(st.loss.record.Time.Add(-holderWindow))) {
+			if !q.own(w.PID) && w.Doer().OneJob() && d.namesMark(w.Command, canary.IsMarkComment) {
+				list = append(list, w)
+			}
+		}
+		return slices.DeleteFunc(slices.Clone(list), func(w watch.Writer) bool {
+			another := slices.ContainsFunc(list, func(o watch.Writer) bool { return o.Command != w.Command && o.Doer().Is(w.Doer()) })
+			return !st.loss.byName && !another
+		})
+	}
+	gone := map[rules.TableID]int{}
+	for _, k := range q.takings.List {
+		if !nft.Newer(k.Commit.Genid, st.loss.intact) || !q.foreign(k) {
+			continue
+		}
+		id := k.Family.Table(k.Table)
+		mark := ""
+		for _, r := range k.Rules {
+			if r.Comment != "" {
+				mark, gone[id] = r.Comment, gone[id]+1
+			}
+		}
+		if mark == "" || k.Deleted || k.Count != 1 || gone[id] > len(st.marks.current[id].Witnessed) { // the last one
+			continue
+		}
+		w := q.writers.Of(k.Commit)
+		if w.Doer().OneJob() && d.namesMark(w.Command, func(word string) bool { return word == mark }) {
+			list = append(list, w)
+		}
+	}
+	return list
+}
+
+// namesMark reports whether a command line of iptables' deletes a mark by name.
+func (d *Daemon) namesMark(command string, comment func(word string) bool) bool {
+	option, chain, named := "", "", false
+	words := strings.Fields(command)
+	for i, w := range words {
+		switch w {
+		case "-D", "--delete", "-F", "--flush", "-X", "--delete-chain":
+			option = strings.TrimLeft(w, "-")[:1]
+			if i+1 < len(words) {
+				chain = words[i+1]
+			}
+		}
+		named = named || comment(strings.Trim(w, `"'`))
+	}
+	return strings.EqualFold(option, "d") && named || option != "" && chain == d.cfg.Canary
+}
+
+// deletedByName reports whether a probe saw that marks went which no flush of the table took: it
+// takes a canary with its witnesses, and a flush of a built-in chain takes more than the witness.
+func (d *Daemon) deletedByName(marks canary.Marks, f rules.Family, probed iptables.Probed) bool {
+	for id, m := range marks {
+		if id.Family != f || m.Nonce == "" {
+			continue
+		}
+		canaryStands := marks.CanaryPresent(f, id.Name, d.cfg.Canary, probed)
+		for _, w := range m.Witnessed {
+			held := probed.Holdings[iptables.Place{Table: id.Name, Chain: w}]
+			stands := slices.Contains(held.Comments, m.Nonce.WitnessComment())
+			if stands != canaryStands || !stands && held.Rules > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// named returns the writer as a record names it: of a purge the process that decided on it, and not
+// each program that it executed.
+func (q inquiry) named(w watch.Writer) watch.Writer {
+	if by := w.Doer(); q.purge != nil && q.purge.is(by) {
+		return w.OfDoer(by)
+	}
+	return w
+}

@@ -1,0 +1,204 @@
+package reload
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Removal is what a table's generation lost when a change of it was learned. It is a value, and
+// shares memory with the generations before and after.
+type Removal struct {
+	Table  rules.TableID
+	Time   time.Time
+	Chains []RemovedRules
+	Jumps  []rules.Jump // that went
+
+	jumps     []rules.Jump // all jumps before, for their order
+	dependsOn []string
+}
+
+// RemovedRules are what one chain lost.
+type RemovedRules struct {
+	Chain   string
+	was, is []rules.Rule
+	gone    bool // the chain itself went
+}
+
+// RemovalOf returns what is lacks of was. It is empty if that is nothing.
+func RemovalOf(id rules.TableID, was, is rules.Section, now time.Time) Removal {
+	r := Removal{Table: id, Time: now, jumps: was.Jumps, dependsOn: was.DependsOn}
+	find := finder(is.Chains)
+	for _, c := range was.Chains {
+		i, stands := find(c.Name)
+		switch {
+		case !stands:
+			r.Chains = append(r.Chains, RemovedRules{Chain: c.Name, was: c.Rules, gone: true})
+		case is.Chains[i].LeftOut(), c.LeftOut():
+		case len(rules.OnlyIn(c.Rules, is.Chains[i].Rules)) > 0:
+			r.Chains = append(r.Chains, RemovedRules{Chain: c.Name, was: c.Rules, is: is.Chains[i].Rules})
+		}
+	}
+	for _, h := range was.Jumps {
+		if !slices.ContainsFunc(is.Jumps, h.Same) {
+			r.Jumps = append(r.Jumps, h)
+		}
+	}
+	return r
+}
+
+// finder returns what finds chains by name, and is asked for them nearly in their order: then it
+// needs no index of them, which for 16,000 chains would take longer than all else.
+func finder(chains []rules.Chain) func(name string) (int, bool) {
+	next, at := 0, map[string]int(nil)
+	return func(name string) (int, bool) {
+		for i := next; i < min(next+4, len(chains)); i++ {
+			if chains[i].Name == name {
+				next = i + 1
+				return i, true
+			}
+		}
+		if at == nil {
+			at = make(map[string]int, len(chains))
+			for i, c := range chains {
+				at[c.Name] = i
+			}
+		}
+		i, found := at[name]
+		if found {
+			next = i + 1
+		}
+		return i, found
+	}
+}
+
+// Empty reports whether nothing was removed.
+func (r Removal) Empty() bool { return len(r.Chains)+len(r.Jumps) == 0 }
+
+// Rules is how many rules the removal keeps in memory.
+func (r Removal) Rules() int {
+	n := len(r.jumps)
+	for _, c := range r.Chains {
+		n += len(c.was)
+	}
+	return n
+}
+
+// Without returns the removal without what went from these chains.
+func (r Removal) Without(chain func(string) bool) Removal {
+	r.Chains = slices.DeleteFunc(slices.Clone(r.Chains), func(c RemovedRules) bool { return chain(c.Chain) })
+	r.Jumps = slices.DeleteFunc(slices.Clone(r.Jumps), func(h rules.Jump) bool { return chain(h.Chain) })
+	return r
+}
+
+// In returns the chains that lost rules, built-in ones that lost jumps included.
+func (r Removal) In() []string {
+	var list []string
+	for _, c := range r.Chains {
+		list = append(list, c.Chain)
+	}
+	for _, h := range r.Jumps {
+		list = append(list, h.Chain)
+	}
+	return list
+}
+
+// Recalled are the chains and jumps that Recall took back. It is a value.
+type Recalled map[recalledKey]bool
+
+type recalledKey struct{ chain, target string }
+
+// Has reports whether rules of a chain were recalled, or a built-in chain's jump to target.
+func (r Recalled) Has(chain, target string) bool { return r[recalledKey{chain, target}] }
+
+// With returns both.
+func (r Recalled) With(more Recalled) Recalled {
+	all := Recalled{}
+	maps.Copy(all, r)
+	maps.Copy(all, more)
+	return all
+}
+
+// Recall returns what was learned with the rules that removals of one table took out of it, the
+// newest removal first, and the chains that it put back rules into. purged reports of the i-th
+// removal whether no owner removed those rules and jumps of a chain. A chain that
+// another process has changed since stays as it is, unless many owners share it.
+func (l Learned) Recall(list []Removal, purged func(i int, chain string) bool, shared func(chain string) bool) (Learned, Recalled) {
+	recalled := Recalled{}
+	if len(list) == 0 {
+		return l, recalled
+	}
+	id := list[0].Table
+	section := l.Generation[id]
+	chains, jumps := slices.Clone(section.Chains), section.Jumps
+	at := make(map[string]int, len(chains))
+	for i, c := range chains {
+		at[c.Name] = i
+	}
+	for i, r := range list {
+		for _, c := range r.Chains {
+			if !purged(i, c.Chain) {
+				continue
+			}
+			switch n, stands := at[c.Chain]; {
+			case !stands && c.gone:
+				at[c.Chain] = len(chains)
+				chains = append(chains, rules.Chain{Name: c.Chain, Rules: c.was})
+			case !stands || chains[n].LeftOut():
+				continue
+			case c.gone || !rules.EqualRules(chains[n].Rules, c.is) && (shared == nil || !shared(c.Chain)):
+				continue
+			default:
+				chains[n].Rules = withMissing(chains[n].Rules, c.was)
+			}
+			recalled[recalledKey{chain: c.Chain}] = true
+		}
+		before := jumps
+		jumps = keepJumps(r.jumps, jumps, func(h rules.Jump) bool {
+			return slices.ContainsFunc(r.Jumps, h.Same) && purged(i, h.Chain) && !superseded(r.jumps, before, h)
+		})
+		for _, h := range jumps {
+			if len(jumps) > len(before) && !slices.ContainsFunc(before, h.Same) {
+				recalled[recalledKey{h.Chain, h.Into()}] = true
+			}
+		}
+		if len(recalled) > 0 {
+			section.DependsOn = union(section.DependsOn, r.dependsOn)
+		}
+	}
+	if len(recalled) == 0 {
+		return l, recalled
+	}
+	section.Chains, section.Jumps = chains, jumps
+	l.Generation = l.Generation.With(id, section)
+	return l, recalled
+}
+
+// superseded reports whether the jumps of now have another one to the target of h than those of
+// before had: its owner rewrote it.
+func superseded(before, now []rules.Jump, h rules.Jump) bool {
+	return !h.Named && slices.ContainsFunc(now, func(k rules.Jump) bool {
+		return k.Chain == h.Chain && k.Rule.Target == h.Rule.Target && !slices.ContainsFunc(before, k.Same)
+	})
+}
+
+// withMissing returns standing with the rules of wanted that it lacks, each in its place.
+func withMissing(standing, wanted []rules.Rule) []rules.Rule {
+	l := newLayout(standing, wanted)
+	next := 0
+	for i, r := range wanted {
+		if l.at[i] < 0 {
+			l.insert(next, r)
+			next++
+			continue
+		}
+		next = l.at[i] + 1
+	}
+	all := make([]rules.Rule, len(l.slots))
+	for i, s := range l.slots {
+		all[i] = s.rule
+	}
+	return all
+}

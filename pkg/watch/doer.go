@@ -1,0 +1,148 @@
+package watch
+
+import (
+	"path"
+	"slices"
+	"strings"
+)
+
+// A Doer is the process that decided on a write. For iptables and nft as commands it is the process
+// that executed them, such as puppet or a script: each `iptables -D` is a process of its own.
+type Doer struct {
+	PID     uint32
+	Start   uint64 // in ticks since the machine started; 0: it was gone before it could be read
+	Comm    string
+	Command string
+	// Ancestors are what the kernel calls them, the parent first.
+	Ancestors []string
+	// Session: it leads a session with a terminal.
+	Session bool
+}
+
+// Known reports whether the process was read while it lived.
+func (d Doer) Known() bool { return d.Start != 0 }
+
+// Is reports whether both are known to be the same process.
+func (d Doer) Is(o Doer) bool { return d.Known() && d.PID == o.PID && d.Start == o.Start }
+
+// OneJob reports whether all that the process decides on is one job: it is an agent or a script. A
+// person's shell, and a daemon that starts jobs of others, decide on things that have nothing to do
+// with each other. An owner of rules decides on its own.
+func (d Doer) OneJob() bool {
+	return d.Known() && d.PID > 1 && !d.Session && !readsCommands(d.Comm, d.Command) && !starters.have(d.Comm) && !owners.have(d.Comm)
+}
+
+// names are patterns of what the kernel calls processes.
+type names []string
+
+func (n names) have(comm string) bool {
+	return slices.ContainsFunc(n, func(pattern string) bool {
+		found, err := path.Match(pattern, comm)
+		return err == nil && found
+	})
+}
+
+var (
+	// starters start jobs of others.
+	starters = names{
+		"systemd*", "init", "(sd-*", "sshd*", "dropbear", "login", "cron", "crond", "anacron", "atd", "tmux*", "screen",
+		"containerd*", "dockerd", "conmon*", "crio*", "runc*", "crun", "podman", "kubelet", "tini", "dumb-init", "docker-init", "catatonit",
+	}
+	// owners write rules of their own.
+	owners = names{
+		"kube-proxy", "kube-router", "k3s*", "rke2*", "calico*", "cilium*", "flannel*", "antrea*", "ovn*", "weave*", "aws-*", "istio*", "pilot-agent",
+		"portmap", "bridge", "ptp", "firewall", "firewalld", "netavark", "docker*", "libvirtd", "virtnetworkd", "tailscaled", "node-cache", "ip-masq-agent",
+	}
+	// wrappers execute a command and decide nothing.
+	wrappers = []string{"sudo", "env", "timeout", "nice", "ionice", "setpriv", "nsenter", "chroot", "flock", "doas"}
+	shells   = []string{"sh", "bash", "dash", "ash", "busybox", "zsh", "ksh", "mksh", "fish", "csh", "tcsh"}
+)
+
+// readsCommands reports whether a process is a shell without a script: it reads what a person types
+// or another program sends.
+func readsCommands(comm, command string) bool {
+	if !slices.Contains(shells, comm) {
+		return false
+	}
+	for i, w := range strings.Fields(command) {
+		if i > 0 && !strings.HasPrefix(w, "-") && !slices.Contains(shells, w) {
+			return false
+		}
+	}
+	return true
+}
+
+// Doer returns the process behind a write: the writer itself if nothing more is known.
+func (w Writer) Doer() Doer {
+	if w.By.PID == 0 {
+		return Doer{PID: w.PID, Comm: w.Comm, Command: w.Command, Ancestors: w.Origin.Ancestors}
+	}
+	return w.By
+}
+
+// OfDoer returns the writer as a record names it whose doer decided: with the doer's number, name
+// and command line.
+func (w Writer) OfDoer(d Doer) Writer {
+	w.PID, w.Comm, w.Command, w.Origin.Ancestors = d.PID, d.Comm, d.Command, d.Ancestors
+	return w
+}
+
+// onlyExecutes reports whether a process does what its parent decided.
+func onlyExecutes(comm, command string) bool {
+	for _, program := range []string{"iptables", "ip6tables", "xtables-"} {
+		if strings.HasPrefix(comm, program) {
+			return true
+		}
+	}
+	if comm == "nft" || slices.Contains(wrappers, comm) {
+		return true
+	}
+	// A shell that a program started for one command.
+	if !slices.Contains(shells, comm) {
+		return false
+	}
+	_, line, found := strings.Cut(command, " -c ")
+	program, _, _ := strings.Cut(line, " ")
+	return found && !strings.ContainsAny(line, ";|&\n") && onlyExecutes(path.Base(program), "")
+}
+
+// maxLineage bounds how many ancestors are read. Ansible executes iptables by way of a shell,
+// Python, a shell, sudo and another shell.
+const maxLineage = 8
+
+// ancestorsOf names a process's ancestors, and returns the process that decided what it does: the
+// first one upwards that not only executes what another decided. A parent that is younger than its
+// child is another process that got the number of one that has ended.
+func ancestorsOf(proc string, self Doer, child procStat) (names []string, by Doer) {
+	by, at := self, 0
+	upwards := onlyExecutes(self.Comm, self.Command)
+	for level := 1; child.parent > 1 && (len(names) < maxAncestors || upwards && level <= maxLineage); level++ {
+		dir, err := openProcess(proc, child.parent)
+		if err != nil {
+			break
+		}
+		parent, ok := readStat(dir)
+		if ok = ok && parent.start <= child.start; ok && upwards {
+			by, at = parent.doer(child.parent, dir.command()), level
+			upwards = onlyExecutes(by.Comm, by.Command)
+		}
+		dir.close()
+		if !ok {
+			break
+		}
+		if len(names) < maxAncestors {
+			names = append(names, parent.comm)
+		}
+		child = parent
+	}
+	if upwards {
+		by.Start = 0 // its parent could not be read, or has ended, or is PID 1
+	}
+	by.Ancestors = names[min(at, len(names)):]
+	return names, by
+}
+
+// doer returns the process that the file is of.
+func (s procStat) doer(pid uint32, command string) Doer {
+	return Doer{PID: pid, Start: s.start, Comm: s.comm, Command: command, Session: s.session == pid && s.terminal}
+}
