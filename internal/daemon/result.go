@@ -59,7 +59,7 @@ func (d *Daemon) takeWritten(ctx context.Context, st *state, id rules.TableID, t
 		fs.examined.plan(now)
 		return
 	}
-	if tr.Proved && tr.Replayed {
+	if (tr.Proved || tr.Landed) && tr.Replayed { // else it would not be known what is missing
 		st.mean(id, tr, now)
 		d.setQuarantine(st, id, tr.Quarantined, tr.Section)
 	}

@@ -370,7 +370,9 @@ func TestAReplayDoesNoHarm(t *testing.T) {
 		for _, table := range []rules.TableName{rules.Filter, rules.Nat} {
 			t.Run(fmt.Sprintf("%s %s", backend, table), func(t *testing.T) {
 				short := 0
-				for seed := range uint64(draws) {
+				// In 3382 a chain was emptied alone. It becomes a loss when a jump to it is back,
+				// and that write is not proved.
+				for _, seed := range append(seeds(draws), 3382) {
 					if t.Run(fmt.Sprint(seed), func(t *testing.T) { short += newHarmNode(t, backend, seed, table).story() }); t.Failed() {
 						return
 					}
@@ -381,6 +383,13 @@ func TestAReplayDoesNoHarm(t *testing.T) {
 			})
 		}
 	}
+}
+
+func seeds(n int) (list []uint64) {
+	for i := range n {
+		list = append(list, uint64(i))
+	}
+	return list
 }
 
 // acceptEmpty learns chains that were emptied alone, as canaryd does after two seconds: that is

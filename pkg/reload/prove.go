@@ -82,6 +82,7 @@ func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) boo
 	// After a refusal it is unknown whether another process wrote, so no difference is ascribed
 	// to one.
 	err := proveTable(plan, seen, finding, result.otherWrote && wrote)
+	tr.Landed = err != nil && wrote && seen.Err == nil && !finding.MarkLost
 	switch {
 	case err == nil:
 		tr.Proved, tr.Mark = true, plan.want.Mark
@@ -116,7 +117,7 @@ func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) boo
 
 // account returns a table's result with what the plan did to it, which has yet to be proved.
 func (p tablePlan) account(tr TableResult) TableResult {
-	tr.Proved = false
+	tr.Proved, tr.Landed = false, false
 	tr.Skipped, tr.Wrote, tr.Placed, tr.Changed = p.skipped, len(p.wrote), p.jumps, tr.Changed.and(p.change)
 	tr.Replayed, tr.Quarantined, tr.Weakened, tr.Meant = p.replay, p.quarantined, p.weakened, p.meant
 	return tr

@@ -79,7 +79,7 @@ func dependentOn(t *testing.T, backend iptables.Backend, text string) *testNode 
 func (n *testNode) takeHeld(result Result) {
 	for f, fr := range result {
 		for table, tr := range fr.Tables {
-			if tr.Proved && tr.Replayed {
+			if (tr.Proved || tr.Landed) && tr.Replayed {
 				n.job.Quarantine = n.job.Quarantine.With(f.Table(table), tr.Quarantined)
 				n.job.Generation = Learned{Generation: n.job.Generation}.Mean(f.Table(table), tr.Meant, tr.Quarantined).Generation
 			}

@@ -242,6 +242,8 @@ type TableResult struct {
 	Seen    *rules.Table   // the complete table of the guarded read that the plan rests on
 	Lost    Lost
 	Proved  bool
+	// Landed means that the marks of the write stand, although the table is not as it was written.
+	Landed bool
 	// Unproved means that the table was written and could not be read since. Mark is tried then.
 	Unproved bool
 	Skipped  []string // chains that their owner had put back before
