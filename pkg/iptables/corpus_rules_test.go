@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -492,18 +491,3 @@ const (
 	asText  way = "nft, as text"
 	legacy  way = "legacy, as text"
 )
-
-// A known row has rules that come back as another one, or not at all, without having been named. If
-// all of them come back or are named, that is a failure.
-type known struct {
-	ways []way
-	args *regexp.Regexp
-}
-
-// notYet are the rules of which canaryd does not keep its word yet: those of which iptables-nft
-// prints the words of another rule, or words that it does not read.
-var notYet = []known{
-	{ways: []way{byBytes}, args: regexp.MustCompile(`^-([io] \+|p (0|all)) -j`)},
-	{ways: []way{asText}, args: regexp.MustCompile(`-shift-mark 0$`)},
-	{ways: []way{asText}, args: regexp.MustCompile(`^(! )?-([io] \+|p (0|all)) -j`)},
-}

@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
-	"github.com/canaryd/canaryd/internal/testkit/versions"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -37,26 +36,17 @@ func TestEachExtensionComesBack(t *testing.T) {
 		t.Logf("CANARYD_SEED=%d", seed)
 		inet := map[rules.Family]string{rules.IPv4: "inet", rules.IPv6: "inet6"}[family]
 		nstest.Command(t, "ipset", "create", "plain", "hash:ip", "family", inet, "timeout", "0", "counters", "skbinfo")
-		faults := map[way]map[*known]bool{} // of the rows of notYet that had a rule: whether one failed
 		for round := range draws {
 			all := corpusRules(rand.New(rand.NewPCG(seed+uint64(round), uint64(family))), family)
 			if backend == iptables.Legacy {
-				flushAndHeal(t, legacy, family, all, faults)
+				flushAndHeal(t, legacy, family, all)
 				continue
 			}
-			flushAndHeal(t, asText, family, all, faults)
+			flushAndHeal(t, asText, family, all)
 			for table, list := range all {
 				all[table] = slices.DeleteFunc(list, namesANumber)
 			}
-			flushAndHeal(t, byBytes, family, all, faults)
-		}
-		on189 := versions.Difference{UpTo: "1.8.9"}.Here() && !versions.Difference{UpTo: "1.8.7"}.Here()
-		for way, rows := range faults {
-			for row, failed := range rows {
-				if !failed && on189 {
-					t.Errorf("%s: all rules like %s come back or are named: take the row from notYet", way, row.args)
-				}
-			}
+			flushAndHeal(t, byBytes, family, all)
 		}
 	})
 }
@@ -67,12 +57,9 @@ func namesANumber(args string) bool {
 }
 
 // flushAndHeal loads rules, flushes them and puts them back, and compares.
-func flushAndHeal(t *testing.T, as way, family rules.Family, all map[rules.TableName][]string, faults map[way]map[*known]bool) {
+func flushAndHeal(t *testing.T, as way, family rules.Family, all map[rules.TableName][]string) {
 	t.Helper()
-	if faults[as] == nil {
-		faults[as] = map[*known]bool{}
-	}
-	s := corpusStage{backend: iptables.NFT, way: as, family: family, faults: faults[as]}
+	s := corpusStage{backend: iptables.NFT, way: as, family: family}
 	if as == legacy {
 		s.backend = iptables.Legacy
 	}
@@ -90,7 +77,6 @@ type corpusStage struct {
 	family  rules.Family
 	rules   map[iptables.Place]string // as they were written
 	refused []string
-	faults  map[*known]bool
 }
 
 // load writes the rules that this machine takes.
@@ -220,10 +206,7 @@ func (s *corpusStage) flushAndHeal(t *testing.T) {
 			became, text = "another", bytesApart(before[place][0], after[place][0])
 		}
 		count[became]++
-		row, failed := s.known(args), became == "lost" || became == "another"
-		if row != nil {
-			s.faults[row] = s.faults[row] || failed
-		} else if failed {
+		if became == "lost" || became == "another" {
 			t.Errorf("%s, %s: -t %s %s\nread as %s%s", s.way, became, place.Table, args, rule.Spec, text)
 		}
 	}
@@ -262,16 +245,6 @@ func (s *corpusStage) read(t *testing.T, k *iptables.Kernel) iptables.Snapshot {
 	}
 	t.Fatalf("these are never tried: %q", untried)
 	return iptables.Snapshot{}
-}
-
-// known returns the row of notYet that has the rule, nil if there is none.
-func (s *corpusStage) known(args string) *known {
-	for i, row := range notYet {
-		if slices.Contains(row.ways, s.way) && row.args.MatchString(args) {
-			return &notYet[i]
-		}
-	}
-	return nil
 }
 
 // bytesApart says where two rules differ.

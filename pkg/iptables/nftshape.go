@@ -21,6 +21,9 @@ func shapeOf(family rules.Family, r nft.Rule) ruleShape {
 	loaded := noKey  // of the last meta expression
 	header := noPart // what the last payload expression read
 	err := r.Each(func(e nft.Expression) error {
+		if interfaceKey(loaded) && e.Name != "cmp" {
+			s.unread()
+		}
 		switch e.Name {
 		case "meta":
 			loaded, header = s.number(e.Data, unix.NFTA_META_KEY), noPart
@@ -51,8 +54,20 @@ func shapeOf(family rules.Family, r nft.Rule) ruleShape {
 	if err != nil {
 		s.unreadable(err)
 	}
+	if interfaceKey(loaded) {
+		s.unread()
+	}
 	return s
 }
+
+// interfaceKey reports whether a key of a meta expression is that of an interface's name.
+func interfaceKey(key uint32) bool {
+	return key == unix.NFT_META_IIFNAME || key == unix.NFT_META_OIFNAME
+}
+
+// unread notes an interface's name that is loaded and compared with nothing. iptables-nft writes
+// that for -i + and prints nothing of it, so that the rule without it has the same text.
+func (s *ruleShape) unread() { s.odd = "it matches any interface (+), which iptables does not print" }
 
 func (s *ruleShape) unreadable(err error) { s.odd = "its bytes cannot be read: " + err.Error() }
 

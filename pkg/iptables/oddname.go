@@ -32,8 +32,21 @@ func oddExtension(name string, revision byte, data []byte) string {
 			return fmt.Sprintf("a name in its %s %s", name, reason)
 		}
 	}
-	if name == "string" {
+	switch {
+	case name == "string":
 		return oddPattern(data)
+	case name == "CONNMARK" && revision == 2:
+		return oddShift(data)
+	}
+	return ""
+}
+
+// oddShift checks the target CONNMARK (struct xt_connmark_tginfo2): of a shift by 0 to the right
+// iptables prints nothing, as of none.
+func oddShift(data []byte) string {
+	const rightAt, bitsAt = 12, 13
+	if len(data) > bitsAt && data[rightAt] != 0 && data[bitsAt] == 0 {
+		return "it shifts a mark by 0 to the right, which iptables does not print"
 	}
 	return ""
 }
