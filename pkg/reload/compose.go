@@ -49,7 +49,7 @@ type tablePlan struct {
 	weakened    []QuarantinedRule // rules that this plan writes without a match that only counts
 	short       []rules.Chain     // chains of wrote that lack rules of the generation
 	meant       rules.Section     // see TableResult
-	lostMarks   rules.MarkLoss    // how marks of packets may differ after this plan
+	lostMarks   rules.MarkLoss    // how marks may differ in other tables after this plan
 	steps       section
 	script      iptables.Script // made of steps and wrote; a drill of the canary has its own
 }

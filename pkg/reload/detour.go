@@ -21,8 +21,9 @@ import (
 // masquerades none of them.
 type detour struct {
 	*gapSearch
-	meet []rules.Rule // behind these, packets meet rules that they never met
-	skip []rules.Rule // behind these, packets skip rules that they met
+	chain string
+	meet  []rules.Rule // behind these, packets meet rules that they never met
+	skip  []rules.Rule // behind these, packets skip rules that they met
 	// lacks are the fates of the rules that packets skip.
 	lacks fate
 	// reason is that of a rule which waits behind the first so many lines of the chain.
@@ -92,15 +93,18 @@ func (s *gapSearch) marksBy(r, by rules.Rule) rules.MarkLoss {
 }
 
 // lose counts a rule as lost, and returns its fates.
-func (s *gapSearch) lose(r rules.Rule) fate {
-	s.unmark(s.marks(r))
-	return s.of(r)
+func (d *detour) lose(r rules.Rule) fate {
+	d.unmark(d.marks(r))
+	return d.of(r)
 }
 
 // unmark adds to how marks may differ. Each chain is searched again then.
-func (s *gapSearch) unmark(loss rules.MarkLoss) {
-	if all := s.lostMarks.And(loss); all != s.lostMarks {
-		s.lostMarks, s.grown = all, true
+func (d *detour) unmark(loss rules.MarkLoss) {
+	if all := d.lostMarks.And(loss); all != d.lostMarks {
+		d.lostMarks, d.grown = all, true
+	}
+	if !d.atTheEnd(d.chain) {
+		d.passedOn = d.passedOn.And(loss)
 	}
 }
 
@@ -145,11 +149,16 @@ func (t *tableTask) missingMarks() rules.MarkLoss {
 	f := t.fates()
 	if !t.finding.Verdict.Loss() {
 		for _, h := range t.quarantined {
-			lost = lost.And(f.marks(h.Rule))
+			if !f.atTheEnd(h.Chain) {
+				lost = lost.And(f.marks(h.Rule))
+			}
 		}
 		return lost
 	}
-	lacking := func(standing, wanted []rules.Rule) {
+	lacking := func(chain string, standing, wanted []rules.Rule) {
+		if f.atTheEnd(chain) {
+			return
+		}
 		for i, at := range newLayout(standing, wanted).at {
 			if at < 0 {
 				lost = lost.And(f.marks(wanted[i]))
@@ -158,11 +167,11 @@ func (t *tableTask) missingMarks() rules.MarkLoss {
 	}
 	for _, c := range t.want.Section.Chains {
 		if standing := t.seen.Table.Rules(c.Name); !rules.EqualRules(standing, c.Rules) {
-			lacking(standing, c.Rules)
+			lacking(c.Name, standing, c.Rules)
 		}
 	}
 	for _, chain := range t.want.Section.JumpChains(t.table) {
-		lacking(t.seen.Table.Rules(chain), jumpRulesIn(t.want.Section.Jumps, chain))
+		lacking(chain, t.seen.Table.Rules(chain), jumpRulesIn(t.want.Section.Jumps, chain))
 	}
 	return lost
 }

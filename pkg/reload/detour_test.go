@@ -95,6 +95,11 @@ var markTests = []struct {
 			inFilter(firewall, "-A KUBE-FORWARD -j ACCEPT"), []string{"-A FORWARD -j KUBE-FORWARD"}},
 	{"the masquerade looks for packets without the mark", masqueradeNat + inFilter("-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT", "-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"), nil},
 	{"the masquerade looks for the mark", masqueradeOld, nil},
+	{"the masquerade's mark is cleared behind a missing rule",
+		"*nat\n:KUBE-POSTROUTING - [0:0]\n-A POSTROUTING -j KUBE-POSTROUTING\n-A KUBE-POSTROUTING -m set --match-set bad src -j RETURN\n" +
+			"-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0\n-A KUBE-POSTROUTING -j MASQUERADE --random-fully\nCOMMIT\n" +
+			inFilter("-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT"),
+		[]string{"-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0", "-A KUBE-POSTROUTING -j MASQUERADE --random-fully"}},
 	{"packets without the mark are rejected", inFilter("-A KUBE-FORWARD "+markBad, "-A KUBE-FORWARD -m mark ! --mark 0x8000/0x8000 -j REJECT --reject-with icmp-port-unreachable", "-A KUBE-FORWARD -j ACCEPT"), nil},
 	{"the missing rule looks for its own mark", inFilter("-A KUBE-FORWARD -m mark ! --mark 0x18000/0x18000 -m set --match-set bad src -j MARK --set-xmark 0x18000/0x18000",
 		"-A KUBE-FORWARD -m mark --mark 0x18000/0x18000 -j ACCEPT"), nil},
@@ -167,24 +172,32 @@ func (s misfitSession) Read(ctx context.Context, f rules.Family) (iptables.Snaps
 }
 
 // TestRulesWaitForMarksOfATableThatIsLeftAlone: nothing is written to nat, which marks packets that
-// filter drops.
+// filter drops. Nothing waits for the masquerade's marks, which kube-proxy clears in POSTROUTING.
 func TestRulesWaitForMarksOfATableThatIsLeftAlone(t *testing.T) {
-	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
-		t.Run(string(backend), func(t *testing.T) {
-			n := newMarkNode(t, backend, markDropNat+inFilter(firewall, "-A KUBE-FORWARD -j ACCEPT"))
-			n.flushAll(v4)
-			n.replayer.Kernel = misfitKernel{n.Fake}
-			n.takeHeld(n.heal())
-			waiting, _ := n.waiting()
-			if d := cmp.Diff([]string{"-A FORWARD -j KUBE-FORWARD"}, waiting); d != "" {
-				t.Errorf("rules that wait (-want +got):\n%s", d)
-			}
-			n.replayer.Kernel = n.Fake
-			n.takeHeld(n.heal())
-			result, err := n.replayer.Readmit(t.Context(), n.job)
-			must(t, err)
-			n.take(result)
-			n.same(v4)
-		})
+	for _, test := range []struct {
+		name, text string
+		wait       []string
+	}{
+		{"packets to drop", markDropNat + inFilter(firewall, "-A KUBE-FORWARD -j ACCEPT"), []string{"-A FORWARD -j KUBE-FORWARD"}},
+		{"packets to masquerade", masqueradeNat + inFilter("-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT"), nil},
+	} {
+		for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+			t.Run(test.name+"/"+string(backend), func(t *testing.T) {
+				n := newMarkNode(t, backend, test.text)
+				n.flushAll(v4)
+				n.replayer.Kernel = misfitKernel{n.Fake}
+				n.takeHeld(n.heal())
+				waiting, _ := n.waiting()
+				if d := cmp.Diff(test.wait, waiting); d != "" {
+					t.Errorf("rules that wait (-want +got):\n%s", d)
+				}
+				n.replayer.Kernel = n.Fake
+				n.takeHeld(n.heal())
+				result, err := n.replayer.Readmit(t.Context(), n.job)
+				must(t, err)
+				n.take(result)
+				n.same(v4)
+			})
+		}
 	}
 }

@@ -34,10 +34,15 @@ type fates struct {
 	seen   *rules.Table
 	known  map[string]fate // of chains
 	marked map[string]rules.MarkLoss
+	// jumps are those of the generation. before and behind are the chains that packets come to from
+	// built-in chains, without POSTROUTING and from it alone; nil until that is asked.
+	jumps          []rules.Jump
+	before, behind map[string]bool
 }
 
 func (t *tableTask) fates() *fates {
-	f := &fates{nat: t.table == rules.Nat, wanted: make(map[string][]rules.Rule, len(t.want.Section.Chains)), seen: t.seen.Table, known: map[string]fate{}, marked: map[string]rules.MarkLoss{}}
+	f := &fates{nat: t.table == rules.Nat, wanted: make(map[string][]rules.Rule, len(t.want.Section.Chains)), seen: t.seen.Table, known: map[string]fate{}, marked: map[string]rules.MarkLoss{},
+		jumps: t.want.Section.Jumps}
 	for _, c := range t.want.Section.Chains {
 		f.wanted[c.Name] = c.Rules
 	}
@@ -79,6 +84,51 @@ func (f *fates) chain(name string) fate {
 	}
 	f.known[name] = all
 	return all
+}
+
+// atTheEnd reports whether packets come to a chain from nat's POSTROUTING only. No rule of another
+// table looks at marks behind that: kube-proxy clears the masquerade's there.
+func (f *fates) atTheEnd(chain string) bool {
+	const last = "POSTROUTING"
+	if !f.nat {
+		return false
+	}
+	if f.before == nil {
+		f.before, f.behind = map[string]bool{}, map[string]bool{last: true}
+		for _, h := range f.jumps {
+			f.reach(h.Rule.Target, f.from(h.Chain == last))
+		}
+		if f.seen != nil {
+			for _, c := range f.seen.Chains {
+				if rules.Builtin(f.seen.Name, c.Name) {
+					for _, r := range c.Rules {
+						f.reach(r.Target, f.from(c.Name == last))
+					}
+				}
+			}
+		}
+	}
+	return f.behind[chain] && !f.before[chain]
+}
+
+func (f *fates) from(last bool) map[string]bool {
+	if last {
+		return f.behind
+	}
+	return f.before
+}
+
+// reach notes the chains that packets come to from one.
+func (f *fates) reach(chain string, reached map[string]bool) {
+	if chain == "" || reached[chain] {
+		return
+	}
+	reached[chain] = true
+	for _, list := range [][]rules.Rule{f.wanted[chain], f.seen.Rules(chain)} {
+		for _, r := range list {
+			f.reach(r.Target, reached)
+		}
+	}
 }
 
 // leads reports whether a rule leads to a chain of which the rules are known.

@@ -47,16 +47,17 @@ type gapSearch struct {
 	// chains that stand and of which a rule ought to wait: no further rule may lead there.
 	lost  map[string]fate
 	unfit map[string]bool
-	// lostMarks is how marks of packets may differ, because of all tables of the family.
-	lostMarks rules.MarkLoss
+	// lostMarks is how marks of packets may differ, because of all tables of the family. passedOn
+	// is how they may in other tables, because of this one.
+	lostMarks, passedOn rules.MarkLoss
 	// waiting are chains of which no rule is written, with the reason. grown says that this pass
 	// found one more.
 	waiting map[string]string
 	grown   bool
 }
 
-// findGaps holds back the rules of a plan that wait. It returns how marks of packets may differ
-// after it.
+// findGaps holds back the rules of a plan that wait. It returns how marks of packets may differ in
+// other tables after it.
 func (t *tableTask) findGaps(chains *chosenChains, jumps map[string]*chosenJumps) rules.MarkLoss {
 	chains.readLines(t)
 	for chain, list := range jumps {
@@ -78,7 +79,7 @@ func (t *tableTask) findGaps(chains *chosenChains, jumps map[string]*chosenJumps
 			s.builtin(chain, list.all)
 		}
 	}
-	return s.lostMarks
+	return s.passedOn
 }
 
 // release lets the rules go that wait.
@@ -98,26 +99,26 @@ func (s *gapSearch) chain(name string) fate {
 	s.lost[name] = 0 // the kernel takes no loop
 	reason, lost := s.waiting[name], fate(0)
 	list := s.lines[name]
-	d := detour{gapSearch: s}
+	d := detour{gapSearch: s, chain: name}
 	for i, l := range list {
 		inside := s.chain(l.rule.Target)
 		before := lost | d.before(l)
 		switch {
 		case l.removed:
 		case l.gone:
-			lost |= s.lose(l.rule)
+			lost |= d.lose(l.rule)
 		case reason != "" && !l.stands:
 			l.wait(name, reason)
-			lost |= s.lose(l.rule)
+			lost |= d.lose(l.rule)
 		case l.missing():
 			if s.decides(l.rule) {
 				reason = behindRule(name, l.rule)
 			}
-			lost |= s.lose(l.rule)
+			lost |= d.lose(l.rule)
 		case !l.stands && s.mustWait(l, before):
 			reason = s.why(&d, list, i, lost)
 			l.wait(name, reason)
-			lost |= s.lose(l.rule)
+			lost |= d.lose(l.rule)
 		default:
 			if reason != "" {
 				s.below(l.rule, reason)
@@ -139,17 +140,17 @@ func (s *gapSearch) mustWait(l *line, lost fate) bool {
 
 // builtin decides about the jumps of a built-in chain.
 func (s *gapSearch) builtin(name string, list []*line) {
-	lost, d := fate(0), detour{gapSearch: s}
+	lost, d := fate(0), detour{gapSearch: s, chain: name}
 	for i, l := range list {
 		before := lost | d.before(l)
 		switch {
 		case l.gone || l.missing():
-			if lost |= s.lose(l.rule); s.leaves(l.rule) {
+			if lost |= d.lose(l.rule); s.leaves(l.rule) {
 				lost = grants | keeps
 			}
 		case !l.stands && s.mustWait(l, before):
 			l.wait(name, s.why(&d, list, i, lost))
-			lost |= s.lose(l.rule)
+			lost |= d.lose(l.rule)
 		default:
 			if s.of(l.rule).lets(before) && s.fills(l.rule.Target) {
 				s.below(l.rule, s.why(&d, list, i, lost))
