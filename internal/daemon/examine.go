@@ -24,6 +24,7 @@ type examined struct {
 	readEnd   time.Time
 	pause     time.Duration // between readEnd and the next read
 	notBefore time.Time     // after a read that failed: no other one before this
+	wait      time.Duration // after the last read that failed; 0: the last one did not
 	trouble   trouble       // why the last read failed
 	moved     time.Time     // when something protected changed last
 	quiet     bool          // the last examination found the jump grace over
@@ -64,7 +65,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		d.examinationFailed(ctx, st, f, err)
 		return
 	}
-	x.notBefore = time.Time{}
+	x.notBefore, x.wait = time.Time{}, 0
 	if x.trouble.over() {
 		if st.loss != nil && st.heals() { // this may be all that kept it open
 			st.loss.retry.at = earliest(st.loss.retry.at, x.readEnd)
@@ -106,9 +107,11 @@ func (d *Daemon) examinationFailed(ctx context.Context, st *state, f rules.Famil
 		st.openLoss(f, x.digest)
 	}
 	x.trouble.report(ctx, err, tablesUnread, "family", f)
+	// An owner that removes its chains may make one read fail, and a flush may follow at once.
+	x.wait = min(max(2*x.wait, firstTry), d.cfg.PollInterval)
 	// By what the read cost, and not by how long it lasted: after canaryd was suspended for 30 s
 	// in the middle of one, nine times as long would be spent in the dark.
-	x.notBefore = x.readEnd.Add(max(d.cfg.PollInterval, x.pause))
+	x.notBefore = x.readEnd.Add(max(x.wait, x.pause))
 	x.dueAt = x.notBefore
 }
 
