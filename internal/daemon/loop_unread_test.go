@@ -46,7 +46,7 @@ func TestRestartBesideAnUnreadableTable(t *testing.T) {
 }
 
 // TestAReadThatFailsBesideACleanup: an owner removes its chains while canaryd reads, so that the
-// read fails. The next read comes at once: a flush half a second later does not bring them back.
+// read fails. The next read comes 0.1 s later, so that a flush does not bring them back.
 func TestAReadThatFailsBesideACleanup(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
