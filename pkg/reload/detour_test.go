@@ -100,6 +100,10 @@ var markTests = []struct {
 			"-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0\n-A KUBE-POSTROUTING -j MASQUERADE --random-fully\nCOMMIT\n" +
 			inFilter("-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT"),
 		[]string{"-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0", "-A KUBE-POSTROUTING -j MASQUERADE --random-fully"}},
+	{"a connection's mark is set in nat's POSTROUTING",
+		"*mangle\n:KUBE-M - [0:0]\n-A PREROUTING -j KUBE-M\n-A KUBE-M -j CONNMARK --restore-mark --nfmask 0x8000 --ctmask 0x8000\nCOMMIT\n" +
+			"*nat\n:KUBE-POSTROUTING - [0:0]\n-A POSTROUTING -j KUBE-POSTROUTING\n-A KUBE-POSTROUTING -m set --match-set bad src -j CONNMARK --set-xmark 0x8000/0x8000\nCOMMIT\n" +
+			inFilter(firewall, "-A KUBE-FORWARD -j ACCEPT"), []string{"-A FORWARD -j KUBE-FORWARD"}},
 	{"packets without the mark are rejected", inFilter("-A KUBE-FORWARD "+markBad, "-A KUBE-FORWARD -m mark ! --mark 0x8000/0x8000 -j REJECT --reject-with icmp-port-unreachable", "-A KUBE-FORWARD -j ACCEPT"), nil},
 	{"the missing rule looks for its own mark", inFilter("-A KUBE-FORWARD -m mark ! --mark 0x18000/0x18000 -m set --match-set bad src -j MARK --set-xmark 0x18000/0x18000",
 		"-A KUBE-FORWARD -m mark --mark 0x18000/0x18000 -j ACCEPT"), nil},

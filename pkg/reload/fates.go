@@ -38,6 +38,7 @@ type fates struct {
 	// built-in chains, without POSTROUTING and from it alone; nil until that is asked.
 	jumps          []rules.Jump
 	before, behind map[string]bool
+	connections    bool // a rule behind POSTROUTING may set the mark of a connection
 }
 
 func (t *tableTask) fates() *fates {
@@ -86,29 +87,32 @@ func (f *fates) chain(name string) fate {
 	return all
 }
 
-// atTheEnd reports whether packets come to a chain from nat's POSTROUTING only. No rule of another
-// table looks at marks behind that: kube-proxy clears the masquerade's there.
+// lastHook is the built-in chain that packets come to last.
+const lastHook = "POSTROUTING"
+
+// atTheEnd reports whether packets come to a chain from nat's POSTROUTING only, where no rule sets
+// the mark of a connection. No rule of another table looks at a packet's mark behind that:
+// kube-proxy clears the masquerade's there. A connection's mark comes back with its next packet.
 func (f *fates) atTheEnd(chain string) bool {
-	const last = "POSTROUTING"
 	if !f.nat {
 		return false
 	}
 	if f.before == nil {
-		f.before, f.behind = map[string]bool{}, map[string]bool{last: true}
+		f.before, f.behind = map[string]bool{}, map[string]bool{lastHook: true}
 		for _, h := range f.jumps {
-			f.reach(h.Rule.Target, f.from(h.Chain == last))
+			f.follow(h.Rule, f.from(h.Chain == lastHook))
 		}
 		if f.seen != nil {
 			for _, c := range f.seen.Chains {
 				if rules.Builtin(f.seen.Name, c.Name) {
 					for _, r := range c.Rules {
-						f.reach(r.Target, f.from(c.Name == last))
+						f.follow(r, f.from(c.Name == lastHook))
 					}
 				}
 			}
 		}
 	}
-	return f.behind[chain] && !f.before[chain]
+	return f.behind[chain] && !f.before[chain] && !f.connections
 }
 
 func (f *fates) from(last bool) map[string]bool {
@@ -118,15 +122,19 @@ func (f *fates) from(last bool) map[string]bool {
 	return f.before
 }
 
-// reach notes the chains that packets come to from one.
-func (f *fates) reach(chain string, reached map[string]bool) {
-	if chain == "" || reached[chain] {
+// follow notes the chains that packets come to by a rule.
+func (f *fates) follow(r rules.Rule, reached map[string]bool) {
+	_, opaque := r.Opaque()
+	if reached[lastHook] && (r.Target == "CONNMARK" || opaque && r.Target == "") {
+		f.connections = true
+	}
+	if r.Target == "" || reached[r.Target] {
 		return
 	}
-	reached[chain] = true
-	for _, list := range [][]rules.Rule{f.wanted[chain], f.seen.Rules(chain)} {
-		for _, r := range list {
-			f.reach(r.Target, reached)
+	reached[r.Target] = true
+	for _, list := range [][]rules.Rule{f.wanted[r.Target], f.seen.Rules(r.Target)} {
+		for _, next := range list {
+			f.follow(next, reached)
 		}
 	}
 }

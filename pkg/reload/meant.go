@@ -47,11 +47,11 @@ func joinMeant(earlier, later rules.Section) rules.Section {
 	return later
 }
 
-// Mean returns what is learned with what a proved replay meant of a table: a [TableResult]'s Meant
-// and Quarantined. It comes before Supplement compares a read with the generation. Otherwise, what
-// the replay itself left out or changed would count as written by the chain's owner, and end the
-// quarantine of that chain. The generation that was replayed may also be another one than was
-// learned.
+// Mean returns what is learned with what a replay meant of a table, if it is proved or its marks
+// stand: a [TableResult]'s Meant and Quarantined. It comes before Supplement compares a read with
+// the generation. Otherwise, what the replay itself left out or changed would count as written by
+// the chain's owner, and end the quarantine of that chain. The generation that was replayed may
+// also be another one than was learned.
 func (l Learned) Mean(id rules.TableID, meant rules.Section, quarantined []QuarantinedRule) Learned {
 	s := l.Generation[id]
 	s.Chains = slices.Clone(s.Chains)
