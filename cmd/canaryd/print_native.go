@@ -38,7 +38,7 @@ func nativeText(s api.Status) string {
 		}
 	}
 	if s.NativeBeyond > 0 {
-		text += fmt.Sprintf("NOT guarded: %s; there are more than the %d that canaryd guards, so name fewer with --protect\n", count(s.NativeBeyond, "native table"), protect.MaxNative)
+		text += fmt.Sprintf("NOT guarded: %s; canaryd guards %d, first those that --protect names one by one, so name fewer\n", count(s.NativeBeyond, "native table"), protect.MaxNative)
 	}
 	return text
 }

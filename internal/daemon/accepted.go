@@ -23,8 +23,8 @@ const (
 	acceptedFor = time.Hour
 	// Of a chain that keeps rules, and of a table, so many rules must be gone: an endpoint that
 	// goes is no news.
-	muchOfChain = 10
-	muchOfTable = 20
+	muchOfChain = native.MuchOfPart
+	muchOfTable = native.MuchOfTable
 )
 
 // acceptances is what was accepted lately.

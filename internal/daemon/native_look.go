@@ -332,7 +332,7 @@ func (d *Daemon) noteBeyond(ctx context.Context, r *nativeRealm, beyond int) {
 		r.limits.over()
 		return
 	}
-	err := fmt.Errorf("--protect names %d native tables more than the %d that canaryd guards", beyond, protect.MaxNative)
+	err := fmt.Errorf("%d native tables have no place among the %d that canaryd guards, first those that --protect names one by one", beyond, protect.MaxNative)
 	if r.limits.met(err, time.Now()) {
 		klog.FromContext(ctx).Error(err, "Not all native tables are guarded")
 	}

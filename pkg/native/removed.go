@@ -9,11 +9,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// Of a chain or set that keeps a part, and of a table, so many rules or elements must be gone: an
-// endpoint that goes is no news.
+// So many rules or elements must be gone of a chain or set that keeps a part, and of a table, to be
+// reported: an endpoint that goes is no news.
 const (
-	muchOfPart  = 10
-	muchOfTable = 20
+	MuchOfPart  = 10
+	MuchOfTable = 20
 )
 
 // A Removed is a part of a table from which much is gone.
@@ -41,7 +41,7 @@ func largeRemovals(e Evidence) []Removed {
 	was, now := e.Was, e.Now
 	_, had, _ := was.Counts()
 	_, has, _ := now.Counts()
-	if had-has >= muchOfTable && 2*has < had {
+	if had-has >= MuchOfTable && 2*has < had {
 		return []Removed{{nft.Tables, "", had - has, has, e.last(func(d *Deed) int { return len(d.Rules) + d.Lost })}}
 	}
 	var list []Removed
@@ -83,7 +83,7 @@ func largeRemovals(e Evidence) []Removed {
 }
 
 // much reports whether more than half is gone, and not a few only.
-func (r Removed) much() bool { return r.Gone >= muchOfPart && r.Gone > r.Left }
+func (r Removed) much() bool { return r.Gone >= MuchOfPart && r.Gone > r.Left }
 
 // count returns the number of elements as people count them: an interval, which has two in the
 // kernel, is one.
