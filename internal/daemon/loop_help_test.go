@@ -110,6 +110,7 @@ type rig struct {
 	d          *Daemon
 	hints      *watch.Hints
 	writers    *watch.Writers
+	deleted    uint32 // by delete, so far
 	reg        *prometheus.Registry
 	registered map[string]prometheus.Collector // by the names of metrics
 	log        *logText

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -44,11 +45,15 @@ func (r *rig) deletions() (marks, others []deletion) {
 // decides, and pauses behind each.
 func (r *rig) delete(by watch.Doer, pause time.Duration, list []deletion) {
 	r.t.Helper()
-	for i, d := range list {
+	for _, d := range list {
 		stamp, err := r.fake.Stamp(r.t.Context(), rules.IPv4)
 		must(r.t, err)
-		pid := by.PID + uint32(i) + 1
-		r.writers.Note(watch.Writer{Time: time.Now(), Genid: uint32(stamp.Value) + 1, PID: pid, Comm: "iptables",
+		r.deleted++
+		pid, genid := by.PID+r.deleted, uint32(stamp.Value)+1
+		if r.fake.Info().Backend == iptables.Legacy {
+			genid = 0
+		}
+		r.writers.Note(watch.Writer{Time: time.Now(), Genid: genid, PID: pid, Comm: "iptables",
 			Command: "iptables -w -t " + string(d.table) + " " + strings.ReplaceAll(d.line, `"`, ""), By: by})
 		_ = r.fake.As(pid, "iptables").RestoreNoflush(rules.IPv4, section(d.table, d.line))
 		r.after(pause)
@@ -200,4 +205,82 @@ func TestAnAgentDeletesByName(t *testing.T) {
 			t.Errorf("%d records, want that of the mark", n)
 		}
 	})
+}
+
+// TestAPurgeDeletesJumpsOnLegacy: only processes of the purge held the lock, so the jumps that went
+// meanwhile are back when it rests. Where an owner held it, too, a jump waits for its grace.
+func TestAPurgeDeletesJumpsOnLegacy(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		by   watch.Doer // who deletes the jump in the middle
+		soon bool
+	}{
+		{"a script alone", script, true},
+		{"with a command that was gone", gone, true},
+		{"with an owner", proxy, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := start(t, iptables.Legacy, setup{})
+				r.after(time.Minute)
+				before, foreign := r.tables(), r.tables()
+				marks, list := r.deletions()
+				list = slices.DeleteFunc(list, func(d deletion) bool {
+					return !strings.HasPrefix(d.line, "-D PREROUTING") && !strings.HasPrefix(d.line, "-D OUTPUT") || !strings.Contains(d.line, "-j KUBE-")
+				})
+				if len(list) < 3 {
+					t.Fatalf("%d jumps", len(list))
+				}
+				r.delete(script, 300*time.Millisecond, marks)
+				r.delete(script, 300*time.Millisecond, list[:1])
+				r.delete(tt.by, 300*time.Millisecond, list[1:2])
+				r.delete(script, 300*time.Millisecond, list[2:])
+				r.after(5 * time.Second)
+				missing := 0
+				for _, d := range list {
+					chain, rest, _ := strings.Cut(strings.TrimPrefix(d.line, "-D "), " ")
+					if !slices.Contains(r.chain(rules.IPv4, d.table, chain), rest) {
+						missing++
+					}
+				}
+				if tt.soon != (missing == 0) {
+					t.Errorf("%d of %d jumps are missing", missing, len(list))
+				}
+				r.after(time.Minute)
+				r.wantTables(before, foreign)
+				r.wantReady()
+			})
+		})
+	}
+}
+
+// TestAPurgeInAnyOrder: jumps that a purge took, learned as removed or not, come back in their
+// order, which decides what their packets meet.
+func TestAPurgeInAnyOrder(t *testing.T) {
+	for seed := range uint64(6) {
+		for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+			t.Run(fmt.Sprintf("%s/%d", backend, seed), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					r := start(t, backend, setup{})
+					r.after(time.Minute)
+					_, list := r.deletions()
+					rand.New(rand.NewPCG(seed, 1)).Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+					list = slices.DeleteFunc(list, func(d deletion) bool {
+						chain, _, _ := strings.Cut(strings.TrimPrefix(d.line, "-D "), " ")
+						return !slices.Contains([]string{"PREROUTING", "OUTPUT", "POSTROUTING", "KUBE-SERVICES", "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-MASQ"}, chain)
+					})
+					before, foreign := r.tables(), r.tables()
+					r.delete(script, 300*time.Millisecond, list)
+					marks, _ := r.deletions() // they may have been renewed
+					r.delete(script, 300*time.Millisecond, marks)
+					for f, set := range r.tables() { // what is not protected its owners put back
+						foreign[f] = set
+					}
+					r.after(time.Minute)
+					r.wantTables(before, foreign)
+					r.wantReady()
+				})
+			})
+		}
+	}
 }

@@ -34,7 +34,7 @@ func layoutOf(standing []rules.Rule, wanted []rules.Jump, chain string) *layout 
 	l := newLayout(standing, jumpRulesIn(wanted, chain))
 	for i, h := range wanted {
 		if l.at[i] < 0 {
-			to := l.position(wanted, i)
+			to := l.inOrder(i, l.position(wanted, i))
 			l.insert(to, h.Rule)
 			l.at[i] = to
 		}
@@ -86,6 +86,26 @@ func (l *layout) insert(to int, r rules.Rule) {
 			l.at[j]++
 		}
 	}
+}
+
+// inOrder returns the index nearest to one at which the i-th wanted rule stands behind those before
+// it and in front of those after it: anchors of different times may name places that contradict
+// each other. Where the standing ones are in another order it returns to.
+func (l *layout) inOrder(i, to int) int {
+	first, last := 0, len(l.slots)
+	for j, at := range l.at {
+		switch {
+		case at < 0:
+		case j < i:
+			first = max(first, at+1)
+		case j > i:
+			last = min(last, at)
+		}
+	}
+	if first > last {
+		return to
+	}
+	return min(max(to, first), last)
 }
 
 // position returns the index at which wanted[i] is to be inserted.
