@@ -52,6 +52,8 @@ type removed struct {
 type purge struct {
 	by       []watch.Doer
 	last     time.Time // when it was last found to have deleted something
+	read     time.Time // when the tables were read last
+	unsure   bool      // it was too soon then to know what the purge took
 	recalled map[rules.TableID]reload.Recalled
 }
 
@@ -159,19 +161,24 @@ func (d *Daemon) recallPurged(st *state, p *purge, q inquiry) (found bool) {
 }
 
 // purged returns what reports of a read whether a purge took what it does not show; nil while none
-// is under way. On legacy that is known a moment later, when the removal has been learned.
+// is under way. On legacy that is known when the lock has been quiet for a moment.
 func (d *Daemon) purged(st *state) func(rules.TableID, string, string) bool {
 	p := st.purges.current(time.Now())
 	if p == nil {
 		return nil
 	}
 	q, known := d.inquire(context.Background()), map[rules.TableID]touches{}
+	p.read, p.unsure = time.Now(), false
 	p.keepAwake(q)
 	return func(id rules.TableID, chain, target string) bool {
 		t, asked := known[id]
-		if !asked && !q.legacy {
+		if !asked {
 			settled := st.table(id).settled
-			t = q.touched(id, span{settled, read{digest: settled.digest + 1<<30}})
+			t = q.touched(id, span{settled, read{digest: settled.digest + 1<<30, at: p.read}})
+			if q.legacy && !t.over(p.read) {
+				p.unsure = p.unsure || !t.others(p)
+				t = touches{}
+			}
 			known[id] = t
 		}
 		return p.recalled[id].Has(chain, target) || p.did(q, t.of(chain))
@@ -186,12 +193,12 @@ func (d *Daemon) recallLate(st *state) {
 }
 
 // goesOn reports whether the flush record of a purge stays open although all is back: the process
-// has deleted something a moment ago, and more may follow.
+// had deleted something a moment before the tables were read, and more may follow.
 func (d *Daemon) goesOn(st *state, now time.Time) bool {
 	p := st.purges.current(now)
 	if p == nil || now.Sub(st.loss.record.Time) > purgeMost {
 		return false
 	}
 	p.recalled = map[rules.TableID]reload.Recalled{}
-	return now.Sub(p.last) < purgeRest
+	return p.unsure || p.read.Sub(p.last) < purgeRest
 }

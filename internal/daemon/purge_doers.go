@@ -30,11 +30,24 @@ type touches struct {
 // of returns the deeds to a chain.
 func (t touches) of(chain string) []deed { return slices.Concat(t.any, t.some[chain]) }
 
+// over reports whether all is known of whose the deeds to any chain are.
+func (t touches) over(now time.Time) bool {
+	return !slices.ContainsFunc(t.any, func(x deed) bool { return !settledBy(x.at, now) })
+}
+
+// others reports whether processes wrote to the table that are known not to be the purge's.
+func (t touches) others(p *purge) bool {
+	return slices.ContainsFunc(t.any, func(x deed) bool { return x.by.Known() && !p.is(x.by) })
+}
+
 // A span is the time between two reads of a family.
 type span struct{ after, upto read }
 
 // over reports whether all is known of whose deeds those of the span were.
-func (s span) over() bool { return time.Since(s.upto.at) > purgeGap+purgeGap/10 }
+func (s span) over() bool { return settledBy(s.upto.at, time.Now()) }
+
+// settledBy reports whether it is known by now whose all deeds until a time were.
+func settledBy(at, now time.Time) bool { return now.Sub(at) > purgeGap+purgeGap/10 }
 
 // touched returns the deeds to a table in a span; none if it is not known who wrote in it.
 func (q inquiry) touched(id rules.TableID, s span) touches {
