@@ -74,7 +74,7 @@ func flushText(r api.FlushReply) string {
 		if len(d.Lines)+d.More == 0 { // only marks were lost
 			continue
 		}
-		fmt.Fprintf(&b, "\n@@ %s %s @@\n", d.Family, d.Table)
+		fmt.Fprintf(&b, "\n@@ %s @@\n", plain(d.Name()))
 		for _, line := range d.Lines {
 			fmt.Fprintf(&b, "%s\n", plain(line))
 		}
@@ -86,10 +86,10 @@ func flushText(r api.FlushReply) string {
 }
 
 func writeLost(b *strings.Builder, f api.Flush) {
-	fmt.Fprintf(b, "\nlost %s\n", lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Jumps)+f.Lost.UnprotectedText())
+	fmt.Fprintf(b, "\nlost %s\n", f.Lost.Text(strconv.Itoa)+f.Lost.UnprotectedText())
 	b.WriteString(notInBaselineText(f.NotInBaseline))
 	rows := [][]string{{"FAMILY", "TABLE", "KIND", "CHAIN", "RULES", "BY"}}
-	for _, t := range f.Lost.Tables {
+	for _, t := range f.TablesHit() {
 		rows = append(rows, []string{t.Family.String(), string(t.Table), string(t.Kind), fmt.Sprintf("%s, %s", count(t.Chains, "chain"), count(t.Jumps, "jump")), strconv.Itoa(t.Rules), plain(f.TakersOf(t))})
 		left := t.Rules
 		for _, c := range t.PerChain {
@@ -155,10 +155,6 @@ func byFully(f api.Flush) string {
 		return "by unknown\n"
 	}
 	return text
-}
-
-func lostText(rules, chains, jumps int) string {
-	return fmt.Sprintf("%s, %s, %s", count(rules, "rule"), count(chains, "chain"), count(jumps, "jump"))
 }
 
 // count returns "1 rule" and "2 rules".

@@ -83,6 +83,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 			return exitError, fmt.Errorf("there is nothing to compare with, and no daemon is running: %w", err)
 		}
 		judged := api.Status{Families: map[rules.Family]api.Verdicts{}}
+		judged.Generation.Rules, judged.Generation.Chains = stored.Generation.Counts()
 		job := b.job(stored.Generation, state.Marks)
 		job.Quarantine = state.Quarantine
 		for _, f := range b.kernel.Families() {

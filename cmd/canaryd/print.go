@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -39,32 +40,56 @@ func show(w io.Writer, output string, value any, write func(io.Writer)) error {
 // printVerdicts prints what check found: the verdicts and, where these do not say it all, the
 // headline.
 func printVerdicts(w io.Writer, output string, s api.Status) error {
+	s.Native = s.NativeRows()
 	all := struct {
 		Headline string                        `json:"headline,omitempty"`
 		Families map[rules.Family]api.Verdicts `json:"families"`
 		Native   []api.NativeTable             `json:"native,omitempty"`
-	}{Families: s.Families, Native: s.NativeRows()}
+	}{Families: s.Families, Native: s.Native}
 	if h := s.Health(); s.PartialCount() != "" || h.Warning != "" {
 		all.Headline = h.String()
 	}
 	return show(w, output, all, func(w io.Writer) {
-		writeVerdicts(w, all.Families, all.Native)
+		writeVerdicts(w, s)
 		if all.Headline != "" {
 			fmt.Fprintln(w, healthText(w, s))
 		}
 	})
 }
 
-func writeVerdicts(w io.Writer, families map[rules.Family]api.Verdicts, native []api.NativeTable) {
+// writeVerdicts writes the verdicts, those first that are on most of the guarded rules.
+func writeVerdicts(w io.Writer, s api.Status) {
 	rows := [][]string{{"FAMILY", "TABLE", "VERDICT"}}
-	for id, v := range api.Tables(families) {
+	for id, v := range api.Tables(s.Families) {
 		rows = append(rows, []string{id.Family.String(), id.Name, string(v)})
 	}
-	writeTable(w, rows)
-	if len(native) > 0 {
+	native := nativeRows(s.Native)
+	switch {
+	case s.OnlyNative():
+		writeTable(w, native)
+		fmt.Fprintf(w, "\n%s\n", s.IptablesText())
+	case s.NativeFirst():
+		writeTable(w, native)
 		fmt.Fprintln(w)
-		writeTable(w, nativeRows(native))
+		writeTable(w, rows)
+	case len(s.Native) > 0:
+		writeTable(w, rows)
+		fmt.Fprintln(w)
+		writeTable(w, native)
+	default:
+		writeTable(w, rows)
 	}
+}
+
+// guardsText says in which mode canaryd guards how many rules of which backend.
+func guardsText(s api.Status) string {
+	mode, guarded := fmt.Sprintf("mode %s, ", s.Mode), s.GuardedText(strconv.Itoa)
+	backend := fmt.Sprintf("backend %s %s (%s)\n", s.Backend.Name, s.Backend.Version, plain(s.Backend.Reason))
+	if s.OnlyNative() {
+		return mode + "guarding " + guarded + "\n" + backend
+	}
+	g := s.Generation
+	return mode + backend + fmt.Sprintf("generation %s from %s: %s, captured %s\n", g.ID, g.Source, guarded, ago(g.Captured))
 }
 
 func printStatus(w io.Writer, output string, s api.Status) error {
@@ -73,9 +98,7 @@ func printStatus(w io.Writer, output string, s api.Status) error {
 
 // writeStatus writes health, what an operator has to know, verdicts, flushes, stored generations.
 func writeStatus(w io.Writer, s api.Status) {
-	fmt.Fprintf(w, "%s\nmode %s, backend %s %s (%s)\ngeneration %s from %s: %d rules in %d chains, captured %s\n",
-		healthText(w, s), s.Mode, s.Backend.Name, s.Backend.Version, plain(s.Backend.Reason),
-		s.Generation.ID, s.Generation.Source, s.Generation.Rules, s.Generation.Chains, ago(s.Generation.Captured))
+	fmt.Fprintf(w, "%s\n%s", healthText(w, s), guardsText(s))
 	for _, text := range []string{
 		baselineLine(s.Baseline), keeperText(s.Keeper), lastDrillText(w, s.LastDrill), standbysText(s.Standby, s.Native),
 		decisionText(s.Decision), replaysText(s), sourceErrorsText(s.SourceErrors), refusedText(s.DeclaredRefused),
@@ -83,7 +106,7 @@ func writeStatus(w io.Writer, s api.Status) {
 	} {
 		fmt.Fprint(w, text)
 	}
-	writeVerdicts(w, s.Families, s.Native)
+	writeVerdicts(w, s)
 	writeFlushes(w, s.Flushes)
 	writeStored(w, s)
 	writeNativeStored(w, s)
@@ -253,7 +276,7 @@ func writeFlushes(w io.Writer, flushes []api.Flush) {
 	for i, f := range flushes[:min(len(flushes), shownFlushes)] {
 		rows = append(rows, []string{
 			strconv.Itoa(i + 1), ago(f.Time), string(f.Kind), scope(f),
-			lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Jumps),
+			f.Lost.Text(strconv.Itoa),
 			plain(f.ByText()), absentText(f), string(f.Outcome),
 		})
 	}
@@ -324,9 +347,10 @@ func madeText(made reload.Made, foreign string) string {
 }
 
 func scope(f api.Flush) string {
-	words := append(api.Words(f.Families), api.Words(f.Tables)...)
-	if names := f.NativeNames(); len(names) > 0 {
-		words = append(words, plain(strings.Join(names, ", ")))
+	families, tables, native := f.Where()
+	words := slices.Concat(families, tables)
+	if len(native) > 0 {
+		words = append(words, plain(strings.Join(native, ", ")))
 	}
 	return strings.Join(words, " ")
 }

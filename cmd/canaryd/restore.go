@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
@@ -133,7 +134,7 @@ func writePreview(w io.Writer, reply api.RestoreReply) {
 	writeTableChanges(w, reply, "WOULD ADD", "WOULD REMOVE")
 	writeRestored(w, reply.Native, "WOULD PUT BACK")
 	for _, c := range reply.Changes {
-		fmt.Fprintf(w, "\n@@ %s %s @@\n", c.Family, c.Table)
+		fmt.Fprintf(w, "\n@@ %s @@\n", c.Name())
 		for i, line := range c.Lines {
 			if i < c.NewLines {
 				line = "not in the baseline: " + line
@@ -158,7 +159,8 @@ func writeTableChanges(w io.Writer, reply api.RestoreReply, adds, removes string
 		if c.Reorders > 0 {
 			removed += fmt.Sprintf(" (another order in %s)", count(c.Reorders, "chain"))
 		}
-		row := []string{c.Family.String(), string(c.Table), countsText(c.Adds), removed}
+		family, table, _ := strings.Cut(c.Name(), " ")
+		row := []string{family, table, countsText(c.Adds), removed}
 		if marked {
 			row = append(row, count(c.NotInBaseline, "rule"))
 		}

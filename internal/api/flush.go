@@ -81,7 +81,7 @@ const summaryTables = 10
 // users of a cluster may read it as an event.
 func (f Flush) Summary() string {
 	var hit []string
-	for _, t := range f.Lost.Tables {
+	for _, t := range f.TablesHit() {
 		hit = append(hit, fmt.Sprintf("%s %s %s", t.Family, t.Table, t.Kind))
 	}
 	for _, l := range f.Native {
@@ -292,6 +292,8 @@ type Lost struct {
 	Chains int `json:"chains"`
 	Rules  int `json:"rules"`
 	Jumps  int `json:"jumps"`
+	// Elements counts those of native tables' sets and maps.
+	Elements int `json:"elements,omitempty"`
 	// Unprotected counts the rules that --protect does not name and that went in the same flush.
 	// Rules does not include them. UnprotectedUnknown means that there may be more: of a table it
 	// is not known how many went.

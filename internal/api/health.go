@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -114,7 +115,7 @@ func (s Status) Line() string {
 	case !h.Healthy() && s.Generation.ID == "":
 		line = "Waiting for every table to be readable and planted: " + h.Problem
 	case h.Healthy():
-		line += fmt.Sprintf(": %d rules in %d chains", s.Generation.Rules, s.Generation.Chains)
+		line += ": " + s.GuardedText(strconv.Itoa)
 	}
 	if last, ok := s.LastFlush(); ok {
 		line += fmt.Sprintf("; last flush at %s: %s, %s", last.Time.UTC().Format(time.RFC3339), last.Kind, last.Outcome)

@@ -98,7 +98,8 @@ type NativeLoss struct {
 
 // String says it for people.
 func (l NativeLoss) String() string {
-	return fmt.Sprintf("%s is %s: %d rules, %d chains, %d elements (%s)", l.Table, l.Kind, l.Rules, l.Chains, l.Elements, l.Why)
+	lost := Lost{Rules: l.Rules, Chains: l.Chains, Elements: l.Elements}
+	return fmt.Sprintf("%s is %s: %s (%s)", l.Table, l.Kind, lost.Text(strconv.Itoa), l.Why)
 }
 
 // NativeLossKinds returns every verdict that shows a loss of a native table.

@@ -137,14 +137,18 @@ type DismissReply struct {
 }
 
 // A TableDiff is what a flush changed in the protected rules of one table, in the words of
-// iptables-save. It quotes rules.
+// iptables-save, or of nft for a native table. It quotes rules.
 type TableDiff struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
+	Native bool            `json:"native,omitempty"`
 	// Lines begin with - for a lost rule, and with + for a rule that stood in its place.
 	Lines []string `json:"lines"`
 	More  int      `json:"more,omitempty"` // lines that were left out
 }
+
+// Name names the table: "ipv4 nat", or of a native table "ip kube-proxy".
+func (d TableDiff) Name() string { return nameOf(d.Family.Table(d.Table), d.Native) }
 
 // ErrNoFlush: no flush with that number or ID is known.
 var ErrNoFlush = errors.New("no such flush")
@@ -167,19 +171,32 @@ type FlushReply struct {
 type TableChange struct {
 	Family  rules.Family    `json:"family"`
 	Table   rules.TableName `json:"table"`
+	Native  bool            `json:"native,omitempty"`
 	Adds    Counts          `json:"adds"`
 	Removes Counts          `json:"removes"`
 	// Reorders counts chains that get the same rules in another order.
 	Reorders int `json:"reorders,omitempty"`
 	// Removal identifies what is removed, for RestoreRequest.Agreed.
 	Removal string `json:"removal,omitempty"`
-	// Lines are the rules of a dry run in the words of iptables-save, each behind - or +.
+	// Lines are the rules of a dry run in the words of iptables-save, or of nft for a native table,
+	// each behind - or +.
 	Lines []string `json:"lines,omitempty"`
 	More  int      `json:"more,omitempty"` // lines that were left out
 	// NotInBaseline counts the added rules that the confirmed baseline lacks. They are the first
 	// NewLines of Lines.
 	NotInBaseline int `json:"notInBaseline,omitempty"`
 	NewLines      int `json:"newLines,omitempty"`
+}
+
+// Name names the table: "ipv4 nat", or of a native table "ip kube-proxy".
+func (c TableChange) Name() string { return nameOf(c.Family.Table(c.Table), c.Native) }
+
+// nameOf names a table with its family, as iptables' tables and native ones are named.
+func nameOf(id rules.TableID, native bool) string {
+	if native {
+		return TableCell(id.NFT())
+	}
+	return id.String()
 }
 
 // Counts counts rules, jumps included, complete chains, and elements of native tables.

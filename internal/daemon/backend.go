@@ -107,7 +107,7 @@ func (d *Daemon) takeEvidence(ctx context.Context, st *state, e iptables.Evidenc
 	case is.doubtful && !is.mismatch:
 		is.reason = was.reason
 	case !is.doubtful && e.Backend != ours:
-		is.reason = "neither backend holds rules any more"
+		is.reason = "iptables' tables hold no rules any more"
 	}
 	if is.mixed != was.mixed {
 		logBothBackends(ctx, e, ours)

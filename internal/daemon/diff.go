@@ -41,6 +41,12 @@ func newDiffWriter(id tableid.TableID, left room) diffWriter {
 	return diffWriter{api.TableDiff{Family: id.Family, Table: id.Name, Lines: []string{}}, left}
 }
 
+func newNativeDiffWriter(id tableid.TableID, left room) diffWriter {
+	w := newDiffWriter(id, left)
+	w.diff.Native = true
+	return w
+}
+
 func (w *diffWriter) chain(c reload.LostChain) {
 	if !c.Stands {
 		w.add("-", ":"+c.Name+" - [0:0]")
@@ -127,7 +133,7 @@ type lostTable struct{ want, now *native.Table }
 func nativeDiff(lost []lostTable) (all []api.TableDiff) {
 	left := diffRoom()
 	for _, l := range lost {
-		w := newDiffWriter(l.want.ID, left)
+		w := newNativeDiffWriter(l.want.ID, left)
 		gone, instead := native.Difference(l.want, l.now)
 		w.lines("-", gone)
 		w.lines("+", instead)

@@ -142,7 +142,7 @@ func TestAlternativesAreSwitched(t *testing.T) {
 		r.holds(plain(0), plain(0))
 		r.after(aCheckAndMore)
 		r.wantChoice("flushed on both sides", false, false, told)
-		if s := r.d.Status().Backend.Reason; !strings.HasPrefix(s, "neither backend holds rules") {
+		if s := r.d.Status().Backend.Reason; !strings.HasPrefix(s, "iptables' tables hold no rules") {
 			t.Errorf("where nobody holds rules the reason is %q", s)
 		}
 	})

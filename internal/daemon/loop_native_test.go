@@ -153,7 +153,7 @@ func TestNativeDormant(t *testing.T) {
 		k.dormant(proxyTable, true)
 		r.settled()
 		r.wantNotReady("table ip kube-proxy is disabled")
-		want := []api.TableDiff{{Family: proxyTable.Family, Table: proxyTable.Name, Lines: []string{"-table ip kube-proxy", "+table ip kube-proxy flags dormant"}}}
+		want := []api.TableDiff{{Family: proxyTable.Family, Table: proxyTable.Name, Native: true, Lines: []string{"-table ip kube-proxy", "+table ip kube-proxy flags dormant"}}}
 		if d := cmp.Diff(want, r.full("1").Diff); d != "" {
 			t.Errorf("what it lost (-want +got):\n%s", d)
 		}

@@ -462,6 +462,13 @@ func (k *fakeNative) write(repairs []native.Repair, witnesses map[tableid.Family
 					next.Chains[i].Rules = was.Rules
 				}
 			}
+			next.Sets = slices.Clone(next.Sets)
+			for i, s := range next.Sets {
+				j := slices.IndexFunc(r.Want.Sets, func(was native.Set) bool { return was.Name == s.Name })
+				if j >= 0 && len(s.Elements) == 0 {
+					next.Sets[i].Elements = r.Want.Sets[j].Elements
+				}
+			}
 			k.tables[r.Want.ID] = &next
 		}
 		if len(repairs) > 0 {

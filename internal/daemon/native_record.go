@@ -116,13 +116,13 @@ func (d *Daemon) announceNative(log klog.Logger, record api.Flush, added int, co
 		d.cfg.Metrics.ObserveNativeFlush(record.Time, fresh)
 	}
 	var names []string
-	rules, chains := 0, 0
+	var lost api.Counts
 	for _, l := range fresh {
 		names = append(names, l.Table+" "+string(l.Kind))
-		rules, chains = rules+l.Rules, chains+l.Chains
+		lost.Rules, lost.Chains, lost.Elements = lost.Rules+l.Rules, lost.Chains+l.Chains, lost.Elements+l.Elements
 	}
 	log.Info("Rules of native tables were lost", "flush", record.ID, "tables", strings.Join(names, ", "),
-		"rules", rules, "chains", chains, "by", culpritsText(record))
+		"rules", lost.Rules, "chains", lost.Chains, "elements", lost.Elements, "by", culpritsText(record))
 }
 
 // nativeLog returns the log for what is said of each flush: while something keeps flushing that
@@ -158,6 +158,7 @@ func (d *Daemon) addNativeLoss(st *state, r *api.Flush, id tableid.TableID) {
 	r.Native = append(r.Native, loss)
 	r.Lost.Chains += loss.Chains
 	r.Lost.Rules += loss.Rules
+	r.Lost.Elements += loss.Elements
 	if slices.Index(nativeGravity, t.finding.Verdict) > slices.Index(nativeGravity, native.Verdict(r.Kind)) {
 		r.Kind = canary.Verdict(t.finding.Verdict)
 	}

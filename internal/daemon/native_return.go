@@ -64,7 +64,7 @@ func (n nativeReturned) removal(g nativeGeneration, now time.Time) (removal, boo
 		return removal{}, false
 	}
 	r, counts := newRemoval(n.reply, now), n.reply.Removes()
-	r.record.Lost.Rules, r.record.Lost.Chains = counts.Rules, counts.Chains
+	r.record.Lost = api.Lost{Rules: counts.Rules, Chains: counts.Chains, Elements: counts.Elements}
 	r.record.Native = []api.NativeLoss{{Family: g.Family, Table: g.Name, Kind: api.Removed, Why: "generation " + g.ID + " was restored on request",
 		Rules: counts.Rules, Chains: counts.Chains, Elements: counts.Elements}}
 	r.diff = []api.TableDiff{n.diff}
@@ -132,7 +132,7 @@ func (n nativeReturn) preview(now *native.Table) nativeReturned {
 	id := n.want.Table.ID
 	reply := api.RestoreReply{Generation: n.want.ID, Outcomes: map[rules.Family]api.Outcome{}, Native: []api.NativeRestored{nativeOutcome(n.want.Table, "", nil)}}
 	lost, got := native.Difference(now, n.want.Table)
-	change := api.TableChange{Family: id.Family, Table: id.Name, Adds: countLines(got), Removes: countLines(lost)}
+	change := api.TableChange{Family: id.Family, Table: id.Name, Native: true, Adds: countLines(got), Removes: countLines(lost)}
 	removes := len(lost) > 0
 	for _, c := range native.Diff(now, n.want.Table) {
 		if c.Kind == nft.Chains && c.Altered && c.Lost+c.New == 0 {
@@ -143,7 +143,7 @@ func (n nativeReturn) preview(now *native.Table) nativeReturned {
 	if removes {
 		change.Removal = removalOf(now, lost)
 	}
-	w := newDiffWriter(id, diffRoom())
+	w := newNativeDiffWriter(id, diffRoom())
 	w.lines("-", lost)
 	w.lines("+", got)
 	if len(lost)+len(got)+change.Reorders > 0 {

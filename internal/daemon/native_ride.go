@@ -123,6 +123,7 @@ func joinRecord(to *api.Flush, from api.Flush) {
 	to.Standby = to.Standby.Joined(from.Standby, from.Time.Sub(to.Time))
 	to.Lost.Rules += from.Lost.Rules
 	to.Lost.Chains += from.Lost.Chains
+	to.Lost.Elements += from.Lost.Elements
 	if slices.Index(gravity, from.Kind) > slices.Index(gravity, to.Kind) {
 		to.Kind = from.Kind
 	}

@@ -161,8 +161,11 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh verdicts) {
 	l, log := st.loss, st.flushLog(ctx)
 	lost := l.record.Lost
 	what := "Rules were lost"
-	if l.record.Drill == api.DrillCanary {
+	switch {
+	case l.record.Drill == api.DrillCanary:
 		what = "A drill took the canary, and no rule"
+	case lost.Rules+lost.Chains+lost.Jumps == 0 && l.record.Kind != canary.Drifted:
+		what = "Marks of canaryd were lost, and no protected rule of iptables' tables"
 	}
 	log.Info(what, "flush", l.record.ID, "tables", fresh.text(),
 		"rules", lost.Rules, "chains", lost.Chains, "jumps", lost.Jumps, "by", culpritsText(l.record))

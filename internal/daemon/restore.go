@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -180,7 +181,8 @@ func logRemoval(ctx context.Context, reply api.RestoreReply, record api.Flush) {
 	var where []string
 	for _, c := range reply.Changes {
 		if c.Removal != "" {
-			where = append(where, fmt.Sprintf("%s %s %d rules and %d chains", c.Family, c.Table, c.Removes.Rules, c.Removes.Chains))
+			removed := api.Lost{Rules: c.Removes.Rules, Chains: c.Removes.Chains, Elements: c.Removes.Elements}
+			where = append(where, c.Name()+": "+removed.Text(strconv.Itoa))
 		}
 	}
 	klog.FromContext(ctx).Info("Protected rules were removed on request", "flush", record.ID, "generation", reply.Generation,

@@ -22,6 +22,7 @@ import (
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/internal/testkit/sample"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -144,6 +145,39 @@ func TestPage(t *testing.T) {
 		if !strings.Contains(w.Body.String(), part) {
 			t.Errorf("no %q on the page of an empty status", part)
 		}
+	}
+}
+
+// TestPageOfNativeTables: on a node in nftables mode the page counts and shows native tables first,
+// and of iptables' tables says only that they are in force.
+func TestPageOfNativeTables(t *testing.T) {
+	s := sample.Status()
+	s.LossSince, s.LastKnown, s.RulesWithoutOwner, s.Decision = time.Time{}, time.Now(), nil, nil
+	s.Generation.Rules, s.Generation.Chains = 0, 0
+	s.Native = []api.NativeTable{{Family: "ip", Table: "ip kube-proxy", Verdict: canary.Intact, Chains: 1410, Rules: 1890, Elements: 2210}}
+	s.Flushes = []api.Flush{{ID: "f1", Kind: canary.Emptied, Time: time.Now(), Lost: api.Lost{Elements: 1020}, Outcome: reload.Proved,
+		Native: []api.NativeLoss{{Family: "ip", Table: "ip kube-proxy", Kind: canary.Emptied, Elements: 1020}}}}
+	page := ask(face(s, nil), "GET", "/").Body.String()
+	for _, part := range []string{"1,890 rules, 1,410 chains and 2,210 elements of native tables are in force.", "<dd>1,890 rules, 1,410 chains and 2,210 elements</dd>",
+		"tables are intact and hold no protected rule.", "</span> 1,020 elements</span>", "<dt>lost</dt><dd>1,020 elements</dd>"} {
+		if !strings.Contains(page, part) {
+			t.Errorf("no %q on the page", part)
+		}
+	}
+	for _, part := range []string{">0 rules", " 0 rules", "jumps", `id="family-ipv4"`} {
+		if strings.Contains(page, part) {
+			t.Errorf("%q is on the page", part)
+		}
+	}
+	s.Generation.Rules = 3
+	page = ask(face(s, nil), "GET", "/").Body.String()
+	if native, family := strings.Index(page, `id="native"`), strings.Index(page, `id="family-ipv4"`); native < 0 || family < native {
+		t.Errorf("native tables are at %d, iptables' tables at %d", native, family)
+	}
+	s.Generation.Rules = 5000
+	page = ask(face(s, nil), "GET", "/").Body.String()
+	if native, family := strings.Index(page, `id="native"`), strings.Index(page, `id="family-ipv4"`); family < 0 || native < family {
+		t.Errorf("iptables' tables are at %d, native tables at %d", family, native)
 	}
 }
 

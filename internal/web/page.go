@@ -34,13 +34,14 @@ func digest(text string) string {
 // changes any state.
 func newPage(node string, snapshot func() api.Status, alive func() error) http.Handler {
 	page := template.Must(template.New("page").Funcs(template.FuncMap{
-		"ago":   agoText,
-		"clock": clockText,
-		"at":    func(t, now time.Time) moment { return moment{t, now} },
-		"count": countText,
-		"iso":   func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
-		"table": api.TableCell,
-		"utc":   utcText,
+		"ago":        agoText,
+		"clock":      clockText,
+		"at":         func(t, now time.Time) moment { return moment{t, now} },
+		"count":      countText,
+		"nativeText": func(s api.Status) string { return s.NativeText(countText) },
+		"iso":        func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+		"table":      api.TableCell,
+		"utc":        utcText,
 	}).Parse(pageText))
 	sum := sha256.Sum256([]byte(pageText + pageCSS + pageScript))
 	base := pageView{

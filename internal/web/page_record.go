@@ -16,6 +16,7 @@ import (
 type pageRecord struct {
 	api.Flush
 	Where, Absent, Noticed  string
+	LostFirst, LostRest     string // what the flush took, the first count apart
 	Class                   string // of its outcome
 	KindMeans, OutcomeMeans string
 	Groups                  []pageGroup
@@ -30,14 +31,16 @@ type pageGroup struct {
 func recordOf(f api.Flush, now time.Time) pageRecord {
 	r := pageRecord{Flush: f, Absent: absentText(f, now), Noticed: durationText(api.Seconds(f.NoticedSeconds)), Class: outcomeClass(f.Outcome),
 		KindMeans: kindMeanings[f.Kind], OutcomeMeans: outcomeMeanings[f.Outcome]}
-	tables := api.Words(f.Tables)
+	r.LostFirst, r.LostRest, _ = strings.Cut(f.Lost.Text(countText), ", ")
+	families, tables, native := f.Where()
 	if len(tables) == len(protect.Tables()) {
 		tables = []string{"all tables"}
 	}
-	r.Where = strings.TrimSpace(strings.Join(api.Words(f.Families), "+") + " " + strings.Join(append(tables, f.NativeNames()...), ", "))
-	for _, t := range f.Lost.Tables {
+	r.Where = strings.TrimSpace(strings.Join(families, "+") + " " + strings.Join(append(tables, native...), ", "))
+	hit := f.TablesHit()
+	for _, t := range hit {
 		g := pageGroup{TableLoss: t, By: f.TakersOf(t)}
-		if shown := chainsShown / len(f.Lost.Tables); len(t.PerChain) > shown {
+		if shown := chainsShown / len(hit); len(t.PerChain) > shown {
 			g.PerChain, g.More = t.PerChain[:shown], t.More+len(t.PerChain)-shown
 		}
 		r.Groups = append(r.Groups, g)

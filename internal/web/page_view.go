@@ -259,11 +259,11 @@ func tablesOf(lost []api.TableVerdict) string {
 // inForceLines says how many rules are in force, and when the last flush was.
 func inForceLines(s api.Status, now time.Time) []string {
 	lines := []string{"All rules that ought to be in force are."}
-	switch g := s.Generation; {
-	case len(s.LeftOut) > 0 && g.Rules == 0:
+	switch n := s.Generation.Rules + s.NativeCounts().Rules; {
+	case len(s.LeftOut) > 0 && n == 0:
 		lines[0] = "All else that ought to be in force is."
-	case g.Rules > 0:
-		lines[0] = fmt.Sprintf("%s rules in %s chains are in force.", countText(g.Rules), countText(g.Chains))
+	case n > 0:
+		lines[0] = s.GuardedText(countText) + " are in force."
 	}
 	if n := len(s.LedTo); n > 0 {
 		var names []string

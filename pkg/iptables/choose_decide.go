@@ -52,7 +52,7 @@ func (e *Evidence) Decide(hasNFT bool) {
 		e.Backend = Legacy
 		e.Reason = "the kernel has no nf_tables"
 	case nftWeight == 0:
-		e.Reason = "neither backend holds rules, and nft is the default"
+		e.Reason = "iptables' tables hold no rules, and nft is the default"
 	case nft == legacy:
 		e.Reason = fmt.Sprintf("both backends hold %s, and nft is the default", counted(nft.Rules))
 	default:
@@ -106,7 +106,7 @@ func (e Evidence) Empty() bool { return e.Total(NFT).weight() == 0 && e.Total(Le
 // this boot: a flush took everything else that showed it. "" is none.
 func (e Evidence) Prefer(before Backend) Evidence {
 	if before != "" && e.Empty() {
-		e.Backend, e.Reason = before, fmt.Sprintf("neither backend holds rules, and canaryd guarded %s before in this boot", before)
+		e.Backend, e.Reason = before, fmt.Sprintf("iptables' tables hold no rules, and canaryd guarded %s before in this boot", before)
 	}
 	return e
 }

@@ -152,7 +152,7 @@ func processorTime(t *testing.T, do func() error) time.Duration {
 // they have written, what decides by then.
 func TestReasonIsRenewed(t *testing.T) {
 	onBoth(t, func(t *testing.T, ours Backend, family rules.Family) {
-		first := "neither backend holds rules, and nft is the default"
+		first := "iptables' tables hold no rules, and nft is the default"
 		if ours == Legacy { // which is chosen only where it holds something
 			iptablesCommand(t, ours, family, "-t nat -A OUTPUT")
 			first = "legacy holds more rules: legacy 1, nft 0"

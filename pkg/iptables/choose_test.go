@@ -53,7 +53,7 @@ func TestChooseScenes(t *testing.T) {
 		{"legacy hint, 50 foreign nft rules", []string{hint(Legacy), manyRules(NFT, 50)},
 			Legacy, false, "kubelet's hint chain is in legacy and outweighs 50 rules in nft"},
 
-		{"nothing", nil, NFT, false, "neither backend holds rules, and nft is the default"},
+		{"nothing", nil, NFT, false, "iptables' tables hold no rules, and nft is the default"},
 		{"hints on both sides", []string{hint(NFT), "PREtables-legacy -t mangle -N KUBE-KUBELET-CANARY", manyRules(NFT, 3), manyRules(Legacy, 4)},
 			Legacy, true, "legacy holds more rules: legacy 4, nft 3"},
 		{"the hint in both families counts once", []string{"iptables-nft -t mangle -N KUBE-IPTABLES-HINT", "ip6tables-nft -t mangle -N KUBE-IPTABLES-HINT", manyRules(Legacy, 101)},
@@ -63,13 +63,13 @@ func TestChooseScenes(t *testing.T) {
 		{"jumps do not count twice", []string{"PREtables-nft -N X", "PREtables-nft -A INPUT -j X", "PREtables-nft -A X", manyRules(Legacy, 3)},
 			Legacy, true, "legacy holds more rules: legacy 3, nft 2"},
 		{"foreign nft tables", []string{"nft add table PRE own", "nft add chain PRE own KUBE-IPTABLES-HINT", "nft add rule PRE own KUBE-IPTABLES-HINT accept"},
-			NFT, false, "neither backend holds rules, and nft is the default"},
+			NFT, false, "iptables' tables hold no rules, and nft is the default"},
 		{"a hint chain outside mangle", []string{"PREtables-legacy -t filter -N KUBE-IPTABLES-HINT"},
-			NFT, false, "neither backend holds rules, and nft is the default"},
+			NFT, false, "iptables' tables hold no rules, and nft is the default"},
 		{"only our own", []string{
 			"PREtables-nft -t nat -N " + canary, "PREtables-nft -t nat -A " + canary + " -m comment --comment canaryd-1", "PREtables-nft -A INPUT -m comment --comment canaryd-1",
 			"PREtables-legacy -t nat -N " + canary, "PREtables-legacy -t nat -A " + canary, "PREtables-legacy -A INPUT -m comment --comment canaryd-1"},
-			NFT, false, "neither backend holds rules, and nft is the default"},
+			NFT, false, "iptables' tables hold no rules, and nft is the default"},
 	} {
 		for _, family := range rules.Families() {
 			t.Run(c.name+"/"+family.String(), func(t *testing.T) {
@@ -151,7 +151,7 @@ func TestChooseOnOtherKernels(t *testing.T) {
 			Counts: counts{v4: {NFT: {Rules: 7}}, v6: {NFT: {}}},
 		}},
 		{"no legacy tables, nothing there", nil, nstest.LackLegacy(), Evidence{
-			Backend: NFT, Reason: "neither backend holds rules, and nft is the default",
+			Backend: NFT, Reason: "iptables' tables hold no rules, and nft is the default",
 			Counts: counts{v4: {NFT: {}}, v6: {NFT: {}}},
 		}},
 		{"no nf_tables, nothing there", nil, []nstest.Lack{nstest.LackNFT()}, Evidence{
@@ -266,7 +266,7 @@ func TestDecide(t *testing.T) {
 		{"the first rule above the hint's weight", hinted(0), plain(101), Legacy, false, "legacy holds 101 rules, so kubelet's hint chain in nft is stale"},
 		{"one rule", plain(0), plain(1), Legacy, false, "legacy holds more rules: legacy 1, nft 0"},
 		{"a tie", plain(1), plain(1), NFT, true, "both backends hold 1 rule, and nft is the default"},
-		{"neither", plain(0), plain(0), NFT, false, "neither backend holds rules, and nft is the default"},
+		{"neither", plain(0), plain(0), NFT, false, "iptables' tables hold no rules, and nft is the default"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			// However rules and hints are spread over the families.

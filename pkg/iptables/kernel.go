@@ -194,7 +194,7 @@ func (k *Kernel) useWhatIsInstalled(ctx context.Context, missing error) error {
 	}
 	k.tools = found
 	k.evidence.Backend = other
-	k.evidence.Reason = fmt.Sprintf("neither backend holds rules, and only %s is installed", other)
+	k.evidence.Reason = fmt.Sprintf("iptables' tables hold no rules, and only %s is installed", other)
 	return nil
 }
 

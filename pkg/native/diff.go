@@ -33,12 +33,18 @@ func (c Change) String() string {
 	say(c.Gone, "gone")
 	say(c.Made, "new")
 	say(c.Altered, "altered")
-	what := "rules"
-	if c.Kind == nft.Sets {
-		what = "elements"
+	counted := func(n int) string {
+		what := "rule"
+		if c.Kind == nft.Sets {
+			what = "element"
+		}
+		if n != 1 {
+			what += "s"
+		}
+		return fmt.Sprintf("%d %s", n, what)
 	}
-	say(c.Lost > 0, "%d %s lost", c.Lost, what)
-	say(c.New > 0, "%d %s new", c.New, what)
+	say(c.Lost > 0, "%s lost", counted(c.Lost))
+	say(c.New > 0, "%s new", counted(c.New))
 	say(c.Empty, "empty")
 	return fmt.Sprintf("%s %s: %s", c.Kind, c.Name, strings.Join(said, ", "))
 }

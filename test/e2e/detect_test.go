@@ -38,7 +38,7 @@ func TestDetect(t *testing.T) {
 		ours, other := n.Programs.With, n.Programs.With.Other()
 		nstest.NeedProgram(n.T, "iptables-"+string(other), "ip6tables-"+string(other))
 		before := tables(n)
-		if e := detected(n); e.Backend != iptables.NFT || !e.Empty() || e.Mixed || e.Reason != "neither backend holds rules, and nft is the default" {
+		if e := detected(n); e.Backend != iptables.NFT || !e.Empty() || e.Mixed || e.Reason != "iptables' tables hold no rules, and nft is the default" {
 			n.Errorf("without any rules: %+v", e)
 		}
 		if after := tables(n); after != before {

@@ -1,0 +1,65 @@
+package e2e
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+// TestNativeNodeIsShownInItsWords: on a node with kube-proxy in nftables mode, status, check,
+// records, page and log count what native tables hold and lost, and do not begin with the empty
+// tables of iptables.
+func TestNativeNodeIsShownInItsWords(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		nstest.NeedProgram(n.T, "nft")
+		n.LoadNative(100)
+		want := listed(n)
+		d := n.Launch()
+		says := func(what, text string, parts ...string) {
+			n.Helper()
+			for _, part := range parts {
+				no, isNo := strings.CutPrefix(part, "not ")
+				if isNo && strings.Contains(text, no) || !isNo && !strings.Contains(text, part) {
+					n.Errorf("%s: want %q in\n%s", what, part, text)
+				}
+			}
+		}
+		const guards = "189 rules, 141 chains and 221 elements of native tables"
+		n.Within(nodetest.HealsIn, "canaryd to guard kube-proxy's table", func() error {
+			if _, stdout, _ := n.Canaryd("status"); !strings.Contains(stdout, guards) {
+				return errors.New(stdout)
+			}
+			return nodetest.Ready()
+		})
+		status, _ := n.Want(0, "status")
+		says("status", status, "healthy\nmode heal, guarding "+guards+"\nbackend nft ", "iptables' 6 tables are intact and hold no protected rule",
+			"not 0 rules", "not neither", "not FAMILY")
+		check, _ := n.Want(0, "check")
+		says("check", check, "iptables' 6 tables are intact and hold no protected rule", "not FAMILY")
+		says("page", n.Get("/"), guards+" are in force.", "iptables&#39; 6 tables are intact and hold no protected rule", "not 0 rules", "not id=\"family-")
+
+		for i, flush := range []struct {
+			nft, lost, log string
+		}{
+			{"flush map ip kube-proxy service-ips", "102 elements", "rules=0 chains=0 elements=102"},
+			{"flush chain ip kube-proxy nat-prerouting", "1 rule", "rules=1 chains=0 elements=0"},
+			{"flush ruleset", "189 rules, 141 chains, 221 elements", "rules=189 chains=141 elements=221"},
+		} {
+			nstest.CommandInput(n.T, flush.nft+"\n", "nft", "-f", "-")
+			wantNative(n, want, i+1)
+			status, _ := n.Want(0, "status")
+			says("status after "+flush.nft, status, "  ip kube-proxy  "+flush.lost+" ", "not jumps", "not 0 ")
+			record, _ := n.Want(0, "status", "--flush", "1")
+			says("record after "+flush.nft, record, "\nlost "+flush.lost+"\n", "@@ ip kube-proxy @@", "not jumps", "not ipv4", "not lost 0 ")
+			says("page after "+flush.nft, n.Get("/"), strings.Split(flush.lost, ",")[0], "not 0 rules", "not 0 jumps")
+			d.WantLog("Rules of native tables were lost", flush.log)
+		}
+		d.Stop()
+		check, _ = n.Want(0, "check")
+		says("check without a daemon", check, "ip kube-proxy  intact", "iptables' 6 tables are intact and hold no protected rule")
+	})
+}
