@@ -268,7 +268,7 @@ func TestStatusTable(t *testing.T) {
 				rules.IPv4: {State: api.StandbyBehind, Chains: 3318, Uncopied: 2, Outstanding: 1},
 				rules.IPv6: {State: api.StandbyUnavailable, Reason: "another process has a table of the standby's name\x1b[31m"},
 			}
-			s.Native = []api.NativeTable{{Family: "ip", Table: "ip kube-proxy", Verdict: canary.Intact, Chains: 141, Rules: 189, Elements: 237,
+			s.Native = []api.NativeTable{{Family: "ip", Table: "ip kube-proxy", Verdict: canary.Intact, Chains: 141, Rules: 189, Elements: 237, Witness: "canaryd-witness",
 				Standby: &api.FamilyStandby{State: api.StandbyArmed, Chains: 134}}}
 		},
 		"status-no-keeper": func(s *api.Status) {

@@ -7,6 +7,8 @@ import (
 	"strconv"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/protect"
 )
 
@@ -37,8 +39,26 @@ func nativeText(s api.Status) string {
 			text += fmt.Sprintf("not put back if it is lost: %s\n", plain(oneLine(t.Unreplayable)))
 		}
 	}
+	text += witnessText(s.Native)
 	if s.NativeBeyond > 0 {
 		text += fmt.Sprintf("NOT guarded: %s; canaryd guards %d, first those that --protect names one by one, so name fewer\n", count(s.NativeBeyond, "native table"), protect.MaxNative)
+	}
+	return text
+}
+
+// witnessText says in which families the witness does not stand, or has another name than usual.
+func witnessText(tables []api.NativeTable) (text string) {
+	said := map[string]bool{}
+	for _, t := range tables {
+		switch {
+		case t.Immune || t.Verdict == canary.Unknown || said[t.Family]:
+			continue
+		case t.Witness == "":
+			text += fmt.Sprintf("no witness stands in family %s: canaryd may take a flush of the ruleset for the owner's doing\n", t.Family)
+		case t.Witness != native.WitnessName:
+			text += fmt.Sprintf("the witness of family %s is table %s: another process has the name %s\n", t.Family, plain(t.Witness), native.WitnessName)
+		}
+		said[t.Family] = true
 	}
 	return text
 }

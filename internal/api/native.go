@@ -50,6 +50,9 @@ type NativeTable struct {
 	Unreplayable string `json:"unreplayable,omitempty"`
 	// Standby is the state of its standby; nil without --standby.
 	Standby *FamilyStandby `json:"standby,omitempty"`
+	// Witness is the empty table of its family that a flush of the ruleset takes along; empty: none
+	// stands, and canaryd may take a flush for the owner's doing.
+	Witness string `json:"witness,omitempty"`
 }
 
 // A StoredNativeGeneration is what one native table held, on disk, in a Status.

@@ -26,7 +26,7 @@ type NativeKernel interface {
 	Follow(wanted func(nft.Table) bool) (*native.Ruleset, error)
 	Refresh(budget time.Duration) (sets int, err error)
 	Capture(wanted func(nft.Table) bool) (*native.Ruleset, error)
-	Witness(family tableid.Family) (nonce string, err error)
+	Witness(family tableid.Family) (native.Witness, error)
 	Append(b *nft.Batch, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
 	Write(genid uint32, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
 }
@@ -72,10 +72,10 @@ type nativeRealm struct {
 	tables  map[tableid.TableID]*nativeTable
 	immune  map[tableid.TableID]bool // which one process owns
 	standby map[tableid.TableID]*nativeStandby
-	witness map[tableid.Family]string // the nonces of those that stand; "" of one that is gone
-	lookAt  time.Time                 // of the next look
-	hinted  time.Time                 // when the hint came that asks for it
-	readAt  time.Time                 // when changed tables are read; zero: none are
+	witness map[tableid.Family]native.Witness
+	lookAt  time.Time // of the next look
+	hinted  time.Time // when the hint came that asks for it
+	readAt  time.Time // when changed tables are read; zero: none are
 	// refreshAt is when elements are read that packets add and time takes; zero: there are none.
 	refreshAt time.Time
 	pace      nativePace                     // of reads
@@ -90,7 +90,7 @@ type nativeRealm struct {
 	beyond    int                            // tables that are too many
 	trouble   trouble                        // why they cannot be looked at
 	limits    trouble                        // too many tables
-	planted   trouble                        // why a witness does not stand
+	unplanted trouble                        // why a witness does not stand
 	loss      *nativeLoss                    // the open one; nil while nothing is to be put back
 	waiting   map[tableid.TableID]*api.Flush // records of tables that are lost and not put back
 	limit     *reload.Limiter
@@ -142,7 +142,7 @@ func (d nativeDeed) took() bool { return len(d.Rules)+len(d.Elements)+d.Lost > 0
 
 func (d *Daemon) newNativeRealm() nativeRealm {
 	r := nativeRealm{tables: map[tableid.TableID]*nativeTable{}, immune: map[tableid.TableID]bool{}, standby: map[tableid.TableID]*nativeStandby{},
-		witness: map[tableid.Family]string{}, waiting: map[tableid.TableID]*api.Flush{}, limit: reload.NewLimiter()}
+		witness: map[tableid.Family]native.Witness{}, waiting: map[tableid.TableID]*api.Flush{}, limit: reload.NewLimiter()}
 	if d.guardsNative() {
 		r.asleep = d.cfg.Native.Wake != nil
 		r.lookAt, r.all = time.Now(), !r.asleep

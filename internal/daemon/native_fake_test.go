@@ -29,6 +29,7 @@ type fakeNative struct {
 	handle             uint64
 	tables             map[tableid.TableID]*native.Table
 	witness            map[tableid.Family]string
+	taken              bool // another process has a table of the witness's name
 	unheard            []native.Commit
 	missed             bool
 	heals              int   // transactions that put tables back
@@ -361,10 +362,13 @@ func (k *fakeNative) Capture(wanted func(nft.Table) bool) (*native.Ruleset, erro
 	return r, errors.Join(k.broken, k.brokenReads)
 }
 
-func (k *fakeNative) Witness(family tableid.Family) (string, error) {
+func (k *fakeNative) Witness(family tableid.Family) (native.Witness, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.witness[family], k.broken
+	if k.witness[family] == "" {
+		return native.Witness{Taken: k.taken}, k.broken
+	}
+	return native.NewWitness(k.witness[family], k.taken), k.broken
 }
 
 func (k *fakeNative) Write(genid uint32, repairs []native.Repair, witnesses map[tableid.Family]string) ([]string, error) {

@@ -167,7 +167,7 @@ func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeT
 			d.adoptNative(ctx, st, id, plan.seen, f)
 		}
 	}
-	err = d.finishPlan(st, &plan)
+	err = d.finishPlan(ctx, st, &plan)
 	return plan, err
 }
 
@@ -177,11 +177,11 @@ func (p *nativePlan) add(t *nativeTable, remedy native.Remedy) {
 }
 
 // finishPlan puts a plan into its order, and adds the witnesses that are gone.
-func (d *Daemon) finishPlan(st *state, plan *nativePlan) (err error) {
+func (d *Daemon) finishPlan(ctx context.Context, st *state, plan *nativePlan) (err error) {
 	slices.SortFunc(plan.repairs, func(a, b native.Repair) int { return cmp.Compare(a.Want.Handle, b.Want.Handle) })
 	st.native.begun = st.native.begun || plan.seen.all
 	if len(plan.repairs) > 0 {
-		plan.witnesses, err = d.missingWitnesses(st)
+		plan.witnesses, err = d.missingWitnesses(ctx, st)
 	}
 	return err
 }
@@ -258,9 +258,7 @@ func (d *Daemon) writeOneByOne(st *state, plan nativePlan, first error) (done []
 // wroteNative notes that what was planned was written at that time.
 func (d *Daemon) wroteNative(st *state, plan nativePlan, at time.Time) {
 	st.native.loss.written = at
-	for family, nonce := range plan.witnesses {
-		st.native.witness[family] = nonce
-	}
+	st.native.planted(plan.witnesses)
 }
 
 // noteLeft says which devices were left out of a replay.

@@ -82,7 +82,7 @@ func (d *Daemon) learnNative(ctx context.Context, st *state, now nativeLearned) 
 	t.read, t.leftAt = now.read, now.LeftAt
 	t.finding, t.old = native.Finding{Verdict: native.Intact, Why: "its content is the same"}, false
 	t.accept = false
-	t.witness = r.witness[now.id.Family]
+	t.witness = r.witness[now.id.Family].Nonce
 	t.rest(r.all)
 	for _, deed := range later {
 		t.touch(deed.since, time.Now(), true)

@@ -67,20 +67,34 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 	for _, c := range commits {
 		d.learnBefore(ctx, st, c)
 		for family := range c.WitnessLost {
-			if r.witness[family] != "" {
-				r.witness[family] = ""
-				r.plantAt = now
-			}
+			r.loseWitness(family, now)
 		}
 		if c.Own {
 			continue // each is followed by a read of its own, or has one planned
 		}
 		r.wrote = now
 		for id, deed := range c.Deeds {
+			deed.With = r.strangerOf(id, c)
 			d.takeDeed(r, id, nativeDeed{deed, c.Commit, since})
 		}
 	}
 	return err
+}
+
+// strangerOf returns a table of another owner that went in the commit that deleted one; empty if
+// none did. Where the family's witness stands, the commit was no flush: then this says only of a
+// table whose owner is known that another process deleted it.
+func (r *nativeRealm) strangerOf(id tableid.TableID, c native.Commit) string {
+	if !c.Deeds[id].Deleted || r.witness[id.Family].Nonce != "" && !protect.OwnerKnown(id) {
+		return ""
+	}
+	with := ""
+	for other, deed := range c.Deeds {
+		if name := other.NFT(); deed.Deleted && protect.OwnersDiffer(id, other) && (with == "" || name < with) {
+			with = name
+		}
+	}
+	return with
 }
 
 // takeDeed notes what a commit did to one table.
@@ -282,7 +296,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 	}
 	var stand map[tableid.Family]string
 	if err == nil {
-		stand, err = d.witnessesLost(r)
+		stand, err = d.witnessesLost(ctx, r)
 	}
 	if err != nil {
 		r.all, r.fresh = r.all || seen.all, r.fresh || fresh
@@ -340,17 +354,17 @@ func (d *Daemon) noteBeyond(ctx context.Context, r *nativeRealm, beyond int) {
 
 // witnessesLost asks which witnesses stand. It is asked only where commits were missed: else these
 // say it.
-func (d *Daemon) witnessesLost(r *nativeRealm) (map[tableid.Family]string, error) {
+func (d *Daemon) witnessesLost(ctx context.Context, r *nativeRealm) (map[tableid.Family]string, error) {
 	stand := map[tableid.Family]string{}
 	for id, t := range r.tables {
 		if _, asked := stand[id.Family]; asked || !t.missed {
 			continue
 		}
-		nonce, err := d.cfg.Native.Kernel.Witness(id.Family)
+		nonce, err := d.askWitness(ctx, r, id.Family)
 		if err != nil {
 			return nil, err
 		}
-		stand[id.Family], r.witness[id.Family] = nonce, nonce
+		stand[id.Family] = nonce
 	}
 	return stand, nil
 }

@@ -254,7 +254,7 @@ func (d *Daemon) planAsked(ctx context.Context, st *state) (plan nativePlan, lef
 			d.adoptNative(ctx, st, id, plan.seen, f)
 		}
 	}
-	err = d.finishPlan(st, &plan)
+	err = d.finishPlan(ctx, st, &plan)
 	return plan, left, err
 }
 
@@ -374,7 +374,7 @@ func (s storedNative) judge(kernel NativeKernel, seen *native.Ruleset, protects 
 			return nil, err
 		}
 		all = append(all, storedFinding{t.generation, native.Judge(native.Evidence{Was: want, Now: seen.Tables[id], Missed: true,
-			Habits: native.HabitsOf(id), WitnessLost: t.Witness != "" && witness != t.Witness})})
+			Habits: native.HabitsOf(id), WitnessLost: t.Witness != "" && witness.Nonce != t.Witness})})
 	}
 	return all, nil
 }

@@ -340,7 +340,7 @@ func (s *NativeStore) saveProved(kernel NativeKernel, stored storedNative, prove
 		if err != nil {
 			return fmt.Errorf("keeping what was restored: asking for the witness: %w", err)
 		}
-		stored = stored.with(g, witness, proof)
+		stored = stored.with(g, witness.Nonce, proof)
 	}
 	return s.save(stored)
 }

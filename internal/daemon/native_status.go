@@ -25,7 +25,7 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		}
 		row.Generation = nativeID(t.digest)
 		row.Unreplayable, row.Awaiting = t.refused.what, r.waiting[id] != nil
-		row.Standby = d.nativeStandbyOf(st, id)
+		row.Standby, row.Witness = d.nativeStandbyOf(st, id), r.witness[id.Family].Table
 		s.Native = append(s.Native, row)
 	}
 	for id := range r.immune {

@@ -3,33 +3,49 @@ package daemon
 import (
 	"context"
 	"errors"
-	"maps"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // missingWitnesses returns a nonce for each family whose witness does not stand.
-func (d *Daemon) missingWitnesses(st *state) (map[tableid.Family]string, error) {
+func (d *Daemon) missingWitnesses(ctx context.Context, st *state) (map[tableid.Family]string, error) {
 	missing := map[tableid.Family]string{}
 	for _, family := range st.native.families() {
-		nonce, err := d.cfg.Native.Kernel.Witness(family)
+		nonce, err := d.askWitness(ctx, &st.native, family)
 		if err != nil {
 			return nil, err
 		}
-		if st.native.witness[family] = nonce; nonce == "" {
+		if nonce == "" {
 			missing[family] = string(canary.NewNonce())
 		}
 	}
 	return missing, nil
 }
 
+// askWitness asks for the witness of a family and returns its nonce; empty: none stands.
+func (d *Daemon) askWitness(ctx context.Context, r *nativeRealm, family tableid.Family) (nonce string, err error) {
+	w, err := d.cfg.Native.Kernel.Witness(family)
+	if err != nil {
+		return "", err
+	}
+	if w.Taken && !r.witness[family].Taken {
+		klog.FromContext(ctx).Info("Another process has a table of the name that canaryd's witness has; the witness gets another name",
+			"table", family.Table(native.WitnessName).NFT())
+	}
+	r.witness[family] = w
+	return w.Nonce, nil
+}
+
 // witnessesDue plans to plant witnesses where one does not stand.
 func (d *Daemon) witnessesDue(st *state) {
 	for _, family := range st.native.families() {
-		if st.native.witness[family] == "" {
+		if st.native.witness[family].Nonce == "" {
 			st.native.plantAt = earliest(st.native.plantAt, time.Now())
 		}
 	}
@@ -47,7 +63,7 @@ func (d *Daemon) plantWitnesses(ctx context.Context, st *state) {
 	if err != nil {
 		r.plantAt = time.Now().Add(d.cfg.PollInterval)
 	}
-	r.planted.report(ctx, err, "A witness could not be planted; canaryd may take a flush of the ruleset for an owner that deletes its table")
+	r.unplanted.report(ctx, err, "A witness could not be planted; canaryd may take a flush of the ruleset for an owner that deletes its table")
 }
 
 func (d *Daemon) plantNow(ctx context.Context, st *state) error {
@@ -59,17 +75,17 @@ func (d *Daemon) plantNow(ctx context.Context, st *state) error {
 	if err != nil {
 		return err
 	}
-	missing, err := d.missingWitnesses(st)
+	missing, err := d.missingWitnesses(ctx, st)
 	if err == nil && len(missing) > 0 {
 		_, err = d.cfg.Native.Kernel.Write(genid, nil, missing)
 	}
 	if err != nil {
 		return err
 	}
-	maps.Copy(r.witness, missing)
+	r.planted(missing)
 	for id, t := range r.tables {
 		if !t.lost() && !t.missed { // it stood when the witness did
-			t.witness = r.witness[id.Family]
+			t.witness = r.witness[id.Family].Nonce
 		}
 	}
 	if len(missing) > 0 {
@@ -77,4 +93,19 @@ func (d *Daemon) plantNow(ctx context.Context, st *state) error {
 	}
 	r.planReads(time.Now())
 	return nil
+}
+
+// planted notes witnesses that were written, by their nonces.
+func (r *nativeRealm) planted(nonces map[tableid.Family]string) {
+	for family, nonce := range nonces {
+		r.witness[family] = native.NewWitness(nonce, r.witness[family].Taken)
+	}
+}
+
+// loseWitness notes that a family's witness went.
+func (r *nativeRealm) loseWitness(family tableid.Family, now time.Time) {
+	if w := r.witness[family]; w.Nonce != "" {
+		r.witness[family] = native.Witness{Taken: w.Taken}
+		r.plantAt = now
+	}
 }

@@ -51,7 +51,7 @@ type Metrics struct {
 	flushedUnprotected                *prometheus.CounterVec
 	unprotectedUnknown                *prometheus.CounterVec
 	nativeInForce, nativeRefused      *prometheus.GaugeVec
-	nativeStandby                     *prometheus.GaugeVec
+	nativeStandby, nativeWitness      *prometheus.GaugeVec
 	native                            map[string]string // families of the native tables shown, by table; the loop's
 
 	canaryPresent, jumpsMissing  *prometheus.GaugeVec
@@ -123,6 +123,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 	m.lastDrillPassed = b.gauge("last_drill_passed", "Whether the last drill was noticed, put back and proved; 0 also if there was none.")
 	m.nativeInForce = b.gauges("native_table_in_force", "Whether a guarded native nftables table is in force.", "family", "table")
 	m.nativeRefused = b.gauges("native_table_refused", "Whether the kernel would refuse a guarded native nftables table if it had to be put back.", "family", "table")
+	m.nativeWitness = b.gauges("native_witness", "Whether the empty table stands by which a flush of the ruleset differs from the deletion of a guarded native nftables table.", "family", "table")
 	m.nativeStandby = b.gauges("native_standby", "Whether the standby of a guarded native nftables table is in this state.", "family", "table", "state")
 	m.standbyOutstanding = b.gauges("standby_outstanding_chains", "Changed chains that the standby does not have yet.", "family")
 	m.standbyOpen = b.counters("standby_open_seconds_total", "How long the standby has translated in the place of rules that were missing.", "family")
@@ -283,6 +284,7 @@ func (m *Metrics) setNative(tables []api.NativeTable) {
 		delete(m.native, t.Table)
 		m.nativeInForce.WithLabelValues(t.Family, t.Table).Set(truth(t.Verdict == canary.Intact || t.Verdict == canary.Changed))
 		m.nativeRefused.WithLabelValues(t.Family, t.Table).Set(truth(t.Unreplayable != ""))
+		m.nativeWitness.WithLabelValues(t.Family, t.Table).Set(truth(t.Witness != ""))
 		if t.Standby != nil {
 			setState(m.nativeStandby, api.StandbyStates(), t.Standby.State, t.Family, t.Table)
 		}
@@ -292,6 +294,7 @@ func (m *Metrics) setNative(tables []api.NativeTable) {
 	for table, family := range m.native {
 		m.nativeInForce.DeleteLabelValues(family, table)
 		m.nativeRefused.DeleteLabelValues(family, table)
+		m.nativeWitness.DeleteLabelValues(family, table)
 		m.nativeStandby.DeletePartialMatch(prometheus.Labels{"family": family, "table": table})
 		m.generationRules.DeleteLabelValues(family, table)
 	}

@@ -1,7 +1,9 @@
 package native
 
 import (
+	"cmp"
 	"fmt"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -16,7 +18,10 @@ type Deed struct {
 	Made    uint64 // the handle of a table that came, behind a deletion or without one; 0: none did
 	// WitnessLost: the family's witness went in the same commit.
 	WitnessLost bool
-	By          Committer
+	// With is a table of another owner that the same commit deleted, as a flush does; empty: none
+	// is known. The caller of Hear may set it.
+	With string
+	By   Committer
 	// Rules and Elements are how many went from each chain and set that stayed or went.
 	Rules, Elements map[string]int
 	Lost            int // chains, sets, objects and flowtables that went
@@ -40,6 +45,9 @@ func (d *Deed) MayTake() bool {
 	return d.Deleted || d.WitnessLost || d.Made != 0 || took && d.New == 0
 }
 
+// flush reports whether the commit deleted more than one owner's tables.
+func (d *Deed) flush() bool { return d.WitnessLost || d.With != "" }
+
 // pure reports whether the commit only took away from a table that stood.
 func (d *Deed) pure() bool { return d.New == 0 && !d.Deleted && d.Made == 0 }
 
@@ -47,6 +55,8 @@ func (d *Deed) pure() bool { return d.New == 0 && !d.Deleted && d.Made == 0 }
 type Recorder struct {
 	deeds   map[tableid.TableID]*Deed
 	witness map[tableid.Family]bool // whose witness went
+	// names are the witnesses'; of a family without one it is WitnessName.
+	names map[tableid.Family]string
 }
 
 // Take takes in one notification: the message's number without the subsystem, and its
@@ -56,8 +66,8 @@ func (r *Recorder) Take(message uint16, family tableid.Family, attrs []byte) err
 	if table == "" {
 		return fmt.Errorf("a notification of nf_tables, number %d: %w", message, errNameless)
 	}
-	if table == WitnessName {
-		if message == unix.NFT_MSG_DELTABLE {
+	if strings.HasPrefix(table, WitnessName) {
+		if message == unix.NFT_MSG_DELTABLE && table == cmp.Or(r.names[family], WitnessName) {
 			r.loseWitness(family)
 		}
 		return nil
@@ -94,9 +104,12 @@ func (r *Recorder) End(c nft.Commit) map[tableid.TableID]*Deed {
 	for id, d := range all {
 		d.Genid, d.WitnessLost = c.Genid, r.witness[id.Family]
 	}
-	*r = Recorder{}
+	r.drop()
 	return all
 }
+
+// drop forgets the commit that is being recorded.
+func (r *Recorder) drop() { *r = Recorder{names: r.names} }
 
 func (r *Recorder) deed(id tableid.TableID) *Deed {
 	if r.deeds == nil {

@@ -78,10 +78,12 @@ func (k *Kernel) hear(genid uint32) error {
 	for deadline := time.Now().Add(hearMost); ; {
 		err := k.events.DrainAll(k.take)
 		if err == nil && k.overflowed { // all that came before the hole was taken, and some behind it
-			k.rec, k.torn, k.overflowed = Recorder{}, true, false
+			k.rec.drop()
+			k.torn, k.overflowed = true, false
 		}
 		if err != nil { // what came was taken; the rest of that commit is of no use
-			k.rec, k.torn, k.overflowed = Recorder{}, true, true
+			k.rec.drop()
+			k.torn, k.overflowed = true, true
 			k.miss()
 			if soon := time.Now().Add(tornMost); soon.Before(deadline) {
 				deadline = soon
@@ -99,7 +101,8 @@ func (k *Kernel) hear(genid uint32) error {
 				k.upTo = genid
 			}
 			k.miss()
-			k.rec, k.torn, k.overflowed = Recorder{}, true, false
+			k.rec.drop()
+			k.torn, k.overflowed = true, false
 			k.follow.drop()
 			// A commit is visible before it is heard of: if there is none, what comes next is
 			// whole.

@@ -79,13 +79,15 @@ func Judge(e Evidence) Finding {
 // judgeGone is for a table that does not stand.
 func (e *Evidence) judgeGone(f *Finding) {
 	f.Verdict, f.Why = Unattributed, "it was deleted alone, while the witness stands"
-	witness, by := e.WitnessLost && e.Missed, UnknownCommitter
+	witness, with, by := e.WitnessLost && e.Missed, "", UnknownCommitter
 	for _, d := range e.Deeds {
 		if d.Deleted {
-			witness, by = d.WitnessLost, d.By
+			witness, with, by = d.WitnessLost, d.With, d.By
 		}
 	}
 	switch {
+	case !witness && with != "":
+		f.Verdict, f.Remedy, f.Why = TableDeleted, ByCreate, "the ruleset was flushed: table "+with+" of another owner went with it"
 	case witness:
 		f.Verdict, f.Remedy, f.Why = TableDeleted, ByCreate, "the ruleset was flushed: the witness went with it"
 	case by == NotOwner:
@@ -101,11 +103,11 @@ func (e *Evidence) judgeMade(f *Finding) {
 	flushed := e.WitnessLost && e.Missed
 	for _, d := range e.Deeds {
 		if d.Deleted {
-			flushed = d.WitnessLost || d.By == NotOwner
+			flushed = d.flush() || d.By == NotOwner
 		}
 		switch {
 		case d.Made == 0:
-		case d.By == NotOwner, d.Deleted && d.WitnessLost:
+		case d.By == NotOwner, d.Deleted && d.flush():
 			f.Verdict, f.Remedy, f.Why = Replaced, ByReplace, "a flusher made it again, from a file"
 		default:
 			f.Verdict, f.Remedy, f.Why = Changed, NoRemedy, "its owner made it again"

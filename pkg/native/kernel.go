@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -16,7 +17,8 @@ type Kernel struct {
 	events *nft.Events
 	port   uint32
 	hearing
-	afterCapture func() // what a test does between a read and hearing what came behind it
+	taken        map[tableid.Family]bool // where a table that is not canaryd's has the witness's name
+	afterCapture func()                  // what a test does between a read and hearing what came behind it
 }
 
 // Close ends it.
@@ -25,8 +27,22 @@ func (k *Kernel) Close() error { return errors.Join(k.events.Close(), k.conn.Clo
 // Genid returns the ruleset's counter.
 func (k *Kernel) Genid() (uint32, error) { return k.conn.Genid() }
 
-// Witness is Witness of the package.
-func (k *Kernel) Witness(family tableid.Family) (string, error) { return Witness(k.conn, family) }
+// Witness is FindWitness. What is written and heard from then on is about the witness that it
+// found.
+func (k *Kernel) Witness(family tableid.Family) (Witness, error) {
+	w, err := FindWitness(k.conn, family)
+	if err == nil {
+		k.setWitness(family, w)
+	}
+	return w, err
+}
+
+func (k *Kernel) setWitness(family tableid.Family, w Witness) {
+	if k.taken == nil {
+		k.taken, k.rec.names = map[tableid.Family]bool{}, map[tableid.Family]string{}
+	}
+	k.taken[family], k.rec.names[family] = w.Taken, w.Table
+}
 
 // Write writes repairs, and plants witnesses by their nonces, in one transaction that the kernel
 // takes at that genid only. It returns the network devices that the node lacks and that were left
@@ -43,11 +59,13 @@ func (k *Kernel) Write(genid uint32, repairs []Repair, witnesses map[tableid.Fam
 }
 
 // Append is Write into a batch of the caller's, which guards and sends it.
-func (*Kernel) Append(b *nft.Batch, repairs []Repair, witnesses map[tableid.Family]string) (left []string, err error) {
+func (k *Kernel) Append(b *nft.Batch, repairs []Repair, witnesses map[tableid.Family]string) (left []string, err error) {
 	for _, family := range slices.Sorted(maps.Keys(witnesses)) {
-		if err := PlantWitness(b, family, witnesses[family]); err != nil {
+		w := NewWitness(witnesses[family], k.taken[family])
+		if err := plantWitness(b, family, w.Table, w.Nonce); err != nil {
 			return nil, err
 		}
+		k.setWitness(family, w)
 	}
 	for _, r := range repairs {
 		lacking, err := r.write(b)
@@ -59,22 +77,30 @@ func (*Kernel) Append(b *nft.Batch, repairs []Repair, witnesses map[tableid.Fami
 	return left, nil
 }
 
-// RemoveWitnesses deletes the witnesses of all families.
+// RemoveWitnesses deletes the witnesses of all families. Tables of other processes that have such a
+// name stay.
 func RemoveWitnesses(port uint32) error {
 	conn, _, err := nft.DialIfAny()
 	if conn == nil {
 		return err
 	}
 	defer func() { _ = conn.Close() }() // it was read from only
+	var names []tableid.TableID
 	b, found := nft.NewBatch(), false
 	b.Port = port
 	err = conn.EachTable(func(t nft.Table) error {
-		if t.Name == WitnessName {
-			found = true
-			Delete(b, t.Family.Table(t.Name))
+		if strings.HasPrefix(t.Name, WitnessName) {
+			names = append(names, t.Family.Table(t.Name))
 		}
 		return nil
 	})
+	for _, id := range names {
+		var w Witness
+		if _, asked := w.ask(conn, id.Family, id.Name); asked == nil && w.Nonce != "" {
+			found = true
+			Delete(b, id)
+		}
+	}
 	if err != nil || !found {
 		return err
 	}

@@ -305,8 +305,8 @@ func TestTheWitnessIsPlanted(t *testing.T) {
 		}
 		nstest.Command(t, "nft", "flush", "ruleset", "ip")
 		for family, want := range map[tableid.Family]string{tableid.IPv4: "", tableid.IPv6: "nonce-of-ipv6", tableid.Inet: "nonce-of-inet"} {
-			if got, err := native.Witness(conn, family); err != nil || got != want {
-				t.Errorf("%s: %q, %v", family, got, err)
+			if got, err := native.FindWitness(conn, family); err != nil || got.Nonce != want {
+				t.Errorf("%s: %+v, %v", family, got, err)
 			}
 		}
 		if got := nstest.Command(t, "nft", "list", "table", "inet", "canaryd-witness"); !strings.Contains(got, `comment "nonce-of-inet"`) {

@@ -1,9 +1,9 @@
 package native
 
 import (
-	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -13,38 +13,80 @@ import (
 )
 
 // WitnessName is an empty table of canaryd's own in each family that it guards. A flush of the
-// ruleset takes it along; no owner of another table does.
+// ruleset takes it along; no owner of another table does. Where another process has a table of that
+// name, the witness has a random end behind it.
 const WitnessName = "canaryd-witness"
+
+// A Witness is what is known of the witness of one family.
+type Witness struct {
+	Nonce string // in its comment; empty: none stands
+	Table string // its name; empty: none stands
+	// Taken: a table that is not canaryd's has the name WitnessName.
+	Taken bool
+}
 
 // commentType is NFTNL_UDATA_TABLE_COMMENT, a piece of user data that nft shows as a comment.
 const commentType = 0
 
-// PlantWitness writes a witness into a batch, which the kernel takes only if there is none. The
-// nonce, its comment, is another one for each planting.
+// PlantWitness writes a witness into a batch, which the kernel takes only if there is no table of
+// that name. The nonce, its comment, is another one for each planting.
 func PlantWitness(b *nft.Batch, family tableid.Family, nonce string) error {
+	return plantWitness(b, family, WitnessName, nonce)
+}
+
+func plantWitness(b *nft.Batch, family tableid.Family, name, nonce string) error {
 	if len(nonce) == 0 || len(nonce) > 64 {
 		return fmt.Errorf("a nonce of %d bytes", len(nonce))
 	}
 	b.Begin(uint16(nft.Tables), netlink.Create|netlink.Excl, family)
-	b.Text(unix.NFTA_TABLE_NAME, WitnessName)
+	b.Text(unix.NFTA_TABLE_NAME, name)
 	b.Blob(tableUserdata, slices.Concat([]byte{commentType, byte(len(nonce) + 1)}, []byte(nonce), []byte{0}))
 	b.End()
 	return nil
 }
 
-// Witness returns the nonce of a family's witness, "" if none stands.
-func Witness(conn *nft.Conn, family tableid.Family) (nonce string, err error) {
-	asked := []nft.StringAttr{{Kind: unix.NFTA_TABLE_NAME, Value: WitnessName}}
-	_, err = conn.Object(nft.Tables, family, asked, func(attrs []byte) error {
-		if nonce = comment(attrOf(attrs, tableUserdata)); nonce == "" {
-			return errNonceless
+// NewWitness returns a witness that is to be planted. taken: another process has the usual name.
+func NewWitness(nonce string, taken bool) Witness {
+	w := Witness{Nonce: nonce, Table: WitnessName, Taken: taken}
+	if taken {
+		w.Table += "-" + nonce[:min(len(nonce), 8)]
+	}
+	return w
+}
+
+// FindWitness returns the witness of a family. The names of all tables are read only where none has
+// the usual name.
+func FindWitness(conn *nft.Conn, family tableid.Family) (w Witness, err error) {
+	found, err := w.ask(conn, family, WitnessName)
+	if err != nil || w.Nonce != "" {
+		return w, err
+	}
+	w.Taken = found
+	var others []string
+	err = conn.EachTable(func(t nft.Table) error {
+		if t.Family == family && strings.HasPrefix(t.Name, WitnessName+"-") {
+			others = append(others, t.Name)
 		}
 		return nil
 	})
-	return nonce, err
+	for _, name := range others {
+		if err == nil && w.Nonce == "" {
+			_, err = w.ask(conn, family, name)
+		}
+	}
+	return w, err
 }
 
-var errNonceless = errors.New("the table " + WitnessName + " has no nonce in its comment")
+// ask asks for a table, and takes it for the witness if it is one. A table that belongs to one
+// process is none: no flush takes it, also when that process has ended (NFT_TABLE_F_PERSIST).
+func (w *Witness) ask(conn *nft.Conn, family tableid.Family, name string) (found bool, err error) {
+	return conn.Object(nft.Tables, family, []nft.StringAttr{{Kind: unix.NFTA_TABLE_NAME, Value: name}}, func(attrs []byte) error {
+		if nonce := comment(attrOf(attrs, tableUserdata)); number(attrs, tableFlags)&tableOwned == 0 && nonce != "" {
+			w.Nonce, w.Table = nonce, name
+		}
+		return nil
+	})
+}
 
 // comment returns the comment in a table's user data: a list of type, length and value.
 func comment(userdata []byte) string {

@@ -85,6 +85,31 @@ func WordFor(id tableid.TableID) string {
 	return nativePrefix + id.Family.NFT() + ":" + id.Name
 }
 
+// OwnersDiffer reports whether two tables are known to be of different owners: iptables, an owner
+// that has a preset, and any other. Of two tables without a known owner that is not known, and
+// canaryd's own tables say nothing.
+func OwnersDiffer(a, b tableid.TableID) bool {
+	ownerA, knownA := ownerOf(a)
+	ownerB, knownB := ownerOf(b)
+	own := strings.HasPrefix(a.Name, OwnTables) || strings.HasPrefix(b.Name, OwnTables)
+	return ownerA != ownerB && (knownA || knownB) && !own
+}
+
+// OwnerKnown reports whether a table's name says whose it is.
+func OwnerKnown(id tableid.TableID) bool {
+	_, known := ownerOf(id)
+	return known
+}
+
+// ownerOf returns a word for a table's owner; known is false where its name says nothing.
+func ownerOf(id tableid.TableID) (word string, known bool) {
+	if ofIptables(id) {
+		return "iptables", true
+	}
+	word = WordFor(id)
+	return word, !strings.HasPrefix(word, nativePrefix)
+}
+
 // NamedTables returns the native tables that the selector names one by one, and not by a glob.
 func (s Selector) NamedTables() []tableid.TableID {
 	var named []tableid.TableID
