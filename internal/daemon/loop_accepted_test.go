@@ -11,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // accepted is what a status says of removals, in its own words.
@@ -133,19 +134,20 @@ func TestACleanupIsSaid(t *testing.T) {
 // TestWhatIsAcceptedOfNativeTablesIsSaid: an owner may empty chains and sets of its tables. canaryd
 // puts nothing back, and says so, unless the process is known to be the owner.
 func TestWhatIsAcceptedOfNativeTablesIsSaid(t *testing.T) {
+	calicoTable := tableid.IPv4.Table("calico")
 	for _, test := range []struct {
 		name string
 		do   func(k *fakeNative)
 		want []string
 	}{
-		{"nothing much", func(k *fakeNative) { k.removeRule(dockerTable) }, nil},
-		{"a chain", func(k *fakeNative) { k.flushChain(dockerTable, "services") }, []string{"table ip docker-bridges services lost 12 rules, 0 left"}},
-		{"a map", func(k *fakeNative) { k.flushSet(dockerTable, "jumps") }, []string{"table ip docker-bridges jumps lost 3 elements, 0 left"}},
+		{"nothing much", func(k *fakeNative) { k.removeRule(calicoTable) }, nil},
+		{"a chain", func(k *fakeNative) { k.flushChain(calicoTable, "services") }, []string{"table ip calico services lost 12 rules, 0 left"}},
+		{"a map", func(k *fakeNative) { k.flushSet(calicoTable, "jumps") }, []string{"table ip calico jumps lost 3 elements, 0 left"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			docker := tableOf(dockerTable, strings.Split("abcdefghijkl", "")...)
-			docker.Sets = []native.Set{{Name: "jumps", Elements: []native.Element{{1}, {2}, {3}}}}
-			nativeNode(t, setup{guarded: newFakeNative(docker)}, func(t *testing.T, r *rig, k *fakeNative) {
+			calico := tableOf(calicoTable, strings.Split("abcdefghijkl", "")...)
+			calico.Sets = []native.Set{{Name: "jumps", Elements: []native.Element{{1}, {2}, {3}}}}
+			nativeNode(t, setup{guarded: newFakeNative(calico)}, func(t *testing.T, r *rig, k *fakeNative) {
 				test.do(k)
 				r.after(10 * time.Second)
 				r.wantReady()

@@ -33,7 +33,7 @@ func (d *Daemon) suspects(c native.Commit) bool {
 		return false
 	}
 	for id, deed := range c.Deeds {
-		if d.cfg.Native.Protects(id) && (deed.MayTake() || d.committer(id, c.Commit) == native.NotOwner) {
+		if d.cfg.Native.Protects(id) && (deed.MayTake() || d.committer(id, c.Commit) >= native.NotOwner) {
 			return true
 		}
 	}

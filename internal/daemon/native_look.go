@@ -391,7 +391,7 @@ func (d *Daemon) deedsUpTo(id tableid.TableID, t *nativeTable, genid uint32) (kn
 	for _, deed := range t.deeds {
 		if !nft.Newer(deed.Genid, genid) {
 			by := *deed.Deed
-			by.By = d.committer(id, deed.commit)
+			by.By, by.ByName = d.committer(id, deed.commit), deletesByName(d.cfg.Writers.Of(deed.commit).Command)
 			known = append(known, nativeDeed{&by, deed.commit, deed.since})
 		}
 	}

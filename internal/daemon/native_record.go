@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -231,23 +232,40 @@ var nativeOwners = map[string][]string{
 	"cni_plugins_masquerade": {"bridge", "ptp"},
 	"libvirt_network":        {"libvirtd", "virtnetworkd"},
 	"calico":                 {"calico-node"},
+	"calico-arp":             {"calico-node"},
 }
 
 // flushingUnits are systemd's units that load a file of rules, and own no table of others.
 var flushingUnits = []string{"nftables.service", "netfilter-persistent.service"}
 
 // committer says what is known of a commit's process: the table's owner, if it or its parent is
-// called so, or a unit that loads rules from a file.
+// called so, a unit that loads rules from a file, or nft that a shell or an agent executed, with no
+// owner behind it.
 func (d *Daemon) committer(id tableid.TableID, c nft.Commit) native.Committer {
 	w := d.cfg.Writers.Of(c)
 	owners := nativeOwners[id.Name]
+	isOwner := func(comm string) bool { return slices.Contains(owners, comm) }
 	switch {
-	case slices.Contains(owners, w.Comm), len(w.Origin.Ancestors) > 0 && slices.Contains(owners, w.Origin.Ancestors[0]):
+	case isOwner(w.Comm), len(w.Origin.Ancestors) > 0 && isOwner(w.Origin.Ancestors[0]):
 		return native.Owner
 	case slices.Contains(flushingUnits, w.Origin.Unit) && w.Origin.Container == (watch.Container{}):
 		return native.NotOwner
+	case w.Comm == "nft" && w.Doer().Commands() && !slices.ContainsFunc(w.Origin.Ancestors, isOwner) && !slices.ContainsFunc(w.Doer().Ancestors, isOwner):
+		return native.Stranger
 	}
 	return native.UnknownCommitter
+}
+
+// deletesByName reports whether a command line is nft's and names a rule, a chain, a set or
+// elements that it deletes.
+func deletesByName(command string) bool {
+	words := strings.Fields(command)
+	if len(words) == 0 || path.Base(words[0]) != "nft" {
+		return false
+	}
+	words = slices.DeleteFunc(words[1:], func(w string) bool { return strings.HasPrefix(w, "-") })
+	return len(words) > 1 && (words[0] == "delete" || words[0] == "destroy") &&
+		slices.Contains([]string{"rule", "chain", "set", "map", "element"}, words[1])
 }
 
 // reportNative records a table that is lost and is not put back: it was deleted alone, or is

@@ -22,10 +22,13 @@ type Deed struct {
 	// is known. The caller of Hear may set it.
 	With string
 	By   Committer
+	// ByName: the committer's command line names the rule, chain, set or element that it deletes.
+	ByName bool
 	// Rules and Elements are how many went from each chain and set that stayed or went.
 	Rules, Elements map[string]int
-	Lost            int // chains, sets, objects and flowtables that went
-	New             int // whatever came or was altered, the table aside
+	Chains          map[string]int // those that went
+	Lost            int            // chains, sets, objects and flowtables that went
+	New             int            // whatever came or was altered, the table aside
 }
 
 // A Committer is what is known of the process that made a commit.
@@ -35,7 +38,8 @@ type Committer uint8
 const (
 	UnknownCommitter Committer = iota
 	Owner                      // the table's owner
-	NotOwner                   // a process that is known not to be the owner
+	NotOwner                   // a unit that loads rules from a file
+	Stranger                   // a person's shell or a script
 )
 
 // MayTake reports whether the commit may have taken what is not its author's, by what it did: it
@@ -47,6 +51,14 @@ func (d *Deed) MayTake() bool {
 
 // flush reports whether the commit deleted more than one owner's tables.
 func (d *Deed) flush() bool { return d.WitnessLost || d.With != "" }
+
+// rules returns how many rules went from chains that stayed or went.
+func (d *Deed) rules() (n int) {
+	for _, went := range d.Rules {
+		n += went
+	}
+	return n
+}
 
 // pure reports whether the commit only took away from a table that stood.
 func (d *Deed) pure() bool { return d.New == 0 && !d.Deleted && d.Made == 0 }
@@ -90,7 +102,10 @@ func (r *Recorder) Take(message uint16, family tableid.Family, attrs []byte) err
 			return err
 		}
 		count(&d.Elements, nft.String(attrOf(attrs, unix.NFTA_SET_ELEM_LIST_SET)), n)
-	case unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELSET, unix.NFT_MSG_DELOBJ, unix.NFT_MSG_DELFLOWTABLE:
+	case unix.NFT_MSG_DELCHAIN:
+		count(&d.Chains, nft.String(attrOf(attrs, unix.NFTA_CHAIN_NAME)), 1)
+		d.Lost++
+	case unix.NFT_MSG_DELSET, unix.NFT_MSG_DELOBJ, unix.NFT_MSG_DELFLOWTABLE:
 		d.Lost++
 	default:
 		d.New++

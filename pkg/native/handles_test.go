@@ -16,6 +16,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
+// smallLibvirt has its rules at handles that the tests know.
+const smallLibvirt = `table ip libvirt_network {
+	chain forward { type filter hook forward priority 0; counter jump guest_input; }
+	chain guest_nat { type nat hook postrouting priority srcnat; ip saddr 192.168.122.0/24 counter masquerade; }
+	chain guest_input { oif "lo" counter accept; }
+}`
+
 // tableHandles are those that a table made again cannot have: the kernel never gives one twice.
 var tableHandles = regexp.MustCompile(`(?m)^(table .*) # handle \d+$`)
 
@@ -45,7 +52,7 @@ func TestHandlesComeBack(t *testing.T) {
 		}
 		for name, scripts := range map[string][]string{
 			"kube-proxy": {text},
-			"libvirt": {libvirt, "insert rule ip libvirt_network forward counter accept", "insert rule ip libvirt_network guest_input tcp dport { 1, 2 } accept",
+			"libvirt": {smallLibvirt, "insert rule ip libvirt_network forward counter accept", "insert rule ip libvirt_network guest_input tcp dport { 1, 2 } accept",
 				"delete rule ip libvirt_network forward handle 4", "add rule ip libvirt_network forward counter drop", "add chain ip libvirt_network gone",
 				"delete chain ip libvirt_network gone", "insert rule ip libvirt_network forward position 7 counter return"},
 		} {
@@ -99,13 +106,13 @@ func TestOwnersHandles(t *testing.T) {
 	}{
 		{"nft flush ruleset", "flush ruleset", native.ByCreate},
 		{"nft flush table", "flush table ip libvirt_network", native.ByRefill},
-		{"an old copy", "flush ruleset\n" + libvirt, native.ByReplace},
+		{"an old copy", "flush ruleset\n" + smallLibvirt, native.ByReplace},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
 				nstest.NeedProgram(t, "nft")
 				k := openKernel(t)
-				nstest.CommandInput(t, libvirt, "nft", "-f", "-")
+				nstest.CommandInput(t, smallLibvirt, "nft", "-f", "-")
 				for _, change := range []string{"insert rule ip libvirt_network guest_input counter drop", "delete rule ip libvirt_network guest_input handle 7",
 					"add rule ip libvirt_network guest_nat ip saddr 10.9.0.0/16 counter masquerade"} {
 					nstest.CommandInput(t, change, "nft", "-f", "-")
@@ -143,7 +150,7 @@ func TestOwnersNewerWord(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		k := openKernel(t)
-		nstest.CommandInput(t, libvirt, "nft", "-f", "-")
+		nstest.CommandInput(t, smallLibvirt, "nft", "-f", "-")
 		was := capture(t, dial(t))
 		nstest.CommandInput(t, "flush table ip libvirt_network\nadd rule ip libvirt_network guest_nat counter return", "nft", "-f", "-")
 		now := capture(t, dial(t))

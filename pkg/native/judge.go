@@ -1,6 +1,7 @@
 package native
 
 import (
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -133,7 +134,6 @@ func (e *Evidence) lacksBase() bool {
 
 // judgeParts is for a table that stands and has lost or got something.
 func (e *Evidence) judgeParts(f *Finding) {
-	flushed := e.ruleless()
 	chains := sync.OnceValue(e.Was.chainsByName)
 	referenced := sync.OnceValue(func() map[string]bool { // it asks each rule
 		all := map[string]bool{}
@@ -146,19 +146,13 @@ func (e *Evidence) judgeParts(f *Finding) {
 		switch {
 		case c.Kind == nft.Chains && (c.Empty || c.Gone) && c.Lost > 0:
 			was := chains()[c.Name]
-			d := e.last(func(d *Deed) int { return d.Rules[c.Name] })
-			free := !e.Habits.EmptiesChains
-			if was.Base {
-				free = !e.Habits.EmptiesBase
-			}
 			// An owner empties a chain before it deletes it; then nothing leads there any more.
-			if (was.Base || referenced()[c.Name]) && e.taken(d, free || flushed) {
+			if (was.Base || referenced()[c.Name]) && e.tookChain(was, c.Gone) {
 				f.Verdict, f.Remedy, f.Why = Emptied, ByRefill, "a commit took the rules of chain "+c.Name+" and wrote nothing"
 				return
 			}
 		case c.Kind == nft.Sets && c.Empty:
-			d := e.last(func(d *Deed) int { return d.Elements[c.Name] })
-			if e.taken(d, !e.Habits.EmptiesSets && e.onlyEmptied(d)) {
+			if e.tookSet(c.Name) {
 				f.Verdict, f.Remedy, f.Why = Emptied, ByRefill, "a commit took the elements of "+c.Name+" and did nothing else"
 				return
 			}
@@ -166,18 +160,83 @@ func (e *Evidence) judgeParts(f *Finding) {
 	}
 }
 
-// taken reports whether a deed took something that is not its owner's to take: one that added
-// nothing, and looks like a flush or was done by another process.
-func (e *Evidence) taken(d *Deed, flush bool) bool {
-	switch {
-	case d == nil: // it was missed
-		return e.Missed && e.ruleless()
-	case d.By == NotOwner:
-		return true
-	case d.By == Owner || !d.pure():
-		return false
+// tookChain reports whether a commit that is not its owner's took a chain's rules, or the chain.
+func (e *Evidence) tookChain(was *Chain, gone bool) bool {
+	d := e.last(func(d *Deed) int { return d.Rules[was.Name] })
+	if deleted := e.last(func(d *Deed) int { return d.Chains[was.Name] }); gone && deleted != nil {
+		d = deleted
 	}
-	return flush
+	if d == nil { // it was missed
+		return e.Missed && e.ruleless()
+	}
+	if is, certain := e.foreign(d); certain {
+		return is
+	}
+	flushed := e.ruleless() && d.rules() > 1
+	switch habit := e.Habits.chain(was); {
+	case !d.pure():
+		return false
+	case gone: // by its name, as no flush does
+		return habit == Keeps
+	case habit == Keeps:
+		return true
+	case habit == Together:
+		return flushed || len(d.Rules) == 1 && len(d.Chains) == 0 && !e.unprotected(was)
+	case habit == Singly:
+		return flushed || d.Rules[was.Name] > 1
+	case habit == ByComment:
+		return flushed || e.leftSiblings(was)
+	}
+	return flushed
+}
+
+// tookSet reports whether a commit that is not its owner's took a set's elements.
+func (e *Evidence) tookSet(name string) bool {
+	d := e.last(func(d *Deed) int { return d.Elements[name] })
+	if d == nil {
+		return e.Missed && e.ruleless()
+	}
+	if is, certain := e.foreign(d); certain {
+		return is
+	}
+	switch e.Habits.set(name) {
+	case Keeps:
+		return d.pure() && e.onlyEmptied(d, 1)
+	case OneAlone:
+		return d.pure() && e.onlyEmptied(d, 2)
+	}
+	return false
+}
+
+// foreign reports whether a commit that emptied a part is not its owner's, where it is certain by
+// its process.
+func (e *Evidence) foreign(d *Deed) (is, certain bool) {
+	switch {
+	case d.By == NotOwner:
+		return true, true
+	case d.By == Owner || d.ByName:
+		return false, true
+	case d.By == Stranger && e.Habits.Known:
+		return true, true
+	}
+	return false, false
+}
+
+// unprotected reports whether a chain's rules may be all that Docker has of a port.
+func (e *Evidence) unprotected(was *Chain) bool {
+	return was.Name == dockerPorts && slices.ContainsFunc(e.Was.Chains, func(c Chain) bool {
+		return slices.ContainsFunc(c.Rules, func(r Rule) bool { return r.comment() == dockerUnprotected })
+	})
+}
+
+// leftSiblings reports whether a rule stands with the comment of one that the chain had.
+func (e *Evidence) leftSiblings(was *Chain) bool {
+	return slices.ContainsFunc(was.Rules, func(r Rule) bool {
+		of := r.comment()
+		return of != "" && slices.ContainsFunc(e.Now.Chains, func(c Chain) bool {
+			return slices.ContainsFunc(c.Rules, func(r Rule) bool { return r.comment() == of })
+		})
+	})
 }
 
 // last returns the last deed of which took is not 0, nil if there is none.
@@ -190,26 +249,16 @@ func (e *Evidence) last(took func(*Deed) int) *Deed {
 	return nil
 }
 
-// ruleless reports whether no chain has a rule any more, and two had some at least: the last
-// rule of an owner that removes one after the other is no flush.
+// ruleless reports whether no chain has a rule any more, and one had.
 func (e *Evidence) ruleless() bool {
-	had := 0
-	for i := range e.Was.Chains {
-		if len(e.Was.Chains[i].Rules) > 0 {
-			had++
-		}
-	}
-	for i := range e.Now.Chains {
-		if len(e.Now.Chains[i].Rules) > 0 {
-			return false
-		}
-	}
-	return had > 1
+	had := func(c Chain) bool { return len(c.Rules) > 0 }
+	return slices.ContainsFunc(e.Was.Chains, had) && !slices.ContainsFunc(e.Now.Chains, had)
 }
 
-// onlyEmptied reports whether a commit took elements and nothing else, of each set all, and of
-// one two at least. An owner that removes a service takes one element of several sets.
-func (e *Evidence) onlyEmptied(d *Deed) bool {
+// onlyEmptied reports whether a commit took elements and nothing else, of each set all: of one so
+// many at least, or of one set alone. An owner that removes a service takes one element of several
+// sets.
+func (e *Evidence) onlyEmptied(d *Deed, least int) bool {
 	if d == nil || len(d.Rules) > 0 || d.Lost > 0 {
 		return false
 	}
@@ -224,5 +273,8 @@ func (e *Evidence) onlyEmptied(d *Deed) bool {
 		}
 		most = max(most, n)
 	}
-	return most > 1
+	if len(d.Elements) > 1 {
+		least = max(least, 2)
+	}
+	return most >= least
 }

@@ -31,24 +31,61 @@ const (
 }`
 	docker = `table ip docker-bridges {
 	map filter-forward-in-jumps { type ifname : verdict; elements = { "docker0" : jump filter-forward-in__docker0 }; }
-	chain filter-FORWARD { type filter hook forward priority 0; oifname vmap @filter-forward-in-jumps; }
+	map filter-forward-out-jumps { type ifname : verdict; elements = { "docker0" : jump filter-forward-out__docker0 }; }
+	map nat-postrouting-in-jumps { type ifname : verdict; elements = { "docker0" : jump nat-postrouting-in__docker0 }; }
+	map nat-postrouting-out-jumps { type ifname : verdict; elements = { "docker0" : jump nat-postrouting-out__docker0 }; }
+	chain filter-FORWARD { type filter hook forward priority 0; oifname vmap @filter-forward-in-jumps; iifname vmap @filter-forward-out-jumps; }
+	chain nat-OUTPUT { type nat hook output priority -100; ip daddr != 127.0.0.0/8 fib daddr type local counter jump nat-prerouting-and-output; }
+	chain nat-POSTROUTING { type nat hook postrouting priority srcnat; iifname vmap @nat-postrouting-out-jumps; oifname vmap @nat-postrouting-in-jumps; }
 	chain nat-PREROUTING { type nat hook prerouting priority dstnat; fib daddr type local counter jump nat-prerouting-and-output; }
-	chain nat-prerouting-and-output { iifname != "docker0" tcp dport 8080 counter dnat to 172.17.0.2:80; }
-	chain filter-forward-in__docker0 { counter ct state established accept; counter drop; }
+	chain nat-prerouting-and-output { iifname != "docker0" tcp dport 8080 counter dnat to 172.17.0.2:80 comment "DNAT"; }
+	chain raw-PREROUTING { type filter hook prerouting priority raw; ip daddr 172.17.0.0/16 iifname != { "lo", "docker0" } counter drop comment "SUBNET DROP EXTERNAL"; }
+	chain filter-forward-in__docker0 { ct state established,related counter accept; iifname "docker0" counter accept comment "ICC"; ip daddr 172.17.0.2 tcp dport 80 counter accept; counter drop comment "UNPUBLISHED PORT DROP"; }
+	chain filter-forward-out__docker0 { ct state established,related counter accept; counter accept comment "OUTGOING"; }
+	chain nat-postrouting-in__docker0 { fib saddr type local counter masquerade comment "MASQUERADE FROM HOST"; }
+	chain nat-postrouting-out__docker0 { oifname != "docker0" ip saddr 172.17.0.0/16 counter masquerade comment "MASQUERADE"; }
 }`
 	netavark = `table inet netavark {
-	chain POSTROUTING { type nat hook postrouting priority srcnat; ip saddr 10.88.0.0/16 jump nv_1; }
+	chain INPUT { type filter hook input priority filter; ip saddr 10.88.0.0/16 meta l4proto { tcp, udp } th dport 53 accept; }
+	chain FORWARD { type filter hook forward priority filter; ct state invalid drop; jump NETAVARK-ISOLATION-1; ip daddr 10.88.0.0/16 ct state established,related accept; ip saddr 10.88.0.0/16 accept; }
+	chain POSTROUTING { type nat hook postrouting priority srcnat; meta mark and 0x2000 == 0x2000 masquerade; ip saddr 10.88.0.0/16 jump nv_1; }
 	chain PREROUTING { type nat hook prerouting priority dstnat; fib daddr type local jump NETAVARK-HOSTPORT-DNAT; }
+	chain OUTPUT { type nat hook output priority -100; fib daddr type local jump NETAVARK-HOSTPORT-DNAT; }
 	chain NETAVARK-HOSTPORT-DNAT { tcp dport 8080 jump nv_1_dnat; }
-	chain nv_1 { ip daddr 10.88.0.0/16 accept; masquerade; }
-	chain nv_1_dnat { tcp dport 8080 dnat ip to 10.88.0.2:80; }
+	chain NETAVARK-HOSTPORT-SETMARK { meta mark set meta mark or 0x2000; }
+	chain NETAVARK-ISOLATION-1 { iifname "podman1" oifname != "podman1" jump NETAVARK-ISOLATION-2; }
+	chain NETAVARK-ISOLATION-2 { oifname "podman1" drop; }
+	chain NETAVARK-ISOLATION-3 { jump NETAVARK-ISOLATION-2; }
+	chain nv_1 { ip daddr 10.88.0.0/16 accept; ip daddr != 224.0.0.0/4 masquerade; }
+	chain nv_1_dnat { ip saddr 10.88.0.0/16 tcp dport 8080 jump NETAVARK-HOSTPORT-SETMARK; tcp dport 8080 dnat ip to 10.88.0.2:80; }
 }`
 	portmap = `table ip cni_hostport {
-	chain prerouting { type nat hook prerouting priority dstnat; fib daddr type local jump hostports; }
-	chain hostports { tcp dport 8080 dnat to 10.0.0.2:80 comment "pod"; }
+	chain hostports { tcp dport 8080 dnat to 10.0.0.2:80 comment "pod1"; tcp dport 8081 dnat to 10.0.0.2:81 comment "pod1"; }
+	chain hostip_hostports { ip daddr 192.0.2.1 tcp dport 8082 dnat to 10.0.0.3:80 comment "pod2"; }
+	chain prerouting { type nat hook prerouting priority dstnat; jump hostip_hostports; jump hostports; }
+	chain output { type nat hook output priority -100; jump hostip_hostports; fib daddr type local jump hostports; }
+	chain masquerading { type nat hook postrouting priority srcnat; ip saddr 10.0.0.2 ip daddr 10.0.0.2 masquerade comment "pod1"; ip saddr 127.0.0.1 ip daddr 10.0.0.2 masquerade comment "pod1"; ip saddr 10.0.0.3 ip daddr 10.0.0.3 masquerade comment "pod2"; ip saddr 127.0.0.1 ip daddr 10.0.0.3 masquerade comment "pod2"; }
 }`
 	ipmasq = `table inet cni_plugins_masquerade {
-	chain masq_checks { type nat hook postrouting priority srcnat; ip saddr 10.0.0.2 ip daddr != 10.0.0.0/24 masquerade comment "pod"; ip saddr 10.0.0.3 masquerade comment "pod"; }
+	chain masq_checks { ip saddr 10.0.0.2 ip daddr != 10.0.0.0/24 masquerade comment "a-1"; ip saddr 10.0.0.3 ip daddr != 10.0.0.0/24 masquerade comment "a-2"; }
+	chain postrouting { type nat hook postrouting priority srcnat; ip daddr 224.0.0.0/4 return; ip6 daddr ff00::/8 return; goto masq_checks; }
+}`
+	// Between the last pod's end and the next one.
+	ipmasqIdle = `table inet cni_plugins_masquerade {
+	chain masq_checks { }
+	chain postrouting { type nat hook postrouting priority srcnat; ip daddr 224.0.0.0/4 return; ip6 daddr ff00::/8 return; goto masq_checks; }
+}`
+	word = `table inet fw {
+	set banned { type ipv4_addr; elements = { 192.0.2.1, 192.0.2.2 }; }
+	chain input { type filter hook input priority 0; ip saddr @banned drop; jump ours; tcp dport 23 drop; }
+	chain fw2 { type filter hook output priority 0; tcp dport 25 drop; }
+	chain ours { tcp dport 22 accept; tcp dport 80 accept; }
+}`
+	wordOne = `table inet fw {
+	chain input { type filter hook input priority 0; tcp dport 23 drop; }
+}`
+	wordTwo = `table inet fw {
+	chain input { type filter hook input priority 0; tcp dport 23 drop; tcp dport 25 drop; }
 }`
 	calico = `table ip calico {
 	set cali40s-1 { type ipv4_addr; elements = { 10.1.0.1, 10.1.0.2 }; }
@@ -56,9 +93,11 @@ const (
 	chain cali-FORWARD { ip saddr @cali40s-1 counter accept; counter drop; }
 }`
 	libvirt = `table ip libvirt_network {
-	chain forward { type filter hook forward priority 0; counter jump guest_input; }
-	chain guest_nat { type nat hook postrouting priority srcnat; ip saddr 192.168.122.0/24 counter masquerade; }
-	chain guest_input { oif "lo" counter accept; }
+	chain forward { type filter hook forward priority 0; counter jump guest_cross; counter jump guest_input; counter jump guest_output; }
+	chain guest_output { ip saddr 192.168.122.0/24 iif "lo" counter accept; iif "lo" counter reject; }
+	chain guest_input { oif "lo" ip daddr 192.168.122.0/24 ct state related,established counter accept; oif "lo" counter reject; }
+	chain guest_cross { iif "lo" oif "lo" counter accept; }
+	chain guest_nat { type nat hook postrouting priority srcnat; ip saddr 192.168.122.0/24 ip daddr 224.0.0.0/24 counter return; ip saddr 192.168.122.0/24 ip daddr != 192.168.122.0/24 counter masquerade; }
 }`
 	kindnet = `table inet kindnet-ipmasq {
 	set noMasqV4 { type ipv4_addr; flags interval; elements = { 10.0.0.0/8 }; }
@@ -112,6 +151,28 @@ var scenes = []struct {
 	{"reset counters", docker, 0, []string{"reset counters"}, native.Intact, native.NoRemedy},
 	{"another table", kubeProxy, 0, []string{"add table ip other"}, native.Intact, native.NoRemedy},
 
+	{"nft flush table of ipmasq while no pod runs", ipmasqIdle, 0, []string{"flush table inet cni_plugins_masquerade"}, native.Emptied, native.ByRefill},
+	{"nft flush table of docker without a network", dockerIdle, 0, []string{"flush table ip docker-bridges"}, native.Emptied, native.ByRefill},
+	{"nft flush table that a word names", word, 0, []string{"flush table inet fw"}, native.Emptied, native.ByRefill},
+	{"nft flush table that a word names, of one chain", wordTwo, 0, []string{"flush table inet fw"}, native.Emptied, native.ByRefill},
+	{"nft flush chain of a table that a word names", word, 0, []string{"flush chain inet fw input"}, native.Emptied, native.ByRefill},
+	{"a unit's file deletes a chain of a table that a word names", word, native.NotOwner, []string{"delete chain inet fw fw2"}, native.Emptied, native.ByRefill},
+	{"a script flushes libvirt's chain of one rule", libvirt, native.Stranger, []string{"flush chain ip libvirt_network guest_cross"}, native.Emptied, native.ByRefill},
+	{"a script flushes ipmasq's pods", ipmasq, native.Stranger, []string{"flush chain inet cni_plugins_masquerade masq_checks"}, native.Emptied, native.ByRefill},
+	{"a script flushes calico's set", calico, native.Stranger, []string{"flush set ip calico cali40s-1"}, native.Emptied, native.ByRefill},
+	{"a script deletes kube-proxy's table", kubeProxy, native.Stranger, []string{"delete table ip kube-proxy"}, native.Unattributed, native.NoRemedy},
+
+	// What a person decides.
+	{"nft delete chain of a table that a word names", word, 0, []string{"delete chain inet fw fw2"}, native.Changed, native.NoRemedy},
+	{"nft flush chain and delete chain in one commit", word, native.Stranger, []string{"flush chain inet fw input\ndelete chain inet fw input"}, native.Changed, native.NoRemedy},
+	{"nft delete rule, the only one of its chain", word, native.Stranger, []string{"delete rule inet fw fw2 handle HANDLE-of-fw2"}, native.Changed, native.NoRemedy},
+	{"nft delete rule, the only one of its table", wordOne, 0, []string{"delete rule inet fw input handle HANDLE-of-input"}, native.Changed, native.NoRemedy},
+	{"nft delete rule, one after the other", wordTwo, 0, []string{"delete rule inet fw input handle HANDLE-of-input", "flush chain inet fw input"}, native.Changed, native.NoRemedy},
+	{"nft delete rule, one of several", kubeProxy, native.Stranger, []string{"delete rule ip kube-proxy services handle HANDLE-of-services"}, native.Changed, native.NoRemedy},
+
+	{"nft delete rule, the only one of kube-proxy's chain", kubeProxy, native.Stranger, []string{"delete rule ip kube-proxy nat-prerouting handle HANDLE-of-nat-prerouting"}, native.Changed, native.NoRemedy},
+	{"nft delete chain of kube-proxy's", kubeProxy, native.Stranger, []string{"delete chain ip kube-proxy nat-prerouting"}, native.Changed, native.NoRemedy},
+
 	// What owners do.
 	{"kube-proxy: a service is added", kubeProxy, 0, []string{"add chain ip kube-proxy service-C\nadd rule ip kube-proxy service-C drop\nadd element ip kube-proxy service-ips { 172.30.0.3 . 80 : goto service-C }"}, native.Changed, native.NoRemedy},
 	{"kube-proxy: an endpoint goes", kubeProxy, 0, []string{"flush chain ip kube-proxy service-A/web\nadd rule ip kube-proxy service-A/web goto endpoint-A1\nflush chain ip kube-proxy endpoint-A2"}, native.Changed, native.NoRemedy},
@@ -120,16 +181,19 @@ var scenes = []struct {
 	{"kube-proxy: flushed, and synced in full", kubeProxy, 0, []string{"flush ruleset", strings.Replace(kubeProxy, "10.0.0.1:80", "10.0.0.7:80", 1)}, native.Changed, native.NoRemedy},
 	{"kube-proxy: --cleanup", kubeProxy, native.Owner, []string{"delete table ip kube-proxy"}, native.Changed, native.NoRemedy},
 	{"docker: reload", docker, 0, []string{again(strings.Replace(docker, "8080", "9090", 1))}, native.Changed, native.NoRemedy},
-	{"docker: its last port goes", docker, 0, []string{"flush chain ip docker-bridges nat-prerouting-and-output"}, native.Changed, native.NoRemedy},
-	{"docker: its last network goes", docker, 0, []string{"delete element ip docker-bridges filter-forward-in-jumps { \"docker0\" }\nflush chain ip docker-bridges filter-forward-in__docker0\ndelete chain ip docker-bridges filter-forward-in__docker0"}, native.Changed, native.NoRemedy},
+	{"docker: its last port goes", docker, 0, []string{"flush chain ip docker-bridges nat-prerouting-and-output\n" + dockerPortless}, native.Changed, native.NoRemedy},
+	{"docker: its last port of an unprotected network goes", strings.Replace(docker, "drop comment \"UNPUBLISHED PORT DROP\"", "accept comment \"UNPROTECTED\"", 1), 0, []string{"flush chain ip docker-bridges nat-prerouting-and-output"}, native.Changed, native.NoRemedy},
+	{"docker: its last network goes", docker, 0, []string{dockerNetworkGoes}, native.Changed, native.NoRemedy},
 	{"docker: writes onto a table that was flushed", docker, 0, []string{"flush ruleset", "table ip docker-bridges { map filter-forward-in-jumps { type ifname : verdict; }; chain nat-prerouting-and-output { tcp dport 9090 counter dnat to 172.17.0.3:80; }; }"}, native.Emptied, native.ByRefill},
 	{"netavark: a container more", netavark, 0, []string{"add rule inet netavark NETAVARK-HOSTPORT-DNAT tcp dport 9090 jump nv_1_dnat"}, native.Changed, native.NoRemedy},
-	{"netavark: its last network goes", netavark, 0, []string{"flush chain inet netavark POSTROUTING\nflush chain inet netavark NETAVARK-HOSTPORT-DNAT\nflush chain inet netavark nv_1\ndelete chain inet netavark nv_1"}, native.Changed, native.NoRemedy},
-	{"portmap: its last pod goes", portmap, 0, []string{"flush chain ip cni_hostport hostports"}, native.Changed, native.NoRemedy},
+	{"netavark: its last port goes", netavark, 0, []string{"flush chain inet netavark NETAVARK-HOSTPORT-DNAT\nflush chain inet netavark nv_1_dnat"}, native.Changed, native.NoRemedy},
+	{"netavark: its last network goes", netavark, 0, []string{netavarkNetworkGoes}, native.Changed, native.NoRemedy},
+	{"portmap: its last pods go", portmap, 0, []string{"flush chain ip cni_hostport hostports\nflush chain ip cni_hostport hostip_hostports\nflush chain ip cni_hostport masquerading"}, native.Changed, native.NoRemedy},
+	{"portmap: the last pod with an address of the host goes", portmap, 0, []string{portmapSecondGoes}, native.Changed, native.NoRemedy},
 	{"ipmasq: its last pod goes", ipmasq, 0, []string{"flush chain inet cni_plugins_masquerade masq_checks"}, native.Changed, native.NoRemedy},
 	{"calico: makes its table again", calico, 0, []string{again(strings.Replace(calico, "10.1.0.2", "10.1.0.3", 1))}, native.Changed, native.NoRemedy},
 	{"calico: a set loses its last pods", calico, 0, []string{"flush set ip calico cali40s-1"}, native.Changed, native.NoRemedy},
-	{"libvirt: a network goes", libvirt, 0, []string{"flush chain ip libvirt_network guest_nat"}, native.Changed, native.NoRemedy},
+	{"libvirt: a network goes", libvirt, 0, []string{"delete rule ip libvirt_network guest_nat handle HANDLE-of-guest_nat", "flush chain ip libvirt_network guest_nat", "flush chain ip libvirt_network guest_cross"}, native.Changed, native.NoRemedy},
 	{"kindnet: syncs", kindnet, 0, []string{again(strings.Replace(kindnet, "10.0.0.0", "11.0.0.0", 1))}, native.Changed, native.NoRemedy},
 	{"an owner makes the same again", calico, 0, []string{again(calico)}, native.Intact, native.NoRemedy},
 	{"renamed: deleted and made under another name", calico, 0, []string{"delete table ip calico\ntable ip calico2 { }"}, native.Unattributed, native.NoRemedy},
@@ -138,13 +202,60 @@ var scenes = []struct {
 // saidOf names the large removals of a scene that counts as the owner's doing. They are reported
 // unless the process is known to be the owner.
 var saidOf = map[string][]string{
-	"docker: its last port goes":        {"chain nat-prerouting-and-output: 1 gone, 0 left"},
-	"netavark: its last network goes":   {"chain POSTROUTING: 1 gone, 0 left", "chain NETAVARK-HOSTPORT-DNAT: 1 gone, 0 left"},
-	"portmap: its last pod goes":        {"chain hostports: 1 gone, 0 left"},
-	"ipmasq: its last pod goes":         {"chain masq_checks: 2 gone, 0 left"},
-	"calico: a set loses its last pods": {"set cali40s-1: 2 gone, 0 left"},
-	"libvirt: a network goes":           {"chain guest_nat: 1 gone, 0 left"},
+	"docker: its last port goes":                             {"chain nat-prerouting-and-output: 1 gone, 0 left"},
+	"docker: its last port of an unprotected network goes":   {"chain nat-prerouting-and-output: 1 gone, 0 left"},
+	"docker: its last network goes":                          {"chain raw-PREROUTING: 1 gone, 0 left"},
+	"netavark: its last port goes":                           {"chain NETAVARK-HOSTPORT-DNAT: 1 gone, 0 left"},
+	"netavark: its last network goes":                        {"chain INPUT: 1 gone, 0 left", "chain NETAVARK-ISOLATION-1: 1 gone, 0 left", "chain NETAVARK-ISOLATION-2: 1 gone, 0 left"},
+	"portmap: its last pods go":                              {"chain hostports: 2 gone, 0 left", "chain hostip_hostports: 1 gone, 0 left", "chain masquerading: 4 gone, 0 left"},
+	"portmap: the last pod with an address of the host goes": {"chain hostip_hostports: 1 gone, 0 left"},
+	"ipmasq: its last pod goes":                              {"chain masq_checks: 2 gone, 0 left"},
+	"calico: a set loses its last pods":                      {"set cali40s-1: 2 gone, 0 left"},
+	"libvirt: a network goes":                                {"chain guest_cross: 1 gone, 0 left", "chain guest_nat: 2 gone, 0 left"},
+	"nft delete chain of a table that a word names":          {"chain fw2: 1 gone, 0 left"},
+	"nft flush chain and delete chain in one commit":         {"chain input: 3 gone, 0 left"},
+	"nft delete rule, the only one of its chain":             {"chain fw2: 1 gone, 0 left"},
+	"nft delete rule, the only one of its table":             {"chain input: 1 gone, 0 left"},
+	"nft delete rule, one after the other":                   {"chain input: 2 gone, 0 left"},
+	"nft delete rule, the only one of kube-proxy's chain":    {"chain nat-prerouting: 1 gone, 0 left"},
+	"nft delete chain of kube-proxy's":                       {"chain nat-prerouting: 1 gone, 0 left"},
 }
+
+const (
+	// dockerPortless are the chains of a network without its port, as Docker writes them again.
+	dockerPortless = `flush chain ip docker-bridges filter-forward-in__docker0
+add rule ip docker-bridges filter-forward-in__docker0 ct state established,related counter accept
+add rule ip docker-bridges filter-forward-in__docker0 counter drop comment "UNPUBLISHED PORT DROP"`
+	dockerNetworkGoes = `delete element ip docker-bridges filter-forward-in-jumps { "docker0" }
+delete element ip docker-bridges filter-forward-out-jumps { "docker0" }
+delete element ip docker-bridges nat-postrouting-in-jumps { "docker0" }
+delete element ip docker-bridges nat-postrouting-out-jumps { "docker0" }
+flush chain ip docker-bridges raw-PREROUTING
+flush chain ip docker-bridges filter-forward-in__docker0
+flush chain ip docker-bridges filter-forward-out__docker0
+flush chain ip docker-bridges nat-postrouting-in__docker0
+flush chain ip docker-bridges nat-postrouting-out__docker0
+delete chain ip docker-bridges filter-forward-in__docker0
+delete chain ip docker-bridges filter-forward-out__docker0
+delete chain ip docker-bridges nat-postrouting-in__docker0
+delete chain ip docker-bridges nat-postrouting-out__docker0`
+	dockerIdle = `table ip docker-bridges {
+	map filter-forward-in-jumps { type ifname : verdict; }
+	chain filter-FORWARD { type filter hook forward priority 0; oifname vmap @filter-forward-in-jumps; }
+	chain raw-PREROUTING { type filter hook prerouting priority raw; }
+}`
+	netavarkNetworkGoes = `flush chain inet netavark INPUT
+delete rule inet netavark FORWARD handle HANDLE-of-FORWARD
+delete rule inet netavark POSTROUTING handle HANDLE-of-POSTROUTING
+flush chain inet netavark NETAVARK-ISOLATION-1
+flush chain inet netavark NETAVARK-ISOLATION-2
+flush chain inet netavark nv_1
+delete chain inet netavark nv_1`
+	portmapSecondGoes = `flush chain ip cni_hostport hostip_hostports
+flush chain ip cni_hostport masquerading
+add rule ip cni_hostport masquerading ip saddr 10.0.0.2 ip daddr 10.0.0.2 masquerade comment "pod1"
+add rule ip cni_hostport masquerading ip saddr 127.0.0.1 ip daddr 10.0.0.2 masquerade comment "pod1"`
+)
 
 // TestJudgeOfCommits has each of them done on the kernel and judged by its notifications.
 func TestJudgeOfCommits(t *testing.T) {
@@ -160,13 +271,13 @@ func TestJudgeOfCommits(t *testing.T) {
 				}
 				heard := listen(t, genid)
 				for _, commit := range s.commits {
-					nstest.CommandInput(t, commit, "nft", "-f", "-")
+					nstest.CommandInput(t, byHandle(was, commit), "nft", "-f", "-")
 				}
 				now := capture(t, conn)
 				e := native.Evidence{Was: was, Now: now.Tables[id], Habits: native.HabitsOf(id)}
 				for _, deeds := range heard.upTo(t, now.Genid) {
 					if d := deeds[id]; d != nil {
-						d.By = s.by
+						d.By, d.ByName = s.by, s.by == native.Stranger && strings.HasPrefix(s.commits[0], "delete ")
 						e.Deeds = append(e.Deeds, d)
 					}
 				}
@@ -193,6 +304,16 @@ func TestJudgeOfCommits(t *testing.T) {
 			})
 		}
 	})
+}
+
+// byHandle puts the handle of a chain's last rule where a text has HANDLE-of-CHAIN.
+func byHandle(was *native.Table, text string) string {
+	for _, c := range was.Chains {
+		if n := len(c.Rules); n > 0 {
+			text = strings.ReplaceAll(text+"\n", "HANDLE-of-"+c.Name+"\n", fmt.Sprintf("%d\n", c.Rules[n-1].Handle))
+		}
+	}
+	return text
 }
 
 // stage makes one table and the witnesses, and nothing else.

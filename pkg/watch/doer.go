@@ -32,6 +32,14 @@ func (d Doer) OneJob() bool {
 	return d.Known() && d.PID > 1 && !d.Session && !readsCommands(d.Comm, d.Command) && !starters.have(d.Comm) && !owners.have(d.Comm)
 }
 
+// Commands reports whether the process is a shell or an agent that executes commands: a person's or
+// a script's. No owner of rules is one.
+func (d Doer) Commands() bool {
+	program, _, _ := strings.Cut(d.Command, " ") // of a script that names its shell, the shell
+	shell := slices.Contains(shells, d.Comm) || slices.Contains(shells, strings.TrimPrefix(path.Base(program), "-"))
+	return d.Known() && !owners.have(d.Comm) && (shell || agents.have(d.Comm))
+}
+
 // names are patterns of what the kernel calls processes.
 type names []string
 
@@ -53,6 +61,8 @@ var (
 		"kube-proxy", "kube-router", "k3s*", "rke2*", "calico*", "cilium*", "flannel*", "antrea*", "ovn*", "weave*", "aws-*", "istio*", "pilot-agent",
 		"portmap", "bridge", "ptp", "firewall", "firewalld", "netavark", "docker*", "libvirtd", "virtnetworkd", "tailscaled", "node-cache", "ip-masq-agent",
 	}
+	// agents execute the commands of a description or a script.
+	agents = names{"ansible*", "chef*", "perl*", "puppet*", "python*", "ruby*", "salt*"}
 	// wrappers execute a command and decide nothing.
 	wrappers = []string{"sudo", "env", "timeout", "nice", "ionice", "setpriv", "nsenter", "chroot", "flock", "doas"}
 	shells   = []string{"sh", "bash", "dash", "ash", "busybox", "zsh", "ksh", "mksh", "fish", "csh", "tcsh"}

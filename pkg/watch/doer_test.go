@@ -103,3 +103,30 @@ func TestOneJob(t *testing.T) {
 		})
 	}
 }
+
+// TestCommands: a shell, a script and an agent execute commands of others. An owner of rules does
+// not, also if it is a script.
+func TestCommands(t *testing.T) {
+	for _, tt := range []struct {
+		comm, command string
+		want          bool
+	}{
+		{"bash", "-bash", true},
+		{"sh", "sh -c nft flush ruleset; true", true},
+		{"purge.sh", "/bin/sh ./purge.sh", true},
+		{"python3", "/usr/bin/python3 agent.py", true},
+		{"puppet", "/usr/bin/ruby puppet agent", true},
+		{"kube-proxy", "/bin/sh /usr/local/bin/kube-proxy", false},
+		{"kubelite", "/snap/microk8s/kubelite", false},
+		{"dockerd", "/usr/bin/dockerd", false},
+		{"systemd", "/sbin/init", false},
+	} {
+		d := Doer{PID: 7, Start: 1, Comm: tt.comm, Command: tt.command}
+		if got := d.Commands(); got != tt.want {
+			t.Errorf("%s (%s): %t, want %t", tt.comm, tt.command, got, tt.want)
+		}
+		if d.Start = 0; d.Commands() {
+			t.Errorf("%s, which was not read: it is known", tt.comm)
+		}
+	}
+}
