@@ -116,8 +116,6 @@ const (
 	// dockerUnprotected is the comment of a rule that a network of the mode nat-unprotected has:
 	// there a port has no other rule.
 	dockerUnprotected = "UNPROTECTED"
-	// ruleCommentType is NFTNL_UDATA_RULE_COMMENT.
-	ruleCommentType = 0
 )
 
 // comment returns a rule's comment, "" if it has none.

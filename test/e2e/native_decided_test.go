@@ -38,10 +38,7 @@ func TestDeletedByName(t *testing.T) {
 					{"the only rule of a chain", "inet fw", "ours", "nft delete rule inet fw ours handle HANDLE"},
 					{"the only rule of kube-proxy's chain", "ip kube-proxy", "nat-prerouting", "nft delete rule ip kube-proxy nat-prerouting handle HANDLE"},
 				} {
-					command := decision.command
-					if strings.Contains(command, "HANDLE") {
-						command = strings.Replace(command, "HANDLE", onlyHandle(n, decision.table, decision.chain), 1)
-					}
+					command := strings.Replace(decision.command, "HANDLE", onlyHandle(n, decision.table, decision.chain), 1)
 					nstest.Command(n.T, "sh", "-c", command+"; true") // the shell waits
 					said := fmt.Sprintf("table %s %s lost one rule, 0 left", decision.table, decision.chain)
 					n.Within(nodetest.HealsIn, decision.name+" to be accepted", func() error {
