@@ -30,7 +30,7 @@ func nativeNode() api.Status {
 	}
 	s.Native = []api.NativeTable{
 		{Family: "inet", Table: "inet firewalld", Verdict: canary.Intact, Immune: true},
-		{Family: "ip", Table: "ip kube-proxy", Verdict: canary.Intact, Chains: 141, Rules: 189, Elements: 221},
+		{Family: "ip", Table: "ip kube-proxy", Verdict: canary.Intact, Chains: 141, Rules: 189, Elements: 221, Witness: "canaryd-witness"},
 	}
 	flush := s.Flushes[0]
 	flush.Culprit = api.Culprit{PID: 4711, Comm: "nft"}
