@@ -11,49 +11,51 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// A purge deletes rules one by one that its configuration does not have, canaryd's marks among
-// them: Puppet's firewall module does, and so does a script of `iptables -D`. Without the marks
-// each deletion looks like a decision of the rules' owner. An agent or a script that deletes marks
-// by name owns none of those rules, so whatever it deleted by name is a loss: before the marks,
-// when it was learned as a decision, and after them. What other processes delete is their decision.
+// A purge deletes, one by one, all rules that its configuration lacks, canaryd's marks among them:
+// Puppet's firewall module does, and so does a script of `iptables -D`. Without the marks each
+// deletion looks like a decision of the rules' owner. An agent or a script that deletes marks by
+// name owns none of those rules. So every rule that it deleted by name is lost: those before the
+// marks, whose deletion was learned as a decision, and those after them. Deletions by other
+// processes are their decisions.
 
 const (
-	// purgeKept is for how long canaryd remembers what owners removed. A purge that comes to the
-	// marks later than that after its last deletion keeps what it deleted before.
+	// purgeKept is for how long canaryd remembers removals. Rules that a purge deleted longer than
+	// that before it came to the marks stay deleted.
 	purgeKept = time.Minute
 	// purgeRules bounds the rules, and purgeRemovals the removals, that are remembered.
 	purgeRules    = 100_000
 	purgeRemovals = 1024
-	// purgeQuiet is how long a purge must rest until what its process deletes is a decision again.
+	// purgeQuiet is how long a purge must rest until deletions by its process are decisions again.
 	purgeQuiet = 10 * time.Second
-	// purgeGap is how near to a command of a purge another one is that could not be read.
+	// purgeGap is the longest time between a command of a purge and one by an unknown process that
+	// counts for it.
 	purgeGap = time.Second
-	// purgeRest is how long a purge must rest until its flush record is closed, and purgeTry how
-	// often its damage is repaired meanwhile. purgeMost bounds that.
+	// purgeRest is how long a purge must rest until its flush record is closed, and purgeTry the
+	// time between two replays meanwhile. purgeMost bounds both.
 	purgeRest = 1200 * time.Millisecond
 	purgeTry  = 900 * time.Millisecond
 	purgeMost = 2 * time.Minute
 )
 
-// purges is what the loop knows of purges.
+// purges is the loop's knowledge of purges.
 type purges struct {
-	removals []removed // what was learned to be removed, oldest first
+	removals []removed // learned as decisions, oldest first
 	rules    int       // of all
 	open     *purge    // nil: no process deletes marks
 }
 
-// A removed is what a change that was learned took, and when.
+// A removed is a learned removal and the time in which it happened.
 type removed struct {
 	reload.Removal
 	span
 }
 
-// A purge is what one process, or several, do that delete marks by name.
+// A purge is the work of one or several processes that delete marks by name.
 type purge struct {
 	by       []watch.Doer
-	last     time.Time // when it was last found to have deleted something
+	last     time.Time // of its last deletion that is known
 	read     time.Time // when the tables were read last
-	unsure   bool      // it was too soon then to know what the purge took
+	unsure   bool      // that read was too soon to know all processes that wrote before it
 	recalled map[rules.TableID]reload.Recalled
 }
 
@@ -65,7 +67,7 @@ func (p *purges) current(now time.Time) *purge {
 	return p.open
 }
 
-// forget forgets what was removed too long ago, or is too much.
+// forget forgets old removals, and the oldest of too many.
 func (p *purges) forget(now time.Time) {
 	n := 0
 	for n < len(p.removals) && (now.Sub(p.removals[n].Time) > purgeKept || p.rules > purgeRules || len(p.removals)-n > purgeRemovals) {
@@ -75,8 +77,9 @@ func (p *purges) forget(now time.Time) {
 	p.removals = slices.Delete(p.removals, 0, n)
 }
 
-// noteRemoval remembers what was learned to be removed from a table, and reports whether an agent
-// or a script may have removed it that will come to the marks; true if the process is not known.
+// noteRemoval remembers a removal from a table that was learned. It reports whether an agent or a
+// script may have removed the rules and may come to the marks next; true if the process is not
+// known.
 func (d *Daemon) noteRemoval(st *state, id rules.TableID, was, is rules.Section, now time.Time) (mayPurge bool) {
 	r := removed{Removal: reload.RemovalOf(id, was, is, now)}
 	if r.Empty() {
@@ -100,8 +103,8 @@ func (d *Daemon) noteRemoval(st *state, id rules.TableID, was, is rules.Section,
 	return mayPurge
 }
 
-// noticePurge finds out which processes deleted marks by name. What they deleted before is taken
-// back into what is learned: then it reports true.
+// noticePurge finds the processes that deleted marks by name. It reports whether rules that they
+// deleted before were learned as removed, and are expected again.
 func (d *Daemon) noticePurge(ctx context.Context, st *state) (recalled bool) {
 	now, q := time.Now(), d.inquire(ctx)
 	p := st.purges.current(now)
@@ -120,8 +123,8 @@ func (d *Daemon) noticePurge(ctx context.Context, st *state) (recalled bool) {
 	return p != nil && d.recallPurged(st, p, q)
 }
 
-// recallPurged takes what the purge removed before back into what is learned, and reports whether
-// there was anything.
+// recallPurged takes rules that the purge removed, and whose removal was learned, back into the
+// generation. It reports whether there were any.
 func (d *Daemon) recallPurged(st *state, p *purge, q inquiry) (found bool) {
 	now := time.Now()
 	st.purges.forget(now)
@@ -160,8 +163,9 @@ func (d *Daemon) recallPurged(st *state, p *purge, q inquiry) (found bool) {
 	return found
 }
 
-// purged returns what reports of a read whether a purge took what it does not show; nil while none
-// is under way. On legacy that is known when the lock has been quiet for a moment.
+// purged returns a function that reports whether a purge took the rules of a chain, or its jump to
+// target, that a read lacks; nil while no purge is under way. On legacy that is known when the lock
+// has been free for a moment.
 func (d *Daemon) purged(st *state) func(rules.TableID, string, string) bool {
 	p := st.purges.current(time.Now())
 	if p == nil {
@@ -185,15 +189,15 @@ func (d *Daemon) purged(st *state) func(rules.TableID, string, string) bool {
 	}
 }
 
-// recallLate takes back what the purge removed, and was learned before that was known.
+// recallLate is recallPurged for removals whose process became known only now.
 func (d *Daemon) recallLate(st *state) {
 	if p := st.purges.current(time.Now()); p != nil && len(st.purges.removals) > 0 {
 		d.recallPurged(st, p, d.inquire(context.Background()))
 	}
 }
 
-// goesOn reports whether the flush record of a purge stays open although all is back: the process
-// had deleted something a moment before the tables were read, and more may follow.
+// goesOn reports whether the flush record of a purge stays open although all rules are back: the
+// process deleted one a moment before the tables were read, and may delete more.
 func (d *Daemon) goesOn(st *state, now time.Time) bool {
 	p := st.purges.current(now)
 	if p == nil || now.Sub(st.loss.record.Time) > purgeMost {

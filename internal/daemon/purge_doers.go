@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// This file decides which processes are a purge's. In doubt a deletion is its owner's decision: a
-// purge that is obeyed does less harm than a stale rule that comes back.
+// This file decides which processes belong to a purge. In doubt a deletion is the owner's decision:
+// a stale rule does more harm than a purge that succeeds.
 
 // A deed is a write of a process to a chain, or its use of the xtables lock.
 type deed struct {
@@ -23,19 +23,19 @@ type deed struct {
 
 // Touches are the deeds of other processes to one table, each in order.
 type touches struct {
-	any  []deed // those that may have been to any chain
+	any  []deed // to any chain, as far as is known
 	some map[string][]deed
 }
 
 // of returns the deeds to a chain.
 func (t touches) of(chain string) []deed { return slices.Concat(t.any, t.some[chain]) }
 
-// over reports whether all is known of whose the deeds to any chain are.
+// over reports whether the processes of all deeds are known by now, or never will be.
 func (t touches) over(now time.Time) bool {
 	return !slices.ContainsFunc(t.any, func(x deed) bool { return !settledBy(x.at, now) })
 }
 
-// others reports whether processes wrote to the table that are known not to be the purge's.
+// others reports whether a known process outside the purge wrote to the table.
 func (t touches) others(p *purge) bool {
 	return slices.ContainsFunc(t.any, func(x deed) bool { return x.by.Known() && !p.is(x.by) })
 }
@@ -43,13 +43,13 @@ func (t touches) others(p *purge) bool {
 // A span is the time between two reads of a family.
 type span struct{ after, upto read }
 
-// over reports whether all is known of whose deeds those of the span were.
+// over reports whether the processes of the span's deeds are known by now, or never will be.
 func (s span) over() bool { return settledBy(s.upto.at, time.Now()) }
 
-// settledBy reports whether it is known by now whose all deeds until a time were.
+// settledBy reports whether no more will be known of deeds at that time.
 func settledBy(at, now time.Time) bool { return now.Sub(at) > purgeGap+purgeGap/10 }
 
-// touched returns the deeds to a table in a span; none if it is not known who wrote in it.
+// touched returns the deeds to a table in a span; none if some of its writers are not known.
 func (q inquiry) touched(id rules.TableID, s span) touches {
 	if q.legacy {
 		return touches{any: slices.DeleteFunc(q.lockDeeds(s.after.at), func(x deed) bool { return x.at.After(s.upto.at) })}
@@ -79,7 +79,7 @@ func (q inquiry) touched(id rules.TableID, s span) touches {
 func (q inquiry) foreign(k iptables.Taking) bool { return !k.Commit.Own && !q.own(k.Commit.PID) }
 
 // lockDeeds returns the processes that held the lock since then and may have written; none if there
-// were too many to know all.
+// were more than are remembered.
 func (q inquiry) lockDeeds(since time.Time) (list []deed) {
 	holders := q.writers.Holders(since)
 	if len(holders) == watch.WritersKept {
@@ -93,7 +93,7 @@ func (q inquiry) lockDeeds(since time.Time) (list []deed) {
 	return list
 }
 
-// acts returns the writes of other processes that are known, to whichever table, since then.
+// acts returns the writes of known other processes to all tables since then.
 func (q inquiry) acts(since time.Time) (list []deed) {
 	if q.legacy {
 		list = q.lockDeeds(since)
@@ -107,7 +107,7 @@ func (q inquiry) acts(since time.Time) (list []deed) {
 	return slices.DeleteFunc(list, func(x deed) bool { return !x.by.Known() })
 }
 
-// did reports whether all of the deeds are the purge's, and there is one.
+// did reports whether there are deeds, and all of them are the purge's.
 func (p *purge) did(q inquiry, deeds []deed) bool {
 	for _, x := range deeds {
 		if !p.is(x.by) && !p.near(q, x) {
@@ -117,12 +117,11 @@ func (p *purge) did(q inquiry, deeds []deed) bool {
 	return len(deeds) > 0
 }
 
-// is reports whether a process is known to be one of the purge's.
+// is reports whether a process is known to belong to the purge.
 func (p *purge) is(by watch.Doer) bool { return slices.ContainsFunc(p.by, by.Is) }
 
-// near reports whether a command that was gone before it could be read counts for the purge: it was
-// less than purgeGap from a command of the purge's, and no other process is known to have written
-// in that time, before and after.
+// near reports whether a command that ended before it could be read counts for the purge: the purge
+// wrote less than purgeGap before or after it, and no other known process did.
 func (p *purge) near(q inquiry, x deed) (near bool) {
 	if x.by.Known() || !onlyOneRule(x.by.Comm) || x.at.IsZero() || time.Since(x.at) <= purgeGap {
 		return false
@@ -139,13 +138,13 @@ func (p *purge) near(q inquiry, x deed) (near bool) {
 	return near
 }
 
-// onlyOneRule reports whether a program may be an iptables that changes a rule at a time. On legacy
-// the name of a process that is gone is not known.
+// onlyOneRule reports whether a program may be an iptables that changes one rule at a time. On
+// legacy the name of an ended process is not known.
 func onlyOneRule(comm string) bool {
 	return comm == "" || strings.HasPrefix(strings.Replace(comm, "ip6tables", "iptables", 1), "iptables") && !strings.Contains(comm, "-r")
 }
 
-// keepAwake notes when a process of the purge wrote last, although those may be rules of others.
+// keepAwake notes when a process of the purge wrote last, to whichever table.
 func (p *purge) keepAwake(q inquiry) {
 	for _, x := range q.acts(p.last) {
 		if p.is(x.by) {
@@ -213,8 +212,9 @@ func (d *Daemon) namesMark(command string, comment func(word string) bool) bool 
 	return strings.EqualFold(option, "d") && named || option != "" && chain == d.cfg.Canary
 }
 
-// deletedByName reports whether a probe saw that marks went which no flush of the table took: it
-// takes a canary with its witnesses, and a flush of a built-in chain takes more than the witness.
+// deletedByName reports whether a probe saw that marks are gone without a flush of the table: a
+// flush of it takes a canary with its witnesses, and a flush of a built-in chain takes more than
+// the witness.
 func (d *Daemon) deletedByName(marks canary.Marks, f rules.Family, probed iptables.Probed) bool {
 	for id, m := range marks {
 		if id.Family != f || m.Nonce == "" {
