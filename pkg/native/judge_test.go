@@ -53,7 +53,7 @@ const (
 	chain OUTPUT { type nat hook output priority -100; fib daddr type local jump NETAVARK-HOSTPORT-DNAT; }
 	chain NETAVARK-HOSTPORT-DNAT { tcp dport 8080 jump nv_1_dnat; }
 	chain NETAVARK-HOSTPORT-SETMARK { meta mark set meta mark or 0x2000; }
-	chain NETAVARK-ISOLATION-1 { iifname "podman1" oifname != "podman1" jump NETAVARK-ISOLATION-2; }
+	chain NETAVARK-ISOLATION-1 { iifname "podman1" oifname != "podman1" jump NETAVARK-ISOLATION-3; }
 	chain NETAVARK-ISOLATION-2 { oifname "podman1" drop; }
 	chain NETAVARK-ISOLATION-3 { jump NETAVARK-ISOLATION-2; }
 	chain nv_1 { ip daddr 10.88.0.0/16 accept; ip daddr != 224.0.0.0/4 masquerade; }

@@ -1,0 +1,145 @@
+package native_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// ownersTables are what owners write, and the chains and sets of each that a flush of one alone
+// leaves to a process that is not known: it may be their owner. All others come back.
+var ownersTables = []struct {
+	name, table string
+	accepted    []string
+	// others are accepted from a shell, too.
+	others []string
+}{
+	{"kube-proxy", kubeProxy, nil, nil},
+	{"kube-proxy, one service without endpoints", strings.Replace(kubeProxy, "172.30.0.9 . 80 : drop, ", "", 1), []string{"no-endpoint-services"}, nil},
+	{"docker", docker, nil, nil},
+	{"docker, an unprotected network", strings.Replace(docker, "drop comment \"UNPUBLISHED PORT DROP\"", "accept comment \"UNPROTECTED\"", 1),
+		[]string{"nat-prerouting-and-output"}, nil},
+	{"netavark", netavark, nil, nil},
+	{"portmap", portmap, nil, nil},
+	{"ipmasq", ipmasq, []string{"masq_checks"}, nil},
+	{"libvirt", libvirt, []string{"guest_cross"}, nil},
+	{"calico", calico, []string{"cali-FORWARD", "cali40s-1"}, nil},
+	{"a table that a word names", word, []string{"fw2", "ours", "banned"}, []string{"fw2", "ours", "banned"}},
+}
+
+// TestEachPartFlushedAlone: each chain and each set of each owner's table is flushed, and nothing
+// else. It comes back, or is accepted and said. Of a shell's or a script's flush of an owner's
+// table nothing is accepted.
+func TestEachPartFlushedAlone(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		conn := dial(t)
+		tables := slices.Clone(ownersTables)
+		tables = append(tables, ownersTables[0])
+		real := &tables[len(tables)-1]
+		real.name, real.table = "kube-proxy, 100 services", services(t, services100)
+		for _, owner := range tables {
+			t.Run(owner.name, func(t *testing.T) {
+				accepted := map[native.Committer][]string{}
+				was, id := stage(t, conn, owner.table)
+				parts := partsOf(was)
+				for i, part := range parts {
+					if i > 0 {
+						was, id = stage(t, conn, owner.table)
+					}
+					genid, err := conn.Genid()
+					if err != nil {
+						t.Fatal(err)
+					}
+					heard := listen(t, genid)
+					nstest.Command(t, "nft", "flush", part.kind, id.Family.NFT(), id.Name, part.name)
+					now := capture(t, conn)
+					deeds := heard.upTo(t, now.Genid)
+					for _, by := range []native.Committer{native.UnknownCommitter, native.Stranger, native.NotOwner, native.Owner} {
+						f, e := flushedBy(was, now.Tables[id], deeds, by)
+						switch {
+						case f.Verdict == native.Changed && by == native.Owner:
+						case f.Verdict == native.Changed:
+							accepted[by] = append(accepted[by], part.name)
+							if said := native.LargeRemovals(was, e.Now, e.Deeds); len(said) != 1 || said[0].Name != part.name || said[0].By == nil || said[0].Left != 0 {
+								t.Errorf("%s: said is %+v", part.name, said)
+							}
+						case f.Verdict != native.Emptied || by == native.Owner:
+							t.Errorf("%s: %s", part.name, f.Verdict)
+						case by == native.NotOwner:
+							remedied(t, conn, was, now, f)
+						}
+					}
+				}
+				t.Logf("%d parts, accepted %v", len(parts), accepted)
+				want := map[native.Committer][]string{}
+				if owner.accepted != nil {
+					want[native.UnknownCommitter] = owner.accepted
+				}
+				if owner.others != nil {
+					want[native.Stranger] = owner.others
+				}
+				for _, list := range accepted {
+					slices.Sort(list)
+				}
+				for _, list := range want {
+					slices.Sort(list)
+				}
+				if diff := cmp.Diff(want, accepted); diff != "" {
+					t.Errorf("what is accepted, by process (-want +got):\n%s", diff)
+				}
+			})
+		}
+	})
+}
+
+// flushedBy judges a table after one commit of such a process.
+func flushedBy(was, now *native.Table, heard []map[tableid.TableID]*native.Deed, by native.Committer) (native.Finding, native.Evidence) {
+	e := native.Evidence{Was: was, Now: now, Habits: native.HabitsOf(was.ID)}
+	for _, deeds := range heard {
+		if d := deeds[was.ID]; d != nil {
+			own := *d
+			own.By = by
+			e.Deeds = append(e.Deeds, &own)
+		}
+	}
+	return native.Judge(e), e
+}
+
+// A tablePart is a chain, set or map that holds something.
+type tablePart struct{ kind, name string }
+
+// partsOf returns the chains to which packets come and the sets of a table that a flush would
+// empty: of the many chains and sets of services two of each kind.
+func partsOf(table *native.Table) (parts []tablePart) {
+	kinds := map[string]int{}
+	add := func(kind, name string) {
+		of, _, service := strings.Cut(name, "-")
+		if kinds[kind+of]++; !strings.Contains(name, "/") || !service || kinds[kind+of] <= 2 {
+			parts = append(parts, tablePart{kind, name})
+		}
+	}
+	for i := range table.Chains {
+		if c := &table.Chains[i]; !c.Bound && len(c.Rules) > 0 {
+			add("chain", c.Name)
+		}
+	}
+	for i := range table.Sets {
+		s := &table.Sets[i]
+		if s.Anonymous() || s.Dynamic() || len(s.Elements) == 0 {
+			continue
+		}
+		kind := "set"
+		if s.Flags&8 != 0 { // NFT_SET_MAP
+			kind = "map"
+		}
+		add(kind, s.Name)
+	}
+	return parts
+}
