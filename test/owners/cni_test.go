@@ -132,17 +132,7 @@ func remove(n *nodetest.Node, tools string, p pod) {
 // dial asks the node's port from outside and returns who answers, "" for none.
 func dial(n *nodetest.Node, port int) string {
 	n.Helper()
-	name, _ := inside(n, "client", func() (string, error) {
-		conn, err := net.DialTimeout("tcp4", fmt.Sprintf("%s:%d", nodeAddress, port), time.Second)
-		if err != nil {
-			return "", err
-		}
-		defer conn.Close()
-		n.Must(conn.SetDeadline(time.Now().Add(2 * time.Second)))
-		text, err := io.ReadAll(conn)
-		return string(text), err
-	})
-	return name
+	return reach(n, fmt.Sprintf("%s:%d", nodeAddress, port))
 }
 
 func answers(n *nodetest.Node, when string, port int, want string) {
