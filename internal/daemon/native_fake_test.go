@@ -207,6 +207,18 @@ func (k *fakeNative) removeRule(id tableid.TableID) {
 	})
 }
 
+// addRule is an owner that appends a rule to the last chain.
+func (k *fakeNative) addRule(id tableid.TableID, text string) {
+	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
+		next := *k.tables[id]
+		next.Chains = slices.Clone(next.Chains)
+		last := &next.Chains[len(next.Chains)-1]
+		last.Rules = append(slices.Clone(last.Rules), ruleOf(text))
+		k.tables[id] = &next
+		deed(id).New = 1
+	})
+}
+
 // flushChain takes the rules of a chain, and flushSet the elements of a set.
 func (k *fakeNative) flushChain(id tableid.TableID, name string) {
 	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {

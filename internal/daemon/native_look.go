@@ -371,7 +371,7 @@ func (d *Daemon) witnessesLost(ctx context.Context, r *nativeRealm) (map[tableid
 
 // judgeNative says what became of a table. One that was deleted alone stays so until it stands.
 func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSight, stand map[tableid.Family]string) native.Finding {
-	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Missed: t.missed, Habits: native.HabitsOf(id)}
+	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Missed: t.missed || t.old || t.finding.Open(), Habits: native.HabitsOf(id)}
 	if e.Now == nil && t.finding.Verdict == native.Unattributed {
 		if t.switched {
 			return native.Finding{Verdict: native.Changed, Why: "kube-proxy is at work in iptables mode and has deleted it"}

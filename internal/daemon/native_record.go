@@ -343,6 +343,9 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	d.countNativeReplay(l.record.Native, l.record.Outcome)
 	st.remember(l.record)
 	d.writeNativeRecord(ctx, l)
+	for id := range l.hit { // a flush took it while it waited for a decision
+		d.endWaiting(ctx, st, id, l.record.Outcome, "A native table is back and in force again")
+	}
 	logBack(d.nativeLog(ctx, st), "The native tables", strings.Join(l.record.NativeNames(), ", "), l.record, l.attempts+1)
 }
 

@@ -22,7 +22,8 @@ import (
 )
 
 // askedRemedy returns how a table is put back when an operator asks for it: also one that was
-// deleted alone, or that only the flag dormant disables.
+// deleted alone, that only the flag dormant disables, or of which a part is gone and the commit was
+// missed.
 func askedRemedy(f native.Finding, now *native.Table) native.Remedy {
 	switch {
 	case f.Remedy != native.NoRemedy:
@@ -31,6 +32,8 @@ func askedRemedy(f native.Finding, now *native.Table) native.Remedy {
 		return native.NoRemedy
 	case now == nil:
 		return native.ByCreate
+	case f.Open():
+		return native.ByRefill
 	case f.Verdict == native.Disabled && len(f.Changes) == 1 && f.Changes[0].Kind == nft.Tables:
 		return native.ByReplace
 	}

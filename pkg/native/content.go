@@ -341,3 +341,19 @@ func (t *Table) jumps() iter.Seq[string] {
 		}
 	}
 }
+
+// referred is what the rules and elements of a table name.
+type referred struct{ chains, sets map[string]bool }
+
+func (t *Table) refersTo() referred {
+	r := referred{map[string]bool{}, map[string]bool{}}
+	for name := range t.jumps() {
+		r.chains[name] = true
+	}
+	for i := range t.Chains {
+		for _, rule := range t.Chains[i].Rules {
+			names(rule.expressions(), func(set string) { r.sets[set] = true }, func(string) {})
+		}
+	}
+	return r
+}

@@ -36,6 +36,9 @@ type Habits struct {
 	// KeepsHandles: it deletes rules by the handles that it remembers.
 	KeepsHandles bool
 
+	// resyncs: it reads its tables again by itself, and writes what they lack.
+	resyncs bool
+
 	base, others Habit // of chains that have no row
 	sets         Habit // of sets that have no row
 	rows         []habitRow
@@ -78,8 +81,8 @@ var habits = map[string]Habits{
 	"libvirt_network": {Known: true, KeepsHandles: true, base: Keeps, others: Singly, sets: Empties, rows: []habitRow{{"guest_nat", Singly}}},
 	// Calico 3.30, felix/nftables. Its base chains keep their jumps; a chain or set loses its last
 	// pod.
-	"calico":     {Known: true, base: Keeps, others: Empties, sets: Empties},
-	"calico-arp": {Known: true, base: Keeps, others: Empties, sets: Empties},
+	"calico":     {Known: true, resyncs: true, base: Keeps, others: Empties, sets: Empties},
+	"calico-arp": {Known: true, resyncs: true, base: Keeps, others: Empties, sets: Empties},
 }
 
 // HabitsOf returns the habits of the owner that is known to write a table of that name.

@@ -132,80 +132,147 @@ func (e *Evidence) lacksBase() bool {
 	return false
 }
 
+// A loss says whether a part of a table is lost.
+type loss uint8
+
+const (
+	noLoss   loss = iota
+	lossOf        // it is lost: it is put back
+	openLoss      // the commit was missed, and may have been the owner's: it waits for a decision
+)
+
+func lossIf(is bool) loss {
+	if is {
+		return lossOf
+	}
+	return noLoss
+}
+
 // judgeParts is for a table that stands and has lost or got something.
 func (e *Evidence) judgeParts(f *Finding) {
 	chains := sync.OnceValue(e.Was.chainsByName)
-	referenced := sync.OnceValue(func() map[string]bool { // it asks each rule
-		all := map[string]bool{}
-		for name := range e.Now.jumps() {
-			all[name] = true
-		}
-		return all
-	})
+	named := sync.OnceValue(func() referred { return e.Now.refersTo() }) // it asks each rule
 	for _, c := range f.Changes {
+		is, why := noLoss, ""
 		switch {
 		case c.Kind == nft.Chains && (c.Empty || c.Gone) && c.Lost > 0:
 			was := chains()[c.Name]
 			// An owner empties a chain before it deletes it; then nothing leads there any more.
-			if (was.Base || referenced()[c.Name]) && e.tookChain(was, c.Gone) {
-				f.Verdict, f.Remedy, f.Why = Emptied, ByRefill, "a commit took the rules of chain "+c.Name+" and wrote nothing"
-				return
+			if was.Base || named().chains[c.Name] {
+				is, why = e.tookChain(was, c.Gone), "a commit took the rules of chain "+c.Name+" and wrote nothing"
 			}
 		case c.Kind == nft.Sets && c.Empty:
-			if e.tookSet(c.Name) {
-				f.Verdict, f.Remedy, f.Why = Emptied, ByRefill, "a commit took the elements of "+c.Name+" and did nothing else"
-				return
-			}
+			is, why = e.tookSet(c.Name, func() bool { return named().sets[c.Name] }), "a commit took the elements of "+c.Name+" and did nothing else"
+		}
+		switch is {
+		case lossOf:
+			f.Verdict, f.Remedy, f.Why = Emptied, ByRefill, why
+			return
+		case openLoss:
+			f.Verdict, f.Why = Emptied, c.String()+"; canaryd did not hear of the commit, which may have been its owner's"
 		}
 	}
 }
 
-// tookChain reports whether a commit that is not its owner's took a chain's rules, or the chain.
-func (e *Evidence) tookChain(was *Chain, gone bool) bool {
-	d := e.last(func(d *Deed) int { return d.Rules[was.Name] })
+// Open reports whether a part of the table is lost and may have been taken by its owner: it waits
+// for a decision.
+func (f Finding) Open() bool { return f.Verdict == Emptied && f.Remedy == NoRemedy }
+
+// missed returns what became of a part of which no commit is known that emptied it. keeps: its
+// owner never does, so that a part that it leaves is lost.
+func (e *Evidence) missed(habit Habit, keeps loss) loss {
+	switch {
+	case !e.Missed || e.Habits.resyncs && habit == Empties:
+		return noLoss
+	case e.ruleless() && e.hadSeveral():
+		return lossOf
+	case habit == Keeps:
+		return keeps
+	}
+	return openLoss
+}
+
+// left returns what became of a set whose elements a missed commit took: an owner takes them with
+// the rules of the chains that they lead to. Of one that leads to none it is not known.
+func (e *Evidence) left(s *Set) loss {
+	was, now, is := e.Was.chainsByName(), e.Now.chainsByName(), openLoss
+	for _, el := range s.Elements {
+		c := was[jumpOf(attrOf(el, unix.NFTA_SET_ELEM_DATA))]
+		switch {
+		case c == nil || len(c.Rules) == 0:
+		case now[c.Name] == nil || len(now[c.Name].Rules) == 0:
+			return noLoss
+		default:
+			is = lossOf
+		}
+	}
+	return is
+}
+
+// hadSeveral reports whether two chains had rules at least.
+func (e *Evidence) hadSeveral() bool {
+	had := 0
+	for i := range e.Was.Chains {
+		if len(e.Was.Chains[i].Rules) > 0 {
+			had++
+		}
+	}
+	return had > 1
+}
+
+// tookChain returns what became of a chain that lost its last rule, or that is gone.
+func (e *Evidence) tookChain(was *Chain, gone bool) loss {
+	d, habit := e.last(func(d *Deed) int { return d.Rules[was.Name] }), e.Habits.chain(was)
 	if deleted := e.last(func(d *Deed) int { return d.Chains[was.Name] }); gone && deleted != nil {
 		d = deleted
 	}
-	if d == nil { // it was missed
-		return e.Missed && e.ruleless()
+	switch {
+	case d == nil && gone && habit != Keeps: // by its name
+		return lossIf(e.Missed && e.ruleless() && e.hadSeveral())
+	case d == nil:
+		return e.missed(habit, lossOf)
 	}
 	if is, certain := e.foreign(d); certain {
-		return is
+		return lossIf(is)
 	}
 	flushed := e.ruleless() && d.rules() > 1
-	switch habit := e.Habits.chain(was); {
+	switch {
 	case !d.pure():
-		return false
+		return noLoss
 	case gone: // by its name, as no flush does
-		return habit == Keeps
+		return lossIf(habit == Keeps)
 	case habit == Keeps:
-		return true
+		return lossOf
 	case habit == Together:
-		return flushed || len(d.Rules) == 1 && len(d.Chains) == 0 && !e.unprotected(was)
+		return lossIf(flushed || len(d.Rules) == 1 && len(d.Chains) == 0 && !e.unprotected(was))
 	case habit == Singly:
-		return flushed || d.Rules[was.Name] > 1
+		return lossIf(flushed || d.Rules[was.Name] > 1)
 	case habit == ByComment:
-		return flushed || e.leftSiblings(was)
+		return lossIf(flushed || e.leftSiblings(was))
 	}
-	return flushed
+	return lossIf(flushed)
 }
 
-// tookSet reports whether a commit that is not its owner's took a set's elements.
-func (e *Evidence) tookSet(name string) bool {
-	d := e.last(func(d *Deed) int { return d.Elements[name] })
+// tookSet returns what became of a set that lost its last element. named reports whether a rule
+// names the set.
+func (e *Evidence) tookSet(name string, named func() bool) loss {
+	d, habit := e.last(func(d *Deed) int { return d.Elements[name] }), e.Habits.set(name)
 	if d == nil {
-		return e.Missed && e.ruleless()
+		if !e.Missed || habit == OneAlone || !named() {
+			return noLoss
+		}
+		return e.missed(habit, e.left(e.Was.setsByName()[name]))
 	}
 	if is, certain := e.foreign(d); certain {
-		return is
+		return lossIf(is)
 	}
-	switch e.Habits.set(name) {
+	switch habit {
 	case Keeps:
-		return d.pure() && e.onlyEmptied(d, 1)
+		return lossIf(d.pure() && e.onlyEmptied(d, 1))
 	case OneAlone:
-		return d.pure() && e.onlyEmptied(d, 2)
+		return lossIf(d.pure() && e.onlyEmptied(d, 2))
 	}
-	return false
+	return noLoss
 }
 
 // foreign reports whether a commit that emptied a part is not its owner's, where it is certain by
