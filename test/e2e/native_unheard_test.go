@@ -63,7 +63,7 @@ func TestPartsFlushedUnheard(t *testing.T) {
 				n.Within(nodetest.StartsIn, "the loss to wait for a decision", waits)
 				p.WantLog("is not put back unasked", "inet fw")
 				p.Kill() // it waits over restarts
-				p = n.Launch(guard)
+				n.Launch(guard)
 				n.Within(nodetest.StartsIn, "the loss to wait for a decision", waits)
 				n.Want(0, "restore")
 				n.Within(nodetest.HealsIn, "the table that was asked for", func() error {
