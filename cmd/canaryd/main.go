@@ -103,12 +103,13 @@ holds now; with --source=manifest what the generator makes of --manifest, which 
 It loads into empty tables: canaryd render | iptables-restore. With --check it prints no rules: it
 tries each that files declare in a chain that nothing jumps to, and names those that the kernel
 refuses. Needs root. Exit code then: 0 all are taken, 1 some are refused, 2 broken file or trouble.
-With --generation of a native table it prints the table in words: nothing loads them.
+With --generation of a native table it prints the table in nft's words, for people only.
 `
 	aboutStatus = `Lists the last flushes, those seen by earlier runs too. With --flush it shows one in full: which
 processes wrote meanwhile, with command lines, and the lost rules, as a diff of what iptables-save
-prints. With --watch it shows verdicts and flushes as they happen, until Ctrl-C: a screen on a
-terminal, else a line for each change. With -o json that is a line of JSON with the last 10 flushes.
+or nft prints. With --watch it shows verdicts and flushes as they happen, until Ctrl-C: a screen on
+a terminal, else a line for each change. With -o json that is a line of JSON with the last 10
+flushes.
 It waits for a daemon that is not there.
 Exit code: 0 healthy, 1 not healthy, 2 no daemon or trouble; with --flush 0, 1 no such flush, 2;
 with --watch 0 after Ctrl-C, 2 trouble.

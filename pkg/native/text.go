@@ -1,12 +1,9 @@
 package native
 
 import (
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"iter"
-	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -24,22 +21,29 @@ type Line struct {
 	Text string
 }
 
-// Lines yields the whole table in words, in the order in which they would make it. A rule is its
-// expressions as the kernel has them, each between brackets, and not in the language of nft: that
-// is known to nft of the owner's version only. What counters counted and what is left of timeouts
-// is not in it.
+// Lines yields the whole table in words, in the order in which they would make it. The words are
+// nft's as far as they are known here: an expression, a type or an object without words is a
+// placeholder between brackets, and the rest of its rule is in the language of nft. What counters
+// counted and what is left of timeouts is not in it.
 func (t *Table) Lines() iter.Seq[Line] {
-	return t.linesOf(func(nft.ObjectKind, string) bool { return true }, true)
+	return func(yield func(Line) bool) {
+		for l := range t.linesOf(func(nft.ObjectKind, string) bool { return true }, nil) {
+			if !yield(l) {
+				return
+			}
+		}
+	}
 }
 
 // linesOf is Lines of some parts: chains with their rules, sets with their elements, and so on.
-// Without all it leaves out elements that packets and time change.
-func (t *Table) linesOf(wanted func(nft.ObjectKind, string) bool, all bool) iter.Seq[Line] {
-	return func(yield func(Line) bool) {
+// With contents it leaves out elements that packets and time change, and yields a rule's digest
+// with it: two rules may have one text, as nft's own may.
+func (t *Table) linesOf(wanted func(nft.ObjectKind, string) bool, c *contents) iter.Seq2[Line, Digest] {
+	return func(yield func(Line, Digest) bool) {
 		w := &words{family: t.ID.Family, chains: t.chainsByName(), sets: t.setsByName()}
 		going := true
 		say := func(kind nft.ObjectKind, of, text string) {
-			going = going && yield(Line{kind, of, text})
+			going = going && yield(Line{kind, of, text}, Digest{})
 		}
 		if wanted(nft.Tables, t.ID.Name) {
 			say(nft.Tables, t.ID.Name, "table "+t.ID.NFT()+tableFlagWords(t.Flags)+commentWords(attrOf(t.Attrs, tableUserdata)))
@@ -61,13 +65,17 @@ func (t *Table) linesOf(wanted func(nft.ObjectKind, string) bool, all bool) iter
 		}
 		for i := 0; i < len(t.Sets) && going; i++ {
 			if s := &t.Sets[i]; !s.Anonymous() && wanted(nft.Sets, s.Name) {
-				w.sayElements(s, all, say)
+				w.sayElements(s, c == nil, say)
 			}
 		}
 		for i := 0; i < len(t.Chains) && going; i++ {
-			c := &t.Chains[i]
-			for j := 0; !c.Bound && wanted(nft.Chains, c.Name) && j < len(c.Rules) && going; j++ {
-				say(nft.Rules, c.Name, "rule "+name(c.Name)+" "+w.rule(c.Rules[j], 0))
+			ch := &t.Chains[i]
+			for j := 0; !ch.Bound && wanted(nft.Chains, ch.Name) && j < len(ch.Rules) && going; j++ {
+				var digest Digest
+				if c != nil {
+					digest = c.rule(ch.Rules[j])
+				}
+				going = yield(Line{nft.Rules, ch.Name, "rule " + name(ch.Name) + " " + w.rule(ch.Rules[j], 0)}, digest)
 			}
 		}
 	}
@@ -76,10 +84,8 @@ func (t *Table) linesOf(wanted func(nft.ObjectKind, string) bool, all bool) iter
 // sayElements says a set and its elements.
 func (w *words) sayElements(s *Set, all bool, say func(nft.ObjectKind, string, string)) {
 	say(nft.Sets, s.Name, w.set(s))
-	for _, e := range s.Elements {
-		if all || !fleeting(s, e) {
-			say(nft.Elements, s.Name, "element "+name(s.Name)+" "+w.element(s, e, 0))
-		}
+	for _, text := range w.elements(s, typesOf(number(s.Attrs, unix.NFTA_SET_KEY_TYPE)), 0, all) {
+		say(nft.Elements, s.Name, "element "+name(s.Name)+" "+text)
 	}
 }
 
@@ -97,25 +103,35 @@ func Difference(was, now *Table) (lost, got []Line) {
 	wanted := func(kind nft.ObjectKind, name string) bool {
 		return was == nil || now == nil || changed[part{kind, name}]
 	}
-	var before, after []Line
-	if was != nil {
-		before = slices.Collect(was.linesOf(wanted, false))
-	}
-	if now != nil {
-		after = slices.Collect(now.linesOf(wanted, false))
-	}
+	before, after := was.keyedLines(wanted), now.keyedLines(wanted)
 	return linesWithout(before, after), linesWithout(after, before)
 }
 
+// A keyedLine is a line, and for a rule what it is the text of.
+type keyedLine struct {
+	Line
+	digest Digest
+}
+
+func (t *Table) keyedLines(wanted func(nft.ObjectKind, string) bool) (all []keyedLine) {
+	if t == nil {
+		return nil
+	}
+	for l, digest := range t.linesOf(wanted, lazyContents(t)) {
+		all = append(all, keyedLine{l, digest})
+	}
+	return all
+}
+
 // linesWithout returns the lines that others are not among, each as often as it is missing.
-func linesWithout(lines, others []Line) (rest []Line) {
-	left := map[Line]int{}
+func linesWithout(lines, others []keyedLine) (rest []Line) {
+	left := map[keyedLine]int{}
 	for _, l := range others {
 		left[l]++
 	}
 	for _, l := range lines {
 		if left[l]--; left[l] < 0 {
-			rest = append(rest, l)
+			rest = append(rest, l.Line)
 		}
 	}
 	return rest
@@ -123,7 +139,22 @@ func linesWithout(lines, others []Line) (rest []Line) {
 
 // objectWords says an object, less what it counted.
 func objectWords(o Object) string {
-	return strings.TrimSpace(fmt.Sprintf("object %s type %d %s", name(o.Name), o.Type, generic(o.settings())))
+	kind, known := objectTypes[o.Type]
+	var words string
+	switch o.Type {
+	case unix.NFT_OBJECT_COUNTER:
+	case unix.NFT_OBJECT_QUOTA:
+		words = strings.TrimPrefix(quotaWords(o.settings()), "quota ")
+	case unix.NFT_OBJECT_LIMIT:
+		words = strings.TrimPrefix(limitWords(o.settings()), "limit ")
+	}
+	if !known {
+		kind[0] = fmt.Sprintf("object %d", o.Type)
+	}
+	if words == "" && o.Type != unix.NFT_OBJECT_COUNTER {
+		words = "[" + generic(o.settings()) + "]"
+	}
+	return strings.TrimSpace(kind[0] + " " + name(o.Name) + " " + words)
 }
 
 const (
@@ -173,13 +204,6 @@ func tableFlagWords(flags uint32) string {
 		return ""
 	}
 	return " flags " + strings.Join(words, ", ")
-}
-
-func flagWords(attrs []byte, kind uint16) string {
-	if n := number(attrs, kind); n != 0 {
-		return fmt.Sprintf(" flags %#x", n)
-	}
-	return ""
 }
 
 // commentWords says the comment in user data; "" if there is none. Its type is the same in all
@@ -244,54 +268,6 @@ func deviceWords(hook []byte) string {
 	return " devices = { " + strings.Join(devices, ", ") + " }"
 }
 
-func (w *words) set(s *Set) string {
-	text := fmt.Sprintf("set %s key %d bytes", name(s.Name), number(s.Attrs, unix.NFTA_SET_KEY_LEN))
-	if has(s.Attrs, unix.NFTA_SET_DATA_TYPE) {
-		text += fmt.Sprintf(" data %d bytes", number(s.Attrs, unix.NFTA_SET_DATA_LEN))
-	}
-	text += flagWords(s.Attrs, unix.NFTA_SET_FLAGS)
-	if timeout, err := nft.AttrUint64(attrOf(s.Attrs, unix.NFTA_SET_TIMEOUT)); err == nil {
-		text += fmt.Sprintf(" timeout %dms", timeout)
-	}
-	if size := number(attrOf(s.Attrs, unix.NFTA_SET_DESC), 1); size != 0 { // NFTA_SET_DESC_SIZE
-		text += fmt.Sprintf(" size %d", size)
-	}
-	return text
-}
-
-// element says an element's key and where it leads.
-func (w *words) element(s *Set, e Element, depth int) string {
-	var text string
-	switch flags := number(e, unix.NFTA_SET_ELEM_FLAGS); {
-	case flags&elemCatchall != 0:
-		text = "*"
-	default:
-		keys := number(s.Attrs, unix.NFTA_SET_KEY_TYPE)
-		text = typed(nft.AttrPath(e, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE), keys)
-		if end := nft.AttrPath(e, elemKeyEnd, unix.NFTA_DATA_VALUE); end != nil {
-			text += " to " + typed(end, keys)
-		}
-		if flags&elemIntervalEnd != 0 {
-			text = "before " + text
-		}
-	}
-	if data := attrOf(e, unix.NFTA_SET_ELEM_DATA); data != nil {
-		text += " : "
-		if value := nft.AttrPath(data, unix.NFTA_DATA_VALUE); value != nil {
-			text += typed(value, number(s.Attrs, unix.NFTA_SET_DATA_TYPE))
-		} else {
-			text += w.verdict(data, depth)
-		}
-	}
-	if object := attrOf(e, unix.NFTA_SET_ELEM_OBJREF); object != nil {
-		text += " : object " + name(nft.String(object))
-	}
-	if timeout, err := nft.AttrUint64(attrOf(e, unix.NFTA_SET_ELEM_TIMEOUT)); err == nil {
-		text += fmt.Sprintf(" timeout %dms", timeout)
-	}
-	return text + commentWords(attrOf(e, unix.NFTA_SET_ELEM_USERDATA))
-}
-
 // rule says a rule's expressions.
 func (w *words) rule(r Rule, depth int) string {
 	text := w.expressions(r.expressions(), depth)
@@ -346,46 +322,4 @@ func nameOf(names []string, n uint64) string {
 		return names[n]
 	}
 	return strconv.FormatUint(n, 10)
-}
-
-// nft's numbers of data types (enum datatypes), and how many bytes a value has.
-var dataTypes = map[uint32]int{7: 4, 8: 16, 12: 1, 13: 2}
-
-// typed says a value. nft keeps the type with the set: several fields have six bits each, and each
-// field takes whole words of four bytes.
-func typed(value []byte, kind uint32) string {
-	var kinds []uint32
-	for ; kind != 0; kind >>= 6 {
-		kinds = append(kinds, kind&0x3f)
-	}
-	slices.Reverse(kinds)
-	var fields []string
-	rest := value
-	for i, k := range kinds {
-		length := dataTypes[k]
-		padded := (length + 3) &^ 3
-		if last := i == len(kinds)-1; length == 0 || len(rest) < length || !last && len(rest) < padded || last && len(rest) > padded {
-			return "0x" + hex.EncodeToString(value)
-		}
-		fields = append(fields, typedField(rest[:length], k))
-		rest = rest[min(padded, len(rest)):]
-	}
-	if len(fields) == 0 {
-		return "0x" + hex.EncodeToString(value)
-	}
-	return strings.Join(fields, " . ")
-}
-
-func typedField(value []byte, kind uint32) string {
-	switch kind {
-	case 12:
-		if protocol := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}[value[0]]; protocol != "" {
-			return protocol
-		}
-		return strconv.Itoa(int(value[0]))
-	case 13:
-		return strconv.Itoa(int(binary.BigEndian.Uint16(value)))
-	}
-	address, _ := netip.AddrFromSlice(value) // of 4 or 16 bytes
-	return address.String()
 }

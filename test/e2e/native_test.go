@@ -87,7 +87,7 @@ func TestNativeFlushes(t *testing.T) {
 		} {
 			nstest.CommandInput(n.T, flush+"\n", "nft", "-f", "-")
 			wantNative(n, want, i+1)
-			lost := map[string]string{"flush chain ip kube-proxy services": "\n-rule services [ ", "flush set ip kube-proxy cluster-ips": "\n-element cluster-ips 172.30."}[flush]
+			lost := map[string]string{"flush chain ip kube-proxy services": "\n-rule services ip daddr . meta l4proto . th dport vmap @service-ips\n", "flush set ip kube-proxy cluster-ips": "\n-element cluster-ips 172.30."}[flush]
 			if stdout, _ := n.Want(0, "status", "--flush", "1"); !strings.Contains(stdout, lost) || lost != "" && strings.Contains(stdout, "\n-chain ") {
 				n.Errorf("after %s the record does not say what was lost, and nothing else:\n%s", flush, stdout)
 			}

@@ -43,18 +43,18 @@ func TestNativeNodeIsShownInItsWords(t *testing.T) {
 		says("page", n.Get("/"), guards+" are in force.", "iptables&#39; 6 tables are intact and hold no protected rule", "not 0 rules", "not id=\"family-")
 
 		for i, flush := range []struct {
-			nft, lost, log string
+			nft, lost, log, diff string
 		}{
-			{"flush map ip kube-proxy service-ips", "102 elements", "rules=0 chains=0 elements=102"},
-			{"flush chain ip kube-proxy nat-prerouting", "1 rule", "rules=1 chains=0 elements=0"},
-			{"flush ruleset", "189 rules, 141 chains, 221 elements", "rules=189 chains=141 elements=221"},
+			{"flush map ip kube-proxy service-ips", "102 elements", "rules=0 chains=0 elements=102", "\n-element service-ips 172.30."},
+			{"flush chain ip kube-proxy nat-prerouting", "1 rule", "rules=1 chains=0 elements=0", "\n-rule nat-prerouting jump services\n"},
+			{"flush ruleset", "189 rules, 141 chains, 221 elements", "rules=189 chains=141 elements=221", "\n-map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }\n"},
 		} {
 			nstest.CommandInput(n.T, flush.nft+"\n", "nft", "-f", "-")
 			wantNative(n, want, i+1)
 			status, _ := n.Want(0, "status")
 			says("status after "+flush.nft, status, "  ip kube-proxy  "+flush.lost+" ", "not jumps", "not 0 ")
 			record, _ := n.Want(0, "status", "--flush", "1")
-			says("record after "+flush.nft, record, "\nlost "+flush.lost+"\n", "@@ ip kube-proxy @@", "not jumps", "not ipv4", "not lost 0 ")
+			says("record after "+flush.nft, record, "\nlost "+flush.lost+"\n", "@@ ip kube-proxy @@", "not jumps", "not ipv4 nat", "not lost 0 ", flush.diff)
 			says("page after "+flush.nft, n.Get("/"), strings.Split(flush.lost, ",")[0], "not 0 rules", "not 0 jumps")
 			d.WantLog("Rules of native tables were lost", flush.log)
 		}

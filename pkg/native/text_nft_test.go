@@ -1,0 +1,123 @@
+package native_test
+
+import (
+	"compress/gzip"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// otherWords are the rules that are said in other words than nft's without a placeholder. Both are
+// in its language: nft asks this machine for the name of a device, and knows fields of some bits.
+var otherWords = map[string]string{
+	`oif "lo" accept`:              "oif 1 accept",
+	"ip dscp set cs1 ip ttl set 9": "meta nfproto ipv4 @nh,0,16 set @nh,0,16 & 0xff23 | 0x20 @nh,64,16 set @nh,64,16 & 0x9ff | 0x900",
+}
+
+// TestRulesReadAsNftPrintsThem: each rule of the rule sets here reads as nft lists it, but for a
+// placeholder in the place of an expression that has no words.
+func TestRulesReadAsNftPrintsThem(t *testing.T) {
+	files, err := filepath.Glob("testdata/corpus/*.nft")
+	if err != nil || len(files) < 90 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	files = append(files, "../../hack/bench/heal/testdata/services-100.nft.gz")
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		conn := dial(t)
+		same, placeholders, all := 0, 0, 0
+		for _, file := range files {
+			nstest.Command(t, "nft", "flush", "ruleset")
+			if !load(t, strings.TrimSuffix(filepath.Base(file), ".nft"), ruleText(t, file)) {
+				continue
+			}
+			want := listedRules(nstest.Command(t, "nft", "-s", "list", "ruleset"))
+			var got []string
+			for _, table := range capture(t, conn).InOrder() {
+				for l := range table.Lines() {
+					if l.Kind == nft.Rules {
+						_, text, _ := strings.Cut(strings.TrimPrefix(l.Text, "rule "), " ")
+						got = append(got, text)
+					}
+				}
+			}
+			if len(got) != len(want) {
+				t.Errorf("%s: %d rules, nft lists %d\n%s\n\n%s", file, len(got), len(want), strings.Join(got, "\n"), strings.Join(want, "\n"))
+				continue
+			}
+			for i := range got {
+				switch all++; {
+				case got[i] == want[i]:
+					same++
+				case placeholder.MatchString(got[i]):
+					placeholders++
+				case got[i] != otherWords[want[i]]:
+					t.Errorf("%s (-nft +here):\n-%s\n+%s", filepath.Base(file), want[i], got[i])
+				}
+			}
+		}
+		t.Logf("%d rules: %d as nft prints them, %d with a placeholder", all, same, placeholders)
+		if all < 300 || placeholders > 11 {
+			t.Errorf("%d of %d rules have a placeholder, want 11 of some 330 at most", placeholders, all)
+		}
+	})
+}
+
+// ruleText reads a file, which may be packed.
+func ruleText(t *testing.T, path string) string {
+	t.Helper()
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	var from io.Reader = file
+	if strings.HasSuffix(path, ".gz") {
+		if from, err = gzip.NewReader(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := io.ReadAll(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// A placeholder is the name of an expression and its bytes, between brackets.
+var placeholder = regexp.MustCompile(`\[[a-z]+ 0x[0-9a-f.]+\]`)
+
+var blanks = regexp.MustCompile(`\s+`)
+
+// listedRules returns the rules of a list of nft's, table by table and chain by chain, each on one
+// line, with those of the chains that belong to it.
+func listedRules(list string) (rules []string) {
+	inChain, rule, depth := false, "", 0
+	for line := range strings.Lines(list) {
+		text := strings.TrimSpace(line)
+		switch {
+		case !inChain:
+			inChain = strings.HasPrefix(line, "\tchain ")
+		case depth == 0 && line == "\t}\n":
+			inChain = false
+		case depth == 0 && (text == "" || strings.HasPrefix(text, "type ") && strings.Contains(text, " hook ") || strings.HasPrefix(text, "comment ")):
+		default:
+			if rule != "" && depth > 0 && !slices.ContainsFunc([]string{"{", ","}, func(end string) bool { return strings.HasSuffix(rule, end) }) && text != "}" {
+				rule += ";"
+			}
+			rule += " " + text
+			depth += strings.Count(text, "{") - strings.Count(text, "}")
+			if depth == 0 {
+				rules, rule = append(rules, strings.TrimSpace(blanks.ReplaceAllString(rule, " "))), ""
+			}
+		}
+	}
+	return rules
+}
