@@ -126,7 +126,7 @@ func (a *amendment) write() error {
 		}
 	}
 	for _, s := range a.sets {
-		a.w.elements(a.newElements[s[1].Name], func() { a.w.b.Text(unix.NFTA_SET_ELEM_LIST_SET, s[1].Name) })
+		a.w.elements(&Set{Elements: a.newElements[s[1].Name]}, func() { a.w.b.Text(unix.NFTA_SET_ELEM_LIST_SET, s[1].Name) })
 	}
 	for _, list := range [][]*Chain{a.chains, a.newChains} {
 		for _, c := range list {

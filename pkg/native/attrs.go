@@ -37,6 +37,8 @@ const (
 	objHandle = 6
 	objPad    = 7
 
+	flowOffloadTable = 1 // NFTA_FLOW_TABLE_NAME, of an expression
+
 	flowHook   = 3
 	flowUse    = 4
 	flowHandle = 5

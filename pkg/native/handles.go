@@ -37,11 +37,15 @@ func (t *Table) CreateWithHandles(b *nft.Batch, o Options) (left []string, err e
 		return nil, fmt.Errorf("table %s, %d handles of %d: %w", t.ID, len(all), last, ErrHandles)
 	}
 	k := handleWriter{writer: newWriter(b, t, o), written: map[uint64]bool{}}
+	k.chained = true
 	k.table(t.Attrs)
 	next := uint64(1)
 	for _, p := range all {
 		for ; next < p.handle; next++ {
 			k.fill()
+		}
+		if k.leaves(p.kind, p.of, p.in) {
+			continue
 		}
 		if err := p.write(&k); err != nil {
 			return nil, err
@@ -55,6 +59,9 @@ func (t *Table) CreateWithHandles(b *nft.Batch, o Options) (left []string, err e
 // A numbered is something with a handle, and how it is written.
 type numbered struct {
 	handle uint64
+	kind   nft.ObjectKind
+	of     any
+	in     int
 	write  func(*handleWriter) error
 }
 
@@ -64,20 +71,22 @@ func (t *Table) byHandle() []numbered {
 	var all []numbered
 	for i := range t.Chains {
 		c := &t.Chains[i]
-		all = append(all, numbered{c.Handle, func(k *handleWriter) error { k.chain(c); return nil }})
+		all = append(all, numbered{c.Handle, nft.Chains, c, 0, func(k *handleWriter) error { k.chain(c); return nil }})
 		for j, r := range c.Rules {
-			all = append(all, numbered{r.Handle, func(k *handleWriter) error { k.rule(c, j); return nil }})
+			all = append(all, numbered{r.Handle, nft.Rules, c, j, func(k *handleWriter) error { k.rule(c, j); return nil }})
 		}
 	}
 	for i := range t.Sets {
 		s := &t.Sets[i]
-		all = append(all, numbered{s.Handle, func(k *handleWriter) error { k.numberedSet(s); return nil }})
+		all = append(all, numbered{s.Handle, nft.Sets, s, 0, func(k *handleWriter) error { k.numberedSet(s); return nil }})
 	}
-	for _, o := range t.Objects {
-		all = append(all, numbered{o.Handle, func(k *handleWriter) error { k.object(o); return nil }})
+	for i := range t.Objects {
+		o := &t.Objects[i]
+		all = append(all, numbered{o.Handle, nft.Objects, o, 0, func(k *handleWriter) error { k.object(o); return nil }})
 	}
-	for _, f := range t.Flowtables {
-		all = append(all, numbered{f.Handle, func(k *handleWriter) error { k.flowtable(f); return nil }})
+	for i := range t.Flowtables {
+		f := &t.Flowtables[i]
+		all = append(all, numbered{f.Handle, nft.Flowtables, f, 0, func(k *handleWriter) error { k.flowtable(f); return nil }})
 	}
 	slices.SortFunc(all, func(a, b numbered) int {
 		if a.handle < b.handle {
@@ -118,7 +127,7 @@ func (k *handleWriter) fill() {
 func (k *handleWriter) numberedSet(s *Set) {
 	number := k.newSet(s)
 	elements := func() {
-		k.elements(s.Elements, func() { k.b.Number(unix.NFTA_SET_ELEM_LIST_SET_ID, number) })
+		k.elements(s, func() { k.b.Number(unix.NFTA_SET_ELEM_LIST_SET_ID, number) })
 	}
 	if s.Anonymous() {
 		elements()
@@ -146,6 +155,7 @@ func (k *handleWriter) rule(c *Chain, at int) {
 	}
 	k.b.Raw(r.Attrs)
 	k.b.End()
+	k.wrote(nft.Rules, c, at, 1)
 	k.written[r.Handle] = true
 }
 

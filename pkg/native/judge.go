@@ -30,10 +30,11 @@ type Remedy uint8
 
 // The remedies.
 const (
-	NoRemedy  Remedy = iota
-	ByCreate         // Table.Create
-	ByReplace        // Table.Replace
-	ByRefill         // Table.Refill
+	NoRemedy    Remedy = iota
+	ByCreate           // Table.Create
+	ByReplace          // Table.Replace
+	ByRefill           // Table.Refill
+	ByAdmission        // see Admission
 )
 
 // Evidence is what is known of one table.

@@ -45,27 +45,35 @@ func (k *Kernel) setWitness(family tableid.Family, w Witness) {
 }
 
 // Write writes repairs, and plants witnesses by their nonces, in one transaction that the kernel
-// takes at that genid only. It returns the network devices that the node lacks and that were left
-// out. The error is nft.ErrStale if another process wrote, or a *nft.RefusedError.
+// takes at that genid only. What the kernel refuses of a table is left out, with what must not be
+// written without it, and the transaction is sent again: each repair says what it lacks then. It
+// returns the network devices that the node lacks and that were left out. The error is nft.ErrStale
+// if another process wrote, or a *nft.RefusedError.
 func (k *Kernel) Write(genid uint32, repairs []Repair, witnesses map[tableid.Family]string) (left []string, err error) {
-	b := nft.NewBatch()
-	b.Port = k.port
-	b.Guard(genid)
-	if left, err = k.Append(b, repairs, witnesses); err != nil {
-		return nil, err
+	for range refusalsMost {
+		b := nft.NewBatch()
+		b.Port = k.port
+		b.Guard(genid)
+		if left, err = k.Append(b, repairs, witnesses); err != nil {
+			return nil, err
+		}
+		if b.Messages() == 1 && slices.ContainsFunc(repairs, func(r Repair) bool { return !r.Whole() }) {
+			return left, nil // all of it is refused, and a commit of nothing is news to all
+		}
+		b.Finish()
+		err = b.Send()
+		var refused *nft.RefusedError
+		if !errors.As(err, &refused) || !leaveRefused(refused, repairs, func(b *nft.Batch) error { return k.plant(b, witnesses) }) {
+			return left, err
+		}
 	}
-	b.Finish()
-	return left, b.Send()
+	return nil, err
 }
 
 // Append is Write into a batch of the caller's, which guards and sends it.
 func (k *Kernel) Append(b *nft.Batch, repairs []Repair, witnesses map[tableid.Family]string) (left []string, err error) {
-	for _, family := range slices.Sorted(maps.Keys(witnesses)) {
-		w := NewWitness(witnesses[family], k.taken[family])
-		if err := plantWitness(b, family, w.Table, w.Nonce); err != nil {
-			return nil, err
-		}
-		k.setWitness(family, w)
+	if err := k.plant(b, witnesses); err != nil {
+		return nil, err
 	}
 	for _, r := range repairs {
 		lacking, err := r.write(b)
@@ -75,6 +83,18 @@ func (k *Kernel) Append(b *nft.Batch, repairs []Repair, witnesses map[tableid.Fa
 		left = append(left, lacking...)
 	}
 	return left, nil
+}
+
+// plant plants witnesses by their nonces.
+func (k *Kernel) plant(b *nft.Batch, witnesses map[tableid.Family]string) error {
+	for _, family := range slices.Sorted(maps.Keys(witnesses)) {
+		w := NewWitness(witnesses[family], k.taken[family])
+		if err := plantWitness(b, family, w.Table, w.Nonce); err != nil {
+			return err
+		}
+		k.setWitness(family, w)
+	}
+	return nil
 }
 
 // RemoveWitnesses deletes the witnesses of all families. Tables of other processes that have such a

@@ -18,6 +18,13 @@ func (t *Table) Refill(b *nft.Batch, now *Table, o Options) (left []string, err 
 	if now.Immune() {
 		return nil, fmt.Errorf("table %s: %w", t.ID, ErrImmune)
 	}
+	r := prepareRefill(b, t, now, o)
+	err = r.write()
+	return r.w.leftBy, err
+}
+
+// prepareRefill finds what has to be written.
+func prepareRefill(b *nft.Batch, t, now *Table, o Options) *refill {
 	r := newRefill(b, t, now, o)
 	led := map[string]bool{}
 	for name := range now.jumps() {
@@ -35,8 +42,25 @@ func (t *Table) Refill(b *nft.Batch, now *Table, o Options) (left []string, err 
 			r.needSet(s.Name)
 		}
 	}
-	err = r.write()
-	return r.w.leftBy, err
+	return r
+}
+
+// writes reports whether something of the table is written; the rest stands.
+func (r *refill) writes(s Spot) bool {
+	t := r.w.t
+	switch s.Kind {
+	case nft.Chains:
+		return r.chains[t.Chains[s.At].Name] && r.stand[t.Chains[s.At].Name] == nil
+	case nft.Rules:
+		return r.chains[t.Chains[s.At].Name]
+	case nft.Sets:
+		return r.filled[t.Sets[s.At].Name] && r.sets[t.Sets[s.At].Name] == nil
+	case nft.Elements:
+		return r.filled[t.Sets[s.At].Name]
+	case nft.Objects:
+		return !r.objects[objectKey{t.Objects[s.At].Name, t.Objects[s.At].Type}]
+	}
+	return false
 }
 
 // A refill finds what has to be written for what was lost.
@@ -124,8 +148,8 @@ func (r *refill) write() error {
 			r.w.chain(c)
 		}
 	}
-	for _, o := range t.Objects {
-		if !r.objects[objectKey{o.Name, o.Type}] {
+	for i := range t.Objects {
+		if o := &t.Objects[i]; !r.objects[objectKey{o.Name, o.Type}] {
 			r.w.object(o)
 		}
 	}
@@ -138,7 +162,7 @@ func (r *refill) write() error {
 				return err
 			}
 		default:
-			r.w.elements(s.Elements, func() { r.w.b.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name) })
+			r.w.elements(s, func() { r.w.b.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name) })
 		}
 	}
 	for i := range t.Chains {

@@ -15,11 +15,18 @@ type Repair struct {
 	Want   *Table
 	Now    *Table        // for ByRefill
 	Age    time.Duration // since Want was read
+
+	held   map[Spot]hold // what is left out
+	single map[int]bool  // sets of which each element has a message of its own
+	fresh  map[Spot]bool // for ByAdmission: what does not stand
 }
 
-func (r Repair) write(b *nft.Batch) (left []string, err error) {
-	o := Options{Age: r.Age, Lacks: lacksDevice}
-	if HabitsOf(r.Want.ID).KeepsHandles {
+func (r Repair) write(b *nft.Batch) (left []string, err error) { return r.writeSought(b, nil) }
+
+// writeSought is write for a seeker; nil for none.
+func (r Repair) writeSought(b *nft.Batch, seek *seeker) (left []string, err error) {
+	o := Options{Age: r.Age, Lacks: lacksDevice, held: r.held, single: r.single, fresh: r.fresh, seek: seek}
+	if HabitsOf(r.Want.ID).KeepsHandles && r.Remedy != ByAdmission {
 		if left, err = r.writeWithHandles(b, o); !errors.Is(err, ErrHandles) {
 			return left, err
 		}
@@ -31,6 +38,10 @@ func (r Repair) write(b *nft.Batch) (left []string, err error) {
 		return r.Want.Replace(b, o)
 	case ByRefill:
 		return r.Want.Refill(b, r.Now, o)
+	case ByAdmission:
+		w := newWriter(b, r.Want, o)
+		err = w.contents()
+		return w.leftBy, err
 	}
 	return nil, nil
 }
@@ -59,18 +70,20 @@ func (r Repair) emptied() bool {
 }
 
 // Repaired reports whether a table is as a repair should leave it, now as a read after it shows.
-// After a refill nothing is missing that it put back, and its owner's newer words stand.
+// After a refill nothing is missing that it put back, and its owner's newer words stand. What the
+// repair left out is not missing.
 func (r Repair) Repaired(now *Table, lacking bool) bool {
 	if now == nil {
 		return false
 	}
-	changes := Diff(r.Want, now)
-	before, led, chains := map[string]Change{}, map[string]bool{}, r.Want.chainsByName()
+	want := r.Written()
+	changes := Diff(want, now)
+	before, led, chains := map[string]Change{}, map[string]bool{}, want.chainsByName()
 	if r.Remedy == ByRefill {
 		for name := range now.jumps() {
 			led[name] = true
 		}
-		for _, c := range Diff(r.Want, r.Now) {
+		for _, c := range Diff(want, r.Now) {
 			before[fmt.Sprint(c.Kind, c.Name)] = c
 		}
 	}

@@ -23,6 +23,11 @@ type Options struct {
 	// Lacks reports whether a network device has to be left out of a chain or flowtable, because
 	// the node has it no more; nil: it has all. A kernel may refuse a whole transaction for one.
 	Lacks func(of nft.ObjectKind, device string) bool
+
+	held   map[Spot]hold // what is left out
+	single map[int]bool  // sets of which each element has a message of its own
+	fresh  map[Spot]bool // what does not stand yet; nil: nothing does
+	seek   *seeker
 }
 
 // ErrImmune: one process owns the table, and the kernel lets no other write it.
@@ -36,11 +41,13 @@ type writer struct {
 	// name is the table's in what is written; a rehearsal has another one.
 	name string
 	// rename gives sets of rules another name, where the kernel has given theirs to others.
-	rename map[string]string
-	sets   map[string]*Set // those of rules that are not written yet
-	bound  map[string]*Chain
-	late   bool     // chains that belong to rules are made right before their rules
-	leftBy []string // devices that were left out
+	rename  map[string]string
+	sets    map[string]*Set // those of rules that are not written yet
+	bound   map[string]*Chain
+	chained bool        // a rule names the one before it, and is refused without that
+	late    bool        // chains that belong to rules are made right before their rules
+	leftBy  []string    // devices that were left out
+	places  map[any]int // of the parts in their lists, once that is asked
 	// cut may send what was written and begin another batch; nil: all is one batch.
 	cut func() error
 }
@@ -128,11 +135,11 @@ func (w *writer) contents() error {
 			return err
 		}
 	}
-	for _, o := range w.t.Objects {
-		w.object(o)
+	for i := range w.t.Objects {
+		w.object(&w.t.Objects[i])
 	}
-	for _, f := range w.t.Flowtables {
-		w.flowtable(f)
+	for i := range w.t.Flowtables {
+		w.flowtable(&w.t.Flowtables[i])
 	}
 	for i := range w.t.Sets {
 		if s := &w.t.Sets[i]; !s.Anonymous() {
@@ -161,36 +168,61 @@ func (w *writer) then(err error) error {
 }
 
 func (w *writer) chain(c *Chain) {
+	if w.leaves(nft.Chains, c, 0) {
+		return
+	}
 	w.begin(nft.Chains)
 	w.b.Text(unix.NFTA_CHAIN_NAME, c.Name)
 	w.b.Raw(w.present(nft.Chains, c.Attrs, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_DEV, hookDevs))
 	w.b.End()
+	w.wrote(nft.Chains, c, 0, 1)
 }
 
-func (w *writer) object(o Object) {
+func (w *writer) object(o *Object) {
+	if w.leaves(nft.Objects, o, 0) {
+		return
+	}
 	w.begin(nft.Objects)
 	w.b.Text(unix.NFTA_OBJ_NAME, o.Name)
 	w.b.Raw(o.Attrs)
 	w.b.End()
+	w.wrote(nft.Objects, o, 0, 1)
 }
 
-func (w *writer) flowtable(f Flowtable) {
+func (w *writer) flowtable(f *Flowtable) {
+	if w.leaves(nft.Flowtables, f, 0) {
+		return
+	}
 	w.begin(nft.Flowtables)
 	w.b.Text(unix.NFTA_OBJ_NAME, f.Name) // NFTA_FLOWTABLE_NAME
 	w.b.Raw(w.present(nft.Flowtables, f.Attrs, flowHook, 0, flowHookDevs))
 	w.b.End()
+	w.wrote(nft.Flowtables, f, 0, 1)
 }
 
 // set writes a set and its elements. Elements name their set by a number, which is that of a
 // message before: the kernel walks the table's sets for a name.
 func (w *writer) set(s *Set) error {
-	for _, e := range s.Elements {
-		if err := w.before(jumpOf(attrOf(e, unix.NFTA_SET_ELEM_DATA))); err != nil {
-			return err
-		}
+	if w.leaves(nft.Sets, s, 0) {
+		return w.add(s)
+	}
+	if err := w.beforeElements(s); err != nil {
+		return err
 	}
 	number := w.newSet(s)
-	w.elements(s.Elements, func() { w.b.Number(unix.NFTA_SET_ELEM_LIST_SET_ID, number) })
+	w.elements(s, func() { w.b.Number(unix.NFTA_SET_ELEM_LIST_SET_ID, number) })
+	return nil
+}
+
+// beforeElements writes the rules of chains that belong to elements.
+func (w *writer) beforeElements(s *Set) error {
+	for i, e := range s.Elements {
+		if to := jumpOf(attrOf(e, unix.NFTA_SET_ELEM_DATA)); w.bound[to] != nil && !w.leaves(nft.Elements, s, i) {
+			if err := w.before(to); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 
@@ -206,14 +238,16 @@ func (w *writer) newSet(s *Set) uint32 {
 	w.b.Number(unix.NFTA_SET_ID, number)
 	w.b.Raw(s.Attrs)
 	w.b.End()
+	w.wrote(nft.Sets, s, 0, 1)
 	return number
 }
 
-// elements writes elements of the set that the function names. The end of an interval whose
+// elements writes the elements of a set, which the function names. The end of an interval whose
 // beginning has run out is left out: the elements are sorted, so an end follows its beginning. The
 // kernel may have dropped that beginning and still show the end.
-func (w *writer) elements(all []Element, of func()) {
+func (w *writer) elements(s *Set, of func()) {
 	var list []byte
+	first, end := 0, 0 // in the list
 	flush := func() {
 		if len(list) == 0 {
 			return
@@ -222,10 +256,15 @@ func (w *writer) elements(all []Element, of func()) {
 		of()
 		w.b.Blob(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, list)
 		w.b.End()
+		w.wrote(nft.Elements, s, first, end-first)
 		list = list[:0]
 	}
+	single := len(w.o.single) > 0 && w.o.single[w.place(s)]
 	begun := true // nft ends a set that does not begin at 0 with an end there
-	for _, e := range all {
+	for i, e := range s.Elements {
+		if w.leaves(nft.Elements, s, i) {
+			continue // with both ends of an interval
+		}
 		aged := e.aged(w.o.Age)
 		if isEnd(e) && !begun {
 			aged = nil
@@ -234,10 +273,13 @@ func (w *writer) elements(all []Element, of func()) {
 		if aged == nil {
 			continue
 		}
-		if len(list)+len(aged) > elementsSize {
+		if len(list)+len(aged) > elementsSize || single && !isEnd(e) {
 			flush()
 		}
-		list = appendNested(list, unix.NFTA_LIST_ELEM, aged)
+		if len(list) == 0 {
+			first = i
+		}
+		list, end = appendNested(list, unix.NFTA_LIST_ELEM, aged), i+1
 	}
 	flush()
 }
@@ -271,7 +313,10 @@ func (w *writer) before(chain string) error {
 
 // rules writes the rules of one chain, each behind what belongs to it.
 func (w *writer) rules(c *Chain) error {
-	for _, r := range c.Rules {
+	for i, r := range c.Rules {
+		if w.leaves(nft.Rules, c, i) {
+			continue
+		}
 		expressions := r.expressions()
 		var failed error
 		each := func(err error) {
@@ -292,11 +337,16 @@ func (w *writer) rules(c *Chain) error {
 		if err != nil {
 			return err
 		}
-		w.b.Begin(unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, w.t.ID.Family)
+		position, flags := w.position(c, i)
+		w.b.Begin(unix.NFT_MSG_NEWRULE, flags, w.t.ID.Family)
 		w.b.Text(unix.NFTA_RULE_TABLE, w.name)
 		w.b.Text(unix.NFTA_RULE_CHAIN, c.Name)
+		if position != 0 {
+			w.b.Number64(unix.NFTA_RULE_POSITION, position)
+		}
 		w.b.Raw(renamed)
 		w.b.End()
+		w.wrote(nft.Rules, c, i, 1)
 	}
 	return nil
 }

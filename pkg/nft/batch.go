@@ -179,6 +179,10 @@ type RefusedError struct {
 	// Message is that message's number in the batch, from 1 on. The first one is the beginning of
 	// the batch: of it the kernel complains if it refuses the whole.
 	Message int
+	// Messages are the numbers of all messages that it complained of, in their order. The kernel
+	// goes on behind a refused message, so that later ones may be refused for lack of it. Of some
+	// hundred complaints the last ones are lost.
+	Messages []int
 }
 
 func (e *RefusedError) Error() string {
@@ -268,7 +272,15 @@ func (b *Batch) complaint(fd int) error {
 	case errno == unix.EPERM:
 		return Wrap("sending a transaction", errno)
 	case errno != 0:
-		return &RefusedError{errno, b.describe(about), int(about)}
+		refused := &RefusedError{errno, b.describe(about), int(about), []int{int(about)}}
+		for err == nil {
+			var more uint32
+			if more, errno, err = FirstComplaint(fd); err != nil || errno == 0 {
+				break
+			}
+			refused.Messages = append(refused.Messages, int(more))
+		}
+		return refused
 	default:
 		return nil
 	}
@@ -278,14 +290,19 @@ func (b *Batch) complaint(fd int) error {
 // number of the message that it is about; errno is 0 if there is none.
 func FirstComplaint(fd int) (about uint32, errno syscall.Errno, err error) {
 	buf := make([]byte, 8<<10) // header, errno and, from old kernels, a copy
+	var lost error
 	for {
 		n, _, flags, _, err := unix.Recvmsg(fd, buf, nil, unix.MSG_DONTWAIT)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
+		case errors.Is(err, unix.ENOBUFS):
+			// So many complaints that the last ones were lost: the first one is in the queue.
+			lost = err
+			continue
 		case errors.Is(err, unix.EAGAIN):
-			return 0, 0, nil
-		case err != nil: // ENOBUFS: so many complaints that some were lost
+			return 0, 0, Wrap("reading what became of a transaction", lost)
+		case err != nil:
 			return 0, 0, Wrap("reading what became of a transaction", err)
 		}
 		about, errno, err := parseComplaint(buf[:n])

@@ -1,0 +1,150 @@
+package native
+
+import (
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// A Held is a part of a table that is left out of a replay, and waits in quarantine. It is a value
+// of its own, with all that belongs to it.
+type Held struct {
+	Kind nft.ObjectKind `json:"kind"` // Chains, Rules, Sets, Elements, Objects or Flowtables
+	Name string         `json:"name"` // its own, or that of the chain of a rule or the set of an element
+	Text string         `json:"text"` // in words
+	Why  string         `json:"why"`
+	// Waits: it could be had, and must not stand without a rule in front of it.
+	Waits bool `json:"waits,omitempty"`
+
+	Chain     *Chain     `json:"chain,omitempty"`
+	Set       *Set       `json:"set,omitempty"`
+	Object    *Object    `json:"object,omitempty"`
+	Flowtable *Flowtable `json:"flowtable,omitempty"`
+	Rule      *Rule      `json:"rule,omitempty"`
+	Elements  []Element  `json:"elements,omitempty"` // one, or the two of an interval
+	// Sets and Chains belong to it.
+	Sets   []Set   `json:"sets,omitempty"`
+	Chains []Chain `json:"chains,omitempty"`
+	// Before and Behind are the nearest rules of its chain that are not held; zero: there are none.
+	Before Digest `json:"before,omitzero"`
+	Behind Digest `json:"behind,omitzero"`
+}
+
+func (h *holder) words() *words {
+	return &words{family: h.t.ID.Family, chains: h.t.chainsByName(), sets: h.t.setsByName()}
+}
+
+// list returns what is held, in the order of the table.
+func (h *holder) list() (list []Held) {
+	if len(h.held) == 0 {
+		return nil
+	}
+	w, c := h.words(), lazyContents(h.t)
+	add := func(s Spot, of Held, belongs []byte) {
+		hold, held := h.held[s]
+		if !held || h.nameless(s) {
+			return
+		}
+		of.Kind, of.Why, of.Waits = s.Kind, hold.why, hold.waits
+		h.eachNamed(belongs, func(s Spot) {
+			switch {
+			case !h.nameless(s):
+			case s.Kind == nft.Sets:
+				of.Sets = append(of.Sets, h.t.Sets[s.At])
+			case s.Kind == nft.Chains:
+				of.Chains = append(of.Chains, h.t.Chains[s.At])
+			}
+		})
+		list = append(list, of)
+	}
+	for i := range h.t.Objects {
+		o := h.t.Objects[i]
+		add(Spot{Kind: nft.Objects, At: i}, Held{Name: o.Name, Text: objectWords(o), Object: &o}, nil)
+	}
+	for i := range h.t.Flowtables {
+		f := h.t.Flowtables[i]
+		add(Spot{Kind: nft.Flowtables, At: i}, Held{Name: f.Name, Text: "flowtable " + name(f.Name), Flowtable: &f}, nil)
+	}
+	for i := range h.t.Sets {
+		s := h.t.Sets[i]
+		empty := s
+		empty.Elements = nil
+		add(Spot{Kind: nft.Sets, At: i}, Held{Name: s.Name, Text: w.set(&s), Set: &empty}, nil)
+		for j, e := range s.Elements {
+			here := Spot{nft.Elements, i, j}
+			if _, held := h.held[here]; !held || isEnd(e) && j > 0 && !isEnd(s.Elements[j-1]) {
+				continue // an end goes with its beginning
+			}
+			of := Held{Name: s.Name, Text: "element " + name(s.Name) + " " + w.element(&s, e, 0), Elements: []Element{e}}
+			if j+1 < len(s.Elements) && isEnd(s.Elements[j+1]) && !isEnd(e) {
+				of.Elements = append(of.Elements, s.Elements[j+1])
+			}
+			add(here, of, expressionsOf(&s, e))
+		}
+	}
+	for i := range h.t.Chains {
+		ch := h.t.Chains[i]
+		empty := ch
+		empty.Rules = nil
+		add(Spot{Kind: nft.Chains, At: i}, Held{Name: ch.Name, Text: w.chain(&ch), Chain: &empty}, nil)
+		for j, r := range ch.Rules {
+			here := Spot{nft.Rules, i, j}
+			if _, held := h.held[here]; held {
+				add(here, Held{Name: ch.Name, Text: "rule " + name(ch.Name) + " " + w.rule(r, 0), Rule: &r,
+					Before: h.neighbour(c, here, -1), Behind: h.neighbour(c, here, 1)}, r.expressions())
+			}
+		}
+	}
+	return list
+}
+
+// neighbour returns the nearest rule in one direction that is not held.
+func (h *holder) neighbour(c *contents, s Spot, step int) Digest {
+	rules := h.t.Chains[s.At].Rules
+	for s.In += step; s.In >= 0 && s.In < len(rules); s.In += step {
+		if _, held := h.held[s]; !held {
+			return c.rule(rules[s.In])
+		}
+	}
+	return Digest{}
+}
+
+// reduced returns the table without what is held.
+func (h *holder) reduced() *Table {
+	if len(h.held) == 0 {
+		return h.t
+	}
+	t := *h.t
+	stays := func(kind nft.ObjectKind, at, in int) bool {
+		_, held := h.held[Spot{kind, at, in}]
+		return !held
+	}
+	t.Chains, t.Sets, t.Objects, t.Flowtables = nil, nil, nil, nil
+	for i, c := range h.t.Chains {
+		if stays(nft.Chains, i, 0) {
+			c.Rules = kept(c.Rules, func(j int) bool { return stays(nft.Rules, i, j) })
+			t.Chains = append(t.Chains, c)
+		}
+	}
+	for i, s := range h.t.Sets {
+		if stays(nft.Sets, i, 0) {
+			s.Elements = kept(s.Elements, func(j int) bool { return stays(nft.Elements, i, j) })
+			t.Sets = append(t.Sets, s)
+		}
+	}
+	t.Objects = kept(h.t.Objects, func(i int) bool { return stays(nft.Objects, i, 0) })
+	t.Flowtables = kept(h.t.Flowtables, func(i int) bool { return stays(nft.Flowtables, i, 0) })
+	return &t
+}
+
+// kept returns the list itself if all of it stays.
+func kept[T any](list []T, stays func(i int) bool) []T {
+	var out []T
+	for i, v := range list {
+		if stays(i) {
+			out = append(out, v)
+		}
+	}
+	if len(out) == len(list) {
+		return list
+	}
+	return out
+}

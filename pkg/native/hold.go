@@ -1,0 +1,268 @@
+package native
+
+import (
+	"maps"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// A Spot says where something is in a table: the chain, set, object or flowtable at a place of its
+// list, or a rule of that chain, or an element of that set.
+type Spot struct {
+	Kind nft.ObjectKind // Chains, Rules, Sets, Elements, Objects or Flowtables
+	At   int            // of the chain, set, object or flowtable
+	In   int            // of the rule or element
+}
+
+// A hold is why something is left out.
+type hold struct {
+	why   string
+	waits bool // it could be had, and waits for a rule in front of it
+}
+
+// A holder finds everything that has to be left out of a replay together with what the kernel
+// refuses: what belongs to it, what names it, and the rules that must not stand without it.
+type holder struct {
+	t *Table
+	// writes reports whether the replay writes something. What stands already stays.
+	writes func(Spot) bool
+	held   map[Spot]hold
+	chains map[string]int
+	sets   map[string]int
+	// owners are the rules and elements to which chains and sets without a name of their own belong.
+	owners map[Spot]Spot
+	plain  bool // all base chains filter
+	grown  bool
+}
+
+func newHolder(t *Table, writes func(Spot) bool, held map[Spot]hold) *holder {
+	h := indexed(t)
+	h.writes, h.owners = writes, map[Spot]Spot{}
+	maps.Copy(h.held, held)
+	h.eachOwner(func(owner Spot, list []byte) {
+		h.eachNamed(list, func(s Spot) {
+			if h.nameless(s) {
+				h.owners[s] = owner
+			}
+		})
+	})
+	return h
+}
+
+// indexed returns a holder that finds what expressions name.
+func indexed(t *Table) *holder {
+	h := &holder{t: t, held: map[Spot]hold{}, chains: map[string]int{}, sets: map[string]int{}, plain: true}
+	for i := range t.Chains {
+		c := &t.Chains[i]
+		h.chains[c.Name] = i
+		h.plain = h.plain && (!c.Base || nft.String(attrOf(c.Attrs, unix.NFTA_CHAIN_TYPE)) == "filter")
+	}
+	for i := range t.Sets {
+		h.sets[t.Sets[i].Name] = i
+	}
+	return h
+}
+
+// nameless reports whether a chain or set belongs to a rule or element.
+func (h *holder) nameless(s Spot) bool {
+	switch s.Kind {
+	case nft.Chains, nft.Rules:
+		return h.t.Chains[s.At].Bound
+	case nft.Sets, nft.Elements:
+		return h.t.Sets[s.At].Anonymous()
+	}
+	return false
+}
+
+// eachOwner calls f for each rule and each element of what has a name of its own, with the
+// expressions of the rule; for an element with those of a rule that has its verdict or its object.
+func (h *holder) eachOwner(f func(owner Spot, list []byte)) {
+	for i := range h.t.Chains {
+		if c := &h.t.Chains[i]; !c.Bound {
+			for j, r := range c.Rules {
+				f(Spot{nft.Rules, i, j}, r.expressions())
+			}
+		}
+	}
+	for i := range h.t.Sets {
+		if s := &h.t.Sets[i]; !s.Anonymous() {
+			for j, e := range s.Elements {
+				f(Spot{nft.Elements, i, j}, expressionsOf(s, e))
+			}
+		}
+	}
+}
+
+// expressionsOf returns what an element says as the expressions of a rule would.
+func expressionsOf(s *Set, e Element) (list []byte) {
+	say := func(name string, data []byte) {
+		expression := appendNested(nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, name, 1), unix.NFTA_EXPR_DATA, data)
+		list = appendNested(list, unix.NFTA_LIST_ELEM, expression)
+	}
+	if data := attrOf(e, unix.NFTA_SET_ELEM_DATA); has(data, unix.NFTA_DATA_VERDICT) {
+		say("immediate", appendNested(nil, immediateData, data))
+	}
+	if object := attrOf(e, unix.NFTA_SET_ELEM_OBJREF); object != nil {
+		data := appendNumber(nil, unix.NFTA_OBJREF_IMM_TYPE, number(s.Attrs, unix.NFTA_SET_OBJ_TYPE))
+		say("objref", nft.AppendAttr(data, unix.NFTA_OBJREF_IMM_NAME, nft.String(object), 1))
+	}
+	return list
+}
+
+// eachNamed calls f for each chain, set, object and flowtable that expressions name, and for those
+// that are named in what belongs to them.
+func (h *holder) eachNamed(list []byte, f func(Spot)) {
+	seen := map[Spot]bool{} // bytes of a file may lead in circles
+	var each func(list []byte)
+	found := func(s Spot, inner func()) {
+		if f(s); h.nameless(s) && !seen[s] {
+			seen[s] = true
+			inner()
+		}
+	}
+	chain := func(name string) {
+		if i, ok := h.chains[name]; ok {
+			found(Spot{Kind: nft.Chains, At: i}, func() {
+				for _, r := range h.t.Chains[i].Rules {
+					each(r.expressions())
+				}
+			})
+		}
+	}
+	set := func(name string) {
+		if i, ok := h.sets[name]; ok {
+			found(Spot{Kind: nft.Sets, At: i}, func() {
+				s := &h.t.Sets[i]
+				for _, e := range s.Elements {
+					each(expressionsOf(s, e))
+				}
+			})
+		}
+	}
+	each = func(list []byte) {
+		names(list, set, chain)
+		_, _ = mapExpressions(list, func(name string, data []byte) ([]byte, error) {
+			switch name {
+			case "objref":
+				called, kind := nft.String(attrOf(data, unix.NFTA_OBJREF_IMM_NAME)), number(data, unix.NFTA_OBJREF_IMM_TYPE)
+				if i := slices.IndexFunc(h.t.Objects, func(o Object) bool { return o.Name == called && o.Type == kind }); i >= 0 {
+					f(Spot{Kind: nft.Objects, At: i})
+				}
+			case "flow_offload":
+				called := nft.String(attrOf(data, flowOffloadTable))
+				if i := slices.IndexFunc(h.t.Flowtables, func(t Flowtable) bool { return t.Name == called }); i >= 0 {
+					f(Spot{Kind: nft.Flowtables, At: i})
+				}
+			}
+			return nil, nil
+		})
+	}
+	each(list)
+}
+
+// take holds something that the kernel refused, and reports whether that can be held: not if it
+// stands already.
+func (h *holder) take(s Spot, why string) bool {
+	if s = h.owner(s); h.nameless(s) || !h.writes(s) {
+		return false
+	}
+	h.put(s, hold{why: why})
+	return true
+}
+
+// owner returns the rule or element to which something belongs, or what has a name of its own.
+func (h *holder) owner(s Spot) Spot {
+	if owner, ok := h.owners[h.whole(s)]; ok {
+		return owner
+	}
+	return s
+}
+
+// whole returns the chain or set of a rule or element that belongs to a rule.
+func (h *holder) whole(s Spot) Spot {
+	switch {
+	case !h.nameless(s):
+		return s
+	case s.Kind == nft.Rules:
+		return Spot{Kind: nft.Chains, At: s.At}
+	case s.Kind == nft.Elements:
+		return Spot{Kind: nft.Sets, At: s.At}
+	}
+	return s
+}
+
+func (h *holder) put(s Spot, w hold) {
+	if old, known := h.held[s]; known && (!old.waits || w.waits) {
+		return
+	}
+	h.held[s], h.grown = w, true
+	if s.Kind != nft.Elements {
+		return
+	}
+	// The beginning and the end of an interval are nothing without each other.
+	if list := h.t.Sets[s.At].Elements; isEnd(list[s.In]) {
+		if s.In--; s.In >= 0 && !isEnd(list[s.In]) {
+			h.put(s, w)
+		}
+	} else if s.In++; s.In < len(list) && isEnd(list[s.In]) {
+		h.put(s, w)
+	}
+}
+
+// close holds everything else that has to be left out, until there is no more.
+func (h *holder) close() {
+	for h.grown = true; h.grown; {
+		h.grown = false
+		h.holdNaming()
+		h.holdBehind()
+	}
+	h.eachOwner(func(owner Spot, list []byte) {
+		w, held := h.held[owner]
+		if !held {
+			return
+		}
+		h.eachNamed(list, func(s Spot) {
+			if h.nameless(s) {
+				h.held[s] = w
+			}
+		})
+	})
+}
+
+// holdNaming holds what is in something that is held, or names it.
+func (h *holder) holdNaming() {
+	h.eachOwner(func(owner Spot, list []byte) {
+		if _, held := h.held[owner]; held || !h.writes(owner) {
+			return
+		}
+		in := Spot{Kind: nft.Chains, At: owner.At}
+		if owner.Kind == nft.Elements {
+			in.Kind = nft.Sets
+		}
+		if w, held := h.held[in]; held {
+			h.put(owner, hold{why: w.why})
+			return
+		}
+		h.eachNamed(list, func(s Spot) {
+			if w, held := h.held[s]; held && !w.waits {
+				h.put(owner, hold{why: "it needs " + h.called(s) + ", which is missing: " + w.why})
+			}
+		})
+	})
+}
+
+// called names something for people.
+func (h *holder) called(s Spot) string {
+	switch s.Kind {
+	case nft.Sets:
+		return "set " + name(h.t.Sets[s.At].Name)
+	case nft.Objects:
+		return "object " + name(h.t.Objects[s.At].Name)
+	case nft.Flowtables:
+		return "flowtable " + name(h.t.Flowtables[s.At].Name)
+	}
+	return "chain " + name(h.t.Chains[s.At].Name)
+}
