@@ -218,16 +218,40 @@ func (t Tally) textOf(is func(TableVerdict) bool) string {
 // could not be put back". It is "" if there are none.
 func (s Status) PartialCount() string {
 	partial := func(v TableVerdict) bool { return v.Verdict == canary.Partial }
-	switch n := len(s.Quarantined); {
+	parts := 0
+	for _, t := range s.Native {
+		parts += t.QuarantinedParts
+	}
+	what := joined(" and ", shownText(len(s.Quarantined), QuarantinedShown, "rule"), nativeParts(parts))
+	switch n := len(s.Quarantined) + parts; {
 	case n == 0 && !slices.ContainsFunc(s.Tally().Lost, partial):
 		return ""
 	case n == 0:
 		return "rules were lost and could not be put back"
 	case n == 1:
-		return "one rule was lost and could not be put back"
+		return what + " was lost and could not be put back"
 	default:
-		return CountText(n, QuarantinedShown, "rule") + " were lost and could not be put back"
+		return what + " were lost and could not be put back"
 	}
+}
+
+// shownText is CountText, "" for 0.
+func shownText(n, shown int, what string) string {
+	if n == 0 {
+		return ""
+	}
+	return CountText(n, shown, what)
+}
+
+// nativeParts counts parts of native tables; "" for 0.
+func nativeParts(n int) string {
+	switch n {
+	case 0:
+		return ""
+	case 1:
+		return "one part of a native table"
+	}
+	return fmt.Sprintf("%d parts of native tables", n)
 }
 
 // unknownText names the first table of which nothing is known; "" if there is none.
@@ -269,14 +293,14 @@ func (s Status) refusalOf(id rules.TableID) string {
 // warningText says in a few words what is in force, but not as safe as it ought to be; "" if all is
 // well.
 func (s Status) warningText() string {
-	parts := []string{s.NotGuarded(), couldNot(len(s.Opaque), QuarantinedShown, "rule")}
-	refused := 0
+	parts := []string{s.NotGuarded(), couldNot(len(s.Opaque), shownText(len(s.Opaque), QuarantinedShown, "rule"))}
+	refused, ofTables := 0, 0
 	for _, t := range s.Native {
-		if t.Unreplayable != "" {
+		if ofTables += t.UnreplayableParts; t.Unreplayable != "" && t.UnreplayableParts == 0 {
 			refused++
 		}
 	}
-	parts = append(parts, couldNot(refused, math.MaxInt, "native table"))
+	parts = append(parts, couldNot(refused, shownText(refused, math.MaxInt, "native table")), couldNot(ofTables, nativeParts(ofTables)))
 	if s.RulesWithoutOwner != nil {
 		parts = append(parts, "kube-proxy's rules have no owner")
 	}
@@ -284,14 +308,14 @@ func (s Status) warningText() string {
 }
 
 // couldNot says of things that are in force that they could not be put back; "" if there are none.
-func couldNot(n, shown int, what string) string {
+func couldNot(n int, counted string) string {
 	switch n {
 	case 0:
 		return ""
 	case 1:
-		return "one " + what + " could not be put back if it were lost"
+		return counted + " could not be put back if it were lost"
 	default:
-		return CountText(n, shown, what) + " could not be put back if they were lost"
+		return counted + " could not be put back if they were lost"
 	}
 }
 

@@ -46,13 +46,30 @@ type NativeTable struct {
 	// Awaiting: the table is lost and not put back unasked. It waits for its owner, or for `canaryd
 	// restore` or `canaryd dismiss`.
 	Awaiting bool `json:"awaiting,omitempty"`
-	// Unreplayable is why the kernel would not take the table again.
-	Unreplayable string `json:"unreplayable,omitempty"`
+	// Unreplayable is why the kernel would not take the table again, and UnreplayableParts how many
+	// parts of it; 0 for all of it.
+	Unreplayable      string `json:"unreplayable,omitempty"`
+	UnreplayableParts int    `json:"unreplayableParts,omitempty"`
+	// Quarantined are the parts that could not be put back, the first hundred of QuarantinedParts.
+	// They were lost, so that a node with any is not healthy.
+	Quarantined      []NativeQuarantined `json:"quarantined,omitempty"`
+	QuarantinedParts int                 `json:"quarantinedParts,omitempty"`
 	// Standby is the state of its standby; nil without --standby.
 	Standby *FamilyStandby `json:"standby,omitempty"`
 	// Witness is the empty table of its family that a flush of the ruleset takes along; empty: none
 	// stands, and canaryd may take a flush for the owner's doing.
 	Witness string `json:"witness,omitempty"`
+}
+
+// A NativeQuarantined is a part of a native table in quarantine, in a Status. Text and Reason leave
+// through the control socket only.
+type NativeQuarantined struct {
+	Kind   string `json:"kind"` // such as "rule" or "set element"
+	Name   string `json:"name"` // its own, or that of the chain of a rule or the set of an element
+	Text   string `json:"text,omitempty"`
+	Reason string `json:"reason,omitempty"`
+	// Waits says that the part itself can be had: it waits for a rule before it that cannot.
+	Waits bool `json:"waits,omitempty"`
 }
 
 // A StoredNativeGeneration is what one native table held, on disk, in a Status.

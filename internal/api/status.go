@@ -202,6 +202,12 @@ func (s Status) MarshalJSON() ([]byte, error) {
 func (s Status) Public() Status {
 	hideRule := func(q *Quarantined) { q.Rule, q.Reason = "", "" }
 	s.Quarantined, s.Opaque = changed(s.Quarantined, hideRule), changed(s.Opaque, hideRule)
+	s.Native = changed(s.Native, func(t *NativeTable) {
+		t.Quarantined = changed(t.Quarantined, func(q *NativeQuarantined) { q.Text, q.Reason = "", "" })
+		if t.UnreplayableParts > 0 { // it quotes one of them
+			t.Unreplayable = "the kernel would refuse a part of it"
+		}
+	})
 	s.WaitingChains = changed(s.WaitingChains, func(w *WaitingChain) { w.Reason = "" })
 	s.Accepted = changed(s.Accepted, func(a *Accepted) {
 		if a.Rule = ""; a.By != nil {

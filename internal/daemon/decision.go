@@ -248,6 +248,8 @@ func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
 			reply.Flush = records[0].ID
 		}
 		reply.Quarantined, reply.Waiting = d.dismissQuarantined(ctx, st)
+		parts, waiting := d.dismissHeld(ctx, st)
+		reply.Quarantined, reply.Waiting = reply.Quarantined+parts, reply.Waiting+waiting
 		return nil
 	})
 	return reply, err

@@ -52,11 +52,6 @@ const (
 	// interruptedMost is how often in a row the question whether to wake may be interrupted by
 	// commits. The list of tables fits into one datagram nearly always.
 	interruptedMost = 20
-	// rehearseMost is how many rules and elements a table may have to be rehearsed: the kernel
-	// takes as long as for a replay, 5 ms at 100 services and 0.4 s at 1,000, and lets no process
-	// write meanwhile (Linux 6.18).
-	rehearseMost  = 2000
-	rehearseEvery = time.Minute
 	// wakeEvery bounds how often it is asked for the names of tables while none is guarded.
 	wakeEvery = 250 * time.Millisecond
 	// refreshEvery is how often elements that packets add and time takes are read, and
@@ -94,6 +89,7 @@ type nativeRealm struct {
 	loss      *nativeLoss                    // the open one; nil while nothing is to be put back
 	waiting   map[tableid.TableID]*api.Flush // records of tables that are lost and not put back
 	limit     *reload.Limiter
+	readmit   retry     // of what is in quarantine
 	calmAt    time.Time // until then something keeps flushing
 	wrote     time.Time // when another process was last heard to commit
 	disk      nativeDisk
@@ -124,10 +120,15 @@ type nativeTable struct {
 	proxyAway, switched bool
 	// accept: an operator has accepted what became of it.
 	accept bool
-	// rehearsed is when the kernel was asked last whether it would take the table again, and
-	// refused why it would not.
-	rehearsed time.Time
-	refused   trouble
+	// rehearsal asks the kernel whether it would take the table again. refused is why it would not,
+	// and refusedParts what of the table; empty for all of it.
+	rehearsal    rehearsal
+	refused      trouble
+	refusedParts []native.Held
+	// held are parts that ought to be in force and could not be put back; want has them not.
+	// heldFor is the flush that took them.
+	held    []native.Held
+	heldFor string
 }
 
 // A nativeDeed is what a commit did to a table, and whose it was.
@@ -194,6 +195,8 @@ func (d *Daemon) nativeChores() []chore {
 		{"heal native tables", func(st *state) time.Time { return st.native.loss.retry.at }, func(st *state) bool { return st.native.loss != nil }, d.settleLimit(), d.healNative},
 		{"read native tables", func(st *state) time.Time { return st.native.readAt }, mayReadNative, readLimit, d.readNative},
 		{"read what packets add to native tables", func(st *state) time.Time { return st.native.refreshAt }, noNativeReplay, readLimit, d.refreshNative},
+		{"empty the quarantine of native tables", func(st *state) time.Time { return st.native.readmit.at }, mayWriteNative, writeLimit, d.readmitNative},
+		{"rehearse native tables", func(st *state) time.Time { return st.native.rehearseAt() }, noNativeReplay, readLimit, d.rehearseNative},
 		{"plant witnesses", func(st *state) time.Time { return st.native.plantAt }, mayReadNative, briefLimit, d.plantWitnesses},
 		{"save native tables", func(st *state) time.Time { return st.native.disk.saveAt }, nil, diskLimit, d.saveNative},
 	}

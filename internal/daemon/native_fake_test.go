@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"bytes"
 	"errors"
 	"maps"
 	"slices"
@@ -36,6 +37,7 @@ type fakeNative struct {
 	stale              int   // writes that another process overtakes; -1: all
 	broken             error // of all questions
 	refuses            map[tableid.TableID]bool
+	refusesRule        string   // rules of that text are refused; "": none are
 	alone              bool     // a transaction with several tables is refused
 	between            func()   // what another process does right after a replay, once
 	after              func()   // what another process does right after a read, once
@@ -385,6 +387,9 @@ func (k *fakeNative) Witness(family tableid.Family) (native.Witness, error) {
 
 func (k *fakeNative) Write(genid uint32, repairs []native.Repair, witnesses map[tableid.Family]string) ([]string, error) {
 	k.mu.Lock()
+	for i := range repairs {
+		k.leaveRefused(&repairs[i])
+	}
 	stale := genid != k.now() || k.stale != 0
 	if k.stale > 0 && len(repairs) > 0 {
 		k.stale--
@@ -408,6 +413,8 @@ func (k *fakeNative) Write(genid uint32, repairs []native.Repair, witnesses map[
 		return nil, refused
 	case stale && len(repairs) > 0 || moved:
 		return nil, nft.ErrStale
+	case len(repairs) == 1 && repairs[0].Remedy == native.ByAdmission && len(native.Diff(repairs[0].Now, repairs[0].Written())) == 0:
+		return nil, nil // there is nothing to write
 	}
 	k.write(repairs, witnesses)
 	k.mu.Lock()
@@ -466,15 +473,20 @@ func (k *fakeNative) write(repairs []native.Repair, witnesses map[tableid.Family
 		maps.Copy(k.witness, witnesses)
 		for _, r := range repairs {
 			deed(r.Want.ID).New++
+			if r.Remedy == native.ByAdmission {
+				next := *r.Written()
+				k.tables[r.Want.ID] = &next
+				continue
+			}
 			if r.Remedy != native.ByRefill {
-				k.put(r.Want)
+				k.put(r.Written())
 				k.leaveOut(r.Want.ID)
 				continue
 			}
 			next := *r.Now
 			next.Chains = slices.Clone(next.Chains)
 			for i, c := range next.Chains {
-				if was := r.Want.Chain(c.Name); was != nil && len(c.Rules) == 0 {
+				if was := r.Written().Chain(c.Name); was != nil && len(c.Rules) == 0 {
 					next.Chains[i].Rules = was.Rules
 				}
 			}
@@ -491,6 +503,17 @@ func (k *fakeNative) write(repairs []native.Repair, witnesses map[tableid.Family
 			k.heals++
 		}
 	})
+}
+
+// leaveRefused has a repair leave out the rules that are refused.
+func (k *fakeNative) leaveRefused(r *native.Repair) {
+	for i, c := range r.Want.Chains {
+		for j, rule := range c.Rules {
+			if k.refusesRule != "" && bytes.Contains(rule.Attrs, []byte(k.refusesRule)) {
+				r.Leave(native.Spot{Kind: nft.Rules, At: i, In: j}, "no such file or directory")
+			}
+		}
+	}
 }
 
 // leaveOut has a table's first chain lack the devices that the node lacks.

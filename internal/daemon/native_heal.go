@@ -205,8 +205,8 @@ func (d *Daemon) hearAndSight(ctx context.Context, st *state, wanted func(*nativ
 }
 
 // writeNative writes all repairs in one transaction, with the witnesses that are gone. Where the
-// kernel refuses that, each table is written by itself: one bad table is not to cost the others. It
-// returns what was written, after an error too.
+// kernel refuses that, and not only parts of tables, each table is written by itself: one bad table
+// is not to cost the others. It returns what was written, after an error too.
 func (d *Daemon) writeNative(ctx context.Context, st *state, plan nativePlan) (done []native.Repair, err error) {
 	left, err := d.cfg.Native.Kernel.Write(plan.seen.Genid, plan.repairs, plan.witnesses)
 	var refused *nft.RefusedError
@@ -232,7 +232,8 @@ func (d *Daemon) writeOneByOne(st *state, plan nativePlan, first error) (done []
 	genid := plan.seen.Genid
 	var failed []error
 	for _, repair := range plan.repairs {
-		lacking, err := d.cfg.Native.Kernel.Write(genid, []native.Repair{repair}, nil)
+		one := []native.Repair{repair}
+		lacking, err := d.cfg.Native.Kernel.Write(genid, one, nil)
 		if errors.Is(err, nft.ErrStale) {
 			return done, left, err
 		}
@@ -240,7 +241,7 @@ func (d *Daemon) writeOneByOne(st *state, plan nativePlan, first error) (done []
 			failed = append(failed, fmt.Errorf("table %s: %w", repair.Want.ID.NFT(), err))
 			continue
 		}
-		done, left = append(done, repair), append(left, lacking...)
+		done, left = append(done, one[0]), append(left, lacking...)
 		now, err := d.cfg.Native.Kernel.Genid()
 		if err != nil {
 			return done, left, err
@@ -302,7 +303,11 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 	untouched := proof.Genid == nft.Following(read) // by a process other than canaryd
 	for id, repair := range byID {
 		if repair.Repaired(proof.Tables[id], l.lacking) {
+			t := st.native.tables[id]
+			held := t.held
+			t.held = nil // its owner has decided nothing
 			d.adopt(ctx, st, seen.learned(id))
+			d.holdRefused(ctx, st, repair, held)
 			back = append(back, repair.Want)
 			delete(l.unswept, id)
 			continue

@@ -57,25 +57,22 @@ func (d *Daemon) learnBefore(ctx context.Context, st *state, c native.Commit) {
 			if f.Verdict == native.Changed {
 				d.acceptNative(st, t, now)
 			}
-			d.learnNative(ctx, st, now)
+			d.adopt(ctx, st, now)
 		}
 	}
 }
 
-// adopt makes what was read of a table what ought to be in force.
+// adopt makes what was read of a table what ought to be in force. What is in quarantine stays there,
+// but for what its owner has decided about.
 func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
-	if d.learnNative(ctx, st, now) {
-		d.rehearse(ctx, now.id, st.native.tables[now.id])
-	}
-}
-
-// learnNative is adopt without a rehearsal. It reports whether the content is another one.
-func (d *Daemon) learnNative(ctx context.Context, st *state, now nativeLearned) bool {
 	r, t := &st.native, st.native.tables[now.id]
 	moved := t.want == nil || t.digest != now.Digest
 	if t.want == nil {
 		chains, rules, elements := now.Table.Counts()
 		klog.FromContext(ctx).Info("A native table is guarded", "table", now.id.NFT(), "chains", chains, "rules", rules, "elements", elements)
+	}
+	if moved && len(t.held) > 0 {
+		d.holdOn(ctx, st, t, now)
 	}
 	later := slices.DeleteFunc(slices.Clone(t.deeds), func(deed nativeDeed) bool { return !nft.Newer(deed.Genid, now.Genid) })
 	t.want, t.genid, t.digest, t.deeds = now.Table, now.Genid, now.Digest, later
@@ -93,11 +90,13 @@ func (d *Daemon) learnNative(ctx context.Context, st *state, now nativeLearned) 
 		}
 		r.disk.changed(time.Now())
 		r.standby[now.id].behind(now.read)
+		if d.cfg.Native.Rehearse != nil {
+			t.rehearsal.plan(time.Now())
+		}
 	}
 	if r.refreshAt.IsZero() && t.want.Fleeting() {
 		r.refreshAt = time.Now().Add(refreshEvery)
 	}
-	return moved
 }
 
 // refreshNative reads a share of the elements that packets add and time takes, of which no commit
@@ -138,23 +137,4 @@ func (d *Daemon) refreshNative(ctx context.Context, st *state) {
 		}
 	}
 	r.planReads(time.Now())
-}
-
-// rehearse asks the kernel whether it would take the table again, and says if it would not.
-func (d *Daemon) rehearse(ctx context.Context, id tableid.TableID, t *nativeTable) {
-	_, rules, elements := t.want.Counts()
-	if d.cfg.Native.Rehearse == nil || rules+elements > rehearseMost || time.Since(t.rehearsed) < rehearseEvery {
-		return
-	}
-	t.rehearsed = time.Now()
-	err := d.cfg.Native.Rehearse(t.want)
-	var unreplayable *native.UnreplayableError
-	switch {
-	case errors.As(err, &unreplayable):
-		if t.refused.met(err, time.Now()) {
-			klog.FromContext(ctx).Error(err, "A native table could not be put back if it were lost", "table", id.NFT())
-		}
-	case err == nil && t.refused.over():
-		klog.FromContext(ctx).Info("A native table could be put back again", "table", id.NFT())
-	}
 }

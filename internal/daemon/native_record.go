@@ -33,6 +33,7 @@ type nativeLoss struct {
 	written  time.Time // the last write's end
 	replayed bool      // something was put back and proved
 	lacking  bool      // devices were left out
+	partial  bool      // parts of tables were left out
 	unproved bool      // a write was taken whose effect no read showed
 	// unswept are tables that were written, and no read has proved it: flows that began in the gap
 	// are ended when the loss ends.
@@ -378,7 +379,7 @@ func (l *nativeLoss) outcome() api.Outcome {
 	switch {
 	case !l.replayed && !l.unproved:
 		return reload.Skipped
-	case l.lacking || !l.replayed:
+	case l.lacking || l.partial || !l.replayed:
 		return reload.Partial
 	}
 	return reload.Proved

@@ -87,7 +87,7 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 			r.loss = nil
 		}
 	}()
-	asked := nativeAsked{wanted: map[tableid.TableID]*native.Table{}, back: map[tableid.TableID]api.Outcome{}}
+	asked := nativeAsked{wanted: map[tableid.TableID]*native.Table{}, back: map[tableid.TableID]api.Outcome{}, less: map[tableid.TableID]error{}}
 	defer func() { d.leaveAsked(st, asked, dry) }()
 	var last error
 	for range nativeStale {
@@ -122,6 +122,7 @@ type nativeAsked struct {
 	wanted map[tableid.TableID]*native.Table
 	left   []*native.Table                 // those that cannot be put back
 	back   map[tableid.TableID]api.Outcome // those that were put back and proved
+	less   map[tableid.TableID]error       // what these lack
 }
 
 // take takes up what another round found lost. A round that could read nothing changes nothing.
@@ -145,7 +146,7 @@ func (a nativeAsked) rows(tables map[tableid.TableID]*nativeTable, dry bool, err
 		case slices.ContainsFunc(a.left, func(t *native.Table) bool { return t.ID == id }):
 			continue
 		case outcome == reload.Partial:
-			why = errDevicesLeft
+			why = cmp.Or(a.less[id], errDevicesLeft)
 		case dry, outcome != "": // a dry run puts nothing back
 		case t == nil || !t.lost():
 			outcome, why = reload.Skipped, errOwnerFaster
@@ -178,12 +179,11 @@ func devicesLeft(left []string) error {
 
 // endAsked ends the records of the tables that were written, as far as that is proved.
 func (d *Daemon) endAsked(ctx context.Context, st *state, asked nativeAsked, written []native.Repair) {
-	outcome := reload.Proved
-	if st.native.loss.lacking {
-		outcome = reload.Partial
-	}
 	for _, repair := range written {
-		id := repair.Want.ID
+		id, outcome := repair.Want.ID, reload.Proved
+		if asked.less[id] = partsLeft(repair.Held()); st.native.loss.lacking || asked.less[id] != nil {
+			outcome = reload.Partial
+		}
 		if t := st.native.tables[id]; t != nil && !t.lost() {
 			asked.back[id] = outcome
 			if absent, waited := d.endWaiting(ctx, st, id, outcome, "A native table is back and in force again"); waited {
@@ -324,11 +324,17 @@ func (s *NativeStore) RestoreStored(kernel NativeKernel, protects func(tableid.T
 		if err != nil {
 			return nativeOutcomes(repairs, left, reload.Failed, err), nil
 		}
-		outcome := reload.Proved
-		if len(lacking) > 0 {
-			outcome, err = reload.Partial, devicesLeft(lacking)
+		rows, held := nativeOutcomes(nil, left, "", nil), map[tableid.TableID][]native.Held{}
+		for _, repair := range repairs {
+			id, outcome := repair.Want.ID, reload.Proved
+			held[id] = repair.Held()
+			if err = errors.Join(devicesLeft(lacking), partsLeft(held[id])); err != nil {
+				outcome = reload.Partial
+			}
+			rows = append(rows, nativeOutcome(repair.Want, outcome, err))
 		}
-		return nativeOutcomes(repairs, left, outcome, err), s.saveProved(kernel, stored, stored.generations(repairs), proof)
+		slices.SortFunc(rows, func(a, b api.NativeRestored) int { return cmp.Compare(a.Table, b.Table) })
+		return rows, s.saveProved(kernel, stored, stored.generations(repairs), proof, held)
 	}
 	return nil, fmt.Errorf("restoring native tables, %d times: %w", nativeStale, err)
 }
@@ -349,6 +355,10 @@ func (s *NativeStore) CheckStored(kernel NativeKernel, protects func(tableid.Tab
 		id := j.generation.Table.ID
 		row := api.NativeTable{Family: id.Family.NFT(), Table: id.NFT(), Verdict: canary.Verdict(j.finding.Verdict), Why: j.finding.Why, Generation: j.generation.ID}
 		row.Chains, row.Rules, row.Elements = j.generation.Table.Counts()
+		if n := len(j.held); n > 0 && !nativeLost(j.finding.Verdict) {
+			row.Verdict, row.Why = canary.Partial, partOfIt
+			row.Quarantined, row.QuarantinedParts = publishHeld(j.held), n
+		}
 		if now := seen.Tables[id]; now != nil && now.Immune() {
 			row.Verdict, row.Immune, row.Why = canary.Intact, true, "one process owns it, and no other can flush it"
 		}
@@ -362,6 +372,7 @@ func (s *NativeStore) CheckStored(kernel NativeKernel, protects func(tableid.Tab
 type storedFinding struct {
 	generation nativeGeneration
 	finding    native.Finding
+	held       []native.Held
 }
 
 // judge judges stored tables by what a read shows. No commit was heard of meanwhile.
@@ -377,7 +388,7 @@ func (s storedNative) judge(kernel NativeKernel, seen *native.Ruleset, protects 
 			return nil, err
 		}
 		all = append(all, storedFinding{t.generation, native.Judge(native.Evidence{Was: want, Now: seen.Tables[id], Missed: true,
-			Habits: native.HabitsOf(id), WitnessLost: t.Witness != "" && witness.Nonce != t.Witness})})
+			Habits: native.HabitsOf(id), WitnessLost: t.Witness != "" && witness.Nonce != t.Witness}), t.Held})
 	}
 	return all, nil
 }

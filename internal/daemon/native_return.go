@@ -49,6 +49,7 @@ type nativeReturned struct {
 	diff  api.TableDiff   // of what stood and what was written
 	wrote bool            // the kernel took the write
 	proof *native.Ruleset // what the last read shows; nil: nothing was read after the write
+	held  []native.Held   // what was left out of the write
 }
 
 // proved reports whether a read shows the generation in force, perhaps less devices that the node
@@ -105,13 +106,13 @@ func (n nativeReturn) do(r api.RestoreRequest) (nativeReturned, error) {
 				n.want.Name, n.store.folder(), unkept)
 		}
 		done.reply.Undo = undo
-		done.wrote, done.proof, err = n.write(seen)
+		done.wrote, done.proof, done.held, err = n.write(seen)
 		if errors.Is(err, nft.ErrStale) && !done.wrote {
 			continue
 		}
 		row := &done.reply.Native[0]
 		switch row.Outcome = reload.Proved; {
-		case errors.Is(err, errDevicesLeft):
+		case errors.Is(err, errDevicesLeft), errors.Is(err, errPartsLeft):
 			row.Outcome, row.Detail = reload.Partial, err.Error()
 		case err != nil:
 			row.Outcome, row.Detail = reload.Failed, err.Error()
@@ -191,26 +192,30 @@ func (n nativeReturn) keepForUndo(now *native.Table) (id string, err error) {
 
 // write writes the table under the genid of a read, and proves it by another one. It reports
 // whether the kernel took it, after an error too. The error is errDevicesLeft if it is in force
-// less devices that the node lacks.
-func (n nativeReturn) write(seen *native.Ruleset) (wrote bool, proof *native.Ruleset, err error) {
+// less devices that the node lacks, and errPartsLeft if it is less what
+// the kernel refused, which is held.
+func (n nativeReturn) write(seen *native.Ruleset) (wrote bool, proof *native.Ruleset, held []native.Held, err error) {
 	repair := native.Repair{Remedy: native.ByReplace, Want: n.want.Table, Now: seen.Tables[n.want.Table.ID], Age: n.uptime() - n.want.Read}
 	if repair.Now == nil {
 		repair.Remedy = native.ByCreate
 	}
-	left, err := n.kernel.Write(seen.Genid, []native.Repair{repair}, nil)
+	repairs := []native.Repair{repair}
+	left, err := n.kernel.Write(seen.Genid, repairs, nil)
 	if err != nil {
-		return false, nil, err
+		return false, nil, nil, err
 	}
+	repair = repairs[0]
+	held = repair.Held()
 	proof, err = n.read()
 	switch {
 	case err != nil:
-		return true, nil, fmt.Errorf("%s: it was written, and whether it is in force is unknown: %w", n.want.Name, err)
+		return true, nil, held, fmt.Errorf("%s: it was written, and whether it is in force is unknown: %w", n.want.Name, err)
 	case repair.Repaired(proof.Tables[n.want.Table.ID], len(left) > 0):
-		return true, proof, devicesLeft(left)
+		return true, proof, held, errors.Join(devicesLeft(left), partsLeft(held))
 	case proof.Genid != nft.Following(seen.Genid):
-		return true, proof, fmt.Errorf("%s: %w", n.want.Name, errOwnerWrote)
+		return true, proof, held, fmt.Errorf("%s: %w", n.want.Name, errOwnerWrote)
 	}
-	return true, proof, fmt.Errorf("%s: %w", n.want.Name, errNotInForce)
+	return true, proof, held, fmt.Errorf("%s: %w", n.want.Name, errNotInForce)
 }
 
 // nativeGeneration returns the stored generation of a native table of that ID; found is false if
@@ -284,6 +289,9 @@ func (r *nativeRealm) readLater(id tableid.TableID, now time.Time) {
 // adoptReturned makes what a read showed of a restored table what ought to be in force.
 func (d *Daemon) adoptReturned(ctx context.Context, st *state, id tableid.TableID, done nativeReturned) {
 	r, seen := &st.native, nativeSight{Ruleset: done.proof}
+	if t := r.tables[id]; t != nil && done.wrote {
+		d.hold(st, t, nil) // the operator has decided
+	}
 	if r.tables[id] == nil {
 		r.tables[id] = &nativeTable{}
 		d.adopt(ctx, st, seen.learned(id))
@@ -292,6 +300,8 @@ func (d *Daemon) adoptReturned(ctx context.Context, st *state, id tableid.TableI
 	}
 	if done.wrote {
 		r.tables[id].made = reload.MadeRestored
+		logHeld(ctx, id, done.held)
+		d.hold(st, r.tables[id], lasting(done.held))
 	}
 	r.disk.changed(time.Now())
 }
@@ -327,29 +337,29 @@ func (s *NativeStore) RestoreGeneration(ctx context.Context, kernel NativeKernel
 		if done.wrote {
 			g.Made, g.Captured = reload.MadeRestored, time.Now()
 		}
-		loadErr = s.saveProved(kernel, stored, []nativeGeneration{g}, done.proof)
+		loadErr = s.saveProved(kernel, stored, []nativeGeneration{g}, done.proof, map[tableid.TableID][]native.Held{g.Table.ID: done.held})
 	}
 	return done.reply, true, errors.Join(err, loadErr)
 }
 
 // saveProved saves what is stored with generations that were put into force without a daemon, as a
 // read has proved them.
-func (s *NativeStore) saveProved(kernel NativeKernel, stored storedNative, proved []nativeGeneration, proof *native.Ruleset) error {
+func (s *NativeStore) saveProved(kernel NativeKernel, stored storedNative, proved []nativeGeneration, proof *native.Ruleset, held map[tableid.TableID][]native.Held) error {
 	for _, g := range proved {
 		witness, err := kernel.Witness(g.Table.ID.Family)
 		if err != nil {
 			return fmt.Errorf("keeping what was restored: asking for the witness: %w", err)
 		}
-		stored = stored.with(g, witness.Nonce, proof)
+		stored = stored.with(g, witness.Nonce, proof, lasting(held[g.Table.ID]))
 	}
 	return s.save(stored)
 }
 
 // with returns what is stored with another generation of one table, as a read has proved it. The
 // witness is the one that stands now: one that an earlier flush took says nothing of what follows.
-func (s storedNative) with(g nativeGeneration, witness string, proof *native.Ruleset) storedNative {
+func (s storedNative) with(g nativeGeneration, witness string, proof *native.Ruleset, held []native.Held) storedNative {
 	now := proof.Tables[g.Table.ID]
-	row := storedNativeTable{Verdict: native.Intact, Witness: witness,
+	row := storedNativeTable{Verdict: native.Intact, Witness: witness, Held: held,
 		generation: generationOf(now, now.Digest(), g.Made, g.Captured, Uptime()-time.Since(proof.At))}
 	others := slices.DeleteFunc(slices.Clone(s.Tables), func(t storedNativeTable) bool { return t.generation.Table.ID == g.Table.ID })
 	return storedNative{Confirmed: cmp.Or(s.Confirmed, Uptime()), Tables: append(others, row)}

@@ -86,7 +86,7 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 	d.wroteNative(st, ride.nativePlan, ride.at)
 	added, recorded := d.addNativeLosses(st, ride.repairs), native.recorded
 	err := d.proveNative(ctx, st, ride.seen.Genid, ride.repairs)
-	if err != nil || recorded || native.lacking || l.record.Drill != "" {
+	if err != nil || recorded || native.lacking || native.partial || l.record.Drill != "" {
 		if added > 0 {
 			d.announceNative(d.nativeLog(ctx, st), native.record, added, recorded)
 		}

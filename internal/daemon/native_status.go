@@ -23,6 +23,10 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		if !t.lost() && (!r.begun || r.all || r.trouble.there()) {
 			row.Verdict, row.Why = canary.Unknown, "it could not be read yet"
 		}
+		if row.QuarantinedParts = len(t.held); len(t.held) > 0 && !t.lost() {
+			row.Verdict, row.Why = canary.Partial, partOfIt
+		}
+		row.Quarantined, row.UnreplayableParts = publishHeld(t.held), len(t.refusedParts)
 		row.Generation = nativeID(t.digest)
 		row.Unreplayable, row.Awaiting = t.refused.what, r.waiting[id] != nil
 		row.Standby, row.Witness = d.nativeStandbyOf(st, id), r.witness[id.Family].Table

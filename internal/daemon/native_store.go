@@ -59,6 +59,9 @@ type storedNativeTable struct {
 	ID      string         `json:"id"` // of its generation
 	Witness string         `json:"witness,omitempty"`
 	Verdict native.Verdict `json:"verdict"`
+	// Held is what of the table is in quarantine, and HeldFor the flush that took it.
+	Held    []native.Held `json:"held,omitempty"`
+	HeldFor string        `json:"heldFor,omitempty"`
 
 	generation nativeGeneration
 }
@@ -173,7 +176,7 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	stored := storedNative{Confirmed: r.disk.confirmed, Tables: []storedNativeTable{}}
 	for _, id := range r.ids() {
 		t := r.tables[id]
-		stored.Tables = append(stored.Tables, storedNativeTable{Witness: t.witness, Verdict: t.finding.Verdict,
+		stored.Tables = append(stored.Tables, storedNativeTable{Witness: t.witness, Verdict: t.finding.Verdict, Held: t.held, HeldFor: t.heldFor,
 			generation: generationOf(t.want, t.digest, t.made, t.captured, up-start.Sub(t.leftAt))})
 	}
 	err := d.cfg.Native.Store.save(stored)
@@ -212,13 +215,14 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 			r.beyond++
 			continue
 		}
-		t := &nativeTable{want: g.Table, witness: s.Witness, digest: g.Table.Digest(), missed: true, old: age > d.cfg.MaxStoredAge,
+		t := &nativeTable{heldFor: s.HeldFor, want: g.Table, witness: s.Witness, digest: g.Table.Digest(), missed: true, old: age > d.cfg.MaxStoredAge,
 			made: g.Made, captured: g.Captured, read: now.Add(-(d.cfg.Uptime() - g.Read))}
 		t.leftAt = t.read
 		if s.Verdict == native.Unattributed {
 			t.finding.Verdict = s.Verdict
 		}
 		r.tables[g.Table.ID] = t
+		d.hold(st, t, s.Held)
 	}
 	r.disk.kept = d.cfg.Native.Store.list()
 	d.noteBeyond(ctx, r, r.beyond)

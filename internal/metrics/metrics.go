@@ -285,6 +285,7 @@ func (m *Metrics) setNative(tables []api.NativeTable) {
 		m.nativeInForce.WithLabelValues(t.Family, t.Table).Set(truth(t.Verdict == canary.Intact || t.Verdict == canary.Changed))
 		m.nativeRefused.WithLabelValues(t.Family, t.Table).Set(truth(t.Unreplayable != ""))
 		m.nativeWitness.WithLabelValues(t.Family, t.Table).Set(truth(t.Witness != ""))
+		m.quarantined.WithLabelValues(t.Family, t.Table).Set(float64(t.QuarantinedParts))
 		if t.Standby != nil {
 			setState(m.nativeStandby, api.StandbyStates(), t.Standby.State, t.Family, t.Table)
 		}
@@ -295,6 +296,7 @@ func (m *Metrics) setNative(tables []api.NativeTable) {
 		m.nativeInForce.DeleteLabelValues(family, table)
 		m.nativeRefused.DeleteLabelValues(family, table)
 		m.nativeWitness.DeleteLabelValues(family, table)
+		m.quarantined.DeleteLabelValues(family, table)
 		m.nativeStandby.DeletePartialMatch(prometheus.Labels{"family": family, "table": table})
 		m.generationRules.DeleteLabelValues(family, table)
 	}

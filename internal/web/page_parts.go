@@ -68,9 +68,14 @@ func nativeWarnings(s api.Status) []pageWarning {
 	awaiting := pageWarning{Name: "native-awaiting", Class: "bad", Title: "Native tables are lost and not put back unasked.",
 		Text: "Their owner may have meant it.", Choices: []api.Choice{
 			{If: "the tables are to come back", Command: "canaryd restore"}, {If: "their owner meant it", Command: "canaryd dismiss"}}}
-	refused := pageWarning{Name: "native-refused", Class: "bad", Title: "Native tables could not be put back.",
-		Text: "The kernel would not take them again if they were lost. Why:", Command: "canaryd status"}
+	refused := pageWarning{Name: "native-refused", Class: "bad", Title: "Native tables could not be put back whole.",
+		Text: "The kernel would not take them, or parts of them, again if they were lost. Which, and why:", Command: "canaryd status"}
+	quarantined := pageWarning{Name: "native-quarantine", Class: "bad", Title: "Parts of native tables cannot be put back.",
+		Text: "They are quarantined: the kernel refuses them. They are tried again; the rest of their tables is in force, but for rules that wait behind them. Which these are:", Command: "canaryd status"}
 	for _, t := range s.Native {
+		if t.QuarantinedParts > 0 {
+			quarantined.Chains = append(quarantined.Chains, api.TableCell(t.Table))
+		}
 		if t.Awaiting {
 			awaiting.Chains = append(awaiting.Chains, api.TableCell(t.Table))
 		}
@@ -78,7 +83,7 @@ func nativeWarnings(s api.Status) []pageWarning {
 			refused.Chains = append(refused.Chains, api.TableCell(t.Table))
 		}
 	}
-	for _, w := range []pageWarning{awaiting, refused} {
+	for _, w := range []pageWarning{awaiting, refused, quarantined} {
 		if len(w.Chains) > 0 {
 			list = append(list, w)
 		}

@@ -13,6 +13,8 @@ type Held struct {
 	Why  string         `json:"why"`
 	// Waits: it could be had, and must not stand without a rule in front of it.
 	Waits bool `json:"waits,omitempty"`
+	// Fleeting: packets or time may take it away.
+	Fleeting bool `json:"-"`
 
 	Chain     *Chain     `json:"chain,omitempty"`
 	Set       *Set       `json:"set,omitempty"`
@@ -73,7 +75,7 @@ func (h *holder) list() (list []Held) {
 			if _, held := h.held[here]; !held || isEnd(e) && j > 0 && !isEnd(s.Elements[j-1]) {
 				continue // an end goes with its beginning
 			}
-			of := Held{Name: s.Name, Text: "element " + name(s.Name) + " " + w.element(&s, e, 0), Elements: []Element{e}}
+			of := Held{Name: s.Name, Text: "element " + name(s.Name) + " " + w.element(&s, e, 0), Elements: []Element{e}, Fleeting: fleeting(&s, e)}
 			if j+1 < len(s.Elements) && isEnd(s.Elements[j+1]) && !isEnd(e) {
 				of.Elements = append(of.Elements, s.Elements[j+1])
 			}

@@ -26,10 +26,10 @@ func (t *Table) With(held []Held) (whole *Table, fresh map[Spot]bool, still []He
 	}
 	stays := make([]bool, len(held))
 	for i, of := range held { // what is named comes first
-		stays[i] = of.Kind != nft.Rules && of.Kind != nft.Elements && m.part(of)
+		stays[i] = of.valid() && of.Kind != nft.Rules && of.Kind != nft.Elements && m.part(of)
 	}
 	for i, of := range held {
-		stays[i] = stays[i] || of.Kind == nft.Elements && m.element(of) || of.Kind == nft.Rules && m.rule(of)
+		stays[i] = stays[i] || of.valid() && (of.Kind == nft.Elements && m.element(of) || of.Kind == nft.Rules && m.rule(of))
 	}
 	m.finish()
 	return &w, m.fresh, kept(held, func(i int) bool { return stays[i] })
@@ -48,6 +48,23 @@ type merger struct {
 type mergedRule struct {
 	Rule
 	digest Digest
+}
+
+// valid reports whether it has what its kind says: it may come from a file.
+func (of Held) valid() bool {
+	switch of.Kind {
+	case nft.Chains:
+		return of.Chain != nil
+	case nft.Sets:
+		return of.Set != nil
+	case nft.Objects:
+		return of.Object != nil
+	case nft.Flowtables:
+		return of.Flowtable != nil
+	case nft.Rules:
+		return of.Rule != nil
+	}
+	return of.Kind == nft.Elements && len(of.Elements) > 0
 }
 
 // part adds a chain, set, object or flowtable, unless one of its name stands.

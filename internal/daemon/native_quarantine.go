@@ -1,0 +1,243 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// partOfIt is why a table is partial.
+const partOfIt = "a part of it could not be put back"
+
+// hold takes up which parts of a table are in quarantine.
+func (d *Daemon) hold(st *state, t *nativeTable, held []native.Held) {
+	r, now := &st.native, time.Now()
+	switch grown := len(held) > len(t.held); {
+	case len(held) == 0 && len(t.held) == 0:
+		return
+	case grown:
+		r.readmit.in(firstTry, now)
+	}
+	t.held = held
+	if !anyOf(r.tables, func(t *nativeTable) bool { return len(t.held) > 0 }) {
+		r.readmit = retry{}
+	}
+	r.disk.changed(now)
+}
+
+// holdOn takes up what an owner's newer table makes of the quarantine. A table that its owner made
+// again is its word, and so is a chain that it wrote anew.
+func (d *Daemon) holdOn(ctx context.Context, st *state, t *nativeTable, now nativeLearned) {
+	var still []native.Held
+	if t.want.Handle == now.Table.Handle {
+		_, _, still = now.Table.With(t.held)
+	}
+	if n := len(t.held) - len(still); n > 0 {
+		klog.FromContext(ctx).Info("The owner of a native table has decided about what was in quarantine", "table", now.id.NFT(), "parts", n, "left", len(still))
+	}
+	d.hold(st, t, still)
+	if len(still) > 0 { // an owner that writes one by one may be about to write them
+		st.native.readmit.at = earliest(st.native.readmit.at, time.Now().Add(ownersPause))
+	}
+}
+
+// holdRefused puts into quarantine what a proved repair left out, next to what was there before.
+func (d *Daemon) holdRefused(ctx context.Context, st *state, repair native.Repair, before []native.Held) {
+	id := repair.Want.ID
+	t := st.native.tables[id]
+	_, _, still := t.want.With(before)
+	refused := repair.Held()
+	logHeld(ctx, id, refused)
+	if l := st.native.loss; l != nil && len(refused) > 0 {
+		l.partial = true
+		t.heldFor = l.record.ID
+	}
+	d.hold(st, t, slices.Concat(still, lasting(refused)))
+}
+
+// logHeld logs what a replay left out of a native table.
+func logHeld(ctx context.Context, id tableid.TableID, held []native.Held) {
+	log, waiting := klog.FromContext(ctx), 0
+	missing := slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return h.Waits })
+	for _, h := range missing[:min(namesKept, len(missing))] {
+		next := "it is tried again"
+		if h.Fleeting {
+			next = "its time is running out, and it is not tried again"
+		}
+		log.Info("A part of a native table is in quarantine: it could not be put back", "table", id.NFT(), "part", h.Text, "reason", h.Why, "next", next)
+	}
+	if waiting = len(held) - len(missing); waiting > 0 {
+		first := held[slices.IndexFunc(held, func(h native.Held) bool { return h.Waits })]
+		log.Info("Rules of a native table wait for rules that decide and are missing", "table", id.NFT(), "rules", waiting,
+			"chain", first.Name, "reason", first.Why, "next", "they are put back in their places when those are back")
+	}
+	if more := len(missing) - namesKept; more > 0 {
+		log.Info("More parts of a native table are in quarantine", "table", id.NFT(), "parts", more)
+	}
+}
+
+// mayWriteNative reports whether native tables may be written and no replay is due.
+func mayWriteNative(st *state) bool { return st.native.loss == nil && st.heals() }
+
+// readmitNative puts parts of native tables back that are in quarantine, as far as the kernel takes
+// them by now. What it still refuses costs no commit.
+func (d *Daemon) readmitNative(ctx context.Context, st *state) {
+	ctx, done := finishing(ctx)
+	defer done()
+	r := &st.native
+	r.readmit.failed(nil, time.Now())
+	for _, id := range r.ids() {
+		if t := r.tables[id]; len(t.held) == 0 || t.lost() || t.old {
+			continue
+		}
+		if err := d.readmitTable(ctx, st, id); err != nil {
+			klog.FromContext(ctx).V(1).Info("What is in quarantine of a native table could not be put back yet", "table", id.NFT(), "reason", err)
+			if errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
+				r.readmit.in(firstTry, time.Now())
+			}
+		}
+	}
+	r.planReads(time.Now())
+}
+
+// readmitTable is readmitNative for one table.
+func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID) error {
+	r := &st.native
+	seen, err := d.sightNative(ctx, st, d.cfg.Native.Kernel.Follow, func(other tableid.TableID) bool { return other == id })
+	if err != nil {
+		return err
+	}
+	t, f := r.tables[id], seen.findings[id]
+	switch {
+	case t == nil: // one process owns it now
+		return nil
+	case nativeLost(f.Verdict) || seen.Tables[id] == nil:
+		t.touch(time.Now(), time.Now(), true) // a read says what becomes of it
+		return nil
+	case f.Verdict == native.Changed:
+		d.adoptNative(ctx, st, id, seen, f)
+	}
+	repair, still := native.Admission(seen.Tables[id], t.held)
+	d.hold(st, t, still)
+	if len(still) == 0 {
+		return nil
+	}
+	repairs := []native.Repair{repair}
+	if _, err := d.cfg.Native.Kernel.Write(seen.Genid, repairs, nil); err != nil {
+		return err
+	}
+	left := repairs[0].Held()
+	if len(left) >= len(still) { // nothing was written
+		return nil
+	}
+	proof, err := d.cfg.Native.Kernel.Capture(func(t nft.Table) bool { return t.Family.Table(t.Name) == id })
+	if err == nil {
+		err = d.hearNative(ctx, st, proof.Genid)
+	}
+	switch {
+	case err != nil:
+		t.touch(time.Now(), time.Now(), true)
+		return err
+	case !repairs[0].Repaired(proof.Tables[id], false):
+		t.touch(time.Now(), time.Now(), true)
+		return errNotInForce
+	}
+	t.held = nil // its owner has decided nothing
+	d.adopt(ctx, st, nativeSight{Ruleset: proof}.learned(id))
+	t.held = still
+	d.hold(st, t, left)
+	klog.FromContext(ctx).Info("Parts of a native table came back from quarantine", "table", id.NFT(), "parts", len(still)-len(left), "left", len(left))
+	if len(left) == 0 {
+		d.completeNative(ctx, st, t)
+	}
+	return nil
+}
+
+// completeNative ends the record whose last part came back: it was as good as open until then.
+func (d *Daemon) completeNative(ctx context.Context, st *state, t *nativeTable) {
+	flush := t.heldFor
+	t.heldFor = ""
+	if flush == "" || anyOf(st.native.tables, func(t *nativeTable) bool { return t.heldFor == flush && len(t.held) > 0 }) {
+		return
+	}
+	i := slices.IndexFunc(st.journal, func(f api.Flush) bool { return f.ID == flush })
+	if i < 0 || st.journal[i].Outcome != reload.Partial {
+		return
+	}
+	record := &st.journal[i]
+	record.Outcome, record.Detail = reload.Proved, ""
+	absent := endAbsence(record, time.Now())
+	d.write(ctx, *record, nil)
+	klog.FromContext(ctx).Info("The last parts of native tables that a flush took are back and proved", "flush", flush, "outcome", reload.Proved,
+		absentKey(*record), absent.Round(10*time.Microsecond))
+}
+
+// dismissHeld accepts that parts are lost that cannot be put back, and returns how many those are.
+// Rules that waited for them are put back as soon as canaryd may write, and it returns how many.
+func (d *Daemon) dismissHeld(ctx context.Context, st *state) (lost, waiting int) {
+	r := &st.native
+	for _, id := range r.ids() {
+		t := r.tables[id]
+		waits := slices.DeleteFunc(slices.Clone(t.held), func(h native.Held) bool { return !h.Waits })
+		for _, h := range t.held[:min(namesKept, len(t.held))] {
+			if !h.Waits {
+				klog.FromContext(ctx).Info("An operator has accepted that a part of a native table in quarantine is lost", "table", id.NFT(),
+					"part", h.Text, "reason", h.Why)
+			}
+		}
+		lost, waiting = lost+len(t.held)-len(waits), waiting+len(waits)
+		d.hold(st, t, waits)
+		t.heldFor = ""
+	}
+	if waiting > 0 {
+		r.readmit.in(0, time.Now())
+	}
+	return lost, waiting
+}
+
+// lasting returns what of a refusal is tried again: not what time or packets take away.
+func lasting(held []native.Held) []native.Held {
+	return slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return h.Fleeting })
+}
+
+// errPartsLeft: the kernel refused parts of a table, and the rest is in force.
+var errPartsLeft = errors.New("could not be put back and is in quarantine")
+
+// partsLeft is errPartsLeft with the first part; nil if there are none.
+func partsLeft(held []native.Held) error {
+	if len(held) == 0 {
+		return nil
+	}
+	more := ""
+	if n := len(held) - 1; n > 0 {
+		more = fmt.Sprintf(", with %d more,", n)
+	}
+	return fmt.Errorf("%s%s %w: %s", held[0].Text, more, errPartsLeft, held[0].Why)
+}
+
+// publishHeld returns what of a table is in quarantine as a Status has it. What waits comes last.
+func publishHeld(held []native.Held) (list []api.NativeQuarantined) {
+	sorted := slices.SortedStableFunc(slices.Values(held), func(a, b native.Held) int { return cmp.Compare(truth(a.Waits), truth(b.Waits)) })
+	for _, h := range sorted[:min(len(sorted), api.QuarantinedShown)] {
+		list = append(list, api.NativeQuarantined{Kind: h.Kind.String(), Name: h.Name, Text: h.Text, Reason: h.Why, Waits: h.Waits})
+	}
+	return list
+}
+
+func truth(is bool) int {
+	if is {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,140 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+const (
+	// rehearseMost is how many rules and elements are rehearsed at a time: the kernel takes as long
+	// as for a replay, 5 ms at 100 services and 0.4 s at 1,000, and lets no process write meanwhile
+	// (Linux 6.18). A larger table is rehearsed in pieces.
+	rehearseMost = 2000
+	// rehearseEvery is how often one table is rehearsed, and rehearseShare how long the next piece
+	// waits, in times of what the last one took.
+	rehearseEvery = time.Minute
+	rehearseShare = 49
+)
+
+// A rehearsal asks the kernel, piece by piece, whether it would take a table again.
+type rehearsal struct {
+	at    time.Time     // of the next piece; zero: there is none
+	of    *native.Table // what is rehearsed; nil: the next one begins
+	from  int           // where the next piece begins
+	began time.Time
+	found []native.Held // what was refused so far
+	whole error         // a piece was refused as a whole
+	first error
+}
+
+// plan plans a rehearsal of what was learned. One that goes on is followed by another one.
+func (h *rehearsal) plan(now time.Time) {
+	if h.at.IsZero() {
+		h.at = now
+		if !h.began.IsZero() {
+			h.at = latest(now, h.began.Add(rehearseEvery))
+		}
+	}
+}
+
+// rehearseAt returns when the next piece of a native table is rehearsed; zero: none is.
+func (r *nativeRealm) rehearseAt() (at time.Time) {
+	for _, t := range r.tables {
+		at = earliest(at, t.rehearsal.at)
+	}
+	return at
+}
+
+// rehearseNative asks the kernel whether it would take what was learned of native tables again, and
+// says what it would not.
+func (d *Daemon) rehearseNative(ctx context.Context, st *state) {
+	r := &st.native
+	for _, id := range r.ids() {
+		if t := r.tables[id]; due(t.rehearsal.at, time.Now()) {
+			d.rehearse(ctx, st, id, t)
+			return
+		}
+	}
+}
+
+// rehearse rehearses one piece of a table.
+func (d *Daemon) rehearse(ctx context.Context, st *state, id tableid.TableID, t *nativeTable) {
+	h, start := &t.rehearsal, time.Now()
+	if h.of == nil {
+		*h = rehearsal{of: t.want, began: start}
+	}
+	piece, next := h.of.Piece(h.from, rehearseMost)
+	err := d.cfg.Native.Rehearse(piece)
+	end := time.Now()
+	wait := end.Add(rehearseShare * end.Sub(start))
+	for _, other := range st.native.tables { // one at a time
+		if !other.rehearsal.at.IsZero() {
+			other.rehearsal.at = latest(other.rehearsal.at, wait)
+		}
+	}
+	var refused *native.UnreplayableError
+	switch {
+	case errors.As(err, &refused):
+		h.take(refused)
+	case err != nil: // nothing can be said now
+		h.of, h.from, h.at = nil, 0, end.Add(rehearseEvery)
+		return
+	}
+	if h.from = next; next != 0 {
+		h.at = wait
+		return
+	}
+	h.report(ctx, id, t)
+	done := h.of
+	*h = rehearsal{began: h.began}
+	if done != t.want && done.Digest() != t.digest {
+		h.plan(end)
+	}
+}
+
+// take takes up what of a piece was refused. What several pieces name counts once.
+func (h *rehearsal) take(e *native.UnreplayableError) {
+	if h.first == nil {
+		h.first = e.Why
+	}
+	if len(e.Parts) == 0 && h.whole == nil {
+		h.whole = e
+	}
+	known := map[string]bool{}
+	for _, p := range h.found {
+		known[p.Text] = true
+	}
+	for _, p := range e.Parts {
+		if !known[p.Text] {
+			h.found = append(h.found, p)
+		}
+	}
+}
+
+// report says what of a table the kernel would refuse.
+func (h *rehearsal) report(ctx context.Context, id tableid.TableID, t *nativeTable) {
+	log := klog.FromContext(ctx)
+	t.refusedParts = nil
+	if h.first == nil {
+		if t.refused.over() {
+			log.Info("A native table could be put back again", "table", id.NFT())
+		}
+		return
+	}
+	err := error(&native.UnreplayableError{Table: id, Why: h.first, Parts: h.found})
+	if h.whole != nil {
+		err = h.whole
+	} else {
+		t.refusedParts = h.found
+	}
+	if t.refused.met(err, time.Now()) {
+		log.Error(err, "A native table could not be put back if it were lost", "table", id.NFT(), "parts", fmt.Sprint(len(h.found)))
+	}
+}
