@@ -69,6 +69,17 @@ func TestHealth(t *testing.T) {
 		{"the kernel would refuse a native table", func(s *api.Status) {
 			s.Native = []api.NativeTable{{Table: "ip a", Verdict: canary.Intact, Unreplayable: "no"}}
 		}, but("one native table could not be put back if it were lost")},
+		{"the kernel would refuse parts of native tables", func(s *api.Status) {
+			s.Native = []api.NativeTable{{Table: "ip a", Verdict: canary.Intact, Unreplayable: "no", UnreplayableParts: 2},
+				{Table: "ip b", Verdict: canary.Intact, Unreplayable: "no"}}
+		}, but("one native table could not be put back if it were lost, and 2 parts of native tables could not be put back if they were lost")},
+		{"a part of a native table is in quarantine", func(s *api.Status) {
+			s.Native = []api.NativeTable{{Table: "ip a", Verdict: canary.Partial, QuarantinedParts: 1}}
+		}, no(api.StatePartial, "one part of a native table was lost and could not be put back: table ip a is partial")},
+		{"rules and parts are in quarantine", func(s *api.Status) {
+			s.Quarantined = []api.Quarantined{filter}
+			s.Native = []api.NativeTable{{Table: "ip a", Verdict: canary.Partial, QuarantinedParts: 3}}
+		}, no(api.StatePartial, "one rule and 3 parts of native tables were lost and could not be put back: ipv4 filter is partial, table ip a is partial")},
 		{"several warnings", func(s *api.Status) {
 			s.Opaque, s.LeftOut, s.RulesWithoutOwner = []api.Quarantined{nat}, make([]api.LeftOut, 1), &api.OwnerlessRules{}
 		}, but("the rules of one chain are not guarded, and one rule could not be put back if it were lost, and kube-proxy's rules have no owner")},

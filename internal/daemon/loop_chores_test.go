@@ -18,6 +18,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -236,6 +237,18 @@ func situations() map[string]situation {
 		"say what was accepted": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			id := rules.IPv4.Table(rules.Nat)
 			st.accept(id, st.generation.learned.Generation[id], rules.Section{}, time.Now())
+		},
+		"empty the quarantine of native tables": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
+			r := native.Repair{Remedy: native.ByCreate, Want: natTable(proxyTable, "a", "b", "c")}
+			if table := st.native.tables[proxyTable]; table == nil || !r.Leave(native.Spot{Kind: nft.Rules, At: 1, In: 2}, "a test") {
+				t.Fatal("there is nothing to be held")
+			}
+			d.hold(st, st.native.tables[proxyTable], r.Held())
+			st.native.readmit.at = time.Now()
+		},
+		"rehearse native tables": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
+			d.cfg.Native.Rehearse = func(*native.Table) error { return errNativeBroken }
+			st.native.tables[proxyTable].rehearsal.at = time.Now()
 		},
 		"plant witnesses":    now(func(st *state) *time.Time { return &st.native.plantAt }),
 		"save native tables": now(func(st *state) *time.Time { return &st.native.disk.saveAt }),

@@ -12,7 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// wantParts fails unless so many parts of kube-proxy's table are in quarantine, and all faces say so.
+// wantParts fails unless so many parts of kube-proxy's table are in quarantine, and all faces say
+// so.
 func (r *rig) wantParts(want int) {
 	r.t.Helper()
 	s := r.d.Status()
@@ -88,9 +89,9 @@ func TestARefusedRuleCostsItself(t *testing.T) {
 	}
 }
 
-// TestAnOwnerEndsAQuarantine: what is in quarantine stays there while its owner writes other things,
-// and leaves it when the owner writes it, its chain or its table anew, or an operator accepts that it
-// is lost.
+// TestAnOwnerEndsAQuarantine: what is in quarantine stays there while its owner writes other
+// things. It leaves when the owner writes it, its chain or its table again, or an operator accepts
+// that it is lost.
 func TestAnOwnerEndsAQuarantine(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -183,7 +184,7 @@ func TestWhatIsLearnedIsRehearsed(t *testing.T) {
 }
 
 // TestARestoreOfARefusedRuleIsPartial: an operator who asks for a table that the kernel refuses a
-// rule of is told.
+// rule of learns that.
 func TestARestoreOfARefusedRuleIsPartial(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.deleteTable(proxyTable)
@@ -197,4 +198,3 @@ func TestARestoreOfARefusedRuleIsPartial(t *testing.T) {
 		r.wantParts(1)
 	})
 }
-

@@ -37,7 +37,7 @@ func (d *Daemon) hold(st *state, t *nativeTable, held []native.Held) {
 }
 
 // holdOn takes up what an owner's newer table makes of the quarantine. A table that its owner made
-// again is its word, and so is a chain that it wrote anew.
+// again is its word, and so is a chain that it wrote again.
 func (d *Daemon) holdOn(ctx context.Context, st *state, t *nativeTable, now nativeLearned) {
 	var still []native.Held
 	if t.want.Handle == now.Table.Handle {
@@ -107,6 +107,9 @@ func (d *Daemon) readmitNative(ctx context.Context, st *state) {
 				r.readmit.in(firstTry, time.Now())
 			}
 		}
+	}
+	if !anyOf(r.tables, func(t *nativeTable) bool { return len(t.held) > 0 }) { // their owners have deleted them
+		r.readmit = retry{}
 	}
 	r.planReads(time.Now())
 }

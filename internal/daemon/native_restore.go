@@ -87,6 +87,9 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 			r.loss = nil
 		}
 	}()
+	if !dry && !r.readmit.at.IsZero() {
+		r.readmit.at = time.Now()
+	}
 	asked := nativeAsked{wanted: map[tableid.TableID]*native.Table{}, back: map[tableid.TableID]api.Outcome{}, less: map[tableid.TableID]error{}}
 	defer func() { d.leaveAsked(st, asked, dry) }()
 	var last error

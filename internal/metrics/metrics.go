@@ -100,7 +100,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		canaryPresent:   b.gauges("canary_present", "Whether the canary stood with its nonce at the last probe; 0 after a cleanup.", "family", "table"),
 		jumpsMissing:    b.gauges("jumps_missing", "Jumps that were missing at the last examination.", "family", "table"),
 		generationRules: b.gauges("generation_rules", "Rules of the generation that ought to be in force.", "family", "table"),
-		quarantined:     b.gauges("quarantined_rules", "Rules that could not be put back, because what they depend on is missing or they are refused, and rules that wait for those.", "family", "table"),
+		quarantined:     b.gauges("quarantined_rules", "Rules that could not be put back, because what they depend on is missing or they are refused, and rules that wait for those; of a native table also sets, elements and other parts.", "family", "table"),
 		declaredRefused: b.gauges("declared_refused", "Declared rules that iptables or the kernel refuses; their table keeps the rules that were in force.", "family", "table"),
 		leftOut:         b.gauges("chains_left_out", "Chains that are not guarded, because there are more rules than canaryd keeps of a family.", "family", "table"),
 		opaque:          b.gauges("opaque_rules", "Rules that are in force and could not be put back if they were lost, because they have no text that may be written.", "family", "table"),

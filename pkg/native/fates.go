@@ -171,7 +171,8 @@ func mayLead(r Rule) (may bool) {
 	return may
 }
 
-// waits reports whether a rule with these fates must not stand behind rules of which those are lost.
+// waits reports whether a rule with these fates must not stand behind rules of which those are
+// lost.
 func (f *fateFinder) waits(of, lost fate) bool {
 	switch {
 	case lost == 0, of == 0, of == fateKeeps:

@@ -32,7 +32,8 @@ type holder struct {
 	held   map[Spot]hold
 	chains map[string]int
 	sets   map[string]int
-	// owners are the rules and elements to which chains and sets without a name of their own belong.
+	// owners are the rules and elements to which chains and sets without a name of their own
+	// belong.
 	owners map[Spot]Spot
 	plain  bool // all base chains filter
 	grown  bool

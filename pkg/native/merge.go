@@ -12,7 +12,7 @@ import (
 // With returns a table that stands with what is held in its place, and where that is, and those
 // that are still held: not what stands again, and not what its owner has decided about since. It
 // decided if it removed the chain or set of a rule or element, made one of that name, or wrote all
-// rules next to it anew.
+// rules next to it again.
 func (t *Table) With(held []Held) (whole *Table, fresh map[Spot]bool, still []Held) {
 	w := *t
 	w.Chains, w.Sets = slices.Clone(t.Chains), slices.Clone(t.Sets)
@@ -164,7 +164,7 @@ func (m *merger) rule(of Held) bool {
 		for at = before + 1; at < len(list) && list[at].digest == (Digest{}); at++ {
 		}
 	case of.Before != (Digest{}), of.Behind != (Digest{}), slices.ContainsFunc(list, func(r mergedRule) bool { return r.digest != (Digest{}) }):
-		return false // its owner has written the chain anew
+		return false // its owner has written the chain again
 	default:
 		at = len(list)
 	}

@@ -218,8 +218,8 @@ func TestOneRefusedPartCostsItself(t *testing.T) {
 	})
 }
 
-// TestWhatIsHeldComesBack: each part of a table that was left out is put back into its place, in the
-// table as it stands then, and one try that puts nothing back commits nothing.
+// TestWhatIsHeldComesBack: each part of a table that was left out is put back into its place, in
+// the table as it stands then.
 func TestWhatIsHeldComesBack(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -283,8 +283,8 @@ func TestWhatIsHeldComesBack(t *testing.T) {
 	})
 }
 
-// TestWhatStaysRefusedCommitsNothing: what the kernel still refuses stays held, and no process hears
-// of the try.
+// TestWhatStaysRefusedCommitsNothing: what the kernel still refuses stays held, and no process
+// hears of the try.
 func TestWhatStaysRefusedCommitsNothing(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -339,8 +339,8 @@ func TestARefusedSetThatManyRulesName(t *testing.T) {
 	})
 }
 
-// TestATableThatIsRefusedIsNotTornApart: where a table of that name stands, nothing of the other one
-// is written into it, and what is there is not held.
+// TestATableThatIsRefusedIsNotTornApart: where a table of that name stands, nothing of the other
+// one is written into it, and what is there is not held.
 func TestATableThatIsRefusedIsNotTornApart(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
