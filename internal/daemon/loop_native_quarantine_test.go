@@ -1,15 +1,19 @@
 package daemon
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // wantParts fails unless so many parts of kube-proxy's table are in quarantine, and all faces say
@@ -197,4 +201,39 @@ func TestARestoreOfARefusedRuleIsPartial(t *testing.T) {
 		}
 		r.wantParts(1)
 	})
+}
+
+// TestANativeQuarantineSurvivesARestart: what is in quarantine is known to the next run, also where
+// the table was flushed between them, and to `canaryd check` without a daemon.
+func TestANativeQuarantineSurvivesARestart(t *testing.T) {
+	for _, flushed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("flushed between them: %t", flushed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				k, store := newFakeNative(tableOf(proxyTable, "a", "b")), &NativeStore{path: t.TempDir() + "/native.json"}
+				r := start(t, iptables.NFT, setup{guarded: k, nativeStore: store})
+				r.after(time.Minute)
+				k.with(func() { k.refusesRule = "b" })
+				k.flushRuleset()
+				r.after(time.Minute)
+				r.wantParts(1)
+				r.stop()
+				rows, err := store.CheckStored(k, func(tableid.TableID) bool { return true })
+				if err != nil || len(rows) != 1 || rows[0].Verdict != canary.Partial || rows[0].QuarantinedParts != 1 {
+					t.Errorf("a check says %+v, %v", rows, err)
+				}
+				if flushed {
+					k.flushTable(proxyTable)
+					k.with(func() { k.unheard = nil })
+				}
+				r = run(t, r.fake, setup{guarded: k, nativeStore: store})
+				r.after(time.Minute)
+				r.wantParts(1)
+				k.wantNative(t, tableOf(proxyTable, "a"))
+				k.with(func() { k.refusesRule = "" })
+				r.after(time.Minute)
+				r.wantParts(0)
+				k.wantNative(t, tableOf(proxyTable, "a", "b"))
+			})
+		})
+	}
 }

@@ -181,6 +181,26 @@ func TestPageOfNativeTables(t *testing.T) {
 	}
 }
 
+// TestPageOfANativeQuarantine: the page names the native tables of which parts are in quarantine or
+// would be refused, and quotes none of them.
+func TestPageOfANativeQuarantine(t *testing.T) {
+	s := sample.Status()
+	s.LossSince, s.LastKnown, s.RulesWithoutOwner, s.Decision = time.Time{}, time.Now(), nil, nil
+	s.Native = []api.NativeTable{{Family: "inet", Table: "inet fw", Verdict: canary.Partial, QuarantinedParts: 1,
+		Quarantined: []api.NativeQuarantined{{Kind: "rule", Name: "input", Text: "rule input secret", Reason: "secret"}}},
+		{Family: "ip", Table: "ip lb", Verdict: canary.Intact, Unreplayable: "rule secret", UnreplayableParts: 2}}
+	page := ask(face(s, nil), "GET", "/").Body.String()
+	for _, part := range []string{"Parts of native tables cannot be put back.", "Native tables could not be put back whole.", "inet fw", "ip lb",
+		"ne part of a native table was lost and could not be put back"} {
+		if !strings.Contains(page, part) {
+			t.Errorf("no %q on the page", part)
+		}
+	}
+	if strings.Contains(page, "secret") {
+		t.Error("the page quotes a rule")
+	}
+}
+
 // TestPagePolicy: the page may run its own style and script and no other, and
 // names nothing that is elsewhere.
 func TestPagePolicy(t *testing.T) {

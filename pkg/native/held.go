@@ -1,6 +1,10 @@
 package native
 
 import (
+	"strings"
+
+	"golang.org/x/sys/unix"
+
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
@@ -75,10 +79,13 @@ func (h *holder) list() (list []Held) {
 			if _, held := h.held[here]; !held || isEnd(e) && j > 0 && !isEnd(s.Elements[j-1]) {
 				continue // an end goes with its beginning
 			}
-			of := Held{Name: s.Name, Text: "element " + name(s.Name) + " " + w.element(&s, e, 0), Elements: []Element{e}, Fleeting: fleeting(&s, e)}
+			of := Held{Name: s.Name, Elements: []Element{e}, Fleeting: fleeting(&s, e)}
 			if j+1 < len(s.Elements) && isEnd(s.Elements[j+1]) && !isEnd(e) {
 				of.Elements = append(of.Elements, s.Elements[j+1])
 			}
+			one := s
+			one.Elements, w.inlined = of.Elements, 0
+			of.Text = "element " + name(s.Name) + " " + strings.Join(w.elements(&one, typesOf(number(s.Attrs, unix.NFTA_SET_KEY_TYPE)), 0, true), ", ")
 			add(here, of, expressionsOf(&s, e))
 		}
 	}
@@ -90,6 +97,7 @@ func (h *holder) list() (list []Held) {
 		for j, r := range ch.Rules {
 			here := Spot{nft.Rules, i, j}
 			if _, held := h.held[here]; held {
+				w.inlined = 0
 				add(here, Held{Name: ch.Name, Text: "rule " + name(ch.Name) + " " + w.rule(r, 0), Rule: &r,
 					Before: h.neighbour(c, here, -1), Behind: h.neighbour(c, here, 1)}, r.expressions())
 			}
