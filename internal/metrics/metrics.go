@@ -51,6 +51,7 @@ type Metrics struct {
 	flushedUnprotected                *prometheus.CounterVec
 	unprotectedUnknown                *prometheus.CounterVec
 	nativeInForce, nativeRefused      *prometheus.GaugeVec
+	nativeElements                    *prometheus.GaugeVec
 	nativeStandby, nativeWitness      *prometheus.GaugeVec
 	native                            map[string]string // families of the native tables shown, by table; the loop's
 
@@ -122,6 +123,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 	m.lastDrill = b.gauge("last_drill_timestamp_seconds", "When the last drill was; 0 if there was none.")
 	m.lastDrillPassed = b.gauge("last_drill_passed", "Whether the last drill was noticed, put back and proved; 0 also if there was none.")
 	m.nativeInForce = b.gauges("native_table_in_force", "Whether a guarded native nftables table is in force.", "family", "table")
+	m.nativeElements = b.gauges("native_table_elements", "Elements of sets and maps that ought to be in force in a guarded native nftables table.", "family", "table")
 	m.nativeRefused = b.gauges("native_table_refused", "Whether the kernel would refuse a guarded native nftables table if it had to be put back.", "family", "table")
 	m.nativeWitness = b.gauges("native_witness", "Whether the empty table stands by which a flush of the ruleset differs from the deletion of a guarded native nftables table.", "family", "table")
 	m.nativeStandby = b.gauges("native_standby", "Whether the standby of a guarded native nftables table is in this state.", "family", "table", "state")
@@ -290,6 +292,7 @@ func (m *Metrics) setNative(tables []api.NativeTable) {
 			setState(m.nativeStandby, api.StandbyStates(), t.Standby.State, t.Family, t.Table)
 		}
 		m.generationRules.WithLabelValues(t.Family, t.Table).Set(float64(t.Rules))
+		m.nativeElements.WithLabelValues(t.Family, t.Table).Set(float64(t.Elements))
 		create(m.flushes, api.NativeLossKinds(), t.Family, t.Table)
 	}
 	for table, family := range m.native {
@@ -299,6 +302,7 @@ func (m *Metrics) setNative(tables []api.NativeTable) {
 		m.quarantined.DeleteLabelValues(family, table)
 		m.nativeStandby.DeletePartialMatch(prometheus.Labels{"family": family, "table": table})
 		m.generationRules.DeleteLabelValues(family, table)
+		m.nativeElements.DeleteLabelValues(family, table)
 	}
 	m.native = known
 }
