@@ -34,6 +34,7 @@ const (
 	ByCreate           // Table.Create
 	ByReplace          // Table.Replace
 	ByRefill           // Table.Refill
+	ByMerge            // Table.Merge
 	ByAdmission        // see Admission
 )
 
@@ -165,11 +166,13 @@ func (e *Evidence) judgeParts(f *Finding) {
 		case c.Kind == nft.Sets && c.Empty:
 			is, why = e.tookSet(c.Name, func() bool { return named().sets[c.Name] }), "a commit took the elements of "+c.Name+" and did nothing else"
 		}
-		switch is {
-		case lossOf:
-			f.Verdict, f.Remedy, f.Why = Emptied, ByRefill, why
-			return
-		case openLoss:
+		if c.Kind == nft.Sets && c.Lost > 0 && !c.Empty && !c.Gone && e.replacedSet(c.Name) {
+			f.Remedy, is, why = ByMerge, lossOf, "a commit took all elements of "+c.Name+" and wrote others in their place"
+		}
+		switch {
+		case is == lossOf && f.Verdict != Emptied || is == lossOf && f.Remedy == NoRemedy:
+			f.Verdict, f.Remedy, f.Why = Emptied, max(f.Remedy, ByRefill), why
+		case is == openLoss && f.Verdict != Emptied:
 			f.Verdict, f.Why = Emptied, c.String()+"; canaryd did not hear of the commit, which may have been its owner's"
 		}
 	}
@@ -274,6 +277,21 @@ func (e *Evidence) tookSet(name string, named func() bool) loss {
 		return lossIf(d.pure() && e.onlyEmptied(d, 2))
 	}
 	return noLoss
+}
+
+// replacedSet reports whether a commit that is not its owner's took all elements of a set, and wrote
+// some that are half as many at most.
+func (e *Evidence) replacedSet(name string) bool {
+	d := e.last(func(d *Deed) int { return d.Elements[name] })
+	was, now := e.Was.setsByName()[name], e.Now.setsByName()[name]
+	if d == nil || !was.merges(now) || d.Elements[name] < len(was.Elements) {
+		return false
+	}
+	if is, certain := e.foreign(d); certain {
+		return is
+	}
+	// An owner takes the rules of the chains that the elements lead to, or changes their values.
+	return e.Habits.set(name) == Keeps && len(d.Elements) == 1 && len(d.Rules) == 0 && d.Lost == 0
 }
 
 // foreign reports whether a commit that emptied a part is not its owner's, where it is certain by

@@ -162,6 +162,10 @@ var scenes = []struct {
 	{"a script flushes calico's set", calico, native.Stranger, []string{"flush set ip calico cali40s-1"}, native.Emptied, native.ByRefill},
 	{"a script deletes kube-proxy's table", kubeProxy, native.Stranger, []string{"delete table ip kube-proxy"}, native.Unattributed, native.NoRemedy},
 
+	{"one commit empties a map and adds an element", kubeProxy, 0, []string{"flush map ip kube-proxy service-ips\nadd element ip kube-proxy service-ips { 172.30.0.3 . 80 : drop }"}, native.Emptied, native.ByMerge},
+	{"one commit empties a map and adds one of its elements", kubeProxy, 0, []string{"flush map ip kube-proxy service-ips\nadd element ip kube-proxy service-ips { 172.30.0.1 . 80 : goto service-A/web }"}, native.Emptied, native.ByMerge},
+	{"one commit empties a map and adds an element, and empties a chain", kubeProxy, native.Stranger, []string{"flush chain ip kube-proxy nat-prerouting\nflush map ip kube-proxy service-ips\nadd element ip kube-proxy service-ips { 172.30.0.1 . 80 : drop }"}, native.Emptied, native.ByMerge},
+
 	// What a person decides.
 	{"nft delete chain of a table that a word names", word, 0, []string{"delete chain inet fw fw2"}, native.Changed, native.NoRemedy},
 	{"nft flush chain and delete chain in one commit", word, native.Stranger, []string{"flush chain inet fw input\ndelete chain inet fw input"}, native.Changed, native.NoRemedy},
@@ -177,6 +181,8 @@ var scenes = []struct {
 	{"kube-proxy: a service is added", kubeProxy, 0, []string{"add chain ip kube-proxy service-C\nadd rule ip kube-proxy service-C drop\nadd element ip kube-proxy service-ips { 172.30.0.3 . 80 : goto service-C }"}, native.Changed, native.NoRemedy},
 	{"kube-proxy: an endpoint goes", kubeProxy, 0, []string{"flush chain ip kube-proxy service-A/web\nadd rule ip kube-proxy service-A/web goto endpoint-A1\nflush chain ip kube-proxy endpoint-A2"}, native.Changed, native.NoRemedy},
 	{"kube-proxy: a service goes", kubeProxy, 0, []string{"delete element ip kube-proxy service-ips { 172.30.0.2 . 53 }\ndelete element ip kube-proxy cluster-ips { 172.30.0.2 }\nflush chain ip kube-proxy service-B/dns\nflush chain ip kube-proxy endpoint-B1", "delete chain ip kube-proxy service-B/dns"}, native.Changed, native.NoRemedy},
+	{"kube-proxy: its services are other ones", kubeProxy, 0, []string{"delete element ip kube-proxy service-ips { 172.30.0.1 . 80, 172.30.0.2 . 53 }\nflush chain ip kube-proxy service-A/web\nflush chain ip kube-proxy service-B/dns\nadd element ip kube-proxy service-ips { 172.30.0.3 . 80 : drop }"}, native.Changed, native.NoRemedy},
+	{"kube-proxy: services get endpoints", kubeProxy, 0, []string{"delete element ip kube-proxy no-endpoint-services { 172.30.0.9 . 80, 172.30.0.8 . 80 }\nadd element ip kube-proxy service-ips { 172.30.0.9 . 80 : goto service-A/web, 172.30.0.8 . 80 : goto service-A/web }"}, native.Changed, native.NoRemedy},
 	{"kube-proxy: services without endpoints go", kubeProxy, 0, []string{"delete element ip kube-proxy no-endpoint-services { 172.30.0.9 . 80, 172.30.0.8 . 80 }\ndelete element ip kube-proxy cluster-ips { 172.30.0.2 }"}, native.Changed, native.NoRemedy},
 	{"kube-proxy: flushed, and synced in full", kubeProxy, 0, []string{"flush ruleset", strings.Replace(kubeProxy, "10.0.0.1:80", "10.0.0.7:80", 1)}, native.Changed, native.NoRemedy},
 	{"kube-proxy: --cleanup", kubeProxy, native.Owner, []string{"delete table ip kube-proxy"}, native.Changed, native.NoRemedy},
@@ -357,6 +363,8 @@ func remedied(t *testing.T, conn *nft.Conn, was *native.Table, now *native.Rules
 		_, err = was.Replace(b, native.Options{})
 	case native.ByRefill:
 		_, err = was.Refill(b, now.Tables[was.ID], native.Options{})
+	case native.ByMerge:
+		_, err = was.Merge(b, now.Tables[was.ID], native.Options{})
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -15,16 +15,26 @@ import (
 // unless the table has no rule at all: an owner empties a chain before it deletes it. Guard the
 // batch by the genid at which now was read, and after an error cut it back.
 func (t *Table) Refill(b *nft.Batch, now *Table, o Options) (left []string, err error) {
+	return t.refill(b, now, o, false)
+}
+
+// Merge is Refill that also writes the elements that a set lacks, if it has half of them at most.
+// Those that it has stay.
+func (t *Table) Merge(b *nft.Batch, now *Table, o Options) (left []string, err error) {
+	return t.refill(b, now, o, true)
+}
+
+func (t *Table) refill(b *nft.Batch, now *Table, o Options, merge bool) (left []string, err error) {
 	if now.Immune() {
 		return nil, fmt.Errorf("table %s: %w", t.ID, ErrImmune)
 	}
-	r := prepareRefill(b, t, now, o)
+	r := prepareRefill(b, t, now, o, merge)
 	err = r.write()
 	return r.w.leftBy, err
 }
 
 // prepareRefill finds what has to be written.
-func prepareRefill(b *nft.Batch, t, now *Table, o Options) *refill {
+func prepareRefill(b *nft.Batch, t, now *Table, o Options, merge bool) *refill {
 	r := newRefill(b, t, now, o)
 	led := map[string]bool{}
 	for name := range now.jumps() {
@@ -38,8 +48,13 @@ func prepareRefill(b *nft.Batch, t, now *Table, o Options) *refill {
 		}
 	}
 	for i := range t.Sets {
-		if s := &t.Sets[i]; !s.Anonymous() && r.sets[s.Name] != nil {
+		s := &t.Sets[i]
+		if !s.Anonymous() && r.sets[s.Name] != nil {
 			r.needSet(s.Name)
+		}
+		if merge && s.merges(r.sets[s.Name]) {
+			r.merged[s.Name] = true
+			r.needTargets(s.lacking(r.sets[s.Name]))
 		}
 	}
 	return r
@@ -56,7 +71,8 @@ func (r *refill) writes(s Spot) bool {
 	case nft.Sets:
 		return r.filled[t.Sets[s.At].Name] && r.sets[t.Sets[s.At].Name] == nil
 	case nft.Elements:
-		return r.filled[t.Sets[s.At].Name]
+		set := &t.Sets[s.At]
+		return r.filled[set.Name] || r.merged[set.Name] && len((&Set{Elements: set.Elements[s.In : s.In+1]}).lacking(r.sets[set.Name])) > 0
 	case nft.Objects:
 		return !r.objects[objectKey{t.Objects[s.At].Name, t.Objects[s.At].Type}]
 	}
@@ -72,6 +88,7 @@ type refill struct {
 	wasSets   map[string]*Set
 	chains    map[string]bool // whose rules are to be written
 	filled    map[string]bool // sets whose elements are to be written
+	merged    map[string]bool // sets whose elements that are missing are to be written
 	// objects are those that stand now.
 	objects map[objectKey]bool
 }
@@ -85,7 +102,7 @@ type objectKey struct {
 func newRefill(b *nft.Batch, was, now *Table, o Options) *refill {
 	r := &refill{w: newWriter(b, was, o), stand: now.chainsByName(), sets: now.setsByName(),
 		wasChains: was.chainsByName(), wasSets: was.setsByName(),
-		chains: map[string]bool{}, filled: map[string]bool{}, objects: map[objectKey]bool{}}
+		chains: map[string]bool{}, filled: map[string]bool{}, merged: map[string]bool{}, objects: map[objectKey]bool{}}
 	r.w.late = true
 	for _, o := range now.Objects {
 		r.objects[objectKey{o.Name, o.Type}] = true
@@ -133,7 +150,12 @@ func (r *refill) needSet(name string) {
 		return
 	}
 	r.filled[name] = true
-	for _, e := range s.Elements {
+	r.needTargets(s.Elements)
+}
+
+// needTargets takes in the chains that elements lead to.
+func (r *refill) needTargets(elements []Element) {
+	for _, e := range elements {
 		if to := jumpOf(attrOf(e, unix.NFTA_SET_ELEM_DATA)); to != "" {
 			r.need(to)
 		}
@@ -156,6 +178,10 @@ func (r *refill) write() error {
 	for i := range t.Sets {
 		s := &t.Sets[i]
 		switch {
+		case r.merged[s.Name]:
+			r.w.stand = r.sets[s.Name].keys()
+			r.w.elements(s, func() { r.w.b.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name) })
+			r.w.stand = nil
 		case s.Anonymous() || !r.filled[s.Name]:
 		case r.sets[s.Name] == nil:
 			if err := r.w.set(s); err != nil {
@@ -173,4 +199,31 @@ func (r *refill) write() error {
 		}
 	}
 	return nil
+}
+
+// merges reports whether a set stands with some elements, half of those that it had at most, and
+// each stands for itself.
+func (s *Set) merges(now *Set) bool {
+	return s != nil && now != nil && !s.Anonymous() && !s.fleeting() && s.Flags&unix.NFT_SET_INTERVAL == 0 &&
+		len(now.Elements) > 0 && 2*len(now.Elements) <= len(s.Elements)
+}
+
+// lacking returns the elements whose keys the set that stands does not have.
+func (s *Set) lacking(now *Set) (list []Element) {
+	have := now.keys()
+	for _, e := range s.Elements {
+		if !have[elementKey(e)] {
+			list = append(list, e)
+		}
+	}
+	return list
+}
+
+// keys are the keys of a set's elements.
+func (s *Set) keys() map[string]bool {
+	all := make(map[string]bool, len(s.Elements))
+	for _, e := range s.Elements {
+		all[elementKey(e)] = true
+	}
+	return all
 }

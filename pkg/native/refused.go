@@ -159,8 +159,8 @@ func (r *Repair) writes() func(Spot) bool {
 	switch {
 	case r.fresh != nil:
 		return func(s Spot) bool { return r.fresh[s] }
-	case r.Remedy == ByRefill && !(HabitsOf(r.Want.ID).KeepsHandles && r.emptied()):
-		return prepareRefill(nft.NewBatch(), r.Want, r.Now, Options{}).writes
+	case r.fills() && !(HabitsOf(r.Want.ID).KeepsHandles && r.emptied()):
+		return prepareRefill(nft.NewBatch(), r.Want, r.Now, Options{}, r.Remedy == ByMerge).writes
 	}
 	return func(Spot) bool { return true }
 }

@@ -74,7 +74,7 @@ func largeRemovals(e Evidence) []Removed {
 		}
 		r := Removed{Kind: nft.Sets, Name: s.Name, Gone: s.count() - stands.count(), Left: stands.count()}
 		by := e.last(func(d *Deed) int { return d.Elements[s.Name] })
-		if r.much() || r.Gone > 0 && (e.onlyEmptied(by, 1) || by == nil && r.Left == 0) {
+		if r.much() || r.Gone > 0 && (by == nil && r.Left == 0 || by != nil && by.pure() && e.onlyEmptied(by, 1)) {
 			r.By = by
 			list = append(list, r)
 		}

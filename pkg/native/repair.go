@@ -13,7 +13,7 @@ import (
 type Repair struct {
 	Remedy Remedy
 	Want   *Table
-	Now    *Table        // for ByRefill
+	Now    *Table        // for ByRefill and ByMerge
 	Age    time.Duration // since Want was read
 
 	held   map[Spot]hold // what is left out
@@ -38,6 +38,8 @@ func (r Repair) writeSought(b *nft.Batch, seek *seeker) (left []string, err erro
 		return r.Want.Replace(b, o)
 	case ByRefill:
 		return r.Want.Refill(b, r.Now, o)
+	case ByMerge:
+		return r.Want.Merge(b, r.Now, o)
 	case ByAdmission:
 		w := newWriter(b, r.Want, o)
 		err = w.contents()
@@ -52,7 +54,7 @@ func (r Repair) writeSought(b *nft.Batch, seek *seeker) (left []string, err erro
 func (r Repair) writeWithHandles(b *nft.Batch, o Options) (left []string, err error) {
 	before := b.Mark()
 	switch {
-	case r.Remedy == ByRefill && !r.emptied():
+	case r.fills() && !r.emptied():
 		return nil, fmt.Errorf("table %s stands with rules: %w", r.Want.ID, ErrHandles)
 	case r.Remedy != ByCreate:
 		Delete(b, r.Want.ID)
@@ -69,17 +71,28 @@ func (r Repair) emptied() bool {
 		!slices.ContainsFunc(Diff(r.Want, r.Now), func(c Change) bool { return c.Altered || c.Made || c.New > 0 })
 }
 
+// fills reports whether the table that stands is filled, and what it holds stays.
+func (r Repair) fills() bool { return r.Remedy == ByRefill || r.Remedy == ByMerge }
+
+// merged reports whether no set lacks what a merge writes, now as a read after it shows.
+func (r Repair) merged(now *Table) bool {
+	before, after := r.Now.setsByName(), now.setsByName()
+	return !slices.ContainsFunc(r.Written().Sets, func(s Set) bool {
+		return s.merges(before[s.Name]) && (after[s.Name] == nil || len(s.lacking(after[s.Name])) > 0)
+	})
+}
+
 // Repaired reports whether a table is as a repair should leave it, now as a read after it shows.
 // After a refill nothing is missing that it put back, and its owner's newer words stand. What the
 // repair left out is not missing.
 func (r Repair) Repaired(now *Table, lacking bool) bool {
-	if now == nil {
+	if now == nil || r.Remedy == ByMerge && !r.merged(now) {
 		return false
 	}
 	want := r.Written()
 	changes := Diff(want, now)
 	before, led, chains := map[string]Change{}, map[string]bool{}, want.chainsByName()
-	if r.Remedy == ByRefill {
+	if r.fills() {
 		for name := range now.jumps() {
 			led[name] = true
 		}

@@ -44,10 +44,11 @@ type writer struct {
 	rename  map[string]string
 	sets    map[string]*Set // those of rules that are not written yet
 	bound   map[string]*Chain
-	chained bool        // a rule names the one before it, and is refused without that
-	late    bool        // chains that belong to rules are made right before their rules
-	leftBy  []string    // devices that were left out
-	places  map[any]int // of the parts in their lists, once that is asked
+	chained bool            // a rule names the one before it, and is refused without that
+	late    bool            // chains that belong to rules are made right before their rules
+	stand   map[string]bool // keys of the elements that stand in the set that is written; nil: none do
+	leftBy  []string        // devices that were left out
+	places  map[any]int     // of the parts in their lists, once that is asked
 	// cut may send what was written and begin another batch; nil: all is one batch.
 	cut func() error
 }
@@ -264,6 +265,9 @@ func (w *writer) elements(s *Set, of func()) {
 	for i, e := range s.Elements {
 		if w.leaves(nft.Elements, s, i) {
 			continue // with both ends of an interval
+		}
+		if w.stand != nil && w.stand[elementKey(e)] {
+			continue
 		}
 		aged := e.aged(w.o.Age)
 		if isEnd(e) && !begun {
