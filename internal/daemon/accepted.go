@@ -221,6 +221,8 @@ func (d *Daemon) acceptNative(st *state, t *nativeTable, now nativeLearned) {
 			a.Chain = r.Name
 		case nft.Sets:
 			a.Set = r.Name
+		case nft.Rules:
+			a.Chain, a.Rule = r.Name, "the last jump to it"
 		}
 		st.accepted.fresh, st.accepted.at = append(st.accepted.fresh, a), time.Now()
 	}

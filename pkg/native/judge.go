@@ -279,8 +279,8 @@ func (e *Evidence) tookSet(name string, named func() bool) loss {
 	return noLoss
 }
 
-// replacedSet reports whether a commit that is not its owner's took all elements of a set, and wrote
-// some that are half as many at most.
+// replacedSet reports whether a commit that is not its owner's took all elements of a set, and
+// wrote half as many at most.
 func (e *Evidence) replacedSet(name string) bool {
 	d := e.last(func(d *Deed) int { return d.Elements[name] })
 	was, now := e.Was.setsByName()[name], e.Now.setsByName()[name]

@@ -77,7 +77,7 @@ const (
 }`
 	word = `table inet fw {
 	set banned { type ipv4_addr; elements = { 192.0.2.1, 192.0.2.2 }; }
-	chain input { type filter hook input priority 0; ip saddr @banned drop; jump ours; tcp dport 23 drop; }
+	chain input { type filter hook input priority 0; ip saddr @banned drop; tcp dport 23 drop; jump ours; }
 	chain fw2 { type filter hook output priority 0; tcp dport 25 drop; }
 	chain ours { tcp dport 22 accept; tcp dport 80 accept; }
 }`
@@ -172,6 +172,7 @@ var scenes = []struct {
 	{"nft delete rule, the only one of its chain", word, native.Stranger, []string{"delete rule inet fw fw2 handle HANDLE-of-fw2"}, native.Changed, native.NoRemedy},
 	{"nft delete rule, the only one of its table", wordOne, 0, []string{"delete rule inet fw input handle HANDLE-of-input"}, native.Changed, native.NoRemedy},
 	{"nft delete rule, one after the other", wordTwo, 0, []string{"delete rule inet fw input handle HANDLE-of-input", "flush chain inet fw input"}, native.Changed, native.NoRemedy},
+	{"nft delete rule, the only jump to a chain", word, native.Stranger, []string{"delete rule inet fw input handle HANDLE-of-input"}, native.Changed, native.NoRemedy},
 	{"nft delete rule, one of several", kubeProxy, native.Stranger, []string{"delete rule ip kube-proxy services handle HANDLE-of-services"}, native.Changed, native.NoRemedy},
 
 	{"nft delete rule, the only one of kube-proxy's chain", kubeProxy, native.Stranger, []string{"delete rule ip kube-proxy nat-prerouting handle HANDLE-of-nat-prerouting"}, native.Changed, native.NoRemedy},
@@ -221,6 +222,7 @@ var saidOf = map[string][]string{
 	"nft delete chain of a table that a word names":          {"chain fw2: 1 gone, 0 left"},
 	"nft flush chain and delete chain in one commit":         {"chain input: 3 gone, 0 left"},
 	"nft delete rule, the only one of its chain":             {"chain fw2: 1 gone, 0 left"},
+	"nft delete rule, the only jump to a chain":              {"rule ours: 1 gone, 0 left"},
 	"nft delete rule, the only one of its table":             {"chain input: 1 gone, 0 left"},
 	"nft delete rule, one after the other":                   {"chain input: 2 gone, 0 left"},
 	"nft delete rule, the only one of kube-proxy's chain":    {"chain nat-prerouting: 1 gone, 0 left"},

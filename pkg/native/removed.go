@@ -16,9 +16,9 @@ const (
 	MuchOfTable = 20
 )
 
-// A Removed is a part of a table from which much is gone.
+// A Removed is a part of a table from which much is gone, or a chain that lost all that led to it.
 type Removed struct {
-	Kind nft.ObjectKind // Tables, Chains or Sets
+	Kind nft.ObjectKind // Tables, Chains or Sets; Rules: the last jump to a chain that has rules
 	Name string         // of the chain or set
 	Gone int            // rules, or elements of a set
 	Left int
@@ -27,7 +27,8 @@ type Removed struct {
 
 // LargeRemovals returns the removals that are reported when they are learned as the owner's doing:
 // more than half of a table, or else of chains and sets; all of a chain to which packets still
-// come; and all of a set, by a commit that did nothing else. deeds are those since was, the oldest
+// come; all of a set, by a commit that did nothing else; and the last jump to a chain that keeps its
+// rules, where a commit only took. deeds are those since was, the oldest
 // first. A chain that goes with all that led to it, and a set that goes with all that named it, are
 // everyday work, and so is each deed that is known to be the owner's. Elements that packets add or
 // time takes do not count.
@@ -78,6 +79,27 @@ func largeRemovals(e Evidence) []Removed {
 			r.By = by
 			list = append(list, r)
 		}
+	}
+	if len(list) == 0 && slices.ContainsFunc(e.Deeds, (*Deed).pure) {
+		return e.unreached(led())
+	}
+	return list
+}
+
+// unreached returns the chains that stand with all their rules, and to which nothing leads any
+// more.
+func (e *Evidence) unreached(led map[string]bool) (list []Removed) {
+	now, before := e.Now.chainsByName(), map[string]bool{}
+	for name := range e.Was.jumps() {
+		before[name] = true
+	}
+	for i := range e.Was.Chains {
+		c := &e.Was.Chains[i]
+		stands := now[c.Name]
+		if c.Base || c.Bound || !before[c.Name] || led[c.Name] || len(c.Rules) == 0 || stands == nil || len(stands.Rules) < len(c.Rules) {
+			continue
+		}
+		list = append(list, Removed{Kind: nft.Rules, Name: c.Name, Gone: 1, By: e.last(func(d *Deed) int { return len(d.Rules) + len(d.Elements) })})
 	}
 	return list
 }

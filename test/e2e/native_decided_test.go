@@ -80,3 +80,22 @@ func onlyHandle(n *nodetest.Node, table, chain string) string {
 	}
 	return found[len(found)-1][1]
 }
+
+// TestMapReplaced: one commit takes all elements of kube-proxy's map and adds one. The elements
+// come back, and the one that was added stays.
+func TestMapReplaced(t *testing.T) {
+	onNative(t, func(n *nodetest.Node) {
+		n.Start(guardNative)
+		want := listed(n)
+		const added = "203.0.113.77 . tcp . 80"
+		nstest.CommandInput(n.T, "flush map ip kube-proxy service-ips\nadd element ip kube-proxy service-ips { "+added+" : drop }\n", "nft", "-f", "-")
+		if f := n.Healed(1); f.Outcome != "proved" || f.Kind != "emptied" {
+			n.Errorf("the record says %+v", f)
+		}
+		nstest.Command(n.T, "nft", "get", "element", "ip", "kube-proxy", "service-ips", "{ "+added+" }")
+		nstest.Command(n.T, "nft", "delete", "element", "ip", "kube-proxy", "service-ips", "{ "+added+" }")
+		if got := listed(n); got != want {
+			n.Errorf("without the element that was added the table has %d bytes of nft's text, want %d", len(got), len(want))
+		}
+	})
+}
