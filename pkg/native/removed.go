@@ -16,7 +16,7 @@ const (
 	MuchOfTable = 20
 )
 
-// A Removed is a part of a table from which much is gone, or a chain that lost all that led to it.
+// A Removed is a part of a table from which much is gone, or a chain to which nothing leads.
 type Removed struct {
 	Kind nft.ObjectKind // Tables, Chains or Sets; Rules: the last jump to a chain that has rules
 	Name string         // of the chain or set
@@ -27,11 +27,11 @@ type Removed struct {
 
 // LargeRemovals returns the removals that are reported when they are learned as the owner's doing:
 // more than half of a table, or else of chains and sets; all of a chain to which packets still
-// come; all of a set, by a commit that did nothing else; and the last jump to a chain that keeps its
-// rules, where a commit only took. deeds are those since was, the oldest
-// first. A chain that goes with all that led to it, and a set that goes with all that named it, are
-// everyday work, and so is each deed that is known to be the owner's. Elements that packets add or
-// time takes do not count.
+// come; all of a set, by a commit that did nothing else; and the last jump to a chain that keeps
+// its rules, where a commit only took. deeds are those since was, the oldest first. A chain that
+// goes with all that led to it, and a set that goes with all that named it, are everyday work, and
+// so is each deed that is known to be the owner's. Elements that packets add or time takes do not
+// count.
 func LargeRemovals(was, now *Table, deeds []*Deed) []Removed {
 	return slices.DeleteFunc(largeRemovals(Evidence{Was: was, Now: now, Deeds: deeds}), func(r Removed) bool {
 		return r.By != nil && r.By.By == Owner
