@@ -8,7 +8,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 )
 
-// NativeCounts counts what the guarded native tables ought to hold.
+// NativeCounts counts the expected content of the guarded native tables.
 func (s Status) NativeCounts() (all Counts) {
 	for _, t := range s.Native {
 		all.Rules, all.Chains, all.Elements = all.Rules+t.Rules, all.Chains+t.Chains, all.Elements+t.Elements
@@ -56,7 +56,7 @@ func (s Status) GuardedText(number func(int) string) string {
 	return text + ", and " + native + " of native tables"
 }
 
-// NativeText counts what the guarded native tables ought to hold, in the words of GuardedText.
+// NativeText counts the expected content of the guarded native tables, in the words of GuardedText.
 func (s Status) NativeText(number func(int) string) string {
 	native := s.NativeCounts()
 	words := Lost{Rules: native.Rules, Chains: native.Chains, Elements: native.Elements}.words(number)
@@ -67,7 +67,7 @@ func (s Status) NativeText(number func(int) string) string {
 	return strings.Join(words[:last], ", ") + " and " + words[last]
 }
 
-// Text counts what was lost: "62 rules, 16 chains, 3 jumps". Of what was not lost it says nothing.
+// Text counts what was lost: "62 rules, 16 chains, 3 jumps". It leaves out counts of zero.
 func (l Lost) Text(number func(int) string) string {
 	if words := l.words(number); len(words) > 0 {
 		return strings.Join(words, ", ")

@@ -89,7 +89,7 @@ type nativeRealm struct {
 	loss      *nativeLoss                    // the open one; nil while nothing is to be put back
 	waiting   map[tableid.TableID]*api.Flush // records of tables that are lost and not put back
 	limit     *reload.Limiter
-	readmit   retry     // of what is in quarantine
+	readmit   retry     // of parts in quarantine
 	calmAt    time.Time // until then something keeps flushing
 	wrote     time.Time // when another process was last heard to commit
 	disk      nativeDisk
@@ -121,7 +121,7 @@ type nativeTable struct {
 	// accept: an operator has accepted what became of it.
 	accept bool
 	// rehearsal asks the kernel whether it would take the table again. refused is why it would not,
-	// and refusedParts what of the table; empty for all of it.
+	// and refusedParts the parts of the table; empty for all of it.
 	rehearsal    rehearsal
 	refused      trouble
 	refusedParts []native.Held

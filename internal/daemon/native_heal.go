@@ -206,7 +206,7 @@ func (d *Daemon) hearAndSight(ctx context.Context, st *state, wanted func(*nativ
 
 // writeNative writes all repairs in one transaction, with the witnesses that are gone. Where the
 // kernel refuses that, and not only parts of tables, each table is written by itself: one bad table
-// is not to cost the others. It returns what was written, after an error too.
+// is not to cost the others. It returns the repairs that were written, after an error too.
 func (d *Daemon) writeNative(ctx context.Context, st *state, plan nativePlan) (done []native.Repair, err error) {
 	left, err := d.cfg.Native.Kernel.Write(plan.seen.Genid, plan.repairs, plan.witnesses)
 	var refused *nft.RefusedError

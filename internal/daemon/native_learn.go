@@ -62,8 +62,8 @@ func (d *Daemon) learnBefore(ctx context.Context, st *state, c native.Commit) {
 	}
 }
 
-// adopt makes what was read of a table what ought to be in force. What is in quarantine stays
-// there, but for what its owner has decided about.
+// adopt makes the content of a table that was read the expected content. Parts in quarantine stay
+// there, but for those that its owner has decided about.
 func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 	r, t := &st.native, st.native.tables[now.id]
 	moved := t.want == nil || t.digest != now.Digest

@@ -36,7 +36,7 @@ func (d *Daemon) hold(st *state, t *nativeTable, held []native.Held) {
 	r.disk.changed(now)
 }
 
-// holdOn takes up what an owner's newer table makes of the quarantine. A table that its owner made
+// holdOn updates the quarantine after an owner has changed its table. A table that its owner made
 // again is its word, and so is a chain that it wrote again.
 func (d *Daemon) holdOn(ctx context.Context, st *state, t *nativeTable, now nativeLearned) {
 	var still []native.Held
@@ -52,7 +52,7 @@ func (d *Daemon) holdOn(ctx context.Context, st *state, t *nativeTable, now nati
 	}
 }
 
-// holdRefused puts into quarantine what a proved repair left out, next to what was there before.
+// holdRefused puts the parts that a proved repair left out into quarantine, next to those before.
 func (d *Daemon) holdRefused(ctx context.Context, st *state, repair native.Repair, before []native.Held) {
 	id := repair.Want.ID
 	t := st.native.tables[id]
@@ -66,7 +66,7 @@ func (d *Daemon) holdRefused(ctx context.Context, st *state, repair native.Repai
 	d.hold(st, t, slices.Concat(still, lasting(refused)))
 }
 
-// logHeld logs what a replay left out of a native table.
+// logHeld logs the parts that a replay left out of a native table.
 func logHeld(ctx context.Context, id tableid.TableID, held []native.Held) {
 	log, waiting := klog.FromContext(ctx), 0
 	missing := slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return h.Waits })
@@ -126,7 +126,7 @@ func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID
 	case t == nil: // one process owns it now
 		return nil
 	case nativeLost(f.Verdict) || seen.Tables[id] == nil:
-		t.touch(time.Now(), time.Now(), true) // a read says what becomes of it
+		t.touch(time.Now(), time.Now(), true) // a read judges it
 		return nil
 	case f.Verdict == native.Changed:
 		d.adoptNative(ctx, st, id, seen, f)
@@ -209,7 +209,7 @@ func (d *Daemon) dismissHeld(ctx context.Context, st *state) (lost, waiting int)
 	return lost, waiting
 }
 
-// lasting returns what of a refusal is tried again: not what time or packets take away.
+// lasting returns the refused parts that are tried again: not those that time or packets take away.
 func lasting(held []native.Held) []native.Held {
 	return slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return h.Fleeting })
 }
@@ -229,7 +229,7 @@ func partsLeft(held []native.Held) error {
 	return fmt.Errorf("%s%s %w: %s", held[0].Text, more, errPartsLeft, held[0].Why)
 }
 
-// publishHeld returns what of a table is in quarantine as a Status has it. What waits comes last.
+// publishHeld returns a table's parts in quarantine for a Status. Parts that wait come last.
 func publishHeld(held []native.Held) (list []api.NativeQuarantined) {
 	sorted := slices.SortedStableFunc(slices.Values(held), func(a, b native.Held) int { return cmp.Compare(truth(a.Waits), truth(b.Waits)) })
 	for _, h := range sorted[:min(len(sorted), api.QuarantinedShown)] {

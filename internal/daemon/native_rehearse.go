@@ -29,12 +29,12 @@ type rehearsal struct {
 	of    *native.Table // what is rehearsed; nil: the next one begins
 	from  int           // where the next piece begins
 	began time.Time
-	found []native.Held // what was refused so far
+	found []native.Held // refused so far
 	whole error         // a piece was refused as a whole
 	first error
 }
 
-// plan plans a rehearsal of what was learned. One that goes on is followed by another one.
+// plan plans a rehearsal of learned content. One that is under way is followed by another.
 func (h *rehearsal) plan(now time.Time) {
 	if h.at.IsZero() {
 		h.at = now
@@ -99,7 +99,7 @@ func (d *Daemon) rehearse(ctx context.Context, st *state, id tableid.TableID, t 
 	}
 }
 
-// take takes up what of a piece was refused. What several pieces name counts once.
+// take notes the refused parts of a piece. A part that several pieces name counts once.
 func (h *rehearsal) take(e *native.UnreplayableError) {
 	if h.first == nil {
 		h.first = e.Why
@@ -118,7 +118,7 @@ func (h *rehearsal) take(e *native.UnreplayableError) {
 	}
 }
 
-// report says what of a table the kernel would refuse.
+// report logs the parts of a table that the kernel would refuse.
 func (h *rehearsal) report(ctx context.Context, id tableid.TableID, t *nativeTable) {
 	log := klog.FromContext(ctx)
 	t.refusedParts = nil

@@ -49,7 +49,7 @@ type nativeReturned struct {
 	diff  api.TableDiff   // of what stood and what was written
 	wrote bool            // the kernel took the write
 	proof *native.Ruleset // what the last read shows; nil: nothing was read after the write
-	held  []native.Held   // what was left out of the write
+	held  []native.Held   // left out of the write
 }
 
 // proved reports whether a read shows the generation in force, perhaps less devices that the node

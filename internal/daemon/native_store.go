@@ -59,7 +59,7 @@ type storedNativeTable struct {
 	ID      string         `json:"id"` // of its generation
 	Witness string         `json:"witness,omitempty"`
 	Verdict native.Verdict `json:"verdict"`
-	// Held is what of the table is in quarantine, and HeldFor the flush that took it.
+	// Held are the table's parts in quarantine, and HeldFor the flush that took them.
 	Held    []native.Held `json:"held,omitempty"`
 	HeldFor string        `json:"heldFor,omitempty"`
 

@@ -16,7 +16,7 @@ import (
 type pageRecord struct {
 	api.Flush
 	Where, Absent, Noticed  string
-	LostFirst, LostRest     string // what the flush took, the first count apart
+	LostFirst, LostRest     string // the counts of the loss, the first one apart
 	Class                   string // of its outcome
 	KindMeans, OutcomeMeans string
 	Groups                  []pageGroup

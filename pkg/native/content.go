@@ -342,7 +342,7 @@ func (t *Table) jumps() iter.Seq[string] {
 	}
 }
 
-// referred is what the rules and elements of a table name.
+// referred are the names in the rules and elements of a table.
 type referred struct{ chains, sets map[string]bool }
 
 func (t *Table) refersTo() referred {

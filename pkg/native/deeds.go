@@ -26,7 +26,7 @@ type Deed struct {
 	ByName bool
 	// Rules and Elements are how many went from each chain and set that stayed or went.
 	Rules, Elements map[string]int
-	Chains          map[string]int // those that went
+	Chains          map[string]int // deleted ones
 	Lost            int            // chains, sets, objects and flowtables that went
 	New             int            // whatever came or was altered, the table aside
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A fate is what a rule may do to packets that match it. A rule without one only looks and counts.
+// A fate is an effect that a rule may have on matching packets. A rule without one only counts.
 type fate uint8
 
 const (
@@ -110,7 +110,7 @@ func (f *fateFinder) chain(i int) fate {
 // the whole table keeps it from: behind a missing return to a masquerade, behind a missing drop to
 // an accept. So no rule is written behind one that decides and is missing, but:
 //
-//   - A rule that only drops keeps nothing in, and one that only counts does nothing.
+//   - A rule that only drops lets nothing in, and a rule that only counts changes nothing.
 //   - Behind a missing accept another accept lets in only what the whole lets in, unless the table
 //     translates: there an accept keeps a packet from that.
 //   - A chain that lacks a rule counts as one that is missing itself where a rule leads there,
@@ -171,8 +171,8 @@ func mayLead(r Rule) (may bool) {
 	return may
 }
 
-// waits reports whether a rule with these fates must not stand behind rules of which those are
-// lost.
+// waits reports whether a rule with these fates must not be written behind missing rules with the
+// lost ones.
 func (f *fateFinder) waits(of, lost fate) bool {
 	switch {
 	case lost == 0, of == 0, of == fateKeeps:

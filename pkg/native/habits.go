@@ -28,7 +28,7 @@ const (
 	OneAlone
 )
 
-// Habits are what an owner does in its own tables that else looks like a flush of a part.
+// Habits are an owner's ways in its own tables that look like a flush of a part.
 type Habits struct {
 	// Known: the program that writes the table is known. Of others each deletion by name counts as
 	// its owner's.

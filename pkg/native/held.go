@@ -38,7 +38,7 @@ func (h *holder) words() *words {
 	return &words{family: h.t.ID.Family, chains: h.t.chainsByName(), sets: h.t.setsByName()}
 }
 
-// list returns what is held, in the order of the table.
+// list returns the held parts, in the order of the table.
 func (h *holder) list() (list []Held) {
 	if len(h.held) == 0 {
 		return nil
@@ -117,7 +117,7 @@ func (h *holder) neighbour(c *contents, s Spot, step int) Digest {
 	return Digest{}
 }
 
-// reduced returns the table without what is held.
+// reduced returns the table without the held parts.
 func (h *holder) reduced() *Table {
 	if len(h.held) == 0 {
 		return h.t

@@ -23,8 +23,8 @@ type hold struct {
 	waits bool // it could be had, and waits for a rule in front of it
 }
 
-// A holder finds everything that has to be left out of a replay together with what the kernel
-// refuses: what belongs to it, what names it, and the rules that must not stand without it.
+// A holder finds the parts that a replay has to leave out together with a refused part: those that
+// belong to it, those that name it, and the rules that must not be in force without it.
 type holder struct {
 	t *Table
 	// writes reports whether the replay writes something. What stands already stays.
@@ -53,7 +53,7 @@ func newHolder(t *Table, writes func(Spot) bool, held map[Spot]hold) *holder {
 	return h
 }
 
-// indexed returns a holder that finds what expressions name.
+// indexed returns a holder that finds the parts that expressions name.
 func indexed(t *Table) *holder {
 	h := &holder{t: t, held: map[Spot]hold{}, chains: map[string]int{}, sets: map[string]int{}, plain: true}
 	for i := range t.Chains {
@@ -78,7 +78,7 @@ func (h *holder) nameless(s Spot) bool {
 	return false
 }
 
-// eachOwner calls f for each rule and each element of what has a name of its own, with the
+// eachOwner calls f for each rule and element of chains and sets with names of their own, with the
 // expressions of the rule; for an element with those of a rule that has its verdict or its object.
 func (h *holder) eachOwner(f func(owner Spot, list []byte)) {
 	for i := range h.t.Chains {
@@ -97,7 +97,7 @@ func (h *holder) eachOwner(f func(owner Spot, list []byte)) {
 	}
 }
 
-// expressionsOf returns what an element says as the expressions of a rule would.
+// expressionsOf returns an element as the expressions of a rule that says the same.
 func expressionsOf(s *Set, e Element) (list []byte) {
 	say := func(name string, data []byte) {
 		expression := appendNested(nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, name, 1), unix.NFTA_EXPR_DATA, data)
@@ -174,7 +174,7 @@ func (h *holder) take(s Spot, why string) bool {
 	return true
 }
 
-// owner returns the rule or element to which something belongs, or what has a name of its own.
+// owner returns the rule or element to which a part belongs, or the part if it has its own name.
 func (h *holder) owner(s Spot) Spot {
 	if owner, ok := h.owners[h.whole(s)]; ok {
 		return owner
@@ -233,7 +233,7 @@ func (h *holder) close() {
 	})
 }
 
-// holdNaming holds what is in something that is held, or names it.
+// holdNaming holds the parts that are in a held part, or name it.
 func (h *holder) holdNaming() {
 	h.eachOwner(func(owner Spot, list []byte) {
 		if _, held := h.held[owner]; held || !h.writes(owner) {

@@ -224,7 +224,7 @@ func (e *Evidence) hadSeveral() bool {
 	return had > 1
 }
 
-// tookChain returns what became of a chain that lost its last rule, or that is gone.
+// tookChain judges a chain that lost its last rule, or is gone.
 func (e *Evidence) tookChain(was *Chain, gone bool) loss {
 	d, habit := e.last(func(d *Deed) int { return d.Rules[was.Name] }), e.Habits.chain(was)
 	if deleted := e.last(func(d *Deed) int { return d.Chains[was.Name] }); gone && deleted != nil {
@@ -315,7 +315,7 @@ func (e *Evidence) unprotected(was *Chain) bool {
 	})
 }
 
-// leftSiblings reports whether a rule stands with the comment of one that the chain had.
+// leftSiblings reports whether the table has a rule with the comment of one that the chain had.
 func (e *Evidence) leftSiblings(was *Chain) bool {
 	return slices.ContainsFunc(was.Rules, func(r Rule) bool {
 		of := r.comment()

@@ -45,8 +45,8 @@ func (k *Kernel) setWitness(family tableid.Family, w Witness) {
 }
 
 // Write writes repairs, and plants witnesses by their nonces, in one transaction that the kernel
-// takes at that genid only. What the kernel refuses of a table is left out, with what must not be
-// written without it, and the transaction is sent again: each repair says what it lacks then. It
+// takes at that genid only. Parts of a table that the kernel refuses are left out, with those that
+// must not be written without them, and the transaction is sent again: Repair.Held names them. It
 // returns the network devices that the node lacks and that were left out. The error is nft.ErrStale
 // if another process wrote, or a *nft.RefusedError.
 func (k *Kernel) Write(genid uint32, repairs []Repair, witnesses map[tableid.Family]string) (left []string, err error) {

@@ -35,10 +35,10 @@ func (t *Table) With(held []Held) (whole *Table, fresh map[Spot]bool, still []He
 	return &w, m.fresh, kept(held, func(i int) bool { return stays[i] })
 }
 
-// A merger puts what is held into a table.
+// A merger puts held parts into a table.
 type merger struct {
 	t            *Table
-	c            *contents // of what stands
+	c            *contents // of the table as it is
 	fresh        map[Spot]bool
 	chains, sets map[string]int
 	rules        map[int][]mergedRule // of the chains that get some
@@ -50,7 +50,7 @@ type mergedRule struct {
 	digest Digest
 }
 
-// valid reports whether it has what its kind says: it may come from a file.
+// valid reports whether it has the data of its kind: it may come from a file.
 func (of Held) valid() bool {
 	switch of.Kind {
 	case nft.Chains:
@@ -172,8 +172,8 @@ func (m *merger) rule(of Held) bool {
 	return true
 }
 
-// belongings adds what belongs to a rule or element, and returns the rule. Sets get another name
-// where the kernel has given theirs to others since. Those of chains do not come again.
+// belongings adds the parts that belong to a rule or element, and returns the rule. Sets get
+// another name where the kernel has given theirs to others since. Sets of chains do not come again.
 func (m *merger) belongings(of Held) Rule {
 	w := &writer{rename: map[string]string{}}
 	for _, s := range of.Sets {

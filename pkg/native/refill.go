@@ -33,7 +33,7 @@ func (t *Table) refill(b *nft.Batch, now *Table, o Options, merge bool) (left []
 	return r.w.leftBy, err
 }
 
-// prepareRefill finds what has to be written.
+// prepareRefill finds the parts that have to be written.
 func prepareRefill(b *nft.Batch, t, now *Table, o Options, merge bool) *refill {
 	r := newRefill(b, t, now, o)
 	led := map[string]bool{}

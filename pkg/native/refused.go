@@ -11,23 +11,23 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// refusalsMost bounds how often a transaction is written again without what the kernel refused.
+// refusalsMost bounds how often a transaction is written again without refused parts.
 const refusalsMost = 64
 
-// A seeker finds what refused messages of a batch say, while the batch is written once more.
+// A seeker finds the parts of refused messages, while their batch is written once more.
 type seeker struct {
 	messages []int
 	hits     int // of these, so many say something that can be left out
 	found    []sought
 }
 
-// A sought is what one message writes: something of a table, or so many elements from there on.
+// A sought is the content of one message: a part of a table, or so many elements from there on.
 type sought struct {
 	spot Spot
 	n    int
 }
 
-// wrote notes what the message said that was written last.
+// wrote notes the part that the last message writes.
 func (w *writer) wrote(kind nft.ObjectKind, of any, in, n int) {
 	s := w.o.seek
 	if s == nil || !slices.Contains(s.messages, w.b.Messages()) {
@@ -58,7 +58,7 @@ func (w *writer) place(of any) int {
 	return w.places[of]
 }
 
-// leaves reports whether something is left out of what is written: it is held, or stands already.
+// leaves reports whether the writer leaves a part out: it is held, or is in force already.
 func (w *writer) leaves(kind nft.ObjectKind, of any, in int) bool {
 	if len(w.o.held) == 0 && w.o.fresh == nil {
 		return false
@@ -75,7 +75,7 @@ func (w *writer) leaves(kind nft.ObjectKind, of any, in int) bool {
 }
 
 // position returns the handle of the rule before which a rule goes, and how it is written: at the
-// end, but into a chain of which rules stand.
+// end, unless the chain has rules already.
 func (w *writer) position(c *Chain, at int) (uint64, netlink.HeaderFlags) {
 	if w.o.fresh != nil {
 		for _, r := range c.Rules[at+1:] {
@@ -99,13 +99,13 @@ func (w *writer) add(s *Set) error {
 	return nil
 }
 
-// blames reports whether a refusal is for what a message says, and not for want of memory.
+// blames reports whether a refusal is for the content of a message, and not for want of memory.
 func blames(refused *nft.RefusedError) bool {
 	return !slices.ContainsFunc([]error{unix.ENOMEM, unix.ENOBUFS, unix.EINTR, unix.EAGAIN}, func(e error) bool { return errors.Is(refused.Errno, e) })
 }
 
-// Held returns what of the repair was left out of the last write, because the kernel refused it or
-// what it needs, in the order of the table.
+// Held returns the parts that the last write left out, because the kernel refused them or others
+// that they need, in the order of the table.
 func (r Repair) Held() []Held {
 	h := newHolder(r.Want, nil, r.held)
 	return h.list()
@@ -114,7 +114,7 @@ func (r Repair) Held() []Held {
 // Whole reports whether nothing of the repair was left out.
 func (r Repair) Whole() bool { return len(r.held) == 0 }
 
-// Written returns the table that the repair makes: Want, less what is left out.
+// Written returns the table that the repair makes: Want, less the parts that are left out.
 func (r Repair) Written() *Table {
 	if r.Whole() {
 		return r.Want
@@ -128,8 +128,8 @@ func (r *Repair) Leave(s Spot, why string) bool {
 	return r.leave([]sought{{s, 1}}, why)
 }
 
-// leave is Leave for what messages say. Of several elements in one message it is not known which is
-// refused; they get messages of their own for the next try.
+// leave is Leave for the content of messages. Which of several elements in one message is refused
+// is not known; they get messages of their own for the next try.
 func (r *Repair) leave(found []sought, why string) (any bool) {
 	h := newHolder(r.Want, r.writes(), r.held)
 	for _, f := range found {
@@ -154,7 +154,7 @@ func (r *Repair) leave(found []sought, why string) (any bool) {
 	return any
 }
 
-// writes returns what the repair writes; the rest stands.
+// writes returns a function that reports whether the repair writes a part.
 func (r *Repair) writes() func(Spot) bool {
 	switch {
 	case r.fresh != nil:
@@ -165,8 +165,8 @@ func (r *Repair) writes() func(Spot) bool {
 	return func(Spot) bool { return true }
 }
 
-// leaveRefused leaves out of repairs what the kernel refused of their transaction, and reports
-// whether it is worth another try.
+// leaveRefused leaves the parts out of repairs that the kernel refused in their transaction. It
+// reports whether it is worth another try.
 func leaveRefused(refused *nft.RefusedError, repairs []Repair, witnesses func(b *nft.Batch) error) bool {
 	if !blames(refused) {
 		return false
@@ -195,8 +195,8 @@ func leaveRefused(refused *nft.RefusedError, repairs []Repair, witnesses func(b 
 	return any
 }
 
-// Admission returns what puts held parts into a table that stands, and those of them that are still
-// held: not what stands again, or what its owner has decided about since.
+// Admission returns the repair that puts held parts into a table, and the parts that are still
+// held: not those that are in force again, or that the owner has decided about since.
 func Admission(now *Table, held []Held) (r Repair, still []Held) {
 	whole, fresh, still := now.With(held)
 	return Repair{Remedy: ByAdmission, Want: whole, Now: now, fresh: fresh}, still

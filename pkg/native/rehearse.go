@@ -12,7 +12,7 @@ import (
 type UnreplayableError struct {
 	Table tableid.TableID
 	Why   error // the first refusal
-	// Parts are what of the table would not come back, and what could not come back without that.
+	// Parts are the refused parts of the table, and those that could not come back without them.
 	// There are none if the kernel refuses the table as a whole.
 	Parts []Held
 }
@@ -123,7 +123,7 @@ type cutter struct {
 	taken              map[Spot]bool
 }
 
-// unit takes a part of the table, and what it names, if it is of this piece.
+// unit takes a part of the table, and the parts that it names, if it is of this piece.
 func (p *cutter) unit(s Spot, names func() []byte) {
 	switch {
 	case p.at >= p.to && p.next == 0:
@@ -143,7 +143,7 @@ func (p *cutter) unit(s Spot, names func() []byte) {
 	p.at++
 }
 
-// piece returns what was taken. What belongs to a rule is whole.
+// piece returns the parts that were taken. A part that belongs to a rule is whole.
 func (p *cutter) piece() *Table {
 	t := *p.t
 	t.Chains, t.Sets = nil, nil

@@ -16,9 +16,9 @@ type Repair struct {
 	Now    *Table        // for ByRefill and ByMerge
 	Age    time.Duration // since Want was read
 
-	held   map[Spot]hold // what is left out
+	held   map[Spot]hold // left out
 	single map[int]bool  // sets of which each element has a message of its own
-	fresh  map[Spot]bool // for ByAdmission: what does not stand
+	fresh  map[Spot]bool // for ByAdmission: missing parts
 }
 
 func (r Repair) write(b *nft.Batch) (left []string, err error) { return r.writeSought(b, nil) }
@@ -71,10 +71,10 @@ func (r Repair) emptied() bool {
 		!slices.ContainsFunc(Diff(r.Want, r.Now), func(c Change) bool { return c.Altered || c.Made || c.New > 0 })
 }
 
-// fills reports whether the table that stands is filled, and what it holds stays.
+// fills reports whether the repair fills the present table, whose content stays.
 func (r Repair) fills() bool { return r.Remedy == ByRefill || r.Remedy == ByMerge }
 
-// merged reports whether no set lacks what a merge writes, now as a read after it shows.
+// merged reports whether a read after a merge shows all elements that it writes.
 func (r Repair) merged(now *Table) bool {
 	before, after := r.Now.setsByName(), now.setsByName()
 	return !slices.ContainsFunc(r.Written().Sets, func(s Set) bool {

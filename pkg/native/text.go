@@ -107,7 +107,7 @@ func Difference(was, now *Table) (lost, got []Line) {
 	return linesWithout(before, after), linesWithout(after, before)
 }
 
-// A keyedLine is a line, and for a rule what it is the text of.
+// A keyedLine is a line, with the rule's key if it is a rule's text.
 type keyedLine struct {
 	Line
 	digest Digest

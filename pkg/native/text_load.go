@@ -60,7 +60,7 @@ func init() {
 	}
 }
 
-// A loaded is what an expression reads from outside of the rule.
+// A loaded is a value that an expression reads from outside of the rule.
 type loaded struct {
 	text string
 	kind *dataType

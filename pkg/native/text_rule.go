@@ -14,7 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A term is what a register holds at one place of a rule, in words.
+// A term is the content of a register at one place of a rule, in words.
 type term struct {
 	text string
 	kind *dataType
@@ -25,7 +25,7 @@ type term struct {
 	mask, xor []byte
 	swapped   bool // the value is in the other byte order than kind says
 	shifted   bool
-	implies   layer   // what a comparison of it says is implied by a header of that layer
+	implies   layer   // a header of that layer implies a comparison of it
 	fields    []field // that a load of several has, one behind the other
 	// parts are the types of a map's data with several fields.
 	parts []*dataType
@@ -114,7 +114,7 @@ func (s *sentence) expression(e expression) bool {
 	return known.say(s, e)
 }
 
-// placeholder stands for an expression, and for what it leaves in a register.
+// placeholder is the text of an expression without words, and of its result in a register.
 func (s *sentence) placeholder(e expression) {
 	text := "[" + name(e.name)
 	data := e.data
@@ -168,7 +168,7 @@ func (s *sentence) store(register uint32, t term) {
 	}
 }
 
-// at returns what a register holds.
+// at returns the content of a register.
 func (s *sentence) at(register uint32) term {
 	if t, known := s.registers[place(register)]; known {
 		return t
@@ -335,7 +335,7 @@ func (s *sentence) know(t term, value []byte) {
 	}
 }
 
-// lookUp says that a key is in a set, or what a map has for it.
+// lookUp is the text of a lookup: a key is in a set, or the value that a map has for it.
 func (s *sentence) lookUp(e expression) bool {
 	set := s.w.sets[nft.String(attrOf(e.data, unix.NFTA_LOOKUP_SET))]
 	size := 0
@@ -368,7 +368,7 @@ func (s *sentence) lookUp(e expression) bool {
 	return true
 }
 
-// bitwise says what is done with the bits of a register.
+// bitwise is the text of an operation on the bits of a register.
 func (s *sentence) bitwise(e expression) bool {
 	const byMask, left, right = 0, 1, 2
 	t := s.at(e.number(unix.NFTA_BITWISE_SREG))

@@ -140,7 +140,7 @@ func (w *words) elements(s *Set, kinds []*dataType, depth int, all bool) (texts 
 	return texts
 }
 
-// element says an element's key and what a map has for it.
+// element is the text of an element: its key, and a map's value for it.
 func (w *words) element(s *Set, p span, kinds []*dataType, depth int) string {
 	e := p.element
 	text := "*"
@@ -171,7 +171,7 @@ func (w *words) element(s *Set, p span, kinds []*dataType, depth int) string {
 	return text
 }
 
-// data says what a map has for a key. A map of ranges has two values for each.
+// data is the text of a map's value. A map of ranges has two for each key.
 func (w *words) data(s *Set, value []byte) string {
 	kinds := typesOf(number(s.Attrs, unix.NFTA_SET_DATA_TYPE))
 	if len(kinds) == 1 && kinds[0].size != 0 && len(value) == 2*((kinds[0].size+3)&^3) {
@@ -180,7 +180,7 @@ func (w *words) data(s *Set, value []byte) string {
 	return typed(value, nil, kinds)
 }
 
-// setOfRule says a set by its name or, if it belongs to the rule, by what is in it.
+// setOfRule is the text of a set: its name or, if it belongs to the rule, its elements.
 func (w *words) setOfRule(called string, kinds []*dataType, depth int) string {
 	s := w.sets[called]
 	if s == nil || !s.Anonymous() || !w.inlines(1+len(s.Elements), depth) {

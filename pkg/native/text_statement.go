@@ -21,7 +21,7 @@ func (s *sentence) sayIf(text string) bool {
 	return text != ""
 }
 
-// nat says a translation, to addresses and ports or to what a map has.
+// nat is the text of a translation, to addresses and ports or to a map's value.
 func (s *sentence) nat(e expression) bool {
 	const (
 		source = 0
@@ -163,7 +163,7 @@ func limitWords(data []byte) string {
 	return text
 }
 
-// quotaWords says a quota, less what was used of it.
+// quotaWords is the text of a quota without the bytes that were used.
 func quotaWords(data []byte) string {
 	const over, depleted = 1, 2
 	size, err := nft.AttrUint64(attrOf(data, unix.NFTA_QUOTA_BYTES))
@@ -288,7 +288,7 @@ func (s *sentence) reject(e expression) bool {
 	return true
 }
 
-// update says what a rule does to an element of a set.
+// update is the text of a rule's change of an element of a set.
 func (s *sentence) update(e expression) bool {
 	called := nft.String(attrOf(e.data, unix.NFTA_DYNSET_SET_NAME))
 	set := s.w.sets[called]

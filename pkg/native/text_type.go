@@ -95,7 +95,7 @@ func (d *dataType) flagWords(n uint64) string {
 	return strings.Join(all, ",")
 }
 
-// sayPrefix says a value of which the first so many bits count.
+// sayPrefix is the text of a value with so many significant bits.
 func (d *dataType) sayPrefix(value []byte, length int) string {
 	if d != nil && d.style == interfaceName {
 		return strconv.Quote(string(value[:length/8]) + "*")

@@ -17,7 +17,7 @@ import (
 // name, the witness has a random end behind it.
 const WitnessName = "canaryd-witness"
 
-// A Witness is what is known of the witness of one family.
+// A Witness is the state of the witness of one family.
 type Witness struct {
 	Nonce string // in its comment; empty: none stands
 	Table string // its name; empty: none stands

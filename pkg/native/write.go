@@ -24,9 +24,9 @@ type Options struct {
 	// the node has it no more; nil: it has all. A kernel may refuse a whole transaction for one.
 	Lacks func(of nft.ObjectKind, device string) bool
 
-	held   map[Spot]hold // what is left out
+	held   map[Spot]hold // left out
 	single map[int]bool  // sets of which each element has a message of its own
-	fresh  map[Spot]bool // what does not stand yet; nil: nothing does
+	fresh  map[Spot]bool // missing parts; nil: all are
 	seek   *seeker
 }
 
