@@ -402,8 +402,9 @@ func (d *Daemon) deedsUpTo(id tableid.TableID, t *nativeTable, genid uint32) (kn
 func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID, seen nativeSight, f native.Finding) {
 	d.nativeBack(ctx, st, id)
 	if seen.Tables[id] != nil {
-		if f.Verdict == native.Changed {
-			d.acceptNative(st, st.native.tables[id], seen.learned(id))
+		// Elements that packets add and time takes are no content, so their flush is no change.
+		if t := st.native.tables[id]; f.Verdict == native.Changed || t.want.Fleeting() {
+			d.acceptNative(st, t, seen.learned(id))
 		}
 		d.adopt(ctx, st, seen.learned(id))
 		st.native.tables[id].finding = f

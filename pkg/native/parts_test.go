@@ -1,6 +1,7 @@
 package native_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -158,4 +160,60 @@ func partsOf(table *native.Table) (parts []tablePart) {
 		add(kind, s.Name)
 	}
 	return parts
+}
+
+// TestAFlushedBlocklistIsSaid: elements with timeouts are no content, because time takes them. One
+// commit that takes several and leaves none is said all the same, and one by one they are not.
+func TestAFlushedBlocklistIsSaid(t *testing.T) {
+	const table = `table inet fw {
+	set banned {
+		type ipv4_addr
+		flags interval,timeout
+		timeout 1h
+		elements = { 10.0.0.0/8, 192.0.2.1 }
+	}
+	set seen {
+		type ipv4_addr
+		flags timeout
+		timeout 1h
+		elements = { 192.0.2.1, 192.0.2.2, 192.0.2.3 }
+	}
+}
+`
+	for _, test := range []struct {
+		command, set string
+		took         int
+		want         string // empty: nothing is said
+	}{
+		{"flush set inet fw banned", "banned", 4, "banned: 2 gone, 0 left"},
+		{"flush set inet fw seen", "seen", 3, "seen: 3 gone, 0 left"},
+		{"delete element inet fw seen { 192.0.2.1 }", "seen", 1, ""},
+		{"delete element inet fw seen { 192.0.2.1, 192.0.2.2 }", "seen", 2, ""},
+	} {
+		t.Run(test.command, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "nft")
+				conn := dial(t)
+				id := tableid.Inet.Table("fw")
+				read := func() *native.Table {
+					t.Helper()
+					all, err := native.Capture(conn, func(nft.Table) bool { return true })
+					if err != nil {
+						t.Fatal(err)
+					}
+					return all.Tables[id]
+				}
+				nstest.CommandInput(t, table, "nft", "-f", "-")
+				was := read()
+				nstest.Command(t, "nft", test.command)
+				said := ""
+				for _, r := range native.LargeRemovals(was, read(), []*native.Deed{{Elements: map[string]int{test.set: test.took}}}) {
+					said += fmt.Sprintf("%s: %d gone, %d left", r.Name, r.Gone, r.Left)
+				}
+				if said != test.want {
+					t.Errorf("said is %q, want %q", said, test.want)
+				}
+			})
+		})
+	}
 }

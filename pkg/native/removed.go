@@ -30,8 +30,8 @@ type Removed struct {
 // come; all of a set, by a commit that did nothing else; and the last jump to a chain that keeps
 // its rules, where a commit only took. deeds are those since was, the oldest first. A chain that
 // goes with all that led to it, and a set that goes with all that named it, are everyday work, and
-// so is each deed that is known to be the owner's. Elements that packets add or time takes do not
-// count.
+// so is each deed that is known to be the owner's. Elements that packets add or time takes
+// count only where one commit took several and no other is left.
 func LargeRemovals(was, now *Table, deeds []*Deed) []Removed {
 	return slices.DeleteFunc(largeRemovals(Evidence{Was: was, Now: now, Deeds: deeds}), func(r Removed) bool {
 		return r.By != nil && r.By.By == Owner
@@ -70,11 +70,14 @@ func largeRemovals(e Evidence) []Removed {
 	for i := range was.Sets {
 		s := &was.Sets[i]
 		stands := sets[s.Name]
-		if stands == nil || s.Anonymous() || s.Dynamic() || s.Flags&unix.NFT_SET_TIMEOUT != 0 {
+		if stands == nil || s.Anonymous() {
 			continue
 		}
 		r := Removed{Kind: nft.Sets, Name: s.Name, Gone: s.count() - stands.count(), Left: stands.count()}
 		by := e.last(func(d *Deed) int { return d.Elements[s.Name] })
+		if s.fleeting() && (r.Left > 0 || by == nil || !by.pure() || !e.onlyEmptied(by, 2)) {
+			continue
+		}
 		if r.much() || r.Gone > 0 && (by == nil && r.Left == 0 || by != nil && by.pure() && e.onlyEmptied(by, 1)) {
 			r.By = by
 			list = append(list, r)
@@ -110,8 +113,13 @@ func (r Removed) much() bool { return r.Gone >= MuchOfPart && r.Gone > r.Left }
 // count returns the number of elements as people count them: an interval, which has two in the
 // kernel, is one.
 func (s *Set) count() int {
+	n := len(s.Elements)
 	if s.Flags&unix.NFT_SET_INTERVAL != 0 {
-		return (len(s.Elements) + 1) / 2
+		for _, e := range s.Elements {
+			if isEnd(e) {
+				n--
+			}
+		}
 	}
-	return len(s.Elements)
+	return n
 }
