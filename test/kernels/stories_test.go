@@ -129,7 +129,8 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// table is a native one with what owners such as kube-proxy have in theirs.
+// table is a native one with what owners such as kube-proxy have in theirs. Its base chain for
+// services has two rules: the flush of a single rule may be its deletion by its handle.
 const table = `
 table ip service {
 	map ports {
@@ -145,6 +146,7 @@ table ip service {
 	chain dns { dnat to 10.0.0.2; }
 	chain prerouting {
 		type nat hook prerouting priority -100; policy accept;
+		ip daddr 192.0.2.7 counter return
 		fib daddr type local meta l4proto . th dport vmap @ports
 	}
 	chain input {
