@@ -105,7 +105,7 @@ func TestNativePartLostBetweenRuns(t *testing.T) {
 				k.flushChain(test.table, "prerouting")
 				k.with(func() { k.unheard = nil })
 				for range 2 {
-					time.Sleep(test.down)
+					r.after(test.down)
 					r = run(t, r.fake, setup{guarded: k, nativeStore: store})
 					r.settled()
 					if !test.waits {
@@ -119,7 +119,7 @@ func TestNativePartLostBetweenRuns(t *testing.T) {
 					r.wantNotReady("table " + test.table.NFT() + " is emptied")
 					r.stop()
 				}
-				time.Sleep(test.down)
+				r.after(test.down)
 				r = run(t, r.fake, setup{guarded: k, nativeStore: store})
 				r.settled()
 				if _, err := r.d.Restore(t.Context(), api.RestoreRequest{}); err != nil {

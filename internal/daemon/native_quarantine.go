@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,7 +43,7 @@ func (d *Daemon) holdOn(ctx context.Context, st *state, t *nativeTable, now nati
 		_, _, still = now.Table.With(t.held)
 	}
 	if n := len(t.held) - len(still); n > 0 {
-		klog.FromContext(ctx).Info("The owner of a native table has decided about what was in quarantine", "table", now.id.NFT(), "parts", n, "left", len(still))
+		klog.FromContext(ctx).Info("The owner of a native table has decided about parts in quarantine", "table", now.id.NFT(), "parts", n, "left", len(still))
 	}
 	d.hold(st, t, still)
 	if len(still) > 0 { // an owner that writes one by one may be about to write them
@@ -102,7 +101,7 @@ func (d *Daemon) readmitNative(ctx context.Context, st *state) {
 			continue
 		}
 		if err := d.readmitTable(ctx, st, id); err != nil {
-			klog.FromContext(ctx).V(1).Info("What is in quarantine of a native table could not be put back yet", "table", id.NFT(), "reason", err)
+			klog.FromContext(ctx).V(1).Info("Parts of a native table in quarantine could not be put back yet", "table", id.NFT(), "reason", err)
 			if errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
 				r.readmit.in(firstTry, time.Now())
 			}
@@ -231,16 +230,12 @@ func partsLeft(held []native.Held) error {
 
 // publishHeld returns a table's parts in quarantine for a Status. Parts that wait come last.
 func publishHeld(held []native.Held) (list []api.NativeQuarantined) {
-	sorted := slices.SortedStableFunc(slices.Values(held), func(a, b native.Held) int { return cmp.Compare(truth(a.Waits), truth(b.Waits)) })
+	waits := func(h native.Held) bool { return h.Waits }
+	refused := slices.DeleteFunc(slices.Clone(held), waits)
+	waiting := slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return !waits(h) })
+	sorted := slices.Concat(refused, waiting)
 	for _, h := range sorted[:min(len(sorted), api.QuarantinedShown)] {
 		list = append(list, api.NativeQuarantined{Kind: h.Kind.String(), Name: h.Name, Text: h.Text, Reason: h.Why, Waits: h.Waits})
 	}
 	return list
-}
-
-func truth(is bool) int {
-	if is {
-		return 1
-	}
-	return 0
 }

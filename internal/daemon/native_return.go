@@ -192,8 +192,8 @@ func (n nativeReturn) keepForUndo(now *native.Table) (id string, err error) {
 
 // write writes the table under the genid of a read, and proves it by another one. It reports
 // whether the kernel took it, after an error too. The error is errDevicesLeft if it is in force
-// less devices that the node lacks, and errPartsLeft if it is less what
-// the kernel refused, which is held.
+// without devices that the node lacks, and errPartsLeft if it is in force without the held parts,
+// which the kernel refused.
 func (n nativeReturn) write(seen *native.Ruleset) (wrote bool, proof *native.Ruleset, held []native.Held, err error) {
 	repair := native.Repair{Remedy: native.ByReplace, Want: n.want.Table, Now: seen.Tables[n.want.Table.ID], Age: n.uptime() - n.want.Read}
 	if repair.Now == nil {

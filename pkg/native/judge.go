@@ -90,7 +90,7 @@ func (e *Evidence) judgeGone(f *Finding) {
 	}
 	switch {
 	case !witness && with != "":
-		f.Verdict, f.Remedy, f.Why = TableDeleted, ByCreate, "the ruleset was flushed: table "+with+" of another owner went with it"
+		f.Verdict, f.Remedy, f.Why = TableDeleted, ByCreate, "one commit deleted it and table "+with+" of another owner"
 	case witness:
 		f.Verdict, f.Remedy, f.Why = TableDeleted, ByCreate, "the ruleset was flushed: the witness went with it"
 	case by == NotOwner:
