@@ -81,7 +81,7 @@ func writeVerdicts(w io.Writer, s api.Status) {
 	}
 }
 
-// guardsText says in which mode canaryd guards how many rules of which backend.
+// guardsText names the mode, the backend and the number of guarded rules.
 func guardsText(s api.Status) string {
 	mode, guarded := fmt.Sprintf("mode %s, ", s.Mode), s.GuardedText(strconv.Itoa)
 	backend := fmt.Sprintf("backend %s %s (%s)\n", s.Backend.Name, s.Backend.Version, plain(s.Backend.Reason))

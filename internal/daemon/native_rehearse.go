@@ -26,7 +26,7 @@ const (
 // A rehearsal asks the kernel, piece by piece, whether it would take a table again.
 type rehearsal struct {
 	at    time.Time     // of the next piece; zero: there is none
-	of    *native.Table // what is rehearsed; nil: the next one begins
+	of    *native.Table // under rehearsal; nil: the next one begins
 	from  int           // where the next piece begins
 	began time.Time
 	found []native.Held // refused so far

@@ -125,7 +125,7 @@ type nativeAsked struct {
 	wanted map[tableid.TableID]*native.Table
 	left   []*native.Table                 // those that cannot be put back
 	back   map[tableid.TableID]api.Outcome // those that were put back and proved
-	less   map[tableid.TableID]error       // what these lack
+	less   map[tableid.TableID]error       // the parts and devices that they lack
 }
 
 // take takes up what another round found lost. A round that could read nothing changes nothing.

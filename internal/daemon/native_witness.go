@@ -28,7 +28,7 @@ func (d *Daemon) missingWitnesses(ctx context.Context, st *state) (map[tableid.F
 	return missing, nil
 }
 
-// askWitness asks for the witness of a family and returns its nonce; empty: none stands.
+// askWitness asks for the witness of a family and returns its nonce; empty: there is none.
 func (d *Daemon) askWitness(ctx context.Context, r *nativeRealm, family tableid.Family) (nonce string, err error) {
 	w, err := d.cfg.Native.Kernel.Witness(family)
 	if err != nil {

@@ -108,7 +108,7 @@ func (f *fateFinder) chain(i int) fate {
 
 // holdBehind holds the rules that wait. A packet that comes to a missing rule goes on to rules that
 // the whole table keeps it from: behind a missing return to a masquerade, behind a missing drop to
-// an accept. So no rule is written behind one that decides and is missing, but:
+// an accept. So no rule is written behind a missing rule that decides, but:
 //
 //   - A rule that only drops lets nothing in, and a rule that only counts changes nothing.
 //   - Behind a missing accept another accept lets in only what the whole lets in, unless the table

@@ -27,7 +27,7 @@ type hold struct {
 // belong to it, those that name it, and the rules that must not be in force without it.
 type holder struct {
 	t *Table
-	// writes reports whether the replay writes something. What stands already stays.
+	// writes reports whether the replay writes a part. The other parts are in force already.
 	writes func(Spot) bool
 	held   map[Spot]hold
 	chains map[string]int

@@ -196,8 +196,8 @@ func (e *Evidence) missed(habit Habit, keeps loss) loss {
 	return openLoss
 }
 
-// left returns what became of a set whose elements a missed commit took: an owner takes them with
-// the rules of the chains that they lead to. Of one that leads to none it is not known.
+// left judges a set whose elements a missed commit took: an owner takes them with the rules of the
+// chains that they lead to. If they lead to no chain, that is not known.
 func (e *Evidence) left(s *Set) loss {
 	was, now, is := e.Was.chainsByName(), e.Now.chainsByName(), openLoss
 	for _, el := range s.Elements {
@@ -257,7 +257,7 @@ func (e *Evidence) tookChain(was *Chain, gone bool) loss {
 	return lossIf(flushed)
 }
 
-// tookSet returns what became of a set that lost its last element. named reports whether a rule
+// tookSet judges a set that lost its last element. named reports whether a rule
 // names the set.
 func (e *Evidence) tookSet(name string, named func() bool) loss {
 	d, habit := e.last(func(d *Deed) int { return d.Elements[name] }), e.Habits.set(name)
@@ -325,7 +325,7 @@ func (e *Evidence) leftSiblings(was *Chain) bool {
 	})
 }
 
-// last returns the last deed of which took is not 0, nil if there is none.
+// last returns the last deed for which took is not 0, nil if there is none.
 func (e *Evidence) last(took func(*Deed) int) *Deed {
 	for i := len(e.Deeds) - 1; i >= 0; i-- {
 		if took(e.Deeds[i]) > 0 {

@@ -18,7 +18,7 @@ type Kernel struct {
 	port   uint32
 	hearing
 	taken        map[tableid.Family]bool // where a table that is not canaryd's has the witness's name
-	afterCapture func()                  // what a test does between a read and hearing what came behind it
+	afterCapture func()                  // a test's, between a read and the hearing of later commits
 }
 
 // Close ends it.

@@ -25,7 +25,7 @@ func (t *Table) With(held []Held) (whole *Table, fresh map[Spot]bool, still []He
 		m.sets[w.Sets[i].Name] = i
 	}
 	stays := make([]bool, len(held))
-	for i, of := range held { // what is named comes first
+	for i, of := range held { // named parts come first
 		stays[i] = of.valid() && of.Kind != nft.Rules && of.Kind != nft.Elements && m.part(of)
 	}
 	for i, of := range held {
@@ -44,7 +44,7 @@ type merger struct {
 	rules        map[int][]mergedRule // of the chains that get some
 }
 
-// A mergedRule is a rule of such a chain; digest is zero for one that is put in.
+// A mergedRule is a rule of such a chain; digest is zero if the merge puts it in.
 type mergedRule struct {
 	Rule
 	digest Digest
@@ -67,7 +67,7 @@ func (of Held) valid() bool {
 	return of.Kind == nft.Elements && len(of.Elements) > 0
 }
 
-// part adds a chain, set, object or flowtable, unless one of its name stands.
+// part adds a chain, set, object or flowtable, unless the table has one of its name.
 func (m *merger) part(of Held) bool {
 	switch of.Kind {
 	case nft.Chains:

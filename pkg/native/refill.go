@@ -60,7 +60,7 @@ func prepareRefill(b *nft.Batch, t, now *Table, o Options, merge bool) *refill {
 	return r
 }
 
-// writes reports whether something of the table is written; the rest stands.
+// writes reports whether a part of the table is written; the others are in force.
 func (r *refill) writes(s Spot) bool {
 	t := r.w.t
 	switch s.Kind {
@@ -208,7 +208,7 @@ func (s *Set) merges(now *Set) bool {
 		len(now.Elements) > 0 && 2*len(now.Elements) <= len(s.Elements)
 }
 
-// lacking returns the elements whose keys the set that stands does not have.
+// lacking returns the elements whose keys the present set lacks.
 func (s *Set) lacking(now *Set) (list []Element) {
 	have := now.keys()
 	for _, e := range s.Elements {

@@ -17,7 +17,7 @@ type Repair struct {
 	Age    time.Duration // since Want was read
 
 	held   map[Spot]hold // left out
-	single map[int]bool  // sets of which each element has a message of its own
+	single map[int]bool  // sets whose elements have a message each
 	fresh  map[Spot]bool // for ByAdmission: missing parts
 }
 

@@ -301,7 +301,7 @@ func (s *sentence) socket(e expression) bool {
 	return true
 }
 
-// header says what is in an extension of a header: the options of TCP, or whether one is there.
+// header is the text of an extension of a header: an option of TCP, or whether the packet has it.
 func (s *sentence) header(e expression) bool {
 	const tcpOption, segmentSize = 1, 2
 	if e.number(unix.NFTA_EXTHDR_OP) != tcpOption || e.number(unix.NFTA_EXTHDR_FLAGS) != 0 || !bytes.Equal(attrOf(e.data, unix.NFTA_EXTHDR_TYPE), []byte{segmentSize}) ||

@@ -19,8 +19,8 @@ const WitnessName = "canaryd-witness"
 
 // A Witness is the state of the witness of one family.
 type Witness struct {
-	Nonce string // in its comment; empty: none stands
-	Table string // its name; empty: none stands
+	Nonce string // in its comment; empty: there is no witness
+	Table string // its name; empty: there is no witness
 	// Taken: a table that is not canaryd's has the name WitnessName.
 	Taken bool
 }

@@ -25,7 +25,7 @@ type Options struct {
 	Lacks func(of nft.ObjectKind, device string) bool
 
 	held   map[Spot]hold // left out
-	single map[int]bool  // sets of which each element has a message of its own
+	single map[int]bool  // sets whose elements have a message each
 	fresh  map[Spot]bool // missing parts; nil: all are
 	seek   *seeker
 }
