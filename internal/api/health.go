@@ -68,7 +68,7 @@ func (s Status) Health() Health {
 	case s.Decision != nil:
 		return not(StateLost, joined("; ", s.Decision.Problem().Error(), all.nativeText(), partial))
 	case lost != "":
-		return not(StateLost, joined("; ", lost, partial, pause))
+		return not(StateLost, joined("; ", lost, s.failingText(), partial, pause))
 	case partial != "":
 		return not(StatePartial, joined("; ", partial, pause))
 	case pause != "":

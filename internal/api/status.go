@@ -68,6 +68,9 @@ type Status struct {
 	LastKnown time.Time `json:"lastKnown,omitzero"`
 	// LossSince is when the present loss was first seen.
 	LossSince time.Time `json:"lossSince,omitzero"`
+	// Failing are the replays of the present losses that failed and are tried again: one of
+	// iptables' tables, one of native tables.
+	Failing []Failing `json:"failing,omitempty"`
 	// Decision is a loss that canaryd may not replay unasked. It lasts until an operator decides or
 	// the rules are back.
 	Decision *Decision `json:"decision,omitempty"`

@@ -127,6 +127,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 	d.countLocked(st, result, err)
 	d.shutStandby(ctx, st)
 	purged := d.noticePurge(ctx, st)
+	st.loss.failed = nil
 	if !done {
 		d.healFailed(ctx, st, err)
 		if anyOf(result, reload.FamilyResult.Beaten) {
@@ -202,6 +203,7 @@ func (d *Daemon) countLocked(st *state, result reload.Result, err error) {
 func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 	l := st.loss
 	l.attempts++
+	l.failed = err
 	l.retry.failed(err, time.Now())
 	l.record.Outcome = reload.Failed
 	if err != nil {

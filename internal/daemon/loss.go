@@ -36,7 +36,8 @@ type loss struct {
 	room   room            // how much more it may hold
 	unkept []api.TableDiff // diff, while the journal does not have it
 
-	trouble trouble // why it lasts
+	trouble trouble // why it lasts, for the log
+	failed  error   // the last try's; nil: it did not fail
 }
 
 // openLoss opens a flush record, unless one is open already.

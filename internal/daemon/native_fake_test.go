@@ -49,6 +49,7 @@ type fakeNative struct {
 	takes              time.Duration // a read
 	brokenReads        error         // of reads of tables
 	brokenHears        error         // of what commits did
+	brokenWrites       error         // of writes with repairs
 	suspect            func(native.Commit) bool
 	// kernel has the genid; nil: the fake counts for itself.
 	kernel *iptablestest.Fake
@@ -395,6 +396,9 @@ func (k *fakeNative) Write(genid uint32, repairs []native.Repair, witnesses map[
 		k.stale--
 	}
 	var refused error
+	if len(repairs) > 0 {
+		refused = k.brokenWrites
+	}
 	if k.alone && len(repairs) > 1 {
 		refused = &nft.RefusedError{Errno: syscall.ENOMEM}
 	}

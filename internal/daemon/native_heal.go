@@ -343,6 +343,7 @@ func (l *nativeLoss) sweepLater(id tableid.TableID) {
 func (d *Daemon) retryNative(ctx context.Context, st *state, err error) {
 	l := st.native.loss
 	l.attempts++
+	l.failed = err
 	l.retry.failed(err, time.Now())
 	if errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
 		l.retry.in(firstTry, time.Now())

@@ -39,6 +39,7 @@ type nativeLoss struct {
 	// are ended when the loss ends.
 	unswept map[tableid.TableID]bool
 	trouble trouble
+	failed  error // the last try's; nil: it did not fail
 }
 
 // loseNative opens a flush record, or has the open one tried again for a table that it has not. It

@@ -65,6 +65,7 @@ func (d *Daemon) publish(st *state) {
 			s.Flushes = slices.Insert(s.Flushes, 0, st.loss.record)
 		}
 	}
+	s.Failing = st.failing()
 	d.publishNative(st, &s)
 	if s.LastDrill = st.lastDrill; s.LastDrill == nil {
 		s.LastDrill = api.LastDrillOf(st.journal)

@@ -193,10 +193,7 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh verdicts) {
 // logRetry logs why a loss lasts.
 func (d *Daemon) logRetry(ctx context.Context, st *state, err error) {
 	l := st.loss
-	advice := "canaryd keeps trying"
-	if lockReason(err) {
-		advice = "see which process holds the lock file that the error names: fuser -v FILE"
-	}
+	advice := failureOf(err).advice
 	what := "Rules are still missing"
 	if !l.recorded {
 		what = "Rules may be missing"

@@ -207,6 +207,8 @@ func lossLines(s api.Status, lost []api.TableVerdict, unknown []string, now time
 		next = "Paused: nothing is put back before canaryd resume."
 	case s.Paused:
 		next = "Paused: nothing is put back until " + clockText(s.PausedUntil, now) + ", or canaryd resume."
+	case len(s.Failing) > 0:
+		next = failingLine(s.Failing, now)
 	}
 	what := "Missing"
 	if !s.LossSince.IsZero() {
@@ -219,6 +221,19 @@ func lossLines(s api.Status, lost []api.TableVerdict, unknown []string, now time
 		what += "; unknown: " + strings.Join(unknown, ", ")
 	}
 	return append([]string{what + ".", next}, standbyLines(s)...)
+}
+
+// failingLine says why the rules are not back, and when canaryd tries again.
+func failingLine(failing []api.Failing, now time.Time) string {
+	var parts []string
+	for _, f := range failing {
+		part := "They are not back, because " + f.Reason + "; " + f.Advice + ". Failed " + api.CountText(f.Attempts, f.Attempts+1, "time")
+		if f.Retry.After(now) {
+			part += ", next try in " + durationText(f.Retry.Sub(now))
+		}
+		parts = append(parts, part+".")
+	}
+	return strings.Join(parts, " ")
 }
 
 // standbyLines says for which families and native tables the standby translates now.

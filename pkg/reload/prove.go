@@ -64,6 +64,9 @@ func (r run) prove(ctx context.Context, t *familyRun) {
 	}
 }
 
+// ErrUnproved means that a read after a write does not show what was written.
+var ErrUnproved = errors.New("is not as it was written")
+
 // proveOne records in the result what a read shows of one planned table, and reports whether the
 // plan is in force.
 func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) bool {
@@ -100,7 +103,7 @@ func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) boo
 		tr.LostBeforeProof = &planted
 	}
 	if err != nil && result.Err == nil {
-		result.Err = fmt.Errorf("%s %s is not as it was written: %w", f, plan.table, err)
+		result.Err = fmt.Errorf("%s %s %w: %w", f, plan.table, ErrUnproved, err)
 	}
 	if err != nil && wrote && !result.otherWrote && plan.replay && seen.Err == nil && !finding.MarkLost {
 		tr.misread, tr.misreadRules = plan.misreadBy(seen.Table, r.job.Claimed)

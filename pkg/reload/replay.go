@@ -15,8 +15,8 @@
 //
 // An error of a Replayer's method means that no session could begin, and that nothing was read or
 // written (iptables.ErrLocked). What became of a family is in its [FamilyResult]: Outcome says how
-// it ended, and Err what went wrong first. Callers distinguish three errors of a Store:
-// [ErrNothingStored], [ErrForeign] and [ErrNewer].
+// it ended, and Err what went wrong first; callers distinguish [ErrUnproved], and three
+// errors of a Store: [ErrNothingStored], [ErrForeign] and [ErrNewer].
 //
 // What a replay guarantees while owners go on writing:
 //

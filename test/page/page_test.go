@@ -46,6 +46,10 @@ func TestStates(t *testing.T) {
 			[]string{"Observe mode: their owner has to put them back.", "canaryd only observes"}},
 		{"outage in a pause", with(outage, func(s *api.Status) { s.Paused, s.PausedUntil = true, soon }), false, "lost", "Rules missing since",
 			[]string{"Paused: nothing is put back until ", soon.UTC().Format("15:04:05 MST") + ", or canaryd resume.", "heal, paused"}},
+		{"outage with replays that fail", with(outage, func(s *api.Status) {
+			s.Failing = []api.Failing{{Flush: s.Flushes[0].ID, Attempts: 3, Retry: soon, Reason: "a rule names an ipset that is missing", Advice: "create the set"}}
+		}), false, "lost", "Rules missing since",
+			[]string{"They are not back, because a rule names an ipset that is missing; create the set. Failed 3 times, next try in"}},
 		{"a loss that cannot be read", with(healthyNode, func(s *api.Status) {
 			s.Families[rules.IPv4][rules.Nat] = canary.Unknown
 			s.LossSince = time.Now().Add(-5 * time.Second)
