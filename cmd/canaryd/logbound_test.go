@@ -61,8 +61,8 @@ func TestLogBound(t *testing.T) {
 
 // TestLogBoundIsInTheLog: the logger that canaryd uses has the bound, also behind WithValues.
 func TestLogBoundIsInTheLog(t *testing.T) {
-	log := plainLogger().WithValues("a", "b")
-	sink, ok := log.GetSink().(plainSink)
+	log := newLogger(&lineWriter{}, false).WithValues("a", "b")
+	sink, ok := log.GetSink().(lineSink)
 	if !ok || sink.bound == nil {
 		t.Fatalf("the sink is %T, its bound nil: %t", log.GetSink(), sink.bound == nil)
 	}

@@ -37,6 +37,7 @@ type command struct {
 // streams are what a command writes to.
 type streams struct {
 	out, err io.Writer
+	log      *lineWriter                // of the log; nil: the context has a logger
 	watched  bool                       // err is a terminal
 	in       io.Reader                  // where questions are answered; nil: it is no terminal
 	size     func() (columns, rows int) // of out; nil: it is no terminal
@@ -135,14 +136,14 @@ pod has to.
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	to := streams{out: onScreen(os.Stdout, os.Getenv), err: os.Stderr, watched: terminal(os.Stderr, os.Getenv)}
+	to := streams{out: onScreen(os.Stdout, os.Getenv), err: os.Stderr, log: openLines(os.Stderr), watched: terminal(os.Stderr, os.Getenv)}
 	if terminal(os.Stdout, os.Getenv) {
 		to.size = sizeOf(os.Stdout)
 	}
 	if terminal(os.Stdin, os.Getenv) {
 		to.in = os.Stdin
 	}
-	code := run(klog.NewContext(ctx, plainLogger()), os.Args[1:], to)
+	code := run(ctx, os.Args[1:], to)
 	stop()
 	os.Exit(code)
 }
@@ -177,6 +178,9 @@ func run(ctx context.Context, args []string, to streams) int {
 	}
 	if err := o.complete(cmd, flags); err != nil {
 		return fail(to, err)
+	}
+	if to.log != nil {
+		ctx = klog.NewContext(ctx, o.logger(flags, to.log))
 	}
 	if cmd.slow() && to.watched {
 		done := atWork(ctx, to.err, cmd.name)
@@ -218,7 +222,7 @@ func fail(to streams, err error) int {
 }
 
 // rareFlags are the flags of run that its help leaves out, so that it fits a screen.
-var rareFlags = []string{"replay", "canary-chain", "poll-interval", "lock-file", "lock-wait", "metrics-host", "metrics-required", "max-rules", "cni-results", "standby"}
+var rareFlags = []string{"log-format", "replay", "canary-chain", "poll-interval", "lock-file", "lock-wait", "metrics-host", "metrics-required", "max-rules", "cni-results", "standby"}
 
 const helpWidth = 100
 

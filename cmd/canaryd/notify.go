@@ -11,6 +11,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/sdnotify"
+	"github.com/canaryd/canaryd/internal/severity"
 )
 
 // notifyManager sends a message of sd_notify(3) to the service manager, if it started this process
@@ -29,7 +30,7 @@ func startNotifier(ctx context.Context, group *errgroup.Group, d *daemon.Daemon)
 	}
 	watchdog, err := systemd.SdWatchdogEnabled(false)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The service manager's watchdog is not fed")
+		severity.Warnings(klog.FromContext(ctx)).Error(err, "The service manager's watchdog is not fed")
 	}
 	n := sdnotify.Notifier{Send: notifyManager, Status: d.Status, Alive: d.Alive, Watchdog: watchdog}
 	group.Go(func() error { return n.Run(ctx) })

@@ -26,7 +26,7 @@ import (
 type options struct {
 	source, protect, metricsHosts    []string
 	mode, replay, backend, ipFamily  string
-	keeper, standby                  string
+	keeper, standby, logFormat       string
 	canaryChain                      string
 	poll, settle, jumpGrace          time.Duration
 	lockFile                         string
@@ -65,7 +65,7 @@ func renderFlags() []string {
 func runFlags() []string {
 	return []string{
 		"source", "manifest", "rules-dir", "protect", "mode", "replay", "keeper", "standby", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
-		"jump-grace", "lock-file", "lock-wait", "max-stored-age", "state-dir", "cni-results", "socket", "metrics-bind-address", "metrics-host", "metrics-required", "max-rules",
+		"jump-grace", "lock-file", "lock-wait", "max-stored-age", "state-dir", "cni-results", "socket", "metrics-bind-address", "metrics-host", "metrics-required", "max-rules", "log-format",
 	}
 }
 
@@ -96,6 +96,7 @@ func (o *options) allFlags() *pflag.FlagSet {
 	all.StringSliceVar(&o.metricsHosts, "metrics-host", nil, "further `names` that HTTP answers under; its address and localhost always are")
 	all.BoolVar(&o.metricsRequired, "metrics-required", false, "not healthy while that address is taken")
 	all.IntVar(&o.maxRules, "max-rules", iptables.DefaultMaxRules, "keep so many rules of a family; 0: no limit")
+	all.StringVar(&o.logFormat, "log-format", "text", "text, or json: a line of JSON for each line of the log")
 	all.StringVarP(&o.output, "output", "o", "table", "table or json")
 	all.StringVar(&o.flush, "flush", "", "show all of one flush: its `number` in the list, 1 is the newest, or its ID")
 	all.BoolVar(&o.watch, "watch", false, "show each change, until Ctrl-C")
@@ -153,6 +154,29 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	return flags
 }
 
+// klogOwns returns a flag of klog's that says where or how lines are written; "" if there is none.
+// With one klog itself writes them, as it did before canaryd had levels.
+func klogOwns(flags *pflag.FlagSet) (name string) {
+	logging := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(logging)
+	flags.Visit(func(f *pflag.Flag) {
+		if logging.Lookup(f.Name) != nil && f.Name != "v" && f.Name != "vmodule" && f.Value.String() != f.DefValue {
+			name = f.Name
+		}
+	})
+	return name
+}
+
+// logger returns the logger that the flags ask for, and gives it to klog, too.
+func (o *options) logger(flags *pflag.FlagSet, to *lineWriter) klog.Logger {
+	if klogOwns(flags) != "" {
+		return klogLogger()
+	}
+	log := newLogger(to, o.logFormat == "json")
+	klog.SetLoggerWithOptions(log, klog.ContextualLogger(true))
+	return log
+}
+
 // flagValues returns the values that a command's flags may have, by flag. --protect takes globs as
 // well.
 func flagValues(cmd command) map[string][]string {
@@ -163,6 +187,7 @@ func flagValues(cmd command) map[string][]string {
 		"replay":            {"auto", "text", "direct"},
 		"keeper":            {"auto", "off"},
 		"standby":           {"auto", "on", "off"},
+		"log-format":        {"text", "json"},
 		"backend":           {"auto", "nft", "legacy"},
 		"ip-family":         {"auto", "ipv4", "ipv6", "dual"},
 		"output":            {"table", "json"},
@@ -188,7 +213,7 @@ func (o *options) complete(cmd command, flags *pflag.FlagSet) error {
 			}
 		}
 	}
-	checkWords("mode", "replay", "keeper", "standby", "backend", "ip-family", "output", "table", "kind")
+	checkWords("log-format", "mode", "replay", "keeper", "standby", "backend", "ip-family", "output", "table", "kind")
 	errs = append(errs,
 		atLeast("poll-interval", o.poll, 10*time.Millisecond),
 		atLeast("settle", o.settle, 0),
@@ -222,6 +247,9 @@ func (o *options) complete(cmd command, flags *pflag.FlagSet) error {
 		errs = append(errs, fmt.Errorf("--max-rules is %d: want at least 0, which is no limit", o.maxRules))
 	}
 	errs = append(errs, o.checkHTTP()...)
+	if f := klogOwns(flags); f != "" && o.logFormat == "json" {
+		errs = append(errs, fmt.Errorf("--log-format=json and --%s exclude each other", f))
+	}
 	switch o.ipFamily {
 	case "ipv4":
 		o.families = []rules.Family{rules.IPv4}

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
-
-	"k8s.io/klog/v2"
 )
 
 // plain returns text as one line without anything that moves a terminal's cursor, sets its title or
@@ -55,86 +53,6 @@ func plainJSON(text []byte) []byte {
 		text = text[size:]
 	}
 	return b.Bytes()
-}
-
-// plainLogger returns klog's logger with one line for each log entry. klog itself writes a value
-// with newlines over several lines, and then also what controls a terminal; a chain's name or a
-// rule may be such a value.
-func plainLogger() klog.Logger {
-	return klog.New(plainSink{klog.NewKlogr().GetSink(), &logBound{}}.WithCallDepth(1))
-}
-
-// A plainSink logs plain values, and keeps what -v did not ask for within bounds. klog quotes
-// values of one line.
-type plainSink struct {
-	klog.LogSink
-	bound *logBound
-}
-
-// Init does nothing, because the wrapped sink is already initialised.
-func (s plainSink) Init(klog.RuntimeInfo) {}
-
-func (s plainSink) Info(level int, message string, values ...any) {
-	if level == 0 {
-		more, ok := s.bound.admit(message)
-		if !ok {
-			return
-		}
-		values = append(values[:len(values):len(values)], more...)
-	}
-	s.LogSink.Info(level, message, plainValues(values)...)
-}
-
-func (s plainSink) Error(err error, message string, values ...any) {
-	more, ok := s.bound.admit(message)
-	if !ok {
-		return
-	}
-	if err != nil {
-		err = plainError{err}
-	}
-	s.LogSink.Error(err, message, plainValues(append(values[:len(values):len(values)], more...))...)
-}
-
-func (s plainSink) WithValues(values ...any) klog.LogSink {
-	return plainSink{s.LogSink.WithValues(plainValues(values)...), s.bound}
-}
-
-func (s plainSink) WithName(name string) klog.LogSink {
-	return plainSink{s.LogSink.WithName(name), s.bound}
-}
-
-func (s plainSink) WithCallDepth(depth int) klog.LogSink {
-	if deeper, ok := s.LogSink.(interface{ WithCallDepth(int) klog.LogSink }); ok {
-		return plainSink{deeper.WithCallDepth(depth), s.bound}
-	}
-	return s
-}
-
-type plainError struct{ error }
-
-func (e plainError) Error() string { return oneLine(e.error.Error()) }
-func (e plainError) Unwrap() error { return e.error }
-
-func plainValues(values []any) []any {
-	clean := make([]any, len(values))
-	for i, v := range values {
-		switch v := v.(type) {
-		case string:
-			clean[i] = oneLine(v)
-		case []string:
-			names := make([]string, len(v))
-			for j, name := range v {
-				names[j] = plain(name)
-			}
-			clean[i] = names
-		case error:
-			clean[i] = plainError{v}
-		default:
-			clean[i] = v
-		}
-	}
-	return clean
 }
 
 // oneLine joins the lines of text. klog quotes the rest.

@@ -3,13 +3,8 @@ package main
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strconv"
-	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
-	"k8s.io/klog/v2"
 )
 
 func TestPlain(t *testing.T) {
@@ -55,40 +50,4 @@ func FuzzPlain(f *testing.F) {
 			t.Errorf("JSON that prints says %q, %v; want %q", back, err, want)
 		}
 	})
-}
-
-// A recorder is a sink that writes down what klog would be handed.
-type recorder struct{ lines *[]string }
-
-func (recorder) Init(klog.RuntimeInfo) {}
-func (recorder) Enabled(int) bool      { return true }
-func (r recorder) Info(_ int, message string, values ...any) {
-	*r.lines = append(*r.lines, fmt.Sprintf("%s: %v", message, values))
-}
-func (r recorder) Error(err error, message string, values ...any) {
-	*r.lines = append(*r.lines, fmt.Sprintf("%s: %v %v", message, err, values))
-}
-func (r recorder) WithValues(...any) klog.LogSink { return r }
-func (r recorder) WithName(string) klog.LogSink   { return r }
-
-// TestLogLinesAreLines: whatever iptables printed, a line of the log is one line.
-func TestLogLinesAreLines(t *testing.T) {
-	var lines []string
-	log := klog.New(plainSink{recorder{&lines}, &logBound{}})
-	cause := errors.New("line 3: no chain EVIL\nI0101 00:00:00.000000 1 x.go:1] \"The rules are back and proved\"")
-	log.Error(fmt.Errorf("ipv4 nat: %w", cause), "Rules are still missing", "advice", "a\nb", "reason", cause)
-	log.WithName("x").V(2).Info("Chains were left", "chains", []string{"A", "B\x1b[2J\nC"}, "count", 2)
-	log.Error(nil, "No error is an error too")
-	want := []string{
-		`Rules are still missing: ipv4 nat: line 3: no chain EVIL; I0101 00:00:00.000000 1 x.go:1] "The rules are back and proved"` +
-			` [advice a; b reason line 3: no chain EVIL; I0101 00:00:00.000000 1 x.go:1] "The rules are back and proved"]`,
-		`Chains were left: [chains [A B\x1b[2J\nC] count 2]`,
-		`No error is an error too: <nil> []`,
-	}
-	if diff := cmp.Diff(want, lines); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if s := strings.Join(lines, ""); strings.ContainsAny(s, "\n\x1b") {
-		t.Errorf("%q", s)
-	}
 }

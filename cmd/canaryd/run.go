@@ -20,6 +20,7 @@ import (
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/internal/web"
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -37,7 +38,7 @@ func runDaemon(ctx context.Context, o *options, _ streams) (int, error) {
 	defer release()
 	if o.backend == "auto" && o.lastBackend(ctx) == "" {
 		if err := notifyManager("STATUS=Looking for rules that show which backend is in use"); err != nil {
-			klog.FromContext(ctx).Error(err, "Starting all the same")
+			severity.Warnings(klog.FromContext(ctx)).Error(err, "Could not notify the service manager; starting anyway")
 		}
 		awaitEvidence(ctx, o.gatherEvidence)
 		if ctx.Err() != nil {
@@ -96,7 +97,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	disabled := map[rules.Family]string{}
 	for f, why := range kernel.Disabled() {
 		disabled[f] = why.Error()
-		log.Info("A family is not watched", "family", f, "reason", why)
+		severity.Notices(log).Info("A family is not watched", "family", f, "reason", why)
 	}
 
 	hints, writers := watch.NewHints(), &watch.Writers{}
@@ -179,7 +180,7 @@ func (o *options) elsewhere(ctx context.Context, backend iptables.Backend) (daem
 	}
 	return kernel, func() {
 		if err := kernel.Close(); err != nil {
-			klog.FromContext(ctx).Error(err, "The other backend could not be closed", "backend", backend)
+			severity.Warnings(klog.FromContext(ctx)).Error(err, "The other backend could not be closed", "backend", backend)
 		}
 	}, nil
 }
@@ -214,7 +215,7 @@ func keepWithinGroup(log klog.Logger) {
 	}
 	limit, err := cgroup.MemoryLimit(os.DirFS("/"))
 	if err != nil {
-		log.Info("A limit of memory could not be read", "reason", err)
+		severity.Warnings(log).Info("A limit of memory could not be read", "reason", err)
 	}
 	if limit.Bytes == 0 {
 		return
@@ -234,6 +235,7 @@ func freeMemory() {
 // startWatcher starts the watchers that the guarded tables need.
 func startWatcher(ctx context.Context, group *errgroup.Group, all watch.Watchers, backend iptables.Backend, guarded nativeGuard) {
 	signs := signsOf(backend)
+	ctx = klog.NewContext(ctx, severity.Warnings(klog.FromContext(ctx))) // until a watch works again, the poll looks
 	group.Go(func() error { return all.Run(ctx, signs) })
 	if !signs.Commits {
 		group.Go(func() error { return guarded.watchLate(ctx, all) })

@@ -8,6 +8,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/cgroup"
 	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
@@ -37,7 +38,7 @@ func (o *options) openStandby(kernel *iptables.Kernel, hints *watch.Hints) (cfg 
 		cfg.NativeOff = err.Error()
 		return cfg, none, nil
 	case err != nil && cfg.Auto: // it was not asked for
-		klog.Background().Info("There is no standby: its sockets could not be opened; all else works as without one", "reason", err)
+		severity.Notices(klog.Background()).Info("There is no standby: its sockets could not be opened; all else works as without one", "reason", err)
 		cfg.Off, cfg.NativeOff = err.Error(), err.Error()
 		return cfg, none, nil
 	case err != nil:

@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/serve"
+	"github.com/canaryd/canaryd/internal/severity"
 )
 
 // A peerListener accepts connections from root and from canaryd's own user only. The mode of the
@@ -41,9 +42,9 @@ func (p *peerListener) Accept() (net.Conn, error) {
 		}
 		conn.Close()
 		if err != nil {
-			p.log.Error(err, "A connection to the control socket was refused")
+			severity.Warnings(p.log).Error(err, "A connection to the control socket was refused")
 		} else {
-			p.log.Info("A connection to the control socket was refused", "uid", peer.Uid, "pid", peer.Pid)
+			severity.Warnings(p.log).Info("A connection to the control socket was refused", "uid", peer.Uid, "pid", peer.Pid)
 		}
 	}
 }

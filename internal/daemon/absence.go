@@ -7,6 +7,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -34,9 +35,9 @@ func (d *Daemon) finish(ctx context.Context, st *state) {
 	d.leaveNative(ctx, st)
 	d.save(ctx, st, true)
 	log := klog.FromContext(ctx)
-	log.Info("Stopped; canaries and rules stay in place")
+	severity.Notices(log).Info("Stopped; canaries and rules stay in place")
 	if st.pause.on() {
-		log.Info("The pause ends here: the next start replays what it finds lost")
+		severity.Notices(log).Info("The pause ends here: the next start replays what it finds lost")
 	}
 }
 

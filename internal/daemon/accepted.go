@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -152,7 +153,7 @@ func (d *Daemon) sayAccepted(ctx context.Context, st *state) {
 			if f.NotGuarded {
 				what = "Rules are gone from a table that canaryd does not guard; unless their owner removed them, it has to write them again"
 			}
-			klog.FromContext(ctx).Info(what,
+			severity.Warnings(klog.FromContext(ctx)).Info(what,
 				"family", f.Family, "table", f.Table, "chain", f.Chain, "set", f.Set, "rule", f.Rule, "gone", f.Rules, "left", f.Left, "by", f.ByText())
 		}
 		a.said = slices.Insert(slices.Clone(a.said), 0, f.Accepted)

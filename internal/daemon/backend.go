@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
@@ -48,8 +49,8 @@ func (s *backendCheck) run(ctx context.Context, found chan<- iptables.Evidence) 
 		case <-time.After(s.wait):
 		}
 		moved, err := s.check(ctx)
-		if ctx.Err() == nil && s.trouble.report(ctx, err, "Which backend is in use cannot be looked at any more; what was known stands until it can") {
-			klog.FromContext(ctx).Info("Which backend is in use can be looked at again")
+		if ctx.Err() == nil && s.trouble.report(warnings(ctx), err, "Which backend is in use cannot be looked at any more; what was known stands until it can") {
+			severity.Notices(klog.FromContext(ctx)).Info("Which backend is in use can be looked at again")
 		}
 		if !moved {
 			continue
@@ -114,19 +115,20 @@ func (d *Daemon) takeEvidence(ctx context.Context, st *state, e iptables.Evidenc
 	}
 	switch {
 	case is.mismatch && !was.mismatch:
-		log.Info("The other backend is in use by now, and its rules are not guarded; restart canaryd to guard them, or say which backend is right with --backend",
+		severity.Errors(log).Info("The other backend is in use by now, and its rules are not guarded; restart canaryd to guard them, or say which backend is right with --backend",
 			"backend", ours, "evidence", e.Backend, "reason", e.Reason)
 	case was.mismatch && !is.mismatch:
-		log.Info("The guarded backend is the one in use again", "backend", ours, "reason", is.reason)
+		severity.Notices(log).Info("The guarded backend is the one in use again", "backend", ours, "reason", is.reason)
 	}
 	st.choice = is
 }
 
 // logBothBackends logs that both backends hold rules, or that only one does again.
 func logBothBackends(ctx context.Context, e iptables.Evidence, ours iptables.Backend) {
-	what := "Only one backend holds rules again"
+	what, log := "Only one backend holds rules again", severity.Notices(klog.FromContext(ctx))
 	if e.Mixed {
+		log = severity.Warnings(log)
 		what = "Both backends hold rules: packets pass both, and one of them is guarded"
 	}
-	klog.FromContext(ctx).Info(what, "guarded", ours, "nft", e.Total(iptables.NFT).Rules, "legacy", e.Total(iptables.Legacy).Rules)
+	log.Info(what, "guarded", ours, "nft", e.Total(iptables.NFT).Rules, "legacy", e.Total(iptables.Legacy).Rules)
 }

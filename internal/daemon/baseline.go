@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -59,7 +60,7 @@ func (d *Daemon) takeBaseline(ctx context.Context, st *state, read baseline) {
 	defer close(d.baselineTaken)
 	st.baseline = read
 	if read.err != nil {
-		klog.FromContext(ctx).Error(read.err, "The confirmed baseline is not believed; rules that appeared since are not shown, and nothing else depends on it",
+		severity.Warnings(klog.FromContext(ctx)).Error(read.err, "The confirmed baseline is not believed; rules that appeared since are not shown, and nothing else depends on it",
 			"confirmAgain", "canaryd baseline --confirm", "forgetIt", "canaryd baseline --forget")
 	}
 }

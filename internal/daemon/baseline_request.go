@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -99,9 +100,9 @@ func (d *Daemon) setBaseline(ctx context.Context, next *baseline) (api.BaselineR
 			st.baseline = *next
 			log := klog.FromContext(ctx)
 			if next.base == nil {
-				log.Info("The baseline was forgotten on request")
+				severity.Notices(log).Info("The baseline was forgotten on request")
 			} else {
-				log.Info("A baseline was confirmed on request", "generation", next.stored.ID, "rules", next.stored.Rules, "chains", next.stored.Chains)
+				severity.Notices(log).Info("A baseline was confirmed on request", "generation", next.stored.ID, "rules", next.stored.Rules, "chains", next.stored.Chains)
 			}
 		}
 		st.compareBaseline()

@@ -7,6 +7,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
@@ -71,7 +72,7 @@ func (c *contention) start(ctx context.Context, l *loss) {
 	c.since, c.replays = time.Now(), 0
 	// It ends also if the rules' owner, and no replay, is the last to put them back.
 	c.calmAt = c.since.Add(calmFor)
-	klog.FromContext(ctx).Info("A process keeps undoing the replays; until that stops, replays are limited and the log has no line for each",
+	severity.Warnings(klog.FromContext(ctx)).Info("A process keeps undoing the replays; until that stops, replays are limited and the log has no line for each",
 		"flush", l.record.ID, "by", culpritsText(l.record))
 }
 
@@ -126,7 +127,7 @@ func (d *Daemon) countReplay(ctx context.Context, st *state, l *loss) {
 // endContention ends a contention, because the last replay has stood for a while.
 func (d *Daemon) endContention(ctx context.Context, st *state) {
 	c := &st.contention
-	klog.FromContext(ctx).Info("What was replayed stays in place again; replays are not limited any more",
+	severity.Notices(klog.FromContext(ctx)).Info("What was replayed stays in place again; replays are not limited any more",
 		"lasted", latest(c.healed, c.since).Sub(c.since).Round(time.Millisecond), "replays", c.replays)
 	c.since, c.calmAt, c.jumpsDeleted, c.undone = time.Time{}, time.Time{}, 0, 0
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -123,14 +124,14 @@ func (d *Daemon) endDecision(ctx context.Context, st *state, outcome api.Outcome
 	if w.record.AbsentAtMost {
 		log = log.WithValues(absentKey(w.record), api.Seconds(w.record.AbsentSeconds).Round(time.Millisecond))
 	}
-	log.Info(what, "flush", w.record.ID, "generation", w.id, "tables", recorded(w.record).text(), "outcome", outcome)
+	severity.Notices(log).Info(what, "flush", w.record.ID, "generation", w.id, "tables", recorded(w.record).text(), "outcome", outcome)
 	// Where the marks of now are on disk yet, those of before are no evidence any more.
 	forget := d.cfg.Store.ForgetPending
 	if !d.cfg.Store.Holds() {
 		forget = d.cfg.Store.Forget
 	}
 	if err := forget(); err != nil {
-		log.Error(err, "The decision is not on disk; after a restart canaryd would ask for it again")
+		severity.Warnings(log).Error(err, "The decision is not on disk; after a restart canaryd would ask for it again")
 	}
 }
 
@@ -165,7 +166,7 @@ func (d *Daemon) keepDecision(ctx context.Context, st *state) bool {
 		err = d.cfg.Store.SavePending(reload.Pending{Identity: w.identity, ID: w.id, Reason: w.reason, Record: record})
 	}
 	w.kept = err == nil
-	w.trouble.report(ctx, err, "The loss that waits for a decision is not on disk; what canaryd knows is not written before it is")
+	w.trouble.report(warnings(ctx), err, "The loss that waits for a decision is not on disk; what canaryd knows is not written before it is")
 	return w.kept
 }
 
@@ -182,7 +183,7 @@ func (d *Daemon) recallDecision(ctx context.Context, st *state) {
 		return
 	case errors.Is(err, reload.ErrForeign):
 		if err := d.cfg.Store.ForgetPending(); err != nil {
-			log.Error(err, "Could not delete a loss of another boot from disk; it is ignored")
+			severity.Warnings(log).Error(err, "Could not delete a loss of another boot from disk; it is ignored")
 		}
 		return
 	case err != nil:

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -144,7 +145,7 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	}
 	want := st.want()
 	count, chains := want.Counts()
-	log.Info("The declared generation is in force and proved", "generation", want.ID(), "rules", count, "chains", chains)
+	severity.Notices(log).Info("The declared generation is in force and proved", "generation", want.ID(), "rules", count, "chains", chains)
 }
 
 // setApplied takes up which tables of the declaration a write brought into force. The first
@@ -181,7 +182,7 @@ func (d *Daemon) countDrift(ctx context.Context, st *state, finding canary.Findi
 	st.declared.drifts = slices.DeleteFunc(st.declared.drifts, func(t time.Time) bool { return now.Sub(t) > driftWindow })
 	log := klog.FromContext(ctx)
 	differences := finding.Drift.Lines()
-	log.Info("Claimed chains are not as declared", "differences", differences[:min(namesKept, len(differences))])
+	severity.Warnings(log).Info("Claimed chains are not as declared", "differences", differences[:min(namesKept, len(differences))])
 	if len(st.declared.drifts) > driftsKept {
 		d.giveUp(ctx, st, "another process keeps changing the chains that the declared source claims")
 	}

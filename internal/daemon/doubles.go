@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -126,7 +127,7 @@ func (d *Daemon) undouble(ctx context.Context, st *state) {
 		}
 		st.families[f].forgetDoubles()
 		if fr.Outcome != reload.Skipped {
-			log.Info("Jumps stood twice, because their owner put them back in the moment in which they were replayed; one of each is left", "family", f, "jumps", tableid.Of(job.Doubled, f))
+			severity.Notices(log).Info("Jumps stood twice, because their owner put them back in the moment in which they were replayed; one of each is left", "family", f, "jumps", tableid.Of(job.Doubled, f))
 		}
 	}
 	st.looking.plan(time.Now())

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -86,7 +87,7 @@ func (d *Daemon) beginDrill(ctx context.Context, st *state, r api.DrillRequest) 
 	reply.Reason = err.Error()
 	d.cfg.Metrics.ObserveDrill(reply.Result)
 	if reply.Result == api.DrillRefused {
-		klog.FromContext(ctx).Info("A drill was refused; nothing was taken", "reason", err)
+		severity.Warnings(klog.FromContext(ctx)).Info("A drill was refused; nothing was taken", "reason", err)
 		return nil, *reply
 	}
 	klog.FromContext(ctx).Error(err, "A drill has failed: whether anything was taken is not known; if it was, it is put back", "takes", takesText(*reply))
@@ -140,7 +141,7 @@ func (d *Daemon) takeCanary(ctx context.Context, st *state, next *drill) error {
 	if next.reply.Sort == api.DrillForReal {
 		what.Chain = drillChain
 	}
-	klog.FromContext(ctx).Info("A drill begins on request", "takes", takesText(next.reply), "kind", next.reply.Kind)
+	severity.Notices(klog.FromContext(ctx)).Info("A drill begins on request", "takes", takesText(next.reply), "kind", next.reply.Kind)
 	done, err := d.replayer(ctx, st).Drill(ctx, d.job(st, d.cfg.Kernel.Families()...), what)
 	next.taken = maps.Clone(done.Marks)
 	for id, mark := range done.Tried {
@@ -154,7 +155,7 @@ func (d *Daemon) takeCanary(ctx context.Context, st *state, next *drill) error {
 		return err
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The drill may have taken less than was asked for")
+		severity.Warnings(klog.FromContext(ctx)).Error(err, "The drill may have taken less than was asked for")
 	}
 	for id, mark := range done.Marks {
 		st.marks.current = st.marks.current.With(id, mark)
@@ -248,9 +249,9 @@ func (d *Daemon) endDrill(ctx context.Context, st *state, result api.DrillResult
 	x.reply.Result, x.reply.Reason = result, reason
 	log := st.flushLog(ctx)
 	if result == api.DrillPassed {
-		log.Info("The drill has passed", "flush", x.reply.Flush, "after", time.Since(x.start).Round(10*time.Microsecond))
+		severity.Notices(log).Info("The drill has passed", "flush", x.reply.Flush, "after", time.Since(x.start).Round(10*time.Microsecond))
 	} else {
-		log.Info("The drill has NOT passed", "result", result, "flush", x.reply.Flush, "reason", reason)
+		severity.Warnings(log).Info("The drill has NOT passed", "result", result, "flush", x.reply.Flush, "reason", reason)
 	}
 	if l := st.loss; l != nil { // it lasts, and what the drill took is still no flush
 		l.drill, l.record.DrillFailed = x, l.record.Drill != "" && result == api.DrillFailed

@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -70,7 +71,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		if st.loss != nil && st.heals() { // this may be all that kept it open
 			st.loss.retry.at = earliest(st.loss.retry.at, x.readEnd)
 		}
-		klog.FromContext(ctx).Info("The tables can be read again", "family", f)
+		severity.Notices(klog.FromContext(ctx)).Info("The tables can be read again", "family", f)
 	}
 	x.since = earliest(start, x.dirty)
 	x.digest, x.at, x.dirty = snapshot.Digest, start, time.Time{}

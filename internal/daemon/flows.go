@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -158,7 +159,7 @@ func (d *Daemon) sweep(ctx context.Context, f rules.Family, since time.Time, s s
 	}
 	d.cfg.Metrics.ObserveSweep(f, deleted, err != nil)
 	if err != nil {
-		log.Error(err, "Flows that began while the rules were missing may stay untranslated until they end", "family", f)
+		severity.Warnings(log).Error(err, "Flows that began while the rules were missing may stay untranslated until they end", "family", f)
 	}
 	if count := deleted.ByProtocol; len(count) > 0 {
 		log.Info("Ended flows that began while the rules were missing; their next packets are translated", "family", f,

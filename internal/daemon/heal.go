@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -223,7 +224,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	}
 	st.forgetLeftOut(result, l.gone, time.Now())
 	if !l.recorded {
-		st.flushLog(ctx).Info("Nothing was lost any more when it was looked at under guard", "flush", l.record.ID)
+		severity.Notices(st.flushLog(ctx)).Info("Nothing was lost any more when it was looked at under guard", "flush", l.record.ID)
 		return
 	}
 	l.record.Outcome = l.recovery.outcome(result)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/journal"
+	"github.com/canaryd/canaryd/internal/severity"
 )
 
 // A flushDetail is what the journal keeps of a flush in addition to its record.
@@ -78,9 +79,9 @@ func (d *Daemon) reportJournal(ctx context.Context, err error) {
 	log := klog.FromContext(ctx)
 	switch changed := d.journalTrouble.take(err, time.Now()); {
 	case changed && err != nil:
-		log.Error(err, "A flush record is not on disk; it will be lost when canaryd restarts")
+		severity.Warnings(log).Error(err, "A flush record is not on disk; it will be lost when canaryd restarts")
 	case changed:
-		log.Info("The flush records are on disk again")
+		severity.Notices(log).Info("The flush records are on disk again")
 	}
 }
 
@@ -92,7 +93,7 @@ func (d *Daemon) recallFlushes(ctx context.Context, st *state) {
 	}
 	entries, err := d.cfg.Journal.Load(journalKept)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Not all flush records of before can be read")
+		severity.Warnings(klog.FromContext(ctx)).Error(err, "Not all flush records of before can be read")
 	}
 	for _, e := range entries {
 		if record, ok := storedFlush(e); ok {

@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -64,7 +65,7 @@ func (d *Daemon) completeRecords(ctx context.Context, st *state) {
 			record.Outcome, record.Detail = r.outcome, ""
 			absent := endAbsence(record, time.Now())
 			d.write(ctx, *record, nil)
-			klog.FromContext(ctx).Info("The last rules of a flush are back and proved", "flush", r.id, "outcome", r.outcome,
+			severity.Notices(klog.FromContext(ctx)).Info("The last rules of a flush are back and proved", "flush", r.id, "outcome", r.outcome,
 				absentKey(*record), absent.Round(10*time.Microsecond))
 		}
 		return true

@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -69,7 +70,7 @@ func (d *Daemon) keepFamily(ctx context.Context, f rules.Family, k *keeping) {
 	if err := d.cfg.Keeper.Keep(f); err != nil {
 		k.state, k.reason = api.KeeperUnavailable, err.Error()
 		if k.making.failed(err, iptables.ErrKeeperKernel, iptables.ErrKeeperTaken) {
-			klog.FromContext(ctx).Info("A flush may break established connections, which the keeper would prevent; nothing else depends on it",
+			severity.Warnings(klog.FromContext(ctx)).Info("A flush may break established connections, which the keeper would prevent; nothing else depends on it",
 				"family", f, "reason", err)
 		}
 		return
@@ -84,7 +85,7 @@ func (d *Daemon) release(ctx context.Context, f rules.Family, k *keeping, into a
 	if k.state == api.KeeperKept {
 		if err := d.cfg.Keeper.Release(f); err != nil {
 			if k.making.stays(err) {
-				klog.FromContext(ctx).Error(err, "The keeper's table stays for now", "family", f, "table", iptables.KeeperTable)
+				severity.Warnings(klog.FromContext(ctx)).Error(err, "The keeper's table stays for now", "family", f, "table", iptables.KeeperTable)
 			}
 			return
 		}

@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -31,10 +32,10 @@ func (d *Daemon) takeLeftOut(ctx context.Context, st *state) {
 	}
 	log := klog.FromContext(ctx)
 	if more := news(now, st.leftOut); len(more) > 0 {
-		log.Error(errTooMany, "Chains are left out: their rules are NOT guarded", "chains", len(more), "largest", largest(more))
+		severity.Warnings(log).Error(errTooMany, "Chains are left out: their rules are NOT guarded", "chains", len(more), "largest", largest(more))
 	}
 	if again := news(st.leftOut, now); len(again) > 0 {
-		log.Info("Chains are no longer left out", "chains", len(again), "names", largest(again), "stillLeftOut", len(now))
+		severity.Notices(log).Info("Chains are no longer left out", "chains", len(again), "names", largest(again), "stillLeftOut", len(now))
 	}
 	st.leftOut = now
 	counts := map[rules.TableID]int{}

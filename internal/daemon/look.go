@@ -7,6 +7,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -285,7 +286,7 @@ func (d *Daemon) judgeProbe(ctx context.Context, st *state, p probed, free func(
 		fs.examined.dueAt = latest(p.end, fs.examined.notBefore)
 	}
 	if l.trouble.over() {
-		klog.FromContext(ctx).Info("The tables can be looked at again", "family", f)
+		severity.Notices(klog.FromContext(ctx)).Info("The tables can be looked at again", "family", f)
 	}
 	if d.judgeMarks(st, f, st.marks.current, p.result) {
 		l.intact = p.result.Digest

@@ -5,6 +5,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -33,7 +34,7 @@ func RemoveMade(ctx context.Context, kernel TableRemover, made reload.Tables) {
 			removed, err := kernel.RemoveEmpty(ctx, f, t)
 			switch {
 			case err != nil:
-				log.Error(err, "A table that canaryd had made could not be deleted; it is empty and does no harm", "family", f, "table", t)
+				severity.Warnings(log).Error(err, "A table that canaryd had made could not be deleted; it is empty and does no harm", "family", f, "table", t)
 			case removed:
 				log.Info("Deleted a table that canaryd had made and that is empty", "family", f, "table", t)
 			}

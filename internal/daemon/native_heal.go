@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -104,7 +105,7 @@ func (r *nativeRealm) limited() bool {
 // try.
 func (r *nativeRealm) contend(ctx context.Context) {
 	if r.calmAt.IsZero() {
-		klog.FromContext(ctx).Info("Another process keeps undoing what is replayed of native tables; until that stops, replays are limited",
+		severity.Warnings(klog.FromContext(ctx)).Info("Another process keeps undoing what is replayed of native tables; until that stops, replays are limited",
 			"flush", r.loss.record.ID)
 	}
 	r.calmAt = r.loss.retry.at.Add(calmFor)
@@ -270,7 +271,7 @@ func (d *Daemon) noteLeft(ctx context.Context, st *state, left []string) {
 		if l.record.ID != "" { // an operator may have asked for tables of other records
 			log = log.WithValues("flush", l.record.ID)
 		}
-		log.Info("Network devices that the node lacks were left out of native tables", "devices", left)
+		severity.Warnings(log).Info("Network devices that the node lacks were left out of native tables", "devices", left)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -33,7 +34,7 @@ func (d *Daemon) lookNative(ctx context.Context, st *state) {
 	}
 	now := time.Now()
 	if r.trouble.over() {
-		klog.FromContext(ctx).Info("The native tables can be looked at again")
+		severity.Notices(klog.FromContext(ctx)).Info("The native tables can be looked at again")
 	}
 	r.hinted = time.Time{}
 	d.seekSwitch(st)
@@ -334,7 +335,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 // noteDrift says where following went wrong, and a read has put it right.
 func (d *Daemon) noteDrift(ctx context.Context, r *native.Ruleset) {
 	for _, id := range r.Drifted {
-		klog.FromContext(ctx).Error(errDrifted, "A native table was followed to something else than it is; it was read again", "table", id.NFT())
+		severity.Warnings(klog.FromContext(ctx)).Error(errDrifted, "A native table was followed to something else than it is; it was read again", "table", id.NFT())
 	}
 }
 
@@ -348,7 +349,7 @@ func (d *Daemon) noteBeyond(ctx context.Context, r *nativeRealm, beyond int) {
 	}
 	err := fmt.Errorf("%d native tables have no place among the %d that canaryd guards, first those that --protect names one by one", beyond, protect.MaxNative)
 	if r.limits.met(err, time.Now()) {
-		klog.FromContext(ctx).Error(err, "Not all native tables are guarded")
+		severity.Warnings(klog.FromContext(ctx)).Error(err, "Not all native tables are guarded")
 	}
 }
 
@@ -412,5 +413,5 @@ func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID,
 	}
 	delete(st.native.tables, id)
 	st.native.disk.changed(time.Now())
-	klog.FromContext(ctx).Info("A native table is guarded no more", "table", id.NFT(), "because", f.Why)
+	severity.Notices(klog.FromContext(ctx)).Info("A native table is guarded no more", "table", id.NFT(), "because", f.Why)
 }

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -43,7 +44,7 @@ func (d *Daemon) holdOn(ctx context.Context, st *state, t *nativeTable, now nati
 		_, _, still = now.Table.With(t.held)
 	}
 	if n := len(t.held) - len(still); n > 0 {
-		klog.FromContext(ctx).Info("The owner of a native table has decided about parts in quarantine", "table", now.id.NFT(), "parts", n, "left", len(still))
+		severity.Notices(klog.FromContext(ctx)).Info("The owner of a native table has decided about parts in quarantine", "table", now.id.NFT(), "parts", n, "left", len(still))
 	}
 	d.hold(st, t, still)
 	if len(still) > 0 { // an owner that writes one by one may be about to write them
@@ -74,15 +75,15 @@ func logHeld(ctx context.Context, id tableid.TableID, held []native.Held) {
 		if h.Fleeting {
 			next = "its time is running out, and it is not tried again"
 		}
-		log.Info("A part of a native table is in quarantine: it could not be put back", "table", id.NFT(), "part", h.Text, "reason", h.Why, "next", next)
+		severity.Errors(log).Info("A part of a native table is in quarantine: it could not be put back", "table", id.NFT(), "part", h.Text, "reason", h.Why, "next", next)
 	}
 	if waiting = len(held) - len(missing); waiting > 0 {
 		first := held[slices.IndexFunc(held, func(h native.Held) bool { return h.Waits })]
-		log.Info("Rules of a native table wait for rules that decide and are missing", "table", id.NFT(), "rules", waiting,
+		severity.Errors(log).Info("Rules of a native table wait for rules that decide and are missing", "table", id.NFT(), "rules", waiting,
 			"chain", first.Name, "reason", first.Why, "next", "they are put back in their places when those are back")
 	}
 	if more := len(missing) - namesKept; more > 0 {
-		log.Info("More parts of a native table are in quarantine", "table", id.NFT(), "parts", more)
+		severity.Errors(log).Info("More parts of a native table are in quarantine", "table", id.NFT(), "parts", more)
 	}
 }
 
@@ -159,7 +160,7 @@ func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID
 	d.adopt(ctx, st, nativeSight{Ruleset: proof}.learned(id))
 	t.held = still
 	d.hold(st, t, left)
-	klog.FromContext(ctx).Info("Parts of a native table came back from quarantine", "table", id.NFT(), "parts", len(still)-len(left), "left", len(left))
+	severity.Notices(klog.FromContext(ctx)).Info("Parts of a native table came back from quarantine", "table", id.NFT(), "parts", len(still)-len(left), "left", len(left))
 	if len(left) == 0 {
 		d.completeNative(ctx, st, t)
 	}
@@ -181,7 +182,7 @@ func (d *Daemon) completeNative(ctx context.Context, st *state, t *nativeTable) 
 	record.Outcome, record.Detail = reload.Proved, ""
 	absent := endAbsence(record, time.Now())
 	d.write(ctx, *record, nil)
-	klog.FromContext(ctx).Info("The last parts of native tables that a flush took are back and proved", "flush", flush, "outcome", reload.Proved,
+	severity.Notices(klog.FromContext(ctx)).Info("The last parts of native tables that a flush took are back and proved", "flush", flush, "outcome", reload.Proved,
 		absentKey(*record), absent.Round(10*time.Microsecond))
 }
 
@@ -194,7 +195,7 @@ func (d *Daemon) dismissHeld(ctx context.Context, st *state) (lost, waiting int)
 		waits := slices.DeleteFunc(slices.Clone(t.held), func(h native.Held) bool { return !h.Waits })
 		for _, h := range t.held[:min(namesKept, len(t.held))] {
 			if !h.Waits {
-				klog.FromContext(ctx).Info("An operator has accepted that a part of a native table in quarantine is lost", "table", id.NFT(),
+				severity.Notices(klog.FromContext(ctx)).Info("An operator has accepted that a part of a native table in quarantine is lost", "table", id.NFT(),
 					"part", h.Text, "reason", h.Why)
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -124,7 +125,7 @@ func (d *Daemon) announceNative(log klog.Logger, record api.Flush, added int, co
 		names = append(names, l.Table+" "+string(l.Kind))
 		lost.Rules, lost.Chains, lost.Elements = lost.Rules+l.Rules, lost.Chains+l.Chains, lost.Elements+l.Elements
 	}
-	log.Info("Rules of native tables were lost", "flush", record.ID, "tables", strings.Join(names, ", "),
+	severity.Warnings(log).Info("Rules of native tables were lost", "flush", record.ID, "tables", strings.Join(names, ", "),
 		"rules", lost.Rules, "chains", lost.Chains, "elements", lost.Elements, "by", culpritsText(record))
 }
 
@@ -332,7 +333,7 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	d.endNative(st)
 	if !l.recorded {
 		if l.record.Standby != nil { // the log has its flush, which gets no record
-			d.nativeLog(ctx, st).Info("The owners of native tables have written them again before canaryd did",
+			severity.Notices(d.nativeLog(ctx, st)).Info("The owners of native tables have written them again before canaryd did",
 				"flush", l.record.ID, "standby", l.record.Standby.Text())
 		}
 		return

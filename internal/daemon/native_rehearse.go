@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -124,7 +125,7 @@ func (h *rehearsal) report(ctx context.Context, id tableid.TableID, t *nativeTab
 	t.refusedParts = nil
 	if h.first == nil {
 		if t.refused.over() {
-			log.Info("A native table could be put back again", "table", id.NFT())
+			severity.Notices(log).Info("A native table could be put back again", "table", id.NFT())
 		}
 		return
 	}
@@ -135,6 +136,6 @@ func (h *rehearsal) report(ctx context.Context, id tableid.TableID, t *nativeTab
 		t.refusedParts = h.found
 	}
 	if t.refused.met(err, time.Now()) {
-		log.Error(err, "A native table could not be put back if it were lost", "table", id.NFT(), "parts", fmt.Sprint(len(h.found)))
+		severity.Warnings(log).Error(err, "A native table could not be put back if it were lost", "table", id.NFT(), "parts", fmt.Sprint(len(h.found)))
 	}
 }

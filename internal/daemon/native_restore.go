@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -276,7 +277,7 @@ func (d *Daemon) endWaiting(ctx context.Context, st *state, id tableid.TableID, 
 	absent = endAbsence(w, time.Now())
 	st.remember(*w)
 	d.write(ctx, *w, nil)
-	klog.FromContext(ctx).Info(what, "flush", w.ID, "table", id.NFT(), "outcome", outcome)
+	severity.Notices(klog.FromContext(ctx)).Info(what, "flush", w.ID, "table", id.NFT(), "outcome", outcome)
 	return absent, true
 }
 

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -263,7 +264,7 @@ func (d *Daemon) returnNative(ctx context.Context, st *state, r api.RestoreReque
 		}
 	}
 	if done.wrote && done.proved() {
-		klog.FromContext(ctx).Info("A generation of a native table was restored on request", "table", g.Name, "generation", g.ID,
+		severity.Notices(klog.FromContext(ctx)).Info("A generation of a native table was restored on request", "table", g.Name, "generation", g.ID,
 			"undo", reply.Undo, "detail", reply.Native[0].Detail)
 	}
 	if known {

@@ -181,12 +181,12 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	}
 	err := d.cfg.Native.Store.save(stored)
 	if err == nil { // what cannot be removed costs room, and no table
-		r.disk.unpruned.report(ctx, d.cfg.Native.Store.prune(stored), "Old generations of native tables could not be removed; they take room on the disk")
+		r.disk.unpruned.report(warnings(ctx), d.cfg.Native.Store.prune(stored), "Old generations of native tables could not be removed; they take room on the disk")
 	}
 	r.disk.savedAt, r.disk.cost = time.Now(), time.Since(start)
 	r.disk.saveAt = r.disk.savedAt.Add(max(confirmEvery, saveShare*r.disk.cost))
 	r.disk.kept = d.cfg.Native.Store.list()
-	r.disk.trouble.report(ctx, err, "The native tables are not on disk; after a restart canaryd would begin with those that stand")
+	r.disk.trouble.report(warnings(ctx), err, "The native tables are not on disk; after a restart canaryd would begin with those that stand")
 }
 
 // recallNative takes up the tables that the last run guarded. The first read says what became of
@@ -197,7 +197,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 	}
 	stored, err := d.cfg.Native.Store.load()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "canaryd begins with the native tables that stand")
+		unusable(klog.FromContext(ctx), err).Error(err, "canaryd begins with the native tables that stand")
 		return
 	}
 	r, now := &st.native, time.Now()

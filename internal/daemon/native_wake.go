@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
@@ -40,7 +41,7 @@ func (d *Daemon) wakeNative(ctx context.Context, st *state) bool {
 		return false
 	}
 	if r.trouble.over() {
-		klog.FromContext(ctx).Info("The native tables can be looked at again")
+		severity.Notices(klog.FromContext(ctx)).Info("The native tables can be looked at again")
 	}
 	if !awake {
 		r.begun, r.known = true, now

@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -35,7 +36,7 @@ func (d *Daemon) askWitness(ctx context.Context, r *nativeRealm, family tableid.
 		return "", err
 	}
 	if w.Taken && !r.witness[family].Taken {
-		klog.FromContext(ctx).Info("Another process has a table of the name that canaryd's witness has; the witness gets another name",
+		severity.Warnings(klog.FromContext(ctx)).Info("Another process has a table of the name that canaryd's witness has; the witness gets another name",
 			"table", family.Table(native.WitnessName).NFT())
 	}
 	r.witness[family] = w
@@ -63,7 +64,7 @@ func (d *Daemon) plantWitnesses(ctx context.Context, st *state) {
 	if err != nil {
 		r.plantAt = time.Now().Add(d.cfg.PollInterval)
 	}
-	r.unplanted.report(ctx, err, "A witness could not be planted; canaryd may take a flush of the ruleset for an owner that deletes its table")
+	r.unplanted.report(warnings(ctx), err, "A witness could not be planted; canaryd may take a flush of the ruleset for an owner that deletes its table")
 }
 
 func (d *Daemon) plantNow(ctx context.Context, st *state) error {

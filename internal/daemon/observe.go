@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -128,5 +129,5 @@ func (d *Daemon) resumeLearning(ctx context.Context, st *state, outcome api.Outc
 		d.cfg.Metrics.ObserveRecovery(absent)
 	}
 	st.observedSince = time.Time{}
-	klog.FromContext(ctx).Info(what, "absent", absent.Round(time.Millisecond))
+	severity.Notices(klog.FromContext(ctx)).Info(what, "absent", absent.Round(time.Millisecond))
 }

@@ -26,7 +26,7 @@ type owners struct {
 func (d *Daemon) recallOwners(ctx context.Context, st *state) {
 	known, err := d.cfg.Store.LoadOwners()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "What is stored of the owners of rules is not used")
+		unusable(klog.FromContext(ctx), err).Error(err, "What is stored of the owners of rules is not used")
 		return
 	}
 	for f, uptime := range known.Proxy {
@@ -99,7 +99,7 @@ func (d *Daemon) keepOwners(ctx context.Context, st *state, last bool) {
 		return
 	}
 	err := d.cfg.Store.SaveOwners(now)
-	st.owners.trouble.report(ctx, err, "After a restart canaryd would not know which rules have no owner")
+	st.owners.trouble.report(warnings(ctx), err, "After a restart canaryd would not know which rules have no owner")
 	if err == nil {
 		st.owners.kept = now
 	}

@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 )
 
 // A pause is for planned work. One that outlasts a day has been forgotten, and
@@ -52,7 +53,7 @@ func (d *Daemon) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply,
 			st.loss.retry.at = time.Now()
 		}
 		st.resumeNative()
-		klog.FromContext(ctx).Info("Paused on request: what is lost is recorded, but not replayed",
+		severity.Notices(klog.FromContext(ctx)).Info("Paused on request: what is lost is recorded, but not replayed",
 			"for", length, "until", reply.Until.UTC().Format(time.RFC3339), "wasPaused", reply.WasPaused)
 		return nil
 	})
@@ -85,7 +86,7 @@ func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 			st.loss.record.Outcome = api.Pending
 		}
 	}
-	klog.FromContext(ctx).Info(why, "next", next)
+	severity.Notices(klog.FromContext(ctx)).Info(why, "next", next)
 }
 
 // recordPaused records what is lost and leaves it so until the pause ends. The marks stay

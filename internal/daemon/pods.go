@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/cniresults"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -85,7 +86,7 @@ func (d *Daemon) readPods(ctx context.Context, st *state) bool {
 	r, err := d.cfg.Attachments.Read()
 	if err != nil {
 		if w.folder != "" && w.unread.met(err, now) {
-			klog.FromContext(ctx).Info("libcni's files cannot be read any more; pods that are removed during an outage are not known", "reason", err)
+			severity.Warnings(klog.FromContext(ctx)).Info("libcni's files cannot be read any more; pods that are removed during an outage are not known", "reason", err)
 		}
 		return false
 	}
@@ -101,7 +102,7 @@ func (d *Daemon) readPods(ctx context.Context, st *state) bool {
 		for _, a := range vanished {
 			delete(w.known, a)
 		}
-		klog.FromContext(ctx).Info("All of libcni's files are gone at once, which is no sign that the pods are", "files", len(vanished))
+		severity.Warnings(klog.FromContext(ctx)).Info("All of libcni's files are gone at once, which is no sign that the pods are", "files", len(vanished))
 	} else {
 		for _, a := range vanished {
 			k := w.known[a]
@@ -243,7 +244,7 @@ func (d *Daemon) removeGoneContainers(ctx context.Context, st *state) {
 		}
 	}
 	st.looking.plan(time.Now())
-	w.untaken.report(ctx, err, "Rules of pods that are gone came back with a replay, and could not be removed yet", "pods", pods)
+	w.untaken.report(warnings(ctx), err, "Rules of pods that are gone came back with a replay, and could not be removed yet", "pods", pods)
 	if err != nil {
 		w.removeAt = time.Now().Add(d.cfg.PollInterval)
 		return
@@ -251,7 +252,7 @@ func (d *Daemon) removeGoneContainers(ctx context.Context, st *state) {
 	st.forgetContainers(job.GoneContainers, time.Now())
 	for _, fr := range result {
 		if fr.Outcome != reload.Skipped {
-			klog.FromContext(ctx).Info("Rules of pods that were removed during the outage had come back with it; they are removed", "pods", pods)
+			severity.Notices(klog.FromContext(ctx)).Info("Rules of pods that were removed during the outage had come back with it; they are removed", "pods", pods)
 			return
 		}
 	}

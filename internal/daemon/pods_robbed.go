@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -94,7 +95,7 @@ func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family,
 		r.size = size
 		if r.by == robberUnknown && w.known[a].removedAgain(f, r.since) {
 			r.by = robberOwner // it is removed again: its DEL may fail time after time
-			klog.FromContext(ctx).Info("The rules of a pod were removed once more by a process that is not known; they are not put back", "family", f, "pod", podName(w.known[a].Pod, a.Container))
+			severity.Warnings(klog.FromContext(ctx)).Info("The rules of a pod were removed once more by a process that is not known; they are not put back", "family", f, "pod", podName(w.known[a].Pod, a.Container))
 		}
 		if w.robbed == nil {
 			w.robbed = map[robberyKey]robbery{}

@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -107,7 +108,7 @@ func (d *Daemon) askForSyncs(ctx context.Context, st *state) {
 		}
 		fs.proxy.askUntil, fs.proxy.askAt = time.Time{}, time.Time{}
 		if err := d.replayer(ctx, st).Nudge(ctx, f); err != nil {
-			klog.FromContext(ctx).Error(err, "kube-proxy could not be asked for a full sync", "family", f)
+			severity.Warnings(klog.FromContext(ctx)).Error(err, "kube-proxy could not be asked for a full sync", "family", f)
 		}
 		fs.renewAfterAsking(time.Now())
 	}
@@ -157,12 +158,12 @@ func (d *Daemon) logOwnerless(ctx context.Context, st *state) {
 	log, now := klog.FromContext(ctx), time.Now()
 	o := d.ownerless(st, now)
 	if o != nil && st.ownerless.met(errOwnerless, now) {
-		log.Error(nil, "kube-proxy's rules have no owner: they are in force, but KUBE-PROXY-CANARY is not back, so no process corrects them",
+		severity.Warnings(log).Error(nil, "kube-proxy's rules have no owner: they are in force, but KUBE-PROXY-CANARY is not back, so no process corrects them",
 			"families", o.Families, "missingFor", now.Sub(o.Since).Round(time.Second),
 			"ifItBelongsHere", o.Choices[0].Command, "ifItHasLeft", o.Choices[1].Command)
 	}
 	if o == nil && st.ownerless.over() {
-		log.Info("No rules of kube-proxy's are without an owner any more")
+		severity.Notices(log).Info("No rules of kube-proxy's are without an owner any more")
 	}
 }
 
@@ -176,5 +177,5 @@ func (d *Daemon) judgeProxy(ctx context.Context, st *state, f rules.Family, snap
 		return
 	}
 	st.relearn(st.generation.learned.WithoutProxy(snapshot), now, fs)
-	klog.FromContext(ctx).Info("kube-proxy has removed its chains and its canary; a flush does not bring them back", "family", f)
+	severity.Notices(klog.FromContext(ctx)).Info("kube-proxy has removed its chains and its canary; a flush does not bring them back", "family", f)
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
@@ -117,7 +118,7 @@ func (d *Daemon) noticePurge(ctx context.Context, st *state) (recalled bool) {
 			continue
 		}
 		p.by, p.last = append(p.by, w.Doer()), now
-		st.flushLog(ctx).Info("A process deletes rules by name, and canaryd's marks among them; all that it deletes so is a loss",
+		severity.Warnings(st.flushLog(ctx)).Info("A process deletes rules by name, and canaryd's marks among them; all that it deletes so is a loss",
 			"flush", st.loss.record.ID, "by", culpritText(api.CulpritOf(w.OfDoer(w.Doer()))))
 	}
 	return p != nil && d.recallPurged(st, p, q)

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -56,7 +57,7 @@ func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 			if _, opaque := h.Rule.Opaque(); opaque {
 				next = "its owner has to put it back"
 			}
-			log.Info("A rule is in quarantine: it could not be put back", "family", id.Family, "table", id.Name,
+			severity.Errors(log).Info("A rule is in quarantine: it could not be put back", "family", id.Family, "table", id.Name,
 				"chain", h.Chain, "rule", h.Rule.Label(), "reason", h.Reason, "next", next)
 		}
 		var list []api.Quarantined
@@ -65,11 +66,11 @@ func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 		}
 		chains := api.WaitingChains(list)
 		for _, w := range chains[:min(namesKept, len(chains))] {
-			log.Info("Rules of a chain wait for rules that decide and are missing", "family", id.Family, "table", id.Name,
+			severity.Errors(log).Info("Rules of a chain wait for rules that decide and are missing", "family", id.Family, "table", id.Name,
 				"chain", w.Chain, "rules", w.Rules, "reason", w.Reason, "next", "they are put back in their places when those are back")
 		}
 		for _, h := range tr.Weakened[:min(namesKept, len(tr.Weakened))] {
-			log.Info("A rule was put back without its nfacct match, which only counts", "family", id.Family, "table", id.Name,
+			severity.Warnings(log).Info("A rule was put back without its nfacct match, which only counts", "family", id.Family, "table", id.Name,
 				"chain", h.Chain, "rule", h.Rule.Label(), "reason", h.Reason)
 		}
 	}
@@ -104,7 +105,7 @@ func (d *Daemon) readmit(ctx context.Context, st *state) {
 		log.V(1).Info("What is in quarantine could not be put back yet", "reason", err)
 	}
 	if left := st.quarantine.rules.Count(); left < before {
-		log.Info("Rules came back from quarantine", "rules", before-left, "left", left)
+		severity.Notices(log).Info("Rules came back from quarantine", "rules", before-left, "left", left)
 	}
 }
 
@@ -191,7 +192,7 @@ func (d *Daemon) dismissQuarantined(ctx context.Context, st *state) (lost, waiti
 	for id, list := range dismissed {
 		d.setQuarantine(st, id, left[id], st.table(id).seen)
 		for _, h := range list[:min(namesKept, len(list))] {
-			klog.FromContext(ctx).Info("An operator has accepted that a rule in quarantine is lost", "family", id.Family, "table", id.Name,
+			severity.Notices(klog.FromContext(ctx)).Info("An operator has accepted that a rule in quarantine is lost", "family", id.Family, "table", id.Name,
 				"chain", h.Chain, "rule", h.Rule.Label(), "reason", h.Reason)
 		}
 		st.families[id.Family].examined.plan(now)

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
@@ -29,14 +30,14 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	case errors.Is(err, reload.ErrNothingStored):
 		return
 	case err != nil:
-		log.Error(err, "The stored generation is not used; canaryd starts from what the kernel has now")
+		unusable(log, err).Error(err, "The stored generation is not used; canaryd starts from what the kernel has now")
 		d.suspect(ctx, st, err.Error())
 		return
 	}
 	age := d.cfg.Uptime() - known.Uptime
 	// A negative age comes from another clock: that of a container's own time.
 	if (age > d.cfg.MaxStoredAge || age < 0) && !d.marksStand(ctx, st, known.Marks) {
-		log.Info("The marks of the last run do not stand, and what it knew is too old to be replayed unasked; `canaryd restore --generation` does it",
+		severity.Warnings(log).Info("The marks of the last run do not stand, and what it knew is too old to be replayed unasked; `canaryd restore --generation` does it",
 			"generation", stored.ID, "age", age.Round(time.Second), "maxStoredAge", d.cfg.MaxStoredAge)
 		d.suspect(ctx, st, fmt.Sprintf("the rules were last seen in force longer ago than --max-stored-age (%s)", d.cfg.MaxStoredAge))
 		return

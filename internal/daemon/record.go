@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -137,11 +138,11 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 	if st.mode == api.Heal && st.pause.on() {
 		next = "replays are paused until " + st.pause.until.UTC().Format(time.RFC3339)
 	}
-	what := "Rules are being flushed"
+	what, log := "Rules are being flushed", severity.Warnings(st.flushLog(ctx))
 	if st.drills() {
-		what = "A canary is gone, as the drill wants it"
+		what, log = "A canary is gone, as the drill wants it", severity.Notices(log)
 	}
-	st.flushLog(ctx).Info(what, "flush", st.loss.record.ID, "tables", st.losses().text(),
+	log.Info(what, "flush", st.loss.record.ID, "tables", st.losses().text(),
 		"noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10*time.Microsecond), "next", next)
 }
 
@@ -160,17 +161,17 @@ func (st *state) losses() verdicts {
 func (d *Daemon) logLost(ctx context.Context, st *state, fresh verdicts) {
 	l, log := st.loss, st.flushLog(ctx)
 	lost := l.record.Lost
-	what := "Rules were lost"
+	what, level := "Rules were lost", severity.Warnings
 	switch {
 	case l.record.Drill == api.DrillCanary:
-		what = "A drill took the canary, and no rule"
+		what, level = "A drill took the canary, and no rule", severity.Notices
 	case lost.Rules+lost.Chains+lost.Jumps == 0 && l.record.Kind != canary.Drifted:
 		what = "Marks of canaryd were lost, and no protected rule of iptables' tables"
 	}
-	log.Info(what, "flush", l.record.ID, "tables", fresh.text(),
+	level(log).Info(what, "flush", l.record.ID, "tables", fresh.text(),
 		"rules", lost.Rules, "chains", lost.Chains, "jumps", lost.Jumps, "by", culpritsText(l.record))
 	if lost.Unprotected > 0 {
-		log.Info("Rules that --protect does not name were lost, too; their owners have to put them back", "flush", l.record.ID, "rules", lost.Unprotected)
+		severity.Warnings(log).Info("Rules that --protect does not name were lost, too; their owners have to put them back", "flush", l.record.ID, "rules", lost.Unprotected)
 	}
 	if lost.UnprotectedUnknown {
 		var unknown []string
@@ -179,14 +180,14 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh verdicts) {
 				unknown = append(unknown, table.Family.Table(table.Table).String())
 			}
 		}
-		log.Info("How many rules that --protect does not name were lost, too, is not known of some tables; their owners have to check them",
+		severity.Warnings(log).Info("How many rules that --protect does not name were lost, too, is not known of some tables; their owners have to check them",
 			"flush", l.record.ID, "tables", strings.Join(unknown, ", "))
 	}
 	if len(l.record.Pods) > 0 {
-		log.Info("Host ports of pods were lost", "flush", l.record.ID, "pods", podTexts(l.record), "more", l.record.MorePods)
+		severity.Warnings(log).Info("Host ports of pods were lost", "flush", l.record.ID, "pods", podTexts(l.record), "more", l.record.MorePods)
 	}
 	for _, p := range l.record.Policies {
-		log.Info("A built-in policy is another than before; canaryd never sets policies", "flush", l.record.ID, "policy", p)
+		severity.Warnings(log).Info("A built-in policy is another than before; canaryd never sets policies", "flush", l.record.ID, "policy", p)
 	}
 }
 
@@ -216,7 +217,7 @@ func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result rel
 	logBack(log, "The rules", strings.Join(tables, ", "), l.record, l.attempts+1)
 	for id, tr := range tablesOf(result) {
 		if n := len(tr.Skipped); n > 0 {
-			log.Info("Chains were left as their owner had written them meanwhile", "flush", l.record.ID,
+			severity.Notices(log).Info("Chains were left as their owner had written them meanwhile", "flush", l.record.ID,
 				"family", id.Family, "table", id.Name, "count", n, "chains", tr.Skipped[:min(n, namesKept)])
 		}
 	}
@@ -225,19 +226,21 @@ func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result rel
 			log.Info("Tables were written by iptables-restore, which takes longer", "flush", l.record.ID, "family", f, "directly", fr.Direct, "reason", fr.Detour)
 		}
 		if fr.Aftercare != nil {
-			log.Error(fr.Aftercare, "The rules are back, but not all that follows worked", "flush", l.record.ID, "family", f)
+			severity.Warnings(log).Error(fr.Aftercare, "The rules are back, but not all that follows worked", "flush", l.record.ID, "family", f)
 		}
 	}
 }
 
 // logBack logs by the record's outcome how the loss of what is named, in those tables, ended.
 func logBack(log klog.Logger, what, tables string, r api.Flush, attempts int) {
+	log = severity.Notices(log)
 	switch r.Outcome {
 	case api.Drilled:
 		what = "The drill's canary is back and proved"
 	case reload.Skipped:
 		what += " are back: their owner was faster"
 	case reload.Partial:
+		log = severity.Errors(log)
 		what += " are back, but for what was left out"
 	default:
 		what += " are back and proved"

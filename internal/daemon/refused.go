@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -62,7 +63,7 @@ func (d *Daemon) takeRefused(ctx context.Context, st *state, result reload.Resul
 		d.cfg.Metrics.SetDeclaredRefused(id.Family, id.Name, len(st.refused.list[id]))
 	}
 	if len(st.refused.shown) == 0 && len(before) > 0 {
-		klog.FromContext(ctx).Info("No declared rule is refused any more")
+		severity.Notices(klog.FromContext(ctx)).Info("No declared rule is refused any more")
 	}
 }
 

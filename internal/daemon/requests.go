@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -177,7 +178,7 @@ func (d *Daemon) keepForUndo(ctx context.Context, st *state, job reload.Job, r a
 		return ""
 	}
 	if err := d.saveGeneration(st); err != nil {
-		klog.FromContext(ctx).Error(err, "The generation that is about to be replaced is not on disk")
+		severity.Warnings(klog.FromContext(ctx)).Error(err, "The generation that is about to be replaced is not on disk")
 		return ""
 	}
 	return id
@@ -226,7 +227,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 		d.countRefusal(f, fr.Err)
 	}
 	d.resumeLearning(ctx, st, worst(result), "The rules are back: they were restored on request")
-	klog.FromContext(ctx).Info("Replayed on request", "generation", reply.Generation, "outcomes", reply.Outcomes)
+	severity.Notices(klog.FromContext(ctx)).Info("Replayed on request", "generation", reply.Generation, "outcomes", reply.Outcomes)
 }
 
 // Cleanup removes canaries and witnesses, with r.Rules also the protected
@@ -257,7 +258,11 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 		if d.cfg.Store != nil {
 			failed = errors.Join(failed, d.cfg.Store.Forget())
 		}
-		klog.FromContext(ctx).Info("Cleaned up on request; nothing is watched any more", "rules", r.Rules, "error", failed)
+		if failed != nil {
+			severity.Warnings(klog.FromContext(ctx)).Error(failed, "Cleaned up on request, but not all of it; nothing is watched any more", "rules", r.Rules)
+		} else {
+			severity.Notices(klog.FromContext(ctx)).Info("Cleaned up on request; nothing is watched any more", "rules", r.Rules)
+		}
 		d.publish(st)
 	})
 	return errors.Join(err, failed)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/journal"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -185,7 +186,7 @@ func logRemoval(ctx context.Context, reply api.RestoreReply, record api.Flush) {
 			where = append(where, c.Name()+": "+removed.Text(strconv.Itoa))
 		}
 	}
-	klog.FromContext(ctx).Info("Protected rules were removed on request", "flush", record.ID, "generation", reply.Generation,
+	severity.Notices(klog.FromContext(ctx)).Info("Protected rules were removed on request", "flush", record.ID, "generation", reply.Generation,
 		"removed", strings.Join(where, ", "), "undo", reply.Undo)
 }
 

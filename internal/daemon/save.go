@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
@@ -70,7 +71,7 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	}
 	st.disk.generations = d.cfg.Store.List()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The generation is not on disk; after a restart canaryd would start without it")
+		severity.Warnings(klog.FromContext(ctx)).Error(err, "The generation is not on disk; after a restart canaryd would start without it")
 	}
 }
 

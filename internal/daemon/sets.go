@@ -34,7 +34,7 @@ type sets struct {
 func (d *Daemon) recallSets(ctx context.Context, st *state) {
 	var err error
 	if st.sets.known, err = d.cfg.Store.LoadSets(); err != nil {
-		klog.FromContext(ctx).Error(err, "The stored ipsets are not used; one that is missing now cannot be put back")
+		unusable(klog.FromContext(ctx), err).Error(err, "The stored ipsets are not used; one that is missing now cannot be put back")
 	}
 }
 
@@ -78,7 +78,7 @@ func (d *Daemon) captureSets(ctx context.Context, st *state, all bool) {
 	if changed && d.cfg.Store != nil {
 		err = errors.Join(err, d.cfg.Store.SaveSets(next))
 	}
-	st.sets.trouble.report(ctx, err, "Not every ipset that protected rules name is kept; one that is not cannot be put back")
+	st.sets.trouble.report(warnings(ctx), err, "Not every ipset that protected rules name is kept; one that is not cannot be put back")
 }
 
 func equalSets(a, b iptables.Set) bool {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/standby"
@@ -289,7 +290,7 @@ func (d *Daemon) takeCopy(ctx context.Context, f rules.Family, s *standbyOf, nat
 		return
 	case errors.Is(copied.Err, ErrStandbyUnread) && (s.has() || s.begun):
 		if s.making.failed(copied.Err, standby.ErrKernel, standby.ErrTaken) {
-			klog.FromContext(ctx).Info("The standby stays as it was: nat could not be read", "family", f, "reason", copied.Err)
+			severity.Warnings(klog.FromContext(ctx)).Info("The standby stays as it was: nat could not be read", "family", f, "reason", copied.Err)
 		}
 		return
 	case copied.Err != nil:
@@ -320,7 +321,7 @@ func (d *Daemon) standbyFailed(ctx context.Context, f rules.Family, s *standbyOf
 	s.state, s.reason, s.copy, s.written, s.unkept = api.StandbyUnavailable, err.Error(), StandbyCopy{}, time.Time{}, false
 	s.begun = false
 	if s.making.failed(err, standby.ErrKernel, standby.ErrTaken) {
-		klog.FromContext(ctx).Info("There is no standby: while nat rules are missing, new connections are not translated; nothing else depends on it",
+		severity.Notices(klog.FromContext(ctx)).Info("There is no standby: while nat rules are missing, new connections are not translated; nothing else depends on it",
 			"family", f, "reason", err)
 	}
 }
@@ -330,7 +331,7 @@ func (d *Daemon) releaseStandby(ctx context.Context, st *state, f rules.Family, 
 	if s.has() || s.begun || s.state == api.StandbyUnavailable {
 		if err := d.cfg.Standby.Table.Release(f); err != nil {
 			if s.making.stays(err) {
-				klog.FromContext(ctx).Error(err, "The standby's table stays for now", "family", f, "table", standby.TableName)
+				severity.Warnings(klog.FromContext(ctx)).Error(err, "The standby's table stays for now", "family", f, "table", standby.TableName)
 			}
 			return
 		}

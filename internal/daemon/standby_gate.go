@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -89,7 +90,7 @@ func (d *Daemon) openFamily(ctx context.Context, st *state, f rules.Family) (com
 	want := st.want()[f.Table(rules.Nat)]
 	if s.tooOld(want, &st.generation, time.Now()) {
 		if s.gate.bars("") {
-			st.flushLog(ctx).Info("The standby stays shut: its copy is out of date", "flush", l.record.ID, "family", f, "behindSince", s.latestLag.since)
+			severity.Warnings(st.flushLog(ctx)).Info("The standby stays shut: its copy is out of date", "flush", l.record.ID, "family", f, "behindSince", s.latestLag.since)
 		}
 		return 0
 	}
@@ -97,14 +98,14 @@ func (d *Daemon) openFamily(ctx context.Context, st *state, f rules.Family) (com
 	now := time.Now()
 	if errors.Is(err, ErrStandbyOutdated) {
 		if s.gate.bars("") {
-			st.flushLog(ctx).Info("The standby stays shut: its copy is out of date", "flush", l.record.ID, "family", f,
+			severity.Warnings(st.flushLog(ctx)).Info("The standby stays shut: its copy is out of date", "flush", l.record.ID, "family", f,
 				"behindSince", s.lag.since, "reason", err)
 		}
 		return got.Commits
 	}
 	if err != nil {
 		if s.gate.ajar.met(err, now) {
-			st.flushLog(ctx).Error(err, "The standby could not be opened; the replay does not wait for it", "flush", l.record.ID, "family", f)
+			severity.Warnings(st.flushLog(ctx)).Error(err, "The standby could not be opened; the replay does not wait for it", "flush", l.record.ID, "family", f)
 		}
 		if errors.Is(err, standby.ErrNotBuilt) { // its table went with another one's, or by its limit
 			if s.gate.isOpen() {
@@ -117,13 +118,13 @@ func (d *Daemon) openFamily(ctx context.Context, st *state, f rules.Family) (com
 	s.gate.ajar.over()
 	for _, hook := range slices.Sorted(maps.Keys(got.Barred)) {
 		if s.gate.bars(hook) {
-			st.flushLog(ctx).Info("The standby stays shut for a hook", "flush", l.record.ID, "family", f, "hook", hook, "reason", got.Barred[hook])
+			severity.Warnings(st.flushLog(ctx)).Info("The standby stays shut for a hook", "flush", l.record.ID, "family", f, "hook", hook, "reason", got.Barred[hook])
 		}
 	}
 	if !got.Open && s.gate.isOpen() {
 		open := d.gateShut(st, f, s, now)
 		s.gate.waits, s.state = true, api.StandbyArmed
-		st.flushLog(ctx).Info("The standby translates no more: another owner wrote to nat what keeps a hook shut", "flush", l.record.ID,
+		severity.Warnings(st.flushLog(ctx)).Info("The standby translates no more: another owner wrote to nat what keeps a hook shut", "flush", l.record.ID,
 			"family", f, "open", open.Round(10*time.Microsecond))
 	}
 	if !got.Open || s.gate.isOpen() {
@@ -132,7 +133,7 @@ func (d *Daemon) openFamily(ctx context.Context, st *state, f rules.Family) (com
 	s.gate.open(now)
 	s.state = api.StandbyOpen
 	l.record.Standby = l.record.Standby.With(f, now.Sub(l.record.Time))
-	st.flushLog(ctx).Info("The standby translates until the rules are back"+got.less(),
+	severity.Notices(st.flushLog(ctx)).Info("The standby translates until the rules are back"+got.less(),
 		got.fields("flush", l.record.ID, "family", f, "after", now.Sub(l.record.Time).Round(10*time.Microsecond))...)
 	d.sweepNat(st.want(), f, st.families[f].known.natIntact)
 	return got.Commits
@@ -206,7 +207,7 @@ func (d *Daemon) shutStandby(ctx context.Context, st *state) {
 			d.shutFamily(ctx, st, f)
 		case !now.Before(fs.standby.gate.until):
 			d.shutFamily(ctx, st, f)
-			st.flushLog(ctx).Info("The standby translates no more, although rules are still missing: what it has may be out of date", "flush", st.loss.record.ID,
+			severity.Warnings(st.flushLog(ctx)).Info("The standby translates no more, although rules are still missing: what it has may be out of date", "flush", st.loss.record.ID,
 				"family", f, "limit", standbyMost)
 		}
 	}
@@ -223,7 +224,7 @@ func (d *Daemon) shutFamily(ctx context.Context, st *state, f rules.Family) {
 	}
 	s.tooOld(st.want()[f.Table(rules.Nat)], &st.generation, time.Now()) // what was learned meanwhile
 	if !got.Shut.IsZero() {
-		klog.FromContext(ctx).Info("The standby's limit shut it before canaryd did", "family", f, "open", open.Round(10*time.Microsecond))
+		severity.Warnings(klog.FromContext(ctx)).Info("The standby's limit shut it before canaryd did", "family", f, "open", open.Round(10*time.Microsecond))
 		return
 	}
 	klog.FromContext(ctx).V(1).Info("The standby is shut", "family", f, "open", open.Round(10*time.Microsecond))

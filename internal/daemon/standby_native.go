@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/standby"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -219,7 +220,7 @@ func (d *Daemon) nativeStandbyFailed(ctx context.Context, id tableid.TableID, s 
 		s.making.tryAt = time.Now().Add(makeAgain)
 	}
 	if log {
-		klog.FromContext(ctx).Info("There is no standby of a native table: while it is missing, new connections are not translated; nothing else depends on it",
+		severity.Notices(klog.FromContext(ctx)).Info("There is no standby of a native table: while it is missing, new connections are not translated; nothing else depends on it",
 			"table", id.NFT(), "reason", err)
 	}
 }
@@ -230,7 +231,7 @@ func (d *Daemon) releaseNative(ctx context.Context, st *state, id tableid.TableI
 	if s.has() || s.begun || s.state == api.StandbyUnavailable {
 		if err := d.cfg.Standby.Native.Release(id); err != nil {
 			if s.making.stays(err) {
-				klog.FromContext(ctx).Error(err, "The standby's table stays for now", "table", id.NFT(), "standby", standby.NameOf(id))
+				severity.Warnings(klog.FromContext(ctx)).Error(err, "The standby's table stays for now", "table", id.NFT(), "standby", standby.NameOf(id))
 			}
 			return
 		}

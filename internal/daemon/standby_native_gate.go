@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/standby"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -53,12 +54,12 @@ func (d *Daemon) openNative(ctx context.Context, st *state) (commits int) {
 		now := time.Now()
 		commits += got.Commits
 		if errors.Is(err, ErrStandbyOutdated) {
-			d.nativeLog(ctx, st).Info("The standby stays shut: its copy is out of date", "flush", l.record.ID, "table", id.NFT(),
+			severity.Warnings(d.nativeLog(ctx, st)).Info("The standby stays shut: its copy is out of date", "flush", l.record.ID, "table", id.NFT(),
 				"behindSince", s.behindSince, "reason", err)
 			continue
 		}
 		if err != nil && s.gate.ajar.met(err, now) {
-			d.nativeLog(ctx, st).Error(err, "The standby could not be opened; the replay does not wait for it", "flush", l.record.ID, "table", id.NFT())
+			severity.Warnings(d.nativeLog(ctx, st)).Error(err, "The standby could not be opened; the replay does not wait for it", "flush", l.record.ID, "table", id.NFT())
 		}
 		if errors.Is(err, standby.ErrNotBuilt) { // its table went with another one's, or by its limit
 			d.nativeStandbyFailed(ctx, id, s, err)
@@ -72,7 +73,7 @@ func (d *Daemon) openNative(ctx context.Context, st *state) (commits int) {
 			s.behindSince = time.Time{}
 		}
 		l.record.Standby = l.record.Standby.WithTable(id.NFT(), now.Sub(l.record.Time))
-		d.nativeLog(ctx, st).Info("The standby translates until the native table is back"+got.less(),
+		severity.Notices(d.nativeLog(ctx, st)).Info("The standby translates until the native table is back"+got.less(),
 			got.fields("flush", l.record.ID, "table", id.NFT(), "after", now.Sub(l.record.Time).Round(10*time.Microsecond))...)
 		d.sweepNative([]*native.Table{t.want}, l.intact)
 	}
@@ -155,7 +156,7 @@ func (d *Daemon) shutNativeStandby(ctx context.Context, st *state) {
 			d.shutNativeTable(ctx, st, id, s)
 		case !now.Before(s.gate.until):
 			d.shutNativeTable(ctx, st, id, s)
-			d.nativeLog(ctx, st).Info("The standby translates no more, although a native table is still missing: what it has may be out of date",
+			severity.Warnings(d.nativeLog(ctx, st)).Info("The standby translates no more, although a native table is still missing: what it has may be out of date",
 				"flush", r.loss.record.ID, "table", id.NFT(), "limit", standbyMost)
 		}
 	}
@@ -170,7 +171,7 @@ func (d *Daemon) shutNativeTable(ctx context.Context, st *state, id tableid.Tabl
 		d.nativeStandbyFailed(ctx, id, s, err)
 	}
 	if !got.Shut.IsZero() {
-		klog.FromContext(ctx).Info("The standby's limit shut it before canaryd did", "table", id.NFT(), "open", open.Round(10*time.Microsecond))
+		severity.Warnings(klog.FromContext(ctx)).Info("The standby's limit shut it before canaryd did", "table", id.NFT(), "open", open.Round(10*time.Microsecond))
 		return
 	}
 	klog.FromContext(ctx).V(1).Info("The standby is shut", "table", id.NFT(), "open", open.Round(10*time.Microsecond))

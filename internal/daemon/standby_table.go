@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -70,7 +71,7 @@ func (s *StandbyOnNFT) listen(missed func()) {
 		for {
 			if err := misses.Receive(); err != nil {
 				if !errors.Is(err, net.ErrClosed) {
-					klog.Background().Error(err, "The standby opens only when a flusher's commit is done from now on")
+					severity.Warnings(klog.Background()).Error(err, "The standby opens only when a flusher's commit is done from now on")
 				}
 				return
 			}

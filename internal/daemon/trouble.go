@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/pkg/reload"
 )
 
 // complainEvery is the least distance of two log lines about the same trouble.
@@ -65,6 +68,20 @@ func (t *trouble) report(ctx context.Context, err error, what string, values ...
 		klog.FromContext(ctx).WithCallDepth(1).Error(err, what, values...)
 	}
 	return false
+}
+
+// warnings returns a context in which a trouble is logged as a warning: nothing is lost by it yet.
+func warnings(ctx context.Context) context.Context {
+	return klog.NewContext(ctx, severity.Warnings(klog.FromContext(ctx)))
+}
+
+// unusable returns the log for a file of an earlier run that is not used. A file of another boot or
+// network namespace is no trouble: each reboot leaves one.
+func unusable(log klog.Logger, err error) klog.Logger {
+	if errors.Is(err, reload.ErrForeign) {
+		return severity.Infos(log)
+	}
+	return severity.Warnings(log)
 }
 
 // causeOf returns what is at the bottom of an error, in words that quote no rule: the kernel's for

@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 )
 
 const (
@@ -108,6 +109,6 @@ func oneLine(text string) string {
 func (s *session) send(words ...string) {
 	if err := s.Send(strings.Join(words, "\n")); err != nil && !s.failed {
 		s.failed = true
-		s.log.Error(err, "The service manager gets no notification of how canaryd is; it may restart it")
+		severity.Warnings(s.log).Error(err, "The service manager gets no notification of how canaryd is; it may restart it")
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/private"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -95,7 +96,7 @@ func (w *Watcher) keepAll(ctx context.Context) {
 		err := w.Shelf.keep(s, s.good)
 		s.unkept = err != nil
 		if err != nil && !w.keptBadly {
-			klog.FromContext(ctx).Error(err, "Could not store declared rules; if a file is broken at the next start, its last good rules will be unknown")
+			severity.Warnings(klog.FromContext(ctx)).Error(err, "Could not store declared rules; if a file is broken at the next start, its last good rules will be unknown")
 		}
 		w.keptBadly = err != nil
 	}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/severity"
 )
 
 // A notifier watches places through fsnotify. Without it (the user may have no inotify instance
@@ -87,7 +89,7 @@ func (n *notifier) warn(err error) {
 		return
 	}
 	n.warned = true
-	n.log.Error(err, "Could not watch all files of declared rules; changes are noticed when they are checked", "every", defaultTiming.again)
+	severity.Warnings(n.log).Error(err, "Could not watch all files of declared rules; changes are noticed when they are checked", "every", defaultTiming.again)
 }
 
 // concerns reports whether an event may change what is read.

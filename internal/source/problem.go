@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
 
@@ -80,7 +81,7 @@ func (w *Watcher) reportUnknown(ctx context.Context, s *state, unknown []kube.Sk
 		if i == shownDocuments {
 			rest := fmt.Sprintf("%d more objects are of kinds that declare no rules", len(unknown)-i)
 			s.documents = append(s.documents, Problem{Source: s.Name(), Where: s.files().path, Reason: rest, Instead: TheRest, Since: time.Now()})
-			log.Error(nil, "More objects declare nothing", "source", s.Name(), "count", len(unknown)-i)
+			severity.Warnings(log).Error(nil, "More objects declare nothing", "source", s.Name(), "count", len(unknown)-i)
 			break
 		}
 		p := Problem{Source: s.Name(), Where: skip.Where, Reason: skip.String(), Instead: TheRest, Since: time.Now()}
@@ -88,7 +89,7 @@ func (w *Watcher) reportUnknown(ctx context.Context, s *state, unknown []kube.Sk
 		if known {
 			p.Since = since
 		} else {
-			log.Error(nil, "An object declares nothing; the rest of its file counts", "source", s.Name(), "reason", p.Reason)
+			severity.Warnings(log).Error(nil, "An object declares nothing; the rest of its file counts", "source", s.Name(), "reason", p.Reason)
 			if w.failed != nil {
 				w.failed(s.Name())
 			}

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
@@ -117,7 +118,7 @@ func (w *Watcher) Start(ctx context.Context) Declared {
 		if storedErr == nil {
 			s.good, s.instead, all = stored, Stored, next
 		} else if !errors.Is(storedErr, errNotKept) {
-			klog.FromContext(ctx).Error(storedErr, "Could not read what the source declared in an earlier run", "source", s.Name())
+			severity.Warnings(klog.FromContext(ctx)).Error(storedErr, "Could not read what the source declared in an earlier run", "source", s.Name())
 		}
 		w.fail(ctx, s, err)
 	}
@@ -261,7 +262,7 @@ func (w *Watcher) reload(ctx context.Context) (soon bool) {
 			continue
 		}
 		if s.broken != "" {
-			klog.FromContext(ctx).Info("Declared rules can be used again", "source", s.Name())
+			severity.Notices(klog.FromContext(ctx)).Info("Declared rules can be used again", "source", s.Name())
 		}
 		s.broken, s.instead = "", ""
 		s.good, s.unkept = declared, true

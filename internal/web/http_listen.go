@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/severity"
 )
 
 // retryListen is how often canaryd tries an address that another process uses.
@@ -60,7 +62,7 @@ func (s Listening) await(ctx context.Context) (net.Listener, error) {
 		case !errors.Is(err, unix.EADDRINUSE) && !errors.Is(err, unix.EADDRNOTAVAIL):
 			return nil, fmt.Errorf("%w (choose another with --metrics-bind-address, empty for none)", err)
 		case !tried:
-			log.Error(err, "No metrics, health and page over HTTP: the address cannot be had. What answers there is not canaryd. Rules are guarded all the same",
+			severity.Warnings(log).Error(err, "No metrics, health and page over HTTP: the address cannot be had. What answers there is not canaryd. Rules are guarded all the same",
 				"address", s.Address, "next", "trying again every "+retryListen.String())
 		}
 		s.Report(err)

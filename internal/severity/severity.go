@@ -1,0 +1,50 @@
+// Package severity gives log lines the levels that klog lacks. klog has information and errors;
+// syslog, journald and people also tell notices and warnings apart.
+package severity
+
+import "github.com/go-logr/logr"
+
+// A Level is a level of syslog(3), as sd-daemon(3) writes it in front of a line.
+type Level int
+
+// The levels. A line without one of them is Info; an error is Error, and -v's lines are Debug.
+const (
+	// Error: rules are missing, unknown or not guarded, or canaryd cannot do its work.
+	Error Level = 3
+	// Warning: rules were taken, or a protection is weaker than it was asked for.
+	Warning Level = 4
+	// Notice: trouble is over, rules are back, or an operator asked for something.
+	Notice Level = 5
+	Info   Level = 6
+	Debug  Level = 7
+)
+
+// String returns the level's name, as journalctl --priority takes it.
+func (l Level) String() string {
+	return map[Level]string{Error: "err", Warning: "warning", Notice: "notice", Info: "info", Debug: "debug"}[l]
+}
+
+// A Leveler is a sink that knows the levels. Other sinks get the lines as klog's.
+type Leveler interface {
+	// At returns a sink that writes all lines at the level.
+	At(Level) logr.LogSink
+}
+
+// Errors returns a logger that writes all lines as errors, also those that have no error.
+func Errors(log logr.Logger) logr.Logger { return at(log, Error) }
+
+// Warnings returns a logger that writes all lines as warnings.
+func Warnings(log logr.Logger) logr.Logger { return at(log, Warning) }
+
+// Notices returns a logger that writes all lines as notices.
+func Notices(log logr.Logger) logr.Logger { return at(log, Notice) }
+
+// Infos returns a logger that writes all lines as information, also those that have an error.
+func Infos(log logr.Logger) logr.Logger { return at(log, Info) }
+
+func at(log logr.Logger, level Level) logr.Logger {
+	if sink, ok := log.GetSink().(Leveler); ok {
+		return log.WithSink(sink.At(level))
+	}
+	return log
+}
