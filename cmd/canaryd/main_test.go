@@ -218,6 +218,7 @@ func TestStatusTable(t *testing.T) {
 				{ID: "00000000000f", Saved: time.Now().Add(-99 * time.Hour), Made: reload.MadeRestored, Rules: number(7), Chains: number(1), Foreign: `the stored generation was made elsewhere: boot "a", here "b"`},
 			}
 			s.JournalError = "writing the journal: write /var/lib/canaryd/journal.jsonl: no space left on device"
+			s.StateError, s.StateSaved, s.StateBehind = "saving the state: write /var/lib/canaryd: no space left on device", time.Now().Add(-2*time.Hour), 3
 			s.Paused, s.PausedUntil, s.Contended = true, time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), true
 		},
 		"status-quarantine": func(s *api.Status) {

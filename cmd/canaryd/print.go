@@ -189,6 +189,7 @@ func troubleText(s api.Status) string {
 	if s.Backend.Mismatch {
 		text.WriteString("the other backend is in use by now, and its rules are NOT guarded: restart canaryd, or say which is right with --backend\n")
 	}
+	text.WriteString(stateText(s))
 	if s.JournalError != "" {
 		fmt.Fprintf(&text, "flush records are NOT on disk: %s\n", plain(oneLine(s.JournalError)))
 	}
@@ -204,6 +205,18 @@ func troubleText(s api.Status) string {
 		}
 	}
 	return text.String()
+}
+
+// stateText says that the disk lacks what ought to be in force; "" if it has that.
+func stateText(s api.Status) string {
+	if s.StateError == "" {
+		return ""
+	}
+	saved := "never saved"
+	if !s.StateSaved.IsZero() {
+		saved = fmt.Sprintf("last saved %s, %s since", ago(s.StateSaved), count(s.StateBehind, "change"))
+	}
+	return fmt.Sprintf("what ought to be in force is NOT on disk (%s); a restart would not know it: %s\n", saved, plain(oneLine(s.StateError)))
 }
 
 // refusedText names the refused declared rules, each with the operator's file and line.

@@ -132,6 +132,7 @@ func history() []panel {
 			query{increases("reason", "canaryd_restore_failures_total", nodes), "refused: {{reason}}"},
 			query{increases("source", "canaryd_source_errors_total", nodes), "source {{source}}"},
 			query{`round(sum(increase(canaryd_journal_errors_total{` + nodes + `}[$__rate_interval])))`, "journal not written"},
+			query{`round(sum(increase(canaryd_state_errors_total{` + nodes + `}[$__rate_interval])))`, "state not written"},
 			query{increases("protocol", "canaryd_conntrack_deleted_total", nodes), "flows ended: {{protocol}}"}),
 		graph("States", "How many nodes are in each.", "none",
 			query{`sum(canaryd_paused{` + nodes + `})`, "paused"},

@@ -301,6 +301,9 @@ func (s Status) warningText() string {
 		}
 	}
 	parts = append(parts, couldNot(refused, shownText(refused, math.MaxInt, "native table")), couldNot(ofTables, nativeParts(ofTables)))
+	if s.StateError != "" {
+		parts = append(parts, "what ought to be in force is not on disk")
+	}
 	if s.RulesWithoutOwner != nil {
 		parts = append(parts, "kube-proxy's rules have no owner")
 	}

@@ -110,6 +110,12 @@ type Status struct {
 	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`
 	// Standby is the standby's state for each enabled family. It does not affect Healthy.
 	Standby map[rules.Family]FamilyStandby `json:"standby"`
+	// StateError is why the state folder lacks what ought to be in force; "" if it has that.
+	// StateSaved is when the state was last written, and StateBehind how often the generation
+	// changed since then. They do not affect Healthy.
+	StateError  string    `json:"stateError,omitempty"`
+	StateSaved  time.Time `json:"stateSaved,omitzero"`
+	StateBehind int       `json:"stateBehind,omitempty"`
 	// JournalError is why flush records are not on disk; "" if they are.
 	JournalError string `json:"journalError,omitempty"`
 	// ListenError is why metrics, health and page are not served over HTTP; "" if they are, or are

@@ -166,6 +166,7 @@ func (d *Daemon) keepDecision(ctx context.Context, st *state) bool {
 		err = d.cfg.Store.SavePending(reload.Pending{Identity: w.identity, ID: w.id, Reason: w.reason, Record: record})
 	}
 	w.kept = err == nil
+	d.countStateError(err)
 	w.trouble.report(warnings(ctx), err, "The loss that waits for a decision is not on disk; what canaryd knows is not written before it is")
 	return w.kept
 }

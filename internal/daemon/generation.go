@@ -13,6 +13,7 @@ type generation struct {
 	learned  reload.Learned
 	captured time.Time   // when what is learned or declared last changed
 	edition  int         // how often it, or what the generation on disk depends on, did
+	changes  int         // how often it did
 	made     reload.Made // what changed it last
 }
 
@@ -20,6 +21,7 @@ type generation struct {
 func (g *generation) change(at time.Time) {
 	g.captured = at
 	g.edition++
+	g.changes++
 }
 
 // relearn takes up what is learned by now, for which another process is the reason. It is

@@ -131,6 +131,7 @@ func TestStoreFails(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "state")
 		store := openStore(t, dir, identity(backend))
 		must(t, os.RemoveAll(dir)) // root may write to a folder that is read-only
+		must(t, os.WriteFile(dir, nil, 0o600))
 		r := start(t, backend, setup{store: store})
 		before := r.tables()
 		r.flushNat()

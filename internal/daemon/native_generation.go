@@ -74,7 +74,7 @@ func (s *NativeStore) file(id string) string { return filepath.Join(s.folder(), 
 
 // keep writes a generation, unless its file holds these very elements already.
 func (s *NativeStore) keep(g nativeGeneration) error {
-	if s.written[g.Table.ID] == g.Table {
+	if _, err := os.Stat(s.file(g.ID)); s.written[g.Table.ID] == g.Table && !errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err := s.put(g); err != nil {

@@ -93,6 +93,9 @@ func (s *NativeStore) save(stored storedNative) error {
 	}
 	text, err := json.Marshal(stored)
 	if err == nil {
+		err = private.Folder(filepath.Dir(s.path))
+	}
+	if err == nil {
 		err = private.Write(s.path, text)
 	}
 	if err != nil {
@@ -153,6 +156,7 @@ type nativeDisk struct {
 	confirmed time.Duration // the machine's uptime when all were in force
 	lastRun   time.Time     // when the last run knew that
 	trouble   trouble       // why they are not on disk
+	retry     retry         // of a write that failed
 	unpruned  trouble       // why old generations could not be removed
 }
 
@@ -185,7 +189,14 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	}
 	r.disk.savedAt, r.disk.cost = time.Now(), time.Since(start)
 	r.disk.saveAt = r.disk.savedAt.Add(max(confirmEvery, saveShare*r.disk.cost))
+	if err == nil {
+		r.disk.retry = retry{}
+	} else {
+		r.disk.retry.failed(nil, r.disk.savedAt)
+		r.disk.saveAt = latest(r.disk.retry.at, r.disk.savedAt.Add(saveShare*r.disk.cost))
+	}
 	r.disk.kept = d.cfg.Native.Store.list()
+	d.countStateError(err)
 	r.disk.trouble.report(warnings(ctx), err, "The native tables are not on disk; after a restart canaryd would begin with those that stand")
 }
 

@@ -99,6 +99,7 @@ func (d *Daemon) keepOwners(ctx context.Context, st *state, last bool) {
 		return
 	}
 	err := d.cfg.Store.SaveOwners(now)
+	d.countStateError(err)
 	st.owners.trouble.report(warnings(ctx), err, "After a restart canaryd would not know which rules have no owner")
 	if err == nil {
 		st.owners.kept = now

@@ -71,6 +71,7 @@ func (d *Daemon) publish(st *state) {
 		s.LastDrill = api.LastDrillOf(st.journal)
 	}
 	s.LearningPendingSince = pendingSince(st)
+	st.publishUnkept(&s)
 	s.JournalError = d.journalTrouble.text()
 	s.ListenRequired, s.ListenError = d.cfg.ListenRequired, d.listenTrouble.text()
 	s.Quarantined, s.WaitingChains = st.quarantined()

@@ -21,6 +21,9 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	if d.cfg.Store == nil {
 		return
 	}
+	if err := d.cfg.Store.Unwritable(); err != nil {
+		d.tookSave(ctx, st, err)
+	}
 	log := klog.FromContext(ctx)
 	st.disk.generations = d.cfg.Store.List()
 	d.recallOwners(ctx, st)
@@ -50,6 +53,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	st.generation.made = stored.Made
 	st.generation.change(stored.Captured)
 	st.absence.confirmed, st.absence.uptime, st.disk.marks = known.Confirmed, known.Uptime, known.Marks
+	st.disk.keptAt, st.disk.written, st.disk.kept = known.Confirmed, st.generation.changes, st.generation.changes
 	st.marks.madeTables = known.MadeTables
 	d.cfg.Store.Resume(stored.ID)
 	st.disk.saveAt = time.Now().Add(confirmEvery) // also if nothing is learned that is new

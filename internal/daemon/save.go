@@ -4,9 +4,6 @@ import (
 	"context"
 	"time"
 
-	"k8s.io/klog/v2"
-
-	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
@@ -25,6 +22,12 @@ type saving struct {
 	saveAt      time.Time // when the generation is written; zero: nothing to write
 	savedAt     time.Time
 	cost        time.Duration // of the last save
+	retry       retry         // of a save that failed
+	trouble     trouble       // why the last one failed
+	keptAt      time.Time     // when the state was last written
+	written     int           // the generation's changes that its file has
+	kept        int           // those that the state names
+	remade      int           // how often the folder was made again, as far as it was seen to
 	marks       canary.Marks  // as the disk has them
 	generations []reload.Kept // as the disk has them
 }
@@ -51,7 +54,7 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	}
 	start := time.Now()
 	if !d.keepDecision(ctx, st) {
-		st.disk.saveAt = start.Add(confirmEvery) // what is on disk shows the loss
+		st.disk.failed(start) // what is on disk shows the loss
 		return
 	}
 	var err error
@@ -66,12 +69,16 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	default:
 		d.confirm(st)
 	}
-	if err == nil && d.cfg.Store.Holds() {
+	tried := err != nil || d.cfg.Store.Holds()
+	if err == nil && tried {
 		err = d.saveMarks(st, st.marks.current)
 	}
 	st.disk.generations = d.cfg.Store.List()
+	if tried {
+		d.tookSave(ctx, st, err)
+	}
 	if err != nil {
-		severity.Warnings(klog.FromContext(ctx)).Error(err, "The generation is not on disk; after a restart canaryd would start without it")
+		st.disk.failed(time.Now())
 	}
 }
 
@@ -83,13 +90,21 @@ func (st *state) planSave(now time.Time) {
 
 // saveGeneration writes what ought to be in force.
 func (d *Daemon) saveGeneration(st *state) error {
-	return d.cfg.Store.Save(reload.Stored{Source: d.cfg.Source, Made: st.generation.made, Captured: st.generation.captured, Generation: st.want()})
+	err := d.cfg.Store.Save(reload.Stored{Source: d.cfg.Source, Made: st.generation.made, Captured: st.generation.captured, Generation: st.want()})
+	if err == nil {
+		st.disk.written = st.generation.changes
+	}
+	return err
 }
 
 // saveMarks writes the state with these marks. It confirms nothing.
 func (d *Daemon) saveMarks(st *state, marks canary.Marks) error {
 	st.disk.marks = st.marksToKeep(marks)
-	return d.cfg.Store.SaveState(reload.State{Confirmed: st.absence.confirmed, Uptime: st.absence.uptime, Marks: st.disk.marks, Quarantine: st.quarantine.rules, MadeTables: st.marks.madeTables})
+	err := d.cfg.Store.SaveState(reload.State{Confirmed: st.absence.confirmed, Uptime: st.absence.uptime, Marks: st.disk.marks, Quarantine: st.quarantine.rules, MadeTables: st.marks.madeTables})
+	if err == nil {
+		st.disk.keptAt, st.disk.kept = time.Now(), st.disk.written
+	}
+	return err
 }
 
 // beforeWrite saves the marks that a write is about to plant. If canaryd is killed before the
@@ -103,9 +118,7 @@ func (d *Daemon) beforeWrite(ctx context.Context, st *state) func(canary.Marks) 
 		if st.removed || !d.cfg.Store.Holds() {
 			return // the next start has nothing to take up
 		}
-		if err := d.saveMarks(st, marks); err != nil {
-			klog.FromContext(ctx).V(1).Info("The marks that are about to be planted are not on disk", "reason", err)
-		}
+		d.tookSave(ctx, st, d.saveMarks(st, marks))
 	}
 }
 

@@ -28,6 +28,7 @@ type sets struct {
 	names   []string                // those that the generation names
 	edition int                     // of the generation that names are of
 	trouble trouble                 // why they could not be captured
+	unkept  bool                    // the disk lacks them
 }
 
 // recallSets takes up the ipsets that the last run knew.
@@ -73,10 +74,12 @@ func (d *Daemon) captureSets(ctx context.Context, st *state, all bool) {
 			keep = append(keep, set.Lists()...)
 		}
 	}
-	changed := !maps.EqualFunc(next, st.sets.known, equalSets)
+	st.sets.unkept = st.sets.unkept || !maps.EqualFunc(next, st.sets.known, equalSets)
 	st.sets.known = next
-	if changed && d.cfg.Store != nil {
-		err = errors.Join(err, d.cfg.Store.SaveSets(next))
+	if st.sets.unkept && d.cfg.Store != nil {
+		failed := d.cfg.Store.SaveSets(next)
+		d.countStateError(failed)
+		st.sets.unkept, err = failed != nil, errors.Join(err, failed)
 	}
 	st.sets.trouble.report(warnings(ctx), err, "Not every ipset that protected rules name is kept; one that is not cannot be put back")
 }

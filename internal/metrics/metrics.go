@@ -48,6 +48,8 @@ type Metrics struct {
 	probes, sourceErrors              *prometheus.CounterVec
 	flowsEnded, sweepErrors           *prometheus.CounterVec
 	flushEvents, journalErrors        prometheus.Counter
+	stateErrors                       prometheus.Counter
+	stateSaved                        prometheus.Gauge
 	flushedUnprotected                *prometheus.CounterVec
 	unprotectedUnknown                *prometheus.CounterVec
 	nativeInForce, nativeRefused      *prometheus.GaugeVec
@@ -96,6 +98,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		sourceErrors:    b.counters("source_errors_total", "Errors of a source of generations; the last good generation stays in force.", "source"),
 		flowsEnded:      b.counters("conntrack_deleted_total", "Flows deleted from conntrack because they began while the rules were missing and were not translated, or not masqueraded.", "family", "protocol"),
 		journalErrors:   b.counter("journal_errors_total", "Flush records that could not be written to disk, counted with each try."),
+		stateErrors:     b.counter("state_errors_total", "Writes to the state folder that failed, counted with each try; a restart would know an older generation, or none."),
 		sweepErrors:     b.counters("conntrack_errors_total", "Searches for such flows that failed or found more than they may delete.", "family"),
 
 		canaryPresent:   b.gauges("canary_present", "Whether the canary stood with its nonce at the last probe; 0 after a cleanup.", "family", "table"),
@@ -111,6 +114,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		backend:         b.gauges("backend_info", "The iptables backend in use; always 1.", "family", "backend", "version"),
 
 		lastFlush:      b.gauge("last_flush_timestamp_seconds", "When the last flush was first seen; 0 if there was none."),
+		stateSaved:     b.gauge("state_saved_timestamp_seconds", "When what ought to be in force was last written to the state folder; 0 if it never was."),
 		generationTime: b.gauge("generation_timestamp_seconds", "When the generation was captured or loaded; 0 while there is none."),
 
 		rulesAbsent:    b.histogram("rules_absent_seconds", "From the first evidence of a loss to the proof that everything is back.", absentBuckets),
@@ -358,6 +362,9 @@ func (m *Metrics) ObserveSweep(family rules.Family, deleted conntrack.Deleted, f
 // ObserveJournalError counts flush records that are not on disk.
 func (m *Metrics) ObserveJournalError() { m.journalErrors.Inc() }
 
+// ObserveStateError counts a write to the state folder that failed.
+func (m *Metrics) ObserveStateError() { m.stateErrors.Inc() }
+
 // SetGeneration records how many rules ought to be in force, and since when. Tables that are not
 // named have none.
 func (m *Metrics) SetGeneration(captured time.Time, count map[rules.TableID]int) {
@@ -373,6 +380,7 @@ func (m *Metrics) SetGeneration(captured time.Time, count map[rules.TableID]int)
 func (m *Metrics) SetStatus(s api.Status) {
 	m.status.Store(&s)
 	m.setNative(s.Native)
+	m.stateSaved.Set(seconds(s.StateSaved))
 	if end := s.LastDrill; end != nil {
 		m.lastDrill.Set(seconds(end.Time))
 		m.lastDrillPassed.Set(truth(end.Result == api.DrillPassed))

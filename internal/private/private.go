@@ -153,16 +153,26 @@ func Write(path string, data []byte) error {
 	})
 }
 
+// Lasting returns an error about a file with a random name as one about its folder, so that the
+// next try, which fails for the same reason, has the same words.
+func Lasting(err error, folder string) error {
+	if p, ok := errors.AsType[*fs.PathError](err); ok && filepath.Dir(p.Path) == filepath.Clean(folder) {
+		return &fs.PathError{Op: p.Op, Path: folder, Err: p.Err}
+	}
+	return err
+}
+
 // Stream is Write in pieces: fill writes the file and returns its name, which may depend on the
 // content.
 func Stream(folder string, fill func(io.Writer) (name string, err error)) (err error) {
 	file, err := os.CreateTemp(folder, ".*"+Unfinished)
 	if err != nil {
-		return err
+		return Lasting(err, folder)
 	}
 	defer func() {
 		if err != nil {
 			_ = os.Remove(file.Name()) // a full disk needs the room
+			err = Lasting(err, folder)
 		}
 	}()
 	name, err := fill(file)

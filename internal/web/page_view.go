@@ -336,6 +336,10 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 		list = append(list, pageWarning{Name: "mixed", Class: "warn", Title: "Both backends hold rules.",
 			Text: fmt.Sprintf("Those of %s are guarded. Why that one:", s.Backend.Name), Command: "canaryd detect"})
 	}
+	if s.StateError != "" {
+		list = append(list, pageWarning{Name: "state", Class: "warn", Title: "What ought to be in force is not on disk.",
+			Text: "After a restart canaryd would know an older generation, or none. " + s.StateError})
+	}
 	if s.JournalError != "" {
 		list = append(list, pageWarning{Name: "journal", Class: "warn", Title: "Flush records are not on disk.",
 			Text: "They are lost if canaryd restarts now. " + s.JournalError})

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/private"
@@ -116,37 +115,29 @@ type Store struct {
 	pinned     string               // the generation that a loss waits for; it is not removed
 	until      map[string]time.Time // when another generation took the place of one, as far as is known
 	base       *base                // what the next difference may rest on; nil if none is known
+	rests      string               // the base that the written generation rests on; "" if it is complete
 	wholeBelow int64                // a smaller generation is written complete, in bytes
+	unwritable error                // why the folder could not be written last
+	remade     int                  // how often the folder was made again
 	// step is called before each change of the folder. Tests stop there as if canaryd were killed.
 	step func(what string)
 }
 
-// OpenStore opens the folder, and creates it if it is missing.
+// OpenStore opens the folder, and creates it if it is missing. A disk that is full or read-only is
+// no error: each write tries again, and Unwritable says why the last one failed.
 func OpenStore(dir string, identity Identity) (*Store, error) {
-	generations := filepath.Join(dir, "generations")
-	if err := errors.Join(private.Folder(dir), private.Folder(generations)); err != nil {
-		return nil, fmt.Errorf("state folder %s: %w", dir, err)
+	s := &Store{dir: dir, identity: identity, wholeBelow: wholeBelow, until: map[string]time.Time{}, step: func(string) {}}
+	if err := s.prepare(); err != nil && !diskFails(err) {
+		return nil, err
 	}
-	probe, err := os.CreateTemp(generations, ".probe-*")
-	if err != nil {
-		return nil, fmt.Errorf("state folder %s is not writable: %w", dir, err)
-	}
-	if err := errors.Join(probe.Close(), os.Remove(probe.Name())); err != nil {
-		return nil, fmt.Errorf("state folder %s: %w", dir, err)
-	}
-	for _, folder := range []string{dir, generations} {
-		entries, err := os.ReadDir(folder)
-		if err != nil {
-			return nil, fmt.Errorf("state folder %s is not readable: %w", folder, err)
-		}
-		for _, e := range entries {
-			if folder == generations && strings.HasPrefix(e.Name(), ".") || strings.HasSuffix(e.Name(), private.Unfinished) {
-				_ = os.Remove(filepath.Join(folder, e.Name())) // a killed process left it; it does no harm
-			}
-		}
-	}
-	return &Store{dir: dir, identity: identity, wholeBelow: wholeBelow, until: map[string]time.Time{}, step: func(string) {}}, nil
+	return s, nil
 }
+
+// Unwritable returns why the folder could not be written when that was last tried; nil if it could.
+func (s *Store) Unwritable() error { return s.unwritable }
+
+// Remade returns how often the folder was made again because it was gone.
+func (s *Store) Remade() int { return s.remade }
 
 // Holds reports whether there is a generation that the state can name: one that was written or
 // resumed since the store was opened.
@@ -155,20 +146,25 @@ func (s *Store) Holds() bool { return s.written != "" }
 // Save writes stored.Generation and what made it, unless it is the one that was written last.
 func (s *Store) Save(stored Stored) error {
 	id := stored.Generation.ID()
-	if id == s.written {
+	if id == s.written && s.complete(id) {
 		return nil
 	}
 	stored.Format, stored.Identity, stored.ID = format, s.identity, id
 	stored.Rules, stored.Chains = stored.Generation.Counts()
-	text, err := s.encode(stored)
-	if err == nil {
+	err := s.onDisk(func() error {
+		text, err := s.encode(stored)
+		if err != nil {
+			return err
+		}
 		s.step("generation")
-		err = private.Write(s.path(id), text)
-	}
+		return private.Write(s.path(id), text)
+	})
 	if err != nil {
 		return fmt.Errorf("saving generation %s: %w", id, err)
 	}
-	s.until[s.written] = time.Now()
+	if id != s.written {
+		s.until[s.written] = time.Now()
+	}
 	delete(s.until, id)
 	s.written = id
 	if err := s.prune(); err != nil {
@@ -220,7 +216,9 @@ func (s *Store) LoadState() (State, Stored, error) {
 	}
 	stored, rests, err := s.loadIf(state.ID, s.checkIdentity)
 	if err == nil {
-		s.base = rests // so that the first change after a restart is a small write, too
+		if s.base, s.rests = rests, ""; rests != nil { // the first change after a restart is a small write, too
+			s.rests = rests.name
+		}
 	}
 	return state, stored, err
 }
@@ -293,7 +291,7 @@ func (s *Store) write(path string, value any) error {
 		return fmt.Errorf("%s would have %d MiB, and canaryd reads %d at most", path, len(data)>>20, maxStored>>20)
 	}
 	s.step(filepath.Base(path))
-	return private.Write(path, data)
+	return s.onDisk(func() error { return private.Write(path, data) })
 }
 
 // read reads a file of this format or of an older one.

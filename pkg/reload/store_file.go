@@ -39,6 +39,7 @@ func (s *Store) encode(stored Stored) ([]byte, error) {
 		return nil, fmt.Errorf("it would have %d MiB, and canaryd reads %d at most", size>>20, maxStored>>20)
 	}
 	if size < s.wholeBelow {
+		s.rests = ""
 		return json.Marshal(storedFile{Stored: stored})
 	}
 	stored.Generation = nil
@@ -46,6 +47,7 @@ func (s *Store) encode(stored Stored) ([]byte, error) {
 		d := b.print.difference(g)
 		if n := d.size(); n <= size/differenceShare && b.changes+n <= size {
 			b.changes += n
+			s.rests = b.name
 			return json.Marshal(storedFile{Stored: stored, Base: b.name, Difference: d})
 		}
 	}
@@ -55,7 +57,7 @@ func (s *Store) encode(stored Stored) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.base = b
+	s.base, s.rests = b, b.name
 	return json.Marshal(storedFile{Stored: stored, Base: b.name, Difference: b.print.difference(g)})
 }
 

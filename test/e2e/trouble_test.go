@@ -36,15 +36,26 @@ func TestTrouble(t *testing.T) {
 			want:    []string{"state folder /run/file", "not a directory", "--state-dir"},
 		},
 		{
-			name: "a state folder that cannot be written", backend: iptables.NFT,
+			name: "a state folder that others may write to", backend: iptables.NFT,
+			prepare: func(n *nodetest.Node) []string {
+				n.Must(os.MkdirAll("/run/open", 0o700))
+				n.Must(os.Chmod("/run/open", 0o777))
+				return nil
+			},
+			flags: []string{"--state-dir=/run/open"},
+			want:  []string{"other users may write to /run/open", "chmod go-w", "--state-dir"},
+		},
+		{
+			name: "a read-only state folder of another user", backend: iptables.Legacy,
 			prepare: func(n *nodetest.Node) []string {
 				n.Must(os.MkdirAll("/run/ro/generations", 0o700))
+				n.Must(os.Chown("/run/ro", 1, 1))
 				n.Must(unix.Mount("/run/ro", "/run/ro", "", unix.MS_BIND, ""))
 				n.Must(unix.Mount("", "/run/ro", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, ""))
 				return nil
 			},
 			flags: []string{"--state-dir=/run/ro"},
-			want:  []string{"state folder /run/ro is not writable", "read-only", "--state-dir"},
+			want:  []string{"/run/ro belongs to user 1", "chown root", "--state-dir"},
 		},
 		{
 			name: "no programs, nft", backend: iptables.NFT, prepare: hidePrograms,

@@ -1,8 +1,10 @@
 package faults
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -69,9 +71,52 @@ func TestDiskFails(t *testing.T) {
 	})
 }
 
+// TestDiskIsReadOnlyAtStart: /var is mounted read-only, with the state of an earlier run on it or
+// with none. canaryd begins, guards, puts back what was flushed while it was down, and says that it
+// keeps nothing. Once the disk takes it, it does.
+func TestDiskIsReadOnlyAtStart(t *testing.T) {
+	for name, earlier := range map[string]bool{"with an earlier state": true, "with nothing on it": false} {
+		t.Run(name, func(t *testing.T) {
+			nodetest.OnBoth(t, func(n *nodetest.Node) {
+				n.Load()
+				n.Must(os.MkdirAll("/run/state", 0o700))
+				n.Must(unix.Mount("tmpfs", "/run/state", "tmpfs", 0, "size=4m,mode=0700"))
+				if earlier {
+					n.Start().Stop()
+				}
+				protected := n.Protected()
+				n.Must(unix.Mount("", "/run/state", "", unix.MS_REMOUNT|unix.MS_RDONLY, "size=4m,mode=0700"))
+				if earlier {
+					n.Flush()
+				}
+				next := n.Start()
+				next.WantLog("The generation is not on disk")
+				n.Same("protected rules after the start", protected, n.Protected())
+				says := func(want bool) error {
+					if _, told, _ := n.Canaryd("status"); strings.Contains(told, "what ought to be in force is NOT on disk") != want || strings.HasPrefix(told, "healthy, but") != want {
+						return fmt.Errorf("status says of the disk:\n%s", told)
+					}
+					return nil
+				}
+				n.Must(says(true))
+				n.Flush()
+				n.Within(nodetest.HealsIn, "the rules", func() error {
+					if !slices.Equal(protected, n.Protected()) {
+						return errors.New("they are not back")
+					}
+					return nil
+				})
+				n.Must(unix.Mount("", "/run/state", "", unix.MS_REMOUNT, "size=4m,mode=0700"))
+				n.Within(nodetest.HealsIn, "the disk", func() error { return says(false) })
+				next.Stop()
+				n.Start().WantLog("Took up the stored generation")
+			})
+		})
+	}
+}
+
 // TestDiskIsFullAtStart: a state folder of 8 KiB that is full. canaryd begins and heals
-// without it, and says what that means. (In one that cannot be written it does not begin:
-// test/e2e.)
+// without it, and says what that means.
 func TestDiskIsFullAtStart(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()

@@ -75,9 +75,9 @@ func TestStates(t *testing.T) {
 			delete(s.Families, rules.IPv6)
 			s.DisabledFamilies = map[rules.Family]string{rules.IPv6: "the kernel lacks it"}
 			s.Families[rules.IPv4][rules.Nat] = canary.Changed
-			s.Backend.Mismatch, s.JournalError = true, "no space left on device"
+			s.Backend.Mismatch, s.JournalError, s.StateError = true, "no space left on device", "read-only file system"
 			s.LearningPendingSince = time.Now().Add(-3 * time.Minute)
-		}), false, "healthy", "Healthy", []string{"IPv6 not watched: the kernel lacks it", "✓ changed", "The other backend is in use by now.", "The generation is behind.", "Flush records are not on disk."}},
+		}), false, "healthy", "Healthy", []string{"IPv6 not watched: the kernel lacks it", "✓ changed", "The other backend is in use by now.", "The generation is behind.", "Flush records are not on disk.", "What ought to be in force is not on disk."}},
 	}
 	b := start(t)
 	for _, tt := range tests {

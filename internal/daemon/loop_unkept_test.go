@@ -1,0 +1,102 @@
+package daemon
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// addService is an owner that adds a chain with one rule.
+func addService(t *testing.T, fake *iptablestest.Fake, name string) {
+	t.Helper()
+	must(t, fake.RestoreNoflush(rules.IPv4, "*nat\n:"+name+" - [0:0]\n-A "+name+" -j RETURN\nCOMMIT\n"))
+}
+
+// TestStateFolderIsDeleted: while canaryd runs, rm -rf takes the state folder. It is made again
+// with all that a restart needs.
+func TestStateFolderIsDeleted(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		dir := filepath.Join(t.TempDir(), "state")
+		first := start(t, backend, setup{store: openStore(t, dir, identity(backend))})
+		first.after(5 * time.Second)
+		generation := first.d.Status().Generation.ID
+		must(t, os.RemoveAll(dir))
+		first.after(2 * confirmEvery)
+		s := first.d.Status()
+		if s.StateError != "" || !s.Healthy || s.StateSaved.IsZero() || time.Since(s.StateSaved) > confirmEvery {
+			t.Errorf("state: %q, saved %s ago, healthy %t", s.StateError, time.Since(s.StateSaved), s.Healthy)
+		}
+		for path, mode := range map[string]os.FileMode{
+			dir: 0o700, filepath.Join(dir, "generations"): 0o700,
+			filepath.Join(dir, "state.json"): 0o600, filepath.Join(dir, "generations", generation+".json"): 0o600,
+		} {
+			if info, err := os.Stat(path); err != nil || info.Mode().Perm() != mode {
+				t.Errorf("%s: %v, %v; want mode %04o", path, info, err, mode)
+			}
+		}
+		first.wantLog("The state folder was gone, and is made again")
+		before := first.tables()
+		first.stop()
+		first.flushNat()
+		left := first.tables()
+		next := run(t, first.fake, setup{store: openStore(t, dir, identity(backend))})
+		next.settled()
+		next.wantBack(before, left)
+	})
+}
+
+// TestStateCannotBeKept: the disk takes nothing for 20 minutes. Status, metrics and log say so, the
+// rules are guarded all the same, and once the disk takes it everything is written.
+func TestStateCannotBeKept(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		dir := filepath.Join(t.TempDir(), "state")
+		r := start(t, backend, setup{store: openStore(t, dir, identity(backend))})
+		r.after(5 * time.Second)
+		saved := r.d.Status().StateSaved
+		must(t, os.Rename(dir, dir+"-away"))
+		must(t, os.WriteFile(dir, nil, 0o600))
+		addService(t, r.fake, "KUBE-SVC-AAAAAAAAAAAAAAAA")
+		r.after(10 * time.Second)
+		addService(t, r.fake, "KUBE-SVC-BBBBBBBBBBBBBBBB")
+		r.after(20 * time.Minute)
+		s := r.d.Status()
+		if s.StateError == "" || s.StateBehind != 2 || s.StateSaved.Sub(saved).Abs() > confirmEvery || !s.Healthy {
+			t.Errorf("state: %q, %d behind, saved at %s (at first %s), healthy %t", s.StateError, s.StateBehind, s.StateSaved, saved, s.Healthy)
+		}
+		if want := "healthy, but what ought to be in force is not on disk"; s.Headline != want {
+			t.Errorf("headline %q, want %q", s.Headline, want)
+		}
+		if n := strings.Count(r.log.String(), "The generation is not on disk"); n == 0 || n > 3 {
+			t.Errorf("the log says it %d times", n)
+		}
+		before := r.tables()
+		r.flushNat()
+		left := r.tables()
+		r.settled()
+		r.wantTables(before, left)
+		tries := r.metrics("state_errors")["state_errors_total"]
+		if tries < 20 || tries > 400 {
+			t.Errorf("%v failed writes in 20 minutes", tries)
+		}
+		must(t, os.Remove(dir))
+		must(t, os.Rename(dir+"-away", dir))
+		r.after(lastTry + 5*time.Second)
+		if s := r.d.Status(); s.StateError != "" || s.StateBehind != 0 || time.Since(s.StateSaved) > confirmEvery {
+			t.Errorf("the disk is well: %q, %d behind, saved %s ago", s.StateError, s.StateBehind, time.Since(s.StateSaved))
+		}
+		r.wantLog("What ought to be in force is on disk again")
+		before = r.tables()
+		r.stop()
+		r.flushNat()
+		left = r.tables()
+		next := run(t, r.fake, setup{store: openStore(t, dir, identity(backend))})
+		next.settled()
+		next.wantBack(before, left)
+	})
+}

@@ -1,0 +1,71 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/reload"
+)
+
+// A disk that is full, read-only or gone stops no replay. But the next start would know an older
+// generation or none, so status, page and metrics say that.
+
+// failed plans the next save after one that failed.
+func (s *saving) failed(now time.Time) {
+	s.retry.failed(nil, now)
+	s.saveAt = latest(s.retry.at, s.savedAt.Add(saveShare*s.cost))
+}
+
+// countStateError counts an error of a write to the state folder, unless it is nil.
+func (d *Daemon) countStateError(err error) {
+	if err != nil {
+		d.cfg.Metrics.ObserveStateError()
+	}
+}
+
+// tookSave takes up what a write of the state came to.
+func (d *Daemon) tookSave(ctx context.Context, st *state, err error) {
+	d.countStateError(err)
+	over := st.disk.trouble.report(warnings(ctx), err, "The generation is not on disk; after a restart canaryd would know an older one, or none",
+		"lastSaved", st.disk.keptAt, "changesSince", st.generation.changes-st.disk.kept)
+	if err != nil {
+		return
+	}
+	st.disk.retry = retry{}
+	if over {
+		klog.FromContext(ctx).Info("What ought to be in force is on disk again")
+	}
+	if n := d.cfg.Store.Remade(); n != st.disk.remade {
+		st.disk.remade = n
+		klog.FromContext(ctx).Info("The state folder was gone, and is made again; flush records and a confirmed baseline that it had are lost")
+		d.keepAllAgain(st)
+	}
+}
+
+// keepAllAgain has everything written that is written only when it changes.
+func (d *Daemon) keepAllAgain(st *state) {
+	st.owners.kept, st.owners.at = reload.Owners{}, time.Time{}
+	st.sets.unkept = len(st.sets.known) > 0
+	if st.decision != nil {
+		st.decision.kept = false
+	}
+	st.native.disk.saveAt = earliest(st.native.disk.saveAt, time.Now())
+	st.disk.saveSoon(time.Now())
+}
+
+// publishUnkept says in a status what the disk lacks.
+func (st *state) publishUnkept(s *api.Status) {
+	decision := ""
+	if st.decision != nil {
+		decision = st.decision.trouble.what
+	}
+	s.StateError = cmp.Or(st.disk.trouble.what, decision, st.native.disk.trouble.what, st.owners.trouble.what)
+	s.StateSaved = st.disk.keptAt
+	if s.StateError != "" {
+		s.StateBehind = st.generation.changes - st.disk.kept
+	}
+}

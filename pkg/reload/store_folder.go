@@ -1,0 +1,85 @@
+package reload
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/canaryd/canaryd/internal/private"
+)
+
+// diskFails reports whether an error is the disk's: it is full, read-only or broken. Every other
+// error of the folder is about who may write to it, and nothing is read or written there.
+func diskFails(err error) bool {
+	for _, errno := range []error{syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EIO} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}
+
+// prepare makes the folder where it is missing, and checks that it is safe and can be written.
+func (s *Store) prepare() error {
+	s.unwritable = s.tryFolder()
+	return s.unwritable
+}
+
+func (s *Store) tryFolder() error {
+	for _, folder := range []string{s.dir, s.folder()} {
+		if err := private.Folder(folder); err != nil {
+			return fmt.Errorf("state folder %s: %w", s.dir, err)
+		}
+	}
+	probe, err := os.CreateTemp(s.folder(), ".probe-*")
+	if err != nil {
+		return fmt.Errorf("state folder %s is not writable: %w", s.dir, private.Lasting(err, s.folder()))
+	}
+	if err := errors.Join(probe.Close(), os.Remove(probe.Name())); err != nil {
+		return fmt.Errorf("state folder %s: %w", s.dir, err)
+	}
+	for _, folder := range []string{s.dir, s.folder()} {
+		entries, err := os.ReadDir(folder)
+		if err != nil {
+			return fmt.Errorf("state folder %s is not readable: %w", folder, err)
+		}
+		for _, e := range entries {
+			if folder == s.folder() && strings.HasPrefix(e.Name(), ".") || strings.HasSuffix(e.Name(), private.Unfinished) {
+				_ = os.Remove(filepath.Join(folder, e.Name())) // a killed process left it; it does no harm
+			}
+		}
+	}
+	return nil
+}
+
+// onDisk writes. If the folder could not be written the last time, or is gone, it is prepared
+// first: a folder that came meanwhile may be another user's.
+func (s *Store) onDisk(write func() error) error {
+	if s.unwritable != nil {
+		if err := s.prepare(); err != nil {
+			return err
+		}
+	}
+	err := write()
+	if errors.Is(err, fs.ErrNotExist) {
+		s.base = nil
+		if err = s.prepare(); err == nil {
+			s.remade++
+			err = write()
+		}
+	}
+	return err
+}
+
+// complete reports whether the files of a generation that was written are there.
+func (s *Store) complete(id string) bool {
+	_, err := os.Stat(s.path(id))
+	if err == nil && s.rests != "" {
+		_, err = os.Stat(s.basePath(s.rests))
+	}
+	return err == nil || !errors.Is(err, fs.ErrNotExist)
+}
