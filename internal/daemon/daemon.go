@@ -237,6 +237,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 			d.takeLeftOut(ctx, st)
 			takeLedTo(ctx, st)
 			d.completeRecords(ctx, st)
+			d.closeUnanswered(ctx, st)
 			d.publish(st)
 		}
 		wake.Reset(until(d.wakeAt(st), d.cfg.PollInterval))

@@ -98,6 +98,7 @@ func (d *Daemon) recallFlushes(ctx context.Context, st *state) {
 	for _, e := range entries {
 		if record, ok := storedFlush(e); ok {
 			st.remember(ofEarlier(record))
+			d.keepUnanswered(st, record)
 		}
 	}
 }

@@ -53,6 +53,10 @@ func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
 		}
 		return known
 	}
+	if r.loss = d.unansweredNative(st, id); r.loss != nil {
+		r.loss.retry.at, r.loss.intact = now, r.known
+		return false
+	}
 	r.loss = &nativeLoss{record: d.newNativeRecord(st, r.tables[id]), hit: map[tableid.TableID]bool{}, retry: retry{at: now}, intact: r.known}
 	return false
 }

@@ -142,8 +142,12 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 	if st.drills() {
 		what, log = "A canary is gone, as the drill wants it", severity.Notices(log)
 	}
-	log.Info(what, "flush", st.loss.record.ID, "tables", st.losses().text(),
-		"noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10*time.Microsecond), "next", next)
+	when := []any{"noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10 * time.Microsecond)}
+	if st.loss.recorded {
+		what = "Rules that were lost before canaryd was restarted are still missing"
+		when = []any{"since", st.loss.record.Time.UTC().Format(time.RFC3339)}
+	}
+	log.Info(what, append([]any{"flush", st.loss.record.ID, "tables", st.losses().text()}, append(when, "next", next)...)...)
 }
 
 // losses returns the tables that are lost as far as is known.

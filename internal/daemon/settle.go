@@ -127,6 +127,7 @@ func (d *Daemon) plansAhead(st *state) bool {
 func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, reload.Memory) (reload.Memory, bool) {
 	if !st.loss.noticeLogged { // before the wait for the flusher: the log shows a flush while it happens
 		st.loss.noticeLogged = true
+		st.resumeRecord()
 		d.logNotice(ctx, st)
 	}
 	l := d.beginLull(ctx, st)

@@ -59,6 +59,8 @@ type state struct {
 	// What the last run left.
 	suspicion *suspicion // not judged yet; nil: nothing is left to judge
 	decision  *decision  // a loss that an operator has to decide about; nil: none
+	// unanswered are the flush records that it left open, the newest first.
+	unanswered []api.Flush
 
 	// What is kept and shown.
 	disk      saving             // what the state folder has

@@ -1,0 +1,102 @@
+package daemon
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// Unanswered records are those that the run before left open in this boot. One flush is one record:
+// if what such a record has lost is still lost, this run goes on with it. If it is not, the record
+// is closed as interrupted, on disk too: a later flush of the same tables is another one.
+
+// keepUnanswered takes up a record of an earlier run that was open when that run ended.
+func (d *Daemon) keepUnanswered(st *state, r api.Flush) {
+	if r.Unanswered() && r.Drill == "" && r.Time.After(time.Now().Add(-d.cfg.Uptime())) {
+		st.unanswered = slices.Insert(st.unanswered, 0, r)
+	}
+}
+
+// takeUnanswered removes the newest unanswered record that has all that is lost, and returns it as
+// one of this run. The rules may have been back while no canaryd ran, so it is known only for how
+// long at most they were absent.
+func (st *state) takeUnanswered(has func(api.Flush) bool) (api.Flush, bool) {
+	i := slices.IndexFunc(st.unanswered, has)
+	if i < 0 {
+		return api.Flush{}, false
+	}
+	r := st.unanswered[i]
+	st.unanswered = slices.Delete(st.unanswered, i, i+1)
+	st.journal = slices.DeleteFunc(st.journal, func(f api.Flush) bool { return f.ID == r.ID })
+	r.Outcome, r.Detail = api.Pending, ""
+	if r.LastInForce.IsZero() {
+		r.LastInForce = r.Time
+	}
+	return r, true
+}
+
+// resumeRecord has a loss that is as old as this run go on in an unanswered record. An earlier run
+// has counted what the record has.
+func (st *state) resumeRecord() {
+	l := st.loss
+	if l.record.LastInForce.IsZero() || l.recorded || l.record.Drill != "" {
+		return
+	}
+	lost := st.losses()
+	record, ok := st.takeUnanswered(func(r api.Flush) bool {
+		hit := hitsOf(r)
+		for id := range lost {
+			if hit[id] == "" {
+				return false
+			}
+		}
+		return len(hit) > 0
+	})
+	if !ok {
+		return
+	}
+	l.record, l.hit = record, hitsOf(record)
+	l.recorded, l.counted, l.blamed = true, true, true
+}
+
+// hitsOf returns the tables of iptables that a record has.
+func hitsOf(r api.Flush) verdicts {
+	hit := verdicts{}
+	for _, t := range r.Lost.Tables {
+		hit[t.Family.Table(t.Table)] = t.Kind
+	}
+	return hit
+}
+
+// unansweredNative is resumeRecord for a native table that the first read finds lost.
+func (d *Daemon) unansweredNative(st *state, id tableid.TableID) *nativeLoss {
+	if st.native.begun {
+		return nil
+	}
+	record, ok := st.takeUnanswered(func(r api.Flush) bool {
+		return len(r.Lost.Tables) == 0 && slices.ContainsFunc(r.Native, func(l api.NativeLoss) bool { return l.Table == id.NFT() })
+	})
+	if !ok {
+		return nil
+	}
+	l := &nativeLoss{record: record, hit: map[tableid.TableID]bool{}, recorded: true}
+	for known := range st.native.tables {
+		l.hit[known] = slices.ContainsFunc(record.Native, func(lost api.NativeLoss) bool { return lost.Table == known.NFT() })
+	}
+	return l
+}
+
+// closeUnanswered closes the unanswered records that nothing goes on in, once everything was read.
+func (d *Daemon) closeUnanswered(ctx context.Context, st *state) {
+	if len(st.unanswered) == 0 || st.loss != nil || st.native.loss != nil || lastKnown(st).IsZero() || d.guardsNative() && !st.native.begun {
+		return
+	}
+	for _, r := range st.unanswered {
+		r.Outcome = api.Interrupted
+		d.write(ctx, r, nil)
+	}
+	st.unanswered = nil
+}
