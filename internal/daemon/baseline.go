@@ -162,7 +162,8 @@ func (b *baseline) addTo(r *api.Flush, id rules.TableID, lost reload.Lost) {
 		add(chain, jumpsIn(lost.Jumps, chain))
 	}
 	for _, c := range lost.Chains {
-		add(c.Name, c.Was)
+		gone, _ := c.Apart()
+		add(c.Name, gone)
 	}
 	r.NotInBaseline = &n
 }

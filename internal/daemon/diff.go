@@ -51,12 +51,9 @@ func (w *diffWriter) chain(c reload.LostChain) {
 	if !c.Stands {
 		w.add("-", ":"+c.Name+" - [0:0]")
 	}
-	gone, instead := c.Was, c.Is
-	if len(c.Is) > 0 {
-		gone, instead = w.apart(c.Was, c.Is)
-		if len(gone)+len(instead) == 0 {
-			gone, instead = c.Was, c.Is // the same rules in another order
-		}
+	gone, instead := c.Apart()
+	if len(gone)+len(instead) == 0 {
+		gone, instead = c.Was, c.Is // the same rules in another order
 	}
 	w.rules("-", c.Name, gone)
 	w.rules("+", c.Name, instead)
@@ -94,35 +91,6 @@ func (w *diffWriter) add(sign, text string) {
 }
 
 func (w *diffWriter) full() bool { return w.room.lines <= 0 || w.room.bytes <= 0 }
-
-// apart returns the rules that only one of two lists has. Those of declared
-// sources are spelled as people spell them, so what differs as text is compared by
-// its meaning, unless there is no room for it.
-func (w *diffWriter) apart(was, is []rules.Rule) (gone, instead []rules.Rule) {
-	text := rules.Rule.Label
-	gone, instead = lacking(was, is, text), lacking(is, was, text)
-	if w.full() || len(gone) == 0 || len(instead) == 0 {
-		return gone, instead
-	}
-	return lacking(gone, instead, rules.Rule.Meaning), lacking(instead, gone, rules.Rule.Meaning)
-}
-
-// lacking returns the rules of a that b does not have, as often as it lacks them.
-func lacking(a, b []rules.Rule, key func(rules.Rule) string) []rules.Rule {
-	have := map[string]int{}
-	for _, r := range b {
-		have[key(r)]++
-	}
-	var list []rules.Rule
-	for _, r := range a {
-		if k := key(r); have[k] > 0 {
-			have[k]--
-			continue
-		}
-		list = append(list, r)
-	}
-	return list
-}
 
 // A lostTable is what a native table ought to hold, and what stood when it was found lost; nil:
 // nothing.

@@ -150,3 +150,45 @@ func TestAPodThatIsRemovedFromASavedFile(t *testing.T) {
 		})
 	}
 }
+
+// TestASavedFileLosesWhatItLacks: a record of a saved file counts the rules that the file lacks, and
+// not the chains that it has in other words. A file that only orders rules differently is a flush too.
+func TestASavedFileLosesWhatItLacks(t *testing.T) {
+	const chain = "KUBE-SERVICES"
+	for _, test := range []struct {
+		name string
+		// write returns what the owner writes after the file was saved.
+		write func(was []string) []string
+		want  int // rules
+	}{
+		{"two rules", func([]string) []string {
+			return []string{"-A " + chain + " -d 10.9.9.1/32 -j RETURN", "-A " + chain + " -d 10.9.9.2/32 -j RETURN"}
+		}, 2},
+		{"the order", func(was []string) []string {
+			last := was[len(was)-1]
+			return []string{"-D " + chain + " " + last, "-I " + chain + " " + last}
+		}, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				r := start(t, backend, setup{})
+				saved := r.fake.SaveTable(rules.IPv4, rules.Nat)
+				r.write(rules.Nat, test.write(r.chain(rules.IPv4, rules.Nat, chain))...)
+				r.after(20 * time.Second) // the marks are renewed
+				before := r.chain(rules.IPv4, rules.Nat, chain)
+				must(t, r.fake.Restore(rules.IPv4, saved))
+				r.settled()
+				if diff := cmp.Diff(before, r.chain(rules.IPv4, rules.Nat, chain)); diff != "" {
+					t.Errorf("%s after the replay (-want +got):\n%s", chain, diff)
+				}
+				got := r.d.Status().Flushes[0]
+				if got.Kind != canary.Replaced || got.Lost.Rules != test.want || got.Lost.Chains == 0 {
+					t.Errorf("%s lost %d rules in %d chains, want %d: %+v", got.Kind, got.Lost.Rules, got.Lost.Chains, test.want, got.Lost.Tables)
+				}
+				if m := r.metrics("flush_events"); m["flush_events_total"] != 1 {
+					t.Errorf("%v, want one flush", m)
+				}
+			})
+		})
+	}
+}

@@ -117,13 +117,13 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 }
 
 // count counts tables of a record. A record without a rule is not counted: the flush took
-// marks or empty chains, which packets do not meet. A drift counts all the same: it may be a
-// rule too many.
+// marks or empty chains, which packets do not meet. A drift and saved rules count all the same: it
+// may be a rule too many, or in another place.
 func (d *Daemon) count(l *loss, fresh verdicts) {
 	switch {
 	case l.counted:
 		d.cfg.Metrics.ObserveFurtherLoss(fresh.public())
-	case l.record.Lost.Rules > 0 || l.record.Kind == canary.Drifted:
+	case l.record.Lost.Rules > 0, l.record.Kind == canary.Drifted, l.record.Kind == canary.Replaced && l.record.Lost.Chains > 0:
 		d.cfg.Metrics.ObserveFlush(l.record.Time, l.hit.public())
 		l.counted = true
 	}

@@ -78,7 +78,8 @@ func perChain(t rules.TableName, lost reload.Lost) []api.ChainLoss {
 		}
 	}
 	for _, c := range lost.Chains {
-		list = append(list, api.ChainLoss{Chain: c.Name, Rules: len(c.Was)})
+		gone, _ := c.Apart()
+		list = append(list, api.ChainLoss{Chain: c.Name, Rules: len(gone)})
 	}
 	slices.SortStableFunc(list, func(a, b api.ChainLoss) int { return b.Rules - a.Rules })
 	return list

@@ -22,6 +22,38 @@ type LostChain struct {
 	Stands  bool // the chain itself stood
 }
 
+// Apart returns the rules that only the generation has, and those that only stand. The rules of
+// declared sources are spelled as people spell them: rules that differ as text are compared by their
+// meaning.
+func (c LostChain) Apart() (gone, instead []rules.Rule) {
+	if len(c.Is) == 0 {
+		return c.Was, nil
+	}
+	text := rules.Rule.Label
+	gone, instead = lacking(c.Was, c.Is, text), lacking(c.Is, c.Was, text)
+	if len(gone) == 0 || len(instead) == 0 {
+		return gone, instead
+	}
+	return lacking(gone, instead, rules.Rule.Meaning), lacking(instead, gone, rules.Rule.Meaning)
+}
+
+// lacking returns the rules of a that b does not have, as often as it lacks them.
+func lacking(a, b []rules.Rule, key func(rules.Rule) string) []rules.Rule {
+	have := map[string]int{}
+	for _, r := range b {
+		have[key(r)]++
+	}
+	var list []rules.Rule
+	for _, r := range a {
+		if k := key(r); have[k] > 0 {
+			have[k]--
+			continue
+		}
+		list = append(list, r)
+	}
+	return list
+}
+
 // countLost returns what the finding says is lost.
 func countLost(task tableTask) Lost {
 	if task.finding.OnlyDrilled() {
@@ -35,10 +67,11 @@ func countLost(task tableTask) Lost {
 			gone = standing == nil || !rules.EqualRules(standing.Rules, c.Rules)
 		}
 		if gone {
-			lost.Chains = append(lost.Chains,
-				LostChain{Name: c.Name, Was: c.Rules, Is: task.seen.Table.Rules(c.Name), Stands: standing != nil})
+			l := LostChain{Name: c.Name, Was: c.Rules, Is: task.seen.Table.Rules(c.Name), Stands: standing != nil}
+			lost.Chains = append(lost.Chains, l)
 			if !c.LeftOut() { // canaryd never read how many rules such a chain has
-				lost.Rules += len(c.Rules)
+				gone, _ := l.Apart()
+				lost.Rules += len(gone)
 			}
 		}
 	}
