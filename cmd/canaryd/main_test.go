@@ -265,6 +265,7 @@ func TestStatusTable(t *testing.T) {
 			s.Flushes, s.Keeper[rules.IPv6] = nil, api.FamilyKeeper{State: api.KeeperIdle}
 		},
 		"status-standby": func(s *api.Status) {
+			s.Flushes[0].Standby = &api.StandbyUse{Families: []rules.Family{rules.IPv4}, AfterSeconds: 0.003, OpenSeconds: 0.0454}
 			s.Standby = map[rules.Family]api.FamilyStandby{
 				rules.IPv4: {State: api.StandbyBehind, Chains: 3318, Uncopied: 2, Outstanding: 1},
 				rules.IPv6: {State: api.StandbyUnavailable, Reason: "another process has a table of the standby's name\x1b[31m"},

@@ -315,7 +315,10 @@ func absentText(f api.Flush) string {
 		text = fmt.Sprintf("%.1fs so far", absent.Seconds())
 	}
 	if f.Bound() {
-		return "at most " + text
+		text = "at most " + text
+	}
+	if f.Standby != nil {
+		text += fmt.Sprintf(" (standby after %.3fs)", f.Standby.AfterSeconds)
 	}
 	return text
 }

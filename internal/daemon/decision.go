@@ -116,7 +116,7 @@ func (d *Daemon) endDecision(ctx context.Context, st *state, outcome api.Outcome
 		what = "The rules that were lost while canaryd did not run are back"
 	}
 	if outcome != api.Dismissed && !w.record.LastInForce.IsZero() {
-		d.cfg.Metrics.ObserveRecovery(endAbsence(&w.record, now))
+		d.cfg.Metrics.ObserveRecovery(endAbsence(&w.record, now), nil)
 	}
 	st.rewrite(w.record)
 	d.write(ctx, w.record, nil)

@@ -250,7 +250,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 		}
 	}
 	if l.counted {
-		d.cfg.Metrics.ObserveRecovery(absent)
+		d.cfg.Metrics.ObserveRecovery(absent, l.record.Standby)
 	}
 	d.journal(ctx, st, l)
 	d.logRecovery(ctx, st, l, result)

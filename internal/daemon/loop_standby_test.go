@@ -53,6 +53,9 @@ func TestStandbyOpensFirst(t *testing.T) {
 		if diff := cmp.Diff(want, record.Standby); diff != "" {
 			t.Errorf("the record says of the standby (-want +got):\n%s", diff)
 		}
+		if m := r.metrics("standby_after", "rules_absent"); m["standby_after_seconds"] != 1 || m["rules_absent_seconds"] != 1 {
+			t.Errorf("%v, want one observation beside the absence", m)
+		}
 		r.wantLog("The standby translates until the rules are back")
 	})
 }

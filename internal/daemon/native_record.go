@@ -346,7 +346,7 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	if l.replayed || l.unproved {
 		l.record.WrittenSeconds = l.written.Sub(l.record.Time).Seconds()
 	}
-	d.cfg.Metrics.ObserveRecovery(endAbsence(&l.record, time.Now()))
+	d.cfg.Metrics.ObserveRecovery(endAbsence(&l.record, time.Now()), l.record.Standby)
 	d.countNativeReplay(l.record.Native, l.record.Outcome)
 	st.remember(l.record)
 	d.writeNativeRecord(ctx, l)

@@ -191,7 +191,7 @@ func (d *Daemon) endAsked(ctx context.Context, st *state, asked nativeAsked, wri
 		if t := st.native.tables[id]; t != nil && !t.lost() {
 			asked.back[id] = outcome
 			if absent, waited := d.endWaiting(ctx, st, id, outcome, "A native table is back and in force again"); waited {
-				d.cfg.Metrics.ObserveRecovery(absent)
+				d.cfg.Metrics.ObserveRecovery(absent, nil)
 				d.cfg.Metrics.ObserveNativeReplay(id.Family.NFT(), outcome)
 			}
 		}

@@ -126,7 +126,7 @@ func (d *Daemon) resumeLearning(ctx context.Context, st *state, outcome api.Outc
 		}
 	}
 	if lost {
-		d.cfg.Metrics.ObserveRecovery(absent)
+		d.cfg.Metrics.ObserveRecovery(absent, nil)
 	}
 	st.observedSince = time.Time{}
 	severity.Notices(klog.FromContext(ctx)).Info(what, "absent", absent.Round(time.Millisecond))

@@ -57,20 +57,20 @@ type Metrics struct {
 	nativeStandby, nativeWitness      *prometheus.GaugeVec
 	native                            map[string]string // families of the native tables shown, by table; the loop's
 
-	canaryPresent, jumpsMissing  *prometheus.GaugeVec
-	generationRules, quarantined *prometheus.GaugeVec
-	declaredRefused, leftOut     *prometheus.GaugeVec
-	opaque                       *prometheus.GaugeVec
-	backend, keeper, mode        *prometheus.GaugeVec
-	standby, standbyOutstanding  *prometheus.GaugeVec
-	standbyOpen                  *prometheus.CounterVec
-	lastFlush, generationTime    prometheus.Gauge
-	drills                       *prometheus.CounterVec
-	lastDrill, lastDrillPassed   prometheus.Gauge
-	rulesAbsent, probeDuration   prometheus.Histogram
-	replayDuration               *prometheus.HistogramVec
-	families                     []rules.Family
-	status                       atomic.Pointer[api.Status] // the newest one
+	canaryPresent, jumpsMissing              *prometheus.GaugeVec
+	generationRules, quarantined             *prometheus.GaugeVec
+	declaredRefused, leftOut                 *prometheus.GaugeVec
+	opaque                                   *prometheus.GaugeVec
+	backend, keeper, mode                    *prometheus.GaugeVec
+	standby, standbyOutstanding              *prometheus.GaugeVec
+	standbyOpen                              *prometheus.CounterVec
+	lastFlush, generationTime                prometheus.Gauge
+	drills                                   *prometheus.CounterVec
+	lastDrill, lastDrillPassed               prometheus.Gauge
+	rulesAbsent, standbyAfter, probeDuration prometheus.Histogram
+	replayDuration                           *prometheus.HistogramVec
+	families                                 []rules.Family
+	status                                   atomic.Pointer[api.Status] // the newest one
 }
 
 // Buckets, in seconds. A probe is one or two system calls. A replay takes from 5 ms for a small
@@ -118,6 +118,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		generationTime: b.gauge("generation_timestamp_seconds", "When the generation was captured or loaded; 0 while there is none."),
 
 		rulesAbsent:    b.histogram("rules_absent_seconds", "From the first evidence of a loss to the proof that everything is back.", absentBuckets),
+		standbyAfter:   b.histogram("standby_after_seconds", "From the first evidence of a loss until the standby translated, of losses for which it did; canaryd_rules_absent_seconds counts them until the proof.", absentBuckets),
 		probeDuration:  b.histogram("probe_duration_seconds", "How long a probe of one family took.", probeBuckets),
 		replayDuration: b.histograms("replay_duration_seconds", "How long a replay of one family took, its proof included.", replayBuckets, "family"),
 	}
@@ -320,9 +321,13 @@ func (m *Metrics) ObserveUnprotected(family rules.Family, table rules.TableName,
 	}
 }
 
-// ObserveRecovery records how long the rules were absent, when all of them are proved to be back.
-func (m *Metrics) ObserveRecovery(absent time.Duration) {
+// ObserveRecovery records how long the rules were absent, when all of them are proved to be back, and
+// how the standby translated meanwhile; nil: it did not.
+func (m *Metrics) ObserveRecovery(absent time.Duration, standby *api.StandbyUse) {
 	m.rulesAbsent.Observe(absent.Seconds())
+	if standby != nil {
+		m.standbyAfter.Observe(standby.AfterSeconds)
+	}
 }
 
 // ObserveReplay counts and times one replay of one family. A skipped replay is counted and not

@@ -80,7 +80,7 @@ func everything(m *Metrics, hints *watch.Hints) {
 	m.ObserveRestoreFailure(rules.IPv4, iptables.ReasonMissingSet)
 	m.ObserveReplay(rules.IPv4, reload.Proved, 80*time.Millisecond)
 	m.ObserveReplay(rules.IPv6, reload.Skipped, 0)
-	m.ObserveRecovery(120 * time.Millisecond)
+	m.ObserveRecovery(120*time.Millisecond, &api.StandbyUse{AfterSeconds: 0.004})
 	m.SetQuarantined(rules.IPv4, rules.Filter, 2)
 	m.ObserveSourceError("snapshot")
 }

@@ -61,6 +61,9 @@ func absentText(f api.Flush, now time.Time) string {
 	if f.Open() {
 		text += " so far"
 	}
+	if f.Standby != nil {
+		text += " (standby after " + durationText(api.Seconds(f.Standby.AfterSeconds)) + ")"
+	}
 	return text
 }
 
