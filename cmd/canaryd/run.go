@@ -134,7 +134,13 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	if err != nil {
 		return fmt.Errorf("the control socket: %w (choose another with --socket)", err)
 	}
+	lines := &flushLines{to: openLines(os.Stdout), node: nodeName()}
+	reporting, reported := context.WithCancel(context.WithoutCancel(ctx))
 	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		lines.run(reporting, d.Report)
+		return nil
+	})
 	group.Go(func() error { return control.Serve(ctx, socket, control.NewHandler(d)) })
 	if o.metricsAddress != "" {
 		face := web.Listening{
@@ -150,7 +156,10 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	}, info.Backend, guarded)
 	startNotifier(ctx, group, d)
 	files.run(ctx, group)
-	group.Go(func() error { return d.Run(ctx) })
+	group.Go(func() error {
+		defer reported() // the last flush has its line, too
+		return d.Run(ctx)
+	})
 	return group.Wait()
 }
 

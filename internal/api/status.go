@@ -183,8 +183,8 @@ type StoredGeneration struct {
 // Dismissed is the outcome of a flush whose loss an operator has accepted.
 const Dismissed Outcome = "dismissed"
 
-// Interrupted is the outcome of a flush of an earlier run that ended before a replay. What the next
-// run finds lost is a flush of its own.
+// Interrupted is the outcome of a flush of an earlier run that ended before a replay. If the next
+// run finds the same tables lost in the same boot, the record goes on instead.
 const Interrupted Outcome = "interrupted"
 
 // MarshalJSON writes an empty list or object where the contract has one, and never null.

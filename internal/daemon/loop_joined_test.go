@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestARecordGoesOnOverARestart: a flush that was not answered before a restart has one record, which
-// the next run ends.
+// TestARecordGoesOnOverARestart: a flush that was not answered before a restart has one record,
+// which the next run ends.
 func TestARecordGoesOnOverARestart(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -74,8 +74,8 @@ func TestARecordGoesOnOverARestart(t *testing.T) {
 	}
 }
 
-// TestARecordDoesNotGoOnInAnotherFlush: what was lost before a restart was back when canaryd started
-// again, or other tables are lost then. The record of before is closed, on disk too.
+// TestARecordDoesNotGoOnInAnotherFlush: rules that were lost before a restart were back when the
+// next run began, or other tables are lost then. The record of before is closed, on disk too.
 func TestARecordDoesNotGoOnInAnotherFlush(t *testing.T) {
 	for _, tt := range []struct {
 		name      string

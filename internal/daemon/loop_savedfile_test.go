@@ -151,8 +151,9 @@ func TestAPodThatIsRemovedFromASavedFile(t *testing.T) {
 	}
 }
 
-// TestASavedFileLosesWhatItLacks: a record of a saved file counts the rules that the file lacks, and
-// not the chains that it has in other words. A file that only orders rules differently is a flush too.
+// TestASavedFileLosesWhatItLacks: a record of a saved file counts the rules that the file lacks,
+// and not the chains that it has in other words. A file that has the rules in another order is a
+// flush, too.
 func TestASavedFileLosesWhatItLacks(t *testing.T) {
 	const chain = "KUBE-SERVICES"
 	for _, test := range []struct {

@@ -15,15 +15,36 @@ const watchBehind = 64
 type watchers struct {
 	mu   sync.Mutex
 	list map[chan *api.Status]struct{}
+	own  int // of the daemon itself, which MostWatchers does not count
 }
 
 // add returns the status of now, a channel on which each later one comes, and what ends that.
 func (w *watchers) add(status func() api.Status) (now api.Status, news chan *api.Status, end func(), err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.list) >= api.MostWatchers {
+	if len(w.list)-w.own >= api.MostWatchers {
 		return api.Status{}, nil, nil, api.ErrTooManyWatchers
 	}
+	now, news, end = w.open(status)
+	return now, news, end, nil
+}
+
+// follow is add for the daemon itself, whose place no client takes.
+func (w *watchers) follow(status func() api.Status) (now api.Status, news chan *api.Status, end func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.own++
+	now, news, closeIt := w.open(status)
+	return now, news, func() {
+		closeIt()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.own--
+	}
+}
+
+// open opens a channel. The lock is held.
+func (w *watchers) open(status func() api.Status) (now api.Status, news chan *api.Status, end func()) {
 	if w.list == nil {
 		w.list = map[chan *api.Status]struct{}{}
 	}
@@ -33,7 +54,7 @@ func (w *watchers) add(status func() api.Status) (now api.Status, news chan *api
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		delete(w.list, news)
-	}, nil
+	}
 }
 
 // give publishes a status and gives it to each watcher. It never waits.

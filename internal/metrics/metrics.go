@@ -321,8 +321,8 @@ func (m *Metrics) ObserveUnprotected(family rules.Family, table rules.TableName,
 	}
 }
 
-// ObserveRecovery records how long the rules were absent, when all of them are proved to be back, and
-// how the standby translated meanwhile; nil: it did not.
+// ObserveRecovery records how long the rules were absent, when all of them are proved to be back,
+// and how the standby translated meanwhile; nil: it did not.
 func (m *Metrics) ObserveRecovery(absent time.Duration, standby *api.StandbyUse) {
 	m.rulesAbsent.Observe(absent.Seconds())
 	if standby != nil {

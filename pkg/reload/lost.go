@@ -22,9 +22,9 @@ type LostChain struct {
 	Stands  bool // the chain itself stood
 }
 
-// Apart returns the rules that only the generation has, and those that only stand. The rules of
-// declared sources are spelled as people spell them: rules that differ as text are compared by their
-// meaning.
+// Apart returns the rules that only the generation has, and those that only the table has. The
+// rules of declared sources are spelled as people spell them: rules that differ as text are
+// compared by their meaning.
 func (c LostChain) Apart() (gone, instead []rules.Rule) {
 	if len(c.Is) == 0 {
 		return c.Was, nil
