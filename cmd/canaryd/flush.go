@@ -151,8 +151,11 @@ func byFully(f api.Flush) string {
 		}
 		text += "\n"
 	}
-	if text == "" {
+	switch {
+	case text == "":
 		return "by unknown\n"
+	case f.CulpritsMissed:
+		text += "messages of the kernel were missed: others may have removed something, too\n"
 	}
 	return text
 }

@@ -49,7 +49,7 @@ func (f Flush) Takers() []Culprit {
 }
 
 // ByText names the culprits in a few words: "nft (pid 3)", or "iptables, nft (+2)" if two more
-// processes removed something.
+// processes removed something. It ends with "unknown" if messages of the kernel were missed.
 func (f Flush) ByText() string {
 	list := f.Takers()
 	switch {
@@ -57,6 +57,8 @@ func (f Flush) ByText() string {
 		return "canaryd drill"
 	case len(list) == 0 || list[0].PID == 0:
 		return "unknown"
+	case len(list) == 1 && f.CulpritsMissed:
+		return list[0].nameAndPID() + ", unknown"
 	case len(list) == 1:
 		return list[0].nameAndPID()
 	}
@@ -69,6 +71,9 @@ func (f Flush) ByText() string {
 	text := strings.Join(names, ", ")
 	if more := len(list) - len(names); more > 0 {
 		text += fmt.Sprintf(" (+%d)", more)
+	}
+	if f.CulpritsMissed {
+		text += ", unknown"
 	}
 	return text
 }
@@ -187,6 +192,9 @@ type Flush struct {
 	// Culprits are all processes that removed something, oldest first. On legacy the kernel does
 	// not say what a process did; there it is the last one that held the lock.
 	Culprits []Culprit `json:"culprits,omitempty"`
+	// CulpritsMissed means that messages of the kernel were missed: processes that are not among
+	// Culprits may have removed something, too.
+	CulpritsMissed bool `json:"culpritsMissed,omitempty"`
 	// Writers are all processes that wrote between the last look that found everything intact and
 	// the read that showed the loss, oldest first. The culprits are among them.
 	Writers []Culprit `json:"writers,omitempty"`

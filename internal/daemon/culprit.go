@@ -41,6 +41,7 @@ type charge struct {
 	nonces  []canary.Nonce
 	intact  uint32 // the last at which the table's marks were seen to stand,
 	sound   uint32 // at which its content was seen to be in force,
+	inForce uint32 // at which a read around a write saw all of it in force,
 	upto    uint32 // and that of the read which showed the loss
 }
 
@@ -48,7 +49,10 @@ type charge struct {
 func (d *Daemon) charge(st *state, id rules.TableID, finding canary.Finding, upto uint64) charge {
 	fs, mark := st.families[id.Family], st.marks.current[id]
 	c := charge{id: id, finding: finding, canary: d.cfg.Canary, nonces: []canary.Nonce{mark.Nonce},
-		intact: uint32(fs.looked.intact), sound: uint32(fs.examined.sound), upto: uint32(upto)}
+		intact: uint32(fs.looked.intact), sound: uint32(fs.examined.sound), inForce: uint32(st.table(id).inForce), upto: uint32(upto)}
+	if c.inForce != 0 {
+		c.intact, c.sound = later(c.intact, c.inForce), later(c.sound, c.inForce)
+	}
 	if mark.Tried != nil {
 		c.nonces = append(c.nonces, mark.Tried.Nonce)
 	}
@@ -56,22 +60,24 @@ func (d *Daemon) charge(st *state, id rules.TableID, finding canary.Finding, upt
 }
 
 // answer returns the processes that took what the table lost, in the order of their commits;
-// nil if they are not known.
-func (q inquiry) answer(c charge) []watch.Writer {
+// nil if they are not known. missed: there may be more, because messages were missed.
+func (q inquiry) answer(c charge) (guilty []watch.Writer, missed bool) {
 	if q.legacy {
-		return nil
+		return nil, false
 	}
-	var guilty []watch.Writer
 	for _, k := range q.about(c) {
 		w := q.named(q.writers.Of(k.Commit))
 		if !slices.ContainsFunc(guilty, func(g watch.Writer) bool { return g.Genid == w.Genid || q.purge != nil && g.PID == w.PID }) {
 			guilty = append(guilty, w)
 		}
 	}
-	if len(guilty) > 0 || q.takings.Reach(c.since()) {
-		return guilty
+	if q.takings.Reach(c.since()) {
+		return guilty, false
 	}
-	return q.only(c)
+	if only := q.only(c); len(only) > 0 {
+		return only, false
+	}
+	return guilty, len(guilty) > 0
 }
 
 // since returns the genid at which the table was known to be well.
@@ -84,8 +90,11 @@ func (c charge) since() uint32 {
 
 // about returns the takings that a charge is about.
 func (q inquiry) about(c charge) []iptables.Taking {
-	var own []iptables.Taking // of this table, by others, until the loss was read
+	var own []iptables.Taking // of this table, by others, from the last proof until the loss was read
 	for _, k := range q.takings.List {
+		if c.inForce != 0 && !nft.Newer(k.Commit.Genid, c.inForce) {
+			continue
+		}
 		if k.Family.Table(k.Table) == c.id && !k.Commit.Own && !q.own(k.Commit.PID) && !nft.Newer(k.Commit.Genid, c.upto) {
 			own = append(own, k)
 		}

@@ -32,10 +32,12 @@ const (
 func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 	q := d.inquire(ctx)
 	q.purge = st.purges.current(time.Now())
-	l.record.Culprits = nil
+	l.record.Culprits, l.record.CulpritsMissed = nil, false
 	for id, ts := range st.tables() {
 		if finding := st.suspected(l, id, ts.verdict); finding.Verdict.Loss() {
-			accuse(&l.record, q.answer(d.charge(st, id, finding, uint64(q.newest(l.heard)))))
+			by, missed := q.answer(d.charge(st, id, finding, uint64(q.newest(l.heard))))
+			accuse(&l.record, by)
+			l.record.CulpritsMissed = l.record.CulpritsMissed || missed
 		}
 	}
 	l.addWriters(q)
@@ -69,7 +71,7 @@ func (q inquiry) newest(genid uint32) uint32 {
 func (l *loss) addWriters(q inquiry) {
 	var list []watch.Writer
 	if q.legacy {
-		list = lastOf(q.holders(l))
+		list = q.holders(l)
 	} else {
 		list = q.writers.Between(l.intact, l.heard)
 	}
@@ -107,10 +109,12 @@ func onlyReads(command string) bool {
 	})
 }
 
-// holders returns the processes that held the lock shortly before the loss was noticed.
+// holders returns the processes that held the lock shortly before the loss was noticed, each once.
+// One that let go of it before canaryd held it last, for the replay before, took nothing since.
 func (q inquiry) holders(l *loss) []watch.Writer {
-	list := q.writers.Holders(l.record.Time.Add(-holderWindow))
-	return slices.DeleteFunc(list, func(w watch.Writer) bool { return w.Time.After(l.noticed.Add(holderLate)) })
+	first := latest(l.record.Time.Add(-holderWindow), l.window)
+	list := slices.DeleteFunc(q.writers.Holders(time.Time{}), func(w watch.Writer) bool { return w.Time.After(l.noticed.Add(holderLate)) })
+	return slices.DeleteFunc(lastOf(list), func(w watch.Writer) bool { return w.Time.Before(first) && !w.Opened })
 }
 
 // lastOf keeps the last message about each process. A process that opens the lock is named
@@ -183,6 +187,9 @@ func culpritsText(f api.Flush) string {
 	text := strings.Join(words, ", ")
 	if more := len(list) - len(words); more > 0 {
 		text += fmt.Sprintf(" (+%d)", more)
+	}
+	if f.CulpritsMissed {
+		text += ", unknown"
 	}
 	return text
 }

@@ -25,6 +25,8 @@ type tableState struct {
 	placed []placed // jumps that were put back, those of the last grace
 	// jumpsMissing is how many the last full read did not show.
 	jumpsMissing int
+	// inForce is the digest of the last read around a write that showed all of it in force.
+	inForce uint64
 	// settled is the last read that the generation has all of.
 	settled read
 	// standing is what the last read showed of it while nothing was lost.

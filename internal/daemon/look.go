@@ -40,6 +40,7 @@ type looking struct {
 	followUp time.Duration // distance of the looks that follow a replay
 	storm    bucket        // of looks that hints ask for
 	misses   uint64        // the hints of misses that looks have answered
+	missed   bool          // the present look answers one: its commit may not be heard of yet
 }
 
 // hint asks for a close look because of something that happened just now: at once, but next to an
@@ -114,8 +115,7 @@ func (d *Daemon) look(ctx context.Context, st *state) {
 	// Probes that a loss or a replay asks for do not draw on the budget of a busy writer.
 	lost := st.loss != nil
 	misses := d.cfg.Hints.Of(watch.SourceMiss)
-	missed := misses != st.looking.misses
-	st.looking.misses = misses
+	st.looking.missed, st.looking.misses = misses != st.looking.misses, misses
 	free := func() bool { return st.looking.followUp > 0 || !lost && st.loss != nil }
 	moved := d.askStamps(ctx, st, woken, free)
 	if lost || !d.probeUrgent(ctx, st, moved) {
@@ -126,7 +126,7 @@ func (d *Daemon) look(ctx context.Context, st *state) {
 		}
 	}
 	if !lost && st.loss != nil {
-		st.loss.early = missed
+		st.loss.early = st.looking.missed
 	}
 	d.readRestored(ctx, st)
 	d.logOwnerless(ctx, st)
@@ -319,6 +319,7 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probe
 	if standing {
 		return true
 	}
+	d.dateLoss(st, f, probed.Digest)
 	st.openLoss(f, probed.Digest)
 	st.loss.byName = st.loss.byName || d.deletedByName(marks, f, probed)
 	return false

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -16,6 +17,7 @@ type loss struct {
 	record       api.Flush
 	drill        *drill // that ended before the loss: what it took is no flush
 	noticed      time.Time
+	window       time.Time                   // what is lost stood then: the end of the last write; zero: none is known
 	early        bool                        // a missed packet showed it: the flusher's commit may be under way
 	intact       uint32                      // the genid of the last intact look, and the last one at
 	heard        uint32                      // which something was found lost
@@ -47,15 +49,38 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 		st.recordMore()
 		return
 	}
-	now := time.Now()
+	now, at := time.Now(), st.looking.evidence
 	if len(st.native.standby) > 0 { // the hint for them may come after the replay has begun
 		st.native.lookAt = earliest(st.native.lookAt, now)
 	}
 	defer st.boundAbsence(f)
 	st.loss = &loss{
-		record: api.Flush{ID: st.newFlushID(st.looking.evidence), Time: st.looking.evidence, Outcome: api.Pending}, drill: st.doubtAt(now),
-		hit: verdicts{}, noticed: now, retry: retry{at: now},
+		record: api.Flush{ID: st.newFlushID(at), Time: at, Outcome: api.Pending}, drill: st.doubtAt(now),
+		window: st.families[f].written, hit: verdicts{}, noticed: now, retry: retry{at: now},
 		intact: uint32(st.families[f].looked.intact), heard: uint32(digest), room: diffRoom(),
+	}
+}
+
+// dateLoss finds out since when a loss in a family may be so that a probe or a read of that digest
+// shows. What was put back was in force after the write, whatever was hinted at before it. Where
+// all commits since were heard of, the loss came with the first of them or later.
+func (d *Daemon) dateLoss(st *state, f rules.Family, digest uint64) {
+	fs, l := st.families[f], &st.looking
+	if st.loss != nil {
+		return
+	}
+	if l.evidence.Before(fs.written) {
+		l.evidence = latest(fs.examined.since, fs.written)
+	}
+	if d.cfg.Kernel.Info().Backend != iptables.NFT || l.missed {
+		return
+	}
+	intact := uint32(fs.looked.intact)
+	for _, ts := range fs.tables {
+		intact = later(intact, uint32(ts.inForce))
+	}
+	if list := d.cfg.Writers.Between(intact, uint32(digest)); len(list) > 0 && d.cfg.Writers.Heard(intact, uint32(digest)) {
+		l.evidence = latest(l.evidence, list[0].Time)
 	}
 }
 

@@ -55,8 +55,11 @@ func (d *Daemon) nativeUnknown(ctx context.Context, st *state, err error) {
 // hearNative takes in what commits did up to a genid.
 func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error {
 	r, now := &st.native, time.Now()
-	since := earliest(r.hinted, now)
+	since := notBefore(earliest(r.hinted, now), r.heard)
 	commits, missed, err := d.cfg.Native.Kernel.Hear(genid)
+	if err == nil {
+		r.heard = now
+	}
 	if missed {
 		r.all, r.wrote = true, now
 		for _, t := range r.tables {
@@ -76,10 +79,19 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 		r.wrote = now
 		for id, deed := range c.Deeds {
 			deed.With = r.strangerOf(id, c)
-			d.takeDeed(r, id, nativeDeed{deed, c.Commit, since})
+			d.takeDeed(r, id, nativeDeed{deed, c.Commit, d.heardAt(c.Commit, since)})
 		}
 	}
 	return err
+}
+
+// heardAt returns when a commit was noted. Of one that was not it is the first hint that may be of
+// it.
+func (d *Daemon) heardAt(c nft.Commit, hinted time.Time) time.Time {
+	if noted := d.cfg.Writers.Of(c).Time; !noted.IsZero() {
+		return noted
+	}
+	return hinted
 }
 
 // strangerOf returns a table of another owner that went in the commit that deleted one; empty if

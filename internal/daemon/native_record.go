@@ -162,6 +162,7 @@ func (d *Daemon) addNativeLoss(st *state, r *api.Flush, id tableid.TableID) {
 	}
 	loss.Parts, loss.More = lostParts(t)
 	loss.By = accuse(r, d.takersOf(t))
+	r.CulpritsMissed = r.CulpritsMissed || t.missed && len(loss.By) > 0
 	settleCulprit(r)
 	r.Native = append(r.Native, loss)
 	r.Lost.Chains += loss.Chains

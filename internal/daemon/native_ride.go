@@ -130,5 +130,6 @@ func joinRecord(to *api.Flush, from api.Flush) {
 	for _, c := range from.Culprits {
 		addCulprit(to, c)
 	}
+	to.CulpritsMissed = to.CulpritsMissed || from.CulpritsMissed
 	settleCulprit(to)
 }

@@ -85,10 +85,12 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 			q.purge = p
 		}
 		if !l.recorded && len(fresh) == 0 {
-			l.record.Culprits = nil // those suspected so far
+			l.record.Culprits, l.record.CulpritsMissed = nil, false // those suspected so far
 		}
 		if l.record.Drill == "" {
-			h.by = q.answer(d.charge(st, id, h.finding, h.seen))
+			var missed bool
+			h.by, missed = q.answer(d.charge(st, id, h.finding, h.seen))
+			l.record.CulpritsMissed = l.record.CulpritsMissed || missed
 			h.others, h.unsure = d.unprotectedGone(st, id, h, q)
 			d.cfg.Metrics.ObserveUnprotected(id.Family, id.Name, h.others, h.unsure)
 		}
@@ -106,7 +108,7 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 	l.addWriters(q)
 	settleCulprit(&l.record)
 	if l.record.Drill != "" { // canaryd itself took what is lost, no other process
-		l.record.Culprit, l.record.Culprits, l.record.Writers = api.Culprit{}, nil, nil
+		l.record.Culprit, l.record.Culprits, l.record.Writers, l.record.CulpritsMissed = api.Culprit{}, nil, nil, false
 	}
 	if !l.recorded {
 		l.record.NoticedSeconds = l.noticed.Sub(l.record.Time).Seconds()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -36,12 +37,45 @@ func (d *Daemon) applyResult(ctx context.Context, st *state, f rules.Family, fr 
 	} else {
 		fs.examined.markDirty(now)
 	}
+	fs.openWindow(fr, now)
 	d.examineAfter(st, f, fr, now)
 	if st.decision.waitsIn(f) { // what was read is not compared with what waits
 		fs.examined.plan(now)
 	}
 	fs.examined.quiet = false
 	st.disk.marksChanged(now)
+}
+
+// openWindow notes what the read after a write showed in force: what is lost of that from now on
+// was taken after it. If another process wrote meanwhile, the read judged only what was written.
+func (fs *familyState) openWindow(fr reload.FamilyResult, now time.Time) {
+	if fs.probeResult() != metrics.ProbeIntact {
+		return
+	}
+	for t, ts := range fs.tables {
+		switch tr := fr.Tables[t]; {
+		case fr.Digest != 0:
+			ts.inForce = fr.Digest
+		case tr.Proved:
+			ts.inForce = fr.Proof
+		}
+	}
+	if fr.Digest == 0 && !fr.Outcome.Done() {
+		return
+	}
+	fs.written = fr.Written
+	if fs.written.IsZero() { // nothing was lost
+		fs.written = now.Add(-fr.Took)
+	}
+	fs.looked.unasked, fs.looked.unseen = notBefore(fs.looked.unasked, fs.written), notBefore(fs.looked.unseen, fs.written)
+}
+
+// notBefore returns at, unless it is before first; zero stays zero.
+func notBefore(at, first time.Time) time.Time {
+	if at.IsZero() {
+		return at
+	}
+	return latest(at, first)
 }
 
 // takeWritten takes what a write and its proof showed of one table into the state. The digest

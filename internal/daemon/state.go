@@ -79,6 +79,7 @@ type state struct {
 type familyState struct {
 	tables   map[rules.TableName]*tableState
 	looked   looked    // what stamps and probes showed
+	written  time.Time // when what was lost was last put back and proved; zero: never
 	examined examined  // what full reads showed
 	known    known     // when its content was known
 	rotation rotation  // when its marks are renewed

@@ -191,6 +191,9 @@ type FamilyResult struct {
 	// Digest identifies the content of the last read, like a Probed's. It is 0 if nothing could be
 	// read, or if another process wrote meanwhile.
 	Digest uint64
+	// Proof is the digest of the read after the write, also if another process wrote meanwhile; 0
+	// if there was no such read. It shows those tables in force that are Proved.
+	Proof uint64
 
 	// Unguarded are the tables that canaryd does not guard, as the last read showed them: those of
 	// protect.Unguarded that could be read, nil for one that does not exist.

@@ -100,12 +100,13 @@ func (o *openerWatch) note(mask uint64, pid uint32) {
 		if w, ours = writerOf(o.last.process(procFolder, pid, time.Now()), pid); ours {
 			return
 		}
+		w.Opened = mask&(unix.FAN_CLOSE_WRITE|unix.FAN_CLOSE_NOWRITE) == 0
 		o.writers.Note(w)
 		if len(o.open) < openersKept {
 			o.open[pid] = w
 		}
 	} else {
-		w.Time = time.Now()
+		w.Time, w.Opened = time.Now(), false
 		o.writers.Note(w)
 	}
 	if mask&(unix.FAN_CLOSE_WRITE|unix.FAN_CLOSE_NOWRITE) != 0 {

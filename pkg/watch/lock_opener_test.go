@@ -65,6 +65,9 @@ func TestOpenersAreNamed(t *testing.T) {
 		release()
 		eventually(t, "and once more when he lets go", func() bool { return len(commands(w.Writers)) == before+2 })
 		both := w.Writers.Holders(time.Time{})[before:]
+		if !both[0].Opened || both[1].Opened {
+			t.Errorf("%s: it has opened the lock and let go of it, and is noted as %+v", round, both)
+		}
 		if both[0].PID != both[1].PID || both[0].Command != both[1].Command || !strings.Contains(both[0].Command, "TestHoldLockForParent") || both[1].Time.Before(both[0].Time) {
 			t.Errorf("%s: a child of process %d is noted as %+v", round, shell, both)
 		}

@@ -1,0 +1,67 @@
+package daemon
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestSecondFlusher: the first flush is put back and proved; the second one, however soon it
+// comes after the proof, is another process's, and neither begins at the first one's time.
+func TestSecondFlusher(t *testing.T) {
+	for _, after := range []time.Duration{0, 10 * time.Microsecond, time.Millisecond, 30 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond} {
+		t.Run(after.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := start(t, iptables.NFT, setup{})
+				second := time.Time{}
+				flush := func() {
+					second = time.Now()
+					must(t, r.fake.As(22, "nft").FlushRuleset())
+				}
+				r.fake.OnCommit(func(c nft.Commit) {
+					if c.Own && second.IsZero() { // the replay: its proof follows at once
+						second = time.Now()
+						time.AfterFunc(after, flush)
+					}
+				})
+				must(t, r.fake.As(11, "iptables").Flush(rules.IPv4, rules.Nat, ""))
+				r.settled()
+				records := r.records(0)
+				if len(records) != 2 {
+					t.Fatalf("%d records, want one for each flusher: %+v", len(records), records)
+				}
+				for i, pid := range []uint32{11, 22} {
+					if record := records[i]; record.Culprit.PID != pid || !slices.Equal(pidsOf(record.Culprits), []uint32{pid}) {
+						t.Errorf("record %d blames %+v, want pid %d", i+1, record.Culprits, pid)
+					}
+				}
+				if late := records[1].Time.Sub(second); late < 0 || late > 5*time.Millisecond {
+					t.Errorf("the second record begins %s after its flush", late)
+				}
+			})
+		})
+	}
+}
+
+// TestSecondFlusherUnheard: the kernel's messages about commits after the proof were lost. The
+// process that is known to have taken something is named, and that there may be others is said.
+func TestSecondFlusherUnheard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, iptables.NFT, setup{})
+		must(t, r.fake.As(11, "iptables").Flush(rules.IPv4, rules.Nat, ""))
+		r.fake.ForgetTakings()
+		must(t, r.fake.As(22, "nft").FlushRuleset())
+		r.settled()
+		record := r.oneRecord()
+		if got := record.ByText(); got != "nft (pid 22), unknown" || !record.CulpritsMissed {
+			t.Errorf("the list says by %q of %+v", got, record.Culprits)
+		}
+		r.wantLog(fmt.Sprintf("by=%q", "pid 22 (nft -F), unknown"))
+	})
+}
