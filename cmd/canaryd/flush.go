@@ -33,7 +33,7 @@ func flushText(r api.FlushReply) string {
 	fmt.Fprintf(&b, "flush %s at %s, %s\n", f.ID, f.Time.UTC().Format("2006-01-02 15:04:05.000 MST"), ago(f.Time))
 	fmt.Fprintf(&b, "%s, %s: noticed after %s, %s, %s\n", f.Kind, f.Outcome, span(f.NoticedSeconds), absentFully(f), count(f.Attempts, "replay"))
 	if !f.LastInForce.IsZero() {
-		fmt.Fprintf(&b, "canaryd did not run when it happened; the rules were last seen in force at %s\n", f.LastInForce.UTC().Format("2006-01-02 15:04:05 MST"))
+		fmt.Fprintf(&b, "the exact time is not known; the rules were last seen in force at %s\n", f.LastInForce.UTC().Format("2006-01-02 15:04:05 MST"))
 	}
 	if f.Earlier {
 		b.WriteString("seen by an earlier run of canaryd\n")

@@ -212,8 +212,9 @@ type Flush struct {
 	// from the first evidence to the proof that everything is back; 0 while the loss lasts.
 	NoticedSeconds float64 `json:"noticedSeconds"`
 	AbsentSeconds  float64 `json:"absentSeconds"`
-	// AbsentAtMost means that AbsentSeconds is only a bound. The flush came while canaryd did not
-	// run, and the time is counted from LastInForce, when the rules were last known to be in force.
+	// AbsentAtMost means that AbsentSeconds is only a bound: canaryd did not run when the flush
+	// came, or does not know when a jump was deleted. The time is counted from LastInForce, when
+	// the rules were last known to be in force.
 	AbsentAtMost bool      `json:"absentAtMost,omitempty"`
 	LastInForce  time.Time `json:"lastInForce,omitzero"`
 	// WrittenSeconds is the time from the first evidence to the end of the last write. The rules

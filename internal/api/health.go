@@ -61,7 +61,7 @@ func (h Health) String() string {
 func (s Status) Health() Health {
 	not := func(state HealthState, problem string) Health { return Health{State: state, Problem: problem} }
 	all := s.Tally()
-	lost, partial, pause := all.lostText(), joined(": ", s.PartialCount(), all.partialText()), s.pauseText()
+	lost, partial, pause := joined("; ", all.lostText(), s.ownerText()), joined(": ", s.PartialCount(), all.partialText()), s.pauseText()
 	switch {
 	case s.Stopped:
 		return not(StateStopped, "stopped by a cleanup")

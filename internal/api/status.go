@@ -74,6 +74,9 @@ type Status struct {
 	// Decision is a loss that canaryd may not replay unasked. It lasts until an operator decides or
 	// the rules are back.
 	Decision *Decision `json:"decision,omitempty"`
+	// OwnerUntil is until when canaryd leaves rules that were deleted by name to their owner; zero
+	// if none are missing, or more was lost.
+	OwnerUntil time.Time `json:"ownerUntil,omitzero"`
 	// LearningPendingSince is when an owner first changed something that the generation does not
 	// have yet.
 	LearningPendingSince time.Time `json:"learningPendingSince,omitzero"`

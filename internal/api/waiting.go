@@ -12,6 +12,9 @@ import (
 const (
 	WaitingPaused  Outcome = "waiting: paused"  // until the pause ends
 	WaitingObserve Outcome = "waiting: observe" // until the rules' owner writes them, or a restore
+	// WaitingOwner: of what was deleted by name, until its owner writes it again or deletes the
+	// rest, for --jump-grace at most. The record is kept only if it lasts longer.
+	WaitingOwner Outcome = "waiting: its owner"
 )
 
 // Open reports whether the rules of a record are still missing, as far as this run knows.
@@ -19,13 +22,13 @@ func (f Flush) Open() bool {
 	return f.AbsentSeconds == 0 && (f.Outcome == AwaitingDecision || !f.Earlier && f.Unanswered())
 }
 
-// Bound reports whether AbsentFor returns only a bound: canaryd did not run when the rules were
-// lost, and knows only when they were last in force.
+// Bound reports whether AbsentFor returns only a bound: it is not known when the rules were lost,
+// but when they were last in force.
 func (f Flush) Bound() bool { return f.AbsentAtMost || f.Open() && !f.LastInForce.IsZero() }
 
 // Unanswered reports whether the outcome is one that a flush has while it lasts.
 func (f Flush) Unanswered() bool {
-	return slices.Contains([]Outcome{Pending, WaitingPaused, WaitingObserve, reload.Failed}, f.Outcome)
+	return slices.Contains([]Outcome{Pending, WaitingOwner, WaitingPaused, WaitingObserve, reload.Failed}, f.Outcome)
 }
 
 // AbsentFor returns how long the rules of a record were missing, or have been missing until now. It
@@ -53,6 +56,14 @@ func (s Status) pauseText() string {
 	default:
 		return "replays are paused until " + s.PausedUntil.UTC().Format(time.RFC3339)
 	}
+}
+
+// ownerText says until when canaryd leaves what is missing to its owner; "" if nothing is.
+func (s Status) ownerText() string {
+	if s.OwnerUntil.IsZero() {
+		return ""
+	}
+	return "canaryd leaves that to its owner until " + s.OwnerUntil.UTC().Format(time.RFC3339)
 }
 
 // Seconds returns a number of seconds as a duration.

@@ -263,15 +263,11 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 		Quiet: map[rules.Family]bool{}, Claimed: st.own().Claims,
 		Quarantine: st.quarantine.rules, Sets: st.sets.known, Pace: st.pace,
 	}
-	for f, fs := range st.families {
-		j.Quiet[f] = fs.examined.quiet
-	}
 	j.LeaveAbsent = func(f rules.Family, t rules.TableName) bool { return d.spares(st, f, t) }
-	now, learned := time.Now(), st.generation.learned
+	now := time.Now()
 	j.Robbed = d.robbedNow(st, now)
-	j.StoodEmpty = func(f rules.Family, t rules.TableName, chain string) bool {
-		since := learned.Shrunk(f, t, chain)
-		return !since.IsZero() && now.Sub(since) >= d.cfg.JumpGrace
+	j.Over = func(id rules.TableID, h rules.Jump) bool {
+		return st.table(id).graceOver(id, h, now.Add(-d.cfg.JumpGrace))
 	}
 	if st.loss != nil {
 		j.Memory = st.loss.memory

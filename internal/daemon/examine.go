@@ -28,7 +28,6 @@ type examined struct {
 	wait      time.Duration // after the last read that failed; 0: the last one did not
 	trouble   trouble       // why the last read failed
 	moved     time.Time     // when something protected changed last
-	quiet     bool          // the last examination found the jump grace over
 }
 
 // plan asks for an examination at that time, or before.
@@ -133,6 +132,7 @@ func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, 
 		d.countDrift(ctx, st, x.Finding)
 		d.dateLoss(st, id.Family, x.Seen)
 		st.openLoss(id.Family, x.Seen)
+		st.countFromDeletion(id, x.Finding)
 	case ts.verdict == canary.Unknown:
 		// What was in the way may go without a write that is noticed.
 		fs.examined.plan(fs.examined.readEnd.Add(quietWalk))
@@ -140,16 +140,9 @@ func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, 
 		d.learn(st, id, x.Section, x.Finding, start)
 		ts.setStanding(x.Table, x.Seen)
 	}
-	if len(x.Finding.Waiting) > 0 {
-		fs.examined.plan(fs.examined.moved.Add(d.cfg.JumpGrace))
-	}
+	ts.planGraces(id, x.Finding, fs, d.cfg.JumpGrace)
 	if _, due := d.keptFor(st, id.Family); id.Name == rules.Nat && due.After(start) {
 		fs.examined.plan(due)
-	}
-	for _, h := range x.Finding.Waiting {
-		if at := st.generation.learned.Shrunk(id.Family, id.Name, h.Chain).Add(d.cfg.JumpGrace); at.After(start) {
-			fs.examined.plan(at)
-		}
 	}
 }
 
@@ -163,20 +156,20 @@ func (d *Daemon) readPause(took, used time.Duration) time.Duration {
 	return max(took, readShare*(d.cpu()-used))
 }
 
-// judge examines a snapshot. Jumps that were deleted by name are judged as
-// lost only if this very read shows that nothing has moved for the grace.
+// judge examines a snapshot. What was deleted by name is judged as lost only if this very read
+// shows it missing, and its grace is over.
 func (d *Daemon) judge(ctx context.Context, st *state, f rules.Family, snapshot iptables.Snapshot, now time.Time) map[rules.TableName]reload.Examined {
-	fs := st.families[f]
-	fs.examined.quiet = false
-	found := d.examiner(st).Examine(snapshot, d.job(st, f))
+	fs, job := st.families[f], d.job(st, f)
+	job.Over = nil
+	found := d.examiner(st).Examine(snapshot, job)
 	for t, x := range found {
 		if x.Finding.Verdict != canary.Unknown {
 			fs.setSection(t, x.Section, now)
+			d.followMissing(ctx, st, f.Table(t), x, now)
 		}
 	}
-	waiting := anyOf(found, func(x reload.Examined) bool { return len(x.Finding.Waiting) > 0 })
 	robbed := d.followRobberies(ctx, st, f, found[rules.Nat].Section, found[rules.Nat].Finding, now)
-	if fs.examined.quiet = waiting && now.Sub(fs.examined.moved) >= d.cfg.JumpGrace; fs.examined.quiet || robbed {
+	if robbed || fs.anyTable(func(ts *tableState) bool { return ts.anyGraceOver(now.Add(-d.cfg.JumpGrace)) }) {
 		found = d.examiner(st).Examine(snapshot, d.job(st, f))
 	}
 	return found

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"slices"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/metrics"
@@ -27,6 +28,9 @@ type tableState struct {
 	jumpsMissing int
 	// inForce is the digest of the last read around a write that showed all of it in force.
 	inForce uint64
+	// missing is what the last full read did not show, and its owner may be about to write.
+	missing     []missing
+	missingSaid time.Time // when the log said so last
 	// settled is the last read that the generation has all of.
 	settled read
 	// standing is what the last read showed of it while nothing was lost.
@@ -126,9 +130,11 @@ func (d *Daemon) takeMarks(st *state, ts *tableState, x tableFinding) {
 	switch {
 	case x.proved:
 		ts.jumpsMissing = 0
+		ts.missing = slices.DeleteFunc(ts.missing, func(m missing) bool { return m.stands(x.id, x.section) })
 		d.cfg.Metrics.SetCanaryPresent(f, t, true)
 	case x.read:
 		ts.jumpsMissing = len(x.finding.Jumps) + len(x.finding.Waiting)
+		ts.forgetReturned(x.id, x.finding)
 	}
 	d.cfg.Metrics.SetJumpsMissing(f, map[rules.TableName]int{t: ts.jumpsMissing})
 }

@@ -140,40 +140,55 @@ func TestFlushWithinTwoSecondsBringsTheFormerContentBack(t *testing.T) {
 	})
 }
 
+func ofKubeProxy(name string) bool {
+	return strings.HasPrefix(name, "KUBE-") && !strings.Contains(name, "CANARYD")
+}
+
+// deleteKubeProxysChains flushes and deletes them, by one restore for each table.
+func (r *rig) deleteKubeProxysChains() {
+	r.t.Helper()
+	for _, f := range rules.Families() {
+		for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
+			var declare, remove []string
+			for _, c := range r.tables()[f][table].Chains {
+				if ofKubeProxy(c.Name) {
+					declare = append(declare, ":"+c.Name+" - [0:0]")
+					remove = append(remove, "-X "+c.Name)
+				}
+			}
+			must(r.t, r.fake.RestoreNoflush(f, section(table, append(declare, remove...)...)))
+			r.after(1500 * time.Millisecond)
+		}
+	}
+}
+
+// deleteKubeProxysJumps deletes them one by one, with such pauses.
+func (r *rig) deleteKubeProxysJumps(pause time.Duration) {
+	r.t.Helper()
+	for _, f := range rules.Families() {
+		for _, table := range []rules.TableName{rules.Filter, rules.Nat} {
+			for _, c := range r.tables()[f][table].Chains {
+				for _, rule := range c.Rules {
+					if rules.Builtin(table, c.Name) && ofKubeProxy(rule.Target) {
+						must(r.t, r.fake.RestoreNoflush(f, section(table, "-D "+c.Name+" "+rule.Spec)))
+						r.after(pause)
+					}
+				}
+			}
+		}
+	}
+}
+
 // TestCleanupOfKubeProxy does what kube-proxy --cleanup does: it deletes its jumps, jump
 // by jump, then flushes and deletes its chains, one restore per table. No process
 // is to re-jump meanwhile, and nothing is to come back.
 func TestCleanupOfKubeProxy(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
-		ofKubeProxy := func(name string) bool { return strings.HasPrefix(name, "KUBE-") && !strings.Contains(name, "CANARYD") }
 		moved := r.moved(func() {
 			r.after(20 * time.Second) // the node has long been quiet
-			for _, f := range rules.Families() {
-				for _, table := range []rules.TableName{rules.Filter, rules.Nat} {
-					for _, c := range r.tables()[f][table].Chains {
-						for _, rule := range c.Rules {
-							if rules.Builtin(table, c.Name) && ofKubeProxy(rule.Target) {
-								must(t, r.fake.RestoreNoflush(f, section(table, "-D "+c.Name+" "+rule.Spec)))
-								r.after(100 * time.Millisecond)
-							}
-						}
-					}
-				}
-			}
-			for _, f := range rules.Families() {
-				for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
-					var declare, remove []string
-					for _, c := range r.tables()[f][table].Chains {
-						if ofKubeProxy(c.Name) {
-							declare = append(declare, ":"+c.Name+" - [0:0]")
-							remove = append(remove, "-X "+c.Name)
-						}
-					}
-					must(t, r.fake.RestoreNoflush(f, section(table, append(declare, remove...)...)))
-					r.after(1500 * time.Millisecond)
-				}
-			}
+			r.deleteKubeProxysJumps(100 * time.Millisecond)
+			r.deleteKubeProxysChains()
 			r.after(time.Minute)
 		}, lossMetrics...)
 		r.wantNoLoss(moved)
@@ -228,11 +243,10 @@ func TestJumpDeletedByName(t *testing.T) {
 		r.after(20 * time.Second)
 		before := r.tables()
 		moved := r.moved(func() {
+			deleted := time.Now()
 			r.write(rules.Nat, "-D PREROUTING "+portals)
 			r.after(14 * time.Second)
-			if n := len(r.records(0)); n != 0 {
-				t.Errorf("%d flush records within the grace", n)
-			}
+			r.wantLeft(canary.JumpsMissing, deleted)
 			if got := r.metrics("jumps_missing"); got["jumps_missing{family=ipv4,table=nat}"] != 1 || len(got) != 1 {
 				t.Errorf("jumps missing: %v", got)
 			}
@@ -329,10 +343,11 @@ func TestAChainThatIsFlushedAlone(t *testing.T) {
 				return strings.HasPrefix(c.Name, chain) && len(c.Rules) > 0
 			})
 			moved := r.moved(func() {
+				flushed := time.Now()
 				must(t, r.fake.Flush(rules.IPv4, rules.Nat, before[rules.IPv4][rules.Nat].Chains[i].Name))
 				if grace > 0 {
 					r.after(grace - time.Second)
-					r.wantNoFlush()
+					r.wantLeft(canary.Emptied, flushed)
 				}
 				r.after(2 * time.Second)
 			}, lossMetrics...)

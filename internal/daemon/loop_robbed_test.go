@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -190,7 +191,9 @@ func TestRulesOfOnePodOfTwo(t *testing.T) {
 		c.del(gatewayID)
 		c.forget(gatewayID)
 		c.after(14 * time.Second)
-		c.wantNoFlush()
+		if record := c.oneRecord(); record.Outcome != api.WaitingOwner {
+			t.Errorf("within the grace the record is %+v", record)
+		}
 		c.after(10 * time.Second)
 		c.wantReady()
 		c.wantPod("after the grace", gatewayID, false)

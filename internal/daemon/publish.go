@@ -58,6 +58,7 @@ func (d *Daemon) publish(st *state) {
 	s.Families = shown.public()
 	s.LastKnown = lastKnown(st)
 	s.LossSince = st.observedSince
+	d.publishMissing(st, &s)
 	st.decision.addTo(&s)
 	if st.loss != nil {
 		s.LossSince = earliest(s.LossSince, st.loss.record.Time)
@@ -101,6 +102,8 @@ func (st *state) shownVerdict(id rules.TableID) canary.Verdict {
 		return canary.Unknown
 	case v == canary.Drifted && st.declared.unapplied[id] && st.refuses(id):
 		return canary.Refused
+	case !v.Loss() && len(st.table(id).missing) > 0:
+		return st.table(id).missingKind(id)
 	case v != canary.Intact && v != canary.Changed:
 		return v
 	case st.declared.unapplied[id] && !st.refuses(id):

@@ -141,6 +141,9 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 		next = "replays are paused until " + st.pause.until.UTC().Format(time.RFC3339)
 	}
 	what, log := "Rules are being flushed", severity.Warnings(st.flushLog(ctx))
+	if st.loss.jumpsDeleted {
+		what = "Rules that were deleted by name are still missing after --jump-grace"
+	}
 	if st.drills() {
 		what, log = "A canary is gone, as the drill wants it", severity.Notices(log)
 	}

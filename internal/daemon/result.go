@@ -42,7 +42,6 @@ func (d *Daemon) applyResult(ctx context.Context, st *state, f rules.Family, fr 
 	if st.decision.waitsIn(f) { // what was read is not compared with what waits
 		fs.examined.plan(now)
 	}
-	fs.examined.quiet = false
 	st.disk.marksChanged(now)
 }
 
@@ -135,8 +134,8 @@ func (d *Daemon) examineAfter(st *state, f rules.Family, fr reload.FamilyResult,
 	fs := st.families[f]
 	for t, tr := range fr.Tables {
 		ts := fs.tables[t]
-		if len(tr.Finding.Waiting) > 0 && !ts.learningStopped {
-			fs.examined.plan(fs.examined.moved.Add(d.cfg.JumpGrace))
+		if !ts.learningStopped {
+			ts.planGraces(f.Table(t), tr.Finding, fs, d.cfg.JumpGrace)
 		}
 		if st.loss == nil && ts.verdict.Loss() && !ts.learningStopped {
 			fs.examined.plan(now)

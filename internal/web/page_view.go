@@ -203,6 +203,8 @@ func lossLines(s api.Status, lost []api.TableVerdict, unknown []string, now time
 		next = "They are not put back unasked: canaryd restore puts them back, canaryd dismiss accepts the loss."
 	case s.Mode == api.Observe:
 		next = "Observe mode: their owner has to put them back."
+	case !s.OwnerUntil.IsZero():
+		next = "They were deleted by name: canaryd leaves them to their owner until " + clockText(s.OwnerUntil, now) + ", and then puts them back."
 	case s.Paused && s.PausedUntil.IsZero():
 		next = "Paused: nothing is put back before canaryd resume."
 	case s.Paused:
@@ -425,6 +427,7 @@ var outcomeMeanings = map[api.Outcome]string{
 	reload.Skipped:       "canaryd wrote nothing: the owner put the rules back",
 	api.WaitingPaused:    "replays are paused; the rules come back when the pause ends",
 	api.WaitingObserve:   "canaryd only observes; the rules' owner has to put them back",
+	api.WaitingOwner:     "deleted by name: its owner has a moment to write it again or to delete the rest",
 	api.Pending:          "it is not answered yet",
 	api.Requested:        "an operator asked for it: there is nothing to put back",
 	api.Interrupted:      "canaryd ended before it was answered; what the next one found lost is a flush of its own",

@@ -82,12 +82,11 @@ type Seen struct {
 	Err   error        // not nil: the table could not be read
 	// Section is what rules.Protection.Extract learned from Table.
 	Section rules.Section
-	// Quiet says that nothing protected in this family changed for the jump grace. So the owner
-	// of a jump that was deleted by name is not about to delete the chain too.
+	// Over reports whether the jump grace of something in Finding.Waiting is over: its owner has
+	// had the time to write it again, or to delete the rest. Nil means none.
+	Over func(rules.Jump) bool
+	// Quiet says that the grace of everything is over.
 	Quiet bool
-	// Stood reports whether a chain has stood empty for the jump grace, even if the family was
-	// not quiet. Nil means none.
-	Stood func(chain string) bool
 	// Before is the Finding of the last read during the same loss; the zero Finding if there
 	// was none.
 	Before Finding
@@ -151,8 +150,8 @@ type Finding struct {
 //     chain first, which leads to CNI-HOSTPORT-SETMARK): this waits for the grace. So
 //     does a chain that its owner flushes before it fills or deletes it.
 //   - A jump that is missing while its witness stands was deleted by name. It is lost
-//     only if its target still has rules, no other jump leads there, and the family has
-//     been quiet for the grace. A Named jump (Docker's MASQUERADE) is never lost: its
+//     only if its target still has rules, no other jump leads there, and the grace since
+//     the deletion is over. A Named jump (Docker's MASQUERADE) is never lost: its
 //     owner deletes just that rule with the network.
 //   - A chain that is guarded only because protected rules lead to it may be empty or gone: its
 //     owner rewrites it as it likes. If a rule that leads there is lost, it is lost too.
@@ -250,7 +249,7 @@ func judgeContent(want Wanted, seen Seen) Finding {
 		case h.Named || !hasRules(seen.Table, h.Rule.Target) || hasOtherJump(seen.Table, h):
 			// Its owner removed it. After a Named jump, nothing remains that would show whether its
 			// owner meant that.
-		case seen.Quiet:
+		case seen.over(h):
 			f.Jumps = append(f.Jumps, h)
 		default:
 			f.Waiting = append(f.Waiting, h)

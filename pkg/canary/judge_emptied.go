@@ -30,9 +30,13 @@ func (f *Finding) judgeEmptied(want Wanted, seen Seen, emptied []rules.Chain) {
 			}
 			continue
 		}
-		if i := orphaned(want, seen.Table, c); i >= 0 && !seen.stood(c.Name) && (want.shared(c.Name) || want.shared(c.Rules[i].Target)) {
-			f.Waiting = append(f.Waiting, rules.Jump{Chain: c.Name, Rule: c.Rules[i]})
-		} else if i >= 0 {
+		i := orphaned(want, seen.Table, c)
+		if i < 0 {
+			continue
+		}
+		if h := (rules.Jump{Chain: c.Name, Rule: c.Rules[i]}); !seen.over(h) && (want.shared(c.Name) || want.shared(h.Rule.Target)) {
+			f.Waiting = append(f.Waiting, h)
+		} else {
 			f.Emptied = append(f.Emptied, c.Name)
 		}
 	}
@@ -48,7 +52,7 @@ func (f *Finding) emptiedWhole(seen Seen, c rules.Chain, led bool) bool {
 	case protect.EmptyUnreferenced:
 		lost = led
 	case protect.EmptyBriefly:
-		lost = led && seen.stood(c.Name)
+		lost = led && seen.over(rules.Jump{Chain: c.Name, Rule: c.Rules[0]})
 	}
 	if lost {
 		f.Emptied = append(f.Emptied, c.Name)
@@ -56,8 +60,8 @@ func (f *Finding) emptiedWhole(seen Seen, c rules.Chain, led bool) bool {
 	return lost
 }
 
-// stood reports whether a chain has stood empty for the jump grace.
-func (s Seen) stood(chain string) bool { return s.Quiet || s.Stood != nil && s.Stood(chain) }
+// over reports whether the grace of a missing jump, or of an emptied chain, is over.
+func (s Seen) over(h rules.Jump) bool { return s.Quiet || s.Over != nil && s.Over(h) }
 
 // targets returns the chains that rules of the table lead to; nil unless they are needed.
 func targets(t *rules.Table, needed bool) map[string]bool {

@@ -134,7 +134,7 @@ func TestAChainThatWasEmptiedAlone(t *testing.T) {
 		section := protection.Extract(whole, IsMark)
 		want := Wanted{CanaryChain: DefaultChain, Mark: Mark{Nonce: nonce, Witnessed: section.JumpChains(whole.Name)}, Section: section, Piecewise: selector.Piecewise}
 		became := func(stood bool) string {
-			seen := Seen{Table: left, Section: protection.Extract(left, IsMark), Stood: func(string) bool { return stood }}
+			seen := Seen{Table: left, Section: protection.Extract(left, IsMark), Over: func(rules.Jump) bool { return stood }}
 			got := Judge(want, seen)
 			switch {
 			case cmp.Equal(got, Finding{Verdict: Changed}, cmpopts.EquateEmpty()):

@@ -13,7 +13,7 @@
 // an owner has put its rules back by itself.
 //
 // The package has values and pure functions only, without I/O and without a clock: the caller
-// sets what depends on time, such as Seen.Quiet. Many goroutines may use it. A table that could
+// sets what depends on time, such as Seen.Over. Many goroutines may use it. A table that could
 // not be read is [Unknown], with the error in Finding.Err: it is neither intact nor lost.
 package canary
 

@@ -49,8 +49,8 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 		list := job.Quarantine[f.Table(table)]
 		seen := seenOf(snapshot, table, e.Protection, list)
 		seen.Quiet, seen.Before = job.Quiet[f], job.Memory.Finding(f.Table(table))
-		if job.StoodEmpty != nil {
-			seen.Stood = func(chain string) bool { return job.StoodEmpty(f, table, chain) }
+		if job.Over != nil {
+			seen.Over = func(h rules.Jump) bool { return job.Over(f.Table(table), h) }
 		}
 		section, known := job.Generation[f.Table(table)]
 		want := canary.Wanted{

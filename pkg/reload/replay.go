@@ -114,11 +114,11 @@ type Job struct {
 	Families   []rules.Family
 	Generation rules.Generation
 	Marks      canary.Marks
-	// Quiet has the families in which nothing protected changed during the jump grace.
+	// Over reports whether the jump grace of something missing is over; see canary.Seen. Nil means
+	// that none is.
+	Over func(rules.TableID, rules.Jump) bool
+	// Quiet has the families in which the grace of everything is over.
 	Quiet map[rules.Family]bool
-	// StoodEmpty reports whether a chain has stood empty for the jump grace; nil means that none
-	// has.
-	StoodEmpty func(f rules.Family, t rules.TableName, chain string) bool
 	// Robbed are the living containers of each family whose rules another process than their owner
 	// deleted by name.
 	Robbed map[rules.Family]map[protect.Attachment]bool

@@ -1,0 +1,284 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
+)
+
+// A jump that was deleted by name, and a chain that was emptied, may be the first step of their
+// owner's work (canary.Finding.Waiting). The owner has --jump-grace from the deletion on, also while
+// other processes write. Meanwhile the node is not healthy, and the status has a record, which is
+// kept only if the rules are still missing then.
+
+// A missing is a jump, or the content of a chain, that waits for its owner.
+type missing struct {
+	jump    rules.Jump
+	since   time.Time    // of the commit that took it; else of the first evidence
+	inForce time.Time    // when it was last known to be in force; zero: the commit is known
+	noticed time.Time    // when a read first lacked it
+	by      *api.Culprit // nil: not known
+	said    bool         // by the log
+}
+
+// missingSaidEvery bounds the lines of the log about one table: an owner may delete a jump and
+// insert it again for ever.
+const missingSaidEvery = time.Minute
+
+// is reports whether a finding means this by h.
+func (m missing) is(id rules.TableID, h rules.Jump) bool {
+	if !rules.Builtin(id.Name, m.jump.Chain) {
+		return m.jump.Chain == h.Chain
+	}
+	return m.jump.Same(h)
+}
+
+// in reports whether a finding still lacks it.
+func (m missing) in(id rules.TableID, f canary.Finding) bool {
+	is := func(h rules.Jump) bool { return m.is(id, h) }
+	return slices.ContainsFunc(f.Waiting, is) || m.lost(id, f) || f.Verdict == canary.Unknown
+}
+
+// lost reports whether a finding has it as lost.
+func (m missing) lost(id rules.TableID, f canary.Finding) bool {
+	return slices.Contains(f.Emptied, m.jump.Chain) || slices.ContainsFunc(f.Jumps, func(h rules.Jump) bool { return m.is(id, h) })
+}
+
+// stands reports whether a section has it.
+func (m missing) stands(id rules.TableID, s rules.Section) bool {
+	if !rules.Builtin(id.Name, m.jump.Chain) {
+		c, _ := s.Chain(m.jump.Chain)
+		return len(c.Rules) > 0
+	}
+	return slices.ContainsFunc(s.Jumps, func(h rules.Jump) bool { return m.is(id, h) })
+}
+
+// alone returns it as a finding.
+func (m missing) alone(id rules.TableID) canary.Finding {
+	if !rules.Builtin(id.Name, m.jump.Chain) {
+		return canary.Finding{Verdict: canary.Emptied, Emptied: []string{m.jump.Chain}}
+	}
+	return canary.Finding{Verdict: canary.JumpsMissing, Jumps: []rules.Jump{m.jump}}
+}
+
+// text names it for the log.
+func (m missing) text(id rules.TableID) string {
+	if !rules.Builtin(id.Name, m.jump.Chain) {
+		return "all of " + m.jump.Chain
+	}
+	return m.jump.Chain + " " + m.jump.Rule.Label()
+}
+
+// graceOver reports whether something missing has been so since then.
+func (ts *tableState) graceOver(id rules.TableID, h rules.Jump, since time.Time) bool {
+	return slices.ContainsFunc(ts.missing, func(m missing) bool { return m.is(id, h) && !m.since.After(since) })
+}
+
+// anyGraceOver reports whether anything has been missing since then.
+func (ts *tableState) anyGraceOver(since time.Time) bool {
+	return slices.ContainsFunc(ts.missing, func(m missing) bool { return !m.since.After(since) })
+}
+
+// anyGraceOver reports whether the grace of anything that is missing is over.
+func (d *Daemon) anyGraceOver(st *state) bool {
+	since := time.Now().Add(-d.cfg.JumpGrace)
+	return st.anyFamily(func(fs *familyState) bool {
+		return fs.anyTable(func(ts *tableState) bool { return ts.anyGraceOver(since) })
+	})
+}
+
+// missingKind returns the verdict that a table has while its rules wait for their owner.
+func (ts *tableState) missingKind(id rules.TableID) canary.Verdict {
+	if slices.ContainsFunc(ts.missing, func(m missing) bool { return !rules.Builtin(id.Name, m.jump.Chain) }) {
+		return canary.Emptied
+	}
+	return canary.JumpsMissing
+}
+
+// forgetReturned forgets what a read does not lack any more, and returns it.
+func (ts *tableState) forgetReturned(id rules.TableID, f canary.Finding) (back []missing) {
+	if len(ts.missing) == 0 {
+		return nil
+	}
+	var still []missing
+	for _, m := range ts.missing {
+		if m.in(id, f) {
+			still = append(still, m)
+		} else {
+			back = append(back, m)
+		}
+	}
+	ts.missing = still
+	return back
+}
+
+// planGraces has what waits in a finding examined when its grace is over; at once if its deletion
+// was not looked up yet.
+func (ts *tableState) planGraces(id rules.TableID, f canary.Finding, fs *familyState, grace time.Duration) {
+	for _, h := range f.Waiting {
+		at := time.Now()
+		if i := slices.IndexFunc(ts.missing, func(m missing) bool { return m.is(id, h) }); i >= 0 {
+			at = latest(ts.missing[i].since.Add(grace), fs.examined.readEnd.Add(captureMost))
+		}
+		fs.examined.plan(at)
+	}
+}
+
+// followMissing takes up what an examination found missing in a table that may be its owner's
+// doing: since when, and by which process.
+func (d *Daemon) followMissing(ctx context.Context, st *state, id rules.TableID, x reload.Examined, now time.Time) {
+	fs, ts := st.families[id.Family], st.table(id)
+	log := klog.FromContext(ctx).WithValues("family", id.Family, "table", id.Name)
+	if back := ts.forgetReturned(id, x.Finding); slices.ContainsFunc(back, func(m missing) bool { return m.said }) {
+		log.Info("What was deleted by name is back, or its owner deleted the rest", "rules", missingTexts(id, back))
+	}
+	if len(x.Finding.Waiting) == 0 {
+		return
+	}
+	q := d.inquire(ctx)
+	var fresh []*missing
+	for _, h := range x.Finding.Waiting {
+		i := slices.IndexFunc(ts.missing, func(m missing) bool { return m.is(id, h) })
+		known := i >= 0
+		if !known {
+			i = len(ts.missing)
+			ts.missing = append(ts.missing, missing{jump: h, since: fs.examined.since, noticed: time.Now(), inForce: cmp.Or(fs.known.at, st.absence.lastRun)})
+		}
+		m := &ts.missing[i]
+		c := d.charge(st, id, m.alone(id), x.Seen)
+		if w, found := q.lastTaker(c); found {
+			by := api.CulpritOf(w)
+			m.since, m.inForce, m.by = w.Time, time.Time{}, &by
+			if m.noticed.Before(m.since) { // it came back and was deleted again between two reads
+				m.noticed = time.Now()
+			}
+		} else if !known {
+			m.by = q.taker(c, m.since)
+		}
+		if !known {
+			fresh = append(fresh, m)
+		}
+	}
+	if len(fresh) == 0 || now.Sub(ts.missingSaid) < missingSaidEvery {
+		return
+	}
+	ts.missingSaid = now
+	by := "unknown"
+	var list []missing
+	for _, m := range fresh {
+		m.said = true
+		if list = append(list, *m); m.by != nil {
+			by = culpritText(*m.by)
+		}
+	}
+	log.Info("Rules were deleted by name; their owner has --jump-grace to write them again or to delete the rest, and then canaryd puts them back",
+		"rules", missingTexts(id, list), "by", by, "grace", d.cfg.JumpGrace)
+}
+
+func missingTexts(id rules.TableID, list []missing) (texts []string) {
+	for _, m := range list[:min(len(list), namesKept)] {
+		texts = append(texts, m.text(id))
+	}
+	return texts
+}
+
+// lastTaker returns the process whose commit took last what a charge is about, since the table was
+// known to be well. It returns false on legacy, and where that commit is not known.
+func (q inquiry) lastTaker(c charge) (w watch.Writer, found bool) {
+	if q.legacy {
+		return w, false
+	}
+	for _, k := range q.about(c) {
+		if nft.Newer(k.Commit.Genid, c.sound) {
+			w = q.writers.Of(k.Commit)
+		}
+	}
+	return w, !w.Time.IsZero()
+}
+
+// countFromDeletion has the loss, if it was opened just now, begin when the rules were deleted that
+// a finding has as lost.
+func (st *state) countFromDeletion(id rules.TableID, f canary.Finding) {
+	l := st.loss
+	if l.noticeLogged || l.recorded || f.MarkLost {
+		return
+	}
+	for _, m := range st.table(id).missing {
+		if !m.lost(id, f) || slices.Contains(f.Witnesses, m.jump.Chain) {
+			continue
+		}
+		l.jumpsDeleted = true
+		l.noticed = earliest(l.noticed, m.noticed)
+		if m.since.Before(l.record.Time) {
+			l.record.Time, l.record.ID = m.since, st.newFlushID(m.since)
+		}
+		if !m.inForce.IsZero() && m.inForce.Before(l.record.Time) {
+			l.record.LastInForce = earliest(l.record.LastInForce, m.inForce)
+		}
+	}
+}
+
+// missingRecord returns a record of what waits for its owner; false if nothing does.
+func (st *state) missingRecord() (r api.Flush, waits bool) {
+	r.Outcome = api.WaitingOwner
+	var inForce, noticed time.Time
+	for id, ts := range st.tables() {
+		if len(ts.missing) == 0 || ts.verdict.Loss() {
+			continue
+		}
+		h := hit{verdict: ts.missingKind(id)}
+		var by []uint32
+		for _, m := range ts.missing {
+			r.Time, noticed = earliest(r.Time, m.since), earliest(noticed, m.noticed)
+			inForce = earliest(inForce, cmp.Or(m.inForce, m.since))
+			if rules.Builtin(id.Name, m.jump.Chain) {
+				h.lost.Jumps, h.lost.Rules = append(h.lost.Jumps, m.jump), h.lost.Rules+1
+			} else if c, ok := st.want()[id].Chain(m.jump.Chain); ok {
+				h.lost.Chains = append(h.lost.Chains, reload.LostChain{Name: c.Name, Was: c.Rules, Stands: true})
+				h.lost.Rules += len(c.Rules)
+			}
+			if m.by != nil {
+				addCulprit(&r, *m.by)
+				by = append(by, m.by.PID)
+			}
+		}
+		addLoss(&r, id, h)
+		slices.Sort(by)
+		r.Lost.Tables[len(r.Lost.Tables)-1].By = slices.Compact(by)
+	}
+	if waits = !r.Time.IsZero(); waits {
+		r.ID, r.NoticedSeconds = st.newFlushID(r.Time), max(noticed.Sub(r.Time).Seconds(), 0)
+		if inForce.Before(r.Time) {
+			r.LastInForce = inForce
+		}
+		settleCulprit(&r)
+	}
+	return r, waits
+}
+
+// publishMissing puts what waits for its owner into a status. While a loss is open, its record says
+// enough.
+func (d *Daemon) publishMissing(st *state, s *api.Status) {
+	r, waits := st.missingRecord()
+	if !waits || st.removed {
+		return
+	}
+	s.LossSince = earliest(s.LossSince, r.Time)
+	if st.loss != nil {
+		return
+	}
+	s.Flushes = insertRecord(s.Flushes, r)
+	if st.heals() {
+		s.OwnerUntil = r.Time.Add(d.cfg.JumpGrace)
+	}
+}
