@@ -266,9 +266,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	j.LeaveAbsent = func(f rules.Family, t rules.TableName) bool { return d.spares(st, f, t) }
 	now := time.Now()
 	j.Robbed = d.robbedNow(st, now)
-	j.Over = func(id rules.TableID, h rules.Jump) bool {
-		return st.table(id).graceOver(id, h, now.Add(-d.cfg.JumpGrace))
-	}
+	j.Over = func(id rules.TableID, h rules.Jump) bool { return d.graceOver(st, id, h, now) }
 	if st.loss != nil {
 		j.Memory = st.loss.memory
 	}

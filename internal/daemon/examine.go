@@ -140,7 +140,7 @@ func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, 
 		d.learn(st, id, x.Section, x.Finding, start)
 		ts.setStanding(x.Table, x.Seen)
 	}
-	ts.planGraces(id, x.Finding, fs, d.cfg.JumpGrace)
+	d.planGraces(st, id, x.Finding)
 	if _, due := d.keptFor(st, id.Family); id.Name == rules.Nat && due.After(start) {
 		fs.examined.plan(due)
 	}
@@ -169,7 +169,7 @@ func (d *Daemon) judge(ctx context.Context, st *state, f rules.Family, snapshot 
 		}
 	}
 	robbed := d.followRobberies(ctx, st, f, found[rules.Nat].Section, found[rules.Nat].Finding, now)
-	if robbed || fs.anyTable(func(ts *tableState) bool { return ts.anyGraceOver(now.Add(-d.cfg.JumpGrace)) }) {
+	if robbed || d.anyGraceOver(st, now) {
 		found = d.examiner(st).Examine(snapshot, d.job(st, f))
 	}
 	return found

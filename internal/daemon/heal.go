@@ -35,7 +35,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 		return
 	}
 	d.noticePurge(ctx, st)
-	st.loss.jumpsDeleted = d.anyGraceOver(st)
+	st.loss.jumpsDeleted = d.anyGraceOver(st, time.Now())
 	st.loss.gone = d.gonePods(ctx, st)
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	job.Generation = protect.DetachAll(job.Generation, st.loss.gone)

@@ -135,9 +135,10 @@ func TestUnclaimedIsJudgedAsEver(t *testing.T) {
 		}
 		// A jump of theirs that is deleted by name waits for the grace.
 		r.after(20 * time.Second)
+		deleted := time.Now()
 		r.write(rules.Nat, "-D OUTPUT "+hostport)
 		r.after(10 * time.Second)
-		r.wantNoFlush()
+		r.wantLeft(canary.JumpsMissing, deleted)
 		r.after(10 * time.Second)
 		if record := r.oneRecord(); record.Kind != canary.JumpsMissing || record.Lost.Jumps != 1 {
 			t.Errorf("the record says %+v", record)

@@ -17,9 +17,9 @@ import (
 )
 
 // A jump that was deleted by name, and a chain that was emptied, may be the first step of their
-// owner's work (canary.Finding.Waiting). The owner has --jump-grace from the deletion on, also while
-// other processes write. Meanwhile the node is not healthy, and the status has a record, which is
-// kept only if the rules are still missing then.
+// owner's work (canary.Finding.Waiting). The owner has --jump-grace from the deletion on, also
+// while other processes write. Meanwhile the node is not healthy, and the status has a record,
+// which is kept only if the rules are still missing then.
 
 // A missing is a jump, or the content of a chain, that waits for its owner.
 type missing struct {
@@ -31,9 +31,14 @@ type missing struct {
 	said    bool         // by the log
 }
 
-// missingSaidEvery bounds the lines of the log about one table: an owner may delete a jump and
-// insert it again for ever.
-const missingSaidEvery = time.Minute
+const (
+	// missingSaidAfter is how long something must be missing for a line in the log: the end of a
+	// pod takes milliseconds.
+	missingSaidAfter = time.Second
+	// missingSaidEvery bounds the lines about one table: an owner may delete a jump and insert it
+	// again for ever.
+	missingSaidEvery = time.Minute
+)
 
 // is reports whether a finding means this by h.
 func (m missing) is(id rules.TableID, h rules.Jump) bool {
@@ -79,22 +84,29 @@ func (m missing) text(id rules.TableID) string {
 	return m.jump.Chain + " " + m.jump.Rule.Label()
 }
 
-// graceOver reports whether something missing has been so since then.
-func (ts *tableState) graceOver(id rules.TableID, h rules.Jump, since time.Time) bool {
-	return slices.ContainsFunc(ts.missing, func(m missing) bool { return m.is(id, h) && !m.since.After(since) })
+// graceEnds returns when the grace of something missing ends. Where a pod's chain is kept because
+// its file stands (keptFor), the family must be quiet as well: a slow DEL is not to be undone.
+func (d *Daemon) graceEnds(st *state, id rules.TableID, m missing) time.Time {
+	end := m.since.Add(d.cfg.JumpGrace)
+	if !rules.Builtin(id.Name, m.jump.Chain) && st.generation.learned.Shrunk(id.Family, id.Name, m.jump.Chain).IsZero() {
+		end = latest(end, st.families[id.Family].examined.moved.Add(d.cfg.JumpGrace))
+	}
+	return end
 }
 
-// anyGraceOver reports whether anything has been missing since then.
-func (ts *tableState) anyGraceOver(since time.Time) bool {
-	return slices.ContainsFunc(ts.missing, func(m missing) bool { return !m.since.After(since) })
+// graceOver reports whether the grace of h is over, which a table misses.
+func (d *Daemon) graceOver(st *state, id rules.TableID, h rules.Jump, now time.Time) bool {
+	return slices.ContainsFunc(st.table(id).missing, func(m missing) bool { return m.is(id, h) && due(d.graceEnds(st, id, m), now) })
 }
 
 // anyGraceOver reports whether the grace of anything that is missing is over.
-func (d *Daemon) anyGraceOver(st *state) bool {
-	since := time.Now().Add(-d.cfg.JumpGrace)
-	return st.anyFamily(func(fs *familyState) bool {
-		return fs.anyTable(func(ts *tableState) bool { return ts.anyGraceOver(since) })
-	})
+func (d *Daemon) anyGraceOver(st *state, now time.Time) bool {
+	for id, ts := range st.tables() {
+		if slices.ContainsFunc(ts.missing, func(m missing) bool { return due(d.graceEnds(st, id, m), now) }) {
+			return true
+		}
+	}
+	return false
 }
 
 // missingKind returns the verdict that a table has while its rules wait for their owner.
@@ -124,11 +136,17 @@ func (ts *tableState) forgetReturned(id rules.TableID, f canary.Finding) (back [
 
 // planGraces has what waits in a finding examined when its grace is over; at once if its deletion
 // was not looked up yet.
-func (ts *tableState) planGraces(id rules.TableID, f canary.Finding, fs *familyState, grace time.Duration) {
+func (d *Daemon) planGraces(st *state, id rules.TableID, f canary.Finding) {
+	fs, ts := st.families[id.Family], st.table(id)
 	for _, h := range f.Waiting {
 		at := time.Now()
 		if i := slices.IndexFunc(ts.missing, func(m missing) bool { return m.is(id, h) }); i >= 0 {
-			at = latest(ts.missing[i].since.Add(grace), fs.examined.readEnd.Add(captureMost))
+			m := ts.missing[i]
+			at = d.graceEnds(st, id, m)
+			if sayAt := m.since.Add(missingSaidAfter); !m.said && sayAt.After(fs.examined.readEnd) {
+				at = earliest(at, sayAt)
+			}
+			at = latest(at, fs.examined.readEnd.Add(captureMost))
 		}
 		fs.examined.plan(at)
 	}
@@ -146,7 +164,6 @@ func (d *Daemon) followMissing(ctx context.Context, st *state, id rules.TableID,
 		return
 	}
 	q := d.inquire(ctx)
-	var fresh []*missing
 	for _, h := range x.Finding.Waiting {
 		i := slices.IndexFunc(ts.missing, func(m missing) bool { return m.is(id, h) })
 		known := i >= 0
@@ -165,22 +182,23 @@ func (d *Daemon) followMissing(ctx context.Context, st *state, id rules.TableID,
 		} else if !known {
 			m.by = q.taker(c, m.since)
 		}
-		if !known {
-			fresh = append(fresh, m)
-		}
 	}
-	if len(fresh) == 0 || now.Sub(ts.missingSaid) < missingSaidEvery {
-		return
-	}
-	ts.missingSaid = now
 	by := "unknown"
 	var list []missing
-	for _, m := range fresh {
+	for i := range ts.missing {
+		m := &ts.missing[i]
+		if m.said || now.Sub(m.since) < missingSaidAfter || now.Sub(ts.missingSaid) < missingSaidEvery {
+			continue
+		}
 		m.said = true
 		if list = append(list, *m); m.by != nil {
 			by = culpritText(*m.by)
 		}
 	}
+	if len(list) == 0 {
+		return
+	}
+	ts.missingSaid = now
 	log.Info("Rules were deleted by name; their owner has --jump-grace to write them again or to delete the rest, and then canaryd puts them back",
 		"rules", missingTexts(id, list), "by", by, "grace", d.cfg.JumpGrace)
 }
@@ -278,7 +296,11 @@ func (d *Daemon) publishMissing(st *state, s *api.Status) {
 		return
 	}
 	s.Flushes = insertRecord(s.Flushes, r)
-	if st.heals() {
-		s.OwnerUntil = r.Time.Add(d.cfg.JumpGrace)
+	for id, ts := range st.tables() {
+		for _, m := range ts.missing {
+			if end := d.graceEnds(st, id, m); st.heals() && !ts.verdict.Loss() && end.After(time.Now()) {
+				s.OwnerUntil = earliest(s.OwnerUntil, end)
+			}
+		}
 	}
 }

@@ -135,7 +135,7 @@ func (d *Daemon) examineAfter(st *state, f rules.Family, fr reload.FamilyResult,
 	for t, tr := range fr.Tables {
 		ts := fs.tables[t]
 		if !ts.learningStopped {
-			ts.planGraces(f.Table(t), tr.Finding, fs, d.cfg.JumpGrace)
+			d.planGraces(st, f.Table(t), tr.Finding)
 		}
 		if st.loss == nil && ts.verdict.Loss() && !ts.learningStopped {
 			fs.examined.plan(now)
