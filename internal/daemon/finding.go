@@ -129,7 +129,8 @@ func (d *Daemon) takeMarks(st *state, ts *tableState, x tableFinding) {
 	ts.spared = x.absent && x.mark.Nonce == "" && d.spares(st, f, t)
 	switch {
 	case x.proved:
-		ts.jumpsMissing = 0
+		// A replay brings back what is lost. A renewal of marks leaves what waits for its owner.
+		ts.jumpsMissing = lackedBy(x.id, x.section, x.finding.Waiting)
 		ts.missing = slices.DeleteFunc(ts.missing, func(m missing) bool { return m.stands(x.id, x.section) })
 		d.cfg.Metrics.SetCanaryPresent(f, t, true)
 	case x.read:

@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 // wantLeft fails unless the node is not healthy since then, because rules wait for their owner, and
@@ -89,7 +90,7 @@ func TestJumpDeletedOnABusyNode(t *testing.T) {
 					r.after(2 * time.Second)
 					r.wantLeft(kind, deleted)
 					if i%2 == 1 {
-						must(t, owner.RestoreNoflush(rules.IPv4, section(rules.Nat, ":KUBE-SVC-CHURN - [0:0]", "-F KUBE-SVC-CHURN", fmt.Sprintf("-A KUBE-SVC-CHURN -p tcp --dport %d -j RETURN", i+1))))
+						must(t, owner.RestoreNoflush(rules.IPv4, section(rules.Nat, ":KUBE-SVC-CHURNCHURNCHURN2 - [0:0]", "-F KUBE-SVC-CHURNCHURNCHURN2", fmt.Sprintf("-A KUBE-SVC-CHURNCHURNCHURN2 -p tcp --dport %d -j RETURN", i+1))))
 					}
 				}
 				r.after(3 * time.Second)
@@ -185,6 +186,40 @@ func TestMissingOverARestart(t *testing.T) {
 		r.wantReady()
 		if record := r.oneRecord(); !record.AbsentAtMost || record.AbsentSeconds < 20 || record.LastInForce.After(stopped) {
 			t.Errorf("stopped at %s, the record is %+v", stopped, record)
+		}
+	})
+}
+
+// TestMarksAreRenewedInTheGrace: a renewal of the marks while a jump waits for its owner proves
+// nothing of that jump, nor does it take the deletion out of what is looked at.
+func TestMarksAreRenewedInTheGrace(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		r.after(20 * time.Second)
+		deleted := time.Now()
+		if backend == iptables.Legacy {
+			r.writers.Note(watch.Writer{Time: deleted, PID: 4711, Comm: "iptables", Command: "iptables -D"})
+		}
+		must(t, r.fake.As(4711, "evil").RestoreNoflush(rules.IPv4, section(rules.Nat, "-D PREROUTING "+portals)))
+		mark := func() string { return r.tables()[rules.IPv4][rules.Nat].Chain(canary.DefaultChain).Rules[0].Spec }
+		before := mark()
+		for i := range 3 {
+			must(t, r.fake.As(900, "kube-proxy").RestoreNoflush(rules.IPv4, section(rules.Nat, ":KUBE-SVC-CHURNCHURNCHURN2 - [0:0]", fmt.Sprintf("-A KUBE-SVC-CHURNCHURNCHURN2 -p tcp --dport %d -j RETURN", i+1))))
+			r.after(4 * time.Second)
+		}
+		r.after(2 * time.Second)
+		if mark() == before {
+			t.Fatal("no marks were renewed in the grace")
+		}
+		r.wantLeft(canary.JumpsMissing, deleted)
+		if got := r.metrics("jumps_missing")["jumps_missing{family=ipv4,table=nat}"]; got != 1 {
+			t.Errorf("the metric says %g jumps", got)
+		}
+		r.after(3 * time.Second)
+		record := r.oneRecord()
+		r.wantCounted(record, deleted, backend)
+		if record.Culprit.PID != 4711 {
+			t.Errorf("the culprit is %+v", record.Culprit)
 		}
 	})
 }

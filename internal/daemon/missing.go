@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -66,6 +67,16 @@ func (m missing) stands(id rules.TableID, s rules.Section) bool {
 		return len(c.Rules) > 0
 	}
 	return slices.ContainsFunc(s.Jumps, func(h rules.Jump) bool { return m.is(id, h) })
+}
+
+// lackedBy counts those jumps and chains that a section does not have.
+func lackedBy(id rules.TableID, s rules.Section, list []rules.Jump) (n int) {
+	for _, h := range list {
+		if m := (missing{jump: h}); !m.stands(id, s) {
+			n++
+		}
+	}
+	return n
 }
 
 // alone returns it as a finding.
@@ -158,7 +169,7 @@ func (d *Daemon) followMissing(ctx context.Context, st *state, id rules.TableID,
 	fs, ts := st.families[id.Family], st.table(id)
 	log := klog.FromContext(ctx).WithValues("family", id.Family, "table", id.Name)
 	if back := ts.forgetReturned(id, x.Finding); slices.ContainsFunc(back, func(m missing) bool { return m.said }) {
-		log.Info("What was deleted by name is back, or its owner deleted the rest", "rules", missingTexts(id, back))
+		severity.Notices(log).Info("What was deleted by name is back, or its owner deleted the rest", "rules", missingTexts(id, back))
 	}
 	if len(x.Finding.Waiting) == 0 {
 		return
@@ -199,7 +210,7 @@ func (d *Daemon) followMissing(ctx context.Context, st *state, id rules.TableID,
 		return
 	}
 	ts.missingSaid = now
-	log.Info("Rules were deleted by name; their owner has --jump-grace to write them again or to delete the rest, and then canaryd puts them back",
+	severity.Warnings(log).Info("Rules were deleted by name; their owner has --jump-grace to write them again or to delete the rest, and then canaryd puts them back",
 		"rules", missingTexts(id, list), "by", by, "grace", d.cfg.JumpGrace)
 }
 

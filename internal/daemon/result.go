@@ -48,7 +48,7 @@ func (d *Daemon) applyResult(ctx context.Context, st *state, f rules.Family, fr 
 // openWindow notes what the read after a write showed in force: what is lost of that from now on
 // was taken after it. If another process wrote meanwhile, the read judged only what was written.
 func (fs *familyState) openWindow(fr reload.FamilyResult, now time.Time) {
-	if fs.probeResult() != metrics.ProbeIntact {
+	if fs.probeResult() != metrics.ProbeIntact || fs.anyTable(func(ts *tableState) bool { return ts.jumpsMissing > 0 }) {
 		return
 	}
 	for t, ts := range fs.tables {

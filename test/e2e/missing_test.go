@@ -44,7 +44,7 @@ func TestJumpDeletedOnABusyNode(t *testing.T) {
 					return
 				case <-time.After(300 * time.Millisecond):
 				}
-				line := fmt.Sprintf("*nat\n:KUBE-SVC-CHURN - [0:0]\n-F KUBE-SVC-CHURN\n-A KUBE-SVC-CHURN -p tcp -m tcp --dport %d -j RETURN\nCOMMIT\n", i)
+				line := fmt.Sprintf("*nat\n:KUBE-SVC-CHURNCHURNCHURN2 - [0:0]\n-F KUBE-SVC-CHURNCHURNCHURN2\n-A KUBE-SVC-CHURNCHURNCHURN2 -p tcp -m tcp --dport %d -j RETURN\nCOMMIT\n", i)
 				if err := n.Programs.RestoreNoflush(ctx, rules.IPv4, line); err != nil {
 					n.Errorf("the owner's write: %v", err)
 				}
@@ -78,7 +78,7 @@ func TestJumpDeletedOnABusyNode(t *testing.T) {
 		close(stop)
 		owner.Wait()
 		back := time.Since(began)
-		n.Must(n.Programs.RestoreNoflush(ctx, rules.IPv4, "*nat\n-F KUBE-SVC-CHURN\n-X KUBE-SVC-CHURN\nCOMMIT\n"))
+		n.Must(n.Programs.RestoreNoflush(ctx, rules.IPv4, "*nat\n-F KUBE-SVC-CHURNCHURNCHURN2\n-X KUBE-SVC-CHURNCHURNCHURN2\nCOMMIT\n"))
 		n.Same("protected rules", protected, n.Protected())
 		record := statusOf(n).Flushes[0]
 		absent := api.Seconds(record.AbsentSeconds)
