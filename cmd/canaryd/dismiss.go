@@ -37,6 +37,9 @@ func dismissalText(reply api.DismissReply) string {
 	for _, table := range reply.Native {
 		what = append(what, fmt.Sprintf("what became of native table %s is accepted", plain(table)))
 	}
+	if n := reply.Unread; n > 0 {
+		what = append(what, fmt.Sprintf("what was in force cannot be read (%s): what stands is accepted", count(n, "file")))
+	}
 	if n := reply.Quarantined; n > 0 {
 		what = append(what, fmt.Sprintf("%s that could not be put back: the loss is accepted", count(n, "rule")))
 	}

@@ -123,7 +123,7 @@ func report(o *options, to streams, s api.Status) (int, error) {
 	switch {
 	case len(all.Lost)+len(all.Refused) > 0:
 		return exitNo, err
-	case len(all.Unknown) > 0:
+	case len(all.Unknown) > 0, len(s.StateUnread) > 0:
 		return exitError, err
 	default:
 		return exitOK, err

@@ -46,7 +46,7 @@ func printVerdicts(w io.Writer, output string, s api.Status) error {
 		Families map[rules.Family]api.Verdicts `json:"families"`
 		Native   []api.NativeTable             `json:"native,omitempty"`
 	}{Families: s.Families, Native: s.Native}
-	if h := s.Health(); s.PartialCount() != "" || h.Warning != "" {
+	if h := s.Health(); s.PartialCount() != "" || len(s.StateUnread) > 0 || h.Warning != "" {
 		all.Headline = h.String()
 	}
 	return show(w, output, all, func(w io.Writer) {
@@ -188,6 +188,9 @@ func troubleText(s api.Status) string {
 	}
 	if s.Backend.Mismatch {
 		text.WriteString("the other backend is in use by now, and its rules are NOT guarded: restart canaryd, or say which is right with --backend\n")
+	}
+	for _, u := range s.StateUnread {
+		fmt.Fprintf(&text, "cannot be read: %s, since %s: %s\n", plain(u.File), ago(u.Since), plain(oneLine(u.Reason)))
 	}
 	text.WriteString(stateText(s))
 	if s.JournalError != "" {

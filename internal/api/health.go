@@ -62,15 +62,18 @@ func (s Status) Health() Health {
 	not := func(state HealthState, problem string) Health { return Health{State: state, Problem: problem} }
 	all := s.Tally()
 	lost, partial, pause := joined("; ", all.lostText(), s.ownerText()), joined(": ", s.PartialCount(), all.partialText()), s.pauseText()
+	unread := s.UnreadText()
 	switch {
 	case s.Stopped:
 		return not(StateStopped, "stopped by a cleanup")
 	case s.Decision != nil:
-		return not(StateLost, joined("; ", s.Decision.Problem().Error(), all.nativeText(), partial))
+		return not(StateLost, joined("; ", s.Decision.Problem().Error(), all.nativeText(), partial, unread))
 	case lost != "":
-		return not(StateLost, joined("; ", lost, s.failingText(), partial, pause))
+		return not(StateLost, joined("; ", lost, s.failingText(), partial, pause, unread))
 	case partial != "":
-		return not(StatePartial, joined("; ", partial, pause))
+		return not(StatePartial, joined("; ", partial, pause, unread))
+	case unread != "":
+		return not(StateUnknown, joined("; ", unread, pause))
 	case pause != "":
 		return not(StatePaused, pause)
 	case len(s.Families) == 0:

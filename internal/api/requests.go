@@ -130,6 +130,8 @@ type DismissReply struct {
 	Rules      int    `json:"rules,omitempty"` // how many were lost
 	// Native are the native tables whose losses were accepted.
 	Native []string `json:"native,omitempty"`
+	// Unread is how many stored files could not be read: what stands is accepted.
+	Unread int `json:"unread,omitempty"`
 	// Quarantined is how many rules in quarantine were accepted as lost.
 	Quarantined int `json:"quarantined,omitempty"`
 	// Waiting is how many rules waited for those. They are put back as soon as canaryd may write.

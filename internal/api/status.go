@@ -77,6 +77,9 @@ type Status struct {
 	// OwnerUntil is until when canaryd leaves rules that were deleted by name to their owner; zero
 	// if none are missing, or more was lost.
 	OwnerUntil time.Time `json:"ownerUntil,omitzero"`
+	// StateUnread are stored files that cannot be read, so that it is not known whether all that
+	// was in force still is. They last until an operator decides, or until all of it stands.
+	StateUnread []UnreadState `json:"stateUnread,omitempty"`
 	// LearningPendingSince is when an owner first changed something that the generation does not
 	// have yet.
 	LearningPendingSince time.Time `json:"learningPendingSince,omitzero"`
@@ -220,6 +223,7 @@ func (s Status) Public() Status {
 			t.Unreplayable = "the kernel would refuse a part of it"
 		}
 	})
+	s.StateUnread = changed(s.StateUnread, func(u *UnreadState) { u.Reason = "" })
 	s.WaitingChains = changed(s.WaitingChains, func(w *WaitingChain) { w.Reason = "" })
 	s.Accepted = changed(s.Accepted, func(a *Accepted) {
 		if a.Rule = ""; a.By != nil {

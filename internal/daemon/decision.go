@@ -187,8 +187,11 @@ func (d *Daemon) recallDecision(ctx context.Context, st *state) {
 			severity.Warnings(log).Error(err, "Could not delete a loss of another boot from disk; it is ignored")
 		}
 		return
+	case err != nil && !reload.OfThisBoot(d.cfg.Store.PendingPath(), d.booted()):
+		severity.Warnings(log).Error(err, "A loss of another boot that waited for a decision cannot be read and is forgotten")
+		return
 	case err != nil:
-		log.Error(err, "A loss that waited for a decision cannot be read and is forgotten")
+		d.noteUnread(ctx, st, reload.Unread{File: d.cfg.Store.PendingPath(), Reason: err.Error(), Since: time.Now()})
 		return
 	}
 	w := &decision{record: record, id: pending.ID, identity: pending.Identity, backend: iptables.Backend(pending.Identity.Backend),
@@ -245,6 +248,7 @@ func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
 			d.endDecision(ctx, st, api.Dismissed)
 		}
 		var records []api.Flush
+		reply.Unread = d.dropUnread(ctx, st, func(reload.Unread) bool { return true })
 		reply.Native, records = d.dismissNative(st)
 		if len(records) > 0 && reply.Flush == "" {
 			reply.Flush = records[0].ID

@@ -155,6 +155,11 @@ func (d *Daemon) newNativeRealm() nativeRealm {
 	return r
 }
 
+// standsOf reports whether a table is in force with the content of that ID.
+func (r *nativeRealm) standsOf(id string) bool {
+	return anyOf(r.tables, func(t *nativeTable) bool { return !t.lost() && nativeID(t.digest) == id })
+}
+
 func (d *Daemon) guardsNative() bool { return d.cfg.Native.Kernel != nil }
 
 // hintNative asks for a look because of something that happened just now.

@@ -16,6 +16,7 @@ import (
 	"github.com/canaryd/canaryd/internal/private"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -52,11 +53,13 @@ type storedNative struct {
 	Confirmed time.Duration       `json:"confirmed"`
 	Tables    []storedNativeTable `json:"tables"`
 
-	foreign string // why it says nothing of the tables here, and Tables is empty; "" if it does
+	foreign string          // why it says nothing of the tables here, and Tables is empty; "" if it does
+	unread  []reload.Unread // files of this boot, perhaps, that cannot be read
 }
 
 type storedNativeTable struct {
-	ID      string         `json:"id"` // of its generation
+	ID      string         `json:"id"`              // of its generation
+	Name    string         `json:"table,omitempty"` // with its family; "" in a file of an older canaryd
 	Witness string         `json:"witness,omitempty"`
 	Verdict native.Verdict `json:"verdict"`
 	// Held are the table's parts in quarantine, and HeldFor the flush that took them.
@@ -86,7 +89,7 @@ func (s *NativeStore) save(stored storedNative) error {
 	stored.Format, stored.Identity = nativeFormat, s.identity
 	for i := range stored.Tables {
 		t := &stored.Tables[i]
-		t.ID = t.generation.ID
+		t.ID, t.Name = t.generation.ID, t.generation.Name
 		if err := s.keep(t.generation); err != nil {
 			return fmt.Errorf("keeping native table %s: %w", t.generation.Name, err)
 		}
@@ -96,7 +99,7 @@ func (s *NativeStore) save(stored storedNative) error {
 		err = private.Folder(filepath.Dir(s.path))
 	}
 	if err == nil {
-		err = private.Write(s.path, text)
+		err = private.Write(s.path, private.Summed(text))
 	}
 	if err != nil {
 		return fmt.Errorf("keeping the native tables: %w", err)
@@ -110,7 +113,7 @@ func (s *NativeStore) save(stored storedNative) error {
 }
 
 // load returns what the files hold; nothing if there are none, or they are of another boot, network
-// namespace or kernel.
+// namespace or kernel. With an error it returns the tables that can be read, and what cannot.
 func (s *NativeStore) load() (stored storedNative, err error) {
 	text, err := private.Read(s.path, nativeStored)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -119,9 +122,15 @@ func (s *NativeStore) load() (stored storedNative, err error) {
 	if err == nil {
 		err = json.Unmarshal(text, &stored)
 	}
+	if err == nil && !private.SumHolds(text) {
+		err = fmt.Errorf("%s is corrupt: its sum is another", s.path)
+	}
+	if err == nil && stored.Format > nativeFormat && stored.Identity == s.identity {
+		err = fmt.Errorf("%s: %w (format %d, here %d)", s.path, reload.ErrNewer, stored.Format, nativeFormat)
+	}
 	switch {
 	case err != nil:
-		return storedNative{}, fmt.Errorf("reading the stored native tables: %w", err)
+		return storedNative{unread: s.unreadIndex(err)}, fmt.Errorf("reading the stored native tables: %w", err)
 	case stored.Format != nativeFormat:
 		return storedNative{}, fmt.Errorf("the stored native tables have format %d, and this canaryd reads %d", stored.Format, nativeFormat)
 	case stored.Identity != s.identity && len(stored.Tables) > 0:
@@ -129,13 +138,36 @@ func (s *NativeStore) load() (stored storedNative, err error) {
 	case stored.Identity != s.identity:
 		return storedNative{}, nil
 	}
-	for i := range stored.Tables {
-		t := &stored.Tables[i]
-		if t.generation, err = s.read(t.ID); err != nil {
-			return storedNative{}, fmt.Errorf("reading the stored native tables: %w", err)
+	var unread []error
+	listed := stored.Tables
+	stored.Tables = nil
+	for _, t := range listed {
+		g, err := s.read(t.ID)
+		if err != nil {
+			unread = append(unread, err)
+			stored.unread = append(stored.unread, reload.Unread{File: s.file(t.ID), Reason: err.Error(), Since: time.Now(), Native: true, Table: t.Name, IDs: []string{t.ID}})
+			continue
 		}
+		t.generation = g
+		stored.Tables = append(stored.Tables, t)
+	}
+	if err := errors.Join(unread...); err != nil {
+		return stored, fmt.Errorf("reading the stored native tables: %w", err)
 	}
 	return stored, nil
+}
+
+// unreadIndex returns that the file that names the tables cannot be read. The newest generations
+// of all tables are what it may have named.
+func (s *NativeStore) unreadIndex(err error) []reload.Unread {
+	u := reload.Unread{File: s.path, Reason: err.Error(), Since: time.Now(), Native: true}
+	last := ""
+	for _, h := range s.list() {
+		if h.foreign == "" && h.Name != last {
+			u.IDs, last = append(u.IDs, h.ID), h.Name
+		}
+	}
+	return []reload.Unread{u}
 }
 
 // ForgetNative removes what names the native tables in a state folder, so that the next start takes
@@ -207,8 +239,15 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 		return
 	}
 	stored, err := d.cfg.Native.Store.load()
+	for _, u := range stored.unread {
+		if u.File != d.cfg.Native.Store.path || reload.OfThisBoot(u.File, d.booted()) { // a name in it is of here
+			d.noteUnread(ctx, st, u)
+		}
+	}
 	if err != nil {
-		unusable(klog.FromContext(ctx), err).Error(err, "canaryd begins with the native tables that stand")
+		unusable(klog.FromContext(ctx), err).Error(err, "Of what cannot be read, canaryd begins with the native tables that stand")
+	}
+	if len(stored.Tables) == 0 && err != nil {
 		return
 	}
 	r, now := &st.native, time.Now()

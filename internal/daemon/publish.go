@@ -73,6 +73,7 @@ func (d *Daemon) publish(st *state) {
 	}
 	s.LearningPendingSince = pendingSince(st)
 	st.publishUnkept(&s)
+	st.publishUnread(&s)
 	s.JournalError = d.journalTrouble.text()
 	s.ListenRequired, s.ListenError = d.cfg.ListenRequired, d.listenTrouble.text()
 	s.Quarantined, s.WaitingChains = st.quarantined()

@@ -27,6 +27,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	log := klog.FromContext(ctx)
 	st.disk.generations = d.cfg.Store.List()
 	d.recallOwners(ctx, st)
+	d.recallUnread(ctx, st)
 	d.recallDecision(ctx, st)
 	known, stored, err := d.cfg.Store.LoadState()
 	switch {

@@ -80,10 +80,15 @@ func (d *Daemon) Restore(ctx context.Context, r api.RestoreRequest) (api.Restore
 	var reply api.RestoreReply
 	err = d.askGuard(ctx, func(ctx context.Context, st *state) (err error) {
 		if isNative {
-			reply, err = d.returnNative(ctx, st, r, kept)
+			if reply, err = d.returnNative(ctx, st, r, kept); err == nil && !r.DryRun && reply.Refused == "" && reply.Proved() {
+				d.dropUnread(ctx, st, func(u reload.Unread) bool { return u.Native && u.Table == kept.Name })
+			}
 			return err
 		}
 		reply, err = d.restoreNow(ctx, st, r)
+		if err == nil && !r.DryRun && r.Generation != "" && reply.Refused == "" && reply.Proved() {
+			d.dropUnread(ctx, st, func(u reload.Unread) bool { return !u.Native })
+		}
 		if err == nil && reply.Refused == "" && r.Generation == "" { // a generation is of iptables' rules, or of one native table
 			reply.Native = d.restoreNative(ctx, st, r.DryRun)
 		}
@@ -241,7 +246,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 	var failed error
 	err = d.ask(ctx, func(ctx context.Context, st *state) {
 		st.removed, st.pause.until = true, time.Time{}
-		st.decision, st.suspicion = nil, nil
+		st.decision, st.suspicion, st.unread = nil, nil, nil
 		d.endDrill(ctx, st, api.DrillFailed, "canaryd cleanup removed the canaries")
 		d.stopKeeping(ctx, st)
 		d.stopStandby(ctx, st)

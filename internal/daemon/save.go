@@ -69,6 +69,9 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	default:
 		d.confirm(st)
 	}
+	if err == nil && len(st.unread) > 0 && d.sound(st) {
+		d.dropStanding(ctx, st, false, func(id string) bool { return id == st.want().ID() })
+	}
 	tried := err != nil || d.cfg.Store.Holds()
 	if err == nil && tried {
 		err = d.saveMarks(st, st.marks.current)

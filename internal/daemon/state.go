@@ -57,8 +57,9 @@ type state struct {
 	lastDrill *api.DrillEnd // of this run; nil: none
 
 	// What the last run left.
-	suspicion *suspicion // not judged yet; nil: nothing is left to judge
-	decision  *decision  // a loss that an operator has to decide about; nil: none
+	suspicion *suspicion      // not judged yet; nil: nothing is left to judge
+	unread    []reload.Unread // stored files that an operator has to decide about
+	decision  *decision       // a loss that an operator has to decide about; nil: none
 	// unanswered are the flush records that it left open, the newest first.
 	unanswered []api.Flush
 

@@ -26,13 +26,15 @@ type suspicion struct {
 	reason  string                 // why it was not taken up
 	todo    map[rules.TableID]bool // the tables that were not judged yet
 	read    map[rules.Family]bool  // the families that were read
-	retry   retry
-	trouble trouble // why they could not be read
+	// unmarked: what was in force cannot be read, and a table lost its marks.
+	unmarked bool
+	retry    retry
+	trouble  trouble // why they could not be read
 }
 
 // suspect plans a read of what became of the rules that an earlier run guarded.
 func (d *Daemon) suspect(ctx context.Context, st *state, reason string) {
-	remains, ok := d.cfg.Store.Remains()
+	remains, ok := d.cfg.Store.Remains(d.booted())
 	if !ok {
 		return
 	}
@@ -68,6 +70,8 @@ func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
 	there, done, err := d.guardedBefore(ctx, s.remains)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Whether the rules of the last run were lost cannot be seen: the backend that it guarded cannot be read", "backend", s.remains.Identity.Backend)
+		s.unmarked = true
+		d.judgeUnread(ctx, st)
 		st.suspicion = nil
 		return
 	}
@@ -82,8 +86,11 @@ func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
 		failed = errors.Join(failed, err)
 		tableid.Put(found, f, hits)
 	}
-	d.openDecision(ctx, st, found)
+	if s.remains.Unread == nil {
+		d.openDecision(ctx, st, found)
+	}
 	if failed == nil {
+		d.judgeUnread(ctx, st)
 		st.suspicion = nil
 		return
 	}
@@ -140,6 +147,8 @@ func (d *Daemon) lostSince(ctx context.Context, st *state, f rules.Family, there
 			continue
 		}
 		delete(todo, id)
+		s := st.suspicion
+		s.unmarked = s.unmarked || s.remains.Unread != nil && d.lostMarks(s, id, x.Finding.Verdict, snapshot.Tables[t] != nil)
 		switch {
 		case !x.Finding.Verdict.Loss(), remains.Marks == nil && x.Finding.Verdict == canary.Replaced:
 		case canary.Covers(want, snapshot.Tables[t]), canary.Covers(want, here.Tables[t]):

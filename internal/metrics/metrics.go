@@ -163,7 +163,9 @@ func (m *Metrics) followStatus(b builder) {
 		{"contended", "Whether a process keeps undoing the replays.", func(s *api.Status) float64 { return truth(s.Contended) }},
 		{"rules_without_owner", "Whether kube-proxy's rules are in force and kube-proxy's canary has been missing for two minutes.", func(s *api.Status) float64 { return truth(s.RulesWithoutOwner != nil) }},
 		{"nothing_protected", "Whether every table was read and holds no rule to guard; kubelet's own do not count.", func(s *api.Status) float64 { return truth(s.NothingProtected != nil) }},
-		{"awaiting_decision", "Whether a loss that is not put back unasked waits for an operator's decision.", func(s *api.Status) float64 { return truth(s.Decision != nil || s.NativeAwaiting()) }},
+		{"awaiting_decision", "Whether a loss that is not put back unasked, or a stored file that cannot be read, waits for an operator's decision.", func(s *api.Status) float64 {
+			return truth(s.Decision != nil || s.NativeAwaiting() || len(s.StateUnread) > 0)
+		}},
 		{"native_tables_not_guarded", "Native nftables tables that --protect names and that are more than canaryd guards.", func(s *api.Status) float64 { return float64(s.NativeBeyond) }},
 	} {
 		register(b, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: g.name, Help: g.help}, func() float64 { return g.value(m.status.Load()) }))

@@ -313,6 +313,9 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 			pageWarning{Name: "decision", Class: "bad", Title: "A decision is needed.", Text: "The rules are not put back unasked, because " + d.Reason + ". To put them back:", Command: d.Restore},
 			pageWarning{Name: "dismiss", Class: "warn", Title: "Or accept the loss.", Text: "What the tables hold now is what ought to be in force:", Command: d.Dismiss})
 	}
+	if text := s.UnreadText(); text != "" {
+		list = append(list, pageWarning{Name: "unread", Class: "bad", Title: "What was in force cannot be read.", Text: api.Upper(text) + "."})
+	}
 	if s.Contended {
 		w := pageWarning{Name: "contended", Class: "bad", Title: "A process keeps undoing the replays.",
 			Text: "Replays are limited until one has stood for 10 s. Stop that process, or pause the replays:", Command: "canaryd pause --for=1h"}

@@ -24,26 +24,35 @@ type Remains struct {
 	ID     string // of the generation
 	// Generation is what was in force, so it lacks the quarantined rules.
 	Generation rules.Generation
+	// Unread is set if that cannot be read; Generation is an older one then, or none.
+	Unread *Unread
 }
 
-// Remains returns what an earlier run left. It returns false if nothing on disk is of this boot and
-// network namespace: then no table can have lost anything since. If the state cannot be read, the
-// newest generation of this boot shows that marks were planted. After a cleanup there is no state,
-// and a generation alone is no evidence.
-func (s *Store) Remains() (Remains, bool) {
+// Remains returns what an earlier run left. It returns false if nothing on disk is of this boot,
+// which began at booted, and network namespace: then no table can have lost anything since. If the
+// state cannot be read, the newest generation of this boot shows that marks were planted. After a
+// cleanup there is no state, and a generation alone is no evidence.
+func (s *Store) Remains(booted time.Time) (Remains, bool) {
 	var state State
 	err := s.read(s.statePath(), &state)
 	switch {
 	case errors.Is(err, ErrNothingStored), err == nil && !s.identity.sameNode(state.Identity):
 		return Remains{}, false
+	case err != nil && !s.perhapsHere(booted):
+		return Remains{}, false
 	case err != nil:
 		state = State{}
 	}
-	stored, ok := s.newestHere(state.ID)
-	if !ok {
-		return Remains{}, false
-	}
+	stored, unread := s.newestHere(state.ID)
 	r := Remains{Identity: stored.Identity, ID: stored.ID, Generation: stored.Generation}
+	if unread != nil {
+		r.Unread = &Unread{File: s.path(state.ID), Reason: unread.Error(), Since: time.Now(), Older: stored.ID}
+		if state.ID != "" {
+			r.Unread.IDs = []string{state.ID}
+		} else {
+			r.Unread.File, r.Unread.Reason = s.statePath(), err.Error()
+		}
+	}
 	if err == nil {
 		r.Marks, r.Uptime = state.Marks, state.Uptime
 		// The marks are where the state was written, even if the generation is of another backend.
@@ -51,22 +60,39 @@ func (s *Store) Remains() (Remains, bool) {
 		for id, list := range state.Quarantine {
 			r.Generation = r.Generation.With(id, without(r.Generation[id], list))
 		}
+	} else if stored.ID == "" {
+		r.Identity = s.identity
 	}
 	return r, true
 }
 
+// errNoGeneration: the state cannot be read, and no generation of this boot can.
+var errNoGeneration = errors.New("no generation of this boot can be read")
+
 // newestHere returns the generation with that ID or, if it cannot be read, the newest one of this
-// boot and network namespace.
-func (s *Store) newestHere(id string) (Stored, bool) {
-	if stored, err := s.LoadHere(id); err == nil {
-		return stored, true
+// boot and network namespace that can. The error is why that need not be what was in force.
+func (s *Store) newestHere(id string) (Stored, error) {
+	var unread error
+	if id != "" {
+		stored, err := s.LoadHere(id)
+		if err == nil {
+			return stored, nil
+		}
+		unread = err
 	}
 	for _, k := range s.List() {
-		if stored, err := s.LoadHere(k.ID); err == nil {
-			return stored, true
+		stored, err := s.LoadHere(k.ID)
+		if err == nil {
+			return stored, unread
+		}
+		if unread == nil && !errors.Is(err, ErrForeign) {
+			unread = err
 		}
 	}
-	return Stored{}, false
+	if unread == nil {
+		unread = errNoGeneration
+	}
+	return Stored{}, unread
 }
 
 // LoadHere returns the generation with that ID if it is of this boot and network namespace, of any
@@ -112,13 +138,14 @@ type Pending struct {
 	Record json.RawMessage `json:"record"`
 }
 
-func (s *Store) pendingPath() string { return filepath.Join(s.dir, "pending.json") }
+// PendingPath is the file of the loss that waits.
+func (s *Store) PendingPath() string { return filepath.Join(s.dir, "pending.json") }
 
 // SavePending saves a loss that waits, and keeps its generation until ForgetPending. The caller
 // must save it before it overwrites the state, because the marks in the old state show the loss.
 func (s *Store) SavePending(p Pending) error {
 	p.Format = format
-	if err := s.write(s.pendingPath(), p); err != nil {
+	if err := s.write(s.PendingPath(), p); err != nil {
 		return fmt.Errorf("saving the loss that waits for a decision: %w", err)
 	}
 	s.pinned = p.ID
@@ -129,7 +156,7 @@ func (s *Store) SavePending(p Pending) error {
 // is of another boot or network namespace, or says what is broken.
 func (s *Store) LoadPending() (Pending, error) {
 	var p Pending
-	if err := s.read(s.pendingPath(), &p); err != nil {
+	if err := s.read(s.PendingPath(), &p); err != nil {
 		return Pending{}, err
 	}
 	if err := s.sameNode(p.Identity); err != nil {
@@ -142,5 +169,5 @@ func (s *Store) LoadPending() (Pending, error) {
 // ForgetPending removes the loss that waits, after the operator has decided.
 func (s *Store) ForgetPending() error {
 	s.pinned = ""
-	return removeFile(s.pendingPath(), "the loss that waits for a decision")
+	return removeFile(s.PendingPath(), "the loss that waits for a decision")
 }

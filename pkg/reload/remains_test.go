@@ -46,7 +46,7 @@ func TestRemains(t *testing.T) {
 			must(t, s.saveGeneration(newest, "snapshot", noon))
 			must(t, s.SaveState(testState()))
 			test.change(t, dir, newest.ID(), &now)
-			got, ok := openStore(t, dir, now).Remains()
+			got, ok := openStore(t, dir, now).Remains(time.Time{})
 			if ok == test.none {
 				t.Fatalf("found %+v: %t", got, ok)
 			}

@@ -32,12 +32,12 @@ var (
 
 const (
 	// format is the format of the files. Format 0 has no format field. Format 1 has no quarantine,
-	// no named jumps and no ipsets, 2 has no counts and no Made, 3 has no base, and 4 has no chains
-	// that protected rules lead to. All else is the same. A change that adds a field or changes a
-	// meaning increments it, and reads the older formats or refuses them by name. All files share
-	// one number. An older canaryd that read the state but not its generation would otherwise take
-	// an older generation for the newest.
-	format = 5
+	// no named jumps and no ipsets, 2 has no counts and no Made, 3 has no base, 4 has no chains
+	// that protected rules lead to, and 5 has no sum and no pause. All else is the same. A change
+	// that adds a field or changes a meaning increments it, and reads the older formats or refuses
+	// them by name. All files share one number. An older canaryd that read the state but not its
+	// generation would otherwise take an older generation for the newest.
+	format = 6
 	// countedFrom is the first format whose generations have counts of rules and chains.
 	countedFrom = 3
 	// basedFrom is the first format whose generations may rest on a base.
@@ -85,6 +85,8 @@ type State struct {
 	Quarantine Quarantine `json:"quarantine,omitempty"`
 	// MadeTables are the tables that did not exist before canaryd wrote to them.
 	MadeTables Tables `json:"madeTables,omitempty"`
+	// Sum is of the file's text before it; "" in a file of an older canaryd.
+	Sum string `json:"sum,omitempty"`
 }
 
 // Tables is a set of tables. It is a value.
@@ -176,8 +178,12 @@ func (s *Store) Save(stored Stored) error {
 // SaveState writes the state, which then names the generation that was written last. Marks must be
 // on disk soon after they are planted, or the next start takes them for those of saved rules.
 func (s *Store) SaveState(state State) error {
-	state.Format, state.Identity, state.ID = format, s.identity, s.written
-	if err := s.write(s.statePath(), state); err != nil {
+	state.Format, state.Identity, state.ID, state.Sum = format, s.identity, s.written, ""
+	text, err := json.Marshal(state)
+	if err == nil {
+		err = s.put(s.statePath(), private.Summed(text))
+	}
+	if err != nil {
 		return fmt.Errorf("saving the state: %w", err)
 	}
 	s.named = s.written
@@ -187,7 +193,7 @@ func (s *Store) SaveState(state State) error {
 // Forget removes the state and a loss that waits, so that the next start does not take removed
 // marks for lost ones. Generations stay, for restore.
 func (s *Store) Forget() error {
-	if err := s.ForgetPending(); err != nil {
+	if err := errors.Join(s.ForgetPending(), s.SaveUnread(nil)); err != nil {
 		return err
 	}
 	if err := removeFile(s.statePath(), "the state"); err != nil {
@@ -214,7 +220,11 @@ func (s *Store) LoadState() (State, Stored, error) {
 	if err := s.checkIdentity(state.Identity); err != nil {
 		return State{}, Stored{}, err
 	}
+	state.Sum = ""
 	stored, rests, err := s.loadIf(state.ID, s.checkIdentity)
+	if errors.Is(err, ErrNothingStored) {
+		return State{}, Stored{}, fmt.Errorf("%s names generation %s, and its file is missing", s.statePath(), state.ID)
+	}
 	if err == nil {
 		if s.base, s.rests = rests, ""; rests != nil { // the first change after a restart is a small write, too
 			s.rests = rests.name
@@ -287,6 +297,10 @@ func (s *Store) write(path string, value any) error {
 	if err != nil {
 		return err
 	}
+	return s.put(path, data)
+}
+
+func (s *Store) put(path string, data []byte) error {
 	if len(data) > maxStored {
 		return fmt.Errorf("%s would have %d MiB, and canaryd reads %d at most", path, len(data)>>20, maxStored>>20)
 	}
@@ -330,6 +344,9 @@ func readFile(path string, newest int, value any) error {
 	}
 	if about.Format > newest {
 		return fmt.Errorf("%s: %w (format %d, here %d)", path, ErrNewer, about.Format, newest)
+	}
+	if !private.SumHolds(text) {
+		return fmt.Errorf("%s is corrupt: its sum is another", path)
 	}
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()

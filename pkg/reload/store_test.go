@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -157,6 +158,11 @@ func TestWhatWasTamperedWithIsRefused(t *testing.T) {
 	}
 }
 
+// unsummed is a state as an older canaryd wrote it.
+func unsummed(s string) string {
+	return regexp.MustCompile(`,"sum":"[0-9a-f]*"`).ReplaceAllString(s, "")
+}
+
 // TestFormats: files without a format are of the canaryd before there was one,
 // and read; those of a later canaryd are refused for what they are, whatever
 // else they hold.
@@ -167,11 +173,11 @@ func TestFormats(t *testing.T) {
 		refused bool
 	}{
 		{"as written", func(s string) string { return s }, false},
-		{"of the canaryd before", func(s string) string { return strings.Replace(s, `"format":5,`, "", 1) }, false},
-		{"of the one with a format", func(s string) string { return strings.Replace(s, `"format":5,`, `"format":1,`, 1) }, false},
-		{"of the one with a quarantine", func(s string) string { return strings.Replace(s, `"format":5,`, `"format":2,`, 1) }, false},
-		{"of the one with counts", func(s string) string { return strings.Replace(s, `"format":5,`, `"format":3,`, 1) }, false},
-		{"of the next one", func(s string) string { return strings.Replace(s, `"format":5,`, `"format":6,"more":{"x":[1]},`, 1) }, true},
+		{"of the canaryd before", func(s string) string { return strings.Replace(unsummed(s), `"format":6,`, "", 1) }, false},
+		{"of the one with a format", func(s string) string { return strings.Replace(unsummed(s), `"format":6,`, `"format":1,`, 1) }, false},
+		{"of the one with a quarantine", func(s string) string { return strings.Replace(unsummed(s), `"format":6,`, `"format":2,`, 1) }, false},
+		{"of the one with counts", func(s string) string { return strings.Replace(unsummed(s), `"format":6,`, `"format":3,`, 1) }, false},
+		{"of the next one", func(s string) string { return strings.Replace(s, `"format":6,`, `"format":7,"more":{"x":[1]},`, 1) }, true},
 	} {
 		for _, file := range []string{"state.json", "generations/" + generation(t, 1).ID() + ".json"} {
 			t.Run(test.name+" "+filepath.Base(file), func(t *testing.T) {
@@ -181,7 +187,7 @@ func TestFormats(t *testing.T) {
 				must(t, s.SaveState(testState()))
 				text, err := os.ReadFile(filepath.Join(dir, file))
 				must(t, err)
-				if !strings.HasPrefix(string(text), `{"format":5,`) {
+				if !strings.HasPrefix(string(text), `{"format":6,`) {
 					t.Fatalf("%s begins with %.20s", file, text)
 				}
 				must(t, os.WriteFile(filepath.Join(dir, file), []byte(test.damage(string(text))), 0o600))
@@ -189,7 +195,7 @@ func TestFormats(t *testing.T) {
 				switch {
 				case !test.refused && err != nil:
 					t.Error(err)
-				case test.refused && (!errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "format 6, here 5")):
+				case test.refused && (!errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "format 7, here 6")):
 					t.Errorf("error is %v, want ErrNewer with both formats", err)
 				}
 			})
@@ -338,10 +344,15 @@ func TestTheSameGenerationIsNotWrittenTwice(t *testing.T) {
 	s := openStore(t, dir, here)
 	must(t, s.saveGeneration(g, "snapshot", noon))
 	path := filepath.Join(dir, "generations", g.ID()+".json")
+	must(t, os.Chtimes(path, noon, noon))
+	must(t, s.saveGeneration(g, "snapshot", noon))
+	if info, err := os.Stat(path); err != nil || !info.ModTime().Equal(noon) {
+		t.Errorf("it was written again: %v, %v", info, err)
+	}
 	must(t, os.Remove(path))
 	must(t, s.saveGeneration(g, "snapshot", noon))
-	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it was written again: %v", err)
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("it was removed, and not written again: %v", err)
 	}
 	must(t, s.saveGeneration(generation(t, 2), "snapshot", noon))
 	must(t, s.saveGeneration(g, "snapshot", noon))

@@ -1,0 +1,45 @@
+package api
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// An UnreadState is a stored file, in a Status, that cannot be read. It says what was in force when
+// the last canaryd ended.
+type UnreadState struct {
+	File   string    `json:"file"`
+	Reason string    `json:"reason,omitempty"`
+	Since  time.Time `json:"since"`
+	// Native means that it is about native tables, and Table names the table, if that is known.
+	Native bool   `json:"native,omitempty"`
+	Table  string `json:"table,omitempty"`
+	// Restore is the command that puts an older generation back; "" if there is none.
+	Restore string `json:"restore,omitempty"`
+	Dismiss string `json:"dismiss"` // the command that accepts what stands
+}
+
+// UnreadText says what cannot be read, why, and what to do; "" if everything can.
+func (s Status) UnreadText() string {
+	if len(s.StateUnread) == 0 {
+		return ""
+	}
+	u := s.StateUnread[0]
+	what := "what was in force cannot be read"
+	if u.Table != "" {
+		what = fmt.Sprintf("what was in force in table %s cannot be read", u.Table)
+	}
+	reason := strings.ReplaceAll(u.Reason, "\n", " ")
+	if !strings.Contains(reason, u.File) {
+		reason = joined(": ", u.File, reason)
+	}
+	text := fmt.Sprintf("%s (%s)", what, reason)
+	if n := len(s.StateUnread); n > 1 {
+		text += fmt.Sprintf(", nor %s", CountText(n-1, n, "other file"))
+	}
+	if u.Restore != "" {
+		return fmt.Sprintf("%s: `%s` puts an older generation back, `%s` accepts what stands", text, u.Restore, u.Dismiss)
+	}
+	return fmt.Sprintf("%s: have the owners write their rules, then `%s`", text, u.Dismiss)
+}

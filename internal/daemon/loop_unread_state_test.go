@@ -1,0 +1,226 @@
+package daemon
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// damages are what may become of a stored file. "" is that it is deleted.
+var damages = map[string]func(text string) string{
+	"truncated":      func(s string) string { return s[:len(s)/2] },
+	"emptied":        func(string) string { return "\n" },
+	"a flipped byte": func(s string) string { return s[:len(s)/3] + string(s[len(s)/3]^1) + s[len(s)/3+1:] },
+	"a newer format": func(s string) string { return strings.Replace(s, `"format":`, `"format":9`, 1) },
+	"deleted":        func(string) string { return "" },
+}
+
+// damage does that to a file.
+func damage(t *testing.T, path string, how func(string) string) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	must(t, err)
+	if after := how(string(text)); after != "" {
+		must(t, os.WriteFile(path, []byte(after), 0o600))
+	} else {
+		must(t, os.Remove(path))
+	}
+}
+
+// unreadFiles are the files that a start reads of iptables' tables, by what they are. Whether
+// state.json was deleted by a person or by a cleanup is not known, so nothing is said of that.
+func unreadFiles(dir, id string) map[string]string {
+	return map[string]string{"the state": filepath.Join(dir, "state.json"), "the generation": filepath.Join(dir, "generations", id+".json")}
+}
+
+// wantUnread fails unless the daemon says that a file cannot be read.
+func (r *rig) wantUnread(file string) {
+	r.t.Helper()
+	r.wantNotReady("cannot be read")
+	if s := r.d.Status(); len(s.StateUnread) == 0 || !strings.Contains(s.Headline, file) || !strings.Contains(s.Headline, "canaryd dismiss") {
+		r.t.Errorf("headline %q, unread %+v; want it to name %s", s.Headline, s.StateUnread, file)
+	}
+}
+
+// TestUnreadState: a stored file cannot be read, and rules were flushed while canaryd was down or
+// not. After a flush the node is not healthy until an operator decides, also after another restart.
+// Without one all marks stand, and canaryd begins with what stands.
+func TestUnreadState(t *testing.T) {
+	for what, how := range damages {
+		for _, file := range []string{"the state", "the generation"} {
+			for _, flushed := range []bool{true, false} {
+				name := strings.ReplaceAll(file+", "+what, " ", "_")
+				if flushed {
+					name += ", flushed"
+				}
+				if file == "the state" && what == "deleted" {
+					continue
+				}
+				t.Run(name, func(t *testing.T) {
+					eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+						dir := t.TempDir()
+						first := start(t, backend, setup{store: openStore(t, dir, identity(backend))})
+						first.after(5 * time.Second)
+						id := first.d.Status().Generation.ID
+						first.stop()
+						damage(t, unreadFiles(dir, id)[file], how)
+						if file == "the state" {
+							damage(t, unreadFiles(dir, id)["the generation"], damages["truncated"])
+						}
+						if flushed {
+							first.flushNat()
+						}
+						r := run(t, first.fake, setup{store: openStore(t, dir, identity(backend))})
+						r.after(5 * time.Second)
+						if !flushed {
+							r.wantReady()
+							r.wantLog("its marks stand")
+							return
+						}
+						r.wantUnread(dir)
+						r.stop()
+						r = run(t, r.fake, setup{store: openStore(t, dir, identity(backend))})
+						r.after(5 * time.Second)
+						r.wantUnread(dir)
+						// What stands is guarded all the same.
+						must(t, r.fake.Flush(rules.IPv4, rules.Filter, ""))
+						r.settled()
+						if len(r.chain(rules.IPv4, rules.Filter, "KUBE-FORWARD")) == 0 {
+							t.Error("a flush after the start was not healed")
+						}
+						reply, err := r.d.Dismiss(t.Context())
+						must(t, err)
+						if reply.Unread != 1 {
+							t.Errorf("dismissed %+v, want one file", reply)
+						}
+						r.settled()
+						r.wantReady()
+						r.stop()
+						r = run(t, r.fake, setup{store: openStore(t, dir, identity(backend))})
+						r.settled()
+						r.wantReady()
+					})
+				})
+			}
+		}
+	}
+}
+
+// TestUnreadStateIsRestored: an older generation can be read. It is offered, and to restore it ends
+// the wait.
+func TestUnreadStateIsRestored(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		dir := t.TempDir()
+		first := start(t, backend, setup{store: openStore(t, dir, identity(backend))})
+		first.after(5 * time.Second)
+		older := first.d.Status().Generation.ID
+		addService(t, first.fake, "KUBE-SVC-AAAAAAAAAAAAAAAA")
+		first.after(10 * time.Second)
+		id := first.d.Status().Generation.ID
+		first.stop()
+		damage(t, unreadFiles(dir, id)["the generation"], damages["truncated"])
+		first.flushNat()
+		r := run(t, first.fake, setup{store: openStore(t, dir, identity(backend))})
+		r.after(5 * time.Second)
+		r.wantUnread(id)
+		if s := r.d.Status(); !strings.Contains(s.Headline, "canaryd restore --generation "+older) {
+			t.Errorf("headline %q does not offer %s", s.Headline, older)
+		}
+		reply, err := r.d.Restore(t.Context(), r.agreed(older))
+		must(t, err)
+		if !reply.Proved() {
+			t.Fatalf("reply %+v", reply)
+		}
+		r.settled()
+		r.wantReady()
+	})
+}
+
+// TestUnreadAfterAReboot: a machine lost its power, and its files are cut off. Its rules went with
+// it, so nothing is unknown.
+func TestUnreadAfterAReboot(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		dir, id := t.TempDir(), identity(backend)
+		first := start(t, backend, setup{store: openStore(t, dir, id)})
+		first.after(5 * time.Second)
+		generation := first.d.Status().Generation.ID
+		first.stop()
+		before := time.Now().Add(-time.Hour)
+		for _, path := range unreadFiles(dir, generation) {
+			damage(t, path, damages["truncated"])
+			must(t, os.Chtimes(path, before, before))
+		}
+		id.BootID = "later"
+		r := run(t, loadedFake(t, backend), setup{store: openStore(t, dir, id), uptime: func() time.Duration { return time.Minute }})
+		r.settled()
+		r.wantReady()
+	})
+}
+
+// TestUnreadNative: a stored file of native tables cannot be read. If the very same content stands,
+// all is well; else the node is not healthy until an operator decides.
+func TestUnreadNative(t *testing.T) {
+	for what, how := range damages {
+		for _, file := range []string{"native.json", "native/ID.json"} {
+			if file == "native.json" && what == "deleted" {
+				continue // as after a cleanup
+			}
+			for flush, do := range map[string]func(k *fakeNative){
+				"not flushed": nil, "the ruleset flushed": (*fakeNative).flushRuleset, "the table flushed": func(k *fakeNative) { k.flushTable(proxyTable) },
+			} {
+				t.Run(file+", "+what+", "+flush, func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						dir := t.TempDir()
+						open := func() setup {
+							s := &NativeStore{path: filepath.Join(dir, "native.json"), identity: NativeIdentity{"boot", "cookie:1", "6.1"}}
+							return setup{store: openStore(t, dir, identity(iptables.NFT)), nativeStore: s}
+						}
+						k := newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c"))
+						s := open()
+						s.guarded = k
+						first := start(t, iptables.NFT, s)
+						first.after(5 * time.Second)
+						var id string
+						for _, n := range first.d.Status().Native {
+							if n.Table == proxyTable.NFT() {
+								id = n.Generation
+							}
+						}
+						first.stop()
+						damage(t, filepath.Join(dir, strings.Replace(file, "ID", id, 1)), how)
+						if do != nil {
+							do(k)
+							k.with(func() { k.unheard = nil })
+						}
+						next := func(f *rig) *rig {
+							s := open()
+							s.guarded = k
+							r := run(t, f.fake, s)
+							r.after(5 * time.Second)
+							return r
+						}
+						r := next(first)
+						if do == nil {
+							r.wantReady()
+							return
+						}
+						r.wantUnread(dir)
+						r.stop()
+						r = next(r)
+						r.wantUnread(dir)
+						_, err := r.d.Dismiss(t.Context())
+						must(t, err)
+						r.settled()
+						r.wantReady()
+					})
+				})
+			}
+		}
+	}
+}

@@ -1,0 +1,123 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// What was in force when the last run ended is on disk. Where it cannot be read, and nothing shows
+// that all of it still stands, the node is not healthy until an operator restores or dismisses.
+
+// booted returns when the machine was booted, by the clock on the wall.
+func (d *Daemon) booted() time.Time { return time.Now().Add(-d.cfg.Uptime()) }
+
+// recallUnread takes up what an earlier run could not read.
+func (d *Daemon) recallUnread(ctx context.Context, st *state) {
+	for _, u := range d.cfg.Store.LoadUnread(d.booted()) {
+		st.unread = append(st.unread, u)
+		d.logUnread(ctx, u)
+	}
+}
+
+// noteUnread notes a file that cannot be read.
+func (d *Daemon) noteUnread(ctx context.Context, st *state, u reload.Unread) {
+	if slices.ContainsFunc(st.unread, func(o reload.Unread) bool { return o.File == u.File }) {
+		return
+	}
+	st.unread = append(st.unread, u)
+	d.keepUnread(ctx, st)
+	d.logUnread(ctx, u)
+}
+
+func (d *Daemon) logUnread(ctx context.Context, u reload.Unread) {
+	p := publicUnread(u)
+	klog.FromContext(ctx).Error(errors.New(u.Reason), "What was in force cannot be read, and nothing shows that all of it stands; a decision is needed",
+		"file", u.File, "table", u.Table, "older", p.Restore, "acceptWhatStands", dismissCommand)
+}
+
+// keepUnread has the list on disk.
+func (d *Daemon) keepUnread(ctx context.Context, st *state) {
+	if d.cfg.Store == nil {
+		return
+	}
+	err := d.cfg.Store.SaveUnread(st.unread)
+	d.countStateError(err)
+	if err != nil {
+		severity.Warnings(klog.FromContext(ctx)).Error(err, "What could not be read is not on disk")
+	}
+}
+
+// dropUnread removes what is decided or shown to be in force, and returns how many that were.
+func (d *Daemon) dropUnread(ctx context.Context, st *state, decided func(reload.Unread) bool) (n int) {
+	n = len(st.unread)
+	if st.unread = slices.DeleteFunc(st.unread, decided); len(st.unread) < n {
+		d.keepUnread(ctx, st)
+	}
+	return n - len(st.unread)
+}
+
+// dropStanding drops what is in force again: the generations that it ought to be have IDs, and an
+// ID is of the content.
+func (d *Daemon) dropStanding(ctx context.Context, st *state, native bool, stands func(id string) bool) {
+	n := d.dropUnread(ctx, st, func(u reload.Unread) bool {
+		return u.Native == native && len(u.IDs) > 0 && !slices.ContainsFunc(u.IDs, func(id string) bool { return !stands(id) })
+	})
+	if n > 0 {
+		severity.Notices(klog.FromContext(ctx)).Info("What was in force could not be read, but all of it stands: its content has the same digest", "files", n)
+	}
+}
+
+// lostMarks reports whether a table has lost the marks of an earlier run whose generation cannot
+// be read. Where the marks are not known, any canary shows that none was lost; on legacy a flush
+// removes no table, so one that does not exist has lost nothing.
+func (d *Daemon) lostMarks(s *suspicion, id rules.TableID, v canary.Verdict, exists bool) bool {
+	switch {
+	case !v.Loss():
+		return false
+	case s.remains.Marks != nil:
+		return s.remains.Marks[id].Nonce != ""
+	default:
+		return v != canary.Replaced && (exists || s.remains.Identity.Backend != string(iptables.Legacy))
+	}
+}
+
+// judgeUnread ends the judgement of a run whose generation cannot be read.
+func (d *Daemon) judgeUnread(ctx context.Context, st *state) {
+	s := st.suspicion
+	switch u := s.remains.Unread; {
+	case u == nil:
+	case s.unmarked:
+		d.noteUnread(ctx, st, *u)
+	default:
+		severity.Warnings(klog.FromContext(ctx)).Error(errors.New(u.Reason), "What was in force cannot be read, but its marks stand: no flush came, and canaryd begins with what stands", "file", u.File)
+	}
+}
+
+// publishUnread puts into a status what cannot be read.
+func (st *state) publishUnread(s *api.Status) {
+	if st.removed {
+		return
+	}
+	for _, u := range st.unread {
+		s.StateUnread = append(s.StateUnread, publicUnread(u))
+	}
+}
+
+func publicUnread(u reload.Unread) api.UnreadState {
+	p := api.UnreadState{File: u.File, Reason: u.Reason, Since: u.Since, Native: u.Native, Table: u.Table, Dismiss: dismissCommand}
+	if u.Older != "" {
+		p.Restore = restoreCommand + " --generation " + u.Older
+	}
+	return p
+}
