@@ -31,9 +31,13 @@ func flushText(r api.FlushReply) string {
 	var b strings.Builder
 	f := r.Flush
 	fmt.Fprintf(&b, "flush %s at %s, %s\n", f.ID, f.Time.UTC().Format("2006-01-02 15:04:05.000 MST"), ago(f.Time))
-	fmt.Fprintf(&b, "%s, %s: noticed after %s, %s, %s\n", f.Kind, f.Outcome, span(f.NoticedSeconds), absentFully(f), count(f.Attempts, "replay"))
+	fmt.Fprintf(&b, "%s, %s: noticed after %s, %s, %s\n", f.Kind, f.Outcome, noticedText(f), absentFully(f), count(f.Attempts, "replay"))
 	if !f.LastInForce.IsZero() {
-		fmt.Fprintf(&b, "the exact time is not known; the rules were last seen in force at %s\n", f.LastInForce.UTC().Format("2006-01-02 15:04:05 MST"))
+		how := "the exact time is not known"
+		if f.Stalled {
+			how = "canaryd stood still when it happened"
+		}
+		fmt.Fprintf(&b, "%s; the rules were last seen in force at %s\n", how, f.LastInForce.UTC().Format("2006-01-02 15:04:05 MST"))
 	}
 	if f.Earlier {
 		b.WriteString("seen by an earlier run of canaryd\n")
@@ -118,6 +122,15 @@ func writeLost(b *strings.Builder, f api.Flush) {
 			fmt.Fprintf(b, "  and %s\n", count(l.More, "more part"))
 		}
 	}
+}
+
+// noticedText says how long after the flush it was noticed.
+func noticedText(f api.Flush) string {
+	noticed, bound := f.NoticedFor()
+	if bound {
+		return "at most " + span(noticed.Seconds())
+	}
+	return span(noticed.Seconds())
 }
 
 // absentFully says when the rules were written, and how long they were absent.

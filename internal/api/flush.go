@@ -213,10 +213,13 @@ type Flush struct {
 	NoticedSeconds float64 `json:"noticedSeconds"`
 	AbsentSeconds  float64 `json:"absentSeconds"`
 	// AbsentAtMost means that AbsentSeconds is only a bound: canaryd did not run when the flush
-	// came, or does not know when a jump was deleted. The time is counted from LastInForce, when
-	// the rules were last known to be in force.
+	// came, or stood still, or does not know when a jump was deleted. The time is counted from
+	// LastInForce, when the rules were last known to be in force.
 	AbsentAtMost bool      `json:"absentAtMost,omitempty"`
 	LastInForce  time.Time `json:"lastInForce,omitzero"`
+	// Stalled means that canaryd had a process then that was not executed: it was stopped, or the
+	// node was starved.
+	Stalled bool `json:"stalled,omitempty"`
 	// WrittenSeconds is the time from the first evidence to the end of the last write. The rules
 	// were in force then; the rest of AbsentSeconds is the proof. KernelSeconds is how much of it
 	// the kernel took for canaryd's own transactions.

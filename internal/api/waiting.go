@@ -26,6 +26,16 @@ func (f Flush) Open() bool {
 // but when they were last in force.
 func (f Flush) Bound() bool { return f.AbsentAtMost || f.Open() && !f.LastInForce.IsZero() }
 
+// NoticedFor returns the time from the first evidence to the verdict. If the flush may have come at
+// any time since the rules were last known to be in force, it is a bound, counted from then.
+func (f Flush) NoticedFor() (noticed time.Duration, bound bool) {
+	noticed = Seconds(f.NoticedSeconds)
+	if f.LastInForce.IsZero() {
+		return noticed, false
+	}
+	return noticed + max(f.Time.Sub(f.LastInForce), 0), true
+}
+
 // Unanswered reports whether the outcome is one that a flush has while it lasts.
 func (f Flush) Unanswered() bool {
 	return slices.Contains([]Outcome{Pending, WaitingOwner, WaitingPaused, WaitingObserve, reload.Failed}, f.Outcome)

@@ -67,6 +67,24 @@ func (st *state) boundAbsence(f rules.Family) {
 	}
 }
 
+// A stall is a time in which canaryd was not executed.
+type stall struct{ begin, end time.Time }
+
+// stalledAfter returns how long nothing may have been looked at until canaryd counts as having
+// stood still: it was stopped, or starved of the processor. Messages and hints of that time have
+// no time.
+func (d *Daemon) stalledAfter() time.Duration { return d.cfg.PollInterval + d.cfg.PollInterval/2 }
+
+// boundStall takes down that the open loss may have come at any time since the look before, if
+// that is longer ago than a look can be while the loop turns.
+func (d *Daemon) boundStall(st *state, f rules.Family) {
+	fs, r := st.families[f], &st.loss.record
+	last := latest(latest(st.looking.before, fs.known.at), fs.written)
+	if r.LastInForce.IsZero() && !last.IsZero() && r.Time.Sub(last) > d.stalledAfter() {
+		r.LastInForce, r.Stalled = last, true
+	}
+}
+
 // endAbsence takes down that everything was back at that time. It returns how long it was
 // absent or, where no canaryd ran when it was lost, for how long at most.
 func endAbsence(r *api.Flush, at time.Time) time.Duration {

@@ -130,8 +130,7 @@ func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, 
 	switch {
 	case ts.verdict.Loss():
 		d.countDrift(ctx, st, x.Finding)
-		d.dateLoss(st, id.Family, x.Seen)
-		st.openLoss(id.Family, x.Seen)
+		d.openLossNow(st, id.Family, x.Seen)
 		st.countFromDeletion(id, x.Finding)
 	case ts.verdict == canary.Unknown:
 		// What was in the way may go without a write that is noticed.

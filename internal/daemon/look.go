@@ -34,6 +34,8 @@ const (
 // looking is when the next look comes, and why.
 type looking struct {
 	at       time.Time     // of the next look
+	last     time.Time     // when the present look began, or the last one,
+	before   time.Time     // and the one before it
 	hinted   time.Time     // when the hint came that asks for it; zero: none did
 	woken    bool          // by a hint, not by the poll: look closely
 	evidence time.Time     // since when what the present look finds may be so
@@ -60,6 +62,7 @@ func (l *looking) begin(now time.Time) (woken bool) {
 		l.evidence = now
 	}
 	l.woken, l.at, l.hinted = false, time.Time{}, time.Time{}
+	l.before, l.last = l.last, now
 	return woken
 }
 
@@ -319,8 +322,7 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probe
 	if standing {
 		return true
 	}
-	d.dateLoss(st, f, probed.Digest)
-	st.openLoss(f, probed.Digest)
+	d.openLossNow(st, f, probed.Digest)
 	st.loss.byName = st.loss.byName || d.deletedByName(marks, f, probed)
 	return false
 }

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -44,6 +45,45 @@ func TestSuspendedInTheMiddleOfARead(t *testing.T) {
 		r.wantReady()
 		if r.d.Status().Generation.ID == before {
 			t.Error("the change is not known a minute after it")
+		}
+	})
+}
+
+// TestStoodStill: the loop was not executed for 13 s, as after SIGSTOP, and hints of that
+// time come without one. How long the rules were absent is a bound then; right after that it is
+// exact again.
+func TestStoodStill(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		k := newFakeNative(tableOf(proxyTable, "a", "b"))
+		r := start(t, backend, setup{guarded: k})
+		stop := make(chan struct{})
+		go func() {
+			must(t, r.d.ask(t.Context(), func(context.Context, *state) { <-stop }))
+		}()
+		r.after(500 * time.Millisecond)
+		must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
+		k.flushTable(proxyTable)
+		time.Sleep(13 * time.Second)
+		close(stop)
+		r.settled()
+		records := r.records(0)
+		if len(records) == 0 {
+			t.Fatal("no record")
+		}
+		for _, f := range records {
+			noticed, bound := f.NoticedFor()
+			if absent := api.Seconds(f.AbsentSeconds); !f.AbsentAtMost || !f.Stalled || absent < 13*time.Second || absent > 15*time.Second {
+				t.Errorf("flush of %v %v: absent for %s, a bound: %t, canaryd stood still: %t", f.Tables, f.NativeNames(), absent, f.AbsentAtMost, f.Stalled)
+			}
+			if !bound || noticed < 13*time.Second || noticed > 15*time.Second {
+				t.Errorf("flush of %v %v: noticed after %s, a bound: %t", f.Tables, f.NativeNames(), noticed, bound)
+			}
+		}
+		r.wantLog("noticedAfterAtMost=")
+		must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
+		r.settled()
+		if f := r.records(len(records)); len(f) != 1 || f[0].AbsentAtMost || f[0].AbsentSeconds > 1 {
+			t.Errorf("the flush after that has %+v", f)
 		}
 	})
 }

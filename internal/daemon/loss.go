@@ -61,6 +61,15 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 	}
 }
 
+// openLossNow is openLoss of what a probe or a read of that digest shows now.
+func (d *Daemon) openLossNow(st *state, f rules.Family, digest uint64) {
+	d.dateLoss(st, f, digest)
+	fresh := st.loss == nil
+	if st.openLoss(f, digest); fresh {
+		d.boundStall(st, f)
+	}
+}
+
 // dateLoss finds out since when a loss in a family may be so that a probe or a read of that digest
 // shows. What was put back was in force after the write, whatever was hinted at before it. Where
 // all commits since were heard of, the loss came with the first of them or later.

@@ -71,6 +71,7 @@ type nativeRealm struct {
 	lookAt  time.Time // of the next look
 	hinted  time.Time // when the hint came that asks for it
 	heard   time.Time // when it was last heard what commits did; zero: never
+	stall   stall     // the last one
 	readAt  time.Time // when changed tables are read; zero: none are
 	// refreshAt is when elements are read that packets add and time takes; zero: there are none.
 	refreshAt time.Time

@@ -58,6 +58,9 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 	since := notBefore(earliest(r.hinted, now), r.heard)
 	commits, missed, err := d.cfg.Native.Kernel.Hear(genid)
 	if err == nil {
+		if !r.heard.IsZero() && now.Sub(r.heard) > d.stalledAfter() {
+			r.stall = stall{r.heard, time.Now()}
+		}
 		r.heard = now
 	}
 	if missed {

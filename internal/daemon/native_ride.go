@@ -130,6 +130,7 @@ func joinRecord(to *api.Flush, from api.Flush) {
 	for _, c := range from.Culprits {
 		addCulprit(to, c)
 	}
+	to.LastInForce, to.Stalled = earliest(to.LastInForce, from.LastInForce), to.Stalled || from.Stalled
 	to.CulpritsMissed = to.CulpritsMissed || from.CulpritsMissed
 	settleCulprit(to)
 }

@@ -148,6 +148,9 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 		what, log = "A canary is gone, as the drill wants it", severity.Notices(log)
 	}
 	when := []any{"noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10 * time.Microsecond)}
+	if since := st.loss.record.LastInForce; st.loss.record.Stalled {
+		when = []any{"noticedAfterAtMost", st.loss.noticed.Sub(since).Round(10 * time.Microsecond)}
+	}
 	if st.loss.recorded {
 		what = "Rules that were lost before canaryd was restarted are still missing"
 		when = []any{"since", st.loss.record.Time.UTC().Format(time.RFC3339)}

@@ -42,7 +42,7 @@ func (st *state) takeUnanswered(has func(api.Flush) bool) (api.Flush, bool) {
 // has counted what the record has.
 func (st *state) resumeRecord() {
 	l := st.loss
-	if l.record.LastInForce.IsZero() || l.recorded || l.record.Drill != "" {
+	if l.record.LastInForce.IsZero() || l.record.Stalled || l.recorded || l.record.Drill != "" {
 		return
 	}
 	lost := st.losses()

@@ -29,7 +29,7 @@ type pageGroup struct {
 }
 
 func recordOf(f api.Flush, now time.Time) pageRecord {
-	r := pageRecord{Flush: f, Absent: absentText(f, now), Noticed: durationText(api.Seconds(f.NoticedSeconds)), Class: outcomeClass(f.Outcome),
+	r := pageRecord{Flush: f, Absent: absentText(f, now), Noticed: noticedText(f), Class: outcomeClass(f.Outcome),
 		KindMeans: kindMeanings[f.Kind], OutcomeMeans: outcomeMeanings[f.Outcome]}
 	r.LostFirst, r.LostRest, _ = strings.Cut(f.Lost.Text(countText), ", ")
 	families, tables, native := f.Where()
@@ -46,6 +46,15 @@ func recordOf(f api.Flush, now time.Time) pageRecord {
 		r.Groups = append(r.Groups, g)
 	}
 	return r
+}
+
+// noticedText says how long after the flush it was noticed.
+func noticedText(f api.Flush) string {
+	noticed, bound := f.NoticedFor()
+	if bound {
+		return "at most " + durationText(noticed)
+	}
+	return durationText(noticed)
 }
 
 // absentText says how long the rules were absent, or have been absent so far.

@@ -2,13 +2,17 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -102,5 +106,39 @@ func TestFullFlushWhileDown(t *testing.T) {
 		}
 		d.Stop()
 		n.Want(0, "check")
+	})
+}
+
+// TestStoppedProcess: while canaryd is stopped, the kernel's messages wait. How long the rules were
+// absent is a bound then, and never shorter than it was.
+func TestStoppedProcess(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		n.LoadNative(100)
+		process := n.Start(guardNative)
+		process.Suspend()
+		n.Flush()
+		nstest.Command(n.T, "nft", "flush", "table", "ip", "kube-proxy")
+		flushed := time.Now()
+		nstest.Command(n.T, "sleep", "3") // as an operator's debugger may hold it
+		process.Signal(syscall.SIGCONT)
+		n.Healed(1)
+		n.Within(nodetest.HealsIn, "kube-proxy's native table", func() error {
+			if nativeRecords(n) == 0 {
+				return errors.New("it has no record")
+			}
+			return nodetest.Ready()
+		})
+		for i := range n.Status().Flushes {
+			f := flushJSON(n, fmt.Sprint(i+1)).Flush
+			absent := api.Seconds(f.AbsentSeconds)
+			if back := f.LastInForce.Add(absent); !f.AbsentAtMost || !f.Stalled || absent < back.Sub(flushed) || f.LastInForce.After(flushed) {
+				n.Errorf("flushed at %s; the record says %s since %s, a bound: %t, stood still: %t", flushed, absent, f.LastInForce, f.AbsentAtMost, f.Stalled)
+			}
+		}
+		if text, _ := n.Want(0, "status", "--flush", "1"); !strings.Contains(text, "noticed after at most ") || !strings.Contains(text, "canaryd stood still when it happened") {
+			n.Errorf("canaryd status --flush 1 prints\n%s", text)
+		}
+		process.Stop()
 	})
 }
