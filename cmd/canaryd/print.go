@@ -293,7 +293,7 @@ func writeFlushes(w io.Writer, flushes []api.Flush) {
 		rows = append(rows, []string{
 			strconv.Itoa(i + 1), ago(f.Time), string(f.Kind), scope(f),
 			f.Lost.Text(strconv.Itoa),
-			plain(f.ByText()), absentText(f), string(f.Outcome),
+			plain(f.ByText()), absentText(f), f.OutcomeText(),
 		})
 	}
 	fmt.Fprintln(w)

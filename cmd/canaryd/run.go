@@ -128,7 +128,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		PollInterval: o.poll, Settle: o.settle, JumpGrace: o.jumpGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, FreeMemory: freeMemory,
 		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Standby: standby, Attachments: o.attachments(), Disabled: disabled, NativeTables: o.strangerTables, Native: guarded.cfg, LeftOut: kernel.LeftOut,
 		Sets: iptables.NewSets(), CPU: daemon.CPUTime, ListenRequired: o.metricsRequired,
-		Elsewhere: o.elsewhere,
+		Elsewhere: o.elsewhere, Node: nodeName(),
 	})
 	socket, err := control.Listen(ctx, o.socket)
 	if err != nil {

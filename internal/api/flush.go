@@ -96,7 +96,7 @@ func (f Flush) Summary() string {
 	if left := len(hit) - summaryTables; left > 0 {
 		hit, more = hit[:summaryTables], fmt.Sprintf(" and %d more", left)
 	}
-	return fmt.Sprintf("%s: %s%s; by %s", f.Outcome, strings.Join(hit, ", "), more, f.ByText())
+	return fmt.Sprintf("%s: %s%s; by %s", f.OutcomeText(), strings.Join(hit, ", "), more, f.ByText())
 }
 
 // TakersOf names the processes that removed something from one table; "" if they are unknown.
@@ -345,6 +345,15 @@ type ChainLoss struct {
 // An Outcome is what became of a replay or a flush. Skipped also means that the owner put back what
 // canaryd only observed.
 type Outcome = reload.Outcome
+
+// OutcomeText says the outcome to people. Of a record that is skipped canaryd skipped nothing: the
+// owner was faster.
+func (f Flush) OutcomeText() string {
+	if f.Outcome == reload.Skipped {
+		return "back, by its owner"
+	}
+	return string(f.Outcome)
+}
 
 // Pending is the outcome of a flush before its first replay. No metric has it.
 const Pending Outcome = "pending"

@@ -144,8 +144,8 @@ type OwnerlessRules struct {
 	// Since is when KUBE-PROXY-CANARY was first seen missing.
 	Since    time.Time      `json:"since"`
 	Families []rules.Family `json:"families"`
-	// Choices are what to do: the first if kube-proxy belongs on this node, the second if it has
-	// left.
+	// Choices are what to do: the last if kube-proxy has left this node, the others if it belongs
+	// there, by what runs it.
 	Choices []Choice `json:"choices"`
 }
 

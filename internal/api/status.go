@@ -189,6 +189,10 @@ type StoredGeneration struct {
 // Dismissed is the outcome of a flush whose loss an operator has accepted.
 const Dismissed Outcome = "dismissed"
 
+// OwnersDecision is the outcome of a flush that turned out to be the doing of the rules' owner. The
+// rules stay away.
+const OwnersDecision Outcome = "owner's decision"
+
 // Interrupted is the outcome of a flush of an earlier run that ended before a replay. If the next
 // run finds the same tables lost in the same boot, the record goes on instead.
 const Interrupted Outcome = "interrupted"

@@ -20,7 +20,7 @@ func TestSummary(t *testing.T) {
 		"proved: ipv4 nat emptied; by unknown":                                 {Outcome: reload.Proved, Lost: Lost{Tables: []TableLoss{nat}}},
 		"proved: ip kube-proxy table_deleted; by nft (pid 3)":                  {Outcome: reload.Proved, Native: []NativeLoss{native}, Culprits: []Culprit{culprit}},
 		"proved: ipv4 filter table_deleted; by unknown":                        {Outcome: reload.Proved, Lost: Lost{Tables: []TableLoss{marks}}},
-		"skipped: ip kube-proxy table_deleted; by unknown":                     {Outcome: reload.Skipped, Lost: Lost{Tables: []TableLoss{marks}}, Native: []NativeLoss{native}},
+		"back, by its owner: ip kube-proxy table_deleted; by unknown":          {Outcome: reload.Skipped, Lost: Lost{Tables: []TableLoss{marks}}, Native: []NativeLoss{native}},
 		"raced: ipv4 nat emptied, ip kube-proxy table_deleted; by nft (pid 3)": {Outcome: reload.Raced, Lost: Lost{Tables: []TableLoss{nat}}, Native: []NativeLoss{native}, Culprit: culprit},
 		"failed: " + strings.Repeat("ipv4 nat emptied, ", 9) + "ipv4 nat emptied and 2 more; by unknown": {
 			Outcome: reload.Failed, Lost: Lost{Tables: []TableLoss{nat, nat, nat, nat, nat, nat, nat, nat, nat, nat, nat}}, Native: []NativeLoss{native}},

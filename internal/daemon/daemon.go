@@ -100,6 +100,8 @@ type Config struct {
 	NativeTables func(context.Context) ([]string, error)
 	// Native is what is guarded of those.
 	Native NativeConfig
+	// Node is how Kubernetes calls this node; empty: that is not known.
+	Node string
 	// Elsewhere opens the backend that is not guarded, to see what became of the rules
 	// that an earlier run guarded there; nil: that is never looked at. close ends it.
 	Elsewhere func(context.Context, iptables.Backend) (r Reader, close func(), err error)

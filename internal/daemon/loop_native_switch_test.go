@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -27,7 +26,7 @@ func TestNativeSwitchedMode(t *testing.T) {
 		if k.standing(proxyTable) != nil || k.count().heals != 0 {
 			t.Error("the table was put back")
 		}
-		r.wantOneFlush("deleted_by_owner_or_unknown", reload.Skipped)
+		r.wantOneFlush("deleted_by_owner_or_unknown", api.OwnersDecision)
 	})
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		r.write(rules.Mangle, ":KUBE-PROXY-CANARY - [0:0]")

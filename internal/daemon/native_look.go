@@ -329,7 +329,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 	}
 	for id := range choice.immune {
 		if r.immune[id] = true; r.tables[id] != nil { // its owner has made it so
-			d.nativeBack(ctx, st, id)
+			d.nativeBack(ctx, st, id, true)
 			delete(r.tables, id)
 		}
 	}
@@ -419,7 +419,7 @@ func (d *Daemon) deedsUpTo(id tableid.TableID, t *nativeTable, genid uint32) (kn
 
 // adoptNative takes what its owner made of a table for what ought to be in force.
 func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID, seen nativeSight, f native.Finding) {
-	d.nativeBack(ctx, st, id)
+	d.nativeBack(ctx, st, id, seen.Tables[id] != nil)
 	if seen.Tables[id] != nil {
 		// Elements that packets add and time takes are no content, so their flush is no change.
 		if t := st.native.tables[id]; f.Verdict == native.Changed || t.want.Fleeting() {

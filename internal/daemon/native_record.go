@@ -299,12 +299,15 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 
 // nativeBack notes that a table is as its owner wants it: losses of it that are open are over. The
 // loss of which it was the last table is ended by endBack, because a plan may still go on with it.
-func (d *Daemon) nativeBack(ctx context.Context, st *state, id tableid.TableID) {
-	r, outcome := &st.native, api.Outcome(reload.Skipped)
-	if r.tables[id].accept {
-		outcome = api.Dismissed
+func (d *Daemon) nativeBack(ctx context.Context, st *state, id tableid.TableID, stands bool) {
+	r, outcome, what := &st.native, api.Outcome(reload.Skipped), "A native table is as its owner wants it"
+	switch {
+	case r.tables[id].accept:
+		outcome, what = api.Dismissed, "An operator has accepted what became of a native table"
+	case !stands:
+		outcome, what = api.OwnersDecision, "The owner of a native table has removed it; canaryd accepts that"
 	}
-	d.endWaiting(ctx, st, id, outcome, "A native table is as its owner or an operator wants it")
+	d.endWaiting(ctx, st, id, outcome, what)
 	r.tables[id].finding = native.Finding{Verdict: native.Changed}
 	if st.nativeBackUnasked() {
 		r.loss.retry.at = time.Now()

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -116,9 +117,11 @@ func (d *Daemon) askForSyncs(ctx context.Context, st *state) {
 
 // ownerChoices are the ways out of rules without an owner. canaryd takes neither unasked: only
 // the operator knows which is right.
-func ownerChoices() []api.Choice {
+func ownerChoices(node string) []api.Choice {
 	return []api.Choice{
-		{If: "kube-proxy belongs on this node", Command: "kubectl -n kube-system rollout restart daemonset/kube-proxy"},
+		{If: "kube-proxy belongs on this node, as a pod of a DaemonSet", Command: "kubectl -n kube-system delete pod --selector=k8s-app=kube-proxy --field-selector=spec.nodeName=" + cmp.Or(node, "NODE")},
+		{If: "k3s runs it within its own process", Command: "systemctl restart k3s-agent # k3s on a server"},
+		{If: "RKE2 runs it as a static pod", Command: "rm /var/lib/rancher/rke2/agent/pod-manifests/kube-proxy.yaml && systemctl restart rke2-agent # rke2-server on a server"},
 		{If: "kube-proxy has left this node", Command: "canaryd cleanup --rules --protect=kube-proxy"},
 	}
 }
@@ -132,7 +135,7 @@ func (d *Daemon) ownerless(st *state, now time.Time) *api.OwnerlessRules {
 			continue
 		}
 		if o == nil {
-			o = &api.OwnerlessRules{Since: fs.proxy.gone, Choices: ownerChoices()}
+			o = &api.OwnerlessRules{Since: fs.proxy.gone, Choices: ownerChoices(d.cfg.Node)}
 		}
 		o.Since, o.Families = earliest(o.Since, fs.proxy.gone), append(o.Families, f)
 	}
@@ -160,7 +163,7 @@ func (d *Daemon) logOwnerless(ctx context.Context, st *state) {
 	if o != nil && st.ownerless.met(errOwnerless, now) {
 		severity.Warnings(log).Error(nil, "kube-proxy's rules have no owner: they are in force, but KUBE-PROXY-CANARY is not back, so no process corrects them",
 			"families", o.Families, "missingFor", now.Sub(o.Since).Round(time.Second),
-			"ifItBelongsHere", o.Choices[0].Command, "ifItHasLeft", o.Choices[1].Command)
+			"ifItBelongsHere", o.Choices[0].Command, "ifItHasLeft", o.Choices[len(o.Choices)-1].Command)
 	}
 	if o == nil && st.ownerless.over() {
 		severity.Notices(log).Info("No rules of kube-proxy's are without an owner any more")

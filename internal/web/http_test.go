@@ -126,7 +126,7 @@ func TestPage(t *testing.T) {
 	s.LossSince = time.Time{}
 	s.LastKnown = time.Now()
 	for _, part := range []string{">Healthy, but kube-proxy&#39;s rules have no owner<", "kube-proxy&#39;s rules have no owner.", "If kube-proxy has left this node:",
-		`<code class="run">kubectl -n kube-system rollout restart daemonset/kube-proxy</code>`, `<code class="run">canaryd cleanup --rules --protect=kube-proxy</code>`} {
+		`<code class="run">kubectl -n kube-system delete pod --selector=k8s-app=kube-proxy --field-selector=spec.nodeName=node-1</code>`, `<code class="run">canaryd cleanup --rules --protect=kube-proxy</code>`} {
 		if !strings.Contains(ask(face(s, nil), "GET", "/").Body.String(), part) {
 			t.Errorf("no %q on the page of rules without an owner", part)
 		}

@@ -82,7 +82,7 @@ func outcomeClass(o api.Outcome) string {
 		return "good"
 	case reload.Raced:
 		return "warn"
-	case reload.Skipped, api.Interrupted, api.Requested, api.Dismissed:
+	case reload.Skipped, api.OwnersDecision, api.Interrupted, api.Requested, api.Dismissed:
 		return "dull"
 	default:
 		return "bad"

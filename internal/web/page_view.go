@@ -428,6 +428,7 @@ var outcomeMeanings = map[api.Outcome]string{
 	reload.Partial:       "some tables or rules are still missing",
 	reload.Failed:        "nothing could be put back; it is tried again",
 	reload.Skipped:       "canaryd wrote nothing: the owner put the rules back",
+	api.OwnersDecision:   "the owner has removed it, and canaryd has accepted that",
 	api.WaitingPaused:    "replays are paused; the rules come back when the pause ends",
 	api.WaitingObserve:   "canaryd only observes; the rules' owner has to put them back",
 	api.WaitingOwner:     "deleted by name: its owner has a moment to write it again or to delete the rest",

@@ -245,6 +245,9 @@ func TestUninstall(t *testing.T) {
 	if container.StartupProbe != nil || container.LivenessProbe != nil {
 		t.Error("a probe would restart the pod because no daemon answers")
 	}
+	if len(container.Ports) > 0 {
+		t.Errorf("the PodMonitor scrapes ports %v, which nothing serves: CanarydDownOnManyNodes pages", container.Ports)
+	}
 	got := map[string][]string{"args": container.Args, "readiness": container.ReadinessProbe.Exec.Command}
 	want := map[string][]string{"args": {"cleanup", "--stay"}, "readiness": {"canaryd", "cleanup"}}
 	if diff := cmp.Diff(want, got); diff != "" {

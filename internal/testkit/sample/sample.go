@@ -29,7 +29,7 @@ func Status() api.Status {
 		Generation:       api.Generation{ID: "0123abcd", Source: "snapshot", Captured: at.Add(-time.Hour), Rules: 56, Chains: 20},
 		LossSince:        at, LearningPendingSince: at, JournalError: "no space left on device",
 		StateSaved:        at,
-		RulesWithoutOwner: &api.OwnerlessRules{Since: at, Families: []rules.Family{rules.IPv4}, Choices: []api.Choice{{If: "kube-proxy belongs on this node", Command: "kubectl -n kube-system rollout restart daemonset/kube-proxy"}, {If: "kube-proxy has left this node", Command: "canaryd cleanup --rules --protect=kube-proxy"}}},
+		RulesWithoutOwner: &api.OwnerlessRules{Since: at, Families: []rules.Family{rules.IPv4}, Choices: []api.Choice{{If: "kube-proxy belongs on this node", Command: "kubectl -n kube-system delete pod --selector=k8s-app=kube-proxy --field-selector=spec.nodeName=node-1"}, {If: "kube-proxy has left this node", Command: "canaryd cleanup --rules --protect=kube-proxy"}}},
 		Baseline: &api.Baseline{
 			BaselineName: api.BaselineName{Generation: "4567cdef", Confirmed: at.Add(-24 * time.Hour)},
 			Rules:        50, Chains: 19, AppearedRules: 7, AppearedChains: 2, GoneRules: 1, ReorderedChains: 1,
