@@ -42,6 +42,9 @@ func flushText(r api.FlushReply) string {
 	if f.Earlier {
 		b.WriteString("seen by an earlier run of canaryd\n")
 	}
+	if r := f.Repeated; r != nil {
+		fmt.Fprintf(&b, "the same process flushed the same tables again: %s, absent for at most %s each\n", r.Text(), span(r.MostAbsentSeconds))
+	}
 	if f.Standby != nil {
 		fmt.Fprintf(&b, "%s\n", f.Standby.Text())
 	}

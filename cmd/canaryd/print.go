@@ -293,7 +293,7 @@ func writeFlushes(w io.Writer, flushes []api.Flush) {
 		rows = append(rows, []string{
 			strconv.Itoa(i + 1), ago(f.Time), string(f.Kind), scope(f),
 			f.Lost.Text(strconv.Itoa),
-			plain(f.ByText()), absentText(f), f.OutcomeText(),
+			plain(f.ByText()), absentText(f), endText(f),
 		})
 	}
 	fmt.Fprintln(w)
@@ -301,6 +301,14 @@ func writeFlushes(w io.Writer, flushes []api.Flush) {
 	if older := len(flushes) - shownFlushes; older > 0 {
 		fmt.Fprintf(w, "and %s: canaryd status -o json lists them, --flush N shows one\n", count(older, "older record"))
 	}
+}
+
+// endText says how a flush ended, and how many like it followed.
+func endText(f api.Flush) string {
+	if f.Repeated == nil {
+		return f.OutcomeText()
+	}
+	return f.OutcomeText() + "; " + f.Repeated.Text()
 }
 
 // absentText says how long the rules of a record were missing, or have been missing so far.

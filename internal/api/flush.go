@@ -237,10 +237,36 @@ type Flush struct {
 	// Earlier means that an earlier run of canaryd recorded it, perhaps in another boot. No metric
 	// counts it.
 	Earlier bool `json:"earlier,omitempty"`
+	// Repeated counts the flushes of the same tables and kinds by the same process that followed
+	// and have no records of their own; nil: there were none.
+	Repeated *Repeated `json:"repeated,omitempty"`
 	// Drill is set if canaryd itself took what was lost, because an operator asked for a drill.
 	Drill DrillSort `json:"drill,omitempty"`
 	// DrillFailed: the drill had failed before what it took was back.
 	DrillFailed bool `json:"drillFailed,omitempty"`
+}
+
+// Repeated counts flushes that followed the one of a record, in quick succession.
+type Repeated struct {
+	Times             int       `json:"times"`
+	Last              time.Time `json:"last"`              // of the first evidence of the last one
+	MostAbsentSeconds float64   `json:"mostAbsentSeconds"` // of the one that lasted longest
+}
+
+// Text says it in a few words: "37 more, the last at 14:05:06 UTC"; "" if there were none.
+func (r *Repeated) Text() string {
+	if r == nil {
+		return ""
+	}
+	return fmt.Sprintf("%d more, the last at %s", r.Times, r.Last.UTC().Format("15:04:05 MST"))
+}
+
+// Latest returns when the last flush of the record began.
+func (f Flush) Latest() time.Time {
+	if f.Repeated != nil {
+		return f.Repeated.Last
+	}
+	return f.Time
 }
 
 // A Culprit is a process that wrote to the tables.

@@ -121,7 +121,7 @@ func (s Status) Line() string {
 		line += ": " + s.GuardedText(strconv.Itoa)
 	}
 	if last, ok := s.LastFlush(); ok {
-		line += fmt.Sprintf("; last flush at %s: %s, %s", last.Time.UTC().Format(time.RFC3339), last.Kind, last.OutcomeText())
+		line += fmt.Sprintf("; last flush at %s: %s, %s", last.Latest().UTC().Format(time.RFC3339), last.Kind, last.OutcomeText())
 	}
 	return line
 }

@@ -228,15 +228,16 @@ func (r Refused) Place() string {
 	return cmp.Or(r.Where, strings.TrimSpace(fmt.Sprintf("%s %s %s", r.Family, r.Table, r.Chain)))
 }
 
-// LastFlush returns the newest record of a flush. What an operator asked for is none, nor is a
+// LastFlush returns the record of the last flush. What an operator asked for is none, nor is a
 // drill.
 func (s Status) LastFlush() (Flush, bool) {
+	var last Flush
 	for _, f := range s.Flushes {
-		if !f.Requested() && f.Drill == "" {
-			return f, true
+		if !f.Requested() && f.Drill == "" && (last.ID == "" || f.Latest().After(last.Latest())) {
+			last = f
 		}
 	}
-	return Flush{}, false
+	return last, last.ID != ""
 }
 
 // A SourceError is what is wrong with the files of a declared source, in a Status. Reason may quote

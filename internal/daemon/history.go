@@ -23,8 +23,7 @@ type flushDetail struct {
 
 // journal keeps a finished record, newest first.
 func (d *Daemon) journal(ctx context.Context, st *state, l *loss) {
-	st.remember(l.record)
-	d.write(ctx, l.record, l.unkept)
+	d.keepRecord(ctx, st, l.record, func() { d.write(ctx, l.record, l.unkept) })
 }
 
 // remember puts a record before the others.
@@ -126,9 +125,17 @@ func (d *Daemon) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply,
 	reply := api.FlushReply{Diff: []api.TableDiff{}}
 	id, i := r.Name, find(list, r.Name)
 	if i >= 0 {
-		reply.Flush, id = list[i], list[i].ID
+		id = list[i].ID
 	}
 	kept, diff, err := d.kept(ctx, id)
+	if i < 0 && err != nil {
+		if i = countsFlush(list, id); i >= 0 {
+			kept, diff, err = d.kept(ctx, list[i].ID)
+		}
+	}
+	if i >= 0 {
+		reply.Flush = list[i]
+	}
 	switch {
 	case i < 0 && err != nil:
 		return api.FlushReply{}, fmt.Errorf("%w: %q; %s", api.ErrNoFlush, r.Name, offer(list))

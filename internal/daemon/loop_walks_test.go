@@ -112,6 +112,7 @@ func TestWalksAfterQuietAreImmediate(t *testing.T) {
 			if noticed := time.Duration(records[0].NoticedSeconds * float64(time.Second)); noticed > 2*k.cost+time.Millisecond {
 				t.Errorf("flush %d was noticed after %s, want after one walk of each family, %s", n, noticed, 2*k.cost)
 			}
+			r.after(foldWithin) // each has its own record
 		}
 		r.wantReady()
 	})

@@ -94,6 +94,7 @@ type nativeRealm struct {
 	readmit   retry     // of parts in quarantine
 	calmAt    time.Time // until then something keeps flushing
 	wrote     time.Time // when another process was last heard to commit
+	comings   comings
 	disk      nativeDisk
 }
 

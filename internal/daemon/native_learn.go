@@ -6,8 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -69,7 +67,7 @@ func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 	moved := t.want == nil || t.digest != now.Digest
 	if t.want == nil {
 		chains, rules, elements := now.Table.Counts()
-		klog.FromContext(ctx).Info("A native table is guarded", "table", now.id.NFT(), "chains", chains, "rules", rules, "elements", elements)
+		r.comings.log(ctx).Info("A native table is guarded", "table", now.id.NFT(), "chains", chains, "rules", rules, "elements", elements)
 	}
 	if moved && len(t.held) > 0 {
 		d.holdOn(ctx, st, t, now)

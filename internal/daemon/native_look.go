@@ -431,5 +431,5 @@ func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID,
 	}
 	delete(st.native.tables, id)
 	st.native.disk.changed(time.Now())
-	severity.Notices(klog.FromContext(ctx)).Info("A native table is guarded no more", "table", id.NFT(), "because", f.Why)
+	severity.Notices(st.native.comings.log(ctx)).Info("A native table is guarded no more", "table", id.NFT(), "because", f.Why)
 }

@@ -108,6 +108,9 @@ func (d *Daemon) addNativeLosses(st *state, repairs []native.Repair) (added int)
 	for _, repair := range repairs {
 		if id := repair.Want.ID; !l.hit[id] {
 			l.hit[id] = true
+			if repair.Want.Empty() { // packets do not miss it
+				continue
+			}
 			l.lost = append(l.lost, lostTable{repair.Want, repair.Now})
 			d.addNativeLoss(st, &l.record, id)
 			added++
@@ -292,6 +295,9 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 	d.addNativeLoss(st, &record, id)
 	r.waiting[id] = &record
 	d.cfg.Metrics.ObserveNativeFlush(record.Time, record.Native)
+	if st.foldsInto(record) != nil {
+		return // the log has its like, and the disk gets the count
+	}
 	d.write(ctx, record, nativeDiff([]lostTable{{t.want, now}}))
 	klog.FromContext(ctx).Error(errors.New(t.finding.Why), "A native table is lost and is not put back unasked; its owner has to write it again, or a decision is needed",
 		"flush", record.ID, "table", id.NFT(), "verdict", t.finding.Verdict, "by", culpritsText(record), "bringItBack", restoreCommand, "acceptTheLoss", dismissCommand)
@@ -354,8 +360,7 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	}
 	d.cfg.Metrics.ObserveRecovery(endAbsence(&l.record, time.Now()), l.record.Standby)
 	d.countNativeReplay(l.record.Native, l.record.Outcome)
-	st.remember(l.record)
-	d.writeNativeRecord(ctx, l)
+	d.keepRecord(ctx, st, l.record, func() { d.writeNativeRecord(ctx, l) })
 	for id := range l.hit { // a flush took it while it waited for a decision
 		d.endWaiting(ctx, st, id, l.record.Outcome, "A native table is back and in force again")
 	}

@@ -275,9 +275,12 @@ func (d *Daemon) endWaiting(ctx context.Context, st *state, id tableid.TableID, 
 	delete(st.native.waiting, id)
 	w.Outcome = outcome
 	absent = endAbsence(w, time.Now())
-	st.remember(*w)
-	d.write(ctx, *w, nil)
-	severity.Notices(klog.FromContext(ctx)).Info(what, "flush", w.ID, "table", id.NFT(), "outcome", outcome)
+	log := klog.FromContext(ctx)
+	if st.foldsInto(*w) != nil {
+		log = log.V(2)
+	}
+	d.keepRecord(ctx, st, *w, func() { d.write(ctx, *w, nil) })
+	severity.Notices(log).Info(what, "flush", w.ID, "table", id.NFT(), "outcome", outcome)
 	return absent, true
 }
 

@@ -30,6 +30,7 @@ type saving struct {
 	remade      int           // how often the folder was made again, as far as it was seen to
 	marks       canary.Marks  // as the disk has them
 	generations []reload.Kept // as the disk has them
+	folded      []string      // IDs of records in which flushes were counted since they were written
 }
 
 // saveSoon has the generation written a moment later.
@@ -45,6 +46,7 @@ func (s *saving) marksChanged(now time.Time) { s.markedAt = earliest(s.markedAt,
 func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	st.disk.markedAt = time.Time{}
 	d.keepOwners(ctx, st, last)
+	d.writeFolded(ctx, st)
 	if d.sound(st) {
 		d.captureSets(ctx, st, last || due(st.disk.saveAt, time.Now()))
 	}

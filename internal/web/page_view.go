@@ -293,7 +293,7 @@ func inForceLines(s api.Status, now time.Time) []string {
 		lines = append(lines, "Observe mode: what is lost is recorded, but not put back.")
 	}
 	if f, ok := s.LastFlush(); ok {
-		line := "Last flush " + agoText(f.Time, now)
+		line := "Last flush " + agoText(f.Latest(), now)
 		if f.Outcome.Done() && f.AbsentSeconds > 0 {
 			line += ", back after " + absentText(f, now)
 		}

@@ -53,7 +53,7 @@ func Example() {
 // The judge is a function of what is known, and reads nothing.
 func ExampleJudge() {
 	id := tableid.IPv4.Table("kube-proxy")
-	was := &native.Table{ID: id, Handle: 7, Chains: []native.Chain{{Name: "services"}}}
+	was := &native.Table{ID: id, Handle: 7, Chains: []native.Chain{{Name: "services", Rules: make([]native.Rule, 1)}}}
 	for _, deed := range []*native.Deed{
 		{Deleted: true, WitnessLost: true},
 		{Deleted: true},

@@ -89,6 +89,8 @@ func (e *Evidence) judgeGone(f *Finding) {
 		}
 	}
 	switch {
+	case !witness && e.Was.Empty():
+		f.Verdict, f.Why = Changed, "it was deleted, and held no rule and no element"
 	case !witness && with != "":
 		f.Verdict, f.Remedy, f.Why = TableDeleted, ByCreate, "one commit deleted it and table "+with+" of another owner"
 	case witness:

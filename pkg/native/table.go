@@ -165,3 +165,15 @@ func (t *Table) setsByName() map[string]*Set {
 	}
 	return all
 }
+
+// Empty reports whether packets meet nothing of the table: it has no rule, no element, and no base
+// chain that drops by policy.
+func (t *Table) Empty() bool {
+	if _, rules, elements := t.Counts(); rules+elements > 0 {
+		return false
+	}
+	const drop = 0 // NF_DROP
+	return !slices.ContainsFunc(t.Chains, func(c Chain) bool {
+		return has(c.Attrs, unix.NFTA_CHAIN_POLICY) && number(c.Attrs, unix.NFTA_CHAIN_POLICY) == drop
+	})
+}
