@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -63,6 +64,7 @@ func open(ctx context.Context, o *options, writes bool) (*iptables.Kernel, *relo
 	if err == nil {
 		var store *reload.Store
 		if store, err = reload.OpenStore(o.stateDir, identity); err == nil {
+			store.KeepAside(filepath.Dir(o.socket))
 			return kernel, store, nil
 		}
 		err = fmt.Errorf("%w (choose another with --state-dir)", err)

@@ -230,6 +230,9 @@ type Flush struct {
 	Standby *StandbyUse `json:"standby,omitempty"`
 	// Attempts is how many replays were tried.
 	Attempts int `json:"attempts"`
+	// Older says that rules were put back from an older generation than was in force, because that
+	// could not be kept on disk; "" if not.
+	Older string `json:"older,omitempty"`
 	// Policies are the policies of built-in chains that differ from before.
 	Policies []string `json:"policies,omitempty"`
 	// Detail explains the outcome in words. It may quote rules.

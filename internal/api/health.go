@@ -304,6 +304,9 @@ func (s Status) warningText() string {
 		}
 	}
 	parts = append(parts, couldNot(refused, shownText(refused, math.MaxInt, "native table")), couldNot(ofTables, nativeParts(ofTables)))
+	if s.StateOlder != "" {
+		parts = append(parts, "rules were put back from "+s.StateOlder)
+	}
 	if s.StateError != "" {
 		parts = append(parts, "what ought to be in force is not on disk")
 	}

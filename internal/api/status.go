@@ -122,6 +122,9 @@ type Status struct {
 	StateError  string    `json:"stateError,omitempty"`
 	StateSaved  time.Time `json:"stateSaved,omitzero"`
 	StateBehind int       `json:"stateBehind,omitempty"`
+	// StateOlder says from which older generation rules were put back at the start, because what
+	// was in force could not be kept; "" if none were.
+	StateOlder string `json:"stateOlder,omitempty"`
 	// JournalError is why flush records are not on disk; "" if they are.
 	JournalError string `json:"journalError,omitempty"`
 	// ListenError is why metrics, health and page are not served over HTTP; "" if they are, or are

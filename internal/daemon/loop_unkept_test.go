@@ -9,6 +9,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -99,4 +100,63 @@ func TestStateCannotBeKept(t *testing.T) {
 		next.settled()
 		next.wantBack(before, left)
 	})
+}
+
+// TestOlderGeneration: what was in force could not be kept, and canaryd is restarted. What was not
+// flushed meanwhile is as it was, and what was flushed comes back from the older generation, which
+// record, log and status say.
+func TestOlderGeneration(t *testing.T) {
+	for name, flushed := range map[string]bool{"flushed": true, "not flushed": false} {
+		t.Run(name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				dir, aside := filepath.Join(t.TempDir(), "state"), t.TempDir()
+				open := func() *reload.Store {
+					store := openStore(t, dir, identity(backend))
+					store.KeepAside(aside)
+					return store
+				}
+				first := start(t, backend, setup{store: open()})
+				first.after(5 * time.Second)
+				must(t, os.Rename(dir, dir+"-away"))
+				must(t, os.WriteFile(dir, nil, 0o600))
+				addService(t, first.fake, "KUBE-SVC-AAAAAAAAAAAAAAAA")
+				first.after(30 * time.Second)
+				must(t, first.fake.RestoreNoflush(rules.IPv4, "*filter\n:KUBE-SVC-BBBBBBBBBBBBBBBB - [0:0]\n-A KUBE-SVC-BBBBBBBBBBBBBBBB -j RETURN\nCOMMIT\n"))
+				first.after(30 * time.Second)
+				before := first.tables()
+				first.stop()
+				must(t, os.Remove(dir))
+				must(t, os.Rename(dir+"-away", dir))
+				if flushed {
+					first.flushNat()
+				}
+				r := run(t, first.fake, setup{store: open()})
+				r.after(5 * time.Second)
+				r.wantReady()
+				s := r.d.Status()
+				if len(r.chain(rules.IPv4, rules.Filter, "KUBE-SVC-BBBBBBBBBBBBBBBB")) != 1 {
+					t.Error("what was not flushed is not as it was")
+				}
+				if !flushed {
+					r.wantTables(before, before)
+					if len(s.Flushes) != 0 || s.StateOlder != "" {
+						t.Errorf("nothing was flushed: %+v, older: %q", s.Flushes, s.StateOlder)
+					}
+					r.wantLog("its marks stand, so canaryd begins with what stands")
+				} else {
+					const want = "2 changes since were not kept"
+					if len(s.Flushes) != 1 || !strings.Contains(s.Flushes[0].Older, want) || !strings.Contains(s.StateOlder, want) || !strings.Contains(s.Headline, want) {
+						t.Errorf("headline %q, older %q, records %+v", s.Headline, s.StateOlder, s.Flushes)
+					}
+					r.wantLog("The stored generation is older than what was in force; what was flushed is put back from it")
+					if len(r.chain(rules.IPv4, rules.Nat, "KUBE-SERVICES")) == 0 {
+						t.Error("the flushed rules are not back")
+					}
+				}
+				if _, err := os.Stat(filepath.Join(aside, "behind.json")); err == nil {
+					t.Error("the state is on disk, and the note that it is behind stays")
+				}
+			})
+		})
+	}
 }

@@ -21,15 +21,19 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	if d.cfg.Store == nil {
 		return
 	}
-	if err := d.cfg.Store.Unwritable(); err != nil {
-		d.tookSave(ctx, st, err)
-	}
 	log := klog.FromContext(ctx)
 	st.disk.generations = d.cfg.Store.List()
 	d.recallOwners(ctx, st)
 	d.recallUnread(ctx, st)
 	d.recallDecision(ctx, st)
 	known, stored, err := d.cfg.Store.LoadState()
+	if again := d.recallBehind(ctx, st, &known, &stored, err); again {
+		return
+	}
+	if err := d.cfg.Store.Unwritable(); err != nil {
+		st.disk.marks = known.Marks
+		d.tookSave(ctx, st, err)
+	}
 	switch {
 	case errors.Is(err, reload.ErrNothingStored):
 		return

@@ -79,6 +79,9 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 		err = d.saveMarks(st, st.marks.current)
 	}
 	st.disk.generations = d.cfg.Store.List()
+	if err != nil {
+		st.disk.marks = st.marksToKeep(st.marks.current)
+	}
 	if tried {
 		d.tookSave(ctx, st, err)
 	}

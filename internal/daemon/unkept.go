@@ -33,9 +33,13 @@ func (d *Daemon) tookSave(ctx context.Context, st *state, err error) {
 	over := st.disk.trouble.report(warnings(ctx), err, "The generation is not on disk; after a restart canaryd would know an older one, or none",
 		"lastSaved", st.disk.keptAt, "changesSince", st.generation.changes-st.disk.kept)
 	if err != nil {
+		d.noteBehind(ctx, st, err)
 		return
 	}
 	st.disk.retry = retry{}
+	if failed := d.cfg.Store.ForgetBehind(); failed != nil {
+		klog.FromContext(ctx).V(1).Info("The note that the state was behind stays", "reason", failed)
+	}
 	if over {
 		klog.FromContext(ctx).Info("What ought to be in force is on disk again")
 	}
@@ -65,6 +69,9 @@ func (st *state) publishUnkept(s *api.Status) {
 	}
 	s.StateError = cmp.Or(st.disk.trouble.what, decision, st.native.disk.trouble.what, st.owners.trouble.what)
 	s.StateSaved = st.disk.keptAt
+	if st.older.replayed {
+		s.StateOlder = st.older.text
+	}
 	if s.StateError != "" {
 		s.StateBehind = st.generation.changes - st.disk.kept
 	}

@@ -85,8 +85,19 @@ type State struct {
 	Quarantine Quarantine `json:"quarantine,omitempty"`
 	// MadeTables are the tables that did not exist before canaryd wrote to them.
 	MadeTables Tables `json:"madeTables,omitempty"`
+	// Pause is until when replays were paused; nil if they were not.
+	Pause *Pause `json:"pause,omitempty"`
 	// Sum is of the file's text before it; "" in a file of an older canaryd.
 	Sum string `json:"sum,omitempty"`
+}
+
+// A Pause is until when an operator has paused replays. Uptime is the machine's uptime then: the
+// clock on the wall may be set.
+type Pause struct {
+	Until  time.Time     `json:"until"`
+	Uptime time.Duration `json:"uptime"`
+	Since  time.Time     `json:"since"`
+	By     string        `json:"by,omitempty"` // who asked for it
 }
 
 // Tables is a set of tables. It is a value.
@@ -119,6 +130,8 @@ type Store struct {
 	base       *base                // what the next difference may rest on; nil if none is known
 	rests      string               // the base that the written generation rests on; "" if it is complete
 	wholeBelow int64                // a smaller generation is written complete, in bytes
+	stateID    string               // the generation that the state names that was read or written last
+	aside      string               // where Behind is kept; "" is nowhere
 	unwritable error                // why the folder could not be written last
 	remade     int                  // how often the folder was made again
 	// step is called before each change of the folder. Tests stop there as if canaryd were killed.
@@ -186,7 +199,7 @@ func (s *Store) SaveState(state State) error {
 	if err != nil {
 		return fmt.Errorf("saving the state: %w", err)
 	}
-	s.named = s.written
+	s.named, s.stateID = s.written, s.written
 	return nil
 }
 
@@ -220,7 +233,7 @@ func (s *Store) LoadState() (State, Stored, error) {
 	if err := s.checkIdentity(state.Identity); err != nil {
 		return State{}, Stored{}, err
 	}
-	state.Sum = ""
+	state.Sum, s.stateID = "", state.ID
 	stored, rests, err := s.loadIf(state.ID, s.checkIdentity)
 	if errors.Is(err, ErrNothingStored) {
 		return State{}, Stored{}, fmt.Errorf("%s names generation %s, and its file is missing", s.statePath(), state.ID)

@@ -1,0 +1,89 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// older is what is known of a stored generation that is older than what was in force.
+type older struct {
+	text     string // "an older generation, of 14:02; 3 changes since were not kept"; "": it is not
+	tables   map[rules.TableID]bool
+	replayed bool // a table was lost, and is put back from it
+}
+
+// noteBehind notes aside that the state on disk is behind, with the marks of what is in force.
+func (d *Daemon) noteBehind(ctx context.Context, st *state, reason error) {
+	b := reload.Behind{Saved: st.disk.keptAt, Changes: st.generation.changes - st.disk.kept, Marks: st.disk.marks, Reason: reason.Error()}
+	if err := d.cfg.Store.SaveBehind(b); err != nil {
+		klog.FromContext(ctx).V(1).Info("That the state is behind is not noted either", "reason", err)
+	}
+}
+
+// recallBehind takes up that the state on disk is behind. A table whose last marks stand was not
+// flushed: what stands there is learned, and nothing older is put in its place. It returns true if
+// that is so of all tables, or if what was in force was never on disk.
+func (d *Daemon) recallBehind(ctx context.Context, st *state, known *reload.State, stored *reload.Stored, loaded error) (again bool) {
+	if loaded != nil && !errors.Is(loaded, reload.ErrNothingStored) {
+		return false
+	}
+	b, behind := d.cfg.Store.LoadBehind(known.ID)
+	switch {
+	case !behind:
+		return false
+	case b.Changes == 0 && loaded == nil: // only marks were renewed
+		known.Marks = b.Marks
+		return false
+	}
+	log := severity.Warnings(klog.FromContext(ctx)).WithValues("lastSaved", b.Saved.UTC().Format(time.RFC3339), "changesSince", b.Changes, "reason", b.Reason)
+	if d.marksStand(ctx, st, b.Marks) {
+		log.Info("The stored generation is older than what was in force; its marks stand, so canaryd begins with what stands")
+		return true
+	}
+	if loaded != nil {
+		d.noteUnread(ctx, st, reload.Unread{File: "the state folder", Reason: "it never had what was in force: " + b.Reason, Since: time.Now()})
+		return true
+	}
+	changes := "one change since was not kept"
+	if b.Changes > 1 {
+		changes = fmt.Sprintf("%d changes since were not kept", b.Changes)
+	}
+	st.older = older{text: fmt.Sprintf("an older generation, of %s; %s", b.Saved.UTC().Format(time.RFC3339), changes), tables: map[rules.TableID]bool{}}
+	for f := range st.families {
+		seen, err := d.cfg.Kernel.Probe(ctx, f, b.Marks.Places(f, d.cfg.Canary))
+		for id := range st.tables() {
+			if id.Family != f {
+				continue
+			}
+			if v, marked := b.Marks.Verdicts(f, d.cfg.Canary, seen)[id.Name]; err == nil && marked && v == canary.Intact {
+				stored.Generation = stored.Generation.With(id, rules.Section{})
+				delete(known.Quarantine, id)
+				continue
+			}
+			st.older.tables[id] = true
+		}
+	}
+	known.Marks = b.Marks
+	log.Info("The stored generation is older than what was in force; what was flushed is put back from it", "generation", stored.ID)
+	return false
+}
+
+// takenFrom returns what the record of a loss of these tables has to say of their generation.
+func (o *older) takenFrom(fresh verdicts) string {
+	for id := range fresh {
+		if o.tables[id] {
+			o.replayed = true
+			return o.text
+		}
+	}
+	return ""
+}
