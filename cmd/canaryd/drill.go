@@ -32,7 +32,7 @@ func runDrill(ctx context.Context, o *options, to streams) (int, error) {
 		if !o.yes && !asked(ctx, to) {
 			return exitError, errNotAgreed
 		}
-		request.Table, request.Kind = "", ""
+		request.Table, request.Kind = "", "" // complete has refused those that the operator gave
 	}
 	reply, err := o.client().Drill(ctx, request)
 	if err != nil {

@@ -250,6 +250,11 @@ func (o *options) complete(cmd command, flags *pflag.FlagSet) error {
 	if f := klogOwns(flags); f != "" && o.logFormat == "json" {
 		errs = append(errs, fmt.Errorf("--log-format=json and --%s exclude each other", f))
 	}
+	for _, name := range []string{"table", "kind"} {
+		if o.forReal && flags.Changed(name) {
+			errs = append(errs, fmt.Errorf("--for-real takes the protected jumps of nat PREROUTING: leave out --%s", name))
+		}
+	}
 	switch o.ipFamily {
 	case "ipv4":
 		o.families = []rules.Family{rules.IPv4}

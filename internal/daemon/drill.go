@@ -14,6 +14,8 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -29,6 +31,9 @@ const drillChain = "PREROUTING"
 // drillPatience is how long a drill may take, besides two polls and the wait for quiet. A replay at
 // 5,000 services takes 2 s, and 13 s by iptables-restore.
 const drillPatience = 30 * time.Second
+
+// errDrillForReal: the request wants another table or kind, and would not get it.
+var errDrillForReal = errors.New("a drill for real takes the protected jumps of nat PREROUTING and nothing else: leave out --table and --kind")
 
 // A drill is the one that is under way.
 type drill struct {
@@ -74,10 +79,14 @@ func (d *Daemon) beginDrill(ctx context.Context, st *state, r api.DrillRequest) 
 	if reply.Kind == "" {
 		reply.Kind = canary.ChainDeleted
 	}
+	otherTable := r.ForReal && (reply.Table != rules.Nat || r.Kind != "" && r.Kind != canary.JumpsMissing)
 	if r.ForReal {
 		reply.Sort, reply.Table, reply.Kind = api.DrillForReal, rules.Nat, canary.JumpsMissing
 	}
 	err := d.drillRefused(st, *reply)
+	if otherTable {
+		err = errDrillForReal
+	}
 	if err == nil {
 		err = d.takeCanary(ctx, st, next)
 	}
@@ -288,9 +297,23 @@ func (x *drill) explains(id rules.TableID, h hit) bool {
 	return taken && f.Verdict == canary.JumpsMissing && slices.Equal(f.Witnesses, []string{drillChain}) && len(f.Emptied)+len(f.Missing) == 0
 }
 
+// tookToo reports whether another process took something from the chain of a drill for real as
+// well: the same jumps are missing then, and rules that the drill did not touch.
+func (d *Daemon) tookToo(ctx context.Context, st *state, id rules.TableID, h hit) bool {
+	q := d.inquire(ctx)
+	if gone, _ := d.unprotectedGone(st, id, h, q); gone > 0 {
+		return true
+	}
+	c := d.charge(st, id, h.finding, h.seen)
+	return slices.ContainsFunc(q.takings.List, func(k iptables.Taking) bool {
+		return k.Family.Table(k.Table) == id && !k.Commit.Own && !q.own(k.Commit.PID) && k.Took(drillChain) &&
+			nft.Newer(k.Commit.Genid, c.since()) && !nft.Newer(k.Commit.Genid, c.upto)
+	})
+}
+
 // nameDrill marks the open record as a drill's if a drill took all that was found, also one of
 // before a restart. A record that was a drill's, and is not any more, begins again as a flush.
-func (st *state) nameDrill(found map[rules.TableID]hit) {
+func (d *Daemon) nameDrill(ctx context.Context, st *state, found map[rules.TableID]hit) {
 	l := st.loss
 	all := maps.Clone(found)
 	maps.DeleteFunc(all, func(_ rules.TableID, h hit) bool { return !h.verdict.Loss() })
@@ -299,7 +322,7 @@ func (st *state) nameDrill(found map[rules.TableID]hit) {
 	}
 	sort, x := api.DrillCanary, cmp.Or(st.drill, l.drill)
 	for id, h := range all {
-		if !x.explains(id, h) {
+		if !x.explains(id, h) || !h.finding.OnlyDrilled() && d.tookToo(ctx, st, id, h) {
 			if l.record.Drill != "" {
 				l.record.Drill, l.record.DrillFailed, l.record.Lost, l.record.Kind = "", false, api.Lost{}, ""
 				l.hit, l.recorded = verdicts{}, false

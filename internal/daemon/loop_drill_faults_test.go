@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -113,6 +114,57 @@ func TestPauseInDrill(t *testing.T) {
 		}
 		if n := r.metrics("flushes_total")["flushes_total{family=ipv4,kind=jumps_missing,table=nat}"]; n != 1 {
 			t.Errorf("the loss is counted %v times", n)
+		}
+	})
+}
+
+// TestFlushInDrillForReal: another process flushes the chain from which a drill has taken the
+// jumps. The same jumps are missing then. The drill is void, and the record is of a flush.
+func TestFlushInDrillForReal(t *testing.T) {
+	for _, flush := range []struct {
+		name  string
+		table rules.TableName
+		chain string
+	}{
+		{"the same chain", rules.Nat, "PREROUTING"},
+		{"another chain", rules.Nat, "OUTPUT"},
+		{"the table", rules.Nat, ""},
+		{"another table", rules.Filter, ""},
+	} {
+		t.Run(flush.name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				r := start(t, backend, setup{settle: 200 * time.Millisecond})
+				r.write(rules.Nat, "-A PREROUTING -p tcp -m tcp --dport 9 -j RETURN") // of another owner
+				r.after(20 * time.Second)
+				end := r.drillAside(api.DrillRequest{ForReal: true})
+				r.after(20 * time.Millisecond)
+				must(t, r.fake.Flush(rules.IPv4, flush.table, flush.chain))
+				if reply := end(); reply.Result != api.DrillVoid || !strings.Contains(reply.Reason, "another process flushed rules meanwhile") {
+					t.Errorf("the reply: %+v", reply)
+				}
+				r.settled()
+				record := r.oneRecord()
+				if record.Drill != "" || record.Outcome != reload.Proved || backend == iptables.NFT && flush.chain != "PREROUTING" && record.Culprit.PID == 0 {
+					t.Errorf("the record is of %q, by %s: %+v", record.Drill, record.ByText(), record)
+				}
+			})
+		})
+	}
+}
+
+// TestDrillForRealOfAnotherTable: the drill does not take the jumps of nat where the operator has
+// asked for another table.
+func TestDrillForRealOfAnotherTable(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		for _, request := range []api.DrillRequest{{ForReal: true, Table: rules.Filter}, {ForReal: true, Kind: canary.Emptied}} {
+			if reply := r.drill(request); reply.Result != api.DrillRefused || !strings.Contains(reply.Reason, "leave out --table and --kind") {
+				t.Errorf("the reply to %+v: %+v", request, reply)
+			}
+		}
+		r.settled()
+		if n := len(r.records(0)); n != 0 {
+			t.Errorf("%d records", n)
 		}
 	})
 }

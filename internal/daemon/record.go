@@ -62,7 +62,7 @@ var gravity = []canary.Verdict{
 // counts nothing twice.
 func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.TableID]hit) {
 	l := st.loss
-	st.nameDrill(found)
+	d.nameDrill(ctx, st, found)
 	fresh := verdicts{}
 	q := inquiry{}
 	p := st.purges.current(time.Now())

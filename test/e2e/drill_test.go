@@ -69,6 +69,9 @@ func TestDrill(t *testing.T) {
 		d.WantLog("The drill's canary is back and proved")
 
 		n.Want(2, "drill", "--for-real") // there is no terminal
+		if _, stderr := n.Want(2, "drill", "--for-real", "--yes", "--table=filter"); !strings.Contains(stderr, "leave out --table") {
+			n.Errorf("a drill for real of another table prints %q", stderr)
+		}
 		real := drill(n, "--for-real", "--yes")
 		if real.Result != api.DrillPassed || real.Jumps == 0 || !real.Alert.Fires {
 			n.Errorf("the drill for real: %+v", real)
