@@ -17,7 +17,8 @@ const aboutDismiss = `Where rules were lost while canaryd did not run, and it ma
 not healthy until the rules are back; so it is where a native table was deleted alone, or made
 dormant, and where rules were lost and could not be put back. This accepts the loss: what the tables
 hold now is what ought to be in force. Rules that waited behind a rule that could not be put back
-are put back without it, as soon as canaryd may write. The stored generation stays on disk.
+are put back without it, as soon as canaryd may write. So are policies of built-in chains that have
+become DROP: status and metrics say them no more. The stored generation stays on disk.
 Exit code: 0 also if nothing waited for a decision, 2 no daemon or trouble.
 `
 
@@ -39,6 +40,9 @@ func dismissalText(reply api.DismissReply) string {
 	}
 	if n := reply.Unread; n > 0 {
 		what = append(what, fmt.Sprintf("what was in force cannot be read (%s): what stands is accepted", count(n, "file")))
+	}
+	for _, chain := range reply.Policies {
+		what = append(what, fmt.Sprintf("the policy DROP of %s is accepted", chain))
 	}
 	if n := reply.Quarantined; n > 0 {
 		what = append(what, fmt.Sprintf("%s that could not be put back: the loss is accepted", count(n, "rule")))

@@ -296,7 +296,7 @@ func (s Status) refusalOf(id rules.TableID) string {
 // warningText says in a few words what is in force, but not as safe as it ought to be; "" if all is
 // well.
 func (s Status) warningText() string {
-	parts := []string{s.NotGuarded(), couldNot(len(s.Opaque), shownText(len(s.Opaque), QuarantinedShown, "rule"))}
+	parts := []string{s.policyText(), s.NotGuarded(), couldNot(len(s.Opaque), shownText(len(s.Opaque), QuarantinedShown, "rule"))}
 	refused, ofTables := 0, 0
 	for _, t := range s.Native {
 		if ofTables += t.UnreplayableParts; t.Unreplayable != "" && t.UnreplayableParts == 0 {

@@ -132,6 +132,8 @@ type DismissReply struct {
 	Native []string `json:"native,omitempty"`
 	// Unread is how many stored files could not be read: what stands is accepted.
 	Unread int `json:"unread,omitempty"`
+	// Policies names the built-in chains whose policy of DROP was accepted.
+	Policies []string `json:"policies,omitempty"`
 	// Quarantined is how many rules in quarantine were accepted as lost.
 	Quarantined int `json:"quarantined,omitempty"`
 	// Waiting is how many rules waited for those. They are put back as soon as canaryd may write.

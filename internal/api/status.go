@@ -102,6 +102,8 @@ type Status struct {
 	// Baseline is the generation that an operator confirmed, with how many rules appeared since;
 	// nil if there is none. It does not affect Healthy.
 	Baseline *Baseline `json:"baseline,omitempty"`
+	// PolicyDrops are built-in chains whose policy has become DROP. They do not affect Healthy.
+	PolicyDrops []PolicyDrop `json:"policyDrops,omitempty"`
 	// LeftOut are chains that stand and are not guarded, because there are more rules than canaryd
 	// keeps; the first hundred. They do not affect Healthy; once they are lost, they are
 	// Quarantined.

@@ -254,6 +254,7 @@ func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
 		if len(records) > 0 && reply.Flush == "" {
 			reply.Flush = records[0].ID
 		}
+		reply.Policies = d.dismissPolicies(st)
 		reply.Quarantined, reply.Waiting = d.dismissQuarantined(ctx, st)
 		parts, waiting := d.dismissHeld(ctx, st)
 		reply.Quarantined, reply.Waiting = reply.Quarantined+parts, reply.Waiting+waiting

@@ -77,6 +77,7 @@ func (d *Daemon) publish(st *state) {
 	s.JournalError = d.journalTrouble.text()
 	s.ListenRequired, s.ListenError = d.cfg.ListenRequired, d.listenTrouble.text()
 	s.Quarantined, s.WaitingChains = st.quarantined()
+	s.PolicyDrops = st.policyDrops()
 	s.NothingProtected = d.nothing(st, s)
 	health := s.Health()
 	s.Healthy, s.Headline = health.Healthy(), health.String()

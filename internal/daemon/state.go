@@ -30,8 +30,11 @@ type state struct {
 	sets       sets     // ipsets that rules depend on
 	pods       podWatch // containers that CNI plugins attached
 	accepted   acceptances
-	owners     owners  // what the disk has of the owners of rules
-	ownerless  trouble // kube-proxy's rules have no owner
+	// policiesFresh are policies that have become DROP, which is said at policiesAt; zero: none.
+	policiesFresh []api.PolicyDrop
+	policiesAt    time.Time
+	owners        owners  // what the disk has of the owners of rules
+	ownerless     trouble // kube-proxy's rules have no owner
 
 	// How it is watched.
 	marks   marking // canaries and witnesses

@@ -60,7 +60,7 @@ type Metrics struct {
 	canaryPresent, jumpsMissing              *prometheus.GaugeVec
 	generationRules, quarantined             *prometheus.GaugeVec
 	declaredRefused, leftOut                 *prometheus.GaugeVec
-	opaque                                   *prometheus.GaugeVec
+	opaque, policyDrops                      *prometheus.GaugeVec
 	backend, keeper, mode                    *prometheus.GaugeVec
 	standby, standbyOutstanding              *prometheus.GaugeVec
 	standbyOpen                              *prometheus.CounterVec
@@ -107,6 +107,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		quarantined:     b.gauges("quarantined_rules", "Rules that could not be put back, because what they depend on is missing or they are refused, and rules that wait for those; of a native table also sets, elements and other parts.", "family", "table"),
 		declaredRefused: b.gauges("declared_refused", "Declared rules that iptables or the kernel refuses; their table keeps the rules that were in force.", "family", "table"),
 		leftOut:         b.gauges("chains_left_out", "Chains that are not guarded, because there are more rules than canaryd keeps of a family.", "family", "table"),
+		policyDrops:     b.gauges("policy_drops", "Built-in chains whose policy is DROP, and was another when the generation was learned; canaryd sets none.", "family", "table"),
 		opaque:          b.gauges("opaque_rules", "Rules that are in force and could not be put back if they were lost, because they have no text that may be written.", "family", "table"),
 		keeper:          b.gauges("keeper", "Whether the keeper, which keeps established connections alive through a flush, is in this state.", "family", "state"),
 		standby:         b.gauges("standby", "Whether the standby, which translates while rules are missing, is in this state.", "family", "state"),
@@ -183,7 +184,7 @@ func (m *Metrics) zero(sources []string) {
 			m.flushedUnprotected.WithLabelValues(f, t)
 			m.unprotectedUnknown.WithLabelValues(f, t)
 			create(m.flushes, canary.LossKinds(), f, t)
-			for _, gauge := range []*prometheus.GaugeVec{m.canaryPresent, m.jumpsMissing, m.generationRules, m.quarantined, m.declaredRefused, m.leftOut, m.opaque} {
+			for _, gauge := range []*prometheus.GaugeVec{m.canaryPresent, m.jumpsMissing, m.generationRules, m.quarantined, m.declaredRefused, m.leftOut, m.opaque, m.policyDrops} {
 				gauge.WithLabelValues(f, t)
 			}
 		}
@@ -386,6 +387,7 @@ func (m *Metrics) SetGeneration(captured time.Time, count map[rules.TableID]int)
 // SetStatus sets the gauges that follow a Status. Nothing may change it afterwards.
 func (m *Metrics) SetStatus(s api.Status) {
 	m.status.Store(&s)
+	m.setPolicyDrops(s.PolicyDrops)
 	m.setNative(s.Native)
 	m.stateSaved.Set(seconds(s.StateSaved))
 	if end := s.LastDrill; end != nil {
@@ -417,26 +419,6 @@ func (m *Metrics) SetBackend(info iptables.Info) {
 
 // ObserveSourceError counts an error of a source of generations.
 func (m *Metrics) ObserveSourceError(source string) { m.sourceErrors.WithLabelValues(source).Inc() }
-
-// SetQuarantined records how many rules of a table are quarantined.
-func (m *Metrics) SetQuarantined(family rules.Family, table rules.TableName, n int) {
-	m.quarantined.WithLabelValues(family.String(), string(table)).Set(float64(n))
-}
-
-// SetDeclaredRefused records how many declared rules of a table are refused.
-func (m *Metrics) SetDeclaredRefused(family rules.Family, table rules.TableName, n int) {
-	m.declaredRefused.WithLabelValues(family.String(), string(table)).Set(float64(n))
-}
-
-// SetOpaque records how many rules of a table stand and could not be put back.
-func (m *Metrics) SetOpaque(family rules.Family, table rules.TableName, n int) {
-	m.opaque.WithLabelValues(family.String(), string(table)).Set(float64(n))
-}
-
-// SetLeftOut records how many chains of a table are left out.
-func (m *Metrics) SetLeftOut(family rules.Family, table rules.TableName, n int) {
-	m.leftOut.WithLabelValues(family.String(), string(table)).Set(float64(n))
-}
 
 func truth(b bool) float64 {
 	if b {

@@ -87,6 +87,8 @@ type State struct {
 	MadeTables Tables `json:"madeTables,omitempty"`
 	// Pause is until when replays were paused; nil if they were not.
 	Pause *Pause `json:"pause,omitempty"`
+	// Policies are those of built-in chains that were learned, or that an operator has accepted.
+	Policies map[rules.Family]map[rules.TableName]map[string]string `json:"policies,omitempty"`
 	// Sum is of the file's text before it; "" in a file of an older canaryd.
 	Sum string `json:"sum,omitempty"`
 }

@@ -1,0 +1,142 @@
+package daemon
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// setPolicies sets the policy of built-in chains of filter.
+func (r *rig) setPolicies(policy string, chains ...string) {
+	r.t.Helper()
+	for _, chain := range chains {
+		must(r.t, r.fake.SetPolicy(rules.IPv4, rules.Filter, chain, policy))
+	}
+}
+
+// wantClosed fails unless headline, readiness and metric say of these chains of filter that they
+// have become closed, and since then; "" is that nothing is said.
+func (r *rig) wantClosed(chains, since string) {
+	r.t.Helper()
+	s := r.d.Status()
+	text, n := "", 0.0
+	if chains != "" {
+		text, n = ", but policy of "+chains+" is DROP since "+since+"; canaryd sets none", float64(strings.Count(chains, ",")+1)
+	}
+	type said struct {
+		Headline, Ready string
+		Metric          float64
+	}
+	want := said{"healthy" + text, "ok" + text, n}
+	got := said{s.Headline, s.ReadyText(), r.metrics("policy_drops")["policy_drops{family=ipv4,table=filter}"]}
+	if d := cmp.Diff(want, got); d != "" {
+		r.t.Errorf("(-want +got)\n%s", d)
+	}
+	if err := s.Ready(); err != nil {
+		r.t.Errorf("not ready: %v", err)
+	}
+}
+
+// TestPolicyDrop: a policy that has become DROP, with a flush or without, is said until it is
+// another one or is accepted, over a restart, too. One that was DROP when canaryd began is not.
+func TestPolicyDrop(t *testing.T) {
+	const both = "ipv4 filter INPUT, ipv4 filter OUTPUT"
+	flush := func(r *rig) { must(r.t, r.fake.Flush(rules.IPv4, rules.Filter, "")) }
+	drop := func(r *rig) { r.setPolicies("DROP", "INPUT", "OUTPUT") }
+	stamp := func() string { return time.Now().UTC().Format(time.RFC3339) }
+	for name, story := range map[string]func(t *testing.T, r *rig, restart func() *rig){
+		"with a flush, and set back": func(_ *testing.T, r *rig, _ func() *rig) {
+			flush(r)
+			drop(r)
+			r.settled()
+			r.wantClosed(both, "flush 1")
+			r.wantLog("The policy of a built-in chain has become DROP")
+			r.setPolicies("ACCEPT", "OUTPUT")
+			r.settled()
+			r.wantClosed("ipv4 filter INPUT", "flush 1")
+			r.setPolicies("ACCEPT", "INPUT")
+			r.settled()
+			r.wantClosed("", "")
+		},
+		"behind the replay, and another flush": func(_ *testing.T, r *rig, _ func() *rig) {
+			flush(r)
+			r.after(2 * time.Second)
+			drop(r)
+			r.settled()
+			r.wantClosed(both, "flush 1")
+			r.after(time.Minute)
+			flush(r)
+			r.settled()
+			r.wantClosed(both, "flush 2")
+		},
+		"a restart, and accepted": func(t *testing.T, r *rig, restart func() *rig) {
+			flush(r)
+			drop(r)
+			r.settled()
+			since := stamp()
+			r = restart()
+			if got := r.d.Status().PolicyDrops; len(got) != 2 || got[0].Flush != "" || got[0].Was != "ACCEPT" {
+				t.Errorf("after a restart: %+v, not before %s", got, since)
+			}
+			reply, err := r.d.Dismiss(t.Context())
+			must(t, err)
+			if d := cmp.Diff(strings.Split(both, ", "), reply.Policies); d != "" {
+				t.Errorf("accepted (-want +got)\n%s", d)
+			}
+			r.settled()
+			r.wantClosed("", "")
+			flush(r)
+			r.settled()
+			r.wantClosed("", "")
+			r = restart()
+			r.wantClosed("", "")
+		},
+		"without a flush": func(_ *testing.T, r *rig, _ func() *rig) {
+			since := stamp()
+			r.setPolicies("DROP", "OUTPUT")
+			r.settled()
+			r.wantClosed("ipv4 filter OUTPUT", since)
+		},
+		"while the table is gone": func(_ *testing.T, r *rig, _ func() *rig) {
+			if r.d.Status().Backend.Name == iptables.NFT {
+				must(r.t, r.fake.FlushRuleset())
+			} else {
+				flush(r)
+			}
+			drop(r)
+			r.settled()
+			r.wantClosed(both, "flush 1")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				dir, id := t.TempDir(), identity(backend)
+				r := start(t, backend, setup{store: openStore(t, dir, id)})
+				r.after(20 * time.Second)
+				story(t, r, func() *rig {
+					r.after(5 * time.Second)
+					r.stop()
+					r = startOn(t, r.fake, setup{store: openStore(t, dir, id)})
+					r.after(5 * time.Second)
+					return r
+				})
+			})
+		})
+	}
+	t.Run("always", func(t *testing.T) {
+		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			fake := loadedFake(t, backend)
+			must(t, fake.SetPolicy(rules.IPv4, rules.Filter, "OUTPUT", "DROP"))
+			r := startOn(t, fake, setup{})
+			r.wantClosed("", "")
+			flush(r)
+			r.settled()
+			r.wantClosed("", "")
+		})
+	})
+}

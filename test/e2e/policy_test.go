@@ -1,0 +1,51 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+// TestFlushAndPolicyDrop: a script flushes filter and closes FORWARD. All that is protected
+// is back, and every face says that the chain is closed, until it is opened again.
+func TestFlushAndPolicyDrop(t *testing.T) {
+	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+		t.Run(string(backend), func(t *testing.T) {
+			nodetest.On(t, backend, func(n *nodetest.Node) {
+				n.Load()
+				program := "iptables-" + string(backend)
+				nstest.Command(n.T, program, "-P", "FORWARD", "ACCEPT")
+				protected := n.Protected()
+				d := n.Start()
+				nstest.Command(n.T, "sh", "-c", strings.ReplaceAll("iptables -F; iptables -X; iptables -P FORWARD DROP", "iptables", program))
+				const text = "policy of ipv4 filter FORWARD is DROP since flush 1; canaryd sets none"
+				n.Within(nodetest.HealsIn, "the headline", func() error {
+					code, stdout, _ := n.Canaryd("status")
+					if line, _, _ := strings.Cut(stdout, "\n"); code != 0 || line != "healthy, but "+text {
+						return fmt.Errorf("exit code %d, %q", code, line)
+					}
+					return nil
+				})
+				n.Same("protected rules", protected, n.Protected())
+				for path, wants := range map[string]string{"/readyz": "ok, but " + text, "/": "Healthy, but " + text, "/metrics": `canaryd_policy_drops{family="ipv4",table="filter"} 1`} {
+					if got := n.Get(path); !strings.Contains(got, wants) {
+						n.Errorf("%s lacks %q", path, wants)
+					}
+				}
+				d.WantLog("The policy of a built-in chain has become DROP")
+				nstest.Command(n.T, program, "-P", "FORWARD", "ACCEPT")
+				n.Within(nodetest.HealsIn, "the headline of before", func() error {
+					if _, stdout, _ := n.Canaryd("status"); !strings.HasPrefix(stdout, "healthy\n") {
+						return fmt.Errorf("%s", stdout)
+					}
+					return nil
+				})
+				d.Stop()
+			})
+		})
+	}
+}
