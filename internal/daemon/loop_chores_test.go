@@ -238,6 +238,11 @@ func situations() map[string]situation {
 			id := rules.IPv4.Table(rules.Nat)
 			st.accept(id, st.generation.learned.Generation[id], rules.Section{}, time.Now())
 		},
+		"say which policies have become DROP": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
+			id := rules.IPv4.Table(rules.Filter)
+			d.followPolicies(st, id, map[string]string{"INPUT": "ACCEPT"})
+			d.followPolicies(st, id, map[string]string{"INPUT": "DROP"})
+		},
 		"empty the quarantine of native tables": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
 			r := native.Repair{Remedy: native.ByCreate, Want: natTable(proxyTable, "a", "b", "c")}
 			if table := st.native.tables[proxyTable]; table == nil || !r.Leave(native.Spot{Kind: nft.Rules, At: 1, In: 2}, "a test") {
