@@ -9,7 +9,9 @@ version=${2//-/\~} # 0.1.0~dev comes before 0.1.0
 
 install -d -m 0755 "$tree/DEBIAN"
 sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" "$sources/control" >"$tree/DEBIAN/control"
-echo /etc/default/canaryd >"$tree/DEBIAN/conffiles"
+# No conffile: dpkg would stop to ask about a file that the operator wrote before the installation.
+install -D -m 0644 "$tree/etc/default/canaryd" "$tree/usr/share/canaryd/canaryd.default"
+rm -r "$tree/etc"
 install -m 0755 "$sources/postinst" "$sources/prerm" "$sources/postrm" "$tree/DEBIAN"
 find "$tree" -type d -exec chmod 0755 {} +
 # gzip: it takes a second where xz takes ten, for a quarter more.

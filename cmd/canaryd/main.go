@@ -120,8 +120,8 @@ Prints ok or what is wrong, in one line. live is the default; it says nothing of
 Exit code: 0 ok, 1 not, 2 no daemon or trouble.
 `
 	aboutPause = `For planned work on the rules. The daemon detects and counts as before and is not ready; when
-the time is over it replays what is still lost. A second pause takes the place of the first. A
-restart of the daemon ends a pause.
+the time is over it replays what is still lost. A second pause takes the place of the first. A pause
+survives a restart of the daemon.
 `
 	aboutResume = `Exit code: 0 also if there was no pause, 2 no daemon or trouble.
 `

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -217,7 +218,7 @@ func runStatus(ctx context.Context, o *options, to streams) (int, error) {
 }
 
 func runPause(ctx context.Context, o *options, to streams) (int, error) {
-	reply, err := o.client().Pause(ctx, api.PauseRequest{Seconds: o.pause.Seconds()})
+	reply, err := o.client().Pause(ctx, api.PauseRequest{Seconds: o.pause.Seconds(), By: cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"))})
 	if err != nil {
 		return exitError, err
 	}

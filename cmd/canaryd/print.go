@@ -126,7 +126,11 @@ func healthText(w io.Writer, s api.Status) string {
 func replaysText(s api.Status) string {
 	text := ""
 	if s.Paused {
-		text += fmt.Sprintf("replays are paused until %s; canaryd resume ends that\n", s.PausedUntil.UTC().Format(time.RFC3339))
+		by := ""
+		if s.PausedBy != "" {
+			by = " by " + plain(oneLine(s.PausedBy))
+		}
+		text += fmt.Sprintf("replays are paused%s until %s; canaryd resume ends that\n", by, s.PausedUntil.UTC().Format(time.RFC3339))
 	}
 	if s.Contended {
 		text += "a process keeps undoing the replays; the log names it\n"

@@ -108,6 +108,7 @@ type CleanupRequest struct {
 // A PauseRequest asks canaryd to pause replays.
 type PauseRequest struct {
 	Seconds float64 `json:"seconds"`
+	By      string  `json:"by,omitempty"` // who asks, for people
 }
 
 // A PauseReply says whether replays were paused before, and until when they are now.

@@ -44,6 +44,8 @@ type Status struct {
 	Paused           bool     `json:"paused"`
 	// PausedUntil is when a pause ends.
 	PausedUntil time.Time `json:"pausedUntil,omitzero"`
+	// PausedBy is who asked for it, as the client said.
+	PausedBy string `json:"pausedBy,omitempty"`
 	// Contended means that a process keeps undoing the replays, so that they are limited; or that
 	// another process keeps writing declared chains.
 	Contended bool    `json:"contended"`

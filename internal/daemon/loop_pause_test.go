@@ -207,27 +207,37 @@ func TestPauseWhileRetrying(t *testing.T) {
 	})
 }
 
-// TestPauseIsForOneRun: a restart ends a pause, and replays what was lost in it.
-func TestPauseIsForOneRun(t *testing.T) {
+// TestPauseSurvivesARestart: a pause lasts until its end, over a restart of canaryd, and what was
+// lost in it is replayed then.
+func TestPauseSurvivesARestart(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id := t.TempDir(), identity(backend)
 		first := start(t, backend, setup{store: openStore(t, dir, id)})
 		before, left := first.tables(), leftBy(t, backend, "flush-nat")
-		first.pause(24 * time.Hour)
+		first.pause(5 * time.Minute)
 		first.flushNat()
 		lost := without(first.tables())
 		first.after(time.Minute)
 		first.wantHeld(lost)
 		first.stop()
-		first.wantLog("the next start replays what it finds lost")
+		first.wantLog("The pause goes on after a restart")
 		if diff := cmp.Diff(lost, without(first.tables())); diff != "" {
 			t.Errorf("SIGTERM in a pause wrote (-lost +now):\n%s", diff)
 		}
 		r := run(t, first.fake, setup{store: openStore(t, dir, id)})
 		r.settled()
+		r.wantHeld(lost)
+		r.wantLog("the pause of the last run goes on")
+		r.after(3 * time.Minute)
+		r.wantHeld(lost)
+		r.after(time.Minute)
 		r.wantNotHeld()
 		r.wantBack(before, left)
 		r.wantOnlyNat()
+		r.stop()
+		r = run(t, r.fake, setup{store: openStore(t, dir, id)})
+		r.settled()
+		r.wantNotHeld()
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/pkg/reload"
 )
 
 // A pause is for planned work. One that outlasts a day has been forgotten, and
@@ -21,10 +22,38 @@ const (
 // pause is until when replays wait.
 type pause struct {
 	until time.Time // zero: not paused
+	since time.Time
+	by    string // who asked for it
+}
+
+// pauseToKeep returns the pause as the disk has it; nil if there is none.
+func (d *Daemon) pauseToKeep(st *state) *reload.Pause {
+	if !st.pause.on() {
+		return nil
+	}
+	return &reload.Pause{Until: st.pause.until, Uptime: d.cfg.Uptime() + time.Until(st.pause.until), Since: st.pause.since, By: st.pause.by}
+}
+
+// recallPause goes on with a pause of the last run, until its end. That is counted by the
+// machine's uptime, because the clock on the wall may be set.
+func (d *Daemon) recallPause(ctx context.Context, st *state, kept *reload.Pause) {
+	if kept == nil {
+		return
+	}
+	left := kept.Uptime - d.cfg.Uptime()
+	if left <= 0 || left > mostPause {
+		return
+	}
+	st.pause = pause{until: time.Now().Add(left), since: kept.Since, by: kept.By}
+	severity.Notices(klog.FromContext(ctx)).Info("Replays are still paused: the pause of the last run goes on", "until", st.pause.until.UTC().Format(time.RFC3339),
+		"since", kept.Since.UTC().Format(time.RFC3339), "by", kept.By, "end", "canaryd resume")
 }
 
 // on reports whether replays are paused.
 func (p *pause) on() bool { return !p.until.IsZero() }
+
+// shortened returns a name that a client gave, in a length that a line has room for.
+func shortened(name string) string { return name[:min(len(name), 64)] }
 
 // CheckPause returns an error, about what is called so, unless a pause may last
 // that long.
@@ -37,7 +66,7 @@ func CheckPause(what string, length time.Duration) error {
 
 // Pause pauses replays for r.Seconds from now, whether or not they are paused already.
 // Detection, counting and learning go on. Restore and Cleanup are done all the same. A pause
-// ends with this process, because an operator may forget it over a restart.
+// survives a restart: planned work is what a restart often belongs to.
 func (d *Daemon) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply, error) {
 	// More seconds than a Duration holds are too many all the same.
 	length := time.Duration(min(max(r.Seconds, 0), 1e9) * float64(time.Second))
@@ -47,14 +76,15 @@ func (d *Daemon) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply,
 	var reply api.PauseReply
 	err := d.askGuard(ctx, func(ctx context.Context, st *state) error {
 		reply.WasPaused = st.pause.on()
-		st.pause.until = time.Now().Add(length)
+		st.pause = pause{until: time.Now().Add(length), since: time.Now(), by: shortened(r.By)}
+		st.disk.marksChanged(time.Now())
 		reply.Until = st.pause.until
 		if st.loss != nil { // it is recorded, and no longer tried
 			st.loss.retry.at = time.Now()
 		}
 		st.resumeNative()
 		severity.Notices(klog.FromContext(ctx)).Info("Paused on request: what is lost is recorded, but not replayed",
-			"for", length, "until", reply.Until.UTC().Format(time.RFC3339), "wasPaused", reply.WasPaused)
+			"by", st.pause.by, "for", length, "until", reply.Until.UTC().Format(time.RFC3339), "wasPaused", reply.WasPaused)
 		return nil
 	})
 	return reply, err
@@ -74,7 +104,8 @@ func (d *Daemon) Resume(ctx context.Context) (api.PauseReply, error) {
 
 // unpause lets replays begin again. What was lost meanwhile comes first.
 func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
-	st.pause.until = time.Time{}
+	st.pause = pause{}
+	st.disk.marksChanged(time.Now())
 	next := "nothing is lost"
 	if st.native.loss != nil {
 		st.resumeNative()

@@ -20,6 +20,7 @@ func (d *Daemon) publish(st *state) {
 		Mode:             st.mode,
 		Paused:           st.pause.on(),
 		PausedUntil:      st.pause.until,
+		PausedBy:         st.pause.by,
 		Contended:        st.contention.contended(),
 		Backend:          api.Backend{Name: info.Backend, Version: info.Version, Reason: st.choice.reason, Mixed: st.choice.mixed, Mismatch: st.choice.mismatch},
 		DisabledFamilies: maps.Clone(d.cfg.Disabled),

@@ -42,6 +42,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 		d.suspect(ctx, st, err.Error())
 		return
 	}
+	d.recallPause(ctx, st, known.Pause)
 	age := d.cfg.Uptime() - known.Uptime
 	// A negative age comes from another clock: that of a container's own time.
 	if (age > d.cfg.MaxStoredAge || age < 0) && !d.marksStand(ctx, st, known.Marks) {

@@ -108,7 +108,8 @@ func (d *Daemon) saveGeneration(st *state) error {
 // saveMarks writes the state with these marks. It confirms nothing.
 func (d *Daemon) saveMarks(st *state, marks canary.Marks) error {
 	st.disk.marks = st.marksToKeep(marks)
-	err := d.cfg.Store.SaveState(reload.State{Confirmed: st.absence.confirmed, Uptime: st.absence.uptime, Marks: st.disk.marks, Quarantine: st.quarantine.rules, MadeTables: st.marks.madeTables, Policies: st.knownPolicies()})
+	err := d.cfg.Store.SaveState(reload.State{Confirmed: st.absence.confirmed, Uptime: st.absence.uptime, Marks: st.disk.marks, Quarantine: st.quarantine.rules,
+		MadeTables: st.marks.madeTables, Policies: st.knownPolicies(), Pause: d.pauseToKeep(st)})
 	if err == nil {
 		st.disk.keptAt, st.disk.kept = time.Now(), st.disk.written
 	}

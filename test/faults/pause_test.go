@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -65,9 +66,24 @@ func TestPause(t *testing.T) {
 		n.Same("protected rules in the second pause", lost, n.Protected())
 		d.Stop()
 		n.Same("protected rules after SIGTERM in a pause", lost, n.Protected())
-		next := n.Start()
+		next := n.Launch()
+		paused := func() error {
+			if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), "paused") {
+				return fmt.Errorf("/readyz: %v", err)
+			}
+			return nil
+		}
+		n.Within(nodetest.StartsIn, "canaryd to go on with the pause", paused)
 		next.WantLog("Took up the stored generation")
-		n.Same("protected rules after a restart in a pause", protected, n.Protected())
+		next.WantLog("the pause of the last run goes on")
+		n.Same("protected rules after a restart in a pause", lost, n.Protected())
+		next.Kill()
+		next = n.Launch()
+		n.Within(nodetest.StartsIn, "canaryd after a kill in a pause", paused)
+		n.Same("protected rules after a kill in a pause", lost, n.Protected())
+		n.Want(0, "resume")
+		n.Within(nodetest.HealsIn, "the rules to be back", nodetest.Ready)
+		n.Same("protected rules after a resume", protected, n.Protected())
 
 		n.Want(0, "pause")
 		n.Flush()

@@ -118,7 +118,7 @@ func TestDebianPackage(t *testing.T) {
 		// Without the triggers of others: the index of all manual pages takes a minute.
 		dpkg := func(args ...string) {
 			n.Helper()
-			m.must("dpkg", append([]string{"--no-triggers", "--force-unsafe-io", "--force-confold"}, args...)...)
+			m.must("dpkg", append([]string{"--no-triggers", "--force-unsafe-io"}, args...)...)
 		}
 
 		dpkg("-i", deb(t, "1.0.0"))
@@ -148,12 +148,31 @@ func TestDebianPackage(t *testing.T) {
 			t.Errorf("disabled by the operator, after an upgrade canaryd is %s", got)
 		}
 
+		// It is stopped, and has left its canaries.
+		if len(m.Marks()) == 0 {
+			t.Fatal("a stopped canaryd leaves no canary: the test shows nothing")
+		}
 		dpkg("-P", "canaryd")
+		m.Same("canaries after the purge of a stopped canaryd", nil, m.Marks())
+		if _, out, _ := m.run("nft", "list", "tables"); strings.Contains(out, "canaryd") {
+			t.Errorf("tables after the purge:\n%s", out)
+		}
 		if m.exists("/etc/default/canaryd") || m.exists("/var/lib/canaryd") {
 			t.Error("flags or state are there after a purge")
 		}
 		if _, out, _ := m.run("dpkg-query", "-W", "-f", "${Status}", "canaryd"); strings.Contains(out, "installed") && !strings.Contains(out, "not-installed") {
 			t.Errorf("dpkg says %q after a purge", out)
+		}
+
+		// An operator who wrote the flags before the installation is asked nothing.
+		const observe = "CANARYD_FLAGS=--mode=observe\n"
+		write(m.T, m.root()+"/etc/default/canaryd", observe)
+		dpkg("-i", "/run/canaryd_1.0.1.deb")
+		if text, err := os.ReadFile(m.root() + "/etc/default/canaryd"); err != nil || string(text) != observe {
+			t.Errorf("after the installation the flags are %q, %v", text, err)
+		}
+		if out := m.must("canaryd", "status"); !strings.Contains(out, "mode observe") {
+			t.Errorf("it was installed to observe:\n%s", out)
 		}
 	})
 }
