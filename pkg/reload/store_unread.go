@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 )
 
@@ -66,7 +67,7 @@ func (s *Store) LoadUnread(booted time.Time) []Unread {
 // that lost its power leaves files that are cut off, and its rules went with it.
 func OfThisBoot(path string, booted time.Time) bool {
 	info, err := os.Stat(path)
-	return !errors.Is(err, fs.ErrNotExist) && (err != nil || !info.ModTime().Before(booted))
+	return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) && (err != nil || !info.ModTime().Before(booted))
 }
 
 // perhapsHere reports whether a state that cannot be read may be of this boot and network
