@@ -143,9 +143,9 @@ const (
 )
 
 // awaitEvidence waits up to firstWait while neither backend has rules, so that an owner that starts
-// now can decide. It returns early when there is evidence, when it cannot be read, or when ctx
-// ends; what follows reports such an error.
-func awaitEvidence(ctx context.Context, gatherEvidence func(context.Context) (iptables.Evidence, error)) {
+// now can decide. It calls none before it waits. It returns early when there is evidence, when it
+// cannot be read, or when ctx ends; what follows reports such an error.
+func awaitEvidence(ctx context.Context, gatherEvidence func(context.Context) (iptables.Evidence, error), none func()) {
 	end := time.Now().Add(firstWait)
 	for first := true; ; first = false {
 		evidence, err := gatherEvidence(ctx)
@@ -154,6 +154,7 @@ func awaitEvidence(ctx context.Context, gatherEvidence func(context.Context) (ip
 		}
 		if first {
 			klog.FromContext(ctx).Info("There are no rules yet; waiting a moment for an owner that shows which backend is in use", "atMost", firstWait)
+			none()
 		}
 		select {
 		case <-ctx.Done():

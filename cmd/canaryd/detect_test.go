@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -115,13 +116,17 @@ func TestAwaitEvidence(t *testing.T) {
 					time.AfterFunc(test.sigterm, cancel)
 				}
 				start, looks := time.Now(), 0
+				var ready []time.Duration
 				awaitEvidence(ctx, func(context.Context) (iptables.Evidence, error) {
 					looks++
 					if time.Since(start) < test.after {
 						return iptables.Evidence{}, nil
 					}
 					return test.evidence, test.err
-				})
+				}, func() { ready = append(ready, time.Since(start)) })
+				if want := map[bool][]time.Duration{true: {0}}[test.told]; !slices.Equal(ready, want) {
+					t.Errorf("the service manager was told to go on after %v, want %v", ready, want)
+				}
 				if took := time.Since(start); took != test.takes || looks != test.looks {
 					t.Errorf("%d looks in %s, want %d in %s", looks, took, test.looks, test.takes)
 				}

@@ -38,10 +38,16 @@ func runDaemon(ctx context.Context, o *options, _ streams) (int, error) {
 	}
 	defer release()
 	if o.backend == "auto" && o.lastBackend(ctx) == "" {
-		if err := notifyManager("STATUS=Looking for rules that show which backend is in use"); err != nil {
-			severity.Warnings(klog.FromContext(ctx)).Error(err, "Could not notify the service manager; starting anyway")
+		tell := func(words string) {
+			if err := notifyManager(words); err != nil {
+				severity.Warnings(klog.FromContext(ctx)).Error(err, "Could not notify the service manager; starting anyway")
+			}
 		}
-		awaitEvidence(ctx, o.gatherEvidence)
+		tell("STATUS=Looking for rules that show which backend is in use")
+		// Firewalls that systemd starts after canaryd need not wait: there is nothing to guard.
+		awaitEvidence(ctx, o.gatherEvidence, func() {
+			tell("READY=1\nSTATUS=There are no rules yet; waiting a moment for an owner that shows which backend is in use")
+		})
 		if ctx.Err() != nil {
 			return exitOK, nil // SIGTERM, before anything began
 		}
