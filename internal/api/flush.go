@@ -154,8 +154,17 @@ const (
 	Requested Outcome = "requested"
 )
 
-// Requested reports whether the record is of a removal that an operator asked for.
-func (f Flush) Requested() bool { return f.Kind == Removed }
+const (
+	// RemovedByOwner is the kind of a record of a removal of most of a table that canaryd takes for
+	// its owner's doing, although no owner is known to have done it. It is no verdict.
+	RemovedByOwner canary.Verdict = "removed by its owner?"
+	// TakenForOwners is the outcome of such a record: nothing is put back.
+	TakenForOwners Outcome = "accepted"
+)
+
+// Requested reports whether the record is of a removal that an operator asked for, or that canaryd
+// takes for the owner's doing: nothing is missed.
+func (f Flush) Requested() bool { return f.Kind == Removed || f.Kind == RemovedByOwner }
 
 // UnprotectedText says how many rules that --protect does not name were lost with the others: ",
 // and 3 rules that --protect does not name". It is "" if there were none, and says so if that is

@@ -153,6 +153,7 @@ func (d *Daemon) sayAccepted(ctx context.Context, st *state) {
 			if f.NotGuarded {
 				what = "Rules are gone from a table that canaryd does not guard; unless their owner removed them, it has to write them again"
 			}
+			d.recordRemoval(ctx, st, f)
 			severity.Warnings(klog.FromContext(ctx)).Info(what,
 				"family", f.Family, "table", f.Table, "chain", f.Chain, "set", f.Set, "rule", f.Rule, "gone", f.Rules, "left", f.Left, "by", f.ByText())
 		}

@@ -426,6 +426,7 @@ var kindMeanings = map[canary.Verdict]string{
 	canary.Verdict(native.Disabled):     "the flag dormant was set: the kernel attaches none of the table's chains",
 	canary.Verdict(native.Unattributed): "the table was deleted alone, by its owner or another process",
 	api.Removed:                         "canaryd took rules away that the generation does not have which an operator asked for",
+	api.RemovedByOwner:                  "most of a table was removed by name, and its owner is not known to have done it",
 }
 
 var outcomeMeanings = map[api.Outcome]string{
@@ -438,6 +439,7 @@ var outcomeMeanings = map[api.Outcome]string{
 	api.OwnersDecision:   "the owner has removed it, and canaryd has accepted that",
 	api.WaitingPaused:    "replays are paused; the rules come back when the pause ends",
 	api.WaitingObserve:   "canaryd only observes; the rules' owner has to put them back",
+	api.TakenForOwners:   "canaryd takes it for the owner's doing, and puts nothing back",
 	api.WaitingOwner:     "deleted by name: its owner has a moment to write it again or to delete the rest",
 	api.Pending:          "it is not answered yet",
 	api.Requested:        "an operator asked for it: there is nothing to put back",

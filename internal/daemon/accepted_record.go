@@ -1,0 +1,66 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/reload"
+)
+
+// removalsJoin is how close removals of several tables by one process must be for one record.
+const removalsJoin = 10 * time.Second
+
+// recordRemoval records that most of a table was removed by name, and that its owner is not known
+// to have done it. Nothing is put back; the record names the process.
+func (d *Daemon) recordRemoval(ctx context.Context, st *state, a acceptance) {
+	if a.Chain+a.Set+a.Rule != "" || a.NotGuarded || st.removedByOwner(a) {
+		return
+	}
+	r := api.Flush{Time: cmp.Or(a.seen, a.Time), Outcome: api.TakenForOwners}
+	if len(st.journal) > 0 {
+		if last := st.journal[0]; last.Kind == api.RemovedByOwner && a.By != nil && last.Culprit.PID == a.By.PID && r.Time.Sub(last.Time).Abs() < removalsJoin {
+			r = last
+		}
+	}
+	if r.ID == "" {
+		r.ID = st.newFlushID(r.Time)
+	}
+	var by []uint32
+	if a.By != nil {
+		addCulprit(&r, *a.By)
+		by = []uint32{a.By.PID}
+	}
+	if a.Native {
+		id := a.Family.Table(a.Table)
+		r.Native = append(slices.Clone(r.Native), api.NativeLoss{Family: id.Family.String(), Table: id.NFT(), Kind: api.RemovedByOwner, Rules: a.Rules, By: by})
+		r.Lost.Rules += a.Rules
+	} else {
+		r.Lost.Tables = slices.Clone(r.Lost.Tables)
+		addLoss(&r, a.Family.Table(a.Table), hit{verdict: api.RemovedByOwner, lost: reload.Lost{Rules: a.Rules}})
+		r.Lost.Tables[len(r.Lost.Tables)-1].By = by
+	}
+	r.Kind = api.RemovedByOwner
+	settleCulprit(&r)
+	st.rewrite(r)
+	d.write(ctx, r, nil)
+}
+
+// removedByOwner reports whether a removal is known to be an owner's, or is that of a kube-proxy
+// that leaves: its last step takes its canary, too.
+func (st *state) removedByOwner(a acceptance) bool {
+	if a.By != nil && len(a.By.Ancestors) > 0 {
+		names := append([]string{a.By.Comm}, a.By.Ancestors...)
+		return slices.ContainsFunc(names, func(name string) bool {
+			return protect.IsCNIPlugin(name) || slices.Contains([]string{"k3s", "k3s-server", "rke2", "k0s", "tailscaled"}, name) ||
+				slices.ContainsFunc(slices.Collect(maps.Values(nativeOwners)), func(owners []string) bool { return slices.Contains(owners, name) })
+		})
+	}
+	section := st.generation.learned.Generation[a.Family.Table(a.Table)]
+	_, stands := section.Chain("KUBE-PROXY-CANARY")
+	return !a.Native && !stands
+}
