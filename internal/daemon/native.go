@@ -110,11 +110,13 @@ type nativeTable struct {
 	captured time.Time
 	witness  string // the nonce that stood then
 	// deeds are what commits did since then; missed: some of them were not heard of.
-	deeds   []nativeDeed
-	missed  bool
-	dirty   time.Time // since when it may differ; zero: it does not
-	urgent  bool      // a commit did what flushes do
-	moved   time.Time // of the last commit to it
+	deeds  []nativeDeed
+	missed bool
+	dirty  time.Time // since when it may differ; zero: it does not
+	urgent bool      // a commit did what flushes do
+	moved  time.Time // of the last commit to it
+	// wrote is when the last commit that did not delete it was heard of, or when it was first seen.
+	wrote   time.Time
 	finding native.Finding
 	// old: it was stored too long ago to be put back unasked.
 	old bool

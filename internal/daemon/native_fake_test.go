@@ -16,6 +16,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
+	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 var (
@@ -25,6 +26,8 @@ var (
 
 // A fakeNative is native tables in memory. It says of commits what the kernel says.
 type fakeNative struct {
+	beside watch.Neighbour // what lives beside the process that commits
+
 	mu                 sync.Mutex
 	genid              uint32
 	handle             uint64

@@ -127,6 +127,9 @@ func (d *Daemon) takeDeed(r *nativeRealm, id tableid.TableID, deed nativeDeed) {
 	if len(t.deeds) >= deedsKept {
 		t.deeds, t.missed = nil, true
 	}
+	if !deed.Deleted || deed.Made != 0 {
+		t.wrote = time.Now()
+	}
 	t.deeds = append(t.deeds, deed)
 	t.touch(deed.since, time.Now(), deed.MayTake())
 }
@@ -343,7 +346,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 		case now.Immune():
 			r.immune[id] = true
 		case r.tables[id] == nil:
-			r.tables[id] = &nativeTable{}
+			r.tables[id] = &nativeTable{wrote: time.Now()}
 			d.adopt(ctx, st, seen.learned(id))
 		}
 	}
@@ -411,6 +414,9 @@ func (d *Daemon) deedsUpTo(id tableid.TableID, t *nativeTable, genid uint32) (kn
 		if !nft.Newer(deed.Genid, genid) {
 			by := *deed.Deed
 			by.By, by.ByName = d.committer(id, deed.commit), deletesByName(d.cfg.Writers.Of(deed.commit).Command)
+			if by.By == native.UnknownCommitter && by.Deleted && t.ownerBegan(id, d.cfg.Writers.Of(deed.commit).Beside) {
+				by.By = native.LikelyOwner
+			}
 			known = append(known, nativeDeed{&by, deed.commit, deed.since})
 		}
 	}

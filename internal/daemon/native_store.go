@@ -266,7 +266,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 			continue
 		}
 		t := &nativeTable{heldFor: s.HeldFor, want: g.Table, witness: s.Witness, digest: g.Table.Digest(), missed: true, old: age > d.cfg.MaxStoredAge,
-			made: g.Made, captured: g.Captured, read: now.Add(-(d.cfg.Uptime() - g.Read))}
+			made: g.Made, captured: g.Captured, read: now.Add(-(d.cfg.Uptime() - g.Read)), wrote: now}
 		t.leftAt = t.read
 		if s.Verdict == native.Unattributed {
 			t.finding.Verdict = s.Verdict

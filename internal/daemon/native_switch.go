@@ -1,10 +1,12 @@
 package daemon
 
 import (
+	"slices"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/tableid"
+	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 // kubeProxyTable is the name of kube-proxy's tables in nftables mode.
@@ -35,4 +37,11 @@ func (d *Daemon) seekSwitch(st *state) {
 			t.touch(w.Time, time.Now(), true)
 		}
 	}
+}
+
+// ownerBegan reports whether a process of the table's owner had started since the table was last
+// written, as kube-proxy does that is started with --cleanup or in another mode. The process that
+// wrote the table had started before. One that will write the table writes it again.
+func (t *nativeTable) ownerBegan(id tableid.TableID, n watch.Neighbour) bool {
+	return n.PID != 0 && slices.Contains(nativeOwners[id.Name], n.Comm) && !t.wrote.IsZero() && n.Since.After(t.wrote)
 }

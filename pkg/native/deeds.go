@@ -40,6 +40,9 @@ const (
 	Owner                      // the table's owner
 	NotOwner                   // a unit that loads rules from a file
 	Stranger                   // a person's shell or a script
+	// LikelyOwner: it was gone before it could be read, and a process of the table's owner that had
+	// started since the table was last written lived beside it.
+	LikelyOwner
 )
 
 // MayTake reports whether the commit may have taken what is not its author's, by what it did: it

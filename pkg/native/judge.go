@@ -99,6 +99,8 @@ func (e *Evidence) judgeGone(f *Finding) {
 		f.Verdict, f.Remedy, f.Why = TableDeleted, ByCreate, "a process deleted it that is not its owner"
 	case by == Owner:
 		f.Verdict, f.Why = Changed, "its owner deleted it"
+	case by == LikelyOwner:
+		f.Verdict, f.Why = Changed, "its owner deleted it, likely: a process of its owner had just started"
 	}
 }
 

@@ -26,6 +26,8 @@ type CommitWatcher struct {
 
 	proc string // procFolder unless a test says otherwise
 	last committer
+	// besideAt is when an owner's process was last looked up beside a writer that was gone.
+	besideAt time.Time
 }
 
 // Run watches until ctx ends and then returns nil. A source that fails or
@@ -79,7 +81,12 @@ func (w *CommitWatcher) note(c nft.Commit) {
 		return
 	}
 	now := time.Now()
-	command, origin, by := w.last.of(cmp.Or(w.proc, procFolder), c.PID, c.Comm, now)
+	proc := cmp.Or(w.proc, procFolder)
+	command, origin, by := w.last.of(proc, c.PID, c.Comm, now)
+	var neighbour Neighbour
+	if by.PID == 0 && command == "" && c.Comm == "nft" && now.Sub(w.besideAt) >= besideEvery {
+		w.besideAt, neighbour = now, beside(proc, c.PID, now)
+	}
 	w.Writers.Note(Writer{
 		Time:    now,
 		Genid:   c.Genid,
@@ -88,5 +95,6 @@ func (w *CommitWatcher) note(c nft.Commit) {
 		Command: command,
 		Origin:  origin,
 		By:      by,
+		Beside:  neighbour,
 	})
 }

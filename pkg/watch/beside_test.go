@@ -1,0 +1,88 @@
+package watch
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// TestBeside: of a writer that is gone, the owner's process with the next lower number may have
+// executed it. A thread leads to its process, and a script that is only called as an owner is none.
+func TestBeside(t *testing.T) {
+	var up unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
+		t.Fatal(err)
+	}
+	began := up.Sec*ticksPerSecond - 300 // three seconds ago
+	put := func(t *testing.T, proc string, pid, leader int, comm, command string) {
+		t.Helper()
+		dir := filepath.Join(proc, strconv.Itoa(pid))
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for name, text := range map[string]string{
+			"comm": comm + "\n", "cmdline": command, "status": fmt.Sprintf("Name:\t%s\nTgid:\t%d\n", comm, leader),
+			"stat": fmt.Sprintf("%d (%s) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0", pid, comm, began),
+		} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, test := range []struct {
+		name  string
+		setup func(t *testing.T, proc string)
+		want  uint32
+	}{
+		{"nothing", func(*testing.T, string) {}, 0},
+		{"kube-proxy", func(t *testing.T, proc string) {
+			put(t, proc, 900, 900, "kube-proxy", "/bin/kube-proxy\x00--cleanup\x00")
+		}, 900},
+		{"one of its threads", func(t *testing.T, proc string) {
+			put(t, proc, 300, 300, "kube-proxy", "kube-proxy\x00")
+			put(t, proc, 990, 300, "kube-proxy", "kube-proxy\x00")
+		}, 300},
+		{"too long ago", func(t *testing.T, proc string) { put(t, proc, 480, 480, "kube-proxy", "kube-proxy\x00") }, 0},
+		{"later than the writer", func(t *testing.T, proc string) { put(t, proc, 1001, 1001, "kube-proxy", "kube-proxy\x00") }, 0},
+		{"a shell", func(t *testing.T, proc string) { put(t, proc, 990, 990, "bash", "bash\x00") }, 0},
+		{"a script of that name", func(t *testing.T, proc string) { put(t, proc, 990, 990, "kube-proxy", "/bin/sh\x00./kube-proxy\x00") }, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			proc := t.TempDir()
+			test.setup(t, proc)
+			got := beside(proc, 1000, time.Now())
+			if got.PID != test.want {
+				t.Fatalf("got %+v, want process %d", got, test.want)
+			}
+			if age := time.Since(got.Since); got.PID != 0 && (age < 2*time.Second || age > 6*time.Second) {
+				t.Errorf("it began %s ago, want 3 s", age)
+			}
+		})
+	}
+}
+
+// TestBesideIsAskedOnce: a storm of commits of which nothing can be read looks up processes ten
+// times a second, and only beside nft.
+func TestBesideIsAskedOnce(t *testing.T) {
+	writers := &Writers{}
+	w := CommitWatcher{Hints: NewHints(), Writers: writers, proc: t.TempDir()}
+	for genid := range uint32(100) {
+		w.note(nft.Commit{Genid: genid + 1, PID: 1000, Comm: "nft"})
+	}
+	first := w.besideAt
+	if first.IsZero() {
+		t.Fatal("no process was looked up")
+	}
+	w.besideAt = time.Time{}
+	w.note(nft.Commit{Genid: 101, PID: 1000, Comm: "iptables"})
+	if !w.besideAt.IsZero() {
+		t.Error("a process was looked up beside iptables")
+	}
+}
