@@ -194,7 +194,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		}
 		s.guarded.onCommit = func(c nft.Commit) {
 			if !s.deaf {
-				r.writers.Note(watch.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " flush", Own: c.Own, Beside: s.guarded.beside})
+				r.writers.Note(watch.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " flush", Own: c.Own, Neighbour: s.guarded.neighbour})
 				r.hints.Give(watch.SourceNFT)
 			}
 		}

@@ -40,14 +40,14 @@ func TestNativeSwitchedMode(t *testing.T) {
 }
 
 // TestNativeDeletedByAnOwnerThatWasNotRead: nft had ended before it could be read. A process of
-// kube-proxy's beside it that has started since the table was written was started to remove it, or
+// kube-proxy's next to it that has started since the table was written was started to remove it, or
 // will write it again. The one that wrote the table, and other programs, say nothing.
 func TestNativeDeletedByAnOwnerThatWasNotRead(t *testing.T) {
 	for _, test := range []struct {
-		name   string
-		beside watch.Neighbour
-		since  time.Duration // how long before the deletion it had started
-		owner  bool
+		name      string
+		neighbour watch.Neighbour
+		since     time.Duration // how long before the deletion it had started
+		owner     bool
 	}{
 		{"kube-proxy --cleanup", watch.Neighbour{PID: 4200, Comm: "kube-proxy"}, time.Second, true},
 		{"the kube-proxy that wrote it", watch.Neighbour{PID: 4200, Comm: "kube-proxy"}, 2 * time.Hour, false},
@@ -58,8 +58,8 @@ func TestNativeDeletedByAnOwnerThatWasNotRead(t *testing.T) {
 			nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 				r.after(time.Hour)
 				k.with(func() {
-					k.beside = test.beside
-					k.beside.Since = time.Now().Add(-test.since)
+					k.neighbour = test.neighbour
+					k.neighbour.Since = time.Now().Add(-test.since)
 				})
 				k.deleteTable(proxyTable)
 				r.after(time.Minute)

@@ -196,11 +196,19 @@ func (r *rig) wantOwner(has bool) {
 	if (o == nil) != has {
 		r.t.Errorf("the status says %+v; want an owner: %t", o, has)
 	}
-	if o != nil && (len(o.Choices) != 2 || len(o.Families) != 2 || o.Since.IsZero()) {
+	if o != nil && (len(o.Choices) != 4 || len(o.Families) != 2 || o.Since.IsZero()) {
 		r.t.Errorf("the status says %+v", o)
 	}
 	if _, set := r.metrics("rules_without_owner")["rules_without_owner"]; set == has {
 		r.t.Errorf("the gauge says %t; want an owner: %t", set, has)
+	}
+	if o == nil {
+		return
+	}
+	for i, word := range []string{"spec.nodeName=NODE", "k3s", "rke2", "canaryd cleanup"} { // of this node only
+		if c := o.Choices[i].Command; !strings.Contains(c, word) || strings.Contains(c, "rollout") {
+			r.t.Errorf("choice %d is %q, want %s", i, c, word)
+		}
 	}
 }
 

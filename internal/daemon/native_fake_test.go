@@ -26,7 +26,7 @@ var (
 
 // A fakeNative is native tables in memory. It says of commits what the kernel says.
 type fakeNative struct {
-	beside watch.Neighbour // what lives beside the process that commits
+	neighbour watch.Neighbour // what lives next to the process that commits
 
 	mu                 sync.Mutex
 	genid              uint32

@@ -41,7 +41,7 @@ const (
 	NotOwner                   // a unit that loads rules from a file
 	Stranger                   // a person's shell or a script
 	// LikelyOwner: it was gone before it could be read, and a process of the table's owner that had
-	// started since the table was last written lived beside it.
+	// started since the table was last written lived then, with a number shortly below its.
 	LikelyOwner
 )
 

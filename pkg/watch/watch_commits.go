@@ -26,8 +26,9 @@ type CommitWatcher struct {
 
 	proc string // procFolder unless a test says otherwise
 	last committer
-	// besideAt is when an owner's process was last looked up beside a writer that was gone.
-	besideAt time.Time
+	// neighbour was found next to the last writer that was gone, at neighbourAt.
+	neighbour   Neighbour
+	neighbourAt time.Time
 }
 
 // Run watches until ctx ends and then returns nil. A source that fails or
@@ -84,17 +85,22 @@ func (w *CommitWatcher) note(c nft.Commit) {
 	proc := cmp.Or(w.proc, procFolder)
 	command, origin, by := w.last.of(proc, c.PID, c.Comm, now)
 	var neighbour Neighbour
-	if by.PID == 0 && command == "" && c.Comm == "nft" && now.Sub(w.besideAt) >= besideEvery {
-		w.besideAt, neighbour = now, beside(proc, c.PID, now)
+	if by.PID == 0 && command == "" && c.Comm == "nft" {
+		if now.Sub(w.neighbourAt) >= neighbourEvery {
+			w.neighbourAt, w.neighbour = now, neighbourOf(proc, c.PID, now)
+		}
+		if w.neighbour.before(c.PID) {
+			neighbour = w.neighbour
+		}
 	}
 	w.Writers.Note(Writer{
-		Time:    now,
-		Genid:   c.Genid,
-		PID:     c.PID,
-		Comm:    printable([]byte(c.Comm), maxCommand),
-		Command: command,
-		Origin:  origin,
-		By:      by,
-		Beside:  neighbour,
+		Time:      now,
+		Genid:     c.Genid,
+		PID:       c.PID,
+		Comm:      printable([]byte(c.Comm), maxCommand),
+		Command:   command,
+		Origin:    origin,
+		By:        by,
+		Neighbour: neighbour,
 	})
 }

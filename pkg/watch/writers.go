@@ -18,9 +18,9 @@ type Writer struct {
 	Origin  Origin    // what started it
 	By      Doer      // who decided on the write; zero: no more is known than the writer
 	Own     bool      // this process, or a program that it executed
-	// Beside is set if the writer was gone before it could be read.
-	Beside Neighbour
-	Opened bool // it has opened the lock, and was not seen to let go of it
+	// Neighbour is set if the writer was gone before it could be read.
+	Neighbour Neighbour
+	Opened    bool // it has opened the lock, and was not seen to let go of it
 }
 
 // WritersKept bounds the memory of Writers, for commits and for holders of the lock each. A

@@ -21,9 +21,9 @@ import (
 const times = "CANARYD_KUBEPROXY_TIMES"
 
 // TestCleanupOnABusyNode: where all cores are busy, nft has mostly ended before /proc can be read.
-// What kube-proxy --cleanup removes is its owner's doing all the same, and makes no record; what a
-// script removes by the same commands waits for a decision. It runs before the tests that run at the
-// same time, which need a core.
+// What kube-proxy --cleanup removes is its owner's doing all the same, and makes no record. What a
+// script removes by the same commands waits for a decision. The test runs before those that run at
+// the same time, which need a core.
 func TestCleanupOnABusyNode(t *testing.T) {
 	nstest.NeedRoot(t)
 	nstest.NeedProgram(t, "ip", "nft")

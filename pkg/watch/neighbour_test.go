@@ -13,9 +13,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// TestBeside: of a writer that is gone, the owner's process with the next lower number may have
+// TestNeighbour: of a writer that is gone, the owner's process with the next lower number may have
 // executed it. A thread leads to its process, and a script that is only called as an owner is none.
-func TestBeside(t *testing.T) {
+func TestNeighbour(t *testing.T) {
 	var up unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
 		t.Fatal(err)
@@ -46,9 +46,14 @@ func TestBeside(t *testing.T) {
 			put(t, proc, 900, 900, "kube-proxy", "/bin/kube-proxy\x00--cleanup\x00")
 		}, 900},
 		{"one of its threads", func(t *testing.T, proc string) {
+			put(t, proc, 600, 600, "kube-proxy", "kube-proxy\x00")
+			put(t, proc, 990, 600, "kube-proxy", "kube-proxy\x00")
+		}, 600},
+		{"a new thread of an old one, next to a young one", func(t *testing.T, proc string) {
 			put(t, proc, 300, 300, "kube-proxy", "kube-proxy\x00")
+			put(t, proc, 900, 900, "kube-proxy", "kube-proxy\x00--cleanup\x00")
 			put(t, proc, 990, 300, "kube-proxy", "kube-proxy\x00")
-		}, 300},
+		}, 900},
 		{"too long ago", func(t *testing.T, proc string) { put(t, proc, 480, 480, "kube-proxy", "kube-proxy\x00") }, 0},
 		{"later than the writer", func(t *testing.T, proc string) { put(t, proc, 1001, 1001, "kube-proxy", "kube-proxy\x00") }, 0},
 		{"a shell", func(t *testing.T, proc string) { put(t, proc, 990, 990, "bash", "bash\x00") }, 0},
@@ -57,7 +62,7 @@ func TestBeside(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			proc := t.TempDir()
 			test.setup(t, proc)
-			got := beside(proc, 1000, time.Now())
+			got := neighbourOf(proc, 1000, time.Now())
 			if got.PID != test.want {
 				t.Fatalf("got %+v, want process %d", got, test.want)
 			}
@@ -68,21 +73,28 @@ func TestBeside(t *testing.T) {
 	}
 }
 
-// TestBesideIsAskedOnce: a storm of commits of which nothing can be read looks up processes ten
-// times a second, and only beside nft.
-func TestBesideIsAskedOnce(t *testing.T) {
+// TestNeighbourIsAskedOnce: a storm of commits of which nothing can be read looks up processes ten
+// times a second, and only next to nft. kube-proxy --cleanup deletes two tables within that time.
+func TestNeighbourIsAskedOnce(t *testing.T) {
 	writers := &Writers{}
 	w := CommitWatcher{Hints: NewHints(), Writers: writers, proc: t.TempDir()}
 	for genid := range uint32(100) {
 		w.note(nft.Commit{Genid: genid + 1, PID: 1000, Comm: "nft"})
 	}
-	first := w.besideAt
-	if first.IsZero() {
-		t.Fatal("no process was looked up")
+	first := w.neighbourAt
+	if first.IsZero() || time.Since(first) > neighbourEvery {
+		t.Fatalf("processes were looked up at %s", first)
 	}
-	w.besideAt = time.Time{}
+	w.neighbour = Neighbour{PID: 900, Comm: "kube-proxy", Since: first}
+	for genid, pid := range map[uint32]uint32{201: 1000, 202: 1020, 203: 2000, 204: 800} {
+		w.note(nft.Commit{Genid: genid, PID: pid, Comm: "nft"})
+		if got := writers.Of(nft.Commit{Genid: genid}).Neighbour.PID == 900; got != (pid == 1000 || pid == 1020) && w.neighbourAt.Equal(first) {
+			t.Errorf("a writer with the number %d has that neighbour: %t", pid, got)
+		}
+	}
+	w.neighbourAt = time.Time{}
 	w.note(nft.Commit{Genid: 101, PID: 1000, Comm: "iptables"})
-	if !w.besideAt.IsZero() {
-		t.Error("a process was looked up beside iptables")
+	if !w.neighbourAt.IsZero() {
+		t.Error("a process was looked up next to iptables")
 	}
 }

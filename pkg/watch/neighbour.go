@@ -12,11 +12,12 @@ import (
 )
 
 const (
-	// besideReach is how many process numbers below a writer's belong to what its parent may have
-	// started since it began: kube-proxy --cleanup starts a dozen threads and some fifty programs.
-	besideReach = 512
-	// besideEvery is how often processes are looked up so, at most: it takes some 0.5 ms.
-	besideEvery = 100 * time.Millisecond
+	// neighbourReach is how many numbers below a writer belong to what its parent may have started
+	// since it began: kube-proxy --cleanup starts a dozen threads and some fifty programs.
+	neighbourReach = 512
+	// neighbourEvery is how often processes are looked up so, at most: it takes some 0.5 ms. Until
+	// then the last one counts.
+	neighbourEvery = 100 * time.Millisecond
 	// ticksPerSecond is the unit of a process's start in /proc, on all of Linux' architectures that
 	// canaryd is built for.
 	ticksPerSecond = 100
@@ -31,14 +32,19 @@ type Neighbour struct {
 	Since time.Time // when it had started
 }
 
-// beside returns the owner's process with the next lower number than a writer that is gone; none
-// if there is none, or if /proc is of another pid namespace.
-func beside(proc string, pid uint32, now time.Time) Neighbour {
+// before reports whether it has its number shortly before a writer.
+func (n Neighbour) before(pid uint32) bool {
+	return n.PID != 0 && n.PID < pid && pid-n.PID <= neighbourReach
+}
+
+// neighbourOf returns the owner's process with the next lower number than that of a writer that is
+// gone. There is none where /proc is of another pid namespace.
+func neighbourOf(proc string, pid uint32, now time.Time) Neighbour {
 	if initial, err := nft.InitialPIDs(proc); err == nil && !initial {
 		return Neighbour{}
 	}
-	for n := pid - 1; n > 1 && pid-n <= besideReach; n-- {
-		if found, ok := ownerAt(proc, n, now); ok {
+	for n := max(pid, 1) - 1; n > 1 && pid-n <= neighbourReach; n-- {
+		if found, ok := ownerAt(proc, n, now); ok && found.before(pid) {
 			return found
 		}
 	}
