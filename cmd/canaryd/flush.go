@@ -53,7 +53,11 @@ func flushText(r api.FlushReply) string {
 	}
 	b.WriteString("\n" + byFully(f))
 	if len(f.Writers) > 0 {
-		b.WriteString("all that wrote between the last look at which everything stood and the read that showed what was lost:\n")
+		who := "all that wrote"
+		if f.CulpritsLikely {
+			who = "all that held the xtables lock, and may have written,"
+		}
+		b.WriteString(who + " between the last look at which everything stood and the read that showed what was lost:\n")
 		rows := [][]string{{"TIME", "PID", "COMM", "COMMAND"}}
 		for _, w := range f.Writers {
 			rows = append(rows, []string{
@@ -161,7 +165,11 @@ func byFully(f api.Flush) string {
 	}
 	text := ""
 	for _, c := range f.Takers() {
-		text += "by " + plain(c.Text())
+		text += "by "
+		if f.CulpritsLikely {
+			text += "(likely) "
+		}
+		text += plain(c.Text())
 		if c.Command != "" {
 			text += ": " + plain(c.Command)
 		}

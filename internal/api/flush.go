@@ -49,9 +49,13 @@ func (f Flush) Takers() []Culprit {
 }
 
 // ByText names the culprits in a few words: "nft (pid 3)", or "iptables, nft (+2)" if two more
-// processes removed something. It ends with "unknown" if messages of the kernel were missed.
+// processes removed something. It ends with "unknown" if messages of the kernel were missed, and
+// begins with "likely" on legacy.
 func (f Flush) ByText() string {
-	list := f.Takers()
+	list, likely := f.Takers(), ""
+	if f.CulpritsLikely {
+		likely = "likely "
+	}
 	switch {
 	case f.Drill != "":
 		return "canaryd drill"
@@ -60,7 +64,7 @@ func (f Flush) ByText() string {
 	case len(list) == 1 && f.CulpritsMissed:
 		return list[0].nameAndPID() + ", unknown"
 	case len(list) == 1:
-		return list[0].nameAndPID()
+		return likely + list[0].nameAndPID()
 	}
 	var names []string
 	for _, c := range list {
@@ -68,7 +72,7 @@ func (f Flush) ByText() string {
 			names = append(names, name)
 		}
 	}
-	text := strings.Join(names, ", ")
+	text := likely + strings.Join(names, ", ")
 	if more := len(list) - len(names); more > 0 {
 		text += fmt.Sprintf(" (+%d)", more)
 	}
@@ -195,15 +199,17 @@ type Flush struct {
 	Kind     canary.Verdict    `json:"kind"`
 	Families []rules.Family    `json:"families"`
 	Tables   []rules.TableName `json:"tables"`
-	// Culprit is the process that removed something from most tables; its PID is 0 if it is
-	// unknown.
+	// Culprit is the first of Culprits; its PID is 0 if it is unknown.
 	Culprit Culprit `json:"culprit"`
-	// Culprits are all processes that removed something, oldest first. On legacy the kernel does
-	// not say what a process did; there it is the last one that held the lock.
+	// Culprits are all processes that removed something, the one that took most first. On legacy
+	// the kernel does not say what a process did. There they are those that held the lock and may
+	// have written, the last one first.
 	Culprits []Culprit `json:"culprits,omitempty"`
 	// CulpritsMissed means that messages of the kernel were missed: processes that are not among
 	// Culprits may have removed something, too.
 	CulpritsMissed bool `json:"culpritsMissed,omitempty"`
+	// CulpritsLikely means that the kernel does not say which of Culprits removed something.
+	CulpritsLikely bool `json:"culpritsLikely,omitempty"`
 	// Writers are all processes that wrote between the last look that found everything intact and
 	// the read that showed the loss, oldest first. The culprits are among them.
 	Writers []Culprit `json:"writers,omitempty"`
@@ -285,6 +291,8 @@ func (f Flush) Latest() time.Time {
 type Culprit struct {
 	Time    time.Time `json:"time,omitzero"`
 	PID     uint32    `json:"pid"` // in the initial pid namespace
+	// Took is how many rules of iptables' tables it deleted, as far as the kernel says so.
+	Took int `json:"took,omitempty"`
 	Comm    string    `json:"comm"`
 	Command string    `json:"command,omitempty"` // its command line, if canaryd could read it
 	// Ancestors are the kernel's names of its parent, grandparent and great-grandparent.

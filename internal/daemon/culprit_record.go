@@ -32,7 +32,7 @@ const (
 func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 	q := d.inquire(ctx)
 	q.purge = st.purges.current(time.Now())
-	l.record.Culprits, l.record.CulpritsMissed = nil, false
+	l.record.Culprits, l.record.CulpritsMissed, l.record.CulpritsLikely = nil, false, false
 	for id, ts := range st.tables() {
 		if finding := st.suspected(l, id, ts.verdict); finding.Verdict.Loss() {
 			by, missed := q.answer(d.charge(st, id, finding, uint64(q.newest(l.heard))))
@@ -85,8 +85,24 @@ func (l *loss) addWriters(q inquiry) {
 		}
 		l.record.Writers = append(l.record.Writers, api.CulpritOf(w))
 		if q.legacy && !onlyReads(w.Command) {
-			// The kernel does not say what a holder did: the last one is the likeliest.
-			l.record.Culprits = []api.Culprit{api.CulpritOf(w)}
+			// The kernel does not say what a holder did.
+			addCulprit(&l.record, api.CulpritOf(w))
+			l.record.CulpritsLikely = true
+		}
+	}
+	q.weigh(l)
+}
+
+// weigh counts the rules that each culprit deleted in the tables of the record, where the kernel
+// says so.
+func (q inquiry) weigh(l *loss) {
+	for i := range l.record.Culprits {
+		c := &l.record.Culprits[i]
+		c.Took = 0
+		for _, k := range q.takings.List {
+			if k.Commit.PID == c.PID && !k.Commit.Own && l.hit[k.Family.Table(k.Table)] != "" && nft.Newer(k.Commit.Genid, l.intact) {
+				c.Took += k.Count
+			}
 		}
 	}
 }
@@ -147,27 +163,29 @@ func accuse(r *api.Flush, by []watch.Writer) (pids []uint32) {
 	return pids
 }
 
-// settleCulprit picks the most likely of several: the one that took from most tables,
-// of equal ones the last.
+// settleCulprit sorts the culprits by what each took, and makes the first one the record's: by
+// rules, by tables, and of equal ones the last. On legacy, where that is not known, the last holder
+// of the lock is the likeliest.
 func settleCulprit(r *api.Flush) {
-	r.Culprit = api.Culprit{}
-	r.Culprits = slices.SortedStableFunc(slices.Values(r.Culprits), func(a, b api.Culprit) int { return a.Time.Compare(b.Time) })
-	most := -1
-	for _, c := range r.Culprits {
-		tables := 0
+	tables := func(pid uint32) (n int) {
 		for _, t := range r.Lost.Tables {
-			if slices.Contains(t.By, c.PID) {
-				tables++
+			if slices.Contains(t.By, pid) {
+				n++
 			}
 		}
 		for _, t := range r.Native {
-			if slices.Contains(t.By, c.PID) {
-				tables++
+			if slices.Contains(t.By, pid) {
+				n++
 			}
 		}
-		if tables >= most {
-			most, r.Culprit = tables, c
-		}
+		return n
+	}
+	r.Culprit = api.Culprit{}
+	r.Culprits = slices.SortedStableFunc(slices.Values(r.Culprits), func(a, b api.Culprit) int {
+		return cmp.Or(cmp.Compare(b.Took, a.Took), cmp.Compare(tables(b.PID), tables(a.PID)), b.Time.Compare(a.Time))
+	})
+	if len(r.Culprits) > 0 {
+		r.Culprit = r.Culprits[0]
 	}
 }
 
@@ -190,6 +208,9 @@ func culpritsText(f api.Flush) string {
 	}
 	if f.CulpritsMissed {
 		text += ", unknown"
+	}
+	if f.CulpritsLikely {
+		text = "likely " + text
 	}
 	return text
 }

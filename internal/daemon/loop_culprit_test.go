@@ -48,14 +48,14 @@ func TestTwoFlushersInOneSettle(t *testing.T) {
 		if diff := cmp.Diff(want, whose(record)); diff != "" {
 			t.Errorf("who took from which table (-want +got):\n%s", diff)
 		}
-		if record.Culprit.Comm != "nft" || !slices.Equal(pidsOf(record.Culprits), []uint32{11, 22}) {
+		if record.Culprit.Comm != "nft" || !slices.Equal(pidsOf(record.Culprits), []uint32{22, 11}) {
 			t.Errorf("the culprit is %+v of %+v, want nft of both", record.Culprit, record.Culprits)
 		}
-		if got := record.ByText(); got != "iptables, nft" {
+		if got := record.ByText(); got != "nft, iptables" {
 			t.Errorf("the list says by %q", got)
 		}
 		r.wantLog(`"Rules were lost"`)
-		r.wantLog(`by="pid 11 (iptables -F), pid 22 (nft -F)"`)
+		r.wantLog(`by="pid 22 (nft -F), pid 11 (iptables -F)"`)
 	})
 }
 
@@ -187,4 +187,35 @@ func TestLegacyReaderIsNoCulprit(t *testing.T) {
 			t.Errorf("%q only reads: %t, want %t", command, got, want)
 		}
 	}
+}
+
+// TestLegacyHolders: a syncing owner holds the lock after the flusher. The kernel does not say which
+// of them took the rules: both are named, as likely. An owner that let go of the lock before the
+// last replay is not.
+func TestLegacyHolders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, iptables.Legacy, setup{})
+		flush := func(flusher, owner uint32) {
+			r.writers.Note(watch.Writer{Time: time.Now(), PID: flusher, Comm: "iptables", Command: "iptables-legacy -t nat -F"})
+			r.writers.Note(watch.Writer{Time: time.Now(), PID: owner, Comm: "iptables-restor", Command: "iptables-restore -w 5 --noflush --counters"})
+			must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
+			r.after(120 * time.Millisecond)
+		}
+		flush(11, 900)
+		r.after(time.Second)
+		flush(22, 901)
+		r.settled()
+		for i, want := range [][]uint32{{11, 900}, {22, 901}} {
+			record := r.records(0)[i]
+			pids := pidsOf(record.Culprits)
+			slices.Sort(pids)
+			if diff := cmp.Diff(want, pids); diff != "" || !record.CulpritsLikely {
+				t.Errorf("record %d: likely %t; the culprits (-want +got):\n%s", i+1, record.CulpritsLikely, diff)
+			}
+			if by := record.ByText(); !strings.HasPrefix(by, "likely ") {
+				t.Errorf("the list says by %q", by)
+			}
+		}
+		r.wantLog(`by="likely pid `)
+	})
 }

@@ -86,7 +86,7 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 			q.purge = p
 		}
 		if !l.recorded && len(fresh) == 0 {
-			l.record.Culprits, l.record.CulpritsMissed = nil, false // those suspected so far
+			l.record.Culprits, l.record.CulpritsMissed, l.record.CulpritsLikely = nil, false, false // those suspected so far
 		}
 		if l.record.Drill == "" {
 			var missed bool
@@ -110,7 +110,8 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 	l.addWriters(q)
 	settleCulprit(&l.record)
 	if l.record.Drill != "" { // canaryd itself took what is lost, no other process
-		l.record.Culprit, l.record.Culprits, l.record.Writers, l.record.CulpritsMissed = api.Culprit{}, nil, nil, false
+		l.record.Culprit, l.record.Culprits, l.record.Writers = api.Culprit{}, nil, nil
+		l.record.CulpritsMissed, l.record.CulpritsLikely = false, false
 	}
 	if !l.recorded {
 		l.record.NoticedSeconds = l.noticed.Sub(l.record.Time).Seconds()
