@@ -31,7 +31,7 @@ func flushText(r api.FlushReply) string {
 	var b strings.Builder
 	f := r.Flush
 	fmt.Fprintf(&b, "flush %s at %s, %s\n", f.ID, f.Time.UTC().Format("2006-01-02 15:04:05.000 MST"), ago(f.Time))
-	fmt.Fprintf(&b, "%s, %s: noticed after %s, %s, %s\n", f.Kind, f.OutcomeText(), noticedText(f), absentFully(f), count(f.Attempts, "replay"))
+	fmt.Fprintf(&b, "%s, %s: noticed after %s, %s, %s\n", f.Kind, plain(f.OutcomeText()), noticedText(f), absentFully(f), count(f.Attempts, "replay"))
 	if !f.LastInForce.IsZero() {
 		how := "the exact time is not known"
 		if f.Stalled {

@@ -297,7 +297,7 @@ func writeFlushes(w io.Writer, flushes []api.Flush) {
 		rows = append(rows, []string{
 			strconv.Itoa(i + 1), ago(f.Time), string(f.Kind), scope(f),
 			f.Lost.Text(strconv.Itoa),
-			plain(f.ByText()), absentText(f), endText(f),
+			plain(f.ByText()), absentText(f), plain(endText(f)),
 		})
 	}
 	fmt.Fprintln(w)

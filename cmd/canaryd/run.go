@@ -129,7 +129,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	}
 	defer closeStandby()
 	d := daemon.New(daemon.Config{
-		Kernel: kernel, Hints: hints, Writers: writers, Metrics: metrics,
+		Kernel: kernel, Hints: hints, Writers: writers, LockHolder: func() (watch.Writer, bool) { return watch.LockHolder(o.lockFile) }, Metrics: metrics,
 		Mode: api.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
 		Protection: o.learned(), Declared: files.declaration(), Declarations: files.changes,
 		BrokenSources: files.broken, SourceErrors: files.news, Canary: o.canaryChain,

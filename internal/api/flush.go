@@ -126,6 +126,14 @@ func (c Culprit) nameAndPID() string {
 	return fmt.Sprintf("%s (pid %d)", c.Comm, c.PID)
 }
 
+// PIDAndName returns "pid 3 (nft)", or the pid alone.
+func (c Culprit) PIDAndName() string {
+	if c.Comm == "" {
+		return c.name()
+	}
+	return fmt.Sprintf("pid %d (%s)", c.PID, c.Comm)
+}
+
 // A LostPod is a pod whose host ports a flush removed. Its names are empty if Kubernetes did not
 // create the container.
 type LostPod struct {
@@ -241,6 +249,9 @@ type Flush struct {
 	WrittenSeconds float64 `json:"writtenSeconds,omitempty"`
 	KernelSeconds  float64 `json:"kernelSeconds,omitempty"`
 	Outcome        Outcome `json:"outcome"`
+	// LockedBy names the process that holds the xtables lock while the outcome is WaitingLock; ""
+	// if it is not known.
+	LockedBy string `json:"lockedBy,omitempty"`
 	// Standby says how the standby translated meanwhile; nil if it did not.
 	Standby *StandbyUse `json:"standby,omitempty"`
 	// Attempts is how many replays were tried.
@@ -289,12 +300,12 @@ func (f Flush) Latest() time.Time {
 
 // A Culprit is a process that wrote to the tables.
 type Culprit struct {
-	Time    time.Time `json:"time,omitzero"`
-	PID     uint32    `json:"pid"` // in the initial pid namespace
+	Time time.Time `json:"time,omitzero"`
+	PID  uint32    `json:"pid"` // in the initial pid namespace
 	// Took is how many rules of iptables' tables it deleted, as far as the kernel says so.
-	Took int `json:"took,omitempty"`
-	Comm    string    `json:"comm"`
-	Command string    `json:"command,omitempty"` // its command line, if canaryd could read it
+	Took    int    `json:"took,omitempty"`
+	Comm    string `json:"comm"`
+	Command string `json:"command,omitempty"` // its command line, if canaryd could read it
 	// Ancestors are the kernel's names of its parent, grandparent and great-grandparent.
 	Ancestors []string `json:"ancestors,omitempty"`
 	// Unit is the systemd unit that it ran in; for a container, the unit around it, if any.
@@ -352,6 +363,8 @@ type Lost struct {
 	Jumps  int `json:"jumps"`
 	// Elements counts those of native tables' sets and maps.
 	Elements int `json:"elements,omitempty"`
+	// Unread means that the tables were not read since the flush: the counts are not known yet.
+	Unread bool `json:"unread,omitempty"`
 	// Unprotected counts the rules that --protect does not name and that went in the same flush.
 	// Rules does not include them. UnprotectedUnknown means that there may be more: of a table it
 	// is not known how many went.
@@ -395,8 +408,11 @@ type Outcome = reload.Outcome
 // OutcomeText says the outcome to people. Of a record that is skipped canaryd skipped nothing: the
 // owner was faster.
 func (f Flush) OutcomeText() string {
-	if f.Outcome == reload.Skipped {
+	switch {
+	case f.Outcome == reload.Skipped:
 		return "back, by its owner"
+	case f.Outcome == WaitingLock && f.LockedBy != "":
+		return string(f.Outcome) + ", held by " + f.LockedBy
 	}
 	return string(f.Outcome)
 }

@@ -12,6 +12,8 @@ import (
 const (
 	WaitingPaused  Outcome = "waiting: paused"  // until the pause ends
 	WaitingObserve Outcome = "waiting: observe" // until the rules' owner writes them, or a restore
+	// WaitingLock: until another process lets go of the xtables lock; LockedBy is which.
+	WaitingLock Outcome = "waiting: the lock"
 	// WaitingOwner: of what was deleted by name, until its owner writes it again or deletes the
 	// rest, for --jump-grace at most. The record is kept only if it lasts longer.
 	WaitingOwner Outcome = "waiting: its owner"
@@ -38,7 +40,7 @@ func (f Flush) NoticedFor() (noticed time.Duration, bound bool) {
 
 // Unanswered reports whether the outcome is one that a flush has while it lasts.
 func (f Flush) Unanswered() bool {
-	return slices.Contains([]Outcome{Pending, WaitingOwner, WaitingPaused, WaitingObserve, reload.Failed}, f.Outcome)
+	return slices.Contains([]Outcome{Pending, WaitingLock, WaitingOwner, WaitingPaused, WaitingObserve, reload.Failed}, f.Outcome)
 }
 
 // AbsentFor returns how long the rules of a record were missing, or have been missing until now. It

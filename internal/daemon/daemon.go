@@ -47,9 +47,11 @@ type Config struct {
 	Kernel  Kernel
 	Hints   *watch.Hints
 	Writers *watch.Writers
-	Metrics *metrics.Metrics
-	Mode    api.Mode
-	Source  string // the label of the generation's source
+	// LockHolder finds the process that holds the xtables lock; nil: that is not known.
+	LockHolder func() (watch.Writer, bool)
+	Metrics    *metrics.Metrics
+	Mode       api.Mode
+	Source     string // the label of the generation's source
 	// Declared is what the declared sources say at the start, nil if there
 	// are none. Declarations brings what they say later.
 	Declared     *Declaration

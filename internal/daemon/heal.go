@@ -205,6 +205,9 @@ func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 	l := st.loss
 	l.attempts++
 	l.failed = err
+	if lockReason(err) {
+		d.seekLockHolder(st)
+	}
 	l.retry.failed(err, time.Now())
 	l.record.Outcome = reload.Failed
 	if err != nil {

@@ -189,9 +189,9 @@ func TestLegacyReaderIsNoCulprit(t *testing.T) {
 	}
 }
 
-// TestLegacyHolders: a syncing owner holds the lock after the flusher. The kernel does not say which
-// of them took the rules: both are named, as likely. An owner that let go of the lock before the
-// last replay is not.
+// TestLegacyHolders: a syncing owner holds the lock after the flusher. The kernel does not say
+// which of them took the rules: both are named, as likely. An owner that let go of the lock before
+// the last replay is not.
 func TestLegacyHolders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.Legacy, setup{})

@@ -22,6 +22,7 @@ type loss struct {
 	intact       uint32                      // the genid of the last intact look, and the last one at
 	heard        uint32                      // which something was found lost
 	hit          verdicts                    // tables counted so far
+	lockedBy     string                      // the process that holds the xtables lock; "": none is known to
 	noticeLogged bool                        // the log has that it was noticed
 	byName       bool                        // on legacy: a canary went by itself
 	blamed       bool                        // its culprits were looked for

@@ -129,6 +129,9 @@ func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, re
 		st.loss.noticeLogged = true
 		st.resumeRecord()
 		d.logNotice(ctx, st)
+		if d.seekLockHolder(st); st.loss.lockedBy != "" {
+			d.publish(st) // there is a record at once: the replay may wait long
+		}
 	}
 	l := d.beginLull(ctx, st)
 	if !d.plansAhead(st) {

@@ -440,6 +440,7 @@ var outcomeMeanings = map[api.Outcome]string{
 	api.WaitingPaused:    "replays are paused; the rules come back when the pause ends",
 	api.WaitingObserve:   "canaryd only observes; the rules' owner has to put them back",
 	api.TakenForOwners:   "canaryd takes it for the owner's doing, and puts nothing back",
+	api.WaitingLock:      "another process holds the xtables lock; the rules come back once it lets go",
 	api.WaitingOwner:     "deleted by name: its owner has a moment to write it again or to delete the rest",
 	api.Pending:          "it is not answered yet",
 	api.Requested:        "an operator asked for it: there is nothing to put back",

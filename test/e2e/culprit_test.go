@@ -34,7 +34,7 @@ func TestTwoFlushers(t *testing.T) {
 			"ipv4 nat": "iptables-nft nft", "ipv4 filter": "nft", "ipv4 mangle": "nft",
 			"ipv6 nat": "nft", "ipv6 filter": "nft", "ipv6 mangle": "nft",
 		})
-		if text, _ := n.Want(0, "status"); !strings.Contains(text, " iptables-nft, nft ") {
+		if text, _ := n.Want(0, "status"); !strings.Contains(text, " nft, iptables-nft ") {
 			n.Errorf("the list does not name both:\n%s", text)
 		}
 		process.Stop()
