@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/control"
@@ -28,7 +29,11 @@ func runHealth(ctx context.Context, o *options, to streams) (int, error) {
 		text, code, err = refused.Message, exitNo, nil
 	}
 	if err == nil {
-		_, err = fmt.Fprintln(to.out, plain(oneLine(text)))
+		answer := struct {
+			OK   bool   `json:"ok"`
+			Text string `json:"text"`
+		}{code == exitOK, text}
+		err = show(to.out, o.output, answer, func(w io.Writer) { fmt.Fprintln(w, plain(oneLine(text))) })
 	}
 	return code, err
 }

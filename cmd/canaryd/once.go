@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"time"
@@ -226,8 +227,9 @@ func runPause(ctx context.Context, o *options, to streams) (int, error) {
 	if reply.WasPaused {
 		again = ", in place of the earlier pause"
 	}
-	_, err = fmt.Fprintf(to.out, "replays are paused until %s%s\n", reply.Until.UTC().Format(time.RFC3339), again)
-	return exitOK, err
+	return exitOK, show(to.out, o.output, reply, func(w io.Writer) {
+		fmt.Fprintf(w, "replays are paused until %s%s\n", reply.Until.UTC().Format(time.RFC3339), again)
+	})
 }
 
 func runResume(ctx context.Context, o *options, to streams) (int, error) {
@@ -239,8 +241,7 @@ func runResume(ctx context.Context, o *options, to streams) (int, error) {
 	if !reply.WasPaused {
 		what = "there was no pause"
 	}
-	_, err = fmt.Fprintln(to.out, what)
-	return exitOK, err
+	return exitOK, show(to.out, o.output, reply, func(w io.Writer) { fmt.Fprintln(w, what) })
 }
 
 // runCleanup removes the marks, through the daemon if one runs.

@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"io"
 	"regexp"
 	"runtime"
 	"runtime/debug"
@@ -61,8 +62,14 @@ func buildOf(release string, linked build, info *debug.BuildInfo) build {
 	return b
 }
 
-func runVersion(_ context.Context, _ *options, to streams) (int, error) {
+func runVersion(_ context.Context, o *options, to streams) (int, error) {
 	b := built()
-	_, err := fmt.Fprintf(to.out, "canaryd %s, commit %s, %s\n", b.version, b.commit, runtime.Version())
-	return exitOK, err
+	answer := struct {
+		Version string `json:"version"`
+		Commit  string `json:"commit"`
+		Go      string `json:"go"`
+	}{b.version, b.commit, runtime.Version()}
+	return exitOK, show(to.out, o.output, answer, func(w io.Writer) {
+		fmt.Fprintf(w, "canaryd %s, commit %s, %s\n", answer.Version, answer.Commit, answer.Go)
+	})
 }
