@@ -49,7 +49,10 @@ type charge struct {
 func (d *Daemon) charge(st *state, id rules.TableID, finding canary.Finding, upto uint64) charge {
 	fs, mark := st.families[id.Family], st.marks.current[id]
 	c := charge{id: id, finding: finding, canary: d.cfg.Canary, nonces: []canary.Nonce{mark.Nonce},
-		intact: uint32(fs.looked.intact), sound: uint32(fs.examined.sound), inForce: uint32(st.table(id).inForce), upto: uint32(upto)}
+		intact: uint32(fs.looked.intact), sound: uint32(fs.examined.sound), upto: uint32(upto)}
+	if ts := st.table(id); ts != nil { // raw and security are not guarded
+		c.inForce = uint32(ts.inForce)
+	}
 	if c.inForce != 0 {
 		c.intact, c.sound = later(c.intact, c.inForce), later(c.sound, c.inForce)
 	}
