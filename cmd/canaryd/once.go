@@ -40,8 +40,16 @@ func withBench(ctx context.Context, o *options, writes bool, do func(bench) (int
 	if err != nil {
 		return exitError, err
 	}
-	code, err = do(bench{o, kernel, store})
+	if err = o.expandGeneration(); err == nil {
+		code, err = do(bench{o, kernel, store})
+	}
 	return code, cmp.Or(err, kernel.Close())
+}
+
+// expandGeneration makes the beginning of a stored generation's ID, where no daemon runs, the ID.
+func (o *options) expandGeneration() (err error) {
+	o.generation, err = reload.ExpandID(o.generation, append(reload.StoredIDs(o.stateDir), daemon.StoredNativeIDs(o.stateDir)...))
+	return err
 }
 
 func (b bench) replayer() reload.Replayer {
@@ -152,6 +160,9 @@ func runRender(ctx context.Context, o *options, to streams) (int, error) {
 	case err == nil:
 		_, err = fmt.Fprint(to.out, text)
 	case errors.Is(err, control.ErrNoDaemon):
+		if err := o.expandGeneration(); err != nil {
+			return exitError, err
+		}
 		if shown, err := renderNative(o, to); shown || err != nil {
 			return exitOK, err
 		}

@@ -44,7 +44,11 @@ func (d *Daemon) Baseline(ctx context.Context, r api.BaselineRequest) (api.Basel
 	case (r.Confirm || r.Forget) && d.cfg.Store == nil:
 		return api.BaselineReply{}, errors.New("no state folder is in use, so a baseline cannot be kept")
 	case r.Confirm:
-		return d.confirmBaseline(ctx, r.Generation)
+		id, err := d.fullID(r.Generation)
+		if err != nil {
+			return api.BaselineReply{}, err
+		}
+		return d.confirmBaseline(ctx, id)
 	case r.Forget:
 		d.confirming.Lock()
 		defer d.confirming.Unlock()

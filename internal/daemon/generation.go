@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
@@ -74,4 +75,21 @@ func (st *state) unclaimed(g rules.Generation) rules.Generation {
 		g = g.With(id, rest)
 	}
 	return g
+}
+
+// fullID returns the ID of the generation that an operator named by the beginning of its ID.
+func (d *Daemon) fullID(prefix string) (string, error) {
+	s := d.Status()
+	ids := []string{s.Generation.ID}
+	for _, g := range s.Stored {
+		ids = append(ids, g.ID)
+	}
+	for _, g := range s.NativeStored {
+		ids = append(ids, g.ID)
+	}
+	id, err := reload.ExpandID(prefix, ids)
+	if err != nil {
+		err = fmt.Errorf("%w: %w", api.ErrNoGeneration, err)
+	}
+	return id, err
 }

@@ -202,3 +202,31 @@ func TestStoredGenerationsAreDescribed(t *testing.T) {
 		}
 	})
 }
+
+// TestGenerationByTheBeginningOfItsID: restore and render take it where it is unambiguous.
+func TestGenerationByTheBeginningOfItsID(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{store: openStore(t, t.TempDir(), identity(backend))})
+		r.after(5 * time.Second)
+		first := r.d.Status().Generation.ID
+		must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
+		r.after(5 * time.Second)
+		if now := r.d.Status().Generation.ID; now == first {
+			t.Fatalf("the generation is still %s", first)
+		}
+		want, err := r.d.Render(t.Context(), api.RenderRequest{Generation: first})
+		must(t, err)
+		got, err := r.d.Render(t.Context(), api.RenderRequest{Generation: first[:6]})
+		must(t, err)
+		if got != want || !strings.Contains(got, first) {
+			t.Errorf("the beginning of %s renders %.80q", first, got)
+		}
+		reply := r.restore(api.RestoreRequest{Generation: first[:6], DryRun: true})
+		if reply.Removes().Rules == 0 {
+			t.Errorf("a dry run of %s: %+v", first[:6], reply)
+		}
+		if _, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: "fffffff"}); !errors.Is(err, api.ErrNoGeneration) {
+			t.Errorf("the beginning of no ID: %v", err)
+		}
+	})
+}

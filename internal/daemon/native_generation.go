@@ -68,6 +68,9 @@ func generationOf(t *native.Table, digest native.Digest, made reload.Made, captu
 	return g
 }
 
+// StoredNativeIDs returns the IDs of the native tables' generations in a state folder.
+func StoredNativeIDs(dir string) []string { return reload.IDsIn(filepath.Join(dir, nativeFolder)) }
+
 func (s *NativeStore) folder() string { return filepath.Join(filepath.Dir(s.path), nativeFolder) }
 
 func (s *NativeStore) file(id string) string { return filepath.Join(s.folder(), id+".json") }

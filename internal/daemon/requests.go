@@ -67,7 +67,10 @@ func (d *Daemon) Look(ctx context.Context) (api.Status, error) {
 
 // Restore replays what ought to be in force, or the stored generation of the
 // ID that is asked for, without waiting for any grace.
-func (d *Daemon) Restore(ctx context.Context, r api.RestoreRequest) (api.RestoreReply, error) {
+func (d *Daemon) Restore(ctx context.Context, r api.RestoreRequest) (reply api.RestoreReply, err error) {
+	if r.Generation, err = d.fullID(r.Generation); err != nil {
+		return api.RestoreReply{}, err
+	}
 	if r.DryRun { // it marks what is not in the baseline
 		if err := d.awaitBaseline(ctx); err != nil {
 			return api.RestoreReply{}, err
@@ -77,7 +80,6 @@ func (d *Daemon) Restore(ctx context.Context, r api.RestoreRequest) (api.Restore
 	if err != nil {
 		return api.RestoreReply{}, err
 	}
-	var reply api.RestoreReply
 	err = d.askGuard(ctx, func(ctx context.Context, st *state) (err error) {
 		if isNative {
 			if reply, err = d.returnNative(ctx, st, r, kept); err == nil && !r.DryRun && reply.Refused == "" && reply.Proved() {
@@ -285,9 +287,12 @@ func RemoveAll(ctx context.Context, replayer reload.Replayer, job reload.Job, ev
 
 // Render returns a generation as iptables-restore input for one family: the one that ought
 // to be in force, or any stored one.
-func (d *Daemon) Render(ctx context.Context, r api.RenderRequest) (string, error) {
+func (d *Daemon) Render(ctx context.Context, r api.RenderRequest) (text string, err error) {
+	if r.Generation, err = d.fullID(r.Generation); err != nil {
+		return "", err
+	}
 	var want rules.Generation
-	err := d.ask(ctx, func(_ context.Context, st *state) { want = st.want() })
+	err = d.ask(ctx, func(_ context.Context, st *state) { want = st.want() })
 	if err != nil {
 		return "", err
 	}

@@ -45,7 +45,10 @@ type baseLine struct {
 	Rules  []string        `json:"rules,omitempty"`
 }
 
-func (s *Store) folder() string { return filepath.Join(s.dir, "generations") }
+// generationsFolder is where a state folder has its generations.
+const generationsFolder = "generations"
+
+func (s *Store) folder() string { return filepath.Join(s.dir, generationsFolder) }
 
 func (s *Store) basePath(name string) string { return filepath.Join(s.folder(), name+baseSuffix) }
 
