@@ -194,7 +194,11 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		}
 		s.guarded.onCommit = func(c nft.Commit) {
 			if !s.deaf {
-				r.writers.Note(watch.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " flush", Own: c.Own, Neighbour: s.guarded.neighbour})
+				w := watch.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " flush", Own: c.Own, Neighbour: s.guarded.neighbour}
+				if s.guarded.unread {
+					w.Command = ""
+				}
+				r.writers.Note(w)
 				r.hints.Give(watch.SourceNFT)
 			}
 		}

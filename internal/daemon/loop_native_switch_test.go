@@ -6,6 +6,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
@@ -73,6 +74,71 @@ func TestNativeDeletedByAnOwnerThatWasNotRead(t *testing.T) {
 					t.Errorf("%d records, the table is back: %t", len(f), k.standing(proxyTable) != nil)
 				}
 				r.wantLog("its owner deleted it, likely")
+			})
+		})
+	}
+}
+
+// TestNativeDeletedInTurn: kube-proxy deletes its tables of both families, one after the other, and
+// one of the two programs had ended before it could be read. What is known of the other one says
+// whose doing both are. Until then the node is not healthy. A script's deletions wait for a
+// decision.
+func TestNativeDeletedInTurn(t *testing.T) {
+	proxy6 := tableid.IPv6.Table("kube-proxy")
+	type by int
+	const (
+		owner  by = iota // a process of kube-proxy's that has just started
+		unread           // gone before it could be read
+		script
+	)
+	for _, test := range []struct {
+		name          string
+		first, second by
+		between       time.Duration
+		records       int
+	}{
+		{"the second one is unread", owner, unread, 300 * time.Millisecond, 0},
+		{"the first one is unread", unread, owner, 300 * time.Millisecond, 0},
+		{"long after", owner, unread, time.Minute, 1},
+		{"long before", unread, owner, time.Minute, 1},
+		{"neither is read", unread, unread, 300 * time.Millisecond, 2},
+		{"a script", script, script, 300 * time.Millisecond, 2},
+		{"a script after the owner", owner, script, 300 * time.Millisecond, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			nativeNode(t, setup{guarded: newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(proxy6, "c"))}, func(t *testing.T, r *rig, k *fakeNative) {
+				r.after(time.Hour)
+				remove := func(id tableid.TableID, who by) {
+					k.with(func() {
+						k.neighbour, k.unread = watch.Neighbour{}, who != script
+						if who == owner {
+							k.neighbour = watch.Neighbour{PID: 4200, Comm: "kube-proxy", Since: time.Now().Add(-time.Second)}
+						}
+					})
+					k.deleteTable(id)
+				}
+				remove(proxyTable, test.first)
+				r.after(test.between)
+				if test.first != owner {
+					r.wantNotReady("table ip kube-proxy is deleted_by_owner_or_unknown")
+				}
+				remove(proxy6, test.second)
+				r.after(time.Minute)
+				waiting := 0
+				for _, f := range r.d.Status().Flushes {
+					if f.Outcome == api.AwaitingDecision {
+						waiting++
+					}
+					if f.NoticedSeconds > 1 {
+						t.Errorf("it was noticed after %v s", f.NoticedSeconds)
+					}
+				}
+				if n := len(r.d.Status().Flushes); n != test.records || waiting != n {
+					t.Errorf("%d records, %d wait for a decision; want %d", n, waiting, test.records)
+				}
+				if ready := r.d.Status().Ready(); (ready == nil) != (test.records == 0) {
+					t.Errorf("ready: %v", ready)
+				}
 			})
 		})
 	}

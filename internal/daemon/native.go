@@ -95,7 +95,9 @@ type nativeRealm struct {
 	calmAt    time.Time // until then something keeps flushing
 	wrote     time.Time // when another process was last heard to commit
 	comings   comings
-	disk      nativeDisk
+	// removed is when an owner was last heard to delete its table, by the table's name.
+	removed map[string]time.Time
+	disk    nativeDisk
 }
 
 // A nativeTable is one guarded table.
@@ -123,6 +125,9 @@ type nativeTable struct {
 	// proxyAway: when it was found deleted alone, kube-proxy was not at work in iptables mode.
 	// switched: it is by now.
 	proxyAway, switched bool
+	// reportAt is when a table that was deleted alone, by a process that was gone before it could
+	// be read, is reported; zero: it is not put off.
+	reportAt time.Time
 	// accept: an operator has accepted what became of it.
 	accept bool
 	// rehearsal asks the kernel whether it would take the table again. refused is why it would not,

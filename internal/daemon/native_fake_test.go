@@ -27,6 +27,7 @@ var (
 // A fakeNative is native tables in memory. It says of commits what the kernel says.
 type fakeNative struct {
 	neighbour watch.Neighbour // what lives next to the process that commits
+	unread    bool            // that process is gone before it can be read
 
 	mu                 sync.Mutex
 	genid              uint32

@@ -161,7 +161,9 @@ func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeT
 			t.finding = f
 			plan.add(t, f.Remedy)
 		case nativeLost(f.Verdict):
-			t.finding = f
+			if t.finding = f; d.awaitsSibling(r, id, t) {
+				continue
+			}
 			t.rest(r.all)
 			d.reportNative(ctx, st, id, plan.seen.Tables[id])
 		default:

@@ -158,7 +158,7 @@ func (r *nativeRealm) planReads(now time.Time) {
 		switch {
 		case t.dirty.IsZero():
 		case t.gone():
-			plan(now)
+			plan(latest(now, t.reportAt))
 		case t.urgent:
 			plan(latest(now, r.pace.alarmAt()))
 		default:
@@ -206,7 +206,9 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 				r.loss.retry.at = now
 			}
 		case nativeLost(f.Verdict):
-			t.finding = f
+			if t.finding = f; d.awaitsSibling(r, id, t) {
+				continue
+			}
 			t.rest(r.all)
 			d.reportNative(ctx, st, id, seen.Tables[id])
 		default:
@@ -338,7 +340,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 	}
 	for id, t := range r.tables {
 		if judged[id] {
-			seen.findings[id] = d.judgeNative(id, t, seen, stand)
+			seen.findings[id] = d.inTurn(r, id, t, d.judgeNative(id, t, seen, stand))
 		}
 	}
 	for id, now := range seen.Tables {
@@ -435,6 +437,7 @@ func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID,
 		st.native.tables[id].finding = f
 		return
 	}
+	d.ownerRemoved(&st.native, id, st.native.tables[id])
 	delete(st.native.tables, id)
 	st.native.disk.changed(time.Now())
 	severity.Notices(st.native.comings.log(ctx)).Info("A native table is guarded no more", "table", id.NFT(), "because", f.Why)

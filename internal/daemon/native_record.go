@@ -289,6 +289,9 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 		return
 	}
 	record := d.newNativeRecord(st, t)
+	if !t.reportAt.IsZero() { // it was noticed before
+		record.NoticedSeconds = max(t.reportAt.Add(-reportLater).Sub(record.Time), 0).Seconds()
+	}
 	record.Outcome = api.AwaitingDecision
 	works, known := st.proxyWorks(id.Family)
 	t.proxyAway, t.switched = known && !works, false

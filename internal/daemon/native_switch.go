@@ -45,3 +45,76 @@ func (d *Daemon) seekSwitch(st *state) {
 func (t *nativeTable) ownerBegan(id tableid.TableID, n watch.Neighbour) bool {
 	return n.PID != 0 && slices.Contains(nativeOwners[id.Name], n.Comm) && !t.wrote.IsZero() && n.Since.After(t.wrote)
 }
+
+const (
+	// siblingWithin is how far apart an owner deletes its tables of both families: kube-proxy does
+	// so within a second, and on a node without a free core within three.
+	siblingWithin = 5 * time.Second
+	// reportLater is how long a table's deletion by a process that was gone before it could be read
+	// waits for its sibling's before it is reported.
+	reportLater = 1500 * time.Millisecond
+)
+
+// A tableDeletion is what is known of the last commit that deleted a table.
+type tableDeletion struct {
+	at     time.Time // zero: it was missed
+	by     native.Committer
+	unread bool // its process was gone before it could be read
+}
+
+// deletionOf returns what is known of the last commit that deleted the table.
+func (d *Daemon) deletionOf(id tableid.TableID, t *nativeTable) (last tableDeletion) {
+	if len(t.deeds) == 0 {
+		return tableDeletion{}
+	}
+	for _, deed := range d.deedsUpTo(id, t, t.deeds[len(t.deeds)-1].Genid) {
+		if deed.Deleted {
+			last = tableDeletion{deed.since, deed.By, deed.By == native.UnknownCommitter && d.cfg.Writers.Of(deed.commit).Command == ""}
+		}
+	}
+	return last
+}
+
+// ownerRemoved takes up that a table is gone for good. If its owner has deleted it, the owner has
+// deleted the table of its name in the other family as well, where that went at the same time by a
+// process that could not be read.
+func (d *Daemon) ownerRemoved(r *nativeRealm, id tableid.TableID, t *nativeTable) {
+	last := d.deletionOf(id, t)
+	if last.by != native.Owner && last.by != native.LikelyOwner {
+		return
+	}
+	if r.removed == nil {
+		r.removed = map[string]time.Time{}
+	}
+	r.removed[id.Name] = last.at
+	for other, sibling := range r.tables {
+		if other != id && other.Name == id.Name && sibling.finding.Verdict == native.Unattributed {
+			sibling.touch(last.at, time.Now(), true) // it is judged again
+		}
+	}
+}
+
+// inTurn returns what became of a table, by what is known of its sibling: the finding, or that its
+// owner has deleted it, likely, because it deleted the sibling at that time.
+func (d *Daemon) inTurn(r *nativeRealm, id tableid.TableID, t *nativeTable, f native.Finding) native.Finding {
+	removed, known := r.removed[id.Name]
+	if !known || f.Verdict != native.Unattributed {
+		return f
+	}
+	if last := d.deletionOf(id, t); last.unread && last.at.Sub(removed).Abs() <= siblingWithin {
+		return native.Finding{Verdict: native.Changed, Why: "its owner deleted it, likely: it deleted its table of the other family at that time"}
+	}
+	return f
+}
+
+// awaitsSibling reports whether the report on a deleted table is put off, because its owner may be
+// about to delete its other table.
+func (d *Daemon) awaitsSibling(r *nativeRealm, id tableid.TableID, t *nativeTable) bool {
+	if t.finding.Verdict != native.Unattributed || len(nativeOwners[id.Name]) == 0 || r.waiting[id] != nil {
+		return false
+	}
+	if t.reportAt.IsZero() && d.deletionOf(id, t).unread {
+		t.reportAt = time.Now().Add(reportLater)
+	}
+	return time.Now().Before(t.reportAt)
+}
