@@ -230,14 +230,13 @@ func (r Refused) Place() string {
 
 // LastFlush returns the record of the last flush. What an operator asked for is none, nor is a
 // drill.
-func (s Status) LastFlush() (Flush, bool) {
-	var last Flush
+func (s Status) LastFlush() (last Flush, ok bool) {
 	for _, f := range s.Flushes {
-		if !f.Requested() && f.Drill == "" && (last.ID == "" || f.Latest().After(last.Latest())) {
-			last = f
+		if !f.Requested() && f.Drill == "" && (!ok || f.Latest().After(last.Latest())) {
+			last, ok = f, true
 		}
 	}
-	return last, last.ID != ""
+	return last, ok
 }
 
 // A SourceError is what is wrong with the files of a declared source, in a Status. Reason may quote
