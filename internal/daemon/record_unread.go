@@ -18,8 +18,8 @@ func (d *Daemon) unreadRecord(st *state) api.Flush {
 			r.Kind = v
 		}
 	}
-	for _, id := range tableIDs() {
-		if !st.table(id).verdict.Loss() {
+	for id, ts := range st.tables() { // of the families that are guarded
+		if !ts.verdict.Loss() {
 			continue
 		}
 		if !slices.Contains(r.Families, id.Family) {

@@ -66,8 +66,8 @@ func TestAClosedPortStaysClosed(t *testing.T) {
 						flushes++
 						n.Within(nodetest.HealsIn, "the end of the replay", func() error {
 							s := n.Status()
-							if len(s.Flushes) < flushes || s.Flushes[0].Outcome == "pending" {
-								return fmt.Errorf("%d flush records", len(s.Flushes))
+							if n := s.Count(); n < flushes || s.Flushes[0].Outcome == "pending" {
+								return fmt.Errorf("%d flushes", n)
 							}
 							return nil
 						})

@@ -52,7 +52,10 @@ type Record struct {
 	KernelSeconds  float64 `json:"kernelSeconds"`
 	Outcome        string  `json:"outcome"`
 	Attempts       int     `json:"attempts"`
-	Detail         string  `json:"detail"`
+	Repeated       struct {
+		Times int `json:"times"`
+	} `json:"repeated"` // flushes that are counted in this record
+	Detail string `json:"detail"`
 }
 
 // A Status has the fields of status -o json that are needed here.
@@ -67,6 +70,15 @@ type Status struct {
 	Flushes              []Record                                    `json:"flushes"`
 	Standby              map[rules.Family]StandbyStatus              `json:"standby"`
 	Native               []NativeStatus                              `json:"native"`
+}
+
+// Count returns how many flushes there were, those that are counted in the records of others included.
+func (s Status) Count() int {
+	n := len(s.Flushes)
+	for _, f := range s.Flushes {
+		n += f.Repeated.Times
+	}
+	return n
 }
 
 // A NativeStatus is what a status says of a native table.
