@@ -72,7 +72,7 @@ type Status struct {
 	Native               []NativeStatus                              `json:"native"`
 }
 
-// Count returns how many flushes there were, those that are counted in the records of others included.
+// Count returns how many flushes there were, with those that are counted in the records of others.
 func (s Status) Count() int {
 	n := len(s.Flushes)
 	for _, f := range s.Flushes {
