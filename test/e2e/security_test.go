@@ -1,9 +1,9 @@
 package e2e
 
 import (
-	"encoding/json"
 	"bufio"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
