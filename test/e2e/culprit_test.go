@@ -134,7 +134,7 @@ func TestSecondFlusher(t *testing.T) {
 					})
 					n.Healed(records + 1)
 					list := n.WholeStatus().Flushes
-					// The rules are back a moment before the record of the second flush, which may have none.
+					// The rules are back a moment before the second flush has its record.
 					for i := 0; i < 30 && !slices.ContainsFunc(list, func(r scenario.Record) bool { return r.Culprit.PID == int(second.pid) }); i++ {
 						time.Sleep(100 * time.Millisecond)
 						list = n.WholeStatus().Flushes
