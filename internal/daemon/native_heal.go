@@ -357,8 +357,8 @@ func (d *Daemon) retryNative(ctx context.Context, st *state, err error) {
 		d.writeNativeRecord(ctx, l)
 	}
 	if l.trouble.met(err, time.Now()) {
-		klog.FromContext(ctx).Error(err, "Native tables are still missing rules", "flush", l.record.ID, "attempt", l.attempts,
-			"retryIn", l.retry.wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond))
+		klog.FromContext(ctx).Error(err, "Native tables are still missing rules", "flush", l.record.ID, "tables", strings.Join(l.record.NativeNames(), ", "),
+			"attempt", l.attempts, "retryIn", l.retry.wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", failureOf(err).advice)
 	}
 }
 

@@ -150,8 +150,8 @@ type Finding struct {
 //     chain first, which leads to CNI-HOSTPORT-SETMARK): this waits for the grace. So
 //     does a chain that its owner flushes before it fills or deletes it.
 //   - A jump that is missing while its witness stands was deleted by name. It is lost
-//     only if its target still has rules, no other jump leads there, and the grace since
-//     the deletion is over. A Named jump (Docker's MASQUERADE) is never lost: its
+//     only if its target still has rules or lost them, no other jump leads there, and the grace
+//     since the deletion is over. A Named jump (Docker's MASQUERADE) is never lost: its
 //     owner deletes just that rule with the network.
 //   - A chain that is guarded only because protected rules lead to it may be empty or gone: its
 //     owner rewrites it as it likes. If a rule that leads there is lost, it is lost too.
@@ -238,6 +238,7 @@ func judgeCanary(want Wanted, t *rules.Table) Verdict {
 // judgeContent judges a table whose canary stands, claimed chains excepted.
 func judgeContent(want Wanted, seen Seen) Finding {
 	f := Finding{Verdict: Intact, Witnesses: missingWitnesses(want, seen.Table)}
+	var removed []rules.Jump // perhaps
 	for _, h := range missingJumps(want.Section, seen.Table) {
 		switch {
 		case slices.Contains(f.Witnesses, h.Chain):
@@ -246,9 +247,11 @@ func judgeContent(want Wanted, seen Seen) Finding {
 			}
 		case want.jumpPurged(h):
 			f.Jumps = append(f.Jumps, h)
-		case h.Named || !hasRules(seen.Table, h.Rule.Target) || hasOtherJump(seen.Table, h):
+		case h.Named || hasOtherJump(seen.Table, h):
 			// Its owner removed it. After a Named jump, nothing remains that would show whether its
 			// owner meant that.
+		case !hasRules(seen.Table, h.Rule.Target):
+			removed = append(removed, h)
 		case seen.over(h):
 			f.Jumps = append(f.Jumps, h)
 		default:
@@ -258,6 +261,13 @@ func judgeContent(want Wanted, seen Seen) Finding {
 	emptied, missing, led := withoutLedTo(want.Section, seen.Table)
 	gone := f.judgePurged(want, &emptied, missing, led)
 	f.judgeEmptied(want, seen, emptied)
+	// The jump to a chain that is put back may have been deleted with the chain's rules: one
+	// `iptables-restore --noflush` does both. The jumps to other empty chains their owner removed.
+	for _, h := range removed {
+		if slices.Contains(f.Emptied, h.Rule.Target) {
+			f.Waiting = append(f.Waiting, h)
+		}
+	}
 	robbed := f.judgeRobbed(want, seen)
 	thinned := f.takePurged(want, seen.Table)
 	switch {
