@@ -43,9 +43,9 @@ func (l *flushLines) say(log klog.Logger, f api.Flush, stage api.Stage) {
 	if len(more) > 0 && more[0] == "leftOut" {
 		line.LeftOut, _ = more[1].(int)
 	}
-	text, err := json.Marshal(line)
+	text, err := plainLine(line)
 	if err == nil && len(text) > mostLine {
-		text, err = json.Marshal(line.Shorter())
+		text, err = plainLine(line.Shorter())
 	}
 	if err != nil {
 		log.Error(err, "The line of a flush could not be made; `canaryd status --flush` shows its record", "flush", f.ID)
@@ -55,8 +55,13 @@ func (l *flushLines) say(log klog.Logger, f api.Flush, stage api.Stage) {
 	switch {
 	case stage != api.Over:
 		level = severity.Error
-	case f.Drill != "" || f.Requested():
+	case f.Drill != "" || f.Outcome == api.Requested:
 		level = severity.Notice
 	}
-	l.to.write(level, plainJSON(text))
+	l.to.write(level, text)
+}
+
+func plainLine(line api.FlushLine) ([]byte, error) {
+	text, err := json.Marshal(line)
+	return plainJSON(text), err
 }

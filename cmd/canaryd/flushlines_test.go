@@ -33,7 +33,7 @@ func TestFlushLinesCannotBeForged(t *testing.T) {
 		level   string
 	}{
 		{api.Over, reload.Proved, "", "<4>"}, {api.Lasts, reload.Failed, "", "<3>"}, {api.Partly, reload.Partial, "", "<3>"},
-		{api.Over, api.Drilled, api.DrillCanary, "<5>"},
+		{api.Over, api.Drilled, api.DrillCanary, "<5>"}, {api.Over, api.Requested, "", "<5>"}, {api.Over, api.TakenForOwners, "", "<4>"},
 	} {
 		f.Outcome, f.Drill = test.outcome, test.drill
 		var out bytes.Buffer
@@ -60,7 +60,7 @@ func TestLongFlushLine(t *testing.T) {
 	f := sample.Status().Flushes[0]
 	for range 512 {
 		w := f.Culprit
-		w.Command = strings.Repeat("\x1b<", 256)
+		w.Command = strings.Repeat("\u202e<", 256)
 		f.Writers, f.Culprits = append(f.Writers, w), append(f.Culprits, w)
 	}
 	var out bytes.Buffer

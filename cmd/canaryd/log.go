@@ -181,11 +181,11 @@ func jsonLine(level severity.Level, at time.Time, caller, name, message string, 
 		fields = append(fields, "err", err)
 	}
 	fields = append(fields, values...)
-	line := jsonObject(fields, 0)
+	line := plainJSON(jsonObject(fields, 0))
 	for most := 2048; len(line) > mostLine && most > 0; most /= 2 {
-		line = jsonObject(append(fields[:len(fields):len(fields)], "cut", true), most)
+		line = plainJSON(jsonObject(append(fields[:len(fields):len(fields)], "cut", true), most))
 	}
-	return plainJSON(line)
+	return line
 }
 
 // jsonObject returns keys and values as an object. Of the same key the first counts. Text longer

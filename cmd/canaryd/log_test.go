@@ -118,17 +118,19 @@ func timeless(t *testing.T, line string) string {
 // TestLongLogLines: a line that is too long is cut, so that neither journald nor a container's
 // runtime makes two of it, and stays JSON.
 func TestLongLogLines(t *testing.T) {
-	long := strings.Repeat("ä\n<0>", 20000)
-	for _, inJSON := range []bool{false, true} {
-		var out bytes.Buffer
-		log := newLogger(&lineWriter{out: &out, journal: true}, inJSON)
-		log.Error(errors.New(long), "Rules are still missing", "reason", long, "list", []string{long, long})
-		got := strings.TrimSuffix(out.String(), "\n")
-		if len(got) > 16<<10 || strings.Contains(got, "\n") || strings.Count(got, "<") > 0 && !strings.HasPrefix(got, "<3>") {
-			t.Errorf("JSON %t: %d bytes: %.100s", inJSON, len(got), got)
-		}
-		if inJSON && (!json.Valid([]byte(got[3:])) || !strings.Contains(got, `"cut":true`)) {
-			t.Errorf("no JSON: %.200s", got)
+	long, escaped := strings.Repeat("ä\n<0>", 20000), strings.Repeat("\x7f", 14000) // \u007f in the line
+	for _, values := range [][]any{{"reason", long, "list", []string{long, long}}, {"reason", escaped}} {
+		for _, inJSON := range []bool{false, true} {
+			var out bytes.Buffer
+			log := newLogger(&lineWriter{out: &out, journal: true}, inJSON)
+			log.Error(errors.New("refused"), "Rules are still missing", values...)
+			got := strings.TrimSuffix(out.String(), "\n")
+			if len(got) > 16<<10 || strings.Contains(got, "\n") || strings.Count(got, "<") > 0 && !strings.HasPrefix(got, "<3>") {
+				t.Errorf("JSON %t: %d bytes: %.100s", inJSON, len(got), got)
+			}
+			if inJSON && (!json.Valid([]byte(got[3:])) || !strings.Contains(got, `"cut":true`)) {
+				t.Errorf("no JSON: %.200s", got)
+			}
 		}
 	}
 }

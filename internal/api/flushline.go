@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/json"
+	"slices"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -53,8 +54,8 @@ type Stage int
 // The stages.
 const (
 	Fresh  Stage = iota // it has no line yet
-	Lasts               // the rules are missing for long, or wait
-	Partly              // all is back but what is in quarantine
+	Lasts               // the rules have been missing for long, or wait for a person
+	Partly              // the rules are back, except for those in quarantine
 	Over                // it is over
 )
 
@@ -65,10 +66,12 @@ func (f Flush) Stage(now time.Time) Stage {
 		return Partly
 	case !f.Unanswered() && f.Outcome != AwaitingDecision:
 		return Over
-	case f.Outcome != Pending && f.Outcome != reload.Failed, now.Sub(f.Time) >= LastsLong:
-		return Lasts
+	case f.Outcome == WaitingOwner: // the record may be dropped: then it was no flush
+		return Fresh
+	case slices.Contains([]Outcome{Pending, WaitingLock, reload.Failed}, f.Outcome) && now.Sub(f.Time) < LastsLong:
+		return Fresh
 	}
-	return Fresh
+	return Lasts
 }
 
 // Line returns the flush's line. It has no Detail, which may quote rules.

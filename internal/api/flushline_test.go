@@ -127,7 +127,8 @@ func TestShorterFlushLine(t *testing.T) {
 	}
 }
 
-// TestStages: a flush lasts from ten seconds on, or as soon as it waits.
+// TestStages: a flush lasts from ten seconds on, or as soon as it waits for a person. A removal that
+// waits for its owner is no flush yet.
 func TestStages(t *testing.T) {
 	at := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
 	for _, test := range []struct {
@@ -137,10 +138,12 @@ func TestStages(t *testing.T) {
 	}{
 		{api.Pending, 9 * time.Second, api.Fresh}, {api.Pending, 10 * time.Second, api.Lasts},
 		{reload.Failed, time.Second, api.Fresh}, {reload.Failed, time.Minute, api.Lasts},
+		{api.WaitingLock, 9 * time.Second, api.Fresh}, {api.WaitingLock, 10 * time.Second, api.Lasts},
+		{api.WaitingOwner, time.Minute, api.Fresh},
 		{api.WaitingObserve, 0, api.Lasts}, {api.WaitingPaused, 0, api.Lasts}, {api.AwaitingDecision, 0, api.Lasts},
 		{reload.Partial, 0, api.Partly},
 		{reload.Proved, 0, api.Over}, {reload.Raced, 0, api.Over}, {reload.Skipped, 0, api.Over}, {api.Dismissed, 0, api.Over},
-		{api.Interrupted, 0, api.Over}, {api.Requested, 0, api.Over}, {api.Drilled, 0, api.Over},
+		{api.Interrupted, 0, api.Over}, {api.Requested, 0, api.Over}, {api.Drilled, 0, api.Over}, {api.TakenForOwners, 0, api.Over},
 	} {
 		f := api.Flush{Time: at, Kind: canary.Emptied, Outcome: test.outcome}
 		if got := f.Stage(at.Add(test.after)); got != test.want {

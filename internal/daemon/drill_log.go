@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/severity"
 )
 
 // drillLines is how many lines of the log a drill's reply has at most.
@@ -28,6 +30,14 @@ func (x *drill) tee(log klog.Logger) klog.Logger {
 
 // Init does nothing, because the wrapped sink is already initialised.
 func (s teeSink) Init(klog.RuntimeInfo) {}
+
+// At returns the sink for lines of a level, if the wrapped sink knows levels.
+func (s teeSink) At(level severity.Level) klog.LogSink {
+	if leveler, ok := s.LogSink.(severity.Leveler); ok {
+		s.LogSink = leveler.At(level)
+	}
+	return s
+}
 
 func (s teeSink) Info(level int, message string, values ...any) {
 	s.drill.keep(message, values)
