@@ -39,7 +39,7 @@ func dismissalText(reply api.DismissReply) string {
 		what = append(what, fmt.Sprintf("what became of native table %s is accepted", plain(table)))
 	}
 	if n := reply.Unread; n > 0 {
-		what = append(what, fmt.Sprintf("what was in force cannot be read (%s): what stands is accepted", count(n, "file")))
+		what = append(what, fmt.Sprintf("the stored rules cannot be read (%s): the present rules are accepted", count(n, "file")))
 	}
 	for _, chain := range reply.Policies {
 		what = append(what, fmt.Sprintf("the policy DROP of %s is accepted", chain))

@@ -100,7 +100,7 @@ func (o *options) allFlags() *pflag.FlagSet {
 	all.StringVarP(&o.output, "output", "o", "table", "table or json")
 	all.StringVar(&o.flush, "flush", "", "show all of one flush: its `number` in the list, 1 is the newest, or its ID")
 	all.BoolVar(&o.watch, "watch", false, "show each change, until Ctrl-C")
-	all.StringVar(&o.generation, "generation", "", "`ID` of a stored generation, or its beginning; default what ought to be in force")
+	all.StringVar(&o.generation, "generation", "", "`ID` of a stored generation, or its beginning; default the present generation")
 	all.BoolVar(&o.check, "check", false, "ask the kernel for each rule of --manifest and --rules-dir")
 	all.BoolVar(&o.rules, "rules", false, "remove the protected chains and their jumps as well")
 	all.BoolVar(&o.stay, "stay", false, "then wait for SIGTERM: for a DaemonSet's pod")

@@ -214,7 +214,7 @@ func troubleText(s api.Status) string {
 	return text.String()
 }
 
-// stateText says that the disk lacks what ought to be in force; "" if it has that.
+// stateText says that the latest rules are not on disk; "" if they are.
 func stateText(s api.Status) string {
 	if s.StateError == "" {
 		return ""
@@ -223,7 +223,7 @@ func stateText(s api.Status) string {
 	if !s.StateSaved.IsZero() {
 		saved = fmt.Sprintf("last saved %s, %s since", ago(s.StateSaved), count(s.StateBehind, "change"))
 	}
-	return fmt.Sprintf("what ought to be in force is NOT on disk (%s); a restart would not know it: %s\n", saved, plain(oneLine(s.StateError)))
+	return fmt.Sprintf("the latest rules are NOT on disk (%s); a restart would not know them: %s\n", saved, plain(oneLine(s.StateError)))
 }
 
 // refusedText names the refused declared rules, each with the operator's file and line.

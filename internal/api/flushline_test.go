@@ -127,8 +127,8 @@ func TestShorterFlushLine(t *testing.T) {
 	}
 }
 
-// TestStages: a flush lasts from ten seconds on, or as soon as it waits for a person. A removal that
-// waits for its owner is no flush yet.
+// TestStages: a flush lasts from ten seconds on, or as soon as it waits for a person. A removal
+// that waits for its owner is no flush yet.
 func TestStages(t *testing.T) {
 	at := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
 	for _, test := range []struct {

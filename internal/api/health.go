@@ -308,7 +308,7 @@ func (s Status) warningText() string {
 		parts = append(parts, "rules were put back from "+s.StateOlder)
 	}
 	if s.StateError != "" {
-		parts = append(parts, "what ought to be in force is not on disk")
+		parts = append(parts, "the latest rules are not on disk")
 	}
 	if s.RulesWithoutOwner != nil {
 		parts = append(parts, "kube-proxy's rules have no owner")

@@ -17,7 +17,7 @@ type UnreadState struct {
 	Table  string `json:"table,omitempty"`
 	// Restore is the command that puts an older generation back; "" if there is none.
 	Restore string `json:"restore,omitempty"`
-	Dismiss string `json:"dismiss"` // the command that accepts what stands
+	Dismiss string `json:"dismiss"` // the command that accepts the present rules
 }
 
 // UnreadText says what cannot be read, why, and what to do; "" if everything can.
@@ -26,9 +26,9 @@ func (s Status) UnreadText() string {
 		return ""
 	}
 	u := s.StateUnread[0]
-	what := "what was in force cannot be read"
+	what := "the stored rules cannot be read"
 	if u.Table != "" {
-		what = fmt.Sprintf("what was in force in table %s cannot be read", u.Table)
+		what = fmt.Sprintf("the stored rules of table %s cannot be read", u.Table)
 	}
 	reason := strings.ReplaceAll(u.Reason, "\n", " ")
 	if !strings.Contains(reason, u.File) {
@@ -39,7 +39,7 @@ func (s Status) UnreadText() string {
 		text += fmt.Sprintf(", nor %s", CountText(n-1, n, "other file"))
 	}
 	if u.Restore != "" {
-		return fmt.Sprintf("%s: `%s` puts an older generation back, `%s` accepts what stands", text, u.Restore, u.Dismiss)
+		return fmt.Sprintf("%s: `%s` puts an older generation back, `%s` accepts the present rules", text, u.Restore, u.Dismiss)
 	}
 	return fmt.Sprintf("%s: have the owners write their rules, then `%s`", text, u.Dismiss)
 }

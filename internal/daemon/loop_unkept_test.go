@@ -70,7 +70,7 @@ func TestStateCannotBeKept(t *testing.T) {
 		if s.StateError == "" || s.StateBehind != 2 || s.StateSaved.Sub(saved).Abs() > confirmEvery || !s.Healthy {
 			t.Errorf("state: %q, %d behind, saved at %s (at first %s), healthy %t", s.StateError, s.StateBehind, s.StateSaved, saved, s.Healthy)
 		}
-		if want := "healthy, but what ought to be in force is not on disk"; s.Headline != want {
+		if want := "healthy, but the latest rules are not on disk"; s.Headline != want {
 			t.Errorf("headline %q, want %q", s.Headline, want)
 		}
 		if n := strings.Count(r.log.String(), "The generation is not on disk"); n == 0 || n > 3 {

@@ -115,7 +115,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		backend:         b.gauges("backend_info", "The iptables backend in use; always 1.", "family", "backend", "version"),
 
 		lastFlush:      b.gauge("last_flush_timestamp_seconds", "When the last flush was first seen; 0 if there was none."),
-		stateSaved:     b.gauge("state_saved_timestamp_seconds", "When what ought to be in force was last written to the state folder; 0 if it never was."),
+		stateSaved:     b.gauge("state_saved_timestamp_seconds", "When the generation was last written to the state folder; 0 if it never was."),
 		generationTime: b.gauge("generation_timestamp_seconds", "When the generation was captured or loaded; 0 while there is none."),
 
 		rulesAbsent:    b.histogram("rules_absent_seconds", "From the first evidence of a loss to the proof that everything is back.", absentBuckets),

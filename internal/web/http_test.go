@@ -140,6 +140,13 @@ func TestPage(t *testing.T) {
 			t.Errorf("no %q on the page", part)
 		}
 	}
+	s.StateUnread = []api.UnreadState{{File: "/var/lib/canaryd/state.json", Reason: "no JSON", Dismiss: "canaryd dismiss"}}
+	w = ask(face(s, nil), "GET", "/")
+	for _, part := range []string{">Stored rules unreadable</h1>", "The stored rules cannot be read.", "`canaryd dismiss`"} {
+		if !strings.Contains(w.Body.String(), part) || strings.Contains(w.Body.String(), ">Healthy<") {
+			t.Errorf("no %q on the page of a stored file that cannot be read, or the page says healthy", part)
+		}
+	}
 	w = ask(face(api.Status{}, nil), "GET", "/")
 	for _, part := range []string{"Not known yet", "No family has been looked at yet", "There is none yet", "No flush seen since", "</html>"} {
 		if !strings.Contains(w.Body.String(), part) {

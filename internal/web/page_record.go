@@ -60,7 +60,10 @@ func noticedText(f api.Flush) string {
 // absentText says how long the rules were absent, or have been absent so far.
 func absentText(f api.Flush, now time.Time) string {
 	absent, known := f.AbsentFor(now)
-	if !known {
+	switch {
+	case f.Requested():
+		return "nothing is missing"
+	case !known:
 		return "unknown"
 	}
 	text := durationText(absent)

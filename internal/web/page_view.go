@@ -131,6 +131,9 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 		return since("lost", title, s.LossSince, lossLines(s, lost, unknown, now)...)
 	case health.State == api.StatePartial:
 		return pageVerdict{Class: "partial", Title: api.Upper(s.PartialCount()), Lines: partialLines(s, all, now)}
+	case len(s.StateUnread) > 0:
+		return since("unknown", "Stored rules unreadable", s.StateUnread[0].Since,
+			"Whether all rules are in force that were when the last canaryd ended is not known. The present rules are guarded.")
 	case len(s.Families) == 0:
 		return pageVerdict{Class: "unknown", Title: "Not known yet", Lines: []string{"No family has been looked at yet."}}
 	case len(unknown) > 0:
@@ -152,6 +155,9 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 	if n := s.NothingProtected; n != nil {
 		return pageVerdict{Class: "unknown", Title: "Nothing protected", Lines: []string{api.Upper(n.String()) + ".",
 			"A new node is so for a moment. If this one is not new, canaryd guards nothing that matters here: see --protect, and which mode kube-proxy is in."}}
+	}
+	if !health.Healthy() {
+		return pageVerdict{Class: "unknown", Title: "Not healthy", Lines: []string{api.Upper(health.Problem) + "."}}
 	}
 	if health.Warning != "" {
 		return pageVerdict{Class: "partial", Title: api.Upper(health.String()), Lines: inForceLines(s, now)}
@@ -311,10 +317,10 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 	if d := s.Decision; d != nil {
 		list = append(list,
 			pageWarning{Name: "decision", Class: "bad", Title: "A decision is needed.", Text: "The rules are not put back unasked, because " + d.Reason + ". To put them back:", Command: d.Restore},
-			pageWarning{Name: "dismiss", Class: "warn", Title: "Or accept the loss.", Text: "What the tables hold now is what ought to be in force:", Command: d.Dismiss})
+			pageWarning{Name: "dismiss", Class: "warn", Title: "Or accept the loss.", Text: "The rules in the tables become the generation:", Command: d.Dismiss})
 	}
 	if text := s.UnreadText(); text != "" {
-		list = append(list, pageWarning{Name: "unread", Class: "bad", Title: "What was in force cannot be read.", Text: api.Upper(text) + "."})
+		list = append(list, pageWarning{Name: "unread", Class: "bad", Title: "The stored rules cannot be read.", Text: api.Upper(text) + "."})
 	}
 	if s.Contended {
 		w := pageWarning{Name: "contended", Class: "bad", Title: "A process keeps undoing the replays.",
@@ -349,7 +355,7 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 			Text: fmt.Sprintf("Those of %s are guarded. Why that one:", s.Backend.Name), Command: "canaryd detect"})
 	}
 	if s.StateError != "" {
-		list = append(list, pageWarning{Name: "state", Class: "warn", Title: "What ought to be in force is not on disk.",
+		list = append(list, pageWarning{Name: "state", Class: "warn", Title: "The latest rules are not on disk.",
 			Text: "After a restart canaryd would know an older generation, or none. " + s.StateError})
 	}
 	if s.JournalError != "" {

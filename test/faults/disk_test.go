@@ -93,7 +93,7 @@ func TestDiskIsReadOnlyAtStart(t *testing.T) {
 				next.WantLog("The generation is not on disk")
 				n.Same("protected rules after the start", protected, n.Protected())
 				says := func(want bool) error {
-					if _, told, _ := n.Canaryd("status"); strings.Contains(told, "what ought to be in force is NOT on disk") != want || strings.HasPrefix(told, "healthy, but") != want {
+					if _, told, _ := n.Canaryd("status"); strings.Contains(told, "the latest rules are NOT on disk") != want || strings.HasPrefix(told, "healthy, but") != want {
 						return fmt.Errorf("status says of the disk:\n%s", told)
 					}
 					return nil

@@ -122,7 +122,7 @@ func TestFlushedWhileDown(t *testing.T) {
 			n.Within(nodetest.StartsIn, "canaryd to be ready, or to ask for a decision", func() error {
 				err := nodetest.Ready()
 				switch {
-				case cannotRead && (err == nil || !strings.Contains(err.Error(), "what was in force cannot be read") || !strings.Contains(err.Error(), "canaryd dismiss")):
+				case cannotRead && (err == nil || !strings.Contains(err.Error(), "the stored rules cannot be read") || !strings.Contains(err.Error(), "canaryd dismiss")):
 					return fmt.Errorf("readiness: %w", err)
 				case cannotRead:
 					return nil

@@ -77,7 +77,7 @@ func TestStates(t *testing.T) {
 			s.Families[rules.IPv4][rules.Nat] = canary.Changed
 			s.Backend.Mismatch, s.JournalError, s.StateError = true, "no space left on device", "read-only file system"
 			s.LearningPendingSince = time.Now().Add(-3 * time.Minute)
-		}), false, "partial", "Healthy", []string{"IPv6 not watched: the kernel lacks it", "✓ changed", "The other backend is in use by now.", "The generation is behind.", "Flush records are not on disk.", "What ought to be in force is not on disk."}},
+		}), false, "partial", "Healthy", []string{"IPv6 not watched: the kernel lacks it", "✓ changed", "The other backend is in use by now.", "The generation is behind.", "Flush records are not on disk.", "The latest rules are not on disk."}},
 	}
 	b := start(t)
 	for _, tt := range tests {
