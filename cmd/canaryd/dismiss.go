@@ -17,8 +17,8 @@ const aboutDismiss = `Where rules were lost while canaryd did not run, and it ma
 not healthy until the rules are back; so it is where a native table was deleted alone, or made
 dormant, and where rules were lost and could not be put back. This accepts the loss: what the tables
 hold now is what ought to be in force. Rules that waited behind a rule that could not be put back
-are put back without it, as soon as canaryd may write. So are policies of built-in chains that have
-become DROP: status and metrics say them no more. The stored generation stays on disk.
+are put back without it, as soon as canaryd may write. It also accepts policies of built-in chains
+that have become DROP: status and metrics no longer show them. The stored generation stays on disk.
 Exit code: 0 also if nothing waited for a decision, 2 no daemon or trouble.
 `
 

@@ -57,7 +57,7 @@ func flushText(r api.FlushReply) string {
 		if f.CulpritsLikely {
 			who = "all that held the xtables lock, and may have written,"
 		}
-		b.WriteString(who + " between the last look at which everything stood and the read that showed what was lost:\n")
+		b.WriteString(who + " between the last look that found everything in force and the read that showed the loss:\n")
 		rows := [][]string{{"TIME", "PID", "COMM", "COMMAND"}}
 		for _, w := range f.Writers {
 			rows = append(rows, []string{
