@@ -22,12 +22,24 @@ const (
 	foldWithin = time.Minute
 )
 
-// likeness names the flushes that fold: those of the same tables, kinds and process. A process that
-// is executed for each flush has another pid each time.
+// fewChains is of how many chains at most the names count in a likeness. Of a whole table they
+// change with each service.
+const fewChains = 3
+
+// likeness names the flushes that fold: those of the same tables, kinds and process, and of the
+// same chains where a table lost few. A process that is executed for each flush has another pid
+// each time.
 func likeness(f api.Flush) string {
 	var b strings.Builder
 	for _, t := range f.TablesHit() {
 		fmt.Fprintf(&b, "%s %s %s\n", t.Family, t.Table, t.Kind)
+		if len(t.PerChain) <= fewChains {
+			var names []string
+			for _, c := range t.PerChain {
+				names = append(names, c.Chain)
+			}
+			fmt.Fprintln(&b, slices.Sorted(slices.Values(names)))
+		}
 	}
 	for _, l := range f.Native {
 		fmt.Fprintf(&b, "%s %s\n", l.Table, l.Kind)
@@ -36,10 +48,10 @@ func likeness(f api.Flush) string {
 	return b.String()
 }
 
-// foldsInto returns the record in which a flush is counted; nil: it has a record of its own.
-// Records of an earlier run, of drills and of requests count nothing.
+// foldsInto returns the record in which a flush is counted; nil: it has a record of its own, as one
+// that lasted long always has. Records of an earlier run, of drills and of requests count nothing.
 func (st *state) foldsInto(f api.Flush) *api.Flush {
-	if f.Drill != "" || f.Requested() || len(f.Lost.Tables)+len(f.Native) == 0 {
+	if f.Drill != "" || f.Requested() || len(f.Lost.Tables)+len(f.Native) == 0 || api.Seconds(f.AbsentSeconds) >= api.LastsLong {
 		return nil
 	}
 	like, alike, into := likeness(f), 0, -1
@@ -58,10 +70,11 @@ func (st *state) foldsInto(f api.Flush) *api.Flush {
 	return &st.journal[into]
 }
 
-// keepRecord keeps a finished record, unless it is counted in another one.
-func (d *Daemon) keepRecord(ctx context.Context, st *state, record api.Flush, write func()) {
+// keepRecord keeps a finished record, unless it is counted in another one. open: the journal has it
+// as an open one, which the next run would go on with.
+func (d *Daemon) keepRecord(ctx context.Context, st *state, record api.Flush, open bool, write func()) {
 	into := st.foldsInto(record)
-	if into == nil || into.Outcome != record.Outcome {
+	if open || into == nil || into.Outcome != record.Outcome {
 		st.remember(record)
 		write()
 		return

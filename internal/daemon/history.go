@@ -23,7 +23,7 @@ type flushDetail struct {
 
 // journal keeps a finished record, newest first.
 func (d *Daemon) journal(ctx context.Context, st *state, l *loss) {
-	d.keepRecord(ctx, st, l.record, func() { d.write(ctx, l.record, l.unkept) })
+	d.keepRecord(ctx, st, l.record, len(l.unkept) == 0, func() { d.write(ctx, l.record, l.unkept) })
 }
 
 // remember puts a record before the others.

@@ -108,3 +108,59 @@ func TestFlushesThatFollowFold(t *testing.T) {
 		}
 	})
 }
+
+// TestAFlushThatLastsDoesNotFold: the journal and the reports have a flush that lasts before it is
+// over, so it has a record of its own, and its end is in both.
+func TestAFlushThatLastsDoesNotFold(t *testing.T) {
+	for name, lasts := range map[string]func(r *rig, flush func()){
+		"the replay fails": func(r *rig, flush func()) {
+			r.fake.FailRestores(-1, iptables.ReasonOther)
+			flush()
+			r.after(15 * time.Second)
+			r.fake.FailRestores(0, "")
+		},
+		"in a pause": func(r *rig, flush func()) {
+			r.pause(15 * time.Second)
+			flush()
+		},
+		"under a held lock": func(r *rig, flush func()) {
+			defer r.fake.HoldLock()()
+			flush()
+			r.after(15 * time.Second)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				dir := t.TempDir()
+				r := start(t, backend, setup{journal: dir})
+				p, end := r.reported()
+				defer end()
+				flush := func() { must(t, r.fake.As(4242, "iptables").Bypassing().Flush(rules.IPv4, rules.Nat, "")) }
+				for range foldFrom + 2 {
+					flush()
+					r.after(2 * time.Second)
+				}
+				lasts(r, flush)
+				r.after(30 * time.Second)
+				r.wantReady()
+				last := r.d.Status().Flushes[0]
+				if long := last.AbsentSeconds > 10; long != (backend == iptables.Legacy || name != "under a held lock") {
+					t.Errorf("the last record was absent for %gs", last.AbsentSeconds)
+				}
+				for id, n := range p.ids {
+					if line := fmt.Sprintf("flush %d final true: proved", n); !slices.Contains(p.lines, line) {
+						t.Errorf("flush %s has no final line in %q", id, p.lines)
+					}
+				}
+				r.stop()
+				next := run(t, loadedFake(t, backend), setup{journal: dir})
+				next.after(time.Second)
+				for _, f := range next.d.Status().Flushes {
+					if f.Outcome != reload.Proved {
+						t.Errorf("after a restart the record of flush %s says %s", f.ID, f.Outcome)
+					}
+				}
+			})
+		})
+	}
+}

@@ -363,7 +363,7 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	}
 	d.cfg.Metrics.ObserveRecovery(endAbsence(&l.record, time.Now()), l.record.Standby)
 	d.countNativeReplay(l.record.Native, l.record.Outcome)
-	d.keepRecord(ctx, st, l.record, func() { d.writeNativeRecord(ctx, l) })
+	d.keepRecord(ctx, st, l.record, len(l.lost) == 0, func() { d.writeNativeRecord(ctx, l) })
 	for id := range l.hit { // a flush took it while it waited for a decision
 		d.endWaiting(ctx, st, id, l.record.Outcome, "A native table is back and in force again")
 	}

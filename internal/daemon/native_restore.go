@@ -279,7 +279,7 @@ func (d *Daemon) endWaiting(ctx context.Context, st *state, id tableid.TableID, 
 	if st.foldsInto(*w) != nil {
 		log = log.V(2)
 	}
-	d.keepRecord(ctx, st, *w, func() { d.write(ctx, *w, nil) })
+	d.keepRecord(ctx, st, *w, false, func() { d.write(ctx, *w, nil) })
 	severity.Notices(log).Info(what, "flush", w.ID, "table", id.NFT(), "outcome", outcome)
 	return absent, true
 }
