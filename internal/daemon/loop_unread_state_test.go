@@ -142,6 +142,77 @@ func TestUnreadStateIsRestored(t *testing.T) {
 	})
 }
 
+// TestUnreadIsKept: that a file cannot be read is on disk before the state is written again, and
+// after the state folder was deleted.
+func TestUnreadIsKept(t *testing.T) {
+	for name, hinder := range map[string]func(t *testing.T, dir string) (over func()){
+		"no room": func(t *testing.T, dir string) func() {
+			path := filepath.Join(dir, "unread.json")
+			must(t, os.Mkdir(path, 0o700))
+			must(t, os.WriteFile(filepath.Join(path, "x"), nil, 0o600)) // so that it is not removed
+			return func() { must(t, os.RemoveAll(path)) }
+		},
+		"deleted": func(t *testing.T, dir string) func() { return func() {} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				dir := filepath.Join(t.TempDir(), "state")
+				first := start(t, backend, setup{store: openStore(t, dir, identity(backend))})
+				first.after(5 * time.Second)
+				generation := unreadFiles(dir, first.d.Status().Generation.ID)["the generation"]
+				first.stop()
+				damage(t, generation, damages["truncated"])
+				first.flushNat()
+				over := hinder(t, dir)
+				r := run(t, first.fake, setup{store: openStore(t, dir, identity(backend))})
+				r.after(5 * time.Second)
+				r.wantUnread(dir)
+				if name == "deleted" {
+					must(t, os.RemoveAll(dir))
+				} else {
+					r.wantLog("what canaryd knows is not written before it is")
+					if s := r.d.Status(); s.StateError == "" {
+						t.Error("status does not say that the disk lacks something")
+					}
+				}
+				r.after(2 * confirmEvery)
+				r.stop()
+				over()
+				r = run(t, r.fake, setup{store: openStore(t, dir, identity(backend))})
+				r.after(5 * time.Second)
+				r.wantUnread(generation)
+			})
+		})
+	}
+}
+
+// TestUnreadDecision: the file of a loss that waits cannot be read. The node is not healthy until an
+// operator decides, and no longer, also after another restart.
+func TestUnreadDecision(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		g := beginGap(t, backend)
+		must(t, g.first.fake.Flush(rules.IPv4, rules.Nat, ""))
+		r := g.next()
+		r.wantAwaiting(g.generation)
+		r.stop()
+		pending := filepath.Join(g.dir, "pending.json")
+		damage(t, pending, damages["truncated"])
+		for range 2 {
+			r = g.next()
+			r.wantUnread(pending)
+			r.stop()
+		}
+		r = g.next()
+		_, err := r.d.Dismiss(t.Context())
+		must(t, err)
+		r.settled()
+		r.wantReady()
+		r.stop()
+		r = g.next()
+		r.wantReady()
+	})
+}
+
 // TestUnreadAfterAReboot: a machine lost its power, and its files are cut off. Its rules went with
 // it, so nothing is unknown.
 func TestUnreadAfterAReboot(t *testing.T) {

@@ -217,7 +217,7 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 	}
 	d.endBack(ctx, st, nil)
 	r.finishRead(time.Now(), seen, alarm)
-	if r.begun && len(st.unread) > 0 {
+	if r.begun && len(st.unread.files) > 0 {
 		d.dropStanding(ctx, st, true, r.standsOf)
 	}
 	d.witnessesDue(st)

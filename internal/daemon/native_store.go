@@ -205,6 +205,11 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 		return
 	}
 	start := time.Now()
+	if !d.keepUnread(ctx, st) {
+		r.disk.retry.failed(nil, start)
+		r.disk.saveAt = r.disk.retry.at
+		return
+	}
 	up := d.cfg.Uptime() - time.Since(start)
 	if d.nativeSound(st) && !r.known.IsZero() {
 		r.disk.confirmed = up - start.Sub(r.known)

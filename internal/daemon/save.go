@@ -55,7 +55,7 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 		return
 	}
 	start := time.Now()
-	if !d.keepDecision(ctx, st) {
+	if !d.keepDecision(ctx, st) || !d.keepUnread(ctx, st) {
 		st.disk.failed(start) // what is on disk shows the loss
 		return
 	}
@@ -71,7 +71,7 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	default:
 		d.confirm(st)
 	}
-	if err == nil && len(st.unread) > 0 && d.sound(st) {
+	if err == nil && len(st.unread.files) > 0 && d.sound(st) {
 		d.dropStanding(ctx, st, false, func(id string) bool { return id == st.want().ID() })
 	}
 	tried := err != nil || d.cfg.Store.Holds()

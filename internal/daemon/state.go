@@ -60,10 +60,10 @@ type state struct {
 	lastDrill *api.DrillEnd // of this run; nil: none
 
 	// What the last run left.
-	suspicion *suspicion      // not judged yet; nil: nothing is left to judge
-	older     older           // the state that it left is older than what was in force
-	unread    []reload.Unread // stored files that an operator has to decide about
-	decision  *decision       // a loss that an operator has to decide about; nil: none
+	suspicion *suspicion // not judged yet; nil: nothing is left to judge
+	older     older      // the state that it left is older than what was in force
+	unread    unreads    // stored files that an operator has to decide about
+	decision  *decision  // a loss that an operator has to decide about; nil: none
 	// unanswered are the flush records that it left open, the newest first.
 	unanswered []api.Flush
 

@@ -57,6 +57,7 @@ func (d *Daemon) keepAllAgain(st *state) {
 	if st.decision != nil {
 		st.decision.kept = false
 	}
+	st.unread.unkept = len(st.unread.files) > 0
 	st.native.disk.saveAt = earliest(st.native.disk.saveAt, time.Now())
 	st.disk.saveSoon(time.Now())
 }
@@ -67,7 +68,7 @@ func (st *state) publishUnkept(s *api.Status) {
 	if st.decision != nil {
 		decision = st.decision.trouble.what
 	}
-	s.StateError = cmp.Or(st.disk.trouble.what, decision, st.native.disk.trouble.what, st.owners.trouble.what)
+	s.StateError = cmp.Or(st.disk.trouble.what, decision, st.unread.trouble.what, st.native.disk.trouble.what, st.owners.trouble.what)
 	s.StateSaved = st.disk.keptAt
 	if st.older.replayed {
 		s.StateOlder = st.older.text

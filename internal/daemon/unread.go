@@ -19,23 +19,30 @@ import (
 // What was in force when the last run ended is on disk. Where it cannot be read, and nothing shows
 // that all of it still stands, the node is not healthy until an operator restores or dismisses.
 
+// unreads are the stored files that an operator has to decide about.
+type unreads struct {
+	files   []reload.Unread
+	unkept  bool    // the disk has another list
+	trouble trouble // why
+}
+
 // booted returns when the machine was booted, by the clock on the wall.
 func (d *Daemon) booted() time.Time { return time.Now().Add(-d.cfg.Uptime()) }
 
 // recallUnread takes up what an earlier run could not read.
 func (d *Daemon) recallUnread(ctx context.Context, st *state) {
 	for _, u := range d.cfg.Store.LoadUnread(d.booted()) {
-		st.unread = append(st.unread, u)
+		st.unread.files = append(st.unread.files, u)
 		d.logUnread(ctx, u)
 	}
 }
 
 // noteUnread notes a file that cannot be read.
 func (d *Daemon) noteUnread(ctx context.Context, st *state, u reload.Unread) {
-	if slices.ContainsFunc(st.unread, func(o reload.Unread) bool { return o.File == u.File }) {
+	if slices.ContainsFunc(st.unread.files, func(o reload.Unread) bool { return o.File == u.File }) {
 		return
 	}
-	st.unread = append(st.unread, u)
+	st.unread.files, st.unread.unkept = append(st.unread.files, u), true
 	d.keepUnread(ctx, st)
 	d.logUnread(ctx, u)
 }
@@ -46,25 +53,37 @@ func (d *Daemon) logUnread(ctx context.Context, u reload.Unread) {
 		"file", u.File, "table", u.Table, "older", p.Restore, "acceptWhatStands", dismissCommand)
 }
 
-// keepUnread has the list on disk.
-func (d *Daemon) keepUnread(ctx context.Context, st *state) {
-	if d.cfg.Store == nil {
-		return
+// keepUnread has the list on disk, and returns false if that fails: then no state may be written,
+// because the next start would find files that it can read, and ask nothing.
+func (d *Daemon) keepUnread(ctx context.Context, st *state) bool {
+	if !st.unread.unkept || d.cfg.Store == nil {
+		return true
 	}
-	err := d.cfg.Store.SaveUnread(st.unread)
+	err := d.cfg.Store.SaveUnread(st.unread.files)
+	st.unread.unkept = err != nil
 	d.countStateError(err)
-	if err != nil {
-		severity.Warnings(klog.FromContext(ctx)).Error(err, "What could not be read is not on disk")
-	}
+	st.unread.trouble.report(warnings(ctx), err, "The list of stored files that cannot be read is not on disk; what canaryd knows is not written before it is")
+	return err == nil
 }
 
 // dropUnread removes what is decided or shown to be in force, and returns how many that were.
 func (d *Daemon) dropUnread(ctx context.Context, st *state, decided func(reload.Unread) bool) (n int) {
-	n = len(st.unread)
-	if st.unread = slices.DeleteFunc(st.unread, decided); len(st.unread) < n {
-		d.keepUnread(ctx, st)
+	files := st.unread.files
+	st.unread.files = nil
+	for _, u := range files {
+		if !decided(u) {
+			st.unread.files = append(st.unread.files, u)
+			continue
+		}
+		st.unread.unkept = true
+		if n++; d.cfg.Store != nil && st.decision == nil && u.File == d.cfg.Store.PendingPath() { // nothing else would replace it
+			if err := d.cfg.Store.ForgetPending(); err != nil {
+				severity.Warnings(klog.FromContext(ctx)).Error(err, "The decision is not on disk; after a restart canaryd would ask for it again")
+			}
+		}
 	}
-	return n - len(st.unread)
+	d.keepUnread(ctx, st)
+	return n
 }
 
 // dropStanding drops what is in force again: the generations that it ought to be have IDs, and an
@@ -109,7 +128,7 @@ func (st *state) publishUnread(s *api.Status) {
 	if st.removed {
 		return
 	}
-	for _, u := range st.unread {
+	for _, u := range st.unread.files {
 		s.StateUnread = append(s.StateUnread, publicUnread(u))
 	}
 }
