@@ -102,6 +102,46 @@ func TestStateCannotBeKept(t *testing.T) {
 	})
 }
 
+// TestGenerationHasNoRoom: the disk takes the state, which is small, and not the generation. A flush
+// that is healed has the state written; status, log and the note aside still say what the disk lacks.
+func TestGenerationHasNoRoom(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		dir, aside := t.TempDir(), t.TempDir()
+		store := openStore(t, dir, identity(backend))
+		store.KeepAside(aside)
+		r := start(t, backend, setup{store: store})
+		r.after(5 * time.Second)
+		saved, generations := r.d.Status().StateSaved, filepath.Join(dir, "generations")
+		must(t, os.Rename(generations, generations+"-away"))
+		must(t, os.WriteFile(generations, nil, 0o600))
+		addService(t, r.fake, "KUBE-SVC-AAAAAAAAAAAAAAAA")
+		r.after(5 * time.Minute)
+		before := r.tables()
+		r.flushNat()
+		left := r.tables()
+		r.settled()
+		r.wantTables(before, left)
+		s := r.d.Status()
+		if s.StateError == "" || s.StateBehind != 1 || s.StateSaved.Sub(saved) > confirmEvery {
+			t.Errorf("after a flush: %q, %d behind, saved at %s (at first %s)", s.StateError, s.StateBehind, s.StateSaved, saved)
+		}
+		if _, err := os.Stat(filepath.Join(aside, "behind.json")); err != nil {
+			t.Errorf("the note that the state is behind: %v", err)
+		}
+		const over = "What ought to be in force is on disk again"
+		if strings.Contains(r.log.String(), over) {
+			t.Errorf("the log says %q", over)
+		}
+		must(t, os.Remove(generations))
+		must(t, os.Rename(generations+"-away", generations))
+		r.after(lastTry + 5*time.Second)
+		if s := r.d.Status(); s.StateError != "" || s.StateBehind != 0 {
+			t.Errorf("the disk is well: %q, %d behind", s.StateError, s.StateBehind)
+		}
+		r.wantLog(over)
+	})
+}
+
 // TestOlderGeneration: what was in force could not be kept, and canaryd is restarted. What was not
 // flushed meanwhile is as it was, and what was flushed comes back from the older generation, which
 // record, log and status say.

@@ -22,8 +22,8 @@ type older struct {
 }
 
 // noteBehind notes aside that the state on disk is behind, with the marks of what is in force.
-func (d *Daemon) noteBehind(ctx context.Context, st *state, reason error) {
-	b := reload.Behind{Saved: st.disk.keptAt, Changes: st.generation.changes - st.disk.kept, Marks: st.disk.marks, Reason: reason.Error()}
+func (d *Daemon) noteBehind(ctx context.Context, st *state, reason string) {
+	b := reload.Behind{Saved: st.disk.keptAt, Changes: st.generation.changes - st.disk.kept, Marks: st.disk.marks, Reason: reason}
 	if err := d.cfg.Store.SaveBehind(b); err != nil {
 		klog.FromContext(ctx).V(1).Info("That the state is behind is not noted either", "reason", err)
 	}

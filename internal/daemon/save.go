@@ -24,7 +24,7 @@ type saving struct {
 	cost        time.Duration // of the last save
 	retry       retry         // of a save that failed
 	trouble     trouble       // why the last one failed
-	keptAt      time.Time     // when the state was last written
+	keptAt      time.Time     // when the state was last written, with what ought to be in force
 	written     int           // the generation's changes that its file has
 	kept        int           // those that the state names
 	remade      int           // how often the folder was made again, as far as it was seen to
@@ -110,7 +110,7 @@ func (d *Daemon) saveMarks(st *state, marks canary.Marks) error {
 	st.disk.marks = st.marksToKeep(marks)
 	err := d.cfg.Store.SaveState(reload.State{Confirmed: st.absence.confirmed, Uptime: st.absence.uptime, Marks: st.disk.marks, Quarantine: st.quarantine.rules,
 		MadeTables: st.marks.madeTables, Policies: st.knownPolicies(), Pause: d.pauseToKeep(st)})
-	if err == nil {
+	if err == nil && !st.disk.lacksGeneration(st) {
 		st.disk.keptAt, st.disk.kept = time.Now(), st.disk.written
 	}
 	return err

@@ -20,6 +20,11 @@ func (s *saving) failed(now time.Time) {
 	s.saveAt = latest(s.retry.at, s.savedAt.Add(saveShare*s.cost))
 }
 
+// lacksGeneration reports whether a generation could not be written, and is not on disk yet.
+func (s *saving) lacksGeneration(st *state) bool {
+	return s.trouble.there() && s.written != st.generation.changes
+}
+
 // countStateError counts an error of a write to the state folder, unless it is nil.
 func (d *Daemon) countStateError(err error) {
 	if err != nil {
@@ -27,13 +32,18 @@ func (d *Daemon) countStateError(err error) {
 	}
 }
 
-// tookSave takes up what a write of the state came to.
+// tookSave takes up what a write of the state came to. The state is smaller than a generation: where
+// only the state finds room, the disk is as far behind as before.
 func (d *Daemon) tookSave(ctx context.Context, st *state, err error) {
 	d.countStateError(err)
+	if err == nil && st.disk.lacksGeneration(st) {
+		d.noteBehind(ctx, st, st.disk.trouble.what)
+		return
+	}
 	over := st.disk.trouble.report(warnings(ctx), err, "The generation is not on disk; after a restart canaryd would know an older one, or none",
 		"lastSaved", st.disk.keptAt, "changesSince", st.generation.changes-st.disk.kept)
 	if err != nil {
-		d.noteBehind(ctx, st, err)
+		d.noteBehind(ctx, st, err.Error())
 		return
 	}
 	st.disk.retry = retry{}
