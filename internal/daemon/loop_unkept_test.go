@@ -189,6 +189,13 @@ func TestOlderGeneration(t *testing.T) {
 						t.Errorf("headline %q, older %q, records %+v", s.Headline, s.StateOlder, s.Flushes)
 					}
 					r.wantLog("The stored generation is older than what was in force; what was flushed is put back from it")
+					addService(t, r.fake, "KUBE-SVC-CCCCCCCCCCCCCCCC") // nat is learned, and is no older one any more
+					r.after(10 * time.Second)
+					r.flushNat()
+					r.settled()
+					if s := r.d.Status(); len(s.Flushes) != 2 || s.Flushes[0].Older != "" || s.Flushes[1].Older == "" {
+						t.Errorf("records after another flush: %+v", s.Flushes)
+					}
 					if len(r.chain(rules.IPv4, rules.Nat, "KUBE-SERVICES")) == 0 {
 						t.Error("the flushed rules are not back")
 					}

@@ -16,8 +16,9 @@ import (
 
 // older is what is known of a stored generation that is older than what was in force.
 type older struct {
-	text     string // "an older generation, of 14:02; 3 changes since were not kept"; "": it is not
-	tables   map[rules.TableID]bool
+	text string // "an older generation, of 14:02; 3 changes since were not kept"; "": it is not
+	// tables are those that may be put back from it, with its content.
+	tables   rules.Generation
 	replayed bool // a table was lost, and is put back from it
 }
 
@@ -57,7 +58,7 @@ func (d *Daemon) recallBehind(ctx context.Context, st *state, known *reload.Stat
 	if b.Changes > 1 {
 		changes = fmt.Sprintf("%d changes since were not kept", b.Changes)
 	}
-	st.older = older{text: fmt.Sprintf("an older generation, of %s; %s", b.Saved.UTC().Format(time.RFC3339), changes), tables: map[rules.TableID]bool{}}
+	st.older = older{text: fmt.Sprintf("an older generation, of %s; %s", b.Saved.UTC().Format(time.RFC3339), changes)}
 	for f := range st.families {
 		seen, err := d.cfg.Kernel.Probe(ctx, f, b.Marks.Places(f, d.cfg.Canary))
 		for id := range st.tables() {
@@ -69,7 +70,7 @@ func (d *Daemon) recallBehind(ctx context.Context, st *state, known *reload.Stat
 				delete(known.Quarantine, id)
 				continue
 			}
-			st.older.tables[id] = true
+			st.older.tables = st.older.tables.With(id, st.unclaimed(stored.Generation)[id])
 		}
 	}
 	known.Marks = b.Marks
@@ -77,10 +78,11 @@ func (d *Daemon) recallBehind(ctx context.Context, st *state, known *reload.Stat
 	return false
 }
 
-// takenFrom returns what the record of a loss of these tables has to say of their generation.
-func (o *older) takenFrom(fresh verdicts) string {
+// takenFrom returns what the record of a loss of these tables has to say of their generation. What
+// was learned of a table since then is not older.
+func (o *older) takenFrom(fresh verdicts, learned rules.Generation) string {
 	for id := range fresh {
-		if o.tables[id] {
+		if was, ok := o.tables[id]; ok && was.Equal(learned[id]) {
 			o.replayed = true
 			return o.text
 		}
