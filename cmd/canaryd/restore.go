@@ -74,6 +74,10 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 		return reply, err
 	}
 	state, stored, err := b.store.LoadState()
+	undo := ""
+	if err == nil { // else the generation cannot be read
+		undo = state.ID
+	}
 	if r.Generation != "" {
 		stored, err = b.store.Load(r.Generation)
 		stored.Made = reload.MadeRestored
@@ -105,8 +109,8 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 	if reply.Proved() {
 		state.Confirmed, state.Uptime = time.Now(), daemon.Uptime()
 	}
-	if state.ID != "" && state.ID != stored.ID {
-		reply.Undo = state.ID
+	if undo != stored.ID {
+		reply.Undo = undo
 	}
 	return reply, errors.Join(err, b.store.Save(stored),
 		b.store.SaveState(reload.State{Confirmed: state.Confirmed, Uptime: state.Uptime, Marks: state.Marks, MadeTables: state.MadeTables}),

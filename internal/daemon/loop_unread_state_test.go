@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -211,6 +212,30 @@ func TestUnreadDecision(t *testing.T) {
 		r = g.next()
 		r.wantReady()
 	})
+}
+
+// TestPauseOutlivesTheGeneration: the state can be read, and the generation cannot. The pause that it
+// has goes on.
+func TestPauseOutlivesTheGeneration(t *testing.T) {
+	for what, how := range damages {
+		t.Run(what, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				dir := t.TempDir()
+				first := start(t, backend, setup{store: openStore(t, dir, identity(backend))})
+				first.after(5 * time.Second)
+				_, err := first.d.Pause(t.Context(), api.PauseRequest{Seconds: 3600, By: "ada"})
+				must(t, err)
+				id := first.d.Status().Generation.ID
+				first.stop()
+				damage(t, unreadFiles(dir, id)["the generation"], how)
+				r := run(t, first.fake, setup{store: openStore(t, dir, identity(backend))})
+				r.after(5 * time.Second)
+				if s := r.d.Status(); !s.Paused || s.PausedBy != "ada" {
+					t.Errorf("paused: %t, by %q", s.Paused, s.PausedBy)
+				}
+			})
+		})
+	}
 }
 
 // TestUnreadAfterAReboot: a machine lost its power, and its files are cut off. Its rules went with

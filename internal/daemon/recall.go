@@ -27,6 +27,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	d.recallUnread(ctx, st)
 	d.recallDecision(ctx, st)
 	known, stored, err := d.cfg.Store.LoadState()
+	d.recallPause(ctx, st, known.Pause) // also where the generation is not used
 	if again := d.recallBehind(ctx, st, &known, &stored, err); again {
 		return
 	}
@@ -42,7 +43,6 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 		d.suspect(ctx, st, err.Error())
 		return
 	}
-	d.recallPause(ctx, st, known.Pause)
 	age := d.cfg.Uptime() - known.Uptime
 	// A negative age comes from another clock: that of a container's own time.
 	if (age > d.cfg.MaxStoredAge || age < 0) && !d.marksStand(ctx, st, known.Marks) {

@@ -226,7 +226,8 @@ func removeFile(path, what string) error {
 }
 
 // LoadState returns the last state with its generation. The error is ErrNothingStored, is
-// ErrForeign with the difference, or says what is broken.
+// ErrForeign with the difference, or says what is broken. If only the generation is, it returns the
+// state all the same.
 func (s *Store) LoadState() (State, Stored, error) {
 	var state State
 	if err := s.read(s.statePath(), &state); err != nil {
@@ -238,7 +239,7 @@ func (s *Store) LoadState() (State, Stored, error) {
 	state.Sum, s.stateID = "", state.ID
 	stored, rests, err := s.loadIf(state.ID, s.checkIdentity)
 	if errors.Is(err, ErrNothingStored) {
-		return State{}, Stored{}, fmt.Errorf("%s names generation %s, and its file is missing", s.statePath(), state.ID)
+		return state, Stored{}, fmt.Errorf("%s names generation %s, and its file is missing", s.statePath(), state.ID)
 	}
 	if err == nil {
 		if s.base, s.rests = rests, ""; rests != nil { // the first change after a restart is a small write, too
