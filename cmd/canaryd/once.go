@@ -266,9 +266,8 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 		o.maxRules = 0 // a chain that is left out could not be removed
 		_, err = withBench(ctx, o, true, func(b bench) (int, error) {
 			err := daemon.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules)
-			if state, _, stateErr := b.store.LoadState(); stateErr == nil { // otherwise it is unknown which tables canaryd made
-				daemon.RemoveMade(ctx, b.kernel, state.MadeTables)
-			}
+			state, _, _ := b.store.LoadState() // of a state that cannot be read, it is not known which tables canaryd made
+			daemon.RemoveMade(ctx, b.kernel, state.MadeTables)
 			return exitOK, errors.Join(err, native.RemoveWitnesses(b.kernel.Port()), daemon.ForgetNative(o.stateDir), b.store.Forget())
 		})
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -139,6 +140,50 @@ func TestGenerationHasNoRoom(t *testing.T) {
 			t.Errorf("the disk is well: %q, %d behind", s.StateError, s.StateBehind)
 		}
 		r.wantLog(over)
+	})
+}
+
+// TestUnreadableNote: the note of what the state folder lacks cannot be read. What is put back may be
+// older than what was in force, which record, log and status say. After a cleanup there is no note.
+func TestUnreadableNote(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		dir, aside := filepath.Join(t.TempDir(), "state"), t.TempDir()
+		open := func() *reload.Store {
+			store := openStore(t, dir, identity(backend))
+			store.KeepAside(aside)
+			return store
+		}
+		first := start(t, backend, setup{store: open()})
+		first.after(5 * time.Second)
+		must(t, os.Rename(dir, dir+"-away"))
+		must(t, os.WriteFile(dir, nil, 0o600))
+		addService(t, first.fake, "KUBE-SVC-AAAAAAAAAAAAAAAA")
+		first.after(30 * time.Second)
+		first.stop()
+		must(t, os.Remove(dir))
+		must(t, os.Rename(dir+"-away", dir))
+		damage(t, filepath.Join(aside, "behind.json"), damages["truncated"])
+		first.flushNat()
+		r := run(t, first.fake, setup{store: open()})
+		r.after(5 * time.Second)
+		r.wantReady()
+		r.wantLog("it may be older than what was in force")
+		const want = "a generation that may be older"
+		if s := r.d.Status(); len(s.Flushes) != 1 || !strings.Contains(s.Flushes[0].Older, want) || !strings.Contains(s.Headline, want) {
+			t.Errorf("headline %q, records %+v", s.Headline, s.Flushes)
+		}
+		must(t, os.RemoveAll(dir))
+		must(t, os.WriteFile(dir, nil, 0o600))
+		addService(t, r.fake, "KUBE-SVC-BBBBBBBBBBBBBBBB")
+		r.after(30 * time.Second)
+		note := filepath.Join(aside, "behind.json")
+		if _, err := os.Stat(note); err != nil {
+			t.Fatal(err)
+		}
+		_ = r.d.Cleanup(t.Context(), api.CleanupRequest{}) // what is in the folder cannot be removed
+		if _, err := os.Stat(note); err == nil {
+			t.Error("after a cleanup the note is there")
+		}
 	})
 }
 

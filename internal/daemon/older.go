@@ -37,9 +37,16 @@ func (d *Daemon) recallBehind(ctx context.Context, st *state, known *reload.Stat
 	if loaded != nil && !errors.Is(loaded, reload.ErrNothingStored) {
 		return false
 	}
-	b, behind := d.cfg.Store.LoadBehind(known.ID)
+	b, err := d.cfg.Store.LoadBehind(known.ID)
 	switch {
-	case !behind:
+	case errors.Is(err, reload.ErrNothingStored):
+		return false
+	case err != nil && loaded != nil:
+		d.noteUnread(ctx, st, reload.Unread{File: "the state folder", Reason: "it may never have had what was in force: " + err.Error(), Since: time.Now()})
+		return false
+	case err != nil:
+		st.older = older{text: "a generation that may be older; the note of what it lacks cannot be read", tables: st.unclaimed(stored.Generation)}
+		severity.Warnings(klog.FromContext(ctx)).Error(err, "The note of what the stored generation lacks cannot be read; it may be older than what was in force", "generation", stored.ID)
 		return false
 	case b.Changes == 0 && loaded == nil: // only marks were renewed
 		known.Marks = b.Marks

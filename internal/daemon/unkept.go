@@ -48,7 +48,7 @@ func (d *Daemon) tookSave(ctx context.Context, st *state, err error) {
 	}
 	st.disk.retry = retry{}
 	if failed := d.cfg.Store.ForgetBehind(); failed != nil {
-		klog.FromContext(ctx).V(1).Info("The note that the state was behind stays", "reason", failed)
+		klog.FromContext(ctx).V(1).Info("A note on disk is out of date", "reason", failed)
 	}
 	if over {
 		klog.FromContext(ctx).Info("What ought to be in force is on disk again")

@@ -205,10 +205,10 @@ func (s *Store) SaveState(state State) error {
 	return nil
 }
 
-// Forget removes the state and a loss that waits, so that the next start does not take removed
+// Forget removes the state, a loss that waits and what SaveUnread and SaveBehind wrote, so that the next start does not take removed
 // marks for lost ones. Generations stay, for restore.
 func (s *Store) Forget() error {
-	if err := errors.Join(s.ForgetPending(), s.SaveUnread(nil)); err != nil {
+	if err := errors.Join(s.ForgetPending(), s.SaveUnread(nil), s.ForgetBehind()); err != nil {
 		return err
 	}
 	if err := removeFile(s.statePath(), "the state"); err != nil {
@@ -219,10 +219,14 @@ func (s *Store) Forget() error {
 
 // removeFile removes a file, if it exists. what names its content in the error.
 func removeFile(path, what string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("removing %s: %w", what, err)
+	err := os.Remove(path)
+	if err == nil {
+		return nil
 	}
-	return nil
+	if _, gone := os.Lstat(path); errors.Is(gone, fs.ErrNotExist) {
+		return nil // a read-only disk refuses before it looks for the file
+	}
+	return fmt.Errorf("removing %s: %w", what, err)
 }
 
 // LoadState returns the last state with its generation. The error is ErrNothingStored, is

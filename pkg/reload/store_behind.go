@@ -2,9 +2,6 @@ package reload
 
 import (
 	"encoding/json"
-	"errors"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -47,14 +44,20 @@ func (s *Store) SaveBehind(b Behind) error {
 	return err
 }
 
-// LoadBehind returns what the state on disk lacks; false if it is not behind, or the note is of
-// another boot, network namespace, backend or state.
-func (s *Store) LoadBehind(state string) (Behind, bool) {
-	var b Behind
-	if s.aside == "" || s.read(s.behindPath(), &b) != nil || s.checkIdentity(b.Identity) != nil || b.Stored != state {
-		return Behind{}, false
+// LoadBehind returns what the state on disk lacks. The error is ErrNothingStored if it is not behind,
+// or the note is of another boot, network namespace, backend or state; else it says what is broken.
+func (s *Store) LoadBehind(state string) (Behind, error) {
+	if s.aside == "" {
+		return Behind{}, ErrNothingStored
 	}
-	return b, true
+	var b Behind
+	if err := s.read(s.behindPath(), &b); err != nil {
+		return Behind{}, err
+	}
+	if s.checkIdentity(b.Identity) != nil || b.Stored != state {
+		return Behind{}, ErrNothingStored
+	}
+	return b, nil
 }
 
 // ForgetBehind removes the note: the state is on disk.
@@ -62,8 +65,5 @@ func (s *Store) ForgetBehind() error {
 	if s.aside == "" {
 		return nil
 	}
-	if err := os.Remove(s.behindPath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
+	return removeFile(s.behindPath(), "the note that the state was behind")
 }
