@@ -117,6 +117,9 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 			judged.Families[f] = verdicts
 		}
 		judged.Native = b.checkNative()
+		for _, u := range b.store.LoadUnread(daemon.BootedAt(daemon.Uptime())) {
+			judged.StateUnread = append(judged.StateUnread, daemon.PublicUnread(u))
+		}
 		return report(o, to, judged)
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -111,6 +112,9 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 	}
 	if undo != stored.ID {
 		reply.Undo = undo
+	}
+	if r.Generation != "" && reply.Refused == "" && reply.Proved() { // as the daemon does, it decides about what cannot be read
+		err = errors.Join(err, b.store.SaveUnread(slices.DeleteFunc(b.store.LoadUnread(daemon.BootedAt(daemon.Uptime())), func(u reload.Unread) bool { return !u.Native })))
 	}
 	return reply, errors.Join(err, b.store.Save(stored),
 		b.store.SaveState(reload.State{Confirmed: state.Confirmed, Uptime: state.Uptime, Marks: state.Marks, MadeTables: state.MadeTables}),

@@ -27,7 +27,10 @@ type unreads struct {
 }
 
 // booted returns when the machine was booted, by the clock on the wall.
-func (d *Daemon) booted() time.Time { return time.Now().Add(-d.cfg.Uptime()) }
+func (d *Daemon) booted() time.Time { return BootedAt(d.cfg.Uptime()) }
+
+// BootedAt returns when a machine was booted that has been up for so long.
+func BootedAt(uptime time.Duration) time.Time { return time.Now().Add(-uptime) }
 
 // recallUnread takes up what an earlier run could not read.
 func (d *Daemon) recallUnread(ctx context.Context, st *state) {
@@ -48,7 +51,7 @@ func (d *Daemon) noteUnread(ctx context.Context, st *state, u reload.Unread) {
 }
 
 func (d *Daemon) logUnread(ctx context.Context, u reload.Unread) {
-	p := publicUnread(u)
+	p := PublicUnread(u)
 	klog.FromContext(ctx).Error(errors.New(u.Reason), "What was in force cannot be read, and nothing shows that all of it stands; a decision is needed",
 		"file", u.File, "table", u.Table, "older", p.Restore, "acceptWhatStands", dismissCommand)
 }
@@ -129,11 +132,12 @@ func (st *state) publishUnread(s *api.Status) {
 		return
 	}
 	for _, u := range st.unread.files {
-		s.StateUnread = append(s.StateUnread, publicUnread(u))
+		s.StateUnread = append(s.StateUnread, PublicUnread(u))
 	}
 }
 
-func publicUnread(u reload.Unread) api.UnreadState {
+// PublicUnread returns a file that cannot be read as a Status has it.
+func PublicUnread(u reload.Unread) api.UnreadState {
 	p := api.UnreadState{File: u.File, Reason: u.Reason, Since: u.Since, Native: u.Native, Table: u.Table, Dismiss: dismissCommand}
 	if u.Older != "" {
 		p.Restore = restoreCommand + " --generation " + u.Older

@@ -169,6 +169,44 @@ func TestFlushedWhileDown(t *testing.T) {
 	})
 }
 
+// TestUnreadWithoutADaemon: the generation cannot be read, and rules were flushed meanwhile. check says
+// so without a daemon, too, and a restore without one ends the wait as the daemon's does.
+func TestUnreadWithoutADaemon(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		d := n.Start()
+		older := n.Status().Generation.ID
+		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, "*nat\n-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 30001 -j RETURN\nCOMMIT\n"))
+		newest := ""
+		n.Within(20*time.Second, "the generation on disk", func() error {
+			if newest = n.Status().Generation.ID; newest == older || !slices.Contains(n.Stored(), newest) {
+				return fmt.Errorf("it is %s, on disk are %q", newest, n.Stored())
+			}
+			return nil
+		})
+		d.Stop()
+		n.Must(os.Truncate("/run/state/generations/"+newest+".json", 100))
+		n.Flush()
+		d = n.Launch()
+		n.Within(nodetest.StartsIn, "canaryd to ask for a decision", func() error {
+			if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), "what was in force cannot be read") {
+				return fmt.Errorf("readiness: %w", err)
+			}
+			if now := n.Status().Generation.ID; now == "" || now == newest || !slices.Contains(n.Stored(), now) {
+				return fmt.Errorf("what stands is generation %q, on disk are %q", now, n.Stored())
+			}
+			return nil
+		})
+		d.Stop()
+		if code, told, _ := n.Canaryd("check"); code != 2 || !strings.Contains(told, "cannot be read") {
+			n.Errorf("check without a daemon has exit code %d and says:\n%s", code, told)
+		}
+		n.Want(0, "restore", "--generation="+older, "--yes")
+		n.Want(0, "check")
+		n.Start()
+	})
+}
+
 // TestStored: the last five generations are on disk, status names them, and each
 // of them can be restored by its ID, without a daemon and through it.
 func TestStored(t *testing.T) {
