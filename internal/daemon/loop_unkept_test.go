@@ -103,8 +103,8 @@ func TestStateCannotBeKept(t *testing.T) {
 	})
 }
 
-// TestGenerationHasNoRoom: the disk takes the state, which is small, and not the generation. A flush
-// that is healed has the state written; status, log and the note aside still say what the disk lacks.
+// TestGenerationHasNoRoom: the disk takes the state, which is small, and not the generation. A heal
+// has the state written; status, log and the note aside still say that the disk is behind.
 func TestGenerationHasNoRoom(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, aside := t.TempDir(), t.TempDir()
@@ -143,8 +143,9 @@ func TestGenerationHasNoRoom(t *testing.T) {
 	})
 }
 
-// TestUnreadableNote: the note of what the state folder lacks cannot be read. What is put back may be
-// older than what was in force, which record, log and status say. After a cleanup there is no note.
+// TestUnreadableNote: the note that the state folder is behind cannot be read. The rules that are
+// put back may be older than those in force; record, log and status say that. A cleanup removes the
+// note.
 func TestUnreadableNote(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, aside := filepath.Join(t.TempDir(), "state"), t.TempDir()

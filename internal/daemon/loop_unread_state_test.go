@@ -187,8 +187,8 @@ func TestUnreadIsKept(t *testing.T) {
 	}
 }
 
-// TestUnreadDecision: the file of a loss that waits cannot be read. The node is not healthy until an
-// operator decides, and no longer, also after another restart.
+// TestUnreadDecision: the file of a loss that waits cannot be read. The node is not healthy until
+// an operator decides, and no longer, also after another restart.
 func TestUnreadDecision(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		g := beginGap(t, backend)
@@ -214,8 +214,8 @@ func TestUnreadDecision(t *testing.T) {
 	})
 }
 
-// TestPauseOutlivesTheGeneration: the state can be read, and the generation cannot. The pause that it
-// has goes on.
+// TestPauseOutlivesTheGeneration: the state can be read, and the generation cannot. The state's
+// pause goes on.
 func TestPauseOutlivesTheGeneration(t *testing.T) {
 	for what, how := range damages {
 		t.Run(what, func(t *testing.T) {

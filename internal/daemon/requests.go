@@ -184,7 +184,9 @@ func (d *Daemon) keepForUndo(ctx context.Context, st *state, job reload.Job, r a
 	if r.DryRun || d.cfg.Store == nil || id == job.Generation.ID() || !d.sound(st) {
 		return ""
 	}
-	if err := d.saveGeneration(st); err != nil {
+	err := d.saveGeneration(st)
+	d.countStateError(err)
+	if err != nil {
 		severity.Warnings(klog.FromContext(ctx)).Error(err, "The generation that is about to be replaced is not on disk")
 		return ""
 	}

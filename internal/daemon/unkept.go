@@ -32,8 +32,8 @@ func (d *Daemon) countStateError(err error) {
 	}
 }
 
-// tookSave takes up what a write of the state came to. The state is smaller than a generation: where
-// only the state finds room, the disk is as far behind as before.
+// tookSave takes up the result of a write of the state. The state is smaller than a generation:
+// where only the state finds room, the disk is as far behind as before.
 func (d *Daemon) tookSave(ctx context.Context, st *state, err error) {
 	d.countStateError(err)
 	if err == nil && st.disk.lacksGeneration(st) {

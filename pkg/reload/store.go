@@ -205,8 +205,8 @@ func (s *Store) SaveState(state State) error {
 	return nil
 }
 
-// Forget removes the state, a loss that waits and what SaveUnread and SaveBehind wrote, so that the next start does not take removed
-// marks for lost ones. Generations stay, for restore.
+// Forget removes the state, a loss that waits and the files of SaveUnread and SaveBehind, so that
+// the next start does not take removed marks for lost ones. Generations stay, for restore.
 func (s *Store) Forget() error {
 	if err := errors.Join(s.ForgetPending(), s.SaveUnread(nil), s.ForgetBehind()); err != nil {
 		return err

@@ -44,8 +44,9 @@ func (s *Store) SaveBehind(b Behind) error {
 	return err
 }
 
-// LoadBehind returns what the state on disk lacks. The error is ErrNothingStored if it is not behind,
-// or the note is of another boot, network namespace, backend or state; else it says what is broken.
+// LoadBehind returns the note that the state on disk is behind. The error is ErrNothingStored if
+// there is none, or it is of another boot, network namespace, backend or state; else it says what
+// is broken.
 func (s *Store) LoadBehind(state string) (Behind, error) {
 	if s.aside == "" {
 		return Behind{}, ErrNothingStored

@@ -169,8 +169,8 @@ func TestFlushedWhileDown(t *testing.T) {
 	})
 }
 
-// TestUnreadWithoutADaemon: the generation cannot be read, and rules were flushed meanwhile. check says
-// so without a daemon, too, and a restore without one ends the wait as the daemon's does.
+// TestUnreadWithoutADaemon: the generation cannot be read, and rules were flushed meanwhile. check
+// says so without a daemon, too, and a restore without one ends the wait as the daemon's does.
 func TestUnreadWithoutADaemon(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
