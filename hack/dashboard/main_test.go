@@ -177,7 +177,7 @@ func TestDashboardAsksForWhatIsExported(t *testing.T) {
 // answers that a person can read and a browser can draw.
 func TestDashboardOfAFleet(t *testing.T) {
 	nstest.NeedProgram(t, "promtool")
-	const fleet, readable = 60, 24
+	const fleet, readable = 30, 24
 	var file strings.Builder
 	file.WriteString("evaluation_interval: 15s\ntests:\n- interval: 15s\n  input_series:\n")
 	series := regexp.MustCompile(`(?m)^([a-z_]+)(?:\{(.*)\})? [^ ]+$`).FindAllStringSubmatch(read(t, "../../internal/metrics/testdata/metrics_flush.txt"), -1)
