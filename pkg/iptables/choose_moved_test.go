@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -107,9 +108,9 @@ func TestMovedUnknown(t *testing.T) {
 // all network namespaces.
 func TestMovedCosts(t *testing.T) {
 	onBoth(t, func(t *testing.T, ours Backend, family rules.Family) {
-		other := ours.Other()
+		other, many := ours.Other(), testkit.Size(6_000, 20_000)
 		nstest.NeedProgram(t, program(other, family, ""))
-		nstest.Command(t, "sh", "-ec", strings.ReplaceAll(manyRules(other, 20_000), "PRE", familyPrefix(family)))
+		nstest.Command(t, "sh", "-ec", strings.ReplaceAll(manyRules(other, many), "PRE", familyPrefix(family)))
 		k := openKernel(t, Config{Backend: ours})
 		look := processorTime(t, func() error {
 			moved, err := k.Moved(t.Context(), k.Evidence())
@@ -119,7 +120,7 @@ func TestMovedCosts(t *testing.T) {
 			return err
 		})
 		all := processorTime(t, func() error { _, err := k.GatherEvidence(t.Context()); return err })
-		t.Logf("moved %s, all %s, with 20,000 rules in %s %v", look, all, other, family)
+		t.Logf("moved %s, all %s, with %d rules in %s %v", look, all, many, other, family)
 		if look*10 > all {
 			t.Errorf("a look takes %s, all of the evidence %s: want a tenth at most", look, all)
 		}

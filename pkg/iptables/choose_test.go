@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -371,8 +372,8 @@ func TestChooseBesideABusyWriter(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		missed := 0
-		for now := stamp; now < stamp+60; now, err = stampNFT() {
+		missed, commits := 0, testkit.Size(uint64(20), 60)
+		for now := stamp; now < stamp+commits; now, err = stampNFT() {
 			got, chooseErr := Choose(t.Context(), ChooseConfig{Canary: canary})
 			if err = errors.Join(err, chooseErr); err != nil {
 				t.Fatal(err)

@@ -101,9 +101,11 @@ func (s *corpusStage) loadEstimator(t *testing.T) {
 // flush removes all rules and chains of all tables, as a restore of an empty file does.
 func (s *corpusStage) flush(t *testing.T) {
 	t.Helper()
+	var empty strings.Builder
 	for _, table := range protect.Tables() {
-		nstest.CommandInput(t, fmt.Sprintf("*%s\nCOMMIT\n", table), iptables.Program(s.backend, s.family, "-restore"), "-w", "5")
+		fmt.Fprintf(&empty, "*%s\nCOMMIT\n", table)
 	}
+	nstest.CommandInput(t, empty.String(), iptables.Program(s.backend, s.family, "-restore"), "-w", "5")
 }
 
 // restore feeds lines to iptables-restore, and returns why it refuses them.

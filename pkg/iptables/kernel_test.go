@@ -338,7 +338,7 @@ func TestSubscription(t *testing.T) {
 	})
 }
 
-func TestOpen(t *testing.T) {
+func TestAKernelIsOfItsFamilies(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		k := openKernel(t, Config{Backend: Legacy, Families: []rules.Family{rules.IPv6}})
 		if diff := cmp.Diff([]rules.Family{rules.IPv6}, k.Families()); diff != "" {

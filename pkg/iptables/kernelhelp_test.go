@@ -17,6 +17,7 @@ func onBoth(t *testing.T, body func(t *testing.T, backend Backend, family rules.
 	for _, backend := range []Backend{NFT, Legacy} {
 		for _, family := range rules.Families() {
 			t.Run(string(backend)+"/"+family.String(), func(t *testing.T) {
+				t.Parallel()
 				nstest.Run(t, func(t *testing.T) {
 					nstest.NeedProgram(t, program(backend, family, ""))
 					body(t, backend, family)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/randrules"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -29,7 +30,7 @@ func TestTheDirectPathDoesWhatTheTextPathDoes(t *testing.T) {
 		for i, table := range append(protect.Tables(), rules.Raw) {
 			r := rand.New(rand.NewPCG(seed, uint64(family)<<8|uint64(i)))
 			d, source := newDice(t, r, conn, family, table)
-			for range 40 {
+			for range testkit.Size(8, 40) {
 				start, script := d.state(), d.script()
 				var text bytes.Buffer
 				if _, err := script.WriteTo(&text); err != nil {
@@ -84,7 +85,9 @@ func newDice(t *testing.T, r *rand.Rand, conn *nft.Conn, family rules.Family, ta
 	load := func(text string) {
 		t.Helper()
 		runTool(t, "flush ruleset", "nft", "-f", "-")
-		runTool(t, text, take)
+		if text != "" {
+			runTool(t, text, take)
+		}
 	}
 	d := &dice{t: t, r: r, family: family, table: table, load: load, take: take}
 	d.draw(func() rules.Ruleset { return source.learn(t, conn, family) })

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -313,7 +314,7 @@ func (e *editor) restore(table string) string {
 // The mirror says what iptables-save prints, whatever is done to the tables.
 func TestMirrorRandomEdits(t *testing.T) {
 	for _, family := range rules.Families() {
-		for seed := range uint64(3) {
+		for seed := range testkit.Size(uint64(1), 3) {
 			t.Run(fmt.Sprint(family, "/", seed), func(t *testing.T) {
 				nstest.Run(t, func(t *testing.T) {
 					nstest.NeedProgram(t, "iptables-nft", "ip6tables-nft", "nft", "ipset")
@@ -324,7 +325,8 @@ func TestMirrorRandomEdits(t *testing.T) {
 					k := openKernel(t, Config{Backend: NFT})
 					e := &editor{t: t, rand: rand.New(rand.NewPCG(seed, 1)), family: family, rules: ruleTexts(family)}
 					opaque, read := 0, 0
-					for range 150 {
+					edits := testkit.Size(50, 150)
+					for range edits {
 						done := e.edit()
 						for e.rand.IntN(3) == 0 {
 							done += "\n" + e.edit()
@@ -338,7 +340,7 @@ func TestMirrorRandomEdits(t *testing.T) {
 							attempt(t, "", "nft flush ruleset")
 						}
 					}
-					if opaque == 0 || read < 300 {
+					if opaque == 0 || read < 2*edits {
 						t.Errorf("%d rules were opaque, %d rules were read: this shows nothing", opaque, read)
 					}
 				})

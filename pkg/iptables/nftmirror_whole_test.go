@@ -6,8 +6,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -88,12 +88,16 @@ func TestMirrorWholeBesideBusyWriter(t *testing.T) {
 			for turn := 0; ; turn++ {
 				if err := restoreNFT(context.WithoutCancel(ctx), busy(1+turn%2*100)); err != nil || ctx.Err() != nil {
 					wrote <- err
+					stop()
 					return
 				}
 			}
 		}()
 		commits := map[uint64]bool{}
-		for end := time.Now().Add(10 * time.Second); time.Now().Before(end) && len(commits) < 200; {
+		for len(commits) < testkit.Size(40, 200) {
+			if ctx.Err() != nil {
+				t.Fatal("the writer: ", <-wrote)
+			}
 			k.mirror.families[rules.IPv4].raw.ForgetAll()
 			s := mustRead(t, k, rules.IPv4)
 			commits[s.Digest] = true
@@ -108,9 +112,6 @@ func TestMirrorWholeBesideBusyWriter(t *testing.T) {
 		stop()
 		if err := <-wrote; err != nil {
 			t.Error(err)
-		}
-		if len(commits) < 3 {
-			t.Errorf("only %d commits were seen: this shows nothing", len(commits))
 		}
 		wantAsSaved(t, k, rules.IPv4, "the writer")
 	})

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/netns"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -255,27 +257,27 @@ func TestADirectReplayBesideABusyWriter(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
 		n := newLossyNode(t, Config{}, lossyRules)
 		runTool(t, "", "iptables-nft", "-N", "FOREIGN")
-		stop, done := make(chan struct{}), make(chan error)
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
 		go func() {
-			for {
-				select {
-				case <-stop:
-					done <- nil
-					return
-				default:
-				}
+			defer stop()
+			for ctx.Err() == nil {
 				for _, verb := range []string{"-A", "-D"} {
-					if _, err := (command{path: "iptables-nft", args: []string{verb, "FOREIGN", "-j", "RETURN"}, timeout: time.Minute}).run(t.Context()); err != nil {
+					if _, err := tryTool(t, "", "iptables-nft", verb, "FOREIGN", "-j", "RETURN"); err != nil {
 						done <- err
 						return
 					}
 				}
 			}
+			done <- nil
 		}()
 		payload, stale, written := n.payload(t, lossyRules), 0, 0
-		for range 300 {
+		for enough := testkit.Size(10, 50); (stale < enough || written < enough) && ctx.Err() == nil; {
 			genid := uint32(mustStamp(t, n.kernel, rules.IPv4).Value)
-			time.Sleep(time.Millisecond / 2)
+			if stale < written { // the writer's turn
+				for uint32(mustStamp(t, n.kernel, rules.IPv4).Value) == genid && ctx.Err() == nil {
+				}
+			}
 			switch got := restoreDirectly(n.kernel, genid, payload); {
 			case errors.Is(got.err, nft.ErrStale):
 				stale++
@@ -288,14 +290,11 @@ func TestADirectReplayBesideABusyWriter(t *testing.T) {
 				}
 			}
 		}
-		close(stop)
+		stop()
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
 		t.Logf("%d stale, %d written", stale, written)
-		if stale == 0 || written == 0 {
-			t.Errorf("%d stale and %d written: this shows nothing", stale, written)
-		}
 	})
 }
 

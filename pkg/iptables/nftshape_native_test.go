@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -13,7 +14,7 @@ import (
 // TestNativeRulesHaveNoOtherText: what iptables prints of a rule that nft wrote is no text of it
 // if it leaves a condition out; else a replay would accept more than the rule did.
 func TestNativeRulesHaveNoOtherText(t *testing.T) {
-	for native, conditions := range map[string]string{
+	natives := map[string]string{
 		"tcp dport 80 accept":                     "--dport 80",
 		"ip saddr { 1.2.3.4, 5.6.7.8 } accept":    "a set",
 		"tcp dport { 80, 443 } accept":            "a set",
@@ -49,25 +50,33 @@ func TestNativeRulesHaveNoOtherText(t *testing.T) {
 		"ip6 hoplimit 64 accept":                  "--hl-eq 64",
 		"ip6 saddr fd00::1-fd00::9 accept":        "--src-range fd00::1-fd00::9",
 		"ip6 flowlabel 5 accept":                  "a flow label",
-	} {
-		t.Run(native, func(t *testing.T) {
-			nstest.Run(t, func(t *testing.T) {
-				nstest.NeedProgram(t, "nft", "iptables-nft", "ip6tables-nft")
-				family := rules.IPv4
-				if strings.HasPrefix(native, "ip6 ") {
-					family = rules.IPv6
-				}
-				iptablesCommand(t, NFT, family, "-N A")
-				k := openKernel(t, Config{Backend: NFT})
-				nstest.Command(t, "nft", "add rule "+family.NFT()+" filter A "+native)
-				for _, r := range mustRead(t, k, family).Tables[rules.Filter].Chain("A").Rules {
-					if _, opaque := r.Opaque(); !opaque && !strings.Contains(r.Spec, conditions) {
-						t.Errorf("its text is %q, without %s", r.Spec, conditions)
-					}
-				}
-			})
-		})
 	}
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft", "iptables-nft", "ip6tables-nft")
+		chains, families := map[string]string{}, map[string]rules.Family{}
+		for native := range natives {
+			chains[native], families[native] = fmt.Sprint("A", len(chains)), rules.IPv4
+			if strings.HasPrefix(native, "ip6 ") {
+				families[native] = rules.IPv6
+			}
+			iptablesCommand(t, NFT, families[native], "-N "+chains[native])
+		}
+		k := openKernel(t, Config{Backend: NFT})
+		for native, chain := range chains {
+			nstest.Command(t, "nft", "add rule "+families[native].NFT()+" filter "+chain+" "+native)
+		}
+		for native, conditions := range natives {
+			list := mustRead(t, k, families[native]).Tables[rules.Filter].Chain(chains[native]).Rules
+			if len(list) == 0 {
+				t.Errorf("%s is not read", native)
+			}
+			for _, r := range list {
+				if _, opaque := r.Opaque(); !opaque && !strings.Contains(r.Spec, conditions) {
+					t.Errorf("the text of %s is %q, without %s", native, r.Spec, conditions)
+				}
+			}
+		}
+	})
 }
 
 // TestPlainRulesKeepTheirText: rules that iptables itself writes without a match have the text

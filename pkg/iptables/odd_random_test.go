@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/internal/testkit/randrules"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -17,7 +18,7 @@ import (
 // or the restore refuses it, which a replay finds out by halves. CANARYD_ODD_RULES says how many
 // rules are drawn of each kind of node.
 func TestWhatIsPrintedYieldsTheSameBytesOrIsOpaque(t *testing.T) {
-	seed, count := directSeed(t), 40
+	seed, count := directSeed(t), testkit.Size(16, 40)
 	if text := os.Getenv("CANARYD_ODD_RULES"); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil {

@@ -61,8 +61,7 @@ func TestSessionStale(t *testing.T) {
 		s := begin(t, k)
 		mustRead(t, s, family)
 		// A process that moves the lock gets past a legacy session.
-		t.Setenv("XTABLES_LOCKFILE", "/run/another.lock")
-		iptablesCommand(t, backend, family, "-R FOREIGN 1 -p tcp --dport 2")
+		nstest.Command(t, "env", "XTABLES_LOCKFILE=/run/another.lock", program(backend, family, ""), "-R", "FOREIGN", "1", "-p", "tcp", "--dport", "2")
 		wantRestore(t, s, family, payload, false, nft.ErrStale)
 		if got := mustProbe(t, k, family, Place{Table: rules.Mangle, Chain: "X"}).Holdings[Place{Table: rules.Mangle, Chain: "X"}]; got.Presence == Present {
 			t.Error("a stale restore wrote")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -49,7 +50,8 @@ func TestTablesThatComeLaterAreListed(t *testing.T) {
 func TestEntriesFitTheirShape(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-legacy", "iptables-legacy-restore")
-		const commits, rule = 1200, "-s 10.0.0.1/32 -j ACCEPT"
+		commits := testkit.Size(160, 1200)
+		const rule = "-s 10.0.0.1/32 -j ACCEPT"
 		fill := "*filter\n:FILL - [0:0]\n" + strings.Repeat("-A FILL -j RETURN\n", 4000) + "-A INPUT " + rule + "\nCOMMIT\n"
 		writer := exec.CommandContext(t.Context(), "iptables-legacy-restore", "-w", "5", "--noflush")
 		writer.Stdin = io.MultiReader(strings.NewReader(fill), strings.NewReader(strings.Repeat(

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -24,12 +25,13 @@ func TestAReplacedTableIsWhatTheTextMakes(t *testing.T) {
 	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		t.Logf("CANARYD_SEED=%d", seed)
 		take := program(Legacy, family, "-restore")
+		empty := ""
+		for _, table := range protect.Tables() {
+			empty += fmt.Sprintf("*%s\nCOMMIT\n", table)
+		}
 		load := func(text string) {
 			t.Helper()
-			for _, table := range protect.Tables() {
-				nstest.CommandInput(t, fmt.Sprintf("*%s\nCOMMIT\n", table), take)
-			}
-			nstest.CommandInput(t, text, take)
+			nstest.CommandInput(t, empty+text, take)
 		}
 		saved := func() []string { return withoutCounters(saveLegacy(t, family)) }
 		done, failed := 0, 0
@@ -37,7 +39,7 @@ func TestAReplacedTableIsWhatTheTextMakes(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, uint64(family)<<8|uint64(i)))
 			d := &dice{t: t, r: r, family: family, table: table, load: load, take: take}
 			d.draw(func() rules.Ruleset { return guarded(t, k, family).Tables })
-			for range 40 {
+			for range testkit.Size(10, 40) {
 				start, script := d.state(), d.script()
 				var text bytes.Buffer
 				if _, err := script.WriteTo(&text); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/internal/testkit/randrules"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -20,6 +21,7 @@ import (
 func onLegacy(t *testing.T, body func(t *testing.T, k *Kernel, family rules.Family)) {
 	for _, family := range rules.Families() {
 		t.Run(family.String(), func(t *testing.T) {
+			t.Parallel()
 			nstest.Run(t, func(t *testing.T) {
 				nstest.NeedProgram(t, program(Legacy, family, "-save"))
 				body(t, openKernel(t, Config{Backend: Legacy}), family)
@@ -152,11 +154,11 @@ func TestLegacyRandomRulesAreReadWithoutExecutingAnything(t *testing.T) {
 	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		t.Logf("CANARYD_SEED=%d", seed)
 		restore := program(Legacy, family, "-restore")
-		loaded := 0
+		draws, loaded := testkit.Size(20, 50), 0
 		for i, table := range append(protect.Tables(), rules.Raw) {
 			r := rand.New(rand.NewPCG(seed, uint64(family)<<8|uint64(i)))
 			nstest.CommandInput(t, "*"+string(table)+"\n:X - [0:0]\n:Y - [0:0]\n:Z - [0:0]\n-A Y -g Z\nCOMMIT\n", restore, "--noflush")
-			for range 50 {
+			for range draws {
 				rule := randrules.Draw(r, family, table).Spell(r)
 				if strings.Count(rule, "--comment") < 2 { // which of them it is, is not distinguished
 					attempt(t, "*"+string(table)+"\n-A X "+rule+"\nCOMMIT\n", restore+" --noflush")
@@ -171,7 +173,7 @@ func TestLegacyRandomRulesAreReadWithoutExecutingAnything(t *testing.T) {
 			wantKnown(t, k, family, "a restore of "+string(table))
 			loaded += strings.Count(saved, "\n-A X ")
 		}
-		if loaded < 100 {
+		if loaded < 2*draws {
 			t.Errorf("only %d rules were loaded in all", loaded)
 		}
 	})

@@ -33,6 +33,7 @@ var twins = []struct{ never, always string }{
 func onTrials(t *testing.T, body func(t *testing.T, k *Kernel, family rules.Family)) {
 	for _, family := range rules.Families() {
 		t.Run(family.String(), func(t *testing.T) {
+			t.Parallel()
 			nstest.Run(t, func(t *testing.T) {
 				nstest.NeedProgram(t, program(Legacy, family, ""))
 				body(t, openKernel(t, Config{Backend: Legacy, Families: []rules.Family{family}, Trials: true}), family)
