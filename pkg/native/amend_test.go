@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -162,9 +163,10 @@ func (a *amender) script() string {
 // TestATableIsFollowedByDifference: whatever a table's owner changes, a copy of it becomes the same
 // by what Amend writes, and the kernel takes that.
 func TestATableIsFollowedByDifference(t *testing.T) {
+	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
-		for seed := range uint64(3) {
+		for seed := range testkit.Size(uint64(1), 3) {
 			nstest.Command(t, "nft", "flush", "ruleset")
 			nstest.CommandInput(t, `table ip real {
 	set plain { type ipv4_addr; }

@@ -19,6 +19,7 @@ var needsModule = []string{"flowtable", "statement-queue", "object-secmark"}
 // TestEveryStatementComesBack: each file of the corpus is loaded, flushed in each of two ways,
 // and replayed; then nft lists the same, and the objects are the same byte by byte.
 func TestEveryStatementComesBack(t *testing.T) {
+	t.Parallel()
 	files, err := filepath.Glob("testdata/corpus/*.nft")
 	if err != nil || len(files) < 90 {
 		t.Fatalf("%d files, %v", len(files), err)

@@ -10,9 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
-
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -39,10 +37,10 @@ func wantFollowed(t *testing.T, k *native.Kernel, conn *nft.Conn) (followed int)
 		}
 		return all
 	}
-	if diff := cmp.Diff(timeless(want), timeless(got), cmpopts.EquateEmpty()); diff != "" {
+	if diff := apart(timeless(want), timeless(got)); diff != "" {
 		t.Fatalf("followed (-read +followed):\n%.6000s", diff)
 	}
-	if diff := cmp.Diff(timeless(want), timeless(proof), cmpopts.EquateEmpty()); diff != "" {
+	if diff := apart(timeless(want), timeless(proof)); diff != "" {
 		t.Fatalf("a proof (-read +proof):\n%.6000s", diff)
 	}
 	for id, table := range want.Tables {
@@ -70,6 +68,7 @@ func try(t *testing.T, text string) bool {
 // TestFollowedIsRead: after each of many random transactions, what notifications have made of a
 // table is what a read shows.
 func TestFollowedIsRead(t *testing.T) {
+	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		conn, k := dial(t), openKernel(t)
@@ -79,7 +78,7 @@ func TestFollowedIsRead(t *testing.T) {
 				t.Log(last)
 			}
 		}()
-		for seed := range uint64(5) {
+		for seed := range testkit.Size(uint64(2), 5) {
 			g := &changer{generator: generator{Rand: rand.New(rand.NewPCG(seed, 17))}}
 			nstest.CommandInput(t, "flush ruleset\n"+g.table("one"), "nft", "-f", "-")
 			for range 40 {
@@ -259,6 +258,7 @@ func (g *changer) line(now *native.Table) string {
 // TestFollowedCorpus: each file of the corpus is followed while it is loaded, emptied and deleted.
 // What cannot be followed is read.
 func TestFollowedCorpus(t *testing.T) {
+	t.Parallel()
 	files, err := filepath.Glob("testdata/corpus/*.nft")
 	if err != nil || len(files) < 90 {
 		t.Fatalf("%d files, %v", len(files), err)

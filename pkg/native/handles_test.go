@@ -34,6 +34,7 @@ func listed(t *testing.T) string {
 // TestHandlesComeBack: what remembers handles finds what it remembers, in every table of the
 // corpus, in kube-proxy's, and where rules were inserted and deleted.
 func TestHandlesComeBack(t *testing.T) {
+	t.Parallel()
 	files, err := filepath.Glob("testdata/corpus/*.nft")
 	if err != nil {
 		t.Fatal(err)

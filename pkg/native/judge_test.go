@@ -267,6 +267,7 @@ add rule ip cni_hostport masquerading ip saddr 127.0.0.1 ip daddr 10.0.0.2 masqu
 
 // TestJudgeOfCommits has each of them done on the kernel and judged by its notifications.
 func TestJudgeOfCommits(t *testing.T) {
+	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		conn := dial(t)

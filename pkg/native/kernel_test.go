@@ -25,6 +25,7 @@ func openKernel(t testing.TB) *native.Kernel {
 // TestKernelHears: each commit is heard of once, by whom it was and what it did; where the kernel
 // dropped notifications that is said, and what follows is heard of again.
 func TestKernelHears(t *testing.T) {
+	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		k := openKernel(t)

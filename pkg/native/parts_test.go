@@ -43,6 +43,7 @@ var ownersTables = []struct {
 // else. It comes back, or is accepted and said; where the commit was missed, it may wait for a
 // decision. Of a shell's or a script's flush of an owner's table nothing is accepted.
 func TestEachPartFlushedAlone(t *testing.T) {
+	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		conn := dial(t)

@@ -9,11 +9,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
 // randomTables is how many random tables a test tries.
-const randomTables = 25
+var randomTables = testkit.Size(8, 25)
 
 // A generator makes tables that nft takes.
 type generator struct {
@@ -130,6 +131,7 @@ func (g *generator) table(name string) string {
 
 // TestRandomTablesComeBack flushes and replays random tables, one after the other.
 func TestRandomTablesComeBack(t *testing.T) {
+	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		conn := dial(t)

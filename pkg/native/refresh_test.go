@@ -78,6 +78,7 @@ func TestWhatPacketsAddIsRead(t *testing.T) {
 // TestTimeoutsOfFollowedElements: what is left of an element that came later than the table was
 // read is right for the table's time.
 func TestTimeoutsOfFollowedElements(t *testing.T) {
+	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		nstest.CommandInput(t, "table ip t { set s { type ipv4_addr; flags timeout; }; }\n", "nft", "-f", "-")
@@ -114,6 +115,7 @@ func TestTimeoutsOfFollowedElements(t *testing.T) {
 
 // TestWhatIsMissedIsRead: after an overflow the tables are read, and followed from then on.
 func TestWhatIsMissedIsRead(t *testing.T) {
+	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		nstest.CommandInput(t, kubeProxy, "nft", "-f", "-")

@@ -177,6 +177,7 @@ func heldText(list []native.Held) (text []string) {
 // TestOneRefusedPartCostsItself: whatever the kernel refuses of a table is left out, with what
 // names it and what must not stand without it; all else is back, by each remedy, and is proved.
 func TestOneRefusedPartCostsItself(t *testing.T) {
+	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		conn, k := dial(t), openKernel(t)
@@ -221,6 +222,7 @@ func TestOneRefusedPartCostsItself(t *testing.T) {
 // TestWhatIsHeldComesBack: each part of a table that was left out is put back into its place, in
 // the table as it stands then.
 func TestWhatIsHeldComesBack(t *testing.T) {
+	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		conn, k := dial(t), openKernel(t)
@@ -393,6 +395,7 @@ func TestHandlesSurviveARefusedRule(t *testing.T) {
 
 // TestARehearsalNamesWhatIsRefused: each refused part is named, and nothing is written.
 func TestARehearsalNamesWhatIsRefused(t *testing.T) {
+	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		conn := dial(t)

@@ -114,6 +114,7 @@ func TestARefillLeavesTheOwnersWord(t *testing.T) {
 // TestTheCorpusIsRefilled: after "flush table" and a flush of every set, all that a table holds is
 // put back into it.
 func TestTheCorpusIsRefilled(t *testing.T) {
+	t.Parallel()
 	files, err := filepath.Glob("testdata/corpus/*.nft")
 	if err != nil {
 		t.Fatal(err)

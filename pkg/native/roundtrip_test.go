@@ -13,6 +13,7 @@ import (
 // TestKubeProxysTableComesBack: flushed tables of 100 and of 1,000 services are the same again, as
 // nft lists them and byte by byte.
 func TestKubeProxysTableComesBack(t *testing.T) {
+	t.Parallel()
 	files, err := filepath.Glob("../../hack/bench/heal/testdata/services-1*.nft.gz")
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)

@@ -24,6 +24,7 @@ var otherWords = map[string]string{
 // TestRulesReadAsNftPrintsThem: each rule of the rule sets here reads as nft lists it, but for a
 // placeholder in the place of an expression that has no words.
 func TestRulesReadAsNftPrintsThem(t *testing.T) {
+	t.Parallel()
 	files, err := filepath.Glob("testdata/corpus/*.nft")
 	if err != nil || len(files) < 90 {
 		t.Fatalf("%d files, %v", len(files), err)

@@ -110,6 +110,7 @@ func TestDevices(t *testing.T) {
 // TestLinesOfEveryStatement: of each file of the corpus every part is said, as text of one line; a
 // table that was made again says the same.
 func TestLinesOfEveryStatement(t *testing.T) {
+	t.Parallel()
 	files, err := filepath.Glob("testdata/corpus/*.nft")
 	if err != nil || len(files) < 90 {
 		t.Fatalf("%d files, %v", len(files), err)

@@ -86,6 +86,7 @@ func TestTranslatesServices(t *testing.T) {
 
 // TestTranslatesForms: what owners and users write, and what makes a translation uncertain.
 func TestTranslatesForms(t *testing.T) {
+	t.Parallel()
 	pod := "10.88.0.2:4000"
 	for _, test := range []struct {
 		name, rules string // in a chain of prerouting
