@@ -8,13 +8,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/standby"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // tables is how many random tables each family sends packets through.
-const tables = 25
+var tables = testkit.Size(8, 25)
 
 // classes makes one number of ports among which the kernel chooses as it likes.
 func classes(all map[flow]fate) map[flow]fate {

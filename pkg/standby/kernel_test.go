@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/golden"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -36,11 +37,12 @@ func sections(text string) []string {
 func TestWhatIsFollowedIsWhatIsBuilt(t *testing.T) {
 	for _, cfg := range []standby.Config{{}, {GateMost: -1}, {Piece: 2048}} {
 		t.Run(fmt.Sprintf("gate most %d, piece %d", cfg.GateMost, cfg.Piece), func(t *testing.T) {
+			t.Parallel()
 			nstest.Run(t, func(t *testing.T) {
 				nstest.NeedProgram(t, "nft", "iptables-nft")
 				conn := dial(t)
 				followed := open(t, cfg)
-				for n := range uint64(30) {
+				for n := range testkit.Size(uint64(11), 30) {
 					d := &deck{Rand: rand.New(rand.NewPCG(7, n)), family: tableid.IPv4, odd: n%4 == 0}
 					restore(t, nat.Family, d.nat())
 					src := source(t, conn, nat)
@@ -133,13 +135,10 @@ func TestALargeChainIsChangedByRules(t *testing.T) {
 func gone(conn *nft.Conn) error { return goneOf(conn, nat) }
 
 func goneOf(conn *nft.Conn, id tableid.TableID) error {
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for ; ; time.Sleep(time.Millisecond) {
 		there, err := conn.HasTable(id.Family, standby.NameOf(id))
 		if err != nil || !there {
 			return err
-		}
-		if time.Now().After(deadline) {
-			return errors.New("the table is still there after 20 s")
 		}
 	}
 }

@@ -45,8 +45,8 @@ func TestWorker(t *testing.T) {
 	}
 }
 
-// TestKilled: whatever a process did when it was killed, it leaves no table.
-func TestKilled(t *testing.T) {
+// TestAKilledProcessLeavesNoStandby: whatever a process did when it was killed, it leaves no table.
+func TestAKilledProcessLeavesNoStandby(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")
 		restore(t, nat.Family, bigNat(1, -1))

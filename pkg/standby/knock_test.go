@@ -54,6 +54,7 @@ func TestOpenedByAKnock(t *testing.T) {
 			{"dropped behind nat", strings.NewReplacer("notrack", "drop", "-300", "0").Replace(deaf), 0},
 		} {
 			t.Run(name+", "+step.name, func(t *testing.T) {
+				t.Parallel()
 				nstest.Run(t, func(t *testing.T) {
 					nstest.NeedProgram(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 					table.set(t)

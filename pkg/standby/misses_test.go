@@ -24,6 +24,7 @@ func TestMisses(t *testing.T) {
 	clients := map[tableid.Family]netip.Addr{tableid.IPv4: netip.MustParseAddr("192.0.2.50"), tableid.IPv6: netip.MustParseAddr("2001:db8::50")}
 	for family, service := range services {
 		t.Run(family.String(), func(t *testing.T) {
+			t.Parallel()
 			nstest.Run(t, func(t *testing.T) {
 				l := newLab(t, family)
 				id := family.Table("nat")

@@ -10,13 +10,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/standby"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // clusters is how many random clusters and losses packets go through.
-const clusters = 60
+var clusters = testkit.Size(16, 60)
 
 // cluster draws nat of a node as kube-proxy writes it, with rules of other owners before, between
 // and behind its jumps. Each service has one endpoint: no fate is left to chance.
