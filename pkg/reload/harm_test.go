@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
@@ -365,7 +366,7 @@ func newHarmNode(t *testing.T, backend iptables.Backend, seed uint64, table rule
 // need, and takes packets through before, in between, and after the replay. Then the sets come back
 // one after the other.
 func TestAReplayDoesNoHarm(t *testing.T) {
-	const draws = 250
+	draws := testkit.Size(60, 250)
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		for _, table := range []rules.TableName{rules.Filter, rules.Nat} {
 			t.Run(fmt.Sprintf("%s %s", backend, table), func(t *testing.T) {

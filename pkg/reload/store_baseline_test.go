@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -101,6 +102,9 @@ func TestBaselineThatIsNotBelieved(t *testing.T) {
 				t.Errorf("once it is forgotten: %v", err)
 			}
 		})
+	}
+	if !testkit.IsLarge() {
+		return
 	}
 	s := openStore(t, t.TempDir(), here)
 	huge := strings.Repeat("x", maxStored)

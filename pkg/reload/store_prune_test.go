@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -24,7 +25,7 @@ func purged(n int) (list []rules.Generation) {
 	return list
 }
 
-// TestAPurgeLeavesTheFullGeneration: a burst of 1,000 generations, each smaller than the one
+// TestAPurgeLeavesTheFullGeneration: a burst of generations, each smaller than the one
 // before, leaves the five newest and the one that it began with, also after a restart in the middle
 // of it, and although that one was written weeks ago.
 func TestAPurgeLeavesTheFullGeneration(t *testing.T) {
@@ -33,17 +34,18 @@ func TestAPurgeLeavesTheFullGeneration(t *testing.T) {
 		age, hour := ages[0], time.Now().Truncate(time.Hour)
 		dir := t.TempDir()
 		s := openStore(t, dir, here)
-		all := purged(1000)
+		n := testkit.Size(120, 1000)
+		all := purged(n)
 		must(t, s.saveGeneration(all[0], "snapshot", noon))
 		must(t, os.Chtimes(s.path(all[0].ID()), time.Now().Add(-age), time.Now().Add(-age)))
 		for i, g := range all[1:] {
 			must(t, s.saveGeneration(g, "snapshot", noon))
-			if i == 500 {
+			if i == n/2 {
 				s = openStore(t, dir, here)
 				s.Resume(g.ID())
 				continue
 			}
-			if i == 501 || i == len(all)-3 {
+			if i == n/2+1 || i == len(all)-3 {
 				must(t, s.SaveState(testState()))
 			}
 		}
@@ -51,7 +53,7 @@ func TestAPurgeLeavesTheFullGeneration(t *testing.T) {
 			continue // the new hour has a fullest generation, too
 		}
 		ages = ages[1:]
-		want := []int{1, 2, 3, 4, 5, 1000}
+		want := []int{1, 2, 3, 4, 5, n}
 		var got []int
 		for _, k := range s.List() {
 			got = append(got, k.Rules)
@@ -65,11 +67,12 @@ func TestAPurgeLeavesTheFullGeneration(t *testing.T) {
 	}
 }
 
-// TestTheFullestOfEachDayIsKeptForAWeek: through three weeks in which a generation comes every
-// ten minutes, whether the rules grow, shrink or do both, the fullest of the present hour, of the
+// TestTheFullestOfEachDayIsKeptForAWeek: through three weeks in which generations come all
+// the time, whether the rules grow, shrink or do both, the fullest of the present hour, of the
 // one before and of each of seven days is there at any time, and little else.
 func TestTheFullestOfEachDayIsKeptForAWeek(t *testing.T) {
-	const step, steps = 10 * time.Minute, 3 * 7 * 24 * 6
+	step := testkit.Size(30*time.Minute, 10*time.Minute)
+	steps := int(3 * 7 * 24 * time.Hour / step)
 	for name, count := range map[string]func(n int) int{
 		"growing":   func(n int) int { return 100 + n },
 		"shrinking": func(n int) int { return 100 + steps - n },
