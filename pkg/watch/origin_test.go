@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -112,15 +111,10 @@ func TestOriginOfAChild(t *testing.T) {
 	}
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	self := readProcess(procFolder, uint32(os.Getpid())).comm
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+	eventually(func() bool {
 		p := readProcess(procFolder, uint32(cmd.Process.Pid))
-		if p.comm == "sh" && len(p.origin.Ancestors) > 0 && p.origin.Ancestors[0] == self {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: ancestors %q, want %s first", p.comm, p.origin.Ancestors, self)
-		}
-	}
+		return p.comm == "sh" && len(p.origin.Ancestors) > 0 && p.origin.Ancestors[0] == self
+	})
 }
 
 func FuzzOrigin(f *testing.F) {
