@@ -143,3 +143,59 @@ func TestNativeDeletedInTurn(t *testing.T) {
 		})
 	}
 }
+
+// TestNativeDeletedAfterItWasWrittenAgain: kube-proxy deletes its tables, writes them again, and a
+// script deletes them a moment later. One of its programs had ended before it could be read; the
+// owner's deletion is of other tables than those, and both wait for a decision.
+func TestNativeDeletedAfterItWasWrittenAgain(t *testing.T) {
+	proxy6 := tableid.IPv6.Table("kube-proxy")
+	nativeNode(t, setup{guarded: newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(proxy6, "c"))}, func(t *testing.T, r *rig, k *fakeNative) {
+		r.after(time.Hour)
+		owner := watch.Neighbour{PID: 4200, Comm: "kube-proxy", Since: time.Now().Add(-time.Second)}
+		k.with(func() { k.neighbour, k.unread = owner, true })
+		k.deleteTable(proxyTable)
+		k.deleteTable(proxy6)
+		r.after(time.Second)
+		k.again(tableOf(proxyTable, "a", "b"))
+		k.again(tableOf(proxy6, "c"))
+		r.after(time.Second)
+		r.wantReady()
+		k.with(func() { k.neighbour, k.unread = watch.Neighbour{}, false })
+		k.deleteTable(proxyTable)
+		r.after(100 * time.Millisecond)
+		k.with(func() { k.unread = true })
+		k.deleteTable(proxy6)
+		r.after(time.Minute)
+		if n := len(r.d.Status().Flushes); n != 2 {
+			t.Errorf("%d records, want 2", n)
+		}
+		r.wantNotReady("table ip kube-proxy is deleted_by_owner_or_unknown")
+	})
+}
+
+// TestNativeDeletedInTurnAndHeardLate: while a read takes long, kube-proxy writes a table, and
+// kube-proxy --cleanup deletes both. All of it is heard of at once, and is its owner's doing.
+func TestNativeDeletedInTurnAndHeardLate(t *testing.T) {
+	proxy6 := tableid.IPv6.Table("kube-proxy")
+	nativeNode(t, setup{guarded: newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(proxy6, "c"), tableOf(dockerTable, "d"))}, func(t *testing.T, r *rig, k *fakeNative) {
+		r.after(time.Hour)
+		k.with(func() { k.takes = 3 * time.Second })
+		k.addRule(dockerTable, "e")
+		r.after(captureMost + time.Second)
+		k.with(func() { k.unread = true })
+		k.addRule(proxy6, "f")
+		r.after(100 * time.Millisecond)
+		k.with(func() {
+			k.neighbour = watch.Neighbour{PID: 4200, Comm: "kube-proxy", Since: time.Now().Add(-20 * time.Millisecond)}
+		})
+		k.deleteTable(proxyTable)
+		r.after(100 * time.Millisecond)
+		k.with(func() { k.neighbour = watch.Neighbour{} })
+		k.deleteTable(proxy6)
+		r.after(time.Minute)
+		r.wantReady()
+		if f := r.d.Status().Flushes; len(f) != 0 {
+			t.Errorf("%d records: %+v", len(f), f)
+		}
+	})
+}

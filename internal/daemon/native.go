@@ -117,7 +117,7 @@ type nativeTable struct {
 	dirty  time.Time // since when it may differ; zero: it does not
 	urgent bool      // a commit did what flushes do
 	moved  time.Time // of the last commit to it
-	// wrote is when the last commit that did not delete it was heard of, or when it was first seen.
+	// wrote is when the last commit that did not delete it was noted, or when it was first seen.
 	wrote   time.Time
 	finding native.Finding
 	// old: it was stored too long ago to be put back unasked.

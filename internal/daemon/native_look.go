@@ -128,7 +128,7 @@ func (d *Daemon) takeDeed(r *nativeRealm, id tableid.TableID, deed nativeDeed) {
 		t.deeds, t.missed = nil, true
 	}
 	if !deed.Deleted || deed.Made != 0 {
-		t.wrote = time.Now()
+		t.wrote = d.heardAt(deed.commit, time.Now())
 	}
 	t.deeds = append(t.deeds, deed)
 	t.touch(deed.since, time.Now(), deed.MayTake())

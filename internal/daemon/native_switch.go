@@ -95,10 +95,11 @@ func (d *Daemon) ownerRemoved(r *nativeRealm, id tableid.TableID, t *nativeTable
 }
 
 // inTurn returns what became of a table, by what is known of its sibling: the finding, or that its
-// owner has deleted it, likely, because it deleted the sibling at that time.
+// owner has deleted it, likely, because it deleted the sibling at that time. A table that was
+// written after that deletion was not deleted in turn with it.
 func (d *Daemon) inTurn(r *nativeRealm, id tableid.TableID, t *nativeTable, f native.Finding) native.Finding {
 	removed, known := r.removed[id.Name]
-	if !known || f.Verdict != native.Unattributed {
+	if !known || f.Verdict != native.Unattributed || t.wrote.After(removed) {
 		return f
 	}
 	if last := d.deletionOf(id, t); last.unread && last.at.Sub(removed).Abs() <= siblingWithin {

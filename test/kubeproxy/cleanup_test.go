@@ -3,17 +3,17 @@ package kubeproxy
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
-	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
@@ -21,15 +21,11 @@ import (
 const times = "CANARYD_KUBEPROXY_TIMES"
 
 // TestCleanupOnABusyNode: where all cores are busy, nft has mostly ended before /proc can be read.
-// What kube-proxy --cleanup removes is its owner's doing all the same, and makes no record. What a
-// script removes by the same commands waits for a decision. The test runs before those that run at
-// the same time, which need a core.
+// What kube-proxy --cleanup removes is its owner's doing all the same, and so is what kube-proxy
+// removes of its other mode: neither makes a record. What a script removes by the same commands
+// waits for a decision. The test runs before those that run at the same time, which need a core.
 func TestCleanupOnABusyNode(t *testing.T) {
-	nstest.NeedRoot(t)
-	nstest.NeedProgram(t, "ip", "nft")
-	if os.Getenv(program) == "" {
-		t.Skip("make kubeproxy builds and names a kube-proxy")
-	}
+	needProxy(t)
 	rounds, err := strconv.Atoi(os.Getenv(times))
 	if err != nil {
 		rounds = 2
@@ -50,34 +46,41 @@ func TestCleanupOnABusyNode(t *testing.T) {
 			n.Must(busy.Start())
 			defer func() { stop(); _ = busy.Wait() }()
 		}
+		made := map[string]int{}
 		records := func(what string, want int) {
 			n.Helper()
 			s := n.Status()
 			if got := s.Count() - l.seen; got != want { // many in a row fold
 				n.Errorf("%s made %d records, want %d: %+v", what, got, want, s.Flushes)
+			} else {
+				made[what]++
 			}
 			l.seen = s.Count()
 		}
-		guarded := func(is bool) {
+		// A record that comes later than this counts for the next step.
+		start := func(mode string) {
 			n.Helper()
-			within(n.T, equalIn, "kube-proxy's tables to be guarded", func() error {
-				return l.guards(is)
-			})
+			l.proxy = startProxy(n.T, all[0], mode)
+			l.equal(mode)
+			within(n.T, equalIn, "canaryd to guard kube-proxy's rules of "+mode+" mode, and no others", func() error { return l.guards(mode) })
 		}
 		for range rounds {
-			l.proxy = startProxy(n.T, all[0], inNFTables)
-			l.equal(inNFTables)
-			guarded(true)
+			start(inNFTables)
 			l.proxy.end(syscall.SIGTERM)
 			cleanUp(n.T, all[0])
-			guarded(false)
-			time.Sleep(3 * time.Second) // no state says that a record does not come
+			within(n.T, equalIn, "canaryd to guard nothing", func() error { return l.guards("no") })
 			records("kube-proxy --cleanup", 0)
 		}
-		l.proxy = startProxy(n.T, all[0], inNFTables)
+		start(inNFTables)
 		for range rounds {
-			l.equal(inNFTables)
-			guarded(true)
+			for _, mode := range []string{inIPTables, inNFTables} {
+				l.proxy.end(syscall.SIGTERM)
+				start(mode)
+				records("a switch to "+mode+" mode", 0)
+			}
+		}
+		for range rounds {
+			within(n.T, equalIn, "kube-proxy's tables to be guarded", func() error { return l.guards(inNFTables) })
 			for _, family := range []string{"ip", "ip6"} {
 				_, err := all[0].run(n.Context(), "", "sh", "-c", "nft delete table "+family+" kube-proxy")
 				n.Must(err)
@@ -89,6 +92,11 @@ func TestCleanupOnABusyNode(t *testing.T) {
 			within(n.T, equalIn, "the tables to be back", func() error { return l.awaits(0) })
 			records("nft delete table by a script", 2)
 		}
+		lines := []string{"kube-proxy on a busy node: as wanted of " + strconv.Itoa(rounds) + " each"}
+		for _, what := range slices.Sorted(maps.Keys(made)) {
+			lines = append(lines, fmt.Sprintf("  %-30s %3d", what, made[what]))
+		}
+		report(n.T, lines...)
 	})
 }
 
@@ -105,10 +113,22 @@ func (l *life) tables() (guarded, awaiting int) {
 	return guarded, awaiting
 }
 
-// guards returns an error unless canaryd guards both of kube-proxy's tables, or none.
-func (l *life) guards(both bool) error {
-	if guarded, awaiting := l.tables(); awaiting > 0 || (guarded == 2) != both || (guarded == 0) == both {
-		return fmt.Errorf("%d are guarded, %d wait for a decision", guarded, awaiting)
+// leftRules bounds the rules of KUBE-FIREWALL with their jumps, which kube-proxy writes in iptables
+// mode and never removes.
+const leftRules = 20
+
+// guards returns an error unless canaryd is healthy, has learned what it saw, and guards both
+// native tables of kube-proxy's in nftables mode, its chains in iptables mode, and nothing of the
+// other mode.
+func (l *life) guards(mode string) error {
+	s := l.WholeStatus()
+	guarded, awaiting := l.tables()
+	native, chains := guarded == 2, s.Generation.Rules > leftRules
+	switch {
+	case awaiting > 0 || guarded == 1 || native != (mode == inNFTables) || chains != (mode == inIPTables):
+		return fmt.Errorf("%d native tables are guarded, %d wait for a decision; %d rules of iptables' tables are guarded", guarded, awaiting, s.Generation.Rules)
+	case !s.LearningPendingSince.IsZero():
+		return fmt.Errorf("learning is pending since %s", s.LearningPendingSince)
 	}
 	return nil
 }

@@ -75,14 +75,20 @@ var ways = []kind{
 	{"nftables mode", iptables.NFT, inNFTables},
 }
 
-// onKinds runs body for each kind of node.
-func onKinds(t *testing.T, body func(n *nodetest.Node, k kind)) {
-	t.Parallel()
+// needProxy skips the test unless it has all that a kube-proxy needs.
+func needProxy(t *testing.T) {
+	t.Helper()
 	nstest.NeedRoot(t)
 	if os.Getenv(program) == "" {
 		nstest.Need(t, "a kube-proxy", errors.New("make kubeproxy builds and names it"))
 	}
 	nstest.NeedProgram(t, "ip", "nft")
+}
+
+// onKinds runs body for each kind of node.
+func onKinds(t *testing.T, body func(n *nodetest.Node, k kind)) {
+	t.Parallel()
+	needProxy(t)
 	for _, k := range ways {
 		t.Run(strings.NewReplacer(",", "", " ", "-").Replace(k.name), func(t *testing.T) {
 			t.Parallel()
