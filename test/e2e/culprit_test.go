@@ -133,16 +133,18 @@ func TestSecondFlusher(t *testing.T) {
 						return nil
 					})
 					n.Healed(records + 1)
-					list := n.WholeStatus().Flushes
 					// The rules are back a moment before the second flush has its record.
-					for i := 0; i < 30 && !slices.ContainsFunc(list, func(r scenario.Record) bool { return r.Culprit.PID == int(second.pid) }); i++ {
-						time.Sleep(100 * time.Millisecond)
-						list = n.WholeStatus().Flushes
-					}
-					if wantOwnFlushes(n, list[:len(list)-records], first, second) {
-						named++
-					}
-					records = len(list)
+					n.Within(nodetest.HealsIn, "the records of both flushes", func() error {
+						list := n.WholeStatus().Flushes
+						both, err := ownFlushes(n, list[:len(list)-records], first, second)
+						if err == nil && both {
+							named++
+						}
+						if err == nil {
+							records = len(list)
+						}
+						return err
+					})
 				}
 				if named == 0 {
 					n.Errorf("at no distance do the records name both flushers")
@@ -173,11 +175,11 @@ func flushers(n *nodetest.Node, command, distance, another string) (first, secon
 	return first, second
 }
 
-// wantOwnFlushes fails unless both flushers are in records, the newest first, and neither in one of
-// a flush that began at another time. A record that was open when the second one came has both,
-// unless nothing was left that the second one could take. On legacy a record may name no process:
-// one that is quick may let go of the lock unseen. It returns whether both are named.
-func wantOwnFlushes(n *nodetest.Node, records []scenario.Record, first, second flusher) bool {
+// ownFlushes returns an error unless both flushers are in records, the newest first, and neither in
+// one of a flush that began at another time. A record that was open when the second one came has
+// both, unless nothing was left that the second one could take. On legacy a record may name no
+// process: one that is quick may let go of the lock unseen. both: the records name both.
+func ownFlushes(n *nodetest.Node, records []scenario.Record, first, second flusher) (both bool, err error) {
 	n.Helper()
 	back := map[string]time.Time{} // when a table was last put back
 	// took: something was back by then. merged: the second one came while the first flush was open,
@@ -186,12 +188,15 @@ func wantOwnFlushes(n *nodetest.Node, records []scenario.Record, first, second f
 	for i := len(records); i > 0; i-- {
 		record := flushJSON(n, fmt.Sprint(i)).Flush
 		ends := record.Time.Add(api.Seconds(record.AbsentSeconds))
+		if record.AbsentSeconds > 0 && ends.Before(first.began) {
+			continue // of the flushers before
+		}
 		unknown = unknown || n.Programs.With == iptables.Legacy && len(record.Culprits) == 0
 		for _, c := range record.Culprits {
 			named[c.PID] = true
 			merged = merged || c.PID == second.pid && record.Time.Before(second.began)
 			if c.PID == first.pid && record.Time.After(second.began) || c.PID == second.pid && ends.Before(second.began) {
-				n.Errorf("pid %d began at %s and pid %d at %s; a record from %s to %s blames %+v",
+				return false, fmt.Errorf("pid %d began at %s and pid %d at %s; a record from %s to %s blames %+v",
 					first.pid, first.began, second.pid, second.began, record.Time, ends, record.Culprits)
 			}
 		}
@@ -201,18 +206,19 @@ func wantOwnFlushes(n *nodetest.Node, records []scenario.Record, first, second f
 		}
 		for _, table := range append(tables, record.NativeNames()...) {
 			if record.Time.Before(back[table]) && record.Time.Before(second.began) {
-				n.Errorf("table %s was back at %s, the second flusher began at %s, and its record at %s", table, back[table], second.began, record.Time)
+				return false, fmt.Errorf("table %s was back at %s, the second flusher began at %s, and its record at %s", table, back[table], second.began, record.Time)
 			}
 			back[table] = record.Time.Add(api.Seconds(record.WrittenSeconds)).Round(time.Microsecond)
 			took = took || back[table].Before(second.began)
 		}
 	}
-	if !unknown && (!named[first.pid] && !merged || took && !named[second.pid]) {
-		for i := range records {
-			f := flushJSON(n, fmt.Sprint(i+1)).Flush
-			n.Logf("record of %s, written %fs later, back %fs later: %s, by %s, culprit %d", f.Time, f.WrittenSeconds, f.AbsentSeconds, f.Summary(), f.ByText(), f.Culprit.PID)
-		}
-		n.Errorf("%d began at %s and %d at %s; the records do not name both", first.pid, first.began, second.pid, second.began)
+	if unknown || (named[first.pid] || merged) && (!took || named[second.pid]) {
+		return !unknown, nil
 	}
-	return !unknown
+	var all []string
+	for i := range records {
+		f := flushJSON(n, fmt.Sprint(i+1)).Flush
+		all = append(all, fmt.Sprintf("record of %s, written %fs later, back %fs later: %s, by %s, culprit %d", f.Time, f.WrittenSeconds, f.AbsentSeconds, f.Summary(), f.ByText(), f.Culprit.PID))
+	}
+	return false, fmt.Errorf("%d began at %s and %d at %s; the records do not name both:\n%s", first.pid, first.began, second.pid, second.began, strings.Join(all, "\n"))
 }
