@@ -196,7 +196,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 			if !s.deaf {
 				w := watch.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " flush", Own: c.Own, Neighbour: s.guarded.neighbour}
 				if s.guarded.unread {
-					w.Command = ""
+					w.Command, w.Unread = s.guarded.line, true
 				}
 				r.writers.Note(w)
 				r.hints.Give(watch.SourceNFT)

@@ -48,18 +48,21 @@ func TestNativeDeletedByAnOwnerThatWasNotRead(t *testing.T) {
 		name      string
 		neighbour watch.Neighbour
 		since     time.Duration // how long before the deletion it had started
+		line      string
 		owner     bool
 	}{
-		{"kube-proxy --cleanup", watch.Neighbour{PID: 4200, Comm: "kube-proxy"}, time.Second, true},
-		{"the kube-proxy that wrote it", watch.Neighbour{PID: 4200, Comm: "kube-proxy"}, 2 * time.Hour, false},
-		{"another owner", watch.Neighbour{PID: 4200, Comm: "dockerd"}, time.Second, false},
-		{"no process", watch.Neighbour{}, time.Second, false},
+		{"kube-proxy --cleanup", watch.Neighbour{PID: 4200, Comm: "kube-proxy"}, time.Second, "", true},
+		{"kube-proxy --cleanup, whose nft was read", watch.Neighbour{PID: 4200, Comm: "kube-proxy"}, time.Second, "/usr/sbin/nft -f -", true},
+		{"a command next to it", watch.Neighbour{PID: 4200, Comm: "kube-proxy"}, time.Second, "nft delete table ip kube-proxy", false},
+		{"the kube-proxy that wrote it", watch.Neighbour{PID: 4200, Comm: "kube-proxy"}, 2 * time.Hour, "", false},
+		{"another owner", watch.Neighbour{PID: 4200, Comm: "dockerd"}, time.Second, "", false},
+		{"no process", watch.Neighbour{}, time.Second, "", false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 				r.after(time.Hour)
 				k.with(func() {
-					k.neighbour = test.neighbour
+					k.neighbour, k.unread, k.line = test.neighbour, true, test.line
 					k.neighbour.Since = time.Now().Add(-test.since)
 				})
 				k.deleteTable(proxyTable)
@@ -89,7 +92,9 @@ func TestNativeDeletedInTurn(t *testing.T) {
 	const (
 		owner  by = iota // a process of kube-proxy's that has just started
 		unread           // gone before it could be read
+		half             // its command line was read, and its parent was gone
 		script
+		halfScript // as half, and its commands are on the command line
 	)
 	for _, test := range []struct {
 		name          string
@@ -102,6 +107,11 @@ func TestNativeDeletedInTurn(t *testing.T) {
 		{"long after", owner, unread, time.Minute, 1},
 		{"long before", unread, owner, time.Minute, 1},
 		{"neither is read", unread, unread, 300 * time.Millisecond, 2},
+		{"of the second one the parent is unread", owner, half, 300 * time.Millisecond, 0},
+		{"of the first one the parent is unread", half, owner, 300 * time.Millisecond, 0},
+		{"neither parent is read", half, half, 300 * time.Millisecond, 2},
+		{"a script whose end came first", halfScript, halfScript, 300 * time.Millisecond, 2},
+		{"such a script after the owner", owner, halfScript, 300 * time.Millisecond, 1},
 		{"a script", script, script, 300 * time.Millisecond, 2},
 		{"a script after the owner", owner, script, 300 * time.Millisecond, 1},
 	} {
@@ -110,7 +120,13 @@ func TestNativeDeletedInTurn(t *testing.T) {
 				r.after(time.Hour)
 				remove := func(id tableid.TableID, who by) {
 					k.with(func() {
-						k.neighbour, k.unread = watch.Neighbour{}, who != script
+						k.neighbour, k.unread, k.line = watch.Neighbour{}, who != script, ""
+						switch who {
+						case half:
+							k.line = "/usr/sbin/nft -f -"
+						case halfScript:
+							k.line = "nft delete table " + id.NFT()
+						}
 						if who == owner {
 							k.neighbour = watch.Neighbour{PID: 4200, Comm: "kube-proxy", Since: time.Now().Add(-time.Second)}
 						}

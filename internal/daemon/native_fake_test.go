@@ -27,7 +27,8 @@ var (
 // A fakeNative is native tables in memory. It says of commits what the kernel says.
 type fakeNative struct {
 	neighbour watch.Neighbour // what lives next to the process that commits
-	unread    bool            // that process is gone before it can be read
+	unread    bool            // that process, or its parent, is gone before it can be read
+	line      string          // the command line of such a process; empty: it was not read
 
 	mu                 sync.Mutex
 	genid              uint32

@@ -416,7 +416,7 @@ func (d *Daemon) deedsUpTo(id tableid.TableID, t *nativeTable, genid uint32) (kn
 		if !nft.Newer(deed.Genid, genid) {
 			by := *deed.Deed
 			by.By, by.ByName = d.committer(id, deed.commit), deletesByName(d.cfg.Writers.Of(deed.commit).Command)
-			if by.By == native.UnknownCommitter && by.Deleted && t.ownerBegan(id, d.cfg.Writers.Of(deed.commit).Neighbour) {
+			if by.By == native.UnknownCommitter && by.Deleted && t.ownerBegan(id, d.cfg.Writers.Of(deed.commit)) {
 				by.By = native.LikelyOwner
 			}
 			known = append(known, nativeDeed{&by, deed.commit, deed.since})

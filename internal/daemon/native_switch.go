@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/native"
@@ -39,11 +40,21 @@ func (d *Daemon) seekSwitch(st *state) {
 	}
 }
 
-// ownerBegan reports whether a process of the table's owner had started since the table was last
-// written, as kube-proxy does that is started with --cleanup or in another mode. The process that
-// wrote the table had started before. One that will write the table writes it again.
-func (t *nativeTable) ownerBegan(id tableid.TableID, n watch.Neighbour) bool {
-	return n.PID != 0 && slices.Contains(nativeOwners[id.Name], n.Comm) && !t.wrote.IsZero() && n.Since.After(t.wrote)
+// mayBeOwners reports whether a process that deleted a table, or its parent, was gone before it
+// could be read, and all that is known of it may be an owner's: nft that reads its commands. One
+// that has them on its command line was executed by a person or a script.
+func mayBeOwners(w watch.Writer) bool {
+	gone := w.Unread || w.Command == ""
+	return gone && len(w.Origin.Ancestors) == 0 && (w.Command == "" || strings.HasSuffix(w.Command, " -f -"))
+}
+
+// ownerBegan reports whether a process that deleted the table may be its owner's, and a process of
+// the owner had started since the table was last written, as kube-proxy does that is started with
+// --cleanup or in another mode. The process that wrote the table had started before. One that will
+// write the table writes it again.
+func (t *nativeTable) ownerBegan(id tableid.TableID, w watch.Writer) bool {
+	n := w.Neighbour
+	return mayBeOwners(w) && n.PID != 0 && slices.Contains(nativeOwners[id.Name], n.Comm) && !t.wrote.IsZero() && n.Since.After(t.wrote)
 }
 
 const (
@@ -59,7 +70,7 @@ const (
 type tableDeletion struct {
 	at     time.Time // zero: it was missed
 	by     native.Committer
-	unread bool // its process was gone before it could be read
+	unread bool // its process or the parent was gone before it could be read
 }
 
 // deletionOf returns what is known of the last commit that deleted the table.
@@ -69,7 +80,7 @@ func (d *Daemon) deletionOf(id tableid.TableID, t *nativeTable) (last tableDelet
 	}
 	for _, deed := range d.deedsUpTo(id, t, t.deeds[len(t.deeds)-1].Genid) {
 		if deed.Deleted {
-			last = tableDeletion{deed.since, deed.By, deed.By == native.UnknownCommitter && d.cfg.Writers.Of(deed.commit).Command == ""}
+			last = tableDeletion{deed.since, deed.By, deed.By == native.UnknownCommitter && mayBeOwners(d.cfg.Writers.Of(deed.commit))}
 		}
 	}
 	return last

@@ -25,30 +25,29 @@ const originStays = time.Second
 // given to another process: that takes as many new ones as there are numbers.
 const stillFor = 20 * time.Millisecond
 
-// of returns the command line of process pid, printable, its origin, and who decided on what it
-// does.
+// of returns process pid.
 //
-// All are empty if the process is gone, which is usual for a short-lived
-// iptables, or if its name is not comm. So they are where proc is known to be of
+// It is empty if the process is gone, which is usual for a short-lived
+// iptables, or if its name is not comm. So it is where proc is known to be of
 // another pid namespace than the initial one, in which the kernel counts: there the
 // same number is another process, and it may have the same name.
-func (c *committer) of(proc string, pid uint32, comm string, now time.Time) (command string, o Origin, by Doer) {
+func (c *committer) of(proc string, pid uint32, comm string, now time.Time) process {
 	if pid == 0 || comm == "" {
-		return "", Origin{}, Doer{}
+		return process{}
 	}
 	comm = bounded(comm, maxComm)
 	if c.pid == pid && c.was.comm == comm && now.Sub(c.seen) < stillFor {
-		return c.was.command, c.was.origin, c.was.by
+		return c.was
 	}
 	if initial, err := nft.InitialPIDs(proc); err == nil && !initial {
 		c.forget()
-		return "", Origin{}, Doer{}
+		return process{}
 	}
 	if p := c.process(proc, pid, now); p.comm == comm {
-		return p.command, p.origin, p.by
+		return p
 	}
 	c.forget()
-	return "", Origin{}, Doer{}
+	return process{}
 }
 
 // process returns what /proc shows of process pid.

@@ -58,14 +58,15 @@ func TestCommitterThatNeverRests(t *testing.T) {
 			write(t, proc, "cgroup", "0::/first.service\n")
 			var c committer
 			defer c.forget()
-			if command, o, _ := c.of(proc, pid, comm, begin); command != "kube-proxy -v2" || o.Unit != "first.service" {
-				t.Fatalf("the first commit is by %q of %q", command, o.Unit)
+			if p := c.of(proc, pid, comm, begin); p.command != "kube-proxy -v2" || p.origin.Unit != "first.service" {
+				t.Fatalf("the first commit is by %q of %q", p.command, p.origin.Unit)
 			}
 			write(t, proc, "cgroup", "0::/second.service\n")
 			if tt.then != nil {
 				tt.then(t, proc)
 			}
-			command, o, _ := c.of(proc, pid, tt.comm, begin.Add(tt.after))
+			p := c.of(proc, pid, tt.comm, begin.Add(tt.after))
+			command, o := p.command, p.origin
 			if command != tt.command || o.Unit != tt.unit {
 				t.Errorf("the second commit is by %q of %q, want %q of %q", command, o.Unit, tt.command, tt.unit)
 			}

@@ -23,8 +23,8 @@ const (
 	ticksPerSecond = 100
 )
 
-// A Neighbour is an owner's process that lived when a writer committed that was gone before it
-// could be read, and that had got a process number shortly before the writer. It may have executed
+// A Neighbour is an owner's process that lived when a writer committed that was gone, or whose
+// parent was, before it could be read. The neighbour had got a process number shortly before the writer. It may have executed
 // the writer.
 type Neighbour struct {
 	PID   uint32

@@ -98,3 +98,37 @@ func TestNeighbourIsAskedOnce(t *testing.T) {
 		t.Error("a process was looked up next to iptables")
 	}
 }
+
+// TestNeighbourOfAHalfReadWriter: an nft that was read is looked up all the same if its parent had
+// gone; one whose parent was read, or is PID 1, is not.
+func TestNeighbourOfAHalfReadWriter(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		parent int
+		lives  bool
+		unread bool
+	}{
+		{"its parent is gone", 900, false, true},
+		{"its parent lives", 900, true, false},
+		{"its parent is PID 1", 1, false, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			proc := t.TempDir()
+			addProcess(t, proc, 1000, "nft", test.parent, 500)
+			if test.lives {
+				addProcess(t, proc, test.parent, "kube-proxy", 1, 400)
+			}
+			for name, text := range map[string]string{"comm": "nft\n", "cmdline": "nft\x00-f\x00-\x00"} {
+				if err := os.WriteFile(filepath.Join(proc, "1000", name), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w := CommitWatcher{Hints: NewHints(), Writers: &Writers{}, proc: proc}
+			w.note(nft.Commit{Genid: 1, PID: 1000, Comm: "nft"})
+			got := w.Writers.Of(nft.Commit{Genid: 1})
+			if got.Command != "nft -f -" || got.Unread != test.unread || w.neighbourAt.IsZero() == test.unread {
+				t.Errorf("%+v; its neighbour was looked up at %s", got, w.neighbourAt)
+			}
+		})
+	}
+}

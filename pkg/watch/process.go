@@ -27,6 +27,10 @@ type process struct {
 	by      Doer // who decided what it does
 }
 
+// unread reports whether the process, or its parent, was gone before it could be read. A process
+// whose parent is PID 1 has no other one.
+func (p process) unread() bool { return len(p.origin.Ancestors) == 0 && p.parent != 1 }
+
 // readProcess reads what /proc shows of process pid now. The directory is opened once, which pins
 // the process: a pid that is used again in between is not mixed up.
 func readProcess(proc string, pid uint32) (p process) {

@@ -29,8 +29,8 @@ func fakeProc(t *testing.T, pid uint32, comm, cmdline string) string {
 func processOf(proc string, pid uint32, comm string) (string, Origin) {
 	var c committer
 	defer c.forget()
-	command, o, _ := c.of(proc, pid, comm, time.Now())
-	return command, o
+	p := c.of(proc, pid, comm, time.Now())
+	return p.command, p.origin
 }
 
 func TestProcessCommand(t *testing.T) {

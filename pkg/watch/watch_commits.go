@@ -83,9 +83,10 @@ func (w *CommitWatcher) note(c nft.Commit) {
 	}
 	now := time.Now()
 	proc := cmp.Or(w.proc, procFolder)
-	command, origin, by := w.last.of(proc, c.PID, c.Comm, now)
+	p := w.last.of(proc, c.PID, c.Comm, now)
 	var neighbour Neighbour
-	if by.PID == 0 && command == "" && c.Comm == "nft" {
+	unread := c.Comm == "nft" && p.unread()
+	if unread {
 		if now.Sub(w.neighbourAt) >= neighbourEvery {
 			w.neighbourAt, w.neighbour = now, neighbourOf(proc, c.PID, now)
 		}
@@ -98,9 +99,10 @@ func (w *CommitWatcher) note(c nft.Commit) {
 		Genid:     c.Genid,
 		PID:       c.PID,
 		Comm:      printable([]byte(c.Comm), maxCommand),
-		Command:   command,
-		Origin:    origin,
-		By:        by,
+		Command:   p.command,
+		Origin:    p.origin,
+		By:        p.by,
+		Unread:    unread,
 		Neighbour: neighbour,
 	})
 }

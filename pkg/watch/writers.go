@@ -18,7 +18,9 @@ type Writer struct {
 	Origin  Origin    // what started it
 	By      Doer      // who decided on the write; zero: no more is known than the writer
 	Own     bool      // this process, or a program that it executed
-	// Neighbour is set if the writer was gone before it could be read.
+	// Unread: it is an nft, and it or its parent was gone before it could be read. Its command line
+	// may be known. Neighbour is set for such a writer only.
+	Unread    bool
 	Neighbour Neighbour
 	Opened    bool // it has opened the lock, and was not seen to let go of it
 }
