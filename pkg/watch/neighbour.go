@@ -24,8 +24,8 @@ const (
 )
 
 // A Neighbour is an owner's process that lived when a writer committed that was gone, or whose
-// parent was, before it could be read. The neighbour had got a process number shortly before the writer. It may have executed
-// the writer.
+// parent was, before it could be read. The neighbour had got a process number shortly before the
+// writer, and may have executed it.
 type Neighbour struct {
 	PID   uint32
 	Comm  string
