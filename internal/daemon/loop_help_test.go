@@ -194,11 +194,15 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		}
 		s.guarded.onCommit = func(c nft.Commit) {
 			if !s.deaf {
-				w := watch.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " flush", Own: c.Own, Neighbour: s.guarded.neighbour}
+				w := watch.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " flush", Own: c.Own, Origin: s.guarded.origin, Neighbour: s.guarded.neighbour}
 				if s.guarded.unread {
 					w.Command, w.Unread = s.guarded.line, true
 				}
-				r.writers.Note(w)
+				if s.guarded.late > 0 {
+					time.AfterFunc(s.guarded.late, func() { r.writers.Note(w) })
+				} else {
+					r.writers.Note(w)
+				}
 				r.hints.Give(watch.SourceNFT)
 			}
 		}

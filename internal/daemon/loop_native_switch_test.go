@@ -160,6 +160,38 @@ func TestNativeDeletedInTurn(t *testing.T) {
 	}
 }
 
+// TestNativeDeletedByAProcessThatIsNotedLate: on a busy node the loop hears of a deletion before its
+// process was noted. The process counts as soon as it is known, and a record names it.
+func TestNativeDeletedByAProcessThatIsNotedLate(t *testing.T) {
+	for _, test := range []struct {
+		parent  string
+		records int
+	}{{"kube-proxy", 0}, {"sh", 1}} {
+		t.Run(test.parent, func(t *testing.T) {
+			nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+				r.after(time.Hour)
+				k.with(func() { k.origin, k.late = watch.Origin{Ancestors: []string{test.parent}}, 300*time.Millisecond })
+				k.deleteTable(proxyTable)
+				r.after(200 * time.Millisecond)
+				r.wantNotReady("table ip kube-proxy is deleted_by_owner_or_unknown")
+				r.after(time.Minute)
+				records := r.d.Status().Flushes
+				if len(records) != test.records {
+					t.Errorf("%d records, want %d: %+v", len(records), test.records, records)
+				}
+				for _, f := range records {
+					if len(f.Culprit.Ancestors) != 1 || f.Culprit.Ancestors[0] != test.parent || f.NoticedSeconds > 1 {
+						t.Errorf("the record names %+v, and it was noticed after %v s", f.Culprit, f.NoticedSeconds)
+					}
+				}
+				if ready := r.d.Status().Ready(); (ready == nil) != (test.records == 0) {
+					t.Errorf("ready: %v", ready)
+				}
+			})
+		})
+	}
+}
+
 // TestNativeDeletedAfterItWasWrittenAgain: kube-proxy deletes its tables, writes them again, and a
 // script deletes them a moment later. One of its programs had ended before it could be read; the
 // owner's deletion is of other tables than those, and both wait for a decision.

@@ -29,6 +29,8 @@ type fakeNative struct {
 	neighbour watch.Neighbour // what lives next to the process that commits
 	unread    bool            // that process, or its parent, is gone before it can be read
 	line      string          // the command line of such a process; empty: it was not read
+	origin    watch.Origin    // of the process that commits
+	late      time.Duration   // so long after a commit its process is noted
 
 	mu                 sync.Mutex
 	genid              uint32

@@ -393,14 +393,17 @@ func (d *Daemon) witnessesLost(ctx context.Context, r *nativeRealm) (map[tableid
 	return stand, nil
 }
 
-// judgeNative says what became of a table. One that was deleted alone stays so until it stands.
+// judgeNative says what became of a table. One that was deleted alone stays so until it stands; but
+// while its report is put off, its process may become known.
 func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSight, stand map[tableid.Family]string) native.Finding {
 	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Missed: t.missed || t.old || t.finding.Open(), Habits: native.HabitsOf(id)}
 	if e.Now == nil && t.finding.Verdict == native.Unattributed {
 		if t.switched {
 			return native.Finding{Verdict: native.Changed, Why: "kube-proxy is at work in iptables mode and has deleted it"}
 		}
-		return t.finding
+		if t.reportAt.IsZero() || t.missed {
+			return t.finding
+		}
 	}
 	e.WitnessLost = t.missed && t.witness != "" && stand[id.Family] != t.witness
 	for _, deed := range d.deedsUpTo(id, t, seen.Genid) {
