@@ -131,7 +131,7 @@ func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, 
 	case ts.verdict.Loss():
 		d.countDrift(ctx, st, x.Finding)
 		d.openLossNow(st, id.Family, x.Seen)
-		st.countFromDeletion(id, x.Finding)
+		d.countFromDeletion(st, id, x.Finding)
 	case ts.verdict == canary.Unknown:
 		// What was in the way may go without a write that is noticed.
 		fs.examined.plan(fs.examined.readEnd.Add(quietWalk))

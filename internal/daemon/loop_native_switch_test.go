@@ -160,8 +160,8 @@ func TestNativeDeletedInTurn(t *testing.T) {
 	}
 }
 
-// TestNativeDeletedByAProcessThatIsNotedLate: on a busy node the loop hears of a deletion before its
-// process was noted. The process counts as soon as it is known, and a record names it.
+// TestNativeDeletedByAProcessThatIsNotedLate: on a busy node the loop hears of a deletion before
+// its process was noted. The process counts as soon as it is known, and a record names it.
 func TestNativeDeletedByAProcessThatIsNotedLate(t *testing.T) {
 	for _, test := range []struct {
 		parent  string

@@ -256,6 +256,89 @@ func TestADELIsNeverUndone(t *testing.T) {
 	}
 }
 
+// TestRulesOfAPodThatAreMissingAreSaid: an unknown process deletes rules of a pod in portmap's
+// order, and the pod's file stays. For the jump grace it may be a DEL, and nothing is said. Then
+// the node is not healthy, and the status has a record that waits for the owner. The rules come
+// back, and the record becomes that of the loss; or the file goes, and no record stays.
+func TestRulesOfAPodThatAreMissingAreSaid(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		dies bool // its file goes
+	}{{"the pod lives", false}, {"a long DEL", true}} {
+		t.Run(test.name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				c := startPods(t, backend, setup{})
+				before := c.standsOf(gatewayID)
+				began := time.Now()
+				c.slowDEL(c.fake.Writer, gatewayID, gatewayChain, 10*time.Millisecond)
+				c.after(14 * time.Second)
+				c.wantReady()
+				c.wantNoFlush()
+				c.after(3 * time.Second)
+				c.wantNotReady("jumps_missing")
+				waiting := c.oneRecord()
+				s := c.d.Status()
+				if len(waiting.Pods) != 1 || waiting.Pods[0].Name != "gateway-x7k2p" || waiting.Outcome != api.WaitingOwner || waiting.Lost.Rules == 0 {
+					t.Errorf("the record that waits says %s of %+v, %+v", waiting.Outcome, waiting.Pods, waiting.Lost)
+				}
+				if at := waiting.Time.Sub(began); at > time.Second || !s.LossSince.Equal(waiting.Time) {
+					t.Errorf("they are missing since %s, the status says %s; they were deleted at %s", waiting.Time, s.LossSince, began)
+				}
+				if until := s.OwnerUntil.Sub(began); until < delLasts || until > delLasts+time.Second {
+					t.Errorf("canaryd waits for %s, want %s", until, delLasts)
+				}
+				c.wantLog("Rules of a pod are missing whose file stands")
+				if test.dies {
+					c.forget(gatewayID)
+					c.after(4 * time.Minute)
+					c.wantReady()
+					c.wantNoFlush()
+					c.wantPod("that is gone", gatewayID, false)
+					c.wantLog("The rules of a pod are not missed any more")
+					return
+				}
+				c.after(2 * time.Minute)
+				c.wantNotReady("jumps_missing")
+				c.after(time.Minute)
+				c.wantReady()
+				if d := cmp.Diff(before, c.standsOf(gatewayID)); d != "" {
+					t.Errorf("of the pod (-want +got):\n%s", d)
+				}
+				r := c.oneRecord()
+				most := delLasts + 5*time.Second
+				if backend == iptables.Legacy { // the time of the deletion is a bound
+					most += time.Minute
+				}
+				if r.ID != waiting.ID || r.Outcome != reload.Proved || r.AbsentSeconds < delLasts.Seconds() || r.AbsentSeconds > most.Seconds() || r.NoticedSeconds > 1 {
+					t.Errorf("the record is %s, %s; absent for %v s, noticed after %v s; while it waited it was %s", r.ID, r.Outcome, r.AbsentSeconds, r.NoticedSeconds, waiting.ID)
+				}
+				if backend == iptables.Legacy && !r.AbsentAtMost {
+					t.Error("the record does not say that the time is a bound")
+				}
+			})
+		})
+	}
+}
+
+// TestADELThatIsKnownIsNotSaid: of a plugin's DEL, as of one by an unknown process within the jump
+// grace, the status says nothing, however long its file stays.
+func TestADELThatIsKnownIsNotSaid(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		c := startPods(t, backend, setup{})
+		origin := watch.Origin{Ancestors: []string{"portmap", "containerd"}}
+		by := c.fake.As(99, "portmap")
+		if backend == iptables.Legacy {
+			c.writers.Note(watch.Writer{Time: time.Now(), PID: 99, Comm: "iptables", Command: "iptables -t nat -F " + gatewayChain, Origin: origin})
+		}
+		c.slowDEL(by, gatewayID, gatewayChain, 10*time.Millisecond)
+		for range 20 {
+			c.after(15 * time.Second)
+			c.wantReady()
+			c.wantNoFlush()
+		}
+	})
+}
+
 // TestADELThatFailsForGood: the last plugin fails, libcni keeps its file, and the runtime repeats
 // the DEL. Where the plugin is known, nothing ever comes back. Where it is not, the rules come back
 // once, and go at the next DEL.

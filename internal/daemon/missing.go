@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
@@ -237,23 +238,31 @@ func (q inquiry) lastTaker(c charge) (w watch.Writer, found bool) {
 
 // countFromDeletion has the loss, if it was opened just now, begin when the rules were deleted that
 // a finding has as lost.
-func (st *state) countFromDeletion(id rules.TableID, f canary.Finding) {
+func (d *Daemon) countFromDeletion(st *state, id rules.TableID, f canary.Finding) {
 	l := st.loss
 	if l.noticeLogged || l.recorded || f.MarkLost {
 		return
+	}
+	began := func(since, noticed, inForce time.Time) {
+		l.noticed = earliest(l.noticed, noticed)
+		if since.Before(l.record.Time) {
+			l.record.Time, l.record.ID = since, st.newFlushID(since)
+		}
+		if !inForce.IsZero() && inForce.Before(l.record.Time) {
+			l.record.LastInForce = earliest(l.record.LastInForce, inForce)
+		}
+	}
+	for a, r := range st.pods.robbed {
+		if a.family == id.Family && id.Name == rules.Nat && d.robbedFor(r, time.Now()) && st.pods.lives(a.attachment) {
+			began(r.since, r.since, r.inForce)
+		}
 	}
 	for _, m := range st.table(id).missing {
 		if !m.lost(id, f) || slices.Contains(f.Witnesses, m.jump.Chain) {
 			continue
 		}
 		l.jumpsDeleted = true
-		l.noticed = earliest(l.noticed, m.noticed)
-		if m.since.Before(l.record.Time) {
-			l.record.Time, l.record.ID = m.since, st.newFlushID(m.since)
-		}
-		if !m.inForce.IsZero() && m.inForce.Before(l.record.Time) {
-			l.record.LastInForce = earliest(l.record.LastInForce, m.inForce)
-		}
+		began(m.since, m.noticed, m.inForce)
 	}
 }
 
@@ -261,8 +270,10 @@ func (st *state) countFromDeletion(id rules.TableID, f canary.Finding) {
 func (st *state) missingRecord() (r api.Flush, waits bool) {
 	r.Outcome = api.WaitingOwner
 	var inForce, noticed time.Time
+	pods := map[protect.Attachment]bool{}
 	for id, ts := range st.tables() {
-		if len(ts.missing) == 0 || ts.verdict.Loss() {
+		missed := st.pods.missedIn(id)
+		if len(ts.missing)+len(missed) == 0 || ts.verdict.Loss() {
 			continue
 		}
 		h := hit{verdict: ts.missingKind(id)}
@@ -281,6 +292,12 @@ func (st *state) missingRecord() (r api.Flush, waits bool) {
 				by = append(by, m.by.PID)
 			}
 		}
+		for a, robbed := range missed {
+			r.Time, noticed = earliest(r.Time, robbed.since), earliest(noticed, robbed.since)
+			inForce = earliest(inForce, robbed.inForce)
+			robbed.addTo(&h.lost, st.want()[id])
+			pods[a] = true
+		}
 		addLoss(&r, id, h)
 		slices.Sort(by)
 		r.Lost.Tables[len(r.Lost.Tables)-1].By = slices.Compact(by)
@@ -291,6 +308,7 @@ func (st *state) missingRecord() (r api.Flush, waits bool) {
 			r.LastInForce = inForce
 		}
 		settleCulprit(&r)
+		st.pods.addPods(&r, pods, false)
 	}
 	return r, waits
 }
@@ -310,6 +328,11 @@ func (d *Daemon) publishMissing(st *state, s *api.Status) {
 	for id, ts := range st.tables() {
 		for _, m := range ts.missing {
 			if end := d.graceEnds(st, id, m); st.heals() && !ts.verdict.Loss() && end.After(time.Now()) {
+				s.OwnerUntil = earliest(s.OwnerUntil, end)
+			}
+		}
+		for _, r := range st.pods.missedIn(id) {
+			if end := r.since.Add(d.robberyGrace(r)); st.heals() && !ts.verdict.Loss() && end.After(time.Now()) {
 				s.OwnerUntil = earliest(s.OwnerUntil, end)
 			}
 		}

@@ -279,11 +279,16 @@ func (st *state) forgetLeftOut(result reload.Result, gone map[protect.Attachment
 	st.forgetContainers(gone, now)
 }
 
+// name is a pod as people know it.
+func (w *podWatch) name(a protect.Attachment) string {
+	return podName(w.known[a].Pod, a.Container)
+}
+
 // names are pods as people know them, in order.
 func (w *podWatch) names(list map[protect.Attachment]bool) []string {
 	var names []string
 	for a := range list {
-		names = append(names, podName(w.known[a].Pod, a.Container))
+		names = append(names, w.name(a))
 	}
 	slices.Sort(names)
 	return names

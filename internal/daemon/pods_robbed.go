@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
@@ -21,7 +23,8 @@ import (
 // Cilium does, deletes the same rules of pods that live. While the file stands it is not known
 // which of the two it was: the rules stay in the generation. The process decides, and then time:
 // a plugin, or its child, is the owner; the work of another process is lost after the jump grace,
-// and that of an unknown one after delLasts.
+// and that of an unknown one after delLasts. Of that one the rules are missed after the jump grace,
+// well behind most DELs: from then on the node is not healthy, and its status has a record.
 
 // delLasts is for how long a DEL may take behind the first rule that it removes. kubelet gives a
 // runtime two minutes (--runtime-request-timeout), and then asks again.
@@ -29,9 +32,13 @@ const delLasts = 3 * time.Minute
 
 // A robbery is one family's rules of a pod that are missing while its file stands.
 type robbery struct {
-	since time.Time
-	by    robber
-	size  int // how much is missing
+	since   time.Time
+	by      robber
+	size    int // how much is missing
+	lack    protect.Lack
+	inForce time.Time // when all of it was last known to be in force
+	// missed: the process is not known, the jump grace is over, and the rules still wait.
+	missed bool
 }
 
 // A robber is what is known of the process that removed rules of a pod.
@@ -71,9 +78,12 @@ func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family,
 		}
 		maps.DeleteFunc(lacks, dead)
 	}
-	for k := range w.robbed {
+	for k, r := range w.robbed {
 		if _, still := lacks[k.attachment]; k.family == f && !still {
 			delete(w.robbed, k)
+			if r.missed {
+				severity.Notices(klog.FromContext(ctx)).Info("The rules of a pod are not missed any more: they are back, or the pod is gone", "family", f, "pod", w.name(k.attachment))
+			}
 		}
 	}
 	lost, last := false, w.followed[f]
@@ -81,8 +91,9 @@ func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family,
 		k := robberyKey{f, a}
 		r, known := w.robbed[k]
 		if !known {
-			r.since = now
+			r.since, r.inForce = now, cmp.Or(st.families[f].known.at, st.absence.lastRun)
 		}
+		r.lack = lack
 		// What becomes of it later shows in the file. Other pods may come to their end meanwhile.
 		size := len(lack.Rules) + len(lack.Chains)
 		switch grown := size > r.size; {
@@ -95,8 +106,14 @@ func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family,
 		r.size = size
 		if r.by == robberUnknown && w.known[a].removedAgain(f, r.since) {
 			r.by = robberOwner // it is removed again: its DEL may fail time after time
-			severity.Warnings(klog.FromContext(ctx)).Info("The rules of a pod were removed once more by a process that is not known; they are not put back", "family", f, "pod", podName(w.known[a].Pod, a.Container))
+			severity.Warnings(klog.FromContext(ctx)).Info("The rules of a pod were removed once more by a process that is not known; they are not put back", "family", f, "pod", w.name(a))
 		}
+		missed := r.by == robberUnknown && now.Sub(r.since) >= d.cfg.JumpGrace
+		if missed && !r.missed {
+			severity.Warnings(klog.FromContext(ctx)).Info("Rules of a pod are missing whose file stands; canaryd leaves that to its owner for now, and then puts them back",
+				"family", f, "pod", w.name(a), "rules", size, "missingFor", now.Sub(r.since).Round(time.Second), "until", r.since.Add(d.robberyGrace(r)).UTC().Format(time.RFC3339))
+		}
+		r.missed = missed
 		if w.robbed == nil {
 			w.robbed = map[robberyKey]robbery{}
 		}
@@ -172,16 +189,56 @@ func (d *Daemon) robbedNow(st *state, now time.Time) map[rules.Family]map[protec
 }
 
 // keptFor returns the pods whose rules stay in the generation although they are missing, and when
-// the first of them is lost; zero: none will be.
+// the first of them is missed or lost; zero: none will be.
 func (d *Daemon) keptFor(st *state, f rules.Family) (kept map[protect.Attachment]bool, due time.Time) {
 	kept = map[protect.Attachment]bool{}
 	for k, r := range st.pods.robbed {
 		if k.family == f && r.by != robberOwner {
 			kept[k.attachment] = true
-			due = earliest(due, r.since.Add(d.robberyGrace(r)))
+			at := r.since.Add(d.robberyGrace(r))
+			if missedAt := r.since.Add(d.cfg.JumpGrace); !r.missed {
+				at = earliest(at, missedAt)
+			}
+			due = earliest(due, at)
 		}
 	}
 	return kept, due
+}
+
+// missedIn returns the robberies of a table that the node is not healthy for, by pod.
+func (w *podWatch) missedIn(id rules.TableID) map[protect.Attachment]robbery {
+	if id.Name != rules.Nat || len(w.robbed) == 0 {
+		return nil
+	}
+	list := map[protect.Attachment]robbery{}
+	for k, r := range w.robbed {
+		if k.family == id.Family && r.missed && w.lives(k.attachment) {
+			list[k.attachment] = r
+		}
+	}
+	return list
+}
+
+// addTo adds it to what a table lost. want is what the generation has.
+func (r robbery) addTo(lost *reload.Lost, want rules.Section) {
+	lost.Rules += len(r.lack.Rules)
+	in := map[string][]rules.Rule{}
+	for _, h := range r.lack.Rules {
+		if rules.Builtin(rules.Nat, h.Chain) {
+			lost.Jumps = append(lost.Jumps, h)
+		} else {
+			in[h.Chain] = append(in[h.Chain], h.Rule)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(in)) {
+		lost.Chains = append(lost.Chains, reload.LostChain{Name: name, Was: in[name], Stands: true})
+	}
+	for _, name := range r.lack.Chains {
+		if c, ok := want.Chain(name); ok {
+			lost.Rules += len(c.Rules)
+			lost.Chains = append(lost.Chains, reload.LostChain{Name: name, Was: c.Rules})
+		}
+	}
 }
 
 // robberOf returns what is known of the processes that took from these chains since the read
