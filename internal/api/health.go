@@ -61,7 +61,7 @@ func (h Health) String() string {
 func (s Status) Health() Health {
 	not := func(state HealthState, problem string) Health { return Health{State: state, Problem: problem} }
 	all := s.Tally()
-	lost, partial, pause := joined("; ", all.lostText(), s.ownerText()), joined(": ", s.PartialCount(), all.partialText()), s.pauseText()
+	lost, partial, pause := joined("; ", all.lostText(), s.ownerText()), joined(": ", s.partialCount(all), all.partialText()), s.pauseText()
 	unread := s.UnreadText()
 	switch {
 	case s.Stopped:
@@ -183,6 +183,10 @@ func (s Status) Tally() Tally {
 	}
 	for id, v := range Tables(s.Families) {
 		partial := slices.ContainsFunc(s.Quarantined, func(q Quarantined) bool { return q.Family.Table(q.Table) == id })
+		if !partial && (v == canary.Intact || v == canary.Changed) {
+			all.Tables++ // nothing is said of it
+			continue
+		}
 		add(TableVerdict{Table: id.String(), Verdict: cmp.Or(v, canary.Unknown)}, partial)
 	}
 	for _, t := range s.NativeRows() {
@@ -219,7 +223,9 @@ func (t Tally) textOf(is func(TableVerdict) bool) string {
 
 // PartialCount counts the rules that were lost and could not be put back: "3 rules were lost and
 // could not be put back". It is "" if there are none.
-func (s Status) PartialCount() string {
+func (s Status) PartialCount() string { return s.partialCount(s.Tally()) }
+
+func (s Status) partialCount(all Tally) string {
 	partial := func(v TableVerdict) bool { return v.Verdict == canary.Partial }
 	parts := 0
 	for _, t := range s.Native {
@@ -227,7 +233,7 @@ func (s Status) PartialCount() string {
 	}
 	what := joined(" and ", shownText(len(s.Quarantined), QuarantinedShown, "rule"), nativeParts(parts))
 	switch n := len(s.Quarantined) + parts; {
-	case n == 0 && !slices.ContainsFunc(s.Tally().Lost, partial):
+	case n == 0 && !slices.ContainsFunc(all.Lost, partial):
 		return ""
 	case n == 0:
 		return "rules were lost and could not be put back"

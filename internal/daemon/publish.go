@@ -52,11 +52,13 @@ func (d *Daemon) publish(st *state) {
 			s.Unreadable[f] = cause
 		}
 	}
-	shown := verdicts{}
-	for id := range st.tables() {
-		shown[id] = st.shownVerdict(id)
+	s.Families = map[rules.Family]api.Verdicts{}
+	for f := range st.families {
+		s.Families[f] = api.Verdicts{}
 	}
-	s.Families = shown.public()
+	for id := range st.tables() {
+		s.Families[id.Family][id.Name] = st.shownVerdict(id)
+	}
 	s.LastKnown = lastKnown(st)
 	s.LossSince = st.observedSince
 	d.publishMissing(st, &s)

@@ -111,16 +111,18 @@ func (d *Daemon) newState() *state {
 	return st
 }
 
-// tableIDs returns the tables of iptables that canaryd guards, in their order.
-func tableIDs() []rules.TableID {
-	var ids []rules.TableID
+// tableIDs returns the tables of iptables that canaryd guards, in their order. The list is shared:
+// each step walks it several times.
+func tableIDs() []rules.TableID { return guardedTables }
+
+var guardedTables = func() (ids []rules.TableID) {
 	for _, f := range rules.Families() {
 		for _, t := range protect.Tables() {
 			ids = append(ids, f.Table(t))
 		}
 	}
 	return ids
-}
+}()
 
 // inOrder yields what is known of each family, in their order.
 func (st *state) inOrder() iter.Seq2[rules.Family, *familyState] {

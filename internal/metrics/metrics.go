@@ -57,10 +57,10 @@ type Metrics struct {
 	nativeStandby, nativeWitness      *prometheus.GaugeVec
 	native                            map[string]string // families of the native tables shown, by table; the loop's
 
-	canaryPresent, jumpsMissing              *prometheus.GaugeVec
-	generationRules, quarantined             *prometheus.GaugeVec
-	declaredRefused, leftOut                 *prometheus.GaugeVec
-	opaque, policyDrops                      *prometheus.GaugeVec
+	canaryPresent, jumpsMissing              tableGauges
+	generationRules, quarantined             tableGauges
+	declaredRefused, leftOut                 tableGauges
+	opaque, policyDrops                      tableGauges
 	backend, keeper, mode                    *prometheus.GaugeVec
 	standby, standbyOutstanding              *prometheus.GaugeVec
 	standbyOpen                              *prometheus.CounterVec
@@ -101,14 +101,14 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		stateErrors:     b.counter("state_errors_total", "Writes to the state folder that failed, counted with each try; a restart would know an older generation, or none."),
 		sweepErrors:     b.counters("conntrack_errors_total", "Searches for such flows that failed or found more than they may delete.", "family"),
 
-		canaryPresent:   b.gauges("canary_present", "Whether the canary stood with its nonce at the last probe; 0 after a cleanup.", "family", "table"),
-		jumpsMissing:    b.gauges("jumps_missing", "Jumps that were missing at the last examination.", "family", "table"),
-		generationRules: b.gauges("generation_rules", "Rules of the generation that ought to be in force.", "family", "table"),
-		quarantined:     b.gauges("quarantined_rules", "Rules that could not be put back, because what they depend on is missing or they are refused, and rules that wait for those; of a native table also sets, elements and other parts.", "family", "table"),
-		declaredRefused: b.gauges("declared_refused", "Declared rules that iptables or the kernel refuses; their table keeps the rules that were in force.", "family", "table"),
-		leftOut:         b.gauges("chains_left_out", "Chains that are not guarded, because there are more rules than canaryd keeps of a family.", "family", "table"),
-		policyDrops:     b.gauges("policy_drops", "Built-in chains whose policy is DROP, and was another when the generation was learned; canaryd sets none.", "family", "table"),
-		opaque:          b.gauges("opaque_rules", "Rules that are in force and could not be put back if they were lost, because they have no text that may be written.", "family", "table"),
+		canaryPresent:   b.tableGauges("canary_present", "Whether the canary stood with its nonce at the last probe; 0 after a cleanup."),
+		jumpsMissing:    b.tableGauges("jumps_missing", "Jumps that were missing at the last examination."),
+		generationRules: b.tableGauges("generation_rules", "Rules of the generation that ought to be in force."),
+		quarantined:     b.tableGauges("quarantined_rules", "Rules that could not be put back, because what they depend on is missing or they are refused, and rules that wait for those; of a native table also sets, elements and other parts."),
+		declaredRefused: b.tableGauges("declared_refused", "Declared rules that iptables or the kernel refuses; their table keeps the rules that were in force."),
+		leftOut:         b.tableGauges("chains_left_out", "Chains that are not guarded, because there are more rules than canaryd keeps of a family."),
+		policyDrops:     b.tableGauges("policy_drops", "Built-in chains whose policy is DROP, and was another when the generation was learned; canaryd sets none."),
+		opaque:          b.tableGauges("opaque_rules", "Rules that are in force and could not be put back if they were lost, because they have no text that may be written."),
 		keeper:          b.gauges("keeper", "Whether the keeper, which keeps established connections alive through a flush, is in this state.", "family", "state"),
 		standby:         b.gauges("standby", "Whether the standby, which translates while rules are missing, is in this state.", "family", "state"),
 		mode:            b.gauges("mode", "Whether canaryd runs in this mode: it replays what is lost (heal) or only reports it (observe).", "mode"),
@@ -184,8 +184,8 @@ func (m *Metrics) zero(sources []string) {
 			m.flushedUnprotected.WithLabelValues(f, t)
 			m.unprotectedUnknown.WithLabelValues(f, t)
 			create(m.flushes, canary.LossKinds(), f, t)
-			for _, gauge := range []*prometheus.GaugeVec{m.canaryPresent, m.jumpsMissing, m.generationRules, m.quarantined, m.declaredRefused, m.leftOut, m.opaque, m.policyDrops} {
-				gauge.WithLabelValues(f, t)
+			for _, gauge := range []tableGauges{m.canaryPresent, m.jumpsMissing, m.generationRules, m.quarantined, m.declaredRefused, m.leftOut, m.opaque, m.policyDrops} {
+				gauge.of[family.Table(table)] = gauge.WithLabelValues(f, t)
 			}
 		}
 		create(m.flushedUnprotected, protect.Unguarded(), f)
@@ -224,7 +224,7 @@ func (m *Metrics) ObserveProbe(family rules.Family, result ProbeResult, took tim
 
 // SetCanaryPresent records whether a probe found a table's canary with its nonce.
 func (m *Metrics) SetCanaryPresent(family rules.Family, table rules.TableName, present bool) {
-	m.canaryPresent.WithLabelValues(family.String(), string(table)).Set(truth(present))
+	m.canaryPresent.set(family.Table(table), truth(present))
 }
 
 // SetCanariesGone records that canaryd has removed its canaries and probes no more. A canary that
@@ -241,7 +241,7 @@ func (m *Metrics) SetCanariesGone() {
 // Tables that are not named keep their number.
 func (m *Metrics) SetJumpsMissing(family rules.Family, missing map[rules.TableName]int) {
 	for table, n := range missing {
-		m.jumpsMissing.WithLabelValues(family.String(), string(table)).Set(float64(n))
+		m.jumpsMissing.set(family.Table(table), float64(n))
 	}
 }
 
@@ -379,26 +379,40 @@ func (m *Metrics) SetGeneration(captured time.Time, count map[rules.TableID]int)
 	m.generationTime.Set(seconds(captured))
 	for _, family := range m.families {
 		for _, table := range protect.Tables() {
-			m.generationRules.WithLabelValues(family.String(), string(table)).Set(float64(count[family.Table(table)]))
+			m.generationRules.set(family.Table(table), float64(count[family.Table(table)]))
 		}
 	}
 }
 
 // SetStatus sets the gauges that follow a Status. Nothing may change it afterwards.
 func (m *Metrics) SetStatus(s api.Status) {
-	m.status.Store(&s)
-	m.setPolicyDrops(s.PolicyDrops)
-	m.setNative(s.Native)
+	// The loop publishes with each step, and almost always nothing of this has changed.
+	last := m.status.Swap(&s)
+	if !slices.Equal(s.PolicyDrops, last.PolicyDrops) {
+		m.setPolicyDrops(s.PolicyDrops)
+	}
+	if len(s.Native)+len(m.native) > 0 {
+		m.setNative(s.Native)
+	}
 	m.stateSaved.Set(seconds(s.StateSaved))
 	if end := s.LastDrill; end != nil {
 		m.lastDrill.Set(seconds(end.Time))
 		m.lastDrillPassed.Set(truth(end.Result == api.DrillPassed))
 	}
-	setState(m.mode, api.Modes(), s.Mode)
+	if s.Mode != last.Mode {
+		setState(m.mode, api.Modes(), s.Mode)
+	}
 	for family, keeper := range s.Keeper {
+		if was, known := last.Keeper[family]; known && keeper.State == was.State {
+			continue
+		}
 		setState(m.keeper, api.KeeperStates(), keeper.State, family.String())
 	}
 	for family, standby := range s.Standby {
+		was, known := last.Standby[family]
+		if known && standby.State == was.State && standby.Outstanding == was.Outstanding {
+			continue
+		}
 		setState(m.standby, api.StandbyStates(), standby.State, family.String())
 		m.standbyOutstanding.WithLabelValues(family.String()).Set(float64(standby.Outstanding))
 	}

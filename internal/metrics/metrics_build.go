@@ -3,6 +3,7 @@ package metrics
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
@@ -31,6 +32,25 @@ func (b builder) gauge(name, help string) prometheus.Gauge {
 
 func (b builder) gauges(name, help string, labels ...string) *prometheus.GaugeVec {
 	return register(b, prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, labels))
+}
+
+// tableGauges are gauges with the labels family and table. Those of the guarded tables are looked
+// up once: the loop sets them with each step.
+type tableGauges struct {
+	*prometheus.GaugeVec
+	of map[rules.TableID]prometheus.Gauge // never changes after NewMetrics
+}
+
+func (b builder) tableGauges(name, help string) tableGauges {
+	return tableGauges{b.gauges(name, help, "family", "table"), map[rules.TableID]prometheus.Gauge{}}
+}
+
+func (g tableGauges) set(id rules.TableID, value float64) {
+	gauge, known := g.of[id]
+	if !known {
+		gauge = g.WithLabelValues(id.Family.String(), string(id.Name))
+	}
+	gauge.Set(value)
 }
 
 func (b builder) histogram(name, help string, buckets []float64) prometheus.Histogram {

@@ -8,22 +8,22 @@ import (
 
 // SetQuarantined records how many rules of a table are quarantined.
 func (m *Metrics) SetQuarantined(family rules.Family, table rules.TableName, n int) {
-	m.quarantined.WithLabelValues(family.String(), string(table)).Set(float64(n))
+	m.quarantined.set(family.Table(table), float64(n))
 }
 
 // SetDeclaredRefused records how many declared rules of a table are refused.
 func (m *Metrics) SetDeclaredRefused(family rules.Family, table rules.TableName, n int) {
-	m.declaredRefused.WithLabelValues(family.String(), string(table)).Set(float64(n))
+	m.declaredRefused.set(family.Table(table), float64(n))
 }
 
 // SetOpaque records how many rules of a table stand and could not be put back.
 func (m *Metrics) SetOpaque(family rules.Family, table rules.TableName, n int) {
-	m.opaque.WithLabelValues(family.String(), string(table)).Set(float64(n))
+	m.opaque.set(family.Table(table), float64(n))
 }
 
 // SetLeftOut records how many chains of a table are left out.
 func (m *Metrics) SetLeftOut(family rules.Family, table rules.TableName, n int) {
-	m.leftOut.WithLabelValues(family.String(), string(table)).Set(float64(n))
+	m.leftOut.set(family.Table(table), float64(n))
 }
 
 // setPolicyDrops records how many built-in chains of each table have a policy of DROP that they had
@@ -35,7 +35,7 @@ func (m *Metrics) setPolicyDrops(list []api.PolicyDrop) {
 	}
 	for _, family := range m.families {
 		for _, table := range protect.Tables() {
-			m.policyDrops.WithLabelValues(family.String(), string(table)).Set(float64(counts[family.Table(table)]))
+			m.policyDrops.set(family.Table(table), float64(counts[family.Table(table)]))
 		}
 	}
 }

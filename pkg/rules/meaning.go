@@ -18,11 +18,17 @@ func (r Rule) Equal(o Rule) bool {
 		b, too := o.IdentityText()
 		return too && a == b
 	}
-	if r.Target != o.Target && r.Target != "" && o.Target != "" {
+	switch {
+	case r.Target == o.Target:
+	case r.Target != "" && o.Target != "", r.Target == "" && !r.mayLead(), o.Target == "" && !o.mayLead():
 		return false
 	}
 	return r.Meaning() == o.Meaning()
 }
+
+// mayLead reports whether the text may have a target. A rule without a Target may be a text that
+// was not parsed; most are marks, and each look compares them with jumps.
+func (r Rule) mayLead() bool { return strings.Contains(r.Spec, "-j") || strings.Contains(r.Spec, "-g") }
 
 // Meaning returns the one spelling that all rules of r's meaning share. It is a rule's text, and
 // its own Meaning, but not what iptables-save prints: it is for comparing.
