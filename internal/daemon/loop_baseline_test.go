@@ -204,7 +204,7 @@ func TestConfirmWhatWasShown(t *testing.T) {
 // that there is none.
 func TestBaselineThatIsBeingRead(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		d := New(choresConfig(t, backend, t.TempDir(), nil))
+		d, _ := choresWorld(t, backend)
 		if b := d.Status().Baseline; b == nil || !b.Reading || b.Generation != "" {
 			t.Errorf("before the loop runs: %+v", b)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,9 +21,16 @@ import (
 // claims returns the chains that a manifest owns: kube-proxy's and kubelet's,
 // but for kubelet's hint.
 func claims(chain string) bool {
-	kube, err := protect.NewSelector([]string{"kube"})
-	return err == nil && kube.Protects(chain) && chain != "KUBE-IPTABLES-HINT"
+	return kubeSelector().Protects(chain) && chain != "KUBE-IPTABLES-HINT"
 }
+
+var kubeSelector = sync.OnceValue(func() protect.Selector {
+	kube, err := protect.NewSelector([]string{"kube"})
+	if err != nil {
+		panic(err)
+	}
+	return kube
+})
 
 // manifest returns what a manifest of these kube-proxy cases declares.
 func manifest(t *testing.T, v4, v6 string) rules.Generation {
@@ -181,18 +189,23 @@ func TestDeclaredAtStart(t *testing.T) {
 // unclaimedText is everything but what the manifest claims.
 func (r *rig) unclaimedText() string {
 	r.t.Helper()
-	tables := r.tables()
-	for _, set := range tables {
-		for _, table := range set {
-			table.Chains = slices.DeleteFunc(table.Chains, func(c rules.Chain) bool { return claims(c.Name) })
-			for i, c := range table.Chains {
-				if rules.Builtin(table.Name, c.Name) {
-					table.Chains[i].Rules = slices.DeleteFunc(slices.Clone(c.Rules), func(r rules.Rule) bool { return claims(r.Target) })
+	unclaimed := map[rules.Family]rules.Ruleset{}
+	for f, set := range r.tables() {
+		unclaimed[f] = rules.Ruleset{}
+		for name, table := range set {
+			unclaimed[f][name] = rules.NewTable(name)
+			for _, c := range table.Chains {
+				if claims(c.Name) {
+					continue
 				}
+				if rules.Builtin(name, c.Name) {
+					c.Rules = slices.DeleteFunc(slices.Clone(c.Rules), func(r rules.Rule) bool { return claims(r.Target) })
+				}
+				unclaimed[f][name].Add(c)
 			}
 		}
 	}
-	return without(tables)
+	return without(unclaimed)
 }
 
 // TestDeclarationChanges: a new one is written, with what it no longer wants

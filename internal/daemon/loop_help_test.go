@@ -105,28 +105,39 @@ type setup struct {
 
 // A rig is a running Daemon on a Fake.
 type rig struct {
-	t          *testing.T
-	fake       *iptablestest.Fake
-	d          *Daemon
-	hints      *watch.Hints
-	writers    *watch.Writers
-	deleted    uint32 // by delete, so far
-	reg        *prometheus.Registry
-	registered map[string]prometheus.Collector // by the names of metrics
-	log        *logText
-	declare    chan Declaration // nil without a manifest
-	broken     chan []api.SourceError
-	cancel     context.CancelFunc
-	ended      chan error
+	t       *testing.T
+	fake    *iptablestest.Fake
+	d       *Daemon
+	hints   *watch.Hints
+	writers *watch.Writers
+	deleted uint32 // by delete, so far
+	reg     *prometheus.Registry
+	log     *logText
+	declare chan Declaration // nil without a manifest
+	broken  chan []api.SourceError
+	cancel  context.CancelFunc
+	ended   chan error
 }
 
 // loadedFake returns a Fake that holds the scenarios' node.
 func loadedFake(t *testing.T, backend iptables.Backend) *iptablestest.Fake {
 	t.Helper()
-	fake := iptablestest.NewFake(backend)
-	must(t, scenario.Load(t.Context(), scenario.FakePrograms{Fake: fake}, rules.Families()...))
-	return fake
+	loaded.Do(func() {
+		for backend := range loaded.fakes {
+			fake := iptablestest.NewFake(backend)
+			must(t, scenario.Load(t.Context(), scenario.FakePrograms{Fake: fake}, rules.Families()...))
+			loaded.fakes[backend] = fake
+		}
+	})
+	return loaded.fakes[backend].Copy()
 }
+
+// loaded has the Fakes that loadedFake copies: to write the node's rules takes longer than most
+// stories.
+var loaded = struct {
+	sync.Once
+	fakes map[iptables.Backend]*iptablestest.Fake
+}{fakes: map[iptables.Backend]*iptablestest.Fake{iptables.NFT: nil, iptables.Legacy: nil}}
 
 // start runs a Daemon on a loaded Fake until the bubble ends, and returns when
 // it has captured what is there.
@@ -149,6 +160,27 @@ func startOn(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 // run runs a Daemon on fake and waits for nothing.
 func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	t.Helper()
+	r := configure(t, fake, s)
+	ctx, cancel := context.WithCancel(r.log.context(t.Context(), 1))
+	r.cancel = sync.OnceFunc(func() {
+		cancel()
+		if err := <-r.ended; err != nil {
+			t.Errorf("Run ended with %v", err)
+		}
+	})
+	go func() { r.ended <- r.d.Run(ctx) }()
+	t.Cleanup(func() {
+		r.cancel()
+		if t.Failed() {
+			t.Logf("canaryd's log:\n%s", r.log)
+		}
+	})
+	return r
+}
+
+// configure makes a Daemon on fake that does not run yet.
+func configure(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
+	t.Helper()
 	if s.protect == nil {
 		s.protect = scenario.Protect
 	}
@@ -162,9 +194,9 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	}
 	r := &rig{
 		t: t, fake: fake, hints: watch.NewHints(), writers: &watch.Writers{},
-		reg: prometheus.NewRegistry(), registered: map[string]prometheus.Collector{}, log: &logText{}, ended: make(chan error, 1),
+		reg: prometheus.NewRegistry(), log: &logText{}, ended: make(chan error, 1),
 	}
-	metrics := metrics.NewMetrics(registering{r.reg, r.registered}, metrics.MetricsOptions{Families: fake.Families(), Sources: []string{"snapshot"}, Hints: r.hints.Counts})
+	metrics := metrics.NewMetrics(r.reg, metrics.MetricsOptions{Families: fake.Families(), Sources: []string{"snapshot"}, Hints: r.hints.Counts})
 	// Tests gather thousands of times, and these two are most of what that takes.
 	r.reg.Unregister(collectors.NewGoCollector())
 	r.reg.Unregister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -230,20 +262,6 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 			r.hints.Give(watch.SourceNFT)
 		})
 	}
-	ctx, cancel := context.WithCancel(r.log.context(t.Context(), 1))
-	r.cancel = sync.OnceFunc(func() {
-		cancel()
-		if err := <-r.ended; err != nil {
-			t.Errorf("Run ended with %v", err)
-		}
-	})
-	go func() { r.ended <- r.d.Run(ctx) }()
-	t.Cleanup(func() {
-		r.cancel()
-		if t.Failed() {
-			t.Logf("canaryd's log:\n%s", r.log)
-		}
-	})
 	return r
 }
 
@@ -268,14 +286,12 @@ func (r *rig) settled() { r.after(1900 * time.Millisecond) }
 // programs are other people's programs.
 func (r *rig) programs() scenario.FakePrograms { return scenario.FakePrograms{Fake: r.fake} }
 
-// tables returns everything that the Fake holds.
+// tables returns everything that the Fake holds. It is the Fake's memory: copy before a change.
 func (r *rig) tables() map[rules.Family]rules.Ruleset {
 	r.t.Helper()
 	all := map[rules.Family]rules.Ruleset{}
 	for _, f := range r.fake.Families() {
-		set, err := scenario.Tables(context.Background(), r.programs(), f)
-		must(r.t, err)
-		all[f] = set
+		all[f] = r.fake.Tables(f)
 	}
 	return all
 }
@@ -516,30 +532,4 @@ func pageOf(t testing.TB, s api.Status) string {
 		t.Fatalf("the page: %d", w.Code)
 	}
 	return html.UnescapeString(w.Body.String())
-}
-
-// registering remembers collectors by the names of their metrics: to ask one takes far less
-// time than to gather all.
-type registering struct {
-	*prometheus.Registry
-	byName map[string]prometheus.Collector
-}
-
-func (r registering) Register(c prometheus.Collector) error {
-	descs := make(chan *prometheus.Desc, 64)
-	go func() { c.Describe(descs); close(descs) }()
-	for d := range descs {
-		_, name, _ := strings.Cut(d.String(), `fqName: "`)
-		name, _, _ = strings.Cut(name, `"`)
-		r.byName[name] = c
-	}
-	return r.Registry.Register(c)
-}
-
-func (r registering) MustRegister(list ...prometheus.Collector) {
-	for _, c := range list {
-		if err := r.Register(c); err != nil {
-			panic(err)
-		}
-	}
 }

@@ -48,6 +48,13 @@ func (k *keeper) fail(err error) {
 	k.err = err
 }
 
+// questions returns how often something was asked since asked was.
+func (k *keeper) questions() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.calls)
+}
+
 // asked returns how often something was asked since the last time.
 func (k *keeper) asked() int {
 	k.mu.Lock()

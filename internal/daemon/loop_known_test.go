@@ -6,8 +6,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/testutil"
-
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -15,14 +13,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// knownFor returns how old canaryd_last_examination_timestamp_seconds is.
+// knownFor returns how old the last examination is.
 func (r *rig) knownFor() time.Duration {
 	r.t.Helper()
-	v := testutil.ToFloat64(r.registered["canaryd_last_examination_timestamp_seconds"]) // asked thousands of times
-	if v == 0 {
-		r.t.Fatal("canaryd_last_examination_timestamp_seconds is 0")
+	at := r.d.Status().LastKnown
+	if at.IsZero() {
+		r.t.Fatal("the last examination is unknown")
 	}
-	return time.Duration((float64(time.Now().UnixMicro())/1e6 - v) * float64(time.Second)).Round(time.Millisecond)
+	return time.Since(at).Round(time.Millisecond)
 }
 
 // oldest returns the age that the timestamp reaches within that time.

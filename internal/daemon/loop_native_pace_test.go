@@ -20,7 +20,7 @@ func TestNativeFlushedRightAfterRead(t *testing.T) {
 	for name, before := range map[string]func(k *fakeNative){
 		"the first read of a table":  func(k *fakeNative) { k.again(tableOf(proxyTable.Family.Table("later"), "x")) },
 		"an owner's change":          func(k *fakeNative) { k.sync(tableOf(dockerTable, "d")) },
-		"missed commits":             func(k *fakeNative) { k.sync(tableOf(dockerTable, "d")); k.miss() },
+		"missed commits":             func(k *fakeNative) { k.miss(); k.sync(tableOf(dockerTable, "d")) },
 		"an owner that takes a rule": func(k *fakeNative) { k.removeRule(proxyTable) },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -60,7 +60,7 @@ func TestNativeDeletedByAnOwnerThatWasNotRead(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
-				r.after(time.Hour)
+				r.after(5 * time.Minute)
 				k.with(func() {
 					k.neighbour, k.unread, k.line = test.neighbour, true, test.line
 					k.neighbour.Since = time.Now().Add(-test.since)
@@ -117,7 +117,7 @@ func TestNativeDeletedInTurn(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			nativeNode(t, setup{guarded: newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(proxy6, "c"))}, func(t *testing.T, r *rig, k *fakeNative) {
-				r.after(time.Hour)
+				r.after(5 * time.Minute)
 				remove := func(id tableid.TableID, who by) {
 					k.with(func() {
 						k.neighbour, k.unread, k.line = watch.Neighbour{}, who != script, ""

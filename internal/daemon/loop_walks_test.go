@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -57,7 +58,7 @@ func TestWalksBesideABusyWriter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r, k := startDear(t, setup{})
-				const busy = 2 * time.Minute
+				busy := testkit.Size(30*time.Second, 2*time.Minute)
 				spent := k.spent.Load()
 				begin := time.Now()
 				for n := 0; time.Since(begin) < busy; n++ {

@@ -43,6 +43,7 @@ type fakeNative struct {
 	heals              int   // transactions that put tables back
 	stale              int   // writes that another process overtakes; -1: all
 	broken             error // of all questions
+	questioned         int   // how often one would have failed
 	refuses            map[tableid.TableID]bool
 	refusesRule        string   // rules of that text are refused; "": none are
 	alone              bool     // a transaction with several tables is refused
@@ -83,7 +84,7 @@ func (k *fakeNative) wake(wanted func(nft.Table) bool) (bool, error) {
 	if k.open {
 		k.unheard = nil // it hears of what comes from now on
 	}
-	return k.open && k.broken == nil, k.broken
+	return k.open && k.broken == nil, k.fault()
 }
 
 func newFakeNative(tables ...*native.Table) *fakeNative {
@@ -284,6 +285,18 @@ func (k *fakeNative) dormant(id tableid.TableID, is bool) {
 	})
 }
 
+// fault returns why a question fails, or nil; k.mu must be held.
+func (k *fakeNative) fault() error {
+	k.questioned++
+	return k.broken
+}
+
+func (k *fakeNative) questions() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.questioned
+}
+
 // breakDown has all questions fail, until it is called with nil.
 func (k *fakeNative) breakDown(err error) {
 	k.mu.Lock()
@@ -326,7 +339,7 @@ func (k *fakeNative) standing(id tableid.TableID) *native.Table {
 func (k *fakeNative) Genid() (uint32, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.now(), k.broken
+	return k.now(), k.fault()
 }
 
 // now is the genid; k.mu must be held.
@@ -342,7 +355,7 @@ func (k *fakeNative) Hear(uint32) ([]native.Commit, bool, error) {
 	defer k.mu.Unlock()
 	commits, missed := k.unheard, k.missed
 	k.unheard, k.missed = nil, false
-	return commits, missed, errors.Join(k.broken, k.brokenHears)
+	return commits, missed, errors.Join(k.fault(), k.brokenHears)
 }
 
 func (k *fakeNative) Suspect(f func(native.Commit) bool) { k.suspect = f }
@@ -351,7 +364,7 @@ func (k *fakeNative) Refresh(time.Duration) (int, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.refreshes++
-	return 1, k.broken
+	return 1, k.fault()
 }
 
 func (k *fakeNative) Follow(wanted func(nft.Table) bool) (*native.Ruleset, error) {
@@ -381,16 +394,16 @@ func (k *fakeNative) Capture(wanted func(nft.Table) bool) (*native.Ruleset, erro
 		after()
 		k.mu.Lock()
 	}
-	return r, errors.Join(k.broken, k.brokenReads)
+	return r, errors.Join(k.fault(), k.brokenReads)
 }
 
 func (k *fakeNative) Witness(family tableid.Family) (native.Witness, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.witness[family] == "" {
-		return native.Witness{Taken: k.taken}, k.broken
+		return native.Witness{Taken: k.taken}, k.fault()
 	}
-	return native.NewWitness(k.witness[family], k.taken), k.broken
+	return native.NewWitness(k.witness[family], k.taken), k.fault()
 }
 
 func (k *fakeNative) Write(genid uint32, repairs []native.Repair, witnesses map[tableid.Family]string) ([]string, error) {
@@ -415,7 +428,7 @@ func (k *fakeNative) Write(genid uint32, repairs []native.Repair, witnesses map[
 			refused = &nft.RefusedError{Errno: syscall.EEXIST, What: "table " + id.String()}
 		}
 	}
-	broken, moved := k.broken, genid != k.now()
+	broken, moved := k.fault(), genid != k.now()
 	k.mu.Unlock()
 	switch {
 	case broken != nil:
@@ -450,7 +463,7 @@ func (k *fakeNative) Append(_ *nft.Batch, repairs []native.Repair, witnesses map
 		boarding()
 		k.mu.Lock()
 	}
-	return nil, k.broken
+	return nil, k.fault()
 }
 
 // Takes implements iptablestest.Passenger.

@@ -46,6 +46,15 @@ func newFakeStandby(fake *iptablestest.Fake) *fakeStandby {
 	return &fakeStandby{fake: fake, nat: map[rules.Family]StandbyNat{}, open: map[rules.Family]bool{}, built: map[rules.Family]int{}}
 }
 
+// questions returns how often it, or the one of native tables, was asked something.
+func (s *fakeStandby) questions() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.native.mu.Lock()
+	defer s.native.mu.Unlock()
+	return len(s.calls) + len(s.native.calls)
+}
+
 func (s *fakeStandby) note(what string, f rules.Family) {
 	s.calls = append(s.calls, standbyCall{fmt.Sprint(what, " ", f), time.Now(), s.fake.Reads(), s.fake.Restores(), s.fake.Probes()})
 }

@@ -3,10 +3,13 @@
 package iptablestest
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
+	"hash/maphash"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -45,8 +48,8 @@ type Fake struct {
 
 	mu         sync.Mutex
 	info       iptables.Info
-	tables     map[rules.TableID]*rules.Table // never changed in place
-	sums       map[*rules.Table]uint64        // of tables' content, once they were asked for
+	tables     map[rules.TableID]*rules.Table // sorted; never changed in place, nor is their rules' memory
+	sums       map[*rules.Table]uint64        // of tables' content, once a read needs them
 	genid      uint32
 	unreadable map[rules.TableID]error
 	onCommit   []func(nft.Commit)
@@ -79,6 +82,18 @@ func NewFake(backend iptables.Backend, families ...rules.Family) *Fake {
 	}
 	f.Writer = Writer{fake: f, pid: 4242, comm: "iptables"}
 	return f
+}
+
+// Copy returns a Fake with the same tables, at the same genid, that heard of no commit yet. It has
+// neither listeners nor faults, nor f's ipsets. In a test that uses synctest, call it inside the
+// bubble; f may be from outside.
+func (f *Fake) Copy() *Fake {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := NewFake(f.kind, f.families...)
+	c.info, c.genid, c.tables, c.sums = f.info, f.genid, maps.Clone(f.tables), maps.Clone(f.sums)
+	c.takings = iptables.Takings{Since: f.takings.Since, List: slices.Clone(f.takings.List)}
+	return c
 }
 
 // Info returns what SetInfo set, or a plain 1.8.9 of the Fake's backend.
@@ -116,7 +131,7 @@ func (f *Fake) Stamp(ctx context.Context, family rules.Family) (iptables.Stamp, 
 	var stamp iptables.Stamp
 	h := fnv.New64a()
 	for _, t := range f.ordered(family) {
-		fmt.Fprintln(h, t.Name, len(t.Chains), t.RuleCount())
+		_, _ = h.Write(binary.BigEndian.AppendUint64([]byte(t.Name), uint64(len(t.Chains))<<32|uint64(t.RuleCount())))
 		if i := slices.Index(protect.Tables(), t.Name); i >= 0 {
 			// As large as the kernel's entries are, or nearly.
 			stamp.Shapes[i] = iptables.Shape{
@@ -177,7 +192,10 @@ func (f *Fake) holding(family rules.Family, p iptables.Place) iptables.Holding {
 	}
 	h := iptables.Holding{Presence: iptables.Present, Rules: len(c.Rules)}
 	for _, r := range c.Rules {
-		if text, found := comment(r); found && r.Target == "" {
+		if r.Target != "" {
+			continue
+		}
+		if text, found := comment(r); found {
 			h.Comments = append(h.Comments, text)
 		}
 	}
@@ -199,7 +217,8 @@ func comment(r rules.Rule) (string, bool) {
 
 // Read returns everything that family's tables hold, as iptables-save prints it:
 // with all built-in chains of a table, even if nf_tables, and so Probe, does not
-// know them yet. The caller owns the result.
+// know them yet. The tables share the Fake's memory, as those of the Kernel share its mirror's:
+// callers do not change them.
 // It fails with ErrNoFamily, with FailReads' error, with ErrLocked after
 // ReadsNeedLock, and when ctx is done.
 func (f *Fake) Read(ctx context.Context, family rules.Family) (iptables.Snapshot, error) {
@@ -265,17 +284,32 @@ func (f *Fake) digest(family rules.Family) uint64 {
 	return h.Sum64()
 }
 
-// sum is a hash of a table's content. Tests ask thousands of times what moved.
+// sum is a hash of a table's content. Tests look thousands of times whether it moved.
 func (f *Fake) sum(t *rules.Table) uint64 {
 	sum, known := f.sums[t]
 	if !known {
-		h := fnv.New64a()
-		_, _ = h.Write([]byte(saved(t)))
+		var h maphash.Hash
+		h.SetSeed(seed)
+		add := func(text string) {
+			_, _ = h.WriteString(text) // never fails
+			_ = h.WriteByte(0)
+		}
+		for _, c := range t.Chains {
+			add("")
+			add(c.Name)
+			add(c.Policy)
+			for _, r := range c.Rules {
+				add(r.Spec)
+			}
+		}
 		sum = h.Sum64()
 		f.sums[t] = sum
 	}
 	return sum
 }
+
+// seed makes the sums of all Fakes alike.
+var seed = maphash.MakeSeed()
 
 // ordered returns family's tables in the fixed order of rules.AllTables.
 func (f *Fake) ordered(family rules.Family) []*rules.Table {
@@ -317,14 +351,32 @@ func (f *Fake) save(family rules.Family, wanted func(rules.TableName) bool) stri
 	return b.String()
 }
 
-// printed returns a copy with every built-in chain: iptables-save prints
-// even those that nf_tables does not have yet.
+// Tables returns what Save prints, read back. Callers do not change it.
+func (f *Fake) Tables(family rules.Family) rules.Ruleset {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	set := rules.Ruleset{}
+	for _, t := range f.ordered(family) {
+		if f.unreadable[family.Table(t.Name)] == nil {
+			set[t.Name] = printed(t)
+		}
+	}
+	return set
+}
+
+// printed returns the table with every built-in chain: iptables-save prints even those that
+// nf_tables does not have yet.
 func printed(t *rules.Table) *rules.Table {
+	builtin := rules.BuiltinChains(t.Name)
+	if !slices.ContainsFunc(builtin, func(name string) bool { return t.Chain(name) == nil }) {
+		return t
+	}
 	full := rules.NewTable(t.Name)
-	for _, name := range rules.BuiltinChains(t.Name) {
+	full.Grow(len(builtin) + len(t.Chains))
+	for _, name := range builtin {
 		full.Add(rules.Chain{Name: name, Policy: "ACCEPT"})
 	}
-	for _, c := range sorted(t).Chains {
+	for _, c := range t.Chains {
 		full.Add(c)
 	}
 	return full
@@ -351,10 +403,9 @@ func saved(t *rules.Table) string {
 	return b.String()
 }
 
-// sorted returns a copy in which the built-in chains come first, in the kernel's
-// order, and the others by name, as both backends print them.
+// sorted returns the table with the built-in chains first, in the kernel's order, and the others
+// by name, as both backends print them.
 func sorted(t *rules.Table) *rules.Table {
-	chains := slices.Clone(t.Chains)
 	order := rules.BuiltinChains(t.Name)
 	rank := func(c rules.Chain) int {
 		if i := slices.Index(order, c.Name); i >= 0 {
@@ -362,15 +413,22 @@ func sorted(t *rules.Table) *rules.Table {
 		}
 		return len(order)
 	}
-	slices.SortFunc(chains, func(a, b rules.Chain) int {
-		if d := rank(a) - rank(b); d != 0 {
-			return d
-		}
-		return strings.Compare(a.Name, b.Name)
-	})
+	before := func(a, b rules.Chain) int {
+		return cmp.Or(rank(a)-rank(b), strings.Compare(a.Name, b.Name))
+	}
+	if slices.IsSortedFunc(t.Chains, before) {
+		return t
+	}
+	c := copyOf(t)
+	slices.SortFunc(c.Chains, before)
+	return copyOf(c)
+}
+
+// copyOf returns a table with the same chains. The rules are the same memory.
+func copyOf(t *rules.Table) *rules.Table {
 	c := rules.NewTable(t.Name)
-	for _, chain := range chains {
-		chain.Rules = slices.Clone(chain.Rules)
+	c.Grow(len(t.Chains))
+	for _, chain := range t.Chains {
 		c.Add(chain)
 	}
 	return c

@@ -159,16 +159,33 @@ func TestFakeStampAndDigest(t *testing.T) {
 	}
 }
 
-func TestFakeSnapshotIsTheCallers(t *testing.T) {
-	onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
-		before := f.Save(v4)
-		snap := read(t, f, v4)
-		snap.Tables[rules.Nat].Chain("SVC").Rules[0] = rules.Rule{Spec: "-j DROP"}
-		snap.Tables[rules.Nat].Delete("CANARY")
-		if diff := cmp.Diff(before, f.Save(v4)); diff != "" {
-			t.Errorf("after the snapshot was changed (-want +got):\n%s", diff)
-		}
-	})
+// TestFakeSnapshotStays: the Fake shares its memory with the snapshots that it gave, and with its
+// copies; no write, also one that fails, changes them.
+func TestFakeSnapshotStays(t *testing.T) {
+	for _, lines := range [][]string{
+		{"-A SVC -s 192.0.2.1/32 -j ACCEPT", "-A NEW -j RETURN"},
+		{"-I SVC -j RETURN", "-D SVC 1", "-D SVC 1"},
+		{"-R SVC 1 -j RETURN"},
+		{"-F SVC", "-A SVC -j DROP"},
+		{"-F", "-X"},
+		{"-I SVC -j RETURN", "-A SVC -j RETURN", "-D SVC 1000"},
+	} {
+		onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
+			snap, copied := read(t, f, v4), f.Copy()
+			want := fmt.Sprint(snap.Tables[rules.Nat].Chains)
+			saved := f.Save(v4)
+			err := f.RestoreNoflush(v4, "*nat\n:NEW - [0:0]\n"+strings.Join(lines, "\n")+"\nCOMMIT\n")
+			if moved := f.Save(v4) != saved; moved == (err != nil) {
+				t.Errorf("%q: %v, and the table has changed: %t", lines, err, moved)
+			}
+			if diff := cmp.Diff(want, fmt.Sprint(snap.Tables[rules.Nat].Chains)); diff != "" {
+				t.Errorf("the snapshot after %q (-want +got):\n%s", lines, diff)
+			}
+			if diff := cmp.Diff(saved, copied.Save(v4)); diff != "" {
+				t.Errorf("the copy after %q (-want +got):\n%s", lines, diff)
+			}
+		})
+	}
 }
 
 // TestFakeReasons holds the refusals that callers tell apart; their texts are

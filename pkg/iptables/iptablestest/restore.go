@@ -1,7 +1,6 @@
 package iptablestest
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"slices"
@@ -29,8 +28,6 @@ func (r *run) run(text string) error {
 	if !r.f.has(r.family) {
 		return iptables.ErrNoFamily
 	}
-	scan := bufio.NewScanner(strings.NewReader(text))
-	scan.Buffer(nil, len(text)+1)
 	var body []command
 	var table rules.TableName
 	var unlock func()
@@ -40,9 +37,9 @@ func (r *run) run(text string) error {
 		}
 	}()
 	line, tables := 0, 0
-	for scan.Scan() {
+	for raw := range strings.Lines(text) {
 		line++
-		raw := scan.Text()
+		raw = strings.TrimSuffix(strings.TrimSuffix(raw, "\n"), "\r")
 		switch {
 		case strings.TrimSpace(raw) == "" || raw[0] == '#':
 		case raw[0] == '*' && unlock == nil:
@@ -62,12 +59,11 @@ func (r *run) run(text string) error {
 			unlock()
 			unlock = nil
 		default:
-			c := command{line: line}
-			var err error
-			if c.words, err = words(raw); err != nil {
+			read, err := readLine(r.family, raw)
+			if err != nil {
 				return r.badLine(line, err.Error())
 			}
-			body = append(body, c)
+			body = append(body, command{read, line})
 		}
 	}
 	if unlock != nil {
@@ -76,34 +72,12 @@ func (r *run) run(text string) error {
 	return nil
 }
 
-// opaqueRule is how the text of an opaque rule begins, behind its chain.
-const opaqueRule = " # rule "
-
-// words splits a line; ":X ..." and counters become words of their own. An opaque rule, which only
-// a Session writes, is one word.
-func words(raw string) ([]string, error) {
-	if head, rule, opaque := strings.Cut(raw, opaqueRule); opaque {
-		return append(strings.Fields(head), strings.TrimSpace(opaqueRule)+" "+rule), nil
-	}
-	if rest, found := strings.CutPrefix(raw, ":"); found {
-		return append([]string{":"}, strings.Fields(rest)...), nil
-	}
-	if raw[0] == '[' {
-		_, raw, _ = strings.Cut(raw, "]")
-	}
-	words, err := rules.Split(raw)
-	if err == nil && (len(words) == 0 || !strings.HasPrefix(words[0], "-")) {
-		err = badArgument(strings.TrimSpace(raw))
-	}
-	return words, err
-}
-
 // commit applies one table's commands to a copy and publishes it.
 func (r *run) commit(table rules.TableName, body []command, line, nth int) error {
 	f := r.f
 	f.mu.Lock()
 	old := f.tables[r.family.Table(table)]
-	s := &section{run: r, table: sorted(orEmpty(old, table)), end: line}
+	s := &section{run: r, table: copyOf(orEmpty(old, table)), own: map[string]bool{}, end: line}
 	if !r.noflush {
 		s.clear(old != nil)
 	}
@@ -117,6 +91,8 @@ func (r *run) commit(table rules.TableName, body []command, line, nth int) error
 	}
 	if !s.wrote && f.backend() == iptables.NFT {
 		s.table = nil // deleted, and nothing put in its place
+	} else {
+		s.table = sorted(s.table)
 	}
 	announce := f.publish(r.family, map[rules.TableName]*rules.Table{table: s.table}, r.by)
 	r.commits++

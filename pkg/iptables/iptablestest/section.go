@@ -3,18 +3,10 @@ package iptablestest
 import (
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
-
-// A command is one line between "*TABLE" and COMMIT.
-type command struct {
-	line  int
-	words []string // ":" first for a declaration
-}
 
 // What the tools print for the commands that fail.
 const (
@@ -32,9 +24,10 @@ const (
 type section struct {
 	*run
 	table   *rules.Table
-	end     int  // the line of COMMIT
-	cleared bool // the table's former content is gone
-	wrote   bool // a command wrote something
+	own     map[string]bool // the chains whose rules are no longer the former table's memory
+	end     int             // the line of COMMIT
+	cleared bool            // the table's former content is gone
+	wrote   bool            // a command wrote something
 	// iptables-nft sends everything to the kernel at COMMIT, so what only the
 	// kernel refuses is reported after everything that the program itself does.
 	refused []string      // why, a line each
@@ -59,7 +52,7 @@ func (s *section) clear(existed bool) {
 
 func (s *section) all(body []command) error {
 	for _, c := range body {
-		if err := s.command(c.line, c.words[0], c.words[1:]); err != nil {
+		if err := s.command(c); err != nil {
 			return err
 		}
 	}
@@ -83,7 +76,8 @@ func (s *section) refuse(line int, why string) *iptables.RestoreError {
 }
 
 // command does one line. It returns error so that a nil stays a nil.
-func (s *section) command(line int, what string, args []string) error {
+func (s *section) command(c command) error {
+	line, what, args := c.line, c.name, c.args
 	var e *iptables.RestoreError
 	name := ""
 	if len(args) > 0 {
@@ -110,7 +104,7 @@ func (s *section) command(line int, what string, args []string) error {
 	case what == "-P" && len(args) == 2:
 		e = s.policy(line, name, args[1])
 	case slices.Contains([]string{"-A", "-I", "-R", "-D", "-C"}, what):
-		e = s.rule(line, what, name, args[1:])
+		e = s.rule(c, what, name)
 	default:
 		e = s.badLine(line, fmt.Sprintf("unknown command %q", what))
 	}
@@ -127,6 +121,13 @@ func (s *section) chain(name string) *rules.Chain {
 	}
 	s.wrote = true
 	return s.table.Add(rules.Chain{Name: name, Policy: "ACCEPT"})
+}
+
+// change gives a chain rules of its own before the first of them is changed.
+func (s *section) change(c *rules.Chain) {
+	if !s.own[c.Name] {
+		c.Rules, s.own[c.Name] = slices.Clone(c.Rules), true
+	}
 }
 
 func (s *section) onChain(line int, name string, do func(*rules.Chain)) *iptables.RestoreError {
@@ -248,18 +249,10 @@ func (s *section) referenced(name string) bool {
 }
 
 // rule does -A, -I, -R, -D and -C.
-func (s *section) rule(line int, what, name string, spec []string) *iptables.RestoreError {
-	at := 0 // counted from 1; 0 is none given
-	if what != "-A" && what != "-C" && len(spec) > 0 {
-		if n, err := strconv.Atoi(spec[0]); err == nil {
-			if at, spec = n, spec[1:]; n < 1 {
-				return s.badLine(line, fmt.Sprintf("Invalid rule number `%d'", n))
-			}
-		}
-	}
-	rule, err := s.spelled(spec)
-	if err != nil {
-		return s.badLine(line, err.Error())
+func (s *section) rule(c command, what, name string) *iptables.RestoreError {
+	line, at, rule := c.line, c.at, c.rule
+	if c.refused != nil {
+		return s.badLine(line, c.refused.Error())
 	}
 	if e := s.target(line, name, rule); e != nil {
 		return e
@@ -270,34 +263,27 @@ func (s *section) rule(line int, what, name string, spec []string) *iptables.Res
 	if e := s.leans(line, name, rule); e != nil {
 		return e
 	}
-	c := s.chain(name)
-	if c == nil {
+	chain := s.chain(name)
+	if chain == nil {
 		return s.failed(line, sayNoChain)
 	}
 	s.wrote = true
+	s.change(chain)
 	switch {
 	case what == "-A":
-		at = len(c.Rules) + 1
+		at = len(chain.Rules) + 1
 	case what == "-I" && at == 0:
 		at = 1
-	case what == "-R" && (at < 1 || at > len(c.Rules)):
+	case what == "-R" && (at < 1 || at > len(chain.Rules)):
 		return s.failed(line, "Index of replacement too big.")
 	case what == "-R":
-		c.Rules[at-1] = rule
+		chain.Rules[at-1] = rule
 		return nil
-	case at > len(c.Rules)+1:
+	case at > len(chain.Rules)+1:
 		return s.failed(line, sayInsertBig)
 	}
-	c.Rules = slices.Insert(c.Rules, at-1, rule)
+	chain.Rules = slices.Insert(chain.Rules, at-1, rule)
 	return nil
-}
-
-// spelled returns the rule of such words.
-func (s *section) spelled(words []string) (rules.Rule, error) {
-	if len(words) == 1 && strings.HasPrefix(" "+words[0], opaqueRule) {
-		return rules.ParseRule(words[0])
-	}
-	return normalize(s.family, words)
 }
 
 // leans refuses a rule that names a set or an nfacct object that is missing.
@@ -345,6 +331,7 @@ func (s *section) find(line int, what, name string, at int, rule rules.Rule) *ip
 		return s.failed(line, sayNoRule)
 	}
 	if what == "-D" {
+		s.change(c)
 		c.Rules = slices.Delete(c.Rules, at-1, at)
 		s.wrote = true
 	}

@@ -3,6 +3,7 @@ package iptablestest
 import (
 	"context"
 	"slices"
+	"unsafe"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -61,6 +62,9 @@ func takeChain(k *iptables.Taking, old rules.Chain, table *rules.Table) {
 		now = table.Chain(old.Name)
 	}
 	if now != nil {
+		if len(now.Rules) == len(old.Rules) && unsafe.SliceData(now.Rules) == unsafe.SliceData(old.Rules) {
+			return // no command wrote to it
+		}
 		for _, r := range now.Rules {
 			left = append(left, r.Spec)
 		}
@@ -71,9 +75,12 @@ func takeChain(k *iptables.Taking, old rules.Chain, table *rules.Table) {
 			continue
 		}
 		k.Count++
-		text, found := comment(r)
+		text, found := "", false
+		if r.Target == "" {
+			text, found = comment(r)
+		}
 		switch {
-		case found && r.Target == "":
+		case found:
 			k.Rules = append(k.Rules, iptables.TakenRule{Chain: old.Name, Comment: text})
 		case rules.Builtin(k.Table, old.Name):
 			k.Rules = append(k.Rules, iptables.TakenRule{Chain: old.Name, Target: r.Target})

@@ -108,7 +108,7 @@ func (w Writer) one(family rules.Family, table rules.TableName, words ...string)
 // stay. It fails on legacy and if there is no such table.
 func (w Writer) FlushTable(family rules.Family, table rules.TableName) error {
 	return w.native(family, table, func(t *rules.Table) *rules.Table {
-		t = sorted(t)
+		t = copyOf(t)
 		for i := range t.Chains {
 			t.Chains[i].Rules = nil
 		}
