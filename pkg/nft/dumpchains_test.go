@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -81,7 +82,8 @@ func TestChainsNextToATransaction(t *testing.T) {
 				}
 			}
 		}
-		for range 200 {
+		rounds := testkit.Size(40, 200)
+		for range rounds {
 			listed := 0
 			err := conn.dump(unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, tableid.IPv4, nil, func([]byte) error { listed++; return nil })
 			if err != nil {
@@ -104,8 +106,8 @@ func TestChainsNextToATransaction(t *testing.T) {
 		if err := <-stopped; err != nil {
 			t.Error(err)
 		}
-		t.Logf("%d of 200 dumps were not what stands; %d of 400 lists were given up", raw, interrupted)
-		if interrupted > 100 {
+		t.Logf("%d of %d dumps were not what stands; %d of twice as many lists were given up", raw, rounds, interrupted)
+		if interrupted > rounds/2 {
 			t.Error("too many lists were given up: the test shows little")
 		}
 	})

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/internal/testkit/randrules"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -42,7 +43,7 @@ func TestTheKernelAgreesOnMeaning(t *testing.T) {
 					t.Logf("CANARYD_SEED=%d", n)
 					for i, table := range append(protect.Tables(), rules.Raw) {
 						r := rand.New(rand.NewPCG(n, uint64(family)<<8|uint64(i)))
-						for range 2 {
+						for range testkit.Size(1, 2) {
 							agree(t, r, tool, family, table)
 						}
 					}
@@ -52,7 +53,7 @@ func TestTheKernelAgreesOnMeaning(t *testing.T) {
 	}
 }
 
-const rulesEach = 250 // of three spellings each, in one restore
+var rulesEach = testkit.Size(150, 250) // of three spellings each, in one restore
 
 func agree(t *testing.T, r *rand.Rand, tool string, f rules.Family, table rules.TableName) {
 	t.Helper()
