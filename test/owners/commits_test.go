@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
@@ -16,18 +17,14 @@ import (
 
 // ownersStories are about the owners of protected rules at their work.
 func ownersStories() []story {
-	return []story{
+	stories := []story{
 		{
-			name: "an owner commits 100 times a second at 1,000 services", busy: true,
-			prepare: func(n *nodetest.Node, _ *story) []string { services(n, 1000); return nil }, happens: storm,
+			name: "an owner commits 100 times a second", busy: true,
+			prepare: func(n *nodetest.Node, _ *story) []string { services(n, testkit.Size(100, 1000)); return nil }, happens: storm,
 		},
 		{
 			name: "kube-proxy --cleanup at 100 services", quiet: grace,
 			prepare: func(n *nodetest.Node, s *story) []string { return control(n, s, 100) }, happens: cleanup,
-		},
-		{
-			name: "kube-proxy --cleanup at 5,000 services", quiet: grace, busy: true,
-			prepare: func(n *nodetest.Node, s *story) []string { return control(n, s, 5000) }, happens: cleanup,
 		},
 		{
 			name: "Docker deletes and inserts its jumps", quiet: grace, protect: []string{"DOCKER*"},
@@ -35,6 +32,13 @@ func ownersStories() []story {
 		},
 		lastPod(),
 	}
+	if !testkit.IsLarge() {
+		return stories
+	}
+	return append(stories, story{
+		name: "kube-proxy --cleanup at 5,000 services", quiet: grace, busy: true,
+		prepare: func(n *nodetest.Node, s *story) []string { return control(n, s, 5000) }, happens: cleanup,
+	})
 }
 
 // services writes the rules of a node with so many IPv4 services.
@@ -213,7 +217,7 @@ func rewriteJumps(n *nodetest.Node, _ *nodetest.Process) {
 			for _, chain := range dockerJumps {
 				run(n, family, rules.Filter, "-D", "FORWARD", "-j", chain)
 				if round == 10 {
-					time.Sleep(3 * time.Second) // a machine that is busy
+					time.Sleep(jumpGrace / 5) // a machine that is busy
 				}
 				run(n, family, rules.Filter, "-I", "FORWARD", "-j", chain)
 			}

@@ -1,6 +1,7 @@
 package owners
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -21,7 +23,13 @@ import (
 
 // As it is shipped: with the race detector, which test/e2e has, reading
 // 60,000 rules takes ten times as long, and commits are farther apart.
-func TestMain(m *testing.M) { os.Exit(nodetest.MainWithTurns(m)) }
+func TestMain(m *testing.M) {
+	// Most tests wait: for graces, and for the commands of a flusher.
+	if err := flag.Set("test.parallel", "5"); err != nil {
+		panic(err)
+	}
+	os.Exit(nodetest.MainWithTurns(m))
+}
 
 // A story is what may happen on a node while canaryd watches.
 type story struct {
@@ -49,12 +57,15 @@ type counts struct{ Proved, Raced, Partial, Failed, Skipped, Tables, Records int
 const (
 	// moment is long enough for the looks after a hint and for two polls.
 	moment = 3 * time.Second
-	// jumpGrace is --jump-grace's default, and grace what is learned after it, too.
-	jumpGrace = 15 * time.Second
-	grace     = jumpGrace + 3*time.Second
 	// settles bounds how long canaryd takes to be up to date again; reads that
 	// failed are repeated at growing distances.
 	settles = time.Minute
+)
+
+var (
+	// jumpGrace is canaryd's --jump-grace, and grace what is learned after it, too.
+	jumpGrace = testkit.Size(6*time.Second, 15*time.Second)
+	grace     = jumpGrace + 3*time.Second
 )
 
 var both = []iptables.Backend{iptables.NFT, iptables.Legacy}
@@ -63,6 +74,7 @@ var both = []iptables.Backend{iptables.NFT, iptables.Legacy}
 // processors there are, because most of them mostly wait. Those that are busy
 // take turns.
 func TestNeverAFalseFlush(t *testing.T) {
+	t.Parallel()
 	var all sync.WaitGroup
 	defer all.Wait()
 	for _, s := range stories() {
@@ -97,7 +109,7 @@ func tell(n *nodetest.Node, s story) {
 		done = n.Turn()
 	}
 	left := s.prepare(n, &s)
-	flags := append([]string{"--protect=" + strings.Join(append(slices.Clone(scenario.Protect), s.protect...), ",")}, s.flags...)
+	flags := append([]string{"--jump-grace=" + jumpGrace.String(), "--protect=" + strings.Join(append(slices.Clone(scenario.Protect), s.protect...), ",")}, s.flags...)
 	d := n.Start(flags...)
 	time.Sleep(time.Second) // marks of a new generation are renewed
 	before := count(n)

@@ -88,6 +88,9 @@ func TestAFlusherThatDeletesChainsBehindTheReplay(t *testing.T) {
 				time.Sleep(time.Duration(i*13%90) * time.Millisecond)
 			}
 			n.Within(nodetest.HealsIn, "all rules to be back", func() error {
+				if err := nodetest.Ready(); err != nil { // it costs least to ask
+					return err
+				}
 				if d := len(before) - len(n.Protected()); d != 0 {
 					return fmt.Errorf("%d rules are missing", d)
 				}

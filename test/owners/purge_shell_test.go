@@ -73,6 +73,9 @@ func (s shell) canaries() (lines int) {
 func (s shell) healed(canaries int, protected []string) {
 	s.Helper()
 	s.Within(nodetest.HealsIn, "marks and rules to be back", func() error {
+		if err := nodetest.Ready(); err != nil { // it costs least to ask
+			return err
+		}
 		if d := cmp.Diff(protected, s.Protected()); d != "" {
 			return fmt.Errorf("(-want +got):\n%s", d)
 		}
@@ -116,10 +119,11 @@ func TestACleanupIsObeyed(t *testing.T) {
 					sh := startShell(n, tt.person)
 					before, canaries := n.Protected(), sh.canaries()
 					for _, words := range tt.first {
-						if words == "mark" {
-							words = `-t nat $(` + program + `-w 20 -t nat -S PREROUTING | sed -n '/canaryd-witness/{s/^-A/-D/;s/"//g;p}')`
+						line := program + "-w 20 " + words
+						if words == "mark" { // which may be renewed between the two commands
+							line = `until ` + program + `-w 20 -t nat $(` + program + `-w 20 -t nat -S PREROUTING | sed -n '/canaryd-witness/{s/^-A/-D/;s/"//g;p}'); do :; done`
 						}
-						sh.do(program + "-w 20 " + words)
+						sh.do(line)
 						sh.healed(canaries, before)
 					}
 					cleanup := cleanupOf(n, program)

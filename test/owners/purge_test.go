@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -93,19 +94,21 @@ func marksAt(list []deletion, place float64) []deletion {
 // TestAPurgeIsNoDecision: a configuration manager deletes every rule that it does not manage, one
 // by one, our marks among them. All protected rules come back, whatever its pace and its order.
 func TestAPurgeIsNoDecision(t *testing.T) {
-	for _, tt := range []struct {
+	type purges struct {
 		pause  time.Duration
 		orders []string
-	}{
+	}
+	for _, tt := range testkit.Size([]purges{
+		{0, []string{"random", "marks between"}},
+		{10 * time.Millisecond, []string{"marks last"}},
+		{300 * time.Millisecond, []string{"marks first"}},
+	}, []purges{
 		{0, []string{"forward", "backward", "random", "marks first", "marks between", "marks last"}},
 		{10 * time.Millisecond, []string{"random", "marks last"}},
 		{100 * time.Millisecond, []string{"backward", "marks last"}},
 		{300 * time.Millisecond, []string{"random", "marks first", "marks last"}},
-	} {
+	}) {
 		for _, order := range tt.orders {
-			if testing.Short() && tt.pause > 0 {
-				continue
-			}
 			for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 				t.Run(fmt.Sprintf("%s/%s/%s", tt.pause, order, backend), func(t *testing.T) {
 					nodetest.On(t, backend, func(n *nodetest.Node) { purge(n, tt.pause, order) })
@@ -195,6 +198,9 @@ func purge(n *nodetest.Node, pause time.Duration, order string) {
 	}
 	_ = script(n, "/run/purge.sh", pause, list).Run() // what canaryd put back may be written otherwise
 	n.Within(nodetest.HealsIn, "the protected rules to be back", func() error {
+		if err := nodetest.Ready(); err != nil { // it costs least to ask
+			return err
+		}
 		if after := n.Protected(); !slices.Equal(before, after) {
 			return fmt.Errorf("(-want +got):\n%s", cmp.Diff(before, after))
 		}

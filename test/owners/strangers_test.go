@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -23,7 +24,7 @@ func strangersStories() []story {
 			name: "native nft rules come into our tables and go", backends: []iptables.Backend{iptables.NFT},
 			happens: nativeRules,
 		},
-		{name: "iptables-save and iptables -S, 200 times each", happens: readers},
+		{name: "iptables-save and iptables -S, again and again", happens: readers},
 		{name: "tables of others are deleted or flushed", happens: foreignTables},
 	}
 }
@@ -63,7 +64,7 @@ func readers(n *nodetest.Node, _ *nodetest.Process) {
 	var all sync.WaitGroup
 	for _, family := range rules.Families() {
 		all.Go(func() {
-			for i := range 100 {
+			for i := range testkit.Size(25, 100) {
 				table := protect.Tables()[i%3]
 				if _, err := n.Programs.Save(n.Context(), family); err != nil {
 					n.Error(err)

@@ -12,26 +12,27 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-const (
-	lockHeld  = 15 * time.Second
-	suspended = 30 * time.Second
+var (
+	lockHeld  = testkit.Size(5*time.Second, 15*time.Second)
+	suspended = testkit.Size(6*time.Second, 30*time.Second)
 )
 
 // troubleStories are about what goes wrong around canaryd.
 func troubleStories() []story {
 	return []story{
 		{
-			name: "the xtables lock is held for 15 s", backends: []iptables.Backend{iptables.Legacy},
+			name: "the xtables lock is held", backends: []iptables.Backend{iptables.Legacy},
 			prepare: loadOnly, happens: heldLock,
 		},
 		{name: "iptables is upgraded", prepare: upgradable, happens: upgrade},
 		{name: "memory is short", prepare: starved, happens: starve},
-		{name: "canaryd is suspended for 30 s while an owner works", prepare: loadOnly, happens: suspendBesideOwner},
+		{name: "canaryd is suspended while an owner works", prepare: loadOnly, happens: suspendBesideOwner},
 	}
 }
 
@@ -187,7 +188,7 @@ func starve(n *nodetest.Node, _ *nodetest.Process) {
 		n.Must(os.WriteFile(next, []byte(script), 0o755))
 		n.Must(os.Rename(next, filepath.Join(own, name)))
 	}
-	for nth := range 12 {
+	for nth := range testkit.Size(8, 12) {
 		newEndpoint(n, nth+1)
 		if nth%4 == 3 {
 			noEndpoint(n)

@@ -20,10 +20,10 @@ var neverMatches = []string{
 	"! -f -p tcp -m tcp ! --dport :",
 }
 
-// TestAClosedPortStaysClosed: a rule that accepts nothing stands before one that drops. Whatever
-// text iptables prints of it, the replay must not make an accepting rule of it, and a later flush
-// must not either.
-func TestAClosedPortStaysClosed(t *testing.T) {
+// TestARuleThatAcceptsNothingComesBackAsOne: a rule that accepts nothing stands before one that
+// drops. Whatever text iptables prints of it, the replay must not make an accepting rule of it, and
+// a later flush must not either.
+func TestARuleThatAcceptsNothingComesBackAsOne(t *testing.T) {
 	for _, flags := range [][]string{{}, {"--replay=text"}} {
 		t.Run(fmt.Sprint(flags), func(t *testing.T) {
 			nodetest.OnBoth(t, func(n *nodetest.Node) {
