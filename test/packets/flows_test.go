@@ -3,6 +3,7 @@ package packets
 import (
 	"bufio"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"net/netip"
@@ -21,7 +22,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "4"); err != nil { // they wait: for packets that do not come
+		panic(err)
+	}
+	os.Exit(nodetest.Main(m))
+}
 
 const (
 	// answersIn is for an answer that must come, silentFor for one that must not.

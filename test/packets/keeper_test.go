@@ -177,7 +177,7 @@ func TestConnectionsThroughManyFlushes(t *testing.T) {
 
 // repaired returns nil if so many flushes, or more, have records, and all is back.
 func (l *lab) repaired(n int) error {
-	if got := len(l.Status().Flushes); got < n {
+	if got := len(l.Published().Flushes); got < n {
 		return fmt.Errorf("%d flush records, want %d", got, n)
 	}
 	return nodetest.Ready()

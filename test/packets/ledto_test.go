@@ -53,9 +53,9 @@ const ufwDocker = `*filter
 COMMIT
 `
 
-// TestAClosedPortStaysClosed: Docker's chains lead to chains of ufw, which hold the DROP. Whatever
+// TestWhoWasKeptOutStaysOut: Docker's chains lead to chains of ufw, which hold the DROP. Whatever
 // flushes them, who was kept out before is kept out after the replay, and who was let in gets in.
-func TestAClosedPortStaysClosed(t *testing.T) {
+func TestWhoWasKeptOutStaysOut(t *testing.T) {
 	inCluster(t, func(l *lab) {
 		l.Must(l.Programs.RestoreNoflush(l.Context(), rules.IPv4, ufwDocker))
 		meets := func(when string) {

@@ -101,6 +101,20 @@ func (n *node) perFamily(name string, body func(t *testing.T, f rules.Family)) {
 	})
 }
 
+// perProtocol is perFamily for each protocol, too. No two of them share the rules of a service.
+func (n *node) perProtocol(name string, body func(t *testing.T, f rules.Family, protocol string)) {
+	n.T.Run(name, func(t *testing.T) {
+		for _, f := range rules.Families() {
+			for _, protocol := range protocols {
+				t.Run(f.String()+"/"+protocol, func(t *testing.T) {
+					t.Parallel()
+					body(t, f, protocol)
+				})
+			}
+		}
+	})
+}
+
 func newNode(t *testing.T, backend iptables.Backend) *node {
 	n := &node{T: t, backend: backend, spaces: map[string]int{}}
 	data, err := os.ReadFile("testdata/cluster.yaml")

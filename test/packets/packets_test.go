@@ -106,39 +106,35 @@ func attempts() []attempt {
 
 func TestPackets(t *testing.T) {
 	on(t, func(n *node) {
-		n.perFamily("without rules", n.nothingYet)
+		n.perProtocol("without rules", n.nothingYet)
 		n.load(options())
-		n.perFamily("with rules", func(t *testing.T, f rules.Family) {
+		n.perProtocol("with rules", func(t *testing.T, f rules.Family, protocol string) {
 			var proved table
 			defer func() { proved.log(t) }()
-			for _, protocol := range protocols {
-				for _, a := range attempts() {
-					n.prove(t, f, protocol, a, &proved)
-				}
-				for _, by := range []way{clusterIP, nodePort} {
-					n.spreads(t, f, protocol, by, &proved)
-					n.keepsAffinity(t, f, protocol, by, &proved)
-				}
-				n.remembersEveryClient(t, f, protocol, &proved)
+			for _, a := range attempts() {
+				n.prove(t, f, protocol, a, &proved)
 			}
+			for _, by := range []way{clusterIP, nodePort} {
+				n.spreads(t, f, protocol, by, &proved)
+				n.keepsAffinity(t, f, protocol, by, &proved)
+			}
+			n.remembersEveryClient(t, f, protocol, &proved)
 		})
 	})
 }
 
 // nothingYet: the network carries packets, and what the rules are to make of
 // services is not there.
-func (n *node) nothingYet(t *testing.T, f rules.Family) {
-	for _, protocol := range protocols {
-		for _, pod := range []string{near, far} {
-			got, err := n.ask(client, 0, protocol, netip.AddrPortFrom(address(pod, f), 8080), patience)
-			if diff := cmp.Diff(outcome{answered, pod, own}, got); diff != "" || err != nil {
-				t.Fatalf("%s to %s itself: %v\n%s", protocol, pod, err, diff)
-			}
+func (n *node) nothingYet(t *testing.T, f rules.Family, protocol string) {
+	for _, pod := range []string{near, far} {
+		got, err := n.ask(client, 0, protocol, netip.AddrPortFrom(address(pod, f), 8080), patience)
+		if diff := cmp.Diff(outcome{answered, pod, own}, got); diff != "" || err != nil {
+			t.Fatalf("%s to %s itself: %v\n%s", protocol, pod, err, diff)
 		}
-		for _, by := range []way{clusterIP, nodePort, externalIP, loadBalancer} {
-			if got, err := n.ask(client, 0, protocol, n.destination(t, f, "plain", by, protocol), silence); err != nil || got.End == answered {
-				t.Errorf("%s to the %s: %v, %v", protocol, by, got, err)
-			}
+	}
+	for _, by := range []way{clusterIP, nodePort, externalIP, loadBalancer} {
+		if got, err := n.ask(client, 0, protocol, n.destination(t, f, "plain", by, protocol), silence); err != nil || got.End == answered {
+			t.Errorf("%s to the %s: %v, %v", protocol, by, got, err)
 		}
 	}
 }

@@ -47,7 +47,7 @@ func TestFlowsFromBeforeTheStandby(t *testing.T) {
 				}
 				d := l.Start("--standby=on", "--settle="+settle.String())
 				l.Within(nodetest.HealsIn, "the standby to be armed", func() error {
-					s := l.Status()
+					s := l.Published()
 					if test.nativeToo && (len(s.Native) != 1 || s.Native[0].Standby == nil || s.Native[0].Standby.State != string(api.StandbyArmed)) {
 						return fmt.Errorf("%+v", s.Native)
 					}

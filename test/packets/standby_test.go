@@ -56,16 +56,14 @@ func TestPacketsThroughTheStandby(t *testing.T) {
 				for _, f := range rules.Families() {
 					n.standIn(t, s, f, r)
 				}
-				n.perFamily("through the standby", func(t *testing.T, f rules.Family) {
+				n.perProtocol("through the standby", func(t *testing.T, f rules.Family, protocol string) {
 					var proved table
-					for _, protocol := range protocols {
-						for _, a := range attempts() {
-							n.prove(t, f, protocol, a, &proved)
-						}
-						for _, by := range []way{clusterIP, nodePort} {
-							n.spreads(t, f, protocol, by, &proved)
-							n.keepsAffinity(t, f, protocol, by, &proved)
-						}
+					for _, a := range attempts() {
+						n.prove(t, f, protocol, a, &proved)
+					}
+					for _, by := range []way{clusterIP, nodePort} {
+						n.spreads(t, f, protocol, by, &proved)
+						n.keepsAffinity(t, f, protocol, by, &proved)
 					}
 				})
 				for _, f := range rules.Families() {
