@@ -23,10 +23,10 @@ import (
 )
 
 const (
-	// A scrape each second stands for one each 5 s, so that what takes minutes
+	// A scrape each half second stands for one each 5 s, so that what takes minutes
 	// is seen within one: all time is stretched, timestamps too.
-	scrapeEach = time.Second
-	stretch    = 5
+	scrapeEach = time.Second / 2
+	stretch    = 10
 	// lead is how many scrapes late promtool's time begins: it begins at 0, and
 	// there must be a time before the first scrape.
 	lead   = 24
