@@ -66,10 +66,6 @@ release: ## build all that is released into bin/release, reproducibly: docs/rele
 	rm -rf bin/release
 	hack/release.sh bin/release '$(VERSION)' '$(COMMIT)' "$$(git log -1 --format=%ct)" '$(REPOSITORY)'
 
-.PHONY: test-release
-test-release: deps-test ## make a release twice, compare the bytes, and run its image (2 minutes)
-	hack/test.sh -tags release -run TestRelease ./test/packaging
-
 # make image IMAGE=registry.example/canaryd:0.1.0 GO=1.26 DEBIAN=trixie-slim
 IMAGE  ?= canaryd:$(subst +,-,$(VERSION))
 ENGINE ?= $(shell command -v podman || command -v docker || echo podman)
@@ -85,7 +81,7 @@ image-rootfs: build ## assemble the image's root file system in bin/rootfs, from
 	hack/image-rootfs.sh bin/canaryd bin/rootfs
 
 .PHONY: deps
-deps: ## install the programs that test and demo need, where they are missing
+deps: ## install the programs that make test and demo need, where they are missing
 	@hack/install-deps.sh
 
 .PHONY: deps-browser
@@ -93,13 +89,41 @@ deps-browser: # Chromium too, which only tests and pictures of the page need
 	@hack/install-deps.sh browser
 
 .PHONY: deps-test
-deps-test: # and the firewalls that test/flushers runs, and what a release is made of and tried with
-	@hack/install-deps.sh browser flushers release
+deps-test: # all that make test, make test-programs and make test-release need
+	@hack/install-deps.sh programs browser flushers release
 	@hack/netavark.sh
 
+# Levels of tests: test/README.md. Each installs what it needs and is missing.
 .PHONY: test
-test: deps-test ## run all tests, against the kernel too, in network namespaces of their own
-	@hack/test.sh
+test: ## the tests for each change, against the kernel too, in network namespaces of their own
+	@hack/install-deps.sh optional
+	@hack/test.sh test
+
+.PHONY: race
+race: ## the same with the race detector in all packages where goroutines meet
+	@hack/install-deps.sh optional
+	@hack/test.sh race
+
+.PHONY: test-large
+test-large: ## the limits, and other tests at large sizes
+	@hack/install-deps.sh optional
+	@hack/test.sh large
+
+.PHONY: test-programs
+test-programs: ## tests with Chromium, Prometheus, firewalls, CNI plugins, netavark, packages and shells
+	@hack/install-deps.sh programs browser flushers optional
+	@hack/netavark.sh
+	@hack/test.sh programs
+
+.PHONY: test-release
+test-release: ## make a release twice, compare the bytes, and run its image (2 minutes)
+	@hack/install-deps.sh release
+	@hack/test.sh -tags=release -run=TestRelease ./test/packaging
+
+.PHONY: test-busy
+test-busy: ## make test five times while 16 loops keep the processors busy, and twice on one processor; an hour or two
+	@hack/install-deps.sh
+	@hack/busy.sh
 
 # make fuzz FUZZ=5m for five minutes each, FUZZ=3000x for that many inputs each.
 FUZZ ?= 30s
@@ -170,7 +194,7 @@ wars: deps ## a process that flushes without end, on the kernel: what it costs, 
 	go test -tags wars -count=1 -v -run 'WithoutEnd$$|InReplay$$|MemoryShort$$' ./test/limits
 
 .PHONY: flushers
-flushers: ## the firewalls of the distribution against canaryd, as test runs them too; writes the matrix into docs/flushers.md
+flushers: ## the firewalls of the distribution against canaryd, as test-programs runs them too; writes the matrix into docs/flushers.md
 	@hack/install-deps.sh flushers
 	go test -count=1 -v -run 'TestFlushers' ./test/flushers -update
 
@@ -180,6 +204,7 @@ VERSIONS ?= .
 versions: ## the ways to flush, and what compares bytes and text, with the iptables and nft of four Debian releases; prints a table
 	@hack/userlands.sh
 	go test -count=1 -timeout=30m -v -run '^Test([^V]|V[^e])|TestVersions/($(VERSIONS))' ./test/versions
+	go test -count=1 -v -run TestRulesOfANewerIptables ./test/e2e
 
 # make kubeproxy KUBEPROXY=10m for ten minutes of flushes; KUBEPROXY_SEED=7 repeats a run.
 .PHONY: kubeproxy

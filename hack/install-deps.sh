@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Installs the programs that the tests and the demo run, where they are missing.
+# Installs the programs that make test and the demo run, where they are missing.
 # Says nothing and touches nothing when all of them are there. Starts no service:
 # the nftables package ships one, and apt must not load its rules on this machine.
+# With the argument "optional" it is no failure that they cannot be installed: tests that
+# need them are skipped. With CI=true it is one.
+# With the argument "programs" it installs what else the packages of make test-programs run.
 # With the argument "browser" it installs Chromium too, in which the page is
 # tried, where the distribution has it as a package: Ubuntu has not.
 # With the argument "flushers" it also unpacks the firewalls that test/flushers
@@ -14,10 +17,12 @@
 # architectures, and containerd, which test/packaging loads the image with.
 set -euo pipefail
 
-with_flushers=false with_browser=false with_release=false with_kernels=false
+optional=false with_programs=false with_flushers=false with_browser=false with_release=false with_kernels=false
 here=$(cd "$(dirname "$0")" && pwd)
 for word; do
 	case $word in
+	optional) optional=true ;;
+	programs) with_programs=true ;;
 	flushers) with_flushers=true ;;
 	browser) with_browser=true ;;
 	release) with_release=true ;;
@@ -37,16 +42,21 @@ needed=(
 	/etc/protocols:netbase
 	ip:iproute2
 	strace:strace
-	promtool:prometheus
-	amtool:prometheus-alertmanager
-	systemd-analyze:systemd
 	setpriv:util-linux
-	mandoc:mandoc
-	rpmbuild:rpm
-	zsh:zsh
-	fish:fish
-	/usr/lib/cni/portmap:containernetworking-plugins
 )
+if $with_programs; then
+	needed+=(
+		promtool:prometheus
+		amtool:prometheus-alertmanager
+		systemd-analyze:systemd
+		mandoc:mandoc
+		rpmbuild:rpm
+		ssh-keygen:openssh-client
+		zsh:zsh
+		fish:fish
+		/usr/lib/cni/portmap:containernetworking-plugins
+	)
+fi
 if $with_flushers && ! { [ "$(id -u)" -eq 0 ] && command -v apt-get && command -v dpkg-deb; } >/dev/null; then
 	echo "install-deps: only root runs test/flushers, with packages of Debian's; it is skipped"
 	with_flushers=false
@@ -56,7 +66,7 @@ if $with_release && ! { [ "$(id -u)" -eq 0 ] && command -v apt-get && command -v
 	with_release=false
 fi
 if $with_release; then
-	needed+=(readelf:binutils ssh-keygen:openssh-client)
+	needed+=(readelf:binutils rpmbuild:rpm ssh-keygen:openssh-client)
 fi
 if $with_kernels; then
 	needed+=(qemu-system-x86_64:qemu-system-x86 qemu-system-aarch64:qemu-system-arm)
@@ -128,8 +138,14 @@ give_up() {
 		echo "Nothing but what is unpacked for test/flushers and test/packaging is missing: what they cannot run they skip." >&2
 		exit 0
 	fi
-	[ ${#packages[@]} -eq 0 ] || echo "Please install these packages (Debian's names): ${packages[*]}" >&2
-	echo "They must provide iptables-nft, iptables-legacy, their ip6tables twins, nft, ipset, ip, strace, promtool, setpriv, systemd-analyze and the CNI plugins, and for tests of the page Chromium." >&2
+	if [ ${#packages[@]} -gt 0 ]; then
+		echo "Please install these packages (Debian's names): ${packages[*]}" >&2
+		echo "They provide $(printf '%s ' "${needed[@]%%:*}")" >&2
+	fi
+	if $optional && [ "${CI:-}" != true ]; then
+		echo "Tests that need these programs are skipped." >&2
+		exit 0
+	fi
 	! $with_flushers || echo "For test/flushers, Debian's packages ${firewalls[*]} are unpacked into $flushers." >&2
 	exit 1
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs all tests, with the race detector, prints how far they are at least every ten seconds, and
-# closes with what ran. With CI=true a skipped test is a failure: it would hide that something was
-# never tried. Arguments go to go test; without any it tests all that there is.
+# Runs a level of tests: test, race, large or programs. hack/progress prints how far they are at
+# least every ten seconds, and closes with what ran. With CI=true a skipped test is a failure: it
+# would hide that something was never tried. All other arguments go to go test.
 # CANARYD_TEST_EVENTS names a file for all events of go test -json.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,35 +20,69 @@ progress=("$work/progress")
 # A cached result would say nothing about this machine's kernel and iptables.
 common=(-count=1 -timeout=30m -p="$atonce")
 
-if [ $# -gt 0 ]; then
-	"${progress[@]}" "${common[@]}" -race "$@"
-	exit
-fi
+# The canaryd that packages try is linked once, not ten times.
+link() { # FLAG-OF-GO-BUILD...
+	mkdir -p "$work/builds"
+	go build "$@" -o "$work/builds/canaryd${1:-}" ./cmd/canaryd
+	export CANARYD_TEST_BUILDS=$work/builds
+}
 
-# Ten packages try the built canaryd. It is linked once, not ten times.
-mkdir "$work/builds"
-go build -o "$work/builds/canaryd" ./cmd/canaryd
-go build -race -o "$work/builds/canaryd-race" ./cmd/canaryd
-export CANARYD_TEST_BUILDS=$work/builds
-# test/versions runs other packages' tests once more, in other userlands: make versions.
-# test/kernels runs them on other kernels, emulated: make kernels. test/kubeproxy needs a
-# kube-proxy, which make kubeproxy builds.
-# The distribution's firewalls have the processors to themselves: a flush of theirs
-# is of many commands, and is not to be healed in the middle for want of time. So have
-# the limits: time and memory are measured there, and 240,000 rules take both.
-mapfile -t others < <(go list ./... | grep -v -e /test/flushers -e /test/kernels -e /test/kubeproxy -e /test/limits -e /test/versions)
-# These drive canaryd as it is installed: a program with the race detector takes several times
-# the processor, and test/e2e and test/faults run that one on the kernel.
-# pkg/native is among them: one goroutine does all of it, and thousands of objects take long with
-# the race detector.
-driving=(./test/owners ./hack/soak ./test/packets ./pkg/native ./test/alerts ./test/page ./test/packaging ./hack/bench/...)
-mapfile -t others < <(printf '%s\n' "${others[@]}" | grep -v -x -F "$(go list "${driving[@]}")")
-# Those that take longest begin first, so that in the end nothing waits for them. The modules of
-# their own read and write files, and run nothing of canaryd's in their own process.
-"${progress[@]}" \
-	"${common[@]}" -race ./internal/daemon ./test/e2e ./pkg/iptables ./test/interleavings ./test/faults "${others[@]}" -- \
-	"${common[@]}" "${driving[@]}" -- \
-	"${common[@]}" -race ./test/flushers -- \
-	"${common[@]}" ./test/limits -- \
-	-C test/kubernetes "${common[@]}" ./... -- \
-	-C hack/release "${common[@]}" ./...
+# all lists the packages with tests, but those in the arguments. Those that take longest begin
+# first, so that in the end nothing waits for them.
+first=(./internal/daemon ./test/e2e ./pkg/iptables ./test/interleavings ./test/faults)
+all() { # PACKAGE...
+	local packages
+	packages=$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -vxF "$(go list "$@")")
+	go list "${first[@]}" | grep -xF "$packages"
+	grep -vxF "$(go list "${first[@]}")" <<<"$packages"
+}
+
+# Packages of levels of their own: Makefile. The distribution's firewalls and the limits have the
+# processors to themselves: a flush of many commands is not to be healed in the middle for want of
+# time, and time and memory are measured.
+elsewhere=(./test/alerts ./test/flushers ./test/kernels ./test/kubeproxy ./test/limits ./test/packaging ./test/page ./test/versions)
+# Where goroutines of ours meet, and the race detector costs seconds.
+meeting=(./internal/control ./internal/journal ./internal/metrics ./internal/sdnotify ./internal/serve ./internal/source ./internal/web ./pkg/conntrack ./pkg/watch)
+# These drive canaryd as it is installed, or have one goroutine: with the race detector they take
+# several times the processor, and find nothing.
+alone=(./hack/bench/... ./hack/soak ./pkg/native ./test/owners ./test/packets)
+
+case ${1:-} in
+test)
+	link
+	link -race # test/e2e and test/interleavings have it always
+	export CANARYD_TEST_LEAVE=1
+	mapfile -t others < <(all "${elsewhere[@]}" "${meeting[@]}")
+	# Modules of their own.
+	"${progress[@]}" "${common[@]}" "${others[@]}" -- "${common[@]}" -race "${meeting[@]}" -- \
+		-C test/kubernetes "${common[@]}" ./... -- -C hack/release "${common[@]}" ./...
+	;;
+race)
+	link
+	link -race
+	export CANARYD_TEST_LEAVE=1
+	mapfile -t others < <(all "${elsewhere[@]}" "${alone[@]}")
+	"${progress[@]}" "${common[@]}" -race "${others[@]}"
+	;;
+large)
+	link
+	link -race
+	export CANARYD_TEST_LEAVE=1 CANARYD_TEST_LARGE=1
+	mapfile -t sized < <(git grep -lE 'testkit\.(Large|Size|IsLarge)\b' -- '*_test.go' ':!internal/testkit' ':!test/limits' | xargs -r -n1 dirname | sort -u | sed 's|^|./|')
+	runs=("${common[@]}" ./test/limits)
+	[ ${#sized[@]} -eq 0 ] || runs=("${common[@]}" "${sized[@]}" -- "${runs[@]}")
+	"${progress[@]}" "${runs[@]}"
+	;;
+programs)
+	link
+	# Of these packages only tests that need more programs than make test has: test/levels_test.go
+	# compares.
+	"${progress[@]}" "${common[@]}" ./test/page ./test/packaging ./test/alerts ./hack/dashboard -- \
+		"${common[@]}" -run='^Test(Fish|Zsh|ManualIsWellFormed|ManualIsComplete)$' ./cmd/canaryd -- \
+		"${common[@]}" -run='^Test(Netavark|PodsOfTheRealPluginsThatAreGone|RulesOfPodsThatAnAgentDeletes|HostPortsOfTheRealPlugins)$' ./test/owners -- \
+		"${common[@]}" -race ./test/flushers
+	;;
+*)
+	"${progress[@]}" "${common[@]}" "$@"
+	;;
+esac

@@ -160,7 +160,7 @@ const userlandsDir = "/var/cache/canaryd-test/userlands"
 func programsOf(n *nodetest.Node, suite string) string {
 	n.Helper()
 	root := filepath.Join(userlandsDir, suite)
-	nstest.NeedFile(n.T, filepath.Join(root, ".unpacked"))
+	nstest.NeedFile(n.T, filepath.Join(userlandsDir, suite, ".unpacked"))
 	dir := n.TempDir()
 	for _, name := range []string{"iptables-nft", "ip6tables-nft"} {
 		for _, suffix := range []string{"", "-save", "-restore"} {

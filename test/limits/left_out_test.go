@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -306,9 +307,7 @@ func peak(n *nodetest.Node, p *nodetest.Process) int {
 // 240,000 rules are more than twice what canaryd keeps. Neither at capture, nor at a flush, nor at
 // a restart from what it stored does it need more memory than the manifest allows.
 func TestMemoryBelowTheManifestsLimit(t *testing.T) {
-	if testing.Short() {
-		t.Skip("SKIPPED: -short, and it writes 240,000 rules")
-	}
+	testkit.Large(t, "240,000 rules")
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
 		const chains, each = 240, 1000

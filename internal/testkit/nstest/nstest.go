@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/netns"
 )
 
@@ -63,7 +64,7 @@ func Run(t *testing.T, body func(t *testing.T)) {
 	}
 	if err := setup(); errors.Is(err, netns.ErrImpossible) {
 		defer finish(t)
-		skipLoudly(t, "kernel test %s needs root or user namespaces: %v", t.Name(), err)
+		skipLoudly(t, "needs root or user namespaces: %v", err)
 	} else if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +79,27 @@ func Run(t *testing.T, body func(t *testing.T)) {
 func NeedRoot(t *testing.T) {
 	t.Helper()
 	if !netns.Root() {
-		skipLoudly(t, "test %s needs real root: a user namespace may not raise socket buffers", t.Name())
+		skipLoudly(t, "needs real root: a user namespace may not raise socket buffers")
+	}
+}
+
+// Elsewhere are the programs, and the folders of files, that make test does not install, with the
+// level that does. A program in a folder has its path.
+var Elsewhere = map[string]string{
+	"promtool": programs, "amtool": programs, "mandoc": programs, "fish": programs, "zsh": programs,
+	"/usr/lib/cni": programs, "/var/cache/canaryd-test/netavark": programs, "/var/cache/canaryd-test/flushers": programs,
+	"/var/cache/canaryd-test/userlands": "make versions",
+}
+
+const programs = "make test-programs"
+
+// leave leaves the test to the level that installs the program or the file.
+func leave(t *testing.T, name string) {
+	t.Helper()
+	for there, level := range Elsewhere {
+		if name == there || strings.HasPrefix(name, there+"/") {
+			testkit.LeaveTo(t, level, there)
+		}
 	}
 }
 
@@ -89,8 +110,9 @@ func NeedProgram(t *testing.T, names ...string) {
 		t.Fatal(err)
 	}
 	for _, name := range names {
+		leave(t, name)
 		if _, err := exec.LookPath(name); err != nil {
-			skipLoudly(t, "test %s needs %s: run make deps-test (%v)", t.Name(), name, err)
+			skipLoudly(t, "needs %s: run make deps-test (%v)", name, err)
 		}
 	}
 }
@@ -99,8 +121,9 @@ func NeedProgram(t *testing.T, names ...string) {
 func NeedFile(t *testing.T, paths ...string) {
 	t.Helper()
 	for _, path := range paths {
+		leave(t, path)
 		if _, err := os.Stat(path); err != nil {
-			skipLoudly(t, "test %s needs %s: run make deps-test (%v)", t.Name(), path, err)
+			skipLoudly(t, "needs %s: run make deps-test (%v)", path, err)
 		}
 	}
 }
@@ -110,7 +133,7 @@ func NeedFile(t *testing.T, paths ...string) {
 func NeedSetting(t *testing.T, path, value string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(value), 0); err != nil {
-		skipLoudly(t, "test %s needs %s=%s: %v", t.Name(), path, value, err)
+		skipLoudly(t, "needs %s=%s: %v", path, value, err)
 	}
 }
 
@@ -118,7 +141,7 @@ func NeedSetting(t *testing.T, path, value string) {
 func Need(t *testing.T, thing string, err error) {
 	t.Helper()
 	if err != nil {
-		skipLoudly(t, "test %s needs %s: %v", t.Name(), thing, err)
+		skipLoudly(t, "needs %s: %v", thing, err)
 	}
 }
 
@@ -165,7 +188,7 @@ func runChild(t *testing.T) {
 	t.Helper()
 	cmd, err := netns.Command(t.Context(), marker, t.Name(), childArgs(t)...)
 	if err != nil {
-		skipLoudly(t, "kernel test %s needs root or user namespaces: %v", t.Name(), err)
+		skipLoudly(t, "needs root or user namespaces: %v", err)
 	}
 	read, write, err := os.Pipe()
 	if err != nil {

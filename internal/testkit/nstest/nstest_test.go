@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/netns"
 )
 
@@ -130,6 +131,21 @@ func TestHelperLacksFile(t *testing.T) {
 	}
 }
 
+func TestHelperIsLarge(t *testing.T) {
+	if os.Getenv(helper) != "" {
+		Run(t, func(t *testing.T) {
+			testkit.Large(t, "5,000 services")
+			t.Logf("size %d", testkit.Size(1, 5000))
+		})
+	}
+}
+
+func TestHelperIsElsewhere(t *testing.T) {
+	if os.Getenv(helper) != "" {
+		NeedFile(t, "/usr/lib/cni/no-such-plugin")
+	}
+}
+
 func TestOutcomes(t *testing.T) {
 	// Without a PATH there is no program to try namespaces with.
 	const nowhere = "PATH=/nonexistent"
@@ -143,12 +159,16 @@ func TestOutcomes(t *testing.T) {
 		{"TestHelperFails", nil, []string{"--- FAIL: TestHelperFails", "the moon fell down"}},
 		{"TestHelperDies", nil, []string{"--- FAIL: TestHelperDies"}},
 		{"TestHelperRunsNothing", nil, []string{"--- FAIL: TestHelperRunsNothing", "ran no test to its end"}},
-		{"TestHelperPasses", []string{"CI=", nowhere}, []string{"--- SKIP: TestHelperPasses", "SKIPPED: kernel test TestHelperPasses needs root or user namespaces"}},
+		{"TestHelperPasses", []string{"CI=", nowhere}, []string{"--- SKIP: TestHelperPasses", "SKIPPED: needs root or user namespaces"}},
 		{"TestHelperPasses", []string{"CI=true", nowhere}, []string{"--- FAIL: TestHelperPasses", "CI=true forbids to skip"}},
 		{"TestHelperLacksProgram", []string{"CI="}, []string{"--- SKIP: TestHelperLacksProgram", "needs no-such-program"}},
 		{"TestHelperLacksProgram", []string{"CI=true"}, []string{"--- FAIL: TestHelperLacksProgram", "needs no-such-program"}},
 		{"TestHelperLacksFile", []string{"CI="}, []string{"--- SKIP: TestHelperLacksFile", "needs /no/such/file"}},
 		{"TestHelperLacksFile", []string{"CI=true"}, []string{"--- FAIL: TestHelperLacksFile", "needs /no/such/file"}},
+		{"TestHelperIsLarge", []string{"CI=true", "CANARYD_TEST_LARGE="}, []string{"--- SKIP: TestHelperIsLarge", "left to make test-large: 5,000 services"}},
+		{"TestHelperIsLarge", []string{"CI=true", "CANARYD_TEST_LARGE=1"}, []string{"--- PASS: TestHelperIsLarge", "size 5000"}},
+		{"TestHelperIsElsewhere", []string{"CI=true", "CANARYD_TEST_LEAVE=1"}, []string{"--- SKIP: TestHelperIsElsewhere", "left to make test-programs: it needs /usr/lib/cni"}},
+		{"TestHelperIsElsewhere", []string{"CI=true", "CANARYD_TEST_LEAVE="}, []string{"--- FAIL: TestHelperIsElsewhere", "needs /usr/lib/cni/no-such-plugin"}},
 	} {
 		t.Run(c.test+strings.Join(c.env, ","), func(t *testing.T) {
 			t.Parallel()

@@ -1,0 +1,217 @@
+package test
+
+import (
+	"go/ast"
+	"go/constant"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+)
+
+// TestWhatIsLeftIsRun: each test that make test leaves to another level is run by that level.
+func TestWhatIsLeftIsRun(t *testing.T) {
+	makefile, script := text(t, "../Makefile"), text(t, "../hack/test.sh")
+	_, script, _ = strings.Cut(script, "\nprograms)\n")
+	// A run of some tests of a package, and of whole packages.
+	some := regexp.MustCompile(`-run[= ]'?([^' ]+)'? \./(\S+)`)
+	runs := map[string]map[string]*regexp.Regexp{"make test-programs": {}, "make versions": {}}
+	for level, commands := range map[string]string{"make test-programs": script, "make versions": makefile} {
+		for _, m := range some.FindAllStringSubmatch(strings.ReplaceAll(commands, "$$", "$"), -1) {
+			if pattern, err := regexp.Compile(m[1]); err == nil && level == "make test-programs" || m[2] == "test/e2e" {
+				runs[level][m[2]] = pattern
+			}
+		}
+	}
+	whole := strings.Fields(regexp.MustCompile(`(?m)"\$\{common\[@\]\}" ((\./\S+ )+)--`).FindStringSubmatch(script)[1])
+
+	left := map[string]map[string][]string{} // by level, then package: its tests
+	for folder := range folders(t) {
+		for test, level := range leaving(t, "../"+folder) {
+			if level == "make test-programs" && slices.Contains(whole, "./"+folder) ||
+				slices.Contains([]string{"test/versions", "test/flushers", "test/kernels"}, folder) {
+				continue // all of it is a level's
+			}
+			if left[level] == nil {
+				left[level] = map[string][]string{}
+			}
+			left[level][folder] = append(left[level][folder], test)
+		}
+	}
+	run := map[string]map[string][]string{}
+	for level, packages := range runs {
+		run[level] = map[string][]string{}
+		for folder, pattern := range packages {
+			for _, test := range tests(t, "../"+folder) {
+				if pattern.MatchString(test) {
+					run[level][folder] = append(run[level][folder], test)
+				}
+			}
+		}
+	}
+	for _, levels := range []map[string]map[string][]string{left, run} {
+		for _, packages := range levels {
+			for _, names := range packages {
+				slices.Sort(names)
+			}
+		}
+	}
+	if diff := cmp.Diff(left, run); diff != "" {
+		t.Errorf("tests that make test leaves to other levels, and that these run (-left +run):\n%s", diff)
+	}
+}
+
+func text(t *testing.T, path string) string {
+	t.Helper()
+	all, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(all)
+}
+
+// folders returns the folders with tests of canaryd's module.
+func folders(t *testing.T) map[string]bool {
+	t.Helper()
+	all := map[string]bool{}
+	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(path, "_test.go") && !strings.Contains(path, "testdata/") {
+			all[strings.TrimPrefix(filepath.Dir(path), "../")] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func parsed(t *testing.T, folder string) []*ast.File {
+	t.Helper()
+	paths, err := filepath.Glob(folder + "/*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files []*ast.File
+	for _, path := range paths {
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+	}
+	return files
+}
+
+func tests(t *testing.T, folder string) []string {
+	t.Helper()
+	var all []string
+	for name := range functions(parsed(t, folder)) {
+		if strings.HasPrefix(name, "Test") && name != "TestMain" {
+			all = append(all, name)
+		}
+	}
+	return all
+}
+
+func functions(files []*ast.File) map[string]*ast.FuncDecl {
+	all := map[string]*ast.FuncDecl{}
+	for _, file := range files {
+		for _, decl := range file.Decls {
+			if f, is := decl.(*ast.FuncDecl); is && f.Body != nil {
+				all[f.Name.Name] = f
+			}
+		}
+	}
+	return all
+}
+
+// leaving returns the tests of a folder that need something of nstest.Elsewhere, by themselves or
+// by a function of the folder that they call, and the level that has it.
+func leaving(t *testing.T, folder string) map[string]string {
+	t.Helper()
+	files := parsed(t, folder)
+	all, constants := functions(files), stringConstants(files)
+	levels := map[string]string{}
+	for name, f := range all {
+		ast.Inspect(f.Body, func(n ast.Node) bool {
+			call, is := n.(*ast.CallExpr)
+			if !is {
+				return true
+			}
+			if s, is := call.Fun.(*ast.SelectorExpr); is && (s.Sel.Name == "NeedProgram" || s.Sel.Name == "NeedFile") {
+				for _, arg := range call.Args {
+					thing := begins(arg, constants)
+					for there, level := range nstest.Elsewhere {
+						if thing == there || strings.HasPrefix(thing, there+"/") {
+							levels[name] = level
+						}
+					}
+				}
+			}
+			return true
+		})
+	}
+	for before := -1; before != len(levels); {
+		before = len(levels)
+		for name, f := range all {
+			ast.Inspect(f.Body, func(n ast.Node) bool {
+				id, is := n.(*ast.Ident)
+				if is && levels[id.Name] != "" && levels[name] == "" {
+					levels[name] = levels[id.Name]
+				}
+				return true
+			})
+		}
+	}
+	maps.DeleteFunc(levels, func(name, _ string) bool { return !strings.HasPrefix(name, "Test") })
+	return levels
+}
+
+func stringConstants(files []*ast.File) map[string]ast.Expr {
+	all := map[string]ast.Expr{}
+	for _, file := range files {
+		ast.Inspect(file, func(n ast.Node) bool {
+			if spec, is := n.(*ast.ValueSpec); is && len(spec.Values) == len(spec.Names) {
+				for i, name := range spec.Names {
+					all[name.Name] = spec.Values[i]
+				}
+			}
+			return true
+		})
+	}
+	return all
+}
+
+// begins returns how the value of an expression begins, as far as it is known.
+func begins(e ast.Expr, constants map[string]ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		if v := constant.MakeFromLiteral(e.Value, e.Kind, 0); v.Kind() == constant.String {
+			text, _ := strconv.Unquote(e.Value)
+			return text
+		}
+	case *ast.BinaryExpr:
+		return begins(e.X, constants) + begins(e.Y, constants)
+	case *ast.Ident:
+		if value, known := constants[e.Name]; known {
+			return begins(value, constants)
+		}
+	case *ast.CallExpr: // filepath.Join
+		if len(e.Args) > 0 {
+			return begins(e.Args[0], constants) + "/"
+		}
+	}
+	return ""
+}
