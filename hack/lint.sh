@@ -52,6 +52,7 @@ for module in "${modules[@]}"; do
 done
 step 'imports run one way' go run ./hack/importcheck
 step 'words and wide lines' go run ./hack/prose
+step 'waits for time' go run ./hack/waits
 step 'long files' too_long
 step 'shell scripts' scripts
 

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/testlog"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/rules/kube"
@@ -102,9 +103,6 @@ type story struct {
 	counts chan string
 }
 
-// soon is how long anything may take that happens at all.
-const soon = 10 * time.Second
-
 // watch starts a Watcher that relies on events alone, unless again is short.
 func watch(t *testing.T, dir string, again time.Duration, sources ...Source) *story {
 	t.Helper()
@@ -124,19 +122,13 @@ func watch(t *testing.T, dir string, again time.Duration, sources ...Source) *st
 	t.Cleanup(running.Wait)
 	t.Cleanup(cancel)
 	// Run checks the files once when it begins: wait for the end of that.
-	time.Sleep(2 * s.quiet)
+	testkit.Pass(t, 2*s.quiet, "that files are read once")
 	return s
 }
 
 func (s *story) next() Declared {
 	s.Helper()
-	select {
-	case d := <-s.Changes():
-		return d
-	case <-time.After(soon):
-		s.Fatalf("nothing was sent; the log:\n%s", s.log)
-		return Declared{}
-	}
+	return testkit.Receive(s, s.Changes(), "declared rules")
 }
 
 // becomes expects these services, at once or after changes on the way there.
@@ -150,23 +142,19 @@ func (s *story) becomes(want ...string) {
 // stays expects that nothing is sent.
 func (s *story) stays() {
 	s.Helper()
+	testkit.Pass(s, 8*s.quiet, "that nothing is sent")
 	select {
 	case d := <-s.Changes():
 		s.Fatalf("sent services %q and chains %q, want nothing", services(d), own(d))
-	case <-time.After(8 * s.quiet):
+	default:
 	}
 }
 
 // breaks expects one failure that is logged with these texts, and no change.
 func (s *story) breaks(source string, texts ...string) {
 	s.Helper()
-	select {
-	case got := <-s.counts:
-		if got != source {
-			s.Errorf("source %s failed, want %s", got, source)
-		}
-	case <-time.After(soon):
-		s.Fatal("nothing failed")
+	if got := testkit.Receive(s, s.counts, "a failure of source "+source); got != source {
+		s.Errorf("source %s failed, want %s", got, source)
 	}
 	s.stays()
 	log := s.log.String()

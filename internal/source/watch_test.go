@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/testlog"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -85,18 +86,17 @@ func TestFilesThatChange(t *testing.T) {
 		},
 		"changes without a pause are sent all the same": func(t *testing.T) {
 			s := file(t, a)
-			sent := false
-			for start := time.Now(); !sent && time.Since(start) < soon; time.Sleep(s.quiet / 3) {
-				write(t, s.dir, map[string]string{"services.yaml": service("b", 1+int(time.Since(start).Milliseconds())%200)})
+			port := 0
+			testkit.Until(t, "declared rules while the file changes", func() error {
+				port = port%200 + 1
+				write(t, s.dir, map[string]string{"services.yaml": service("b", port)})
 				select {
 				case <-s.Changes():
-					sent = true
+					return nil
 				default:
+					return errors.New("nothing was sent")
 				}
-			}
-			if !sent {
-				t.Error("nothing was sent while the file changed")
-			}
+			})
 		},
 		"who reads late gets the newest": func(t *testing.T) {
 			s := file(t, a)
@@ -272,7 +272,7 @@ func TestBrokenFilesAreLoggedOnceAndCountedAlways(t *testing.T) {
 	}
 	write(t, dir, map[string]string{"services.yaml": "kind: Service"})
 	s.breaks("manifest")
-	time.Sleep(5 * s.again)
+	testkit.Pass(t, 5*s.again, "that nothing more is logged")
 	if n := strings.Count(s.log.String(), "cannot be used"); n != 2 {
 		t.Errorf("two errors were logged %d times:\n%s", n, s.log)
 	}

@@ -23,8 +23,6 @@ import (
 func TestMain(m *testing.M) { os.Exit(prepared(m)) }
 
 const (
-	// patience bounds what takes seconds, and longer while other tests run.
-	patience = time.Minute
 	// quiet is how long nothing may happen before a step is at its end: a
 	// flusher of many commands leaves several flush records.
 	quiet = 1200 * time.Millisecond
@@ -167,7 +165,7 @@ func learn(m *machine, owners func(m *machine)) {
 	m.Helper()
 	before := m.Published().Generation.ID
 	owners(m)
-	m.Within(patience, "canaryd to learn what the owners did", func() error {
+	m.Until("canaryd to learn what the owners did", func() error {
 		if s := m.Published(); s.Generation.ID == before || !s.LearningPendingSince.IsZero() {
 			return fmt.Errorf("generation %s, was %s, capture pending since %s", s.Generation.ID, before, s.LearningPendingSince)
 		}
@@ -256,7 +254,7 @@ func settled(m *machine, last time.Time) []scenario.Record {
 	m.Helper()
 	var records []scenario.Record
 	since := time.Now()
-	m.Within(patience, "canaryd to be at rest", func() error {
+	m.Until("canaryd to be at rest", func() error {
 		time.Sleep(80 * time.Millisecond)
 		s := m.Published()
 		newer := slices.DeleteFunc(s.Flushes, func(r scenario.Record) bool { return !r.Time.After(last) })

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
@@ -166,7 +167,7 @@ func (m *machine) launch(name string, args ...string) *service {
 func (m *machine) until(s *service, name string, args ...string) string {
 	m.Helper()
 	var out []byte
-	m.Within(patience, strings.Join(append([]string{name}, args...), " "), func() error {
+	m.Until(strings.Join(append([]string{name}, args...), " "), func() error {
 		select {
 		case <-s.ended:
 			m.Fatalf("%s ended: %v\n%s", s.cmd, s.err, &s.out)
@@ -192,11 +193,7 @@ func (m *machine) stop(s *service) {
 // gone waits for the end of a service that was asked to end.
 func (m *machine) gone(s *service) {
 	m.Helper()
-	select {
-	case <-s.ended:
-	case <-time.After(patience):
-		m.Fatalf("%s did not end", s.cmd)
-	}
+	testkit.Receive(m, s.ended, fmt.Sprintf("%s to end", s.cmd))
 	m.forget(s)
 }
 

@@ -106,14 +106,14 @@ func TestPodHeals(t *testing.T) {
 		d.Stop()
 		n.Flush()
 		d = n.Start()
-		n.Within(nodetest.HealsIn, "what was flushed meanwhile", func() error {
+		n.Until("what was flushed meanwhile", func() error {
 			if diff := cmp.Diff(before, n.Protected()); diff != "" {
 				return fmt.Errorf("-want +got: %s", diff)
 			}
 			return nil
 		})
 		d.Kill()
-		n.Within(nodetest.StartsIn, "canaryd to end with its pod", func() error {
+		n.Until("canaryd to end with its pod", func() error {
 			if _, err := nodetest.Fetch("/healthz"); err == nil {
 				return errors.New("it answers")
 			}
@@ -138,7 +138,7 @@ func TestPodUninstalls(t *testing.T) {
 		spec.Containers[0].Args = uninstallArgs(n.T)
 		inPod(n, spec)
 		d := n.Launch()
-		n.Within(nodetest.HealsIn, "the marks to be removed", func() error {
+		n.Until("the marks to be removed", func() error {
 			if log := d.Log(); !strings.Contains(log, "canaries and witnesses are removed") {
 				return errors.New(log)
 			}
@@ -252,7 +252,7 @@ func TestAnotherIsRefused(t *testing.T) {
 			n.Errorf("the second canaryd says %q", stderr)
 		}
 		second := n.Launch()
-		n.Within(nodetest.StartsIn, "the second pod to give up", func() error {
+		n.Until("the second pod to give up", func() error {
 			if second.Running() {
 				return errors.New("it runs")
 			}
@@ -306,7 +306,7 @@ func TestAddress(t *testing.T) {
 				n.Load()
 				address := strings.ReplaceAll(flag, "$(HOST_IP)", ip)
 				n.Launch("--metrics-bind-address=" + address)
-				n.Within(nodetest.StartsIn, "an answer at "+address, func() error {
+				n.Until("an answer at "+address, func() error {
 					client := http.Client{Timeout: time.Second}
 					response, err := client.Get("http://[" + ip + "]:9475/healthz")
 					if ip == "127.0.0.1" {

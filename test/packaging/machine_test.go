@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
@@ -45,11 +44,8 @@ type machine struct {
 	log *testlog.Log
 }
 
-const (
-	bootsIn = 60 * time.Second
-	// canarydLog is where the machine's canaryd logs to: there is no journal.
-	canarydLog = "/run/canaryd.log"
-)
+// canarydLog is where the machine's canaryd logs to: there is no journal.
+const canarydLog = "/run/canaryd.log"
 
 // boot starts a machine with nothing but systemd in it.
 func boot(n *nodetest.Node) *machine {
@@ -75,7 +71,7 @@ func boot(n *nodetest.Node) *machine {
 			n.Logf("systemd:\n%s\ncanaryd:\n%s", m.log, log)
 		}
 	})
-	n.Within(bootsIn, "systemd to run", func() error {
+	n.Until("systemd to run", func() error {
 		children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid))
 		if err != nil {
 			return err
@@ -117,7 +113,7 @@ func controlGroup(n *nodetest.Node) *os.File {
 // are gone.
 func removeGroup(n *nodetest.Node, dir string) {
 	n.Helper()
-	n.Within(bootsIn, "the control groups to be empty", func() error {
+	n.Until("the control groups to be empty", func() error {
 		var dirs []string
 		err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 			if err == nil && e.IsDir() {

@@ -56,7 +56,7 @@ func (m *machine) guards(when string, protected []string) {
 	m.Flush()
 	m.Healed(1)
 	// On a busy machine a flush of six commands is several flushes to canaryd.
-	m.Within(nodetest.HealsIn, "the protected rules to be as before "+when, func() error {
+	m.Until("the protected rules to be as before "+when, func() error {
 		if diff := cmp.Diff(protected, m.Protected()); diff != "" {
 			return errors.New("(-want +got):\n" + diff)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 )
 
@@ -34,7 +35,7 @@ func TestSandbox(t *testing.T) {
 		n.Flush()
 		n.Healed(1)
 		n.Same("protected rules", before, n.Protected())
-		n.Within(nodetest.HealsIn, "the status to tell of the flush", func() error {
+		n.Until("the status to tell of the flush", func() error {
 			if got := m.show("StatusText"); !strings.Contains(got, "last flush at ") || !strings.HasSuffix(got, ", proved") {
 				return fmt.Errorf("it is %q", got)
 			}
@@ -49,7 +50,7 @@ func TestSandbox(t *testing.T) {
 		// folder of the state is kept.
 		n.Flush()
 		m.must("systemctl", "start", "canaryd.service")
-		n.Within(nodetest.HealsIn, "the rules to be back", func() error {
+		n.Until("the rules to be back", func() error {
 			if diff := cmp.Diff(before, n.Protected()); diff != "" {
 				return fmt.Errorf("-want +got: %s", diff)
 			}
@@ -128,13 +129,13 @@ func TestWatchdog(t *testing.T) {
 		m.must("systemctl", "daemon-reload")
 		m.must("systemctl", "restart", "canaryd.service")
 		first := m.show("MainPID")
-		time.Sleep(5 * time.Second) // longer than the watchdog waits
+		testkit.Pass(m, 5*time.Second, "that the watchdog, which waits shorter, ends it")
 		if got := m.show("NRestarts"); got != "0" {
 			t.Fatalf("canaryd was restarted %s times although its loop turns", got)
 		}
 		m.must("kill", "-STOP", first)
 		n.Flush()
-		n.Within(nodetest.StartsIn, "another canaryd", func() error {
+		n.Until("another canaryd", func() error {
 			if now := m.show("MainPID"); now == first || now == "0" {
 				return fmt.Errorf("the main process is %s", now)
 			}
@@ -164,7 +165,7 @@ func TestFlushersRestart(t *testing.T) {
 		m.must("systemctl", "daemon-reload")
 		m.must("systemctl", "start", "boot.target")
 		pid, ready := m.show("MainPID"), m.show("ActiveEnterTimestampMonotonic")
-		n.Within(nodetest.StartsIn, "the flushers", func() error {
+		n.Until("the flushers", func() error {
 			for _, name := range flushers {
 				began := strings.TrimSpace(m.must("systemctl", "show", "--value", "-p", "ExecMainStartTimestampMonotonic", name))
 				if began == "0" {
@@ -178,7 +179,7 @@ func TestFlushersRestart(t *testing.T) {
 		})
 		for i, name := range flushers {
 			m.must("systemctl", "restart", name)
-			n.Within(nodetest.HealsIn, "the rules to be back after a restart of "+name, func() error {
+			n.Until("the rules to be back after a restart of "+name, func() error {
 				if diff := cmp.Diff(before, n.Protected()); diff != "" || len(n.Status().Flushes) < i+1 {
 					return fmt.Errorf("%d flushes (-want +got): %s", len(n.Status().Flushes), diff)
 				}

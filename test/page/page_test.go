@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/browser"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -265,7 +266,7 @@ func TestHeld(t *testing.T) {
 	}
 	st.show(outage)
 	asked := len(tab.Requests())
-	time.Sleep(5 * time.Second) // more than two refreshes
+	testkit.Pass(t, 5*time.Second, "that more than two refreshes are left out")
 	if now := len(tab.Requests()); now > asked+1 || tab.text("h1") != "Healthy" {
 		t.Errorf("it asked %d times more, and says %q", now-asked, tab.text("h1"))
 	}

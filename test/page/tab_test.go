@@ -3,20 +3,18 @@ package page
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/browser"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
-
-// follows bounds what the page does every two seconds, on a busy machine.
-const follows = time.Minute
 
 // one is the browser of all tests of this process, begun by the first that
 // needs it. They share no more than the program: each page has a profile of its
@@ -105,13 +103,15 @@ func (b *tab) text(selector string) string {
 // within waits until a condition of JavaScript's holds.
 func (b *tab) within(what, condition string) {
 	b.t.Helper()
-	for end := time.Now().Add(follows); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	testkit.Until(b.t, what, func() error {
 		var holds bool
 		if err := b.Eval(condition, &holds); err == nil && holds { // a page that is being loaded has no answer
-			return
+			return nil
 		}
-	}
-	b.t.Fatalf("%s: not within %s; the page says:\n%s", what, follows, b.text("body"))
+		var says string
+		err := b.Eval("document.body.innerText", &says)
+		return errors.Join(fmt.Errorf("the page says:\n%s", says), err)
+	})
 }
 
 // clean fails the test if the page asked for anything but itself, or had

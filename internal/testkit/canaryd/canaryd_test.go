@@ -1,11 +1,14 @@
 package canaryd
 
 import (
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit"
 )
 
 // TestProcess: what a process says by its end and its log, of programs that end as canaryd may.
@@ -33,9 +36,12 @@ func TestProcess(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for p.Tail() != "ready" {
-				time.Sleep(time.Millisecond)
-			}
+			testkit.Until(t, "the script to be ready", func() error {
+				if tail := p.Tail(); tail != "ready" {
+					return fmt.Errorf("the log ends with %q", tail)
+				}
+				return nil
+			})
 			got := ""
 			if err := test.end(p); err != nil {
 				got = err.Error()

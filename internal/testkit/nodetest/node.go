@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,7 +33,8 @@ type Node struct {
 	Under    []string       // a command that starts the daemon; empty: none
 	Protects func(chain string) bool
 
-	logs int
+	logs   int
+	newest atomic.Pointer[Process] // the daemon that was started last
 }
 
 // OnBoth runs body for each backend, in a node of its own.

@@ -11,9 +11,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/canaryd"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 )
@@ -21,16 +23,16 @@ import (
 const (
 	// HTTP is the address of the daemon.
 	HTTP = "http://" + canaryd.Address
-	// Bounds for steps that take milliseconds on an idle machine.
+	// Steps that take milliseconds on an idle machine; on a busy one they may take longer.
 	StartsIn = time.Minute
 	HealsIn  = time.Minute
-	stopsIn  = 20 * time.Second
 )
 
 // A Process is a running canaryd.
 type Process struct {
 	*canaryd.Process
-	n *Node
+	n     *Node
+	asked atomic.Bool // to end
 }
 
 // Launch starts the daemon.
@@ -46,7 +48,8 @@ func (n *Node) Launch(flags ...string) *Process {
 	cmd.Env = append(os.Environ(), n.Env...)
 	started, err := canaryd.Start(cmd, fmt.Sprintf("/run/canaryd-%d.log", n.logs))
 	n.Must(err)
-	p := &Process{started, n}
+	p := &Process{Process: started, n: n}
+	n.newest.Store(p)
 	n.Cleanup(func() {
 		n.Must(p.Process.Kill())
 		if n.Failed() {
@@ -78,7 +81,8 @@ func (n *Node) Start(flags ...string) *Process {
 // Stop ends the daemon as a service manager does.
 func (p *Process) Stop() {
 	p.n.Helper()
-	if err := p.Process.Stop(canaryd.Patience(stopsIn)); err != nil {
+	p.asked.Store(true)
+	if err := p.Process.Stop(testkit.Left(p.n)); err != nil {
 		p.n.Fatalf("after SIGTERM canaryd ended with %v, want exit code 0\n%s", err, p.Log())
 	}
 }
@@ -86,12 +90,16 @@ func (p *Process) Stop() {
 // Kill ends the daemon as the out-of-memory killer does.
 func (p *Process) Kill() {
 	p.n.Helper()
+	p.asked.Store(true)
 	p.n.Must(p.Process.Kill())
 }
 
 // Signal sends the daemon a signal.
 func (p *Process) Signal(s syscall.Signal) {
 	p.n.Helper()
+	if slices.Contains([]syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGKILL}, s) {
+		p.asked.Store(true)
+	}
 	p.n.Must(p.Process.Signal(s))
 }
 
@@ -245,20 +253,25 @@ func (n *Node) PartlyHealed(records int) scenario.Record {
 	return newest
 }
 
-// Within waits until done returns nil, and returns how long that took. After limit, it ends the
-// test.
-func (n *Node) Within(limit time.Duration, what string, done func() error) time.Duration {
+// Until waits until done returns nil, and returns how long that took. The wait has no limit but the
+// test's time. If the daemon ends meanwhile without being asked to, the test fails at once.
+func (n *Node) Until(what string, done func() error) time.Duration {
 	n.Helper()
-	limit = canaryd.Patience(limit)
-	for start := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+	p := n.newest.Load()
+	return testkit.Until(n.T, what, func() error {
+		ended := p != nil && p == n.newest.Load() && !p.Running() && !p.asked.Load()
 		err := done()
-		if err == nil {
-			return time.Since(start)
+		if err != nil && ended {
+			n.Fatalf("canaryd ended with %v while the test waited for %s: %v\n%s", p.Err(), what, err, p.Tail())
 		}
-		if time.Since(start) > limit {
-			n.Fatalf("waited %s for %s: %v", limit, what, err)
-		}
-	}
+		return err
+	})
+}
+
+// Within is Until. The limit ends nothing: a busy machine would exceed it.
+func (n *Node) Within(_ time.Duration, what string, done func() error) time.Duration {
+	n.Helper()
+	return n.Until(what, done)
 }
 
 // Get requests a path from the daemon over HTTP. A status other than 200 ends the test.
