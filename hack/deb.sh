@@ -14,5 +14,5 @@ install -D -m 0644 "$tree/etc/default/canaryd" "$tree/usr/share/canaryd/canaryd.
 rm -r "$tree/etc"
 install -m 0755 "$sources/postinst" "$sources/prerm" "$sources/postrm" "$tree/DEBIAN"
 find "$tree" -type d -exec chmod 0755 {} +
-# gzip: it takes a second where xz takes ten, for a quarter more.
-dpkg-deb -Zgzip --root-owner-group --build "$tree" "$package" >/dev/null
+# gzip: it takes three seconds where xz takes ten, for a quarter more; -z9 takes nine for 0.4 % less.
+dpkg-deb -Zgzip -z6 --root-owner-group --build "$tree" "$package" >/dev/null
