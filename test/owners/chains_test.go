@@ -1,6 +1,7 @@
 package owners
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -89,8 +90,13 @@ func TestAChainThatAPersonFlushes(t *testing.T) {
 			}
 			run(n, rules.IPv4, accepted.table, args...)
 			left, want := n.Protected(), accepted.want
-			var line string
+			var line, published string
 			n.Within(nodetest.HealsIn, want, func() error {
+				now := n.Get("/api/v1/status")
+				if now == published {
+					return errors.New("nothing has changed")
+				}
+				published = now
 				text, _ := n.Want(0, "status")
 				for l := range strings.Lines(text) {
 					if strings.HasPrefix(l, want) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -97,15 +98,16 @@ func TestACleanupIsObeyed(t *testing.T) {
 		first  []string
 	}{
 		{"a flush of a table with a mark alone", true, "cleanup", []string{"-t mangle -F"}},
+		{"everything, in a script", false, "kube-proxy", []string{"-t mangle -F", "-t filter -F", "mark"}},
+		{"a flush of a chain with a mark alone", false, "cleanup", []string{"-t filter -F INPUT"}},
+		{"a mark by name, in a script, and another one", false, "cleanup", []string{"mark"}},
+		{"all by hand", true, "", []string{"-t mangle -F", "mark"}},
+		// From here on in make test-large.
 		{"in a script", false, "cleanup", []string{"-t mangle -F"}},
 		{"a flush of a table with rules", false, "kube-proxy", []string{"-t filter -F", "-t nat -F"}},
-		{"a flush of a chain with a mark alone", false, "cleanup", []string{"-t filter -F INPUT"}},
 		{"a mark by name", true, "kube-proxy", []string{"mark"}},
 		{"a mark by name, in a script", false, "kube-proxy", []string{"mark"}},
-		{"a mark by name, in a script, and another one", false, "cleanup", []string{"mark"}},
-		{"everything, in a script", false, "kube-proxy", []string{"-t mangle -F", "-t filter -F", "mark"}},
-		{"all by hand", true, "", []string{"-t mangle -F", "mark"}},
-	} {
+	}[:testkit.Size(5, 9)] {
 		for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 			t.Run(tt.name+"/"+string(backend), func(t *testing.T) {
 				nodetest.On(t, backend, func(n *nodetest.Node) {
