@@ -41,18 +41,20 @@ all() { # PACKAGE...
 # processors to themselves: a flush of many commands is not to be healed in the middle for want of
 # time, and time and memory are measured.
 elsewhere=(./test/alerts ./test/flushers ./test/kernels ./test/kubeproxy ./test/limits ./test/packaging ./test/page ./test/versions)
+# Programs that measure for long, and their tests, which run them for a minute or two.
+measuring=(./hack/bench/detect ./hack/bench/heal ./hack/soak)
 # Where goroutines of ours meet, and the race detector costs seconds.
 meeting=(./internal/control ./internal/journal ./internal/metrics ./internal/sdnotify ./internal/serve ./internal/source ./internal/web ./pkg/conntrack ./pkg/watch)
 # These drive canaryd as it is installed, or have one goroutine: with the race detector they take
 # several times the processor, and find nothing.
-alone=(./hack/bench/... ./hack/soak ./pkg/native ./test/owners ./test/packets)
+alone=(./pkg/native ./test/owners ./test/packets)
 
 case ${1:-} in
 test)
 	link
 	link -race # test/e2e and test/interleavings have it always
 	export CANARYD_TEST_LEAVE=1
-	mapfile -t others < <(all "${elsewhere[@]}" "${meeting[@]}")
+	mapfile -t others < <(all "${elsewhere[@]}" "${measuring[@]}" "${meeting[@]}")
 	# Modules of their own.
 	"${progress[@]}" "${common[@]}" "${others[@]}" -- "${common[@]}" -race "${meeting[@]}" -- \
 		-C test/kubernetes "${common[@]}" ./... -- -C hack/release "${common[@]}" ./...
@@ -61,7 +63,7 @@ race)
 	link
 	link -race
 	export CANARYD_TEST_LEAVE=1
-	mapfile -t others < <(all "${elsewhere[@]}" "${alone[@]}")
+	mapfile -t others < <(all "${elsewhere[@]}" "${measuring[@]}" "${alone[@]}")
 	"${progress[@]}" "${common[@]}" -race "${others[@]}"
 	;;
 large)
@@ -69,9 +71,7 @@ large)
 	link -race
 	export CANARYD_TEST_LEAVE=1 CANARYD_TEST_LARGE=1
 	mapfile -t sized < <(git grep -lE 'testkit\.(Large|Size|IsLarge)\b' -- '*_test.go' ':!internal/testkit' ':!test/limits' | xargs -r -n1 dirname | sort -u | sed 's|^|./|')
-	runs=("${common[@]}" ./test/limits)
-	[ ${#sized[@]} -eq 0 ] || runs=("${common[@]}" "${sized[@]}" -- "${runs[@]}")
-	"${progress[@]}" "${runs[@]}"
+	"${progress[@]}" "${common[@]}" "${sized[@]}" "${measuring[@]}" -- "${common[@]}" ./test/limits
 	;;
 programs)
 	link
