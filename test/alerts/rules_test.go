@@ -14,7 +14,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
-	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
@@ -92,9 +91,7 @@ func promtool(t *testing.T, input string, args ...string) {
 func TestRules(t *testing.T) {
 	t.Parallel()
 	promtool(t, "", "check", "rules", rulesFile)
-	if testkit.IsLarge() { // it takes 14 s of a processor
-		promtool(t, "", "test", "rules", unitTests)
-	}
+	promtool(t, "", "test", "rules", unitTests)
 }
 
 // TestEveryAlertIsTried: the unit tests make each alert fire once, and once have
