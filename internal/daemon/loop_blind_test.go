@@ -32,7 +32,7 @@ func TestLossStaysVisibleWhileNothingCanBeRead(t *testing.T) {
 		{"probes and reads, under standing marks", "KUBE-SERVICES", func(f *iptablestest.Fake, err error) { f.FailReads(err); f.FailProbes(err) }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				r := start(t, backend, setup{})
 				before := r.chain(rules.IPv4, rules.Nat, "KUBE-SERVICES")
 				// It cannot begin to heal, so that the loss is only seen at first.

@@ -276,7 +276,7 @@ func TestRefusedForOtherReasons(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				g := beginGap(t, backend)
 				if refuse != nil {
 					refuse(g)
@@ -377,7 +377,7 @@ func TestNothingWasLost(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				g := beginGap(t, backend)
 				happen(g)
 				r := g.next()

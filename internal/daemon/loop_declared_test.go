@@ -240,7 +240,7 @@ func TestDeclarationChanges(t *testing.T) {
 // TestDeclaredScenarios: every flush on top of a declared generation heals to
 // what is declared and learned.
 func TestDeclaredScenarios(t *testing.T) {
-	eachScenario(t, func(t *testing.T, backend iptables.Backend, s scenario.Scenario) {
+	oneOfEachScenario(t, func(t *testing.T, backend iptables.Backend, s scenario.Scenario) {
 		want := medium(t)
 		r := startDeclared(t, backend, setup{declared: want})
 		foreign := leftBy(t, backend, s.Name)

@@ -35,7 +35,7 @@ func TestJumpThatItsOwnerPutBackInTheSameMoment(t *testing.T) {
 		{"doubled before, and at once", []string{insert}, 30 * time.Millisecond, []string{insert}, 2, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				if test.slips && backend == iptables.Legacy {
 					return // the lock keeps everyone out from the read to the proof
 				}

@@ -132,7 +132,7 @@ func TestFlushInDrillForReal(t *testing.T) {
 		{"another table", rules.Filter, ""},
 	} {
 		t.Run(flush.name, func(t *testing.T) {
-			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				r := start(t, backend, setup{settle: 200 * time.Millisecond})
 				r.write(rules.Nat, "-A PREROUTING -p tcp -m tcp --dport 9 -j RETURN") // of another owner
 				r.after(20 * time.Second)

@@ -168,7 +168,7 @@ func TestDrillRefused(t *testing.T) {
 		{"a kind that costs", setup{}, func(*rig) {}, api.DrillRequest{Kind: canary.TableDeleted}, `"table_deleted" is none of the kinds`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				r := start(t, backend, test.setup)
 				test.prepare(r)
 				restores, text := r.fake.Restores(), r.fake.Save(rules.IPv4)
@@ -202,7 +202,7 @@ func TestDrillTwice(t *testing.T) {
 // TestFlushInDrill: a flush in the middle of a drill is a flush, whether it takes the stand-in
 // or another table.
 func TestFlushInDrill(t *testing.T) {
-	eachScenario(t, func(t *testing.T, backend iptables.Backend, s scenario.Scenario) {
+	oneOfEachScenario(t, func(t *testing.T, backend iptables.Backend, s scenario.Scenario) {
 		foreign := leftBy(t, backend, s.Name)
 		r := start(t, backend, setup{settle: 200 * time.Millisecond})
 		if s.Prepare != nil {

@@ -61,7 +61,7 @@ func TestDrillIsUnsure(t *testing.T) {
 		{"jumps are gone", api.DrillRequest{ForReal: true}, true, api.DrillForReal, api.DrillPassed, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				dir := t.TempDir()
 				k := &unsure{Fake: loadedFake(t, backend), at: test.at}
 				r := run(t, k.Fake, setup{kernel: k, store: openStore(t, dir, identity(backend)), journal: dir})

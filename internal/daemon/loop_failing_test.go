@@ -62,7 +62,7 @@ func TestAFailingReplaySaysWhy(t *testing.T) {
 		{"lies", func(r *rig) func() { r.fake.Lie(1000); return func() { r.fake.Lie(0) } }, "after the write the rules are not in force", keepsTrying},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				if tt.name == "the lock" && backend == iptables.NFT {
 					return // no write takes it
 				}

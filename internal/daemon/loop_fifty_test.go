@@ -55,7 +55,7 @@ func TestNoReplayPilesUp(t *testing.T) {
 	}
 	for name, fault := range faults {
 		t.Run(name, func(t *testing.T) {
-			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				r := run(t, ipvsFake(t, backend), setup{})
 				r.settled()
 				before := countRules(r.fake.Save(rules.IPv4))

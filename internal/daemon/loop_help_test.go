@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"hash/crc32"
 	"html"
 	"maps"
 	"net/http"
@@ -24,6 +25,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/internal/testkit/testlog"
 	"github.com/canaryd/canaryd/internal/web"
@@ -41,7 +43,19 @@ import (
 
 // eachBackend runs body for both backends, each in a bubble of virtual time.
 func eachBackend(t *testing.T, body func(t *testing.T, backend iptables.Backend)) {
-	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+	onBackends(t, []iptables.Backend{iptables.NFT, iptables.Legacy}, body)
+}
+
+// oneBackend is eachBackend for a case of a long table whose policy is the same on both: its name
+// decides where it runs. In make test-large it runs on both.
+func oneBackend(t *testing.T, body func(t *testing.T, backend iptables.Backend)) {
+	both := []iptables.Backend{iptables.NFT, iptables.Legacy}
+	at := crc32.ChecksumIEEE([]byte(t.Name())) % 2
+	onBackends(t, testkit.Size(both[at:at+1], both), body)
+}
+
+func onBackends(t *testing.T, backends []iptables.Backend, body func(t *testing.T, backend iptables.Backend)) {
+	for _, backend := range backends {
 		t.Run(string(backend), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { body(t, backend) })
 		})

@@ -78,7 +78,7 @@ func TestOneFamily(t *testing.T) {
 	} {
 		for _, f := range rules.Families() {
 			t.Run(fmt.Sprintf("%s, %s", name, f), func(t *testing.T) {
-				eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 					dir := t.TempDir()
 					r := startOn(t, oneFamily(t, backend, f), setup{store: openStore(t, dir, identity(backend)), journal: dir})
 					r.after(20 * time.Second)

@@ -54,7 +54,7 @@ func TestRulesThatWaitComeBackInTheirPlaces(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				chain := func(lines ...string) []string {
 					for i := range lines {
 						lines[i] = strings.ReplaceAll(lines[i], "CHAIN", test.chain)

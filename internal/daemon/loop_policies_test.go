@@ -114,7 +114,7 @@ func TestPolicyDrop(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				dir, id := t.TempDir(), identity(backend)
 				r := start(t, backend, setup{store: openStore(t, dir, id)})
 				r.after(20 * time.Second)
@@ -129,7 +129,7 @@ func TestPolicyDrop(t *testing.T) {
 		})
 	}
 	t.Run("always", func(t *testing.T) {
-		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 			fake := loadedFake(t, backend)
 			must(t, fake.SetPolicy(rules.IPv4, rules.Filter, "OUTPUT", "DROP"))
 			r := startOn(t, fake, setup{})

@@ -88,7 +88,7 @@ func TestASavedFileIsFlushedBeforeItIsReplaced(t *testing.T) {
 	} {
 		for _, families := range [][]rules.Family{{rules.IPv4}, rules.Families()} {
 			t.Run(fmt.Sprintf("%s, %v", test.name, families), func(t *testing.T) {
-				eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 					r := start(t, backend, setup{})
 					r.addPod("gone")
 					r.settled()

@@ -55,7 +55,7 @@ func TestATableThatIsNotGuarded(t *testing.T) {
 		}, gone: 4, by: 22},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				fake := loadedFake(t, backend)
 				must(t, fake.RestoreNoflush(rules.IPv4, section(rules.Raw, append([]string{":cali-PREROUTING - [0:0]"}, rawLines("169.254.20.10")...)...)))
 				r := run(t, fake, setup{})

@@ -64,7 +64,7 @@ func TestUnreadState(t *testing.T) {
 					continue
 				}
 				t.Run(name, func(t *testing.T) {
-					eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+					oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 						dir := t.TempDir()
 						first := start(t, backend, setup{store: openStore(t, dir, identity(backend))})
 						first.after(5 * time.Second)
@@ -219,7 +219,7 @@ func TestUnreadDecision(t *testing.T) {
 func TestPauseOutlivesTheGeneration(t *testing.T) {
 	for what, how := range damages {
 		t.Run(what, func(t *testing.T) {
-			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				dir := t.TempDir()
 				first := start(t, backend, setup{store: openStore(t, dir, identity(backend))})
 				first.after(5 * time.Second)

@@ -200,7 +200,7 @@ func TestRuleThatNeedsAMissingChain(t *testing.T) {
 func TestUnreadableAtTheStart(t *testing.T) {
 	for _, later := range []time.Duration{10 * time.Millisecond, 150 * time.Millisecond, 350 * time.Millisecond, time.Second, 10 * time.Second} {
 		t.Run(later.String(), func(t *testing.T) {
-			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				fake := loadedFake(t, backend)
 				fake.DropTableFromReads(rules.IPv4, rules.Filter, errNative)
 				r := run(t, fake, setup{})
