@@ -17,16 +17,19 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, executeWithoutIPv6())
 		os.Exit(1)
 	}
-	os.Exit(nodetest.Main(m, "-race"))
+	nodetest.SideBySide()
+	os.Exit(nodetest.Main(m, nodetest.Race()...))
 }
 
 func TestScenarios(t *testing.T) {
+	t.Parallel()
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		for _, s := range scenario.All() {
 			if !s.On(backend) {
 				continue
 			}
 			t.Run(string(backend)+"/"+s.Name, func(t *testing.T) {
+				t.Parallel()
 				nstest.Run(t, func(t *testing.T) {
 					nstest.NeedProgram(t, "iptables-"+string(backend), "ip6tables-"+string(backend), "nft")
 					// In this namespace's own /run: a socket's path must be short.

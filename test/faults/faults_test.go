@@ -18,7 +18,10 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 )
 
-func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
+func TestMain(m *testing.M) {
+	nodetest.SideBySide()
+	os.Exit(nodetest.Main(m))
+}
 
 // lasts is how long a fault lasts: many tries of a replay.
 const lasts = 1500 * time.Millisecond

@@ -1,11 +1,14 @@
 package nodetest
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -24,6 +27,26 @@ const (
 // of a flusher take longer there than the 20 ms that are the default: what they take is to be one
 // flush all the same.
 const settle = "CANARYD_TEST_SETTLE"
+
+// Race are the flags of go build for a canaryd with the race detector if the tests have it, too: make
+// race runs them so.
+func Race() []string {
+	if raced {
+		return []string{"-race"}
+	}
+	return nil
+}
+
+// SideBySide has twice as many parallel tests run as there are processors, unless -parallel says how
+// many: a node mostly waits.
+func SideBySide() {
+	flag.Parse()
+	asked := false
+	flag.Visit(func(f *flag.Flag) { asked = asked || f.Name == "test.parallel" })
+	if !asked {
+		_ = flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))) // a number is one
+	}
+}
 
 // Main is the body of TestMain for a package that tests the built canaryd: it builds canaryd,
 // with these flags of go build, and runs the tests. Its result is for os.Exit. With -race, a race

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/canaryd"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
@@ -23,6 +24,8 @@ import (
 const (
 	// HTTP is the address of the daemon.
 	HTTP = "http://" + canaryd.Address
+	// socket is where a daemon listens that is not told otherwise.
+	socket = "/run/canaryd/canaryd.sock"
 	// Steps that take milliseconds on an idle machine; on a busy one they may take longer.
 	StartsIn = time.Minute
 	HealsIn  = time.Minute
@@ -198,14 +201,13 @@ func (n *Node) Status() scenario.Status {
 	return s
 }
 
-// WholeStatus returns the daemon's status.
+// WholeStatus returns the daemon's status. It asks at the control socket, as canaryd status does.
 func (n *Node) WholeStatus() scenario.Status {
 	n.Helper()
-	code, stdout, stderr := n.Canaryd("status", "-o", "json")
-	var s scenario.Status
-	if err := json.Unmarshal([]byte(stdout), &s); err != nil || code > 1 {
-		n.Fatalf("canaryd status: exit code %d, %v\n%s", code, err, stderr)
-	}
+	said, err := control.Client{Socket: socket}.Status(n.Context())
+	n.Must(err)
+	s, err := scenario.StatusOf(said)
+	n.Must(err)
 	return s
 }
 

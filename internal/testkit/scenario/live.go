@@ -1,17 +1,19 @@
 package scenario
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/internal/testkit/canaryd"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -22,9 +24,6 @@ const (
 	healedIn = time.Minute // longer than any jump grace
 	stopsIn  = 20 * time.Second
 	askEvery = 20 * time.Millisecond
-	// quietFor is how long nothing may happen before a repair counts as the last: a flush of
-	// many commands makes several flush records.
-	quietFor = time.Second
 )
 
 // A Record is a flush record in the output of status -o json. It is declared here, and not taken
@@ -224,20 +223,21 @@ func (l *Live) prepare(ctx context.Context, s Scenario) error {
 		if err != nil {
 			return err
 		}
+		marks, err := l.marks(ctx)
+		if err != nil {
+			return err
+		}
 		if err := s.Prepare(ctx, l.Programs); err != nil {
 			return err
 		}
-		var since time.Time
 		err = poll(ctx, readyIn, func() (bool, error) {
 			now, err := l.status(ctx)
 			if err != nil || now.Generation.ID == before.Generation.ID || !now.LearningPendingSince.IsZero() {
-				since = time.Time{}
 				return false, nil
 			}
-			if since.IsZero() {
-				since = time.Now()
-			}
-			return time.Since(since) > quietFor, nil
+			// A file that was saved before has marks that are no longer in use.
+			renewed, err := l.marks(ctx)
+			return renewed != marks, err
 		})
 		if err != nil {
 			return fmt.Errorf("waiting for canaryd to capture the preparation: %w\n%s", err, l.process.Tail())
@@ -269,19 +269,23 @@ func (l *Live) once(ctx context.Context, s Scenario, result *Result) error {
 		return err
 	}
 	var records []Record
-	var since time.Time
+	// A flush of many commands makes several records. The last one is there if a look that began
+	// after the flusher's end finds nothing more.
+	look := false
 	err = poll(ctx, healedIn, func() (bool, error) {
-		status, err := l.status(ctx)
+		ask := l.status
+		if look {
+			ask = l.look
+		}
+		status, err := ask(ctx)
 		if err != nil {
 			return false, err
 		}
-		newer := slices.DeleteFunc(status.Flushes, func(r Record) bool { return !r.Time.After(last) })
-		done := status.Healthy && len(newer) > 0 && !slices.ContainsFunc(newer, func(r Record) bool { return r.Outcome == "pending" })
-		if !done || len(newer) != len(records) {
-			since = time.Now()
-		}
-		records = newer
-		return done && time.Since(since) > quietFor, nil
+		records = slices.DeleteFunc(status.Flushes, func(r Record) bool { return !r.Time.After(last) })
+		done := status.Healthy && len(records) > 0 && !slices.ContainsFunc(records, func(r Record) bool { return r.Outcome == "pending" })
+		looked := look
+		look = done
+		return done && looked, nil
 	})
 	slices.Reverse(records)
 	result.Records = append(result.Records, records...)
@@ -354,20 +358,37 @@ func describe(records []Record) string {
 	return fmt.Sprintf("%s: %d rules, %d chains, %d jumps", strings.Join(slices.Compact(kinds), ","), rules, chains, jumps)
 }
 
-// status returns canaryd's status. It is printed with exit code 1, too, which says "not healthy".
-func (l *Live) status(ctx context.Context) (Status, error) {
-	cmd := exec.CommandContext(ctx, l.Canaryd, "status", "-o", "json", "--socket="+canaryd.Socket(l.Dir))
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if code := cmd.ProcessState.ExitCode(); err != nil && code != 1 {
-		return Status{}, fmt.Errorf("canaryd status: %w: %s", err, strings.TrimSpace(stderr.String()))
+// mark is what canaryd's canary of a table says.
+var mark = regexp.MustCompile(`canaryd-canary:[0-9a-f]+`)
+
+// marks returns what canaryd's canaries of IPv4 say.
+func (l *Live) marks(ctx context.Context) (string, error) {
+	text, err := l.Programs.Save(ctx, rules.IPv4)
+	return strings.Join(mark.FindAllString(text, -1), " "), err
+}
+
+// status returns canaryd's status.
+func (l *Live) status(ctx context.Context) (Status, error) { return l.asked(l.client().Status(ctx)) }
+
+// look returns canaryd's status after it has looked at all tables.
+func (l *Live) look(ctx context.Context) (Status, error) { return l.asked(l.client().Look(ctx)) }
+
+func (l *Live) client() control.Client { return control.Client{Socket: canaryd.Socket(l.Dir)} }
+
+func (l *Live) asked(said api.Status, err error) (Status, error) {
+	if err != nil {
+		return Status{}, fmt.Errorf("the status of canaryd: %w", err)
 	}
-	var status Status
-	if err := json.Unmarshal(out, &status); err != nil {
-		return Status{}, fmt.Errorf("canaryd status printed %.200q: %w", out, err)
+	return StatusOf(said)
+}
+
+// StatusOf returns a status as the readers of status -o json have it.
+func StatusOf(said api.Status) (s Status, err error) {
+	text, err := json.Marshal(said)
+	if err == nil {
+		err = json.Unmarshal(text, &s)
 	}
-	return status, nil
+	return s, err
 }
 
 func poll(ctx context.Context, limit time.Duration, done func() (bool, error)) error {
