@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -98,8 +99,12 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	fs.setSound(snapshot.Digest)
 }
 
-// examinationFailed plans another examination of a family that could not be read.
+// examinationFailed plans another examination of a family that could not be read, unless it was the
+// end of the run that interrupted the read.
 func (d *Daemon) examinationFailed(ctx context.Context, st *state, f rules.Family, err error) {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return
+	}
 	fs := st.families[f]
 	x := &fs.examined
 	fs.setUnknown()

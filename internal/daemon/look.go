@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -328,8 +329,12 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probe
 }
 
 // probeFailed takes up that a family could not be probed. Nothing is restored, and the node is
-// not healthy; the next hint or tick looks again.
+// not healthy; the next hint or tick looks again. A probe that the end of the run interrupted says
+// nothing: the last look follows, and what was learned is saved.
 func (d *Daemon) probeFailed(ctx context.Context, fs *familyState, f rules.Family, err error, took time.Duration) {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return
+	}
 	d.cfg.Metrics.ObserveProbe(f, metrics.ProbeUnknown, took)
 	fs.setUnknown()
 	if fs.looked.trouble.met(err, time.Now()) {
