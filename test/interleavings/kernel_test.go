@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 )
@@ -28,8 +29,8 @@ func TestInterleavingsOnTheKernel(t *testing.T) {
 				nodetest.On(t, p.backend(), func(n *nodetest.Node) {
 					s := newStage(n)
 					d := n.Start("--poll-interval=250ms", "--replay="+string(p.replay()))
-					s.episodes(2, func(seed uint64) {
-						if s.count.episodes%2 == 1 {
+					s.episodes(testkit.Size(1, 2), func(seed uint64) {
+						if s.count.episodes%2 == 0 {
 							s.renewed(seed)
 						}
 						s.play(seed)

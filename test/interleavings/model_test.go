@@ -19,6 +19,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -378,7 +379,7 @@ func interleavings(t *testing.T, cast casting, each int) {
 
 // TestInterleavings plays thousands of steps of owners and flushers that come in
 // wherever they can while canaryd works, and wants the owner's newest in the end.
-func TestInterleavings(t *testing.T) { interleavings(t, newTroupe, 3) }
+func TestInterleavings(t *testing.T) { interleavings(t, newTroupe, testkit.Size(1, 3)) }
 
 // TestTheCheckerFindsMissingGuards: without the comparison of the genid, or
 // without the lock, a newer write is written over, and the checker sees it.
@@ -387,7 +388,7 @@ func TestTheCheckerFindsMissingGuards(t *testing.T) {
 		m    mutant
 		p    path
 		from uint64 // close to the first seed that finds it
-	}{{unguarded, nftDirect, 128}, {unlocked, legacy, 100}} {
+	}{{unguarded, nftDirect, 205}, {unlocked, legacy, 119}} {
 		m, p := test.m, test.p
 		t.Run(string(m), func(t *testing.T) {
 			const most = 200

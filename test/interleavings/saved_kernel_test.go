@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -24,7 +25,7 @@ func TestSavedFilesThatAreFlushedOnTheKernel(t *testing.T) {
 				// Flushers are waited for longer than it takes to come in between.
 				d := n.Start("--poll-interval=250ms", "--settle=1s", "--replay="+string(p.replay()))
 				between := 0
-				s.episodes(2, func(seed uint64) {
+				s.episodes(testkit.Size(1, 2), func(seed uint64) {
 					if s.restoredAndFlushed(seed) {
 						between++
 					}

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -279,4 +280,4 @@ func complete(nat *rules.Table, n int) bool {
 // TestSavedFilesThatAreFlushed plays stories of saved files next to pods, and wants in the
 // end each pod's host port that is there, and none that is not, as far as canaryd has
 // read the file's rules before they were flushed.
-func TestSavedFilesThatAreFlushed(t *testing.T) { interleavings(t, newPlot, 5) }
+func TestSavedFilesThatAreFlushed(t *testing.T) { interleavings(t, newPlot, testkit.Size(1, 5)) }

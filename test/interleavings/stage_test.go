@@ -17,7 +17,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-func TestMain(m *testing.M) { os.Exit(nodetest.Main(m, nodetest.Race()...)) }
+func TestMain(m *testing.M) {
+	nodetest.SideBySide()
+	os.Exit(nodetest.Main(m, nodetest.Race()...))
+}
 
 // kernelPaths are the paths that a caller can choose: which tables go which way
 // is canaryd's to decide.
