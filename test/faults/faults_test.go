@@ -23,8 +23,8 @@ func TestMain(m *testing.M) {
 	os.Exit(nodetest.Main(m))
 }
 
-// lasts is how long a fault lasts: many tries of a replay.
-const lasts = 1500 * time.Millisecond
+// lasts is how long a fault lasts: several tries of a replay.
+const lasts = 500 * time.Millisecond
 
 // A node is one with a running canaryd.
 type node struct {

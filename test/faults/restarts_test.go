@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -28,7 +29,7 @@ func TestKilled(t *testing.T) {
 		d := n.Start()
 		marks := len(n.Marks())
 		found := map[string]int{}
-		for _, delay := range []time.Duration{0, 20, 35, 50, 65, 80, 100, 140} {
+		for _, delay := range []time.Duration{0, 35, 65, 100} {
 			n.Flush()
 			left := n.Foreign()
 			time.Sleep(delay * time.Millisecond)
@@ -96,6 +97,8 @@ func TestFlushedWhileDown(t *testing.T) {
 		{"a generation with another rule", generation, func(s string) string { return strings.Replace(s, "KUBE-MARK-MASQ", "KUBE-MARK-MASK", 1) }, false, []string{"is corrupt", "ID"}},
 		{"a generation of another boot", generation, identity("bootID"), false, []string{"made elsewhere", `boot \"other\"`}},
 	}
+	// The files say the same of each backend: a row of each kind will do.
+	onLegacy := []string{"whole", "of another boot", "a state cut off", "a generation cut off"}
 	// There a generation of this boot shows what was lost, and an operator has to decide.
 	waiting := []string{"of a newer canaryd", "of another iptables", "of another boot, by one byte", "a state cut off"}
 	// There nothing shows what was in force, and the node is not healthy until an operator decides.
@@ -104,6 +107,9 @@ func TestFlushedWhileDown(t *testing.T) {
 		n.Load()
 		protected := n.Protected()
 		for _, test := range tests {
+			if n.Programs.With == iptables.Legacy && !slices.Contains(onLegacy, test.name) {
+				continue
+			}
 			n.Must(os.RemoveAll("/run/state"))
 			d := n.Start()
 			d.Stop()
@@ -147,7 +153,7 @@ func TestFlushedWhileDown(t *testing.T) {
 					n.Errorf("%s: %d flush records, want 1", test.name, got)
 				}
 			} else {
-				time.Sleep(300 * time.Millisecond)
+				n.Polled(1)
 				n.Same(test.name+": what the flush left", lost, n.Protected())
 				want := 0
 				if waits {
@@ -172,7 +178,7 @@ func TestFlushedWhileDown(t *testing.T) {
 // TestUnreadWithoutADaemon: the generation cannot be read, and rules were flushed meanwhile. check
 // says so without a daemon, too, and a restore without one ends the wait as the daemon's does.
 func TestUnreadWithoutADaemon(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
 		d := n.Start()
 		older := n.Status().Generation.ID
@@ -189,7 +195,7 @@ func TestUnreadWithoutADaemon(t *testing.T) {
 		n.Flush()
 		d = n.Launch()
 		n.Within(nodetest.StartsIn, "canaryd to ask for a decision", func() error {
-			if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), "what was in force cannot be read") {
+			if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), "the stored rules cannot be read") {
 				return fmt.Errorf("readiness: %w", err)
 			}
 			if now := n.Status().Generation.ID; now == "" || now == newest || !slices.Contains(n.Stored(), now) {
@@ -210,7 +216,7 @@ func TestUnreadWithoutADaemon(t *testing.T) {
 // TestStored: the last five generations are on disk, status names them, and each
 // of them can be restored by its ID, without a daemon and through it.
 func TestStored(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
 		d := n.Start()
 		type one struct {

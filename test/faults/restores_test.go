@@ -22,7 +22,6 @@ const wrapper = `#!/bin/sh
 case $(cat /run/mode "/run/mode.${0##*/}" 2>/dev/null) in
 lie) cat >/dev/null; exit 0 ;;
 killed) head -n 40 | "%[1]s" "$@"; kill -9 $$ ;;
-second) sed '/^COMMIT/q' | "%[1]s" "$@"; echo 'line 77 failed' >&2; exit 1 ;;
 nat) sed '/^\*nat/,/^COMMIT/d' | "%[1]s" "$@"; echo 'line 7 failed' >&2; exit 1 ;;
 refuse) cat >/dev/null; echo 'line 1 failed' >&2; exit 1 ;;
 hang) cat >/dev/null; echo $$ >/run/hangs; exec sleep 1000 ;;
@@ -84,7 +83,13 @@ func TestRestoreFails(t *testing.T) {
 					end := begin()
 					return func() { end(); killHanging(n) }
 				},
-				while: lost,
+				while: func() {
+					lost()
+					n.Within(nodetest.HealsIn, "a program to hang", func() error {
+						_, err := os.Stat("/run/hangs")
+						return err
+					})
+				},
 			})
 		}
 		d.daemon.Stop()
@@ -106,39 +111,10 @@ func killHanging(n *nodetest.Node) {
 	n.Must(unix.Kill(pid, unix.SIGKILL))
 }
 
-// TestDirectlyNoProgramIsNeeded: what replays by netlink does not mind what becomes
-// of the program.
-func TestDirectlyNoProgramIsNeeded(t *testing.T) {
-	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
-		n.Load()
-		wrap(n)
-		d := start(n)
-		for _, mode := range []string{"lie", "hang"} {
-			d.during(fault{name: mode, begin: does(n, "/run/mode", mode), heals: true})
-		}
-		d.daemon.Stop()
-	})
-}
-
-// TestLaterTablesFail: of each restore only the first table goes in. Every try
-// is for what is missing still, so that all is back although the fault lasts.
-func TestLaterTablesFail(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		n.Load()
-		wrap(n)
-		d := start(n, "--replay=text")
-		d.during(fault{name: "second", begin: does(n, "/run/mode", "second"), heals: true})
-		if got := nodetest.Sum(n.Metrics(), "restore_failures_total"); got == 0 {
-			n.Error("no failure is counted")
-		}
-		d.daemon.Stop()
-	})
-}
-
 // TestOneFamilyFails: the other one is back and proved meanwhile, and is left
 // alone by the tries that follow.
 func TestOneFamilyFails(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) {
 		n.Load()
 		wrap(n)
 		d := start(n, "--replay=text")

@@ -211,6 +211,19 @@ func (n *Node) WholeStatus() scenario.Status {
 	return s
 }
 
+// Polled waits until the daemon has looked as many times more because its --poll-interval was over.
+func (n *Node) Polled(times int) {
+	n.Helper()
+	const polls = `hints_total{source="poll"}`
+	before := n.Metrics()[polls]
+	n.Within(StartsIn, fmt.Sprintf("%d looks", times), func() error {
+		if seen := n.Metrics()[polls] - before; seen < float64(times) {
+			return fmt.Errorf("it has looked %.0f times", seen)
+		}
+		return nil
+	})
+}
+
 // Published returns the status that the daemon publishes over HTTP. That costs the daemon less
 // than WholeStatus.
 func (n *Node) Published() scenario.Status {
