@@ -3,8 +3,6 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
-	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -44,7 +43,7 @@ func askBaseline(n *nodetest.Node, code int, flags ...string) sinceBaseline {
 // put back after a flush. It came after the baseline: status, record, and the preview of a
 // restore say so, also after a restart and without a daemon.
 func TestPoisonedGeneration(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
 		d := n.Start()
 		if b := askBaseline(n, 0).Baseline; b != nil {
@@ -142,51 +141,5 @@ func TestPoisonedGeneration(t *testing.T) {
 		n.Want(2, "baseline", "--generation="+learned)
 		d.Stop()
 		n.Want(2, "baseline")
-	})
-}
-
-// TestBaselineThatIsNotBelieved: whatever stands in the file of the baseline, canaryd starts, says
-// so, and guards.
-func TestBaselineThatIsNotBelieved(t *testing.T) {
-	const path = "/run/state/baseline.json"
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		n.Load()
-		protected := n.Protected()
-		d := n.Start()
-		n.Want(0, "baseline", "--confirm")
-		d.Stop()
-		text, err := os.ReadFile(path)
-		n.Must(err)
-		for what, spoil := range map[string]func() error{
-			"torn":      func() error { return os.WriteFile(path, text[:len(text)/3], 0o600) },
-			"foreign":   func() error { return os.Chown(path, 1234, 1234) },
-			"newer":     func() error { return os.WriteFile(path, []byte(`{"format":2,"rules":{}}`), 0o600) },
-			"oversized": func() error { return os.Truncate(path, 1<<30) },
-			"a pipe":    func() error { return exec.Command("sh", "-c", "rm "+path+"; mkfifo "+path).Run() },
-		} {
-			_ = os.Remove(path)
-			n.Must(os.WriteFile(path, text, 0o600))
-			if err := spoil(); err != nil {
-				n.Logf("%s: cannot be made here: %v", what, err)
-				continue
-			}
-			d := n.Start()
-			d.WantLog("The confirmed baseline is not believed")
-			if stdout, _ := n.Want(0, "status"); !strings.Contains(stdout, "baseline is UNUSABLE") {
-				n.Errorf("%s: status says:\n%s", what, stdout)
-			}
-			if _, stderr := n.Want(2, "baseline"); !strings.Contains(stderr, "unusable") {
-				n.Errorf("%s: canaryd baseline says %q", what, stderr)
-			}
-			if stdout, _ := n.Want(0, "restore", "--dry-run"); strings.Contains(stdout, "not in the baseline: ") {
-				n.Errorf("%s: a preview marks rules:\n%s", what, stdout)
-			}
-			n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Nat, ""))
-			n.Healed(1)
-			n.Same(what+": protected rules", protected, n.Protected())
-			n.Want(0, "baseline", "--confirm")
-			n.Want(0, "baseline")
-			d.Stop()
-		}
 	})
 }

@@ -9,17 +9,13 @@ import (
 	"testing"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
-	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
 // TestCleanupRemovesWhatItMade: on nft, cleanup takes the tables away that canaryd made on an
 // empty node, with and without a daemon, and leaves one that another process uses.
 func TestCleanupRemovesWhatItMade(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		nstest.NeedProgram(n.T, "nft")
-		if n.Programs.With != "nft" {
-			return // the kernel makes legacy's tables, and keeps them
-		}
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		tables := func() []string {
 			n.Helper()
 			out, err := exec.CommandContext(n.Context(), "nft", "list", "tables").Output()

@@ -7,12 +7,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -151,12 +151,10 @@ func render(n *nodetest.Node) map[rules.Family]string {
 
 // TestStatus: TCP shows what the socket shows, without command lines.
 func TestStatus(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
 		d := n.Start()
 		n.Flush()
-		n.Healed(1)
-		time.Sleep(2 * time.Second) // several commands are several records
 		n.Healed(1)
 
 		private, public := "", ""
@@ -235,12 +233,6 @@ func TestCleanup(t *testing.T) {
 			n.Error("ready after a cleanup")
 		}
 		n.Get("/healthz") // the loop turns all the same
-		n.Flush()
-		time.Sleep(2500 * time.Millisecond) // more than two polls
-		noMark("a flush after a cleanup")
-		if slices.Equal(protected, n.Protected()) {
-			n.Error("canaryd heals after a cleanup")
-		}
 		n.Want(1, "status")
 		n.Want(2, "restore")
 		d.Stop()
@@ -266,48 +258,5 @@ func TestCleanup(t *testing.T) {
 		noMark("cleanup --rules without a daemon")
 		n.Same("protected rules after cleanup --rules without a daemon", nil, n.Protected())
 		n.Same("foreign rules after cleanup --rules without a daemon", foreign, n.Foreign())
-	})
-}
-
-// TestObserve: nothing but marks is written, whatever is lost.
-func TestObserve(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		n.Load()
-		n.Flush()
-		flushed, foreign := n.Protected(), n.Foreign()
-		n.Must(scenario.Wipe(n.Context(), n.Programs, rules.Families()...))
-		n.Load()
-		protected := n.Protected()
-
-		d := n.Start("--mode=observe")
-		n.Flush()
-		n.Within(nodetest.HealsIn, "a record of the flush", func() error {
-			if err := nodetest.Ready(); err == nil {
-				return os.ErrNotExist
-			}
-			if s := n.Status(); len(s.Flushes) == 0 || s.Healthy {
-				return os.ErrNotExist
-			}
-			return nil
-		})
-		time.Sleep(2500 * time.Millisecond) // more than two polls
-		n.Same("protected rules in observe mode", flushed, n.Protected())
-		n.Same("foreign rules in observe mode", foreign, n.Foreign())
-		for _, r := range n.Status().Flushes {
-			// The flush is of six commands. What the first one takes is of mangle, and marks only.
-			if r.Lost.Rules > 0 && r.Outcome != "waiting: observe" {
-				n.Errorf("a flush in observe mode is %s, want waiting: observe", r.Outcome)
-			}
-		}
-		d.WantLog("flushed", "observe mode")
-		save, err := n.Programs.Save(n.Context(), rules.IPv4)
-		n.Must(err)
-		if !strings.Contains(save, ":KUBE-PROXY-CANARY") {
-			n.Error("kube-proxy was nudged in observe mode")
-		}
-		n.Load() // the owners come back
-		n.Within(nodetest.HealsIn, "health", nodetest.Ready)
-		n.Same("protected rules after their owners put them back", protected, n.Protected())
-		d.Stop()
 	})
 }

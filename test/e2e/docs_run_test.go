@@ -153,11 +153,17 @@ func TestDocumentsPrograms(t *testing.T) {
 }
 
 // TestDocumentsCommands runs what the documents tell their reader to type, in a
-// node of each document's own, next to a running canaryd.
+// node of each document's own, next to a running canaryd. A command that several documents have is
+// run for the first of them.
 func TestDocumentsCommands(t *testing.T) {
 	t.Parallel()
+	seen := map[string]bool{"": true}
 	for _, path := range documents(t) {
-		commands := slices.DeleteFunc(commandsIn(path, document(t, path)), func(c docCommand) bool { return runnable(c) == "" })
+		commands := slices.DeleteFunc(commandsIn(path, document(t, path)), func(c docCommand) bool {
+			text := runnable(c)
+			defer func() { seen[text] = true }()
+			return seen[text]
+		})
 		if len(commands) > 0 {
 			t.Run(strings.ReplaceAll(path, "/", "_"), func(t *testing.T) { runDocCommands(t, commands) })
 		}

@@ -2,13 +2,13 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -71,8 +71,13 @@ func TestReadmeCommands(t *testing.T) {
 			}
 		}
 
-		time.Sleep(1500 * time.Millisecond) // a changed generation reaches the disk within a second
 		id := n.Status().Generation.ID
+		n.Within(nodetest.HealsIn, "the generation to be on disk", func() error {
+			if id = n.Status().Generation.ID; !slices.Contains(n.Stored(), id) {
+				return fmt.Errorf("%s is not among %q", id, n.Stored())
+			}
+			return nil
+		})
 		var words [][]string
 		for _, c := range regexp.MustCompile("(?:`|\\$ )canaryd ([^`\n]+)").FindAllStringSubmatch(readme, -1) {
 			words = append(words, strings.Fields(strings.ReplaceAll(c[1], "ID", id)))

@@ -31,15 +31,15 @@ func TestDrill(t *testing.T) {
 		d := n.Start()
 		protected, foreign, marks := n.Protected(), n.Foreign(), len(n.Marks())
 		done := 0
-		for _, table := range protect.Tables() {
-			for _, kind := range canary.DrillKinds() {
-				reply := drill(n, "--table="+string(table), "--kind="+string(kind))
-				done++
-				if reply.Result != api.DrillPassed || len(reply.Families) != 2 || reply.Kind != kind {
-					n.Errorf("the drill of %s, %s: %+v", table, kind, reply)
-				}
-				wantSteps(n, reply)
+		tables := protect.Tables()
+		for i, kind := range canary.DrillKinds() {
+			table := tables[i%len(tables)]
+			reply := drill(n, "--table="+string(table), "--kind="+string(kind))
+			done++
+			if reply.Result != api.DrillPassed || len(reply.Families) != 2 || reply.Kind != kind {
+				n.Errorf("the drill of %s, %s: %+v", table, kind, reply)
 			}
+			wantSteps(n, reply)
 		}
 		n.Same("protected rules after drills", protected, n.Protected())
 		n.Same("foreign rules after drills", foreign, n.Foreign())

@@ -8,11 +8,12 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
 // TestWithoutRoot: who is not root learns in one line what to do, whatever is asked.
 func TestWithoutRoot(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "setpriv")
 		n.Load()
 		d := n.Start()

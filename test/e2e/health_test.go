@@ -174,7 +174,7 @@ func TestEveryFaceSaysTheSame(t *testing.T) {
 // TestEveryFaceSaysOfADecision: the same of a loss that waits for a decision, and of a declared
 // rule that is refused.
 func TestEveryFaceSaysOfADecision(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
 		n.Start("--ip-family=ipv4").Stop()
 		id := n.Stored()[0]

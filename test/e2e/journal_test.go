@@ -22,7 +22,7 @@ import (
 // TestJournal: the socket says what a flush took, rule by rule, and TCP does not;
 // a canaryd that is killed leaves that to the next one.
 func TestJournal(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
 		first := n.Start()
 		want := lostOf(n, rules.IPv4, rules.Nat)

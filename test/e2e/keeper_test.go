@@ -7,12 +7,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // keepers returns the lines of `nft list tables` that name a keeper's table.
@@ -91,69 +89,7 @@ func TestKeeperComesAndGoes(t *testing.T) {
 	})
 }
 
-// TestKeeperIsNotWanted: by its flag, in observe mode and where nothing translates there is
-// no table, also after a while.
-func TestKeeperIsNotWanted(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4,
-			"*filter\n:KUBE-FORWARD - [0:0]\n-A FORWARD -j KUBE-FORWARD\n-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP\nCOMMIT\n"+
-				"*nat\n:KUBE-MARK-MASQ - [0:0]\n-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n"))
-		check := func(d *nodetest.Process, line, state string) {
-			n.Helper()
-			wantKeeperState(n, line, state)
-			if got := keepers(n); got != "" {
-				n.Errorf("there is %s", got)
-			}
-			d.Stop()
-		}
-		check(n.Start(), "\nkeeper ipv4 idle, ipv6 idle\n", "idle")
-		n.Load()
-		check(n.Start("--keeper=off"), "\nkeeper ipv4 off, ipv6 off\n", "off")
-		check(n.Start("--mode=observe"), "\nkeeper ipv4 off, ipv6 off\n", "off")
-	})
-}
-
-// TestKeeperFollowsTheRules: it comes with the first rule that translates, and goes once it
-// is learned that the last one is gone.
-func TestKeeperFollowsTheRules(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		masquerade := " KUBE-POSTROUTING -j MASQUERADE\nCOMMIT\n"
-		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4,
-			"*nat\n:KUBE-POSTROUTING - [0:0]\n-A POSTROUTING -j KUBE-POSTROUTING\n-A KUBE-POSTROUTING -s 10.0.0.9 -j RETURN\nCOMMIT\n"))
-		n.Start()
-		wantKeeperState(n, "\nkeeper ipv4 idle, ipv6 idle\n", "idle")
-		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, "*nat\n-A"+masquerade))
-		wantKeepers(n, "table ip canaryd-keeper")
-		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, "*nat\n-D"+masquerade))
-		wantKeepers(n, "")
-		wantKeeperState(n, "\nkeeper ipv4 idle, ipv6 idle\n", "idle")
-	})
-}
-
-// TestKeeperNameIsTaken: the log has it once, flushes are healed as ever, and the keeper comes
-// when the name is free.
-func TestKeeperNameIsTaken(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		n.Load()
-		nstest.Command(n.T, "nft", "add", "table", "ip", iptables.KeeperTable)
-		protected := n.Protected()
-		d := n.Start()
-		wantKeeperState(n, "keeper ipv4 unavailable (another process has a table named canaryd-keeper", "unavailable")
-		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Nat, ""))
-		n.Healed(1)
-		n.Same("protected rules", protected, n.Protected())
-		time.Sleep(3 * time.Second)
-		if got := strings.Count(d.Log(), "may break established connections"); got != 1 {
-			n.Errorf("the log has it %d times:\n%s", got, d.Log())
-		}
-		nstest.Command(n.T, "nft", "delete", "table", "ip", iptables.KeeperTable)
-		wantKeepers(n, bothKeepers)
-		wantKeeperState(n, "\nkeeper ipv4 kept, ipv6 kept\n", "kept")
-	})
-}
-
-// TestKeeperIsNobodysRule: detect and iptables' programs see nothing of it, and it makes canaryd
-// look, read and write no more than without.
+// TestKeeperIsNobodysRule: detect and iptables' programs see nothing of it.
 func TestKeeperIsNobodysRule(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -169,6 +105,8 @@ func TestKeeperIsNobodysRule(t *testing.T) {
 		}
 		before := detect()
 		d := n.Start("--keeper=off")
+		wantKeeperState(n, "\nkeeper ipv4 off, ipv6 off\n", "off")
+		wantKeepers(n, "")
 		rendered := render()
 		n.Same("detect next to a daemon", strings.Split(before, "\n"), strings.Split(detect(), "\n"))
 		d.Stop()
@@ -178,13 +116,7 @@ func TestKeeperIsNobodysRule(t *testing.T) {
 		if got := render(); got != rendered {
 			n.Errorf("render prints otherwise next to a keeper:\n%s\nbefore:\n%s", got, rendered)
 		}
-		time.Sleep(time.Second) // what the start asked for is done
-		hints := nodetest.Sum(n.Metrics(), "hints_total", `source="nft"`)
-		time.Sleep(2500 * time.Millisecond)
 		metrics := n.Metrics()
-		if more := nodetest.Sum(metrics, "hints_total", `source="nft"`) - hints; more != 0 {
-			n.Errorf("%v commits on a quiet node", more)
-		}
 		if metrics["mixed_backends{}"] != 0 || metrics["backend_mismatch{}"] != 0 || nodetest.Sum(metrics, "flush_events_total") != 0 {
 			n.Errorf("mixed %v, mismatch %v", metrics["mixed_backends{}"], metrics["backend_mismatch{}"])
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
@@ -51,7 +52,7 @@ func asJournal(n *nodetest.Node, nth int) (log string) {
 // TestJournalLevels: the journal gets each line with its level, whatever the flusher's name is, and
 // one line of JSON for the flush.
 func TestJournalLevels(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
 		for i, format := range []string{"text", "json"} {
 			log := asJournal(n, i+1)
@@ -109,7 +110,7 @@ func TestJournalLevels(t *testing.T) {
 // TestOutputWithoutAReader: the reader of canaryd's standard output may end; canaryd goes on, and
 // so do the programs that it executes.
 func TestOutputWithoutAReader(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
 		n.Under = []string{"bash", "-c", `exec "$0" "$@" > >(exit 0)`}
 		process := n.Start("--replay=text")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -76,7 +77,7 @@ func shows(n *nodetest.Node, text string, want bool) {
 // rules into empty tables, follows the files, keeps the last good ones when a
 // file is broken, and repairs flushes and drift alike.
 func TestManifest(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		declare(n, manifest("10.1.0.5", "fd00:10::5"))
 		n.Must(os.MkdirAll("/run/rules.d", 0o755))
 		n.Must(os.WriteFile("/run/rules.d/corp.v4", []byte("*filter\n:CORP-GUARD - [0:0]\n-A FORWARD -j CORP-GUARD\n-A CORP-GUARD -s 192.0.2.0/24 -j DROP\nCOMMIT\n"), 0o600))
@@ -131,7 +132,7 @@ func TestManifest(t *testing.T) {
 
 // TestManifestRefuses: two owners of one chain undo each other for ever.
 func TestManifestRefuses(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load() // kube-proxy is at work here
 		declare(n, manifest("10.1.0.5", "fd00:10::5"))
 		flags := []string{"--source=manifest", "--manifest=/run/manifest"}
@@ -162,7 +163,7 @@ func notReady(n *nodetest.Node, why string) {
 // the last run is in force and comes back, and the node is not healthy until the file is
 // mended.
 func TestStartWithABrokenFile(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Must(os.MkdirAll("/run/rules.d", 0o755))
 		write := func(text string) { n.Must(os.WriteFile("/run/rules.d/corp.v4", []byte(text), 0o600)) }
 		guard := func(address string) string {
@@ -220,7 +221,7 @@ func TestRenderManifest(t *testing.T) {
 // back its own table and no other. Everything that people read names file and line, and
 // render --check does so before.
 func TestDeclaredRuleIsRefused(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Must(os.MkdirAll("/run/rules.d", 0o755))
 		const nat = "*nat\n:CORP-NAT - [0:0]\n-A CORP-NAT -j RETURN\n-A PREROUTING -j CORP-NAT\nCOMMIT\n"
 		const filter = "*filter\n:CORP-GUARD - [0:0]\n-A FORWARD -j CORP-GUARD\n-A CORP-GUARD -s 192.0.2.0/24 -j DROP\n"

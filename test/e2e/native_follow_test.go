@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -26,13 +28,13 @@ func TestNativeRemovedRightBefore(t *testing.T) {
 		if back := listed(n); back != before || back == want {
 			n.Fatalf("the change is not undone, or is none")
 		}
-		time.Sleep(time.Second) // until that is learned
+		n.Want(0, "check") // which learns that
 		for i, flush := range []string{"flush ruleset", "flush table ip kube-proxy", "flush map ip kube-proxy service-ips"} {
 			nstest.CommandInput(n.T, change, "nft", "-f", "-")
 			nstest.CommandInput(n.T, flush+"\n", "nft", "-f", "-")
 			wantNative(n, want, i+1)
 			nstest.CommandInput(n.T, undo, "nft", "-f", "-")
-			time.Sleep(time.Second)
+			n.Want(0, "check")
 		}
 	})
 }
@@ -60,7 +62,7 @@ func TestNativeFalseFlushes(t *testing.T) {
 			nstest.CommandInput(n.T, owner.script, "nft", "-f", "-")
 			nstest.Command(n.T, "bash", "-c", "echo > /dev/udp/127.0.0.1/9") // packets add elements
 			want := nstest.Command(n.T, "nft", "-s", "list", "table", "inet", "mine")
-			time.Sleep(500 * time.Millisecond)
+			n.Want(0, "check") // it looks
 			if got := nstest.Command(n.T, "nft", "-s", "list", "table", "inet", "mine"); got != want {
 				n.Errorf("%s: something was written:\n%s", owner.name, got)
 			}
@@ -72,7 +74,7 @@ func TestNativeFalseFlushes(t *testing.T) {
 		nstest.Command(n.T, "nft", "add table inet mine { flags dormant; }") // an outage, which ends by itself
 		nstest.Command(n.T, "nft", "add table inet mine")
 		want := nstest.Command(n.T, "nft", "-s", "-a", "list", "table", "inet", "mine")
-		time.Sleep(500 * time.Millisecond)
+		n.Want(0, "check")
 		n.Within(nodetest.HealsIn, "a node that is ready", nodetest.Ready)
 		if got := nstest.Command(n.T, "nft", "-s", "-a", "list", "table", "inet", "mine"); got != want {
 			n.Errorf("dormant and back: something was written:\n%s", got)
@@ -80,43 +82,20 @@ func TestNativeFalseFlushes(t *testing.T) {
 	})
 }
 
-// TestNativeWar: a flusher at ten a second against one table. When it stops the table is as its
-// owner left it, another table was never written, and the node is ready.
-func TestNativeWar(t *testing.T) {
-	onNative(t, func(n *nodetest.Node) {
-		nstest.CommandInput(n.T, "table inet other { chain c { type filter hook input priority 0; accept; }; }\n", "nft", "-f", "-")
-		n.Start(guardNative)
-		want := listed(n)
-		other := nstest.Command(n.T, "nft", "-a", "list", "table", "inet", "other")
-		for i := range 50 {
-			flush := "flush table ip kube-proxy\n"
-			if i%3 == 1 {
-				flush = "flush map ip kube-proxy service-ips\n"
-			}
-			nstest.CommandInput(n.T, flush, "nft", "-f", "-")
-			time.Sleep(100 * time.Millisecond)
-		}
-		n.Within(nodetest.HealsIn, "kube-proxy's native table", func() error {
-			if got := listed(n); got != want {
-				return fmt.Errorf("it has %d bytes of nft's text, want %d", len(got), len(want))
-			}
-			return nodetest.Ready()
-		})
-		if got := nstest.Command(n.T, "nft", "-a", "list", "table", "inet", "other"); got != other {
-			n.Errorf("the other table was written:\n%s", got)
-		}
-	})
-}
-
 // TestNativeKilled: canaryd is killed at some moment of a replay. The next one finds a table that
-// is whole or not there, and puts it back.
+// is whole or not there, and puts it back from the file, which only its owner may read.
 func TestNativeKilled(t *testing.T) {
 	onNative(t, func(n *nodetest.Node) {
 		d := n.Start(guardNative)
 		want := listed(n)
 		whole := 0
-		for _, delay := range []time.Duration{0, 15, 22, 26, 30, 35, 45, 70} {
-			time.Sleep(1500 * time.Millisecond) // until it is on disk
+		for _, delay := range []time.Duration{0, 22, 35, 70} {
+			n.Within(nodetest.HealsIn, "the table to be on disk", func() error {
+				if stdout, _ := n.Want(0, "status"); !strings.Contains(stdout, "; the present one") {
+					return errors.New(stdout)
+				}
+				return nil
+			})
 			nstest.Command(n.T, "nft", "flush", "ruleset")
 			time.Sleep(delay * time.Millisecond)
 			d.Kill()
@@ -135,7 +114,12 @@ func TestNativeKilled(t *testing.T) {
 				return nodetest.Ready()
 			})
 		}
-		n.Logf("of 8 killed runs %d had put the table back", whole)
+		n.Logf("of 4 killed runs %d had put the table back", whole)
+		info, err := os.Stat("/run/state/native.json")
+		n.Must(err)
+		if info.Mode() != 0o600 {
+			n.Errorf("the file has mode %v", info.Mode())
+		}
 		d.Stop()
 	})
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -146,7 +145,7 @@ func TestNativeOwner(t *testing.T) {
 
 		nstest.Command(n.T, "nft", "delete", "table", "ip", "kube-proxy")
 		n.Within(nodetest.HealsIn, "a report", func() error { return unready("table ip kube-proxy is deleted_by_owner_or_unknown") })
-		time.Sleep(time.Second)
+		n.Want(1, "check") // it looks
 		if listed(n) != "" {
 			n.Errorf("a table that was deleted alone was put back")
 		}
@@ -252,67 +251,6 @@ func unready(why string) error {
 		return fmt.Errorf("readiness: %w, want %s", err, why)
 	}
 	return nil
-}
-
-// TestNativeRestarts: what is lost while no canaryd runs, or while it is killed, comes back from
-// disk, if it is known well enough; in a pause and in observe mode nothing is written.
-func TestNativeRestarts(t *testing.T) {
-	onNative(t, func(n *nodetest.Node) {
-		d := n.Start(guardNative)
-		want := listed(n)
-		for _, end := range []func(*nodetest.Process){(*nodetest.Process).Stop, (*nodetest.Process).Kill} {
-			time.Sleep(1500 * time.Millisecond) // until it is on disk
-			end(d)
-			nstest.Command(n.T, "nft", "flush", "ruleset")
-			d = n.Launch(guardNative)
-			n.Within(nodetest.HealsIn, "kube-proxy's native table", func() error {
-				if listed(n) != want {
-					return errors.New("it is not as it was")
-				}
-				return nodetest.Ready()
-			})
-			d.WantLog("The native tables are back and proved")
-		}
-		info, err := os.Stat("/run/state/native.json")
-		n.Must(err)
-		if info.Mode() != 0o600 {
-			n.Errorf("the file has mode %v", info.Mode())
-		}
-		time.Sleep(1500 * time.Millisecond)
-		d.Stop()
-		nstest.Command(n.T, "nft", "flush", "ruleset")
-		d = n.Launch(guardNative, "--max-stored-age=1ms")
-		n.Within(nodetest.HealsIn, "a report", func() error { return unready("table ip kube-proxy is table_deleted") })
-		if listed(n) != "" {
-			n.Errorf("what is too old was put back")
-		}
-		d.Stop()
-	})
-}
-
-// TestNativeHeldBack: in a pause and in observe mode nothing is put back.
-func TestNativeHeldBack(t *testing.T) {
-	onNative(t, func(n *nodetest.Node) {
-		d := n.Start(guardNative)
-		want := listed(n)
-		n.Want(0, "pause")
-		nstest.Command(n.T, "nft", "flush", "table", "ip", "kube-proxy")
-		n.Within(nodetest.HealsIn, "a report", func() error { return unready("table ip kube-proxy is emptied") })
-		if listed(n) == want {
-			n.Errorf("it was put back in a pause")
-		}
-		n.Want(0, "resume")
-		wantNative(n, want, 1)
-		d.Stop()
-
-		d = n.Start(guardNative, "--mode=observe")
-		nstest.Command(n.T, "nft", "flush", "ruleset")
-		n.Within(nodetest.HealsIn, "a report", func() error { return unready("table ip kube-proxy is table_deleted") })
-		if listed(n) == want {
-			n.Errorf("it was put back in observe mode")
-		}
-		d.Stop()
-	})
 }
 
 // TestNativeNextToLegacy: on a node with iptables-legacy both watchers run. A flush of native

@@ -7,13 +7,14 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
 // TestNothingProtected: on a node whose Docker writes nftables tables of its own, canaryd is
 // ready, but says that it protects nothing and what it found. A guarded table without a rule is
 // nothing, too.
 func TestNothingProtected(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "nft")
 		nstest.Command(n.T, "nft", "add table ip docker-bridges; add table ip6 docker-bridges; add table ip kube-proxy")
 		d := n.Launch()

@@ -82,7 +82,7 @@ func TestNodeProblemDetector(t *testing.T) {
 			return exec.CommandContext(n.Context(), script.Rules[0].Path, file)
 		}, false},
 	}
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		check := func(daemon bool, wantCode int, want string) {
 			n.Helper()
 			for _, p := range plugins {
@@ -336,7 +336,7 @@ func TestNativeFlushesAreEvents(t *testing.T) {
 // TestFlushesAreEvents: a flush that was healed is one event of the node, on the
 // node and next to the DaemonSet. One that was not is none, and neither is a drill.
 func TestFlushesAreEvents(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
 		d := n.Start()
 		wantEvents(n, d, 0)

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"os/exec"
 	"slices"
@@ -88,6 +87,7 @@ func TestNoRuleIsWrittenBehindARuleThatCannotBeHad(t *testing.T) {
 			n.Fatalf("before the flush these ports answer: %+v", got)
 		}
 		p := n.Start("--ip-family=ipv4")
+		n.Within(nodetest.StartsIn, "the sets to be read", logs(p, "Not every ipset that protected rules name is kept"))
 		p.WantLog("Not every ipset that protected rules name is kept", "stays")
 		n.Want(0, "pause") // so that the set can go before canaryd answers
 		for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
@@ -147,47 +147,4 @@ func sameLines(want, got []string) error {
 		return errors.New(strings.Join(got, "\n"))
 	}
 	return nil
-}
-
-// TestItsOwnerWritesBackARuleThatCannotBeHad: a RETURN whose comment holds a line break has no text
-// that may be written, and its ipset keeps it from being written by its bytes. Its owner writes it
-// again; then the rules that waited come back in their places, and the record ends as proved. A
-// replay on request leaves it where it stands.
-func TestItsOwnerWritesBackARuleThatCannotBeHad(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		n.Must(exec.CommandContext(n.Context(), "ipset", "create", "stays", "hash:ip").Run())
-		odd := []string{"-t", "nat", "-A", "KUBE-POSTROUTING", "-m", "set", "--match-set", "stays", "src", "-m", "comment", "--comment", "a\nb", "-j", "RETURN"}
-		restoreText(n, "*nat\n:KUBE-POSTROUTING - [0:0]\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\n-A KUBE-SERVICES -d 10.96.0.1/32 -j RETURN\n-A POSTROUTING -j KUBE-POSTROUTING\n-A KUBE-POSTROUTING -j MARK --set-xmark 0x8/0x8\nCOMMIT\n")
-		tool(n, rules.IPv4, odd...)
-		restoreText(n, "*nat\n-A KUBE-POSTROUTING -s 192.0.2.1/32 -j MASQUERADE\n-A KUBE-POSTROUTING -s 192.0.2.2/32 -j MASQUERADE\nCOMMIT\n")
-		chain := func() []string {
-			n.Helper()
-			return strings.Split(tool(n, rules.IPv4, "-t", "nat", "-S", "KUBE-POSTROUTING"), "\n")
-		}
-		want := chain()
-		p := n.Start("--ip-family=ipv4")
-		tool(n, rules.IPv4, "-t", "nat", "-F")
-		n.PartlyHealed(1)
-		n.Same("after the replay", []string{"-N KUBE-POSTROUTING", want[1], ""}, chain())
-		p.WantLog("Rules of a chain wait", "KUBE-POSTROUTING", "rules=2")
-		tool(n, rules.IPv4, odd...)
-		n.Within(nodetest.HealsIn, "the rules that wait", func() error { return sameLines(want, chain()) })
-		if record := n.Healed(1); record.Outcome != "proved" {
-			n.Errorf("the record ends %s", record.Outcome)
-		}
-
-		id := n.Status().Generation.ID
-		tool(n, rules.IPv4, "-t", "nat", "-A", "KUBE-POSTROUTING", "-s", "192.0.2.3/32", "-j", "MASQUERADE")
-		tool(n, rules.IPv4, "-t", "nat", "-D", "KUBE-POSTROUTING", "1")
-		n.Within(nodetest.HealsIn, "what the owner wrote to be learned", func() error {
-			if s := n.Status(); s.Generation.ID == id || s.Generation.Rules != 7 {
-				return fmt.Errorf("the generation is %s with %d rules", s.Generation.ID, s.Generation.Rules)
-			}
-			return nil
-		})
-		n.Want(0, "restore", "--generation="+id, "--yes")
-		n.Same("after canaryd restore", want, chain())
-		n.Want(0, "status")
-		p.Stop()
-	})
 }

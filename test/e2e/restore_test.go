@@ -9,6 +9,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -16,7 +17,7 @@ import (
 // --yes, through the daemon and without one; what it took is in a record, and the newer
 // generation brings it back.
 func TestRestoreRemovesNothingUnasked(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
 		before := n.Protected()
 		d := n.Start()

@@ -11,13 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
 // TestSquatters: another user's processes have canaryd's port and the name of its lock. It
 // guards all the same and says so; a second canaryd does not start; and once the port is free
 // it serves there.
 func TestSquatters(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
 		protected := n.Protected()
 		port, err := net.Listen("tcp", tcp)

@@ -120,14 +120,20 @@ func wantNativeState(n *nodetest.Node, state string) {
 // copyOf is the standby's table of kube-proxy's.
 const copyOf = standby.TableName + "-kube-proxy"
 
-// TestNativeStandbyTranslates: while native tables are missing, here for the 4 s for which canaryd
+// TestNativeStandbyTranslates: while native tables are missing, here for the time for which canaryd
 // is asked to wait, new connections of both families are translated; without a standby none is.
-// Nothing is open behind the proof, and the record says what it did.
+// Nothing is open behind the proof, and the record says what it did. So it is next to
+// iptables-legacy, too.
 func TestNativeStandbyTranslates(t *testing.T) {
-	for _, flag := range []string{"on", "off"} {
-		t.Run(flag, func(t *testing.T) {
-			onTranslated(t, iptables.NFT, func(n *nodetest.Node) {
-				d := n.Start("--standby="+flag, "--settle=4s", guardBoth)
+	for _, test := range []struct {
+		flag    string
+		backend iptables.Backend
+	}{{"on", iptables.NFT}, {"on", iptables.Legacy}, {"off", iptables.NFT}} {
+		flag := test.flag
+		t.Run(flag+"/"+string(test.backend), func(t *testing.T) {
+			onTranslated(t, test.backend, func(n *nodetest.Node) {
+				settle := map[string]string{"on": "4s", "off": "1s"}[flag]
+				d := n.Start("--standby="+flag, "--settle="+settle, guardBoth)
 				if flag == "on" {
 					wantNativeState(n, "armed")
 				}
@@ -137,7 +143,7 @@ func TestNativeStandbyTranslates(t *testing.T) {
 						return standing(n) == 0 || i == 1 && !strings.Contains(nstest.Command(n.T, "nft", "list", "table", "ip", "kube-proxy"), "jump services")
 					}
 					connected := false
-					for end := time.Now().Add(3 * time.Second); !connected && time.Now().Before(end); {
+					for !connected && missing() {
 						connected = answers() == nil && missing()
 					}
 					if connected != (flag == "on") {
@@ -176,50 +182,4 @@ func TestNativeStandbyTranslates(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestNativeStandbyIsNotWanted: on a small node with auto, and without the flag, there is no copy;
-// on iptables-legacy there is one of native tables alone; a taken name is said.
-func TestNativeStandbyIsNotWanted(t *testing.T) {
-	check := func(n *nodetest.Node, state string, flags ...string) {
-		n.Helper()
-		d := n.Start(append(flags, guardBoth)...)
-		wantNativeState(n, state)
-		if tables := nstest.Command(n.T, "nft", "list", "tables"); strings.Contains(tables, copyOf) != (state == "armed") {
-			n.Errorf("%s: the tables are\n%s", state, tables)
-		}
-		d.Stop()
-	}
-	t.Run("legacy", func(t *testing.T) {
-		onTranslated(t, iptables.Legacy, func(n *nodetest.Node) { check(n, "armed", "--standby=on") })
-	})
-	t.Run("states", func(t *testing.T) {
-		onTranslated(t, iptables.NFT, func(n *nodetest.Node) {
-			check(n, "armed", "--standby=on")
-			check(n, "idle", "--standby=auto")
-			check(n, "off", "--standby=on", "--mode=observe")
-		})
-	})
-	t.Run("taken", func(t *testing.T) { onTranslated(t, iptables.NFT, nameIsTaken) })
-}
-
-// nameIsTaken: what another process made stays, and the copy comes when the name is free.
-func nameIsTaken(n *nodetest.Node) {
-	for _, f := range translated {
-		nstest.Command(n.T, "nft", "add", "table", f.family, copyOf)
-	}
-	d := n.Start("--standby=on", guardBoth)
-	n.Within(nodetest.StartsIn, "the standby to be unavailable", func() error {
-		for _, t := range n.Status().Native {
-			if t.Standby == nil || t.Standby.State != "unavailable" || !strings.Contains(t.Standby.Reason, "another process") {
-				return fmt.Errorf("table %s: %+v", t.Table, t.Standby)
-			}
-		}
-		return nil
-	})
-	for _, f := range translated {
-		nstest.Command(n.T, "nft", "delete", "table", f.family, copyOf)
-	}
-	wantNativeState(n, "armed")
-	d.Stop()
 }

@@ -136,52 +136,6 @@ func TestStandbyIsOpenWhileRulesAreMissing(t *testing.T) {
 	})
 }
 
-// TestStandbyIsNotWanted: by its flag, in observe mode, on a small node unless it is asked for, and
-// on legacy there is no table.
-func TestStandbyIsNotWanted(t *testing.T) {
-	check := func(n *nodetest.Node, state string, flags ...string) {
-		n.Helper()
-		d := n.Start(flags...)
-		wantStandbyState(n, state)
-		wantStandbys(n, "")
-		d.Stop()
-	}
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		n.Load()
-		check(n, "off", "--standby=off")
-		check(n, "off", "--standby=on", "--mode=observe")
-		if n.Programs.With == iptables.NFT {
-			check(n, "idle")
-		} else {
-			check(n, "off")
-			check(n, "off", "--standby=on")
-		}
-	})
-}
-
-// TestStandbyNameIsTaken: what another process made stays, and the log and the status say why there
-// is no standby; replays go on as without, and the standby comes when the name is free.
-func TestStandbyNameIsTaken(t *testing.T) {
-	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
-		n.Load()
-		for _, family := range []string{"ip", "ip6"} {
-			nstest.Command(n.T, "nft", "add", "table", family, standby.TableName)
-		}
-		d := n.Start("--standby=on")
-		wantStandbyState(n, "unavailable")
-		if now := n.Status().Standby[rules.IPv4]; !strings.Contains(now.Reason, "another process") {
-			n.Errorf("the status says %+v", now)
-		}
-		n.Flush()
-		n.Healed(1)
-		for _, family := range []string{"ip", "ip6"} {
-			nstest.Command(n.T, "nft", "delete", "table", family, standby.TableName)
-		}
-		wantStandbyState(n, "armed")
-		d.Stop()
-	})
-}
-
 // TestStandbyWaitsForMemory: where the control group has no room for the copy there is none, the
 // status says why, instead of the kernel killing canaryd; it comes once there is room.
 func TestStandbyWaitsForMemory(t *testing.T) {

@@ -13,13 +13,14 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // TestStatusWatch: a script reads a line for the loss and one for its end, and later lines from the
 // daemon that takes the place of the first. A terminal is left as it was.
 func TestStatusWatch(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
 		d := n.Start("--settle=200ms")
 		cmd := exec.CommandContext(n.Context(), nodetest.Canaryd(), "status", "--watch", "-o", "json")
