@@ -40,8 +40,8 @@ func (k *cutKernel) Read(ctx context.Context, f rules.Family) (iptables.Snapshot
 	return k.Fake.Read(ctx, f)
 }
 
-// TestStoppedInTheMiddleOfALook: canaryd is stopped within a second of its start, in the middle of a
-// probe or a read. The generation is on disk all the same, and the next run puts back what was
+// TestStoppedInTheMiddleOfALook: canaryd is stopped within a second of its start, in the middle of
+// a probe or a read. The generation is on disk all the same, and the next run puts back what was
 // flushed meanwhile.
 func TestStoppedInTheMiddleOfALook(t *testing.T) {
 	for name, of := range map[string]func(*cutKernel) *atomic.Pointer[func()]{

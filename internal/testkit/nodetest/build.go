@@ -28,8 +28,8 @@ const (
 // flush all the same.
 const settle = "CANARYD_TEST_SETTLE"
 
-// Race are the flags of go build for a canaryd with the race detector if the tests have it, too: make
-// race runs them so.
+// Race are the flags of go build for a canaryd with the race detector if the tests have it, too:
+// make race runs them so.
 func Race() []string {
 	if raced {
 		return []string{"-race"}
@@ -37,8 +37,8 @@ func Race() []string {
 	return nil
 }
 
-// SideBySide has twice as many parallel tests run as there are processors, unless -parallel says how
-// many: a node mostly waits.
+// SideBySide has twice as many parallel tests run as there are processors, unless -parallel says
+// how many: a node mostly waits.
 func SideBySide() {
 	flag.Parse()
 	asked := false

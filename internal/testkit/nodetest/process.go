@@ -24,7 +24,7 @@ import (
 const (
 	// HTTP is the address of the daemon.
 	HTTP = "http://" + canaryd.Address
-	// socket is where a daemon listens that is not told otherwise.
+	// socket is where a daemon listens by default.
 	socket = "/run/canaryd/canaryd.sock"
 	// Steps that take milliseconds on an idle machine; on a busy one they may take longer.
 	StartsIn = time.Minute
