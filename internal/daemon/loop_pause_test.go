@@ -162,10 +162,10 @@ func TestPauseGrows(t *testing.T) {
 // TestPauseAgain: a pause takes the place of the one before it, shorter or not.
 func TestPauseAgain(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		for _, second := range []time.Duration{time.Minute, 2 * time.Hour} {
+		for _, second := range []time.Duration{10 * time.Second, 5 * time.Minute} {
 			r := start(t, backend, setup{})
 			before, left := r.tables(), leftBy(t, backend, "flush-nat")
-			r.pause(time.Hour)
+			r.pause(time.Minute)
 			r.after(10 * time.Second)
 			r.flushNat()
 			lost := without(r.tables())
