@@ -270,8 +270,8 @@ type plainError struct{ error }
 func (e plainError) Error() string { return oneLine(e.error.Error()) }
 func (e plainError) Unwrap() error { return e.error }
 
-// plainValues returns keys and values of one line each, without those that are nil: there is
-// nothing to say of them.
+// plainValues returns keys and values of one line each, without those that are nil and times that
+// are zero: there is nothing to say of them. A time is in UTC, as in status and records.
 func plainValues(values []any) []any {
 	clean := make([]any, 0, len(values))
 	for i := 0; i < len(values); i += 2 {
@@ -284,6 +284,11 @@ func plainValues(values []any) []any {
 			continue
 		}
 		switch text := v.(type) {
+		case time.Time:
+			if text.IsZero() {
+				continue
+			}
+			v = text.UTC().Format(time.RFC3339)
 		case string:
 			v = oneLine(text)
 		case []string:

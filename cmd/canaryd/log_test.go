@@ -31,7 +31,8 @@ func sayAll(log klog.Logger) {
 	log.Info("Canaries are planted", "rules", 62, "families", rules.Families(), "after", 1500*time.Millisecond)
 	severity.Warnings(log).Info("Rules were lost", "by", forged, "kind", canary.Emptied, "names", []string{"A", forged})
 	log.Error(fmt.Errorf("ipv4 nat: %w", errors.New(forged)), "Rules are still missing", "reason", errors.New(forged))
-	severity.Notices(log).Info("The rules are back", "absent", time.Duration(0), "nothing", nil, "error", error(nil), "list", []string(nil), "undo", "")
+	severity.Notices(log).Info("The rules are back", "absent", time.Duration(0), "nothing", nil, "error", error(nil), "list", []string(nil), "undo", "",
+		"lastSaved", time.Date(2026, 3, 4, 6, 6, 7, 8, time.FixedZone("", 3600)), "never", time.Time{})
 	severity.Infos(log).Error(errors.New("of another boot"), "The stored generation is not used")
 	severity.Warnings(log.WithValues("flush", "f1").WithName("loop")).Error(nil, "kube-proxy's rules have no owner")
 	severity.Errors(log).Info("A rule is in quarantine", "odd")
@@ -41,7 +42,7 @@ func sayAll(log klog.Logger) {
 var heading = regexp.MustCompile(`(?m)^((?:<\d>)?)([IWEF])\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ (log_test\.go):\d+\]`)
 
 // TestLogLines: each line of the log is one line with its level, whatever it quotes, as text and as
-// JSON, with and without the journal. What is nil is left out.
+// JSON, with and without the journal. A time is in UTC. What is nil is left out.
 func TestLogLines(t *testing.T) {
 	const quoted = `evil; <0>E0101 00:00:00.000000 1 x.go:1] \"all is lost\"; {\"event\":\"flush\"}\r\x1b[2J\u009b\u202e\xff`
 	inJSON := strings.NewReplacer(`\x1b`, `\u001b`, `\xff`, `\ufffd`).Replace(quoted)
@@ -49,7 +50,7 @@ func TestLogLines(t *testing.T) {
 		`I "Canaries are planted" rules=62 families=["ipv4","ipv6"] after="1.5s"`,
 		`W "Rules were lost" by="` + quoted + `" kind="emptied" names=["A","evil\\n\u003c0\u003eE0101 00:00:00.000000 1 x.go:1] \"all is lost\"\\n{\"event\":\"flush\"}\\r\\x1b[2J\\u009b\\u202e\\xff"]`,
 		`E "Rules are still missing" err="ipv4 nat: ` + quoted + `" reason="` + quoted + `"`,
-		`I "The rules are back" absent="0s" undo=""`,
+		`I "The rules are back" absent="0s" undo="" lastSaved="2026-03-04T05:06:07Z"`,
 		`I "The stored generation is not used" err="of another boot"`,
 		`W "kube-proxy's rules have no owner" logger="loop" flush="f1"`,
 		`E "A rule is in quarantine" odd="(no value)"`,
@@ -58,7 +59,7 @@ func TestLogLines(t *testing.T) {
 		`{"level":"info","msg":"Canaries are planted","rules":62,"families":["ipv4","ipv6"],"after":"1.5s"}`,
 		`{"level":"warning","msg":"Rules were lost","by":"` + inJSON + `","kind":"emptied","names":["A","evil\\n<0>E0101 00:00:00.000000 1 x.go:1] \"all is lost\"\\n{\"event\":\"flush\"}\\r\\x1b[2J\\u009b\\u202e\\xff"]}`,
 		`{"level":"err","msg":"Rules are still missing","err":"ipv4 nat: ` + inJSON + `","reason":"` + inJSON + `"}`,
-		`{"level":"notice","msg":"The rules are back","absent":"0s","undo":""}`,
+		`{"level":"notice","msg":"The rules are back","absent":"0s","undo":"","lastSaved":"2026-03-04T05:06:07Z"}`,
 		`{"level":"info","msg":"The stored generation is not used","err":"of another boot"}`,
 		`{"level":"warning","msg":"kube-proxy's rules have no owner","logger":"loop","flush":"f1"}`,
 		`{"level":"err","msg":"A rule is in quarantine","odd":"(no value)"}`,
