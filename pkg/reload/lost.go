@@ -29,29 +29,34 @@ func (c LostChain) Apart() (gone, instead []rules.Rule) {
 	if len(c.Is) == 0 {
 		return c.Was, nil
 	}
-	text := rules.Rule.Label
-	gone, instead = lacking(c.Was, c.Is, text), lacking(c.Is, c.Was, text)
-	if len(gone) == 0 || len(instead) == 0 {
-		return gone, instead
+	gone, instead = c.Was, c.Is
+	for _, key := range []func(rules.Rule) string{rules.Rule.Label, rules.Rule.Meaning} {
+		if len(gone) == 0 || len(instead) == 0 {
+			break
+		}
+		was := gone
+		gone, _ = apart(gone, instead, key)
+		instead, _ = apart(instead, was, key)
 	}
-	return lacking(gone, instead, rules.Rule.Meaning), lacking(instead, gone, rules.Rule.Meaning)
+	return gone, instead
 }
 
-// lacking returns the rules of a that b does not have, as often as it lacks them.
-func lacking(a, b []rules.Rule, key func(rules.Rule) string) []rules.Rule {
+// apart splits a into the rules that b does not have, and those that it has, too. Each rule of b
+// counts for one.
+func apart(a, b []rules.Rule, key func(rules.Rule) string) (lacking, common []rules.Rule) {
 	have := map[string]int{}
 	for _, r := range b {
 		have[key(r)]++
 	}
-	var list []rules.Rule
 	for _, r := range a {
 		if k := key(r); have[k] > 0 {
 			have[k]--
-			continue
+			common = append(common, r)
+		} else {
+			lacking = append(lacking, r)
 		}
-		list = append(list, r)
 	}
-	return list
+	return lacking, common
 }
 
 // countLost returns what the finding says is lost.

@@ -34,7 +34,7 @@ func (m misread) standing(t *rules.Table) misread {
 		}
 	}
 	for name, list := range m.strays {
-		if there := common(list, t.Rules(name)); len(there) > 0 {
+		if _, there := apart(list, t.Rules(name), rules.Rule.Meaning); len(there) > 0 {
 			left.strays[name] = there
 		}
 	}
@@ -234,19 +234,4 @@ func misreadOf(list []QuarantinedRule) map[string]string {
 
 func withoutMarks(list []rules.Rule) []rules.Rule {
 	return slices.DeleteFunc(slices.Clone(list), canary.IsMark)
-}
-
-// common returns the rules of a that b has, too; each rule of b counts for one.
-func common(a, b []rules.Rule) (both []rules.Rule) {
-	have := map[string]int{}
-	for _, r := range b {
-		have[r.Meaning()]++
-	}
-	for _, r := range a {
-		if m := r.Meaning(); have[m] > 0 {
-			have[m]--
-			both = append(both, r)
-		}
-	}
-	return both
 }
