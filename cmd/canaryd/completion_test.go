@@ -46,13 +46,14 @@ func completions() map[string][]string {
 		"canaryd status ":          nil,
 		"canaryd status --so":      {"--socket"},
 		"canaryd check --ba":       {"--backend"},
-		"canaryd pause --":         {"--for", "--help", "--output", "--socket", "--v"},
+		"canaryd pause --":         {"--for", "--help", "--output", "--socket", "--v", "--why"},
 		"canaryd check --mode":     nil, // a flag of run
 		"canaryd check --backend ": {"auto", "legacy", "nft"},
 		"canaryd check -o ":        {"json", "line", "table"},
 		"canaryd status -o ":       {"json", "table"},
 		"canaryd run --mode h":     {"heal"},
 		"canaryd pause --for ":     nil,
+		"canaryd pause --why ":     nil,
 	}
 }
 
@@ -108,7 +109,7 @@ func TestFish(t *testing.T) {
 	nstest.Command(t, "fish", "--no-execute", path)
 	lines := completions()
 	delete(lines, "canaryd check --mode") // fish offers what sounds alike
-	lines["canaryd pause --"] = []string{"--for", "--output", "--socket", "--v"}
+	lines["canaryd pause --"] = []string{"--for", "--output", "--socket", "--v", "--why"}
 	lines["canaryd run --mode=o"] = []string{"--mode=observe"}
 	for line, want := range lines {
 		var got []string

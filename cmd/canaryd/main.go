@@ -52,7 +52,7 @@ func commands() []command {
 		{"render", "print the generation as iptables-restore input", aboutRender, renderFlags(), runRender},
 		{"status", "what the running daemon knows: exit 0 healthy, 1 not, 2 no daemon", aboutStatus, []string{"flush", "watch", "socket", "output"}, runStatus},
 		{"health", "a probe: does the daemon live, or with ready: is the node healthy", aboutHealth, []string{"socket", "output"}, runHealth},
-		{"pause", "pause replays for a while; still detects and counts", aboutPause, []string{"for", "socket", "output"}, runPause},
+		{"pause", "pause replays for a while; still detects and counts", aboutPause, []string{"for", "why", "socket", "output"}, runPause},
 		{"resume", "end a pause; what is lost is replayed at once", aboutResume, []string{"socket", "output"}, runResume},
 		{"dismiss", "accept a loss that waits for a decision", aboutDismiss, []string{"socket", "output"}, runDismiss},
 		{"drill", "a game day: take canaryd's own canary, and see it come back", aboutDrill, []string{"table", "kind", "for-real", "yes", "socket", "output"}, runDrill},
@@ -121,7 +121,8 @@ Exit code: 0 ok, 1 not, 2 no daemon or trouble.
 `
 	aboutPause = `For planned work on the rules. The daemon detects and counts as before and is not ready; when
 the time is over it replays what is still lost. A second pause takes the place of the first. A pause
-survives a restart of the daemon.
+survives a restart of the daemon. Status, page and log show who paused, since when, until when and,
+with --why, the reason.
 `
 	aboutResume = `Exit code: 0 also if there was no pause, 2 no daemon or trouble.
 `

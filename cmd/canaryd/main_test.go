@@ -118,6 +118,7 @@ func TestBadCommandLines(t *testing.T) {
 		{"pause --for=-5m", `--for is -5m0s: want at least 1s and at most 24h0m0s`},
 		{"pause --for=1000h", `--for is 1000h0m0s: want at least 1s and at most 24h0m0s`},
 		{"pause --for=300y", `invalid argument "300y" for "--for" flag: time: unknown unit "y" in duration "300y" (see canaryd pause --help)`},
+		{"pause --why=" + strings.Repeat("x", 201), `--why has 201 characters: want at most 200`},
 		{"pause 10m", `"10m" is one word too many (see canaryd pause --help)`},
 		{"resume --for=1m", `unknown flag: --for (see canaryd resume --help)`},
 		{"--canary-chain=KUBE-CANARYD-CANARY-TOO-LONG-", `--canary-chain: "KUBE-CANARYD-CANARY-TOO-LONG-" is longer than 28 characters`},
@@ -220,6 +221,7 @@ func TestStatusTable(t *testing.T) {
 			s.JournalError = "writing the journal: write /var/lib/canaryd/journal.jsonl: no space left on device"
 			s.StateError, s.StateSaved, s.StateBehind = "saving the state: write /var/lib/canaryd: no space left on device", time.Now().Add(-2*time.Hour), 3
 			s.Paused, s.PausedUntil, s.Contended = true, time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), true
+			s.PausedBy, s.PausedSince, s.PausedWhy = "ada", time.Date(2026, 3, 4, 4, 36, 7, 0, time.UTC), "a new firewall\x1b[2J is tested"
 		},
 		"status-quarantine": func(s *api.Status) {
 			s.Families[rules.IPv4] = verdicts(canary.Intact, canary.Intact, canary.Partial)

@@ -233,7 +233,7 @@ func runStatus(ctx context.Context, o *options, to streams) (int, error) {
 }
 
 func runPause(ctx context.Context, o *options, to streams) (int, error) {
-	reply, err := o.client().Pause(ctx, api.PauseRequest{Seconds: o.pause.Seconds(), By: cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"))})
+	reply, err := o.client().Pause(ctx, api.PauseRequest{Seconds: o.pause.Seconds(), By: cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER")), Why: o.why})
 	if err != nil {
 		return exitError, err
 	}

@@ -45,6 +45,7 @@ type options struct {
 	watch                            bool // status
 	confirm, forget                  bool // baseline
 	pause                            time.Duration
+	why                              string
 	flush                            string // number or ID of a flush
 	oneFlush                         bool   // --flush was given, perhaps empty
 	word                             string // the word behind the command, one of command.words
@@ -116,6 +117,7 @@ func (o *options) allFlags() *pflag.FlagSet {
 	all.BoolVar(&o.forReal, "for-real", false, "take the protected jumps of nat PREROUTING instead")
 
 	all.DurationVar(&o.pause, "for", 10*time.Minute, "how long, at most 24h")
+	all.StringVar(&o.why, "why", "", fmt.Sprintf("reason as a `text` of at most %d characters; status, page and log show it", api.MostWhy))
 
 	o.generator.addTo(all)
 	return all
@@ -222,6 +224,7 @@ func (o *options) complete(cmd command, flags *pflag.FlagSet) error {
 		atLeast("lock-wait", o.lockWait, time.Millisecond),
 		atLeast("max-stored-age", o.maxStoredAge, 0),
 		daemon.CheckPause("--for", o.pause),
+		daemon.CheckWhy("--why", o.why),
 	)
 	if len(o.source) == 0 {
 		errs = append(errs, errors.New("--source is empty: want snapshot or manifest"))

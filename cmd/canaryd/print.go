@@ -126,11 +126,10 @@ func healthText(w io.Writer, s api.Status) string {
 func replaysText(s api.Status) string {
 	text := ""
 	if s.Paused {
-		by := ""
-		if s.PausedBy != "" {
-			by = " by " + plain(oneLine(s.PausedBy))
+		text += fmt.Sprintf("replays are paused%s until %s; canaryd resume ends that\n", plain(oneLine(s.PauseOrigin())), s.PausedUntil.UTC().Format(time.RFC3339))
+		if s.PausedWhy != "" {
+			text += "the reason: " + plain(oneLine(s.PausedWhy)) + "\n"
 		}
-		text += fmt.Sprintf("replays are paused%s until %s; canaryd resume ends that\n", by, s.PausedUntil.UTC().Format(time.RFC3339))
 	}
 	if s.Contended {
 		text += "a process keeps undoing the replays; the log names it\n"

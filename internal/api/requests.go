@@ -105,10 +105,14 @@ type CleanupRequest struct {
 	Protect string `json:"protect,omitempty"`
 }
 
+// MostWhy is how many characters the reason of a pause may have.
+const MostWhy = 200
+
 // A PauseRequest asks canaryd to pause replays.
 type PauseRequest struct {
 	Seconds float64 `json:"seconds"`
-	By      string  `json:"by,omitempty"` // who asks, for people
+	By      string  `json:"by,omitempty"`  // who asks, for people
+	Why     string  `json:"why,omitempty"` // and why, at most MostWhy characters
 }
 
 // A PauseReply says whether replays were paused before, and until when they are now.

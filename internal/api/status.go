@@ -44,8 +44,10 @@ type Status struct {
 	Paused           bool     `json:"paused"`
 	// PausedUntil is when a pause ends.
 	PausedUntil time.Time `json:"pausedUntil,omitzero"`
-	// PausedBy is who asked for it, as the client said.
-	PausedBy string `json:"pausedBy,omitempty"`
+	// PausedBy and PausedWhy are who asked for it and why, as the client said, and PausedSince when.
+	PausedBy    string    `json:"pausedBy,omitempty"`
+	PausedWhy   string    `json:"pausedWhy,omitempty"`
+	PausedSince time.Time `json:"pausedSince,omitzero"`
 	// Contended means that a process keeps undoing the replays, so that they are limited; or that
 	// another process keeps writing declared chains.
 	Contended bool    `json:"contended"`

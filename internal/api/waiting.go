@@ -70,6 +70,18 @@ func (s Status) pauseText() string {
 	}
 }
 
+// PauseOrigin says who paused replays, and since when: " by ada since 2026-03-04T05:06:07Z"; "" if
+// that is not known.
+func (s Status) PauseOrigin() (text string) {
+	if s.PausedBy != "" {
+		text = " by " + s.PausedBy
+	}
+	if !s.PausedSince.IsZero() {
+		text += " since " + s.PausedSince.UTC().Format(time.RFC3339)
+	}
+	return text
+}
+
 // ownerText says until when canaryd leaves what is missing to its owner; "" if nothing is.
 func (s Status) ownerText() string {
 	if s.OwnerUntil.IsZero() {

@@ -1,7 +1,10 @@
 package daemon
 
 import (
+	"fmt"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -14,10 +17,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
+// whyPaused is the reason of each pause.
+const whyPaused = "a new firewall"
+
 // pause pauses for d.
 func (r *rig) pause(d time.Duration) api.PauseReply {
 	r.t.Helper()
-	reply, err := r.d.Pause(r.t.Context(), api.PauseRequest{Seconds: d.Seconds()})
+	reply, err := r.d.Pause(r.t.Context(), api.PauseRequest{Seconds: d.Seconds(), By: "ada", Why: whyPaused})
 	must(r.t, err)
 	if !reply.Until.Equal(time.Now().Add(d)) {
 		r.t.Errorf("a pause of %s at %s lasts until %s", d, time.Now(), reply.Until)
@@ -40,10 +46,10 @@ func (r *rig) wantHeld(left string) {
 		r.t.Errorf("written in a pause (-left +now):\n%s", diff)
 	}
 	r.wantNotReady("paused")
-	if s := r.d.Status(); !s.Paused || s.PausedUntil.IsZero() {
-		r.t.Errorf("paused: %t, until %v", s.Paused, s.PausedUntil)
+	if s := r.d.Status(); !s.Paused || s.PausedUntil.IsZero() || s.PausedSince.IsZero() || s.PausedBy != "ada" || s.PausedWhy != whyPaused {
+		r.t.Errorf("paused: %t, since %v until %v, by %q: %q", s.Paused, s.PausedSince, s.PausedUntil, s.PausedBy, s.PausedWhy)
 	}
-	if object := r.statusJSON(); object["paused"] != true || r.metrics("paused")["paused"] != 1 {
+	if object := r.statusJSON(); object["paused"] != true || object["pausedWhy"] != whyPaused || r.metrics("paused")["paused"] != 1 {
 		r.t.Errorf("status -o json: paused %v, metrics: %v", object["paused"], r.metrics("paused"))
 	}
 }
@@ -51,7 +57,7 @@ func (r *rig) wantHeld(left string) {
 // wantNotHeld fails unless no pause is left.
 func (r *rig) wantNotHeld() {
 	r.t.Helper()
-	if s := r.d.Status(); s.Paused || !s.PausedUntil.IsZero() || len(r.metrics("paused")) != 0 {
+	if s := r.d.Status(); s.Paused || !s.PausedUntil.IsZero() || !s.PausedSince.IsZero() || s.PausedBy+s.PausedWhy != "" || len(r.metrics("paused")) != 0 {
 		r.t.Errorf("paused: %t, until %v, %v", s.Paused, s.PausedUntil, r.metrics("paused"))
 	}
 }
@@ -205,6 +211,37 @@ func TestPauseWhileRetrying(t *testing.T) {
 		r.wantBack(before, left)
 		r.wantOnlyNat()
 	})
+}
+
+// TestWhyPaused: a reason is bounded, and a control character in it reaches no terminal.
+func TestWhyPaused(t *testing.T) {
+	long := strings.Repeat("ä", api.MostWhy)
+	for _, test := range []struct{ why, want string }{
+		{"", ""},
+		{"kernel update, see OPS-12", "kernel update, see OPS-12"},
+		{long, long},
+		{long + "ä", "has 201 characters: want at most 200"},
+		{"red\x1b[31m\nhealthy", `red\x1b[31m\nhealthy`},
+		{"\xff", "?"},
+	} {
+		t.Run(fmt.Sprintf("%.20q", test.why), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := start(t, iptables.NFT, setup{})
+				_, err := r.d.Pause(t.Context(), api.PauseRequest{Seconds: 60, By: "ada\x07", Why: test.why})
+				s := r.d.Status()
+				if err != nil {
+					if !strings.Contains(err.Error(), test.want) || s.Paused {
+						t.Errorf("paused: %t, %v; want %q", s.Paused, err, test.want)
+					}
+					return
+				}
+				if d := cmp.Diff([]string{`ada\a`, test.want}, []string{s.PausedBy, s.PausedWhy}); d != "" {
+					t.Errorf("by and why (-want +got)\n%s", d)
+				}
+				r.wantLog("Paused on request")
+			})
+		})
+	}
 }
 
 // TestPauseSurvivesARestart: a pause lasts until its end, over a restart of canaryd, and what was

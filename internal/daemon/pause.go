@@ -1,9 +1,13 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"k8s.io/klog/v2"
 
@@ -24,6 +28,7 @@ type pause struct {
 	until time.Time // zero: not paused
 	since time.Time
 	by    string // who asked for it
+	why   string
 }
 
 // pauseToKeep returns the pause as the disk has it; nil if there is none.
@@ -31,7 +36,7 @@ func (d *Daemon) pauseToKeep(st *state) *reload.Pause {
 	if !st.pause.on() {
 		return nil
 	}
-	return &reload.Pause{Until: st.pause.until, Uptime: d.cfg.Uptime() + time.Until(st.pause.until), Since: st.pause.since, By: st.pause.by}
+	return &reload.Pause{Until: st.pause.until, Uptime: d.cfg.Uptime() + time.Until(st.pause.until), Since: st.pause.since, By: st.pause.by, Why: st.pause.why}
 }
 
 // recallPause goes on with a pause of the last run, until its end. That is counted by the
@@ -44,16 +49,41 @@ func (d *Daemon) recallPause(ctx context.Context, st *state, kept *reload.Pause)
 	if left <= 0 || left > mostPause {
 		return
 	}
-	st.pause = pause{until: time.Now().Add(left), since: kept.Since, by: kept.By}
+	st.pause = pause{until: time.Now().Add(left), since: kept.Since, by: kept.By, why: kept.Why}
 	severity.Notices(klog.FromContext(ctx)).Info("Replays are still paused: the pause of the last run goes on", "until", st.pause.until.UTC().Format(time.RFC3339),
-		"since", kept.Since.UTC().Format(time.RFC3339), "by", kept.By, "end", "canaryd resume")
+		"since", kept.Since.UTC().Format(time.RFC3339), "by", kept.By, "why", kept.Why, "end", "canaryd resume")
 }
 
 // on reports whether replays are paused.
 func (p *pause) on() bool { return !p.until.IsZero() }
 
-// shortened returns a name that a client gave, in a length that a line has room for.
-func shortened(name string) string { return name[:min(len(name), 64)] }
+// mostName is how many characters of a name that a client gave are kept.
+const mostName = 64
+
+// shortened returns a text that a client gave, in a length that a line has room for. Control
+// characters are escaped.
+func shortened(text string, most int) string {
+	var b strings.Builder
+	for _, r := range strings.ToValidUTF8(text, "?") {
+		if most--; most < 0 {
+			break
+		}
+		if strconv.IsPrint(r) {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return b.String()
+}
+
+// CheckWhy returns an error, about what is called so, unless a reason has room in a line.
+func CheckWhy(what, text string) error {
+	if n := utf8.RuneCountInString(text); n > api.MostWhy {
+		return fmt.Errorf("%s has %d characters: want at most %d", what, n, api.MostWhy)
+	}
+	return nil
+}
 
 // CheckPause returns an error, about what is called so, unless a pause may last
 // that long.
@@ -70,13 +100,13 @@ func CheckPause(what string, length time.Duration) error {
 func (d *Daemon) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply, error) {
 	// More seconds than a Duration holds are too many all the same.
 	length := time.Duration(min(max(r.Seconds, 0), 1e9) * float64(time.Second))
-	if err := CheckPause("the pause", length); err != nil {
+	if err := cmp.Or(CheckPause("the pause", length), CheckWhy("the reason", r.Why)); err != nil {
 		return api.PauseReply{}, err
 	}
 	var reply api.PauseReply
 	err := d.askGuard(ctx, func(ctx context.Context, st *state) error {
 		reply.WasPaused = st.pause.on()
-		st.pause = pause{until: time.Now().Add(length), since: time.Now(), by: shortened(r.By)}
+		st.pause = pause{until: time.Now().Add(length), since: time.Now(), by: shortened(r.By, mostName), why: shortened(r.Why, api.MostWhy)}
 		st.disk.marksChanged(time.Now())
 		reply.Until = st.pause.until
 		if st.loss != nil { // it is recorded, and no longer tried
@@ -84,7 +114,7 @@ func (d *Daemon) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply,
 		}
 		st.resumeNative()
 		severity.Notices(klog.FromContext(ctx)).Info("Paused on request: what is lost is recorded, but not replayed",
-			"by", st.pause.by, "for", length, "until", reply.Until.UTC().Format(time.RFC3339), "wasPaused", reply.WasPaused)
+			"by", st.pause.by, "why", st.pause.why, "for", length, "until", reply.Until.UTC().Format(time.RFC3339), "wasPaused", reply.WasPaused)
 		return nil
 	})
 	return reply, err

@@ -21,6 +21,8 @@ func (d *Daemon) publish(st *state) {
 		Paused:           st.pause.on(),
 		PausedUntil:      st.pause.until,
 		PausedBy:         st.pause.by,
+		PausedWhy:        st.pause.why,
+		PausedSince:      st.pause.since,
 		Contended:        st.contention.contended(),
 		Backend:          api.Backend{Name: info.Backend, Version: info.Version, Reason: st.choice.reason, Mixed: st.choice.mixed, Mismatch: st.choice.mismatch},
 		DisabledFamilies: maps.Clone(d.cfg.Disabled),

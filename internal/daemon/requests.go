@@ -249,7 +249,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 	}
 	var failed error
 	err = d.ask(ctx, func(ctx context.Context, st *state) {
-		st.removed, st.pause.until = true, time.Time{}
+		st.removed, st.pause = true, pause{}
 		st.decision, st.suspicion, st.unread = nil, nil, unreads{}
 		d.endDrill(ctx, st, api.DrillFailed, "canaryd cleanup removed the canaries")
 		d.stopKeeping(ctx, st)

@@ -105,3 +105,16 @@ func onlyAwaiting(s api.Status, lost []api.TableVerdict) bool {
 	}
 	return waiting > 0 && waiting == len(lost)
 }
+
+// pauseWarning says who paused replays and why.
+func pauseWarning(s api.Status) []pageWarning {
+	origin := s.PauseOrigin()
+	if origin == "" && s.PausedWhy == "" {
+		return nil
+	}
+	w := pageWarning{Name: "paused", Class: "warn", Title: "Replays are paused" + origin + ".", Text: "No reason was given. To end the pause:", Command: "canaryd resume"}
+	if s.PausedWhy != "" {
+		w.Text = "The reason: " + s.PausedWhy + ". To end the pause:"
+	}
+	return []pageWarning{w}
+}

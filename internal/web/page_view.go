@@ -322,6 +322,7 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 	if text := s.UnreadText(); text != "" {
 		list = append(list, pageWarning{Name: "unread", Class: "bad", Title: "The stored rules cannot be read.", Text: api.Upper(text) + "."})
 	}
+	list = append(list, pauseWarning(s)...)
 	if s.Contended {
 		w := pageWarning{Name: "contended", Class: "bad", Title: "A process keeps undoing the replays.",
 			Text: "Replays are limited until one has stood for 10 s. Stop that process, or pause the replays:", Command: "canaryd pause --for=1h"}

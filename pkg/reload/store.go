@@ -99,7 +99,8 @@ type Pause struct {
 	Until  time.Time     `json:"until"`
 	Uptime time.Duration `json:"uptime"`
 	Since  time.Time     `json:"since"`
-	By     string        `json:"by,omitempty"` // who asked for it
+	By     string        `json:"by,omitempty"`  // who asked for it
+	Why    string        `json:"why,omitempty"` // and why
 }
 
 // Tables is a set of tables. It is a value.
