@@ -42,6 +42,8 @@ type acceptance struct {
 	seen    time.Time      // when a read was the first to show it
 	upto    uint64         // the digest of the read with which it was learned
 	commit  nft.Commit     // of a native table
+	// chains and elements are how many of the table are gone, too, where most of it is.
+	chains, elements int
 }
 
 // accept takes up what a table's owners took, if it is to be said. before and after are the
@@ -219,6 +221,8 @@ func (d *Daemon) acceptNative(st *state, t *nativeTable, now nativeLearned) {
 		a := acceptance{commit: commits[r.By],
 			Accepted: api.Accepted{Time: now.read, Family: now.id.Family, Table: now.id.Name, Native: true, Rules: r.Gone, Left: r.Left}}
 		switch r.Kind {
+		case nft.Tables:
+			a.chains, a.elements = r.Chains, r.Elements
 		case nft.Chains:
 			a.Chain = r.Name
 		case nft.Sets:

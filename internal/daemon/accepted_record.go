@@ -15,10 +15,12 @@ import (
 // removalsJoin is how close removals of several tables by one process must be for one record.
 const removalsJoin = 10 * time.Second
 
-// recordRemoval records that most of a table was removed by name, and that its owner is not known
-// to have done it. Nothing is put back; the record names the process.
+// recordRemoval records that most of a table, or of a large set of a native one, was removed by
+// name, and that its owner is not known to have done it. Nothing is put back; the record names the
+// process.
 func (d *Daemon) recordRemoval(ctx context.Context, st *state, a acceptance) {
-	if a.Chain+a.Set+a.Rule != "" || a.NotGuarded || st.removedByOwner(a) {
+	largeSet := a.Set != "" && a.Rules >= muchOfTable
+	if a.Chain+a.Set+a.Rule != "" && !largeSet || a.NotGuarded || st.removedByOwner(a) {
 		return
 	}
 	r := api.Flush{Time: cmp.Or(a.seen, a.Time), Outcome: api.TakenForOwners}
@@ -37,8 +39,14 @@ func (d *Daemon) recordRemoval(ctx context.Context, st *state, a acceptance) {
 	}
 	if a.Native {
 		id := a.Family.Table(a.Table)
-		r.Native = append(slices.Clone(r.Native), api.NativeLoss{Family: id.Family.String(), Table: id.NFT(), Kind: api.RemovedByOwner, Rules: a.Rules, By: by})
-		r.Lost.Rules += a.Rules
+		loss := api.NativeLoss{Family: id.Family.NFT(), Table: id.NFT(), Kind: api.RemovedByOwner, By: by}
+		if largeSet {
+			loss.Elements = a.Rules
+		} else {
+			loss.Chains, loss.Rules, loss.Elements = a.chains, a.Rules, a.elements
+		}
+		r.Native = append(slices.Clone(r.Native), loss)
+		r.Lost.Chains, r.Lost.Rules, r.Lost.Elements = r.Lost.Chains+loss.Chains, r.Lost.Rules+loss.Rules, r.Lost.Elements+loss.Elements
 	} else {
 		r.Lost.Tables = slices.Clone(r.Lost.Tables)
 		addLoss(&r, a.Family.Table(a.Table), hit{verdict: api.RemovedByOwner, lost: reload.Lost{Rules: a.Rules}})

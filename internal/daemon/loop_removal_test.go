@@ -1,15 +1,21 @@
 package daemon
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
@@ -66,5 +72,90 @@ func TestMassDeletionIsRecorded(t *testing.T) {
 				t.Errorf("the status says %q", said)
 			}
 		})
+	}
+}
+
+// TestMassDeletionInANativeTableIsRecorded: one commit that deletes most of a native table by name
+// is taken for the owner's doing, with a record, a line of JSON and a word in the status that name
+// the process. A deletion by the owner itself has no record, nor has a small one.
+func TestMassDeletionInANativeTableIsRecorded(t *testing.T) {
+	mine, calico := tableid.IPv4.Table("mine"), tableid.IPv4.Table("calico")
+	extra := func(chain string) bool { return strings.HasPrefix(chain, "extra") }
+	elements := func(n int) func(*fakeNative, tableid.TableID) {
+		return func(k *fakeNative, id tableid.TableID) { k.removeNamed(id, nil, nil, map[string]int{"ips": n}) }
+	}
+	for _, test := range []struct {
+		name   string
+		delete func(*fakeNative, tableid.TableID)
+		lost   api.Lost // the zero value: there is no record
+		said   string
+	}{
+		{"elements", elements(25), api.Lost{Elements: 25}, "ips lost 25 elements, 5 left"},
+		{"all elements", elements(30), api.Lost{Elements: 30}, "ips lost 30 elements, 0 left"},
+		{"a few elements", elements(14), api.Lost{}, ""},
+		{"rules", func(k *fakeNative, id tableid.TableID) { k.removeNamed(id, nil, map[string]int{"services": 28}, nil) },
+			api.Lost{Rules: 28}, "lost 28 rules, 23 left"},
+		{"chains", func(k *fakeNative, id tableid.TableID) { k.removeNamed(id, extra, map[string]int{"services": 8}, nil) },
+			api.Lost{Chains: 4, Rules: 28}, "lost 28 rules, 23 left"},
+		{"chains and elements", func(k *fakeNative, id tableid.TableID) {
+			k.removeNamed(id, extra, map[string]int{"services": 8}, map[string]int{"ips": 28})
+		}, api.Lost{Chains: 4, Rules: 28, Elements: 28}, "lost 28 rules, 23 left"},
+	} {
+		for _, id := range []tableid.TableID{mine, calico} {
+			t.Run(test.name+" of "+id.Name, func(t *testing.T) {
+				table := tableOf(id, strings.Split(strings.Repeat("r", 30), "")...)
+				for i := range 4 {
+					name := fmt.Sprint("extra", i)
+					table.Chains = append(table.Chains, native.Chain{Name: name, Rules: tableOf(id, "1", "2", "3", "4", "5").Chains[1].Rules})
+				}
+				table.Sets = []native.Set{{Name: "ips", Elements: make([]native.Element, 30)}}
+				for i := range table.Sets[0].Elements {
+					table.Sets[0].Elements[i] = native.Element{byte(i)}
+				}
+				k := newFakeNative(table)
+				if k.origin.Ancestors = []string{"bash", "sshd"}; id == calico {
+					k.origin.Ancestors = []string{"calico-node"}
+				}
+				nativeNode(t, setup{guarded: k, journal: t.TempDir()}, func(t *testing.T, r *rig, k *fakeNative) {
+					p, end := r.reported()
+					defer end()
+					r.after(20 * time.Second)
+					test.delete(k, id)
+					r.after(20 * time.Second)
+					r.wantReady()
+					if got := r.metrics("flush_events", "flushes_total"); len(got) > 0 {
+						t.Errorf("it is counted as a flush: %v", got)
+					}
+					if id == calico || test.said == "" {
+						r.wantNoFlush()
+						p.want(t, "its owner's deletion")
+						return
+					}
+					record := r.oneRecord()
+					type told struct {
+						Kind    canary.Verdict
+						Outcome api.Outcome
+						Lost    api.Lost
+						PID     uint32
+						Tables  []string
+					}
+					want := told{api.RemovedByOwner, api.TakenForOwners, test.lost, 4242, []string{id.NFT()}}
+					got := told{record.Kind, record.Outcome, record.Lost, record.Culprit.PID, record.NativeNames()}
+					if d := cmp.Diff(want, got); d != "" {
+						t.Errorf("the record (-want +got)\n%s", d)
+					}
+					if d := cmp.Diff(id.Family.NFT(), record.Native[0].Family); d != "" {
+						t.Errorf("the table's family (-want +got)\n%s", d)
+					}
+					p.want(t, "the deletion", "flush 1 final true: accepted")
+					if kept := r.full("1").Flush; kept.ID != record.ID {
+						t.Errorf("the journal says %+v", kept)
+					}
+					if said := strings.Join(r.accepted(), "\n"); !strings.Contains(said, "table ip mine "+test.said) {
+						t.Errorf("the status says %q, want %q", said, test.said)
+					}
+				})
+			})
+		}
 	}
 }

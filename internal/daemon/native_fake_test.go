@@ -230,6 +230,33 @@ func (k *fakeNative) addRule(id tableid.TableID, text string) {
 	})
 }
 
+// removeNamed deletes chains with their rules, rules of a chain and elements of a set by their
+// names, in one commit.
+func (k *fakeNative) removeNamed(id tableid.TableID, deletes func(chain string) bool, rules, elements map[string]int) {
+	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
+		d, next := deed(id), *k.tables[id]
+		d.Rules, d.Elements, d.Chains = map[string]int{}, elements, map[string]int{}
+		maps.Copy(d.Rules, rules)
+		next.Chains = slices.DeleteFunc(slices.Clone(next.Chains), func(c native.Chain) bool {
+			if deletes == nil || !deletes(c.Name) {
+				return false
+			}
+			d.Rules[c.Name], d.Chains[c.Name], d.Lost = len(c.Rules), 1, d.Lost+1
+			return true
+		})
+		for i := range next.Chains {
+			c := &next.Chains[i]
+			c.Rules = c.Rules[rules[c.Name]:]
+		}
+		next.Sets = slices.Clone(next.Sets)
+		for i := range next.Sets {
+			s := &next.Sets[i]
+			s.Elements = s.Elements[elements[s.Name]:]
+		}
+		k.tables[id] = &next
+	})
+}
+
 // flushChain takes the rules of a chain, and flushSet the elements of a set.
 func (k *fakeNative) flushChain(id tableid.TableID, name string) {
 	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {

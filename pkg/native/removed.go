@@ -23,6 +23,8 @@ type Removed struct {
 	Gone int            // rules, or elements of a set
 	Left int
 	By   *Deed // took from it last; nil: not known
+	// Chains and Elements are how many went with the rules of a table.
+	Chains, Elements int
 }
 
 // LargeRemovals returns the removals that are reported when they are learned as the owner's doing:
@@ -40,13 +42,20 @@ func LargeRemovals(was, now *Table, deeds []*Deed) []Removed {
 
 func largeRemovals(e Evidence) []Removed {
 	was, now := e.Was, e.Now
-	_, had, _ := was.Counts()
-	_, has, _ := now.Counts()
+	hadChains, had, _ := was.Counts()
+	hasChains, has, _ := now.Counts()
+	chains, sets := now.chainsByName(), now.setsByName()
 	if had-has >= MuchOfTable && 2*has < had {
-		return []Removed{{nft.Tables, "", had - has, has, e.last(func(d *Deed) int { return len(d.Rules) + d.Lost })}}
+		r := Removed{Kind: nft.Tables, Gone: had - has, Left: has, Chains: max(hadChains-hasChains, 0),
+			By: e.last(func(d *Deed) int { return len(d.Rules) + d.Lost })}
+		for i := range was.Sets {
+			if s := &was.Sets[i]; !s.Anonymous() && !s.fleeting() {
+				r.Elements += max(s.count()-sets[s.Name].count(), 0)
+			}
+		}
+		return []Removed{r}
 	}
 	var list []Removed
-	chains, sets := now.chainsByName(), now.setsByName()
 	led := sync.OnceValue(func() map[string]bool { // it decodes each rule
 		all := map[string]bool{}
 		for name := range now.jumps() {
@@ -111,8 +120,11 @@ func (e *Evidence) unreached(led map[string]bool) (list []Removed) {
 func (r Removed) much() bool { return r.Gone >= MuchOfPart && r.Gone > r.Left }
 
 // count returns the number of elements as people count them: an interval, which has two in the
-// kernel, is one.
+// kernel, is one. A nil set has none.
 func (s *Set) count() int {
+	if s == nil {
+		return 0
+	}
 	n := len(s.Elements)
 	if s.Flags&unix.NFT_SET_INTERVAL != 0 {
 		for _, e := range s.Elements {
