@@ -9,13 +9,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A PolicyDrop is a built-in chain whose policy has become DROP since its table was learned.
-// canaryd sets no policies: the kernel drops what no rule of the chain accepts, and a healthy node
+// A PolicyDrop is a built-in chain, or a base chain of a native table, whose policy has become DROP
+// since its table was learned. canaryd sets no policies of built-in chains, and leaves those of a
+// native table that stands: the kernel drops what no rule of the chain accepts, and a healthy node
 // may be cut off. It does not affect Healthy, and ends when the policy is another one, or with
 // canaryd dismiss.
 type PolicyDrop struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
+	Native bool            `json:"native,omitempty"` // the table is a native one
 	Chain  string          `json:"chain"`
 	Was    string          `json:"was"`   // the policy before
 	Since  time.Time       `json:"since"` // when that was seen
@@ -24,19 +26,32 @@ type PolicyDrop struct {
 }
 
 // String names the chain.
-func (p PolicyDrop) String() string { return fmt.Sprintf("%s %s %s", p.Family, p.Table, p.Chain) }
+func (p PolicyDrop) String() string {
+	if p.Native {
+		return TableCell(p.Family.Table(p.Table).NFT()) + " " + p.Chain
+	}
+	return fmt.Sprintf("%s %s %s", p.Family, p.Table, p.Chain)
+}
+
+// Left says that canaryd does not open the chain.
+func (p PolicyDrop) Left() string {
+	if p.Native {
+		return "canaryd leaves it so"
+	}
+	return "canaryd sets none"
+}
 
 // policiesNamed is how many chains a headline names.
 const policiesNamed = 4
 
-// policyText says which built-in chains have become closed: "policy of ipv4 filter FORWARD is DROP
+// policyText says which chains have become closed: "policy of ipv4 filter FORWARD is DROP
 // since flush 1; canaryd sets none". It is "" if none have.
 func (s Status) policyText() string {
 	list := s.PolicyDrops
 	if len(list) == 0 {
 		return ""
 	}
-	names, since, flush := "", list[0].Since, list[0].Flush
+	names, since, flush, left := "", list[0].Since, list[0].Flush, list[len(list)-1].Left()
 	for i, p := range list {
 		if i < policiesNamed {
 			names = joined(", ", names, p.String())
@@ -55,5 +70,5 @@ func (s Status) policyText() string {
 	if i := slices.IndexFunc(s.Flushes, func(f Flush) bool { return f.ID == flush }); i >= 0 {
 		when = fmt.Sprintf("flush %d", i+1)
 	}
-	return fmt.Sprintf("policy of %s is DROP since %s; canaryd sets none", names, when)
+	return fmt.Sprintf("policy of %s is DROP since %s; %s", names, when, left)
 }

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -32,10 +31,7 @@ type tableState struct {
 	// missing is what the last full read did not show, and its owner may be about to write.
 	missing     []missing
 	missingSaid time.Time // when the log said so last
-	// policies are those of built-in chains that are known, and policyDrops the chains whose policy
-	// has become DROP since.
-	policies    map[string]string
-	policyDrops []api.PolicyDrop
+	policies    policies
 	// settled is the last read that the generation has all of.
 	settled read
 	// standing is what the last read showed of it while nothing was lost.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -23,17 +24,23 @@ func (r *rig) setPolicies(policy string, chains ...string) {
 // have become closed, and since then; "" is that nothing is said.
 func (r *rig) wantClosed(chains, since string) {
 	r.t.Helper()
+	r.wantClosedIn("policy_drops{family=ipv4,table=filter}", chains, since, "canaryd sets none")
+}
+
+// wantClosedIn is wantClosed for the chains that a metric counts.
+func (r *rig) wantClosedIn(metric, chains, since, left string) {
+	r.t.Helper()
 	s := r.d.Status()
 	text, n := "", 0.0
 	if chains != "" {
-		text, n = ", but policy of "+chains+" is DROP since "+since+"; canaryd sets none", float64(strings.Count(chains, ",")+1)
+		text, n = ", but policy of "+chains+" is DROP since "+since+"; "+left, float64(strings.Count(chains, ",")+1)
 	}
 	type said struct {
 		Headline, Ready string
 		Metric          float64
 	}
 	want := said{"healthy" + text, "ok" + text, n}
-	got := said{s.Headline, s.ReadyText(), r.metrics("policy_drops")["policy_drops{family=ipv4,table=filter}"]}
+	got := said{s.Headline, s.ReadyText(), r.metrics("policy_drops")[metric]}
 	if d := cmp.Diff(want, got); d != "" {
 		r.t.Errorf("(-want +got)\n%s", d)
 	}
@@ -139,4 +146,120 @@ func TestPolicyDrop(t *testing.T) {
 			r.wantClosed("", "")
 		})
 	})
+}
+
+// TestNativePolicyDrop: the policy of a base chain of a native table that stands becomes DROP, by a
+// process that is not the table's owner. That is said until the policy is another one or accepted,
+// over a restart, too. The owner's own change is not said, nor is a policy that always was DROP.
+func TestNativePolicyDrop(t *testing.T) {
+	const chain = "ip kube-proxy prerouting"
+	drop := func(k *fakeNative) { k.setPolicy(proxyTable, 0) }
+	closed := func(r *rig, since string) {
+		t.Helper()
+		chains := chain
+		if since == "" {
+			chains = ""
+		}
+		r.wantClosedIn("policy_drops{family=ip,table=ip kube-proxy}", chains, since, "canaryd leaves it so")
+	}
+	for name, story := range map[string]func(t *testing.T, r *rig, k *fakeNative, restart func(while func()) *rig){
+		"alone, and set back": func(_ *testing.T, r *rig, k *fakeNative, _ func(func()) *rig) {
+			since := time.Now().UTC().Format(time.RFC3339)
+			drop(k)
+			r.after(10 * time.Second)
+			closed(r, since)
+			r.wantLog("The policy of a base chain has become DROP")
+			k.setPolicy(proxyTable, 1)
+			r.after(10 * time.Second)
+			closed(r, "")
+		},
+		"with a flush of the table": func(_ *testing.T, r *rig, k *fakeNative, _ func(func()) *rig) {
+			k.flushTable(proxyTable)
+			drop(k)
+			r.after(10 * time.Second)
+			closed(r, "flush 1")
+			k.wantNative(r.t, withPolicy(tableOf(proxyTable, "a", "b"), 0))
+		},
+		"behind the replay": func(_ *testing.T, r *rig, k *fakeNative, _ func(func()) *rig) {
+			k.flushTable(proxyTable)
+			r.after(2 * time.Second)
+			drop(k)
+			r.after(10 * time.Second)
+			closed(r, "flush 1")
+			k.flushRuleset() // the table comes back with the policy that it had
+			r.after(10 * time.Second)
+			closed(r, "flush 2")
+		},
+		"commits were missed": func(_ *testing.T, r *rig, k *fakeNative, _ func(func()) *rig) {
+			drop(k)
+			k.miss()
+			since := time.Now().UTC().Format(time.RFC3339)
+			r.after(10 * time.Second)
+			closed(r, since)
+		},
+		"by its owner": func(_ *testing.T, r *rig, k *fakeNative, _ func(func()) *rig) {
+			k.origin.Ancestors = []string{"kube-proxy"}
+			drop(k)
+			r.after(10 * time.Second)
+			closed(r, "")
+		},
+		"restarts, and accepted": func(t *testing.T, r *rig, k *fakeNative, restart func(func()) *rig) {
+			drop(k)
+			r.after(10 * time.Second)
+			r = restart(func() {})
+			if got := r.d.Status().PolicyDrops; len(got) != 1 || got[0].Was != "ACCEPT" || !got[0].Native {
+				t.Errorf("after a restart: %+v", got)
+			}
+			reply, err := r.d.Dismiss(t.Context())
+			must(t, err)
+			if d := cmp.Diff([]string{chain}, reply.Policies); d != "" {
+				t.Errorf("accepted (-want +got)\n%s", d)
+			}
+			r.settled()
+			closed(r, "")
+			r = restart(k.flushRuleset)
+			closed(r, "")
+			k.wantNative(t, withPolicy(tableOf(proxyTable, "a", "b"), 0))
+		},
+		"while no canaryd ran": func(_ *testing.T, r *rig, k *fakeNative, restart func(func()) *rig) {
+			r = restart(func() { drop(k) })
+			if got := r.d.Status().PolicyDrops; len(got) != 1 || got[0].String() != chain {
+				t.Errorf("after a restart: %+v", got)
+			}
+		},
+		"an operator restores a generation with it": func(t *testing.T, r *rig, k *fakeNative, _ func(func()) *rig) {
+			open := r.present(proxyTable)
+			drop(k)
+			r.after(10 * time.Second)
+			shut := r.present(proxyTable)
+			for _, id := range []string{open, shut} {
+				dry, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: id, DryRun: true})
+				must(t, err)
+				reply, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: id, Agreed: dry.Agreement()})
+				if must(t, err); !reply.Proved() {
+					t.Errorf("the reply is %+v", reply)
+				}
+				r.after(10 * time.Second)
+				closed(r, "")
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := &NativeStore{path: t.TempDir() + "/native.json", identity: NativeIdentity{BootID: "b", NetNS: "n", Release: "6.18"}}
+			k := newFakeNative(withPolicy(tableOf(proxyTable, "a", "b"), 1), withPolicy(tableOf(dockerTable, "c"), 0))
+			nativeNode(t, setup{guarded: k, nativeStore: store}, func(t *testing.T, r *rig, k *fakeNative) {
+				r.after(20 * time.Second)
+				closed(r, "")
+				story(t, r, k, func(while func()) *rig {
+					r.after(5 * time.Second)
+					r.stop()
+					while()
+					k.Hear(0)
+					r = run(t, r.fake, setup{guarded: k, nativeStore: store})
+					r.after(5 * time.Second)
+					return r
+				})
+			})
+		})
+	}
 }

@@ -135,6 +135,7 @@ type nativeTable struct {
 	rehearsal    rehearsal
 	refused      trouble
 	refusedParts []native.Held
+	policies     policies
 	// held are parts that ought to be in force and could not be put back; want has them not.
 	// heldFor is the flush that took them.
 	held    []native.Held

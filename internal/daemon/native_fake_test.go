@@ -299,6 +299,25 @@ func (k *fakeNative) sync(t *native.Table) {
 	})
 }
 
+// setPolicy sets the policy of the first chain, which is a base chain.
+func (k *fakeNative) setPolicy(id tableid.TableID, accepts byte) {
+	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
+		next := withPolicy(k.tables[id], accepts)
+		k.tables[id] = next
+		if deed(id).New = 1; accepts == 0 {
+			deed(id).Closed = map[string]int{next.Chains[0].Name: 1}
+		}
+	})
+}
+
+// withPolicy returns a table whose first chain has that policy: 0 is DROP, 1 ACCEPT.
+func withPolicy(t *native.Table, accepts byte) *native.Table {
+	next := *t
+	next.Chains = slices.Clone(next.Chains)
+	next.Chains[0].Attrs = nft.AppendAttr(nil, unix.NFTA_CHAIN_POLICY, []byte{0, 0, 0, accepts}, 0)
+	return &next
+}
+
 // dormant sets or clears the table's flag.
 func (k *fakeNative) dormant(id tableid.TableID, is bool) {
 	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {

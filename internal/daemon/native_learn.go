@@ -72,6 +72,7 @@ func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 	if moved && len(t.held) > 0 {
 		d.holdOn(ctx, st, t, now)
 	}
+	d.followNativePolicies(st, t, now)
 	later := slices.DeleteFunc(slices.Clone(t.deeds), func(deed nativeDeed) bool { return !nft.Newer(deed.Genid, now.Genid) })
 	t.want, t.genid, t.digest, t.deeds = now.Table, now.Genid, now.Digest, later
 	t.read, t.leftAt = now.read, now.LeftAt

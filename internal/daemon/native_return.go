@@ -293,6 +293,10 @@ func (d *Daemon) adoptReturned(ctx context.Context, st *state, id tableid.TableI
 	if t := r.tables[id]; t != nil && done.wrote {
 		d.hold(st, t, nil) // the operator has decided
 	}
+	if t := r.tables[id]; t != nil {
+		_, known := seen.Tables[id].Policies()
+		t.policies = policies{known: known}
+	}
 	if r.tables[id] == nil {
 		r.tables[id] = &nativeTable{}
 		d.adopt(ctx, st, seen.learned(id))

@@ -65,6 +65,8 @@ type storedNativeTable struct {
 	// Held are the table's parts in quarantine, and HeldFor the flush that took them.
 	Held    []native.Held `json:"held,omitempty"`
 	HeldFor string        `json:"heldFor,omitempty"`
+	// Policies are the known ones, where a policy has become DROP since.
+	Policies map[string]string `json:"policies,omitempty"`
 
 	generation nativeGeneration
 }
@@ -217,8 +219,12 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	stored := storedNative{Confirmed: r.disk.confirmed, Tables: []storedNativeTable{}}
 	for _, id := range r.ids() {
 		t := r.tables[id]
-		stored.Tables = append(stored.Tables, storedNativeTable{Witness: t.witness, Verdict: t.finding.Verdict, Held: t.held, HeldFor: t.heldFor,
-			generation: generationOf(t.want, t.digest, t.made, t.captured, up-start.Sub(t.leftAt))})
+		row := storedNativeTable{Witness: t.witness, Verdict: t.finding.Verdict, Held: t.held, HeldFor: t.heldFor,
+			generation: generationOf(t.want, t.digest, t.made, t.captured, up-start.Sub(t.leftAt))}
+		if len(t.policies.drops) > 0 {
+			row.Policies = t.policies.known
+		}
+		stored.Tables = append(stored.Tables, row)
 	}
 	err := d.cfg.Native.Store.save(stored)
 	if err == nil { // what cannot be removed costs room, and no table
@@ -273,6 +279,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 		t := &nativeTable{heldFor: s.HeldFor, want: g.Table, witness: s.Witness, digest: g.Table.Digest(), missed: true, old: age > d.cfg.MaxStoredAge,
 			made: g.Made, captured: g.Captured, read: now.Add(-(d.cfg.Uptime() - g.Read)), wrote: now}
 		t.leftAt = t.read
+		t.policies.known = s.Policies
 		if s.Verdict == native.Unattributed {
 			t.finding.Verdict = s.Verdict
 		}

@@ -107,7 +107,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		quarantined:     b.tableGauges("quarantined_rules", "Rules that could not be put back, because what they depend on is missing or they are refused, and rules that wait for those; of a native table also sets, elements and other parts."),
 		declaredRefused: b.tableGauges("declared_refused", "Declared rules that iptables or the kernel refuses; their table keeps the rules that were in force."),
 		leftOut:         b.tableGauges("chains_left_out", "Chains that are not guarded, because there are more rules than canaryd keeps of a family."),
-		policyDrops:     b.tableGauges("policy_drops", "Built-in chains whose policy is DROP, and was another when the generation was learned; canaryd sets none."),
+		policyDrops:     b.tableGauges("policy_drops", "Built-in chains, and base chains of native tables, whose policy is DROP, and was another when the generation was learned; canaryd sets none."),
 		opaque:          b.tableGauges("opaque_rules", "Rules that are in force and could not be put back if they were lost, because they have no text that may be written."),
 		keeper:          b.gauges("keeper", "Whether the keeper, which keeps established connections alive through a flush, is in this state.", "family", "state"),
 		standby:         b.gauges("standby", "Whether the standby, which translates while rules are missing, is in this state.", "family", "state"),
@@ -284,7 +284,13 @@ func (m *Metrics) ObserveNativeReplay(family string, result api.Outcome) {
 
 // setNative says what is guarded of native tables, and makes the counters of their losses exist
 // before the first one. Tables that are guarded no more keep the latter.
-func (m *Metrics) setNative(tables []api.NativeTable) {
+func (m *Metrics) setNative(tables []api.NativeTable, closed []api.PolicyDrop) {
+	drops := map[string]int{}
+	for _, p := range closed {
+		if p.Native {
+			drops[p.Family.Table(p.Table).NFT()]++
+		}
+	}
 	known := map[string]string{}
 	for _, t := range tables {
 		if t.Immune {
@@ -301,6 +307,7 @@ func (m *Metrics) setNative(tables []api.NativeTable) {
 		}
 		m.generationRules.WithLabelValues(t.Family, t.Table).Set(float64(t.Rules))
 		m.nativeElements.WithLabelValues(t.Family, t.Table).Set(float64(t.Elements))
+		m.policyDrops.WithLabelValues(t.Family, t.Table).Set(float64(drops[t.Table]))
 		create(m.flushes, api.NativeLossKinds(), t.Family, t.Table)
 	}
 	for table, family := range m.native {
@@ -311,6 +318,7 @@ func (m *Metrics) setNative(tables []api.NativeTable) {
 		m.nativeStandby.DeletePartialMatch(prometheus.Labels{"family": family, "table": table})
 		m.generationRules.DeleteLabelValues(family, table)
 		m.nativeElements.DeleteLabelValues(family, table)
+		m.policyDrops.DeleteLabelValues(family, table)
 	}
 	m.native = known
 }
@@ -392,7 +400,7 @@ func (m *Metrics) SetStatus(s api.Status) {
 		m.setPolicyDrops(s.PolicyDrops)
 	}
 	if len(s.Native)+len(m.native) > 0 {
-		m.setNative(s.Native)
+		m.setNative(s.Native, s.PolicyDrops)
 	}
 	m.stateSaved.Set(seconds(s.StateSaved))
 	if end := s.LastDrill; end != nil {

@@ -31,7 +31,9 @@ func (m *Metrics) SetLeftOut(family rules.Family, table rules.TableName, n int) 
 func (m *Metrics) setPolicyDrops(list []api.PolicyDrop) {
 	counts := map[rules.TableID]int{}
 	for _, p := range list {
-		counts[p.Family.Table(p.Table)]++
+		if !p.Native {
+			counts[p.Family.Table(p.Table)]++
+		}
 	}
 	for _, family := range m.families {
 		for _, table := range protect.Tables() {

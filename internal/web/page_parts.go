@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // refusedLines names the declared rules that are refused, with file and line.
@@ -115,6 +116,26 @@ func pauseWarning(s api.Status) []pageWarning {
 	w := pageWarning{Name: "paused", Class: "warn", Title: "Replays are paused" + origin + ".", Text: "No reason was given. To end the pause:", Command: "canaryd resume"}
 	if s.PausedWhy != "" {
 		w.Text = "The reason: " + s.PausedWhy + ". To end the pause:"
+	}
+	return []pageWarning{w}
+}
+
+// policyWarning says of the first chain whose policy has become DROP how to open it.
+func policyWarning(s api.Status, now time.Time) []pageWarning {
+	if len(s.PolicyDrops) == 0 {
+		return nil
+	}
+	p := s.PolicyDrops[0]
+	w := pageWarning{Name: "policy", Class: "bad", Title: "A built-in chain drops what no rule accepts.",
+		Text: fmt.Sprintf("The policy of %s became DROP %s; %s. If no firewall wants that:", p, agoText(p.Since, now), p.Left())}
+	if !p.Native {
+		program := map[rules.Family]string{rules.IPv4: "iptables", rules.IPv6: "ip6tables"}[p.Family]
+		w.Command = fmt.Sprintf("%s -t %s -P %s %s", program, p.Table, p.Chain, p.Was)
+		return []pageWarning{w}
+	}
+	w.Title = "A base chain drops what no rule accepts."
+	if !strings.ContainsAny(p.String(), "'\"\\;{}`$") { // an odd name is no text for a shell
+		w.Command = fmt.Sprintf("nft 'chain %s { policy %s; }'", p, strings.ToLower(p.Was))
 	}
 	return []pageWarning{w}
 }

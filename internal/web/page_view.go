@@ -341,16 +341,7 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 		list = append(list, pageWarning{Name: "ownerless", Class: "bad", Title: "kube-proxy's rules have no owner.",
 			Text: "They are in force, but KUBE-PROXY-CANARY has been missing for " + durationText(now.Sub(o.Since)) + ", so no process corrects them.", Choices: o.Choices})
 	}
-	if len(s.PolicyDrops) > 0 {
-		p := s.PolicyDrops[0]
-		program := map[rules.Family]string{rules.IPv4: "iptables", rules.IPv6: "ip6tables"}[p.Family]
-		list = append(list, pageWarning{Name: "policy", Class: "bad", Title: "A built-in chain drops what no rule accepts.",
-			Text:    fmt.Sprintf("The policy of %s became DROP %s; canaryd sets none. If no firewall wants that:", p, agoText(p.Since, now)),
-			Command: fmt.Sprintf("%s -t %s -P %s %s", program, p.Table, p.Chain, p.Was)})
-	}
-	list = append(list, quarantineWarning(s)...)
-	list = append(list, leftOutWarning(s)...)
-	list = append(list, drillWarning(s, now)...)
+	list = slices.Concat(list, policyWarning(s, now), quarantineWarning(s), leftOutWarning(s), drillWarning(s, now))
 	if s.Backend.Mixed {
 		list = append(list, pageWarning{Name: "mixed", Class: "warn", Title: "Both backends hold rules.",
 			Text: fmt.Sprintf("Those of %s are guarded. Why that one:", s.Backend.Name), Command: "canaryd detect"})

@@ -27,6 +27,7 @@ type Deed struct {
 	// Rules and Elements are how many went from each chain and set that stayed or went.
 	Rules, Elements map[string]int
 	Chains          map[string]int // deleted ones
+	Closed          map[string]int // base chains that it wrote with a policy of drop
 	Lost            int            // chains, sets, objects and flowtables that went
 	New             int            // whatever came or was altered, the table aside
 }
@@ -110,6 +111,11 @@ func (r *Recorder) Take(message uint16, family tableid.Family, attrs []byte) err
 		d.Lost++
 	case unix.NFT_MSG_DELSET, unix.NFT_MSG_DELOBJ, unix.NFT_MSG_DELFLOWTABLE:
 		d.Lost++
+	case unix.NFT_MSG_NEWCHAIN:
+		if closes(attrs) {
+			count(&d.Closed, nft.String(attrOf(attrs, unix.NFTA_CHAIN_NAME)), 1)
+		}
+		d.New++
 	default:
 		d.New++
 	}

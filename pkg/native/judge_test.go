@@ -321,6 +321,51 @@ func TestJudgeOfCommits(t *testing.T) {
 	})
 }
 
+// TestPolicies: which base chains of a table are open, and which a commit has closed, by the kernel's
+// notifications.
+func TestPolicies(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		conn, id := dial(t), tableid.Inet.Table("t")
+		nstest.CommandInput(t, `table inet t {
+			chain input { type filter hook input priority 0; policy accept; }
+			chain forward { type filter hook forward priority 0; policy drop; }
+			chain own { accept; }
+		}`, "nft", "-f", "-")
+		for _, test := range []struct {
+			commit   string
+			policies map[string]string
+			closed   map[string]int
+		}{
+			{"chain inet t own { drop; }", map[string]string{"input": "ACCEPT", "forward": "DROP"}, nil},
+			{"chain inet t input { policy drop; }", map[string]string{"input": "DROP", "forward": "DROP"}, map[string]int{"input": 1}},
+			{"chain inet t forward { policy accept; }", map[string]string{"input": "DROP", "forward": "ACCEPT"}, nil},
+			{"chain inet t output { type filter hook output priority 0; policy drop; }", map[string]string{"input": "DROP", "forward": "ACCEPT", "output": "DROP"}, map[string]int{"output": 1}},
+		} {
+			genid, err := conn.Genid()
+			if err != nil {
+				t.Fatal(err)
+			}
+			heard := listen(t, genid)
+			nstest.CommandInput(t, test.commit+"\n", "nft", "-f", "-")
+			now := capture(t, conn)
+			chains, policies := now.Tables[id].Policies()
+			if diff := cmp.Diff(test.policies, policies); diff != "" || len(chains) != len(policies) {
+				t.Errorf("%s: policies of %v (-want +got):\n%s", test.commit, chains, diff)
+			}
+			var closed map[string]int
+			for _, deeds := range heard.upTo(t, now.Genid) {
+				if d := deeds[id]; d != nil {
+					closed = d.Closed
+				}
+			}
+			if diff := cmp.Diff(test.closed, closed); diff != "" {
+				t.Errorf("%s closes (-want +got):\n%s", test.commit, diff)
+			}
+		}
+	})
+}
+
 // byHandle puts the handle of a chain's last rule where a text has HANDLE-of-CHAIN.
 func byHandle(was *native.Table, text string) string {
 	for _, c := range was.Chains {

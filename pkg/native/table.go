@@ -172,8 +172,29 @@ func (t *Table) Empty() bool {
 	if _, rules, elements := t.Counts(); rules+elements > 0 {
 		return false
 	}
+	return !slices.ContainsFunc(t.Chains, func(c Chain) bool { return closes(c.Attrs) })
+}
+
+// closes reports whether a chain with these attributes drops by policy.
+func closes(chain []byte) bool {
 	const drop = 0 // NF_DROP
-	return !slices.ContainsFunc(t.Chains, func(c Chain) bool {
-		return has(c.Attrs, unix.NFTA_CHAIN_POLICY) && number(c.Attrs, unix.NFTA_CHAIN_POLICY) == drop
-	})
+	return has(chain, unix.NFTA_CHAIN_POLICY) && number(chain, unix.NFTA_CHAIN_POLICY) == drop
+}
+
+// Policies returns the base chains in their order, and what each does to packets that no rule of it
+// decides about: ACCEPT or DROP, as iptables calls it.
+func (t *Table) Policies() (chains []string, policies map[string]string) {
+	policies = map[string]string{}
+	for i := range t.Chains {
+		c := &t.Chains[i]
+		if !c.Base {
+			continue
+		}
+		policies[c.Name] = "ACCEPT"
+		if closes(c.Attrs) {
+			policies[c.Name] = "DROP"
+		}
+		chains = append(chains, c.Name)
+	}
+	return chains, policies
 }

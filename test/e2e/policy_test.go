@@ -49,3 +49,57 @@ func TestFlushAndPolicyDrop(t *testing.T) {
 		})
 	}
 }
+
+// TestNativePolicyDrop: another process closes a base chain of a native table that stays, alone or
+// with a flush of the table. The rules are back, and every face says that the chain is closed, until
+// it is opened again.
+func TestNativePolicyDrop(t *testing.T) {
+	const policy = "chain inet t input { policy %s; }"
+	for _, test := range []struct{ name, flush string }{{"alone", ""}, {"with a flush", "flush table inet t"}} {
+		t.Run(test.name, func(t *testing.T) {
+			nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+				nstest.NeedProgram(n.T, "nft")
+				n.Load()
+				write := func(text string) {
+					n.Helper()
+					nstest.CommandInput(n.T, text+"\n", "nft", "-f", "-")
+				}
+				write("table inet t { chain input { type filter hook input priority 0; policy accept; iif lo accept; tcp dport 22 accept; tcp dport 80 accept; } }")
+				d := n.Start("--protect=kube,nft:inet:t")
+				if test.flush != "" {
+					write(test.flush)
+				}
+				write(fmt.Sprintf(policy, "drop"))
+				n.Within(nodetest.HealsIn, "the headline", func() error {
+					code, stdout, _ := n.Canaryd("status")
+					line, _, _ := strings.Cut(stdout, "\n")
+					if !strings.HasPrefix(line, "healthy, but policy of inet t input is DROP since ") || !strings.HasSuffix(line, "; canaryd leaves it so") || code != 0 {
+						return fmt.Errorf("exit code %d, %q", code, line)
+					}
+					if strings.Contains(line, "since flush 1;") != (test.flush != "") {
+						return fmt.Errorf("%q names the wrong flush", line)
+					}
+					return nil
+				})
+				for path, wants := range map[string]string{"/readyz": "ok, but policy of inet t input is DROP since ", "/": "Healthy, but policy of inet t input is DROP since ",
+					"/metrics": `canaryd_policy_drops{family="inet",table="inet t"} 1`} {
+					if got := n.Get(path); !strings.Contains(got, wants) {
+						n.Errorf("%s lacks %q", path, wants)
+					}
+				}
+				if got := nstest.Command(n.T, "nft", "list", "chain", "inet", "t", "input"); !strings.Contains(got, "policy drop;") || !strings.Contains(got, "tcp dport 22 accept") {
+					n.Errorf("the chain is\n%s", got)
+				}
+				d.WantLog("The policy of a base chain has become DROP")
+				write(fmt.Sprintf(policy, "accept"))
+				n.Within(nodetest.HealsIn, "the headline of before", func() error {
+					if _, stdout, _ := n.Canaryd("status"); !strings.HasPrefix(stdout, "healthy\n") {
+						return fmt.Errorf("%s", stdout)
+					}
+					return nil
+				})
+				d.Stop()
+			})
+		})
+	}
+}

@@ -16,6 +16,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // TestStates: whatever the state, the page says it first, keeps to its policy,
@@ -71,6 +72,12 @@ func TestStates(t *testing.T) {
 			s.Flushes[0].Outcome, s.Flushes[0].Earlier, s.Flushes[0].AbsentSeconds = api.Interrupted, true, 0
 		}), false, "healthy", "Healthy", []string{"Last flush 2 min ago.", "interrupted: canaryd ended before it was answered", ", seen by an earlier run of canaryd"}},
 		{"paused", with(healthyNode, func(s *api.Status) { s.Paused, s.PausedUntil = true, soon }), false, "paused", "Paused until", []string{"The rules are in force."}},
+		{"paused by ada", with(healthyNode, func(s *api.Status) {
+			s.Paused, s.PausedUntil, s.PausedBy, s.PausedWhy, s.PausedSince = true, soon, "ada", "OPS-12: a <new> firewall", soon.Add(-time.Hour)
+		}), false, "paused", "Paused until", []string{"Replays are paused by ada since " + soon.Add(-time.Hour).UTC().Format(time.RFC3339), "The reason: OPS-12: a <new> firewall."}},
+		{"a closed base chain", with(healthyNode, func(s *api.Status) {
+			s.PolicyDrops = []api.PolicyDrop{{Family: tableid.Inet, Table: "t", Native: true, Chain: "input", Was: "ACCEPT", Since: time.Now().Add(-time.Hour)}}
+		}), false, "healthy", "Healthy, but policy of inet t input is DROP since ", []string{"A base chain drops what no rule accepts.", "canaryd leaves it so.", "nft 'chain inet t input { policy accept; }'"}},
 		{"stopped", with(healthyNode, func(s *api.Status) { s.Stopped = true }), false, "stopped", "Stopped", []string{"A cleanup removed the canaries"}},
 		{"mismatch, one family, behind", with(healthyNode, func(s *api.Status) {
 			delete(s.Families, rules.IPv6)
