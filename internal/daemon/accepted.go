@@ -209,7 +209,7 @@ func (q inquiry) committer(c nft.Commit) *api.Culprit {
 // acceptNative takes up what the owner of a native table took, if it is to be said: the table is
 // about to be learned without it. What a person has accepted needs no word.
 func (d *Daemon) acceptNative(st *state, t *nativeTable, now nativeLearned) {
-	if t.want == nil || t.old || t.accept {
+	if t.want == nil || t.old || t.accept || t.inForce == nativeID(now.Digest) {
 		return
 	}
 	commits := map[*native.Deed]nft.Commit{}

@@ -249,7 +249,7 @@ func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
 		}
 		var records []api.Flush
 		reply.Unread = d.dropUnread(ctx, st, func(reload.Unread) bool { return true })
-		st.older = older{}
+		st.older, st.native.older = older{}, older{}
 		reply.Native, records = d.dismissNative(st)
 		if len(records) > 0 && reply.Flush == "" {
 			reply.Flush = records[0].ID

@@ -98,6 +98,9 @@ type nativeRealm struct {
 	// removed is when an owner was last heard to delete its table, by the table's name.
 	removed map[string]time.Time
 	disk    nativeDisk
+	older   older // the tables that the last run left are older than those that were in force
+	// neverKept are tables of the last run that were never on disk, until all tables were read.
+	neverKept []reload.BehindTable
 }
 
 // A nativeTable is one guarded table.
@@ -136,6 +139,9 @@ type nativeTable struct {
 	refused      trouble
 	refusedParts []native.Held
 	policies     policies
+	// inForce is the ID of what was in force when the last run ended, where want is older; "": it is
+	// not.
+	inForce string
 	// held are parts that ought to be in force and could not be put back; want has them not.
 	// heldFor is the flush that took them.
 	held    []native.Held

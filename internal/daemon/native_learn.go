@@ -77,13 +77,14 @@ func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 	t.want, t.genid, t.digest, t.deeds = now.Table, now.Genid, now.Digest, later
 	t.read, t.leftAt = now.read, now.LeftAt
 	t.finding, t.old = native.Finding{Verdict: native.Intact, Why: "its content is the same"}, false
-	t.accept, t.reportAt = false, time.Time{}
+	t.accept, t.reportAt, t.inForce = false, time.Time{}, ""
 	t.witness = r.witness[now.id.Family].Nonce
 	t.rest(r.all)
 	for _, deed := range later {
 		t.touch(deed.since, time.Now(), true)
 	}
 	if moved {
+		r.disk.changes++
 		if t.made, t.captured = reload.MadeByOwners, now.read; !r.begun {
 			t.made = reload.MadeAtStart
 		}

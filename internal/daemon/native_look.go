@@ -217,8 +217,8 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 	}
 	d.endBack(ctx, st, nil)
 	r.finishRead(time.Now(), seen, alarm)
-	if r.begun && len(st.unread.files) > 0 {
-		d.dropStanding(ctx, st, true, r.standsOf)
+	if r.begun {
+		d.judgeUnreadNative(ctx, st)
 	}
 	d.witnessesDue(st)
 }
@@ -396,6 +396,9 @@ func (d *Daemon) witnessesLost(ctx context.Context, r *nativeRealm) (map[tableid
 // judgeNative says what became of a table. One that was deleted alone stays so until it stands; but
 // while its report is put off, its process may become known.
 func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSight, stand map[tableid.Family]string) native.Finding {
+	if t.inForce != "" && seen.Tables[id] != nil && nativeID(seen.Digest(id)) == t.inForce {
+		return native.Finding{Verdict: native.Intact, Why: "its content is the one that was last in force"}
+	}
 	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Missed: t.missed || t.old || t.finding.Open(), Habits: native.HabitsOf(id)}
 	if e.Now == nil && t.finding.Verdict == native.Unattributed {
 		if t.switched {
@@ -442,6 +445,7 @@ func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID,
 	}
 	d.ownerRemoved(&st.native, id, st.native.tables[id])
 	delete(st.native.tables, id)
+	st.native.disk.changes++
 	st.native.disk.changed(time.Now())
 	severity.Notices(st.native.comings.log(ctx)).Info("A native table is guarded no more", "table", id.NFT(), "because", f.Why)
 }

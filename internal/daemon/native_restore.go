@@ -273,7 +273,9 @@ func (d *Daemon) endWaiting(ctx context.Context, st *state, id tableid.TableID, 
 		return 0, false
 	}
 	delete(st.native.waiting, id)
-	w.Outcome = outcome
+	if w.Outcome = outcome; outcome == reload.Proved || outcome == reload.Partial {
+		w.Older = st.native.older.takenFromNative(id, nativeID(st.native.tables[id].digest))
+	}
 	absent = endAbsence(w, time.Now())
 	log := klog.FromContext(ctx)
 	if st.foldsInto(*w) != nil {

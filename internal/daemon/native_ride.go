@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -121,6 +122,7 @@ func (r *nativeRealm) moreLost() bool {
 func joinRecord(to *api.Flush, from api.Flush) {
 	to.Native = append(to.Native, from.Native...)
 	to.Standby = to.Standby.Joined(from.Standby, from.Time.Sub(to.Time))
+	to.Older = cmp.Or(to.Older, from.Older)
 	to.Lost.Rules += from.Lost.Rules
 	to.Lost.Chains += from.Lost.Chains
 	to.Lost.Elements += from.Lost.Elements

@@ -2,6 +2,8 @@ package daemon
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -41,6 +43,7 @@ type NativeIdentity struct {
 type NativeStore struct {
 	path     string
 	identity NativeIdentity
+	index    string                            // the digest of the file that names them, as it was read or written last; "" without one
 	written  map[tableid.TableID]*native.Table // what the files that the index names hold
 	headers  map[string]nativeHeader           // by ID
 }
@@ -69,6 +72,7 @@ type storedNativeTable struct {
 	Policies map[string]string `json:"policies,omitempty"`
 
 	generation nativeGeneration
+	inForce    string // the ID of what was in force, where the generation is older; else ""
 }
 
 // OpenNativeStore returns the store in a state folder that is there.
@@ -101,11 +105,13 @@ func (s *NativeStore) save(stored storedNative) error {
 		err = private.Folder(filepath.Dir(s.path))
 	}
 	if err == nil {
-		err = private.Write(s.path, private.Summed(text))
+		text = private.Summed(text)
+		err = private.Write(s.path, text)
 	}
 	if err != nil {
 		return fmt.Errorf("keeping the native tables: %w", err)
 	}
+	s.index = indexOf(text)
 	written := map[tableid.TableID]*native.Table{}
 	for _, t := range stored.Tables {
 		written[t.generation.Table.ID] = t.generation.Table
@@ -122,6 +128,7 @@ func (s *NativeStore) load() (stored storedNative, err error) {
 		return storedNative{}, nil
 	}
 	if err == nil {
+		s.index = indexOf(text)
 		err = json.Unmarshal(text, &stored)
 	}
 	if err == nil && !private.SumHolds(text) {
@@ -159,6 +166,12 @@ func (s *NativeStore) load() (stored storedNative, err error) {
 	return stored, nil
 }
 
+// indexOf returns the digest of the file that names the tables.
+func indexOf(text []byte) string {
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:12])
+}
+
 // unreadIndex returns that the file that names the tables cannot be read. The newest generations
 // of all tables are what it may have named.
 func (s *NativeStore) unreadIndex(err error) []reload.Unread {
@@ -190,8 +203,11 @@ type nativeDisk struct {
 	confirmed time.Duration // the machine's uptime when all were in force
 	lastRun   time.Time     // when the last run knew that
 	trouble   trouble       // why they are not on disk
-	retry     retry         // of a write that failed
-	unpruned  trouble       // why old generations could not be removed
+	keptAt    time.Time     // when they were last written
+	// changes is how often what ought to be in force has changed, and keptChanges how often by keptAt.
+	changes, keptChanges int
+	retry                retry   // of a write that failed
+	unpruned             trouble // why old generations could not be removed
 }
 
 // changed has the tables written a moment later.
@@ -233,14 +249,21 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	r.disk.savedAt, r.disk.cost = time.Now(), time.Since(start)
 	r.disk.saveAt = r.disk.savedAt.Add(max(confirmEvery, saveShare*r.disk.cost))
 	if err == nil {
-		r.disk.retry = retry{}
+		r.disk.retry, r.disk.keptAt, r.disk.keptChanges = retry{}, r.disk.savedAt, r.disk.changes
+		if d.cfg.Store != nil {
+			if failed := d.cfg.Store.ForgetNativeBehind(); failed != nil {
+				klog.FromContext(ctx).V(1).Info("A note on disk is out of date", "reason", failed)
+			}
+		}
 	} else {
+		d.noteNativeBehind(ctx, st, err.Error())
 		r.disk.retry.failed(nil, r.disk.savedAt)
 		r.disk.saveAt = latest(r.disk.retry.at, r.disk.savedAt.Add(saveShare*r.disk.cost))
 	}
 	r.disk.kept = d.cfg.Native.Store.list()
 	d.countStateError(err)
-	r.disk.trouble.report(warnings(ctx), err, "The native tables are not on disk; after a restart canaryd would begin with those that stand")
+	r.disk.trouble.report(warnings(ctx), err, "The native tables are not on disk; after a restart canaryd would know older ones, or begin with those that stand",
+		"lastSaved", r.disk.keptAt, "changesSince", r.disk.changes-r.disk.keptChanges)
 }
 
 // recallNative takes up the tables that the last run guarded. The first read says what became of
@@ -261,12 +284,16 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 	if len(stored.Tables) == 0 && err != nil {
 		return
 	}
+	stored.Tables = d.recallNativeBehind(ctx, st, stored)
 	r, now := &st.native, time.Now()
 	age := d.cfg.Uptime() - stored.Confirmed
 	if age < 0 {
 		return // another clock, as in a time namespace: nothing can be said of how old it is
 	}
 	r.disk.confirmed, r.disk.lastRun = stored.Confirmed, now.Add(-age)
+	if stored.Confirmed > 0 {
+		r.disk.keptAt = r.disk.lastRun
+	}
 	for _, s := range stored.Tables {
 		g := s.generation
 		if !d.cfg.Native.Protects(g.Table.ID) {
@@ -279,7 +306,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 		t := &nativeTable{heldFor: s.HeldFor, want: g.Table, witness: s.Witness, digest: g.Table.Digest(), missed: true, old: age > d.cfg.MaxStoredAge,
 			made: g.Made, captured: g.Captured, read: now.Add(-(d.cfg.Uptime() - g.Read)), wrote: now}
 		t.leftAt = t.read
-		t.policies.known = s.Policies
+		t.policies.known, t.inForce = s.Policies, s.inForce
 		if s.Verdict == native.Unattributed {
 			t.finding.Verdict = s.Verdict
 		}

@@ -12,14 +12,29 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // older is what is known of a stored generation that is older than what was in force.
 type older struct {
 	text string // "an older generation, of 14:02; 3 changes since were not kept"; "": it is not
-	// tables are those that may be put back from it, with its content.
+	// tables are those that may be put back from it, with its content, and native the native ones,
+	// with its ID.
 	tables   rules.Generation
+	native   map[tableid.TableID]string
 	replayed bool // a table was lost, and is put back from it
+}
+
+// unknownOlder is what is said where the note cannot be read.
+const unknownOlder = "a generation that may be older; the note of what it lacks cannot be read"
+
+// olderText names a generation that was saved then, and lacks so many changes.
+func olderText(saved time.Time, changes int) string {
+	text := "one change since was not kept"
+	if changes > 1 {
+		text = fmt.Sprintf("%d changes since were not kept", changes)
+	}
+	return fmt.Sprintf("an older generation, of %s; %s", saved.UTC().Format(time.RFC3339), text)
 }
 
 // noteBehind notes aside that the state on disk is behind, with the marks of what is in force.
@@ -45,7 +60,7 @@ func (d *Daemon) recallBehind(ctx context.Context, st *state, known *reload.Stat
 		d.noteUnread(ctx, st, reload.Unread{File: "the state folder", Reason: "it may never have had what was in force: " + err.Error(), Since: time.Now()})
 		return false
 	case err != nil:
-		st.older = older{text: "a generation that may be older; the note of what it lacks cannot be read", tables: st.unclaimed(stored.Generation)}
+		st.older = older{text: unknownOlder, tables: st.unclaimed(stored.Generation)}
 		severity.Warnings(klog.FromContext(ctx)).Error(err, "The note of what the stored generation lacks cannot be read; it may be older than what was in force", "generation", stored.ID)
 		return false
 	case b.Changes == 0 && loaded == nil: // only marks were renewed
@@ -61,11 +76,7 @@ func (d *Daemon) recallBehind(ctx context.Context, st *state, known *reload.Stat
 		d.noteUnread(ctx, st, reload.Unread{File: "the state folder", Reason: "it never had what was in force: " + b.Reason, Since: time.Now()})
 		return true
 	}
-	changes := "one change since was not kept"
-	if b.Changes > 1 {
-		changes = fmt.Sprintf("%d changes since were not kept", b.Changes)
-	}
-	st.older = older{text: fmt.Sprintf("an older generation, of %s; %s", b.Saved.UTC().Format(time.RFC3339), changes)}
+	st.older = older{text: olderText(b.Saved, b.Changes)}
 	for f := range st.families {
 		seen, err := d.cfg.Kernel.Probe(ctx, f, b.Marks.Places(f, d.cfg.Canary))
 		for id := range st.tables() {

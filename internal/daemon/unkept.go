@@ -80,10 +80,18 @@ func (st *state) publishUnkept(s *api.Status) {
 	}
 	s.StateError = cmp.Or(st.disk.trouble.what, decision, st.unread.trouble.what, st.native.disk.trouble.what, st.owners.trouble.what)
 	s.StateSaved = st.disk.keptAt
-	if st.older.replayed {
-		s.StateOlder = st.older.text
+	for _, o := range []older{st.older, st.native.older} {
+		if o.replayed {
+			s.StateOlder = cmp.Or(s.StateOlder, o.text)
+		}
 	}
 	if s.StateError != "" {
 		s.StateBehind = st.generation.changes - st.disk.kept
+	}
+	if n := &st.native.disk; n.trouble.there() {
+		s.StateBehind += n.changes - n.keptChanges
+		if n.keptAt.Before(s.StateSaved) {
+			s.StateSaved = n.keptAt
+		}
 	}
 }

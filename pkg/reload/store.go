@@ -134,7 +134,9 @@ type Store struct {
 	rests      string               // the base that the written generation rests on; "" if it is complete
 	wholeBelow int64                // a smaller generation is written complete, in bytes
 	stateID    string               // the generation that the state names that was read or written last
-	aside      string               // where Behind is kept; "" is nowhere
+	aside      string               // where the note is kept; "" is nowhere
+	note       note                 // that the disk is behind
+	noteErr    error                // why that could not be read
 	unwritable error                // why the folder could not be written last
 	remade     int                  // how often the folder was made again
 	// step is called before each change of the folder. Tests stop there as if canaryd were killed.
@@ -209,7 +211,8 @@ func (s *Store) SaveState(state State) error {
 // Forget removes the state, a loss that waits and the files of SaveUnread and SaveBehind, so that
 // the next start does not take removed marks for lost ones. Generations stay, for restore.
 func (s *Store) Forget() error {
-	if err := errors.Join(s.ForgetPending(), s.SaveUnread(nil), s.ForgetBehind()); err != nil {
+	s.note = note{}
+	if err := errors.Join(s.ForgetPending(), s.SaveUnread(nil), s.saveNote()); err != nil {
 		return err
 	}
 	if err := removeFile(s.statePath(), "the state"); err != nil {
