@@ -357,6 +357,24 @@ func TestNativeRestarts(t *testing.T) {
 	}
 }
 
+// TestNativeConfirmedAfterARestart: nothing changes after a restart, and the disk has all the same
+// that the tables are in force: a kill an hour later is no hour in which that was not known.
+func TestNativeConfirmedAfterARestart(t *testing.T) {
+	store := &NativeStore{path: t.TempDir() + "/native.json"}
+	nativeNode(t, setup{nativeStore: store}, func(t *testing.T, r *rig, k *fakeNative) {
+		r.after(5 * time.Second)
+		r.stop()
+		k.Hear(0)
+		r = run(t, r.fake, setup{guarded: k, nativeStore: store})
+		r.after(time.Hour)
+		stored, err := (&NativeStore{path: store.path}).load()
+		must(t, err)
+		if ago := bubbleUptime() - stored.Confirmed; ago > 2*confirmEvery {
+			t.Errorf("on disk the tables were in force %s ago", ago)
+		}
+	})
+}
+
 // TestNativeBounds: tables that one process owns are skipped, and those that are too many reported.
 func TestNativeBounds(t *testing.T) {
 	k := newFakeNative(tableOf(proxyTable, "a", "b"))

@@ -219,7 +219,11 @@ func (s *nativeDisk) changed(now time.Time) {
 func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	r := &st.native
 	r.disk.saveAt = time.Time{}
-	if d.cfg.Native.Store == nil || st.removed || !r.begun {
+	switch {
+	case d.cfg.Native.Store == nil || st.removed:
+		return
+	case !r.begun:
+		r.disk.saveAt = time.Now().Add(confirmEvery)
 		return
 	}
 	start := time.Now()
@@ -290,7 +294,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 	if age < 0 {
 		return // another clock, as in a time namespace: nothing can be said of how old it is
 	}
-	r.disk.confirmed, r.disk.lastRun = stored.Confirmed, now.Add(-age)
+	r.disk.confirmed, r.disk.lastRun, r.disk.saveAt = stored.Confirmed, now.Add(-age), now.Add(confirmEvery) // also if nothing changes
 	if stored.Confirmed > 0 {
 		r.disk.keptAt = r.disk.lastRun
 	}
