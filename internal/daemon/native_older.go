@@ -78,9 +78,9 @@ func (d *Daemon) recallNativeBehind(ctx context.Context, st *state, stored store
 	return list
 }
 
-// judgeUnreadNative says which tables were in force when the last run ended, were never on disk, and
-// do not stand as they were: nothing can put them back. It drops those that could not be read and
-// stand.
+// judgeUnreadNative says which tables were in force when the last run ended, were never on disk,
+// and do not stand as they were: nothing can put them back. It drops those that could not be read
+// and stand.
 func (d *Daemon) judgeUnreadNative(ctx context.Context, st *state) {
 	r := &st.native
 	for _, t := range r.neverKept {

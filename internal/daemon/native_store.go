@@ -204,7 +204,7 @@ type nativeDisk struct {
 	lastRun   time.Time     // when the last run knew that
 	trouble   trouble       // why they are not on disk
 	keptAt    time.Time     // when they were last written
-	// changes is how often what ought to be in force has changed, and keptChanges how often by keptAt.
+	// changes is how often what ought to be in force has changed; keptChanges: until keptAt.
 	changes, keptChanges int
 	retry                retry   // of a write that failed
 	unpruned             trouble // why old generations could not be removed

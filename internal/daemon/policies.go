@@ -96,7 +96,7 @@ func (d *Daemon) followNativePolicies(st *state, t *nativeTable, now nativeLearn
 	t.policies.follow(st, chains, seen, api.PolicyDrop{Family: now.id.Family, Table: now.id.Name, Native: true, Since: cmp.Or(t.dirty, now.read)})
 }
 
-// ownerCloses reports whether the table's owner was the last to write a chain with a policy of DROP.
+// ownerCloses reports whether the table's owner was the last to close a chain.
 func (d *Daemon) ownerCloses(t *nativeTable, now nativeLearned, chain string) (is bool) {
 	for _, deed := range t.deeds {
 		if deed.Closed[chain] > 0 && !nft.Newer(deed.Genid, now.Genid) {

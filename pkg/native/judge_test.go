@@ -321,8 +321,8 @@ func TestJudgeOfCommits(t *testing.T) {
 	})
 }
 
-// TestPolicies: which base chains of a table are open, and which a commit has closed, by the kernel's
-// notifications.
+// TestPolicies: which base chains of a table are open, and which a commit has closed, by the
+// kernel's notifications.
 func TestPolicies(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")

@@ -58,8 +58,8 @@ type note struct {
 	Sum    string        `json:"sum,omitempty"`
 }
 
-// KeepAside has SaveBehind and SaveNativeBehind write to that folder, and reads what is there of this
-// boot and network namespace.
+// KeepAside has SaveBehind and SaveNativeBehind write to that folder, and reads what is there of
+// this boot and network namespace.
 func (s *Store) KeepAside(folder string) {
 	s.aside = folder
 	var n note

@@ -51,8 +51,8 @@ func TestFlushAndPolicyDrop(t *testing.T) {
 }
 
 // TestNativePolicyDrop: another process closes a base chain of a native table that stays, alone or
-// with a flush of the table. The rules are back, and every face says that the chain is closed, until
-// it is opened again.
+// with a flush of the table. The rules are back, and every face says that the chain is closed,
+// until it is opened again.
 func TestNativePolicyDrop(t *testing.T) {
 	const policy = "chain inet t input { policy %s; }"
 	for _, test := range []struct{ name, flush string }{{"alone", ""}, {"with a flush", "flush table inet t"}} {
@@ -64,7 +64,14 @@ func TestNativePolicyDrop(t *testing.T) {
 					n.Helper()
 					nstest.CommandInput(n.T, text+"\n", "nft", "-f", "-")
 				}
-				write("table inet t { chain input { type filter hook input priority 0; policy accept; iif lo accept; tcp dport 22 accept; tcp dport 80 accept; } }")
+				write(`table inet t {
+					chain input {
+						type filter hook input priority 0; policy accept;
+						iif lo accept
+						tcp dport 22 accept
+						tcp dport 80 accept
+					}
+				}`)
 				d := n.Start("--protect=kube,nft:inet:t")
 				if test.flush != "" {
 					write(test.flush)
