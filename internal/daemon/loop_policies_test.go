@@ -9,6 +9,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -178,6 +179,7 @@ func TestNativePolicyDrop(t *testing.T) {
 			drop(k)
 			r.after(10 * time.Second)
 			closed(r, "flush 1")
+			r.wantOneFlush("emptied", reload.Proved)
 			k.wantNative(r.t, withPolicy(tableOf(proxyTable, "a", "b"), 0))
 		},
 		"behind the replay": func(_ *testing.T, r *rig, k *fakeNative, _ func(func()) *rig) {
@@ -221,8 +223,8 @@ func TestNativePolicyDrop(t *testing.T) {
 			closed(r, "")
 			k.wantNative(t, withPolicy(tableOf(proxyTable, "a", "b"), 0))
 		},
-		"while no canaryd ran": func(_ *testing.T, r *rig, k *fakeNative, restart func(func()) *rig) {
-			r = restart(func() { drop(k) })
+		"while no canaryd ran": func(_ *testing.T, _ *rig, k *fakeNative, restart func(func()) *rig) {
+			r := restart(func() { drop(k) })
 			if got := r.d.Status().PolicyDrops; len(got) != 1 || got[0].String() != chain {
 				t.Errorf("after a restart: %+v", got)
 			}

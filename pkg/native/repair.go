@@ -105,8 +105,8 @@ func (r Repair) Repaired(now *Table, lacking bool) bool {
 		switch {
 		case c.Kind == nft.Chains && was.Empty && c.Empty && !led[c.Name] && !chains[c.Name].Base:
 			// A refill leaves what its owner empties before deleting it.
-		case c.Empty, differed && (c.Lost > was.Lost || was.Empty):
-			return false
+		case c.Empty, differed && (c.Lost > was.Lost || was.Empty && (c.Lost+c.New > 0 || !was.Altered)):
+			return false // of what was emptied only its own attributes may differ, as they did before
 		case !differed && (!lacking || c.Lost > 0 || c.Gone || c.Made):
 			return false
 		}
