@@ -282,47 +282,6 @@ func (m *Metrics) ObserveNativeReplay(family string, result api.Outcome) {
 	m.replays.WithLabelValues(family, string(result)).Inc()
 }
 
-// setNative says what is guarded of native tables, and makes the counters of their losses exist
-// before the first one. Tables that are guarded no more keep the latter.
-func (m *Metrics) setNative(tables []api.NativeTable, closed []api.PolicyDrop) {
-	drops := map[string]int{}
-	for _, p := range closed {
-		if p.Native {
-			drops[p.Family.Table(p.Table).NFT()]++
-		}
-	}
-	known := map[string]string{}
-	for _, t := range tables {
-		if t.Immune {
-			continue
-		}
-		known[t.Table] = t.Family
-		delete(m.native, t.Table)
-		m.nativeInForce.WithLabelValues(t.Family, t.Table).Set(truth(t.Verdict == canary.Intact || t.Verdict == canary.Changed))
-		m.nativeRefused.WithLabelValues(t.Family, t.Table).Set(truth(t.Unreplayable != ""))
-		m.nativeWitness.WithLabelValues(t.Family, t.Table).Set(truth(t.Witness != ""))
-		m.quarantined.WithLabelValues(t.Family, t.Table).Set(float64(t.QuarantinedParts))
-		if t.Standby != nil {
-			setState(m.nativeStandby, api.StandbyStates(), t.Standby.State, t.Family, t.Table)
-		}
-		m.generationRules.WithLabelValues(t.Family, t.Table).Set(float64(t.Rules))
-		m.nativeElements.WithLabelValues(t.Family, t.Table).Set(float64(t.Elements))
-		m.policyDrops.WithLabelValues(t.Family, t.Table).Set(float64(drops[t.Table]))
-		create(m.flushes, api.NativeLossKinds(), t.Family, t.Table)
-	}
-	for table, family := range m.native {
-		m.nativeInForce.DeleteLabelValues(family, table)
-		m.nativeRefused.DeleteLabelValues(family, table)
-		m.nativeWitness.DeleteLabelValues(family, table)
-		m.quarantined.DeleteLabelValues(family, table)
-		m.nativeStandby.DeletePartialMatch(prometheus.Labels{"family": family, "table": table})
-		m.generationRules.DeleteLabelValues(family, table)
-		m.nativeElements.DeleteLabelValues(family, table)
-		m.policyDrops.DeleteLabelValues(family, table)
-	}
-	m.native = known
-}
-
 // ObserveUnprotected counts rules that --protect does not name and that a flush removed from one
 // table, or that it is not known how many there were.
 func (m *Metrics) ObserveUnprotected(family rules.Family, table rules.TableName, n int, unsure bool) {

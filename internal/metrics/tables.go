@@ -1,7 +1,10 @@
 package metrics
 
 import (
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -40,4 +43,45 @@ func (m *Metrics) setPolicyDrops(list []api.PolicyDrop) {
 			m.policyDrops.set(family.Table(table), float64(counts[family.Table(table)]))
 		}
 	}
+}
+
+// setNative says what is guarded of native tables, and makes the counters of their losses exist
+// before the first one. Tables that are guarded no more keep the latter.
+func (m *Metrics) setNative(tables []api.NativeTable, closed []api.PolicyDrop) {
+	drops := map[string]int{}
+	for _, p := range closed {
+		if p.Native {
+			drops[p.Family.Table(p.Table).NFT()]++
+		}
+	}
+	known := map[string]string{}
+	for _, t := range tables {
+		if t.Immune {
+			continue
+		}
+		known[t.Table] = t.Family
+		delete(m.native, t.Table)
+		m.nativeInForce.WithLabelValues(t.Family, t.Table).Set(truth(t.Verdict == canary.Intact || t.Verdict == canary.Changed))
+		m.nativeRefused.WithLabelValues(t.Family, t.Table).Set(truth(t.Unreplayable != ""))
+		m.nativeWitness.WithLabelValues(t.Family, t.Table).Set(truth(t.Witness != ""))
+		m.quarantined.WithLabelValues(t.Family, t.Table).Set(float64(t.QuarantinedParts))
+		if t.Standby != nil {
+			setState(m.nativeStandby, api.StandbyStates(), t.Standby.State, t.Family, t.Table)
+		}
+		m.generationRules.WithLabelValues(t.Family, t.Table).Set(float64(t.Rules))
+		m.nativeElements.WithLabelValues(t.Family, t.Table).Set(float64(t.Elements))
+		m.policyDrops.WithLabelValues(t.Family, t.Table).Set(float64(drops[t.Table]))
+		create(m.flushes, api.NativeLossKinds(), t.Family, t.Table)
+	}
+	for table, family := range m.native {
+		m.nativeInForce.DeleteLabelValues(family, table)
+		m.nativeRefused.DeleteLabelValues(family, table)
+		m.nativeWitness.DeleteLabelValues(family, table)
+		m.quarantined.DeleteLabelValues(family, table)
+		m.nativeStandby.DeletePartialMatch(prometheus.Labels{"family": family, "table": table})
+		m.generationRules.DeleteLabelValues(family, table)
+		m.nativeElements.DeleteLabelValues(family, table)
+		m.policyDrops.DeleteLabelValues(family, table)
+	}
+	m.native = known
 }
