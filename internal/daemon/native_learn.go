@@ -84,11 +84,10 @@ func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 		t.touch(deed.since, time.Now(), true)
 	}
 	if moved {
-		r.disk.changes++
 		if t.made, t.captured = reload.MadeByOwners, now.read; !r.begun {
 			t.made = reload.MadeAtStart
 		}
-		r.disk.changed(time.Now())
+		r.disk.moved(time.Now())
 		r.standby[now.id].behind(now.read)
 		if d.cfg.Native.Rehearse != nil {
 			t.rehearsal.plan(time.Now())

@@ -445,7 +445,6 @@ func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID,
 	}
 	d.ownerRemoved(&st.native, id, st.native.tables[id])
 	delete(st.native.tables, id)
-	st.native.disk.changes++
-	st.native.disk.changed(time.Now())
+	st.native.disk.moved(time.Now())
 	severity.Notices(st.native.comings.log(ctx)).Info("A native table is guarded no more", "table", id.NFT(), "because", f.Why)
 }

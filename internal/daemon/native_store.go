@@ -215,6 +215,12 @@ func (s *nativeDisk) changed(now time.Time) {
 	s.saveAt = earliest(s.saveAt, latest(now.Add(saveQuiet), s.savedAt.Add(saveShare*s.cost)))
 }
 
+// moved is changed where the content of a table is another one, or a table came or went.
+func (s *nativeDisk) moved(now time.Time) {
+	s.changes++
+	s.changed(now)
+}
+
 // saveNative writes the tables, and until when they were known to be in force.
 func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	r := &st.native
