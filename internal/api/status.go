@@ -44,7 +44,7 @@ type Status struct {
 	Paused           bool     `json:"paused"`
 	// PausedUntil is when a pause ends.
 	PausedUntil time.Time `json:"pausedUntil,omitzero"`
-	// PausedBy and PausedWhy are who asked for it and why, as the client said, and PausedSince when.
+	// PausedBy and PausedWhy are who asked for it and why, as the client said; PausedSince is when.
 	PausedBy    string    `json:"pausedBy,omitempty"`
 	PausedWhy   string    `json:"pausedWhy,omitempty"`
 	PausedSince time.Time `json:"pausedSince,omitzero"`
