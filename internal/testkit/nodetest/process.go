@@ -97,6 +97,18 @@ func (p *Process) Kill() {
 	p.n.Must(p.Process.Kill())
 }
 
+// End waits until the daemon has ended by itself.
+func (p *Process) End() {
+	p.n.Helper()
+	p.asked.Store(true)
+	p.n.Until("canaryd to end", func() error {
+		if p.Running() {
+			return errors.New("it runs")
+		}
+		return nil
+	})
+}
+
 // Signal sends the daemon a signal.
 func (p *Process) Signal(s syscall.Signal) {
 	p.n.Helper()
