@@ -17,8 +17,9 @@ import (
 
 // A deed is a write of a process to a chain, or its use of the xtables lock.
 type deed struct {
-	by watch.Doer
-	at time.Time
+	by   watch.Doer
+	from time.Time // on legacy it may have written since then; else at
+	at   time.Time
 }
 
 // Touches are the deeds of other processes to one table, each in order.
@@ -52,7 +53,7 @@ func settledBy(at, now time.Time) bool { return now.Sub(at) > purgeGap+purgeGap/
 // touched returns the deeds to a table in a span; none if some of its writers are not known.
 func (q inquiry) touched(id rules.TableID, s span) touches {
 	if q.legacy {
-		return touches{any: slices.DeleteFunc(q.lockDeeds(s.after.at), func(x deed) bool { return x.at.After(s.upto.at) })}
+		return touches{any: slices.DeleteFunc(q.lockDeeds(s.after.at), func(x deed) bool { return x.from.After(s.upto.at) })}
 	}
 	t, after, upto := touches{some: map[string][]deed{}}, uint32(s.after.digest), uint32(s.upto.digest)
 	if !q.takings.Reach(after) {
@@ -63,7 +64,7 @@ func (q inquiry) touched(id rules.TableID, s span) touches {
 			continue
 		}
 		w := q.writers.Of(k.Commit)
-		one := deed{w.Doer(), w.Time}
+		one := deed{w.Doer(), w.Time, w.Time}
 		if k.Deleted || k.More || k.WroteMore {
 			t.any = append(t.any, one)
 			continue
@@ -79,15 +80,18 @@ func (q inquiry) touched(id rules.TableID, s span) touches {
 func (q inquiry) foreign(k iptables.Taking) bool { return !k.Commit.Own && !q.own(k.Commit.PID) }
 
 // lockDeeds returns the processes that held the lock since then and may have written; none if there
-// were more than are remembered.
+// were more than are remembered. A process writes between the message that it opened the lock and
+// the one that it closed it.
 func (q inquiry) lockDeeds(since time.Time) (list []deed) {
-	holders := q.writers.Holders(since)
-	if len(holders) == watch.WritersKept {
+	all := q.writers.Holders(since.Add(-purgeGap))
+	first := slices.IndexFunc(all, func(w watch.Writer) bool { return !w.Time.Before(since) })
+	if first < 0 || first == 0 && len(all) == watch.WritersKept {
 		return nil
 	}
-	for _, w := range lastOf(holders) {
+	for _, w := range lastOf(all[first:]) {
 		if !q.own(w.PID) && !onlyReads(w.Command) {
-			list = append(list, deed{w.Doer(), w.Time})
+			opened := slices.IndexFunc(all, func(o watch.Writer) bool { return o.PID == w.PID })
+			list = append(list, deed{w.Doer(), all[opened].Time, w.Time})
 		}
 	}
 	return list
@@ -100,7 +104,7 @@ func (q inquiry) acts(since time.Time) (list []deed) {
 	} else {
 		for _, w := range q.writers.Since(since) {
 			if !q.own(w.PID) {
-				list = append(list, deed{w.Doer(), w.Time})
+				list = append(list, deed{w.Doer(), w.Time, w.Time})
 			}
 		}
 	}
