@@ -167,7 +167,7 @@ func (d *Daemon) keepDecision(ctx context.Context, st *state) bool {
 	}
 	w.kept = err == nil
 	d.countStateError(err)
-	w.trouble.report(warnings(ctx), err, "The loss that waits for a decision is not on disk; what canaryd knows is not written before it is")
+	w.trouble.report(warnings(ctx), err, "The loss that waits for a decision is not on disk; canaryd writes no state until it is")
 	return w.kept
 }
 

@@ -330,7 +330,7 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probe
 
 // probeFailed takes up that a family could not be probed. Nothing is restored, and the node is
 // not healthy; the next hint or tick looks again. A probe that the end of the run interrupted says
-// nothing: the last look follows, and what was learned is saved.
+// nothing: the last look follows, and the generation is saved.
 func (d *Daemon) probeFailed(ctx context.Context, fs *familyState, f rules.Family, err error, took time.Duration) {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return

@@ -263,7 +263,7 @@ func situations() map[string]situation {
 	}
 }
 
-// A world is what a chore may ask: all of it in memory.
+// A world is everything that a chore may ask, in memory.
 type world struct {
 	fake    *iptablestest.Fake
 	keeper  *keeper
@@ -271,7 +271,7 @@ type world struct {
 	standby *fakeStandby
 }
 
-// An ill is what may fail while a chore is done.
+// An ill is a fault that may occur while a chore is done.
 type ill struct {
 	asked func(w world) int // how often that was asked so far which would fail
 	fail  func(t *testing.T, w world)

@@ -13,31 +13,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A fullDisk is a state folder that takes nothing, with what it had, next to a folder that does.
-type fullDisk struct {
-	t          *testing.T
-	dir, aside string
-	boot       string
-}
-
-// open opens the folder as a start does.
-func (f *fullDisk) open() setup {
-	id := identity(iptables.NFT)
-	id.BootID = f.boot
-	store := openStore(f.t, f.dir, id)
-	store.KeepAside(f.aside)
-	return setup{store: store, nativeStore: &NativeStore{path: filepath.Join(f.dir, nativeFile), identity: NativeIdentity{BootID: f.boot, NetNS: "n", Release: "6.18"}}}
-}
-
-// fill has the folder take nothing, and clear has it as it was.
-func (f *fullDisk) fill() {
-	must(f.t, os.Rename(f.dir, f.dir+"-away"))
-	must(f.t, os.WriteFile(f.dir, nil, 0o600))
-}
-
-func (f *fullDisk) clear() {
-	must(f.t, os.Remove(f.dir))
-	must(f.t, os.Rename(f.dir+"-away", f.dir))
+// openNative is open with the store of native tables.
+func (f *fullDisk) openNative() setup {
+	return setup{store: f.open(), nativeStore: &NativeStore{path: filepath.Join(f.dir, nativeFile), identity: NativeIdentity{BootID: f.id.BootID, NetNS: "n", Release: "6.18"}}}
 }
 
 // TestOlderNativeGeneration: what was in force of native tables could not be kept, and canaryd is
@@ -59,9 +37,9 @@ func TestOlderNativeGeneration(t *testing.T) {
 	sync := func(k *fakeNative) { k.sync(tableOf(proxyTable, "a", "b", "c")) }
 	for name, s := range map[string]story{
 		"flushed": {change: sync, down: flush, want: []*native.Table{tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c")}, older: older,
-			log: "The stored native tables are older than those in force; what was flushed is put back from them"},
+			log: "The stored native tables are older than the tables that were in force; canaryd puts flushed tables back from them"},
 		"not flushed": {change: sync, down: func(*fakeNative) {}, want: []*native.Table{tableOf(proxyTable, "a", "b", "c"), tableOf(dockerTable, "c")},
-			log: "The stored native tables are older than those in force"},
+			log: "The stored native tables are older than the tables that were in force"},
 		"only what is not older was flushed": {change: sync, down: func(k *fakeNative) { k.flushTable(dockerTable) },
 			want: []*native.Table{tableOf(proxyTable, "a", "b", "c"), tableOf(dockerTable, "c")}},
 		"its owner removed a rule, and all of the table was emptied": {change: func(k *fakeNative) { k.sync(tableOf(proxyTable, "a")) },
@@ -77,7 +55,7 @@ func TestOlderNativeGeneration(t *testing.T) {
 			want: []*native.Table{tableOf(mine, "m"), tableOf(proxyTable, "a", "b")}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			disk := &fullDisk{t, filepath.Join(t.TempDir(), "state"), t.TempDir(), "b"}
+			disk := newFullDisk(t, iptables.NFT)
 			k := newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c"))
 			bubbleDisk(t, disk, k, func(t *testing.T, r *rig) {
 				disk.fill()
@@ -136,7 +114,7 @@ func TestOlderNativeGeneration(t *testing.T) {
 // bubbleDisk runs a daemon with that state folder, in virtual time, until what stands is on disk.
 func bubbleDisk(t *testing.T, disk *fullDisk, k *fakeNative, body func(t *testing.T, r *rig)) {
 	t.Helper()
-	s := disk.open()
+	s := disk.openNative()
 	s.guarded = k
 	nativeNode(t, s, func(t *testing.T, r *rig, _ *fakeNative) {
 		disk.t = t
@@ -147,17 +125,17 @@ func bubbleDisk(t *testing.T, disk *fullDisk, k *fakeNative, body func(t *testin
 
 // start starts the next daemon on the node of another.
 func (f *fullDisk) start(r *rig, k *fakeNative) *rig {
-	s := f.open()
+	s := f.openNative()
 	s.guarded = k
 	next := run(r.t, r.fake, s)
 	next.after(10 * time.Second)
 	return next
 }
 
-// TestOlderNativeGenerationAfterAReboot: the note is of another boot, and so is what is stored:
-// canaryd begins with what the owners wrote, and says nothing of an older generation.
+// TestOlderNativeGenerationAfterAReboot: the note and the stored tables are of another boot.
+// canaryd begins with the owners' tables, and says nothing of an older generation.
 func TestOlderNativeGenerationAfterAReboot(t *testing.T) {
-	disk := &fullDisk{t, filepath.Join(t.TempDir(), "state"), t.TempDir(), "b"}
+	disk := newFullDisk(t, iptables.NFT)
 	k := newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c"))
 	bubbleDisk(t, disk, k, func(t *testing.T, r *rig) {
 		disk.fill()
@@ -165,7 +143,7 @@ func TestOlderNativeGenerationAfterAReboot(t *testing.T) {
 		r.after(time.Minute)
 		r.stop()
 		disk.clear()
-		disk.boot = "the next boot"
+		disk.id.BootID = "the next boot"
 		k.flushRuleset()
 		k.again(tableOf(proxyTable, "z"))
 		k.Hear(0)
@@ -181,7 +159,7 @@ func TestOlderNativeGenerationAfterAReboot(t *testing.T) {
 // TestUnreadableNoteOfNativeTables: the note cannot be read. What is put back may be older, which
 // record and status say.
 func TestUnreadableNoteOfNativeTables(t *testing.T) {
-	disk := &fullDisk{t, filepath.Join(t.TempDir(), "state"), t.TempDir(), "b"}
+	disk := newFullDisk(t, iptables.NFT)
 	k := newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c"))
 	bubbleDisk(t, disk, k, func(t *testing.T, r *rig) {
 		disk.fill()
@@ -212,7 +190,7 @@ func TestUnreadableNoteOfNativeTables(t *testing.T) {
 // flushed while canaryd was down waits for a decision, and comes back with the word that it is
 // older.
 func TestOldAndOlderNativeGeneration(t *testing.T) {
-	disk := &fullDisk{t, filepath.Join(t.TempDir(), "state"), t.TempDir(), "b"}
+	disk := newFullDisk(t, iptables.NFT)
 	k := newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c"))
 	bubbleDisk(t, disk, k, func(t *testing.T, r *rig) {
 		disk.fill()

@@ -287,7 +287,7 @@ func TestRulesOfAPodThatAreMissingAreSaid(t *testing.T) {
 				if until := s.OwnerUntil.Sub(began); until < delLasts || until > delLasts+time.Second {
 					t.Errorf("canaryd waits for %s, want %s", until, delLasts)
 				}
-				c.wantLog("Rules of a pod are missing whose file stands")
+				c.wantLog("Rules of a running pod are missing")
 				if test.dies {
 					c.forget(gatewayID)
 					c.after(4 * time.Minute)

@@ -143,41 +143,64 @@ func TestGenerationHasNoRoom(t *testing.T) {
 	})
 }
 
+// A fullDisk is a state folder that can be made to take nothing, next to a folder that takes all.
+type fullDisk struct {
+	t          *testing.T
+	dir, aside string
+	id         reload.Identity
+}
+
+func newFullDisk(t *testing.T, backend iptables.Backend) *fullDisk {
+	t.Helper()
+	return &fullDisk{t, filepath.Join(t.TempDir(), "state"), t.TempDir(), identity(backend)}
+}
+
+// open opens the folder as a start does.
+func (f *fullDisk) open() *reload.Store {
+	store := openStore(f.t, f.dir, f.id)
+	store.KeepAside(f.aside)
+	return store
+}
+
+// fill has the folder take nothing, and clear has it as it was.
+func (f *fullDisk) fill() {
+	must(f.t, os.Rename(f.dir, f.dir+"-away"))
+	must(f.t, os.WriteFile(f.dir, nil, 0o600))
+}
+
+func (f *fullDisk) clear() {
+	must(f.t, os.Remove(f.dir))
+	must(f.t, os.Rename(f.dir+"-away", f.dir))
+}
+
 // TestUnreadableNote: the note that the state folder is behind cannot be read. The rules that are
 // put back may be older than those in force; record, log and status say that. A cleanup removes the
 // note.
 func TestUnreadableNote(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		dir, aside := filepath.Join(t.TempDir(), "state"), t.TempDir()
-		open := func() *reload.Store {
-			store := openStore(t, dir, identity(backend))
-			store.KeepAside(aside)
-			return store
-		}
-		first := start(t, backend, setup{store: open()})
+		disk := newFullDisk(t, backend)
+		first := start(t, backend, setup{store: disk.open()})
 		first.after(5 * time.Second)
-		must(t, os.Rename(dir, dir+"-away"))
-		must(t, os.WriteFile(dir, nil, 0o600))
+		disk.fill()
 		addService(t, first.fake, "KUBE-SVC-AAAAAAAAAAAAAAAA")
 		first.after(30 * time.Second)
 		first.stop()
-		must(t, os.Remove(dir))
-		must(t, os.Rename(dir+"-away", dir))
-		damage(t, filepath.Join(aside, "behind.json"), damages["truncated"])
+		disk.clear()
+		damage(t, filepath.Join(disk.aside, "behind.json"), damages["truncated"])
 		first.flushNat()
-		r := run(t, first.fake, setup{store: open()})
+		r := run(t, first.fake, setup{store: disk.open()})
 		r.after(5 * time.Second)
 		r.wantReady()
-		r.wantLog("it may be older than what was in force")
+		r.wantLog("the stored generation may be older than the rules that were in force")
 		const want = "a generation that may be older"
 		if s := r.d.Status(); len(s.Flushes) != 1 || !strings.Contains(s.Flushes[0].Older, want) || !strings.Contains(s.Headline, want) {
 			t.Errorf("headline %q, records %+v", s.Headline, s.Flushes)
 		}
-		must(t, os.RemoveAll(dir))
-		must(t, os.WriteFile(dir, nil, 0o600))
+		must(t, os.RemoveAll(disk.dir))
+		must(t, os.WriteFile(disk.dir, nil, 0o600))
 		addService(t, r.fake, "KUBE-SVC-BBBBBBBBBBBBBBBB")
 		r.after(30 * time.Second)
-		note := filepath.Join(aside, "behind.json")
+		note := filepath.Join(disk.aside, "behind.json")
 		if _, err := os.Stat(note); err != nil {
 			t.Fatal(err)
 		}
@@ -195,28 +218,21 @@ func TestOlderGeneration(t *testing.T) {
 	for name, flushed := range map[string]bool{"flushed": true, "not flushed": false} {
 		t.Run(name, func(t *testing.T) {
 			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-				dir, aside := filepath.Join(t.TempDir(), "state"), t.TempDir()
-				open := func() *reload.Store {
-					store := openStore(t, dir, identity(backend))
-					store.KeepAside(aside)
-					return store
-				}
-				first := start(t, backend, setup{store: open()})
+				disk := newFullDisk(t, backend)
+				first := start(t, backend, setup{store: disk.open()})
 				first.after(5 * time.Second)
-				must(t, os.Rename(dir, dir+"-away"))
-				must(t, os.WriteFile(dir, nil, 0o600))
+				disk.fill()
 				addService(t, first.fake, "KUBE-SVC-AAAAAAAAAAAAAAAA")
 				first.after(30 * time.Second)
 				must(t, first.fake.RestoreNoflush(rules.IPv4, "*filter\n:KUBE-SVC-BBBBBBBBBBBBBBBB - [0:0]\n-A KUBE-SVC-BBBBBBBBBBBBBBBB -j RETURN\nCOMMIT\n"))
 				first.after(30 * time.Second)
 				before := first.tables()
 				first.stop()
-				must(t, os.Remove(dir))
-				must(t, os.Rename(dir+"-away", dir))
+				disk.clear()
 				if flushed {
 					first.flushNat()
 				}
-				r := run(t, first.fake, setup{store: open()})
+				r := run(t, first.fake, setup{store: disk.open()})
 				r.after(5 * time.Second)
 				r.wantReady()
 				s := r.d.Status()
@@ -246,7 +262,7 @@ func TestOlderGeneration(t *testing.T) {
 						t.Error("the flushed rules are not back")
 					}
 				}
-				if _, err := os.Stat(filepath.Join(aside, "behind.json")); err == nil {
+				if _, err := os.Stat(filepath.Join(disk.aside, "behind.json")); err == nil {
 					t.Error("the state is on disk, and the note that it is behind stays")
 				}
 			})

@@ -171,7 +171,7 @@ func TestUnreadIsKept(t *testing.T) {
 				if name == "deleted" {
 					must(t, os.RemoveAll(dir))
 				} else {
-					r.wantLog("what canaryd knows is not written before it is")
+					r.wantLog("canaryd writes no state until it is")
 					if s := r.d.Status(); s.StateError == "" {
 						t.Error("status does not say that the disk lacks something")
 					}

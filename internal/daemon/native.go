@@ -139,7 +139,8 @@ type nativeTable struct {
 	refused      trouble
 	refusedParts []native.Held
 	policies     policies
-	// inForce is the ID of what was in force when the last run ended, where want is older; else "".
+	// inForce is the ID of the content that was in force when the last run ended, where want is
+	// older; else "".
 	inForce string
 	// held are parts that ought to be in force and could not be put back; want has them not.
 	// heldFor is the flush that took them.

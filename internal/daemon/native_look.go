@@ -393,8 +393,8 @@ func (d *Daemon) witnessesLost(ctx context.Context, r *nativeRealm) (map[tableid
 	return stand, nil
 }
 
-// judgeNative says what became of a table. One that was deleted alone stays so until it stands; but
-// while its report is put off, its process may become known.
+// judgeNative returns the verdict on a table. A table that was deleted alone stays so until it is
+// in the kernel again; but while its report is put off, its process may become known.
 func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSight, stand map[tableid.Family]string) native.Finding {
 	if t.inForce != "" && seen.Tables[id] != nil && nativeID(seen.Digest(id)) == t.inForce {
 		return native.Finding{Verdict: native.Intact, Why: "its content is the one that was last in force"}

@@ -13,10 +13,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// This is older.go for native tables. They have no marks: the IDs of their contents show which of
-// them are as they were when the last run ended.
+// This is older.go for native tables. They have no marks: the IDs of their contents show whether a
+// table is as it was when the last run ended.
 
-// noteNativeBehind notes aside that the native tables on disk are behind.
+// noteNativeBehind writes a note outside the state folder that its native tables are behind.
 func (d *Daemon) noteNativeBehind(ctx context.Context, st *state, reason string) {
 	if d.cfg.Store == nil {
 		return
@@ -28,13 +28,14 @@ func (d *Daemon) noteNativeBehind(ctx context.Context, st *state, reason string)
 		b.Tables = append(b.Tables, reload.BehindTable{Name: id.NFT(), ID: nativeID(t.digest), Witness: t.witness})
 	}
 	if err := d.cfg.Store.SaveNativeBehind(b); err != nil {
-		klog.FromContext(ctx).V(1).Info("That the native tables on disk are behind is not noted either", "reason", err)
+		klog.FromContext(ctx).V(1).Info("The note about stale native tables cannot be written either", "reason", err)
 	}
 }
 
-// recallNativeBehind takes up that the native tables on disk are behind, and returns those of them
-// that count. A table that the note does not have was removed by its owner since. One that is on
-// disk with an older content is put back from it, and that is said, unless it stands as it was.
+// recallNativeBehind reads the note that the native tables on disk are behind, and returns the
+// tables on disk that count. A table that the note lacks was removed by its owner since. A table
+// with an older content is put back from disk, with a word in log and record, unless the kernel's
+// table is as it was.
 func (d *Daemon) recallNativeBehind(ctx context.Context, st *state, stored storedNative) []storedNativeTable {
 	if d.cfg.Store == nil {
 		return stored.Tables
@@ -49,7 +50,7 @@ func (d *Daemon) recallNativeBehind(ctx context.Context, st *state, stored store
 		for _, s := range stored.Tables {
 			r.older.native[s.generation.Table.ID] = s.generation.ID
 		}
-		severity.Warnings(klog.FromContext(ctx)).Error(err, "The note of what the stored native tables lack cannot be read; they may be older than those in force", "tables", len(stored.Tables))
+		severity.Warnings(klog.FromContext(ctx)).Error(err, "The note about stale native tables on disk cannot be read; the stored tables may be older than the tables that were in force", "tables", len(stored.Tables))
 		return stored.Tables
 	}
 	kept := map[string]bool{}
@@ -73,19 +74,19 @@ func (d *Daemon) recallNativeBehind(ctx context.Context, st *state, stored store
 			r.neverKept = append(r.neverKept, t)
 		}
 	}
-	severity.Warnings(klog.FromContext(ctx)).Info("The stored native tables are older than those in force; what was flushed is put back from them",
+	severity.Warnings(klog.FromContext(ctx)).Info("The stored native tables are older than the tables that were in force; canaryd puts flushed tables back from them",
 		"lastSaved", b.Saved, "changesSince", b.Changes, "reason", b.Reason, "older", len(r.older.native), "neverStored", len(r.neverKept), "deletedSince", len(stored.Tables)-len(list))
 	return list
 }
 
-// judgeUnreadNative says which tables were in force when the last run ended, were never on disk,
-// and do not stand as they were: nothing can put them back. It drops those that could not be read
-// and stand.
+// judgeUnreadNative reports the tables that were in force when the last run ended, were never on
+// disk, and are not in the kernel as they were: nothing can put them back. It drops unread files
+// whose tables are in the kernel.
 func (d *Daemon) judgeUnreadNative(ctx context.Context, st *state) {
 	r := &st.native
 	for _, t := range r.neverKept {
 		if !r.standsOf(t.ID) {
-			d.noteUnread(ctx, st, reload.Unread{File: "the state folder (table " + t.Name + ")", Reason: "it never had what was in force", Since: time.Now(),
+			d.noteUnread(ctx, st, reload.Unread{File: "the state folder (table " + t.Name + ")", Reason: "it never had the rules that were in force", Since: time.Now(),
 				Native: true, Table: t.Name, IDs: []string{t.ID}})
 		}
 	}

@@ -72,7 +72,7 @@ type storedNativeTable struct {
 	Policies map[string]string `json:"policies,omitempty"`
 
 	generation nativeGeneration
-	inForce    string // the ID of what was in force, where the generation is older; else ""
+	inForce    string // the ID of the content that was in force, where the generation is older; else ""
 }
 
 // OpenNativeStore returns the store in a state folder that is there.
@@ -204,7 +204,7 @@ type nativeDisk struct {
 	lastRun   time.Time     // when the last run knew that
 	trouble   trouble       // why they are not on disk
 	keptAt    time.Time     // when they were last written
-	// changes is how often what ought to be in force has changed; keptChanges: until keptAt.
+	// changes counts the changes of the guarded tables; keptChanges: until keptAt.
 	changes, keptChanges int
 	retry                retry   // of a write that failed
 	unpruned             trouble // why old generations could not be removed
@@ -272,7 +272,7 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	}
 	r.disk.kept = d.cfg.Native.Store.list()
 	d.countStateError(err)
-	r.disk.trouble.report(warnings(ctx), err, "The native tables are not on disk; after a restart canaryd would know older ones, or begin with those that stand",
+	r.disk.trouble.report(warnings(ctx), err, "The native tables are not on disk; after a restart canaryd would know older tables, or begin with the present ones",
 		"lastSaved", r.disk.keptAt, "changesSince", r.disk.changes-r.disk.keptChanges)
 }
 

@@ -25,8 +25,8 @@ type older struct {
 	replayed bool // a table was lost, and is put back from it
 }
 
-// unknownOlder is what is said where the note cannot be read.
-const unknownOlder = "a generation that may be older; the note of what it lacks cannot be read"
+// unknownOlder is the text where the note cannot be read.
+const unknownOlder = "a generation that may be older; the note about its age cannot be read"
 
 // olderText names a generation that was saved then, and lacks so many changes.
 func olderText(saved time.Time, changes int) string {
@@ -57,11 +57,11 @@ func (d *Daemon) recallBehind(ctx context.Context, st *state, known *reload.Stat
 	case errors.Is(err, reload.ErrNothingStored):
 		return false
 	case err != nil && loaded != nil:
-		d.noteUnread(ctx, st, reload.Unread{File: "the state folder", Reason: "it may never have had what was in force: " + err.Error(), Since: time.Now()})
+		d.noteUnread(ctx, st, reload.Unread{File: "the state folder", Reason: "it may never have had the rules that were in force: " + err.Error(), Since: time.Now()})
 		return false
 	case err != nil:
 		st.older = older{text: unknownOlder, tables: st.unclaimed(stored.Generation)}
-		severity.Warnings(klog.FromContext(ctx)).Error(err, "The note of what the stored generation lacks cannot be read; it may be older than what was in force", "generation", stored.ID)
+		severity.Warnings(klog.FromContext(ctx)).Error(err, "The note about a stale generation on disk cannot be read; the stored generation may be older than the rules that were in force", "generation", stored.ID)
 		return false
 	case b.Changes == 0 && loaded == nil: // only marks were renewed
 		known.Marks = b.Marks
@@ -73,7 +73,7 @@ func (d *Daemon) recallBehind(ctx context.Context, st *state, known *reload.Stat
 		return true
 	}
 	if loaded != nil {
-		d.noteUnread(ctx, st, reload.Unread{File: "the state folder", Reason: "it never had what was in force: " + b.Reason, Since: time.Now()})
+		d.noteUnread(ctx, st, reload.Unread{File: "the state folder", Reason: "it never had the rules that were in force: " + b.Reason, Since: time.Now()})
 		return true
 	}
 	st.older = older{text: olderText(b.Saved, b.Changes)}
@@ -96,8 +96,8 @@ func (d *Daemon) recallBehind(ctx context.Context, st *state, known *reload.Stat
 	return false
 }
 
-// takenFrom returns what the record of a loss of these tables has to say of their generation. What
-// was learned of a table since then is not older.
+// takenFrom returns the words about their generation for the record of a loss of these tables. A
+// table that was learned again since then is not older.
 func (o *older) takenFrom(fresh verdicts, learned rules.Generation) string {
 	for id := range fresh {
 		if was, ok := o.tables[id]; ok && was.Equal(learned[id]) {

@@ -77,7 +77,8 @@ func shortened(text string, most int) string {
 	return b.String()
 }
 
-// CheckWhy returns an error, about what is called so, unless a reason has room in a line.
+// CheckWhy returns an error unless a reason has room in a line. In the error the reason is called
+// what.
 func CheckWhy(what, text string) error {
 	if n := utf8.RuneCountInString(text); n > api.MostWhy {
 		return fmt.Errorf("%s has %d characters: want at most %d", what, n, api.MostWhy)

@@ -110,7 +110,7 @@ func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family,
 		}
 		missed := r.by == robberUnknown && now.Sub(r.since) >= d.cfg.JumpGrace
 		if missed && !r.missed {
-			severity.Warnings(klog.FromContext(ctx)).Info("Rules of a pod are missing whose file stands; canaryd leaves that to its owner for now, and then puts them back",
+			severity.Warnings(klog.FromContext(ctx)).Info("Rules of a running pod are missing; canaryd waits for their owner, and then puts them back",
 				"family", f, "pod", w.name(a), "rules", size, "missingFor", now.Sub(r.since).Round(time.Second), "until", r.since.Add(d.robberyGrace(r)).UTC().Format(time.RFC3339))
 		}
 		r.missed = missed

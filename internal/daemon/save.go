@@ -24,7 +24,7 @@ type saving struct {
 	cost        time.Duration // of the last save
 	retry       retry         // of a save that failed
 	trouble     trouble       // why the last one failed
-	keptAt      time.Time     // when the state was last written, with what ought to be in force
+	keptAt      time.Time     // when the state was last written, with the present generation
 	written     int           // the generation's changes that its file has
 	kept        int           // those that the state names
 	remade      int           // how often the folder was made again, as far as it was seen to

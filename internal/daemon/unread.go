@@ -65,7 +65,7 @@ func (d *Daemon) keepUnread(ctx context.Context, st *state) bool {
 	err := d.cfg.Store.SaveUnread(st.unread.files)
 	st.unread.unkept = err != nil
 	d.countStateError(err)
-	st.unread.trouble.report(warnings(ctx), err, "The list of stored files that cannot be read is not on disk; what canaryd knows is not written before it is")
+	st.unread.trouble.report(warnings(ctx), err, "The list of stored files that cannot be read is not on disk; canaryd writes no state until it is")
 	return err == nil
 }
 

@@ -45,7 +45,7 @@ func (m *Metrics) setPolicyDrops(list []api.PolicyDrop) {
 	}
 }
 
-// setNative says what is guarded of native tables, and makes the counters of their losses exist
+// setNative sets the gauges of guarded native tables, and makes the counters of their losses exist
 // before the first one. Tables that are guarded no more keep the latter.
 func (m *Metrics) setNative(tables []api.NativeTable, closed []api.PolicyDrop) {
 	drops := map[string]int{}

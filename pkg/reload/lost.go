@@ -41,7 +41,7 @@ func (c LostChain) Apart() (gone, instead []rules.Rule) {
 	return gone, instead
 }
 
-// apart splits a into the rules that b does not have, and those that it has, too. Each rule of b
+// apart splits a into the rules that b lacks and the rules that b has, too. Each rule of b
 // counts for one.
 func apart(a, b []rules.Rule, key func(rules.Rule) string) (lacking, common []rules.Rule) {
 	have := map[string]int{}

@@ -32,7 +32,8 @@ type BehindNative struct {
 	Reason string        `json:"reason"`
 }
 
-// A BehindTable is one of them: the ID of what was in force, and the witness that stood.
+// A BehindTable is a native table in such a note: the ID of the content that was in force, and the
+// nonce of its witness.
 type BehindTable struct {
 	Name    string `json:"table"`
 	ID      string `json:"id"`

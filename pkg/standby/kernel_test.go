@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -125,22 +124,28 @@ func TestALargeChainIsChangedByRules(t *testing.T) {
 				t.Errorf("step %d (-built +followed):\n%s", i, diff)
 			}
 			must(t, fresh.Close())
-			must(t, gone(conn))
+			gone(t, conn)
 			must(t, s.Put(translate(t, source(t, conn, nat), nil)))
 		}
 	})
 }
 
 // gone waits until the kernel has removed IPv4's table of a socket that was closed.
-func gone(conn *nft.Conn) error { return goneOf(conn, nat) }
+func gone(t *testing.T, conn *nft.Conn) {
+	t.Helper()
+	goneOf(t, conn, nat)
+}
 
-func goneOf(conn *nft.Conn, id tableid.TableID) error {
-	for ; ; time.Sleep(time.Millisecond) {
+// goneOf is gone for the copy of another table.
+func goneOf(t *testing.T, conn *nft.Conn, id tableid.TableID) {
+	t.Helper()
+	testkit.Until(t, "the kernel to remove the copy of "+id.NFT(), func() error {
 		there, err := conn.HasTable(id.Family, standby.NameOf(id))
-		if err != nil || !there {
-			return err
+		if err == nil && there {
+			err = errors.New("it is there")
 		}
-	}
+		return err
+	})
 }
 
 // TestTheCopyOfKubeProxysRules shows what nft lists of the copy.

@@ -49,7 +49,7 @@ func TestWhatIsLeftOutIsUntouched(t *testing.T) {
 						}
 					}
 					must(t, s.Close())
-					must(t, goneOf(conn, id))
+					goneOf(t, conn, id)
 				}
 				t.Logf("%d flows fared as through the rules, %d were left alone", same, kept)
 				if same == 0 || kept == 0 {

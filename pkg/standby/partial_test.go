@@ -156,7 +156,7 @@ func TestPartOfTheRulesIsLost(t *testing.T) {
 				return
 			}
 			must(t, s.Close())
-			must(t, gone(conn))
+			gone(t, conn)
 			nstest.Command(t, "nft", "delete", "table", "ip", "nat")
 		}
 		t.Logf("of %d losses %d opened a hook; %d flows were translated by the standby", clusters, opened, helped)

@@ -61,9 +61,9 @@ func TestOpenersAreNamed(t *testing.T) {
 
 		before := len(commands(w.Writers))
 		shell, release := holdLockElsewhere(t, path, true)
-		eventually(func() bool { return len(commands(w.Writers)) == before+1 })
+		eventually(t, func() bool { return len(commands(w.Writers)) == before+1 })
 		release()
-		eventually(func() bool { return len(commands(w.Writers)) == before+2 })
+		eventually(t, func() bool { return len(commands(w.Writers)) == before+2 })
 		both := w.Writers.Holders(time.Time{})[before:]
 		if !both[0].Opened || both[1].Opened {
 			t.Errorf("%s: it has opened the lock and let go of it, and is noted as %+v", round, both)
@@ -95,12 +95,12 @@ func TestTheLastOpenerIsWhoClosed(t *testing.T) {
 	if err := waiting.Start(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(func() bool { return len(commands(w.Writers)) == 2 })
+	eventually(t, func() bool { return len(commands(w.Writers)) == 2 })
 	release()
 	if err := waiting.Wait(); err != nil {
 		t.Error(err)
 	}
-	eventually(func() bool { return len(commands(w.Writers)) >= 4 })
+	eventually(t, func() bool { return len(commands(w.Writers)) >= 4 })
 	got := commands(w.Writers)
 	for i, want := range []string{"TestHoldLockForParent", "flock", "TestHoldLockForParent", "flock"} {
 		if !strings.Contains(got[i], want) {
@@ -134,7 +134,7 @@ func TestOpenersWithoutPrivilege(t *testing.T) {
 			defer close(watched)
 			<-w.Hints.C()
 			// It is looked up when it opens the lock, which may be before it holds it.
-			eventually(func() bool {
+			eventually(t, func() bool {
 				_, release := holdLockElsewhere(t, path, true)
 				time.Sleep(100 * time.Millisecond)
 				release()

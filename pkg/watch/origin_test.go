@@ -111,7 +111,7 @@ func TestOriginOfAChild(t *testing.T) {
 	}
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	self := readProcess(procFolder, uint32(os.Getpid())).comm
-	eventually(func() bool {
+	eventually(t, func() bool {
 		p := readProcess(procFolder, uint32(cmd.Process.Pid))
 		return p.comm == "sh" && len(p.origin.Ancestors) > 0 && p.origin.Ancestors[0] == self
 	})

@@ -1,11 +1,13 @@
 package watch
 
 import (
+	"errors"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -26,10 +28,14 @@ func (s gatedSource) Receive() (nft.Commit, error) {
 }
 
 // eventually waits until is.
-func eventually(is func() bool) {
-	for !is() {
-		time.Sleep(time.Millisecond)
-	}
+func eventually(t *testing.T, is func() bool) {
+	t.Helper()
+	testkit.Until(t, "the watcher", func() error {
+		if !is() {
+			return errors.New("not yet")
+		}
+		return nil
+	})
 }
 
 // TestCommitWatcherOnTheKernel: a socket that overflows and one that dies under
@@ -86,7 +92,7 @@ func TestCommitWatcherOnTheKernel(t *testing.T) {
 		}
 		nstest.Command(t, "iptables-nft", "-w", "5", "-F")
 		nstest.Command(t, "iptables-nft", "-w", "5", "-A", "SOMEBODY")
-		eventually(seen)
+		eventually(t, seen)
 
 		if err := second.Close(); err != nil {
 			t.Fatal(err)
@@ -98,6 +104,6 @@ func TestCommitWatcherOnTheKernel(t *testing.T) {
 		drain(w.Hints)
 		nstest.Command(t, "iptables-nft", "-w", "5", "-F")
 		waitHint(w.Hints)
-		eventually(seen)
+		eventually(t, seen)
 	})
 }

@@ -24,23 +24,23 @@ func TestBothWatchers(t *testing.T) {
 	counted := func(s Source, n uint64) func() bool {
 		return func() bool { return all.Hints.Counts()[s] >= n }
 	}
-	eventually(counted(SourceNFT, 1))
+	eventually(t, counted(SourceNFT, 1))
 
 	drain(all.Hints)
 	source.events <- nft.Commit{Genid: 7, Comm: "nft"}
 	waitHint(all.Hints)
-	eventually(counted(SourceNFT, 2))
+	eventually(t, counted(SourceNFT, 2))
 	if got := all.Writers.Between(6, 7); len(got) != 1 || got[0].Comm != "nft" {
 		t.Errorf("writers of commits: %+v", got)
 	}
 
 	release := holdLock(t, lock)
-	eventually(counted(SourceLock, 1))
+	eventually(t, counted(SourceLock, 1))
 	before := all.Hints.Counts()[SourceLock]
 	drain(all.Hints)
 	release()
 	waitHint(all.Hints)
-	eventually(counted(SourceLock, before+1))
+	eventually(t, counted(SourceLock, before+1))
 	for _, w := range all.Writers.Holders(begin) {
 		if w.Genid != 0 {
 			t.Errorf("a commit is taken for a holder of the lock: %+v", w)
@@ -65,7 +65,7 @@ func TestOnlyTheWatcherThatIsNeeded(t *testing.T) {
 	}
 	stop := start(func(ctx context.Context) error { return all.Run(ctx, Signs{Lock: true}) })
 	holdLock(t, all.Lock)()
-	eventually(func() bool { return all.Hints.Counts()[SourceLock] > 0 })
+	eventually(t, func() bool { return all.Hints.Counts()[SourceLock] > 0 })
 	stop()
 	if n := all.Hints.Counts()[SourceNFT]; n != 0 {
 		t.Errorf("%d hints of a commit watcher", n)
@@ -88,11 +88,11 @@ func TestBothWatchersOnTheKernel(t *testing.T) {
 			Subscribe: func() (CommitSource, error) { return k.Subscribe() },
 		}
 		defer start(func(ctx context.Context) error { return all.Run(ctx, Signs{Commits: true, Lock: true}) })()
-		eventually(func() bool { return all.Hints.Counts()[SourceNFT] > 0 })
+		eventually(t, func() bool { return all.Hints.Counts()[SourceNFT] > 0 })
 		nstest.Command(t, "nft", "add", "table", "inet", "native")
-		eventually(func() bool { return len(all.Writers.Between(1, 2)) == 1 })
+		eventually(t, func() bool { return len(all.Writers.Between(1, 2)) == 1 })
 		t.Setenv("XTABLES_LOCKFILE", lock)
 		nstest.Command(t, "iptables-legacy", "-w", "-N", "A")
-		eventually(func() bool { return all.Hints.Counts()[SourceLock] > 0 })
+		eventually(t, func() bool { return all.Hints.Counts()[SourceLock] > 0 })
 	})
 }
