@@ -68,7 +68,7 @@ func (n *node) status(words ...string) (s scenario.Status, healthy bool, err err
 
 func (n *node) wantHealthy() {
 	n.Helper()
-	n.within(time.Minute, "canaryd to be healthy", func() error {
+	n.until("canaryd to be healthy", func() error {
 		s, healthy, err := n.status()
 		if err == nil && (!healthy || s.Generation.Rules == 0) {
 			err = fmt.Errorf("healthy %t, %d rules are protected", healthy, s.Generation.Rules)

@@ -16,8 +16,6 @@ import (
 const (
 	nodeName = "node"
 	api      = "https://127.0.0.1:6443"
-	// startsIn bounds what takes some ten seconds on an idle machine.
-	startsIn = 3 * time.Minute
 )
 
 // users are those of the node's programs, with their groups. A name is a token as well.
@@ -44,14 +42,14 @@ func startControlPlane(n *node) {
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+key, "--service-account-signing-key-file="+key,
 		"--service-cluster-ip-range="+servicesIPv4+","+servicesIPv6, "--allow-privileged=true",
 		"--kubelet-preferred-address-types=InternalIP")
-	ready := n.within(startsIn, "the API server", func() error {
+	ready := n.until("the API server", func() error {
 		_, _, err := n.run("", "kubectl", "get", "--raw=/readyz")
 		return err
 	})
 	n.start("kube-controller-manager", "--kubeconfig="+n.kubeconfig("system:kube-controller-manager"), "--leader-elect=false",
 		"--service-account-private-key-file="+key, "--use-service-account-credentials=true")
 	n.start("kube-scheduler", "--kubeconfig="+n.kubeconfig("system:kube-scheduler"), "--leader-elect=false")
-	n.within(startsIn, "the first controllers", func() error {
+	n.until("the first controllers", func() error {
 		_, _, err := n.run("", "kubectl", "-n", "default", "get", "serviceaccount", "default")
 		return err
 	})

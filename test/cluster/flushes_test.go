@@ -80,7 +80,7 @@ func tryFlushes(n *node) {
 // too: it puts each jump that it misses on top.
 func (n *node) proxyRests() {
 	n.Helper()
-	n.within(2*time.Minute, "kube-proxy's canary in all tables", func() error {
+	n.until("kube-proxy's canary in all tables", func() error {
 		for _, family := range rules.Families() {
 			tables, err := scenario.Tables(n.Context(), n.programs(), family)
 			if err != nil {

@@ -32,7 +32,7 @@ func tryRollout(n *node) {
 
 	// The next one finds a loss that no canaryd saw.
 	n.want("kubectl", "-n", "kube-system", "delete", "pod", n.pod(), "--wait=false")
-	n.within(time.Minute, "the old canaryd to end", func() error {
+	n.until("the old canaryd to end", func() error {
 		if _, _, err := n.status(); err == nil {
 			return errors.New("it answers")
 		}
@@ -43,7 +43,7 @@ func tryRollout(n *node) {
 	if _, _, err := n.status(); err == nil {
 		n.Error("the next canaryd was there before the flush had ended: the flush tried nothing")
 	}
-	n.within(time.Minute, "the next canaryd", func() error { _, _, err := n.status(); return err })
+	n.until("the next canaryd", func() error { _, _, err := n.status(); return err })
 	records, err := n.wholeAgain(before, since, false)
 	if err != nil {
 		n.Fatalf("a flush while there was no canaryd: %v", err)
@@ -118,7 +118,7 @@ func tryRemoval(n *node) {
 	}
 	n.same("after components/uninstall", before)
 	n.want("kubectl", "delete", "-k", leaving)
-	n.within(2*time.Minute, "the pod to be gone", func() error {
+	n.until("the pod to be gone", func() error {
 		out, _, err := n.run("", "kubectl", "-n", "kube-system", "get", "pods", "-o=name")
 		if err == nil && out != "" {
 			err = errors.New(out)

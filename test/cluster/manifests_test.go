@@ -152,7 +152,7 @@ func (n *node) trySidecar() {
 		n.Errorf("the DaemonSet kube-proxy (-by kustomize +by kubectl patch):\n%s", diff)
 	}
 	n.want("kubectl", "-n", "kube-system", "delete", "daemonset", "kube-proxy")
-	n.within(time.Minute, "the DaemonSets to be gone", func() error {
+	n.until("the DaemonSets to be gone", func() error {
 		out, _, err := n.run("", "kubectl", "-n", "kube-system", "get", "daemonsets", "-o=name")
 		if err == nil && out != "" {
 			err = fmt.Errorf("there are %s", out)

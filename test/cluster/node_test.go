@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
@@ -127,24 +128,18 @@ func (n *node) wantInput(input, name string, args ...string) string {
 	return out
 }
 
-// within waits until done returns nil, and returns how long that took. After limit it ends the
-// test.
-func (n *node) within(limit time.Duration, what string, done func() error) time.Duration {
+// until waits until done returns nil, and returns how long that took. A daemon that ends meanwhile
+// ends the test.
+func (n *node) until(what string, done func() error) time.Duration {
 	n.Helper()
-	for start := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+	return testkit.Until(n.T, what, func() error {
 		for _, d := range *n.daemons {
 			if d.over() {
 				n.Fatalf("waiting for %s: %s has ended:\n%s", what, d.name, d.tail(40))
 			}
 		}
-		err := done()
-		if err == nil {
-			return time.Since(start)
-		}
-		if time.Since(start) > limit {
-			n.Fatalf("waited %s for %s: %v", limit, what, err)
-		}
-	}
+		return done()
+	})
 }
 
 // A daemon is a program that runs until the namespaces end.

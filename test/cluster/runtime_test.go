@@ -22,7 +22,7 @@ func startNode(n *node) {
 	work := filepath.Dir(n.dir)
 	n.file("cni/10-pods.conflist", cniConfig)
 	n.start("containerd", "--config="+n.file("containerd.toml", fmt.Sprintf(containerdConfig, podImage, work+"/cni", n.dir+"/cni")))
-	n.within(startsIn, "containerd", func() error {
+	n.until("containerd", func() error {
 		_, _, err := n.run("", "ctr", "version")
 		return err
 	})
@@ -33,7 +33,7 @@ func startNode(n *node) {
 	started := time.Now()
 	n.start("kubelet", "--config="+n.file("kubelet.yaml", kubeletConfig), "--kubeconfig="+n.kubeconfig("system:node:"+nodeName),
 		"--hostname-override="+nodeName, "--node-ip="+nodeIPv4+","+nodeIPv6, "--root-dir=/var/lib/kubelet")
-	n.within(startsIn, "the node to be registered", func() error {
+	n.until("the node to be registered", func() error {
 		_, _, err := n.run("", "kubectl", "get", "node", nodeName)
 		return err
 	})

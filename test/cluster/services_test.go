@@ -50,7 +50,7 @@ spec:
 // wantAnswers waits until each target answers a client outside.
 func (n *node) wantAnswers() {
 	n.Helper()
-	n.within(2*time.Minute, "all targets to answer", func() error {
+	n.until("all targets to answer", func() error {
 		for _, t := range targets {
 			if err := n.client.ask(n.Context(), t); err != nil {
 				return fmt.Errorf("%s: %w", t.name, err)
@@ -65,7 +65,7 @@ func (n *node) settled() {
 	n.Helper()
 	var last string
 	var since time.Time
-	n.within(2*time.Minute, "the rules to stay as they are", func() error {
+	n.until("the rules to stay as they are", func() error {
 		lines, err := n.rules()
 		if err != nil {
 			return err

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
@@ -56,7 +55,7 @@ func TestPoisonedGeneration(t *testing.T) {
 		}
 		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, "*filter\n"+poison+"\nCOMMIT\n"))
 		learned := ""
-		n.Within(10*time.Second, "what was written to be learned and on disk", func() error {
+		n.Until("what was written to be learned and on disk", func() error {
 			code, _, _ := n.Canaryd("baseline")
 			if learned = n.Status().Generation.ID; code != 1 || !slices.Contains(n.Stored(), learned) {
 				return fmt.Errorf("canaryd baseline exits with %d, %s is not among %q", code, learned, n.Stored())
@@ -114,7 +113,7 @@ func TestPoisonedGeneration(t *testing.T) {
 		marked("without a daemon")
 		d = n.Start()
 		records = 0
-		n.Within(10*time.Second, "the deletion to be learned", func() error {
+		n.Until("the deletion to be learned", func() error {
 			if code, stdout, _ := n.Canaryd("baseline"); code != 0 {
 				return fmt.Errorf("exit code %d:\n%s", code, stdout)
 			}

@@ -24,7 +24,7 @@ func TestCleanupRemovesWhatItMade(t *testing.T) {
 		}
 		for _, daemon := range []bool{true, false} {
 			d := n.Launch()
-			n.Within(nodetest.StartsIn, "six tables that canaryd makes, on disk", func() error {
+			n.Until("six tables that canaryd makes, on disk", func() error {
 				state, _ := os.ReadFile("/run/state/state.json")
 				if got := tables(); len(got) != 6 || !strings.Contains(string(state), "madeTables") {
 					return fmt.Errorf("there are %q, and the state is %s", got, state)

@@ -103,7 +103,7 @@ func TestRestoreAndRender(t *testing.T) {
 		n.Flush()
 		n.Want(0, "restore")
 		n.Same("protected rules after restore through the daemon", protected, n.Protected())
-		n.Within(nodetest.HealsIn, "health", nodetest.Ready)
+		n.Until("health", nodetest.Ready)
 
 		n.Flush()
 		n.Want(0, "restore", "--generation="+id)
@@ -159,15 +159,17 @@ func TestStatus(t *testing.T) {
 
 		private, public := "", ""
 		var want, got map[string]any
-		// A look in between is newer to the second.
-		n.Within(nodetest.HealsIn, "two answers of the same moment", func() error {
+		// A look and a save in between are newer to the second.
+		n.Until("two answers of the same moment", func() error {
 			private, _ = n.Want(0, "status", "-o", "json")
 			public = n.Get("/api/v1/status")
 			want, got = nil, nil
 			n.Must(json.Unmarshal([]byte(private), &want))
 			n.Must(json.Unmarshal([]byte(public), &got))
-			if want["lastKnown"] != got["lastKnown"] {
-				return fmt.Errorf("one is of %v, the other of %v", want["lastKnown"], got["lastKnown"])
+			for _, moment := range []string{"lastKnown", "stateSaved"} {
+				if want[moment] != got[moment] {
+					return fmt.Errorf("%s is %v in one, and %v in the other", moment, want[moment], got[moment])
+				}
 			}
 			return nil
 		})

@@ -54,7 +54,7 @@ func TestFlushBesideABusyOwner(t *testing.T) {
 			sleep 0.01
 		done`)
 		n.Must(owner.Start())
-		n.Within(5*time.Second, "the owner writes", func() error {
+		n.Until("the owner writes", func() error {
 			if n.Save()[rules.IPv4][rules.Mangle].Chain("BUSY") == nil {
 				return errors.New("it has not written yet")
 			}
@@ -124,7 +124,7 @@ func TestSecondFlusher(t *testing.T) {
 				// Each distance, and each time on the virtual clock, is tried in internal/daemon.
 				for _, distance := range []string{"0.1", "0.3"} {
 					first, second := flushers(n, tt.first, distance, tt.second)
-					n.Within(nodetest.HealsIn, "the rules", func() error {
+					n.Until("the rules", func() error {
 						if !slices.Equal(n.Protected(), protected) || listed(n) != native {
 							return errors.New("they are not as they were")
 						}
@@ -132,7 +132,7 @@ func TestSecondFlusher(t *testing.T) {
 					})
 					n.Healed(records + 1)
 					// The rules are back a moment before the second flush has its record.
-					n.Within(nodetest.HealsIn, "the records of both flushes", func() error {
+					n.Until("the records of both flushes", func() error {
 						list := n.WholeStatus().Flushes
 						both, err := ownFlushes(n, list[:len(list)-records], first, second)
 						if err == nil && both {

@@ -125,9 +125,9 @@ const waits = "There are no rules yet"
 func TestFirstWait(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		d := n.Launch("--backend=auto")
-		n.Within(nodetest.StartsIn, "the wait", logs(d, waits))
+		n.Until("the wait", logs(d, waits))
 		nstest.Command(n.T, "ip6tables-"+string(n.Programs.With), "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
-		n.Within(nodetest.StartsIn, "the start", logs(d, "Starting"))
+		n.Until("the start", logs(d, "Starting"))
 		d.WantLog("Starting", `backend="`+string(n.Programs.With)+`"`, "hint chain is in "+string(n.Programs.With)+" only")
 		d.Stop()
 	})
@@ -136,9 +136,9 @@ func TestFirstWait(t *testing.T) {
 func TestFirstWaitEnds(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		d := n.Launch("--backend=auto")
-		n.Within(nodetest.StartsIn, "the wait", logs(d, waits))
+		n.Until("the wait", logs(d, waits))
 		start := time.Now()
-		n.Within(nodetest.StartsIn, "the start", logs(d, "Starting"))
+		n.Until("the start", logs(d, "Starting"))
 		if took := time.Since(start); took < time.Second {
 			n.Errorf("it waited %s for rules, want 2 s", took)
 		}
@@ -146,8 +146,8 @@ func TestFirstWaitEnds(t *testing.T) {
 
 		forced := n.Launch()
 		// The first run may have left a state: a signal must not come before canaryd handles it.
-		n.Within(nodetest.StartsIn, "the second start", logs(forced, "Starting"))
-		n.Within(nodetest.StartsIn, "the state to be on disk", func() error {
+		n.Until("the second start", logs(forced, "Starting"))
+		n.Until("the state to be on disk", func() error {
 			_, err := os.Stat("/run/state/state.json")
 			return err
 		})
@@ -157,7 +157,7 @@ func TestFirstWaitEnds(t *testing.T) {
 		}
 
 		known := n.Launch("--backend=auto")
-		n.Within(nodetest.StartsIn, "the start", logs(known, "Starting"))
+		n.Until("the start", logs(known, "Starting"))
 		known.Stop()
 		if strings.Contains(known.Log(), waits) {
 			n.Errorf("it waits although the state names the backend:\n%s", known.Log())
@@ -165,7 +165,7 @@ func TestFirstWaitEnds(t *testing.T) {
 		n.Must(os.RemoveAll("/run/state"))
 
 		third := n.Launch("--backend=auto")
-		n.Within(nodetest.StartsIn, "the wait", logs(third, waits))
+		n.Until("the wait", logs(third, waits))
 		third.Stop() // exit code 0
 		if strings.Contains(third.Log(), "Starting") {
 			n.Errorf("it started after SIGTERM:\n%s", third.Log())

@@ -248,7 +248,7 @@ func runDocCommands(t *testing.T, commands []docCommand) {
 		n.Flush() // so that there is something to tell
 		n.Healed(1)
 		var id string
-		n.Within(nodetest.HealsIn, "the generation to reach the disk", func() error {
+		n.Until("the generation to reach the disk", func() error {
 			if id = n.Status().Generation.ID; !slices.Contains(n.Stored(), id) {
 				return os.ErrNotExist
 			}
@@ -273,7 +273,7 @@ func runDocCommands(t *testing.T, commands []docCommand) {
 			}
 			ran[text] = true
 			if last(c) == 0 && strings.HasPrefix(text, "canaryd ") && !strings.Contains(text, "pause") && !strings.Contains(text, "resume") {
-				n.Within(nodetest.HealsIn, "all to be well before "+c.String(), func() error { return wellOrPaused(n) })
+				n.Until("all to be well before "+c.String(), func() error { return wellOrPaused(n) })
 			}
 			code, stdout, stderr := n.Exec(docShell(n, text))
 			if code != 0 {

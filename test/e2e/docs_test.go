@@ -48,7 +48,7 @@ func TestReadmeCommands(t *testing.T) {
 		d := n.Start("--max-stored-age=10m", "--mode=heal")
 		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Nat, ""))
 		n.Healed(1)
-		n.Within(nodetest.HealsIn, "the log", func() error {
+		n.Until("the log", func() error {
 			if !strings.Contains(d.Log(), "The rules are back") {
 				return os.ErrNotExist
 			}
@@ -72,7 +72,7 @@ func TestReadmeCommands(t *testing.T) {
 		}
 
 		id := n.Status().Generation.ID
-		n.Within(nodetest.HealsIn, "the generation to be on disk", func() error {
+		n.Until("the generation to be on disk", func() error {
 			if id = n.Status().Generation.ID; !slices.Contains(n.Stored(), id) {
 				return fmt.Errorf("%s is not among %q", id, n.Stored())
 			}

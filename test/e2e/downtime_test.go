@@ -24,7 +24,7 @@ func awaitsDecision(n *nodetest.Node, protected []string, id string) {
 	n.Helper()
 	for start := range 2 {
 		d := n.Launch("--max-stored-age=1ms")
-		n.Within(nodetest.StartsIn, "canaryd to ask for a decision", func() error {
+		n.Until("canaryd to ask for a decision", func() error {
 			if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), "canaryd restore --generation "+id) {
 				return fmt.Errorf("start %d: readiness: %w", start, err)
 			}
@@ -92,7 +92,7 @@ func TestFullFlushWhileDown(t *testing.T) {
 		// An operator may accept a loss.
 		n.Flush()
 		d = n.Launch("--max-stored-age=1ms")
-		n.Within(nodetest.StartsIn, "canaryd to ask for a decision", func() error {
+		n.Until("canaryd to ask for a decision", func() error {
 			if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), "canaryd dismiss") {
 				return fmt.Errorf("readiness: %w", err)
 			}
@@ -125,7 +125,7 @@ func TestStoppedProcess(t *testing.T) {
 		nstest.Command(n.T, "sleep", "3") // as an operator's debugger may hold it
 		process.Signal(syscall.SIGCONT)
 		n.Healed(1)
-		n.Within(nodetest.HealsIn, "kube-proxy's native table", func() error {
+		n.Until("kube-proxy's native table", func() error {
 			if nativeRecords(n) == 0 {
 				return errors.New("it has no record")
 			}

@@ -197,7 +197,7 @@ func TestEveryFaceSaysOfADecision(t *testing.T) {
 // settle waits until the node's headline is as wanted, and compares all faces.
 func settle(n *nodetest.Node, want said) {
 	n.Helper()
-	n.Within(nodetest.HealsIn, "the headline "+want.Status, func() error {
+	n.Until("the headline "+want.Status, func() error {
 		text, err := nodetest.Fetch("/api/v1/status")
 		if err == nil && !strings.Contains(text, strings.ReplaceAll(want.Status, `"`, `\"`)) {
 			line := regexp.MustCompile(`"headline": .*`).FindString(text)

@@ -30,7 +30,7 @@ const bothKeepers = "table ip canaryd-keeper, table ip6 canaryd-keeper"
 
 func wantKeepers(n *nodetest.Node, want string) {
 	n.Helper()
-	n.Within(nodetest.StartsIn, fmt.Sprintf("the tables %q", want), func() error {
+	n.Until(fmt.Sprintf("the tables %q", want), func() error {
 		if got := keepers(n); got != want {
 			return errors.New(got)
 		}
@@ -41,7 +41,7 @@ func wantKeepers(n *nodetest.Node, want string) {
 // wantKeeperState waits for a line of `canaryd status`, and for the gauge of IPv4.
 func wantKeeperState(n *nodetest.Node, line, state string) {
 	n.Helper()
-	n.Within(nodetest.StartsIn, "the keeper to be "+state, func() error {
+	n.Until("the keeper to be "+state, func() error {
 		_, stdout, _ := n.Canaryd("status")
 		if !strings.Contains(stdout, line) {
 			return errors.New(stdout)

@@ -24,7 +24,7 @@ func TestFlusherHoldsTheLock(t *testing.T) {
 		n.Must(err)
 		n.Must(slow.Start())
 		var record api.Flush
-		n.Within(nodetest.HealsIn, "the record of a flush that is not read yet", func() error {
+		n.Until("the record of a flush that is not read yet", func() error {
 			var s api.Status
 			n.Must(json.Unmarshal([]byte(n.Get("/api/v1/status")), &s))
 			if len(s.Flushes) == 0 || s.Flushes[0].Outcome != api.WaitingLock {
@@ -50,7 +50,7 @@ func TestFlusherHoldsTheLock(t *testing.T) {
 		if ended := n.Healed(1); ended.ID != record.ID || ended.Lost.Rules == 0 {
 			n.Errorf("the record is %+v", ended)
 		}
-		n.Within(nodetest.HealsIn, "its page", func() error {
+		n.Until("its page", func() error {
 			if strings.Contains(n.Get("/"), "waiting: the lock") {
 				return errors.New("it still waits")
 			}

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
@@ -118,7 +117,7 @@ func TestOutputWithoutAReader(t *testing.T) {
 			n.Flush()
 			n.Healed(i + 1)
 		}
-		n.Within(10*time.Second, "canaryd to live", func() error {
+		n.Until("canaryd to live", func() error {
 			if !process.Running() {
 				return errors.New("it has ended")
 			}

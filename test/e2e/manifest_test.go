@@ -65,7 +65,7 @@ func holds(n *nodetest.Node, text string) bool {
 // shows waits until a protected rule holds text, or none does.
 func shows(n *nodetest.Node, text string, want bool) {
 	n.Helper()
-	n.Within(nodetest.HealsIn, fmt.Sprintf("%q in the rules: %t", text, want), func() error {
+	n.Until(fmt.Sprintf("%q in the rules: %t", text, want), func() error {
 		if got := holds(n, text); got != want {
 			return fmt.Errorf("it is %t", got)
 		}
@@ -102,7 +102,7 @@ func TestManifest(t *testing.T) {
 
 		before := n.Protected()
 		declare(n, "apiVersion: v1\nkind: Service\nmetadata: {name: [\n")
-		n.Within(nodetest.HealsIn, "the broken manifest to be counted", func() error {
+		n.Until("the broken manifest to be counted", func() error {
 			if !strings.Contains(n.Get("/metrics"), `canaryd_source_errors_total{source="manifest"} 1`) {
 				return errors.New("it is not")
 			}
@@ -151,7 +151,7 @@ func TestManifestRefuses(t *testing.T) {
 // notReady waits until the daemon says that it is not ready because of that.
 func notReady(n *nodetest.Node, why string) {
 	n.Helper()
-	n.Within(nodetest.StartsIn, "canaryd not to be ready because "+why, func() error {
+	n.Until("canaryd not to be ready because "+why, func() error {
 		if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), why) {
 			return fmt.Errorf("ready: %w", err)
 		}
@@ -191,10 +191,10 @@ func TestStartWithABrokenFile(t *testing.T) {
 			}
 		}
 		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Filter, ""))
-		n.Within(nodetest.HealsIn, "the flushed rules to be back", there("CORP-GUARD 0000 -s 192.0.2.0/24 -j DROP"))
+		n.Until("the flushed rules to be back", there("CORP-GUARD 0000 -s 192.0.2.0/24 -j DROP"))
 		write(guard("192.0.2.128/25"))
-		n.Within(nodetest.HealsIn, "the mended rules", there("CORP-GUARD 0000 -s 192.0.2.128/25 -j DROP"))
-		n.Within(nodetest.HealsIn, "the node to be healthy", nodetest.Ready)
+		n.Until("the mended rules", there("CORP-GUARD 0000 -s 192.0.2.128/25 -j DROP"))
+		n.Until("the node to be healthy", nodetest.Ready)
 	})
 }
 
@@ -238,7 +238,7 @@ func TestDeclaredRuleIsRefused(t *testing.T) {
 		}
 
 		d := n.Launch("--rules-dir=/run/rules.d")
-		n.Within(nodetest.HealsIn, "the refused rule to show", func() error {
+		n.Until("the refused rule to show", func() error {
 			err := nodetest.Ready()
 			if err != nil && strings.Contains(err.Error(), "ipv4 filter is not as declared: /run/rules.d/corp.v4:10 is refused") {
 				return nil
@@ -266,7 +266,7 @@ func TestDeclaredRuleIsRefused(t *testing.T) {
 		}
 
 		write(nat + filter + "COMMIT\n")
-		n.Within(nodetest.HealsIn, "the node to be healthy", nodetest.Ready)
+		n.Until("the node to be healthy", nodetest.Ready)
 		if !strings.Contains(strings.Join(n.Foreign(), "\n"), "CORP-GUARD") {
 			n.Error("the mended rules are not there")
 		}

@@ -53,7 +53,7 @@ func TestJumpDeletedOnABusyNode(t *testing.T) {
 		began := time.Now()
 		n.Must(n.Programs.RestoreNoflush(ctx, rules.IPv4, "*nat\n-D PREROUTING "+jump+"\nCOMMIT\n"))
 		deleted := time.Now()
-		n.Within(2*time.Second, "the verdict", func() error {
+		n.Until("the verdict", func() error {
 			s := statusOf(n)
 			if len(s.Flushes) != 1 || s.Flushes[0].Outcome != api.WaitingOwner || s.Families[rules.IPv4][rules.Nat] != canary.JumpsMissing || s.Healthy {
 				return fmt.Errorf("%s: %v, %+v", s.Headline, s.Families, s.Flushes)
@@ -69,7 +69,7 @@ func TestJumpDeletedOnABusyNode(t *testing.T) {
 				n.Errorf("status lacks %q:\n%s", text, stdout)
 			}
 		}
-		n.Within(grace+nodetest.HealsIn, "the jump", func() error {
+		n.Until("the jump", func() error {
 			if s := statusOf(n); !s.Healthy || len(s.Flushes) != 1 {
 				return fmt.Errorf("%s, %+v", s.Headline, s.Flushes)
 			}

@@ -41,7 +41,7 @@ func TestDeletedByName(t *testing.T) {
 					command := strings.Replace(decision.command, "HANDLE", onlyHandle(n, decision.table, decision.chain), 1)
 					nstest.Command(n.T, "sh", "-c", command+"; true") // the shell waits
 					said := fmt.Sprintf("table %s %s lost one rule, 0 left", decision.table, decision.chain)
-					n.Within(nodetest.HealsIn, decision.name+" to be accepted", func() error {
+					n.Until(decision.name+" to be accepted", func() error {
 						stdout, _ := n.Want(0, "status")
 						for line := range strings.Lines(stdout) {
 							if strings.Contains(line, said) && strings.Contains(line, "nft") && strings.Contains(line, "pid ") {

@@ -75,7 +75,7 @@ func TestNativeFalseFlushes(t *testing.T) {
 		nstest.Command(n.T, "nft", "add table inet mine")
 		want := nstest.Command(n.T, "nft", "-s", "-a", "list", "table", "inet", "mine")
 		n.Want(0, "check")
-		n.Within(nodetest.HealsIn, "a node that is ready", nodetest.Ready)
+		n.Until("a node that is ready", nodetest.Ready)
 		if got := nstest.Command(n.T, "nft", "-s", "-a", "list", "table", "inet", "mine"); got != want {
 			n.Errorf("dormant and back: something was written:\n%s", got)
 		}
@@ -90,7 +90,7 @@ func TestNativeKilled(t *testing.T) {
 		want := listed(n)
 		whole := 0
 		for _, delay := range []time.Duration{0, 22, 35, 70} {
-			n.Within(nodetest.HealsIn, "the table to be on disk", func() error {
+			n.Until("the table to be on disk", func() error {
 				if stdout, _ := n.Want(0, "status"); !strings.Contains(stdout, "; the present one") {
 					return errors.New(stdout)
 				}
@@ -107,7 +107,7 @@ func TestNativeKilled(t *testing.T) {
 				n.Errorf("killed %s after a flush the table is half there, %d bytes of %d", delay*time.Millisecond, len(got), len(want))
 			}
 			d = n.Launch(guardNative)
-			n.Within(nodetest.HealsIn, "kube-proxy's native table", func() error {
+			n.Until("kube-proxy's native table", func() error {
 				if got := listed(n); got != want {
 					return fmt.Errorf("it has %d bytes of nft's text, want %d", len(got), len(want))
 				}

@@ -32,7 +32,7 @@ func TestNativeGenerations(t *testing.T) {
 	onNative(t, func(n *nodetest.Node) {
 		d := n.Start(guardNative)
 		want := listed(n)
-		n.Within(nodetest.HealsIn, "the first generation", func() error {
+		n.Until("the first generation", func() error {
 			if len(generations(n)) != 1 {
 				return errors.New("it is not stored")
 			}
@@ -43,7 +43,7 @@ func TestNativeGenerations(t *testing.T) {
 add rule ip kube-proxy services ip daddr 172.30.0.1 tcp dport 443 drop
 add element ip kube-proxy cluster-ips { 172.30.99.99 }
 `, "nft", "-f", "-") // in one commit: its owner's word
-		n.Within(nodetest.HealsIn, "the second generation", func() error {
+		n.Until("the second generation", func() error {
 			if len(generations(n)) != 2 {
 				return errors.New("it is not stored")
 			}
@@ -73,7 +73,7 @@ add element ip kube-proxy cluster-ips { 172.30.99.99 }
 			n.Fatalf("the table is\n%.3000s\nand the reply\n%s", got, stdout)
 		}
 		nstest.Command(n.T, "nft", "flush", "ruleset")
-		n.Within(nodetest.HealsIn, "what was restored", func() error {
+		n.Until("what was restored", func() error {
 			if listed(n) != want {
 				return errors.New("it is not as it was")
 			}
@@ -94,7 +94,7 @@ add element ip kube-proxy cluster-ips { 172.30.99.99 }
 		}
 		nstest.Command(n.T, "nft", "flush", "ruleset")
 		n.Start(guardNative)
-		n.Within(nodetest.HealsIn, "what was restored without a daemon", func() error {
+		n.Until("what was restored without a daemon", func() error {
 			if listed(n) != broken {
 				return errors.New("it is not as it was")
 			}

@@ -48,7 +48,7 @@ func listed(n *nodetest.Node) string {
 // wantNative waits until the table is as it was, the node ready, and so many records are there.
 func wantNative(n *nodetest.Node, want string, records int) {
 	n.Helper()
-	n.Within(nodetest.HealsIn, "kube-proxy's native table", func() error {
+	n.Until("kube-proxy's native table", func() error {
 		if got := listed(n); got != want {
 			return fmt.Errorf("it has %d bytes of nft's text, want %d", len(got), len(want))
 		}
@@ -93,7 +93,7 @@ func TestNativeFlushes(t *testing.T) {
 		}
 		nstest.Command(n.T, "nft", "flush", "table", "ip", "kube-proxy") // two flushers at once
 		nstest.Command(n.T, "nft", "flush", "ruleset")
-		n.Within(nodetest.HealsIn, "kube-proxy's native table", func() error {
+		n.Until("kube-proxy's native table", func() error {
 			if listed(n) != want || !slices.Equal(n.Protected(), protected) {
 				return errors.New("it is not as it was, or iptables' rules are not")
 			}
@@ -124,7 +124,7 @@ func TestNativeOwner(t *testing.T) {
 		nstest.CommandInput(n.T, "table inet netavark { chain POSTROUTING { type nat hook postrouting priority srcnat; ip saddr 10.88.0.0/16 masquerade; }; }\n", "nft", "-f", "-")
 		nstest.CommandInput(n.T, "add table ip kube-proxy\ndelete table ip kube-proxy\n"+listed(n)+"\n}\n", "nft", "-f", "-")
 		nstest.Command(n.T, "nft", "add", "element", "ip", "kube-proxy", "cluster-ips", "{ 172.30.99.99 }")
-		n.Within(nodetest.HealsIn, "learning the element", func() error {
+		n.Until("learning the element", func() error {
 			if stdout, _ := n.Want(0, "status"); !strings.Contains(stdout, " 222\n") {
 				return fmt.Errorf("canaryd status prints\n%s", stdout)
 			}
@@ -139,12 +139,12 @@ func TestNativeOwner(t *testing.T) {
 		}
 
 		nstest.Command(n.T, "nft", "add table ip kube-proxy { flags dormant; }")
-		n.Within(nodetest.HealsIn, "a report", func() error { return unready("table ip kube-proxy is disabled") })
+		n.Until("a report", func() error { return unready("table ip kube-proxy is disabled") })
 		nstest.Command(n.T, "nft", "add", "table", "ip", "kube-proxy")
 		wantNative(n, want, 2)
 
 		nstest.Command(n.T, "nft", "delete", "table", "ip", "kube-proxy")
-		n.Within(nodetest.HealsIn, "a report", func() error { return unready("table ip kube-proxy is deleted_by_owner_or_unknown") })
+		n.Until("a report", func() error { return unready("table ip kube-proxy is deleted_by_owner_or_unknown") })
 		n.Want(1, "check") // it looks
 		if listed(n) != "" {
 			n.Errorf("a table that was deleted alone was put back")
@@ -158,7 +158,7 @@ func TestNativeOwner(t *testing.T) {
 		wantNative(n, want, 3)
 
 		nstest.Command(n.T, "nft", "delete", "table", "ip", "kube-proxy")
-		n.Within(nodetest.HealsIn, "a report", func() error { return unready("table ip kube-proxy is deleted_by_owner_or_unknown") })
+		n.Until("a report", func() error { return unready("table ip kube-proxy is deleted_by_owner_or_unknown") })
 		n.Want(0, "dismiss")
 		wantNative(n, "", 4)
 	})
@@ -186,7 +186,7 @@ func TestNativeByPreset(t *testing.T) {
 				}
 				nstest.CommandInput(n.T, table, "nft", "-f", "-")
 				want := listed(n)
-				n.Within(nodetest.HealsIn, "guarding kube-proxy's native table", func() error {
+				n.Until("guarding kube-proxy's native table", func() error {
 					if !strings.Contains(nstest.Command(n.T, "nft", "list", "tables"), "canaryd-witness") {
 						return errors.New("no witness stands")
 					}
@@ -196,7 +196,7 @@ func TestNativeByPreset(t *testing.T) {
 					n.Errorf("%s: %d sockets hear of commits, as before", backend, now)
 				}
 				nstest.Command(n.T, "nft", "flush", "ruleset")
-				n.Within(nodetest.HealsIn, "kube-proxy's native table", func() error {
+				n.Until("kube-proxy's native table", func() error {
 					if listed(n) != want {
 						return errors.New("it is not as it was")
 					}

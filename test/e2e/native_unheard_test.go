@@ -27,7 +27,7 @@ func TestPartsFlushedUnheard(t *testing.T) {
 			}
 			return nil
 		}
-		n.Within(nodetest.HealsIn, "the generations to be on disk", stored)
+		n.Until("the generations to be on disk", stored)
 		for _, flush := range []string{"map ip kube-proxy service-ips", "chain ip kube-proxy services", "chain ip kube-proxy nat-prerouting"} {
 			p.Stop()
 			nstest.Command(n.T, "nft", append([]string{"flush"}, strings.Fields(flush)...)...)
@@ -57,13 +57,13 @@ func TestPartsFlushedUnheard(t *testing.T) {
 			}
 			return nil
 		}
-		n.Within(nodetest.StartsIn, "the loss to wait for a decision", waits)
+		n.Until("the loss to wait for a decision", waits)
 		p.WantLog("is not put back unasked", "inet fw")
 		p.Kill() // it waits over restarts
 		n.Launch(guard)
-		n.Within(nodetest.StartsIn, "the loss to wait for a decision", waits)
+		n.Until("the loss to wait for a decision", waits)
 		n.Want(0, "restore")
-		n.Within(nodetest.HealsIn, "the table that was asked for", func() error {
+		n.Until("the table that was asked for", func() error {
 			if got := nstest.Command(n.T, "nft", "-s", "list", "table", "inet", "fw"); got != firewall {
 				return fmt.Errorf("the table is\n%s\nwant\n%s", got, firewall)
 			}

@@ -29,7 +29,7 @@ func TestNativeNodeIsShownInItsWords(t *testing.T) {
 			}
 		}
 		const guards = "189 rules, 141 chains and 221 elements of native tables"
-		n.Within(nodetest.HealsIn, "canaryd to guard kube-proxy's table", func() error {
+		n.Until("canaryd to guard kube-proxy's table", func() error {
 			if _, stdout, _ := n.Canaryd("status"); !strings.Contains(stdout, guards) {
 				return errors.New(stdout)
 			}

@@ -19,7 +19,7 @@ func TestNothingProtected(t *testing.T) {
 		nstest.Command(n.T, "nft", "add table ip docker-bridges; add table ip6 docker-bridges; add table ip kube-proxy")
 		d := n.Launch()
 		const found = "native nftables tables, which canaryd does not guard (ip docker-bridges, ip6 docker-bridges)"
-		n.Within(nodetest.StartsIn, "the tables to be named", func() error {
+		n.Until("the tables to be named", func() error {
 			text, err := nodetest.Fetch("/readyz")
 			if err == nil && !strings.Contains(text, found) {
 				err = errors.New(text)
@@ -39,7 +39,7 @@ func TestNothingProtected(t *testing.T) {
 			n.Error("metrics do not have it")
 		}
 		n.Load()
-		n.Within(nodetest.HealsIn, "the rules that came to be guarded", func() error {
+		n.Until("the rules that came to be guarded", func() error {
 			if !n.Status().Healthy {
 				return errors.New("not healthy")
 			}

@@ -318,7 +318,7 @@ func TestNativeFlushesAreEvents(t *testing.T) {
 		n.Load()
 		nstest.CommandInput(n.T, "table ip kube-proxy { chain services { type nat hook prerouting priority dstnat; ip daddr 10.96.0.1 dnat to 10.0.0.1; }; }\n", "nft", "-f", "-")
 		d := n.Start()
-		n.Within(nodetest.HealsIn, "the native table to be guarded", func() error {
+		n.Until("the native table to be guarded", func() error {
 			if !strings.Contains(d.Log(), `"A native table is guarded"`) {
 				return os.ErrNotExist
 			}
@@ -341,7 +341,7 @@ func TestFlushesAreEvents(t *testing.T) {
 		d := n.Start()
 		wantEvents(n, d, 0)
 		n.Want(0, "drill")
-		n.Within(nodetest.HealsIn, "the drill's record to be on disk", func() error {
+		n.Until("the drill's record to be on disk", func() error {
 			if text, err := os.ReadFile("/run/state/journal.jsonl"); err != nil || !strings.Contains(string(text), `"outcome":"drilled"`) {
 				return os.ErrNotExist
 			}
@@ -356,7 +356,7 @@ func TestFlushesAreEvents(t *testing.T) {
 		n.Must(os.Remove("/run/state/journal.jsonl"))
 		d = n.Start("--mode=observe")
 		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Nat, ""))
-		n.Within(nodetest.HealsIn, "the loss to be noticed", func() error {
+		n.Until("the loss to be noticed", func() error {
 			if len(n.Status().Flushes) == 0 {
 				return os.ErrNotExist
 			}

@@ -65,7 +65,7 @@ func oddRulesOfOthers(n *nodetest.Node, back bool, flags ...string) {
 		odd, whole = 0, protected()
 	}
 	d := n.Start(flags...)
-	n.Within(nodetest.StartsIn, "every table to be intact", func() error { return allIntact(n) })
+	n.Until("every table to be intact", func() error { return allIntact(n) })
 	text, _ := n.Want(0, "status")
 	headline, after, code := "healthy\n", "intact", 0
 	if odd > 0 {
@@ -80,7 +80,7 @@ func oddRulesOfOthers(n *nodetest.Node, back bool, flags ...string) {
 				tool(n, f, "-t", string(table), "-F")
 			}
 		}
-		n.Within(nodetest.HealsIn, "the repair", func() error {
+		n.Until("the repair", func() error {
 			if records := len(n.Status().Flushes); records <= round {
 				return fmt.Errorf("%d flush records", records)
 			}

@@ -87,7 +87,7 @@ func TestNoRuleIsWrittenBehindARuleThatCannotBeHad(t *testing.T) {
 			n.Fatalf("before the flush these ports answer: %+v", got)
 		}
 		p := n.Start("--ip-family=ipv4")
-		n.Within(nodetest.StartsIn, "the sets to be read", logs(p, "Not every ipset that protected rules name is kept"))
+		n.Until("the sets to be read", logs(p, "Not every ipset that protected rules name is kept"))
 		p.WantLog("Not every ipset that protected rules name is kept", "stays")
 		n.Want(0, "pause") // so that the set can go before canaryd answers
 		for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
@@ -123,7 +123,7 @@ func TestNoRuleIsWrittenBehindARuleThatCannotBeHad(t *testing.T) {
 
 		ipset("create", "stays", "hash:ip")
 		ipset("add", "stays", "127.0.0.1")
-		n.Within(nodetest.HealsIn, "the last rules to come back", func() error { return sameLines(want, n.Protected()) })
+		n.Until("the last rules to come back", func() error { return sameLines(want, n.Protected()) })
 		if record := n.Healed(1); record.Outcome != "proved" {
 			n.Errorf("the record ends %s", record.Outcome)
 		}

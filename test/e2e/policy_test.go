@@ -23,7 +23,7 @@ func TestFlushAndPolicyDrop(t *testing.T) {
 				d := n.Start()
 				nstest.Command(n.T, "sh", "-c", strings.ReplaceAll("iptables -F; iptables -X; iptables -P FORWARD DROP", "iptables", program))
 				const text = "policy of ipv4 filter FORWARD is DROP since flush 1; canaryd sets none"
-				n.Within(nodetest.HealsIn, "the headline", func() error {
+				n.Until("the headline", func() error {
 					code, stdout, _ := n.Canaryd("status")
 					if line, _, _ := strings.Cut(stdout, "\n"); code != 0 || line != "healthy, but "+text {
 						return fmt.Errorf("exit code %d, %q", code, line)
@@ -38,7 +38,7 @@ func TestFlushAndPolicyDrop(t *testing.T) {
 				}
 				d.WantLog("The policy of a built-in chain has become DROP")
 				nstest.Command(n.T, program, "-P", "FORWARD", "ACCEPT")
-				n.Within(nodetest.HealsIn, "the headline of before", func() error {
+				n.Until("the headline of before", func() error {
 					if _, stdout, _ := n.Canaryd("status"); !strings.HasPrefix(stdout, "healthy\n") {
 						return fmt.Errorf("%s", stdout)
 					}
@@ -77,7 +77,7 @@ func TestNativePolicyDrop(t *testing.T) {
 					write(test.flush)
 				}
 				write(fmt.Sprintf(policy, "drop"))
-				n.Within(nodetest.HealsIn, "the headline", func() error {
+				n.Until("the headline", func() error {
 					code, stdout, _ := n.Canaryd("status")
 					line, _, _ := strings.Cut(stdout, "\n")
 					if !strings.HasPrefix(line, "healthy, but policy of inet t input is DROP since ") || !strings.HasSuffix(line, "; canaryd leaves it so") || code != 0 {
@@ -99,7 +99,7 @@ func TestNativePolicyDrop(t *testing.T) {
 				}
 				d.WantLog("The policy of a base chain has become DROP")
 				write(fmt.Sprintf(policy, "accept"))
-				n.Within(nodetest.HealsIn, "the headline of before", func() error {
+				n.Until("the headline of before", func() error {
 					if _, stdout, _ := n.Canaryd("status"); !strings.HasPrefix(stdout, "healthy\n") {
 						return fmt.Errorf("%s", stdout)
 					}

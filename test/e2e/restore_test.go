@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
@@ -24,7 +23,7 @@ func TestRestoreRemovesNothingUnasked(t *testing.T) {
 		stored := func(not string) string {
 			n.Helper()
 			id := ""
-			n.Within(10*time.Second, "another generation on disk", func() error {
+			n.Until("another generation on disk", func() error {
 				if id = n.Status().Generation.ID; id == not || !slices.Contains(n.Stored(), id) {
 					return fmt.Errorf("it is %s, on disk are %q", id, n.Stored())
 				}

@@ -101,7 +101,7 @@ func TestListeners(t *testing.T) {
 		d.Stop()
 
 		d = n.Launch("--metrics-bind-address=")
-		n.Within(nodetest.StartsIn, "the control socket", func() error {
+		n.Until("the control socket", func() error {
 			code, _, stderr := n.Canaryd("status")
 			if code != 0 {
 				return fmt.Errorf("exit code %d: %s", code, stderr)
@@ -184,7 +184,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 			held = append(held, conn)
 		}
 		n.Flush()
-		n.Within(nodetest.HealsIn, "a repaired flush", func() error {
+		n.Until("a repaired flush", func() error {
 			if s := n.Status(); len(s.Flushes) == 0 || !s.Healthy {
 				return fmt.Errorf("%d flush records, healthy %t", len(s.Flushes), s.Healthy)
 			}
@@ -203,7 +203,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 				n.Errorf("a request that never ends is not cut off: %v", err)
 			}
 		}
-		n.Within(nodetest.HealsIn, "an answer after the crowd", nodetest.Ready)
+		n.Until("an answer after the crowd", nodetest.Ready)
 
 		for network, address := range map[string]string{"tcp": tcp, "unix": controlSocket} {
 			for name, request := range map[string]string{
@@ -279,7 +279,7 @@ func TestNothingLeaksOverTCP(t *testing.T) {
 		for _, table := range protect.Tables() {
 			nstest.Command(n.T, "iptables-"+string(n.Programs.With), "-w", "5", "-M", "/"+secret, "-t", string(table), "-F")
 		}
-		n.Within(nodetest.HealsIn, "the flush to be noticed", func() error {
+		n.Until("the flush to be noticed", func() error {
 			if code, _, _ := n.Canaryd("check"); code != 1 {
 				return fmt.Errorf("check ends with %d", code)
 			}
@@ -291,7 +291,7 @@ func TestNothingLeaksOverTCP(t *testing.T) {
 			n.Errorf("the socket does not show the rules either, so this test shows nothing:\n%s", text)
 		}
 		n.Want(0, "restore")
-		n.Within(nodetest.HealsIn, "health", nodetest.Ready)
+		n.Until("health", nodetest.Ready)
 		look("after a flush")
 		if told, _ := n.Want(0, "status", "--flush=1"); !strings.Contains(told, secret) {
 			n.Errorf("the socket does not show what was flushed either:\n%s", told)
@@ -380,8 +380,8 @@ func TestHostileNames(t *testing.T) {
 		run("-A", evil, "-j", "RETURN")
 		run("-A", "FORWARD", "-j", evil)
 		d := n.Launch("--protect=kube,cni,EVIL*", "--v=4")
-		n.Within(nodetest.StartsIn, "canaryd to be ready", nodetest.Ready)
-		n.Within(nodetest.StartsIn, "canaryd to know all rules", func() error {
+		n.Until("canaryd to be ready", nodetest.Ready)
+		n.Until("canaryd to know all rules", func() error {
 			if s := n.Status(); s.Generation.Rules < len(protected)/2 {
 				return fmt.Errorf("%d rules", s.Generation.Rules)
 			}

@@ -20,7 +20,7 @@ func TestSparedTables(t *testing.T) {
 		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, "*filter\n:KUBE-FIREWALL - [0:0]\n-A INPUT -j KUBE-FIREWALL\n-A KUBE-FIREWALL -s 192.0.2.1/32 -j DROP\nCOMMIT\n"))
 		d := n.Start()
 		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Filter, ""))
-		n.Within(nodetest.HealsIn, "one flush", func() error { return flushes(n, 1) })
+		n.Until("one flush", func() error { return flushes(n, 1) })
 		if v4, v6 := names("ip_tables_names"), names("ip6_tables_names"); v4 != "filter" || v6 != "" {
 			n.Errorf("canaryd made tables: IPv4 has %q, IPv6 %q", v4, v6)
 		}
@@ -35,11 +35,11 @@ func TestSparedTables(t *testing.T) {
 				return err
 			}
 		}
-		n.Within(nodetest.HealsIn, "a canary in the new table", saved("-A "+canary.DefaultChain))
-		n.Within(nodetest.HealsIn, "health", nodetest.Ready)
+		n.Until("a canary in the new table", saved("-A "+canary.DefaultChain))
+		n.Until("health", nodetest.Ready)
 		n.Must(n.Programs.Flush(n.Context(), rules.IPv6, rules.Nat, ""))
-		n.Within(nodetest.HealsIn, "the new table's rules", saved("-A KUBE-SERVICES -p tcp"))
-		n.Within(nodetest.HealsIn, "two flushes", func() error { return flushes(n, 2) })
+		n.Until("the new table's rules", saved("-A KUBE-SERVICES -p tcp"))
+		n.Until("two flushes", func() error { return flushes(n, 2) })
 		d.Stop()
 	})
 }

@@ -33,11 +33,11 @@ func TestSquatters(t *testing.T) {
 			}
 			return nil
 		}
-		n.Within(nodetest.StartsIn, "canaryd to be healthy", healthy)
+		n.Until("canaryd to be healthy", healthy)
 		n.Want(0, "health")
 		d.WantLog("No metrics, health and page over HTTP", "address already in use", "trying again every 5s")
 		n.Flush()
-		n.Within(nodetest.HealsIn, "a repaired flush", func() error {
+		n.Until("a repaired flush", func() error {
 			if s := n.Status(); len(s.Flushes) == 0 || !s.Healthy {
 				return fmt.Errorf("%d flush records, healthy %t", len(s.Flushes), s.Healthy)
 			}
@@ -51,8 +51,8 @@ func TestSquatters(t *testing.T) {
 			n.Errorf("a second canaryd ends with %d: %s", code, stderr)
 		}
 		port.Close()
-		n.Within(nodetest.StartsIn, "an answer at the port", nodetest.Ready)
-		n.Within(nodetest.StartsIn, "a status without the port", func() error {
+		n.Until("an answer at the port", nodetest.Ready)
+		n.Until("a status without the port", func() error {
 			if stdout, _ := n.Want(0, "status"); strings.Contains(stdout, "NOT served") {
 				return errors.New(stdout)
 			}

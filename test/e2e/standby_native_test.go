@@ -68,7 +68,7 @@ route add ::/0 dev away
 			text := strings.NewReplacer("FAMILY", f.family, "KIND", f.kind, "SERVICE", f.service, "POD", f.pod).Replace(nativeService)
 			nstest.CommandInput(n.T, text, "nft", "-f", "-")
 		}
-		n.Within(nodetest.StartsIn, "the services to answer", answers)
+		n.Until("the services to answer", answers)
 		body(n)
 	})
 }
@@ -99,7 +99,7 @@ func standing(n *nodetest.Node) (tables int) {
 // wantNativeState waits until status and metrics say this of the standby of both tables.
 func wantNativeState(n *nodetest.Node, state string) {
 	n.Helper()
-	n.Within(nodetest.StartsIn, "the standby of native tables to be "+state, func() error {
+	n.Until("the standby of native tables to be "+state, func() error {
 		tables := n.Status().Native
 		if len(tables) != len(translated) {
 			return fmt.Errorf("%d native tables are guarded", len(tables))
@@ -149,7 +149,7 @@ func TestNativeStandbyTranslates(t *testing.T) {
 					if connected != (flag == "on") {
 						n.Errorf("%s: connections are translated while the tables are missing: %t", flush, connected)
 					}
-					n.Within(nodetest.HealsIn, "the tables to be back", func() error {
+					n.Until("the tables to be back", func() error {
 						if missing() {
 							return errors.New("they are not")
 						}
@@ -171,9 +171,9 @@ func TestNativeStandbyTranslates(t *testing.T) {
 					n.Errorf("the record says nothing of the standby:\n%s", stdout)
 				}
 				nstest.Command(n.T, "nft", "flush", "ruleset")
-				n.Within(3*time.Second, "a connection through the standby", answers)
+				n.Until("a connection through the standby", answers)
 				d.Kill()
-				n.Within(nodetest.StartsIn, "the copies to be gone", func() error {
+				n.Until("the copies to be gone", func() error {
 					if tables := nstest.Command(n.T, "nft", "list", "tables"); strings.Contains(tables, copyOf) {
 						return errors.New(tables)
 					}

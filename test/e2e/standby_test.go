@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
@@ -22,7 +21,7 @@ const bothStandbys = "table ip canaryd-standby, table ip6 canaryd-standby"
 // wantStandbys waits until these tables of the standby stand.
 func wantStandbys(n *nodetest.Node, want string) {
 	n.Helper()
-	n.Within(nodetest.StartsIn, fmt.Sprintf("the tables %q", want), func() error {
+	n.Until(fmt.Sprintf("the tables %q", want), func() error {
 		var found []string
 		for line := range strings.Lines(nstest.Command(n.T, "nft", "list", "tables")) {
 			if strings.Contains(line, standby.TableName) {
@@ -49,7 +48,7 @@ func gateOf(n *nodetest.Node, family string) (elements int) {
 // wantStandbyState waits until status and metrics say this of both families.
 func wantStandbyState(n *nodetest.Node, state string) {
 	n.Helper()
-	n.Within(nodetest.StartsIn, "the standby to be "+state, func() error {
+	n.Until("the standby to be "+state, func() error {
 		for _, f := range rules.Families() {
 			if now := n.Status().Standby[f]; now.State != state {
 				return fmt.Errorf("%s: %+v", f, now)
@@ -107,7 +106,7 @@ func TestStandbyIsOpenWhileRulesAreMissing(t *testing.T) {
 		wantStandbyState(n, "armed")
 		nstest.Command(n.T, "nft", "flush", "ruleset")
 		// The status is of before the heal, which is one step.
-		n.Within(3*time.Second, "the gates to be open", func() error {
+		n.Until("the gates to be open", func() error {
 			for _, family := range []string{"ip", "ip6"} {
 				if gateOf(n, family) < 2 {
 					return fmt.Errorf("%d are open of %s", gateOf(n, family), family)
@@ -125,7 +124,7 @@ func TestStandbyIsOpenWhileRulesAreMissing(t *testing.T) {
 			n.Error("gates are open after the proof")
 		}
 		nstest.Command(n.T, "nft", "flush", "ruleset")
-		n.Within(3*time.Second, "the gates to be open", func() error {
+		n.Until("the gates to be open", func() error {
 			if gateOf(n, "ip") < 2 {
 				return errors.New("they are not")
 			}
@@ -148,7 +147,7 @@ func TestStandbyWaitsForMemory(t *testing.T) {
 		d := n.Start("--standby=on")
 		wantReason := func(reason string) {
 			n.Helper()
-			n.Within(nodetest.StartsIn, "the status to say "+reason, func() error {
+			n.Until("the status to say "+reason, func() error {
 				if now := n.Status().Standby[rules.IPv4]; now.State != "unavailable" || !strings.Contains(now.Reason, reason) {
 					return fmt.Errorf("it says %+v", now)
 				}
@@ -163,7 +162,7 @@ func TestStandbyWaitsForMemory(t *testing.T) {
 		wantStandbys(n, "")
 		limit(4 << 30)
 		wantStandbys(n, "table ip canaryd-standby")
-		n.Within(nodetest.StartsIn, "the standby to be armed", func() error {
+		n.Until("the standby to be armed", func() error {
 			if now := n.Status().Standby[rules.IPv4]; now.State != "armed" {
 				return fmt.Errorf("it is %+v", now)
 			}

@@ -176,7 +176,7 @@ func TestWithoutIP6Tables(t *testing.T) {
 			n.Must(n.Programs.Flush(n.Context(), rules.IPv4, table, ""))
 		}
 		n.Healed(1)
-		n.Within(nodetest.HealsIn, "the protected rules", func() error {
+		n.Until("the protected rules", func() error {
 			if got := n.Protected(); strings.Join(got, "\n") != strings.Join(protected, "\n") {
 				return os.ErrNotExist
 			}

@@ -76,13 +76,13 @@ func TestTenFlushes(t *testing.T) {
 		start := execs()
 		for i := range flushes {
 			n.Flush()
-			n.Within(nodetest.HealsIn, fmt.Sprintf("the %d. repair", i+1), func() error {
+			n.Until(fmt.Sprintf("the %d. repair", i+1), func() error {
 				if s := n.Status(); len(s.Flushes) <= i || !s.Healthy {
 					return fmt.Errorf("%d flush records, healthy %t", len(s.Flushes), s.Healthy)
 				}
 				return nil
 			})
-			n.Within(nodetest.HealsIn, "health", nodetest.Ready)
+			n.Until("health", nodetest.Ready)
 		}
 		n.Same("protected rules after ten flushes", protected, n.Protected())
 		at(n, "execs of ten flushes", execs()-start, flushes*execsEach)
@@ -133,7 +133,7 @@ func TestTenFlushes(t *testing.T) {
 			if noticed := r.Time.Sub(flushed); noticed > 3*time.Second {
 				n.Errorf("a flush without the lock was noticed after %s, want the next poll", noticed)
 			}
-			n.Within(nodetest.HealsIn, "the protected rules", func() error {
+			n.Until("the protected rules", func() error {
 				if !slices.Equal(protected, n.Protected()) {
 					return errors.New("they are not back")
 				}
@@ -166,7 +166,7 @@ func TestReplacedEndpoint(t *testing.T) {
 			n.Fatalf("no endpoint to replace in %s", spec)
 		}
 		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, fmt.Sprintf("*nat\n-R %s %d %s\nCOMMIT\n", chain, at, other)))
-		took := n.Within(5*time.Second, "the replaced endpoint to be captured", func() error {
+		took := n.Until("the replaced endpoint to be captured", func() error {
 			if g := n.Status().Generation; g.ID == before.ID || g.Rules != before.Rules {
 				return fmt.Errorf("%+v", g)
 			}
@@ -176,7 +176,7 @@ func TestReplacedEndpoint(t *testing.T) {
 		wanted := n.Protected()
 		n.Flush()
 		n.Healed(1)
-		n.Within(nodetest.HealsIn, "the new endpoint", func() error {
+		n.Until("the new endpoint", func() error {
 			if !slices.Equal(wanted, n.Protected()) {
 				return errors.New("it is not back")
 			}

@@ -39,7 +39,7 @@ func TestDiskFails(t *testing.T) {
 		}
 		fill()
 		healed("full", 1)
-		n.Within(nodetest.HealsIn, "the log", func() error {
+		n.Until("the log", func() error {
 			if !strings.Contains(d.daemon.Log(), "The generation is not on disk") || !strings.Contains(d.daemon.Log(), "A flush record is not on disk") {
 				return fmt.Errorf("it does not say that nothing is kept")
 			}
@@ -100,14 +100,14 @@ func TestDiskIsReadOnlyAtStart(t *testing.T) {
 				}
 				n.Must(says(true))
 				n.Flush()
-				n.Within(nodetest.HealsIn, "the rules", func() error {
+				n.Until("the rules", func() error {
 					if !slices.Equal(protected, n.Protected()) {
 						return errors.New("they are not back")
 					}
 					return nil
 				})
 				n.Must(unix.Mount("", "/run/state", "", unix.MS_REMOUNT, "size=4m,mode=0700"))
-				n.Within(nodetest.HealsIn, "the disk", func() error { return says(false) })
+				n.Until("the disk", func() error { return says(false) })
 				next.Stop()
 				n.Start().WantLog("Took up the stored generation")
 			})

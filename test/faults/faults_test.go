@@ -69,7 +69,7 @@ func (n node) during(f fault) {
 	case f.either:
 		n.neverWrong(f, before, protected)
 	case f.heals:
-		n.Within(nodetest.HealsIn, f.name+": the rules to be back while it lasts", told)
+		n.Until(f.name+": the rules to be back while it lasts", told)
 		n.Same(f.name+": protected rules while it lasts", protected, n.Protected())
 	default:
 		n.missing(f, before, protected)
@@ -78,7 +78,7 @@ func (n node) during(f fault) {
 		f.while()
 	}
 	end()
-	n.Within(nodetest.HealsIn, f.name+": the rules to be back", told)
+	n.Until(f.name+": the rules to be back", told)
 	n.Same(f.name+": protected rules", protected, n.Protected())
 	n.Same(f.name+": foreign rules", left, n.Foreign())
 	if got := n.Metrics()["rules_absent_seconds{}"] - before["rules_absent_seconds{}"]; got != 1 {
@@ -99,6 +99,16 @@ func (n node) flushAtOnce(flush func()) []string {
 	left := n.Foreign()
 	n.daemon.Signal(syscall.SIGCONT)
 	return left
+}
+
+// some returns a condition that holds when a number is not 0.
+func some(number func() float64) func() error {
+	return func() error {
+		if number() == 0 {
+			return errors.New("it is 0")
+		}
+		return nil
+	}
 }
 
 // notReady returns an error if the daemon says that every table is intact.
@@ -131,7 +141,7 @@ func (n node) missing(f fault, before map[string]float64, protected []string) {
 		}
 		return
 	}
-	n.Within(nodetest.HealsIn, f.name+": it to show", notReady)
+	n.Until(f.name+": it to show", notReady)
 	for until := time.Now().Add(lasts); time.Now().Before(until); time.Sleep(100 * time.Millisecond) {
 		if err := notReady(); err != nil {
 			n.Fatalf("%s: %v", f.name, err)

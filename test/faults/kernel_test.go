@@ -35,7 +35,7 @@ func (n node) refuses(errno string, calls ...string) func() func() {
 			"-e", "inject="+list+":error="+errno, "-p", strconv.Itoa(n.daemon.PID()))
 		tracer.Stderr = &said
 		n.Must(tracer.Start())
-		n.Within(nodetest.StartsIn, "strace to be attached", func() error {
+		n.Until("strace to be attached", func() error {
 			if !strings.Contains(said.String(), "attached") {
 				return fmt.Errorf("it says %q", said.String())
 			}
@@ -139,7 +139,7 @@ func TestANativeTable(t *testing.T) {
 				n.Same(test.name+": protected rules", whole, n.Protected())
 				continue
 			}
-			n.Within(nodetest.HealsIn, test.name+": all but one table to be back", func() error {
+			n.Until(test.name+": all but one table to be back", func() error {
 				for f, tables := range n.Status().Families {
 					for table, verdict := range tables {
 						if one := f == rules.IPv6 && table == rules.Nat; one == (verdict == "intact") {
@@ -157,7 +157,7 @@ func TestANativeTable(t *testing.T) {
 				n.Errorf("%s: something counts as back", test.name)
 			}
 			nft(test.remove)
-			n.Within(nodetest.HealsIn, test.name+": that table to be back", func() error {
+			n.Until(test.name+": that table to be back", func() error {
 				if s := n.Status(); len(s.Flushes) != records+1 || s.Flushes[0].Outcome == "failed" {
 					return fmt.Errorf("flush records %+v", s.Flushes)
 				}
@@ -199,8 +199,12 @@ func TestTheLockIsHeld(t *testing.T) {
 				return func() { n.Must(lock.Close()) }
 			},
 			while: func() {
-				got := nodetest.Sum(n.Metrics(), "restore_failures_total", `reason="lock"`)
-				if legacy := n.Programs.With == iptables.Legacy; legacy != (got > 0) {
+				failed := func() float64 {
+					return nodetest.Sum(n.Metrics(), "restore_failures_total", `reason="lock"`)
+				}
+				if n.Programs.With == iptables.Legacy {
+					n.Until("a try to fail because of the lock", some(failed))
+				} else if got := failed(); got > 0 {
 					n.Errorf("%v tries failed because of the lock", got)
 				}
 			},
@@ -221,12 +225,10 @@ func TestADirectReplayIsRefused(t *testing.T) {
 		} {
 			before := nodetest.Sum(n.Metrics(), "restore_failures_total")
 			f.while = func() {
-				if n.Metrics()["loss_since_timestamp_seconds{}"] == 0 {
-					n.Errorf("%s: the loss does not show", f.name)
-				}
-				if nodetest.Sum(n.Metrics(), "restore_failures_total") == before {
-					n.Errorf("%s: no failure is counted", f.name)
-				}
+				n.Until(f.name+": the loss to show", some(func() float64 { return n.Metrics()["loss_since_timestamp_seconds{}"] }))
+				n.Until(f.name+": a failure to be counted", some(func() float64 {
+					return nodetest.Sum(n.Metrics(), "restore_failures_total") - before
+				}))
 			}
 			d.during(f)
 		}

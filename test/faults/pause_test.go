@@ -46,18 +46,18 @@ func TestPause(t *testing.T) {
 			return nil
 		}
 		next := n.Launch()
-		n.Within(nodetest.StartsIn, "canaryd to go on with the pause", paused)
+		n.Until("canaryd to go on with the pause", paused)
 		next.WantLog("Took up the stored generation")
 		next.WantLog("the pause of the last run goes on")
 		next.Kill()
 		next = n.Launch()
-		n.Within(nodetest.StartsIn, "canaryd after a kill in a pause", paused)
+		n.Until("canaryd after a kill in a pause", paused)
 		n.Same("protected rules after a kill in a pause", lost, n.Protected())
 
 		if stdout, _ := n.Want(0, "resume"); stdout != "replays are no longer paused\n" {
 			n.Errorf("resume prints %q", stdout)
 		}
-		n.Within(nodetest.HealsIn, "the rules to be back", nodetest.Ready)
+		n.Until("the rules to be back", nodetest.Ready)
 		n.Same("protected rules after a resume", protected, n.Protected())
 		if stdout, _ := n.Want(0, "resume"); stdout != "there was no pause\n" {
 			n.Errorf("resume without a pause prints %q", stdout)

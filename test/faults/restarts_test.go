@@ -125,7 +125,7 @@ func TestFlushedWhileDown(t *testing.T) {
 			lost := n.Protected()
 			d = n.Launch()
 			waits, cannotRead := slices.Contains(waiting, test.name), slices.Contains(unread, test.name)
-			n.Within(nodetest.StartsIn, "canaryd to be ready, or to ask for a decision", func() error {
+			n.Until("canaryd to be ready, or to ask for a decision", func() error {
 				err := nodetest.Ready()
 				switch {
 				case cannotRead && (err == nil || !strings.Contains(err.Error(), "the stored rules cannot be read") || !strings.Contains(err.Error(), "canaryd dismiss")):
@@ -184,7 +184,7 @@ func TestUnreadWithoutADaemon(t *testing.T) {
 		older := n.Status().Generation.ID
 		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, "*nat\n-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 30001 -j RETURN\nCOMMIT\n"))
 		newest := ""
-		n.Within(20*time.Second, "the generation on disk", func() error {
+		n.Until("the generation on disk", func() error {
 			if newest = n.Status().Generation.ID; newest == older || !slices.Contains(n.Stored(), newest) {
 				return fmt.Errorf("it is %s, on disk are %q", newest, n.Stored())
 			}
@@ -194,7 +194,7 @@ func TestUnreadWithoutADaemon(t *testing.T) {
 		n.Must(os.Truncate("/run/state/generations/"+newest+".json", 100))
 		n.Flush()
 		d = n.Launch()
-		n.Within(nodetest.StartsIn, "canaryd to ask for a decision", func() error {
+		n.Until("canaryd to ask for a decision", func() error {
 			if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), "the stored rules cannot be read") {
 				return fmt.Errorf("readiness: %w", err)
 			}
@@ -228,7 +228,7 @@ func TestStored(t *testing.T) {
 			if i > 0 {
 				n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, fmt.Sprintf("*nat\n-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport %d -j RETURN\nCOMMIT\n", 30000+i)))
 			}
-			n.Within(20*time.Second, "the generation on disk", func() error {
+			n.Until("the generation on disk", func() error {
 				id := n.Status().Generation.ID
 				if i > 0 && id == all[i-1].id || !slices.Contains(n.Stored(), id) || n.Metrics()["capture_pending_since_timestamp_seconds{}"] != 0 {
 					return fmt.Errorf("it is %s, on disk are %q", id, n.Stored())

@@ -68,9 +68,7 @@ func TestRestoreFails(t *testing.T) {
 		wrap(n)
 		d := start(n, "--replay=text")
 		lost := func() {
-			if n.Metrics()["loss_since_timestamp_seconds{}"] == 0 {
-				n.Error("the loss does not show")
-			}
+			n.Until("the loss to show", some(func() float64 { return n.Metrics()["loss_since_timestamp_seconds{}"] }))
 		}
 		for _, mode := range []string{"lie", "killed", "refuse", "nat"} {
 			d.during(fault{name: mode, begin: does(n, "/run/mode", mode), while: lost})
@@ -85,7 +83,7 @@ func TestRestoreFails(t *testing.T) {
 				},
 				while: func() {
 					lost()
-					n.Within(nodetest.HealsIn, "a program to hang", func() error {
+					n.Until("a program to hang", func() error {
 						_, err := os.Stat("/run/hangs")
 						return err
 					})
@@ -100,7 +98,7 @@ func TestRestoreFails(t *testing.T) {
 func killHanging(n *nodetest.Node) {
 	n.Helper()
 	var pid int
-	n.Within(nodetest.HealsIn, "a program to hang", func() error {
+	n.Until("a program to hang", func() error {
 		text, err := os.ReadFile("/run/hangs")
 		if err == nil {
 			pid, err = strconv.Atoi(strings.TrimSpace(string(text)))
@@ -136,17 +134,19 @@ func TestOneFamilyFails(t *testing.T) {
 				name:  f.String() + " refused",
 				begin: does(n, "/run/mode."+restorer(n, f), "refuse"),
 				while: func() {
-					n.Same("the other family", of(protected, other), of(n.Protected(), other))
-					for table, verdict := range n.Status().Families[other] {
-						if verdict != "intact" {
-							n.Errorf("%s %s is %s", other, table, verdict)
+					n.Until(other.String()+" to be intact", func() error {
+						for table, verdict := range n.Status().Families[other] {
+							if verdict != "intact" {
+								return fmt.Errorf("%s %s is %s", other, table, verdict)
+							}
 						}
-					}
-					got := n.Metrics()
-					if proved := nodetest.Sum(got, "replays_total", other.String(), "proved"); proved == 0 {
-						n.Errorf("%s is not counted as proved", other)
-					}
-					if failed := nodetest.Sum(got, "restore_failures_total", other.String()); failed != 0 && f == rules.IPv4 {
+						return nil
+					})
+					n.Until(other.String()+" to be counted as proved", some(func() float64 {
+						return nodetest.Sum(n.Metrics(), "replays_total", other.String(), "proved")
+					}))
+					n.Same("the other family", of(protected, other), of(n.Protected(), other))
+					if failed := nodetest.Sum(n.Metrics(), "restore_failures_total", other.String()); failed != 0 && f == rules.IPv4 {
 						n.Errorf("%v failures of %s", failed, other)
 					}
 				},

@@ -274,7 +274,7 @@ func intrudes(n *nodetest.Node, p path, m mutant, few int) *intruded {
 		}
 		return status.Ready()
 	}
-	n.Within(nodetest.StartsIn, "canaryd to learn", rest)
+	n.Until("canaryd to learn", rest)
 	s.episodes(few, func(seed uint64) {
 		rng := rand.New(rand.NewPCG(seed, 12))
 		k.budget.Store(int64(2 + rng.IntN(8)))

@@ -53,7 +53,7 @@ func TestInterleavingsOnTheKernel(t *testing.T) {
 func (s *stage) renewed(seed uint64) {
 	s.Helper()
 	s.renew(rand.New(rand.NewPCG(seed, 9)))
-	s.Within(nodetest.HealsIn, "canaryd to learn which pods there are", func() error {
+	s.Until("canaryd to learn which pods there are", func() error {
 		// That it is at rest says nothing of what it has not looked at yet; and a pod for
 		// a pod is no other number of rules.
 		text, err := os.ReadFile("/run/state/generations/" + s.Published().Generation.ID + ".json")

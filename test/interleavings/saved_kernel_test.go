@@ -50,7 +50,7 @@ func (s *stage) restoredAndFlushed(seed uint64) bool {
 	s.Must(err)
 	text := savedTable(saved, rules.Nat)
 	s.renewed(seed)
-	s.Within(nodetest.HealsIn, "the marks to be renewed", func() error {
+	s.Until("the marks to be renewed", func() error {
 		now, err := s.Programs.Save(s.Context(), c.family)
 		if err == nil && strings.Contains(now, nonce.FindString(text)) {
 			err = errors.New("the file still has those of now")
@@ -60,7 +60,7 @@ func (s *stage) restoredAndFlushed(seed uint64) bool {
 	before := len(s.Published().Flushes)
 	s.Must(s.Programs.Restore(s.Context(), c.family, "*nat\n"+text+"COMMIT\n"))
 	var seen scenario.Status
-	s.Within(nodetest.HealsIn, "canaryd to see the file", func() error {
+	s.Until("canaryd to see the file", func() error {
 		seen = s.Published()
 		if verdict := seen.Families[c.family][rules.Nat]; verdict != scenario.Replaced && len(seen.Flushes) == before {
 			return fmt.Errorf("it is %s", verdict)

@@ -168,8 +168,12 @@ func (s *stage) renew(rng *rand.Rand) {
 	s.podsDo()
 }
 
-// calmFor is how long everything must stay as it ought to be.
-const calmFor = 300 * time.Millisecond
+const (
+	// calmFor is how long everything must stay as it ought to be.
+	calmFor = 300 * time.Millisecond
+	// settlesIn ends the wait for it: an episode that ends wrongly stays wrong, and is reported.
+	settlesIn = time.Minute
+)
 
 // settle lets everybody finish and kube-proxy look at its canary, until all is as it
 // ought to be and stays so. It returns what is wrong to the last.
@@ -191,7 +195,7 @@ func (s *stage) settle(rest func() error) []string {
 		}
 		wrong = append(wrong, s.judge()...)
 		switch {
-		case len(wrong) > 0 && time.Since(start) > nodetest.HealsIn:
+		case len(wrong) > 0 && time.Since(start) > settlesIn:
 			return wrong
 		case len(wrong) > 0:
 			since = time.Time{}

@@ -91,7 +91,7 @@ func everything(n *nodetest.Node) {
 // recorded, all of them proved.
 func back(n *nodetest.Node, protected []string, records int) {
 	n.Helper()
-	n.Within(nodetest.HealsIn, "the rules to be back", func() error {
+	n.Until("the rules to be back", func() error {
 		s := n.Status()
 		if !s.Healthy || len(s.Flushes) < records {
 			return fmt.Errorf("healthy %t, %d flush records, want %d", s.Healthy, len(s.Flushes), records)
@@ -196,7 +196,7 @@ func listed(n *nodetest.Node) string {
 // nativeBack waits until the table is as it was, and canaryd says so.
 func nativeBack(n *nodetest.Node, want string) {
 	n.Helper()
-	n.Within(nodetest.HealsIn, "the native table to be back", func() error {
+	n.Until("the native table to be back", func() error {
 		code, stdout, stderr := n.Exec(exec.CommandContext(n.Context(), "nft", "-s", "list", "table", "ip", "service"))
 		if code != 0 || stdout != want {
 			return fmt.Errorf("nft ended with %d and printed %s%s", code, stdout, stderr)
@@ -229,7 +229,7 @@ func standbyIsKnown(n *nodetest.Node) {
 	if !kernelIsFrom(n, 5, 12) {
 		want = "unavailable"
 	}
-	n.Within(nodetest.HealsIn, "the standby to be "+want, func() error {
+	n.Until("the standby to be "+want, func() error {
 		for family, s := range n.Status().Standby {
 			if s.State != want || want == "unavailable" && s.Reason == "" {
 				return fmt.Errorf("that of %s is %s: %s", family, s.State, s.Reason)

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
@@ -62,13 +63,13 @@ func TestCleanupOnABusyNode(t *testing.T) {
 			n.Helper()
 			l.proxy = startProxy(n.T, all[0], mode)
 			l.equal(mode)
-			within(n.T, equalIn, "canaryd to guard kube-proxy's rules of "+mode+" mode, and no others", func() error { return l.guards(mode) })
+			testkit.Until(n.T, "canaryd to guard kube-proxy's rules of "+mode+" mode, and no others", func() error { return l.guards(mode) })
 		}
 		for range rounds {
 			start(inNFTables)
 			l.proxy.end(syscall.SIGTERM)
 			cleanUp(n.T, all[0])
-			within(n.T, equalIn, "canaryd to guard nothing", func() error { return l.guards("no") })
+			testkit.Until(n.T, "canaryd to guard nothing", func() error { return l.guards("no") })
 			records("kube-proxy --cleanup", 0)
 		}
 		start(inNFTables)
@@ -80,16 +81,16 @@ func TestCleanupOnABusyNode(t *testing.T) {
 			}
 		}
 		for range rounds {
-			within(n.T, equalIn, "kube-proxy's tables to be guarded", func() error { return l.guards(inNFTables) })
+			testkit.Until(n.T, "kube-proxy's tables to be guarded", func() error { return l.guards(inNFTables) })
 			for _, family := range []string{"ip", "ip6"} {
 				_, err := all[0].run(n.Context(), "", "sh", "-c", "nft delete table "+family+" kube-proxy")
 				n.Must(err)
 			}
-			within(n.T, equalIn, "the loss", func() error { return l.awaits(2) })
+			testkit.Until(n.T, "the loss", func() error { return l.awaits(2) })
 			if out, _, _ := n.Canaryd("restore"); out != 0 {
 				n.Errorf("restore: exit code %d", out)
 			}
-			within(n.T, equalIn, "the tables to be back", func() error { return l.awaits(0) })
+			testkit.Until(n.T, "the tables to be back", func() error { return l.awaits(0) })
 			records("nft delete table by a script", 2)
 		}
 		lines := []string{"kube-proxy on a busy node: as wanted of " + strconv.Itoa(rounds) + " each"}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 )
@@ -104,7 +105,7 @@ func (l *life) flush() {
 func (l *life) equal(mode string) {
 	l.Helper()
 	rang := time.Now()
-	within(l.T, equalIn, "the rules of "+mode+" mode", func() error {
+	testkit.Until(l.T, "the rules of "+mode+" mode", func() error {
 		if mode == inNFTables && time.Since(rang) > 1500*time.Millisecond {
 			l.town.ring()
 			rang = time.Now()
@@ -177,7 +178,7 @@ func (l *life) without() {
 	before := l.read(l.space, l.kind.mode)
 	for range 3 {
 		l.flush()
-		within(l.T, nodetest.HealsIn, "the rules of before", func() error {
+		testkit.Until(l.T, "the rules of before", func() error {
 			if d := compare(before, l.read(l.space, l.kind.mode)); !d.none() {
 				return errors.New(d.String())
 			}
@@ -215,9 +216,9 @@ func (l *life) change(mode string) {
 	l.proxy = startProxy(l.T, l.space, mode)
 	l.equal(mode)
 	time.Sleep(3 * time.Second) // what it wrote last is learned
-	l.Within(nodetest.HealsIn, "canaryd to be ready", nodetest.Ready)
+	l.Until("canaryd to be ready", nodetest.Ready)
 	before := l.read(l.space, mode)
 	l.flush()
-	within(l.T, nodetest.HealsIn, "the rules of "+mode+" mode after a flush", func() error { return l.differs(mode) })
+	testkit.Until(l.T, "the rules of "+mode+" mode after a flush", func() error { return l.differs(mode) })
 	l.stays("after a flush in another mode", before)
 }

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit"
 )
 
 // program is the environment variable with the path of kube-proxy, which hack/kubeproxy.sh sets.
@@ -24,12 +26,6 @@ const program = "CANARYD_TEST_KUBE_PROXY"
 const (
 	inIPTables = "iptables"
 	inNFTables = "nftables"
-)
-
-// startsIn and stopsIn bound what takes a second on an idle machine.
-const (
-	startsIn = time.Minute
-	stopsIn  = 20 * time.Second
 )
 
 // A proxy is a kube-proxy.
@@ -76,7 +72,7 @@ func startProxy(t *testing.T, s *space, mode string) *proxy {
 			t.Logf("kube-proxy in %s:\n%s", s.name, p.tail(30))
 		}
 	})
-	within(t, startsIn, "kube-proxy's first syncs in "+s.name, func() error {
+	testkit.Until(t, "kube-proxy's first syncs in "+s.name, func() error {
 		select {
 		case err := <-p.ended:
 			p.ended <- err
@@ -96,13 +92,7 @@ func startProxy(t *testing.T, s *space, mode string) *proxy {
 func (p *proxy) end(s syscall.Signal) {
 	p.Helper()
 	_ = p.cmd.Process.Signal(s) // it may have ended
-	select {
-	case err := <-p.ended:
-		p.ended <- err
-	case <-time.After(stopsIn):
-		p.Errorf("kube-proxy in %s did not end within %s of %v", p.space.name, stopsIn, s)
-		_ = p.cmd.Process.Kill()
-	}
+	p.ended <- testkit.Receive(p.T, p.ended, "kube-proxy in "+p.space.name+" to end")
 }
 
 // cleanUp runs kube-proxy --cleanup.
@@ -248,19 +238,4 @@ func (p *proxy) lines(pattern string) []string {
 func (p *proxy) tail(n int) string {
 	all := p.lines("")
 	return strings.Join(all[max(0, len(all)-n):], "\n")
-}
-
-// within waits until done returns nil, and returns how long that took. After limit it ends the
-// test.
-func within(t *testing.T, limit time.Duration, what string, done func() error) time.Duration {
-	t.Helper()
-	for start := time.Now(); ; time.Sleep(50 * time.Millisecond) {
-		err := done()
-		if err == nil {
-			return time.Since(start)
-		}
-		if time.Since(start) > limit {
-			t.Fatalf("waited %s for %s: %v", limit, what, err)
-		}
-	}
 }

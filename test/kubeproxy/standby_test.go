@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
@@ -80,7 +81,7 @@ func TestStandby(t *testing.T) {
 func (s *sides) with(standby string) {
 	s.Helper()
 	p := s.Launch(guard, "--standby="+standby)
-	s.Within(startsIn, "canaryd to be healthy, with its standby "+standby, func() error {
+	s.Until("canaryd to be healthy, with its standby "+standby, func() error {
 		if !p.Running() {
 			s.Fatalf("canaryd ended at once: %v\n%s", p.Err(), p.Log())
 		}
@@ -104,7 +105,7 @@ func (s *sides) with(standby string) {
 		s.Errorf("--standby=%s: %d syncs failed next to canaryd, %d without it", standby, failed[0], failed[1])
 	}
 	if standby == "on" {
-		s.Within(equalIn, "the standby to follow", func() error { return s.armed("on") })
+		s.Until("the standby to follow", func() error { return s.armed("on") })
 		if s.kind.mode == inIPTables {
 			s.destroysSet()
 		}
@@ -189,7 +190,7 @@ func (s *sides) destroysSet() {
 	run("iptables", "-w", "-t", "nat", "-N", "KUBE-LOAD-BALANCER")
 	run("iptables", "-w", "-t", "nat", "-A", "KUBE-LOAD-BALANCER", "-m", "set", "--match-set", "owned", "dst", "-j", "RETURN")
 	run("iptables", "-w", "-t", "nat", "-A", "PREROUTING", "-j", "KUBE-LOAD-BALANCER")
-	s.Within(startsIn, "the standby to have the chain", func() error {
+	s.Until("the standby to have the chain", func() error {
 		_, err := s.node.space.run(s.Context(), "", "nft", "list", "chain", "ip", "canaryd-standby", "KUBE-LOAD-BALANCER")
 		return err
 	})
@@ -203,7 +204,7 @@ func (s *sides) destroysSet() {
 func (s *sides) same() {
 	s.Helper()
 	rang := time.Now()
-	within(s.T, equalIn, "the rules of both nodes to be the same", func() error {
+	testkit.Until(s.T, "the rules of both nodes to be the same", func() error {
 		if s.kind.mode == inNFTables && time.Since(rang) > 1500*time.Millisecond {
 			s.town.ring()
 			rang = time.Now()

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
@@ -27,9 +28,6 @@ const (
 	slots = 48
 	// calmFor is how long services change and nothing is flushed: no flush may be seen.
 	calmFor = 15 * time.Second
-	// equalIn bounds how long kube-proxy takes for its last word: it looks for its canary every
-	// 30 s, and waits up to 5 s more (pkg/util/iptables Monitor, 1.36).
-	equalIn = 90 * time.Second
 	// bareFor is how long the node without canaryd is waited for.
 	bareFor = 20 * time.Second
 )
@@ -138,7 +136,7 @@ func TestStorm(t *testing.T) {
 func guardNode(n *nodetest.Node) *nodetest.Process {
 	n.Helper()
 	p := n.Launch(guard)
-	n.Within(startsIn, "canaryd to be healthy", func() error {
+	n.Until("canaryd to be healthy", func() error {
 		if !p.Running() {
 			n.Fatalf("canaryd ended at once: %v\n%s", p.Err(), p.Log())
 		}
@@ -187,7 +185,7 @@ func (s *storm) settle() (took time.Duration, bare string) {
 	start, bareTook := time.Now(), time.Duration(0)
 	rang := start
 	var left difference
-	within(s.T, equalIn, "the node's rules to be those of a kube-proxy that was never flushed", func() error {
+	testkit.Until(s.T, "the node's rules to be those of a kube-proxy that was never flushed", func() error {
 		if s.kind.mode == inNFTables && time.Since(rang) > 1500*time.Millisecond {
 			s.town.ring()
 			rang = time.Now()
@@ -238,7 +236,7 @@ func (s *storm) judge(h *hand, changes int, number uint64) {
 		s.Errorf("3 s after the rules were equal: %s", d)
 	}
 	moved := s.against(s.node.space).moved
-	s.Within(nodetest.HealsIn, "canaryd to be ready", nodetest.Ready)
+	s.Until("canaryd to be ready", nodetest.Ready)
 	outcomes, absent, falsely := map[string]int{}, time.Duration(0), 0
 	var noticed []float64
 	s.collect()

@@ -67,7 +67,7 @@ func TestLoopsAndDeepNests(t *testing.T) {
 		}
 		const rest = 12
 		n.Must(write(n, "*nat\n"+nest(rest)+"COMMIT\n"))
-		n.Within(nodetest.HealsIn, "the nest in the generation", func() error {
+		n.Until("the nest in the generation", func() error {
 			if text, _ := n.Want(0, "render", "--ip-family=ipv4"); !strings.Contains(text, attacker(rest-2)+" -j "+attacker(rest-1)) {
 				return errors.New("it is not in it")
 			}
@@ -84,7 +84,7 @@ func TestLoopsAndDeepNests(t *testing.T) {
 		}
 		file += "-A LEAD-5 -j " + attacker(0) + "\n-A OUTPUT -j LEAD-0\nCOMMIT\n"
 		n.Must(n.Programs.Restore(n.Context(), rules.IPv4, file))
-		n.Within(nodetest.HealsIn, "the rules of others in the same table", func() error {
+		n.Until("the rules of others in the same table", func() error {
 			if got := protected(n, rules.IPv4, rules.Nat); strings.Join(got, "\n") != strings.Join(want, "\n") {
 				return fmt.Errorf("%d lines, want %d", len(got), len(want))
 			}
@@ -119,7 +119,7 @@ func TestDeclaredLoops(t *testing.T) {
 		for name, text := range loops(n) {
 			n.Must(os.WriteFile("/run/rules.d/loop.v4", []byte(strings.ReplaceAll(text, attack, "CORP")), 0o600))
 			d := n.Launch("--rules-dir=/run/rules.d")
-			n.Within(nodetest.StartsIn, name+" to be refused", func() error {
+			n.Until(name+" to be refused", func() error {
 				err := nodetest.Ready()
 				if err == nil || !strings.Contains(err.Error(), "/run/rules.d/loop.v4:") {
 					return fmt.Errorf("ready: %w", err)
@@ -173,14 +173,14 @@ func storedLoop(n *nodetest.Node, text string) {
 	want := [3][]string{protected(n, rules.IPv4, rules.Nat), protected(n, rules.IPv4, rules.Filter), protected(n, rules.IPv6, rules.Nat)}
 	n.Must(scenario.Wipe(n.Context(), n.Programs, rules.Families()...))
 	d := n.Launch()
-	n.Within(nodetest.HealsIn, "all tables", func() error {
+	n.Until("all tables", func() error {
 		now := [3][]string{protected(n, rules.IPv4, rules.Nat), protected(n, rules.IPv4, rules.Filter), protected(n, rules.IPv6, rules.Nat)}
 		if diff := cmp.Diff(want, now); diff != "" {
 			return fmt.Errorf("protected rules (-want +got):\n%s", diff)
 		}
 		return nil
 	})
-	n.Within(nodetest.HealsIn, "the jump in quarantine", func() error {
+	n.Until("the jump in quarantine", func() error {
 		if _, text, _ := n.Canaryd("status"); !strings.Contains(text, "quarantined: ipv4 nat "+attack) {
 			return fmt.Errorf("status says\n%s", text)
 		}

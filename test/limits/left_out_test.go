@@ -74,7 +74,7 @@ func status(n *nodetest.Node) api.Status {
 func leftOut(n *nodetest.Node, want ...api.LeftOut) api.Status {
 	n.Helper()
 	var s api.Status
-	n.Within(nodetest.StartsIn, "the chains that are left out", func() error {
+	n.Until("the chains that are left out", func() error {
 		s = status(n)
 		if diff := cmp.Diff(want, s.LeftOut); diff != "" {
 			return fmt.Errorf("(-want +got)\n%s", diff)
@@ -134,7 +134,7 @@ func partial(s api.Status) error {
 // intact waits until that is so.
 func intact(n *nodetest.Node) (s api.Status) {
 	n.Helper()
-	n.Within(nodetest.HealsIn, "all tables to be intact", func() error { s = status(n); return verdicts(s) })
+	n.Until("all tables to be intact", func() error { s = status(n); return verdicts(s) })
 	return s
 }
 
@@ -167,7 +167,7 @@ func TestAChainThatIsTooLargeCostsItselfOnly(t *testing.T) {
 
 		// The chains stand, without a rule: the jumps lead somewhere.
 		n.Flush()
-		n.Within(nodetest.HealsIn, "the others to be back", func() error {
+		n.Until("the others to be back", func() error {
 			if diff := cmp.Diff(before, others(n, true)); diff != "" {
 				return fmt.Errorf("(-want +got)\n%s", diff)
 			}
@@ -181,7 +181,7 @@ func TestAChainThatIsTooLargeCostsItselfOnly(t *testing.T) {
 		// Its owner writes it again, as large as it was.
 		restore(n, "nat", fill(large, size)...)
 		leftOut(n, place)
-		n.Within(nodetest.HealsIn, "the quarantine to end", func() error {
+		n.Until("the quarantine to end", func() error {
 			if s := status(n); len(s.Quarantined) > 0 {
 				return fmt.Errorf("in quarantine: %+v", s.Quarantined)
 			}
@@ -192,7 +192,7 @@ func TestAChainThatIsTooLargeCostsItselfOnly(t *testing.T) {
 		for _, table := range protect.Tables() {
 			restore(n, string(table), "-F", "-X") // at once: canaryd would answer the first before the second
 		}
-		n.Within(nodetest.HealsIn, "the others to be back", func() error {
+		n.Until("the others to be back", func() error {
 			if diff := cmp.Diff(without, others(n, true)); diff != "" {
 				return fmt.Errorf("(-want +got)\n%s", diff)
 			}
@@ -207,7 +207,7 @@ func TestAChainThatIsTooLargeCostsItselfOnly(t *testing.T) {
 
 		// It comes back small: the jumps follow, and it is guarded.
 		restore(n, "nat", fill(large, 3)...)
-		n.Within(nodetest.HealsIn, "the jumps to be back", func() error {
+		n.Until("the jumps to be back", func() error {
 			s := status(n)
 			if diff := cmp.Diff(before, others(n, true)); diff != "" || len(s.Quarantined)+len(s.LeftOut) > 0 {
 				return fmt.Errorf("in quarantine %+v, left out %+v (-want +got)\n%s", s.Quarantined, s.LeftOut, diff)
@@ -216,7 +216,7 @@ func TestAChainThatIsTooLargeCostsItselfOnly(t *testing.T) {
 		})
 		whole := n.Save()[rules.IPv4][rules.Nat].Chain(large).Rules
 		n.Flush()
-		n.Within(nodetest.HealsIn, "the chain to be back", func() error {
+		n.Until("the chain to be back", func() error {
 			if diff := cmp.Diff(whole, n.Save()[rules.IPv4][rules.Nat].Chain(large).Rules); diff != "" || jumps(n) != 2 {
 				return fmt.Errorf("%d jumps (-want +got)\n%s", jumps(n), diff)
 			}
@@ -245,7 +245,7 @@ func TestAChainThatGrowsAndShrinks(t *testing.T) {
 
 		restore(n, "nat", fill(large, 5)...)
 		leftOut(n)
-		n.Within(nodetest.HealsIn, "the generation to have it", func() error {
+		n.Until("the generation to have it", func() error {
 			if s := status(n); s.Generation.Rules != others+5 {
 				return fmt.Errorf("the generation has %d rules, want %d", s.Generation.Rules, others+5)
 			}
@@ -265,7 +265,7 @@ func TestABuiltInChainThatIsTooLarge(t *testing.T) {
 		before := others(n, true)
 		n.Flush()
 		outputs := func(line string) bool { return strings.Contains(line, "ipv4 nat OUTPUT") }
-		n.Within(nodetest.HealsIn, "the others to be back", func() error {
+		n.Until("the others to be back", func() error {
 			if diff := cmp.Diff(slices.DeleteFunc(slices.Clone(before), outputs), others(n, true)); diff != "" {
 				return fmt.Errorf("(-want +got)\n%s", diff)
 			}
@@ -276,7 +276,7 @@ func TestABuiltInChainThatIsTooLarge(t *testing.T) {
 		}
 		// Its owner puts its jump back.
 		restore(n, "nat", "-A OUTPUT -j KUBE-SERVICES")
-		n.Within(nodetest.HealsIn, "the quarantine to end", func() error {
+		n.Until("the quarantine to end", func() error {
 			if s := status(n); len(s.Quarantined) > 0 {
 				return fmt.Errorf("in quarantine: %+v", s.Quarantined)
 			}
@@ -321,7 +321,7 @@ func TestMemoryBelowTheManifestsLimit(t *testing.T) {
 		settled := func(p *nodetest.Process, so func(api.Status) error) api.Status {
 			n.Helper()
 			var s api.Status
-			n.Within(long, "canaryd to have learned", func() error {
+			n.Until("canaryd to have learned", func() error {
 				if !p.Running() {
 					n.Fatal("canaryd ended")
 				}
@@ -351,7 +351,7 @@ func TestMemoryBelowTheManifestsLimit(t *testing.T) {
 		}
 		report("at capture", p)
 		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Nat, ""))
-		n.Within(long, "the rest to be back", func() error {
+		n.Until("the rest to be back", func() error {
 			s := status(n)
 			if len(s.Flushes) == 0 || len(s.Quarantined) == 0 {
 				return fmt.Errorf("%d flushes, %d rules in quarantine, %d chains left out, tables %v", len(s.Flushes), len(s.Quarantined), len(s.LeftOut), s.Families)

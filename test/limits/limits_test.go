@@ -100,7 +100,7 @@ func repaired(n *nodetest.Node, f rules.Family, table rules.TableName) time.Dura
 	if out, err := exec.CommandContext(n.Context(), program(n, f, ""), "-w", "5", "-t", string(table), "-F").CombinedOutput(); err != nil {
 		n.Fatalf("flushing %s %s: %v: %s", f, table, err, out)
 	}
-	return n.Within(nodetest.HealsIn, fmt.Sprintf("the rules of %s %s", f, table), func() error {
+	return n.Until(fmt.Sprintf("the rules of %s %s", f, table), func() error {
 		if got := protected(n, f, table); strings.Join(got, "\n") != strings.Join(want, "\n") {
 			return fmt.Errorf("%d lines of protected rules, want %d", len(got), len(want))
 		}

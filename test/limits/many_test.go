@@ -33,14 +33,14 @@ func TestManyChains(t *testing.T) {
 		text.WriteString("COMMIT\n")
 		n.Must(write(n, text.String()))
 		n.Logf("ipv6 nat was back %s after its flush", othersAreRepaired(n).Round(time.Millisecond))
-		learned := n.Within(nodetest.HealsIn, "the chains in the generation", func() error {
+		learned := n.Until("the chains in the generation", func() error {
 			if s := n.Published(); s.Generation.Rules != before.Rules+many {
 				return fmt.Errorf("the generation has %d rules, want %d", s.Generation.Rules, before.Rules+many)
 			}
 			return nodetest.Ready()
 		})
 		n.Logf("learned after %s; ipv4 nat was back %s after its flush", learned.Round(time.Millisecond), repaired(n, rules.IPv4, rules.Nat).Round(time.Millisecond))
-		n.Within(nodetest.HealsIn, "the attacker's rules", func() error {
+		n.Until("the attacker's rules", func() error {
 			if got := strings.Count(saved(n, rules.Nat), "\n-A "+attack); got != many {
 				return fmt.Errorf("%d stand, want %d", got, many)
 			}

@@ -43,7 +43,7 @@ func TestLongestRules(t *testing.T) {
 				n.Fatalf("%s: %v: %.200s", name, err, out)
 			}
 		}
-		n.Within(nodetest.HealsIn, "the rules to be known", func() error {
+		n.Until("the rules to be known", func() error {
 			text, _ := n.Want(0, "status")
 			if strings.Contains(text, "not put back if it is lost") || n.Status().Generation.Rules != rulesBefore+3 {
 				return fmt.Errorf("not all rules are put back:\n%s", text)
@@ -95,7 +95,7 @@ func TestNames(t *testing.T) {
 		}
 		for round := range 2 { // the second one goes on from disk
 			d := n.Launch("--protect=kube,cni,CORP-*")
-			n.Within(nodetest.StartsIn, "canaryd to be ready", nodetest.Ready)
+			n.Until("canaryd to be ready", nodetest.Ready)
 			n.Flush()
 			n.Healed(1)
 			now := saved(n, rules.Nat)

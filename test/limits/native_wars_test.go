@@ -129,7 +129,7 @@ func (w *nativeWar) flush() { nstest.Command(w.T, "nft", "flush", "ruleset") }
 // back waits until the node is ready and the table as it was.
 func (w *nativeWar) back() time.Duration {
 	w.Helper()
-	took := w.Within(nodetest.HealsIn, "the rules to be back", nodetest.Ready)
+	took := w.Until("the rules to be back", nodetest.Ready)
 	if got := w.listed(); got != w.want {
 		w.Errorf("the table has %d bytes of nft's text, want %d", len(got), len(w.want))
 	}
@@ -162,7 +162,7 @@ func TestNativeFlusherWithoutEnd(t *testing.T) {
 			w.Errorf("everything is back after %s, want within %s", back, nativeWarBack)
 		}
 		w.Same("protected rules of iptables after the war", protected, w.Protected())
-		w.Within(time.Minute, "the end of the contention", func() error {
+		w.Until("the end of the contention", func() error {
 			if got := w.Metrics()["contended{}"]; got != 0 {
 				return fmt.Errorf("canaryd_contended is %v", got)
 			}
@@ -190,7 +190,7 @@ func TestNativeKilledInReplay(t *testing.T) {
 				defer close(flushed)
 				w.flush()
 			}()
-			w.Within(nodetest.HealsIn, "the flush", func() error {
+			w.Until("the flush", func() error {
 				conn, err := nft.Dial()
 				w.Must(err)
 				defer conn.Close()

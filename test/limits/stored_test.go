@@ -50,7 +50,7 @@ func TestHugeFiles(t *testing.T) {
 				n.Must(file.Close())
 
 				if d = n.Launch(); story.waits {
-					n.Within(nodetest.StartsIn, "canaryd to ask for a decision", func() error {
+					n.Until("canaryd to ask for a decision", func() error {
 						if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), "canaryd dismiss") {
 							return fmt.Errorf("readiness: %w", err)
 						}
@@ -58,7 +58,7 @@ func TestHugeFiles(t *testing.T) {
 					})
 					n.Want(0, "dismiss")
 				}
-				n.Within(nodetest.StartsIn, "canaryd to be ready", nodetest.Ready)
+				n.Until("canaryd to be ready", nodetest.Ready)
 				n.Logf("ipv6 nat was back %s after its flush", othersAreRepaired(n).Round(time.Millisecond))
 				n.Healed(1)
 				n.Want(0, "status")
@@ -115,7 +115,7 @@ func TestManyRecords(t *testing.T) {
 		}
 		n.Logf("ipv6 nat was back %s after its flush", othersAreRepaired(n).Round(time.Millisecond))
 		newest := n.Healed(1)
-		n.Within(nodetest.HealsIn, "the record on disk", func() error {
+		n.Until("the record on disk", func() error {
 			if text, err := os.ReadFile(path); err != nil || !strings.Contains(string(text), `"`+newest.ID+`"`) {
 				return fmt.Errorf("flush %s is not in it: %v", newest.ID, err)
 			}

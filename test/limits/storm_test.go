@@ -54,7 +54,7 @@ func TestStormOfCommits(t *testing.T) {
 			n.Errorf("canaryd logged %d lines in the storm, want at most 60:\n%s", more, d.Log())
 		}
 		within(n, d, "in the storm")
-		n.Within(nodetest.HealsIn, "health after the storm", nodetest.Ready)
+		n.Until("health after the storm", nodetest.Ready)
 		repaired(n, rules.IPv4, rules.Nat)
 		d.Stop()
 	})

@@ -105,7 +105,7 @@ func TestFlusherWithoutEnd(t *testing.T) {
 		long = time.Since(began)
 		last, cost := time.Now(), d.CPU()-used
 		after := n.Metrics()
-		back := n.Within(nodetest.HealsIn, "the rules to be back", nodetest.Ready)
+		back := n.Until("the rules to be back", nodetest.Ready)
 		back = max(back, time.Since(last)-20*time.Millisecond)
 
 		if after["contended{}"] != 1 {
@@ -126,7 +126,7 @@ func TestFlusherWithoutEnd(t *testing.T) {
 		if s := n.Status(); s.Generation.Rules != generation {
 			n.Errorf("the generation has %d rules after the war, %d before", s.Generation.Rules, generation)
 		}
-		n.Within(20*time.Second, "the end of the contention", func() error {
+		n.Until("the end of the contention", func() error {
 			if got := n.Metrics()["contended{}"]; got != 0 {
 				return fmt.Errorf("canaryd_contended is %v", got)
 			}
@@ -166,7 +166,7 @@ func TestJumpsDeletedWithoutEnd(t *testing.T) {
 		if metrics["contended{}"] != 1 {
 			n.Errorf("canaryd_contended is not raised although the jump was deleted %d times", deleted)
 		}
-		n.Within(nodetest.HealsIn, "the jump", func() error {
+		n.Until("the jump", func() error {
 			if strings.Join(protected, "\n") != strings.Join(n.Protected(), "\n") {
 				return fmt.Errorf("it is missing")
 			}

@@ -37,7 +37,7 @@ func TestAChainThatAPersonFlushes(t *testing.T) {
 		}
 		const grace = 2 * time.Second
 		p := n.Launch("--protect=kube,cni,docker,podman,libvirt,tailscale", "--jump-grace="+grace.String())
-		n.Within(nodetest.StartsIn, "canaryd to be ready", nodetest.Ready)
+		n.Until("canaryd to be ready", nodetest.Ready)
 		time.Sleep(time.Second) // marks of a new generation are renewed
 		before := n.Protected()
 		nat := n.Save()[rules.IPv4][rules.Nat]
@@ -91,7 +91,7 @@ func TestAChainThatAPersonFlushes(t *testing.T) {
 			run(n, rules.IPv4, accepted.table, args...)
 			left, want := n.Protected(), accepted.want
 			var line, published string
-			n.Within(nodetest.HealsIn, want, func() error {
+			n.Until(want, func() error {
 				now := n.Get("/api/v1/status")
 				if now == published {
 					return errors.New("nothing has changed")

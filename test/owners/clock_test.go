@@ -45,7 +45,7 @@ func TestClockSetWhileDown(t *testing.T) {
 					time.Sleep(test.down)
 					n.Flush()
 					d := n.Launch(test.maximum) // there may be nothing to learn
-					n.Within(nodetest.StartsIn, "canaryd to have looked", test.ready)
+					n.Until("canaryd to have looked", test.ready)
 					time.Sleep(moment)
 					got := count(n)
 					if diff := cmp.Diff(test.want, got); diff != "" {

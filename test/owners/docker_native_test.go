@@ -66,7 +66,7 @@ func TestUnpublishedPort(t *testing.T) {
 		nstest.CommandInput(n.T, dockerBridge, "nft", "-f", "-")
 		want := nstest.Command(n.T, "nft", "-s", "list", "table", "ip", "docker-bridges")
 		p := n.Launch("--protect=docker")
-		n.Within(nodetest.StartsIn, "canaryd to be ready", nodetest.Ready)
+		n.Until("canaryd to be ready", nodetest.Ready)
 
 		for i, flush := range []struct{ part, unpublished, published string }{
 			{"map ip docker-bridges filter-forward-in-jumps", "unpublished", "container"},

@@ -88,7 +88,7 @@ func TestAFlusherThatDeletesChainsBehindTheReplay(t *testing.T) {
 				// The pause under test: -X meets another moment of the replay each time.
 				time.Sleep(time.Duration(i*13%90) * time.Millisecond)
 			}
-			n.Within(nodetest.HealsIn, "all rules to be back", func() error {
+			n.Until("all rules to be back", func() error {
 				if err := nodetest.Ready(); err != nil { // it costs least to ask
 					return err
 				}
@@ -100,7 +100,7 @@ func TestAFlusherThatDeletesChainsBehindTheReplay(t *testing.T) {
 			took = append(took, time.Since(start).Round(time.Millisecond))
 			n.Same(fmt.Sprintf("after flush %d", i+1), before, n.Protected())
 		}
-		n.Within(nodetest.HealsIn, "no record to be partial or failed", func() error {
+		n.Until("no record to be partial or failed", func() error {
 			flushes := n.Status().Flushes
 			if len(flushes) == 0 {
 				return errors.New("there is no record")

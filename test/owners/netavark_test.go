@@ -71,7 +71,7 @@ func (n podmanNode) listed() string {
 // proved waits until the node is healthy, with so many records.
 func (n podmanNode) proved(records int) {
 	n.Helper()
-	n.Within(nodetest.HealsIn, "netavark's table", func() error {
+	n.Until("netavark's table", func() error {
 		s := n.Status()
 		if !s.Healthy || len(s.Flushes) != records {
 			return fmt.Errorf("healthy %t with %d records, want %d", s.Healthy, len(s.Flushes), records)
@@ -104,7 +104,7 @@ func TestNetavark(t *testing.T) {
 		n.container("first", 2, 8080)
 		n.container("second", 3, 8081)
 		p := n.Launch("--protect=podman")
-		n.Within(nodetest.StartsIn, "canaryd to be ready", nodetest.Ready)
+		n.Until("canaryd to be ready", nodetest.Ready)
 		n.proved(0)
 		want := n.listed()
 		flushes := []string{"flush ruleset", "flush table inet netavark", "flush ruleset inet"}

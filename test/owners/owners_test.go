@@ -87,7 +87,7 @@ func TestOwners(t *testing.T) {
 				}
 			}
 		}
-		n.Within(nodetest.HealsIn, "the removal to be learned", func() error {
+		n.Until("the removal to be learned", func() error {
 			if !n.Status().LearningPendingSince.IsZero() {
 				return errors.New("something is not captured yet")
 			}
@@ -140,7 +140,7 @@ func TestSets(t *testing.T) {
 		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, ipvs))
 		before, members := n.Protected(), ipset("save", "KUBE-CLUSTER-IP")
 		p := n.Start("--ip-family=ipv4")
-		n.Within(nodetest.HealsIn, "the sets to be captured", func() error {
+		n.Until("the sets to be captured", func() error {
 			text, err := os.ReadFile("/run/state/sets.json")
 			if err == nil && !strings.Contains(string(text), "10.96.0.1,tcp:443") {
 				err = errors.New(string(text))
@@ -155,7 +155,7 @@ func TestSets(t *testing.T) {
 		n.Healed(1)
 		// A set that goes between canaryd's look and its restore costs the rule one round in
 		// quarantine.
-		n.Within(2*nodetest.HealsIn, "every rule to be back", func() error {
+		n.Until("every rule to be back", func() error {
 			if after := n.Protected(); len(after) != len(before) {
 				return errors.New(strings.Join(after, "\n"))
 			}
@@ -170,7 +170,7 @@ func TestSets(t *testing.T) {
 		ipset("destroy", "KUBE-CLUSTER-IP")
 		ipset("destroy", "nobody-keeps")
 		p = n.Launch("--ip-family=ipv4") // it does not become ready
-		n.Within(nodetest.HealsIn, "the rules to be back", func() error {
+		n.Until("the rules to be back", func() error {
 			if after := n.Protected(); len(after) != len(before)-2 {
 				return errors.New(strings.Join(after, "\n"))
 			}
@@ -194,7 +194,7 @@ func TestSets(t *testing.T) {
 			}
 		}
 		ipset("create", "nobody-keeps", "hash:ip") // by its owner
-		n.Within(2*nodetest.HealsIn, "the last rule to come back", func() error {
+		n.Until("the last rule to come back", func() error {
 			if after := n.Protected(); len(after) != len(before) {
 				return errors.New(strings.Join(after, "\n"))
 			}

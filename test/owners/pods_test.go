@@ -117,14 +117,14 @@ func TestPodsOfTheRealPluginsThatAreGone(t *testing.T) {
 		n.Must(tryDel(n, tools, "portmap", late))
 		_ = tryDel(n, tools, "bridge", late)
 		n.Must(os.Remove(keptAt(late)))
-		n.Within(nodetest.HealsIn, "what came back to be taken away", func() error {
+		n.Until("what came back to be taken away", func() error {
 			if lines := linesOf(late); len(lines) > 0 {
 				return fmt.Errorf("it stands:\n%s", strings.Join(lines, ""))
 			}
 			return nil
 		})
 		answers(n, "in the end", stays.hostPort, stays.name)
-		n.Within(nodetest.HealsIn, "health", nodetest.Ready)
+		n.Until("health", nodetest.Ready)
 		p.Stop()
 	})
 }
@@ -169,7 +169,7 @@ func TestRulesOfPodsThatAnAgentDeletes(t *testing.T) {
 				remove(n, tools, ends)
 				n.Must(os.Remove(keptAt(ends)))
 			}
-			n.Within(nodetest.HealsIn, "the host ports to answer again", func() error {
+			n.Until("the host ports to answer again", func() error {
 				for _, p := range pods[:3] {
 					if got := dial(n, p.hostPort); got != p.name {
 						time.Sleep(200 * time.Millisecond)

@@ -46,7 +46,7 @@ func TestAKubeProxyThatLeft(t *testing.T) {
 		for _, f := range n.Families {
 			cleansUp(n, f)
 		}
-		n.Within(nodetest.HealsIn, "canaryd to read that kube-proxy has left", func() error {
+		n.Until("canaryd to read that kube-proxy has left", func() error {
 			if strings.Count(p.Log(), "kube-proxy has removed its chains and its canary") < len(n.Families) {
 				return errors.New("the log does not say so of each family")
 			}

@@ -73,7 +73,7 @@ func (s shell) canaries() (lines int) {
 // healed waits until canaries and protected rules stand, and canaryd has nothing to do.
 func (s shell) healed(canaries int, protected []string) {
 	s.Helper()
-	s.Within(nodetest.HealsIn, "marks and rules to be back", func() error {
+	s.Until("marks and rules to be back", func() error {
 		if err := nodetest.Ready(); err != nil { // it costs least to ask
 			return err
 		}
@@ -141,7 +141,7 @@ func TestACleanupIsObeyed(t *testing.T) {
 						sh.do("/run/" + tt.owner + " /run/cleanup.sh")
 					}
 					left := n.Protected()
-					n.Within(nodetest.HealsIn, "the cleanup to be learned", func() error {
+					n.Until("the cleanup to be learned", func() error {
 						if s := n.Status(); !s.LearningPendingSince.IsZero() || s.Generation.Rules >= 35 {
 							return fmt.Errorf("%d rules, pending since %s", s.Generation.Rules, s.LearningPendingSince)
 						}

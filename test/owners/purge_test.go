@@ -197,7 +197,7 @@ func purge(n *nodetest.Node, pause time.Duration, order string) {
 		list = marksAt(list, 1)
 	}
 	_ = script(n, "/run/purge.sh", pause, list).Run() // what canaryd put back may be written otherwise
-	n.Within(nodetest.HealsIn, "the protected rules to be back", func() error {
+	n.Until("the protected rules to be back", func() error {
 		if err := nodetest.Ready(); err != nil { // it costs least to ask
 			return err
 		}
@@ -261,7 +261,7 @@ func TestKubernetesDeletesItsRules(t *testing.T) {
 			}
 		}
 		_ = script(n, "/run/e2e.sh", 0, slices.Concat(jumps, empty, remove)).Run() // canaryd writes some in between
-		n.Within(nodetest.HealsIn, "the protected rules to be back", func() error {
+		n.Until("the protected rules to be back", func() error {
 			if after := n.Protected(); !slices.Equal(before, after) {
 				return fmt.Errorf("(-want +got):\n%s", cmp.Diff(before, after))
 			}
@@ -294,7 +294,7 @@ func TestAPurgeAndOwners(t *testing.T) {
 		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, service))
 		n.Start("--ip-family=ipv4")
 		learned := func(what string) {
-			n.Within(nodetest.HealsIn, what, func() error {
+			n.Until(what, func() error {
 				if s := n.Status(); s.Generation.Rules != 35 || !s.LearningPendingSince.IsZero() {
 					return fmt.Errorf("%d rules, pending since %s", s.Generation.Rules, s.LearningPendingSince)
 				}
@@ -304,14 +304,14 @@ func TestAPurgeAndOwners(t *testing.T) {
 		old := marksOf(n)
 		restoreByAnother(n, gone)
 		learned("the removal to be learned")
-		n.Within(nodetest.HealsIn, "the marks to be renewed", func() error {
+		n.Until("the marks to be renewed", func() error {
 			if slices.Equal(old, marksOf(n)) {
 				return errors.New("they are the old ones")
 			}
 			return nil
 		})
 		_ = script(n, "/run/purge.sh", 0, marksAt(deletions(n), 0.5)).Run()
-		n.Within(nodetest.HealsIn, "the protected rules to be back", func() error {
+		n.Until("the protected rules to be back", func() error {
 			if after := n.Protected(); !slices.Equal(before, after) {
 				return fmt.Errorf("(-want +got):\n%s", cmp.Diff(before, after))
 			}
@@ -319,7 +319,7 @@ func TestAPurgeAndOwners(t *testing.T) {
 		})
 		n.Healed(1)
 		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, service))
-		n.Within(nodetest.HealsIn, "the service to be learned", func() error {
+		n.Until("the service to be learned", func() error {
 			if s := n.Status(); s.Generation.Rules != 37 {
 				return fmt.Errorf("%d rules", s.Generation.Rules)
 			}

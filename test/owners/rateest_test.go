@@ -43,7 +43,7 @@ func TestEstimators(t *testing.T) {
 					for _, table := range protect.Tables() {
 						n.Must(n.Programs.Flush(n.Context(), rules.IPv4, table, ""))
 					}
-					n.Within(nodetest.HealsIn, "the kernel to forget the estimator", func() error {
+					n.Until("the kernel to forget the estimator", func() error {
 						if exec.CommandContext(n.Context(), program(n, rules.IPv4, ""), "-w", "5", "-t", "raw", "-I", "OUTPUT", "-m", "rateest", "--rateest", "links", "--rateest-gt", "--rateest-bps", "1").Run() != nil {
 							return nil
 						}
@@ -51,14 +51,14 @@ func TestEstimators(t *testing.T) {
 						return errors.New("it is there")
 					})
 					n.Want(0, "resume")
-					took := n.Within(nodetest.HealsIn, "all rules to be back", func() error {
+					took := n.Until("all rules to be back", func() error {
 						if got := n.Protected(); len(got) != len(before) {
 							return errors.New(strings.Join(got, "\n"))
 						}
 						return nodetest.Ready()
 					})
 					n.Same("after the flush", before, n.Protected())
-					n.Within(nodetest.HealsIn, "the records to be proved", func() error {
+					n.Until("the records to be proved", func() error {
 						for _, r := range n.Status().Flushes {
 							if r.Outcome != "proved" {
 								return errors.New(r.Outcome + ": " + r.Detail)

@@ -57,7 +57,7 @@ func storm(n *nodetest.Node, _ *nodetest.Process) {
 	}
 	finish()
 	n.Logf("%d commits, %.0f a second, %d before the one before was known; %d generations seen meanwhile", done, float64(done)/time.Since(start).Seconds(), unknown, known)
-	n.Within(settles, "the owner's last endpoint in the generation", func() error {
+	n.Until("the owner's last endpoint in the generation", func() error {
 		text, _ := n.Want(0, "render", "--ip-family=ipv4")
 		if !strings.Contains(text, fmt.Sprintf("--to-destination %s:", last)) {
 			return fmt.Errorf("%s is not in it", last)

@@ -55,7 +55,7 @@ func TestARuleThatAcceptsNothingComesBackAsOne(t *testing.T) {
 						n.Logf("%q accepts here", match)
 						continue
 					}
-					n.Within(nodetest.HealsIn, match+" to be learned", func() error {
+					n.Until(match+" to be learned", func() error {
 						if s := n.Status(); s.Generation.ID == before || !s.LearningPendingSince.IsZero() {
 							return fmt.Errorf("the generation is %s", s.Generation.ID)
 						}
@@ -64,7 +64,7 @@ func TestARuleThatAcceptsNothingComesBackAsOne(t *testing.T) {
 					for range 2 {
 						n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Filter, ""))
 						flushes++
-						n.Within(nodetest.HealsIn, "the end of the replay", func() error {
+						n.Until("the end of the replay", func() error {
 							s := n.Status()
 							if n := s.Count(); n < flushes || s.Flushes[0].Outcome == "pending" {
 								return fmt.Errorf("%d flushes", n)

@@ -177,7 +177,7 @@ func TestWithoutCanarydAFlowOfTheOutageStaysDeaf(t *testing.T) {
 	inCluster(t, func(l *lab) {
 		l.flushNat()
 		meanwhile := l.dial("udp4", cluster.DNS())
-		l.Within(nodetest.HealsIn, "conntrack to know the flow of the outage", func() error {
+		l.Until("conntrack to know the flow of the outage", func() error {
 			l.wantSilence("during the outage", meanwhile)
 			if !l.tracked(meanwhile) {
 				return errors.New("it does not")

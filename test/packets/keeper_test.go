@@ -166,7 +166,7 @@ func TestConnectionsThroughManyFlushes(t *testing.T) {
 				}
 				d.do(l)
 				n++
-				l.Within(nodetest.HealsIn, "another repaired flush", func() error { return l.repaired(n) })
+				l.Until("another repaired flush", func() error { return l.repaired(n) })
 			}
 		}
 		p.finish()
@@ -195,7 +195,7 @@ func (l *lab) wantKept(want bool) {
 		}
 		return
 	}
-	l.Within(nodetest.StartsIn, "the keeper", func() error {
+	l.Until("the keeper", func() error {
 		if !is() {
 			return errors.New("there is none")
 		}

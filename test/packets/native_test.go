@@ -46,7 +46,7 @@ func TestFlowsThroughANativeFlush(t *testing.T) {
 		before := l.stream(nativeService)
 		datagrams := cluster.Datagrams(nativeService)
 		l.wantAnswer("a client before the flush", l.dial("udp4", datagrams), l.Endpoints(0)...)
-		l.Within(nodetest.HealsIn, "guarding the native table", func() error {
+		l.Until("guarding the native table", func() error {
 			if stdout, _ := l.Want(0, "status"); !strings.Contains(stdout, "ip kube-proxy  intact") {
 				return fmt.Errorf("canaryd status prints\n%s", stdout)
 			}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/cluster"
-	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -46,7 +45,7 @@ func TestFlowsFromBeforeTheStandby(t *testing.T) {
 					l.writeNative()
 				}
 				d := l.Start("--standby=on", "--settle="+settle.String())
-				l.Within(nodetest.HealsIn, "the standby to be armed", func() error {
+				l.Until("the standby to be armed", func() error {
 					s := l.Published()
 					if test.nativeToo && (len(s.Native) != 1 || s.Native[0].Standby == nil || s.Native[0].Standby.State != string(api.StandbyArmed)) {
 						return fmt.Errorf("%+v", s.Native)

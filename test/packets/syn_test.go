@@ -136,7 +136,7 @@ func TestWithoutCanarydASYNOfTheOutageStaysUnheard(t *testing.T) {
 		l.flushNat()
 		meanwhile := l.knock(cluster.Client, netip.Addr{}, cluster.Service(0))
 		l.wantStuck("during the outage", meanwhile, silentFor)
-		l.Within(nodetest.HealsIn, "the kernel to keep its flow", func() error {
+		l.Until("the kernel to keep its flow", func() error {
 			if l.entry(meanwhile) == nil {
 				return errors.New("it has no entry")
 			}
@@ -230,7 +230,7 @@ func addrPort(a net.Addr) netip.AddrPort { return netip.MustParseAddrPort(a.Stri
 // that is counted.
 func (l *lab) wantEnded(count int) {
 	l.Helper()
-	l.Within(nodetest.HealsIn, "the flows to be counted", func() error {
+	l.Until("the flows to be counted", func() error {
 		got := l.Metrics()
 		tcp, all := nodetest.Sum(got, "conntrack_deleted_total", `protocol="tcp"`), nodetest.Sum(got, "conntrack_deleted_total")
 		if errors := nodetest.Sum(got, "conntrack_errors_total"); tcp != float64(count) || all != tcp || errors != 0 {

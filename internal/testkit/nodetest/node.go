@@ -108,7 +108,7 @@ func (n *Node) HoldLock(long time.Duration) *exec.Cmd {
 	// --no-fork: flock becomes sleep and is ended with it.
 	holder := exec.CommandContext(n.Context(), "flock", "--no-fork", "/run/xtables.lock", "sleep", fmt.Sprint(long.Seconds()))
 	n.Must(holder.Start())
-	n.Within(StartsIn, "flock to hold the lock", func() error {
+	n.Until("flock to hold the lock", func() error {
 		fd, err := unix.Open("/run/xtables.lock", unix.O_RDONLY, 0)
 		n.Must(err)
 		defer unix.Close(fd)

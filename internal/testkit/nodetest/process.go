@@ -26,9 +26,6 @@ const (
 	HTTP = "http://" + canaryd.Address
 	// socket is where a daemon listens by default.
 	socket = "/run/canaryd/canaryd.sock"
-	// Steps that take milliseconds on an idle machine; on a busy one they may take longer.
-	StartsIn = time.Minute
-	HealsIn  = time.Minute
 )
 
 // A Process is a running canaryd.
@@ -66,7 +63,7 @@ func (n *Node) Launch(flags ...string) *Process {
 func (n *Node) Start(flags ...string) *Process {
 	n.Helper()
 	p := n.Launch(flags...)
-	n.Within(StartsIn, "canaryd to be ready", func() error {
+	n.Until("canaryd to be ready", func() error {
 		if !p.Running() {
 			n.Fatalf("canaryd ended at once: %v\n%s", p.Err(), p.Log())
 		}
@@ -124,7 +121,7 @@ func (p *Process) Signal(s syscall.Signal) {
 func (p *Process) Suspend() {
 	p.n.Helper()
 	p.Signal(syscall.SIGSTOP)
-	p.n.Within(StartsIn, "each thread of canaryd to stop", func() error {
+	p.n.Until("each thread of canaryd to stop", func() error {
 		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", p.PID()))
 		if err == nil && len(threads) == 0 {
 			err = errors.New("canaryd has no thread")
@@ -228,7 +225,7 @@ func (n *Node) Polled(times int) {
 	n.Helper()
 	const polls = `hints_total{source="poll"}`
 	before := n.Metrics()[polls]
-	n.Within(StartsIn, fmt.Sprintf("%d looks", times), func() error {
+	n.Until(fmt.Sprintf("%d looks", times), func() error {
 		if seen := n.Metrics()[polls] - before; seen < float64(times) {
 			return fmt.Errorf("it has looked %.0f times", seen)
 		}
@@ -250,7 +247,7 @@ func (n *Node) Published() scenario.Status {
 func (n *Node) Healed(records int) scenario.Record {
 	n.Helper()
 	var newest scenario.Record
-	n.Within(HealsIn, fmt.Sprintf("%d repaired flushes", records), func() error {
+	n.Until(fmt.Sprintf("%d repaired flushes", records), func() error {
 		s := n.Status()
 		if len(s.Flushes) < records || !s.Healthy {
 			return fmt.Errorf("%d flush records, healthy %t", len(s.Flushes), s.Healthy)
@@ -266,7 +263,7 @@ func (n *Node) Healed(records int) scenario.Record {
 func (n *Node) PartlyHealed(records int) scenario.Record {
 	n.Helper()
 	var newest scenario.Record
-	n.Within(HealsIn, fmt.Sprintf("%d flushes, the last repaired in part", records), func() error {
+	n.Until(fmt.Sprintf("%d flushes, the last repaired in part", records), func() error {
 		s := n.Status()
 		if len(s.Flushes) < records || s.Flushes[0].Outcome != "partial" {
 			return fmt.Errorf("%d flush records: %+v", len(s.Flushes), s.Flushes)
@@ -293,12 +290,6 @@ func (n *Node) Until(what string, done func() error) time.Duration {
 		}
 		return err
 	})
-}
-
-// Within is Until. The limit ends nothing: a busy machine would exceed it.
-func (n *Node) Within(_ time.Duration, what string, done func() error) time.Duration {
-	n.Helper()
-	return n.Until(what, done)
 }
 
 // Get requests a path from the daemon over HTTP. A status other than 200 ends the test.
