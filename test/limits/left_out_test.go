@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -317,7 +316,6 @@ func TestMemoryBelowTheManifestsLimit(t *testing.T) {
 			lines = append(append(lines, fill(name, each)...), "-A KUBE-SERVICES -d 10.9.9.9/32 -j "+name)
 		}
 		restore(n, "nat", lines...)
-		const long = 5 * time.Minute
 		settled := func(p *nodetest.Process, so func(api.Status) error) api.Status {
 			n.Helper()
 			var s api.Status

@@ -54,13 +54,8 @@ type story struct {
 // flush records.
 type counts struct{ Proved, Raced, Partial, Failed, Skipped, Tables, Records int }
 
-const (
-	// moment is long enough for the looks after a hint and for two polls.
-	moment = 3 * time.Second
-	// settles bounds how long canaryd takes to be up to date again; reads that
-	// failed are repeated at growing distances.
-	settles = time.Minute
-)
+// moment is long enough for the looks after a hint and for two polls.
+const moment = 3 * time.Second
 
 var (
 	// jumpGrace is canaryd's --jump-grace, and grace what is learned after it, too.
