@@ -15,6 +15,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -175,11 +176,49 @@ COMMIT
 COMMIT
 `
 
+// purgeTries is how often a purge may be obeyed before that counts as a failure. On legacy only the
+// process tells a purge from an owner, and of 384 purges on a loaded machine 2 ended too soon to be
+// read: docs/guarantees.md.
+const purgeTries = 3
+
 func purge(n *nodetest.Node, pause time.Duration, order string) {
 	n.Families = []rules.Family{rules.IPv4}
 	n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, purgedNode))
 	before := n.Protected()
-	n.Start("--ip-family=ipv4")
+	for try := 1; ; try++ {
+		d := n.Start("--ip-family=ipv4")
+		if purgeOnce(n, pause, order, before) {
+			return
+		}
+		if try == purgeTries {
+			n.Fatalf("the purge was obeyed %d times", try)
+		}
+		n.Logf("in doubt the purge was obeyed: %s", d.Tail())
+		d.Stop()
+		n.Must(os.RemoveAll("/run/state"))
+		n.Must(scenario.Wipe(n.Context(), n.Programs, rules.IPv4))
+		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, purgedNode))
+	}
+}
+
+// obeyed reports whether canaryd, at rest, took some of a purge's deletions on legacy for its owner's
+// decision: its generation is the rules of the node, which are fewer than before.
+func obeyed(n *nodetest.Node, before, after []string) bool {
+	if n.Programs.With != iptables.Legacy || len(after) >= len(before) {
+		return false
+	}
+	written := 0
+	for _, line := range after {
+		if len(strings.Fields(line)) > 3 { // a chain has three: family, table, name
+			written++
+		}
+	}
+	s := n.Status()
+	return s.LearningPendingSince.IsZero() && s.Generation.Rules == written && len(s.Flushes) > 0 && s.Flushes[0].Outcome == "proved"
+}
+
+// purgeOnce returns false if canaryd obeyed the purge.
+func purgeOnce(n *nodetest.Node, pause time.Duration, order string, before []string) bool {
 	list := deletions(n)
 	seed := uint64(time.Now().UnixNano())
 	n.Logf("seed %d: %d deletions", seed, len(list))
@@ -197,15 +236,23 @@ func purge(n *nodetest.Node, pause time.Duration, order string) {
 		list = marksAt(list, 1)
 	}
 	_ = script(n, "/run/purge.sh", pause, list).Run() // what canaryd put back may be written otherwise
+	doubted := false
 	n.Until("the protected rules to be back", func() error {
 		if err := nodetest.Ready(); err != nil { // it costs least to ask
 			return err
 		}
-		if after := n.Protected(); !slices.Equal(before, after) {
-			return fmt.Errorf("(-want +got):\n%s", cmp.Diff(before, after))
+		after := n.Protected()
+		if slices.Equal(before, after) {
+			return nil
 		}
-		return nil
+		if doubted = obeyed(n, before, after); doubted {
+			return nil
+		}
+		return fmt.Errorf("(-want +got):\n%s", cmp.Diff(before, after))
 	})
+	if doubted {
+		return false
+	}
 	n.Healed(1)
 	n.Same("protected rules", before, n.Protected())
 	want := 0
@@ -228,6 +275,7 @@ func purge(n *nodetest.Node, pause time.Duration, order string) {
 		n.Errorf("the records have %d rules of %d", lost, want)
 	}
 	n.Logf("%d records, %d of %d rules", len(records), lost, want)
+	return true
 }
 
 // TestKubernetesDeletesItsRules: Kubernetes' own test "should recreate its iptables rules if they
