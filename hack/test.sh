@@ -42,7 +42,7 @@ all() { # PACKAGE...
 # time, and time and memory are measured.
 elsewhere=(./test/alerts ./test/flushers ./test/kernels ./test/kubeproxy ./test/limits ./test/packaging ./test/page ./test/versions)
 # Programs that measure for long, and their tests, which run them for a minute or two.
-measuring=(./hack/bench/detect ./hack/bench/heal ./hack/soak)
+measuring=(./hack/soak ./hack/bench/heal ./hack/bench/detect)
 # Where goroutines of ours meet, and the race detector costs seconds.
 meeting=(./internal/control ./internal/journal ./internal/metrics ./internal/sdnotify ./internal/serve ./internal/source ./internal/web ./pkg/conntrack ./pkg/watch)
 # These drive canaryd as it is installed, or have one goroutine: with the race detector they take
@@ -70,8 +70,9 @@ large)
 	link
 	link -race
 	export CANARYD_TEST_LEAVE=1 CANARYD_TEST_LARGE=1
-	mapfile -t sized < <(git grep -lE 'testkit\.(Large|Size|IsLarge)\b' -- '*_test.go' ':!internal/testkit' ':!test/limits' | xargs -r -n1 dirname | sort -u | sed 's|^|./|')
-	"${progress[@]}" "${common[@]}" "${sized[@]}" "${measuring[@]}" -- "${common[@]}" ./test/limits
+	mapfile -t sized < <(git grep -lE 'testkit\.(Large|Size|IsLarge)\b' -- '*_test.go' ':!internal/testkit' ':!test/limits' ':!test/owners' | xargs -r -n1 dirname | sort -u | sed 's|^|./|')
+	# Those that wait for minutes begin first: the others need the processors meanwhile.
+	"${progress[@]}" "${common[@]}" ./test/owners "${measuring[@]}" "${sized[@]}" -- "${common[@]}" ./test/limits
 	;;
 programs)
 	link
