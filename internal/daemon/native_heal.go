@@ -176,7 +176,7 @@ func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeT
 
 // add adds what puts a table back.
 func (p *nativePlan) add(t *nativeTable, remedy native.Remedy) {
-	p.repairs = append(p.repairs, native.Repair{Remedy: remedy, Want: t.want, Now: p.seen.Tables[t.want.ID], Age: time.Since(t.leftAt)})
+	p.repairs = append(p.repairs, native.NewRepair(remedy, t.want, p.seen.Tables[t.want.ID], time.Since(t.leftAt)))
 }
 
 // finishPlan puts a plan into its order, and adds the witnesses that are gone.

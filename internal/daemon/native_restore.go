@@ -411,7 +411,7 @@ func (s storedNative) repairs(kernel NativeKernel, seen *native.Ruleset, protect
 		switch remedy := askedRemedy(j.finding, now); {
 		case now != nil && now.Immune(): // no other process can write it, nor flush it
 		case remedy != native.NoRemedy:
-			all = append(all, native.Repair{Remedy: remedy, Want: want, Now: now, Age: up - j.generation.Read})
+			all = append(all, native.NewRepair(remedy, want, now, up-j.generation.Read))
 		case nativeLost(j.finding.Verdict):
 			left = append(left, want)
 		}

@@ -21,6 +21,18 @@ type Repair struct {
 	fresh  map[Spot]bool // for ByAdmission: missing parts
 }
 
+// NewRepair returns what puts a table back; now is nil, or the table that stands, want what was read
+// that long ago. The kernel gives no comment to a table that stands (nf_tables_updtable reads its flags), so
+// one that was made again without it, and has nothing of its own, is replaced and not refilled.
+func NewRepair(remedy Remedy, want, now *Table, age time.Duration) Repair {
+	r := Repair{Remedy: remedy, Want: want, Now: now, Age: age}
+	if remedy == ByRefill && now.Flags == want.Flags && comment(attrOf(now.Attrs, tableUserdata)) == "" &&
+		comment(attrOf(want.Attrs, tableUserdata)) != "" && r.emptied() {
+		r.Remedy = ByReplace
+	}
+	return r
+}
+
 func (r Repair) write(b *nft.Batch) (left []string, err error) { return r.writeSought(b, nil) }
 
 // writeSought is write for a seeker; nil for none.
@@ -65,10 +77,13 @@ func (r Repair) writeWithHandles(b *nft.Batch, o Options) (left []string, err er
 	return left, err
 }
 
-// emptied reports whether the table that stands has nothing but what it was before, and no rule.
+// emptied reports whether the table that stands has nothing but what it was before, and no rule. Its
+// comment counts for nothing.
 func (r Repair) emptied() bool {
 	return !slices.ContainsFunc(r.Now.Chains, func(c Chain) bool { return len(c.Rules) > 0 }) &&
-		!slices.ContainsFunc(Diff(r.Want, r.Now), func(c Change) bool { return c.Altered || c.Made || c.New > 0 })
+		!slices.ContainsFunc(Diff(r.Want, r.Now), func(c Change) bool {
+			return c.Altered && (c.Kind != nft.Tables || r.Now.Flags != r.Want.Flags) || c.Made || c.New > 0
+		})
 }
 
 // fills reports whether the repair fills the present table, whose content stays.

@@ -368,3 +368,53 @@ func TestSetsOfIntervalsThatRunOut(t *testing.T) {
 		})
 	}
 }
+
+// TestATablesCommentComesBack: a table that was made again without its comment gets it back where
+// it has nothing of its owner's; else the owner's words stand.
+func TestATablesCommentComesBack(t *testing.T) {
+	const owned = `table ip owned { comment "rules of an owner"
+		set s { type ipv4_addr; elements = { 10.0.0.1 } }
+		chain c { type filter hook input priority 0; ip saddr @s accept; }
+	}`
+	id := tableid.IPv4.Table("owned")
+	for _, tt := range []struct {
+		name, flush string
+		remedy      native.Remedy
+	}{
+		{"bare", "delete table ip owned; add table ip owned", native.ByReplace},
+		{"its chain stands", "delete table ip owned; table ip owned { chain c { type filter hook input priority 0; }; }", native.ByReplace},
+		{"with a rule", "delete table ip owned; table ip owned { chain other { accept; }; }", native.ByRefill},
+		{"with an element", "delete table ip owned; table ip owned { set s { type ipv4_addr; elements = { 10.0.0.9 } }; }", native.ByRefill},
+		{"with its comment", "flush table ip owned", native.ByRefill},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "nft")
+				k, conn := openKernel(t), dial(t)
+				nstest.CommandInput(t, owned, "nft", "-f", "-")
+				was := capture(t, conn)
+				nstest.CommandInput(t, tt.flush, "nft", "-f", "-")
+				now := capture(t, conn)
+				repair := native.NewRepair(native.ByRefill, was.Tables[id], now.Tables[id], 0)
+				if repair.Remedy != tt.remedy {
+					t.Fatalf("remedy %v, want %v", repair.Remedy, tt.remedy)
+				}
+				if _, err := k.Write(now.Genid, []native.Repair{repair}, nil); err != nil {
+					t.Fatal(err)
+				}
+				is := capture(t, conn).Tables[id]
+				if !repair.Repaired(is, false) {
+					t.Error("the repair is not proved")
+				}
+				if made := native.Diff(was.Tables[id], is); tt.remedy == native.ByReplace && len(made) > 0 {
+					t.Errorf("afterwards %v", made)
+				}
+				for _, change := range native.Diff(now.Tables[id], is) {
+					if change.Lost > 0 || change.Gone {
+						t.Errorf("the owner's word is gone: %v", change)
+					}
+				}
+			})
+		})
+	}
+}
