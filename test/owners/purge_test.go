@@ -201,8 +201,8 @@ func purge(n *nodetest.Node, pause time.Duration, order string) {
 	}
 }
 
-// obeyed reports whether canaryd, at rest, took some of a purge's deletions on legacy for its owner's
-// decision: its generation is the rules of the node, which are fewer than before.
+// obeyed reports whether canaryd, at rest, took some of a purge's deletions on legacy for its
+// owner's decision: its generation is the rules of the node, which are fewer than before.
 func obeyed(n *nodetest.Node, before, after []string) bool {
 	if n.Programs.With != iptables.Legacy || len(after) >= len(before) {
 		return false
