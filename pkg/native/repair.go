@@ -77,8 +77,8 @@ func (r Repair) writeWithHandles(b *nft.Batch, o Options) (left []string, err er
 	return left, err
 }
 
-// emptied reports whether the table that stands has nothing but what it was before, and no rule. Its
-// comment counts for nothing.
+// emptied reports whether the table that stands has nothing but what it was before, and no rule.
+// Its comment counts for nothing.
 func (r Repair) emptied() bool {
 	return !slices.ContainsFunc(r.Now.Chains, func(c Chain) bool { return len(c.Rules) > 0 }) &&
 		!slices.ContainsFunc(Diff(r.Want, r.Now), func(c Change) bool {

@@ -176,9 +176,9 @@ COMMIT
 COMMIT
 `
 
-// purgeTries is how often a purge may be obeyed before that counts as a failure. On legacy only the
-// process tells a purge from an owner, and of 384 purges on a loaded machine 2 ended too soon to be
-// read: docs/guarantees.md.
+// purgeTries is how often a purge may be obeyed before that counts as a failure. On legacy a
+// purge is known by its processes only, and of 384 purges on a loaded machine 2 had some that
+// ended before canaryd read them: docs/guarantees.md.
 const purgeTries = 3
 
 func purge(n *nodetest.Node, pause time.Duration, order string) {
