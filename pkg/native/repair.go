@@ -21,10 +21,10 @@ type Repair struct {
 	fresh  map[Spot]bool // for ByAdmission: missing parts
 }
 
-// NewRepair returns the repair of a table. now is the table that stands, or nil; want was read that
-// long ago. The kernel gives no comment to a table that stands (nf_tables_updtable reads its flags),
-// so a table that was made again without it, and has nothing of its owner's, is replaced and not
-// refilled.
+// NewRepair returns the repair of a table. now is the table that stands, or nil; want was read
+// that long ago. The kernel gives no comment to a table that stands (nf_tables_updtable reads its
+// flags), so a table that was made again without it, and has nothing of its owner's, is replaced
+// and not refilled.
 func NewRepair(remedy Remedy, want, now *Table, age time.Duration) Repair {
 	r := Repair{Remedy: remedy, Want: want, Now: now, Age: age}
 	if remedy == ByRefill && now.Flags == want.Flags && comment(attrOf(now.Attrs, tableUserdata)) == "" &&
