@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -43,6 +44,8 @@ type purges struct {
 	removals []removed // learned as decisions, oldest first
 	rules    int       // of all
 	open     *purge    // nil: no process deletes marks
+	flushed  verdicts  // the tables of the last loss
+	backAt   time.Time // when they were back; zero: no loss has ended
 }
 
 // A removed is a learned removal and the time in which it happened.
@@ -164,13 +167,38 @@ func (d *Daemon) recallPurged(st *state, p *purge, q inquiry) (found bool) {
 	return found
 }
 
-// purged returns a function that reports whether a purge took the rules of a chain, or its jump to
-// target, that a read lacks; nil while no purge is under way. On legacy that is known when the lock
-// has been free for a moment.
-func (d *Daemon) purged(st *state) func(rules.TableID, string, string) bool {
-	p := st.purges.current(time.Now())
-	if p == nil {
+// swept returns a function that reports whether a flusher deleted a chain that a read lacks, behind
+// the replay of what it had taken before: -X after -F. The replay leaves it no other chain to
+// delete than those that hold no rule and that none leads to, as KUBE-IPTABLES-HINT. nil: no table
+// was flushed lately.
+func (st *state) swept(now time.Time) func(rules.TableID, string, string) bool {
+	tables := verdicts{}
+	if now.Sub(st.purges.backAt) <= purgeQuiet {
+		maps.Copy(tables, st.purges.flushed)
+	}
+	if st.loss != nil {
+		maps.Copy(tables, st.loss.hit)
+	}
+	if len(tables) == 0 {
 		return nil
+	}
+	return func(id rules.TableID, chain, target string) bool {
+		if target != "" || tables[id] == "" {
+			return false
+		}
+		s := st.generation.learned.Generation[id]
+		c, protected := s.Chain(chain)
+		return protected && len(c.Rules) == 0 && !leadsTo(s, chain)
+	}
+}
+
+// purged returns a function that reports whether a purge took the rules of a chain, or its jump to
+// target, that a read lacks, or a flusher the chain; nil while neither is under way. On legacy that
+// is known when the lock has been free for a moment.
+func (d *Daemon) purged(st *state) func(rules.TableID, string, string) bool {
+	p, swept := st.purges.current(time.Now()), st.swept(time.Now())
+	if p == nil {
+		return swept
 	}
 	q, known := d.inquire(context.Background()), map[rules.TableID]touches{}
 	p.read, p.unsure = time.Now(), false
@@ -186,7 +214,7 @@ func (d *Daemon) purged(st *state) func(rules.TableID, string, string) bool {
 			}
 			known[id] = t
 		}
-		return p.recalled[id].Has(chain, target) || p.did(q, t.of(chain))
+		return p.recalled[id].Has(chain, target) || p.did(q, t.of(chain)) || swept != nil && swept(id, chain, target)
 	}
 }
 
