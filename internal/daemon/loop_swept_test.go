@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestChainsThatAreDeletedBehindTheReplay: the -X of a flusher comes after the replay of what its -F
-// took. It can delete the chains only that hold no rule and that none leads to. They come back,
+// TestChainsThatAreDeletedBehindTheReplay: the -X of a flusher comes after the replay of what its
+// -F took. It can delete the chains only that hold no rule and that none leads to. They come back,
 // too, and a chain that goes so at another time is its owner's decision.
 func TestChainsThatAreDeletedBehindTheReplay(t *testing.T) {
 	hint := ":KUBE-IPTABLES-HINT - [0:0]"
