@@ -81,6 +81,12 @@ const (
 	chain fw2 { type filter hook output priority 0; tcp dport 25 drop; }
 	chain ours { tcp dport 22 accept; tcp dport 80 accept; }
 }`
+	seen = `table inet seen {
+	counter hits { }
+	set clients { type ipv4_addr; flags dynamic,timeout; timeout 1h; elements = { 10.0.0.2 }; }
+	chain sub { counter name hits accept; }
+	chain out { type filter hook output priority 0; update @clients { ip daddr counter }; jump sub; }
+}`
 	wordOne = `table inet fw {
 	chain input { type filter hook input priority 0; tcp dport 23 drop; }
 }`
@@ -202,6 +208,11 @@ var scenes = []struct {
 	{"calico: a set loses its last pods", calico, 0, []string{"flush set ip calico cali40s-1"}, native.Changed, native.NoRemedy},
 	{"libvirt: a network goes", libvirt, 0, []string{"delete rule ip libvirt_network guest_nat handle HANDLE-of-guest_nat", "flush chain ip libvirt_network guest_nat", "flush chain ip libvirt_network guest_cross"}, native.Changed, native.NoRemedy},
 	{"kindnet: syncs", kindnet, 0, []string{again(strings.Replace(kindnet, "10.0.0.0", "11.0.0.0", 1))}, native.Changed, native.NoRemedy},
+	{"an owner's file makes a table with counters and clients again", seen, 0, []string{again(seen)}, native.Intact, native.NoRemedy},
+	{"an owner's file flushes its table and fills it", seen, 0, []string{"table inet seen\nflush table inet seen\n" + strings.Replace(seen, "jump sub", "goto sub", 1)}, native.Changed, native.NoRemedy},
+	{"a chain gets another name", seen, 0, []string{"rename chain inet seen sub sub2"}, native.Changed, native.NoRemedy},
+	{"counters with names are reset", seen, 0, []string{"reset counters"}, native.Intact, native.NoRemedy},
+	{"elements of clients come and go", seen, 0, []string{"add element inet seen clients { 10.0.0.1 }", "delete element inet seen clients { 10.0.0.1, 10.0.0.2 }"}, native.Intact, native.NoRemedy},
 	{"an owner makes the same again", calico, 0, []string{again(calico)}, native.Intact, native.NoRemedy},
 	{"renamed: deleted and made under another name", calico, 0, []string{"delete table ip calico\ntable ip calico2 { }"}, native.Unattributed, native.NoRemedy},
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -107,6 +108,14 @@ func warned(warning, page string) said {
 		Ready: "ok, but " + warning, Asked: "ok, but " + warning, ReadyCode: 200, Metric: 1, Page: page}
 }
 
+// closed is what they say of a chain that a flusher has closed.
+func closed(chain, does string, tables int) said {
+	s := warned("policy of "+chain+" is DROP since flush 1; canaryd "+does, "Healthy, but policy of "+chain+" is DROP since flush 1; canaryd "+does)
+	s.Plugin = fmt.Sprintf("intact: %d tables", tables)
+	s.Line = s.Plugin + ", but see canaryd status"
+	return s
+}
+
 // TestEveryFaceSaysTheSame: a protected rule that is lost and not back, whatever the reason, makes
 // the node unhealthy everywhere, in the same words and with the same exit codes; a rule that stands
 // and would not come back is a warning everywhere.
@@ -115,11 +124,14 @@ func TestEveryFaceSaysTheSame(t *testing.T) {
 		lostOne = "one rule was lost and could not be put back: ipv4 filter is partial"
 		oneLine = "lost: ipv4 filter partial"
 		onePage = "One rule was lost and could not be put back"
+		nothing = "nothing is protected: no rule that --protect names or a file declares is in iptables' tables; " +
+			"found instead: native nftables tables, which canaryd does not guard (ip docker-bridges, ip6 docker-bridges)"
 	)
 	both := []iptables.Backend{iptables.NFT, iptables.Legacy}
 	for _, c := range []struct {
 		name    string
 		on      []iptables.Backend
+		bare    bool // without rules to protect
 		flags   []string
 		before  func(n *nodetest.Node) // before canaryd starts
 		want    said                   // then
@@ -147,21 +159,49 @@ func TestEveryFaceSaysTheSame(t *testing.T) {
 			want:  warned("the rules of one chain are not guarded", "Healthy, but the rules of one chain are not guarded"),
 			lose:  func(n *nodetest.Node) { tool(n, rules.IPv4, "-F") },
 			after: bad(lostOne, oneLine, onePage), offline: 1},
+		{name: "nothing protected", on: both[:1], bare: true,
+			before: func(n *nodetest.Node) {
+				nstest.Command(n.T, "nft", "add table ip docker-bridges; add table ip6 docker-bridges; add table ip kube-proxy")
+			},
+			lose: func(*nodetest.Node) {},
+			after: said{Status: "NOT healthy: " + nothing, JSON: "NOT healthy: " + nothing, Public: "NOT healthy: " + nothing, Watch: "N" + nothing[1:], StatusCode: 1,
+				Line: "nothing protected: no table holds a rule to guard; see canaryd status", Plugin: "intact: 7 tables",
+				Ready: "ok, but " + nothing, Asked: "ok, but " + nothing, ReadyCode: 200, Page: "Nothing protected"}},
+		{name: "a closed policy", on: both,
+			before: func(n *nodetest.Node) { tool(n, rules.IPv4, "-P", "FORWARD", "ACCEPT") },
+			lose: func(n *nodetest.Node) {
+				nstest.Command(n.T, "sh", "-c", strings.ReplaceAll("iptables -F; iptables -X; iptables -P FORWARD DROP", "iptables", "iptables-"+string(n.Programs.With)))
+			},
+			after: closed("ipv4 filter FORWARD", "sets none", 6)},
+		{name: "a closed policy of a native table", on: both[:1], flags: []string{"--protect=kube,nft:inet:fw"},
+			before: func(n *nodetest.Node) { nstest.CommandInput(n.T, ownFirewall, "nft", "-f", "-") },
+			lose: func(n *nodetest.Node) {
+				nstest.Command(n.T, "nft", "flush table inet fw")
+				nstest.Command(n.T, "nft", "chain inet fw fw3 { policy drop; }")
+			},
+			after: closed("inet fw fw3", "leaves it so", 7)},
 	} {
 		for _, backend := range c.on {
 			t.Run(c.name+"/"+string(backend), func(t *testing.T) {
 				nodetest.On(t, backend, func(n *nodetest.Node) {
-					n.Load()
+					if !c.bare {
+						n.Load()
+					}
 					c.before(n)
-					d := n.Start(c.flags...)
+					start := n.Start
+					if c.bare {
+						start = n.Launch // there is no generation to wait for
+					}
+					d := start(c.flags...)
 					if c.want.Status != "" {
 						settle(n, c.want)
 					}
 					c.lose(n)
 					settle(n, c.after)
 					// No alert may fire for it alone that a flush was not answered.
-					if s := n.Status(); len(s.Flushes) != 1 || s.Flushes[0].Outcome != "partial" {
-						n.Errorf("the record is %+v, want one that is partial", s.Flushes)
+					outcome := map[bool]string{false: "partial", true: "proved"}[c.after.Healthy]
+					if s := n.Status(); !c.bare && (len(s.Flushes) != 1 || s.Flushes[0].Outcome != outcome) {
+						n.Errorf("the records are %+v, want one that is %s", s.Flushes, outcome)
 					}
 					d.Stop()
 					n.Want(c.offline, "check")
@@ -207,11 +247,18 @@ func settle(n *nodetest.Node, want said) {
 	})
 	got := faces(n)
 	got.Watch, _, _ = strings.Cut(got.Watch, "; last flush")
-	got.Watch = regexp.MustCompile(`: \d+ rules in \d+ chains$`).ReplaceAllString(got.Watch, "")
+	got.Watch = regexp.MustCompile(`: \d+ rules in \d+ chains(, and .* of native tables)?$`).ReplaceAllString(got.Watch, "")
 	if diff := cmp.Diff(want, got); diff != "" {
 		n.Errorf("the faces (-want +got)\n%s", diff)
 	}
 }
+
+// ownFirewall is a table that a word names.
+const ownFirewall = `table inet fw {
+	chain input { type filter hook input priority 0; tcp dport 23 drop; tcp dport 24 drop; }
+	chain fw3 { type filter hook forward priority 0; tcp dport 26 drop; }
+}
+`
 
 // restoreText gives lines to iptables-restore --noflush, of IPv4.
 func restoreText(n *nodetest.Node, text string) {

@@ -58,6 +58,20 @@ func TestNativeNodeIsShownInItsWords(t *testing.T) {
 			says("page after "+flush.nft, n.Get("/"), strings.Split(flush.lost, ",")[0], "not 0 rules", "not 0 jumps")
 			d.WantLog("Rules of native tables were lost", flush.log)
 		}
+		if now := n.Metrics(); now[`flushes_total{family="ip",kind="table_deleted",table="ip kube-proxy"}`] != 1 || now[`native_table_in_force{family="ip",table="ip kube-proxy"}`] != 1 {
+			n.Errorf("the metrics say %v", now)
+		}
+		nstest.Command(n.T, "nft", "delete", "table", "ip", "kube-proxy") // alone
+		n.Until("a report", func() error { return unready("table ip kube-proxy is deleted_by_owner_or_unknown") })
+		n.Want(1, "check")
+		preview, _ := n.Want(0, "restore", "--dry-run")
+		says("restore --dry-run", preview, "ip kube-proxy  141 chains, 189 rules, ")
+		if listed(n) != "" {
+			n.Errorf("a table that was deleted alone stands again unasked")
+		}
+		restored, _ := n.Want(0, "restore")
+		says("restore", restored, "proved")
+		wantNative(n, want, 4)
 		d.Stop()
 		check, _ = n.Want(0, "check")
 		says("check without a daemon", check, "ip kube-proxy  intact", "iptables' 6 tables are intact and hold no protected rule")

@@ -2,6 +2,7 @@ package faults
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,21 +22,39 @@ const stateFile = "/run/state/state.json"
 
 // TestKilled: canaryd is killed at some moment of a replay. The next one puts
 // back what is missing, takes no write of the dead one for a flush, and leaves no
-// mark twice. Each step by itself is killed in internal/daemon, on a Fake.
+// mark twice. A native table is whole or not there. Each step by itself is killed in
+// internal/daemon, on a Fake.
 func TestKilled(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
-		protected := n.Protected()
+		n.LoadNative(100)
+		native := func() string { return output(n, "nft", "-s", "list", "table", "ip", "kube-proxy") }
+		protected, whole := n.Protected(), native()
 		d := n.Start()
 		marks := len(n.Marks())
 		found := map[string]int{}
-		for _, delay := range []time.Duration{0, 35, 65, 100} {
-			n.Flush()
+		for i, delay := range []time.Duration{0, 35, 65, 100} {
+			n.Until("the native table to be on disk", func() error {
+				if stdout, _ := n.Want(0, "status"); !strings.Contains(stdout, "; the present one") {
+					return errors.New(stdout)
+				}
+				return nil
+			})
+			both := i%2 == 1 && n.Programs.With == iptables.NFT // iptables' tables and the native one
+			if both {
+				nft(n, "flush ruleset")
+			} else {
+				n.Flush()
+			}
 			left := n.Foreign()
 			time.Sleep(delay * time.Millisecond)
 			d.Kill()
 			missing := !slices.Equal(protected, n.Protected())
+			if tables := output(n, "nft", "list", "tables"); !both || strings.Contains(tables, "table ip kube-proxy\n") {
+				n.Same("the native table of a canaryd that was killed", strings.Split(whole, "\n"), strings.Split(native(), "\n"))
+			}
 			d = n.Start()
+			n.Same("the native table", strings.Split(whole, "\n"), strings.Split(native(), "\n"))
 			s := n.Status()
 			for _, f := range s.Flushes {
 				if f.Kind == "replaced" || f.Outcome != "proved" && f.Outcome != "raced" {
