@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,48 +16,22 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// awaitsDecision starts canaryd where everything was flushed too long ago. It replays
-// nothing, is not healthy, and says what to do, also after a restart and without a daemon.
-// What its owners write again, or an operator dismisses, is for others to try.
-func awaitsDecision(n *nodetest.Node, protected []string, id string) {
-	n.Helper()
-	for start := range 2 {
-		d := n.Launch("--max-stored-age=1ms")
-		n.Until("canaryd to ask for a decision", func() error {
-			if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), "canaryd restore --generation "+id) {
-				return fmt.Errorf("start %d: readiness: %w", start, err)
-			}
-			return nil
-		})
-		d.WantLog("Rules were lost while canaryd did not run", id)
-		if n.Metrics()["awaiting_decision{}"] != 1 {
-			n.Errorf("start %d: no metric says that a decision is needed", start)
-		}
-		if slices.Equal(protected, n.Protected()) {
-			n.Errorf("start %d: a generation older than --max-stored-age was replayed unasked", start)
-		}
-		stdout, _ := n.Want(1, "status")
-		for _, want := range []string{"NOT healthy", "canaryd dismiss", "waiting: decision"} {
-			if !strings.Contains(stdout, want) {
-				n.Errorf("start %d: canaryd status does not say %q:\n%s", start, want, stdout)
-			}
-		}
-		n.Want(1, "check")
-		d.Stop()
-		n.Want(1, "check")
-		if !slices.Contains(n.Stored(), id) {
-			n.Fatalf("generation %s is not among the stored ones: %q", id, n.Stored())
-		}
-	}
-}
-
-// TestFullFlushWhileDown: where nothing is left that says which backend is in use, the
-// state does, at once; and for how long the rules were absent is shown as a bound.
+// TestFullFlushWhileDown: SIGTERM leaves everything as it is. Where a flush has left nothing that
+// says which backend is in use, the state does, at once; and for how long the rules were absent is
+// shown as a bound.
 func TestFullFlushWhileDown(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
-		protected := n.Protected()
-		n.Start().Stop()
+		protected, foreign := n.Protected(), n.Foreign()
+		first := n.Start()
+		marks := n.Marks()
+		if got := len(marks); got < 6*2+4 {
+			n.Errorf("%d marks, want a canary with its rule in 6 tables, and witnesses:\n%s", got, strings.Join(marks, "\n"))
+		}
+		first.Stop()
+		n.Same("protected rules after SIGTERM", protected, n.Protected())
+		n.Same("foreign rules after SIGTERM", foreign, n.Foreign())
+		n.Same("marks after SIGTERM", marks, n.Marks())
 		ended := time.Now()
 		for _, f := range rules.Families() {
 			n.Must(scenario.Wipe(n.Context(), n.Programs, f))

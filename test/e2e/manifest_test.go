@@ -159,45 +159,6 @@ func notReady(n *nodetest.Node, why string) {
 	})
 }
 
-// TestStartWithABrokenFile: a syntax error does not end canaryd. What the file said to
-// the last run is in force and comes back, and the node is not healthy until the file is
-// mended.
-func TestStartWithABrokenFile(t *testing.T) {
-	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
-		n.Must(os.MkdirAll("/run/rules.d", 0o755))
-		write := func(text string) { n.Must(os.WriteFile("/run/rules.d/corp.v4", []byte(text), 0o600)) }
-		guard := func(address string) string {
-			return "*filter\n:CORP-GUARD - [0:0]\n-A FORWARD -j CORP-GUARD\n-A CORP-GUARD -s " + address + " -j DROP\nCOMMIT\n"
-		}
-		write(guard("192.0.2.0/24"))
-		first := n.Start("--rules-dir=/run/rules.d")
-		first.Stop()
-		write("*filter\n:CORP-GUARD - [0:0]\n-B CORP-GUARD -s 192.0.2.0/24 -j DROP\nCOMMIT\n")
-		second := n.Launch("--rules-dir=/run/rules.d")
-		notReady(n, "rules-dir cannot be used because of /run/rules.d/corp.v4:3: what it said to an earlier run of canaryd is in force")
-		second.WantLog("/run/rules.d/corp.v4:3")
-		if stdout, _ := n.Want(1, "status"); !strings.Contains(stdout, "/run/rules.d/corp.v4:3") {
-			n.Errorf("status does not name file and line: %s", stdout)
-		}
-		if text := n.Get("/metrics"); !strings.Contains(text, `canaryd_source_errors_total{source="rules-dir"}`) || strings.Contains(text, `canaryd_source_errors_total{source="rules-dir"} 0`) {
-			n.Error("the broken file is not counted")
-		}
-		there := func(text string) func() error {
-			return func() error {
-				if foreign := strings.Join(n.Foreign(), "\n"); !strings.Contains(foreign, text) {
-					return errors.New(foreign)
-				}
-				return nil
-			}
-		}
-		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Filter, ""))
-		n.Until("the flushed rules to be back", there("CORP-GUARD 0000 -s 192.0.2.0/24 -j DROP"))
-		write(guard("192.0.2.128/25"))
-		n.Until("the mended rules", there("CORP-GUARD 0000 -s 192.0.2.128/25 -j DROP"))
-		n.Until("the node to be healthy", nodetest.Ready)
-	})
-}
-
 // TestRenderManifest: render needs no kernel, and what it prints loads.
 func TestRenderManifest(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
@@ -218,8 +179,8 @@ func TestRenderManifest(t *testing.T) {
 }
 
 // TestDeclaredRuleIsRefused: one rule of the operator's that the kernel refuses keeps
-// back its own table and no other. Everything that people read names file and line, and
-// render --check does so before.
+// back its own table and no other, and render --check names file and line before. Each face is
+// asked in TestEveryFaceSaysOfADecision.
 func TestDeclaredRuleIsRefused(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Must(os.MkdirAll("/run/rules.d", 0o755))
@@ -237,29 +198,9 @@ func TestDeclaredRuleIsRefused(t *testing.T) {
 			n.Errorf("render --check says %s%s", stdout, stderr)
 		}
 
-		d := n.Launch("--rules-dir=/run/rules.d")
-		n.Until("the refused rule to show", func() error {
-			err := nodetest.Ready()
-			if err != nil && strings.Contains(err.Error(), "ipv4 filter is not as declared: /run/rules.d/corp.v4:10 is refused") {
-				return nil
-			}
-			return fmt.Errorf("ready: %w", err)
-		})
-		for _, command := range []string{"status", "check", "restore"} {
-			stdout, _ := n.Want(1, command)
-			if command != "check" && !strings.Contains(stdout, "/run/rules.d/corp.v4:10") {
-				n.Errorf("%s does not name file and line: %s", command, stdout)
-			}
-		}
-		for _, path := range []string{"/", "/api/v1/status"} {
-			if text := n.Get(path); !strings.Contains(text, "/run/rules.d/corp.v4:10") || strings.Contains(text, "NOSUCH") {
-				n.Errorf("%s does not name file and line, or quotes the rule: %s", path, text)
-			}
-		}
-		if text := n.Get("/metrics"); !strings.Contains(text, `canaryd_declared_refused{family="ipv4",table="filter"} 1`) || !strings.Contains(text, `canaryd_source_errors_total{source="rules-dir"} 1`) {
-			n.Error("metrics do not have it")
-		}
-		d.WantLog("/run/rules.d/corp.v4:10")
+		n.Launch("--rules-dir=/run/rules.d")
+		notReady(n, "ipv4 filter is not as declared: /run/rules.d/corp.v4:10 is refused")
+		n.Want(1, "restore")
 		foreign := strings.Join(n.Foreign(), "\n")
 		if !strings.Contains(foreign, "CORP-NAT") || strings.Contains(foreign, "CORP-GUARD") {
 			n.Errorf("want nat as declared, and nothing in filter:\n%s", foreign)

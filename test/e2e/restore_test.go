@@ -14,7 +14,7 @@ import (
 
 // TestRestoreRemovesNothingUnasked: an older generation takes away what came since only with
 // --yes, through the daemon and without one; what it took is in a record, and the newer
-// generation brings it back.
+// generation brings it back. A preview of the newer one marks rules that came after the baseline.
 func TestRestoreRemovesNothingUnasked(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -32,6 +32,7 @@ func TestRestoreRemovesNothingUnasked(t *testing.T) {
 			return id
 		}
 		old := stored("")
+		n.Want(0, "baseline", "--confirm")
 		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, scenario.NewService))
 		now, after := stored(old), n.Protected()
 
@@ -47,6 +48,9 @@ func TestRestoreRemovesNothingUnasked(t *testing.T) {
 			n.Same(who+": protected rules that were not to be touched", after, n.Protected())
 			n.Want(0, "restore", "--yes", "--generation="+old)
 			n.Same(who+": protected rules of the older generation", before, n.Protected())
+			if stdout, _ := n.Want(0, "restore", "--dry-run", "--generation="+now); !strings.Contains(stdout, "NOT IN THE BASELINE") || !strings.Contains(stdout, "\nnot in the baseline: +") {
+				n.Errorf("%s: the preview shows:\n%s", who, stdout)
+			}
 			n.Want(0, "restore", "--generation="+now)
 			n.Same(who+": protected rules of the newer generation", after, n.Protected())
 		}
@@ -62,7 +66,9 @@ func TestRestoreRemovesNothingUnasked(t *testing.T) {
 				n.Errorf("render of %s:\n%s", id, text)
 			}
 		}
+		n.Want(1, "baseline")
 		d.Stop()
+		n.Want(2, "baseline")
 		asks("no daemon")
 		d = n.Start()
 		removed := 0

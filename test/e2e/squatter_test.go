@@ -4,28 +4,22 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"runtime"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestSquatters: another user's processes have canaryd's port and the name of its lock. It
-// guards all the same and says so; a second canaryd does not start; and once the port is free
-// it serves there.
-func TestSquatters(t *testing.T) {
+// TestATakenPort: another process has canaryd's port. It guards all the same and says so, and once
+// the port is free it serves there. Who has the name of its lock is tried in internal/daemon.
+func TestATakenPort(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
 		protected := n.Protected()
 		port, err := net.Listen("tcp", tcp)
 		n.Must(err)
 		n.Cleanup(func() { port.Close() })
-		n.Must(squat("@canaryd.lock"))
-
 		d := n.Launch()
 		healthy := func() error {
 			if code, stdout, stderr := n.Canaryd("health", "ready"); code != 0 {
@@ -47,9 +41,6 @@ func TestSquatters(t *testing.T) {
 		if stdout, _ := n.Want(0, "status"); !strings.Contains(stdout, "metrics and page are NOT served") {
 			n.Errorf("status does not say that the port is taken:\n%s", stdout)
 		}
-		if code, _, stderr := n.Canaryd("run", "--socket=/run/second.sock"); code != 2 || !strings.Contains(stderr, "another canaryd runs") {
-			n.Errorf("a second canaryd ends with %d: %s", code, stderr)
-		}
 		port.Close()
 		n.Until("an answer at the port", nodetest.Ready)
 		n.Until("a status without the port", func() error {
@@ -63,26 +54,4 @@ func TestSquatters(t *testing.T) {
 			n.Errorf("health without a canaryd ends with %d: %s", code, stderr)
 		}
 	})
-}
-
-// squat listens on a name as another user, until this process ends.
-func squat(name string) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // for good: the thread ends with this goroutine
-		const other = 65534
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), other, ^uintptr(0)); errno != 0 {
-			done <- errno
-			return
-		}
-		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-		if err == nil {
-			err = unix.Bind(fd, &unix.SockaddrUnix{Name: name})
-		}
-		if err == nil {
-			err = unix.Listen(fd, 1)
-		}
-		done <- err
-	}()
-	return <-done
 }

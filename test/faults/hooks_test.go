@@ -3,7 +3,6 @@ package faults
 import (
 	"fmt"
 	"os/exec"
-	"slices"
 	"strings"
 	"testing"
 
@@ -19,66 +18,6 @@ func nft(n *nodetest.Node, text string) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		n.Fatalf("%s: %v: %s", text, err, out)
 	}
-}
-
-// rulesIn returns the rules of a chain as nft prints them, without counts and handles.
-func rulesIn(n *nodetest.Node, chain ...string) []string {
-	n.Helper()
-	out, err := exec.CommandContext(n.Context(), "nft", append([]string{"-s", "list", "chain"}, chain...)...).Output()
-	n.Must(err)
-	var list []string
-	for line := range strings.Lines(string(out)) {
-		line = strings.TrimSpace(line)
-		if line != "" && !strings.HasPrefix(line, "table ") && !strings.HasPrefix(line, "chain ") && !strings.HasPrefix(line, "type ") && line != "}" {
-			list = append(list, line)
-		}
-	}
-	return list
-}
-
-// jumps returns the rules that lead to another chain: all but canaryd's witness, of which nft
-// prints no comment.
-func jumps(list []string) []string {
-	return slices.DeleteFunc(slices.Clone(list), func(line string) bool { return !strings.Contains(line, "jump ") })
-}
-
-// TestAnNftablesConfWithItsOwnPriorities: nftables.service loads a file that declares iptables'
-// chains, with other priorities. Jumps work in these chains, and come back into them: once each,
-// whatever the number of reloads.
-func TestAnNftablesConfWithItsOwnPriorities(t *testing.T) {
-	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
-		n.Load()
-		want := map[string][]string{}
-		chains := []string{"nat PREROUTING", "nat POSTROUTING", "nat OUTPUT", "filter INPUT", "filter FORWARD"}
-		for _, chain := range chains {
-			for _, line := range jumps(rulesIn(n, append([]string{"ip"}, strings.Fields(chain)...)...)) {
-				if strings.Contains(line, "KUBE-") || strings.Contains(line, "CNI-") {
-					want[chain] = append(want[chain], line)
-				}
-			}
-		}
-		d := start(n)
-		for load := range 3 {
-			records := len(n.Status().Flushes)
-			nft(n, `flush ruleset
-				table ip nat {
-					chain PREROUTING { type nat hook prerouting priority 0; }
-					chain POSTROUTING { type nat hook postrouting priority 0; }
-				}
-				table ip filter {
-					chain INPUT { type filter hook input priority -10; }
-				}`)
-			n.Healed(records + 1)
-			for _, chain := range chains {
-				all := rulesIn(n, append([]string{"ip"}, strings.Fields(chain)...)...)
-				n.Same(fmt.Sprintf("load %d: rules of %s", load, chain), want[chain], jumps(all))
-				if marks := len(all) - len(jumps(all)); marks != 1 {
-					n.Errorf("load %d: %s has %d witnesses", load, chain, marks)
-				}
-			}
-		}
-		d.daemon.Stop()
-	})
 }
 
 // TestAChainThatIsNoneOfIptables: a file declares a chain of a built-in one's name in which no jump

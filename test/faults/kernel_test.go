@@ -13,11 +13,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/internal/testkit/testlog"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // nowAndThen, behind an error, makes only every third call fail.
@@ -104,87 +104,9 @@ func TestTheKernelRefuses(t *testing.T) {
 	})
 }
 
-// TestANativeTable: the flusher makes one table of IPv6 one that iptables cannot write: a
-// built-in chain has another hook. Everything else is back meanwhile, that table is not called
-// whole, and it is back as soon as it can be written. A native rule does not keep its table out.
-func TestANativeTable(t *testing.T) {
-	tests := []struct {
-		name, write, remove string
-		written             bool // the table is back at once
-	}{
-		{
-			"a native rule", "add chain ip6 nat PREROUTING { type nat hook prerouting priority -100; }\nadd rule ip6 nat PREROUTING ct state vmap { new : accept }",
-			"", true,
-		},
-		{"another hook", "add chain ip6 nat PREROUTING { type nat hook postrouting priority 100; }", "delete chain ip6 nat PREROUTING", false},
-	}
-	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
-		n.Load()
-		whole := n.Protected()
-		d := start(n)
-		nft := func(text string) {
-			cmd := exec.CommandContext(n.Context(), "nft", "-f", "-")
-			cmd.Stdin = strings.NewReader(text + "\n")
-			if out, err := cmd.CombinedOutput(); err != nil {
-				n.Fatalf("%s: %v: %s", text, err, out)
-			}
-		}
-		for _, test := range tests {
-			before := n.Metrics()
-			records := len(n.Status().Flushes)
-			nft("flush ruleset\nadd table ip6 nat\n" + test.write)
-			if test.written {
-				n.Healed(records + 1)
-				nft("delete rule ip6 nat PREROUTING handle " + nativeHandle(n))
-				n.Same(test.name+": protected rules", whole, n.Protected())
-				continue
-			}
-			n.Until(test.name+": all but one table to be back", func() error {
-				for f, tables := range n.Status().Families {
-					for table, verdict := range tables {
-						if one := f == rules.IPv6 && table == rules.Nat; one == (verdict == "intact") {
-							return fmt.Errorf("%s %s is %s", f, table, verdict)
-						}
-					}
-				}
-				return nil
-			})
-			now := n.Metrics()
-			if now["loss_since_timestamp_seconds{}"] == 0 || notReady() != nil {
-				n.Errorf("%s: the loss does not show", test.name)
-			}
-			if got := now["rules_absent_seconds{}"] - before["rules_absent_seconds{}"]; got != 0 {
-				n.Errorf("%s: something counts as back", test.name)
-			}
-			nft(test.remove)
-			n.Until(test.name+": that table to be back", func() error {
-				if s := n.Status(); len(s.Flushes) != records+1 || s.Flushes[0].Outcome == "failed" {
-					return fmt.Errorf("flush records %+v", s.Flushes)
-				}
-				return nodetest.Ready()
-			})
-			n.Same(test.name+": protected rules", whole, n.Protected())
-		}
-		d.daemon.Stop()
-	})
-}
-
-// nativeHandle returns the handle of the native rule in the chain PREROUTING of ip6 nat.
-func nativeHandle(n *nodetest.Node) string {
-	n.Helper()
-	list, err := exec.CommandContext(n.Context(), "nft", "-a", "list", "chain", "ip6", "nat", "PREROUTING").Output()
-	n.Must(err)
-	for line := range strings.Lines(string(list)) {
-		if before, handle, found := strings.Cut(line, "# handle "); found && strings.Contains(before, "vmap") {
-			return strings.TrimSpace(handle)
-		}
-	}
-	n.Fatalf("the native rule is gone:\n%s", list)
-	return ""
-}
-
-// TestTheLockIsHeld: another process has the xtables lock for many times --lock-wait. On
-// nft canaryd does not ask for it.
+// TestTheLockIsHeld: another process has the xtables lock for many times --lock-wait. The record of
+// a flush that it makes meanwhile says so at once, and who has the lock. On nft canaryd does not
+// ask for it.
 func TestTheLockIsHeld(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -204,6 +126,10 @@ func TestTheLockIsHeld(t *testing.T) {
 				}
 				if n.Programs.With == iptables.Legacy {
 					n.Until("a try to fail because of the lock", some(failed))
+					record := n.Status().Flushes[0]
+					if text, _ := n.Want(1, "status"); record.Outcome != string(api.WaitingLock) || !strings.Contains(text, fmt.Sprintf("waiting: the lock, held by pid %d (", os.Getpid())) {
+						n.Errorf("the record is %+v, and status prints\n%s", record, text)
+					}
 				} else if got := failed(); got > 0 {
 					n.Errorf("%v tries failed because of the lock", got)
 				}

@@ -20,6 +20,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
+func selectorOf(n *nodetest.Node, words ...string) protect.Selector {
+	n.Helper()
+	selector, err := protect.NewSelector(words)
+	n.Must(err)
+	return selector
+}
+
 // protects makes the node's canaryd protect that.
 func protects(n *nodetest.Node, list ...string) (flag string) {
 	n.Helper()
