@@ -41,11 +41,11 @@ const (
 
 // purges is the loop's knowledge of purges.
 type purges struct {
-	removals []removed // learned as decisions, oldest first
-	rules    int       // of all
-	open     *purge    // nil: no process deletes marks
-	flushed  verdicts  // the tables of the last loss
-	backAt   time.Time // when they were back; zero: no loss has ended
+	removals []removed                  // learned as decisions, oldest first
+	rules    int                        // of all
+	open     *purge                     // nil: no process deletes marks
+	bare     map[rules.TableID][]string // of the tables of the last loss, before it
+	backAt   time.Time                  // when these were back; zero: no loss has ended
 }
 
 // A removed is a learned removal and the time in which it happened.
@@ -167,28 +167,40 @@ func (d *Daemon) recallPurged(st *state, p *purge, q inquiry) (found bool) {
 	return found
 }
 
+// bareChains returns the chains of tables that hold no rule and that none leads to.
+func bareChains(g rules.Generation, tables verdicts) map[rules.TableID][]string {
+	found := map[rules.TableID][]string{}
+	for id := range tables {
+		for _, c := range g[id].Chains {
+			if len(c.Rules) == 0 && !leadsTo(g[id], c.Name) {
+				found[id] = append(found[id], c.Name)
+			}
+		}
+	}
+	return found
+}
+
 // swept returns a function that reports whether a flusher deleted a chain that a read lacks, behind
 // the replay of what it had taken before: -X after -F. The replay leaves it no other chain to
-// delete than those that hold no rule and that none leads to, as KUBE-IPTABLES-HINT. nil: no table
-// was flushed lately.
+// delete than those that were bare before the flush and still are, as KUBE-IPTABLES-HINT. nil: no
+// table was flushed lately.
 func (st *state) swept(now time.Time) func(rules.TableID, string, string) bool {
-	tables := verdicts{}
+	chains := map[rules.TableID][]string{}
 	if now.Sub(st.purges.backAt) <= purgeQuiet {
-		maps.Copy(tables, st.purges.flushed)
+		maps.Copy(chains, st.purges.bare)
 	}
 	if st.loss != nil {
-		maps.Copy(tables, st.loss.hit)
+		maps.Copy(chains, bareChains(st.loss.before, st.loss.hit))
 	}
-	if len(tables) == 0 {
+	if len(chains) == 0 {
 		return nil
 	}
 	return func(id rules.TableID, chain, target string) bool {
-		if target != "" || tables[id] == "" {
+		if target != "" || !slices.Contains(chains[id], chain) {
 			return false
 		}
-		s := st.generation.learned.Generation[id]
-		c, protected := s.Chain(chain)
-		return protected && len(c.Rules) == 0 && !leadsTo(s, chain)
+		c, has := st.generation.learned.Generation[id].Chain(chain)
+		return has && len(c.Rules) == 0
 	}
 }
 
