@@ -8,14 +8,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // countExecs puts a script before each program of iptables' that notes that
@@ -151,54 +149,4 @@ func at(n *nodetest.Node, what string, got, most int) {
 	if got > most {
 		n.Errorf("%s: %d, want at most %d", what, got, most)
 	}
-}
-
-// TestReplacedEndpoint: on legacy the cheap fingerprint does not see an
-// endpoint that another one of the same size replaces; the lock's close does.
-func TestReplacedEndpoint(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		n.Load()
-		chain, at, spec := endpoint(n)
-		d := n.Start()
-		before := n.Status().Generation
-		other := strings.Replace(spec, "--to-destination 10.", "--to-destination 11.", 1)
-		if other == spec {
-			n.Fatalf("no endpoint to replace in %s", spec)
-		}
-		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, fmt.Sprintf("*nat\n-R %s %d %s\nCOMMIT\n", chain, at, other)))
-		took := n.Until("the replaced endpoint to be captured", func() error {
-			if g := n.Status().Generation; g.ID == before.ID || g.Rules != before.Rules {
-				return fmt.Errorf("%+v", g)
-			}
-			return nil
-		})
-		n.Logf("captured after %s", took.Round(time.Millisecond))
-		wanted := n.Protected()
-		n.Flush()
-		n.Healed(1)
-		n.Until("the new endpoint", func() error {
-			if !slices.Equal(wanted, n.Protected()) {
-				return errors.New("it is not back")
-			}
-			return nil
-		})
-		if _, _, now := endpoint(n); now != other {
-			n.Errorf("the endpoint is %s, want %s", now, other)
-		}
-		d.Stop()
-	})
-}
-
-// endpoint returns a rule that sends a service to an endpoint.
-func endpoint(n *nodetest.Node) (chain string, at int, spec string) {
-	n.Helper()
-	for _, c := range n.Save()[rules.IPv4][rules.Nat].Chains {
-		for i, r := range c.Rules {
-			if strings.HasPrefix(c.Name, "KUBE-SEP-") && r.Target == "DNAT" {
-				return c.Name, i + 1, r.Spec
-			}
-		}
-	}
-	n.Fatal("there is no endpoint")
-	return "", 0, ""
 }
