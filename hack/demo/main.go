@@ -159,7 +159,7 @@ func try(ctx context.Context, row, program string) (scenario.Result, error) {
 	}
 	for _, s := range scenario.All() {
 		if s.Name == name {
-			live := scenario.Live{Canaryd: program, Programs: scenario.Programs{With: iptables.Backend(backend)}, Dir: dir}
+			live := scenario.Live{Canaryd: program, Programs: scenario.Programs{With: iptables.Backend(backend)}, Dir: dir, Limit: time.Minute}
 			return live.Run(ctx, s)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
@@ -164,7 +165,7 @@ func TestFlow(t *testing.T) {
 				}
 				close(quiet)
 				_, _ = c.Read(question)
-				time.Sleep(50 * time.Millisecond)
+				testkit.Pass(t, 50*time.Millisecond, "how long the stall lasts")
 				test.end(c.(*net.TCPConn))
 				_, _ = c.Read(question)
 			})

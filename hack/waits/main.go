@@ -28,7 +28,7 @@ const leftFile = "hack/waits/left.txt"
 var virtual = []string{"hack/progress", "internal/daemon"}
 
 // helpers are the functions that may look at the clock.
-var helpers = []string{"internal/testkit.Until", "internal/testkit.Receive", "internal/testkit.Pass"}
+var helpers = []string{"internal/testkit.Until", "internal/testkit.Receive", "internal/testkit.Pass", "internal/testkit.Stays", "internal/testkit.During"}
 
 func main() {
 	list := flag.Bool("list", false, "list all waits")

@@ -2,6 +2,7 @@ package source
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -129,6 +130,16 @@ func watch(t *testing.T, dir string, again time.Duration, sources ...Source) *st
 func (s *story) next() Declared {
 	s.Helper()
 	return testkit.Receive(s, s.Changes(), "declared rules")
+}
+
+// full returns a look that wants a channel to have something to receive.
+func full[T any](from <-chan T) func() error {
+	return func() error {
+		if len(from) == 0 {
+			return errors.New("nothing is there")
+		}
+		return nil
+	}
 }
 
 // becomes expects these services, at once or after changes on the way there.

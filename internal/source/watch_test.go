@@ -101,9 +101,9 @@ func TestFilesThatChange(t *testing.T) {
 		"who reads late gets the newest": func(t *testing.T) {
 			s := file(t, a)
 			write(t, s.dir, map[string]string{"services.yaml": b})
-			time.Sleep(5 * s.quiet)
-			write(t, s.dir, map[string]string{"services.yaml": c})
-			time.Sleep(5 * s.quiet)
+			testkit.Until(t, "the first change to be sent", full(s.Changes()))
+			write(t, s.dir, map[string]string{"services.yaml": c + "\n---\napiVersion: v1\nkind: Unknown\nmetadata: {name: u}\n"})
+			testkit.Until(t, "the second change's problem to be sent, after its rules", full(s.Problems()))
 			s.becomes("c")
 			s.stays()
 		},

@@ -1,12 +1,24 @@
 package testkit
 
 import (
+	"iter"
 	"testing"
 	"time"
 )
 
-// pollEvery is how long Until waits between two looks.
-const pollEvery = 20 * time.Millisecond
+const (
+	// pollEvery is the pause between two looks of Until, and of Stays. A look that takes long is
+	// followed by a pause as long, up to pollSlowly: it takes a processor from what is waited for.
+	pollEvery  = 20 * time.Millisecond
+	pollSlowly = time.Second
+)
+
+// look calls a function, and returns the pause before the next call too.
+func look(at func() error) (pause time.Duration, err error) {
+	start := time.Now()
+	err = at()
+	return min(max(pollEvery, time.Since(start)), pollSlowly), err
+}
 
 // Until waits until done returns nil, and returns how long that took. It has no limit of its own: a
 // busy machine would exceed each. Shortly before its time is over, the test fails with what
@@ -14,8 +26,8 @@ const pollEvery = 20 * time.Millisecond
 func Until(t testing.TB, what string, done func() error) time.Duration {
 	t.Helper()
 	limit := Left(t)
-	for start := time.Now(); ; time.Sleep(pollEvery) {
-		err := done()
+	for start := time.Now(); ; {
+		pause, err := look(done)
 		waited := time.Since(start)
 		if err == nil {
 			return waited
@@ -23,6 +35,7 @@ func Until(t testing.TB, what string, done func() error) time.Duration {
 		if waited > limit {
 			t.Fatalf("waited %s for %s, until the test's time was nearly over: %v", waited.Round(time.Second), what, err)
 		}
+		time.Sleep(pause)
 	}
 }
 
@@ -42,8 +55,9 @@ func Left(t testing.TB) time.Duration {
 	return left - min(10*time.Second, left/10)
 }
 
-// Pass lets time pass where no state shows that something does not happen. The reason says what
-// that is. A busy machine makes such a test see less, and never fail.
+// Pass lets time pass where no state shows that something does not happen, or where the story says
+// how long something lasts. The reason says what that is. A busy machine makes such a test see
+// less, and never fail.
 func Pass(t testing.TB, long time.Duration, reason string) {
 	t.Helper()
 	timer := time.NewTimer(long)
@@ -52,6 +66,34 @@ func Pass(t testing.TB, long time.Duration, reason string) {
 	case <-timer.C:
 	case <-t.Context().Done():
 		t.Fatalf("the test ended while %s passed, so that it can be seen %s", long, reason)
+	}
+}
+
+// Stays is Pass with looks in between, the last one when the time is over. The test fails with what
+// a look returns.
+func Stays(t testing.TB, long time.Duration, reason string, still func() error) {
+	t.Helper()
+	for start, over := time.Now(), false; ; {
+		over = time.Since(start) >= long
+		pause, err := look(still)
+		if err != nil {
+			t.Fatalf("after %s of %s, in which is to be seen %s: %v", time.Since(start).Round(time.Millisecond), long, reason, err)
+		}
+		if over {
+			return
+		}
+		Pass(t, min(pause, long), reason)
+	}
+}
+
+// During yields again and again how much time has passed, until that is as long as the story says,
+// or the test ends. The reason, for the reader, says what lasts as long.
+func During(t testing.TB, long time.Duration, _ string) iter.Seq[time.Duration] {
+	return func(yield func(time.Duration) bool) {
+		start, ctx := time.Now(), t.Context()
+		for passed := time.Duration(0); passed < long && ctx.Err() == nil && yield(passed); {
+			passed = time.Since(start)
+		}
 	}
 }
 

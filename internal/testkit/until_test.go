@@ -74,6 +74,75 @@ func TestPass(t *testing.T) {
 	})
 }
 
+// TestStays: looks come in between, and one when the time is over.
+func TestStays(t *testing.T) {
+	const long = time.Minute
+	for _, test := range []struct {
+		story string
+		until time.Duration
+		want  string
+	}{
+		{"for all the time", long + 1, ""},
+		{"to a third", 20 * time.Second, "after 20s of 1m0s, in which is to be seen that rules stay: 0 rules"},
+		{"to the end", long, "after 1m0s of 1m0s, in which is to be seen that rules stay: 0 rules"},
+	} {
+		t.Run(test.story, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				start, p, looks := time.Now(), &patient{TB: t}, 0
+				func() {
+					defer func() { _ = recover() }()
+					Stays(p, long, "that rules stay", func() error {
+						looks++
+						if time.Since(start) >= test.until {
+							return errors.New("0 rules")
+						}
+						return nil
+					})
+				}()
+				if p.failure != test.want {
+					t.Errorf("failed with %q, want %q", p.failure, test.want)
+				}
+				if took := time.Since(start); took != min(test.until, long) || looks < int(took/pollEvery) {
+					t.Errorf("it took %s and %d looks", took, looks)
+				}
+			})
+		})
+	}
+}
+
+// TestLooksThatTakeLong: they are followed by pauses as long, up to a second.
+func TestLooksThatTakeLong(t *testing.T) {
+	for takes, want := range map[time.Duration]time.Duration{0: pollEvery, time.Second / 2: time.Second, time.Hour: time.Hour + pollSlowly} {
+		synctest.Test(t, func(t *testing.T) {
+			var at []time.Time
+			Until(&patient{TB: t}, "three looks", func() error {
+				at = append(at, time.Now())
+				time.Sleep(takes)
+				if len(at) < 3 {
+					return errors.New("fewer")
+				}
+				return nil
+			})
+			if got := at[2].Sub(at[1]); got != want {
+				t.Errorf("looks of %s come each %s, want %s", takes, got, want)
+			}
+		})
+	}
+}
+
+func TestDuring(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start, last := time.Now(), time.Duration(0)
+		for passed := range During(t, time.Minute, "a storm") {
+			last = passed
+			time.Sleep(time.Second)
+		}
+		if took := time.Since(start); took != time.Minute || last != 59*time.Second {
+			t.Errorf("it lasted %s, and the last turn began at %s", took, last)
+		}
+	})
+}
+
 func TestReceive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		values := make(chan int)

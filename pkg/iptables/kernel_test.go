@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -328,7 +329,7 @@ func TestSubscription(t *testing.T) {
 		}
 		done := make(chan error)
 		go func() { _, err := s.Receive(); done <- err }()
-		time.Sleep(20 * time.Millisecond)
+		testkit.Pass(t, 20*time.Millisecond, "that Close wakes a Receive that waits already")
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -19,9 +18,7 @@ import (
 func heard(t *testing.T, s *nft.Subscription) <-chan []string {
 	t.Helper()
 	all := make(chan []string, 1)
-	stop := time.AfterFunc(time.Minute, func() { s.Close() })
 	go func() {
-		defer stop.Stop()
 		var words []string
 		for {
 			commit, err := s.Receive()

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -84,7 +85,7 @@ func TestTimeoutsOfFollowedElements(t *testing.T) {
 		nstest.CommandInput(t, "table ip t { set s { type ipv4_addr; flags timeout; }; }\n", "nft", "-f", "-")
 		conn, k := dial(t), openKernel(t)
 		wantFollowed(t, k, conn)
-		time.Sleep(2 * time.Second)
+		testkit.Pass(t, 2*time.Second, "that the table was read that long before its element came")
 		nstest.Command(t, "nft", "add element ip t s { 10.0.0.1 timeout 1h }")
 		id := tableid.IPv4.Table("t")
 		left := func(r *native.Ruleset) time.Duration {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
@@ -72,7 +73,7 @@ func TestSubscriptionMiss(t *testing.T) {
 		}
 		received := make(chan error, 1)
 		go func() { _, err := s.Receive(); received <- err }()
-		time.Sleep(10 * time.Millisecond)
+		testkit.Pass(t, 10*time.Millisecond, "that Miss wakes a Receive that waits already")
 		s.Miss()
 		if err := <-received; !errors.Is(err, ErrOverflow) {
 			t.Errorf("after Miss, Receive returns %v", err)

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
@@ -47,17 +48,17 @@ func TestOpenersAreNamed(t *testing.T) {
 			if err := os.Remove(path); err != nil {
 				t.Fatal(err)
 			}
-			drain(w.Hints)
+			drain(t, w.Hints)
 		case "renamed over":
 			other := filepath.Join(dir, "other")
 			holdLock(t, other)()
 			if err := os.Rename(other, path); err != nil {
 				t.Fatal(err)
 			}
-			drain(w.Hints)
+			drain(t, w.Hints)
 		}
 		holdLock(t, path)() // makes it where it is missing
-		drain(w.Hints)
+		drain(t, w.Hints)
 
 		before := len(commands(w.Writers))
 		shell, release := holdLockElsewhere(t, path, true)
@@ -76,7 +77,7 @@ func TestOpenersAreNamed(t *testing.T) {
 	_, release := holdLockElsewhere(t, path, false)
 	release()
 	holdLock(t, path)()
-	drain(w.Hints)
+	drain(t, w.Hints)
 	if again := noted("TestHoldLockForParent"); again != n || slices.ContainsFunc(w.Writers.Holders(time.Time{}), func(w Writer) bool { return int(w.PID) == os.Getpid() }) {
 		t.Errorf("we or a child of ours are noted: %q", commands(w.Writers))
 	}
@@ -136,7 +137,7 @@ func TestOpenersWithoutPrivilege(t *testing.T) {
 			// It is looked up when it opens the lock, which may be before it holds it.
 			eventually(t, func() bool {
 				_, release := holdLockElsewhere(t, path, true)
-				time.Sleep(100 * time.Millisecond)
+				testkit.Pass(t, 100*time.Millisecond, "how long a program holds the lock")
 				release()
 				<-w.Hints.C()
 				return len(commands(w.Writers)) > 0

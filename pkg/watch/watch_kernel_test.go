@@ -5,7 +5,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
@@ -72,18 +71,19 @@ func TestCommitWatcherOnTheKernel(t *testing.T) {
 		held := make(chan struct{})
 		go func() { gate.Lock(); close(held) }()
 		nstest.Command(t, "iptables-nft", "-w", "5", "-N", "SOMEBODY")
-		for done := false; !done; {
+		testkit.Until(t, "the gate", func() error {
 			select {
 			case <-held:
-				done = true
-			case <-time.After(50 * time.Millisecond):
+				return nil
+			default:
 				nstest.Command(t, "iptables-nft", "-w", "5", "-A", "SOMEBODY")
+				return errors.New("Receive waits behind it")
 			}
-		}
+		})
 		// 56 bytes each, charged as 768: more than fits into 1 MiB twice over.
 		flood := strings.Repeat("*filter\n-A SOMEBODY -j RETURN\nCOMMIT\n*filter\n-F SOMEBODY\nCOMMIT\n", 2000)
 		nstest.CommandInput(t, flood, "iptables-nft-restore", "--noflush", "-w", "5")
-		drain(w.Hints)
+		drain(t, w.Hints)
 		gate.Unlock()
 		waitHint(w.Hints)
 		second := <-subscribed
@@ -101,7 +101,7 @@ func TestCommitWatcherOnTheKernel(t *testing.T) {
 		if overflows() != 2 {
 			t.Errorf("%d ends of a socket were told, want two", overflows())
 		}
-		drain(w.Hints)
+		drain(t, w.Hints)
 		nstest.Command(t, "iptables-nft", "-w", "5", "-F")
 		waitHint(w.Hints)
 		eventually(t, seen)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/testkit"
 )
 
 // holdLock uses the lock as iptables-legacy does, and returns how to let go.
@@ -29,7 +31,7 @@ func watchLock(t *testing.T, path string) *LockWatcher {
 	w := &LockWatcher{Path: path, Hints: NewHints(), Writers: new(Writers)}
 	t.Cleanup(start(w.Run))
 	waitHint(w.Hints)
-	drain(w.Hints)
+	drain(t, w.Hints)
 	return w
 }
 
@@ -50,12 +52,15 @@ func contextUntil(ctx context.Context, done <-chan struct{}) (context.Context, c
 func waitHint(h *Hints) { <-h.C() }
 
 // drain takes hints until none came for a while.
-func drain(h *Hints) {
-	for {
+func drain(t *testing.T, h *Hints) {
+	t.Helper()
+	for hinted := true; hinted; {
+		hinted = false
+		testkit.Pass(t, 50*time.Millisecond, "that no further hint comes")
 		select {
 		case <-h.C():
-		case <-time.After(50 * time.Millisecond):
-			return
+			hinted = true
+		default:
 		}
 	}
 }
@@ -64,7 +69,7 @@ func drain(h *Hints) {
 func mustHint(t *testing.T, w *LockWatcher) {
 	t.Helper()
 	release := holdLock(t, w.Path)
-	drain(w.Hints) // the lock may be new, which is a hint of its own
+	drain(t, w.Hints) // the lock may be new, which is a hint of its own
 	before := w.Hints.Counts()[SourceLock]
 	release()
 	waitHint(w.Hints)
@@ -88,7 +93,7 @@ func TestLockAppearsLater(t *testing.T) {
 	w := watchLock(t, filepath.Join(t.TempDir(), "xtables.lock"))
 	holdLock(t, w.Path)()
 	waitHint(w.Hints)
-	drain(w.Hints)
+	drain(t, w.Hints)
 	mustHint(t, w)
 }
 
@@ -109,12 +114,12 @@ func TestLockDeletedWhileHeld(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "xtables.lock")
 	w := watchLock(t, path)
 	release := holdLock(t, path)
-	drain(w.Hints)
+	drain(t, w.Hints)
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
 	holdLock(t, path)()
-	drain(w.Hints)
+	drain(t, w.Hints)
 	// A process that holds the deleted one may still write to the tables.
 	release()
 	waitHint(w.Hints)
@@ -144,12 +149,12 @@ func TestLockMovedAway(t *testing.T) {
 	if err := os.Rename(path, away); err != nil {
 		t.Fatal(err)
 	}
-	drain(w.Hints)
+	drain(t, w.Hints)
 	holdLock(t, away)()
-	drain(w.Hints)
+	drain(t, w.Hints)
 	before := w.Hints.Counts()[SourceLock]
 	holdLock(t, away)()
-	time.Sleep(50 * time.Millisecond)
+	testkit.Pass(t, 50*time.Millisecond, "that no hint comes")
 	if after := w.Hints.Counts()[SourceLock]; after != before {
 		t.Error("a file that is the lock no longer still gives hints")
 	}
@@ -165,7 +170,7 @@ func TestLockFolderAppearsLater(t *testing.T) {
 	}
 	holdLock(t, w.Path)()
 	waitHint(w.Hints) // within rearmEvery
-	drain(w.Hints)
+	drain(t, w.Hints)
 	mustHint(t, w)
 	if err := os.Remove(w.Path); err != nil {
 		t.Fatal(err)
@@ -195,7 +200,7 @@ func TestSlowHolderKeepsNoHintBack(t *testing.T) {
 		}
 	})
 	waitHint(w.Hints)
-	drain(w.Hints)
+	drain(t, w.Hints)
 	for range 3 {
 		mustHint(t, w)
 	}
@@ -205,7 +210,7 @@ func TestOtherFilesOfTheFolderGiveNoHint(t *testing.T) {
 	dir := t.TempDir()
 	w := watchLock(t, filepath.Join(dir, "xtables.lock"))
 	holdLock(t, filepath.Join(dir, "other"))()
-	time.Sleep(50 * time.Millisecond)
+	testkit.Pass(t, 50*time.Millisecond, "that no hint comes")
 	if looked(w.Hints) {
 		t.Error("a hint for a file that is not the lock")
 	}

@@ -26,7 +26,7 @@ func TestBothWatchers(t *testing.T) {
 	}
 	eventually(t, counted(SourceNFT, 1))
 
-	drain(all.Hints)
+	drain(t, all.Hints)
 	source.events <- nft.Commit{Genid: 7, Comm: "nft"}
 	waitHint(all.Hints)
 	eventually(t, counted(SourceNFT, 2))
@@ -37,7 +37,7 @@ func TestBothWatchers(t *testing.T) {
 	release := holdLock(t, lock)
 	eventually(t, counted(SourceLock, 1))
 	before := all.Hints.Counts()[SourceLock]
-	drain(all.Hints)
+	drain(t, all.Hints)
 	release()
 	waitHint(all.Hints)
 	eventually(t, counted(SourceLock, before+1))

@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
@@ -38,7 +39,7 @@ func TestScenarios(t *testing.T) {
 						// commands may be longer than the 20 ms that are the default, and they all
 						// together than ten times that. A command that deletes chains fails once
 						// their rules are back.
-						Flags: []string{"--settle=200ms"}}
+						Flags: []string{"--settle=200ms"}, Limit: testkit.Left(t)}
 					result, err := live.Run(t.Context(), s)
 					if err != nil {
 						t.Fatal(err)

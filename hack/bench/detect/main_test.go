@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -138,13 +140,13 @@ func TestCPUOf(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		start := time.Now()
-		for time.Since(start) < 20*time.Millisecond {
-		}
-		after, err := cpuOf(pid)
-		if err != nil || after <= before {
-			t.Errorf("pid %d: from %s to %s, %v", pid, before, after, err)
-		}
+		testkit.Until(t, "the clock of a process that works to move", func() error {
+			after, err := cpuOf(pid)
+			if err != nil || after <= before {
+				return fmt.Errorf("pid %d: from %s to %s, %w", pid, before, after, err)
+			}
+			return nil
+		})
 	}
 }
 

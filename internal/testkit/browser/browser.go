@@ -13,15 +13,12 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"syscall"
 	"time"
 )
 
 // programs are Chromium's names in distributions and from vendors, the smallest program first.
 var programs = []string{"chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"}
-
-// answerIn bounds one answer of Chromium. The first answer comes when Chromium has started, which
-// takes long on a busy machine.
-const answerIn = 60 * time.Second
 
 // Find returns the program's path.
 func Find() (string, error) {
@@ -91,26 +88,21 @@ func Start(ctx context.Context) (_ *Browser, err error) {
 	return b, nil
 }
 
-// Close ends Chromium and removes its profile.
+// Close kills Chromium, which may hang at its end, and removes its profile.
 func (b *Browser) Close() error {
-	_ = b.call("", "Browser.close", nil, nil) // it may be gone already
+	_ = b.cmd.Process.Kill() // it may be gone already
 	b.in.Close()
-	select {
-	case <-b.done:
-	case <-time.After(5 * time.Second):
-		_ = b.cmd.Process.Kill()
-		<-b.done
-	}
-	_ = b.cmd.Wait() // it was asked to end, or killed
+	<-b.done
+	_ = b.cmd.Wait() // it was killed
 	// Its children may still write into the profile for a moment.
-	var err error
-	for range 20 {
-		if err = os.RemoveAll(b.profile); err == nil {
-			return nil
+	again := time.NewTicker(50 * time.Millisecond)
+	defer again.Stop()
+	for {
+		if err := os.RemoveAll(b.profile); !errors.Is(err, syscall.ENOTEMPTY) {
+			return err
 		}
-		time.Sleep(50 * time.Millisecond)
+		<-again.C
 	}
-	return err
 }
 
 // read delivers Chromium's messages until the pipe is closed.
@@ -154,8 +146,8 @@ func (b *Browser) end(err error) {
 	close(b.done)
 }
 
-// call calls a method, of a tab's session or of the browser, and waits for the answer. in and out
-// may be nil.
+// call calls a method, of a tab's session or of the browser, and waits for the answer, or for the
+// end of Chromium. in and out may be nil.
 func (b *Browser) call(session, method string, in, out any) error {
 	if in == nil {
 		in = struct{}{}
@@ -192,8 +184,6 @@ func (b *Browser) call(session, method string, in, out any) error {
 		return nil
 	case <-b.done:
 		return fmt.Errorf("%s: %w", method, b.gone)
-	case <-time.After(answerIn):
-		return fmt.Errorf("%s: no answer within %s\n%s", method, answerIn, b.stderr.String())
 	}
 }
 

@@ -108,15 +108,21 @@ func (t *Tab) Go(url string) error {
 	if went.ErrorText != "" {
 		return fmt.Errorf("opening %s: %s", url, went.ErrorText)
 	}
-	for end := time.Now().Add(answerIn); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	look := time.NewTicker(10 * time.Millisecond)
+	defer look.Stop()
+	for {
 		t.b.mu.Lock()
 		loaded := t.loads > before
 		t.b.mu.Unlock()
 		if loaded {
 			return nil
 		}
+		select {
+		case <-look.C:
+		case <-t.b.done:
+			return fmt.Errorf("opening %s: %w", url, t.b.gone)
+		}
 	}
-	return fmt.Errorf("opening %s: not loaded within %s", url, answerIn)
 }
 
 // Call calls any method of the debugging protocol. in and out may be nil.

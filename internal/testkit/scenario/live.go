@@ -20,8 +20,6 @@ import (
 )
 
 const (
-	readyIn  = time.Minute // from start to a captured generation
-	healedIn = time.Minute // longer than any jump grace
 	stopsIn  = 20 * time.Second
 	askEvery = 20 * time.Millisecond
 )
@@ -121,6 +119,9 @@ type Live struct {
 	Dir      string // for state, socket and log
 	// Flags are further flags of canaryd run.
 	Flags []string
+	// Limit is how long one wait takes at most. A program for people has one, and says which state
+	// did not come; a test gives what is left of its time.
+	Limit time.Duration
 
 	process *canaryd.Process
 	want    map[rules.Family]Want
@@ -198,7 +199,7 @@ func (l *Live) start(ctx context.Context) (stop func() error, err error) {
 		return nil, err
 	}
 	l.process = p
-	err = poll(ctx, readyIn, func() (bool, error) {
+	err = l.poll(ctx, func() (bool, error) {
 		if !p.Running() {
 			return false, fmt.Errorf("canaryd run ended at once: %w", p.Err())
 		}
@@ -230,7 +231,7 @@ func (l *Live) prepare(ctx context.Context, s Scenario) error {
 		if err := s.Prepare(ctx, l.Programs); err != nil {
 			return err
 		}
-		err = poll(ctx, readyIn, func() (bool, error) {
+		err = l.poll(ctx, func() (bool, error) {
 			now, err := l.status(ctx)
 			if err != nil || now.Generation.ID == before.Generation.ID || !now.LearningPendingSince.IsZero() {
 				return false, nil
@@ -272,7 +273,7 @@ func (l *Live) once(ctx context.Context, s Scenario, result *Result) error {
 	// A flush of many commands makes several records. The last one is there if a look that began
 	// after the flusher's end finds nothing more.
 	look := false
-	err = poll(ctx, healedIn, func() (bool, error) {
+	err = l.poll(ctx, func() (bool, error) {
 		ask := l.status
 		if look {
 			ask = l.look
@@ -391,8 +392,9 @@ func StatusOf(said api.Status) (s Status, err error) {
 	return s, err
 }
 
-func poll(ctx context.Context, limit time.Duration, done func() (bool, error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not within %s", limit))
+// poll waits until something is done, or the limit of one wait is over.
+func (l *Live) poll(ctx context.Context, done func() (bool, error)) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, l.Limit, fmt.Errorf("not within %s", l.Limit))
 	defer cancel()
 	for {
 		if ok, err := done(); ok || err != nil {

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/testkit"
 )
 
 func TestSummarize(t *testing.T) {
@@ -96,7 +98,7 @@ func TestThisProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	use, err := Work(func() error {
-		for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); {
+		for range testkit.During(t, 200*time.Millisecond, "the work") {
 		}
 		return nil
 	})
