@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
-	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -107,51 +106,4 @@ func killHanging(n *nodetest.Node) {
 	})
 	n.Must(os.Remove("/run/hangs"))
 	n.Must(unix.Kill(pid, unix.SIGKILL))
-}
-
-// TestOneFamilyFails: the other one is back and proved meanwhile, and is left
-// alone by the tries that follow.
-func TestOneFamilyFails(t *testing.T) {
-	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) {
-		n.Load()
-		wrap(n)
-		d := start(n, "--replay=text")
-		for _, f := range rules.Families() {
-			other := rules.IPv6
-			if f == rules.IPv6 {
-				other = rules.IPv4
-			}
-			of := func(lines []string, f rules.Family) (some []string) {
-				for _, line := range lines {
-					if strings.HasPrefix(line, f.String()+" ") {
-						some = append(some, line)
-					}
-				}
-				return some
-			}
-			protected := n.Protected()
-			d.during(fault{
-				name:  f.String() + " refused",
-				begin: does(n, "/run/mode."+restorer(n, f), "refuse"),
-				while: func() {
-					n.Until(other.String()+" to be intact", func() error {
-						for table, verdict := range n.Status().Families[other] {
-							if verdict != "intact" {
-								return fmt.Errorf("%s %s is %s", other, table, verdict)
-							}
-						}
-						return nil
-					})
-					n.Until(other.String()+" to be counted as proved", some(func() float64 {
-						return nodetest.Sum(n.Metrics(), "replays_total", other.String(), "proved")
-					}))
-					n.Same("the other family", of(protected, other), of(n.Protected(), other))
-					if failed := nodetest.Sum(n.Metrics(), "restore_failures_total", other.String()); failed != 0 && f == rules.IPv4 {
-						n.Errorf("%v failures of %s", failed, other)
-					}
-				},
-			})
-		}
-		d.daemon.Stop()
-	})
 }
