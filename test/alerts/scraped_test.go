@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/common/model"
 	"sigs.k8s.io/yaml"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -56,7 +57,7 @@ func (h *history) scrape(times int) {
 		if len(h.at) > 0 {
 			next = h.at[len(h.at)-1].Add(scrapeEach)
 		}
-		time.Sleep(time.Until(next))
+		testkit.Pass(h.n, time.Until(next), "the time between two scrapes")
 		h.once()
 	}
 }

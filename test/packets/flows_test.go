@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/cluster"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
@@ -80,25 +81,29 @@ func (l *lab) dial(network string, to netip.AddrPort) net.Conn {
 	return c
 }
 
-// ask asks over UDP, again and again, and returns what answers; "nobody" if that
-// takes longer than limit.
-func (l *lab) ask(c net.Conn, limit time.Duration) string {
+// answer asks over UDP until a pod answers, and returns which.
+func (l *lab) answer(what string, c net.Conn) (pod string) {
+	l.Helper()
+	testkit.Until(l, "an answer, "+what, func() (err error) {
+		pod, err = l.ask(c)
+		return err
+	})
+	return pod
+}
+
+// ask asks over UDP once, and returns what answers.
+func (l *lab) ask(c net.Conn) (string, error) {
 	l.Helper()
 	answer := make([]byte, 100)
-	for start := time.Now(); time.Since(start) < limit; {
-		_, _ = c.Write([]byte("?")) // a port without a listener refuses the next one
-		l.Must(c.SetReadDeadline(time.Now().Add(again)))
-		if n, err := c.Read(answer); err == nil {
-			return string(answer[:n])
-		}
-		time.Sleep(time.Millisecond)
-	}
-	return ""
+	_, _ = c.Write([]byte("?")) // a port without a listener refuses the next one
+	l.Must(c.SetReadDeadline(time.Now().Add(again)))
+	n, err := c.Read(answer)
+	return string(answer[:n]), err
 }
 
 func (l *lab) wantAnswer(what string, c net.Conn, from ...netip.Addr) {
 	l.Helper()
-	got := l.ask(c, answersIn)
+	got := l.answer(what, c)
 	if !strings.Contains(fmt.Sprint(from), got) || got == "" {
 		l.Errorf("%s: %q answers, want one of %v", what, got, from)
 	}
@@ -106,9 +111,12 @@ func (l *lab) wantAnswer(what string, c net.Conn, from ...netip.Addr) {
 
 func (l *lab) wantSilence(what string, c net.Conn) {
 	l.Helper()
-	if got := l.ask(c, silentFor); got != "" {
-		l.Errorf("%s: %s answers", what, got)
-	}
+	testkit.Stays(l, silentFor, "that nothing answers, "+what, func() error {
+		if got, err := l.ask(c); err == nil {
+			return fmt.Errorf("%s answers", got)
+		}
+		return nil
+	})
 }
 
 // A stream is an established TCP connection.
@@ -198,10 +206,7 @@ func TestFlowsThroughAFlush(t *testing.T) {
 		d := l.Start()
 		streams := []*stream{l.stream(cluster.Service(0)), l.stream(cluster.Service(1)), l.stream(cluster.HostPort(0))}
 		before := l.dial("udp4", cluster.DNS())
-		pod := l.ask(before, answersIn)
-		if pod == "" {
-			l.Fatal("nothing answers before the flush")
-		}
+		pod := l.answer("before the flush", before)
 		stranger := l.dial("udp4", cluster.Stranger)
 		l.wantSilence("the stranger", stranger)
 
@@ -213,7 +218,7 @@ func TestFlowsThroughAFlush(t *testing.T) {
 		l.wantSilence("the host port during the outage", port)
 		l.wantSilence("another port of a service", other)
 		l.wantAlive("during the outage", streams...)
-		if got := l.ask(before, answersIn); got != pod {
+		if got := l.answer("during the outage", before); got != pod {
 			l.Errorf("during the outage %q answers the established flow, which was %s's", got, pod)
 		}
 		for what, c := range map[string]net.Conn{"DNS": dns, "the host port": port, "another port": other, "the stranger": stranger} {
@@ -227,7 +232,7 @@ func TestFlowsThroughAFlush(t *testing.T) {
 		l.wantAnswer("DNS after the replay", dns, l.Endpoints(0)...)
 		l.wantAnswer("the host port after the replay", port, cluster.HostPod(1))
 		l.wantAlive("after the replay", streams...)
-		if got := l.ask(before, answersIn); got != pod {
+		if got := l.answer("after the replay", before); got != pod {
 			l.Errorf("after the replay %q answers the established flow, which was %s's", got, pod)
 		}
 		for what, c := range map[string]net.Conn{"another port of a service": other, "the stranger": stranger} {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -83,9 +84,9 @@ func TestWhatAFlushEnds(t *testing.T) {
 					}
 					p := l.establish(each)
 					d.do(l)
-					time.Sleep(outage)
+					testkit.Pass(l, outage, "how long the rules are missing")
 					l.putBack()
-					time.Sleep(afterwards)
+					testkit.Pass(l, afterwards, "that connections ping on")
 					p.finish()
 					l.Logf("%s: %s", name, p.summary())
 					l.wantEnds(p, !kept && slices.Contains(d.ends, l.Programs.With))
@@ -133,10 +134,10 @@ func TestEstablishedConnectionsLive(t *testing.T) {
 					p := l.establish(each)
 					canaryd.Suspend()
 					d.do(l)
-					time.Sleep(outage)
+					testkit.Pass(l, outage, "how long the rules are missing")
 					canaryd.Signal(syscall.SIGCONT)
 					record := l.Healed(1)
-					time.Sleep(afterwards)
+					testkit.Pass(l, afterwards, "that connections ping on")
 					p.finish()
 					l.Logf("%s, keeper %s: %s", d.name, keeper, p.summary())
 					l.wantEnds(p, keeper == "off")

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/cluster"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
@@ -68,7 +68,7 @@ func TestFlowsThroughANativeFlush(t *testing.T) {
 				return err
 			})
 		}()
-		time.Sleep(silentFor)
+		testkit.Pass(l, silentFor, "that the outage lasts for some SYNs")
 		d.Signal(syscall.SIGCONT)
 		l.Healed(1)
 

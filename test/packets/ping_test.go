@@ -15,11 +15,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/cluster"
 )
 
 const (
-	// pingEvery is the pause between an answer and the next question.
+	// pingEvery is the time between two questions.
 	pingEvery = 5 * time.Millisecond
 	// pingLimit is after how long without an answer a connection counts as dead.
 	pingLimit = 3 * time.Second
@@ -27,6 +28,7 @@ const (
 
 // A pinger asks over one established connection for as long as it lives.
 type pinger struct {
+	lab  *lab
 	kind string
 	conn net.Conn
 	pod  string // that answered first
@@ -57,7 +59,7 @@ func (l *lab) establish(each int) *pingers {
 	p := &pingers{stop: stop}
 	add := func(kind, place, network string, to netip.AddrPort) {
 		for range each {
-			p.all = append(p.all, &pinger{kind: network + " " + kind, conn: l.dialFrom(place, network, to)})
+			p.all = append(p.all, &pinger{lab: l, kind: network + " " + kind, conn: l.dialFrom(place, network, to)})
 		}
 	}
 	add("host port", cluster.Client, "tcp4", cluster.HostPort(0))
@@ -69,7 +71,7 @@ func (l *lab) establish(each int) *pingers {
 		p.done.Go(func() { one.run(ctx) })
 	}
 	l.Cleanup(func() { p.finish() })
-	time.Sleep(20 * pingEvery)
+	testkit.Pass(l, 20*pingEvery, "that each has pinged some times before the story goes on")
 	return p
 }
 
@@ -96,6 +98,8 @@ func (p *pingers) finish() {
 func (p *pinger) run(ctx context.Context) {
 	in := bufio.NewReader(p.conn)
 	stream := strings.HasPrefix(p.kind, "tcp")
+	pause := time.NewTicker(pingEvery)
+	defer pause.Stop()
 	for asked := !stream; ctx.Err() == nil; asked = true { // a pod greets who connects
 		start := time.Now()
 		who, err := p.ask(in, asked)
@@ -116,7 +120,7 @@ func (p *pinger) run(ctx context.Context) {
 			p.end = err.Error()
 			return
 		}
-		time.Sleep(pingEvery)
+		<-pause.C
 	}
 }
 
@@ -138,7 +142,9 @@ func (p *pinger) ask(in *bufio.Reader, ask bool) (string, error) {
 
 func (p *pinger) askDatagrams() (string, error) {
 	answer := make([]byte, 100)
-	for start := time.Now(); time.Since(start) < pingLimit; {
+	pause := time.NewTicker(pingEvery)
+	defer pause.Stop()
+	for range testkit.During(p.lab, pingLimit, "how long a connection without an answer lives") {
 		_ = p.conn.SetDeadline(time.Now().Add(4 * pingEvery))
 		_, err := p.conn.Write([]byte("?"))
 		n := 0
@@ -150,7 +156,7 @@ func (p *pinger) askDatagrams() (string, error) {
 			return string(answer[:n]), nil
 		case errors.Is(err, unix.ECONNREFUSED):
 			p.end = refused // the node's own stack has seen the packet
-			time.Sleep(pingEvery)
+			<-pause.C
 		}
 	}
 	return "", os.ErrDeadlineExceeded

@@ -2,6 +2,7 @@ package packets
 
 import (
 	"encoding/binary"
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/rules/kube"
@@ -157,11 +159,12 @@ func (n *node) dropsInvalid(t *testing.T, f rules.Family, proved *table) {
 		t.Fatal(err)
 	}
 	took := time.Since(start)
-	for deadline := time.Now().Add(patience); count() == before; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("no INVALID packet was dropped")
+	testkit.Until(t, "an INVALID packet to be dropped", func() error {
+		if count() == before {
+			return errors.New("the DROP counts no more than before")
 		}
-	}
+		return nil
+	})
 	proved.add("a segment of no connection is dropped as INVALID", "tcp", client, to, "counted by the DROP", took)
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/cluster"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -57,38 +58,41 @@ func (l *lab) knock(place string, from netip.Addr, to netip.AddrPort) *knock {
 	return k
 }
 
-// opened reports whether the connection is made before the limit is over.
-func (l *lab) opened(k *knock, limit time.Duration) bool {
+// opened reports whether the connection is made.
+func (l *lab) opened(k *knock) bool {
 	l.Helper()
-	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		ready := []unix.PollFd{{Fd: int32(k.fd), Events: unix.POLLOUT}}
-		n, err := unix.Poll(ready, 10)
-		if err == unix.EINTR || n == 0 {
-			continue
-		}
-		l.Must(err)
-		failed, err := unix.GetsockoptInt(k.fd, unix.SOL_SOCKET, unix.SO_ERROR)
-		l.Must(err)
-		if failed != 0 {
-			l.Errorf("%s to %s: %v", k.from, k.to, unix.Errno(failed))
-		}
-		return failed == 0
+	ready := []unix.PollFd{{Fd: int32(k.fd), Events: unix.POLLOUT}}
+	n, err := unix.Poll(ready, 10)
+	if err == unix.EINTR || n == 0 {
+		return false
 	}
-	return false
+	l.Must(err)
+	failed, err := unix.GetsockoptInt(k.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	l.Must(err)
+	if failed != 0 {
+		l.Fatalf("%s to %s: %v", k.from, k.to, unix.Errno(failed))
+	}
+	return true
 }
 
 func (l *lab) wantOpened(what string, k *knock) {
 	l.Helper()
-	if !l.opened(k, answersIn) {
-		l.Errorf("%s: the connection of the outage was not made within %v", what, answersIn)
-	}
+	testkit.Until(l, "the connection of the outage, "+what, func() error {
+		if !l.opened(k) {
+			return errors.New("it is not made")
+		}
+		return nil
+	})
 }
 
 func (l *lab) wantStuck(what string, k *knock, limit time.Duration) {
 	l.Helper()
-	if l.opened(k, limit) {
-		l.Errorf("%s: the connection is made: nothing would be shown", what)
-	}
+	testkit.Stays(l, limit, "that no connection is made, "+what, func() error {
+		if l.opened(k) {
+			return errors.New("it is made: nothing would be shown")
+		}
+		return nil
+	})
 }
 
 // entry returns what conntrack holds of a connection, nil if it holds nothing.
