@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -106,4 +107,28 @@ func killHanging(n *nodetest.Node) {
 	})
 	n.Must(os.Remove("/run/hangs"))
 	n.Must(unix.Kill(pid, unix.SIGKILL))
+}
+
+// TestOneFamilyFails: the other one is back and proved meanwhile. That the tries which follow leave
+// it alone is tried in internal/daemon.
+func TestOneFamilyFails(t *testing.T) {
+	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) {
+		n.Load()
+		wrap(n)
+		d := start(n, "--replay=text")
+		for f, other := range map[rules.Family]rules.Family{rules.IPv4: rules.IPv6, rules.IPv6: rules.IPv4} {
+			d.during(fault{name: f.String() + " refused", begin: does(n, "/run/mode."+restorer(n, f), "refuse"), while: func() {
+				n.Until(other.String()+" to be intact", func() error {
+					for table, verdict := range n.Status().Families[other] {
+						if verdict != "intact" {
+							return fmt.Errorf("%s %s is %s", other, table, verdict)
+						}
+					}
+					return nil
+				})
+				n.Until(other.String()+" to be proved", some(func() float64 { return nodetest.Sum(n.Metrics(), "replays_total", other.String(), "proved") }))
+			}})
+		}
+		d.daemon.Stop()
+	})
 }
