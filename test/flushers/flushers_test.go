@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -138,7 +139,7 @@ func endure(m *machine, f flusher) {
 	f.install(m)
 	m.Load()
 	d := m.Start(f.flags...)
-	time.Sleep(time.Second) // marks of a new generation are renewed
+	testkit.Pass(m, time.Second, "that marks of a new generation are renewed")
 	var rows []row
 	for i, s := range f.steps {
 		if s.owners != nil {
@@ -171,7 +172,7 @@ func learn(m *machine, owners func(m *machine)) {
 		}
 		return nodetest.Ready()
 	})
-	time.Sleep(time.Second) // marks of a new generation are renewed
+	testkit.Pass(m, time.Second, "that marks of a new generation are renewed")
 }
 
 // take takes a step while canaryd runs and judges what it left.
@@ -255,7 +256,6 @@ func settled(m *machine, last time.Time) []scenario.Record {
 	var records []scenario.Record
 	since := time.Now()
 	m.Until("canaryd to be at rest", func() error {
-		time.Sleep(80 * time.Millisecond)
 		s := m.Published()
 		newer := slices.DeleteFunc(s.Flushes, func(r scenario.Record) bool { return !r.Time.After(last) })
 		pending := slices.ContainsFunc(newer, func(r scenario.Record) bool { return r.Outcome == "pending" })

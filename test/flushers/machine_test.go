@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -175,7 +174,6 @@ func (m *machine) until(s *service, name string, args ...string) string {
 		}
 		var err error
 		if out, err = m.command(name, args...).CombinedOutput(); err != nil {
-			time.Sleep(400 * time.Millisecond) // asking costs more than waiting
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		return nil
