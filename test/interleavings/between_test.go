@@ -20,6 +20,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -84,10 +85,11 @@ func (s *intrudedSession) intrude(payloads []iptables.Payload) {
 	}
 	s.late = done
 	k.waited++
+	testkit.Pass(k.stage, 20*time.Millisecond, "that the owner waits for the lock; Close looks again")
 	select {
 	case <-done:
 		k.violations = append(k.violations, "an owner wrote while canaryd held the lock")
-	case <-time.After(20 * time.Millisecond): // so that it is likely to have tried; Close looks again
+	default:
 	}
 }
 
@@ -267,6 +269,11 @@ func intrudes(n *nodetest.Node, p path, m mutant, few int) *intruded {
 	k := &intruded{Kernel: kernel, stage: s, path: p, mutant: m, rng: rand.New(rand.NewPCG(1, 11))}
 	s.enough = k.found.Load
 	d, stop := k.run()
+	defer func() {
+		if log := stop(); n.Failed() {
+			n.Logf("canaryd's log:\n%s", log)
+		}
+	}()
 	rest := func() error {
 		status := d.Status()
 		if status.Generation.Rules == 0 || !status.LearningPendingSince.IsZero() {
@@ -286,10 +293,6 @@ func intrudes(n *nodetest.Node, p path, m mutant, few int) *intruded {
 			s.flush(rng)
 		}
 	}, rest)
-	log := stop()
-	if n.Failed() {
-		n.Logf("canaryd's log:\n%s", log)
-	}
 	return k
 }
 

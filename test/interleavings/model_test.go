@@ -335,9 +335,13 @@ func seeds(t *testing.T, each int) iter.Seq[uint64] {
 	if err != nil {
 		t.Fatalf("%s: %v", lengthVariable, err)
 	}
-	end := time.Now().Add(long / time.Duration(len(paths())))
 	return func(yield func(uint64) bool) {
-		for seed := uint64(time.Now().Unix()) * 1000; time.Now().Before(end) && yield(seed); seed++ {
+		seed := uint64(time.Now().Unix()) * 1000
+		for range testkit.During(t, long/time.Duration(len(paths())), "how long stories are told") {
+			if !yield(seed) {
+				return
+			}
+			seed++
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -117,13 +118,12 @@ func (s *stage) play(seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	long := time.Duration(200+rng.IntN(600)) * time.Millisecond
 	pace := []time.Duration{0, 5 * time.Millisecond, 60 * time.Millisecond}[rng.IntN(3)]
-	end := time.Now().Add(long)
 	var all sync.WaitGroup
 	perform := func(pace time.Duration, act func(rng *rand.Rand)) {
 		rng := rand.New(rand.NewPCG(rng.Uint64(), 8))
 		all.Go(func() {
-			for time.Now().Before(end) {
-				time.Sleep(time.Duration(rng.ExpFloat64() * float64(pace)))
+			for range testkit.During(s, long, "an episode's play") {
+				testkit.Pass(s, time.Duration(rng.ExpFloat64()*float64(pace)), "the pause between two deeds")
 				act(rng)
 			}
 		})
@@ -168,18 +168,15 @@ func (s *stage) renew(rng *rand.Rand) {
 	s.podsDo()
 }
 
-const (
-	// calmFor is how long everything must stay as it ought to be.
-	calmFor = 300 * time.Millisecond
-	// settlesIn ends the wait for it: an episode that ends wrongly stays wrong, and is reported.
-	settlesIn = time.Minute
-)
+// calmFor is how long everything must stay as it ought to be.
+const calmFor = 300 * time.Millisecond
 
 // settle lets everybody finish and kube-proxy look at its canary, until all is as it
-// ought to be and stays so. It returns what is wrong to the last.
-func (s *stage) settle(rest func() error) []string {
+// ought to be and stays so.
+func (s *stage) settle(seed uint64, rest func() error) {
+	s.Helper()
 	var since time.Time
-	for start := time.Now(); ; time.Sleep(30 * time.Millisecond) {
+	s.Until(fmt.Sprintf("all to be as it ought to be after seed %d", seed), func() error {
 		var wrong []string
 		for _, o := range s.owners {
 			o.mu.Lock()
@@ -195,16 +192,17 @@ func (s *stage) settle(rest func() error) []string {
 		}
 		wrong = append(wrong, s.judge()...)
 		switch {
-		case len(wrong) > 0 && time.Since(start) > settlesIn:
-			return wrong
 		case len(wrong) > 0:
 			since = time.Time{}
+			return errors.New(strings.Join(wrong, "\n"))
 		case since.IsZero():
 			since = time.Now()
-		case time.Since(since) > calmFor:
-			return nil
 		}
-	}
+		if calm := time.Since(since); calm <= calmFor {
+			return fmt.Errorf("all has been so for %s only", calm)
+		}
+		return nil
+	})
 }
 
 // judge says what is not as its owner wrote it last.
@@ -275,17 +273,24 @@ func lengthOfSoak(t *testing.T) time.Duration {
 // episodes plays and settles as often as asked for.
 func (s *stage) episodes(few int, play func(seed uint64), rest func() error) {
 	s.Helper()
-	long := lengthOfSoak(s.T)
-	first, end := uint64(1), time.Now().Add(long)
-	if long > 0 {
-		first = uint64(time.Now().UnixNano())
-	}
-	for seed := first; !s.Failed() && (s.enough == nil || !s.enough()) && (long == 0 && seed < first+uint64(few) || time.Now().Before(end)); seed++ {
+	first := uint64(1)
+	episode := func() (more bool) {
+		seed := first + uint64(s.count.episodes)
 		play(seed)
-		if wrong := s.settle(rest); len(wrong) > 0 {
-			s.Errorf("seed %d:\n%s", seed, strings.Join(wrong, "\n"))
-		}
+		s.settle(seed, rest)
 		s.count.episodes++
+		return !s.Failed() && (s.enough == nil || !s.enough())
+	}
+	if long := lengthOfSoak(s.T); long > 0 {
+		first = uint64(time.Now().UnixNano())
+		for range testkit.During(s, long, "the soak") {
+			if !episode() {
+				break
+			}
+		}
+	} else {
+		for s.count.episodes < few && episode() {
+		}
 	}
 	for _, o := range s.owners {
 		s.count.steps += o.steps
