@@ -59,8 +59,7 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 	commits, missed, err := d.cfg.Native.Kernel.Hear(genid)
 	if err == nil {
 		if !r.heard.IsZero() && now.Sub(r.heard) > d.stalledAfter() {
-			// The process of a commit of that time may be noted until all of them are taken in.
-			defer func(begin time.Time) { r.stall = stall{begin, time.Now()} }(r.heard)
+			defer func(begin time.Time) { r.stall = stall{begin, time.Now()} }(r.heard) // processes are noted meanwhile
 		}
 		r.heard = now
 	}
