@@ -32,7 +32,7 @@ func TestATakenPort(t *testing.T) {
 		d.WantLog("No metrics, health and page over HTTP", "address already in use", "trying again every 5s")
 		n.Flush()
 		n.Until("a repaired flush", func() error {
-			if s := n.Status(); len(s.Flushes) == 0 || !s.Healthy {
+			if s := n.Looked(); len(s.Flushes) == 0 || !s.Healthy {
 				return fmt.Errorf("%d flush records, healthy %t", len(s.Flushes), s.Healthy)
 			}
 			return nil

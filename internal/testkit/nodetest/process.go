@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/canaryd"
@@ -205,7 +206,11 @@ func (n *Node) OneLine(stderr string) {
 // Status returns the daemon's status, without the flushes of earlier runs.
 func (n *Node) Status() scenario.Status {
 	n.Helper()
-	s := n.WholeStatus()
+	return own(n.WholeStatus())
+}
+
+// own returns a status without the flushes of earlier runs.
+func own(s scenario.Status) scenario.Status {
 	s.Flushes = slices.DeleteFunc(s.Flushes, func(r scenario.Record) bool { return r.Earlier })
 	return s
 }
@@ -213,11 +218,16 @@ func (n *Node) Status() scenario.Status {
 // WholeStatus returns the daemon's status. It asks at the control socket, as canaryd status does.
 func (n *Node) WholeStatus() scenario.Status {
 	n.Helper()
-	said, err := control.Client{Socket: socket}.Status(n.Context())
+	return n.said(control.Client{Socket: socket}.Status(n.Context()))
+}
+
+// said returns what the daemon says of itself.
+func (n *Node) said(s api.Status, err error) scenario.Status {
+	n.Helper()
 	n.Must(err)
-	s, err := scenario.StatusOf(said)
+	status, err := scenario.StatusOf(s)
 	n.Must(err)
-	return s
+	return status
 }
 
 // Polled waits until the daemon has looked as many times more because its --poll-interval was over.
@@ -242,17 +252,26 @@ func (n *Node) Published() scenario.Status {
 	return s
 }
 
-// Healed waits until there are that many flush records and the node is healthy, and returns the
-// newest record.
+// Looked returns what Status returns once the daemon has looked at all tables once more. On a busy
+// machine it may not have noticed yet what the test did last.
+func (n *Node) Looked() scenario.Status {
+	n.Helper()
+	return own(n.said(control.Client{Socket: socket}.Look(n.Context())))
+}
+
+// Healed waits until there are that many flush records and the node is healthy, also after another
+// look, and returns the newest record.
 func (n *Node) Healed(records int) scenario.Record {
 	n.Helper()
 	var newest scenario.Record
 	n.Until(fmt.Sprintf("%d repaired flushes", records), func() error {
-		s := n.Status()
-		if len(s.Flushes) < records || !s.Healthy {
-			return fmt.Errorf("%d flush records, healthy %t", len(s.Flushes), s.Healthy)
+		for _, status := range []func() scenario.Status{n.Status, n.Looked} {
+			s := status()
+			if len(s.Flushes) < records || !s.Healthy {
+				return fmt.Errorf("%d flush records, healthy %t", len(s.Flushes), s.Healthy)
+			}
+			newest = s.Flushes[0]
 		}
-		newest = s.Flushes[0]
 		return Ready()
 	})
 	return newest
