@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -155,17 +156,19 @@ func asListed(n *nodetest.Node) []string {
 // allIntact returns an error unless every table of both families is intact.
 func allIntact(n *nodetest.Node) error { return allIntactBut(n, "", "") }
 
-// allIntactBut returns an error unless every table is intact, but for one that has another verdict
-// in both families.
+// allIntactBut returns an error unless every table is intact, also after another look, but for one
+// that has another verdict in both families.
 func allIntactBut(n *nodetest.Node, but rules.TableName, other string) error {
-	for f, tables := range n.Status().Families {
-		for table, verdict := range tables {
-			want := "intact"
-			if table == but {
-				want = other
-			}
-			if verdict != want {
-				return fmt.Errorf("%s %s is %s", f, table, verdict)
+	for _, status := range []func() scenario.Status{n.Status, n.Looked} {
+		for f, tables := range status().Families {
+			for table, verdict := range tables {
+				want := "intact"
+				if table == but {
+					want = other
+				}
+				if verdict != want {
+					return fmt.Errorf("%s %s is %s", f, table, verdict)
+				}
 			}
 		}
 	}
