@@ -221,7 +221,7 @@ func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result) {
 	l := st.loss
 	st.loss = nil
-	st.purges.bare, st.purges.backAt = bareChains(l.before, l.hit), time.Now()
+	st.purges.flushed, st.purges.backAt = l.hit, time.Now()
 	st.looking.afterReplay(time.Now())
 	if l.record.Drill == "" {
 		d.countReplay(ctx, st, l)

@@ -22,7 +22,6 @@ type loss struct {
 	intact       uint32                      // the genid of the last intact look, and the last one at
 	heard        uint32                      // which something was found lost
 	hit          verdicts                    // tables counted so far
-	before       rules.Generation            // as it was when the loss was opened
 	lockedBy     string                      // the process that holds the xtables lock; "": none is known to
 	noticeLogged bool                        // the log has that it was noticed
 	byName       bool                        // on legacy: a canary went by itself
@@ -58,7 +57,7 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 	defer st.boundAbsence(f)
 	st.loss = &loss{
 		record: api.Flush{ID: st.newFlushID(at), Time: at, Outcome: api.Pending}, drill: st.doubtAt(now),
-		window: st.families[f].written, hit: verdicts{}, before: st.generation.learned.Generation, noticed: now, retry: retry{at: now},
+		window: st.families[f].written, hit: verdicts{}, noticed: now, retry: retry{at: now},
 		intact: uint32(st.families[f].looked.intact), heard: uint32(digest), room: diffRoom(),
 	}
 }

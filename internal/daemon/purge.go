@@ -41,11 +41,11 @@ const (
 
 // purges is the loop's knowledge of purges.
 type purges struct {
-	removals []removed                  // learned as decisions, oldest first
-	rules    int                        // of all
-	open     *purge                     // nil: no process deletes marks
-	bare     map[rules.TableID][]string // of the tables of the last loss, before it
-	backAt   time.Time                  // when these were back; zero: no loss has ended
+	removals []removed // learned as decisions, oldest first
+	rules    int       // of all
+	open     *purge    // nil: no process deletes marks
+	flushed  verdicts  // the tables of the last loss
+	backAt   time.Time // when these were back; zero: no loss has ended
 }
 
 // A removed is a learned removal and the time in which it happened.
@@ -167,46 +167,32 @@ func (d *Daemon) recallPurged(st *state, p *purge, q inquiry) (found bool) {
 	return found
 }
 
-// bareChains returns the chains of tables that hold no rule and that none leads to.
-func bareChains(g rules.Generation, tables verdicts) map[rules.TableID][]string {
-	found := map[rules.TableID][]string{}
-	for id := range tables {
-		for _, c := range g[id].Chains {
-			if len(c.Rules) == 0 && !leadsTo(g[id], c.Name) {
-				found[id] = append(found[id], c.Name)
-			}
-		}
-	}
-	return found
-}
+// hintChain holds no rule, and none leads to it: it shows which iptables kubelet works with. kubelet
+// makes it at its start and never deletes it (1.36).
+const hintChain = "KUBE-IPTABLES-HINT"
 
-// swept returns a function that reports whether a flusher deleted a chain that a read lacks, behind
-// the replay of what it had taken before: -X after -F. The replay leaves it no other chain to
-// delete than those that were bare before the flush and still are, as KUBE-IPTABLES-HINT. nil: no
-// table was flushed lately.
+// swept returns a function that reports whether a flusher deleted hintChain, which a read lacks,
+// behind the replay of what it had taken before: -X after -F. A replay leaves it few other chains
+// to delete, and those kube-proxy may have deleted as well. nil: no table was flushed lately.
 func (st *state) swept(now time.Time) func(rules.TableID, string, string) bool {
-	chains := map[rules.TableID][]string{}
+	tables := verdicts{}
 	if now.Sub(st.purges.backAt) <= purgeQuiet {
-		maps.Copy(chains, st.purges.bare)
+		maps.Copy(tables, st.purges.flushed)
 	}
 	if st.loss != nil {
-		maps.Copy(chains, bareChains(st.loss.before, st.loss.hit))
+		maps.Copy(tables, st.loss.hit)
 	}
-	if len(chains) == 0 {
+	if len(tables) == 0 {
 		return nil
 	}
 	return func(id rules.TableID, chain, target string) bool {
-		if target != "" || !slices.Contains(chains[id], chain) {
-			return false
-		}
-		c, has := st.generation.learned.Generation[id].Chain(chain)
-		return has && len(c.Rules) == 0
+		return chain == hintChain && target == "" && tables[id] != ""
 	}
 }
 
 // purged returns a function that reports whether a purge took the rules of a chain, or its jump to
-// target, that a read lacks, or a flusher the chain; nil while neither is under way. On legacy that
-// is known when the lock has been free for a moment.
+// target, that a read lacks, or whether a flusher took the chain; nil while neither is under way.
+// On legacy that is known when the lock has been free for a moment.
 func (d *Daemon) purged(st *state) func(rules.TableID, string, string) bool {
 	p, swept := st.purges.current(time.Now()), st.swept(time.Now())
 	if p == nil {
