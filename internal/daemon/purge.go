@@ -190,9 +190,9 @@ func (st *state) swept(now time.Time) func(rules.TableID, string, string) bool {
 	}
 }
 
-// purged returns a function that reports whether a purge took the rules of a chain, or its jump to
-// target, that a read lacks, or whether a flusher took the chain; nil while neither is under way.
-// On legacy that is known when the lock has been free for a moment.
+// purged returns a function that reports whether a purge took the rules of a chain, or its jump
+// to target, that a read lacks, or whether a flusher took the chain; nil while neither is under
+// way. On legacy that is known when the lock has been free for a moment.
 func (d *Daemon) purged(st *state) func(rules.TableID, string, string) bool {
 	p, swept := st.purges.current(time.Now()), st.swept(time.Now())
 	if p == nil {
