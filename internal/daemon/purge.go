@@ -167,8 +167,8 @@ func (d *Daemon) recallPurged(st *state, p *purge, q inquiry) (found bool) {
 	return found
 }
 
-// hintChain holds no rule, and none leads to it: it shows which iptables kubelet works with. kubelet
-// makes it at its start and never deletes it (1.36).
+// hintChain holds no rule, and none leads to it: it shows which iptables kubelet works with.
+// kubelet makes it at its start and never deletes it (1.36).
 const hintChain = "KUBE-IPTABLES-HINT"
 
 // swept returns a function that reports whether a flusher deleted hintChain, which a read lacks,
