@@ -24,7 +24,7 @@ const (
 // kubeletChains are the chains that kubelet writes whatever proxy is in use. They are
 // guarded, but a node on which they are all is not what --protect=kube is for.
 var kubeletChains = []string{
-	"KUBE-FIREWALL", "KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY",
+	"KUBE-FIREWALL", hintChain, "KUBE-KUBELET-CANARY",
 	"KUBE-MARK-DROP", "KUBE-MARK-MASQ", "KUBE-POSTROUTING", // until 1.27
 }
 

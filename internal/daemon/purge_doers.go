@@ -80,8 +80,8 @@ func (q inquiry) touched(id rules.TableID, s span) touches {
 func (q inquiry) foreign(k iptables.Taking) bool { return !k.Commit.Own && !q.own(k.Commit.PID) }
 
 // lockDeeds returns the processes that held the lock since then and may have written; none if there
-// were more than are remembered. A process writes between the message that it opened the lock and
-// the one that it closed it.
+// were more than are remembered. A process writes between the two messages that it opened the lock,
+// and that it closed it.
 func (q inquiry) lockDeeds(since time.Time) (list []deed) {
 	all := q.writers.Holders(since.Add(-purgeGap))
 	first := slices.IndexFunc(all, func(w watch.Writer) bool { return !w.Time.Before(since) })

@@ -8,7 +8,7 @@ import (
 
 const (
 	// pollEvery is the pause between two looks of Until, and of Stays. A look that takes long is
-	// followed by a pause as long, up to pollSlowly: it takes a processor from what is waited for.
+	// followed by a pause as long, up to pollSlowly: it takes a processor from canaryd.
 	pollEvery  = 20 * time.Millisecond
 	pollSlowly = time.Second
 )
@@ -69,8 +69,8 @@ func Pass(t testing.TB, long time.Duration, reason string) {
 	}
 }
 
-// Stays is Pass with looks in between, the last one when the time is over. The test fails with what
-// a look returns.
+// Stays is Pass with looks in between, the last one when the time is over. The test fails with the
+// error of a look.
 func Stays(t testing.TB, long time.Duration, reason string, still func() error) {
 	t.Helper()
 	for start, over := time.Now(), false; ; {

@@ -21,14 +21,15 @@ type Repair struct {
 	fresh  map[Spot]bool // for ByAdmission: missing parts
 }
 
-// NewRepair returns the repair of a table. now is the table that stands, or nil; want was read
-// that long ago. The kernel gives no comment to a table that stands (nf_tables_updtable reads its
-// flags), so a table that was made again without it, and has nothing of its owner's, is replaced
-// and not refilled.
+// NewRepair returns the repair of a table. now is the present table, or nil; want was read that
+// long ago. The kernel changes no comment of a table (nf_tables_updtable reads its flags), so a
+// table that was made again without it, and has no rule and no element, is replaced and not
+// refilled. A set with some of its elements is its owner's newer word.
 func NewRepair(remedy Remedy, want, now *Table, age time.Duration) Repair {
 	r := Repair{Remedy: remedy, Want: want, Now: now, Age: age}
 	if remedy == ByRefill && now.Flags == want.Flags && comment(attrOf(now.Attrs, tableUserdata)) == "" &&
-		comment(attrOf(want.Attrs, tableUserdata)) != "" && r.emptied() {
+		comment(attrOf(want.Attrs, tableUserdata)) != "" && r.emptied() &&
+		!slices.ContainsFunc(now.Sets, func(s Set) bool { return len(s.Elements) > 0 }) {
 		r.Remedy = ByReplace
 	}
 	return r

@@ -370,10 +370,10 @@ func TestSetsOfIntervalsThatRunOut(t *testing.T) {
 }
 
 // TestATablesCommentComesBack: a table that was made again without its comment gets it back where
-// it has nothing of its owner's; else the owner's words stand.
+// it has nothing of its owner's; else it keeps the owner's words.
 func TestATablesCommentComesBack(t *testing.T) {
 	const owned = `table ip owned { comment "rules of an owner"
-		set s { type ipv4_addr; elements = { 10.0.0.1 } }
+		set s { type ipv4_addr; elements = { 10.0.0.1, 10.0.0.2 } }
 		chain c { type filter hook input priority 0; ip saddr @s accept; }
 	}`
 	id := tableid.IPv4.Table("owned")
@@ -382,9 +382,10 @@ func TestATablesCommentComesBack(t *testing.T) {
 		remedy      native.Remedy
 	}{
 		{"bare", "delete table ip owned; add table ip owned", native.ByReplace},
-		{"its chain stands", "delete table ip owned; table ip owned { chain c { type filter hook input priority 0; }; }", native.ByReplace},
+		{"with its chain", "delete table ip owned; table ip owned { chain c { type filter hook input priority 0; }; }", native.ByReplace},
 		{"with a rule", "delete table ip owned; table ip owned { chain other { accept; }; }", native.ByRefill},
 		{"with an element", "delete table ip owned; table ip owned { set s { type ipv4_addr; elements = { 10.0.0.9 } }; }", native.ByRefill},
+		{"with some of its elements", "delete table ip owned; table ip owned { set s { type ipv4_addr; elements = { 10.0.0.1 }; }; }", native.ByRefill},
 		{"with its comment", "flush table ip owned", native.ByRefill},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -108,7 +108,7 @@ func warned(warning, page string) said {
 		Ready: "ok, but " + warning, Asked: "ok, but " + warning, ReadyCode: 200, Metric: 1, Page: page}
 }
 
-// closed is what they say of a chain that a flusher has closed.
+// closed is their sentence about a chain that a flusher has closed.
 func closed(chain, does string, tables int) said {
 	s := warned("policy of "+chain+" is DROP since flush 1; canaryd "+does, "Healthy, but policy of "+chain+" is DROP since flush 1; canaryd "+does)
 	s.Plugin = fmt.Sprintf("intact: %d tables", tables)
@@ -201,7 +201,7 @@ func TestEveryFaceSaysTheSame(t *testing.T) {
 					// No alert may fire for it alone that a flush was not answered.
 					outcome := map[bool]string{false: "partial", true: "proved"}[c.after.Healthy]
 					if s := n.Status(); !c.bare && (len(s.Flushes) != 1 || s.Flushes[0].Outcome != outcome) {
-						n.Errorf("the records are %+v, want one that is %s", s.Flushes, outcome)
+						n.Errorf("the records are %+v, want one record with outcome %s", s.Flushes, outcome)
 					}
 					d.Stop()
 					n.Want(c.offline, "check")

@@ -18,7 +18,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestJournal: the socket says what a flush took, rule by rule; a canaryd that is killed leaves
+// TestJournal: the socket names the rules that a flush took; a canaryd that is killed leaves
 // that to the next one.
 func TestJournal(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {

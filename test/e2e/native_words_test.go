@@ -67,7 +67,7 @@ func TestNativeNodeIsShownInItsWords(t *testing.T) {
 		preview, _ := n.Want(0, "restore", "--dry-run")
 		says("restore --dry-run", preview, "ip kube-proxy  141 chains, 189 rules, ")
 		if listed(n) != "" {
-			n.Errorf("a table that was deleted alone stands again unasked")
+			n.Errorf("a table that was deleted alone is back unasked")
 		}
 		restored, _ := n.Want(0, "restore")
 		says("restore", restored, "proved")

@@ -57,7 +57,7 @@ func TestKernels(t *testing.T) {
 	var lines []string
 	t.Cleanup(func() {
 		slices.Sort(lines)
-		t.Logf("verdicts, and what the whole of it took:\n%s", strings.Join(lines, ""))
+		t.Logf("verdicts, and the time of each machine:\n%s", strings.Join(lines, ""))
 	})
 	built := t.TempDir()
 	for _, name := range strings.Fields(os.Getenv(only)) {

@@ -240,7 +240,7 @@ func TestHostPortsOfTheRealPlugins(t *testing.T) {
 		learned := func() {
 			n.Helper()
 			time.Sleep(3 * time.Second) // what shrank is adopted after 2 s
-			n.Until("what the pods' owner wrote to be learned", func() error {
+			n.Until("the changes of the pods' owner to be learned", func() error {
 				if s := n.Status(); !s.LearningPendingSince.IsZero() || !s.Healthy {
 					return fmt.Errorf("pending since %v", s.LearningPendingSince)
 				}

@@ -112,7 +112,7 @@ func tell(n *nodetest.Node, s story) {
 	s.happens(n, d)
 	done()
 	time.Sleep(max(s.quiet, moment))
-	n.Until("canaryd to know what the owners wrote last", func() error {
+	n.Until("canaryd to know the last changes of the owners", func() error {
 		if lines := stale(n); len(lines) > 0 {
 			time.Sleep(200 * time.Millisecond) // asking takes canaryd's time, too
 			return fmt.Errorf("%d differences:\n%s", len(lines), strings.Join(lines[:min(len(lines), 20)], "\n"))

@@ -117,7 +117,7 @@ func TestPodsOfTheRealPluginsThatAreGone(t *testing.T) {
 		n.Must(tryDel(n, tools, "portmap", late))
 		_ = tryDel(n, tools, "bridge", late)
 		n.Must(os.Remove(keptAt(late)))
-		n.Until("what came back to be taken away", func() error {
+		n.Until("the rules that came back to be taken away", func() error {
 			if lines := linesOf(late); len(lines) > 0 {
 				return fmt.Errorf("it stands:\n%s", strings.Join(lines, ""))
 			}

@@ -221,7 +221,7 @@ func (n *Node) WholeStatus() scenario.Status {
 	return n.said(control.Client{Socket: socket}.Status(n.Context()))
 }
 
-// said returns what the daemon says of itself.
+// said returns an answer of the daemon about itself.
 func (n *Node) said(s api.Status, err error) scenario.Status {
 	n.Helper()
 	n.Must(err)
@@ -252,8 +252,8 @@ func (n *Node) Published() scenario.Status {
 	return s
 }
 
-// Looked returns what Status returns once the daemon has looked at all tables once more. On a busy
-// machine it may not have noticed yet what the test did last.
+// Looked is Status after another look of the daemon at all tables. On a busy machine it may not
+// have noticed the test's last commands before.
 func (n *Node) Looked() scenario.Status {
 	n.Helper()
 	return own(n.said(control.Client{Socket: socket}.Look(n.Context())))

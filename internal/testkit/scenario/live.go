@@ -120,7 +120,7 @@ type Live struct {
 	// Flags are further flags of canaryd run.
 	Flags []string
 	// Limit is how long one wait takes at most. A program for people has one, and says which state
-	// did not come; a test gives what is left of its time.
+	// did not come; a test gives the rest of its time.
 	Limit time.Duration
 
 	process *canaryd.Process
