@@ -87,9 +87,9 @@ func unready(why string) error {
 }
 
 // TestNativeNextToLegacy: on a node with iptables-legacy canaryd hears of commits, and plants a
-// witness, from the moment at which a table of the default presets is there. Then both watchers run.
-// A flush of native tables takes nothing from iptables, and a flush of iptables nothing from native
-// tables.
+// witness, from the moment at which a table of the default presets is there. Then both watchers
+// run. A flush of native tables takes nothing from iptables, and a flush of iptables nothing from
+// native tables.
 func TestNativeNextToLegacy(t *testing.T) {
 	onNativeNextTo(t, iptables.Legacy, func(n *nodetest.Node) {
 		table := listed(n) + "\n}\n"

@@ -187,8 +187,8 @@ func TestForeignHostNames(t *testing.T) {
 	})
 }
 
-// TestRequestsAreBounded: a request without end is cut off, and so is a request that is too large, or is
-// none. Many connections at once are tried in test/limits.
+// TestRequestsAreBounded: a request without end is cut off, and so is a request that is too large,
+// or is none. Many connections at once are tried in test/limits.
 func TestRequestsAreBounded(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
