@@ -52,7 +52,6 @@ alone=(./pkg/native ./test/owners ./test/packets)
 case ${1:-} in
 test)
 	link
-	link -race # test/e2e and test/interleavings have it always
 	export CANARYD_TEST_LEAVE=1
 	mapfile -t others < <(all "${elsewhere[@]}" "${measuring[@]}" "${meeting[@]}")
 	# Modules of their own.
@@ -68,11 +67,12 @@ race)
 	;;
 large)
 	link
-	link -race
 	export CANARYD_TEST_LEAVE=1 CANARYD_TEST_LARGE=1
+	# Of these packages only the tests that are larger here: make test runs the others.
 	mapfile -t sized < <(git grep -lE 'testkit\.(Large|Size|IsLarge)\b' -- '*_test.go' ':!internal/testkit' ':!test/limits' ':!test/owners' | xargs -r -n1 dirname | sort -u | sed 's|^|./|')
+	pattern=$(go run ./hack/sized "${sized[@]}" ./test/owners -whole "${measuring[@]}")
 	# Those that wait for minutes begin first: the others need the processors meanwhile.
-	"${progress[@]}" "${common[@]}" ./test/owners "${measuring[@]}" "${sized[@]}" -- "${common[@]}" ./test/limits
+	"${progress[@]}" "${common[@]}" -run="$pattern" ./test/owners "${measuring[@]}" "${sized[@]}" -- "${common[@]}" ./test/limits
 	;;
 programs)
 	link

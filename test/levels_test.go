@@ -3,10 +3,7 @@ package test
 import (
 	"go/ast"
 	"go/constant"
-	"go/parser"
-	"go/token"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit/callers"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
@@ -53,7 +51,7 @@ func TestWhatIsLeftIsRun(t *testing.T) {
 	for level, packages := range runs {
 		run[level] = map[string][]string{}
 		for folder, pattern := range packages {
-			for _, test := range tests(t, "../"+folder) {
+			for _, test := range parsed(t, "../"+folder).Tests() {
 				if pattern.MatchString(test) {
 					run[level][folder] = append(run[level][folder], test)
 				}
@@ -97,42 +95,11 @@ func folders(t *testing.T) map[string]bool {
 	return all
 }
 
-func parsed(t *testing.T, folder string) []*ast.File {
+func parsed(t *testing.T, folder string) callers.Folder {
 	t.Helper()
-	paths, err := filepath.Glob(folder + "/*_test.go")
+	all, err := callers.Parse(folder)
 	if err != nil {
 		t.Fatal(err)
-	}
-	var files []*ast.File
-	for _, path := range paths {
-		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		files = append(files, file)
-	}
-	return files
-}
-
-func tests(t *testing.T, folder string) []string {
-	t.Helper()
-	var all []string
-	for name := range functions(parsed(t, folder)) {
-		if strings.HasPrefix(name, "Test") && name != "TestMain" {
-			all = append(all, name)
-		}
-	}
-	return all
-}
-
-func functions(files []*ast.File) map[string]*ast.FuncDecl {
-	all := map[string]*ast.FuncDecl{}
-	for _, file := range files {
-		for _, decl := range file.Decls {
-			if f, is := decl.(*ast.FuncDecl); is && f.Body != nil {
-				all[f.Name.Name] = f
-			}
-		}
 	}
 	return all
 }
@@ -141,42 +108,23 @@ func functions(files []*ast.File) map[string]*ast.FuncDecl {
 // by a function of the folder that they call, and the level that has it.
 func leaving(t *testing.T, folder string) map[string]string {
 	t.Helper()
-	files := parsed(t, folder)
-	all, constants := functions(files), stringConstants(files)
-	levels := map[string]string{}
-	for name, f := range all {
-		ast.Inspect(f.Body, func(n ast.Node) bool {
-			call, is := n.(*ast.CallExpr)
-			if !is {
-				return true
-			}
-			if s, is := call.Fun.(*ast.SelectorExpr); is && (s.Sel.Name == "NeedProgram" || s.Sel.Name == "NeedFile") {
-				for _, arg := range call.Args {
-					thing := begins(arg, constants)
-					for there, level := range nstest.Elsewhere {
-						if thing == there || strings.HasPrefix(thing, there+"/") {
-							levels[name] = level
-						}
-					}
-				}
-			}
-			return true
-		})
-	}
-	for before := -1; before != len(levels); {
-		before = len(levels)
-		for name, f := range all {
-			ast.Inspect(f.Body, func(n ast.Node) bool {
-				id, is := n.(*ast.Ident)
-				if is && levels[id.Name] != "" && levels[name] == "" {
-					levels[name] = levels[id.Name]
-				}
-				return true
-			})
+	all := parsed(t, folder)
+	constants := stringConstants(all.Files)
+	return all.Reaching(func(call *ast.CallExpr) string {
+		s, is := call.Fun.(*ast.SelectorExpr)
+		if !is || s.Sel.Name != "NeedProgram" && s.Sel.Name != "NeedFile" {
+			return ""
 		}
-	}
-	maps.DeleteFunc(levels, func(name, _ string) bool { return !strings.HasPrefix(name, "Test") })
-	return levels
+		for _, arg := range call.Args {
+			thing := begins(arg, constants)
+			for there, level := range nstest.Elsewhere {
+				if thing == there || strings.HasPrefix(thing, there+"/") {
+					return level
+				}
+			}
+		}
+		return ""
+	})
 }
 
 func stringConstants(files []*ast.File) map[string]ast.Expr {
