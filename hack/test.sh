@@ -47,7 +47,7 @@ measuring=(./hack/soak ./hack/bench/heal ./hack/bench/detect)
 meeting=(./internal/control ./internal/journal ./internal/metrics ./internal/sdnotify ./internal/serve ./internal/source ./internal/web ./pkg/conntrack ./pkg/watch)
 # These drive canaryd as it is installed, or have one goroutine: with the race detector they take
 # several times the processor, and find nothing.
-alone=(./pkg/native ./test/owners ./test/packets)
+alone=(./pkg/native ./test/faults ./test/owners ./test/packets)
 
 case ${1:-} in
 test)
