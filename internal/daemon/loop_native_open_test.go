@@ -47,8 +47,7 @@ func TestNativePartLostUnheard(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			nativeNode(t, setup{guarded: wordNode()}, func(t *testing.T, r *rig, k *fakeNative) {
-				k.flushChain(test.table, "prerouting")
-				k.miss()
+				k.missing(func() { k.flushChain(test.table, "prerouting") })
 				r.settled()
 				if test.then != nil {
 					for range 2 { // its owner writes on, and canaryd misses no more

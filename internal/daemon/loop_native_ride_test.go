@@ -69,7 +69,7 @@ func TestNativeRides(t *testing.T) {
 			k.flushTable(proxyTable)
 			must(r.t, r.fake.FlushRuleset())
 		}, want: apart},
-		{name: "commits were missed", do: func(r *rig, k *fakeNative) { r.flushBoth(k); k.miss() }, want: apart},
+		{name: "commits were missed", do: func(r *rig, k *fakeNative) { k.missing(func() { r.flushBoth(k) }) }, want: apart},
 		{name: "iptables' rules alone", do: func(r *rig, _ *fakeNative) { must(r.t, r.fake.FlushRuleset()) }, want: came{0, 0, 1, true}},
 		{name: "flushed once more, right after the write", before: func(r *rig, k *fakeNative) {
 			k.committed = func() { r.flushBoth(k) }

@@ -52,8 +52,8 @@ func TestNativeFlushes(t *testing.T) {
 	}{
 		{"flush ruleset", "table_deleted", (*fakeNative).flushRuleset, 2},
 		{"flush table", "emptied", func(k *fakeNative) { k.flushTable(proxyTable) }, 1},
-		{"flush ruleset, commits missed", "table_deleted", func(k *fakeNative) { k.flushRuleset(); k.miss() }, 2},
-		{"flush table, commits missed", "emptied", func(k *fakeNative) { k.flushTable(proxyTable); k.miss() }, 1},
+		{"flush ruleset, commits missed", "table_deleted", func(k *fakeNative) { k.missing(k.flushRuleset) }, 2},
+		{"flush table, commits missed", "emptied", func(k *fakeNative) { k.missing(func() { k.flushTable(proxyTable) }) }, 1},
 		{"two flushers", "table_deleted", func(k *fakeNative) { k.flushTable(proxyTable); k.flushRuleset() }, 2},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -122,8 +122,7 @@ func TestNativeDeletedAlone(t *testing.T) {
 		if f.Culprit.PID != 4242 {
 			t.Errorf("the culprit is %+v", f.Culprit)
 		}
-		k.flushRuleset()
-		k.miss()
+		k.missing(k.flushRuleset)
 		r.settled()
 		k.wantNative(t, tableOf(dockerTable, "c"))
 		if k.standing(proxyTable) != nil {

@@ -193,8 +193,7 @@ func TestNativePolicyDrop(t *testing.T) {
 			closed(r, "flush 2")
 		},
 		"commits were missed": func(_ *testing.T, r *rig, k *fakeNative, _ func(func()) *rig) {
-			drop(k)
-			k.miss()
+			k.missing(func() { drop(k) })
 			since := time.Now().UTC().Format(time.RFC3339)
 			r.after(10 * time.Second)
 			closed(r, since)

@@ -39,7 +39,7 @@ type fakeNative struct {
 	witness            map[tableid.Family]string
 	taken              bool // another process has a table of the witness's name
 	unheard            []native.Commit
-	missed             bool
+	missed, dropping   bool
 	heals              int   // transactions that put tables back
 	stale              int   // writes that another process overtakes; -1: all
 	broken             error // of all questions
@@ -152,7 +152,11 @@ func (k *fakeNative) commit(own bool, do func(deed func(tableid.TableID) *native
 			}
 		}
 	}
-	k.unheard = append(k.unheard, c)
+	if k.dropping {
+		k.missed, k.unheard = true, nil
+	} else {
+		k.unheard = append(k.unheard, c)
+	}
 	heard := k.onCommit
 	k.mu.Unlock()
 	heard(c.Commit)
@@ -374,6 +378,13 @@ func (k *fakeNative) miss() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.missed, k.unheard = true, nil
+}
+
+// missing has the notifications of what do commits be dropped. canaryd gets hints all the same.
+func (k *fakeNative) missing(do func()) {
+	k.with(func() { k.dropping = true })
+	do()
+	k.with(func() { k.dropping = false })
 }
 
 func (k *fakeNative) standing(id tableid.TableID) *native.Table {
