@@ -62,8 +62,17 @@ race)
 	link
 	link -race
 	export CANARYD_TEST_LEAVE=1
-	mapfile -t others < <(all "${elsewhere[@]}" "${measuring[@]}" "${alone[@]}")
-	"${progress[@]}" "${common[@]}" -race "${others[@]}"
+	mapfile -t others < <(all "${elsewhere[@]}" "${measuring[@]}" "${alone[@]}" ./test/e2e)
+	# Of test/e2e the tests whose canaryd serves, watches and writes at once. The others would be
+	# half of this level's work: documents, files, and commands that do one thing after the other.
+	"${progress[@]}" "${common[@]}" -race -run="^Test($(paste -sd'|' <<-END
+		ATakenPort|StrangersAtTheSocket|RequestsAreBounded|Listeners|OutputWithoutAReader
+		Status|StatusWatch|EveryFaceSaysTheSame|EveryFaceSaysOfADecision|FlushesAreEvents|NativeFlushesAreEvents
+		Drill|Journal|Manifest|FirstWait|FirstWaitEnds|Trouble|StoppedProcess|MemoryOfTheControlGroup
+		TwoFlushers|TenFlushes|FlushBesideABusyOwner|JumpDeletedOnABusyNode|LegacyCulprit
+		KeeperComesAndGoes|CommandsNextToTheStandby|NativeStandbyTranslates|StandbyComesAndGoes
+	END
+	))$" ./test/e2e -- "${common[@]}" -race "${others[@]}"
 	;;
 large)
 	link

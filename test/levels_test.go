@@ -70,6 +70,22 @@ func TestWhatIsLeftIsRun(t *testing.T) {
 	}
 }
 
+// TestRacedTestsExist: each test of test/e2e that make race names is one.
+func TestRacedTestsExist(t *testing.T) {
+	_, list, _ := strings.Cut(text(t, "../hack/test.sh"), "<<-END\n")
+	list, _, _ = strings.Cut(list, "END\n")
+	named := regexp.MustCompile(`\w+`).FindAllString(list, -1)
+	if len(named) == 0 {
+		t.Fatal("hack/test.sh names no tests")
+	}
+	all := parsed(t, "e2e").Tests()
+	for _, name := range named {
+		if !slices.Contains(all, "Test"+name) {
+			t.Errorf("hack/test.sh names Test%s, and test/e2e has no such test", name)
+		}
+	}
+}
+
 func text(t *testing.T, path string) string {
 	t.Helper()
 	all, err := os.ReadFile(path)
