@@ -141,7 +141,7 @@ func (n *node) wholeAgain(before []string, since time.Time, lossless bool) (reco
 			problem = errors.New("canaryd is not healthy")
 		case len(younger) == 0 && !lossless:
 			problem = errors.New("there is no flush record")
-		case slices.ContainsFunc(younger, func(r scenario.Record) bool { return r.Outcome == "pending" }):
+		case slices.ContainsFunc(younger, scenario.Record.Replaying):
 			problem = errors.New("a flush record is pending")
 		default:
 			problem = n.differ(before)
