@@ -135,7 +135,7 @@ func (n *node) wholeAgain(before []string, since time.Time, lossless bool) (reco
 			return errors.New("canaryd is not healthy")
 		case len(younger) == 0 && !lossless:
 			return errors.New("there is no flush record")
-		case slices.ContainsFunc(younger, func(r scenario.Record) bool { return r.Outcome == "pending" }):
+		case slices.ContainsFunc(younger, scenario.Record.Replaying):
 			return errors.New("a flush record is pending")
 		}
 		if err := n.differ(before); err != nil || came == 0 {

@@ -258,7 +258,7 @@ func settled(m *machine, last time.Time) []scenario.Record {
 	m.Until("canaryd to be at rest", func() error {
 		s := m.Published()
 		newer := slices.DeleteFunc(s.Flushes, func(r scenario.Record) bool { return !r.Time.After(last) })
-		pending := slices.ContainsFunc(newer, func(r scenario.Record) bool { return r.Outcome == "pending" })
+		pending := slices.ContainsFunc(newer, scenario.Record.Replaying)
 		ready := nodetest.Ready()
 		if len(newer) != len(records) || pending || !s.Healthy || !s.LearningPendingSince.IsZero() || ready != nil {
 			since = time.Now()

@@ -66,7 +66,7 @@ func TestARuleThatAcceptsNothingComesBackAsOne(t *testing.T) {
 						flushes++
 						n.Until("the end of the replay", func() error {
 							s := n.Status()
-							if n := s.Count(); n < flushes || s.Flushes[0].Outcome == "pending" {
+							if n := s.Count(); n < flushes || s.Flushes[0].Replaying() {
 								return fmt.Errorf("%d flushes", n)
 							}
 							return nil

@@ -55,6 +55,9 @@ type Record struct {
 	Detail string `json:"detail"`
 }
 
+// Replaying reports whether the record has no end yet, and waits for no person and no owner.
+func (r Record) Replaying() bool { return r.Outcome == "pending" || r.Outcome == "waiting: the lock" }
+
 // A Status has the fields of status -o json that are needed here.
 type Status struct {
 	Healthy    bool `json:"healthy"`
@@ -283,7 +286,7 @@ func (l *Live) once(ctx context.Context, s Scenario, result *Result) error {
 			return false, err
 		}
 		records = slices.DeleteFunc(status.Flushes, func(r Record) bool { return !r.Time.After(last) })
-		done := status.Healthy && len(records) > 0 && !slices.ContainsFunc(records, func(r Record) bool { return r.Outcome == "pending" })
+		done := status.Healthy && len(records) > 0 && !slices.ContainsFunc(records, Record.Replaying)
 		looked := look
 		look = done
 		return done && looked, nil
