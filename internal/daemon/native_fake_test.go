@@ -380,7 +380,7 @@ func (k *fakeNative) miss() {
 	k.missed, k.unheard = true, nil
 }
 
-// missing has the notifications of what do commits be dropped. canaryd gets hints all the same.
+// missing drops the notifications of all commits that do makes. canaryd gets hints all the same.
 func (k *fakeNative) missing(do func()) {
 	k.with(func() { k.dropping = true })
 	do()

@@ -6,8 +6,6 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
-	"runtime/debug"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -147,18 +145,11 @@ func TestCostOfASweep(t *testing.T) {
 					t.Fatalf("%d flows were ended, want %d: %v", n, stuck, err)
 				}
 			}
-			if best > k.limit && !underRace() {
+			if best > k.limit && !testkit.Raced {
 				t.Errorf("%s: at best %v of processor time, which is too much", k.story, best)
 			}
 		}
 	})
-}
-
-// underRace reports whether the race detector looks on, which costs several
-// times as much as what it looks at.
-func underRace() bool {
-	info, ok := debug.ReadBuildInfo()
-	return ok && slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "-race" && s.Value == "true" })
 }
 
 // nowhere is a node without addresses.

@@ -121,10 +121,9 @@ func TestMovedCosts(t *testing.T) {
 		})
 		all := processorTime(t, func() error { _, err := k.GatherEvidence(t.Context()); return err })
 		t.Logf("moved %s, all %s, with %d rules in %s %v", look, all, many, other, family)
-		// A twentieth to a thirtieth was measured, and an eighth with the race detector on a busy
-		// machine. A look that read the rules would take as long as all of the evidence.
-		if look*4 > all {
-			t.Errorf("a look takes %s, all of the evidence %s: want a quarter at most", look, all)
+		// A twentieth to a thirtieth was measured.
+		if look*10 > all && !testkit.Raced {
+			t.Errorf("a look takes %s, all of the evidence %s: want a tenth at most", look, all)
 		}
 	})
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestSparedTables: on legacy canaryd makes no table in which nothing is protected, and
-// guards one that another program makes later.
+// TestSparedTables: on legacy canaryd makes no table in which nothing is protected, and guards a
+// table that another program makes later.
 func TestSparedTables(t *testing.T) {
 	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) {
 		names := func(file string) string { return strings.TrimSpace(nstest.Command(n.T, "cat", "/proc/net/"+file)) }

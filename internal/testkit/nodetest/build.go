@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/canaryd/canaryd/internal/testkit"
 )
 
 const (
@@ -31,7 +33,7 @@ const settle = "CANARYD_TEST_SETTLE"
 // Race are the flags of go build for a canaryd with the race detector if the tests have it, too:
 // make race runs them so.
 func Race() []string {
-	if raced {
+	if testkit.Raced {
 		return []string{"-race"}
 	}
 	return nil

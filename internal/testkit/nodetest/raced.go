@@ -1,6 +1,0 @@
-//go:build race
-
-package nodetest
-
-// raced: the tests were built with the race detector.
-const raced = true
