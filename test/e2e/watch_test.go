@@ -39,22 +39,35 @@ func countExecs(n *nodetest.Node) (env string, count func() int) {
 	}
 }
 
-// TestLegacyCulprit: a flush by iptables-legacy has its culprit, where the
-// kernel says who opens the lock.
+// TestLegacyCulprit: a flush by iptables-legacy has its culprit, where the kernel says who opens
+// the lock. No other process is ever named. On a machine that is so busy that the flusher ends
+// before canaryd can read it, the record says unknown; so flushes go on until two have culprits.
 func TestLegacyCulprit(t *testing.T) {
 	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) {
 		nstest.NeedRoot(n.T)
 		n.Load()
 		d := n.Start()
-		for i := range 2 {
+		flushes, named := 0, 0
+		n.Until("two flushes with their culprits", func() error {
 			flush := exec.CommandContext(n.Context(), "iptables-legacy", "-w", "5", "-t", "nat", "-F")
 			n.Must(flush.Run())
-			n.Healed(i + 1)
+			flushes++
+			n.Healed(flushes)
 			n.Polled(2) // an earlier holder may have done it for a second
-			if got := n.Status().Flushes[0].Culprit.PID; int(got) != flush.Process.Pid {
-				n.Errorf("the culprit of flush %d is process %d, and it was %d", i, got, flush.Process.Pid)
+			got := int(n.Status().Flushes[0].Culprit.PID)
+			switch got {
+			case flush.Process.Pid:
+				named++
+			case 0:
+				n.Logf("the culprit of flush %d is unknown", flushes)
+			default:
+				n.Fatalf("the culprit of flush %d is process %d, and it was %d", flushes, got, flush.Process.Pid)
 			}
-		}
+			if named < 2 {
+				return fmt.Errorf("%d of %d flushes", named, flushes)
+			}
+			return nil
+		})
 		d.Stop()
 	})
 }
