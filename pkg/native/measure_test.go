@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
 )
@@ -42,7 +43,7 @@ func TestMeasureReplay(t *testing.T) {
 		}
 		flush := func() {
 			nstest.Command(t, "nft", "flush", "ruleset")
-			time.Sleep(time.Second) // the kernel frees what was deleted
+			testkit.Pass(t, time.Second, "that the kernel frees the deleted objects")
 		}
 		for range 5 {
 			var was *native.Ruleset

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/standby"
@@ -126,7 +127,7 @@ func measure(t *testing.T, size int, mode string) {
 		kib = append(kib, kernelMemory(t)-before)
 		if round < rounds-1 {
 			timed("close", func() { must(t, s.Close()) })
-			time.Sleep(200 * time.Millisecond)
+			testkit.Pass(t, 200*time.Millisecond, "that the kernel frees the closed copy")
 		}
 	}
 	c = nil

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -102,7 +101,6 @@ func TestTrouble(t *testing.T) {
 				words := append(test.prepare(n), append([]string{nodetest.Canaryd()}, n.Flags("run")...)...)
 				words = append(words, test.flags...)
 				cmd := exec.CommandContext(n.Context(), words[0], words[1:]...)
-				time.AfterFunc(20*time.Second, func() { _ = cmd.Cancel() })
 				code, stdout, stderr := n.Exec(cmd)
 				if code != 2 || stdout != "" {
 					n.Errorf("exit code %d, stdout %q; want 2 and nothing\n%s", code, stdout, stderr)

@@ -1,8 +1,6 @@
 package kernels
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,12 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/canaryd"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/testlog"
 )
 
 const (
-	// limit bounds one machine, from its start to its end; two busy processors need three minutes.
+	// limit bounds the tests of one machine, in its own time; two busy processors need three minutes.
 	limit = 20 * time.Minute
 	// slower is how many times as long tests wait in an emulated machine.
 	slower = 10
@@ -108,13 +108,24 @@ func (m machine) arguments() []string {
 // run runs the machine to its end, and returns what it printed.
 func (m machine) run(t *testing.T) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(t.Context(), limit, fmt.Errorf("it did not end within %s", limit))
-	defer cancel()
-	var out bytes.Buffer
-	cmd := exec.CommandContext(ctx, m.qemu(), m.arguments()...)
+	var out testlog.Log
+	cmd := exec.CommandContext(t.Context(), m.qemu(), m.arguments()...)
 	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Run(); err != nil {
-		t.Errorf("%s: %v: %v\n%s", m.qemu(), err, context.Cause(ctx), &out)
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("%s: %v", m.qemu(), err)
 	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	testkit.Until(t, "the machine to end", func() error {
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("%s: %v\n%s", m.qemu(), err, out.String())
+			}
+			return nil
+		default:
+			return fmt.Errorf("it runs, and has printed\n%s", out.String())
+		}
+	})
 	return strings.ReplaceAll(out.String(), "\r", "")
 }

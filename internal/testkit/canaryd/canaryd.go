@@ -145,10 +145,8 @@ func (p *Process) Tail() string {
 }
 
 // Get requests a path from the canaryd in this namespace over HTTP. A status other than 200 is an
-// error.
+// error. It waits until canaryd answers or ends, or the context does.
 func Get(ctx context.Context, path string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, Patience(time.Minute))
-	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+Address+path, nil)
 	if err != nil {
 		return nil, err

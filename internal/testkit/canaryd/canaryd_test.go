@@ -14,6 +14,7 @@ import (
 // TestProcess: what a process says by its end and its log, of programs that end as canaryd may.
 func TestProcess(t *testing.T) {
 	const ready = "echo ready\n"
+	stop := func(p *Process) error { return p.Stop(testkit.Left(t)) }
 	tests := []struct {
 		name   string
 		script string
@@ -24,7 +25,7 @@ func TestProcess(t *testing.T) {
 		{"it ends by itself", ready + "exit 3", (*Process).Err, "exit status 3", "ready"},
 		{"it is stopped", "trap 'echo bye; exit 0' TERM\n" + ready + "while :; do sleep 0.01; done", stop, "", "ready\nbye"},
 		{"it fails when it is stopped", "trap 'exit 4' TERM\n" + ready + "while :; do sleep 0.01; done", stop, "exit status 4", "ready"},
-		{"it does not heed SIGTERM", "trap '' TERM\n" + ready + "while :; do sleep 0.01; done", stop, "did not end within 500ms", "ready"},
+		{"it does not heed SIGTERM", "trap '' TERM\n" + ready + "while :; do sleep 0.01; done", func(p *Process) error { return p.Stop(10 * time.Millisecond) }, "did not end within 10ms", "ready"},
 		{"it is killed", ready + "while :; do sleep 0.01; done", (*Process).Kill, "", "ready"},
 		{"it has ended before it is stopped", ready, func(p *Process) error { <-p.Ended(); return stop(p) }, "", "ready"},
 	}
@@ -58,5 +59,3 @@ func TestProcess(t *testing.T) {
 		})
 	}
 }
-
-func stop(p *Process) error { return p.Stop(500 * time.Millisecond) }

@@ -230,19 +230,6 @@ func (n *Node) said(s api.Status, err error) scenario.Status {
 	return status
 }
 
-// Polled waits until the daemon has looked as many times more because its --poll-interval was over.
-func (n *Node) Polled(times int) {
-	n.Helper()
-	const polls = `hints_total{source="poll"}`
-	before := n.Metrics()[polls]
-	n.Until(fmt.Sprintf("%d looks", times), func() error {
-		if seen := n.Metrics()[polls] - before; seen < float64(times) {
-			return fmt.Errorf("it has looked %.0f times", seen)
-		}
-		return nil
-	})
-}
-
 // Published returns the status that the daemon publishes over HTTP. That costs the daemon less
 // than WholeStatus.
 func (n *Node) Published() scenario.Status {

@@ -202,7 +202,7 @@ func (l *Live) start(ctx context.Context) (stop func() error, err error) {
 		return nil, err
 	}
 	l.process = p
-	err = l.poll(ctx, func() (bool, error) {
+	err = l.poll(ctx, func(ctx context.Context) (bool, error) {
 		if !p.Running() {
 			return false, fmt.Errorf("canaryd run ended at once: %w", p.Err())
 		}
@@ -234,7 +234,7 @@ func (l *Live) prepare(ctx context.Context, s Scenario) error {
 		if err := s.Prepare(ctx, l.Programs); err != nil {
 			return err
 		}
-		err = l.poll(ctx, func() (bool, error) {
+		err = l.poll(ctx, func(ctx context.Context) (bool, error) {
 			now, err := l.status(ctx)
 			if err != nil || now.Generation.ID == before.Generation.ID || !now.LearningPendingSince.IsZero() {
 				return false, nil
@@ -276,7 +276,7 @@ func (l *Live) once(ctx context.Context, s Scenario, result *Result) error {
 	// A flush of many commands makes several records. The last one is there if a look that began
 	// after the flusher's end finds nothing more.
 	look := false
-	err = l.poll(ctx, func() (bool, error) {
+	err = l.poll(ctx, func(ctx context.Context) (bool, error) {
 		ask := l.status
 		if look {
 			ask = l.look
@@ -396,11 +396,11 @@ func StatusOf(said api.Status) (s Status, err error) {
 }
 
 // poll waits until something is done, or the limit of one wait is over.
-func (l *Live) poll(ctx context.Context, done func() (bool, error)) error {
+func (l *Live) poll(ctx context.Context, done func(context.Context) (bool, error)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, l.Limit, fmt.Errorf("not within %s", l.Limit))
 	defer cancel()
 	for {
-		if ok, err := done(); ok || err != nil {
+		if ok, err := done(ctx); ok || err != nil {
 			return err
 		}
 		select {
