@@ -12,7 +12,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -237,17 +236,7 @@ func TestHostPortsOfTheRealPlugins(t *testing.T) {
 		// Its port goes to another pod, which must get it.
 		third := add(n, tools, "pod-third", 8081)
 		answers(n, "after the port went to another pod", 8081, third.name)
-		learned := func() {
-			n.Helper()
-			time.Sleep(3 * time.Second) // what shrank is adopted after 2 s
-			n.Until("the changes of the pods' owner to be learned", func() error {
-				if s := n.Status(); !s.LearningPendingSince.IsZero() || !s.Healthy {
-					return fmt.Errorf("pending since %v", s.LearningPendingSince)
-				}
-				return nil
-			})
-		}
-		learned()
+		n.Learned()
 		flush(n, true)
 		n.Healed(len(flushes) + 2)
 		answers(n, "at the end", 8080, first.name)
@@ -268,7 +257,7 @@ func TestHostPortsOfTheRealPlugins(t *testing.T) {
 			answers(n, "after a pod was added during the outage", 8090, "pod-late0")
 			answers(n, "after a pod was added during the outage", 8090+i, late.name)
 			answers(n, "after a pod was removed during the outage", 8081, "")
-			learned()
+			n.Learned()
 		}
 		p.Stop()
 	})

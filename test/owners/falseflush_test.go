@@ -46,7 +46,7 @@ type story struct {
 	// happens is the story itself. canaryd is ready when it begins, and must be
 	// again a moment after it.
 	happens func(n *nodetest.Node, d *nodetest.Process)
-	quiet   time.Duration // how long to look on afterwards; at least moment
+	quiet   time.Duration // how long canaryd polls afterwards, each second; at least moment
 	want    counts
 }
 
@@ -56,6 +56,12 @@ type counts struct{ Proved, Raced, Partial, Failed, Skipped, Tables, Records int
 
 // moment is long enough for the looks after a hint and for two polls.
 const moment = 3 * time.Second
+
+// polled waits until canaryd has polled for that long, each second.
+func polled(n *nodetest.Node, long time.Duration) {
+	n.Helper()
+	n.Polled(int(long/time.Second) + 1) // the first may come at once
+}
 
 var (
 	// jumpGrace is canaryd's --jump-grace, and grace what is learned after it, too.
@@ -106,15 +112,14 @@ func tell(n *nodetest.Node, s story) {
 	left := s.prepare(n, &s)
 	flags := append([]string{"--jump-grace=" + jumpGrace.String(), "--protect=" + strings.Join(append(slices.Clone(scenario.Protect), s.protect...), ",")}, s.flags...)
 	d := n.Start(flags...)
-	time.Sleep(time.Second) // marks of a new generation are renewed
+	n.Renewed()
 	before := count(n)
 
 	s.happens(n, d)
 	done()
-	time.Sleep(max(s.quiet, moment))
+	polled(n, max(s.quiet, moment))
 	n.Until("canaryd to know the last changes of the owners", func() error {
 		if lines := stale(n); len(lines) > 0 {
-			time.Sleep(200 * time.Millisecond) // asking takes canaryd's time, too
 			return fmt.Errorf("%d differences:\n%s", len(lines), strings.Join(lines[:min(len(lines), 20)], "\n"))
 		}
 		return nodetest.Ready()

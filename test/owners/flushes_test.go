@@ -55,9 +55,9 @@ func ownRestore(n *nodetest.Node, _ *nodetest.Process) {
 func suspendBesideFlush(n *nodetest.Node, d *nodetest.Process) {
 	before := n.Protected()
 	d.Suspend()
-	time.Sleep(suspended / 2)
+	testkit.Pass(n.T, suspended/2, "how long canaryd is suspended before the flush")
 	n.Flush()
-	time.Sleep(suspended / 2)
+	testkit.Pass(n.T, suspended/2, "how long canaryd is suspended after the flush")
 	d.Signal(syscall.SIGCONT)
 	n.Healed(1)
 	n.Same("protected rules", before, n.Protected())

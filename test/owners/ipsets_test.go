@@ -85,8 +85,7 @@ func TestAFlusherThatDeletesChainsBehindTheReplay(t *testing.T) {
 						_ = exec.CommandContext(n.Context(), program(n, f, ""), "-w", "5", "-t", string(table), command).Run()
 					}
 				}
-				// The pause under test: -X meets another moment of the replay each time.
-				time.Sleep(time.Duration(i*13%90) * time.Millisecond)
+				testkit.Pass(n.T, time.Duration(i*13%90)*time.Millisecond, "the flusher's pause, so that -X meets another moment of the replay each time")
 			}
 			n.Until("all rules to be back", func() error {
 				if err := nodetest.Ready(); err != nil { // it costs least to ask

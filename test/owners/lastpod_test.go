@@ -2,7 +2,6 @@ package owners
 
 import (
 	"strings"
-	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
@@ -23,11 +22,11 @@ const onePod = `*nat
 COMMIT
 `
 
-// lastPod is portmap's DEL of that pod on a busy machine: canaryd sees the node after each command.
+// lastPod is portmap's DEL of that pod on a busy machine: canaryd looks after each command.
 // Its first one leaves the mark that all pods share without a jump to it.
 func lastPod() story {
 	return story{
-		name: "portmap's DEL of the last pod, a command a second",
+		name: "portmap's DEL of the last pod, with a look after each command",
 		prepare: func(n *nodetest.Node, _ *story) []string {
 			n.Must(n.Programs.Restore(n.Context(), rules.IPv4, onePod))
 			n.Must(scenario.Load(n.Context(), n.Programs, rules.IPv6))
@@ -37,7 +36,8 @@ func lastPod() story {
 			const pod = "CNI-DN-31c7af326e67a1a733e30"
 			for _, command := range []string{"-F " + pod, "-D CNI-HOSTPORT-DNAT -p tcp -m multiport --dports 8081 -j " + pod, "-X " + pod} {
 				nstest.Command(n.T, program(n, rules.IPv4, ""), append([]string{"-w", "5", "-t", "nat"}, strings.Fields(command)...)...)
-				time.Sleep(time.Second)
+				n.Polled(1)
+				n.Looked()
 			}
 			left, err := n.Programs.Save(n.Context(), rules.IPv4)
 			n.Must(err)

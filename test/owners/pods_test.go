@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -145,7 +146,7 @@ func TestRulesOfPodsThatAnAgentDeletes(t *testing.T) {
 		}
 		const grace = 2 * time.Second
 		p := n.Start("--cni-results="+results, "--jump-grace="+grace.String())
-		time.Sleep(time.Second) // marks of a new generation are renewed
+		n.Renewed()
 		ends := pods[3]
 		for i, pause := range []time.Duration{0, 500 * time.Millisecond, 2500 * time.Millisecond} {
 			for j, p := range pods[:3] {
@@ -156,12 +157,12 @@ func TestRulesOfPodsThatAnAgentDeletes(t *testing.T) {
 						n.Must(err)
 						chain = words[len(words)-1]
 						run(n, rules.IPv4, rules.Nat, append([]string{"-D"}, words...)...)
-						time.Sleep(pause)
+						testkit.Pass(n.T, pause, "the agent's pause between two commands")
 					}
 				}
 				if chain != "" && pause > 0 && (i+j)%2 == 0 { // else a process that is not known has 3 minutes
 					run(n, rules.IPv4, rules.Nat, "-F", chain)
-					time.Sleep(pause / 5)
+					testkit.Pass(n.T, pause/5, "the agent's pause between two commands")
 					_ = exec.CommandContext(n.Context(), program(n, rules.IPv4, ""), "-w", "5", "-t", "nat", "-X", chain).Run() // it may be back
 				}
 			}
@@ -172,7 +173,6 @@ func TestRulesOfPodsThatAnAgentDeletes(t *testing.T) {
 			n.Until("the host ports to answer again", func() error {
 				for _, p := range pods[:3] {
 					if got := dial(n, p.hostPort); got != p.name {
-						time.Sleep(200 * time.Millisecond)
 						return fmt.Errorf("%q answers for %s", got, p.name)
 					}
 				}

@@ -28,7 +28,6 @@ import (
 func storm(n *nodetest.Node, _ *nodetest.Process) {
 	const each = 10 * time.Millisecond
 	commits := testkit.Size(100, 500)
-	most := 10 * commits
 	// On legacy commits also wait in a pipe, so that only the second number says
 	// something there.
 	overtaken, learned := commits/2, 2
@@ -41,11 +40,11 @@ func storm(n *nodetest.Node, _ *nodetest.Process) {
 	var last netip.Addr
 	done, unknown, known := 0, 0, 0
 	start, before := time.Now(), n.Published().Generation.ID
-	for ; done < commits || unknown < overtaken || known < learned; done++ {
-		if done == most {
-			n.Fatalf("%d of %d commits came before the one before was known, want %d; %d generations were seen meanwhile, want %d", unknown, done, overtaken, known, learned)
+	for range testkit.During(n.T, testkit.Left(n.T), "the storm, until canaryd has learned in it") {
+		if done >= commits && unknown >= overtaken && known >= learned {
+			break
 		}
-		time.Sleep(time.Until(start.Add(time.Duration(done) * each)))
+		testkit.Pass(n.T, time.Until(start.Add(time.Duration(done)*each)), "the distance of two commits")
 		switch now := n.Published().Generation.ID; {
 		case now != before:
 			before, known = now, known+1
@@ -54,8 +53,12 @@ func storm(n *nodetest.Node, _ *nodetest.Process) {
 		}
 		last = netip.AddrFrom4([4]byte{10, 200, byte(done / 250), byte(done%250 + 1)})
 		commit(last)
+		done++
 	}
 	finish()
+	if unknown < overtaken || known < learned {
+		n.Fatalf("%d of %d commits came before the one before was known, want %d; %d generations were seen meanwhile, want %d", unknown, done, overtaken, known, learned)
+	}
 	n.Logf("%d commits, %.0f a second, %d before the one before was known; %d generations seen meanwhile", done, float64(done)/time.Since(start).Seconds(), unknown, known)
 	n.Until("the owner's last endpoint in the generation", func() error {
 		text, _ := n.Want(0, "render", "--ip-family=ipv4")

@@ -6,7 +6,6 @@ import (
 	"regexp"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
@@ -42,9 +41,9 @@ func nativeRules(n *nodetest.Node, _ *nodetest.Process) {
 				words := fmt.Sprintf(`%s rule %s %s meta mark { 0x7771, 0x7773-0x7779 } log prefix "native-canaryd-test" counter`, verb, family, chain)
 				nstest.Command(n.T, "nft", words)
 			}
-			time.Sleep(200 * time.Millisecond)
+			n.Looked()
 		}
-		time.Sleep(moment)
+		polled(n, moment)
 		for _, chain := range chains {
 			listed := nstest.Command(n.T, "nft", "-a", "list", "chain", fmt.Sprintf("%s %s", family, chain))
 			found := handle.FindAllStringSubmatch(listed, -1)
@@ -54,7 +53,7 @@ func nativeRules(n *nodetest.Node, _ *nodetest.Process) {
 			for _, f := range found {
 				nstest.Command(n.T, "nft", fmt.Sprintf("delete rule %s %s handle %s", family, chain, f[1]))
 			}
-			time.Sleep(200 * time.Millisecond)
+			n.Looked()
 		}
 	}
 }
@@ -86,7 +85,7 @@ func foreignTables(n *nodetest.Node, _ *nodetest.Process) {
 				chain := map[rules.TableName]string{rules.Raw: "PREROUTING", rules.Security: "FORWARD"}[table]
 				n.Must(n.Programs.RestoreNoflush(n.Context(), family,
 					fmt.Sprintf("*%[1]s\n:OTHERS - [0:0]\n-A %[2]s -j OTHERS\n-A OTHERS -i eth7 -j ACCEPT\nCOMMIT\n", table, chain)))
-				time.Sleep(100 * time.Millisecond)
+				n.Looked()
 				run(n, family, table, "-F")
 				run(n, family, table, "-X")
 			}
@@ -97,7 +96,7 @@ func foreignTables(n *nodetest.Node, _ *nodetest.Process) {
 			add chain FAMILY canaryd-test filter { type filter hook forward priority 0 ; }
 			add rule FAMILY canaryd-test filter counter accept
 			`, "FAMILY", "inet"), "nft", "-f", "-")
-		time.Sleep(100 * time.Millisecond)
+		n.Looked()
 		nstest.Command(n.T, "nft", "flush", "table", "inet", "canaryd-test")
 		nstest.Command(n.T, "nft", "delete", "table", "inet", "canaryd-test")
 		if n.Programs.With == iptables.NFT {

@@ -44,7 +44,7 @@ func heldLock(n *nodetest.Node, _ *nodetest.Process) {
 	holder := n.HoldLock(lockHeld)
 	ended := make(chan error, 1)
 	go func() { ended <- holder.Wait() }()
-	for {
+	n.Until("the lock to be free", func() error {
 		for family, tables := range n.Published().Families {
 			for table, v := range tables {
 				if !slices.Contains([]string{"unknown", "intact", "changed"}, v) {
@@ -55,10 +55,11 @@ func heldLock(n *nodetest.Node, _ *nodetest.Process) {
 		select {
 		case err := <-ended:
 			n.Must(err)
-			return
-		case <-time.After(200 * time.Millisecond):
+			return nil
+		default:
+			return errors.New("it is held")
 		}
-	}
+	})
 }
 
 // newEndpoint has kube-proxy write a service with its nth endpoint.
@@ -124,7 +125,7 @@ func upgrade(n *nodetest.Node, _ *nodetest.Process) {
 	}
 	for nth := range 10 {
 		newEndpoint(n, nth+1)
-		time.Sleep(200 * time.Millisecond)
+		n.Looked()
 	}
 	for _, name := range programs(n) {
 		path, err := exec.LookPath(name)
@@ -140,11 +141,11 @@ esac
 		next := filepath.Join(own, "new-"+name)
 		n.Must(os.WriteFile(next, []byte(script), 0o755))
 		n.Must(os.Rename(next, filepath.Join(own, name)))
-		time.Sleep(50 * time.Millisecond)
+		n.Looked()
 	}
 	for nth := range 10 {
 		newEndpoint(n, nth+20)
-		time.Sleep(200 * time.Millisecond)
+		n.Looked()
 	}
 }
 
@@ -193,7 +194,7 @@ func starve(n *nodetest.Node, _ *nodetest.Process) {
 		if nth%4 == 3 {
 			noEndpoint(n)
 		}
-		time.Sleep(2 * time.Second) // long enough for marks to be renewed
+		n.Polled(2) // marks are renewed meanwhile
 	}
 	n.Must(os.WriteFile(filepath.Join(own, "plenty"), nil, 0o600))
 	for _, kind := range []string{"save", "restore"} {
@@ -209,12 +210,14 @@ func starve(n *nodetest.Node, _ *nodetest.Process) {
 func suspendBesideOwner(n *nodetest.Node, d *nodetest.Process) {
 	newEndpoint(n, 1)
 	d.Suspend()
-	for nth, end := 0, time.Now().Add(suspended); time.Now().Before(end); nth++ {
+	nth := 0
+	for range testkit.During(n.T, suspended, "how long canaryd is suspended") {
 		newEndpoint(n, nth%250+1)
 		if nth%3 == 0 {
 			noEndpoint(n)
 		}
-		time.Sleep(300 * time.Millisecond)
+		nth++
+		testkit.Pass(n.T, 300*time.Millisecond, "the owner's pause between two changes")
 	}
 	newEndpoint(n, 251)
 	d.Signal(syscall.SIGCONT)
