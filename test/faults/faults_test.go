@@ -11,9 +11,9 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 )
@@ -23,8 +23,9 @@ func TestMain(m *testing.M) {
 	os.Exit(nodetest.Main(m))
 }
 
-// lasts is how long a fault lasts: several tries of a replay.
-const lasts = 500 * time.Millisecond
+// looks is how often canaryd polls while a fault lasts. Between two of them lies a whole interval,
+// in which it tries a replay several times.
+const looks = 2
 
 // A node is one with a running canaryd.
 type node struct {
@@ -55,7 +56,7 @@ type fault struct {
 func (n node) during(f fault) {
 	n.Helper()
 	protected, records := n.Protected(), len(n.Status().Flushes)
-	before := n.Metrics()
+	before, said := n.Metrics(), len(n.daemon.Log())
 	end := f.begin()
 	left := n.flushAtOnce(f.flush)
 	told := func() error {
@@ -72,7 +73,7 @@ func (n node) during(f fault) {
 		n.Until(f.name+": the rules to be back while it lasts", told)
 		n.Same(f.name+": protected rules while it lasts", protected, n.Protected())
 	default:
-		n.missing(f, before, protected)
+		n.missing(f, before, said, protected)
 	}
 	if f.while != nil {
 		f.while()
@@ -124,32 +125,39 @@ func notReady() error {
 func (n node) neverWrong(f fault, before map[string]float64, protected []string) {
 	n.Helper()
 	const flushes = "flush_events_total{}"
-	for until := time.Now().Add(lasts); time.Now().Before(until); time.Sleep(100 * time.Millisecond) {
+	n.Stays(looks, f.name+": that the node is not called whole before it is", func() error {
 		if n.Metrics()[flushes] > before[flushes] && nodetest.Ready() == nil {
 			n.Same(f.name+": protected rules of a node that is called whole", protected, n.Protected())
 		}
-	}
+		return nil
+	})
 }
 
 // missing checks for as long as the fault lasts that nothing calls the node healthy.
-func (n node) missing(f fault, before map[string]float64, protected []string) {
+func (n node) missing(f fault, before map[string]float64, said int, protected []string) {
 	n.Helper()
 	if f.deaf {
-		time.Sleep(lasts)
+		n.Until(f.name+": it to be logged", func() error {
+			if log := n.daemon.Log()[said:]; !strings.Contains(log, "too many open files") {
+				return fmt.Errorf("the log goes on with %q", log)
+			}
+			return nil
+		})
 		if slices.Equal(protected, n.Protected()) {
 			n.Errorf("%s: nothing is missing", f.name)
 		}
 		return
 	}
 	n.Until(f.name+": it to show", notReady)
-	for until := time.Now().Add(lasts); time.Now().Before(until); time.Sleep(100 * time.Millisecond) {
+	n.Stays(looks, f.name+": that the node is not called whole", func() error {
 		if err := notReady(); err != nil {
-			n.Fatalf("%s: %v", f.name, err)
+			return err
 		}
 		if _, err := nodetest.Fetch("/healthz"); err != nil {
-			n.Fatalf("%s: the loop stands still: %v", f.name, err)
+			return fmt.Errorf("the loop stands still: %w", err)
 		}
-	}
+		return nil
+	})
 	if got := n.Metrics()["rules_absent_seconds{}"] - before["rules_absent_seconds{}"]; got != 0 {
 		n.Errorf("%s: something counts as back", f.name)
 	}

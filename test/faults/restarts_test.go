@@ -1,7 +1,6 @@
 package faults
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -33,12 +33,7 @@ func TestKilled(t *testing.T) {
 		marks := len(n.Marks())
 		found := map[string]int{}
 		for i, delay := range []time.Duration{0, 35, 65, 100} {
-			n.Until("the native table to be on disk", func() error {
-				if stdout, _ := n.Want(0, "status"); !strings.Contains(stdout, "; the present one") {
-					return errors.New(stdout)
-				}
-				return nil
-			})
+			n.NativeStored()
 			both := i%2 == 1 && n.Programs.With == iptables.NFT // iptables' tables and the native one
 			if both {
 				nft(n, "flush ruleset")
@@ -46,7 +41,7 @@ func TestKilled(t *testing.T) {
 				n.Flush()
 			}
 			left := n.Foreign()
-			time.Sleep(delay * time.Millisecond)
+			testkit.Pass(n.T, delay*time.Millisecond, "the moment of the replay at which canaryd is killed")
 			d.Kill()
 			missing := !slices.Equal(protected, n.Protected())
 			if tables := output(n, "nft", "list", "tables"); !both || strings.Contains(tables, "table ip kube-proxy\n") {
