@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -91,11 +92,13 @@ func (w *nativeWar) watchHalves(conn *nft.Conn) func() (int, []string) {
 	stop, looks, seen := make(chan struct{}), 0, []string{}
 	all.Go(func() {
 		defer conn.Close()
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
 		for {
 			select {
 			case <-stop:
 				return
-			case <-time.After(5 * time.Millisecond):
+			case <-tick.C:
 			}
 			n, err := chainsOf(conn)
 			if errors.Is(err, nft.ErrInterrupted) {
@@ -184,7 +187,7 @@ func TestNativeKilledInReplay(t *testing.T) {
 		d := w.Start(guarded)
 		whole := 0
 		for delay := time.Duration(0); delay <= 1200*time.Millisecond; delay += 150 * time.Millisecond {
-			time.Sleep(1500 * time.Millisecond) // until it is on disk
+			w.NativeStored()
 			flushed := make(chan struct{})
 			go func() { // it comes back only when the kernel has freed what it flushed
 				defer close(flushed)
@@ -199,7 +202,7 @@ func TestNativeKilledInReplay(t *testing.T) {
 				}
 				return nil
 			})
-			time.Sleep(delay)
+			testkit.Pass(w.T, delay, "the moment of the replay at which canaryd is killed")
 			d.Kill()
 			<-flushed
 			if w.listed() != "" {
@@ -234,13 +237,20 @@ func TestNativeMemoryShort(t *testing.T) {
 			return n
 		}
 		d := w.Start(guarded)
+		const missing = "still missing rules"
 		refused, killed := 0, 0
 		for round := range 4 {
-			time.Sleep(1500 * time.Millisecond)
+			w.NativeStored()
 			limit(used() + round<<20)
+			before := strings.Count(d.Log(), missing)
 			w.flush()
-			time.Sleep(3 * time.Second)
-			refused += strings.Count(d.Log(), "still missing rules")
+			w.Until("the replay to be refused or done, or canaryd to be killed", func() error {
+				if d.Running() && strings.Count(d.Log(), missing) == before && w.listed() != w.want {
+					return errors.New("none of them")
+				}
+				return nil
+			})
+			refused += strings.Count(d.Log(), missing) - before
 			if limit(512 << 20); !d.Running() {
 				killed++
 				d = w.Launch(guarded)

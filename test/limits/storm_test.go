@@ -2,9 +2,11 @@ package limits
 
 import (
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -28,16 +30,23 @@ func TestStormOfCommits(t *testing.T) {
 		logged, used, began := lines(d), d.CPU(), time.Now()
 		done := make(chan struct{})
 		w := newWriter(n)
-		commits := 0
+		commits, begun := 0, make(chan struct{})
+		begins := sync.OnceFunc(func() { close(begun) })
 		go func() {
 			defer close(done)
-			for ; time.Since(began) < stormLasts; commits++ {
-				time.Sleep(time.Until(began.Add(time.Duration(commits) * time.Second / commitsASecond)))
+			for passed := range testkit.During(n.T, stormLasts, "the storm") {
+				if commits == commitsASecond {
+					begins()
+				}
+				due := time.Duration(commits) * time.Second / commitsASecond
+				testkit.Pass(n.T, due-passed, "the distance of two commits")
 				w.commit(stormCommit(commits))
+				commits++
 			}
+			begins() // a machine that is busy commits less often
 			w.end()
 		}()
-		time.Sleep(stormLasts / 4)
+		testkit.Receive(n.T, begun, "a second's commits of the storm")
 		for _, f := range rules.Families() {
 			n.Logf("%s filter was back %s after its flush", f, repaired(n, f, rules.Filter).Round(time.Millisecond))
 		}

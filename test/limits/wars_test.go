@@ -10,12 +10,14 @@
 package limits
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -67,8 +69,9 @@ func fight(n *nodetest.Node, long, every time.Duration, do func()) int {
 	times := 0
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	for end := time.Now().Add(long); time.Now().Before(end); times++ {
+	for range testkit.During(n.T, long, "the war") {
 		do()
+		times++
 		<-tick.C
 	}
 	return times
@@ -99,9 +102,13 @@ func TestFlusherWithoutEnd(t *testing.T) {
 		used, before := d.CPU(), n.Metrics()
 		began := time.Now()
 		times := fight(n, long, everyFlush, flush)
-		for n.Metrics()["contended{}"] != 1 && time.Since(began) < long+time.Minute {
+		n.Until("the contention to show", func() error {
+			if n.Metrics()["contended{}"] == 1 {
+				return nil
+			}
 			times += fight(n, time.Second, everyFlush, flush) // a machine that is busy flushes and heals less often
-		}
+			return errors.New("it does not, after " + time.Since(began).Round(time.Second).String())
+		})
 		long = time.Since(began)
 		last, cost := time.Now(), d.CPU()-used
 		after := n.Metrics()
