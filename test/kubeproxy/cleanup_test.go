@@ -35,10 +35,9 @@ func TestCleanupOnABusyNode(t *testing.T) {
 		all := newSpaces(n.T, iptables.NFT, "node", "calm-iptables", "calm-nftables")
 		a := newAPI()
 		l := &life{Node: n, space: all[0], town: newTown(a, rand.New(rand.NewPCG(seed(n.T), 5)), 12),
-			calm: map[string]*space{inIPTables: all[1], inNFTables: all[2]}, hand: &hand{}}
+			hand: &hand{}}
 		a.serve(n.T, all...)
-		startProxy(n.T, all[1], inIPTables)
-		startProxy(n.T, all[2], inNFTables)
+		l.calm = map[string]*proxy{inIPTables: startProxy(n.T, all[1], inIPTables), inNFTables: startProxy(n.T, all[2], inNFTables)}
 		guardNode(n)
 		ctx, stop := context.WithCancel(n.Context())
 		defer stop()

@@ -24,7 +24,7 @@ type life struct {
 	town  *town
 	space *space
 	proxy *proxy
-	calm  map[string]*space // by mode
+	calm  map[string]*proxy // by mode
 	hand  *hand
 	seen  int // records that were looked at
 	lines []string
@@ -37,10 +37,9 @@ func TestLife(t *testing.T) {
 		all := newSpaces(n.T, k.backend, "node", "calm-iptables", "calm-nftables")
 		a := newAPI()
 		l := &life{Node: n, kind: k, space: all[0], town: newTown(a, rand.New(rand.NewPCG(seed(n.T), 3)), 12),
-			calm: map[string]*space{inIPTables: all[1], inNFTables: all[2]}, hand: &hand{}}
+			hand: &hand{}}
 		a.serve(n.T, all...)
-		startProxy(n.T, all[1], inIPTables)
-		startProxy(n.T, all[2], inNFTables)
+		l.calm = map[string]*proxy{inIPTables: startProxy(n.T, all[1], inIPTables), inNFTables: startProxy(n.T, all[2], inNFTables)}
 		l.proxy = startProxy(n.T, all[0], k.mode)
 		guardNode(n)
 		other := map[string]string{inIPTables: inNFTables, inNFTables: inIPTables}[k.mode]
@@ -104,14 +103,12 @@ func (l *life) flush() {
 // none of the other mode.
 func (l *life) equal(mode string) {
 	l.Helper()
-	rang := time.Now()
 	testkit.Until(l.T, "the rules of "+mode+" mode", func() error {
-		if mode == inNFTables && time.Since(rang) > 1500*time.Millisecond {
-			l.town.ring()
-			rang = time.Now()
-			time.Sleep(time.Second)
+		err := l.differs(mode)
+		if err != nil && mode == inNFTables {
+			l.town.synced(l.T, l.proxy, l.calm[mode])
 		}
-		return l.differs(mode)
+		return err
 	})
 }
 
@@ -122,7 +119,7 @@ func (l *life) differs(mode string) error {
 	for m, calm := range l.calm {
 		want := content{}
 		if m == mode {
-			want = l.read(calm, m)
+			want = l.read(calm.space, m)
 		}
 		if d := compare(want, l.read(l.space, m)); !d.none() {
 			return errors.New(m + " mode: " + d.String())
@@ -150,14 +147,15 @@ func (l *life) read(s *space, mode string) content {
 	return got
 }
 
-// stays fails the test if the rules change within 3 s.
+// stays fails the test if the rules change while canaryd polls three times.
 func (l *life) stays(what string, want content) {
 	l.Helper()
-	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(300 * time.Millisecond) {
+	l.Stays(3, what+", that rules stay", func() error {
 		if d := compare(want, l.read(l.space, l.proxy.mode)); !d.none() {
-			l.Fatalf("%s: %s", what, d)
+			return errors.New(d.String())
 		}
-	}
+		return nil
+	})
 }
 
 func (l *life) restart() {
@@ -174,7 +172,8 @@ func (l *life) restart() {
 // without: a kube-proxy that is dead corrects nothing, so what canaryd puts back has to be right.
 func (l *life) without() {
 	l.proxy.end(syscall.SIGKILL)
-	time.Sleep(3 * time.Second) // what it removed last is learned
+	l.Polled(3)
+	l.Learned()
 	before := l.read(l.space, l.kind.mode)
 	for range 3 {
 		l.flush()
@@ -185,7 +184,7 @@ func (l *life) without() {
 			return nodetest.Ready()
 		})
 		l.stays("without a kube-proxy", before)
-		time.Sleep(3 * time.Second)
+		l.Learned()
 	}
 	l.stir()
 	l.proxy = startProxy(l.T, l.space, l.kind.mode)
@@ -199,13 +198,10 @@ func (l *life) cleanup() {
 	if err := l.differs("no"); err != nil {
 		l.Fatalf("kube-proxy --cleanup left something: %v", err)
 	}
-	for _, pause := range []time.Duration{500 * time.Millisecond, 2 * time.Second} {
-		time.Sleep(pause)
+	for _, polls := range []int{0, 3} { // before what shrank is learned, and after it
+		l.Polled(polls)
 		l.flush()
-		time.Sleep(2 * time.Second)
-		if err := l.differs("no"); err != nil {
-			l.Fatalf("%s after kube-proxy --cleanup, a flush brought back: %v", pause, err)
-		}
+		l.Stays(2, "that a flush after kube-proxy --cleanup brings nothing back", func() error { return l.differs("no") })
 	}
 }
 
@@ -215,8 +211,8 @@ func (l *life) change(mode string) {
 	l.stir()
 	l.proxy = startProxy(l.T, l.space, mode)
 	l.equal(mode)
-	time.Sleep(3 * time.Second) // what it wrote last is learned
-	l.Until("canaryd to be ready", nodetest.Ready)
+	l.Polled(3)
+	l.Learned()
 	before := l.read(l.space, mode)
 	l.flush()
 	testkit.Until(l.T, "the rules of "+mode+" mode after a flush", func() error { return l.differs(mode) })

@@ -1,13 +1,18 @@
 package kubeproxy
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
+	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/canaryd/canaryd/internal/testkit"
 )
 
 const (
@@ -64,6 +69,32 @@ func (t *town) ring() {
 	i := len(t.slots) - 1
 	t.slots[i].port = 161 - t.slots[i].port
 	t.setService(i)
+}
+
+// synced rings, and waits until each of these kube-proxies has synced both families since then.
+func (t *town) synced(test *testing.T, proxies ...*proxy) {
+	test.Helper()
+	const syncs = "sync_proxy_rules_duration_seconds_count" // failed ones, too
+	before := map[*proxy]samples{}
+	for _, p := range proxies {
+		m, err := p.metrics()
+		if err != nil {
+			test.Fatal(err)
+		}
+		before[p] = m
+	}
+	t.ring()
+	for _, p := range proxies {
+		testkit.Until(test, "kube-proxy's syncs in "+p.space.name, func() error {
+			m, err := p.metrics()
+			for name, at := range before[p] {
+				if err == nil && strings.HasPrefix(name, syncs) && m[name] == at {
+					err = errors.New("none after the last change")
+				}
+			}
+			return err
+		})
+	}
 }
 
 // change changes one thing. Most changes are pods that come and go.

@@ -1,14 +1,12 @@
 package kubeproxy
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -143,15 +141,12 @@ func (s *sides) armed(standby string) error {
 
 // change changes services 20 times a second.
 func (s *sides) change() {
-	ctx, stop := context.WithTimeout(s.Context(), busyFor)
-	defer stop()
-	var changing sync.WaitGroup
-	changing.Go(func() {
-		for tick := time.NewTicker(50 * time.Millisecond); ctx.Err() == nil; <-tick.C {
-			s.town.change()
-		}
-	})
-	changing.Wait()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for range testkit.During(s.T, busyFor, "how long services change") {
+		s.town.change()
+		<-tick.C
+	}
 }
 
 // seen returns what a kube-proxy counts.
@@ -203,20 +198,18 @@ func (s *sides) destroysSet() {
 // same waits until both nodes have the same rules.
 func (s *sides) same() {
 	s.Helper()
-	rang := time.Now()
 	testkit.Until(s.T, "the rules of both nodes to be the same", func() error {
-		if s.kind.mode == inNFTables && time.Since(rang) > 1500*time.Millisecond {
-			s.town.ring()
-			rang = time.Now()
-			time.Sleep(time.Second)
-		}
 		want, err := s.bare.space.read(s.Context(), s.kind.mode)
 		s.Must(err)
 		got, err := s.node.space.read(s.Context(), s.kind.mode)
 		s.Must(err)
-		if d := compare(want, got); !d.none() {
-			return errors.New(d.String())
+		d := compare(want, got)
+		if d.none() {
+			return nil
 		}
-		return nil
+		if s.kind.mode == inNFTables {
+			s.town.synced(s.T, s.node, s.bare)
+		}
+		return errors.New(d.String())
 	})
 }

@@ -101,7 +101,7 @@ type storm struct {
 	kind       kind
 	town       *town
 	node, bare *proxy
-	calm       *space
+	calm       *proxy
 	canaryd    *nodetest.Process
 	records    map[string]scenario.Record // by ID: the status has the last hundred
 }
@@ -121,10 +121,10 @@ func TestStorm(t *testing.T) {
 		n.Logf("CANARYD_KUBEPROXY_SEED=%d", number)
 		all := newSpaces(n.T, k.backend, "node", "bare", "calm")
 		a := newAPI()
-		s := &storm{Node: n, kind: k, town: newTown(a, rand.New(rand.NewPCG(number, 1)), slots), calm: all[2], records: map[string]scenario.Record{}}
+		s := &storm{Node: n, kind: k, town: newTown(a, rand.New(rand.NewPCG(number, 1)), slots), records: map[string]scenario.Record{}}
 		a.serve(n.T, all...)
 		s.node, s.bare = startProxy(n.T, all[0], k.mode), startProxy(n.T, all[1], k.mode)
-		startProxy(n.T, all[2], k.mode)
+		s.calm = startProxy(n.T, all[2], k.mode)
 		s.canaryd = guardNode(n)
 		h := newHand(rand.New(rand.NewPCG(number, 2)), k.mode, all[0], all[1])
 		changes := s.strike(h, stormFor(n.T))
@@ -154,14 +154,14 @@ func (s *storm) strike(h *hand, long time.Duration) (changes int) {
 		for ctx.Err() == nil {
 			s.town.change()
 			changes++
-			time.Sleep(time.Duration(50+s.town.rng.IntN(150)) * time.Millisecond)
+			testkit.Pass(s.T, time.Duration(50+s.town.rng.IntN(150))*time.Millisecond, "the distance of two changes")
 		}
 	})
-	time.Sleep(calmFor)
+	testkit.Pass(s.T, calmFor, "that changes without a flush make no record")
 	if records := s.Status().Flushes; len(records) > 0 {
 		s.Errorf("without a flush there are %d records: %+v", len(records), records[0])
 	}
-	for end := time.Now().Add(long); time.Now().Before(end); {
+	for range testkit.During(s.T, long, "the storm") {
 		for _, err := range h.strike(ctx) {
 			s.Logf("a flusher's program failed: %v", err)
 		}
@@ -170,7 +170,7 @@ func (s *storm) strike(h *hand, long time.Duration) (changes int) {
 		if h.rng.IntN(4) == 0 {
 			pause /= 10
 		}
-		time.Sleep(pause)
+		testkit.Pass(s.T, pause, "the flusher's pause")
 	}
 	stop()
 	changing.Wait()
@@ -183,13 +183,10 @@ func (s *storm) strike(h *hand, long time.Duration) (changes int) {
 func (s *storm) settle() (took time.Duration, bare string) {
 	s.Helper()
 	start, bareTook := time.Now(), time.Duration(0)
-	rang := start
 	var left difference
 	testkit.Until(s.T, "the node's rules to be those of a kube-proxy that was never flushed", func() error {
-		if s.kind.mode == inNFTables && time.Since(rang) > 1500*time.Millisecond {
-			s.town.ring()
-			rang = time.Now()
-			time.Sleep(time.Second)
+		if s.kind.mode == inNFTables {
+			s.town.synced(s.T, s.node, s.bare, s.calm)
 		}
 		if bareTook == 0 {
 			if left = s.against(s.bare.space); left.none() {
@@ -217,7 +214,7 @@ func (s *storm) settle() (took time.Duration, bare string) {
 // against compares a node's rules with those of the calm one.
 func (s *storm) against(one *space) difference {
 	s.Helper()
-	want, err := s.calm.read(s.Context(), s.kind.mode)
+	want, err := s.calm.space.read(s.Context(), s.kind.mode)
 	s.Must(err)
 	got, err := one.read(s.Context(), s.kind.mode)
 	s.Must(err)
@@ -230,11 +227,12 @@ func (s *storm) against(one *space) difference {
 // judge waits for the end, and says what came of it.
 func (s *storm) judge(h *hand, changes int, number uint64) {
 	took, bare := s.settle()
-	// What is equal stays so.
-	time.Sleep(3 * time.Second)
-	if d := s.against(s.node.space); !d.none() {
-		s.Errorf("3 s after the rules were equal: %s", d)
-	}
+	s.Stays(3, "that equal rules stay so", func() error {
+		if d := s.against(s.node.space); !d.none() {
+			return errors.New(d.String())
+		}
+		return nil
+	})
 	moved := s.against(s.node.space).moved
 	s.Until("canaryd to be ready", nodetest.Ready)
 	outcomes, absent, falsely := map[string]int{}, time.Duration(0), 0
