@@ -12,14 +12,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 const (
-	// healedIn bounds what takes a second at most on an idle machine. kube-proxy's full sync, which
-	// may follow, comes within 30 s.
-	healedIn = 90 * time.Second
 	// quietFor is how long nothing may happen before a repair counts as the last: a flush of many
 	// commands makes several flush records.
 	quietFor = 2 * time.Second
@@ -68,7 +66,7 @@ func tryFlushes(n *node) {
 		if r := n.strike(f); r != nil {
 			n.results.rows = append(n.results.rows, *r)
 		}
-		time.Sleep(calmFor)
+		testkit.Pass(n.T, calmFor, "that the flushes are no flusher without end")
 	}
 	if count := n.restarts(); count != "0" {
 		n.Errorf("canaryd was restarted %s times", count)
@@ -94,8 +92,7 @@ func (n *node) proxyRests() {
 		}
 		return nil
 	})
-	// The sync itself, which follows.
-	time.Sleep(quietFor)
+	testkit.Pass(n.T, quietFor, "that the sync itself, which follows, is done")
 }
 
 // strike flushes, and waits until the rules are those from before, canaryd has proved them, and
@@ -106,11 +103,11 @@ func (n *node) strike(f flush) *row {
 	n.must(err)
 	since := n.newest()
 	clients := n.newTraffic()
-	time.Sleep(quietFor)
+	testkit.Pass(n.T, quietFor, "that clients ask before the flush")
 	err = f.do(n.Context(), n.programs())
 	var records []scenario.Record
 	if err == nil {
-		records, err = n.wholeAgain(before, since, f.lossless)
+		records = n.wholeAgain(before, since, f.lossless)
 	}
 	r := &row{flush: f.command, seen: clients.end(), records: records}
 	if err != nil {
@@ -126,35 +123,39 @@ func (n *node) strike(f flush) *row {
 }
 
 // wholeAgain waits until the rules are as before, with flush records that are proved.
-func (n *node) wholeAgain(before []string, since time.Time, lossless bool) (records []scenario.Record, err error) {
+func (n *node) wholeAgain(before []string, since time.Time, lossless bool) (records []scenario.Record) {
 	n.Helper()
-	var rested time.Time
-	problem := errors.New("nothing was asked")
-	// Asking takes a processor from canaryd and from the clients.
-	for limit := time.Now().Add(healedIn); time.Now().Before(limit); time.Sleep(250 * time.Millisecond) {
+	look := func() error {
 		younger, healthy, err := n.records(since)
-		if err != nil {
-			return nil, err
-		}
+		n.must(err)
+		came := len(younger) - len(records)
+		records = younger
 		switch {
 		case !healthy:
-			problem = errors.New("canaryd is not healthy")
+			return errors.New("canaryd is not healthy")
 		case len(younger) == 0 && !lossless:
-			problem = errors.New("there is no flush record")
+			return errors.New("there is no flush record")
 		case slices.ContainsFunc(younger, scenario.Record.Replaying):
-			problem = errors.New("a flush record is pending")
-		default:
-			problem = n.differ(before)
+			return errors.New("a flush record is pending")
 		}
-		if problem != nil || len(younger) != len(records) || rested.IsZero() {
-			rested = time.Now()
+		if err := n.differ(before); err != nil || came == 0 {
+			return err
 		}
-		records = younger
-		if problem == nil && time.Since(rested) >= quietFor {
-			return records, nil
-		}
+		return errors.New("a flush record has come")
 	}
-	return records, fmt.Errorf("waited %s: %w", healedIn, problem)
+	n.until("the rules to be as before, and to stay so", func() error {
+		if err := look(); err != nil {
+			return err
+		}
+		for range 8 {
+			testkit.Pass(n.T, quietFor/8, "that no further flush record comes")
+			if err := look(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return records
 }
 
 // differ returns an error if the rules are not those of before.

@@ -44,11 +44,7 @@ func tryRollout(n *node) {
 		n.Error("the next canaryd was there before the flush had ended: the flush tried nothing")
 	}
 	n.until("the next canaryd", func() error { _, _, err := n.status(); return err })
-	records, err := n.wholeAgain(before, since, false)
-	if err != nil {
-		n.Fatalf("a flush while there was no canaryd: %v", err)
-	}
-	for _, r := range records {
+	for _, r := range n.wholeAgain(before, since, false) {
 		if r.Outcome != "proved" {
 			n.Errorf("the flush while there was no canaryd ended %q", r.Outcome)
 		}
@@ -81,9 +77,7 @@ func tryDrain(n *node) {
 		n.Errorf("of a drain there are %d flush records (%v)", len(records), err)
 	}
 	n.must(n.flushAll())
-	if _, err := n.wholeAgain(drained, since, false); err != nil {
-		n.Fatalf("a flush of the drained node: %v", err)
-	}
+	n.wholeAgain(drained, since, false)
 	n.want("kubectl", "uncordon", nodeName)
 	n.wantAnswers()
 	n.settled()
