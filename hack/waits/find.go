@@ -10,16 +10,21 @@ import (
 // A wait is a place in a test that measures time.
 type wait struct{ where, why string }
 
-// waits returns the waits of a file.
-func waits(set *token.FileSet, file *ast.File, folder string) []wait {
-	var found []wait
+// waits returns the waits of a file, and the functions of the list may that measure time in it.
+func waits(set *token.FileSet, file *ast.File, folder string) (found []wait, used []string) {
 	add := func(n ast.Node, why string) { found = append(found, wait{set.Position(n.Pos()).String(), why}) }
 	var walk func(n ast.Node, loop bool)
 	walk = func(n ast.Node, loop bool) {
 		ast.Inspect(n, func(inner ast.Node) bool {
 			switch e := inner.(type) {
 			case *ast.FuncDecl:
-				if e.Recv == nil && slices.Contains(helpers, folder+"."+e.Name.Name) {
+				if name := folder + "." + function(e); may[name] != "" && inner != n {
+					before := len(found)
+					walk(inner, false)
+					if len(found) > before {
+						used = append(used, name)
+					}
+					found = found[:before]
 					return false
 				}
 			case *ast.ForStmt, *ast.RangeStmt:
@@ -50,7 +55,22 @@ func waits(set *token.FileSet, file *ast.File, folder string) []wait {
 		})
 	}
 	walk(file, false)
-	return found
+	return found, used
+}
+
+// function returns the name of a function, or of a method with its type.
+func function(f *ast.FuncDecl) string {
+	if f.Recv == nil {
+		return f.Name.Name
+	}
+	receiver := f.Recv.List[0].Type
+	if pointer, is := receiver.(*ast.StarExpr); is {
+		receiver = pointer.X
+	}
+	if name, is := receiver.(*ast.Ident); is {
+		return name.Name + "." + f.Name.Name
+	}
+	return f.Name.Name
 }
 
 // called returns the package and name of a function that is called.

@@ -3,8 +3,10 @@ package main
 import (
 	"go/parser"
 	"go/token"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,6 +29,9 @@ func TestWaits(t *testing.T) {
 		{"test/a", "func f() { ctx, c := context.WithCancel(ctx); <-time.Tick(a) }", ""},
 		{"internal/testkit", "func Until() { for { time.Sleep(pause); if time.Since(start) > limit { return } } }", ""},
 		{"internal/testkit/nodetest", "func Until() { time.Sleep(pause) }", "time.Sleep"},
+		{"internal/testkit", "func (u U) Until() { time.Sleep(pause) }", "time.Sleep"},
+		{"internal/testkit/canaryd", "func (p *Process) Stop() { <-time.After(within) }", ""},
+		{"internal/testkit/canaryd", "func Stop() { <-time.After(within) }", "time.After"},
 	} {
 		set := token.NewFileSet()
 		file, err := parser.ParseFile(set, "a_test.go", "package a\n"+test.body, 0)
@@ -34,7 +39,8 @@ func TestWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got []string
-		for _, w := range waits(set, file, test.folder) {
+		found, _ := waits(set, file, test.folder)
+		for _, w := range found {
 			got = append(got, w.why)
 		}
 		if got := strings.Join(got, ", "); got != test.want {
@@ -43,17 +49,23 @@ func TestWaits(t *testing.T) {
 	}
 }
 
+// TestSearch: waits are found in tests and in the helpers of tests, and so is a function of the
+// list that has lost its reason.
 func TestSearch(t *testing.T) {
 	t.Chdir(t.TempDir())
 	const sleeps = "package a\nfunc f() { time.Sleep(1) }\n"
+	files := map[string]string{"internal/testkit/canaryd/canaryd.go": "package a\nfunc (p *Process) Stop() { time.Sleep(1) }\n"}
 	for _, path := range []string{
-		"test/a/a_test.go", "test/a/program.go", "test/a/testdata/x_test.go", ".git/x_test.go",
-		"internal/daemon/a_test.go", "internal/testkit/a/a.go", "internal/control/a.go",
+		"test/a/a_test.go", "test/a/program.go", "test/a/testdata/x_test.go", ".git/x_test.go", "internal/daemon/a_test.go",
+		"internal/testkit/a/a.go", "internal/control/a.go", "test/interleavings/model_test.go", "test/interleavings/a_test.go",
 	} {
+		files[path] = sleeps
+	}
+	for path, text := range files {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, []byte(sleeps), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -61,27 +73,19 @@ func TestSearch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = "# Tests that measure time, by folder. The numbers may only fall: hack/waits.\n" +
-		"  1 internal/testkit/a\n  1 test/a\n"
-	if diff := cmp.Diff(want, write(found)); diff != "" {
+	var got, want []string
+	for _, w := range found {
+		got = append(got, w.where+": "+w.why)
+	}
+	for _, path := range []string{"internal/testkit/a/a.go", "test/a/a_test.go", "test/interleavings/a_test.go"} {
+		want = append(want, path+":2:12: time.Sleep")
+	}
+	for _, name := range slices.Sorted(maps.Keys(may)) {
+		if name != "internal/testkit/canaryd.Process.Stop" {
+			want = append(want, name+": the list in hack/waits has it, and it measures no time")
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
-	}
-	for _, test := range []struct{ left, more, fewer string }{
-		{want, "", ""},
-		{"  1 test/a\n", "internal/testkit/a waits for time in 1 places, and hack/waits/left.txt allows 0", ""},
-		{want + "  2 test/b\n", "", "test/b: 0, not 2\n"},
-		{"  1 internal/testkit/a\n  3 test/a\n", "", "test/a: 1, not 3\n"},
-	} {
-		left, err := read(test.left)
-		if err != nil {
-			t.Fatal(err)
-		}
-		more, fewer := compare(found, left)
-		if (more == "") != (test.more == "") || !strings.Contains(more, test.more) || fewer != test.fewer {
-			t.Errorf("%q: more %q and fewer %q, want %q and %q", test.left, more, fewer, test.more, test.fewer)
-		}
-	}
-	if _, err := read("many test/a\n"); err == nil {
-		t.Error("a line without a number was read without an error")
 	}
 }

@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// limit bounds the tests of one machine, in its own time; two busy processors need three minutes.
+	// limit bounds the tests of one machine, by its own clock; two busy processors need three
+	// minutes.
 	limit = 20 * time.Minute
 	// slower is how many times as long tests wait in an emulated machine.
 	slower = 10
