@@ -172,8 +172,7 @@ func (l *life) restart() {
 // without: a kube-proxy that is dead corrects nothing, so what canaryd puts back has to be right.
 func (l *life) without() {
 	l.proxy.end(syscall.SIGKILL)
-	l.Polled(3)
-	l.Learned()
+	l.Polled(4) // what it removed last is learned
 	before := l.read(l.space, l.kind.mode)
 	for range 3 {
 		l.flush()
@@ -184,7 +183,7 @@ func (l *life) without() {
 			return nodetest.Ready()
 		})
 		l.stays("without a kube-proxy", before)
-		l.Learned()
+		l.Polled(3)
 	}
 	l.stir()
 	l.proxy = startProxy(l.T, l.space, l.kind.mode)
@@ -211,8 +210,8 @@ func (l *life) change(mode string) {
 	l.stir()
 	l.proxy = startProxy(l.T, l.space, mode)
 	l.equal(mode)
-	l.Polled(3)
-	l.Learned()
+	l.Polled(4) // what it wrote last is learned
+	l.Until("canaryd to be ready", nodetest.Ready)
 	before := l.read(l.space, mode)
 	l.flush()
 	testkit.Until(l.T, "the rules of "+mode+" mode after a flush", func() error { return l.differs(mode) })
