@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -43,9 +44,11 @@ func (n node) refuses(errno string, calls ...string) func() func() {
 		return func() {
 			n.Helper()
 			// strace 6.1 that is asked to end may wait for ever for a thread that ends as it is
-			// detached; the kernel detaches all when strace is killed.
-			n.Must(tracer.Process.Kill())
-			_ = tracer.Wait() // the signal is what it says
+			// detached. If it is killed earlier, a call that it holds fails with ENOSYS.
+			n.Must(tracer.Process.Signal(unix.SIGINT))
+			n.Until("strace to let go of canaryd", n.untraced)
+			_ = tracer.Process.Kill() // it may have ended
+			_ = tracer.Wait()         // the signal is what it says
 			text, err := os.ReadFile("/run/strace")
 			n.Must(err)
 			executes := list != "execve" || n.Programs.With == iptables.Legacy // a direct replay does not
@@ -54,6 +57,19 @@ func (n node) refuses(errno string, calls ...string) func() func() {
 			}
 		}
 	}
+}
+
+// untraced is an error while a thread of canaryd is traced.
+func (n node) untraced() error {
+	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", n.daemon.PID()))
+	n.Must(err)
+	for _, path := range paths {
+		// A thread that ends meanwhile is not traced any more.
+		if text, err := os.ReadFile(path); err == nil && !bytes.Contains(text, []byte("\nTracerPid:\t0\n")) {
+			return fmt.Errorf("%s names a tracer", path)
+		}
+	}
+	return nil
 }
 
 // noFiles leaves canaryd no file descriptor that is not open already.
