@@ -64,7 +64,12 @@ func (s Set) Validate() error {
 // validSetName reports whether a name means the same to ipset and in its restore
 // format. The kernel takes any bytes; such sets are not restored.
 func validSetName(name string) bool {
-	return name != "" && len(name) <= maxSetName && name[0] != '-' && !strings.HasPrefix(name, draftPrefix) &&
+	return plainSetName(name) && !strings.HasPrefix(name, draftPrefix)
+}
+
+// plainSetName reports whether a name means the same to each program that reads it.
+func plainSetName(name string) bool {
+	return name != "" && len(name) <= maxSetName && name[0] != '-' &&
 		!strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c >= 0x7f || strings.ContainsRune(`"'\`, c) })
 }
 
@@ -80,7 +85,7 @@ func (s Set) Lists() []string {
 	return names
 }
 
-// Sets reaches what rules depend on besides chains: ipsets, by executing ipset, and
+// Sets reaches what rules depend on besides chains: ipsets, by executing ipset and by netlink, and
 // nfacct objects, by netlink. Neither belongs to a family or a table. It never
 // changes or deletes what exists. It keeps no state and may be used concurrently.
 type Sets struct {
@@ -91,13 +96,14 @@ type Sets struct {
 // fails and says so.
 func NewSets() *Sets { return &Sets{path: lookUp("ipset")} }
 
-// Names returns the names of all ipsets.
+// Names returns the names of all ipsets. It asks the kernel itself: a name may hold a line break.
 func (s *Sets) Names(ctx context.Context) ([]string, error) {
-	text, err := s.run(ctx, nil, nil, "list", "-n")
-	if err != nil {
+	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return strings.FieldsFunc(string(text), func(c rune) bool { return c == '\n' }), nil
+	var numbers setNumbers
+	names, err := numbers.names()
+	return names, errors.Join(err, numbers.close())
 }
 
 // Save returns those of the named sets that exist, and the sets that are members

@@ -160,7 +160,7 @@ func TestSetsOnTheKernel(t *testing.T) {
 				t.Errorf("%s: the nfacct object is not there: %s", backend, out)
 			}
 		}
-		if _, err := (&Sets{}).Names(ctx); err == nil || !strings.Contains(err.Error(), "not installed") {
+		if _, err := (&Sets{}).Save(ctx, []string{"other"}); err == nil || !strings.Contains(err.Error(), "not installed") {
 			t.Errorf("without the program: %v", err)
 		}
 	})

@@ -40,6 +40,7 @@ type Kernel struct {
 	source   rawSource                   // nil if there is no direct path
 	words    map[rules.Family]*xtLexicon // on legacy, where the kernel may be asked; else nil
 	budgets  map[rules.Family]*budget    // of all families that are open
+	sets     setIndex                    // nil on legacy
 	private  string                      // a folder of our own, for the children's lock file
 	children children                    // that wrote
 	// initialPIDs: process numbers here are those that the kernel names.
@@ -128,6 +129,9 @@ func (k *Kernel) Close() error {
 	}
 	if k.reader != nil {
 		errs = append(errs, k.reader.close())
+	}
+	if numbers, ok := k.sets.(*setNumbers); ok {
+		errs = append(errs, numbers.close())
 	}
 	if k.private != "" {
 		errs = append(errs, os.RemoveAll(k.private))
@@ -249,6 +253,7 @@ func (k *Kernel) openReader() error {
 	if k.info.Backend == NFT {
 		r, err := openNFTReader()
 		if err == nil {
+			k.sets = &setNumbers{}
 			k.reader, k.mirror = r, k.newMirror(r)
 		}
 		return err

@@ -25,8 +25,14 @@ var errNotPortable = errors.New("cannot be written again as the kernel shows it"
 func needsOf(r nft.Rule, family rules.Family) (needs, error) {
 	var n needs
 	var foreign error
+	numbers, names := false, false
 	err := r.Each(func(e nft.Expression) error {
-		if foreign == nil && !portable(e) {
+		switch {
+		case e.Name == setNames:
+			names = true
+		case namesSet(e):
+			numbers = true
+		case foreign == nil && !portable(e):
 			foreign = fmt.Errorf("a rule with expression %q %w", e.Name, errNotPortable)
 		}
 		n.compat.Take(e, family)
@@ -35,6 +41,9 @@ func needsOf(r nft.Rule, family rules.Family) (needs, error) {
 		}
 		return nil
 	})
+	if numbers && !names && foreign == nil {
+		foreign = fmt.Errorf("a rule with an ipset's number %w", errNotPortable)
+	}
 	if err == nil {
 		err = foreign
 	}
@@ -46,7 +55,8 @@ func needsOf(r nft.Rule, family rules.Family) (needs, error) {
 // nft-shared.c), the others are nft's own without a state. Not on it are those that refer to
 // objects outside the rule (lookup, dynset, objref), and those of which the kernel
 // refuses its own words (see repair in pkg/native). Of xt's extensions, those do
-// not that hold an ipset's index (xt_set.h) or a file descriptor (xt_bpf.h).
+// not that hold an ipset's number (xt_set.h; see nameSets) or a program by a file
+// descriptor (xt_bpf.h).
 func portable(e nft.Expression) bool {
 	switch e.Name {
 	case "counter", "cmp", "bitwise", "meta", "payload", "immediate", "limit", "log", "range",
@@ -55,7 +65,7 @@ func portable(e nft.Expression) bool {
 		return true
 	case "match", "target":
 		name := extensionName(e)
-		return name != "set" && name != "SET" && name != "bpf" && name != ""
+		return !namesSet(e) && name != "" && (name != "bpf" || bpfMode(e) >= 0)
 	default:
 		return false
 	}

@@ -34,6 +34,7 @@ type directWriter struct {
 	conn   *nft.Conn
 	source rawSource
 	taught taught // bytes that are right as long as the trial chains stand
+	sets   *usedNumbers
 	batch  *nft.Batch
 	writes bool // the batch has content
 	// written are the chains that the batch touches, added how many rules are new.
@@ -210,7 +211,8 @@ func (p *tablePlan) load(c *chainPlan) error {
 	}
 	var standing []slot
 	err := p.conn.EachRule(p.family, p.table, c.name, func(m nft.RuleMessage) error {
-		standing = append(standing, slot{handle: m.Handle, raw: new(m.Rule.Clone())})
+		raw, _ := nameSets(m.Rule.Clone(), p.sets.name) // without the names it is another rule
+		standing = append(standing, slot{handle: m.Handle, raw: &raw})
 		return nil
 	})
 	c.rules, c.loaded = append(standing, c.rules...), true

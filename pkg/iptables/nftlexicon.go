@@ -25,8 +25,9 @@ type lexicon struct {
 	entries []entry   // by nft.RuleID; 0 is none
 	byText  nft.Index // of rules' numbers
 	seed    maphash.Seed
-	small   int  // how many entries there were when it was last tidied up
-	noBytes bool // opaque rules are not to hold their bytes: nothing would write them
+	small   int      // how many entries there were when it was last tidied up
+	noBytes bool     // opaque rules are not to hold their bytes: nothing would write them
+	sets    setIndex // nil: rules that name ipsets are known by numbers
 }
 
 // An entry is the text of a raw rule, if that is known.
@@ -59,8 +60,13 @@ func (l lexicons) raw(family rules.Family, spec string, room []byte) (nft.Rule, 
 	return l[family].raw(spec, room)
 }
 
-// Intern implements nft.Rulebook.
+// Intern implements nft.Rulebook. A rule that names ipsets is known by their names: while it stands,
+// they are those of the numbers in its bytes. The read counts only if no commit touched its chain
+// until after that.
 func (l *lexicon) Intern(raw nft.Rule) (nft.RuleID, error) {
+	if l.sets != nil && mayHoldNumbers(raw) {
+		raw, _ = nameSets(raw, l.sets.name) // without the names the rule is read all the same
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.intern(raw)
@@ -85,11 +91,10 @@ func (l *lexicon) intern(raw nft.Rule) (nft.RuleID, error) {
 // keep returns the bytes of an opaque rule, and has them shown as this rule from now on, unless
 // their text is known: what is written without a text is to be read back as the same.
 func (l *lexicon) keep(rule rules.Rule) (nft.Rule, bool) {
-	expressions, userdata, ok := rule.Bytes()
+	raw, ok := heldBytes(rule)
 	if !ok {
 		return nft.Rule{}, false
 	}
-	raw := nft.Rule{Expressions: expressions, Userdata: userdata}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	id, err := l.intern(raw)
@@ -226,7 +231,7 @@ func (l *lexicon) opaque(id nft.RuleID, reason string) rules.Rule {
 // without returns the rule of such bytes that has no text, for a reason.
 func (l *lexicon) without(raw nft.Rule, reason string) rules.Rule {
 	if l.noBytes {
-		return rules.IdentityOf(raw.Expressions, raw.Userdata).OpaqueRule(shapeOf(l.family, raw).target, reason)
+		return identityOf(raw).OpaqueRule(shapeOf(l.family, raw).target, reason)
 	}
 	return opaque(l.family, raw, reason)
 }

@@ -29,6 +29,7 @@ func (k *Kernel) newMirror(r nftReader) *mirror {
 	for family, budget := range k.budgets {
 		known[family] = newLexicon(family)
 		known[family].noBytes = k.cfg.Replay == ReplayText
+		known[family].sets = k.sets
 		f := &familyText{family: family, lexicon: known[family], printer: k.printer(), shelf: k.shelf, budget: budget, tables: map[rules.TableName]*tableText{}}
 		f.raw = m.raw.Add(nft.FamilyConfig{
 			Family: family,

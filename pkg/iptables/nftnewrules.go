@@ -123,6 +123,12 @@ func (w *rulesWriter) writeRule(chain, spec string, next uint64) error {
 	if err != nil && !given {
 		return err
 	}
+	if err := pinnedStand(rule); err != nil {
+		return err
+	}
+	if rule, err = numberSets(rule, p.sets.number); err != nil {
+		return err
+	}
 	if err := p.targetStands(need.jump); err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ func (k *Kernel) encodeWith(payload Payload, known taught) *directBatch {
 	if conn == nil {
 		return nil
 	}
-	w := directWriter{conn: conn, source: k.source, taught: known, batch: nft.NewBatch()}
+	w := directWriter{conn: conn, source: k.source, taught: known, batch: nft.NewBatch(), sets: &usedNumbers{index: k.sets}}
 	result := directResult{left: Payload{}, wrote: map[rules.Family][]rules.TableName{}, detour: map[rules.Family]error{}}
 	for _, family := range slices.Sorted(maps.Keys(payload)) {
 		for i := range payload[family] {
@@ -77,6 +77,12 @@ func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32, rid
 		result := b.result
 		result.at = time.Now()
 		return result
+	}
+	if !b.writer.sets.current() {
+		b = k.encodeWith(payload, b.writer.taught)
+		if !b.writer.writes {
+			return b.result
+		}
 	}
 	b.writer.batch.Guard(genid)
 	if err := b.writer.send(rider, func(whole *nft.Batch) error { return k.send(&b.writer, whole) }); err != nil {

@@ -48,6 +48,8 @@ func shapeOf(family rules.Family, r nft.Rule) ruleShape {
 			s.target = s.verdict(e.Data)
 		case "target", "match":
 			s.extension(e)
+		case setNames:
+			s.takeSets(namesOf(e))
 		}
 		return nil
 	})
@@ -58,6 +60,20 @@ func shapeOf(family rules.Family, r nft.Rule) ruleShape {
 		s.unread()
 	}
 	return s
+}
+
+// takeSets notes the names of ipsets; "" stands where a target names none.
+func (s *ruleShape) takeSets(names []string) {
+	s.named = true
+	for _, name := range names {
+		if name == "" {
+			continue
+		}
+		s.ipsets = append(s.ipsets, name)
+		if reason := oddSetName(name); reason != "" && s.odd == "" {
+			s.odd = reason
+		}
+	}
 }
 
 // interfaceKey reports whether a key of a meta expression is that of an interface's name.
@@ -229,7 +245,10 @@ func matchName(name string) string {
 func opaque(family rules.Family, r nft.Rule, reason string) rules.Rule {
 	target := shapeOf(family, r).target
 	if _, err := needsOf(r, family); err != nil {
-		return rules.IdentityOf(r.Expressions, r.Userdata).OpaqueRule(target, reason+"; a rule with such an expression "+errNotPortable.Error())
+		return identityOf(r).OpaqueRule(target, reason+"; a rule with such an expression "+errNotPortable.Error())
+	}
+	if bare, names, has := withoutNames(r); has {
+		return rules.OpaqueSets(bare.Expressions, bare.Userdata, names, target, reason)
 	}
 	return rules.OpaqueBytes(r.Expressions, r.Userdata, target, reason)
 }

@@ -276,6 +276,9 @@ func (s *genidSession) writeDirectly(batch *directBatch, due Payload, genid uint
 func (s *genidSession) writeRest(ctx context.Context, family rules.Family, scripts []Script, detour error, begun bool) Written {
 	if err := Scripts(scripts).checkText("nf_tables"); err != nil {
 		err.Stderr = oneLine([]error{detour, errors.New(err.Stderr)}).Error()
+		if errors.Is(detour, ErrNoSet) {
+			err.Reason = ReasonMissingSet
+		}
 		return Written{Err: err}
 	}
 	before, err := s.guard(ctx, family)

@@ -21,6 +21,8 @@ type ruleShape struct {
 	target   string     // empty for none, or if the bytes do not say
 	noTarget bool       // it is certain that there is none
 	comments []string
+	ipsets   []string // names of ipsets in their order, if named: without the names they are not known
+	named    bool
 	// odd says why the rule has no text that may be written back, whatever iptables prints.
 	odd string
 	// identity names the rule if it is opaque; of nft's rules it is taken from their bytes.
@@ -63,6 +65,8 @@ func (s *ruleShape) agrees(rule rules.Rule) error {
 		return fmt.Errorf("%w: its interfaces are %q and %q, not %q and %q", errPair, printed.in, printed.out, s.in, s.out)
 	case len(s.comments) > 0 && !slices.Equal(printed.comments, s.comments):
 		return fmt.Errorf("%w: its comments are %q, not %q", errPair, printed.comments, s.comments)
+	case s.named && !slices.Equal(rule.Needs().Sets, s.ipsets):
+		return fmt.Errorf("%w: its ipsets are %q, not %q", errPair, rule.Needs().Sets, s.ipsets)
 	case !s.hasMatches(printed.matches):
 		return fmt.Errorf("%w: its matches are %q, not %q", errPair, printed.matches, s.matches)
 	}

@@ -289,9 +289,9 @@ func (c *xtContent) join() (info xtInfo, data []byte, was []int, err error) {
 
 // newPiece returns the piece of an opaque rule; false if its bytes make none.
 func newPiece(family rules.Family, rule rules.Rule) (xtPiece, bool) {
-	entry, goal, ok := rule.Bytes()
+	entry, goal, sets, ok := rule.Bytes()
 	layout := xtLayoutOf(family)
-	if !ok || len(entry) < layout.size+xtExtDataAt {
+	if !ok || sets != nil || len(entry) < layout.size+xtExtDataAt {
 		return xtPiece{}, false
 	}
 	piece := xtPiece{bytes: bytes.Clone(entry), was: -1}

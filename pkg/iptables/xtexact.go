@@ -151,7 +151,7 @@ func (l *xtLexicon) keyOf(family rules.Family, rule rules.Rule) (xtKey, bool) {
 	if !ok {
 		return xtKey{}, false
 	}
-	entry, goal, _ := rule.Bytes()
+	entry, goal, _, _ := rule.Bytes()
 	to := string(goal)
 	if piece.goal != "" {
 		to = toChain(to)

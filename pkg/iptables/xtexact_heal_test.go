@@ -52,7 +52,7 @@ func TestBytesThatAreRefusedCostThemselves(t *testing.T) {
 		section := selector.Protection().Extract(read()[rules.Filter], canary.IsMark)
 		at := slices.IndexFunc(section.Chains, func(c rules.Chain) bool { return c.Name == "P-MINE" })
 		mine := slices.Clone(section.Chains[at].Rules)
-		entry, goal, ok := mine[2].Bytes()
+		entry, goal, _, ok := mine[2].Bytes()
 		if !ok || !mine[1].HasBytes() {
 			t.Fatalf("these have no bytes: %v", mine)
 		}

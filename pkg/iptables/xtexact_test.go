@@ -242,7 +242,7 @@ func lineBreak(t *testing.T, k *Kernel, family rules.Family) (odd, plain rules.R
 func TestLegacyBytesThatAreRefusedChangeNothing(t *testing.T) {
 	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		odd, plain := lineBreak(t, k, family)
-		entry, goal, _ := odd.Bytes()
+		entry, goal, _, _ := odd.Bytes()
 		at := xtLayoutOf(family)
 		lines := savedLines(t, family)
 		for name, spoil := range map[string]func([]byte){

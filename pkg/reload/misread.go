@@ -15,11 +15,20 @@ import (
 // some rules in the words of another rule.
 var errMisread = errors.New("iptables-restore makes another rule of its text")
 
+// errOtherSet is the reason of a rule that the kernel took with another ipset than it names: a set was
+// destroyed and made again between the look-up of its number and the commit, each time that the rule
+// was written.
+var errOtherSet = errors.New("its ipset is made again all the time, and the kernel took the rule with another one")
+
+// otherSetTries is how often a run writes a rule that the kernel took with another ipset.
+const otherSetTries = 3
+
 // misread is what a write left in a table otherwise than planned, while no other process wrote. It
 // is canaryd's own fault, so it is never learned.
 type misread struct {
 	chains map[string][]rules.Rule // chains of the plan, as the proof saw them
 	strays map[string][]rules.Rule // rules that the write added to chains of which others own a part
+	jumps  []rules.Jump            // of the plan, for which strays with another ipset stand
 }
 
 func (m misread) empty() bool { return len(m.chains)+len(m.strays) == 0 }
@@ -38,6 +47,11 @@ func (m misread) standing(t *rules.Table) misread {
 			left.strays[name] = there
 		}
 	}
+	for _, h := range m.jumps {
+		if len(left.strays[h.Chain]) > 0 {
+			left.jumps = append(left.jumps, h)
+		}
+	}
 	return left
 }
 
@@ -47,6 +61,11 @@ func (m misread) judge(finding canary.Finding) canary.Finding {
 		return finding
 	}
 	finding.Emptied = union(finding.Emptied, slices.Collect(maps.Keys(m.chains)))
+	for _, h := range m.jumps {
+		if !slices.ContainsFunc(finding.Jumps, func(o rules.Jump) bool { return o.Chain == h.Chain && o.Rule == h.Rule }) {
+			finding.Jumps = append(slices.Clip(finding.Jumps), h)
+		}
+	}
 	if !finding.Verdict.Loss() {
 		finding.Verdict = canary.Emptied
 	}
@@ -101,6 +120,13 @@ func (p tablePlan) misreadBy(after *rules.Table, claimed func(chain string) bool
 			left.strays[name] = strays
 		}
 	}
+	for _, h := range p.jumps {
+		if slices.Contains(bad, h.Rule) && p.tookOtherSet(h.Rule, left) {
+			left.jumps = append(left.jumps, h)
+		}
+	}
+	// A second write may leave what the first one left.
+	changed = changed || slices.ContainsFunc(bad, func(r rules.Rule) bool { return p.tookOtherSet(r, left) })
 	if !changed || len(bad) == 0 {
 		return misread{}, nil
 	}
@@ -119,7 +145,11 @@ func (t *familyRun) noteMisread(plans []tablePlan) (found bool) {
 		for _, r := range tr.misreadRules {
 			_, known := list[r.Spec]
 			found = found || !known
-			list[r.Spec] = errMisread.Error()
+			if !plan.tookOtherSet(r, tr.misread) {
+				list[r.Spec] = errMisread.Error()
+			} else if !t.triesAgain(plan.table, r) {
+				list[r.Spec] = errOtherSet.Error()
+			}
 		}
 		t.memory.misread = tableid.With(t.memory.misread, t.family.Table(plan.table), tr.misread)
 		if t.earlier == nil {
@@ -128,6 +158,43 @@ func (t *familyRun) noteMisread(plans []tablePlan) (found bool) {
 		t.earlier[plan.table] = tr.after(t.earlier[plan.table])
 	}
 	return found
+}
+
+// tookOtherSet reports whether the kernel took a rule of the plan with another ipset than it names:
+// a rule stands that the plan does not have, and that differs in its ipsets.
+func (p tablePlan) tookOtherSet(r rules.Rule, left misread) bool {
+	sets := r.Needs().Sets
+	if len(sets) == 0 {
+		return false
+	}
+	isOther := func(s rules.Rule) bool {
+		others := s.Needs().Sets
+		return s.Target == r.Target && len(others) == len(sets) && !slices.Equal(others, sets)
+	}
+	for _, c := range p.wrote {
+		if slices.ContainsFunc(rules.OnlyIn(left.chains[c.Name], c.Rules), isOther) {
+			return true
+		}
+	}
+	for _, list := range left.strays {
+		if slices.ContainsFunc(list, isOther) {
+			return true
+		}
+	}
+	return false
+}
+
+// triesAgain reports whether a run is to write a rule once more that the kernel took with another
+// ipset: that says nothing of the rule. The same write removes the rule that stands instead.
+func (t *familyRun) triesAgain(table rules.TableName, r rules.Rule) bool {
+	if t.otherSet == nil {
+		t.otherSet = map[rules.TableName]map[string]int{}
+	}
+	if t.otherSet[table] == nil {
+		t.otherSet[table] = map[string]int{}
+	}
+	t.otherSet[table][r.Spec]++
+	return t.otherSet[table][r.Spec] < otherSetTries
 }
 
 // noteMisreadIn takes the rules that a trial found misread out of what this run writes.

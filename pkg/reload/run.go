@@ -51,7 +51,9 @@ type familyRun struct {
 	// misread are the rules to leave out because this run wrote another rule from their text, with
 	// the reason. earlier is what the writes found and did that showed it.
 	misread map[rules.TableName]map[string]string
-	earlier map[rules.TableName]TableResult
+	// otherSet is how often this run wrote a rule that the kernel took with another ipset.
+	otherSet map[rules.TableName]map[string]int
+	earlier  map[rules.TableName]TableResult
 	// skipped are the tables that this run writes no more, with the reason; others are written
 	// without them. tableRefusal is a refusal whose table the next read shows.
 	skipped      map[rules.TableName]skippedTable

@@ -10,7 +10,7 @@ import (
 // FuzzStored: whatever stands in the files of the state folder, a generation that is loaded has
 // the content that its name says, and everything else is an error.
 func FuzzStored(f *testing.F) {
-	f.Add([]byte(`{"format":6,"identity":{"bootID":"boot-1","netns":"4026531840","backend":"nft","iptables":"1.8.9"},"id":"0123456789ab"}`))
+	f.Add([]byte(`{"format":7,"identity":{"bootID":"boot-1","netns":"4026531840","backend":"nft","iptables":"1.8.9"},"id":"0123456789ab"}`))
 	f.Add([]byte(`{"format":0}`))
 	f.Add([]byte(`{"format":1,"confirmed":"2026-11-20T10:00:00Z","id":"e3b0c44298fc","captured":"2026-11-20T10:00:00Z","rules":0,"chains":0,"generation":{}}`))
 	f.Add([]byte(`{"generation":{"ipv4":{"nat":{"Chains":[{"Name":"KUBE-SVC-A","Rules":[{"Spec":"-j RETURN"}]}]}}}}`))

@@ -106,7 +106,7 @@ func TestADifferenceThatWasTamperedWith(t *testing.T) {
 			return s[:strings.Index(s, `"base"`)] + s[strings.Index(s, `"difference"`):]
 		}), "corrupt"},
 		{"a whole one, too", replace(`"difference":`, `"generation":{"ipv4":{}},"difference":`), "corrupt"},
-		{"of a format that had no base", replace(`"format":6`, `"format":3`), "corrupt"},
+		{"of a format that had no base", replace(`"format":7`, `"format":3`), "corrupt"},
 		{"a field of another program's", replace(`{"name":"KUBE`, `{"x":1,"name":"KUBE`), "corrupt"},
 		{"a base elsewhere", replace(`"base":"`, `"base":"../../../etc/`), "is not the name of a base"},
 		{"a run of three numbers", replace(`"chains":[[0,`, `"chains":[[0,1,`), "corrupt"},
@@ -183,23 +183,23 @@ func TestWhatRestsOnNothingIsNotOffered(t *testing.T) {
 // TestFormatsOfDifferences: what is of a later canaryd is refused for that, in either file.
 // That of the state keeps an older canaryd, which reads formats up to 3, from all of them.
 func TestFormatsOfDifferences(t *testing.T) {
-	newer := func(s string) string { return strings.Replace(s, `{"format":6`, `{"format":7,"more":1`, 1) }
+	newer := func(s string) string { return strings.Replace(s, `{"format":7`, `{"format":8,"more":1`, 1) }
 	for name, change := range map[string]func(t *testing.T, s *Store, id string){
 		"the generation": func(t *testing.T, s *Store, id string) {
 			must(t, os.WriteFile(s.path(id), []byte(newer(string(must1(os.ReadFile(s.path(id)))))), 0o600))
 		},
 		"the base": func(t *testing.T, s *Store, id string) {
-			s.rebase(t, id, strings.Replace(string(must1(os.ReadFile(s.basePath(s.bases(t)[0])))), `{"format":6`, `{"format":7`, 1))
+			s.rebase(t, id, strings.Replace(string(must1(os.ReadFile(s.basePath(s.bases(t)[0])))), `{"format":7`, `{"format":8`, 1))
 		},
 	} {
 		s, _, second := rested(t, t.TempDir())
 		for _, path := range []string{s.path(second.ID()), s.statePath(), s.basePath(s.bases(t)[0])} {
-			if text := must1(os.ReadFile(path)); !strings.HasPrefix(string(text), `{"format":6`) {
+			if text := must1(os.ReadFile(path)); !strings.HasPrefix(string(text), `{"format":7`) {
 				t.Errorf("%s begins with %.20s", path, text)
 			}
 		}
 		change(t, s, second.ID())
-		if _, err := openStore(t, s.dir, here).Load(second.ID()); !errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "format 7, here 6") {
+		if _, err := openStore(t, s.dir, here).Load(second.ID()); !errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "format 8, here 7") {
 			t.Errorf("%s: error is %v, want ErrNewer with both formats", name, err)
 		}
 	}
@@ -471,7 +471,7 @@ func TestFullDiskKeepsTheOldState(t *testing.T) {
 // the content that its name says.
 func FuzzDifference(f *testing.F) {
 	const id = "0123456789ab"
-	head := `{"format":6,"identity":{"bootID":"boot-1","netns":"4026531840","backend":"nft","iptables":"1.8.9"},"id":"` + id + `","base":"BASE","difference":`
+	head := `{"format":7,"identity":{"bootID":"boot-1","netns":"4026531840","backend":"nft","iptables":"1.8.9"},"id":"` + id + `","base":"BASE","difference":`
 	base := "{\"format\":4}\n{\"family\":\"ipv4\",\"table\":\"nat\"}\n{\"name\":\"KUBE-SVC-A\",\"rules\":[\"-j RETURN\",\"-s 10.0.0.1/32 -j RETURN\"]}\n{\"name\":\"KUBE-SVC-B\"}\n"
 	for _, difference := range []string{
 		`{"ipv4":{"nat":{"chains":[[0,2]]}}}`,

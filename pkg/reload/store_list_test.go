@@ -49,7 +49,7 @@ func TestListSaysWhatIsInside(t *testing.T) {
 	before := s.saveAt(t, 3, Stored{Generation: full(t, 5), Source: "snapshot"})
 	text, err = os.ReadFile(s.path(before))
 	must(t, err)
-	must(t, os.WriteFile(s.path(before), []byte(strings.Replace(string(text), `"format":6`, `"format":2`, 1)), 0o600))
+	must(t, os.WriteFile(s.path(before), []byte(strings.Replace(string(text), `"format":7`, `"format":2`, 1)), 0o600))
 	at := noon.Add(3 * time.Minute)
 	must(t, os.Chtimes(s.path(before), at, at))
 

@@ -173,11 +173,12 @@ func TestFormats(t *testing.T) {
 		refused bool
 	}{
 		{"as written", func(s string) string { return s }, false},
-		{"of the canaryd before", func(s string) string { return strings.Replace(unsummed(s), `"format":6,`, "", 1) }, false},
-		{"of the one with a format", func(s string) string { return strings.Replace(unsummed(s), `"format":6,`, `"format":1,`, 1) }, false},
-		{"of the one with a quarantine", func(s string) string { return strings.Replace(unsummed(s), `"format":6,`, `"format":2,`, 1) }, false},
-		{"of the one with counts", func(s string) string { return strings.Replace(unsummed(s), `"format":6,`, `"format":3,`, 1) }, false},
-		{"of the next one", func(s string) string { return strings.Replace(s, `"format":6,`, `"format":7,"more":{"x":[1]},`, 1) }, true},
+		{"of the canaryd before", func(s string) string { return strings.Replace(unsummed(s), `"format":7,`, "", 1) }, false},
+		{"of the one with a format", func(s string) string { return strings.Replace(unsummed(s), `"format":7,`, `"format":1,`, 1) }, false},
+		{"of the one with a quarantine", func(s string) string { return strings.Replace(unsummed(s), `"format":7,`, `"format":2,`, 1) }, false},
+		{"of the one with counts", func(s string) string { return strings.Replace(unsummed(s), `"format":7,`, `"format":3,`, 1) }, false},
+		{"of the one without names of ipsets", func(s string) string { return strings.Replace(unsummed(s), `"format":7,`, `"format":6,`, 1) }, false},
+		{"of the next one", func(s string) string { return strings.Replace(s, `"format":7,`, `"format":8,"more":{"x":[1]},`, 1) }, true},
 	} {
 		for _, file := range []string{"state.json", "generations/" + generation(t, 1).ID() + ".json"} {
 			t.Run(test.name+" "+filepath.Base(file), func(t *testing.T) {
@@ -187,7 +188,7 @@ func TestFormats(t *testing.T) {
 				must(t, s.SaveState(testState()))
 				text, err := os.ReadFile(filepath.Join(dir, file))
 				must(t, err)
-				if !strings.HasPrefix(string(text), `{"format":6,`) {
+				if !strings.HasPrefix(string(text), `{"format":7,`) {
 					t.Fatalf("%s begins with %.20s", file, text)
 				}
 				must(t, os.WriteFile(filepath.Join(dir, file), []byte(test.damage(string(text))), 0o600))
@@ -195,7 +196,7 @@ func TestFormats(t *testing.T) {
 				switch {
 				case !test.refused && err != nil:
 					t.Error(err)
-				case test.refused && (!errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "format 7, here 6")):
+				case test.refused && (!errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "format 8, here 7")):
 					t.Errorf("error is %v, want ErrNewer with both formats", err)
 				}
 			})

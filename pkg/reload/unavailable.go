@@ -156,7 +156,8 @@ func (t *tableTask) admit(chain string, r rules.Rule) (writable rules.Rule, weak
 		return quarantine(QuarantinedRule{Reason: fmt.Sprintf("chain %s is missing", r.Target), MissingChain: r.Target})
 	}
 	if reason, misread := t.unavailable.misread[r.Spec]; misread {
-		return quarantine(QuarantinedRule{Reason: reason, Misread: true})
+		otherSet := reason == errOtherSet.Error() // Readmit tries it again
+		return quarantine(QuarantinedRule{Reason: reason, Misread: !otherSet, Refused: otherSet})
 	}
 	if reason, refused := t.unavailable.refused[r.Spec]; refused {
 		return quarantine(QuarantinedRule{Reason: reason, Refused: true})

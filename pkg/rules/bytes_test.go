@@ -26,8 +26,8 @@ func TestAnOpaqueRuleHoldsItsBytes(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			rule := OpaqueBytes(tt.expressions, tt.userdata, "KUBE-SERVICES", "it says = and to X: y")
-			expressions, userdata, ok := rule.Bytes()
-			if !ok || !bytes.Equal(expressions, tt.expressions) || !bytes.Equal(userdata, tt.userdata) || (userdata == nil) != (tt.userdata == nil) {
+			expressions, userdata, sets, ok := rule.Bytes()
+			if !ok || sets != nil || !bytes.Equal(expressions, tt.expressions) || !bytes.Equal(userdata, tt.userdata) || (userdata == nil) != (tt.userdata == nil) {
 				t.Errorf("%q holds %x and %x, %t", rule.Spec, expressions, userdata, ok)
 			}
 			again, err := ParseRule(rule.Spec)
@@ -70,8 +70,44 @@ func TestOtherBytesThanTheDigestNamesAreRefused(t *testing.T) {
 		if got, err := ParseRule(spec); err == nil {
 			t.Errorf("%.80q is taken for %.80q", spec, got.Spec)
 		}
-		if _, _, ok := (Rule{Spec: spec}).Bytes(); ok {
+		if _, _, _, ok := (Rule{Spec: spec}).Bytes(); ok {
 			t.Errorf("%.80q has bytes", spec)
+		}
+	}
+}
+
+// An opaque rule that names ipsets has their names beside its bytes, whatever they are made of. It
+// depends on them, and with other names it is another rule.
+func TestAnOpaqueRuleHasTheNamesOfItsIpsets(t *testing.T) {
+	names := []string{"a b", "", "c\nd to X: @=", `"`, strings.Repeat("x", 31)}
+	rule := OpaqueSets([]byte("abc"), nil, names, "DROP", "odd")
+	_, _, sets, ok := rule.Bytes()
+	if diff := cmp.Diff(names, sets); !ok || diff != "" {
+		t.Errorf("%q: ok %t (-want +got):\n%s", rule.Spec, ok, diff)
+	}
+	again, err := ParseRule(rule.Spec)
+	if err != nil || again != rule || again.Target != "DROP" || !again.HasBytes() {
+		t.Errorf("read again it is %+v, %v", again, err)
+	}
+	if diff := cmp.Diff([]string{"a b", "c\nd to X: @=", `"`, strings.Repeat("x", 31)}, rule.Needs().Sets); diff != "" {
+		t.Errorf("it depends on (-want +got):\n%s", diff)
+	}
+	if label := rule.Label(); strings.ContainsAny(label, "@=") || !strings.HasSuffix(label, " to DROP: odd") {
+		t.Errorf("the label is %q", label)
+	}
+	for _, other := range []Rule{
+		OpaqueSets([]byte("abc"), nil, []string{"a b", "", "c", `"`, "x"}, "DROP", "odd"),
+		OpaqueSets([]byte("abc"), nil, names[:1], "DROP", "odd"), OpaqueBytes([]byte("abc"), nil, "DROP", "odd"),
+	} {
+		if rule.Equal(other) {
+			t.Errorf("it is equal to %q", other.Spec)
+		}
+	}
+	before, after, _ := strings.Cut(rule.Spec, "@")
+	_, after, _ = strings.Cut(after, " ")
+	for _, text := range []string{"", "!", "YQ", "AAAA" + strings.Repeat("YWFh", 30000) + "AA"} {
+		if got, err := ParseRule(before + "@" + text + " " + after); err == nil {
+			t.Errorf("the names %.20q are taken: %.80q", text, got.Spec)
 		}
 	}
 }

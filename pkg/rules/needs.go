@@ -19,14 +19,18 @@ var setOptions = []string{"--match-set", "--add-set", "--del-set", "--map-set"}
 const accountOption = "--nfacct-name"
 
 // Needs returns the objects that the rule depends on. It splits the text only of rules that may
-// name one.
+// name one. An opaque rule has the names of its ipsets beside its bytes.
 func (r Rule) Needs() Needs {
 	var n Needs
+	if strings.HasPrefix(r.Spec, opaqueStart) {
+		n.Sets = r.setNames()
+		return n
+	}
 	if !strings.Contains(r.Spec, "set ") && !strings.Contains(r.Spec, accountOption) {
 		return n
 	}
 	words, err := Split(r.Spec)
-	if _, opaque := r.Opaque(); opaque || err != nil {
+	if err != nil {
 		return n
 	}
 	for i := 0; i+1 < len(words); i++ {

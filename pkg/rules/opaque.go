@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -20,8 +21,12 @@ import (
 // rule out and says why.
 const opaqueStart = "# rule "
 
-// bytesStart begins, behind the digest, the bytes of an opaque rule.
-const bytesStart = "="
+// bytesStart begins, behind the digest, the bytes of an opaque rule, and setsStart, behind the
+// bytes, the names of its ipsets.
+const (
+	bytesStart = "="
+	setsStart  = "@"
+)
 
 // MaxSpec is the longest text of a rule that iptables-restore reads. It cuts lines at 10,239
 // characters (buffer in iptables-restore.c, 1.8.9), of which "-A CHAIN " and the end of the line
@@ -54,6 +59,28 @@ func (id Identity) OpaqueRule(target, reason string) Rule { return id.opaqueRule
 // the user data, nil if the rule has none. See the function OpaqueRule.
 func OpaqueBytes(expressions, userdata []byte, target, reason string) Rule {
 	return IdentityOf(expressions, userdata).opaqueRule(bytesStart+packBytes(expressions, userdata), target, reason)
+}
+
+// OpaqueSets is OpaqueBytes of a rule that names ipsets: its bytes have none of their numbers, which
+// the kernel gives to another set tomorrow, and sets are their names in the order of the numbers'
+// places. A place of no set has the name "".
+func OpaqueSets(expressions, userdata []byte, sets []string, target, reason string) Rule {
+	bytes := bytesStart + packBytes(expressions, userdata) + setsStart + base64.RawStdEncoding.EncodeToString(joinSets(sets))
+	return IdentityOfSets(expressions, userdata, sets).opaqueRule(bytes, target, reason)
+}
+
+// IdentityOfSets is IdentityOf for a rule that names ipsets.
+func IdentityOfSets(expressions, userdata []byte, sets []string) Identity {
+	return IdentityOf(expressions, userdata, []byte(setsStart), joinSets(sets))
+}
+
+// joinSets returns names with a NUL behind each. A name has none: the kernel ends it there.
+func joinSets(sets []string) []byte {
+	var all []byte
+	for _, name := range sets {
+		all = append(append(all, name...), 0)
+	}
+	return all
 }
 
 func (id Identity) opaqueRule(bytes, target, reason string) Rule {
@@ -107,37 +134,69 @@ func (r Rule) Label() string {
 	return r.Spec[:at]
 }
 
-// Bytes returns the bytes of an opaque rule as OpaqueBytes took them; false if the rule has none,
-// or if they are not those that its digest names.
-func (r Rule) Bytes() (expressions, userdata []byte, ok bool) {
-	packed, digest, has := r.packed()
-	if !has {
-		return nil, nil, false
+// Bytes returns the bytes of an opaque rule as OpaqueBytes or OpaqueSets took them; false if the
+// rule has none, or if they are not those that its digest names. sets is nil without ipsets.
+func (r Rule) Bytes() (expressions, userdata []byte, sets []string, ok bool) {
+	packed, names, digest := r.packed()
+	if packed == nil {
+		return nil, nil, nil, false
 	}
-	expressions, userdata, ok = unpackBytes(packed)
-	if id := IdentityOf(expressions, userdata); !ok || fmt.Sprintf("%x", id[:]) != digest {
-		return nil, nil, false
+	expressions, userdata, ok = unpackBytes(*packed)
+	id := IdentityOf(expressions, userdata)
+	if ok && names != nil {
+		sets, ok = splitSets(*names)
+		id = IdentityOfSets(expressions, userdata, sets)
 	}
-	return expressions, userdata, true
+	if !ok || fmt.Sprintf("%x", id[:]) != digest {
+		return nil, nil, nil, false
+	}
+	return expressions, userdata, sets, true
 }
 
 // HasBytes reports whether the rule is opaque and holds its bytes: where the kernel takes bytes, it
 // can be written all the same.
 func (r Rule) HasBytes() bool {
-	_, _, has := r.packed()
-	return has
+	packed, _, _ := r.packed()
+	return packed != nil
 }
 
-// packed returns the packed bytes of an opaque rule that has some, and its digest.
-func (r Rule) packed() (packed, digest string, has bool) {
+// setNames returns the names of the ipsets that an opaque rule has beside its bytes.
+func (r Rule) setNames() []string {
+	_, names, _ := r.packed()
+	if names == nil {
+		return nil
+	}
+	sets, _ := splitSets(*names)
+	return slices.DeleteFunc(sets, func(name string) bool { return name == "" })
+}
+
+// packed returns the packed bytes of an opaque rule and the names of its ipsets, nil for what it
+// does not have, and its digest.
+func (r Rule) packed() (packed, names *string, digest string) {
 	digest, opaque := r.IdentityText()
 	if !opaque {
-		return "", "", false
+		return nil, nil, ""
 	}
 	head, _, _ := strings.Cut(r.Spec[len(opaqueStart)+len(digest):], ": ")
 	head, _, _ = strings.Cut(head, " ")
-	packed, has = strings.CutPrefix(head, bytesStart)
-	return packed, digest, has
+	text, has := strings.CutPrefix(head, bytesStart)
+	if !has {
+		return nil, nil, digest
+	}
+	text, list, named := strings.Cut(text, setsStart)
+	if named {
+		names = &list
+	}
+	return &text, names, digest
+}
+
+// splitSets reads what joinSets wrote, as base64.
+func splitSets(text string) (sets []string, ok bool) {
+	joined, err := base64.RawStdEncoding.DecodeString(text)
+	if err != nil || len(joined) == 0 || len(joined) > maxBytes || joined[len(joined)-1] != 0 {
+		return nil, false
+	}
+	return strings.Split(string(joined[:len(joined)-1]), "\x00"), true
 }
 
 // maxBytes bounds the bytes of a rule. An attribute of netlink, which holds the expressions, and an

@@ -281,8 +281,8 @@ func (p *parser) rule(text string) (reason string) {
 func ParseRule(spec string) (Rule, error) {
 	if strings.HasPrefix(spec, opaqueStart) {
 		rule := parseOpaque(spec)
-		if _, _, has := rule.packed(); has {
-			if _, _, ok := rule.Bytes(); !ok {
+		if rule.HasBytes() {
+			if _, _, _, ok := rule.Bytes(); !ok {
 				return Rule{}, &ParseError{Text: rule.Label(), Reason: "names bytes that are not those of its digest"}
 			}
 		}

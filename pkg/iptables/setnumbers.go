@@ -1,0 +1,193 @@
+package iptables
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// A setIndex translates between names of ipsets and the numbers that the kernel gives them. The
+// errors wrap ErrNoSet if there is no such set. It may be used concurrently.
+type setIndex interface {
+	name(number uint16) (string, error)
+	number(name string) (uint16, error)
+}
+
+// Words of ipset's protocol (linux/netfilter/ipset/ip_set.h). Version 7 and the questions for names
+// and numbers exist since Linux 4.20. Before, rules that name ipsets have no bytes.
+const (
+	setSubsystem    = 6 << 8 // NFNL_SUBSYS_IPSET
+	setList         = 7      // IPSET_CMD_LIST
+	setGetByName    = 14     // IPSET_CMD_GET_BYNAME
+	setGetByIndex   = 15     // IPSET_CMD_GET_BYINDEX
+	setAttrProtocol = 1      // IPSET_ATTR_PROTOCOL
+	setAttrName     = 2      // IPSET_ATTR_SETNAME
+	setAttrFlags    = 6      // IPSET_ATTR_FLAGS
+	setAttrIndex    = 11     // IPSET_ATTR_INDEX
+	setProtocol     = 7      // IPSET_PROTOCOL
+	setListNames    = 1 << 1 // IPSET_FLAG_LIST_SETNAME
+	// noSetNumber is IPSET_INVALID_ID: a target SET has it where it names no set.
+	noSetNumber = 0xffff
+	// setPatience is how long an answer may take: a command of another process holds up all others.
+	setPatience = 10 * time.Second
+)
+
+// setNumbers asks the kernel. The zero value opens its socket with the first question.
+type setNumbers struct {
+	mu   sync.Mutex
+	conn *netlink.Conn
+}
+
+var errSetAnswer = errors.New("ipset's answer cannot be read")
+
+// name returns the name of the set of that number.
+func (s *setNumbers) name(number uint16) (string, error) {
+	value, err := s.ask(setGetByIndex, setAttrIndex|unix.NLA_F_NET_BYTEORDER, binary.BigEndian.AppendUint16(nil, number), setAttrName)
+	if err != nil {
+		return "", fmt.Errorf("asking for ipset number %d: %w", number, err)
+	}
+	name := nft.String(value)
+	if name == "" || len(name) > maxSetName {
+		return "", fmt.Errorf("asking for ipset number %d: %w", number, errSetAnswer)
+	}
+	return name, nil
+}
+
+// number returns the number of the set of that name.
+func (s *setNumbers) number(name string) (uint16, error) {
+	if name == "" || len(name) > maxSetName {
+		return 0, fmt.Errorf("%w: no ipset can have the name %q", ErrNoSet, name)
+	}
+	value, err := s.ask(setGetByName, setAttrName, append([]byte(name), 0), setAttrIndex)
+	if err == nil && (len(value) != 2 || binary.BigEndian.Uint16(value) == noSetNumber) {
+		err = errSetAnswer
+	}
+	if err != nil {
+		return 0, fmt.Errorf("asking for ipset %q: %w", name, err)
+	}
+	return binary.BigEndian.Uint16(value), nil
+}
+
+// names returns the names of all sets.
+func (s *setNumbers) names() ([]string, error) {
+	flags := nft.AppendAttr(setRequest(), setAttrFlags|unix.NLA_F_NET_BYTEORDER, binary.BigEndian.AppendUint32(nil, setListNames), 0)
+	answers, err := s.execute(setList, netlink.Request|netlink.Dump, flags)
+	if err != nil {
+		return nil, fmt.Errorf("listing the ipsets: %w", err)
+	}
+	var names []string
+	for _, m := range answers {
+		if name := nft.String(nft.AttrPath(m.Data[min(nfgenmsg, len(m.Data)):], setAttrName)); name != "" {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// ask asks one question and returns an attribute of the answer.
+func (s *setNumbers) ask(command int, attr uint16, value []byte, wanted uint16) ([]byte, error) {
+	// The kernel acknowledges only what it is asked to, and an error always.
+	answers, err := s.execute(command, netlink.Request, nft.AppendAttr(setRequest(), attr, value, 0))
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil, ErrNoSet
+	case err != nil:
+		return nil, err
+	case len(answers) != 1 || len(answers[0].Data) < nfgenmsg:
+		return nil, errSetAnswer
+	}
+	return nft.AttrPath(answers[0].Data[nfgenmsg:], wanted), nil
+}
+
+// setRequest returns the beginning of each question: struct nfgenmsg and the protocol.
+func setRequest() []byte {
+	return nft.AppendAttr([]byte{unix.AF_INET, 0, 0, 0}, setAttrProtocol, []byte{setProtocol}, 0)
+}
+
+func (s *setNumbers) execute(command int, flags netlink.HeaderFlags, data []byte) (answers []netlink.Message, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conn == nil {
+		if s.conn, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err != nil {
+			return nil, err
+		}
+	}
+	if err = s.conn.SetDeadline(time.Now().Add(setPatience)); err == nil {
+		answers, err = s.conn.Execute(netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(setSubsystem | command), Flags: flags}, Data: data})
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		// An answer may still come, and is not one to the next question.
+		_ = s.conn.Close()
+		s.conn = nil
+	}
+	return answers, err
+}
+
+func (s *setNumbers) close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conn == nil {
+		return nil
+	}
+	err := s.conn.Close()
+	s.conn = nil
+	return err
+}
+
+// usedNumbers are the numbers of the sets that a batch names.
+type usedNumbers struct {
+	index setIndex
+	mu    sync.Mutex
+	used  map[string]uint16
+}
+
+// name returns the name of the set of that number.
+func (u *usedNumbers) name(number uint16) (string, error) {
+	if u == nil || u.index == nil {
+		return "", errNotPortable
+	}
+	return u.index.name(number)
+}
+
+// number returns the number of a set, asked for once.
+func (u *usedNumbers) number(name string) (uint16, error) {
+	if u == nil || u.index == nil {
+		return 0, fmt.Errorf("ipset %q %w", name, errNotPortable)
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if n, known := u.used[name]; known {
+		return n, nil
+	}
+	n, err := u.index.number(name)
+	if err == nil {
+		if u.used == nil {
+			u.used = map[string]uint16{}
+		}
+		u.used[name] = n
+	}
+	return n, err
+}
+
+// current reports whether all sets have the numbers that were used. A batch may wait for a flusher
+// for seconds, and a set that is made again meanwhile moves no genid.
+func (u *usedNumbers) current() bool {
+	if u == nil {
+		return true
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for name, used := range u.used {
+		if now, err := u.index.number(name); err != nil || now != used {
+			return false
+		}
+	}
+	return true
+}
