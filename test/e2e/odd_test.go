@@ -29,7 +29,7 @@ func tool(n *nodetest.Node, f rules.Family, args ...string) string {
 
 // TestOddRulesOfOthers: rules that iptables prints over several lines, or as options of its own,
 // stand in chains of others, in a table that is not guarded and in protected chains, together with
-// a native rule on nft. They make no table unknown. After a flush everything is back, those that
+// a native rule and ipsets of odd names on nft. They make no table unknown. After a flush everything is back, those that
 // stood in protected chains by their bytes, each in its place.
 func TestOddRulesOfOthers(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) { oddRulesOfOthers(n, true) })
@@ -54,6 +54,11 @@ func oddRulesOfOthers(n *nodetest.Node, back bool, flags ...string) {
 			odd++
 		}
 		if n.Programs.With == iptables.NFT {
+			set, inet := map[rules.Family]string{rules.IPv4: "a b", rules.IPv6: "a\nb"}[f], map[rules.Family]string{rules.IPv4: "inet", rules.IPv6: "inet6"}[f]
+			if out, err := exec.CommandContext(n.Context(), "ipset", "create", set, "hash:ip", "family", inet).CombinedOutput(); err != nil {
+				n.Fatalf("ipset: %v: %s", err, out)
+			}
+			tool(n, f, "-A", "KUBE-FORWARD", "-m", "set", "--match-set", set, "src", "-j", "ACCEPT")
 			ip := map[rules.Family]string{rules.IPv4: "ip", rules.IPv6: "ip6"}[f]
 			if out, err := exec.CommandContext(n.Context(), "nft", "add", "rule", ip, "filter", "OUTPUT", "ct", "mark", "set", "meta", "mark").CombinedOutput(); err != nil {
 				n.Fatalf("nft: %v: %s", err, out)
