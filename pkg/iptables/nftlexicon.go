@@ -60,9 +60,9 @@ func (l lexicons) raw(family rules.Family, spec string, room []byte) (nft.Rule, 
 	return l[family].raw(spec, room)
 }
 
-// Intern implements nft.Rulebook. A rule that names ipsets is known by their names: while it stands,
-// they are those of the numbers in its bytes. The read counts only if no commit touched its chain
-// until after that.
+// Intern implements nft.Rulebook. A rule that names ipsets is known by their names: while it
+// stands, they are those of the numbers in its bytes. The read counts only if no commit touched
+// its chain until after that.
 func (l *lexicon) Intern(raw nft.Rule) (nft.RuleID, error) {
 	if l.sets != nil && mayHoldNumbers(raw) {
 		raw, _ = nameSets(raw, l.sets.name) // without the names the rule is read all the same

@@ -13,16 +13,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// This file takes numbers of the kernel's out of rules, and puts them back. The match "set" and the
-// target "SET" name an ipset by its number. A set that is destroyed and made again has another
-// number, and the old one may be another set's. So a rule is known by its bytes without numbers and
-// the names of its sets, which stand in an expression of canaryd's own behind all others. The kernel
-// knows no such expression, and refuses a rule from which it was not taken.
+// This file takes numbers of the kernel's out of rules, and puts them back. The match "set" and
+// the target "SET" name an ipset by its number. A set that is destroyed and made again has another
+// number, and the old one may be another set's. So a rule is known by its bytes without numbers
+// and the names of its sets, which stand in an expression of canaryd's own behind all others. The
+// kernel knows no such expression, and refuses a rule from which it was not taken.
 //
-// While a rule stands, the kernel keeps its sets: they can be neither destroyed nor renamed, so the
-// number that it holds has one name. "ipset swap" exchanges what two sets contain. Each number keeps
-// its name (ip_set_swap in net/netfilter/ipset/ip_set_core.c), and so a rule names the same set
-// after it.
+// While a rule stands, the kernel keeps its sets: they can be neither destroyed nor renamed, so
+// the number that it holds has one name. "ipset swap" exchanges what two sets contain. Each number
+// keeps its name (ip_set_swap in net/netfilter/ipset/ip_set_core.c), and so a rule names the same
+// set after it.
 
 // setNames is the name of the expression with the names of a rule's ipsets.
 const setNames = "canaryd-sets"
@@ -89,8 +89,8 @@ func xtRevision(e nft.Expression) int {
 	return 0
 }
 
-// nameSets returns the rule without numbers of the kernel's, with the names of its sets. A rule that
-// has none, or has the names already, is returned as it is.
+// nameSets returns the rule without numbers of the kernel's, with the names of its sets. A rule
+// that has none, or has the names already, is returned as it is.
 func nameSets(r nft.Rule, name func(uint16) (string, error)) (nft.Rule, error) {
 	if _, _, done := withoutNames(r); done || !mayHoldNumbers(r) {
 		return r, nil
@@ -284,8 +284,8 @@ func heldBytes(rule rules.Rule) (nft.Rule, bool) {
 	return raw, ok
 }
 
-// oddSetName returns why a set's name, which iptables prints as it is, reads back as another one, or
-// nothing.
+// oddSetName returns why a set's name, which iptables prints as it is, reads back as another one,
+// or nothing.
 func oddSetName(name string) string {
 	reason := oddName(name)
 	if reason == "" && !plainSetName(name) {

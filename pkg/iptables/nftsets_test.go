@@ -93,8 +93,8 @@ func TestNumbersOfIpsetsAreReplacedByNames(t *testing.T) {
 	}
 }
 
-// A rule whose numbers cannot be told stays as it is, and is not taken for one that can be written.
-func TestNumbersThatCannotBeTold(t *testing.T) {
+// A rule whose numbers are not known stays as it is, and is not taken for one that can be written.
+func TestNumbersThatAreNotKnown(t *testing.T) {
 	sets := fakeSets{1: "a"}
 	for name, e := range map[string]nft.Expression{
 		"a revision of tomorrow": xtOf("match", "set", 5, infoWith(48, map[int]uint16{0: 1})),

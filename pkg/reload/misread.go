@@ -15,9 +15,9 @@ import (
 // some rules in the words of another rule.
 var errMisread = errors.New("iptables-restore makes another rule of its text")
 
-// errOtherSet is the reason of a rule that the kernel took with another ipset than it names: a set was
-// destroyed and made again between the look-up of its number and the commit, each time that the rule
-// was written.
+// errOtherSet is the reason of a rule that the kernel took with another ipset than it names: a set
+// was destroyed and made again between the look-up of its number and the commit, each time that
+// the rule was written.
 var errOtherSet = errors.New("its ipset is made again all the time, and the kernel took the rule with another one")
 
 // otherSetTries is how often a run writes a rule that the kernel took with another ipset.

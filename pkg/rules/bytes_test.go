@@ -76,8 +76,8 @@ func TestOtherBytesThanTheDigestNamesAreRefused(t *testing.T) {
 	}
 }
 
-// An opaque rule that names ipsets has their names beside its bytes, whatever they are made of. It
-// depends on them, and with other names it is another rule.
+// An opaque rule that names ipsets has their names next to its bytes, whatever they are made of.
+// It depends on them, and with other names it is another rule.
 func TestAnOpaqueRuleHasTheNamesOfItsIpsets(t *testing.T) {
 	names := []string{"a b", "", "c\nd to X: @=", `"`, strings.Repeat("x", 31)}
 	rule := OpaqueSets([]byte("abc"), nil, names, "DROP", "odd")

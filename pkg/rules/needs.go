@@ -19,7 +19,7 @@ var setOptions = []string{"--match-set", "--add-set", "--del-set", "--map-set"}
 const accountOption = "--nfacct-name"
 
 // Needs returns the objects that the rule depends on. It splits the text only of rules that may
-// name one. An opaque rule has the names of its ipsets beside its bytes.
+// name one. An opaque rule has the names of its ipsets next to its bytes.
 func (r Rule) Needs() Needs {
 	var n Needs
 	if strings.HasPrefix(r.Spec, opaqueStart) {

@@ -61,9 +61,9 @@ func OpaqueBytes(expressions, userdata []byte, target, reason string) Rule {
 	return IdentityOf(expressions, userdata).opaqueRule(bytesStart+packBytes(expressions, userdata), target, reason)
 }
 
-// OpaqueSets is OpaqueBytes of a rule that names ipsets: its bytes have none of their numbers, which
-// the kernel gives to another set tomorrow, and sets are their names in the order of the numbers'
-// places. A place of no set has the name "".
+// OpaqueSets is OpaqueBytes of a rule that names ipsets: its bytes have none of their numbers,
+// which the kernel gives to another set tomorrow, and sets are their names in the order of the
+// numbers' places. A place of no set has the name "".
 func OpaqueSets(expressions, userdata []byte, sets []string, target, reason string) Rule {
 	bytes := bytesStart + packBytes(expressions, userdata) + setsStart + base64.RawStdEncoding.EncodeToString(joinSets(sets))
 	return IdentityOfSets(expressions, userdata, sets).opaqueRule(bytes, target, reason)
@@ -160,7 +160,7 @@ func (r Rule) HasBytes() bool {
 	return packed != nil
 }
 
-// setNames returns the names of the ipsets that an opaque rule has beside its bytes.
+// setNames returns the names of the ipsets that an opaque rule has next to its bytes.
 func (r Rule) setNames() []string {
 	_, names, _ := r.packed()
 	if names == nil {

@@ -29,8 +29,8 @@ func tool(n *nodetest.Node, f rules.Family, args ...string) string {
 
 // TestOddRulesOfOthers: rules that iptables prints over several lines, or as options of its own,
 // stand in chains of others, in a table that is not guarded and in protected chains, together with
-// a native rule and ipsets of odd names on nft. They make no table unknown. After a flush everything is back, those that
-// stood in protected chains by their bytes, each in its place.
+// a native rule and ipsets of odd names on nft. They make no table unknown. After a flush
+// everything is back, those that stood in protected chains by their bytes, each in its place.
 func TestOddRulesOfOthers(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) { oddRulesOfOthers(n, true) })
 }
