@@ -33,7 +33,7 @@ var (
 const (
 	// format is the format of the files. Format 0 has no format field. Format 1 has no quarantine,
 	// no named jumps and no ipsets, 2 has no counts and no Made, 3 has no base, 4 has no chains
-	// that protected rules lead to, 5 has no sum and no pause, and 6 has no names of ipsets beside
+	// that protected rules lead to, 5 has no sum and no pause, and 6 has no names of ipsets next to
 	// the bytes of rules. All else is the same. A change that adds a field or changes a meaning
 	// increments it, and reads the older formats or refuses them by name. All files share one
 	// number. An older canaryd that read the state but not its generation would otherwise take an
