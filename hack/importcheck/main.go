@@ -22,7 +22,7 @@ var rooms = []string{
 	"cmd", "internal/web", "internal/control", "internal/sdnotify", "internal/daemon", "internal/metrics", "internal/serve", "internal/api",
 	"pkg/reload", "pkg/standby", "pkg/native", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/conntrack", "pkg/nft",
 	"internal/journal", "internal/cniresults", "internal/cgroup", "internal/source",
-	"pkg/rules/kube", "pkg/protect", "pkg/rules", "internal/private", "internal/severity", "pkg/tableid",
+	"pkg/rules/kube", "pkg/protect", "pkg/rules", "internal/private", "internal/severity", "pkg/ruleset", "pkg/tableid",
 }
 
 // faces are the rooms in which the daemon meets the world.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/ruleset"
 )
 
 // A lexicon translates between rules as nf_tables holds them and their text.
@@ -85,6 +86,10 @@ func (l *lexicon) intern(raw nft.Rule) (nft.RuleID, error) {
 		e.rule, e.learned, e.fickle = l.without(raw, odd), true, false
 	}
 	l.entries = append(l.entries, e)
+	if words, ok := ruleset.Words(l.family, raw.Expressions, raw.Userdata); ok && !e.learned {
+		// If it cannot be paired, iptables is asked.
+		_ = l.pair(id, compactRule(rules.PrintedRule(words)))
+	}
 	return id, nil
 }
 
@@ -182,6 +187,11 @@ var errPair = errors.New("the text is of another rule")
 func (l *lexicon) learn(id nft.RuleID, rule rules.Rule) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.pair(id, rule)
+}
+
+// pair is learn; l.mu must be held.
+func (l *lexicon) pair(id nft.RuleID, rule rules.Rule) error {
 	e := &l.entries[id]
 	if e.learned && (e.rule == rule || e.odd()) {
 		return nil
@@ -325,12 +335,12 @@ func (l *lexicon) keepOnly(keep []bool, held []*[]nft.RuleID) {
 		if !keep[id] {
 			continue
 		}
-		name, err := fresh.intern(l.store.Rule(nft.RuleID(id), nil))
+		name, err := fresh.store.Intern(l.store.Rule(nft.RuleID(id), nil))
 		if err != nil {
 			continue // it was interned before: this cannot be
 		}
 		renamed[id] = name
-		fresh.entries[name] = l.entries[id]
+		fresh.entries = append(fresh.entries, l.entries[id])
 		if e := l.entries[id]; e.learned && !e.fickle && !e.odd() {
 			fresh.index(name)
 		}

@@ -1,0 +1,384 @@
+package ruleset
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// Words returns a rule of nf_tables as iptables-nft-save prints it, without "-A CHAIN ". It knows
+// what kube-proxy, kubelet, CNI plugins and Docker have iptables-nft 1.8.7 to 1.8.13 write, where
+// all of these versions print the same text. Of any other rule it says nothing: a byte that it
+// does not know makes the rule another one. So no two rules have the same words, unless the kernel
+// does the same for both.
+//
+// Expressions are the content of NFTA_RULE_EXPRESSIONS in the kernel's own order, with counters set
+// to zero. A rule with user data has no words.
+func Words(family tableid.Family, expressions, userdata []byte) (string, bool) {
+	if userdata != nil {
+		return "", false
+	}
+	d := decoder{family: family}
+	for rest := (fields{rest: expressions}); len(rest.rest) > 0; {
+		e := rest.nested(unix.NFTA_LIST_ELEM)
+		name, data := e.text(unix.NFTA_EXPR_NAME), e.nested(unix.NFTA_EXPR_DATA)
+		if rest.bad || !e.done() || !d.expression(name, &data) || !data.done() {
+			return "", false
+		}
+	}
+	if d.loaded != nothing || !d.counted {
+		return "", false
+	}
+	return d.words(), true
+}
+
+// A decoder reads the expressions of one rule, in the order in which iptables-nft writes them: what
+// belongs to no extension, matches, one counter, a target.
+type decoder struct {
+	family                   tableid.Family
+	source, destination      []byte // the words of each, nil for none
+	in, out, proto           []byte
+	protocol                 byte // 0 for any, and for all but one
+	matches                  []byte
+	native                   transport
+	seen                     uint // kinds of matches
+	counted                  bool
+	target                   []byte
+	ended                    bool
+	loaded                   load
+	register, offset, length uint32
+	mask                     []byte // of what is loaded; nil for all of it
+}
+
+// A load is what the register holds that the next expression compares.
+type load int
+
+const (
+	nothing load = iota
+	inInterface
+	outInterface
+	layer4Protocol
+	packetMark
+	networkHeader
+	transportHeader
+)
+
+// words puts the rule together.
+func (d *decoder) words() string {
+	parts := [...][]byte{d.source, d.destination, d.in, d.out, d.proto, d.matches, d.target}
+	all := bytes.Join(parts[:], nil)
+	return string(bytes.TrimPrefix(all, []byte(" ")))
+}
+
+// expression takes in the next one. It reads all of its data, or is false.
+func (d *decoder) expression(name string, data *fields) bool {
+	if d.ended {
+		return false
+	}
+	switch {
+	case d.loaded == nothing:
+	case name == "bitwise":
+		return d.bitwise(data)
+	case name == "cmp":
+		return d.cmp(data)
+	case name == "range":
+		return d.between(data)
+	default:
+		return false
+	}
+	if name != "payload" && !d.closeTransport() {
+		return false
+	}
+	switch name {
+	case "meta":
+		return d.meta(data)
+	case "payload":
+		return d.payload(data)
+	case "match":
+		return d.match(data)
+	case "limit":
+		return d.limit(data)
+	case "counter":
+		again := d.counted
+		d.counted = true
+		return !again && allZero(data.bytes(unix.NFTA_COUNTER_BYTES, 8)) && allZero(data.bytes(unix.NFTA_COUNTER_PACKETS, 8))
+	case "immediate":
+		d.ended = true
+		return d.counted && d.verdict(data)
+	case "target":
+		d.ended = true
+		return d.counted && d.xtTarget(data)
+	}
+	return false
+}
+
+// atHead reports whether no match was read yet. A match may count or log packets, so that options
+// that stand behind it are not the same in front of it.
+func (d *decoder) atHead() bool { return d.matches == nil && !d.native.open && !d.counted }
+
+func (d *decoder) meta(data *fields) bool {
+	key := data.number(unix.NFTA_META_KEY)
+	d.register, d.mask = data.number(unix.NFTA_META_DREG), nil
+	switch key {
+	case unix.NFT_META_IIFNAME:
+		d.loaded = inInterface
+	case unix.NFT_META_OIFNAME:
+		d.loaded = outInterface
+	case unix.NFT_META_L4PROTO:
+		d.loaded = layer4Protocol
+	case unix.NFT_META_MARK:
+		d.loaded = packetMark
+	default:
+		return false
+	}
+	return true
+}
+
+func (d *decoder) payload(data *fields) bool {
+	d.register, d.mask = data.number(unix.NFTA_PAYLOAD_DREG), nil
+	base := data.number(unix.NFTA_PAYLOAD_BASE)
+	d.offset, d.length = data.number(unix.NFTA_PAYLOAD_OFFSET), data.number(unix.NFTA_PAYLOAD_LEN)
+	switch base {
+	case unix.NFT_PAYLOAD_NETWORK_HEADER:
+		d.loaded = networkHeader
+		return d.closeTransport()
+	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
+		d.loaded = transportHeader
+		return d.openTransport()
+	}
+	return false
+}
+
+// bitwise reads a mask. Kernels before 5.5 do not say what it does, because they have nothing else.
+func (d *decoder) bitwise(data *fields) bool {
+	from, to, length := data.number(unix.NFTA_BITWISE_SREG), data.number(unix.NFTA_BITWISE_DREG), data.number(unix.NFTA_BITWISE_LEN)
+	const operation, mask = 6, 0 // NFTA_BITWISE_OP and NFT_BITWISE_BOOL of linux/netfilter/nf_tables.h
+	if data.has(operation) && data.number(operation) != mask {
+		return false
+	}
+	if d.mask != nil || from != d.register || to != d.register || length > netip6Len {
+		return false
+	}
+	d.mask = data.value(unix.NFTA_BITWISE_MASK, int(length))
+	return d.mask != nil && allZero(data.value(unix.NFTA_BITWISE_XOR, int(length)))
+}
+
+// cmp reads a comparison with one value.
+func (d *decoder) cmp(data *fields) bool {
+	loaded, op := d.loaded, uint32(0)
+	register := data.number(unix.NFTA_CMP_SREG)
+	op = data.number(unix.NFTA_CMP_OP)
+	value := data.value(unix.NFTA_CMP_DATA, anyLength)
+	d.loaded = nothing
+	if register != d.register || value == nil {
+		return false
+	}
+	if loaded == transportHeader {
+		return d.compareTransport(op, value)
+	}
+	if op != unix.NFT_CMP_EQ && op != unix.NFT_CMP_NEQ {
+		return false
+	}
+	not := op == unix.NFT_CMP_NEQ
+	switch loaded {
+	case inInterface:
+		return d.compareInterface(&d.in, "-i", not, value)
+	case outInterface:
+		return d.compareInterface(&d.out, "-o", not, value)
+	case layer4Protocol:
+		return d.compareProtocol(not, value)
+	case packetMark:
+		return d.compareMark(not, value)
+	case networkHeader:
+		return d.compareAddress(not, value)
+	}
+	return false
+}
+
+// protocols are those of which every iptables prints the same name.
+var protocols = map[byte]string{
+	unix.IPPROTO_ICMP: "icmp", unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_ICMPV6: "ipv6-icmp", unix.IPPROTO_SCTP: "sctp",
+}
+
+func (d *decoder) compareProtocol(not bool, value []byte) bool {
+	if !d.atHead() || d.proto != nil || d.mask != nil || len(value) != 1 {
+		return false
+	}
+	name, known := protocols[value[0]]
+	d.proto = option(nil, not, "-p", name)
+	if !not {
+		d.protocol = value[0]
+	}
+	return known
+}
+
+// compareInterface reads the name of an interface, with the zero behind it; or the beginning of
+// names, without one, which iptables prints with a +. INVAL/D, which no interface is called, is how
+// it writes that no interface matches.
+func (d *decoder) compareInterface(words *[]byte, name string, not bool, value []byte) bool {
+	if !d.atHead() || *words != nil || d.mask != nil {
+		return false
+	}
+	bare, whole := bytes.CutSuffix(value, []byte{0})
+	if len(bare) >= unix.IFNAMSIZ || !plainName(bare) || bytes.ContainsAny(bare, "+/") {
+		return false
+	}
+	*words = option(nil, not, name, string(bare))
+	if !whole {
+		*words = append(*words, '+')
+	}
+	return true
+}
+
+// plainName reports whether a name is printed and read back as it is.
+func plainName(name []byte) bool {
+	if len(name) == 0 || name[0] == '-' || name[0] == '!' {
+		return false
+	}
+	for _, c := range name {
+		if c <= ' ' || c > '~' || c == '"' || c == '\'' || c == '\\' {
+			return false
+		}
+	}
+	return true
+}
+
+const (
+	netip6Len  = 16
+	protocolAt = 9 // in IPv4's header
+)
+
+// compareAddress reads -s or -d. iptables loads no more bytes of an address than its prefix has,
+// if these are whole ones.
+func (d *decoder) compareAddress(not bool, value []byte) bool {
+	size, source, destination := 4, uint32(12), uint32(16)
+	if d.family == tableid.IPv6 {
+		size, source, destination = netip6Len, 8, 24
+	}
+	words, name := &d.source, "-s"
+	if d.family == tableid.IPv4 && d.offset == protocolAt && d.length == 1 { // 1.8.10 and later
+		return d.compareProtocol(not, value)
+	}
+	switch d.offset {
+	case source:
+	case destination:
+		words, name = &d.destination, "-d"
+	default:
+		return false
+	}
+	if !d.atHead() || *words != nil || len(value) != int(d.length) || len(value) > size {
+		return false
+	}
+	bits := 8 * len(value)
+	if d.mask != nil {
+		if len(value) != size || len(d.mask) != size {
+			return false
+		}
+		bits = prefixOf(d.mask)
+	}
+	var whole [netip6Len]byte
+	copy(whole[:], value)
+	addr, _ := netip.AddrFromSlice(whole[:size])
+	prefix, err := addr.Prefix(bits)
+	if err != nil || bits == 0 || prefix.Addr() != addr || !plainAddress(addr) {
+		return false
+	}
+	*words = option(nil, not, name, prefix.String())
+	return true
+}
+
+// prefixOf returns how many bits a mask has, all of them at its beginning; -1 if they are not.
+func prefixOf(mask []byte) int {
+	n := 0
+	for n < 8*len(mask) && mask[n/8]&(0x80>>(n%8)) != 0 {
+		n++
+	}
+	for i := n; i < 8*len(mask); i++ {
+		if mask[i/8]&(0x80>>(i%8)) != 0 {
+			return -1
+		}
+	}
+	return n
+}
+
+// plainAddress reports whether everyone writes an address in the same way: not one of IPv6 in which
+// the C library sees one of IPv4.
+func plainAddress(addr netip.Addr) bool {
+	if addr.Is4() || addr == netip.IPv6Loopback() {
+		return true
+	}
+	whole := addr.As16()
+	return !allZero(whole[:10])
+}
+
+func (d *decoder) compareMark(not bool, value []byte) bool {
+	if len(value) != 4 || d.mask != nil && len(d.mask) != 4 || !d.once(markMatch) {
+		return false
+	}
+	mask := ^uint32(0)
+	if d.mask != nil {
+		if mask = binary.NativeEndian.Uint32(d.mask); mask == ^uint32(0) {
+			return false
+		}
+	}
+	d.matches = appendMark(append(d.matches, " -m mark"...), not, binary.NativeEndian.Uint32(value), mask)
+	return true
+}
+
+// appendMark appends the words of a match of a mark.
+func appendMark(out []byte, not bool, mark, mask uint32) []byte {
+	out = option(out, not, "--mark", "")
+	out = strconv.AppendUint(append(out, "0x"...), uint64(mark), 16)
+	if mask != ^uint32(0) {
+		out = strconv.AppendUint(append(out, "/0x"...), uint64(mask), 16)
+	}
+	return out
+}
+
+// option appends an option and its value.
+func option(out []byte, not bool, name, value string) []byte {
+	if not {
+		out = append(out, " !"...)
+	}
+	out = append(append(out, ' '), name...)
+	return append(append(out, ' '), value...)
+}
+
+// limit reads a limit of nf_tables. It is printed by way of the numbers of xt_limit, which have a
+// rounded rate: only one that is printed as it is has words.
+func (d *decoder) limit(data *fields) bool {
+	rate, unit := data.number64(unix.NFTA_LIMIT_RATE), data.number64(unix.NFTA_LIMIT_UNIT)
+	burst, kind, flags := data.number(unix.NFTA_LIMIT_BURST), data.number(unix.NFTA_LIMIT_TYPE), data.number(unix.NFTA_LIMIT_FLAGS)
+	const scale, usualBurst = 10000, 5 // XT_LIMIT_SCALE; XT_LIMIT_BURST
+	if kind != unix.NFT_LIMIT_PKTS || flags != 0 || rate == 0 || rate > scale || unit > limitUnits[0].seconds || !d.once(limitMatch) || d.counted {
+		return false
+	}
+	average := scale * unit / rate
+	if average == 0 {
+		return false
+	}
+	n := 0
+	for ; n+1 < len(limitUnits); n++ { // the shortest unit in which it is a whole number, nearly
+		if next := scale * limitUnits[n+1].seconds; average > next || next/average < next%average {
+			break
+		}
+	}
+	if u := limitUnits[n]; u.seconds != unit || scale*unit/average != rate {
+		return false
+	}
+	d.matches = append(strconv.AppendUint(append(d.matches, " -m limit --limit "...), rate, 10), limitUnits[n].name...)
+	if burst != usualBurst {
+		d.matches = strconv.AppendUint(append(d.matches, " --limit-burst "...), uint64(burst), 10)
+	}
+	return true
+}
+
+var limitUnits = []struct {
+	seconds uint64
+	name    string
+}{{86400, "/day"}, {3600, "/hour"}, {60, "/min"}, {1, "/sec"}}

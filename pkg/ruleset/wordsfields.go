@@ -1,0 +1,103 @@
+package ruleset
+
+import (
+	"bytes"
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+)
+
+// fields reads a list of attributes exactly as the kernel writes it: each kind in its turn, without
+// flags, with zeros behind it. Anything else is bad.
+type fields struct {
+	rest []byte
+	bad  bool
+}
+
+const anyLength = -1
+
+// bytes returns the next attribute, which is of that kind and length.
+func (f *fields) bytes(kind uint16, length int) []byte {
+	if len(f.rest) < unix.SizeofNlAttr || binary.NativeEndian.Uint16(f.rest[2:]) != kind {
+		f.bad = true
+		return nil
+	}
+	size := int(binary.NativeEndian.Uint16(f.rest))
+	padded := (size + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1)
+	if size < unix.SizeofNlAttr || padded > len(f.rest) || !allZero(f.rest[size:padded]) ||
+		length != anyLength && size != unix.SizeofNlAttr+length {
+		f.bad = true
+		return nil
+	}
+	value := f.rest[unix.SizeofNlAttr:size]
+	f.rest = f.rest[padded:]
+	return value
+}
+
+// has reports whether the next attribute is of that kind.
+func (f *fields) has(kind uint16) bool {
+	return len(f.rest) >= unix.SizeofNlAttr && binary.NativeEndian.Uint16(f.rest[2:]) == kind
+}
+
+// done reports whether everything was read.
+func (f *fields) done() bool { return !f.bad && len(f.rest) == 0 }
+
+// nested returns the attributes in the next one. They are bad if it is.
+func (f *fields) nested(kind uint16) fields {
+	value := f.bytes(kind, anyLength)
+	return fields{rest: value, bad: f.bad}
+}
+
+// value returns the content of an NFTA_DATA_VALUE in the next attribute.
+func (f *fields) value(kind uint16, length int) []byte {
+	data := f.nested(kind)
+	value := data.bytes(unix.NFTA_DATA_VALUE, length)
+	if !data.done() {
+		f.bad = true
+		return nil
+	}
+	return value
+}
+
+// text returns a string with one zero, at its end.
+func (f *fields) text(kind uint16) string {
+	value := f.bytes(kind, anyLength)
+	text, rest, ended := bytes.Cut(value, []byte{0})
+	if !ended || len(rest) > 0 {
+		f.bad = true
+		return ""
+	}
+	return string(text)
+}
+
+// number returns a number of 32 bits.
+func (f *fields) number(kind uint16) uint32 {
+	if value := f.bytes(kind, 4); value != nil {
+		return binary.BigEndian.Uint32(value)
+	}
+	return ^uint32(0)
+}
+
+// number64 returns a number of 64 bits.
+func (f *fields) number64(kind uint16) uint64 {
+	if value := f.bytes(kind, 8); value != nil {
+		return binary.BigEndian.Uint64(value)
+	}
+	return ^uint64(0)
+}
+
+// allZero reports whether bytes are all zero. No bytes are.
+func allZero(data []byte) bool {
+	for _, b := range data {
+		if b != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// untilZero returns the text before the first zero, if nothing but zeros stands from there on.
+func untilZero(data []byte) (text []byte, ended bool) {
+	text, rest, ended := bytes.Cut(data, []byte{0})
+	return text, ended && allZero(rest)
+}

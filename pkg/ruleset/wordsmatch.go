@@ -1,0 +1,496 @@
+package ruleset
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// This file reads matches. The structs are those of include/uapi/linux/netfilter of Linux 5.10 to
+// 6.18, with zeros behind them up to a multiple of 8 bytes, and the words are those of the save
+// functions in extensions of iptables 1.8.7 to 1.8.13.
+
+// The kinds of matches that a rule has once only: iptables prints two of them as one, or another
+// way round.
+const (
+	markMatch = 1 << iota
+	connmarkMatch
+	limitMatch
+	portsMatch
+	multiportMatch
+	conntrackMatch
+	statisticMatch
+	addrtypeMatch
+	recentMatch
+)
+
+// once reports whether the rule had no match of that kind yet.
+func (d *decoder) once(kind uint) bool {
+	before := d.seen
+	d.seen |= kind
+	return before&kind == 0 && !d.counted
+}
+
+// A transport are the ports and flags of TCP or UDP that expressions of nf_tables compare one after
+// the other (iptables 1.8.8 and later).
+type transport struct {
+	open                       bool
+	source, destination, flags []byte
+}
+
+// openTransport begins with the ports of TCP or UDP, or reads on.
+func (d *decoder) openTransport() bool {
+	if d.native.open {
+		return true
+	}
+	d.native.open = d.once(portsMatch) && (d.protocol == unix.IPPROTO_TCP || d.protocol == unix.IPPROTO_UDP)
+	return d.native.open
+}
+
+// closeTransport puts what was read of them into words.
+func (d *decoder) closeTransport() bool {
+	t := d.native
+	d.native = transport{}
+	if !t.open {
+		return true
+	}
+	d.matches = append(append(d.matches, " -m "...), protocols[d.protocol]...)
+	d.matches = append(append(append(d.matches, t.source...), t.destination...), t.flags...)
+	return t.source != nil || t.destination != nil || t.flags != nil
+}
+
+const tcpFlagsAt = 13
+
+func (d *decoder) compareTransport(op uint32, value []byte) bool {
+	if d.offset == tcpFlagsAt && d.protocol == unix.IPPROTO_TCP {
+		if d.length != 1 || len(value) != 1 || len(d.mask) != 1 || d.native.flags != nil || op > unix.NFT_CMP_NEQ {
+			return false
+		}
+		d.native.flags = tcpFlags(nil, op == unix.NFT_CMP_NEQ, d.mask[0], value[0])
+		return d.native.flags != nil
+	}
+	if len(value) != 2 {
+		return false
+	}
+	first, last := binary.BigEndian.Uint16(value), binary.BigEndian.Uint16(value)
+	switch op {
+	case unix.NFT_CMP_EQ, unix.NFT_CMP_NEQ:
+	case unix.NFT_CMP_LTE:
+		if first = 0; last == 0 {
+			return false
+		}
+	default:
+		return false
+	}
+	return d.compareNativePorts(op == unix.NFT_CMP_NEQ, first, last)
+}
+
+// between reads a comparison with a range, which iptables-nft writes of ports only.
+func (d *decoder) between(data *fields) bool {
+	loaded := d.loaded
+	register, op := data.number(unix.NFTA_RANGE_SREG), data.number(unix.NFTA_RANGE_OP)
+	from, to := data.value(unix.NFTA_RANGE_FROM_DATA, 2), data.value(unix.NFTA_RANGE_TO_DATA, 2)
+	d.loaded = nothing
+	if loaded != transportHeader || register != d.register || from == nil || to == nil || op > unix.NFT_RANGE_NEQ {
+		return false
+	}
+	first, last := binary.BigEndian.Uint16(from), binary.BigEndian.Uint16(to)
+	return first > 0 && first < last && d.compareNativePorts(op == unix.NFT_RANGE_NEQ, first, last)
+}
+
+func (d *decoder) compareNativePorts(not bool, first, last uint16) bool {
+	words, name := &d.native.source, "--sport"
+	if d.offset == 2 {
+		words, name = &d.native.destination, "--dport"
+	}
+	if d.offset > 2 || d.offset == 1 || d.length != 2 || d.mask != nil || *words != nil {
+		return false
+	}
+	*words = appendPorts(nil, not, name, first, last)
+	return true
+}
+
+// appendPorts appends one port, or a range of them.
+func appendPorts(out []byte, not bool, name string, first, last uint16) []byte {
+	out = strconv.AppendUint(option(out, not, name, ""), uint64(first), 10)
+	if first != last {
+		out = strconv.AppendUint(append(out, ':'), uint64(last), 10)
+	}
+	return out
+}
+
+// tcpFlags appends which flags are looked at, and which must be set; nil if no rule can say that.
+func tcpFlags(out []byte, not bool, mask, set byte) []byte {
+	const all = 0x3f
+	if mask == 0 || mask&^all != 0 || set&^mask != 0 {
+		return nil
+	}
+	out = appendFlags(option(out, not, "--tcp-flags", ""), uint32(mask), tcpFlagNames)
+	return appendFlags(append(out, ' '), uint32(set), tcpFlagNames)
+}
+
+var tcpFlagNames = []string{"FIN", "SYN", "RST", "PSH", "ACK", "URG"}
+
+// appendFlags appends the names of bits with commas between them.
+func appendFlags(out []byte, flags uint32, names []string) []byte {
+	if flags == 0 {
+		return append(out, "NONE"...)
+	}
+	for at := len(out); flags != 0; flags &= flags - 1 {
+		if len(out) > at {
+			out = append(out, ',')
+		}
+		out = append(out, names[bits.TrailingZeros32(flags)]...)
+	}
+	return out
+}
+
+// match reads a match of x_tables.
+func (d *decoder) match(data *fields) bool {
+	name, revision := data.text(unix.NFTA_MATCH_NAME), data.number(unix.NFTA_MATCH_REV)
+	info := xtInfo(data.bytes(unix.NFTA_MATCH_INFO, anyLength))
+	if data.bad || d.counted {
+		return false
+	}
+	switch {
+	case name == "comment" && revision == 0:
+		return d.comment(info)
+	case name == "tcp" && revision == 0:
+		return d.once(portsMatch) && d.protocol == unix.IPPROTO_TCP && d.tcp(info)
+	case name == "udp" && revision == 0:
+		return d.once(portsMatch) && d.protocol == unix.IPPROTO_UDP && d.udp(info)
+	case name == "sctp" && revision == 0:
+		return d.once(portsMatch) && d.protocol == unix.IPPROTO_SCTP && d.sctp(info)
+	case name == "multiport" && revision == 1:
+		return d.once(multiportMatch) && d.hasPorts() && d.multiport(info)
+	case name == "mark" && revision == 1:
+		return d.once(markMatch) && d.mark(name, info)
+	case name == "connmark" && revision == 1:
+		return d.once(connmarkMatch) && d.mark(name, info)
+	case name == "conntrack" && revision == 3:
+		return d.once(conntrackMatch) && d.conntrack(info)
+	case name == "statistic" && revision == 0:
+		return d.once(statisticMatch) && d.statistic(info)
+	case name == "addrtype" && revision == 1:
+		return d.once(addrtypeMatch) && d.addrtype(info)
+	case name == "recent" && revision == 1:
+		return d.once(recentMatch) && d.recent(info)
+	}
+	return false
+}
+
+// hasPorts reports whether the rule's protocol is one with ports.
+func (d *decoder) hasPorts() bool {
+	return d.protocol == unix.IPPROTO_TCP || d.protocol == unix.IPPROTO_UDP || d.protocol == unix.IPPROTO_SCTP
+}
+
+// xtInfo is the data of an extension. Numbers are in the byte order of the machine, and ports and
+// addresses of targets in that of the network.
+type xtInfo []byte
+
+func (x xtInfo) u16(at int) uint16    { return binary.NativeEndian.Uint16(x[at:]) }
+func (x xtInfo) u32(at int) uint32    { return binary.NativeEndian.Uint32(x[at:]) }
+func (x xtInfo) port(at int) uint16   { return binary.BigEndian.Uint16(x[at:]) }
+func (x xtInfo) zeroFrom(at int) bool { return allZero(x[at:]) }
+
+func (d *decoder) say(words string) { d.matches = append(d.matches, words...) }
+
+// comment reads struct xt_comment_info.
+func (d *decoder) comment(x xtInfo) bool {
+	const size = 256
+	if len(x) != size {
+		return false
+	}
+	text, ended := untilZero(x)
+	if !ended || !printable(text) {
+		return false
+	}
+	d.say(" -m comment --comment")
+	d.matches = appendQuoted(d.matches, text)
+	return true
+}
+
+// printable reports whether text has no byte that could break a line or read otherwise in another
+// place.
+func printable(text []byte) bool {
+	for _, c := range text {
+		if c < ' ' || c > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+// appendQuoted is xtables_save_string of libxtables: it quotes what is not letters, digits, _ and -.
+func appendQuoted(out, text []byte) []byte {
+	bare := len(text) > 0
+	for _, c := range text {
+		bare = bare && (c == '_' || c == '-' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z')
+	}
+	if out = append(out, ' '); bare {
+		return append(out, text...)
+	}
+	out = append(out, '"')
+	for _, c := range text {
+		if c == '"' || c == '\\' || c == '\'' {
+			out = append(out, '\\')
+		}
+		out = append(out, c)
+	}
+	return append(out, '"')
+}
+
+// tcp reads struct xt_tcp. Of an inverted range of all ports iptables prints nothing.
+func (d *decoder) tcp(x xtInfo) bool {
+	const invertFlags = 4
+	if len(x) != 16 || !x.zeroFrom(12) || x[8] != 0 || x[11]&^7 != 0 {
+		return false
+	}
+	d.say(" -m tcp")
+	if !d.xtPorts(x, 0, "--sport", x[11]&1 != 0) || !d.xtPorts(x, 4, "--dport", x[11]&2 != 0) {
+		return false
+	}
+	if x[9] == 0 {
+		return x[10] == 0 && x[11]&invertFlags == 0
+	}
+	words := tcpFlags(nil, x[11]&invertFlags != 0, x[9], x[10])
+	d.matches = append(d.matches, words...)
+	return words != nil
+}
+
+// udp reads struct xt_udp.
+func (d *decoder) udp(x xtInfo) bool {
+	if len(x) != 16 || !x.zeroFrom(9) || x[8]&^3 != 0 {
+		return false
+	}
+	d.say(" -m udp")
+	return d.xtPorts(x, 0, "--sport", x[8]&1 != 0) && d.xtPorts(x, 4, "--dport", x[8]&2 != 0)
+}
+
+func (d *decoder) xtPorts(x xtInfo, at int, name string, not bool) bool {
+	first, last := x.u16(at), x.u16(at+2)
+	if first == 0 && last == 0xffff {
+		return !not
+	}
+	d.matches = appendPorts(d.matches, not, name, first, last)
+	return first <= last
+}
+
+// sctp reads struct xt_sctp_info, of which it takes ports only.
+func (d *decoder) sctp(x xtInfo) bool {
+	const chunksAt, chunkFlagsAt, countAt, flagsAt, inverseAt, end = 8, 268, 280, 284, 288, 296
+	if len(x) != end || !allZero(x[chunksAt:chunkFlagsAt]) || !allZero(x[countAt:flagsAt]) || !x.zeroFrom(inverseAt+4) {
+		return false
+	}
+	for i := chunkFlagsAt; i < countAt; i += 3 { // chunks whose flags are looked at: none
+		if x[i] != 0xff || x[i+1] != 0 || x[i+2] != 0 {
+			return false
+		}
+	}
+	flags, inverse := x.u32(flagsAt), x.u32(inverseAt)
+	if flags&^3 != 0 || inverse&^flags != 0 {
+		return false
+	}
+	d.say(" -m sctp")
+	for i, name := range [2]string{"--sport", "--dport"} {
+		at := 4 - 4*i // destination ports are the first
+		first, last := x.u16(at), x.u16(at+2)
+		if flags&(1<<i) == 0 {
+			if first != 0 || last != 0 {
+				return false
+			}
+			continue
+		}
+		if first > last {
+			return false
+		}
+		d.matches = appendPorts(d.matches, inverse&(1<<i) != 0, name, first, last)
+	}
+	return true
+}
+
+// multiport reads struct xt_multiport_v1.
+func (d *decoder) multiport(x xtInfo) bool {
+	const portsAt, rangesAt, invertAt = 2, 32, 47
+	names := [3]string{"--sports", "--dports", "--ports"}
+	if len(x) != 48 || x[0] >= 3 || x[1] < 1 || x[1] > 15 || x[invertAt] > 1 {
+		return false
+	}
+	count := int(x[1])
+	if !allZero(x[portsAt+2*count:rangesAt]) || !allZero(x[rangesAt+count-1:invertAt]) {
+		return false
+	}
+	d.say(" -m multiport")
+	d.matches = option(d.matches, x[invertAt] == 1, names[x[0]], "")
+	for i := range count {
+		port, separator := x.u16(portsAt+2*i), byte(',')
+		if i > 0 {
+			if ranges := x[rangesAt+i-1]; ranges == 1 {
+				separator = ':'
+				if x.u16(portsAt+2*i-2) >= port || i > 1 && x[rangesAt+i-2] == 1 {
+					return false
+				}
+			} else if ranges != 0 {
+				return false
+			}
+			d.matches = append(d.matches, separator)
+		}
+		d.matches = strconv.AppendUint(d.matches, uint64(port), 10)
+	}
+	return true
+}
+
+// mark reads struct xt_mark_mtinfo1 or xt_connmark_mtinfo1.
+func (d *decoder) mark(name string, x xtInfo) bool {
+	if len(x) != 16 || x[8] > 1 || !x.zeroFrom(9) {
+		return false
+	}
+	d.say(" -m ")
+	d.say(name)
+	d.matches = appendMark(d.matches, x[8] == 1, x.u32(0), x.u32(4))
+	return true
+}
+
+// conntrack reads struct xt_conntrack_mtinfo3, of which it takes states only.
+func (d *decoder) conntrack(x xtInfo) bool {
+	const flagsAt, inverseAt, stateAt, end = 146, 148, 150, 168
+	const stateFlag, alias = 1, 1 << 13 // XT_CONNTRACK_STATE, XT_CONNTRACK_STATE_ALIAS
+	if len(x) != end || !allZero(x[:flagsAt]) || !x.zeroFrom(stateAt+2) {
+		return false
+	}
+	flags, inverse, states := x.u16(flagsAt), x.u16(inverseAt), x.u16(stateAt)
+	names := conntrackStates
+	switch flags {
+	case stateFlag:
+		d.say(" -m conntrack")
+	case stateFlag | alias:
+		d.say(" -m state")
+		names = names[:5] // it prints no SNAT and no DNAT
+	default:
+		return false
+	}
+	if inverse&^stateFlag != 0 || states == 0 {
+		return false
+	}
+	name := "--ctstate"
+	if flags != stateFlag {
+		name = "--state"
+	}
+	d.matches = option(d.matches, inverse != 0, name, "")
+	separator := ""
+	for _, s := range names {
+		if states&s.bit != 0 {
+			d.say(separator)
+			d.say(s.name)
+			states, separator = states&^s.bit, ","
+		}
+	}
+	return states == 0
+}
+
+// conntrackStates are in the order in which iptables prints them.
+var conntrackStates = []struct {
+	bit  uint16
+	name string
+}{{1, "INVALID"}, {8, "NEW"}, {4, "RELATED"}, {2, "ESTABLISHED"}, {0x100, "UNTRACKED"}, {0x40, "SNAT"}, {0x80, "DNAT"}}
+
+// statistic reads struct xt_statistic_info in the mode "random". iptables sets its counter as if
+// the probability were a number of packets.
+func (d *decoder) statistic(x xtInfo) bool {
+	const most = 1 << 31
+	if len(x) != 24 {
+		return false
+	}
+	probability := x.u32(4)
+	if x.u16(0) != 0 || x.u16(2) > 1 || probability > most || x.u32(8) != 0 || x.u32(12) != probability || !x.zeroFrom(16) {
+		return false
+	}
+	d.say(" -m statistic --mode random")
+	d.matches = option(d.matches, x.u16(2) == 1, "--probability", "")
+	d.matches = strconv.AppendFloat(d.matches, float64(probability)/most, 'f', 11, 64)
+	return true
+}
+
+// addrtype reads struct xt_addrtype_info_v1.
+func (d *decoder) addrtype(x xtInfo) bool {
+	const invertSource, invertDestination, limitIn, limitOut, types = 1, 2, 4, 8, 1 << 12
+	if len(x) != 8 {
+		return false
+	}
+	source, destination, flags := uint32(x.u16(0)), uint32(x.u16(2)), x.u32(4)
+	if source >= types || destination >= types || source|destination == 0 || flags&^15 != 0 || flags&limitIn != 0 && flags&limitOut != 0 ||
+		source == 0 && flags&invertSource != 0 || destination == 0 && flags&invertDestination != 0 {
+		return false
+	}
+	d.say(" -m addrtype")
+	if source != 0 {
+		d.matches = appendFlags(option(d.matches, flags&invertSource != 0, "--src-type", ""), source, addressTypes)
+	}
+	if destination != 0 {
+		d.matches = appendFlags(option(d.matches, flags&invertDestination != 0, "--dst-type", ""), destination, addressTypes)
+	}
+	if flags&limitIn != 0 {
+		d.say(" --limit-iface-in")
+	}
+	if flags&limitOut != 0 {
+		d.say(" --limit-iface-out")
+	}
+	return true
+}
+
+var addressTypes = []string{
+	"UNSPEC", "UNICAST", "LOCAL", "BROADCAST", "ANYCAST", "MULTICAST", "BLACKHOLE", "UNREACHABLE", "PROHIBIT", "THROW", "NAT", "XRESOLVE",
+}
+
+// recent reads struct xt_recent_mtinfo_v1, with the mask of whole addresses.
+func (d *decoder) recent(x xtInfo) bool {
+	const nameAt, sideAt, maskAt, maskEnd, end = 10, 210, 212, 228, 232
+	const withTTL, withReap = 16, 32
+	if len(x) != end || x[9] > 1 || x[sideAt] > 1 || x[sideAt+1] != 0 || !x.zeroFrom(maskEnd) {
+		return false
+	}
+	for _, b := range x[maskAt:maskEnd] {
+		if b != 0xff {
+			return false
+		}
+	}
+	do, flags := recentDeeds[x[8]&15], x[8]&^15
+	name, ended := untilZero(x[nameAt:sideAt])
+	seconds, hits := x.u32(0), x.u32(4)
+	const most = 1<<31 - 1 // they are printed as if they had a sign
+	if do == "" || flags&^(withTTL|withReap) != 0 || flags&withReap != 0 && seconds == 0 || seconds > most || hits > most ||
+		!ended || !plainName(name) {
+		return false
+	}
+	d.say(" -m recent")
+	if x[9] == 1 {
+		d.say(" !")
+	}
+	d.say(do)
+	if seconds != 0 {
+		d.matches = strconv.AppendUint(append(d.matches, " --seconds "...), uint64(seconds), 10)
+	}
+	if flags&withReap != 0 {
+		d.say(" --reap")
+	}
+	if hits != 0 {
+		d.matches = strconv.AppendUint(append(d.matches, " --hitcount "...), uint64(hits), 10)
+	}
+	if flags&withTTL != 0 {
+		d.say(" --rttl")
+	}
+	d.matches = append(append(d.matches, " --name "...), name...)
+	if d.family == tableid.IPv4 {
+		d.say(" --mask 255.255.255.255")
+	} else {
+		d.say(" --mask ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")
+	}
+	d.say([]string{" --rsource", " --rdest"}[x[sideAt]])
+	return true
+}
+
+var recentDeeds = [16]string{1: " --rcheck", 2: " --set", 4: " --update", 8: " --remove"}
