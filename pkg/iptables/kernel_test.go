@@ -228,7 +228,7 @@ func TestReadMirrorFailures(t *testing.T) {
 				k := openKernel(t, Config{Backend: NFT})
 				k.mirror.families[rules.IPv4].printer.timeout = 200 * time.Millisecond
 				iptablesCommand(t, NFT, rules.IPv4, "-t nat -N X")
-				iptablesCommand(t, NFT, rules.IPv4, "-t nat -A X -j ACCEPT")
+				iptablesCommand(t, NFT, rules.IPv4, "-t nat -A X -m length --length 5 -j ACCEPT")
 				real := k.tools[rules.IPv4]
 				standIn(t, k, rules.IPv4, c.script)
 				_, err := k.Read(t.Context(), rules.IPv4)
@@ -258,7 +258,7 @@ func TestReadMirrorWrongText(t *testing.T) {
 				nstest.NeedProgram(t, "iptables-nft")
 				k := openKernel(t, Config{Backend: NFT})
 				iptablesCommand(t, NFT, rules.IPv4, "-t nat -N X")
-				iptablesCommand(t, NFT, rules.IPv4, "-t nat -A X -j ACCEPT")
+				iptablesCommand(t, NFT, rules.IPv4, "-t nat -A X -m length --length 5 -j ACCEPT")
 				iptablesCommand(t, NFT, rules.IPv4, "-t filter -N Y")
 				real := k.tools[rules.IPv4]
 				standIn(t, k, rules.IPv4, c.script)
@@ -271,7 +271,7 @@ func TestReadMirrorWrongText(t *testing.T) {
 					t.Error("filter is lost with nat")
 				}
 				k.tools[rules.IPv4] = real
-				if x := mustRead(t, k, rules.IPv4).Tables[rules.Nat].Chain("X"); x.Rules[0].Spec == "-j ACCEPT" {
+				if x := mustRead(t, k, rules.IPv4).Tables[rules.Nat].Chain("X"); x.Rules[0].Spec == "-m length --length 5 -j ACCEPT" {
 					t.Error("it is asked for again at once")
 				}
 				k.mirror.families[rules.IPv4].doubt(time.Now().Add(doubtFor))

@@ -85,7 +85,7 @@ func writeSteadily(ctx context.Context, family rules.Family, genid uint32) error
 		b.WriteString("*nat\n:A - [0:0]\n:B - [0:0]\n:C - [0:0]\n")
 		fmt.Fprintf(&b, ":EVEN%d - [0:0]\n", genid%2)
 		for _, chain := range []string{"A", "B", "B", "C", "C", "C", fmt.Sprintf("EVEN%d", genid%2)} {
-			fmt.Fprintf(&b, "-A %s -m comment --comment %d -j RETURN\n", chain, genid)
+			fmt.Fprintf(&b, "-A %s -m comment --comment %d -m length --length 7 -j RETURN\n", chain, genid)
 		}
 		if genid > first {
 			fmt.Fprintf(&b, "-F EVEN%d\n-X EVEN%[1]d\n", (genid+1)%2)
@@ -165,12 +165,13 @@ func countPrograms(t *testing.T, k *Kernel, family rules.Family) func() int {
 }
 
 // A rule that takes another's place just before iptables prints the chain: what
-// is printed must not be taken for the text of the one that was read.
+// is printed must not be taken for the text of the one that was read. Of the match length iptables is
+// asked here and in the next tests: ruleset.Words does not know it.
 func TestMirrorPairsNothingThatMoved(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")
 		k := openKernel(t, Config{Backend: NFT})
-		const one, two = " X 1 -p tcp --dport 1 -j ACCEPT", " X 1 -p tcp --dport 2 -j ACCEPT"
+		const one, two = " X 1 -m length --length 1 -j ACCEPT", " X 1 -m length --length 2 -j ACCEPT"
 		iptablesCommand(t, NFT, rules.IPv4, "-t nat -N X")
 		iptablesCommand(t, NFT, rules.IPv4, "-t nat -I"+one)
 		real, once := k.tools[rules.IPv4], t.TempDir()+"/once"
@@ -189,16 +190,16 @@ func TestMirrorBesideAWriterAtEachStart(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")
 		k := openKernel(t, Config{Backend: NFT})
-		for _, command := range []string{"-N X", "-A X -p tcp --dport 100 -j ACCEPT", "-N GOES", "-A GOES -p tcp --dport 9 -j ACCEPT"} {
+		for _, command := range []string{"-N X", "-A X -m length --length 100 -j ACCEPT", "-N GOES", "-A GOES -m length --length 9 -j ACCEPT"} {
 			iptablesCommand(t, NFT, rules.IPv4, "-t nat "+command)
 		}
 		real, starts := k.tools[rules.IPv4], t.TempDir()+"/starts"
 		standIn(t, k, rules.IPv4, "echo >> "+starts+"; n=$(wc -l < "+starts+")\n"+
-			real.iptables+" -t nat -R X 1 -p tcp --dport $((100 + n)) -j ACCEPT\n"+
+			real.iptables+" -t nat -R X 1 -m length --length $((100 + n)) -j ACCEPT\n"+
 			"[ $n -gt 1 ] || { "+real.iptables+" -t nat -F GOES && "+real.iptables+" -t nat -X GOES; }\n"+
 			"case $1 in --noflush) exec "+real.restore+" \"$@\";; *) exec "+real.iptables+" \"$@\";; esac")
 		nat := mustRead(t, k, rules.IPv4).Tables[rules.Nat]
-		if x := nat.Chain("X"); len(x.Rules) != 1 || x.Rules[0].Spec != "-p tcp -m tcp --dport 101 -j ACCEPT" || nat.Chain("GOES") != nil {
+		if x := nat.Chain("X"); len(x.Rules) != 1 || x.Rules[0].Spec != "-m length --length 101 -j ACCEPT" || nat.Chain("GOES") != nil {
 			t.Errorf("nat holds %v", nat.Chains)
 		}
 		if text, err := os.ReadFile(starts); err != nil || len(text) != 1 {
@@ -212,7 +213,7 @@ func TestMirrorBesideAWriterAtEachStart(t *testing.T) {
 // What changes while chains are printed: their table goes, or comes back another one, when the
 // program has started; and a chain that was printed gets another rule before the next program has.
 func TestMirrorWhileChainsArePrinted(t *testing.T) {
-	const x = "-N X\n-A X -p tcp --dport 1 -j ACCEPT\n"
+	const x = "-N X\n-A X -m length --length 1 -j ACCEPT\n"
 	y := strings.Repeat("Y", rules.MaxName+1)
 	for _, test := range []struct {
 		story  string
@@ -221,15 +222,15 @@ func TestMirrorWhileChainsArePrinted(t *testing.T) {
 		change string // and what happens then
 	}{
 		{"the table goes", false, 1, "nft delete table ip nat"},
-		{"the table is another one", false, 1, "nft delete table ip nat; $iptables -t nat -N X; $iptables -t nat -A X -p tcp --dport 2 -j ACCEPT"},
-		{"a printed chain changes", true, 2, "$iptables -t nat -R X 1 -p tcp --dport 2 -j ACCEPT"},
+		{"the table is another one", false, 1, "nft delete table ip nat; $iptables -t nat -N X; $iptables -t nat -A X -m length --length 2 -j ACCEPT"},
+		{"a printed chain changes", true, 2, "$iptables -t nat -R X 1 -m length --length 2 -j ACCEPT"},
 		{"a printed chain goes", true, 2, "$iptables -t nat -F X; $iptables -t nat -X X"},
 	} {
 		t.Run(test.story, func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
 				nstest.NeedProgram(t, "iptables-nft", "nft")
 				k := openKernel(t, Config{Backend: NFT})
-				text := "*nat\n" + x + "-N Z\n-A Z -p tcp --dport 3 -j ACCEPT\nCOMMIT\n"
+				text := "*nat\n" + x + "-N Z\n-A Z -m length --length 3 -j ACCEPT\nCOMMIT\n"
 				if err := restoreNFT(t.Context(), text); err != nil {
 					t.Fatal(err)
 				}

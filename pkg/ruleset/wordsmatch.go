@@ -453,7 +453,11 @@ func (d *decoder) recent(x xtInfo) bool {
 	if len(x) != end || x[9] > 1 || x[sideAt] > 1 || x[sideAt+1] != 0 || !x.zeroFrom(maskEnd) {
 		return false
 	}
-	for _, b := range x[maskAt:maskEnd] {
+	used := maskEnd
+	if d.family == tableid.IPv4 && allZero(x[maskAt+4:maskEnd]) { // after --mask; IPv4 does not read the rest
+		used = maskAt + 4
+	}
+	for _, b := range x[maskAt:used] {
 		if b != 0xff {
 			return false
 		}

@@ -1,0 +1,257 @@
+package iptables
+
+import (
+	"fmt"
+	"maps"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/ruleset"
+)
+
+// ownersRules are rules that Docker, kubelet, CNI plugins (portmap, bridge, firewall, flannel) and
+// kube-proxy write: nothing is executed to learn them. A is an address, N a network, in brackets
+// where a port follows.
+const ownersRules = `
+filter -i docker0 ! -o docker0 -j ACCEPT
+filter -i docker0 -o docker0 -j DROP
+filter -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+filter -o docker0 -j GOAL
+filter -d A ! -i docker0 -o docker0 -p tcp -m tcp --dport 80 -j ACCEPT
+filter -j RETURN
+filter -p tcp -m state --state RELATED,ESTABLISHED -m tcp --sport 8081 -j ACCEPT
+nat -m addrtype --dst-type LOCAL -j GOAL
+nat -s N ! -o docker0 -j MASQUERADE
+nat -s A -d A -p udp -m udp --dport 53 -j MASQUERADE
+nat ! -i docker0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination [A]:80
+nat -d A -p sctp -m sctp --dport 8080 -j DNAT --to-destination [A]:80
+raw -d A ! -i docker0 -j DROP
+nat -m comment --comment "dnat name: \"cbr0\" id: \"8f1b\"" -p tcp -m multiport --dports 8080,8081,9000:9005 -j GOAL
+nat -s N -p tcp -m tcp --dport 8080 -j GOAL
+nat -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark 0x2000/0x2000
+nat -m mark --mark 0x2000/0x2000 -j MASQUERADE
+nat -d N -m comment --comment "name: \"cbr0\" id: \"8f1b\"" -j ACCEPT
+nat ! -d N -m comment --comment "name: \"cbr0\" id: \"8f1b\"" -j MASQUERADE
+nat -s N ! -d N -m comment --comment "flanneld masq" -j MASQUERADE --random-fully
+filter -s A -m comment --comment "CNI firewall plugin rules" -j GOAL
+filter -d A -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+filter -d N ! -s N -m comment --comment "block incoming localnet connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP
+nat -m mark ! --mark 0x4000/0x4000 -j RETURN
+nat -j MARK --xor-mark 0x4000
+nat -j MARK --or-mark 0x4000
+nat -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully
+nat -m comment --comment plain -m recent --name KUBE-SEP-ABCDEFGHIJKLMNOP --set -p tcp -m tcp -j DNAT --to-destination [A]:8080
+nat -m recent --name KUBE-SEP-ABCDEFGHIJKLMNOP --rcheck --seconds 10800 --reap -j GOAL
+nat -m statistic --mode random --probability 0.3333333333 -j GOAL
+nat -i veth+ -m comment --comment "x -> y" -j GOAL
+filter -p tcp -m comment --comment "ns/x has no endpoints" -m addrtype --dst-type LOCAL -m tcp --dport 30000 -j REJECT
+filter -d A -p udp -m comment --comment "ns/x has no endpoints" -m udp --dport 53 -j REJECT
+filter -m limit --limit 5/min --limit-burst 10 -j LOG --log-prefix "denied: " --log-level 7
+filter -p tcp -m tcp --dport 1024:2048 -j DROP
+filter -p tcp -m tcp ! --sport 1:1024 -g GOAL
+mangle -o tun0 -p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu
+mangle -m comment --comment "AWS, primary ENI" -j CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80
+raw -d A -p udp -m udp --dport 53 -m comment --comment "NodeLocal DNS Cache: skip conntrack" -j NOTRACK
+nat -j SNAT --to-source A
+`
+
+// ownersText returns them as input of iptables-restore, in chains MINE.
+func ownersText(family rules.Family) string {
+	address, bracketed, network := "10.1.2.3", "10.1.2.3", "10.64.0.0/10"
+	if family == rules.IPv6 {
+		address, bracketed, network = "fd00::3", "[fd00::3]", "fd00:1::/44"
+	}
+	byTable := map[string][]string{}
+	for line := range strings.Lines(strings.TrimSpace(ownersRules)) {
+		table, rule, _ := strings.Cut(strings.TrimSpace(line), " ")
+		words := strings.Split(rule, " ")
+		for i, word := range words {
+			switch word {
+			case "A":
+				words[i] = address
+			case "N":
+				words[i] = network
+			}
+		}
+		byTable[table] = append(byTable[table], strings.ReplaceAll(strings.Join(words, " "), "[A]", bracketed))
+	}
+	var text strings.Builder
+	for _, table := range slices.Sorted(maps.Keys(byTable)) {
+		fmt.Fprintf(&text, "*%s\n:MINE - [0:0]\n:GOAL - [0:0]\n-A MINE %s\nCOMMIT\n", table, strings.Join(byTable[table], "\n-A MINE "))
+	}
+	return text.String()
+}
+
+func restoreText(t *testing.T, family rules.Family, text string, args ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program(NFT, family, "-restore"), args...)
+	cmd.Stdin = strings.NewReader(text)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// The words that are decoded are those that iptables-save prints, and make the same bytes again:
+// of kube-proxy's rules in 40 clusters and of the others' on a node.
+func TestWordsAreThoseOfIptables(t *testing.T) {
+	onNFT(t, func(t *testing.T, family rules.Family) {
+		texts := map[string]string{"owners": ownersText(family)}
+		for name, cluster := range corpusTexts(t) {
+			if cluster.family == family {
+				texts[name] = cluster.text
+			}
+		}
+		conn, all := dialTest(t), 0
+		for _, name := range slices.Sorted(maps.Keys(texts)) {
+			restoreText(t, family, texts[name])
+			decoded, before := decodedText(t, conn, family)
+			saved := savedText(t, family)
+			if diff := cmp.Diff(saved, decoded); diff != "" {
+				t.Fatalf("%s (-saved +decoded):\n%s", name, diff)
+			}
+			restoreText(t, family, decoded)
+			_, again := decodedText(t, conn, family)
+			if !slices.EqualFunc(before, again, func(a, b nft.Rule) bool { return sameStatements(family, a, b) }) {
+				t.Errorf("%s: other bytes came of the words", name)
+			}
+			all += strings.Count(decoded, "\n-A ")
+		}
+		if all < 500 {
+			t.Errorf("only %d rules were compared", all)
+		}
+	})
+}
+
+// sameStatements reports whether two rules are of the same bytes, but for what IPv4 does not read.
+func sameStatements(family rules.Family, a, b nft.Rule) bool {
+	one, errA := statements(family, a)
+	other, errB := statements(family, b)
+	return errA == nil && errB == nil && slices.EqualFunc(one, other, func(x, y statement) bool {
+		return x.kind == y.kind && slices.Equal(x.says, y.says)
+	})
+}
+
+// savedText returns what iptables-save prints, without comments, counters and built-in chains'
+// lines.
+func savedText(t *testing.T, family rules.Family) string {
+	t.Helper()
+	var text strings.Builder
+	for line := range strings.Lines(nstest.Command(t, program(NFT, family, "-save"))) {
+		if name, _, chain := strings.Cut(line, " "); chain && line[0] == ':' && !strings.HasPrefix(line, name+" -") || line[0] == '#' {
+			continue
+		}
+		text.WriteString(line)
+	}
+	return text.String()
+}
+
+// decodedText returns the same of what is decoded, and the bytes of all rules.
+func decodedText(t *testing.T, conn *nft.Conn, family rules.Family) (text string, raw []nft.Rule) {
+	t.Helper()
+	var lines strings.Builder
+	set := nstest.Command(t, program(NFT, family, "-save")) // which tables and chains there are, in order
+	table := ""
+	var chains []string
+	for line := range strings.Lines(set) {
+		switch line[0] {
+		case '*':
+			table, chains = strings.TrimSpace(line[1:]), nil
+			lines.WriteString(line)
+		case ':':
+			name, _, _ := strings.Cut(line[1:], " ")
+			if chains = append(chains, name); strings.HasPrefix(line, ":"+name+" -") {
+				lines.WriteString(line)
+			}
+		case 'C':
+			for _, chain := range chains {
+				err := conn.EachRule(family, table, chain, func(m nft.RuleMessage) error {
+					words, ok := ruleset.Words(family, m.Rule.Expressions, m.Rule.Userdata)
+					if !ok {
+						words = "(not decoded)"
+					}
+					lines.WriteString(strings.TrimRight("-A "+chain+" "+words, " ") + "\n")
+					raw = append(raw, m.Rule.Clone())
+					return nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			lines.WriteString(line)
+		}
+	}
+	return lines.String(), raw
+}
+
+// To learn the rules of kube-proxy, Docker and CNI plugins, to follow them and to put them back,
+// nothing is executed.
+func TestOwnersRulesExecuteNothing(t *testing.T) {
+	onNFT(t, func(t *testing.T, family rules.Family) {
+		var clusters []string
+		for name, cluster := range corpusTexts(t) {
+			if cluster.family == family {
+				clusters = append(clusters, name)
+			}
+		}
+		slices.Sort(clusters)
+		texts := corpusTexts(t)
+		restoreText(t, family, texts[clusters[0]].text)
+		restoreText(t, family, ownersText(family), "--noflush")
+		k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
+		calls := countPrograms(t, k, family)
+		mustRead(t, k, family)
+		for _, name := range clusters[1:4] {
+			restoreText(t, family, texts[name].text, "--noflush")
+			mustRead(t, k, family)
+		}
+		iptablesCommand(t, NFT, family, "-t nat -I MINE -p tcp -m tcp --dport 8083 -j GOAL")
+		want := mustRead(t, k, family)
+		for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
+			list := want.Tables[table].Rules("MINE")
+			iptablesCommand(t, NFT, family, "-t "+string(table)+" -F MINE")
+			if w := restoreAll(t, k, family, replayOf(table, "MINE", list)); w.Detour != nil {
+				t.Errorf("%s is not written directly: %v", table, w.Detour)
+			}
+		}
+		got := mustRead(t, k, family)
+		if n := calls(); n != 0 {
+			t.Errorf("%d programs were executed", n)
+		}
+		for table := range want.Tables {
+			if diff := cmp.Diff(want.Tables[table].Rules("MINE"), got.Tables[table].Rules("MINE")); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", table, diff)
+			}
+		}
+		wantAsSaved(t, k, family, "all that")
+	})
+}
+
+// A rule of nft's own that iptables cannot print leaves the rules beside it their text.
+func TestRulesBesideOneOfNFT(t *testing.T) {
+	onNFT(t, func(t *testing.T, family rules.Family) {
+		ip := map[rules.Family]string{rules.IPv4: "ip", rules.IPv6: "ip6"}[family]
+		iptablesCommand(t, NFT, family, "-t nat -N GOAL")
+		iptablesCommand(t, NFT, family, "-t nat -A PREROUTING -m addrtype --dst-type LOCAL -j GOAL")
+		nstest.Command(t, "nft", "add", "rule", ip, "nat", "PREROUTING", "ct", "state", "vmap", "{ new : accept }")
+		iptablesCommand(t, NFT, family, "-t nat -A PREROUTING -j GOAL")
+		k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
+		var texts []string
+		for _, r := range mustRead(t, k, family).Tables[rules.Nat].Rules("PREROUTING") {
+			if _, opaque := r.Opaque(); opaque {
+				texts = append(texts, "opaque")
+				continue
+			}
+			texts = append(texts, r.Spec)
+		}
+		if diff := cmp.Diff([]string{"-m addrtype --dst-type LOCAL -j GOAL", "opaque", "-j GOAL"}, texts); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
