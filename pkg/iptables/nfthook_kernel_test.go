@@ -77,8 +77,8 @@ func TestAChainOfAnotherPriority(t *testing.T) {
 			t.Errorf("what was written is read otherwise (-want +got):\n%s", diff)
 		}
 
-		// A Kernel that never met these rules elsewhere decodes them: iptables prints nothing of such
-		// a chain.
+		// A Kernel that never met these rules elsewhere decodes them: iptables prints nothing of
+		// such a chain.
 		fresh := mustRead(t, openKernel(t, Config{Backend: NFT}), rules.IPv4).Tables[rules.Nat]
 		if diff := cmp.Diff(whole.Chains, fresh.Chains, cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("what another Kernel reads (-want +got):\n%s", diff)

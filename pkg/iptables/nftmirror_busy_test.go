@@ -165,8 +165,8 @@ func countPrograms(t *testing.T, k *Kernel, family rules.Family) func() int {
 }
 
 // A rule that takes another's place just before iptables prints the chain: what
-// is printed must not be taken for the text of the one that was read. Of the match length iptables is
-// asked here and in the next tests: ruleset.Words does not know it.
+// is printed must not be taken for the text of the one that was read. iptables is asked for the match
+// length, here and in the next tests: ruleset.Words does not know it.
 func TestMirrorPairsNothingThatMoved(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")

@@ -233,7 +233,7 @@ func TestOwnersRulesExecuteNothing(t *testing.T) {
 	})
 }
 
-// A rule of nft's own that iptables cannot print leaves the rules beside it their text.
+// A rule of nft's own that iptables cannot print leaves the rules next to it their text.
 func TestRulesBesideOneOfNFT(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		ip := map[rules.Family]string{rules.IPv4: "ip", rules.IPv6: "ip6"}[family]

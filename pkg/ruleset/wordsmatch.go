@@ -225,7 +225,7 @@ func printable(text []byte) bool {
 	return true
 }
 
-// appendQuoted is xtables_save_string of libxtables: it quotes what is not letters, digits, _ and -.
+// appendQuoted is xtables_save_string of libxtables: it quotes all but letters, digits, _ and -.
 func appendQuoted(out, text []byte) []byte {
 	bare := len(text) > 0
 	for _, c := range text {

@@ -121,7 +121,7 @@ func (d *decoder) connmark(x xtInfo) bool {
 	return true
 }
 
-// logFlags are what LOG adds to a line, by the bits of xt_log.h. One that is not here has no option.
+// logFlags are what LOG adds to a line, by the bits of xt_log.h. Others have no option.
 var logFlags = []string{" --log-tcp-sequence", " --log-tcp-options", " --log-ip-options", " --log-uid", "", " --log-macdecode"}
 
 // log reads struct xt_log_info.
