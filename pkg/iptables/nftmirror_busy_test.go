@@ -164,9 +164,9 @@ func countPrograms(t *testing.T, k *Kernel, family rules.Family) func() int {
 	}
 }
 
-// A rule that takes another's place just before iptables prints the chain: what
-// is printed must not be taken for the text of the one that was read. iptables is asked for the match
-// length, here and in the next tests: ruleset.Words does not know it.
+// A rule that takes another's place just before iptables prints the chain: what is printed must not
+// be taken for the text of the one that was read. Here and in the next tests iptables is asked for
+// the match length: ruleset.Words does not know it.
 func TestMirrorPairsNothingThatMoved(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")
