@@ -2,7 +2,6 @@ package ruleset
 
 import (
 	"encoding/binary"
-	"math/bits"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -33,120 +32,6 @@ func (d *decoder) once(kind uint) bool {
 	before := d.seen
 	d.seen |= kind
 	return before&kind == 0 && !d.counted
-}
-
-// A transport are the ports and flags of TCP or UDP that expressions of nf_tables compare one after
-// the other (iptables 1.8.8 and later).
-type transport struct {
-	open                       bool
-	source, destination, flags []byte
-}
-
-// openTransport begins with the ports of TCP or UDP, or reads on.
-func (d *decoder) openTransport() bool {
-	if d.native.open {
-		return true
-	}
-	d.native.open = d.once(portsMatch) && (d.protocol == unix.IPPROTO_TCP || d.protocol == unix.IPPROTO_UDP)
-	return d.native.open
-}
-
-// closeTransport puts what was read of them into words.
-func (d *decoder) closeTransport() bool {
-	t := d.native
-	d.native = transport{}
-	if !t.open {
-		return true
-	}
-	d.matches = append(append(d.matches, " -m "...), protocols[d.protocol]...)
-	d.matches = append(append(append(d.matches, t.source...), t.destination...), t.flags...)
-	return t.source != nil || t.destination != nil || t.flags != nil
-}
-
-const tcpFlagsAt = 13
-
-func (d *decoder) compareTransport(op uint32, value []byte) bool {
-	if d.offset == tcpFlagsAt && d.protocol == unix.IPPROTO_TCP {
-		if d.length != 1 || len(value) != 1 || len(d.mask) != 1 || d.native.flags != nil || op > unix.NFT_CMP_NEQ {
-			return false
-		}
-		d.native.flags = tcpFlags(nil, op == unix.NFT_CMP_NEQ, d.mask[0], value[0])
-		return d.native.flags != nil
-	}
-	if len(value) != 2 {
-		return false
-	}
-	first, last := binary.BigEndian.Uint16(value), binary.BigEndian.Uint16(value)
-	switch op {
-	case unix.NFT_CMP_EQ, unix.NFT_CMP_NEQ:
-	case unix.NFT_CMP_LTE:
-		if first = 0; last == 0 {
-			return false
-		}
-	default:
-		return false
-	}
-	return d.compareNativePorts(op == unix.NFT_CMP_NEQ, first, last)
-}
-
-// between reads a comparison with a range, which iptables-nft writes of ports only.
-func (d *decoder) between(data *fields) bool {
-	loaded := d.loaded
-	register, op := data.number(unix.NFTA_RANGE_SREG), data.number(unix.NFTA_RANGE_OP)
-	from, to := data.value(unix.NFTA_RANGE_FROM_DATA, 2), data.value(unix.NFTA_RANGE_TO_DATA, 2)
-	d.loaded = nothing
-	if loaded != transportHeader || register != d.register || from == nil || to == nil || op > unix.NFT_RANGE_NEQ {
-		return false
-	}
-	first, last := binary.BigEndian.Uint16(from), binary.BigEndian.Uint16(to)
-	return first > 0 && first < last && d.compareNativePorts(op == unix.NFT_RANGE_NEQ, first, last)
-}
-
-func (d *decoder) compareNativePorts(not bool, first, last uint16) bool {
-	words, name := &d.native.source, "--sport"
-	if d.offset == 2 {
-		words, name = &d.native.destination, "--dport"
-	}
-	if d.offset > 2 || d.offset == 1 || d.length != 2 || d.mask != nil || *words != nil {
-		return false
-	}
-	*words = appendPorts(nil, not, name, first, last)
-	return true
-}
-
-// appendPorts appends one port, or a range of them.
-func appendPorts(out []byte, not bool, name string, first, last uint16) []byte {
-	out = strconv.AppendUint(option(out, not, name, ""), uint64(first), 10)
-	if first != last {
-		out = strconv.AppendUint(append(out, ':'), uint64(last), 10)
-	}
-	return out
-}
-
-// tcpFlags appends which flags are looked at, and which must be set; nil if no rule can say that.
-func tcpFlags(out []byte, not bool, mask, set byte) []byte {
-	const all = 0x3f
-	if mask == 0 || mask&^all != 0 || set&^mask != 0 {
-		return nil
-	}
-	out = appendFlags(option(out, not, "--tcp-flags", ""), uint32(mask), tcpFlagNames)
-	return appendFlags(append(out, ' '), uint32(set), tcpFlagNames)
-}
-
-var tcpFlagNames = []string{"FIN", "SYN", "RST", "PSH", "ACK", "URG"}
-
-// appendFlags appends the names of bits with commas between them.
-func appendFlags(out []byte, flags uint32, names []string) []byte {
-	if flags == 0 {
-		return append(out, "NONE"...)
-	}
-	for at := len(out); flags != 0; flags &= flags - 1 {
-		if len(out) > at {
-			out = append(out, ',')
-		}
-		out = append(out, names[bits.TrailingZeros32(flags)]...)
-	}
-	return out
 }
 
 // match reads a match of x_tables.

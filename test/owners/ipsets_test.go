@@ -57,10 +57,10 @@ COMMIT
 	}
 }
 
-// TestAFlusherThatDeletesChainsBehindTheReplay: rules that name ipsets are written as text on nft,
-// and a flusher's -X comes between canaryd's read and that write. The refusal says nothing about
-// the rules: none goes to quarantine, and no record ends as partial or failed. CANARYD_FLUSHES says
-// how many flushes there are.
+// TestAFlusherThatDeletesChainsBehindTheReplay: rules are written as text, and a flusher's -X comes
+// between canaryd's read and that write. The refusal says nothing about the rules: none goes to
+// quarantine, and no record ends as partial or failed. CANARYD_FLUSHES says how many flushes there
+// are.
 func TestAFlusherThatDeletesChainsBehindTheReplay(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "ipset")
@@ -68,7 +68,7 @@ func TestAFlusherThatDeletesChainsBehindTheReplay(t *testing.T) {
 		calicoPolicies(n, 40)
 		n.Protects = selectorOf(n, "kube", "cni", "cali-*").Protects
 		before := n.Protected()
-		p := n.Start("--protect=kube,cni,cali-*")
+		p := n.Start("--protect=kube,cni,cali-*", "--replay=text")
 		flushes := testkit.Size(5, 9)
 		if text := os.Getenv("CANARYD_FLUSHES"); text != "" {
 			many, err := strconv.Atoi(text)
