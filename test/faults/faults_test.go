@@ -27,6 +27,9 @@ func TestMain(m *testing.M) {
 // in which it tries a replay several times.
 const looks = 2
 
+// answers is how often canaryd is asked while a replay hangs.
+const answers = 10
+
 // A node is one with a running canaryd.
 type node struct {
 	*nodetest.Node
@@ -45,6 +48,7 @@ type fault struct {
 	flush func()        // nil for iptables -F in every table
 	while func()        // looks closer before the fault ends; nil for nothing
 	deaf  bool          // it cannot be asked meanwhile
+	hangs bool          // a program of a replay hangs, and canaryd does not poll meanwhile
 	heals bool          // there is another way: all is back while it lasts
 	// either: it may heal while the fault lasts, or not.
 	either bool
@@ -149,7 +153,7 @@ func (n node) missing(f fault, before map[string]float64, said int, protected []
 		return
 	}
 	n.Until(f.name+": it to show", notReady)
-	n.Stays(looks, f.name+": that the node is not called whole", func() error {
+	still := func() error {
 		if err := notReady(); err != nil {
 			return err
 		}
@@ -157,7 +161,15 @@ func (n node) missing(f fault, before map[string]float64, said int, protected []
 			return fmt.Errorf("the loop stands still: %w", err)
 		}
 		return nil
-	})
+	}
+	if f.hangs {
+		n.Until("a program to hang", hanging)
+		for range answers {
+			n.Must(still())
+		}
+	} else {
+		n.Stays(looks, f.name+": that the node is not called whole", still)
+	}
 	if got := n.Metrics()["rules_absent_seconds{}"] - before["rules_absent_seconds{}"]; got != 0 {
 		n.Errorf("%s: something counts as back", f.name)
 	}

@@ -81,17 +81,18 @@ func TestRestoreFails(t *testing.T) {
 					end := begin()
 					return func() { end(); killHanging(n) }
 				},
-				while: func() {
-					lost()
-					n.Until("a program to hang", func() error {
-						_, err := os.Stat("/run/hangs")
-						return err
-					})
-				},
+				hangs: true,
+				while: lost,
 			})
 		}
 		d.daemon.Stop()
 	})
+}
+
+// hanging is an error while no wrapper hangs.
+func hanging() error {
+	_, err := os.Stat("/run/hangs")
+	return err
 }
 
 // killHanging ends the wrapper that hangs.
