@@ -43,10 +43,11 @@ func (n node) refuses(errno string, calls ...string) func() func() {
 		})
 		return func() {
 			n.Helper()
-			// strace 6.1 that is asked to end may wait for ever for a thread that ends as it is
-			// detached. If it is killed earlier, a call that it holds fails with ENOSYS.
+			// strace 6.1 that is asked to end may wait for ever for a thread, which waits for a
+			// child that strace holds. If strace is killed at once, a call that it holds fails with
+			// ENOSYS.
 			n.Must(tracer.Process.Signal(unix.SIGINT))
-			n.Until("strace to let go of canaryd", n.untraced)
+			n.Until("strace to let go of canaryd, or to hang", n.untraced())
 			_ = tracer.Process.Kill() // it may have ended
 			_ = tracer.Wait()         // the signal is what it says
 			text, err := os.ReadFile("/run/strace")
@@ -59,17 +60,29 @@ func (n node) refuses(errno string, calls ...string) func() func() {
 	}
 }
 
-// untraced is an error while a thread of canaryd is traced.
-func (n node) untraced() error {
-	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", n.daemon.PID()))
-	n.Must(err)
-	for _, path := range paths {
-		// A thread that ends meanwhile is not traced any more.
-		if text, err := os.ReadFile(path); err == nil && !bytes.Contains(text, []byte("\nTracerPid:\t0\n")) {
-			return fmt.Errorf("%s names a tracer", path)
+// untraced returns a condition that holds when no thread of canaryd is traced any more, or as many
+// as before for many looks.
+func (n node) untraced() func() error {
+	const many = 100
+	same, before := 0, 0
+	return func() error {
+		paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", n.daemon.PID()))
+		n.Must(err)
+		traced := 0
+		for _, path := range paths {
+			// A thread that ends meanwhile is not traced any more.
+			if text, err := os.ReadFile(path); err == nil && !bytes.Contains(text, []byte("\nTracerPid:\t0\n")) {
+				traced++
+			}
 		}
+		if traced != before {
+			same, before = 0, traced
+		}
+		if same++; traced > 0 && same < many {
+			return fmt.Errorf("%d threads of canaryd are traced", traced)
+		}
+		return nil
 	}
-	return nil
 }
 
 // noFiles leaves canaryd no file descriptor that is not open already.
