@@ -125,20 +125,23 @@ func TestWhoPurges(t *testing.T) {
 		rules [3]watch.Doer // and then three rules
 		line  string        // of the command that takes the mark; empty: it names it
 		back  int           // how many of the rules come back
+		slow  bool          // seconds are between two commands
 	}{
-		{"an agent", puppet, [3]watch.Doer{puppet, puppet, puppet}, "", 3},
-		{"an agent, and a script", puppet, [3]watch.Doer{script, script, script}, "", 0},
-		{"an agent, and an owner", puppet, [3]watch.Doer{proxy, proxy, proxy}, "", 0},
-		{"an agent, and another one that was gone", puppet, [3]watch.Doer{gone, gone, gone}, "", 0},
-		{"an agent, with a command that was gone", puppet, [3]watch.Doer{puppet, gone, puppet}, "", 3},
-		{"a command that was gone, between an agent and an owner", puppet, [3]watch.Doer{puppet, gone, proxy}, "", 1},
-		{"a script, and an owner", script, [3]watch.Doer{proxy, proxy, proxy}, "", 0},
-		{"a person", person, [3]watch.Doer{person, person, person}, "", 0},
-		{"an owner", proxy, [3]watch.Doer{proxy, proxy, proxy}, "", 0},
-		{"a process that was gone", gone, [3]watch.Doer{gone, gone, gone}, "", 0},
-		{"a flush of the mark's chain", puppet, [3]watch.Doer{puppet, puppet, puppet}, "iptables -t nat -F PREROUTING", 0},
-		{"a flush of the table", puppet, [3]watch.Doer{puppet, puppet, puppet}, "iptables -t nat -F", 0},
-		{"a deletion by number", puppet, [3]watch.Doer{puppet, puppet, puppet}, "iptables -t nat -D PREROUTING 1", 0},
+		{"an agent", puppet, [3]watch.Doer{puppet, puppet, puppet}, "", 3, false},
+		{"an agent, and a script", puppet, [3]watch.Doer{script, script, script}, "", 0, false},
+		{"an agent, and an owner", puppet, [3]watch.Doer{proxy, proxy, proxy}, "", 0, false},
+		{"an agent, and another one that was gone", puppet, [3]watch.Doer{gone, gone, gone}, "", 0, false},
+		{"an agent, with a command that was gone", puppet, [3]watch.Doer{puppet, gone, puppet}, "", 3, false},
+		{"a command that was gone, between an agent and an owner", puppet, [3]watch.Doer{puppet, gone, proxy}, "", 1, false},
+		{"a busy node: an agent, with a command that was gone", puppet, [3]watch.Doer{puppet, gone, puppet}, "", 3, true},
+		{"a busy node: a command that was gone, between an agent and an owner", puppet, [3]watch.Doer{puppet, gone, proxy}, "", 1, true},
+		{"a script, and an owner", script, [3]watch.Doer{proxy, proxy, proxy}, "", 0, false},
+		{"a person", person, [3]watch.Doer{person, person, person}, "", 0, false},
+		{"an owner", proxy, [3]watch.Doer{proxy, proxy, proxy}, "", 0, false},
+		{"a process that was gone", gone, [3]watch.Doer{gone, gone, gone}, "", 0, false},
+		{"a flush of the mark's chain", puppet, [3]watch.Doer{puppet, puppet, puppet}, "iptables -t nat -F PREROUTING", 0, false},
+		{"a flush of the table", puppet, [3]watch.Doer{puppet, puppet, puppet}, "iptables -t nat -F", 0, false},
+		{"a deletion by number", puppet, [3]watch.Doer{puppet, puppet, puppet}, "iptables -t nat -D PREROUTING 1", 0, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -157,8 +160,12 @@ func TestWhoPurges(t *testing.T) {
 				list = slices.DeleteFunc(list, func(d deletion) bool {
 					return !strings.HasPrefix(d.line, "-D KUBE-SVC-") || !strings.Contains(d.line, "-j KUBE-MARK-MASQ")
 				})
+				pause := 100 * time.Millisecond
+				if tt.slow {
+					pause = 1500 * time.Millisecond
+				}
 				for i, by := range tt.rules {
-					r.delete(by, 100*time.Millisecond, list[i:i+1])
+					r.delete(by, pause, list[i:i+1])
 				}
 				back := func() (n int) {
 					for _, d := range list[:3] {
@@ -255,7 +262,7 @@ func TestAPurgeDeletesJumpsOnLegacy(t *testing.T) {
 }
 
 // TestAPurgeInAnyOrder: jumps that a purge took, learned as removed or not, come back in their
-// order, which decides what their packets meet.
+// order, which decides what their packets meet. Some commands ended before they could be read.
 func TestAPurgeInAnyOrder(t *testing.T) {
 	for seed := range uint64(6) {
 		for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
@@ -270,7 +277,13 @@ func TestAPurgeInAnyOrder(t *testing.T) {
 						return !slices.Contains([]string{"PREROUTING", "OUTPUT", "POSTROUTING", "KUBE-SERVICES", "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-MASQ"}, chain)
 					})
 					before, foreign := r.tables(), r.tables()
-					r.delete(script, 300*time.Millisecond, list)
+					for i := range list {
+						by := script
+						if i%6 == 3 && i+1 < len(list) {
+							by = gone
+						}
+						r.delete(by, 700*time.Millisecond, list[i:i+1])
+					}
 					marks, _ := r.deletions() // they may have been renewed
 					r.delete(script, 300*time.Millisecond, marks)
 					for f, set := range r.tables() { // what is not protected its owners put back

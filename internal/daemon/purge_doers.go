@@ -124,22 +124,29 @@ func (p *purge) did(q inquiry, deeds []deed) bool {
 // is reports whether a process is known to belong to the purge.
 func (p *purge) is(by watch.Doer) bool { return slices.ContainsFunc(p.by, by.Is) }
 
-// near reports whether a command that ended before it could be read counts for the purge: the purge
-// wrote less than purgeGap before or after it, and no other known process did.
-func (p *purge) near(q inquiry, x deed) (near bool) {
+// near reports whether a command that ended before it could be read counts for the purge. Known
+// processes that wrote less than purgeGap before or after it all belong to the purge, or those that
+// wrote last before it and first after it do: a busy machine executes few commands in a second.
+func (p *purge) near(q inquiry, x deed) bool {
 	if x.by.Known() || !onlyOneRule(x.by.Comm) || x.at.IsZero() || time.Since(x.at) <= purgeGap {
 		return false
 	}
-	for _, o := range q.acts(x.at.Add(-purgeGap)) {
-		if o.at.After(x.at.Add(purgeGap)) {
-			continue
+	close, before, after, behind := false, false, false, false
+	for _, o := range q.acts(x.at.Add(-purgeQuiet)) {
+		is := p.is(o.by)
+		if o.at.Sub(x.at).Abs() <= purgeGap {
+			if !is {
+				return false
+			}
+			close = true
 		}
-		if !p.is(o.by) {
-			return false
+		if !o.at.After(x.at) {
+			before = is
+		} else if !behind {
+			after, behind = is, true
 		}
-		near = true
 	}
-	return near
+	return close || before && after
 }
 
 // onlyOneRule reports whether a program may be an iptables that changes one rule at a time. On
