@@ -84,7 +84,7 @@ func writeVerdicts(w io.Writer, s api.Status) {
 // guardsText names the mode, the backend and the number of guarded rules.
 func guardsText(s api.Status) string {
 	mode, guarded := fmt.Sprintf("mode %s, ", s.Mode), s.GuardedText(strconv.Itoa)
-	backend := fmt.Sprintf("backend %s %s (%s)\n", s.Backend.Name, s.Backend.Version, plain(s.Backend.Reason))
+	backend := fmt.Sprintf("backend %s %s (%s)\n", s.Backend.Name, cmp.Or(s.Backend.Version, "without iptables"), plain(s.Backend.Reason))
 	if s.OnlyNative() {
 		return mode + "guarding " + guarded + "\n" + backend
 	}

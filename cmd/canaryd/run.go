@@ -102,6 +102,9 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	info, program := kernel.Info(), built()
 	log.Info("Starting", "version", program.version, "mode", o.mode, "backend", info.Backend, "iptables", info.Version,
 		"reason", info.Reason, "families", kernel.Families(), "protect", o.protect)
+	if info.Missing != "" {
+		severity.Notices(log).Info("Declared rules and rules of older files cannot be written: iptables cannot be executed", "reason", info.Missing)
+	}
 	disabled := map[rules.Family]string{}
 	for f, why := range kernel.Disabled() {
 		disabled[f] = why.Error()

@@ -49,7 +49,8 @@ const (
 // Info says what a Kernel works with; it does not change while it is open.
 type Info struct {
 	Backend     Backend
-	Version     string // of the iptables program, such as "1.8.9"
+	Version     string // of the iptables program, such as "1.8.9"; "" without one
+	Missing     string // why programs cannot be executed, and what to install; only nft goes without them
 	Reason      string // why this backend was chosen, for people
 	Mixed       bool   // both backends hold rules of others
 	RandomFully bool   // MASQUERADE --random-fully is known (1.6.2)

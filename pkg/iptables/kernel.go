@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,6 +77,9 @@ func Open(ctx context.Context, cfg Config) (*Kernel, error) {
 	if k.tools, err = k.findTools(ctx, evidence.Backend); err != nil && cfg.Backend == "" && evidence.Empty() {
 		err = k.useWhatIsInstalled(ctx, err)
 	}
+	if k.evidence.Backend == NFT && (err != nil || len(k.disabled) > 0) {
+		err = k.goWithout(ctx)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -84,6 +88,9 @@ func Open(ctx context.Context, cfg Config) (*Kernel, error) {
 	}
 	if err := k.inspect(ctx); err != nil {
 		return nil, err
+	}
+	if cfg.Replay == ReplayText && k.info.Missing != "" {
+		return nil, fmt.Errorf("a replay by text needs iptables: %s", k.info.Missing)
 	}
 	if err := k.open(ctx); err != nil {
 		return nil, errors.Join(err, k.Close())
@@ -202,6 +209,26 @@ func (k *Kernel) useWhatIsInstalled(ctx context.Context, missing error) error {
 	return nil
 }
 
+// goWithout opens the families whose programs are missing, too: on nft canaryd reads and writes
+// rules without a program. Only a text that a person declared, or that was stored, needs one.
+func (k *Kernel) goWithout(ctx context.Context) error {
+	clear(k.disabled)
+	k.tools = map[rules.Family]tools{}
+	for _, family := range k.cfg.Families {
+		if family == rules.IPv6 {
+			if err := haveIPv6(); err != nil {
+				k.disabled[family] = fmt.Errorf("%w: %v: %w", ErrNoFamily, family, err)
+				continue
+			}
+		}
+		k.tools[family], _ = findTools(ctx, NFT, family) // the tools have the error
+	}
+	if len(k.tools) == 0 {
+		return fmt.Errorf("cannot use the %s backend: %w", NFT, oneLine(slices.Collect(maps.Values(k.disabled))))
+	}
+	return nil
+}
+
 // haveIPv6 reports why the kernel has no IPv6 (ipv6.disable=1 keeps sockets
 // from being opened), or nil.
 func haveIPv6() error {
@@ -212,22 +239,27 @@ func haveIPv6() error {
 	return unix.Close(fd)
 }
 
-// inspect learns the version, from the first family's program.
+// inspect learns the version, from the first family's program that is installed.
 func (k *Kernel) inspect(ctx context.Context) error {
-	family := k.Families()[0]
-	v, randomFully, err := inspect(ctx, k.tools[family].iptables, family)
-	if err != nil {
-		return err
+	k.info = Info{Backend: k.evidence.Backend, Reason: k.evidence.Reason, Mixed: k.evidence.Mixed}
+	for _, family := range k.Families() {
+		if err := k.tools[family].missing; err != nil {
+			k.info.Missing = cmp.Or(k.info.Missing, err.Error())
+			continue
+		}
+		if k.info.Version != "" {
+			continue
+		}
+		v, randomFully, err := inspect(ctx, k.tools[family].iptables, family)
+		if err != nil {
+			return err
+		}
+		k.version, k.info.Version, k.info.RandomFully = v, v.String(), randomFully
+		if err := checkVersion(k.info.Backend, v); err != nil {
+			return err
+		}
 	}
-	k.version = v
-	k.info = Info{
-		Backend:     k.evidence.Backend,
-		Version:     v.String(),
-		Reason:      k.evidence.Reason,
-		Mixed:       k.evidence.Mixed,
-		RandomFully: randomFully,
-	}
-	return checkVersion(k.info.Backend, v)
+	return nil
 }
 
 // open opens what must be closed again.

@@ -105,12 +105,15 @@ func (f *familyText) Took(p Place, now nft.Content, same bool) {
 	}
 	found, known := f.lexicon.texts(now.IDs)
 	if !known {
-		switch f.fit(p, f.raw.Chain(p)) {
-		case fits:
+		fit, missing := f.fit(p, f.raw.Chain(p)), f.printer.tools[f.family].missing
+		switch {
+		case fit == fits && missing != nil:
+			found = f.lexicon.textsOr(now.IDs, missing.Error())
+		case fit == fits:
 			t.textless[p.Chain] = now
-		case shifted:
+		case fit == shifted:
 			found = f.lexicon.textsOr(now.IDs, errShifted.Error())
-		case misfit, stranger: // not shown
+		default: // a misfit or a stranger is not shown
 		}
 	}
 	t.fresh[p.Chain] = f.shared(p, found)

@@ -22,6 +22,9 @@ func (k *Kernel) restore(ctx context.Context, family rules.Family, input io.Writ
 		return err
 	}
 	path := k.tools[family].restore
+	if err := k.tools[family].missing; err != nil {
+		return &RestoreError{Program: path, Reason: ReasonOther, Stderr: err.Error()}
+	}
 	if scripts, ok := input.(Scripts); ok {
 		if err := scripts.checkText(filepath.Base(path)); err != nil {
 			return err

@@ -35,6 +35,7 @@ var movableLock = version{1, 8, 6}
 // Tools are the absolute paths of one family's programs on one backend.
 type tools struct {
 	iptables, save, restore string
+	missing                 error // why they cannot be executed; they have names then, and no paths
 }
 
 // familyPrefix is how the family's programs and proc files begin.
@@ -47,25 +48,24 @@ func familyPrefix(family rules.Family) string {
 
 // findTools looks for the programs of family on backend, first under the
 // names that say the backend ("iptables-nft-save"), then under the plain ones
-// if their version text says the backend. The error names what is missing.
+// if their version text says the backend. It returns their names with the error,
+// which names what is missing.
 func findTools(ctx context.Context, backend Backend, family rules.Family) (tools, error) {
-	var t tools
 	base := familyPrefix(family) + "tables"
-	for _, want := range []struct {
-		path   *string
-		suffix string
-	}{{&t.iptables, ""}, {&t.save, "-save"}, {&t.restore, "-restore"}} {
-		exact := base + "-" + string(backend) + want.suffix
-		path := lookUp(exact)
-		if path == "" {
-			path = lookUp(base + want.suffix)
-			if path == "" || backendOf(ctx, path) != backend {
-				return tools{}, fmt.Errorf("%s is not installed: install the package \"iptables\" (%s)", exact, packageHint(backend))
+	names := base + "-" + string(backend)
+	t := tools{iptables: names, save: names + "-save", restore: names + "-restore"}
+	found := t
+	for _, path := range []*string{&found.iptables, &found.save, &found.restore} {
+		exact := *path
+		if *path = lookUp(exact); *path == "" {
+			*path = lookUp(base + strings.TrimPrefix(exact, names))
+			if *path == "" || backendOf(ctx, *path) != backend {
+				t.missing = fmt.Errorf("%s is not installed: install the package \"iptables\" (%s)", exact, packageHint(backend))
+				return t, t.missing
 			}
 		}
-		*want.path = path
 	}
-	return t, nil
+	return found, nil
 }
 
 func packageHint(backend Backend) string {

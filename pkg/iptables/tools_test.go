@@ -126,12 +126,12 @@ func TestOpenPrograms(t *testing.T) {
 		disabled string // why IPv6 is
 		err      string
 	}{
-		{name: "none", cfg: Config{Backend: NFT},
-			err: `cannot use the nft backend: iptables-nft is not installed: install the package "iptables" (Fedora, RHEL: "iptables-nft"); ip6tables-nft is not installed: install the package "iptables" (Fedora, RHEL: "iptables-nft")`},
+		{name: "none", cfg: Config{Backend: NFT}, families: rules.Families()},
+		{name: "none, and text is to be replayed", cfg: Config{Backend: NFT, Replay: ReplayText},
+			err: `a replay by text needs iptables: iptables-nft is not installed: install the package "iptables" (Fedora, RHEL: "iptables-nft")`},
 		{name: "other backend's", cfg: Config{Backend: Legacy}, programs: v4(NFT),
 			err: `cannot use the legacy backend: iptables-legacy is not installed: install the package "iptables" (Fedora: "iptables-legacy"); ip6tables-legacy is not installed: install the package "iptables" (Fedora: "iptables-legacy")`},
-		{name: "no ip6tables", programs: v4(NFT), families: []rules.Family{rules.IPv4},
-			disabled: `this IP family is not available: ipv6: ip6tables-nft is not installed: install the package "iptables" (Fedora, RHEL: "iptables-nft")`},
+		{name: "no ip6tables", programs: v4(NFT), families: rules.Families()},
 		{name: "nothing there and only legacy is installed", programs: v4(Legacy), families: []rules.Family{rules.IPv4},
 			disabled: `this IP family is not available: ipv6: ip6tables-legacy is not installed: install the package "iptables" (Fedora: "iptables-legacy")`},
 		{name: "plain names", cfg: Config{Families: []rules.Family{rules.IPv4}}, families: []rules.Family{rules.IPv4},
