@@ -90,7 +90,7 @@ programs)
 	"${progress[@]}" "${common[@]}" ./test/page ./test/packaging ./test/alerts ./hack/dashboard -- \
 		"${common[@]}" -run='^Test(Fish|Zsh|ManualIsWellFormed|ManualIsComplete)$' ./cmd/canaryd -- \
 		"${common[@]}" -run='^Test(Netavark|PodsOfTheRealPluginsThatAreGone|RulesOfPodsThatAnAgentDeletes|HostPortsOfTheRealPlugins)$' ./test/owners -- \
-		"${common[@]}" -race ./test/flushers
+		"${common[@]}" ./test/flushers
 	;;
 *)
 	"${progress[@]}" "${common[@]}" "$@"
