@@ -10,18 +10,12 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit"
-	"github.com/canaryd/canaryd/internal/testkit/canaryd"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/testlog"
 )
 
-const (
-	// limit bounds the tests of one machine, by its own clock; two busy processors need three
-	// minutes.
-	limit = 20 * time.Minute
-	// slower is how many times as long tests wait in an emulated machine.
-	slower = 10
-)
+// limit bounds the tests of one machine, by its own clock; two busy processors need three minutes.
+const limit = 20 * time.Minute
 
 // A machine is a kernel with a root file system in memory.
 type machine struct {
@@ -99,7 +93,7 @@ func (m machine) arguments() []string {
 	}
 	words := []string{
 		"console=" + console, "quiet", "loglevel=1", "panic=-1", "mitigations=off", "random.trust_cpu=on", "rdinit=/init",
-		nodetest.With("/canaryd"), canaryd.Patient(slower),
+		nodetest.With("/canaryd"),
 		"--", "-test.v", "-test.parallel=1", "-test.count=1", "-test.timeout=" + limit.String(), "-test.run=^(" + strings.Join(patterns, "|") + ")$",
 	}
 	return append(model, "-accel", "tcg", "-m", "2048", "-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio",

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -31,21 +30,6 @@ func Flags(backend iptables.Backend, dir string) []string {
 
 // Socket returns the path of the control socket that Flags sets.
 func Socket(dir string) string { return filepath.Join(dir, "canaryd.sock") }
-
-// Patient is the setting of the environment by which tests wait that many times as long as on
-// an ordinary machine: an emulated one is slow.
-func Patient(times int) string { return patience + "=" + strconv.Itoa(times) }
-
-const patience = "CANARYD_TEST_PATIENCE"
-
-// Patience returns how long to wait for what takes that long on an ordinary machine.
-func Patience(limit time.Duration) time.Duration {
-	times, err := strconv.Atoi(os.Getenv(patience))
-	if err != nil {
-		return limit // it is not set
-	}
-	return limit * time.Duration(times)
-}
 
 // A Process is a running canaryd.
 type Process struct {

@@ -6,11 +6,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
-	"time"
 
-	"github.com/canaryd/canaryd/internal/testkit/canaryd"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -24,15 +21,16 @@ type Programs struct {
 
 var _ Flusher = Programs{}
 
-// lockWait returns for how many seconds programs wait for the xtables lock.
-func lockWait() string { return strconv.Itoa(int(canaryd.Patience(5 * time.Second).Seconds())) }
+// lockWait is for how many seconds programs wait for the xtables lock. On a starved machine canaryd
+// has it for longer than the five seconds of kube-proxy.
+const lockWait = "60"
 
 // Backend returns the backend whose programs are executed.
 func (p Programs) Backend() iptables.Backend { return p.With }
 
 // Flush runs iptables -F.
 func (p Programs) Flush(ctx context.Context, family rules.Family, table rules.TableName, chain string) error {
-	args := []string{"-w", lockWait(), "-t", string(table), "-F"}
+	args := []string{"-w", lockWait, "-t", string(table), "-F"}
 	if chain != "" {
 		args = append(args, chain)
 	}
@@ -41,18 +39,18 @@ func (p Programs) Flush(ctx context.Context, family rules.Family, table rules.Ta
 
 // DeleteChains runs iptables -X.
 func (p Programs) DeleteChains(ctx context.Context, family rules.Family, table rules.TableName) error {
-	return p.run(ctx, p.name(family, ""), "-w", lockWait(), "-t", string(table), "-X")
+	return p.run(ctx, p.name(family, ""), "-w", lockWait, "-t", string(table), "-X")
 }
 
 // Restore runs iptables-restore.
 func (p Programs) Restore(ctx context.Context, family rules.Family, text string) error {
-	_, err := p.execute(ctx, text, p.name(family, "-restore"), "-w", lockWait())
+	_, err := p.execute(ctx, text, p.name(family, "-restore"), "-w", lockWait)
 	return err
 }
 
 // RestoreNoflush runs iptables-restore --noflush.
 func (p Programs) RestoreNoflush(ctx context.Context, family rules.Family, text string) error {
-	_, err := p.execute(ctx, text, p.name(family, "-restore"), "-w", lockWait(), "--noflush")
+	_, err := p.execute(ctx, text, p.name(family, "-restore"), "-w", lockWait, "--noflush")
 	return err
 }
 
