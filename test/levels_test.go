@@ -70,10 +70,17 @@ func TestWhatIsLeftIsRun(t *testing.T) {
 	}
 }
 
-// TestRacedTestsExist: each test of test/e2e that make race names is one.
+// TestRacedTestsExist: each test of test/e2e that make race names is one, and so is each test of
+// pkg/iptables that it leaves out.
 func TestRacedTestsExist(t *testing.T) {
-	_, list, _ := strings.Cut(text(t, "../hack/test.sh"), "<<-END\n")
+	script := text(t, "../hack/test.sh")
+	_, list, _ := strings.Cut(script, "<<-END\n")
 	list, _, _ = strings.Cut(list, "END\n")
+	for _, m := range regexp.MustCompile(`-skip='\^(\w+)\$'`).FindAllStringSubmatch(script, -1) {
+		if !slices.Contains(parsed(t, "../pkg/iptables").Tests(), m[1]) {
+			t.Errorf("hack/test.sh leaves out %s, and pkg/iptables has no such test", m[1])
+		}
+	}
 	named := regexp.MustCompile(`\w+`).FindAllString(list, -1)
 	if len(named) == 0 {
 		t.Fatal("hack/test.sh names no tests")
