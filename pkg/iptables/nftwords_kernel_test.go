@@ -112,7 +112,7 @@ func TestWordsAreThoseOfIptables(t *testing.T) {
 		for _, name := range slices.Sorted(maps.Keys(texts)) {
 			restoreText(t, family, texts[name])
 			decoded, before := decodedText(t, conn, family)
-			saved := savedText(t, family)
+			saved := strings.ReplaceAll(savedText(t, family), " \n", "\n") // 1.8.7 ends a comment with a blank
 			if diff := cmp.Diff(saved, decoded); diff != "" {
 				t.Fatalf("%s (-saved +decoded):\n%s", name, diff)
 			}
