@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
 
 // apiAddress is where each namespace finds the API server.
@@ -36,10 +36,19 @@ type api struct {
 	mu      sync.Mutex
 	version int64
 	moved   chan struct{} // closed by the next change
-	objects map[string]map[string]metav1.Object
+	objects map[string]map[string]object
 	// log has all changes since the start, so that a watch may begin at any version.
 	log map[string][]change
 }
+
+// An object is what is in a list.
+type object struct {
+	value any
+	meta  *kube.ObjectMeta // of value
+}
+
+// MarshalJSON returns the value's.
+func (o object) MarshalJSON() ([]byte, error) { return json.Marshal(o.value) }
 
 // A change is one event of a watch.
 type change struct {
@@ -48,20 +57,20 @@ type change struct {
 }
 
 func newAPI() *api {
-	a := &api{moved: make(chan struct{}), objects: map[string]map[string]metav1.Object{}, log: map[string][]change{}}
+	a := &api{moved: make(chan struct{}), objects: map[string]map[string]object{}, log: map[string][]change{}}
 	for list := range kinds {
-		a.objects[list] = map[string]metav1.Object{}
+		a.objects[list] = map[string]object{}
 	}
 	return a
 }
 
 // set adds an object to a list, or changes it.
-func (a *api) set(list string, o metav1.Object) {
+func (a *api) set(list string, o object) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	key := o.GetNamespace() + "/" + o.GetName()
+	key := o.meta.Namespace + "/" + o.meta.Name
 	event := "MODIFIED"
-	if a.objects[list][key] == nil {
+	if _, there := a.objects[list][key]; !there {
 		event = "ADDED"
 	}
 	a.objects[list][key] = o
@@ -79,12 +88,12 @@ func (a *api) remove(list, namespace, name string) {
 }
 
 // note writes a change into the log. a.mu must be held.
-func (a *api) note(list, event string, o metav1.Object) {
+func (a *api) note(list, event string, o object) {
 	a.version++
-	o.SetResourceVersion(strconv.FormatInt(a.version, 10))
+	o.meta.ResourceVersion = strconv.FormatInt(a.version, 10)
 	text, err := json.Marshal(map[string]any{"type": event, "object": o})
 	if err != nil {
-		panic(fmt.Sprintf("%s has no JSON: %v", o.GetName(), err)) // a mistake of the test's
+		panic(fmt.Sprintf("%s has no JSON: %v", o.meta.Name, err)) // a mistake of the test's
 	}
 	a.log[list] = append(a.log[list], change{a.version, text})
 	close(a.moved)

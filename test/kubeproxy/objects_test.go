@@ -7,12 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
-
 	"github.com/canaryd/canaryd/internal/testkit"
+	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
 
 const (
@@ -50,12 +46,13 @@ type pod struct {
 // ServiceCIDR: kube-proxy 1.36 writes its rule in a full sync only, and one that hears of it after
 // its first sync lacks the rule for an hour.
 func newTown(a *api, rng *rand.Rand, n int) *town {
-	a.set(nodes, &corev1.Node{
-		TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: nodeName},
-		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
-			{Type: corev1.NodeInternalIP, Address: nodeIPv4}, {Type: corev1.NodeInternalIP, Address: nodeIPv6},
+	node := &kube.Node{
+		TypeMeta: kube.TypeMeta{Kind: "Node", APIVersion: "v1"}, ObjectMeta: kube.ObjectMeta{Name: nodeName},
+		Status: kube.NodeStatus{Addresses: []kube.NodeAddress{
+			{Type: kube.InternalIP, Address: nodeIPv4}, {Type: kube.InternalIP, Address: nodeIPv6},
 		}},
-	})
+	}
+	a.set(nodes, object{node, &node.ObjectMeta})
 	t := &town{api: a, rng: rng, slots: make([]slot, n+1)}
 	for i := range t.slots {
 		t.add(i)
@@ -176,73 +173,74 @@ func (t *town) name(i int) string { return fmt.Sprintf("service-%d-%d", i, t.slo
 func (t *town) setService(i int) {
 	s := &t.slots[i]
 	ips := []string{fmt.Sprintf("10.96.%d.%d", i/200, 10+i%200), fmt.Sprintf("fd00:10:96::%x", 10+i)}
-	spec := corev1.ServiceSpec{
-		Type: corev1.ServiceTypeClusterIP, ClusterIP: ips[0], ClusterIPs: ips, SessionAffinity: corev1.ServiceAffinityNone,
-		IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
-		Ports:      []corev1.ServicePort{{Name: "main", Protocol: corev1.ProtocolTCP, Port: s.port, TargetPort: intstr.FromInt32(8080)}},
+	spec := kube.ServiceSpec{
+		Type: kube.TypeClusterIP, ClusterIP: ips[0], ClusterIPs: ips, SessionAffinity: kube.AffinityNone,
+		IPFamilies: []string{kube.IPv4, kube.IPv6},
+		Ports:      []kube.ServicePort{{Name: "main", Protocol: kube.TCP, Port: s.port, TargetPort: "8080"}},
 	}
-	var status corev1.ServiceStatus
+	var status kube.ServiceStatus
 	if s.affinity {
 		seconds := int32(60)
-		spec.SessionAffinity, spec.SessionAffinityConfig = corev1.ServiceAffinityClientIP, &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &seconds}}
+		spec.SessionAffinity, spec.SessionAffinityConfig = kube.AffinityClientIP, &kube.SessionAffinityConfig{ClientIP: &kube.ClientIPConfig{TimeoutSeconds: &seconds}}
 	}
-	local, cluster := corev1.ServiceInternalTrafficPolicyLocal, corev1.ServiceInternalTrafficPolicyCluster
+	local, cluster := kube.PolicyLocal, kube.PolicyCluster
 	spec.InternalTrafficPolicy = &cluster
 	switch i % 6 {
 	case 1:
-		spec.Ports = append(spec.Ports, corev1.ServicePort{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53, TargetPort: intstr.FromInt32(5353)})
+		spec.Ports = append(spec.Ports, kube.ServicePort{Name: "dns", Protocol: kube.UDP, Port: 53, TargetPort: "5353"})
 	case 2:
-		spec.Type, spec.ExternalTrafficPolicy = corev1.ServiceTypeNodePort, corev1.ServiceExternalTrafficPolicyCluster
+		spec.Type, spec.ExternalTrafficPolicy = kube.TypeNodePort, kube.PolicyCluster
 	case 3:
-		spec.Type, spec.ExternalTrafficPolicy = corev1.ServiceTypeNodePort, corev1.ServiceExternalTrafficPolicyLocal
+		spec.Type, spec.ExternalTrafficPolicy = kube.TypeNodePort, kube.PolicyLocal
 		spec.ExternalIPs = []string{fmt.Sprintf("198.18.%d.%d", i/200, 10+i%200)}
 	case 4:
-		spec.Type, spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyCluster
+		spec.Type, spec.ExternalTrafficPolicy = kube.TypeLoadBalancer, kube.PolicyCluster
 		spec.LoadBalancerSourceRanges = []string{"203.0.113.0/24", "2001:db8:113::/64"}
-		status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: fmt.Sprintf("198.19.%d.%d", i/200, 10+i%200)}, {IP: fmt.Sprintf("2001:db8::%x", 100+i)}}
+		status.LoadBalancer.Ingress = []kube.LoadBalancerIngress{{IP: fmt.Sprintf("198.19.%d.%d", i/200, 10+i%200)}, {IP: fmt.Sprintf("2001:db8::%x", 100+i)}}
 	case 5:
 		spec.InternalTrafficPolicy = &local
 	}
-	if spec.Type != corev1.ServiceTypeClusterIP {
+	if spec.Type != kube.TypeClusterIP {
 		spec.Ports[0].NodePort = int32(30000 + i)
 	}
-	t.api.set(services, &corev1.Service{
-		TypeMeta: metav1.TypeMeta{Kind: "Service", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: t.name(i), Namespace: namespace},
+	service := &kube.Service{
+		TypeMeta: kube.TypeMeta{Kind: "Service", APIVersion: "v1"}, ObjectMeta: kube.ObjectMeta{Name: t.name(i), Namespace: namespace},
 		Spec: spec, Status: status,
-	})
+	}
+	t.api.set(services, object{service, &service.ObjectMeta})
 }
 
 // setSlices writes the endpoints of a slot's service, of both families.
 func (t *town) setSlices(i int) {
-	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+	for _, family := range []string{kube.IPv4, kube.IPv6} {
 		suffix := "-ipv4"
-		if family == discoveryv1.AddressTypeIPv6 {
+		if family == kube.IPv6 {
 			suffix = "-ipv6"
 		}
-		main, dns, tcp, udp, stream, datagram := "main", "dns", corev1.ProtocolTCP, corev1.ProtocolUDP, int32(8080), int32(5353)
-		slice := &discoveryv1.EndpointSlice{
-			TypeMeta: metav1.TypeMeta{Kind: "EndpointSlice", APIVersion: "discovery.k8s.io/v1"},
-			ObjectMeta: metav1.ObjectMeta{
-				Name: t.name(i) + suffix, Namespace: namespace, Labels: map[string]string{discoveryv1.LabelServiceName: t.name(i)},
+		main, dns, tcp, udp, stream, datagram := "main", "dns", kube.TCP, kube.UDP, int32(8080), int32(5353)
+		slice := &kube.EndpointSlice{
+			TypeMeta: kube.TypeMeta{Kind: "EndpointSlice", APIVersion: "discovery.k8s.io/v1"},
+			ObjectMeta: kube.ObjectMeta{
+				Name: t.name(i) + suffix, Namespace: namespace, Labels: map[string]string{kube.LabelServiceName: t.name(i)},
 			},
 			AddressType: family,
-			Endpoints:   []discoveryv1.Endpoint{},
-			Ports: []discoveryv1.EndpointPort{
+			Endpoints:   []kube.Endpoint{},
+			Ports: []kube.EndpointPort{
 				{Name: &main, Protocol: &tcp, Port: &stream}, {Name: &dns, Protocol: &udp, Port: &datagram},
 			},
 		}
 		for _, p := range t.slots[i].pods {
 			address, at := fmt.Sprintf("10.244.%d.%d", p.number/200, p.number%200+10), nodeName
-			if family == discoveryv1.AddressTypeIPv6 {
+			if family == kube.IPv6 {
 				address = fmt.Sprintf("fd00:10:244::%x", p.number+10)
 			}
 			if !p.local {
 				at = "another"
 			}
-			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
-				Addresses: []string{address}, NodeName: &at, Conditions: discoveryv1.EndpointConditions{Ready: &p.ready, Serving: &p.ready},
+			slice.Endpoints = append(slice.Endpoints, kube.Endpoint{
+				Addresses: []string{address}, NodeName: &at, Conditions: kube.EndpointConditions{Ready: &p.ready, Serving: &p.ready},
 			})
 		}
-		t.api.set(slicesOf, slice)
+		t.api.set(slicesOf, object{slice, &slice.ObjectMeta})
 	}
 }

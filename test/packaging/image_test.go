@@ -19,8 +19,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	apps "k8s.io/api/apps/v1"
-	core "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
@@ -37,12 +35,12 @@ func TestMain(m *testing.M) {
 	os.Exit(nodetest.Main(m))
 }
 
-// daemonSet returns the pod of deploy/kubernetes/base, which test/kubernetes
+// guardingPod returns the pod of deploy/kubernetes/base, which test/kubernetes
 // compares with the other ones.
-func daemonSet(t *testing.T) core.PodSpec {
+func guardingPod(t *testing.T) podSpec {
 	t.Helper()
-	var set apps.DaemonSet
-	if err := yaml.UnmarshalStrict([]byte(source(t, "deploy/kubernetes/base/daemonset.yaml")), &set); err != nil {
+	var set daemonSet
+	if err := yaml.Unmarshal([]byte(source(t, "deploy/kubernetes/base/daemonset.yaml")), &set); err != nil {
 		t.Fatal(err)
 	}
 	if spec := set.Spec.Template.Spec; !spec.HostNetwork || len(spec.Containers) != 1 {
@@ -53,7 +51,7 @@ func daemonSet(t *testing.T) core.PodSpec {
 
 // inPod makes n start its daemons as the container of that pod. Whatever flags
 // they are started with are not seen there.
-func inPod(n *nodetest.Node, spec core.PodSpec) {
+func inPod(n *nodetest.Node, spec podSpec) {
 	n.Helper()
 	nstest.NeedRoot(n.T)
 	self, err := os.Executable()
@@ -73,14 +71,14 @@ func inPod(n *nodetest.Node, spec core.PodSpec) {
 // and what was flushed while it did not, and ends when it is asked to.
 func TestPodHeals(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		spec := daemonSet(n.T)
+		spec := guardingPod(n.T)
 		inPod(n, spec)
 		n.Load()
 		before := n.Protected()
 		d := n.Start()
 		confined(n)
 		container := spec.Containers[0]
-		for name, probe := range map[string]*core.Probe{"startup": container.StartupProbe, "liveness": container.LivenessProbe, "readiness": container.ReadinessProbe} {
+		for name, probe := range map[string]*probe{"startup": container.StartupProbe, "liveness": container.LivenessProbe, "readiness": container.ReadinessProbe} {
 			// On the host, whose folder the socket is in.
 			if code, stdout, stderr := n.Canaryd(probe.Exec.Command[1], probe.Exec.Command[2:]...); code != 0 || stdout != "ok\n" {
 				n.Errorf("the %s probe ends with %d: %s%s", name, code, stdout, stderr)
@@ -126,7 +124,7 @@ func TestPodHeals(t *testing.T) {
 // node, removes its marks and nothing else, and stays until it is asked to end.
 func TestPodUninstalls(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		spec := daemonSet(n.T)
+		spec := guardingPod(n.T)
 		inPod(n, spec)
 		n.Load()
 		before := n.Protected()
@@ -244,7 +242,7 @@ func canarydProcess(n *nodetest.Node) string {
 // pod in a pid namespace of its own and cannot be recognized by its number.
 func TestAnotherIsRefused(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
-		inPod(n, daemonSet(n.T))
+		inPod(n, guardingPod(n.T))
 		n.Load()
 		n.Start()
 		_, stderr := n.Want(2, "run", "--socket=/run/other.sock", "--metrics-bind-address=")
@@ -263,9 +261,9 @@ func TestAnotherIsRefused(t *testing.T) {
 // gives them, flushes on legacy name who did it.
 func TestCulprits(t *testing.T) {
 	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) {
-		spec := daemonSet(n.T)
+		spec := guardingPod(n.T)
 		spec.HostPID = true
-		rights := spec.Containers[0].SecurityContext.Capabilities
+		rights := &spec.Containers[0].SecurityContext.Capabilities
 		rights.Add = append(rights.Add, "SYS_ADMIN")
 		inPod(n, spec)
 		n.Load()

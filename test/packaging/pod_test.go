@@ -13,7 +13,6 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
-	core "k8s.io/api/core/v1"
 )
 
 // These are environment variables: the pod that this process shall become, and
@@ -29,11 +28,64 @@ type pod struct {
 	Host    string // the folder that stands for the host's root, but for /run
 	Command []string
 	Env     []string
-	Spec    core.PodSpec
+	Spec    podSpec
+}
+
+// A daemonSet is the part of a DaemonSet that a runtime reads. test/kubernetes reads all of it with
+// the types of Kubernetes, strictly.
+type daemonSet struct {
+	Spec struct {
+		Template struct {
+			Spec podSpec `json:"spec"`
+		} `json:"template"`
+	} `json:"spec"`
+}
+
+type podSpec struct {
+	HostNetwork bool        `json:"hostNetwork"`
+	HostPID     bool        `json:"hostPID"`
+	Containers  []container `json:"containers"`
+	Volumes     []volume    `json:"volumes"`
+}
+
+type container struct {
+	Image           string   `json:"image"`
+	Args            []string `json:"args"`
+	StartupProbe    *probe   `json:"startupProbe"`
+	LivenessProbe   *probe   `json:"livenessProbe"`
+	ReadinessProbe  *probe   `json:"readinessProbe"`
+	SecurityContext struct {
+		RunAsUser                *int64 `json:"runAsUser"`
+		ReadOnlyRootFilesystem   *bool  `json:"readOnlyRootFilesystem"`
+		AllowPrivilegeEscalation *bool  `json:"allowPrivilegeEscalation"`
+		Capabilities             struct {
+			Add  []string `json:"add"`
+			Drop []string `json:"drop"`
+		} `json:"capabilities"`
+	} `json:"securityContext"`
+	VolumeMounts []struct {
+		Name      string `json:"name"`
+		MountPath string `json:"mountPath"`
+		ReadOnly  bool   `json:"readOnly"`
+	} `json:"volumeMounts"`
+}
+
+type probe struct {
+	Exec struct {
+		Command []string `json:"command"`
+	} `json:"exec"`
+}
+
+type volume struct {
+	Name     string `json:"name"`
+	HostPath *struct {
+		Path string `json:"path"`
+		Type string `json:"type"`
+	} `json:"hostPath"`
 }
 
 // capabilityNumbers are those of linux/capability.h.
-var capabilityNumbers = map[core.Capability]int{"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_RAW": unix.CAP_NET_RAW, "SYS_ADMIN": unix.CAP_SYS_ADMIN}
+var capabilityNumbers = map[string]int{"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_RAW": unix.CAP_NET_RAW, "SYS_ADMIN": unix.CAP_SYS_ADMIN}
 
 // become makes this process what the variable says and returns its exit code.
 func become(text string) int {
@@ -143,7 +195,7 @@ func (p pod) mounts() (root string, err error) {
 	}
 	container := p.Spec.Containers[0]
 	for _, m := range container.VolumeMounts {
-		i := slices.IndexFunc(p.Spec.Volumes, func(v core.Volume) bool { return v.Name == m.Name })
+		i := slices.IndexFunc(p.Spec.Volumes, func(v volume) bool { return v.Name == m.Name })
 		if i < 0 {
 			return "", fmt.Errorf("there is no volume %s", m.Name)
 		}
@@ -156,7 +208,7 @@ func (p pod) mounts() (root string, err error) {
 		if !strings.HasPrefix(source, "/run/") {
 			source = p.Host + source
 		}
-		if host.Type != nil && *host.Type == core.HostPathFileOrCreate {
+		if host.Type == "FileOrCreate" {
 			do(file(source), file(target), "", unix.MS_BIND, "")
 		} else {
 			do(folder(source), folder(target), "", unix.MS_BIND, "")

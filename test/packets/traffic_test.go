@@ -13,8 +13,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -175,7 +173,7 @@ func (n *node) destination(t *testing.T, f rules.Family, service string, by way,
 		var all []string
 		port := s.Spec.Ports[0].Port
 		for _, p := range s.Spec.Ports {
-			if p.Protocol == corev1.Protocol(strings.ToUpper(protocol)) && by == nodePort {
+			if p.Protocol == strings.ToUpper(protocol) && by == nodePort {
 				port = p.NodePort
 			}
 		}

@@ -6,10 +6,6 @@ import (
 	"slices"
 	"sort"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/rules/kube"
@@ -48,26 +44,26 @@ func generation(want int) (rules.Generation, error) {
 // cluster returns services like those of real clusters. Every third has a node port, every tenth
 // a load balancer with policy Local, every seventh affinity, and each has up to five endpoints.
 func cluster(services int) kube.Objects {
-	o := kube.Objects{Nodes: []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: localNode}}}}
+	o := kube.Objects{Nodes: []*kube.Node{{ObjectMeta: kube.ObjectMeta{Name: localNode}}}}
 	for i := range services {
-		name := metav1.ObjectMeta{Namespace: fmt.Sprintf("namespace-%d", i%20), Name: fmt.Sprintf("service-%d", i)}
-		s := &corev1.Service{ObjectMeta: name}
+		name := kube.ObjectMeta{Namespace: fmt.Sprintf("namespace-%d", i%20), Name: fmt.Sprintf("service-%d", i)}
+		s := &kube.Service{ObjectMeta: name}
 		s.Spec.ClusterIP = fmt.Sprintf("10.%d.%d.%d", 96+i>>16, i>>8&0xff, i&0xff)
 		s.Spec.ClusterIPs = []string{s.Spec.ClusterIP}
-		s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol}
-		s.Spec.Type = corev1.ServiceTypeClusterIP
-		s.Spec.Ports = []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}
+		s.Spec.IPFamilies = []string{kube.IPv4}
+		s.Spec.Type = kube.TypeClusterIP
+		s.Spec.Ports = []kube.ServicePort{{Name: "http", Port: 80, Protocol: kube.TCP}}
 		if i%3 == 0 {
-			s.Spec.Type = corev1.ServiceTypeNodePort
+			s.Spec.Type = kube.TypeNodePort
 			s.Spec.Ports[0].NodePort = int32(30000 + i%30000)
 		}
 		if i%10 == 0 {
-			s.Spec.Type = corev1.ServiceTypeLoadBalancer
-			s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
-			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: fmt.Sprintf("192.0.%d.%d", i>>8&0xff, i&0xff)}}
+			s.Spec.Type = kube.TypeLoadBalancer
+			s.Spec.ExternalTrafficPolicy = kube.PolicyLocal
+			s.Status.LoadBalancer.Ingress = []kube.LoadBalancerIngress{{IP: fmt.Sprintf("192.0.%d.%d", i>>8&0xff, i&0xff)}}
 		}
 		if i%7 == 0 {
-			s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+			s.Spec.SessionAffinity = kube.AffinityClientIP
 		}
 		o.Services = append(o.Services, s)
 		o.Slices = append(o.Slices, endpoints(name, i))
@@ -75,17 +71,17 @@ func cluster(services int) kube.Objects {
 	return o
 }
 
-func endpoints(service metav1.ObjectMeta, i int) *discoveryv1.EndpointSlice {
-	name, port, protocol := "http", int32(8080), corev1.ProtocolTCP
-	s := &discoveryv1.EndpointSlice{
+func endpoints(service kube.ObjectMeta, i int) *kube.EndpointSlice {
+	name, port, protocol := "http", int32(8080), kube.TCP
+	s := &kube.EndpointSlice{
 		ObjectMeta:  service,
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &protocol}},
+		AddressType: kube.IPv4,
+		Ports:       []kube.EndpointPort{{Name: &name, Port: &port, Protocol: &protocol}},
 	}
-	s.Labels = map[string]string{discoveryv1.LabelServiceName: service.Name}
+	s.Labels = map[string]string{kube.LabelServiceName: service.Name}
 	for e := range i%5 + 1 {
 		node := []string{localNode, "node-b"}[e%2]
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+		s.Endpoints = append(s.Endpoints, kube.Endpoint{
 			Addresses: []string{fmt.Sprintf("10.%d.%d.%d", e, i>>8&0xff, i&0xff)}, NodeName: &node,
 		})
 	}

@@ -6,10 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
@@ -93,48 +89,48 @@ func (c *Cluster) generate() (rules.Generation, error) {
 }
 
 func (c *Cluster) objects() kube.Objects {
-	objects := kube.Objects{Nodes: []*corev1.Node{{
-		ObjectMeta: metav1.ObjectMeta{Name: "node"},
-		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: node.String()}}},
+	objects := kube.Objects{Nodes: []*kube.Node{{
+		ObjectMeta: kube.ObjectMeta{Name: "node"},
+		Status:     kube.NodeStatus{Addresses: []kube.NodeAddress{{Type: kube.InternalIP, Address: node.String()}}},
 	}}}
-	add := func(name string, at netip.AddrPort, nodePort uint16, protocol corev1.Protocol, pods []netip.Addr) {
+	add := func(name string, at netip.AddrPort, nodePort uint16, protocol string, pods []netip.Addr) {
 		self, ready, port := "node", true, int32(streams)
-		if protocol == corev1.ProtocolUDP {
+		if protocol == kube.UDP {
 			port, at = datagrams, Datagrams(at)
 		}
-		service := &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "soak"},
-			Spec: corev1.ServiceSpec{
-				Type: corev1.ServiceTypeClusterIP, ClusterIP: at.Addr().String(), ClusterIPs: []string{at.Addr().String()},
-				IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-				Ports:      []corev1.ServicePort{{Name: "main", Protocol: protocol, Port: int32(at.Port()), NodePort: int32(nodePort)}},
+		service := &kube.Service{
+			ObjectMeta: kube.ObjectMeta{Name: name, Namespace: "soak"},
+			Spec: kube.ServiceSpec{
+				Type: kube.TypeClusterIP, ClusterIP: at.Addr().String(), ClusterIPs: []string{at.Addr().String()},
+				IPFamilies: []string{kube.IPv4},
+				Ports:      []kube.ServicePort{{Name: "main", Protocol: protocol, Port: int32(at.Port()), NodePort: int32(nodePort)}},
 			},
 		}
 		if nodePort != 0 {
-			service.Spec.Type = corev1.ServiceTypeNodePort
+			service.Spec.Type = kube.TypeNodePort
 		}
-		slice := &discoveryv1.EndpointSlice{
-			ObjectMeta: metav1.ObjectMeta{
-				Name: name + "-1", Namespace: "soak", Labels: map[string]string{discoveryv1.LabelServiceName: name},
+		slice := &kube.EndpointSlice{
+			ObjectMeta: kube.ObjectMeta{
+				Name: name + "-1", Namespace: "soak", Labels: map[string]string{kube.LabelServiceName: name},
 			},
-			AddressType: discoveryv1.AddressTypeIPv4,
-			Ports:       []discoveryv1.EndpointPort{{Name: &service.Spec.Ports[0].Name, Protocol: &protocol, Port: &port}},
+			AddressType: kube.IPv4,
+			Ports:       []kube.EndpointPort{{Name: &service.Spec.Ports[0].Name, Protocol: &protocol, Port: &port}},
 		}
 		for _, a := range pods {
-			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
-				Addresses: []string{a.String()}, NodeName: &self, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+			slice.Endpoints = append(slice.Endpoints, kube.Endpoint{
+				Addresses: []string{a.String()}, NodeName: &self, Conditions: kube.EndpointConditions{Ready: &ready},
 			})
 		}
 		objects.Services = append(objects.Services, service)
 		objects.Slices = append(objects.Slices, slice)
 	}
 	for i, pods := range c.endpoints {
-		add(fmt.Sprintf("service-%d", i), Service(i), 0, corev1.ProtocolTCP, pods)
+		add(fmt.Sprintf("service-%d", i), Service(i), 0, kube.TCP, pods)
 	}
 	for i := range c.DatagramServices() {
-		add(fmt.Sprintf("dns-%d", i), Service(i), 0, corev1.ProtocolUDP, c.endpoints[i])
+		add(fmt.Sprintf("dns-%d", i), Service(i), 0, kube.UDP, c.endpoints[i])
 	}
-	for name, protocol := range map[string]corev1.Protocol{"streams": corev1.ProtocolTCP, "datagrams": corev1.ProtocolUDP} {
+	for name, protocol := range map[string]string{"streams": kube.TCP, "datagrams": kube.UDP} {
 		for i := range NodePorts {
 			at := netip.AddrPortFrom(nth("10.97.0.0", i), 80)
 			add(fmt.Sprintf("node-port-%s-%d", name, i), at, NodePort(i).Port(), protocol, NodePortPods(i))

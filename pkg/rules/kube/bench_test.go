@@ -3,9 +3,6 @@ package kube
 import (
 	"fmt"
 	"testing"
-
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
 // cluster returns a cluster with that many services: every third has a node
@@ -13,32 +10,32 @@ import (
 // to five endpoints behind each, so that 5,000 services make 72,000 rules.
 func cluster(services int) Objects {
 	var o Objects
-	o.Nodes = []*corev1.Node{newNode("node-a", "z1")}
+	o.Nodes = []*Node{newNode("node-a", "z1")}
 	for i := range services {
 		ns, name := fmt.Sprintf("ns-%d", i%20), fmt.Sprintf("svc-%d", i)
 		s := newService(ns, name, fmt.Sprintf("10.%d.%d.%d", 96+i>>16, i>>8&0xff, i&0xff))
-		s.Spec.Ports = []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}
+		s.Spec.Ports = []ServicePort{{Name: "http", Port: 80, Protocol: TCP}}
 		switch {
 		case i%5 == 0:
-			s.Spec.Type = corev1.ServiceTypeLoadBalancer
-			s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+			s.Spec.Type = TypeLoadBalancer
+			s.Spec.ExternalTrafficPolicy = PolicyLocal
 			s.Spec.HealthCheckNodePort = int32(20000 + i)
 			s.Spec.LoadBalancerSourceRanges = []string{"203.0.113.0/24"}
-			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: fmt.Sprintf("5.0.%d.%d", i>>8, i&0xff)}}
+			s.Status.LoadBalancer.Ingress = []LoadBalancerIngress{{IP: fmt.Sprintf("5.0.%d.%d", i>>8, i&0xff)}}
 			fallthrough
 		case i%3 == 0:
 			s.Spec.Ports[0].NodePort = int32(30000 + i)
 		}
 		if i%7 == 0 {
-			s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+			s.Spec.SessionAffinity = AffinityClientIP
 		}
-		var endpoints []discoveryv1.Endpoint
+		var endpoints []Endpoint
 		for e := range i%5 + 1 {
 			node := []string{"node-a", "node-b"}[e%2]
-			endpoints = append(endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.%d.%d.%d", e, i>>8, i&0xff)}, NodeName: &node})
+			endpoints = append(endpoints, Endpoint{Addresses: []string{fmt.Sprintf("10.%d.%d.%d", e, i>>8, i&0xff)}, NodeName: &node})
 		}
 		o.Services = append(o.Services, s)
-		o.Slices = append(o.Slices, newSlice(ns, name, "1", corev1.EndpointPort{Name: "http", Port: 8080}, endpoints...))
+		o.Slices = append(o.Slices, newSlice(ns, name, "1", ServicePort{Name: "http", Port: 8080}, endpoints...))
 	}
 	return o
 }

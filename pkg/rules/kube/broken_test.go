@@ -7,8 +7,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -23,15 +21,15 @@ func TestSkipped(t *testing.T) {
 		{"nothing", nil, nil},
 		{"headless", func(o *Objects) { o.Services[0].Spec.ClusterIP = "None" }, []string{"Service ns/svc: is headless"}},
 		{"no address yet", func(o *Objects) { o.Services[0].Spec.ClusterIP = "" }, []string{"Service ns/svc: has no cluster IP"}},
-		{"ExternalName with an address", func(o *Objects) { o.Services[0].Spec.Type = corev1.ServiceTypeExternalName },
+		{"ExternalName with an address", func(o *Objects) { o.Services[0].Spec.Type = TypeExternalName },
 			[]string{"Service ns/svc: is an ExternalName"}},
 		{"another proxy's", func(o *Objects) { o.Services[0].Labels = map[string]string{labelProxyName: ""} },
 			[]string{"Service ns/svc: belongs to another proxy by its label service.kubernetes.io/service-proxy-name"}},
 		{"a headless service's slice", func(o *Objects) { o.Slices[0].Labels[labelHeadless] = "" },
 			[]string{"EndpointSlice ns/svc-1: belongs to a headless service"}},
-		{"names", func(o *Objects) { o.Slices[0].AddressType = discoveryv1.AddressTypeFQDN },
+		{"names", func(o *Objects) { o.Slices[0].AddressType = FQDN },
 			[]string{`EndpointSlice ns/svc-1: addressType: is "FQDN", which kube-proxy does not know`}},
-		{"no label", func(o *Objects) { delete(o.Slices[0].Labels, discoveryv1.LabelServiceName) },
+		{"no label", func(o *Objects) { delete(o.Slices[0].Labels, LabelServiceName) },
 			[]string{"! EndpointSlice ns/svc-1: metadata.labels: has no label kubernetes.io/service-name"}},
 		{"no namespace", func(o *Objects) { o.Slices[0].Namespace = "" },
 			[]string{"! EndpointSlice svc-1: metadata: has no name or no namespace"}},
@@ -46,7 +44,7 @@ func TestSkipped(t *testing.T) {
 		},
 			[]string{`! Service ns/svc: spec.externalIPs[1]: "80.0.11" is not an address`}},
 		{"ingress", func(o *Objects) {
-			o.Services[0].Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{Hostname: "x"}, {IP: "x"}}
+			o.Services[0].Status.LoadBalancer.Ingress = []LoadBalancerIngress{{Hostname: "x"}, {IP: "x"}}
 		}, []string{`! Service ns/svc: status.loadBalancer.ingress[1].ip: "x" is not an address`}},
 		{"source ranges", func(o *Objects) {
 			o.Services[0].Spec.LoadBalancerSourceRanges = []string{"1.2.3.4", "1.2.3.4/33", "", "fe80::1%eth0/64", "::ffff:1.2.3.4/95"}
@@ -57,8 +55,8 @@ func TestSkipped(t *testing.T) {
 			`! Service ns/svc: spec.loadBalancerSourceRanges[4]: "::ffff:1.2.3.4/95" is not a CIDR`,
 		}},
 		{"no health check port", func(o *Objects) {
-			o.Services[0].Spec.Type = corev1.ServiceTypeLoadBalancer
-			o.Services[0].Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+			o.Services[0].Spec.Type = TypeLoadBalancer
+			o.Services[0].Spec.ExternalTrafficPolicy = PolicyLocal
 		}, []string{"! Service ns/svc: spec.healthCheckNodePort: is missing"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -90,39 +88,39 @@ func TestSkipped(t *testing.T) {
 
 // TestRefused shows what no rules can be made from.
 func TestRefused(t *testing.T) {
-	service := func(change func(*corev1.Service)) func(*Objects) {
+	service := func(change func(*Service)) func(*Objects) {
 		return func(o *Objects) { change(o.Services[0]) }
 	}
-	port := func(change func(*corev1.ServicePort)) func(*Objects) {
-		return service(func(s *corev1.Service) { change(&s.Spec.Ports[0]) })
+	port := func(change func(*ServicePort)) func(*Objects) {
+		return service(func(s *Service) { change(&s.Spec.Ports[0]) })
 	}
 	for _, c := range []struct {
 		name   string
 		change func(*Objects)
 		want   string
 	}{
-		{"cluster IP of the wrong family", service(func(s *corev1.Service) { s.Spec.ClusterIPs = []string{"fd00::1"} }),
+		{"cluster IP of the wrong family", service(func(s *Service) { s.Spec.ClusterIPs = []string{"fd00::1"} }),
 			`Service ns/svc: spec.clusterIPs[0]: "fd00::1" is not an IPv4 address`},
-		{"no address", service(func(s *corev1.Service) { s.Spec.IPFamilies, s.Spec.ClusterIP = nil, "10.96.0" }),
+		{"no address", service(func(s *Service) { s.Spec.IPFamilies, s.Spec.ClusterIP = nil, "10.96.0" }),
 			`Service ns/svc: spec.clusterIP: "10.96.0" is not an IPv4 address`},
-		{"port", port(func(p *corev1.ServicePort) { p.Port = 65536 }), "Service ns/svc: spec.ports[0].port: 65536 is not a port"},
-		{"no port", port(func(p *corev1.ServicePort) { p.Port = 0 }), "Service ns/svc: spec.ports[0].port: 0 is not a port"},
-		{"node port", port(func(p *corev1.ServicePort) { p.NodePort = -1 }), "Service ns/svc: spec.ports[0].nodePort: -1 is not a port"},
-		{"protocol", port(func(p *corev1.ServicePort) { p.Protocol = "tcp" }), `Service ns/svc: spec.ports[0].protocol: "tcp" is none of TCP, UDP, SCTP`},
-		{"port's name", port(func(p *corev1.ServicePort) { p.Name = "a\nb" }), `Service ns/svc: spec.ports[0].name: "a\nb" is not a port's name`},
-		{"port twice", service(func(s *corev1.Service) { s.Spec.Ports = append(s.Spec.Ports, s.Spec.Ports[0]) }),
+		{"port", port(func(p *ServicePort) { p.Port = 65536 }), "Service ns/svc: spec.ports[0].port: 65536 is not a port"},
+		{"no port", port(func(p *ServicePort) { p.Port = 0 }), "Service ns/svc: spec.ports[0].port: 0 is not a port"},
+		{"node port", port(func(p *ServicePort) { p.NodePort = -1 }), "Service ns/svc: spec.ports[0].nodePort: -1 is not a port"},
+		{"protocol", port(func(p *ServicePort) { p.Protocol = "tcp" }), `Service ns/svc: spec.ports[0].protocol: "tcp" is none of TCP, UDP, SCTP`},
+		{"port's name", port(func(p *ServicePort) { p.Name = "a\nb" }), `Service ns/svc: spec.ports[0].name: "a\nb" is not a port's name`},
+		{"port twice", service(func(s *Service) { s.Spec.Ports = append(s.Spec.Ports, s.Spec.Ports[0]) }),
 			`Service ns/svc: spec.ports[1].name: "" is declared twice`},
 		{"name", func(o *Objects) { o.Services[0].Name = `a" -j ACCEPT` }, `Service ns/a" -j ACCEPT: metadata.name: "a\" -j ACCEPT" is not a service's name`},
 		{"namespace", func(o *Objects) { o.Services[0].Namespace = "" }, `Service svc: metadata.namespace: "" is not a namespace`},
-		{"affinity", service(func(s *corev1.Service) { s.Spec.SessionAffinity = "Cookie" }),
+		{"affinity", service(func(s *Service) { s.Spec.SessionAffinity = "Cookie" }),
 			`Service ns/svc: spec.sessionAffinity: "Cookie" is neither ClientIP nor None`},
-		{"affinity's time", service(func(s *corev1.Service) {
-			s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-			s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr[int32](86401)}}
+		{"affinity's time", service(func(s *Service) {
+			s.Spec.SessionAffinity = AffinityClientIP
+			s.Spec.SessionAffinityConfig = &SessionAffinityConfig{ClientIP: &ClientIPConfig{TimeoutSeconds: ptr[int32](86401)}}
 		}), "Service ns/svc: spec.sessionAffinityConfig.clientIP.timeoutSeconds: 86401 is not within 1 and 86400"},
-		{"health check port", service(func(s *corev1.Service) {
-			s.Spec.Type, s.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, 70000
-			s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+		{"health check port", service(func(s *Service) {
+			s.Spec.Type, s.Spec.HealthCheckNodePort = TypeLoadBalancer, 70000
+			s.Spec.ExternalTrafficPolicy = PolicyLocal
 		}), "Service ns/svc: spec.healthCheckNodePort: 70000 is not a port"},
 		{"service twice", func(o *Objects) { o.Services = append(o.Services, oneService(nil).Services...) },
 			"Service ns/svc: metadata.name: is declared twice"},
@@ -193,58 +191,58 @@ func TestRefusedOptions(t *testing.T) {
 // TestEndpoints shows which endpoints traffic goes to, where the corpus does
 // not.
 func TestEndpoints(t *testing.T) {
-	endpoint := func(ip string, change ...func(*discoveryv1.Endpoint)) discoveryv1.Endpoint {
-		e := discoveryv1.Endpoint{Addresses: []string{ip, "10.9.9.9"}}
+	endpoint := func(ip string, change ...func(*Endpoint)) Endpoint {
+		e := Endpoint{Addresses: []string{ip, "10.9.9.9"}}
 		for _, c := range change {
 			c(&e)
 		}
 		return e
 	}
-	local := func(e *discoveryv1.Endpoint) { e.NodeName = ptr("node-a") }
-	leaving := func(e *discoveryv1.Endpoint) {
-		e.Conditions = discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(true), Terminating: ptr(true)}
+	local := func(e *Endpoint) { e.NodeName = ptr("node-a") }
+	leaving := func(e *Endpoint) {
+		e.Conditions = EndpointConditions{Ready: ptr(false), Serving: ptr(true), Terminating: ptr(true)}
 	}
-	unready := func(e *discoveryv1.Endpoint) { e.Conditions.Ready = ptr(false) }
-	zones := func(names ...string) func(*discoveryv1.Endpoint) {
-		return func(e *discoveryv1.Endpoint) {
-			e.Hints = &discoveryv1.EndpointHints{}
+	unready := func(e *Endpoint) { e.Conditions.Ready = ptr(false) }
+	zones := func(names ...string) func(*Endpoint) {
+		return func(e *Endpoint) {
+			e.Hints = &EndpointHints{}
 			for _, n := range names {
-				e.Hints.ForZones = append(e.Hints.ForZones, discoveryv1.ForZone{Name: n})
+				e.Hints.ForZones = append(e.Hints.ForZones, Hint{Name: n})
 			}
 		}
 	}
-	both := corev1.ServiceExternalTrafficPolicyLocal
+	both := PolicyLocal
 	for _, c := range []struct {
 		name          string
-		policy        corev1.ServiceExternalTrafficPolicy
-		first, second []discoveryv1.Endpoint // in two slices
+		policy        string
+		first, second []Endpoint // in two slices
 		svc, svl, sep []string
 	}{
-		{"sorted as text", "", []discoveryv1.Endpoint{endpoint("10.1.0.9"), endpoint("10.1.0.10")}, nil,
+		{"sorted as text", "", []Endpoint{endpoint("10.1.0.9"), endpoint("10.1.0.10")}, nil,
 			[]string{"10.1.0.10", "10.1.0.9"}, nil, []string{"10.1.0.10", "10.1.0.9"}},
-		{"leading zeros", "", []discoveryv1.Endpoint{endpoint("10.001.000.009")}, nil, []string{"10.1.0.9"}, nil, []string{"10.1.0.9"}},
-		{"one that runs and one that leaves share an address", "", []discoveryv1.Endpoint{endpoint("10.1.0.1")},
-			[]discoveryv1.Endpoint{endpoint("10.1.0.1", leaving)}, []string{"10.1.0.1"}, nil, []string{"10.1.0.1"}},
-		{"the other way round", "", []discoveryv1.Endpoint{endpoint("10.1.0.1", leaving), endpoint("10.1.0.2", leaving)},
-			[]discoveryv1.Endpoint{endpoint("10.1.0.1")}, []string{"10.1.0.1"}, nil, []string{"10.1.0.1"}},
-		{"the last slice wins", "", []discoveryv1.Endpoint{endpoint("10.1.0.1")},
-			[]discoveryv1.Endpoint{endpoint("10.1.0.1", unready)}, nil, nil, nil},
-		{"all leave", "", []discoveryv1.Endpoint{endpoint("10.1.0.1", leaving), endpoint("10.1.0.2", unready)}, nil,
+		{"leading zeros", "", []Endpoint{endpoint("10.001.000.009")}, nil, []string{"10.1.0.9"}, nil, []string{"10.1.0.9"}},
+		{"one that runs and one that leaves share an address", "", []Endpoint{endpoint("10.1.0.1")},
+			[]Endpoint{endpoint("10.1.0.1", leaving)}, []string{"10.1.0.1"}, nil, []string{"10.1.0.1"}},
+		{"the other way round", "", []Endpoint{endpoint("10.1.0.1", leaving), endpoint("10.1.0.2", leaving)},
+			[]Endpoint{endpoint("10.1.0.1")}, []string{"10.1.0.1"}, nil, []string{"10.1.0.1"}},
+		{"the last slice wins", "", []Endpoint{endpoint("10.1.0.1")},
+			[]Endpoint{endpoint("10.1.0.1", unready)}, nil, nil, nil},
+		{"all leave", "", []Endpoint{endpoint("10.1.0.1", leaving), endpoint("10.1.0.2", unready)}, nil,
 			[]string{"10.1.0.1"}, nil, []string{"10.1.0.1"}},
-		{"the local one leaves", both, []discoveryv1.Endpoint{endpoint("10.1.0.1", leaving, local), endpoint("10.1.0.2")}, nil,
+		{"the local one leaves", both, []Endpoint{endpoint("10.1.0.1", leaving, local), endpoint("10.1.0.2")}, nil,
 			[]string{"10.1.0.2"}, []string{"10.1.0.1"}, []string{"10.1.0.1", "10.1.0.2"}},
 		{"the local one is meant for another zone", both,
-			[]discoveryv1.Endpoint{endpoint("10.1.0.1", local, zones("z2")), endpoint("10.1.0.2", zones("z1"))}, nil,
+			[]Endpoint{endpoint("10.1.0.1", local, zones("z2")), endpoint("10.1.0.2", zones("z1"))}, nil,
 			[]string{"10.1.0.2"}, []string{"10.1.0.1"}, []string{"10.1.0.1", "10.1.0.2"}},
-		{"a hint is missing", "", []discoveryv1.Endpoint{endpoint("10.1.0.1", zones("z1")), endpoint("10.1.0.2", zones())}, nil,
+		{"a hint is missing", "", []Endpoint{endpoint("10.1.0.1", zones("z1")), endpoint("10.1.0.2", zones())}, nil,
 			[]string{"10.1.0.1", "10.1.0.2"}, nil, []string{"10.1.0.1", "10.1.0.2"}},
-		{"no hint for this zone", "", []discoveryv1.Endpoint{endpoint("10.1.0.1", zones("z2"))}, nil,
+		{"no hint for this zone", "", []Endpoint{endpoint("10.1.0.1", zones("z2"))}, nil,
 			[]string{"10.1.0.1"}, nil, []string{"10.1.0.1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			o := oneService(func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = c.policy })
-			o.Slices = []*discoveryv1.EndpointSlice{newSlice("ns", "svc", "2", corev1.EndpointPort{Port: 80}, c.second...),
-				newSlice("ns", "svc", "1", corev1.EndpointPort{Port: 80}, c.first...)}
+			o := oneService(func(s *Service) { s.Spec.ExternalTrafficPolicy = c.policy })
+			o.Slices = []*EndpointSlice{newSlice("ns", "svc", "2", ServicePort{Port: 80}, c.second...),
+				newSlice("ns", "svc", "1", ServicePort{Port: 80}, c.first...)}
 			lines := generate(t, o, onNodeA(nil), rules.IPv4, rules.Nat)
 			behind := func(chain, from string) []string {
 				var found []string

@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -179,11 +178,8 @@ func (d *decoder) object(data []byte, memberOf string) error {
 }
 
 // member decodes one object and appends it to the list of its kind.
-func member[T any, P interface {
-	*T
-	metav1.Object
-}](d *decoder, data []byte, list *[]P, kind string) error {
-	object := P(new(T))
+func member[T any](d *decoder, data []byte, list *[]*T, kind string) error {
+	object := new(T)
 	strict := json.NewDecoder(bytes.NewReader(data))
 	strict.DisallowUnknownFields()
 	if err := strict.Decode(object); err != nil {

@@ -6,10 +6,6 @@ import (
 	"strconv"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -20,41 +16,44 @@ type endpoint struct {
 	chain   string // empty for an endpoint without a chain
 
 	local, ready, serving, terminating bool
-	hints                              *discoveryv1.EndpointHints
+	hints                              *EndpointHints
 }
 
+// A key names a service.
+type key struct{ namespace, name string }
+
 // An index holds the slices of each service in one family.
-type index map[types.NamespacedName][]*discoveryv1.EndpointSlice
+type index map[key][]*EndpointSlice
 
 // index groups the slices by service. kube-proxy ignores slices that are labelled headless, and
 // those of another family.
 func (all *Objects) index(n node, r *report) index {
 	found := make(index, len(all.Services))
 	for _, s := range all.Slices {
-		if string(s.AddressType) != familyName(n.family) {
-			if s.AddressType != discoveryv1.AddressTypeIPv4 && s.AddressType != discoveryv1.AddressTypeIPv6 {
-				r.slice(s).skip("addressType", "is "+strconv.Quote(string(s.AddressType))+", which kube-proxy does not know")
+		if s.AddressType != familyName(n.family) {
+			if s.AddressType != IPv4 && s.AddressType != IPv6 {
+				r.slice(s).skip("addressType", "is "+strconv.Quote(s.AddressType)+", which kube-proxy does not know")
 			}
 			continue
 		}
 		_, headless := s.Labels[labelHeadless]
-		key := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
+		of := key{s.Namespace, s.Labels[LabelServiceName]}
 		switch {
 		case headless:
 			r.slice(s).skip("", "belongs to a headless service")
-		case key.Name == "":
-			r.slice(s).broken("metadata.labels", "has no label %s", discoveryv1.LabelServiceName)
+		case of.name == "":
+			r.slice(s).broken("metadata.labels", "has no label %s", LabelServiceName)
 		case s.Namespace == "" || s.Name == "":
 			r.slice(s).broken("metadata", "has no name or no namespace")
 		default:
-			found[key] = append(found[key], s)
+			found[of] = append(found[of], s)
 		}
 	}
 	for _, list := range found {
 		if len(list) == 1 {
 			continue
 		}
-		slices.SortFunc(list, func(a, b *discoveryv1.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
+		slices.SortFunc(list, func(a, b *EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
 		for i, s := range list[1:] {
 			if s.Name == list[i].Name {
 				r.slice(s).refuse("metadata.name", "is declared twice")
@@ -67,7 +66,7 @@ func (all *Objects) index(n node, r *report) index {
 // endpoints returns the endpoints behind one port of a service, sorted by their text as in
 // kube-proxy. If several have the same address, one that is not terminating counts, and among
 // those the one in the last slice. In kube-proxy that is random.
-func (read *reader) endpoints(list []*discoveryv1.EndpointSlice, port *corev1.ServicePort) []endpoint {
+func (read *reader) endpoints(list []*EndpointSlice, port *ServicePort) []endpoint {
 	r := read.report
 	var all []endpoint
 	for _, s := range list {
@@ -100,7 +99,7 @@ func (read *reader) endpoints(list []*discoveryv1.EndpointSlice, port *corev1.Se
 	return kept
 }
 
-func (read *reader) addEndpoints(all []endpoint, s *discoveryv1.EndpointSlice, port string) []endpoint {
+func (read *reader) addEndpoints(all []endpoint, s *EndpointSlice, port string) []endpoint {
 	n, r := &read.node, read.report
 	all = slices.Grow(all, len(s.Endpoints))
 	for i := range s.Endpoints {
@@ -140,11 +139,11 @@ func isTrue(condition *bool, unset bool) bool {
 	return *condition
 }
 
-func sameProtocol(have *corev1.Protocol, want corev1.Protocol) bool {
+func sameProtocol(have *string, want string) bool {
 	if want == "" {
-		want = corev1.ProtocolTCP
+		want = TCP
 	}
-	return have == nil && want == corev1.ProtocolTCP || have != nil && *have == want
+	return have == nil && want == TCP || have != nil && *have == want
 }
 
 // A choice says which endpoints the rules of one port of a service use. It follows kube-proxy's
@@ -244,10 +243,10 @@ func (n *node) topology(all []endpoint) topology {
 
 // hinted reports whether a hint names this node.
 func (n *node) hinted(e *endpoint) bool {
-	return e.hints != nil && slices.ContainsFunc(e.hints.ForNodes, func(h discoveryv1.ForNode) bool { return h.Name == n.name })
+	return e.hints != nil && slices.ContainsFunc(e.hints.ForNodes, func(h Hint) bool { return h.Name == n.name })
 }
 
 // zoneHinted reports whether a hint names this node's zone.
 func (n *node) zoneHinted(e *endpoint) bool {
-	return e.hints != nil && slices.ContainsFunc(e.hints.ForZones, func(h discoveryv1.ForZone) bool { return h.Name == n.zone })
+	return e.hints != nil && slices.ContainsFunc(e.hints.ForZones, func(h Hint) bool { return h.Name == n.zone })
 }

@@ -10,8 +10,6 @@ import (
 	"cmp"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -44,8 +42,8 @@ func Generate(objects Objects, options Options) (rules.Generation, []Skip, error
 }
 
 // sorted returns the services that kube-proxy handles, by namespace and name.
-func (all *Objects) sorted(r *report) []*corev1.Service {
-	services := slices.SortedStableFunc(slices.Values(all.Services), func(a, b *corev1.Service) int {
+func (all *Objects) sorted(r *report) []*Service {
+	services := slices.SortedStableFunc(slices.Values(all.Services), func(a, b *Service) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	for i, s := range services {
@@ -53,19 +51,19 @@ func (all *Objects) sorted(r *report) []*corev1.Service {
 			r.service(s).refuse("metadata.name", "is declared twice%s", r.at(services[i-1]))
 		}
 	}
-	byName := slices.SortedFunc(slices.Values(all.Nodes), func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	byName := slices.SortedFunc(slices.Values(all.Nodes), func(a, b *Node) int { return cmp.Compare(a.Name, b.Name) })
 	for i, n := range byName {
 		if i > 0 && n.Name == byName[i-1].Name {
 			r.node(n).refuse("metadata.name", "is declared twice%s", r.at(byName[i-1]))
 		}
 	}
-	return slices.DeleteFunc(services, func(s *corev1.Service) bool {
+	return slices.DeleteFunc(services, func(s *Service) bool {
 		return !proxied(s, r.service(s))
 	})
 }
 
 // ports returns the ports of all services that have an address in the family.
-func (n node) ports(services []*corev1.Service, slicesOf index, r *report) []servicePort {
+func (n node) ports(services []*Service, slicesOf index, r *report) []servicePort {
 	count := 0
 	for _, s := range services {
 		count += len(s.Spec.Ports)

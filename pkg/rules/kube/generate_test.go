@@ -10,8 +10,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/canaryd/canaryd/internal/testkit/golden"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -83,18 +81,18 @@ func TestOrder(t *testing.T) {
 }
 
 // oneService returns a cluster of node-a and a service with an endpoint on it.
-func oneService(change func(*corev1.Service)) Objects {
+func oneService(change func(*Service)) Objects {
 	s := newService("ns", "svc", "10.96.0.1")
-	s.Spec.Ports = []corev1.ServicePort{{Port: 80, NodePort: 30080, Protocol: corev1.ProtocolTCP}}
-	s.Spec.Type = corev1.ServiceTypeNodePort
+	s.Spec.Ports = []ServicePort{{Port: 80, NodePort: 30080, Protocol: TCP}}
+	s.Spec.Type = TypeNodePort
 	if change != nil {
 		change(s)
 	}
 	return Objects{
-		Services: []*corev1.Service{s},
-		Slices: []*discoveryv1.EndpointSlice{newSlice("ns", "svc", "1", corev1.EndpointPort{Port: 8080},
-			discoveryv1.Endpoint{Addresses: []string{"10.1.0.1"}, NodeName: ptr("node-a")})},
-		Nodes: []*corev1.Node{newNode("node-a", "z1")},
+		Services: []*Service{s},
+		Slices: []*EndpointSlice{newSlice("ns", "svc", "1", ServicePort{Port: 8080},
+			Endpoint{Addresses: []string{"10.1.0.1"}, NodeName: ptr("node-a")})},
+		Nodes: []*Node{newNode("node-a", "z1")},
 	}
 }
 
@@ -166,7 +164,7 @@ func TestNodePortAddresses(t *testing.T) {
 }
 
 func TestLocalDetection(t *testing.T) {
-	local := oneService(func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal })
+	local := oneService(func(s *Service) { s.Spec.ExternalTrafficPolicy = PolicyLocal })
 	local.Nodes[0].Spec.PodCIDR = "10.1.0.0/24"
 	const svc = `-A KUBE-SVC-VQRITURWPHXFU3HQ%s -p tcp -m comment --comment "ns/svc cluster IP" -m tcp --dport 80 -j KUBE-MARK-MASQ`
 	const ext = `-A KUBE-EXT-VQRITURWPHXFU3HQ%s -m comment --comment "pod traffic for ns/svc external destinations" -j KUBE-SVC-VQRITURWPHXFU3HQ`
@@ -214,11 +212,11 @@ func TestLargeCluster(t *testing.T) {
 		endpoints int
 		comments  bool
 	}{{1000, true}, {1001, false}} {
-		o := oneService(func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
+		o := oneService(func(s *Service) { s.Spec.SessionAffinity = AffinityClientIP })
 		for i := 1; i < c.endpoints; i++ {
-			o.Slices[0].Endpoints = append(o.Slices[0].Endpoints, discoveryv1.Endpoint{
+			o.Slices[0].Endpoints = append(o.Slices[0].Endpoints, Endpoint{
 				Addresses:  []string{fmt.Sprintf("10.2.%d.%d", i>>8, i&0xff)},
-				Conditions: discoveryv1.EndpointConditions{Ready: ptr(i == 1)},
+				Conditions: EndpointConditions{Ready: ptr(i == 1)},
 			})
 		}
 		lines := generate(t, o, onNodeA(nil), rules.IPv4, rules.Nat)
@@ -251,13 +249,13 @@ func TestSourceRanges(t *testing.T) {
 		{"leading zeros, spaces", []string{" 010.001.000.000/08 "}, "", []string{"10.0.0.0/8"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			o := oneService(func(s *corev1.Service) {
-				s.Spec.Type = corev1.ServiceTypeLoadBalancer
+			o := oneService(func(s *Service) {
+				s.Spec.Type = TypeLoadBalancer
 				s.Spec.LoadBalancerSourceRanges = c.ranges
-				s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "5.0.6.1"}}
+				s.Status.LoadBalancer.Ingress = []LoadBalancerIngress{{IP: "5.0.6.1"}}
 			})
 			if c.nodeIP != "" {
-				o.Nodes[0].Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: c.nodeIP}}
+				o.Nodes[0].Status.Addresses = []NodeAddress{{Type: InternalIP, Address: c.nodeIP}}
 			}
 			var got []string
 			for _, l := range about(generate(t, o, onNodeA(nil), rules.IPv4, rules.Nat), "-A KUBE-FW-") {

@@ -4,30 +4,26 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 func ptr[T any](v T) *T { return &v }
 
-func newNode(name, zone string) *corev1.Node {
-	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelTopologyZone: zone}}}
+func newNode(name, zone string) *Node {
+	return &Node{ObjectMeta: ObjectMeta{Name: name, Labels: map[string]string{LabelZone: zone}}}
 }
 
 // newService returns a service without ports whose addresses, one or two, also
 // say which families it has.
-func newService(namespace, name string, addresses ...string) *corev1.Service {
-	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
-	s.Spec.Type = corev1.ServiceTypeClusterIP
+func newService(namespace, name string, addresses ...string) *Service {
+	s := &Service{ObjectMeta: ObjectMeta{Namespace: namespace, Name: name}}
+	s.Spec.Type = TypeClusterIP
 	s.Spec.ClusterIP = addresses[0]
 	s.Spec.ClusterIPs = addresses
 	for _, a := range addresses {
-		family := corev1.IPv4Protocol
+		family := IPv4
 		if strings.Contains(a, ":") {
-			family = corev1.IPv6Protocol
+			family = IPv6
 		}
 		s.Spec.IPFamilies = append(s.Spec.IPFamilies, family)
 	}
@@ -35,22 +31,22 @@ func newService(namespace, name string, addresses ...string) *corev1.Service {
 }
 
 // newSlice returns a slice of the service, in the family of its endpoints.
-func newSlice(namespace, service, suffix string, port corev1.EndpointPort, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
+func newSlice(namespace, service, suffix string, port ServicePort, endpoints ...Endpoint) *EndpointSlice {
 	protocol := port.Protocol
 	if protocol == "" {
-		protocol = corev1.ProtocolTCP
+		protocol = TCP
 	}
-	s := &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{
+	s := &EndpointSlice{
+		ObjectMeta: ObjectMeta{
 			Namespace: namespace, Name: service + "-" + suffix,
-			Labels: map[string]string{discoveryv1.LabelServiceName: service},
+			Labels: map[string]string{LabelServiceName: service},
 		},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: &port.Name, Port: &port.Port, Protocol: &protocol}},
+		AddressType: IPv4,
+		Ports:       []EndpointPort{{Name: &port.Name, Port: &port.Port, Protocol: &protocol}},
 		Endpoints:   endpoints,
 	}
 	if len(endpoints) > 0 && len(endpoints[0].Addresses) > 0 && strings.Contains(endpoints[0].Addresses[0], ":") {
-		s.AddressType = discoveryv1.AddressTypeIPv6
+		s.AddressType = IPv6
 	}
 	return s
 }

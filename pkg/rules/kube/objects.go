@@ -2,17 +2,13 @@ package kube
 
 import (
 	"net/netip"
-
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // Objects are what the rules are generated from. This package does not change them.
 type Objects struct {
-	Services []*corev1.Service
-	Slices   []*discoveryv1.EndpointSlice
-	Nodes    []*corev1.Node
+	Services []*Service
+	Slices   []*EndpointSlice
+	Nodes    []*Node
 	// Skipped are the objects of other kinds that were read with these.
 	Skipped []Skip
 
@@ -90,7 +86,7 @@ func describe(where, object, field, reason string) string {
 }
 
 // node returns the Node object of that name, or nil.
-func (all *Objects) node(name string) *corev1.Node {
+func (all *Objects) node(name string) *Node {
 	for _, n := range all.Nodes {
 		if n.Name == name && name != "" {
 			return n
@@ -101,7 +97,7 @@ func (all *Objects) node(name string) *corev1.Node {
 
 // podCIDRs returns the pod CIDRs of n. It takes the older field where the API server has not
 // copied that into the newer one.
-func podCIDRs(n *corev1.Node) []string {
+func podCIDRs(n *Node) []string {
 	switch {
 	case n == nil:
 		return nil
@@ -114,12 +110,12 @@ func podCIDRs(n *corev1.Node) []string {
 
 // hostIPs returns the addresses of n, at most one of each family: the first
 // internal one, else the first external one (kube-proxy's GetNodeHostIPs).
-func hostIPs(n *corev1.Node) []netip.Addr {
+func hostIPs(n *Node) []netip.Addr {
 	if n == nil {
 		return nil
 	}
 	var found []netip.Addr
-	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
+	for _, kind := range []string{InternalIP, ExternalIP} {
 		for _, a := range n.Status.Addresses {
 			ip, ok := parseIP(a.Address)
 			if a.Type != kind || !ok || len(found) == 2 || len(found) == 1 && familyOf(found[0]) == familyOf(ip) {
@@ -131,6 +127,6 @@ func hostIPs(n *corev1.Node) []netip.Addr {
 	return found
 }
 
-func serviceKey(s *corev1.Service) types.NamespacedName {
-	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+func serviceKey(s *Service) key {
+	return key{s.Namespace, s.Name}
 }

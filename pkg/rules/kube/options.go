@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -150,7 +148,7 @@ func (o Options) nodes(objects Objects) ([]node, error) {
 	for _, f := range slices.Compact(families) {
 		n := node{Options: o, family: f, name: name, ip: ips[f], local: detectors[f]}
 		if self != nil {
-			n.zone = self.Labels[corev1.LabelTopologyZone]
+			n.zone = self.Labels[LabelZone]
 		}
 		n.openNodePorts(addresses)
 		all = append(all, n)
@@ -161,7 +159,7 @@ func (o Options) nodes(objects Objects) ([]node, error) {
 // detectors returns the local detection of both families, as kube-proxy's getLocalDetectors does.
 // A node may have several CIDRs of a family, and the first one counts; a cluster may have one
 // only.
-func (o Options) detectors(self *corev1.Node) (map[rules.Family]detector, error) {
+func (o Options) detectors(self *Node) (map[rules.Family]detector, error) {
 	byCIDR := func(flag string, cidrs []string) (map[rules.Family]detector, error) {
 		found := map[rules.Family]detector{}
 		for _, text := range cidrs {
@@ -206,7 +204,7 @@ func (o Options) detectors(self *corev1.Node) (map[rules.Family]detector, error)
 
 // nodeIPs returns the node's address in each family: the options', else the
 // Node object's, else loopback (kube-proxy's detectNodeIPs).
-func (o Options) nodeIPs(self *corev1.Node) (map[rules.Family]netip.Addr, bool) {
+func (o Options) nodeIPs(self *Node) (map[rules.Family]netip.Addr, bool) {
 	ips := map[rules.Family]netip.Addr{
 		rules.IPv4: netip.AddrFrom4([4]byte{127, 0, 0, 1}),
 		rules.IPv6: netip.IPv6Loopback(),

@@ -5,9 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
 // A report collects what is wrong with objects while they are read.
@@ -24,15 +21,15 @@ type reporter struct {
 	kind, namespace, name string
 }
 
-func (r *report) service(s *corev1.Service) reporter {
+func (r *report) service(s *Service) reporter {
 	return reporter{r, s, "Service", s.Namespace, s.Name}
 }
 
-func (r *report) slice(s *discoveryv1.EndpointSlice) reporter {
+func (r *report) slice(s *EndpointSlice) reporter {
 	return reporter{r, s, "EndpointSlice", s.Namespace, s.Name}
 }
 
-func (r *report) node(n *corev1.Node) reporter { return reporter{r, n, "Node", "", n.Name} }
+func (r *report) node(n *Node) reporter { return reporter{r, n, "Node", "", n.Name} }
 
 // title names the object. It is made only for a message.
 func (r reporter) title() string {

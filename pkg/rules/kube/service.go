@@ -6,15 +6,13 @@ import (
 	"strconv"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // The labels of objects that kube-proxy ignores.
 const (
 	labelProxyName = "service.kubernetes.io/service-proxy-name"
-	labelHeadless  = corev1.IsHeadlessService
+	labelHeadless  = "service.kubernetes.io/headless"
 )
 
 // A servicePort is one port of a service in one family, with everything that its rules depend on.
@@ -35,7 +33,7 @@ type servicePort struct {
 
 	externalLocal, internalLocal bool
 
-	from      *corev1.ServicePort
+	from      *ServicePort
 	endpoints []endpoint
 }
 
@@ -54,14 +52,14 @@ func (p *servicePort) usesLocal() bool {
 }
 
 // proxied reports whether kube-proxy handles the service.
-func proxied(s *corev1.Service, r reporter) bool {
+func proxied(s *Service, r reporter) bool {
 	_, foreign := s.Labels[labelProxyName]
 	switch {
 	case foreign:
 		r.skip("", "belongs to another proxy by its label "+labelProxyName)
-	case s.Spec.ClusterIP == corev1.ClusterIPNone:
+	case s.Spec.ClusterIP == ClusterIPNone:
 		r.skip("", "is headless")
-	case s.Spec.Type == corev1.ServiceTypeExternalName:
+	case s.Spec.Type == TypeExternalName:
 		r.skip("", "is an ExternalName")
 	case s.Spec.ClusterIP == "":
 		r.skip("", "has no cluster IP")
@@ -72,7 +70,7 @@ func proxied(s *corev1.Service, r reporter) bool {
 }
 
 // service appends the ports of s. There are none if s has no address in the node's family.
-func (read *reader) service(all []servicePort, s *corev1.Service) []servicePort {
+func (read *reader) service(all []servicePort, s *Service) []servicePort {
 	f, r := read.family, read.report.service(s)
 	field, address := clusterIP(s, f)
 	if address == "" {
@@ -96,9 +94,9 @@ func (read *reader) service(all []servicePort, s *corev1.Service) []servicePort 
 		ranges:        sourceRanges(s, f, r),
 		affinity:      affinity(s, r),
 		externalLocal: externalLocal(s),
-		internalLocal: s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
+		internalLocal: s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == PolicyLocal,
 	}
-	if s.Spec.Type == corev1.ServiceTypeLoadBalancer && common.externalLocal {
+	if s.Spec.Type == TypeLoadBalancer && common.externalLocal {
 		switch port := s.Spec.HealthCheckNodePort; {
 		case port == 0:
 			r.broken("spec.healthCheckNodePort", "is missing")
@@ -118,7 +116,7 @@ func (read *reader) service(all []servicePort, s *corev1.Service) []servicePort 
 }
 
 // port fills in what one port of the service adds, and reports whether the port is valid.
-func (read *reader) port(p *servicePort, s *corev1.Service, number int, r reporter) bool {
+func (read *reader) port(p *servicePort, s *Service, number int, r reporter) bool {
 	from := &s.Spec.Ports[number]
 	p.from = from
 	ok := true
@@ -158,7 +156,7 @@ func (read *reader) port(p *servicePort, s *corev1.Service, number int, r report
 
 // clusterIP returns the service's address in a family, and the field that holds it. Objects from
 // before dual stack have no list of families.
-func clusterIP(s *corev1.Service, f rules.Family) (field, address string) {
+func clusterIP(s *Service, f rules.Family) (field, address string) {
 	if len(s.Spec.IPFamilies) == 0 {
 		ip, ok := parseIP(s.Spec.ClusterIP)
 		if isIPv6 := ok && familyOf(ip) == rules.IPv6; isIPv6 != (f == rules.IPv6) {
@@ -167,14 +165,14 @@ func clusterIP(s *corev1.Service, f rules.Family) (field, address string) {
 		return "spec.clusterIP", s.Spec.ClusterIP
 	}
 	for i, family := range s.Spec.IPFamilies {
-		if string(family) == familyName(f) && i < len(s.Spec.ClusterIPs) {
+		if family == familyName(f) && i < len(s.Spec.ClusterIPs) {
 			return "spec.clusterIPs[" + strconv.Itoa(i) + "]", s.Spec.ClusterIPs[i]
 		}
 	}
 	return "", ""
 }
 
-func externalIPs(s *corev1.Service, f rules.Family, r reporter) []string {
+func externalIPs(s *Service, f rules.Family, r reporter) []string {
 	var all []string
 	for i, text := range s.Spec.ExternalIPs {
 		switch ip, ok := parseIP(text); {
@@ -189,10 +187,10 @@ func externalIPs(s *corev1.Service, f rules.Family, r reporter) []string {
 
 // loadBalancerIPs returns the ingress addresses with which traffic arrives at the node. It leaves
 // out those of a load balancer that is a proxy itself.
-func loadBalancerIPs(s *corev1.Service, f rules.Family, r reporter) []string {
+func loadBalancerIPs(s *Service, f rules.Family, r reporter) []string {
 	var all []string
 	for i, ingress := range s.Status.LoadBalancer.Ingress {
-		if ingress.IP == "" || ingress.IPMode != nil && *ingress.IPMode != corev1.LoadBalancerIPModeVIP {
+		if ingress.IP == "" || ingress.IPMode != nil && *ingress.IPMode != IPModeVIP {
 			continue
 		}
 		switch ip, ok := parseIP(ingress.IP); {
@@ -207,7 +205,7 @@ func loadBalancerIPs(s *corev1.Service, f rules.Family, r reporter) []string {
 
 // sourceRanges returns the sources that may use the load balancer's addresses. The result is nil,
 // which means all, if a range includes every address or if no range can be read.
-func sourceRanges(s *corev1.Service, f rules.Family, r reporter) []netip.Prefix {
+func sourceRanges(s *Service, f rules.Family, r reporter) []netip.Prefix {
 	var all []netip.Prefix
 	for i, text := range s.Spec.LoadBalancerSourceRanges {
 		text = strings.TrimSpace(text)
@@ -224,20 +222,23 @@ func sourceRanges(s *corev1.Service, f rules.Family, r reporter) []netip.Prefix 
 	return all
 }
 
-// maxAffinity is the longest affinity that the API server accepts, in seconds: a day.
-const maxAffinity = 86400
+// The longest affinity that the API server accepts, a day, and its default, in seconds.
+const (
+	maxAffinity     = 86400
+	defaultAffinity = 10800
+)
 
 // affinity returns for how many seconds a client keeps its endpoint, as text.
-func affinity(s *corev1.Service, r reporter) string {
+func affinity(s *Service, r reporter) string {
 	switch s.Spec.SessionAffinity {
-	case corev1.ServiceAffinityClientIP:
-	case corev1.ServiceAffinityNone, "":
+	case AffinityClientIP:
+	case AffinityNone, "":
 		return ""
 	default:
 		r.refuse("spec.sessionAffinity", "%q is neither ClientIP nor None", s.Spec.SessionAffinity)
 		return ""
 	}
-	seconds := corev1.DefaultClientIPServiceAffinitySeconds
+	seconds := int32(defaultAffinity)
 	if c := s.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
 		seconds = *c.ClientIP.TimeoutSeconds
 	}
@@ -250,31 +251,31 @@ func affinity(s *corev1.Service, r reporter) string {
 
 // externalLocal reports whether external traffic follows policy Local. The field has an effect
 // only for types that have external destinations.
-func externalLocal(s *corev1.Service) bool {
-	if s.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
+func externalLocal(s *Service) bool {
+	if s.Spec.ExternalTrafficPolicy != PolicyLocal {
 		return false
 	}
 	switch s.Spec.Type {
-	case corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort:
+	case TypeLoadBalancer, TypeNodePort:
 		return true
-	case corev1.ServiceTypeClusterIP, "":
+	case TypeClusterIP, "":
 		return len(s.Spec.ExternalIPs) > 0
 	}
 	return false
 }
 
 // protocols are iptables' names of the protocols. The API's default is TCP.
-var protocols = map[corev1.Protocol]string{
-	"": "tcp", corev1.ProtocolTCP: "tcp", corev1.ProtocolUDP: "udp", corev1.ProtocolSCTP: "sctp",
+var protocols = map[string]string{
+	"": "tcp", TCP: "tcp", UDP: "udp", SCTP: "sctp",
 }
 
 func validPort(p int32) bool { return p > 0 && p <= 65535 }
 
 func familyName(f rules.Family) string {
 	if f == rules.IPv6 {
-		return string(corev1.IPv6Protocol)
+		return IPv6
 	}
-	return string(corev1.IPv4Protocol)
+	return IPv4
 }
 
 // isDNSLabel reports whether name is a DNS label (RFC 1123). The API server accepts no other
