@@ -24,6 +24,7 @@ metadata:
   name: canaryd
   labels:
     app.kubernetes.io/name: canaryd
+    app.kubernetes.io/instance: canaryd
 spec:
 `
 )

@@ -1,0 +1,194 @@
+package kubernetes
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"helm.sh/helm/v4/pkg/chart/v2/lint"
+	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// examples returns the files of values that come with the chart, by name.
+func examples(t *testing.T) map[string]string {
+	t.Helper()
+	files, err := filepath.Glob(chart + "/ci/*-values.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no values in %s/ci: %v", chart, err)
+	}
+	all := map[string]string{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[strings.TrimSuffix(filepath.Base(file), "-values.yaml")] = string(text)
+	}
+	return all
+}
+
+// TestChartLint: Helm's own linter has nothing against the chart, without values and with each of
+// its examples, and each example makes objects.
+func TestChartLint(t *testing.T) {
+	all := examples(t)
+	all["none"] = ""
+	for name, values := range all {
+		for _, message := range lint.RunAll(chart, parsed(t, values), "kube-system").Messages {
+			if message.Severity > support.InfoSev { // it would like to see an icon
+				t.Errorf("%s: %v", name, message)
+			}
+		}
+		if name != "none" {
+			helm(t, values)
+		}
+	}
+}
+
+// free are the values whose keys are the operator's own.
+var free = []string{"labels", "podLabels", "podAnnotations", "nodeSelector", "affinity.nodeAffinity", "resources.requests", "resources.limits",
+	"podMonitor.labels", "serviceMonitor.labels", "prometheusRule.labels", "dashboard.labels"}
+
+// TestEachValueCounts: each value of values.yaml is another one in ci/everything-values.yaml, and
+// changes an object. A misspelled key at any place is refused.
+func TestEachValueCounts(t *testing.T) {
+	text, err := os.ReadFile(chart + "/values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defaults, given := parsed(t, string(text)), parsed(t, examples(t)["everything"])
+	rendered := func() objects {
+		t.Helper()
+		text, err := yaml.Marshal(given)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return helm(t, string(text))
+	}
+	all := rendered()
+	refused := func(path string) {
+		t.Helper()
+		text, err := yaml.Marshal(given)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := template(t, string(text)); err == nil || !strings.Contains(err.Error(), "misspelled") {
+			t.Errorf("%s: a misspelled key is accepted: %v", path, err)
+		}
+	}
+	// These have no effect next to another one, and tests of their own.
+	hidden := []string{"image.repository", "image.tag", "hostPID", "uninstall", "updateStrategy.type", "prometheusRule.groups"}
+	var walk func(path string, defaults, given map[string]any)
+	walk = func(path string, defaults, given map[string]any) {
+		if !slices.Contains(free, strings.TrimSuffix(path, ".")) {
+			given["misspelled"] = "x"
+			refused(path)
+			delete(given, "misspelled")
+		}
+		for _, key := range slices.Sorted(maps.Keys(defaults)) {
+			at, was := path+key, given[key]
+			if slices.Contains(hidden, at) {
+				continue
+			}
+			if was == nil {
+				t.Errorf("ci/everything-values.yaml has no %s", at)
+				continue
+			}
+			inner, nested := defaults[key].(map[string]any)
+			if nested && len(inner) > 0 && !slices.Contains(free, at) {
+				walk(at+".", inner, was.(map[string]any))
+				continue
+			}
+			given[key] = defaults[key]
+			if reflect.DeepEqual(all, rendered()) {
+				t.Errorf("%s changes nothing", at)
+			}
+			given[key] = was
+		}
+	}
+	walk("", defaults, given)
+}
+
+// TestMonitors: PodMonitor and ServiceMonitor find the pods by the same labels, and make the same
+// labels of their series.
+func TestMonitors(t *testing.T) {
+	made := helm(t, examples(t)["everything"])
+	set, service := made["DaemonSet"].(*apps.DaemonSet), made["Service"].(*core.Service)
+	if diff := cmp.Diff(set.Spec.Selector.MatchLabels, service.Spec.Selector); diff != "" {
+		t.Errorf("the Service selects other pods (-pods +selected):\n%s", diff)
+	}
+	if service.Spec.ClusterIP != core.ClusterIPNone {
+		t.Errorf("the Service has the address %q, and rules of kube-proxy on each node", service.Spec.ClusterIP)
+	}
+	container := canaryd(t, made.pod(t))
+	if port := service.Spec.Ports[0].TargetPort.String(); port != container.Ports[0].Name {
+		t.Errorf("the Service leads to the port %s, the pod's is %s", port, container.Ports[0].Name)
+	}
+	for _, only := range []string{"podMonitor", "serviceMonitor"} {
+		args := canaryd(t, helm(t, "image: {repository: registry.example/canaryd, tag: v1}\n"+only+": {enabled: true}").pod(t)).Args
+		if !slices.Contains(args, "--metrics-bind-address=[$(HOST_IP)]:9475") {
+			t.Errorf("with the %s canaryd listens on loopback: %q", only, args)
+		}
+	}
+	labels := made["Namespace"].(*core.Namespace).Labels
+	if labels["pod-security.kubernetes.io/enforce"] != "privileged" {
+		t.Errorf("the namespace has labels %v, and Pod Security may refuse the pods", labels)
+	}
+}
+
+// TestUpdateStrategy: OnDelete leaves each node to the operator, but for the removal of the marks.
+func TestUpdateStrategy(t *testing.T) {
+	const values = "image: {repository: registry.example/canaryd, tag: v1}\nupdateStrategy: {type: OnDelete}\n"
+	if strategy := helm(t, values)["DaemonSet"].(*apps.DaemonSet).Spec.UpdateStrategy; strategy.Type != apps.OnDeleteDaemonSetStrategyType || strategy.RollingUpdate != nil {
+		t.Errorf("the strategy is %v", strategy)
+	}
+	if strategy := helm(t, values+"uninstall: true")["DaemonSet"].(*apps.DaemonSet).Spec.UpdateStrategy; strategy.RollingUpdate == nil || strategy.RollingUpdate.MaxUnavailable.String() != "100%" {
+		t.Errorf("the marks are removed with the strategy %v", strategy)
+	}
+}
+
+// TestSideBySide: two releases have no name in common, select their own pods only, and no node is
+// for both.
+func TestSideBySide(t *testing.T) {
+	all := examples(t)
+	render := func(name, values string) objects {
+		t.Helper()
+		made, err := release(t, name, values+"podMonitor: {enabled: true}\n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made
+	}
+	heal, observe := render("canaryd", all["side-by-side-heal"]), render("canaryd-observe", all["side-by-side-observe"])
+	for kind := range heal {
+		name := func(o objects) string { return o[kind].(interface{ GetName() string }).GetName() }
+		if name(heal) != "canaryd" || name(observe) != "canaryd-observe" {
+			t.Errorf("the %ss are called %s and %s", kind, name(heal), name(observe))
+		}
+	}
+	sets := []*apps.DaemonSet{heal["DaemonSet"].(*apps.DaemonSet), observe["DaemonSet"].(*apps.DaemonSet)}
+	for i, set := range sets {
+		other := sets[1-i]
+		if reflect.DeepEqual(set.Spec.Selector.MatchLabels, other.Spec.Selector.MatchLabels) {
+			t.Errorf("%s and %s select the same pods", set.Name, other.Name)
+		}
+		if pod := set.Spec.Template.Spec; pod.ServiceAccountName != set.Name {
+			t.Errorf("the pods of %s have the account %s", set.Name, pod.ServiceAccountName)
+		}
+	}
+	if got := observe.pod(t).NodeSelector["canaryd"]; got != "observe" {
+		t.Errorf("the one that observes selects canaryd=%s", got)
+	}
+	terms := heal.pod(t).Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+	want := []core.NodeSelectorTerm{{MatchExpressions: []core.NodeSelectorRequirement{{Key: "canaryd", Operator: core.NodeSelectorOpNotIn, Values: []string{"observe"}}}}}
+	if diff := cmp.Diff(want, terms); diff != "" {
+		t.Errorf("the one that heals selects nodes (-want +got):\n%s", diff)
+	}
+}
