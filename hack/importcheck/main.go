@@ -22,7 +22,7 @@ var rooms = []string{
 	"cmd", "internal/web", "internal/control", "internal/sdnotify", "internal/daemon", "internal/metrics", "internal/serve", "internal/api",
 	"pkg/reload", "pkg/standby", "pkg/native", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/conntrack", "pkg/nft",
 	"internal/journal", "internal/cniresults", "internal/cgroup", "internal/source",
-	"pkg/rules/kube", "pkg/protect", "pkg/rules", "internal/private", "internal/severity", "pkg/ruleset", "pkg/tableid",
+	"pkg/rules/kube", "pkg/protect", "pkg/rules", "internal/private", "internal/severity", "pkg/ruleset", "pkg/owners", "pkg/tableid",
 }
 
 // faces are the rooms in which the daemon meets the world.
@@ -131,8 +131,10 @@ func judge(name, imported string) []string {
 		rule(slices.Contains([]string{"os", "net", "time", "syscall"}, imported) || path.Dir(imported) == "os",
 			"pkg/rules does no I/O and reads no clock")
 	case "pkg/protect":
-		rule(outside || isOurs && ours != "pkg/rules" && ours != "pkg/tableid",
-			"pkg/protect names owners' rules: it imports the standard library, pkg/rules and pkg/tableid only")
+		rule(outside || isOurs && ours != "pkg/rules" && ours != "pkg/owners" && ours != "pkg/tableid",
+			"pkg/protect names owners' rules: it imports the standard library, pkg/rules, pkg/owners and pkg/tableid only")
+	case "pkg/owners":
+		rule(outside || isOurs && ours != "pkg/tableid", "pkg/owners is a table: it imports the standard library and pkg/tableid only")
 	case "pkg/nft":
 		rule(isOurs && ours != "pkg/tableid", "pkg/nft knows nothing of iptables: of ours it imports pkg/tableid only")
 	case "pkg/native":

@@ -143,7 +143,7 @@ type Finding struct {
 //     CNI DEL), unless they were missing before the flush: see lacked.
 //     If only a drill of canaryd's took it, what follows is judged as if it stood.
 //   - If a witness is missing, its built-in chain was flushed.
-//   - An emptied chain is lost if its owner never leaves it so (protect.EmptyingOf), or
+//   - An emptied chain is lost if its owner never leaves it so (owners.EmptyingOf), or
 //     if a chain that only it referenced still has rules. Of a chain that many owners
 //     share, the last one removes its rule first and then the chain (portmap, netavark),
 //     and what only its own chain led to may be shared as well (portmap flushes a pod's

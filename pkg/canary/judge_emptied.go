@@ -3,7 +3,7 @@ package canary
 import (
 	"slices"
 
-	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -24,8 +24,8 @@ func (f *Finding) judgeEmptied(want Wanted, seen Seen, emptied []rules.Chain) {
 		})
 	}
 	for _, c := range emptied {
-		if habit := protect.EmptyingOf(seen.Table.Name, c.Name); habit != protect.EmptyOften {
-			if led[c.Name] && habit == protect.EmptyBriefly {
+		if habit := owners.EmptyingOf(seen.Table.Name, c.Name); habit != owners.EmptyOften {
+			if led[c.Name] && habit == owners.EmptyBriefly {
 				f.Waiting = append(f.Waiting, rules.Jump{Chain: c.Name, Rule: c.Rules[0]})
 			}
 			continue
@@ -46,12 +46,12 @@ func (f *Finding) judgeEmptied(want Wanted, seen Seen, emptied []rules.Chain) {
 // rules lead to it.
 func (f *Finding) emptiedWhole(seen Seen, c rules.Chain, led bool) bool {
 	lost := false
-	switch protect.EmptyingOf(seen.Table.Name, c.Name) {
-	case protect.EmptyNever:
+	switch owners.EmptyingOf(seen.Table.Name, c.Name) {
+	case owners.EmptyNever:
 		lost = true
-	case protect.EmptyUnreferenced:
+	case owners.EmptyUnreferenced:
 		lost = led
-	case protect.EmptyBriefly:
+	case owners.EmptyBriefly:
 		lost = led && seen.over(rules.Jump{Chain: c.Name, Rule: c.Rules[0]})
 	}
 	if lost {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -39,6 +40,10 @@ func AttachmentOf(r rules.Rule) (Attachment, bool) {
 	}
 	return Attachment{Network: strings.Clone(found[1]), Container: strings.Clone(found[2])}, true
 }
+
+// cniHashed are the forms of the chains that CNI plugins make for one container each, and
+// portmapHashed those of portmap.
+var cniHashed, portmapHashed = owners.ContainerChains()
 
 // chains returns the names of the chains that CNI plugins make for this attachment alone. Each is
 // a prefix and as much of a digest as fits into the 28 characters of a chain's name.

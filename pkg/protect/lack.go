@@ -64,7 +64,7 @@ func (l Lack) LeadIn() []rules.Jump {
 
 // portmaps reports whether a chain is one that portmap makes for a container.
 func portmaps(chain string) bool {
-	return anyMatches(cniHashed[:2], chain)
+	return anyMatches(portmapHashed, chain)
 }
 
 func chainsOf(s rules.Section) map[string][]rules.Rule {

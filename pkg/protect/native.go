@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -24,11 +25,6 @@ const MaxNative = 64
 type nativeGlob struct {
 	family tableid.Family // 0: each family
 	name   string         // as path.Match has it, but that a slash is no more than a character
-}
-
-// inBoth names a table of each IP family.
-func inBoth(name string) []nativeGlob {
-	return []nativeGlob{{tableid.IPv4, name}, {tableid.IPv6, name}}
 }
 
 // parseNative reads a word such as nft:ip:kube-proxy.
@@ -77,10 +73,8 @@ func MayProtectTable(id tableid.TableID) bool {
 // WordFor returns what --protect has to name for a native table to be protected: its owner's
 // preset, or the table itself.
 func WordFor(id tableid.TableID) string {
-	for _, preset := range PresetNames() {
-		if slices.ContainsFunc(presets[preset].native, func(g nativeGlob) bool { return g.matches(id) }) {
-			return preset
-		}
+	if preset := owners.PresetOf(id); preset != "" {
+		return preset
 	}
 	return nativePrefix + id.Family.NFT() + ":" + id.Name
 }

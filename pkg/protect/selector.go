@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -14,28 +15,15 @@ import (
 // that jump into them. The zero Selector protects none.
 type Selector struct {
 	exact  map[string]bool // chains by name; true: written piecewise
-	hashed []hashedName
-	shared []hashedName // those of hashed that are written piecewise
+	forms  []owners.Form
+	shared []owners.Form // those of forms that are written piecewise
 	globs  []string
-	rules  []namedRule
+	rules  []owners.Straight
 	native []nativeGlob
-}
-
-// A hashedName is a prefix followed by a hash of fixed length and alphabet.
-type hashedName struct {
-	prefix   string
-	length   int // 0: any length but 0
-	alphabet string
 }
 
 // canarySuffix ends the names of the chains by which kube-proxy, kubelet and others notice a flush.
 const canarySuffix = "-CANARY"
-
-const (
-	base32 = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
-	hexLow = "0123456789abcdef"
-	hexUp  = "0123456789ABCDEF"
-)
 
 // NewSelector reads the value of --protect: names of presets (see PresetNames), globs of chain
 // names, as path.Match has them, and nft:FAMILY:NAME for native tables. A word of lower-case
@@ -53,18 +41,12 @@ func NewSelector(list []string) (Selector, error) {
 			s.native = append(s.native, glob)
 			continue
 		}
-		preset, ok := presets[word]
-		s.native = append(s.native, preset.native...)
-		for _, name := range preset.exact {
-			s.exact[name] = preset.piecewise
+		rows := owners.Named(word)
+		for _, o := range rows {
+			s.name(o)
 		}
-		if preset.piecewiseHashed {
-			s.shared = append(s.shared, preset.hashed...)
-		}
-		s.hashed = append(s.hashed, preset.hashed...)
-		s.rules = append(s.rules, preset.rules...)
 		switch {
-		case ok:
+		case len(rows) > 0:
 		case word == "" || strings.ToLower(word) == word && !strings.ContainsAny(word, "*?[-_"):
 			return Selector{}, fmt.Errorf("%q is no preset (%s)%s", word, strings.Join(PresetNames(), ", "), chainHint(word))
 		default:
@@ -101,7 +83,7 @@ func (s Selector) Protects(chain string) bool {
 	if _, ok := s.exact[chain]; ok {
 		return true
 	}
-	if anyMatches(s.hashed, chain) {
+	if anyMatches(s.forms, chain) {
 		return true
 	}
 	return slices.ContainsFunc(s.globs, func(g string) bool {
@@ -135,18 +117,10 @@ func (s Selector) MatchesPreset(t rules.TableName, chain string, r rules.Rule) b
 		return false
 	}
 	words, err := rules.Split(r.Spec)
-	return err == nil && slices.ContainsFunc(s.rules, func(n namedRule) bool { return n.matches(t, chain, words) })
+	return err == nil && slices.ContainsFunc(s.rules, func(r owners.Straight) bool { return r.Matches(t, chain, words) })
 }
 
 // anyMatches reports whether the chain's name has one of the forms.
-func anyMatches(list []hashedName, chain string) bool {
-	return slices.ContainsFunc(list, func(h hashedName) bool { return h.matches(chain) })
-}
-
-func (h hashedName) matches(chain string) bool {
-	rest, ok := strings.CutPrefix(chain, h.prefix)
-	if !ok || rest == "" || h.length > 0 && len(rest) != h.length {
-		return false
-	}
-	return strings.Trim(rest, h.alphabet) == ""
+func anyMatches(list []owners.Form, chain string) bool {
+	return slices.ContainsFunc(list, func(f owners.Form) bool { return f.Matches(chain) })
 }

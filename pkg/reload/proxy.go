@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -103,7 +104,7 @@ func tablesWithProxy(snapshot iptables.Snapshot) []rules.TableName {
 
 // HasProxy reports whether a section has a chain of kube-proxy.
 func HasProxy(s rules.Section) bool {
-	return slices.ContainsFunc(s.Chains, func(c rules.Chain) bool { return protect.KubeProxys(c.Name) })
+	return slices.ContainsFunc(s.Chains, func(c rules.Chain) bool { return owners.KubeProxys(c.Name) })
 }
 
 // ProxyLeft reports whether a read of a family shows that kube-proxy removed its own rules, as its
@@ -127,7 +128,7 @@ func ProxyLeft(snapshot iptables.Snapshot, found map[rules.TableName]Examined, l
 // proxyIn reports whether a table holds a chain of kube-proxy.
 func proxyIn(t *rules.Table) bool {
 	return t != nil && slices.ContainsFunc(t.Chains, func(c rules.Chain) bool {
-		return c.Name == kubeProxyCanary || protect.KubeProxys(c.Name)
+		return c.Name == kubeProxyCanary || owners.KubeProxys(c.Name)
 	})
 }
 
@@ -137,7 +138,7 @@ func (l Learned) WithoutProxy(snapshot iptables.Snapshot) Learned {
 	for t, s := range tableid.Of(l.Generation, snapshot.Family) {
 		_, rest := s.Split(func(chain string) bool {
 			shared := chain == "KUBE-MARK-MASQ" || chain == "KUBE-POSTROUTING"
-			return protect.KubeProxys(chain) || shared && snapshot.Tables[t].Chain(chain) == nil
+			return owners.KubeProxys(chain) || shared && snapshot.Tables[t].Chain(chain) == nil
 		})
 		l.Generation = l.Generation.With(snapshot.Family.Table(t), rest)
 	}

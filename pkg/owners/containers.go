@@ -1,0 +1,85 @@
+package owners
+
+import (
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// containers has the owners that run containers and virtual machines without Kubernetes.
+var containers = []Owner{
+	{
+		Name: "docker", Title: "Docker 20 to 29", Preset: "docker",
+		// A start flushes the chains before it fills them. DOCKER-FORWARD has three jumps as long as
+		// Docker runs, and DOCKER-INGRESS a RETURN; in the others rules of networks and containers come
+		// and go. See "cleaned" in the golden files of iptabler. DOCKER-USER is the operator's.
+		Source: "moby 28 and 29 daemon/libnetwork/{iptables,drivers/bridge/internal/iptabler} and its golden files; the rules in FORWARD until 28.0",
+		Chains: []Chains{
+			{Names: forms("DOCKER"), Piecewise: true},
+			{Names: forms("DOCKER-USER"), Piecewise: true, Operators: true},
+			{Names: forms("DOCKER-FORWARD"), In: filter, Emptied: EmptyBriefly, Piecewise: true},
+			{Names: forms("DOCKER-BRIDGE"), Piecewise: true, Dispatch: true},
+			{Names: forms("DOCKER-CT", "DOCKER-INTERNAL"), Piecewise: true},
+			{Names: forms("DOCKER-INGRESS"), In: natFilter, Emptied: EmptyBriefly, Piecewise: true},
+			{Names: forms("DOCKER-ISOLATION-STAGE-1"), Piecewise: true, Dispatch: true},
+			{Names: forms("DOCKER-ISOLATION-STAGE-2"), Piecewise: true},
+		},
+		// For each network and, with the userland proxy turned off, for each published port. A rule for
+		// a bridge whose name the user chose is not recognised: any program could have written it.
+		Straight: append(straight("nat", "POSTROUTING",
+			"-s <net> ! -o <bridge> -j MASQUERADE",
+			"-s <net> ! -o <bridge> -j SNAT --to-source <ip>",
+			"-o <bridge> -m addrtype --src-type LOCAL -j MASQUERADE",
+			"-o <bridge> -m addrtype --src-type LOCAL -j SNAT --to-source <ip>",
+			"-s <net> -d <net> -p <proto> -m <proto> --dport <port> -j MASQUERADE",
+		), straight("filter", "FORWARD",
+			"-o <bridge> -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+			"-i <bridge> ! -o <bridge> -j ACCEPT",
+			"-i <bridge> -o <bridge> -j ACCEPT",
+			"-i <bridge> -o <bridge> -j DROP",
+		)...),
+		Tables:  []Table{{Name: "docker-bridges", Families: both}},
+		Heals:   "only when firewalld says on D-Bus that it reloaded",
+		Removes: ByName,
+		Breaks:  "published ports, containers' way out, and isolation of networks",
+	},
+	{
+		Name: "podman", Title: "podman with netavark", Preset: "podman",
+		// TeardownPolicy::Never keeps SETMARK's and MASQ's rule. Of a network's chains it deletes the
+		// rules before their jump. Hashes are the first 13 digits of a SHA-512
+		// (src/network/core_utils.rs), one for each network.
+		Source: "netavark 1.17 src/firewall/varktables/types.rs",
+		Chains: []Chains{
+			{Names: forms("NETAVARK-HOSTPORT-DNAT"), Piecewise: true, Dispatch: true},
+			{Names: forms("NETAVARK-HOSTPORT-SETMARK", "NETAVARK-HOSTPORT-MASQ"), In: nat, Emptied: EmptyUnreferenced, Piecewise: true},
+			{Names: forms("NETAVARK_FORWARD", "NETAVARK_INPUT", "NETAVARK_ISOLATION_1", "NETAVARK_ISOLATION_2", "NETAVARK_ISOLATION_3"), Piecewise: true},
+			{Names: forms("NETAVARK-DN-<HEX:13>", "NETAVARK-<HEX:13>"), In: nat, Emptied: EmptyBriefly, Piecewise: true},
+		},
+		Tables:  []Table{{Name: "netavark", Families: []tableid.Family{tableid.Inet}}},
+		Heals:   "as Docker, or `podman network reload`",
+		Removes: ByName,
+		Breaks:  "published ports and containers' way out",
+	},
+	{
+		Name: "libvirt", Title: "libvirt's networks", Preset: "libvirt",
+		// Rules of networks come and go.
+		Source: "libvirt 10 src/network/network_iptables.c",
+		Chains: []Chains{{
+			Names:     forms("LIBVIRT_INP", "LIBVIRT_OUT", "LIBVIRT_FWO", "LIBVIRT_FWI", "LIBVIRT_FWX", "LIBVIRT_PRT"),
+			Piecewise: true,
+		}},
+		Tables:  []Table{{Name: "libvirt_network", Families: both}},
+		Heals:   "on firewalld's signal, or SIGHUP by hand",
+		Removes: ByName,
+		Breaks:  "guests' way out, DHCP and DNS",
+	},
+}
+
+// straight returns the forms of rules of one built-in chain.
+func straight(inTable, chain string, specs ...string) []Straight {
+	var list []Straight
+	for _, spec := range specs {
+		list = append(list, Straight{inTable, chain, strings.Fields(spec)})
+	}
+	return list
+}

@@ -1,0 +1,88 @@
+package owners
+
+import (
+	"fmt"
+	"path"
+	"strconv"
+	"strings"
+)
+
+// A Form is the form of a chain's name: one name, a prefix and a hash, or a glob.
+type Form struct {
+	text string // as it is written in the table
+	// of a hash
+	prefix   string
+	length   int // 0: any length but 0
+	alphabet string
+	glob     bool
+}
+
+// alphabets are those of hashes in names.
+var alphabets = map[string]string{
+	"base32": "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567",
+	"hex":    "0123456789abcdef",
+	"HEX":    "0123456789ABCDEF",
+	"digits": "0123456789",
+}
+
+// forms reads names of chains. "KUBE-SVC-<base32:16>" ends with 16 digits of base32, "CNI-DN-<hex>"
+// with any number of hexadecimal ones; a name with an asterisk is a glob, as path.Match has it. All
+// others are single names: a glob such as KUBE-* would include kube-router's chains.
+func forms(names ...string) []Form {
+	var list []Form
+	for _, text := range names {
+		f := Form{text: text, prefix: text}
+		switch prefix, hash, found := strings.Cut(text, "<"); {
+		case found:
+			alphabet, length, _ := strings.Cut(strings.TrimSuffix(hash, ">"), ":")
+			f.prefix, f.alphabet = prefix, alphabets[alphabet]
+			f.length, _ = strconv.Atoi(length) // TestTheTableIsSound reads each
+		case strings.Contains(text, "*"):
+			f.glob = true
+		}
+		list = append(list, f)
+	}
+	return list
+}
+
+// Exact returns the name if the form is a single one.
+func (f Form) Exact() (name string, ok bool) { return f.prefix, f.alphabet == "" && !f.glob }
+
+// Matches reports whether a chain's name has the form.
+func (f Form) Matches(chain string) bool {
+	switch {
+	case f.glob:
+		ok, err := path.Match(f.text, chain)
+		return ok && err == nil
+	case f.alphabet == "":
+		return chain == f.prefix
+	}
+	rest, ok := strings.CutPrefix(chain, f.prefix)
+	return ok && rest != "" && (f.length == 0 || len(rest) == f.length) && strings.Trim(rest, f.alphabet) == ""
+}
+
+// resembles reports whether a chain that a glob of --protect names may be one of the form: with
+// another hash, as another version of the owner may make it.
+func (f Form) resembles(chain string) bool {
+	if f.alphabet == "" {
+		return f.Matches(chain)
+	}
+	return len(chain) > len(f.prefix) && strings.HasPrefix(chain, f.prefix)
+}
+
+// String returns the form as documents have it: KUBE-SVC-HASH.
+func (f Form) String() string {
+	if f.alphabet == "" {
+		return f.text
+	}
+	return f.prefix + "HASH"
+}
+
+// check returns why the form is none.
+func (f Form) check() error {
+	if f.text == "" || strings.ContainsAny(f.prefix, "<>") || strings.Contains(f.text, "<") && f.alphabet == "" {
+		return fmt.Errorf("%q is no form of a name", f.text)
+	}
+	_, err := path.Match(f.prefix, "")
+	return err
+}

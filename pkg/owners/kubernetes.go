@@ -1,0 +1,102 @@
+package owners
+
+import "github.com/canaryd/canaryd/pkg/tableid"
+
+// kubernetes has the owners that each Kubernetes node may have, whatever its network is.
+var kubernetes = []Owner{
+	{
+		Name: "kube-proxy", Title: "kube-proxy in its three modes", Preset: "kube", Alone: true,
+		// A sync rewrites each chain that it touches, and deletes stale ones, in one iptables-restore of
+		// all tables. filter's chains hold rules for some services only, and so does nat's
+		// KUBE-NODEPORTS. ipvs mode does the same.
+		Source: "k8s.io/kubernetes 1.36.3 pkg/proxy/{iptables,ipvs,nftables}",
+		Chains: []Chains{
+			{Names: forms("KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"), In: nat, Emptied: EmptyNever},
+			{Names: forms("KUBE-FORWARD"), In: filter, Emptied: EmptyNever},
+			{Names: forms("KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL")},
+			{
+				Names: forms("KUBE-LOAD-BALANCER", "KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"),
+				Mode:  "ipvs mode",
+			},
+			{
+				Names: forms("KUBE-SVC-<base32:16>", "KUBE-SVL-<base32:16>", "KUBE-SEP-<base32:16>", "KUBE-EXT-<base32:16>", "KUBE-FW-<base32:16>"),
+				In:    nat, Emptied: EmptyUnreferenced,
+			},
+			{Names: forms("KUBE-XLB-<base32:16>"), In: nat, Emptied: EmptyUnreferenced, Mode: "until 1.23"},
+		},
+		Tables:  []Table{{Name: "kube-proxy", Families: both}},
+		Heals:   "within 30 s, if its canary in mangle went; in nftables mode within an hour",
+		Removes: ByName,
+		Breaks:  "Services, and what leaves the cluster masqueraded",
+	},
+	{
+		Name: "kubelet", Title: "kubelet", Preset: "kube",
+		// EnsureRule: nothing is deleted.
+		Source: "k8s.io/kubernetes 1.36.3 pkg/kubelet/kubelet_network_linux.go; KUBE-MARK-DROP, KUBE-MARK-MASQ and KUBE-POSTROUTING until 1.27",
+		Chains: []Chains{
+			{Names: forms("KUBE-FIREWALL"), In: filter, Emptied: EmptyNever},
+			{Names: forms("KUBE-MARK-MASQ", "KUBE-POSTROUTING"), In: nat, Emptied: EmptyNever},
+			{Names: forms("KUBE-MARK-DROP"), In: nat, Emptied: EmptyUnreferenced},
+			{Names: forms("KUBE-IPTABLES-HINT"), Hint: true},
+		},
+		Heals:  "within 60 s, if its canary in mangle went",
+		Breaks: "the DROP of packets from elsewhere to 127.0.0.0/8",
+	},
+	{
+		Name: "portmap", Title: "the CNI plugin portmap", Preset: "cni",
+		// SETMARK's and MASQ's rule is never deleted. teardown flushes the container's chain, deletes
+		// its jump, and then the chain. Containers' chains fill the 28 characters that a chain's name
+		// may have.
+		Source: "containernetworking/plugins 1.9 plugins/meta/portmap; CNI-SN-HASH until 0.7",
+		Chains: []Chains{
+			{Names: forms("CNI-HOSTPORT-DNAT"), Piecewise: true, Dispatch: true},
+			{Names: forms("CNI-HOSTPORT-SNAT"), Piecewise: true},
+			{Names: forms("CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"), In: nat, Emptied: EmptyUnreferenced, Piecewise: true},
+			{Names: forms("CNI-DN-<hex>", "CNI-SN-<hex>"), In: nat, Emptied: EmptyBriefly},
+		},
+		Tables:  []Table{{Name: "cni_hostport", Families: both}},
+		Heals:   "never, until the pod is made again",
+		Removes: ByFlush,
+		Breaks:  "host ports",
+	},
+	{
+		Name: "ipmasq", Title: "the CNI plugins bridge and ptp", Preset: "cni",
+		// The jump is deleted first. With a second address, its jump still stands when the chain is
+		// flushed.
+		Source:  "containernetworking/plugins 1.9 pkg/ip/ipmasq",
+		Chains:  []Chains{{Names: forms("CNI-<hex:24>"), In: nat, Emptied: EmptyBriefly}},
+		Tables:  []Table{{Name: "cni_plugins_masquerade", Families: []tableid.Family{tableid.Inet}}},
+		Heals:   "never, until the pod is made again",
+		Removes: ByFlush,
+		Breaks:  "pods' traffic out of the cluster",
+	},
+	{
+		Name: "firewall", Title: "the CNI plugin firewall", Preset: "cni",
+		// CNI-FORWARD begins with a jump to CNI-ADMIN, and the isolation chains end with RETURN; these
+		// are never deleted.
+		Source: "containernetworking/plugins 1.9 plugins/meta/firewall",
+		Chains: []Chains{
+			{Names: forms("CNI-FORWARD", "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"), In: filter, Emptied: EmptyUnreferenced, Piecewise: true},
+			{Names: forms("CNI-ADMIN"), Piecewise: true, Operators: true},
+		},
+		Heals:   "never, until the pod is made again",
+		Removes: ByName,
+		Breaks:  "pods' traffic where FORWARD drops, and isolation of bridges",
+	},
+	{
+		Name: "crio", Title: "CRI-O's host ports",
+		// A container's chains are written and deleted in one iptables-restore.
+		Source:  "cri-o internal/hostport",
+		Chains:  []Chains{{Names: forms("KUBE-HP-<base32:16>", "CRIO-MASQ-<base32:16>"), In: nat, Emptied: EmptyUnreferenced}},
+		Heals:   "never, until the pod is made again",
+		Removes: ByName,
+		Breaks:  "host ports",
+	},
+}
+
+// In which iptables' tables a habit holds.
+var (
+	nat       = []string{"nat"}
+	filter    = []string{"filter"}
+	natFilter = []string{"nat", "filter"}
+)

@@ -1,0 +1,140 @@
+// Package owners is the table of the programs that write rules for good: one row an [Owner].
+//
+// A row has the names of the owner's chains, the rules that it writes into built-in chains itself,
+// its native nftables tables, its ipsets, its processes and units, and its ways: when it empties a
+// chain, how it removes rules, whether it writes them again by itself. Presets of --protect, the
+// judges of lost rules, the words for a native table and docs/presets.md read this table; no other
+// package keeps such knowledge. The package does no I/O, and its values do not change.
+package owners
+
+import "slices"
+
+// An Owner is one program, or one family of programs, that writes rules for good.
+type Owner struct {
+	Name  string // a short word, of one row only
+	Title string // the programs, for people
+	// Preset is the word of --protect that names all of the row; "": no word does, only globs and
+	// words for single tables. Rows of one word are one preset.
+	Preset string
+	// Alone: Name is such a word too, for the subcommand cleanup. PresetNames does not list it.
+	Alone bool
+	// Source has the files that the row was read from, and their version.
+	Source string
+
+	Chains   []Chains
+	Straight []Straight
+	Tables   []Table
+	Sets     []string // ipsets, as globs
+
+	// Processes are the programs that write the rules, by what the kernel calls them.
+	Processes []string
+	// Kin are globs of all its programs, whether or not they write rules. Each decides on its own
+	// rules, and executes no jobs of others.
+	Kin   []string
+	Units []string // of systemd
+
+	// Canary is the chain by which the owner notices a flush. It must not come back with a replay.
+	Canary string
+	// Heals says when the owner writes its rules again after a flush.
+	Heals string
+	// Removes says how the owner removes rules of its own.
+	Removes Removal
+	// Breaks says what a flush of the rules breaks until they are back.
+	Breaks string
+}
+
+// A Removal is how an owner removes rules of its own.
+type Removal string
+
+// The ways to remove rules.
+const (
+	ByName     Removal = "by name"                  // rule by rule, or named chains in one restore
+	ByFlush    Removal = "by a flush of its chains" // iptables -F CHAIN, and then -X
+	WholeTable Removal = "by a restore of the whole table"
+)
+
+// Chains are chains of one owner that it treats alike.
+type Chains struct {
+	Names []Form
+	// In are iptables' tables in which Emptied holds. In another table a chain is EmptyOften.
+	In      []string
+	Emptied Emptying
+	// Piecewise: many containers or networks share each of the chains, and the owner writes the
+	// rules of one at a time. That a chain holds rules says nothing of the others' rules.
+	Piecewise bool
+	// Dispatch: each rule leads to a chain that no other rule leads to.
+	Dispatch bool
+	// Operators: the rules are the operator's, and the owner makes the chain only.
+	Operators bool
+	// Hint: the chain holds no rule, and none leads to it.
+	Hint bool
+	// Mode names a mode or an age of the owner that has the chains: "" is the present one, of
+	// kube-proxy that in iptables mode.
+	Mode string
+}
+
+// A Straight is the form of a rule that an owner writes into a built-in chain itself, word by word
+// as iptables-save prints it.
+type Straight struct {
+	Table, Chain string
+	// Words are compared literally, except placeholders such as "<net>". A placeholder stands for
+	// one word, the same wherever it occurs in the rule. "<bridge>" takes only the name of a bridge
+	// that Docker made.
+	Words []string
+}
+
+// All returns the table. The caller does not change it.
+func All() []Owner { return table }
+
+// Named returns the rows that a word of --protect names; none if it is no preset.
+func Named(word string) []Owner {
+	var found []Owner
+	for _, o := range table {
+		if word != "" && (o.Preset == word || o.Alone && o.Name == word) {
+			found = append(found, o)
+		}
+	}
+	return found
+}
+
+// Presets returns the words of --protect that name owners, in the order of the table.
+func Presets() []string {
+	var words []string
+	for _, o := range table {
+		if o.Preset != "" && !slices.Contains(words, o.Preset) {
+			words = append(words, o.Preset)
+		}
+	}
+	return words
+}
+
+// row returns the row of that name, which is there.
+func row(name string) Owner {
+	return table[slices.IndexFunc(table, func(o Owner) bool { return o.Name == name })]
+}
+
+// Hashed returns the forms of the chains whose names end with a hash, such as a container's.
+func (o Owner) Hashed() []Form {
+	var list []Form
+	for _, c := range o.Chains {
+		for _, f := range c.Names {
+			if f.alphabet != "" {
+				list = append(list, f)
+			}
+		}
+	}
+	return list
+}
+
+// has reports whether a chain's name is one of the owner's.
+func (o Owner) has(chain string) bool {
+	return slices.ContainsFunc(o.Chains, func(c Chains) bool { return c.matches(chain) })
+}
+
+func (c Chains) matches(chain string) bool {
+	return slices.ContainsFunc(c.Names, func(f Form) bool { return f.Matches(chain) })
+}
+
+// table is the table: owners of Kubernetes first, then those of other containers and machines, and
+// networks last. The first row that fits counts.
+var table = slices.Concat(kubernetes, containers, networks)

@@ -1,0 +1,75 @@
+package owners
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestTheTableIsSound: each row has a name of its own, says where it was read, and has only names
+// that can be chains'.
+func TestTheTableIsSound(t *testing.T) {
+	names := map[string]bool{}
+	for _, o := range All() {
+		if names[o.Name] || o.Name == "" || o.Title == "" || o.Source == "" || o.Heals == "" || o.Breaks == "" {
+			t.Errorf("the row %q is twice in the table, or lacks a title, a source, or what it heals or breaks", o.Name)
+		}
+		names[o.Name] = true
+		if o.Alone && o.Preset == "" {
+			t.Errorf("%s is a word and in no preset", o.Name)
+		}
+		for _, c := range o.Chains {
+			if len(c.Names) == 0 || (c.Emptied != EmptyOften) != (len(c.In) > 0) {
+				t.Errorf("%s has chains %v that are emptied in %v", o.Name, c.Names, c.In)
+			}
+			for _, f := range c.Names {
+				if err := f.check(); err != nil {
+					t.Errorf("%s: %v", o.Name, err)
+				}
+			}
+		}
+		for _, s := range o.Straight {
+			if len(s.Words) == 0 || !slices.Contains([]string{"nat", "filter", "mangle", "raw"}, s.Table) || s.Chain != strings.ToUpper(s.Chain) {
+				t.Errorf("%s has a rule %v in %s %s", o.Name, s.Words, s.Table, s.Chain)
+			}
+		}
+		for _, table := range o.Tables {
+			if table.Name == "" || len(table.Families) == 0 {
+				t.Errorf("%s has a table %v", o.Name, table)
+			}
+		}
+	}
+}
+
+// TestForm: single names, hashes of one length or any, and globs.
+func TestForm(t *testing.T) {
+	for form, names := range map[string]map[string]bool{
+		"DOCKER":             {"DOCKER": true, "DOCKER2": false, "": false},
+		"KUBE-HP-<base32:4>": {"KUBE-HP-AB27": true, "KUBE-HP-AB2": false, "KUBE-HP-AB18": false, "KUBE-HP-": false, "XKUBE-HP-AB27": false},
+		"CNI-DN-<hex>":       {"CNI-DN-0a": true, "CNI-DN-": false, "CNI-DN-0A": false},
+		"f2b-*":              {"f2b-sshd": true, "f2b-": true, "xf2b-": false},
+	} {
+		for name, want := range names {
+			if got := forms(form)[0].Matches(name); got != want {
+				t.Errorf("%s matches %q: %t", form, name, got)
+			}
+		}
+	}
+	for _, bad := range []string{"", "A-<octal:2>", "A-*["} {
+		if forms(bad)[0].check() == nil {
+			t.Errorf("%q is taken for a form", bad)
+		}
+	}
+}
+
+// TestKubeProxys: a kubelet before 1.28 writes two of kube-proxy's chains.
+func TestKubeProxys(t *testing.T) {
+	for chain, want := range map[string]bool{
+		"KUBE-SERVICES": true, "KUBE-SVC-XPGD46QRK7WJZT7O": true, "KUBE-IPVS-FILTER": true, "KUBE-MARK-MASQ": false,
+		"KUBE-POSTROUTING": false, "KUBE-FIREWALL": false, "KUBE-MARK-DROP": false, "KUBE-ROUTER-INPUT": false, "DOCKER": false,
+	} {
+		if got := KubeProxys(chain); got != want {
+			t.Errorf("%s: %t, want %t", chain, got, want)
+		}
+	}
+}
