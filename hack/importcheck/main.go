@@ -138,13 +138,14 @@ func judge(name, imported string) []string {
 	case "pkg/nft":
 		rule(isOurs && ours != "pkg/tableid", "pkg/nft knows nothing of iptables: of ours it imports pkg/tableid only")
 	case "pkg/native":
-		rule(isOurs && ours != "pkg/nft" && ours != "pkg/tableid",
-			"pkg/native knows tables as raw objects: of ours it imports pkg/nft and pkg/tableid only")
+		rule(isOurs && ours != "pkg/nft" && ours != "pkg/owners" && ours != "pkg/tableid",
+			"pkg/native knows tables as raw objects: of ours it imports pkg/nft, pkg/owners and pkg/tableid only")
 	case "pkg/standby":
 		rule(isOurs && ours != "pkg/nft" && ours != "pkg/native" && ours != "pkg/tableid",
 			"pkg/standby copies raw objects: of ours it imports pkg/nft, pkg/native and pkg/tableid only")
 	case "pkg/watch":
-		rule(isOurs && !within(ours, "pkg/watch") && ours != "pkg/nft", "pkg/watch gives hints and knows no rules: of ours it imports pkg/nft only")
+		rule(isOurs && !within(ours, "pkg/watch") && ours != "pkg/nft" && ours != "pkg/owners",
+			"pkg/watch gives hints and knows no rules: of ours it imports pkg/nft and pkg/owners only")
 	case "pkg/tableid":
 		rule(outside || isOurs, "pkg/tableid imports the standard library only")
 	case "pkg/rules/kube":

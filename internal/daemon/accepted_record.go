@@ -3,12 +3,11 @@ package daemon
 import (
 	"cmp"
 	"context"
-	"maps"
 	"slices"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
@@ -63,12 +62,9 @@ func (d *Daemon) recordRemoval(ctx context.Context, st *state, a acceptance) {
 func (st *state) removedByOwner(a acceptance) bool {
 	if a.By != nil && len(a.By.Ancestors) > 0 {
 		names := append([]string{a.By.Comm}, a.By.Ancestors...)
-		return slices.ContainsFunc(names, func(name string) bool {
-			return protect.IsCNIPlugin(name) || slices.Contains([]string{"k3s", "k3s-server", "rke2", "k0s", "tailscaled"}, name) ||
-				slices.ContainsFunc(slices.Collect(maps.Values(nativeOwners)), func(owners []string) bool { return slices.Contains(owners, name) })
-		})
+		return slices.ContainsFunc(names, owners.Writes)
 	}
 	section := st.generation.learned.Generation[a.Family.Table(a.Table)]
-	_, stands := section.Chain("KUBE-PROXY-CANARY")
+	_, stands := section.Chain(owners.ProxyCanary)
 	return !a.Native && !stands
 }

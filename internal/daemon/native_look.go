@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -399,7 +400,7 @@ func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSigh
 	if t.inForce != "" && seen.Tables[id] != nil && nativeID(seen.Digest(id)) == t.inForce {
 		return native.Finding{Verdict: native.Intact, Why: "its content is the one that was last in force"}
 	}
-	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Missed: t.missed || t.old || t.finding.Open(), Habits: native.HabitsOf(id)}
+	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Missed: t.missed || t.old || t.finding.Open(), Habits: owners.HabitsOf(id)}
 	if e.Now == nil && t.finding.Verdict == native.Unattributed {
 		if t.switched {
 			return native.Finding{Verdict: native.Changed, Why: "kube-proxy is at work in iptables mode and has deleted it"}

@@ -16,6 +16,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 	"github.com/canaryd/canaryd/pkg/watch"
@@ -237,32 +238,17 @@ func (d *Daemon) takersOf(t *nativeTable) []watch.Writer {
 	return by
 }
 
-// owners are the programs that write a table of that name, by what the kernel calls them.
-var nativeOwners = map[string][]string{
-	"kube-proxy":             {"kube-proxy"},
-	"docker-bridges":         {"dockerd"},
-	"netavark":               {"netavark"},
-	"cni_hostport":           {"portmap"},
-	"cni_plugins_masquerade": {"bridge", "ptp"},
-	"libvirt_network":        {"libvirtd", "virtnetworkd"},
-	"calico":                 {"calico-node"},
-	"calico-arp":             {"calico-node"},
-}
-
-// flushingUnits are systemd's units that load a file of rules, and own no table of others.
-var flushingUnits = []string{"nftables.service", "netfilter-persistent.service"}
-
 // committer says what is known of a commit's process: the table's owner, if it or its parent is
 // called so, a unit that loads rules from a file, or nft that a shell or an agent executed, with no
 // owner behind it.
 func (d *Daemon) committer(id tableid.TableID, c nft.Commit) native.Committer {
 	w := d.cfg.Writers.Of(c)
-	owners := nativeOwners[id.Name]
-	isOwner := func(comm string) bool { return slices.Contains(owners, comm) }
+	writers := owners.WritersOf(id)
+	isOwner := func(comm string) bool { return slices.Contains(writers, comm) }
 	switch {
 	case isOwner(w.Comm), len(w.Origin.Ancestors) > 0 && isOwner(w.Origin.Ancestors[0]):
 		return native.Owner
-	case slices.Contains(flushingUnits, w.Origin.Unit) && w.Origin.Container == (watch.Container{}):
+	case owners.LoadsFile(w.Origin.Unit) && w.Origin.Container == (watch.Container{}):
 		return native.NotOwner
 	case w.Comm == "nft" && w.Doer().Commands() && !slices.ContainsFunc(w.Origin.Ancestors, isOwner) && !slices.ContainsFunc(w.Doer().Ancestors, isOwner):
 		return native.Stranger

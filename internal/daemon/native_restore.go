@@ -17,6 +17,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -397,7 +398,7 @@ func (s storedNative) judge(kernel NativeKernel, seen *native.Ruleset, protects 
 			return nil, err
 		}
 		all = append(all, storedFinding{t.generation, native.Judge(native.Evidence{Was: want, Now: seen.Tables[id], Missed: true,
-			Habits: native.HabitsOf(id), WitnessLost: t.Witness != "" && witness.Nonce != t.Witness}), t.Held})
+			Habits: owners.HabitsOf(id), WitnessLost: t.Witness != "" && witness.Nonce != t.Witness}), t.Held})
 	}
 	return all, nil
 }

@@ -6,12 +6,10 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/tableid"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
-
-// kubeProxyTable is the name of kube-proxy's tables in nftables mode.
-const kubeProxyTable = "kube-proxy"
 
 // proxyWorks reports whether kube-proxy is at work in iptables mode: its canary stands. known is
 // false while iptables' tables of the family were not read.
@@ -30,7 +28,7 @@ func (d *Daemon) seekSwitch(st *state) {
 	r := &st.native
 	for id, w := range r.waiting {
 		t := r.tables[id]
-		if id.Name != kubeProxyTable || t.switched || t.finding.Verdict != native.Unattributed || !t.proxyAway {
+		if id.Name != owners.ProxyTable || t.switched || t.finding.Verdict != native.Unattributed || !t.proxyAway {
 			continue
 		}
 		if works, _ := st.proxyWorks(id.Family); works {
@@ -54,7 +52,7 @@ func mayBeOwners(w watch.Writer) bool {
 // write the table writes it again.
 func (t *nativeTable) ownerBegan(id tableid.TableID, w watch.Writer) bool {
 	n := w.Neighbour
-	return mayBeOwners(w) && n.PID != 0 && slices.Contains(nativeOwners[id.Name], n.Comm) && !t.wrote.IsZero() && n.Since.After(t.wrote)
+	return mayBeOwners(w) && n.PID != 0 && slices.Contains(owners.WritersOf(id), n.Comm) && !t.wrote.IsZero() && n.Since.After(t.wrote)
 }
 
 const (
@@ -122,7 +120,7 @@ func (d *Daemon) inTurn(r *nativeRealm, id tableid.TableID, t *nativeTable, f na
 // awaitsSibling reports whether the report on a deleted table is put off, because its owner may be
 // about to delete its other table.
 func (d *Daemon) awaitsSibling(r *nativeRealm, id tableid.TableID, t *nativeTable) bool {
-	if t.finding.Verdict != native.Unattributed || len(nativeOwners[id.Name]) == 0 || r.waiting[id] != nil {
+	if t.finding.Verdict != native.Unattributed || len(owners.WritersOf(id)) == 0 || r.waiting[id] != nil {
 		return false
 	}
 	if t.reportAt.IsZero() && d.deletionOf(id, t).unread {

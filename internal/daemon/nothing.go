@@ -9,6 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -20,13 +21,6 @@ const (
 	nativeShown    = 20
 	strangersShown = 5
 )
-
-// kubeletChains are the chains that kubelet writes whatever proxy is in use. They are
-// guarded, but a node on which they are all is not what --protect=kube is for.
-var kubeletChains = []string{
-	"KUBE-FIREWALL", hintChain, "KUBE-KUBELET-CANARY",
-	"KUBE-MARK-DROP", "KUBE-MARK-MASQ", "KUBE-POSTROUTING", // until 1.27
-}
 
 // An inventory is what the loop knows of rules that are not protected, while none are.
 type inventory struct {
@@ -49,14 +43,15 @@ type strangers struct {
 func (d *Daemon) bareNow(st *state) bool {
 	if inv := &st.inventory; inv.edition != st.generation.edition {
 		// Kubelet's chains are too little only if more than these is to be guarded.
-		inv.edition, inv.bare = st.generation.edition, bare(st.want(), d.cfg.Protection.Chain("KUBE-SERVICES"))
+		inv.edition, inv.bare = st.generation.edition, bare(st.want(), d.cfg.Protection.Chain(owners.ServicesChain))
 	}
 	return st.inventory.bare
 }
 
 // bare reports whether a generation has no rule, or only kubelet's.
 func bare(g rules.Generation, beyondKubelet bool) bool {
-	counts := func(chain string) bool { return !beyondKubelet || !slices.Contains(kubeletChains, chain) }
+	// kubelet's chains are guarded, but a node on which they are all is not what --protect=kube is for.
+	counts := func(chain string) bool { return !beyondKubelet || !owners.Kubelets(chain) }
 	for _, s := range g {
 		for _, c := range s.Chains {
 			if len(c.Rules) > 0 && counts(c.Name) {

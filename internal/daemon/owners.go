@@ -15,8 +15,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// owners is what the disk has of the owners of rules.
-type owners struct {
+// ownersOnDisk is what the disk has of the owners of rules.
+type ownersOnDisk struct {
 	kept    reload.Owners
 	at      time.Time // when it was last seen to
 	trouble trouble   // why the disk does not have what is known

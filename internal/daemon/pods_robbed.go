@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -269,7 +270,7 @@ func (d *Daemon) robberOf(ctx context.Context, st *state, f rules.Family, lack p
 	}
 	known := len(by) > 0
 	for _, w := range by {
-		if protect.IsCNIPlugin(w.Comm) || slices.ContainsFunc(w.Origin.Ancestors, protect.IsCNIPlugin) {
+		if owners.IsCNIPlugin(w.Comm) || slices.ContainsFunc(w.Origin.Ancestors, owners.IsCNIPlugin) {
 			return robberOwner
 		}
 		known = known && len(w.Origin.Ancestors) > 0

@@ -8,6 +8,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
@@ -167,11 +168,7 @@ func (d *Daemon) recallPurged(st *state, p *purge, q inquiry) (found bool) {
 	return found
 }
 
-// hintChain holds no rule, and none leads to it: it shows which iptables kubelet works with.
-// kubelet makes it at its start and never deletes it (1.36).
-const hintChain = "KUBE-IPTABLES-HINT"
-
-// swept returns a function that reports whether a flusher deleted hintChain, which a read lacks,
+// swept returns a function that reports whether a flusher deleted HintChain, which a read lacks,
 // behind the replay of what it had taken before: -X after -F. A replay leaves it few other chains
 // to delete, and those kube-proxy may have deleted as well. nil: no table was flushed lately.
 func (st *state) swept(now time.Time) func(rules.TableID, string, string) bool {
@@ -186,7 +183,7 @@ func (st *state) swept(now time.Time) func(rules.TableID, string, string) bool {
 		return nil
 	}
 	return func(id rules.TableID, chain, target string) bool {
-		return chain == hintChain && target == "" && tables[id] != ""
+		return chain == owners.HintChain && target == "" && tables[id] != ""
 	}
 }
 

@@ -33,8 +33,8 @@ type state struct {
 	// policiesFresh are policies that have become DROP, which is said at policiesAt; zero: none.
 	policiesFresh []api.PolicyDrop
 	policiesAt    time.Time
-	owners        owners  // what the disk has of the owners of rules
-	ownerless     trouble // kube-proxy's rules have no owner
+	owners        ownersOnDisk // what the disk has of the owners of rules
+	ownerless     trouble      // kube-proxy's rules have no owner
 
 	// How it is watched.
 	marks   marking // canaries and witnesses

@@ -18,6 +18,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/testlog"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
@@ -68,7 +69,7 @@ func own(d Declared) []string {
 	for id, s := range d.Generation {
 		f, t := id.Family, id.Name
 		for _, c := range s.Chains {
-			if !isKubeChain(c.Name) {
+			if !owners.KubeRules(c.Name) {
 				names = append(names, fmt.Sprintf("%s %s %s", f, t, c.Name))
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
@@ -59,7 +60,7 @@ func (m Manifest) declare(files []file, last Declared) (Declared, error) {
 func (m Manifest) owners() []owner {
 	return []owner{{
 		source: m.Name(),
-		claims: isKubeChain,
+		claims: owners.KubeRules,
 		where:  func(rules.Family, rules.TableName, string) string { return "the manifest " + m.Path },
 	}}
 }
@@ -80,30 +81,4 @@ func isBlank(data []byte) bool {
 		}
 	}
 	return true
-}
-
-// The chains that a manifest claims, even if it does not declare them now: so the chains of a
-// deleted service are recognised. Canaries and KUBE-IPTABLES-HINT belong to kube-proxy and kubelet.
-var (
-	kubeChains = []string{
-		"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ",
-		"KUBE-MARK-DROP", "KUBE-FORWARD", "KUBE-PROXY-FIREWALL", "KUBE-FIREWALL",
-	}
-	kubeHashed = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-"}
-)
-
-const (
-	base32     = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
-	hashLength = 16
-)
-
-// isKubeChain reports whether a manifest claims the chain.
-func isKubeChain(chain string) bool {
-	if !strings.HasPrefix(chain, "KUBE-") {
-		return false
-	}
-	return slices.Contains(kubeChains, chain) || slices.ContainsFunc(kubeHashed, func(prefix string) bool {
-		hash, found := strings.CutPrefix(chain, prefix)
-		return found && len(hash) == hashLength && strings.Trim(hash, base32) == ""
-	})
 }

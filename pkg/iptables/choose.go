@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -18,7 +19,7 @@ const ownComment = "canaryd-"
 // hintChains are the chains in mangle by which kubelet shows which backend it
 // uses. KUBE-IPTABLES-HINT exists since kubelet 1.24; iptables-wrappers look
 // for both.
-var hintChains = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
+var hintChains = []string{owners.HintChain, owners.KubeletCanary}
 
 // A ChooseConfig says what Choose looks at.
 type ChooseConfig struct {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -59,7 +60,7 @@ func ExampleJudge() {
 		{Deleted: true},
 		{Deleted: true, By: native.NotOwner},
 	} {
-		f := native.Judge(native.Evidence{Was: was, Deeds: []*native.Deed{deed}, Habits: native.HabitsOf(id)})
+		f := native.Judge(native.Evidence{Was: was, Deeds: []*native.Deed{deed}, Habits: owners.HabitsOf(id)})
 		fmt.Println(f.Verdict, "-", f.Why)
 	}
 	// Output:

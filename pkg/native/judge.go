@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/owners"
 )
 
 // A Verdict is what became of one table.
@@ -49,7 +50,7 @@ type Evidence struct {
 	// WitnessLost: the witness that stood when Was was read is gone. It counts where commits
 	// were missed; else each deed says it.
 	WitnessLost bool
-	Habits      Habits
+	Habits      owners.Habits
 }
 
 // A Finding is a verdict and what it rests on.
@@ -188,13 +189,13 @@ func (f Finding) Open() bool { return f.Verdict == Emptied && f.Remedy == NoReme
 
 // missed returns what became of a part of which no commit is known that emptied it. keeps: its
 // owner never does, so that a part that it leaves is lost.
-func (e *Evidence) missed(habit Habit, keeps loss) loss {
+func (e *Evidence) missed(habit owners.Habit, keeps loss) loss {
 	switch {
-	case !e.Missed || e.Habits.resyncs && habit == Empties:
+	case !e.Missed || e.Habits.Resyncs && habit == owners.Empties:
 		return noLoss
 	case e.ruleless() && e.hadSeveral():
 		return lossOf
-	case habit == Keeps:
+	case habit == owners.Keeps:
 		return keeps
 	}
 	return openLoss
@@ -230,12 +231,12 @@ func (e *Evidence) hadSeveral() bool {
 
 // tookChain judges a chain that lost its last rule, or is gone.
 func (e *Evidence) tookChain(was *Chain, gone bool) loss {
-	d, habit := e.last(func(d *Deed) int { return d.Rules[was.Name] }), e.Habits.chain(was)
+	d, habit := e.last(func(d *Deed) int { return d.Rules[was.Name] }), e.Habits.Chain(was.Name, was.Base)
 	if deleted := e.last(func(d *Deed) int { return d.Chains[was.Name] }); gone && deleted != nil {
 		d = deleted
 	}
 	switch {
-	case d == nil && gone && habit != Keeps: // by its name
+	case d == nil && gone && habit != owners.Keeps: // by its name
 		return lossIf(e.Missed && e.ruleless() && e.hadSeveral())
 	case d == nil:
 		return e.missed(habit, lossOf)
@@ -248,14 +249,14 @@ func (e *Evidence) tookChain(was *Chain, gone bool) loss {
 	case !d.pure():
 		return noLoss
 	case gone: // by its name, as no flush does
-		return lossIf(habit == Keeps)
-	case habit == Keeps:
+		return lossIf(habit == owners.Keeps)
+	case habit == owners.Keeps:
 		return lossOf
-	case habit == Together:
+	case habit == owners.Together:
 		return lossIf(flushed || len(d.Rules) == 1 && len(d.Chains) == 0 && !e.unprotected(was))
-	case habit == Singly:
+	case habit == owners.Singly:
 		return lossIf(flushed || d.Rules[was.Name] > 1)
-	case habit == ByComment:
+	case habit == owners.ByComment:
 		return lossIf(flushed || e.leftSiblings(was))
 	}
 	return lossIf(flushed)
@@ -264,9 +265,9 @@ func (e *Evidence) tookChain(was *Chain, gone bool) loss {
 // tookSet judges a set that lost its last element. named reports whether a rule
 // names the set.
 func (e *Evidence) tookSet(name string, named func() bool) loss {
-	d, habit := e.last(func(d *Deed) int { return d.Elements[name] }), e.Habits.set(name)
+	d, habit := e.last(func(d *Deed) int { return d.Elements[name] }), e.Habits.Set(name)
 	if d == nil {
-		if !e.Missed || habit == OneAlone || !named() {
+		if !e.Missed || habit == owners.OneAlone || !named() {
 			return noLoss
 		}
 		return e.missed(habit, e.left(e.Was.setsByName()[name]))
@@ -275,9 +276,9 @@ func (e *Evidence) tookSet(name string, named func() bool) loss {
 		return lossIf(is)
 	}
 	switch habit {
-	case Keeps:
+	case owners.Keeps:
 		return lossIf(d.pure() && e.onlyEmptied(d, 1))
-	case OneAlone:
+	case owners.OneAlone:
 		return lossIf(d.pure() && e.onlyEmptied(d, 2))
 	}
 	return noLoss
@@ -295,7 +296,7 @@ func (e *Evidence) replacedSet(name string) bool {
 		return is
 	}
 	// An owner takes the rules of the chains that the elements lead to, or changes their values.
-	return e.Habits.set(name) == Keeps && len(d.Elements) == 1 && len(d.Rules) == 0 && d.Lost == 0
+	return e.Habits.Set(name) == owners.Keeps && len(d.Elements) == 1 && len(d.Rules) == 0 && d.Lost == 0
 }
 
 // foreign reports whether a commit that emptied a part is not its owner's, where it is certain by
@@ -314,8 +315,9 @@ func (e *Evidence) foreign(d *Deed) (is, certain bool) {
 
 // unprotected reports whether a chain's rules may be all that Docker has of a port.
 func (e *Evidence) unprotected(was *Chain) bool {
-	return was.Name == dockerPorts && slices.ContainsFunc(e.Was.Chains, func(c Chain) bool {
-		return slices.ContainsFunc(c.Rules, func(r Rule) bool { return r.comment() == dockerUnprotected })
+	but := e.Habits.But(was.Name)
+	return but != "" && slices.ContainsFunc(e.Was.Chains, func(c Chain) bool {
+		return slices.ContainsFunc(c.Rules, func(r Rule) bool { return r.comment() == but })
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -294,7 +295,7 @@ func TestJudgeOfCommits(t *testing.T) {
 					nstest.CommandInput(t, byHandle(was, commit), "nft", "-f", "-")
 				}
 				now := capture(t, conn)
-				e := native.Evidence{Was: was, Now: now.Tables[id], Habits: native.HabitsOf(id)}
+				e := native.Evidence{Was: was, Now: now.Tables[id], Habits: owners.HabitsOf(id)}
 				for _, deeds := range heard.upTo(t, now.Genid) {
 					if d := deeds[id]; d != nil {
 						d.By, d.ByName = s.by, s.by == native.Stranger && strings.HasPrefix(s.commits[0], "delete ")
@@ -309,7 +310,7 @@ func TestJudgeOfCommits(t *testing.T) {
 					remedied(t, conn, was, now, f)
 				}
 				if s.want == native.Changed && s.by != native.Stranger { // what an owner did comes back unasked in no case
-					e := native.Evidence{Was: was, Now: now.Tables[id], Missed: true, Habits: native.HabitsOf(id)}
+					e := native.Evidence{Was: was, Now: now.Tables[id], Missed: true, Habits: owners.HabitsOf(id)}
 					if missed := native.Judge(e); missed.Remedy != native.NoRemedy {
 						t.Errorf("where the commit was missed: %s (%s), remedy %d", missed.Verdict, missed.Why, missed.Remedy)
 					}

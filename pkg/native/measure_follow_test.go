@@ -13,6 +13,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -57,7 +58,7 @@ func TestMeasureFollow(t *testing.T) {
 				t.Fatal("it is not followed")
 			}
 			start := processor(t)
-			f := native.Judge(native.Evidence{Was: was, Now: r.Tables[id], Deeds: []*native.Deed{{New: 2, Rules: map[string]int{"c": 1}}}, Habits: native.HabitsOf(id)})
+			f := native.Judge(native.Evidence{Was: was, Now: r.Tables[id], Deeds: []*native.Deed{{New: 2, Rules: map[string]int{"c": 1}}}, Habits: owners.HabitsOf(id)})
 			judged := processor(t) - start
 			if was = r.Tables[id]; f.Verdict != native.Changed || len(f.Changes) != 2 || r.Digest(id) == digest {
 				t.Fatalf("judged %+v", f)

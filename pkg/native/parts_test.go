@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -70,7 +71,7 @@ func TestEachPartFlushedAlone(t *testing.T) {
 					nstest.Command(t, "nft", "flush", part.kind, id.Family.NFT(), id.Name, part.name)
 					now := capture(t, conn)
 					deeds := heard.upTo(t, now.Genid)
-					missed := native.Judge(native.Evidence{Was: was, Now: now.Tables[id], Missed: true, Habits: native.HabitsOf(id)})
+					missed := native.Judge(native.Evidence{Was: was, Now: now.Tables[id], Missed: true, Habits: owners.HabitsOf(id)})
 					switch {
 					case missed.Open():
 						open = append(open, part.name)
@@ -120,7 +121,7 @@ func TestEachPartFlushedAlone(t *testing.T) {
 
 // flushedBy judges a table after one commit of such a process.
 func flushedBy(was, now *native.Table, heard []map[tableid.TableID]*native.Deed, by native.Committer) (native.Finding, native.Evidence) {
-	e := native.Evidence{Was: was, Now: now, Habits: native.HabitsOf(was.ID)}
+	e := native.Evidence{Was: was, Now: now, Habits: owners.HabitsOf(was.ID)}
 	for _, deeds := range heard {
 		if d := deeds[was.ID]; d != nil {
 			own := *d

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/owners"
 )
 
 // refusalsMost bounds how often a transaction is written again without refused parts.
@@ -159,7 +160,7 @@ func (r *Repair) writes() func(Spot) bool {
 	switch {
 	case r.fresh != nil:
 		return func(s Spot) bool { return r.fresh[s] }
-	case r.fills() && !(HabitsOf(r.Want.ID).KeepsHandles && r.emptied()):
+	case r.fills() && !(owners.HabitsOf(r.Want.ID).KeepsHandles && r.emptied()):
 		return prepareRefill(nft.NewBatch(), r.Want, r.Now, Options{}, r.Remedy == ByMerge).writes
 	}
 	return func(Spot) bool { return true }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/owners"
 )
 
 // A Repair puts one table back.
@@ -40,7 +41,7 @@ func (r Repair) write(b *nft.Batch) (left []string, err error) { return r.writeS
 // writeSought is write for a seeker; nil for none.
 func (r Repair) writeSought(b *nft.Batch, seek *seeker) (left []string, err error) {
 	o := Options{Age: r.Age, Lacks: lacksDevice, held: r.held, single: r.single, fresh: r.fresh, seek: seek}
-	if HabitsOf(r.Want.ID).KeepsHandles && r.Remedy != ByAdmission {
+	if owners.HabitsOf(r.Want.ID).KeepsHandles && r.Remedy != ByAdmission {
 		if left, err = r.writeWithHandles(b, o); !errors.Is(err, ErrHandles) {
 			return left, err
 		}

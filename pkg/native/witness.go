@@ -88,6 +88,9 @@ func (w *Witness) ask(conn *nft.Conn, family tableid.Family, name string) (found
 	})
 }
 
+// comment returns a rule's comment, "" if it has none.
+func (r Rule) comment() string { return comment(attrOf(r.Attrs, unix.NFTA_RULE_USERDATA)) }
+
 // comment returns the comment in a table's user data: a list of type, length and value.
 func comment(userdata []byte) string {
 	for len(userdata) >= 2 {

@@ -38,10 +38,18 @@ var containers = []Owner{
 			"-i <bridge> -o <bridge> -j ACCEPT",
 			"-i <bridge> -o <bridge> -j DROP",
 		)...),
-		Tables:  []Table{{Name: "docker-bridges", Families: both}},
-		Heals:   "only when firewalld says on D-Bus that it reloaded",
-		Removes: ByName,
-		Breaks:  "published ports, containers' way out, and isolation of networks",
+		Tables: []Table{{Name: "docker-bridges", Families: both, Processes: []string{"dockerd"},
+			// moby 29, drivers/bridge/internal/nftabler: the chains and elements of a bridge stand as long
+			// as the network, and go with its chains in one commit. A port's rules go from several chains at
+			// once. A network of the mode nat-unprotected has rules of that comment, and there a port has
+			// no other rule.
+			Habits: Habits{Known: true, Base: Keeps, Others: Keeps, Sets: Keeps, Rows: []HabitRow{
+				{Pattern: "raw-PREROUTING", Habit: Together}, {Pattern: "nat-prerouting-and-output", Habit: Together, But: "UNPROTECTED"}}}}},
+		Heals:     "only when firewalld says on D-Bus that it reloaded",
+		Processes: []string{"dockerd"},
+		Kin:       []string{"docker*"},
+		Removes:   ByName,
+		Breaks:    "published ports, containers' way out, and isolation of networks",
 	},
 	{
 		Name: "podman", Title: "podman with netavark", Preset: "podman",
@@ -55,10 +63,15 @@ var containers = []Owner{
 			{Names: forms("NETAVARK_FORWARD", "NETAVARK_INPUT", "NETAVARK_ISOLATION_1", "NETAVARK_ISOLATION_2", "NETAVARK_ISOLATION_3"), Piecewise: true},
 			{Names: forms("NETAVARK-DN-<HEX:13>", "NETAVARK-<HEX:13>"), In: nat, Emptied: EmptyBriefly, Piecewise: true},
 		},
-		Tables:  []Table{{Name: "netavark", Families: []tableid.Family{tableid.Inet}}},
-		Heals:   "as Docker, or `podman network reload`",
-		Removes: ByName,
-		Breaks:  "published ports and containers' way out",
+		Tables: []Table{{Name: "netavark", Families: []tableid.Family{tableid.Inet}, Processes: []string{"netavark"},
+			// src/firewall/nft.rs of 1.15: the rules of a network go with its chain in one commit, and those
+			// of a port from two chains. What leads to other chains stays.
+			Habits: Habits{Known: true, Base: Keeps, Others: Keeps, Sets: Empties, Rows: []HabitRow{
+				{Pattern: "INPUT", Habit: Together}, {Pattern: "NETAVARK-HOSTPORT-DNAT", Habit: Together}, {Pattern: "NETAVARK-ISOLATION-*", Habit: Together}}}}},
+		Heals:     "as Docker, or `podman network reload`",
+		Processes: []string{"netavark"},
+		Removes:   ByName,
+		Breaks:    "published ports and containers' way out",
 	},
 	{
 		Name: "libvirt", Title: "libvirt's networks", Preset: "libvirt",
@@ -68,10 +81,14 @@ var containers = []Owner{
 			Names:     forms("LIBVIRT_INP", "LIBVIRT_OUT", "LIBVIRT_FWO", "LIBVIRT_FWI", "LIBVIRT_FWX", "LIBVIRT_PRT"),
 			Piecewise: true,
 		}},
-		Tables:  []Table{{Name: "libvirt_network", Families: both}},
-		Heals:   "on firewalld's signal, or SIGHUP by hand",
-		Removes: ByName,
-		Breaks:  "guests' way out, DHCP and DNS",
+		Tables: []Table{{Name: "libvirt_network", Families: both, Processes: []string{"libvirtd", "virtnetworkd"},
+			// libvirt 11, src/network/network_nftables.c: the jumps of forward stay. Each rule of a network
+			// is deleted by a program of its own.
+			Habits: Habits{Known: true, KeepsHandles: true, Base: Keeps, Others: Singly, Sets: Empties, Rows: []HabitRow{{Pattern: "guest_nat", Habit: Singly}}}}},
+		Heals:     "on firewalld's signal, or SIGHUP by hand",
+		Processes: []string{"libvirtd", "virtnetworkd"},
+		Removes:   ByName,
+		Breaks:    "guests' way out, DHCP and DNS",
 	},
 }
 

@@ -24,10 +24,20 @@ var kubernetes = []Owner{
 			},
 			{Names: forms("KUBE-XLB-<base32:16>"), In: nat, Emptied: EmptyUnreferenced, Mode: "until 1.23"},
 		},
-		Tables:  []Table{{Name: "kube-proxy", Families: both}},
-		Heals:   "within 30 s, if its canary in mangle went; in nftables mode within an hour",
-		Removes: ByName,
-		Breaks:  "Services, and what leaves the cluster masqueraded",
+		Tables: []Table{{Name: "kube-proxy", Families: both, Processes: []string{"kube-proxy"},
+			// Its base chains and those that they jump to have rules that it writes in setupNFTables. It
+			// empties a service's chain with the commit that takes the elements that lead there. It takes
+			// elements with rules of the service's chains, and those of a service without endpoints alone,
+			// where one port of several goes.
+			Habits: Habits{Known: true, Base: Keeps, Others: Keeps, Sets: Keeps, Rows: []HabitRow{
+				{Pattern: "no-endpoint-services", Habit: OneAlone}, {Pattern: "no-endpoint-nodeports", Habit: OneAlone}}}}},
+		Heals: "within 30 s, if its canary in mangle went; in nftables mode within an hour",
+		// Distributions run it within their own program.
+		Processes: []string{"kube-proxy", "k3s", "k3s-server", "rke2", "k0s"},
+		Kin:       []string{"k3s*", "rke2*"},
+		Canary:    ProxyCanary,
+		Removes:   ByName,
+		Breaks:    "Services, and what leaves the cluster masqueraded",
 	},
 	{
 		Name: "kubelet", Title: "kubelet", Preset: "kube",
@@ -37,8 +47,9 @@ var kubernetes = []Owner{
 			{Names: forms("KUBE-FIREWALL"), In: filter, Emptied: EmptyNever},
 			{Names: forms("KUBE-MARK-MASQ", "KUBE-POSTROUTING"), In: nat, Emptied: EmptyNever},
 			{Names: forms("KUBE-MARK-DROP"), In: nat, Emptied: EmptyUnreferenced},
-			{Names: forms("KUBE-IPTABLES-HINT"), Hint: true},
+			{Names: forms(HintChain), Hint: true},
 		},
+		Canary: KubeletCanary,
 		Heals:  "within 60 s, if its canary in mangle went",
 		Breaks: "the DROP of packets from elsewhere to 127.0.0.0/8",
 	},
@@ -54,21 +65,28 @@ var kubernetes = []Owner{
 			{Names: forms("CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"), In: nat, Emptied: EmptyUnreferenced, Piecewise: true},
 			{Names: forms("CNI-DN-<hex>", "CNI-SN-<hex>"), In: nat, Emptied: EmptyBriefly},
 		},
-		Tables:  []Table{{Name: "cni_hostport", Families: both}},
-		Heals:   "never, until the pod is made again",
-		Removes: ByFlush,
-		Breaks:  "host ports",
+		Tables: []Table{{Name: "cni_hostport", Families: both, Processes: []string{"portmap"},
+			// portmap_nftables.go of 1.6: the jumps of prerouting and output stay, and each rule of a pod
+			// has the container's ID as its comment.
+			Habits: Habits{Known: true, Base: Keeps, Others: ByComment, Sets: Empties, Rows: []HabitRow{{Pattern: "masquerading", Habit: ByComment}}}}},
+		Heals:     "never, until the pod is made again",
+		Processes: []string{"portmap"},
+		Removes:   ByFlush,
+		Breaks:    "host ports",
 	},
 	{
 		Name: "ipmasq", Title: "the CNI plugins bridge and ptp", Preset: "cni",
 		// The jump is deleted first. With a second address, its jump still stands when the chain is
 		// flushed.
-		Source:  "containernetworking/plugins 1.9 pkg/ip/ipmasq",
-		Chains:  []Chains{{Names: forms("CNI-<hex:24>"), In: nat, Emptied: EmptyBriefly}},
-		Tables:  []Table{{Name: "cni_plugins_masquerade", Families: []tableid.Family{tableid.Inet}}},
-		Heals:   "never, until the pod is made again",
-		Removes: ByFlush,
-		Breaks:  "pods' traffic out of the cluster",
+		Source: "containernetworking/plugins 1.9 pkg/ip/ipmasq",
+		Chains: []Chains{{Names: forms("CNI-<hex:24>"), In: nat, Emptied: EmptyBriefly}},
+		Tables: []Table{{Name: "cni_plugins_masquerade", Families: []tableid.Family{tableid.Inet}, Processes: []string{"bridge", "ptp"},
+			// ipmasq_nftables_linux.go of 1.6: the three rules of postrouting stay.
+			Habits: Habits{Known: true, Base: Keeps, Others: Empties, Sets: Empties}}},
+		Heals:     "never, until the pod is made again",
+		Processes: []string{"bridge", "ptp"},
+		Removes:   ByFlush,
+		Breaks:    "pods' traffic out of the cluster",
 	},
 	{
 		Name: "firewall", Title: "the CNI plugin firewall", Preset: "cni",
@@ -79,9 +97,10 @@ var kubernetes = []Owner{
 			{Names: forms("CNI-FORWARD", "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"), In: filter, Emptied: EmptyUnreferenced, Piecewise: true},
 			{Names: forms("CNI-ADMIN"), Piecewise: true, Operators: true},
 		},
-		Heals:   "never, until the pod is made again",
-		Removes: ByName,
-		Breaks:  "pods' traffic where FORWARD drops, and isolation of bridges",
+		Heals:     "never, until the pod is made again",
+		Processes: []string{"firewall"},
+		Removes:   ByName,
+		Breaks:    "pods' traffic where FORWARD drops, and isolation of bridges",
 	},
 	{
 		Name: "crio", Title: "CRI-O's host ports",

@@ -73,3 +73,33 @@ func TestKubeProxys(t *testing.T) {
 		}
 	}
 }
+
+// TestKubeRules: chains that a manifest claims, and chains that are kubelet's whatever proxy is in
+// use.
+func TestKubeRules(t *testing.T) {
+	for chain, want := range map[string][2]bool{
+		"KUBE-SERVICES": {true, false}, "KUBE-FW-XPGD46QRK7WJZT7O": {true, false}, "KUBE-XLB-XPGD46QRK7WJZT7O": {false, false},
+		"KUBE-IPVS-FILTER": {false, false}, "KUBE-MARK-DROP": {true, true}, "KUBE-POSTROUTING": {true, true}, "KUBE-FIREWALL": {true, true},
+		HintChain: {false, true}, KubeletCanary: {false, true}, ProxyCanary: {false, false}, "KUBE-ROUTER-INPUT": {false, false},
+	} {
+		if got := [2]bool{KubeRules(chain), Kubelets(chain)}; got != want {
+			t.Errorf("%s: %v, want %v", chain, got, want)
+		}
+	}
+}
+
+// TestProcesses: who writes rules, who decides on its own, and who does neither.
+func TestProcesses(t *testing.T) {
+	for comm, want := range map[string][3]bool{ // writes, decides, is a CNI plugin
+		"kube-proxy": {true, true, false}, "k3s-server": {true, true, false}, "k3s-agent": {false, true, false}, "dockerd": {true, true, false},
+		"docker-proxy": {false, true, false}, "portmap": {true, true, true}, "ptp": {true, true, true}, "firewalld": {false, true, false},
+		"pilot-agent": {false, true, false}, "bash": {}, "iptables": {}, "puppet": {}, "": {},
+	} {
+		if got := [3]bool{Writes(comm), Decides(comm), IsCNIPlugin(comm)}; got != want {
+			t.Errorf("%s: %v, want %v", comm, got, want)
+		}
+	}
+	if !LoadsFile("nftables.service") || LoadsFile("docker.service") || LoadsFile("") {
+		t.Error("which units load files is not what the table says")
+	}
+}

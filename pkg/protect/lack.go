@@ -76,8 +76,3 @@ func chainsOf(s rules.Section) map[string][]rules.Rule {
 	}
 	return held
 }
-
-// IsCNIPlugin reports whether a process of that name is a plugin that writes rules for containers.
-func IsCNIPlugin(comm string) bool {
-	return slices.Contains([]string{"portmap", "bridge", "ptp", "firewall"}, comm)
-}

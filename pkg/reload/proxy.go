@@ -16,19 +16,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// kubeProxyCanary is the chain that kube-proxy keeps in every table that it writes. When it is
-// missing from mangle, kube-proxy takes that for a flush and does a full sync (k8s.io/kubernetes
-// pkg/util/iptables Monitor, since 1.17).
-const kubeProxyCanary = "KUBE-PROXY-CANARY"
-
 // OtherOwner returns why chains that a declared source claims belong to a running kube-proxy, or
 // "". The evidence is kube-proxy's canary in any guarded table.
 func OtherOwner(snapshot iptables.Snapshot, claims func(chain string) bool) string {
 	tables := tablesWithProxy(snapshot)
-	if claims == nil || !claims("KUBE-SERVICES") || len(tables) == 0 {
+	if claims == nil || !claims(owners.ServicesChain) || len(tables) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("kube-proxy writes the chains that the manifest claims: its %s stands in %s %s", kubeProxyCanary, snapshot.Family, tables[0])
+	return fmt.Sprintf("kube-proxy writes the chains that the manifest claims: its %s stands in %s %s", owners.ProxyCanary, snapshot.Family, tables[0])
 }
 
 // needsProxySync reports whether kube-proxy has to do a full sync after this result. It has to if
@@ -59,11 +54,11 @@ func nudge(ctx context.Context, s iptables.Session, f rules.Family, tables []rul
 		// Declaring first makes -X safe if kube-proxy deletes it meanwhile.
 		script := iptables.Script{
 			Table:   table,
-			Declare: []string{kubeProxyCanary},
-			Steps:   []iptables.Step{{Verb: iptables.Drop, Chain: kubeProxyCanary}},
+			Declare: []string{owners.ProxyCanary},
+			Steps:   []iptables.Step{{Verb: iptables.Drop, Chain: owners.ProxyCanary}},
 		}
 		if err := s.RestoreAnyway(ctx, iptables.Payload{f: {script}})[f].Err; err != nil {
-			return fmt.Errorf("deleting %s from %s %s, so that kube-proxy syncs: %w", kubeProxyCanary, f, table, err)
+			return fmt.Errorf("deleting %s from %s %s, so that kube-proxy syncs: %w", owners.ProxyCanary, f, table, err)
 		}
 	}
 	return nil
@@ -75,7 +70,7 @@ func (r FamilyResult) ProxyCanaryStands() bool { return slices.Contains(r.proxyC
 
 // ProxyCanaryStands reports whether a snapshot shows kube-proxy's canary in mangle.
 func ProxyCanaryStands(snapshot iptables.Snapshot) bool {
-	return snapshot.Tables[rules.Mangle].Chain(kubeProxyCanary) != nil
+	return snapshot.Tables[rules.Mangle].Chain(owners.ProxyCanary) != nil
 }
 
 // Nudge makes kube-proxy do a full sync of a family, if its canary stands.
@@ -95,7 +90,7 @@ func (r Replayer) Nudge(ctx context.Context, f rules.Family) error {
 func tablesWithProxy(snapshot iptables.Snapshot) []rules.TableName {
 	var found []rules.TableName
 	for _, table := range protect.Tables() {
-		if snapshot.Tables[table].Chain(kubeProxyCanary) != nil {
+		if snapshot.Tables[table].Chain(owners.ProxyCanary) != nil {
 			found = append(found, table)
 		}
 	}
@@ -128,7 +123,7 @@ func ProxyLeft(snapshot iptables.Snapshot, found map[rules.TableName]Examined, l
 // proxyIn reports whether a table holds a chain of kube-proxy.
 func proxyIn(t *rules.Table) bool {
 	return t != nil && slices.ContainsFunc(t.Chains, func(c rules.Chain) bool {
-		return c.Name == kubeProxyCanary || owners.KubeProxys(c.Name)
+		return c.Name == owners.ProxyCanary || owners.KubeProxys(c.Name)
 	})
 }
 

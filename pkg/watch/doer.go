@@ -4,6 +4,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/canaryd/canaryd/pkg/owners"
 )
 
 // A Doer is the process that decided on a write. For iptables and nft as commands it is the process
@@ -29,7 +31,7 @@ func (d Doer) Is(o Doer) bool { return d.Known() && d.PID == o.PID && d.Start ==
 // person's shell, and a daemon that starts jobs of others, decide on things that have nothing to do
 // with each other. An owner of rules decides on its own.
 func (d Doer) OneJob() bool {
-	return d.Known() && d.PID > 1 && !d.Session && !readsCommands(d.Comm, d.Command) && !starters.have(d.Comm) && !owners.have(d.Comm)
+	return d.Known() && d.PID > 1 && !d.Session && !readsCommands(d.Comm, d.Command) && !starters.have(d.Comm) && !owners.Decides(d.Comm)
 }
 
 // Commands reports whether the process is a shell or an agent that executes commands: a person's or
@@ -37,7 +39,7 @@ func (d Doer) OneJob() bool {
 func (d Doer) Commands() bool {
 	program, _, _ := strings.Cut(d.Command, " ") // of a script that names its shell, the shell
 	shell := slices.Contains(shells, d.Comm) || slices.Contains(shells, strings.TrimPrefix(path.Base(program), "-"))
-	return d.Known() && !owners.have(d.Comm) && (shell || agents.have(d.Comm))
+	return d.Known() && !owners.Decides(d.Comm) && (shell || agents.have(d.Comm))
 }
 
 // names are patterns of what the kernel calls processes.
@@ -55,11 +57,6 @@ var (
 	starters = names{
 		"systemd*", "init", "(sd-*", "sshd*", "dropbear", "login", "cron", "crond", "anacron", "atd", "tmux*", "screen",
 		"containerd*", "dockerd", "conmon*", "crio*", "runc*", "crun", "podman", "kubelet", "tini", "dumb-init", "docker-init", "catatonit",
-	}
-	// owners write rules of their own.
-	owners = names{
-		"kube-proxy", "kube-router", "k3s*", "rke2*", "calico*", "cilium*", "flannel*", "antrea*", "ovn*", "weave*", "aws-*", "istio*", "pilot-agent",
-		"portmap", "bridge", "ptp", "firewall", "firewalld", "netavark", "docker*", "libvirtd", "virtnetworkd", "tailscaled", "node-cache", "ip-masq-agent",
 	}
 	// agents execute the commands of a description or a script.
 	agents = names{"ansible*", "chef*", "perl*", "puppet*", "python*", "ruby*", "salt*"}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/owners"
 )
 
 const (
@@ -59,7 +60,7 @@ func ownerAt(proc string, thread uint32, now time.Time) (Neighbour, bool) {
 		return Neighbour{}, false
 	}
 	defer dir.close()
-	if !owners.have(dir.comm()) {
+	if !owners.Decides(dir.comm()) {
 		return Neighbour{}, false
 	}
 	leader, err := openProcess(proc, dir.leader(thread))
@@ -69,7 +70,7 @@ func ownerAt(proc string, thread uint32, now time.Time) (Neighbour, bool) {
 	defer leader.close()
 	stat, ok := readStat(leader)
 	program, _, _ := strings.Cut(leader.command(), " ")
-	if !ok || !owners.have(stat.comm) || path.Base(program) != stat.comm {
+	if !ok || !owners.Decides(stat.comm) || path.Base(program) != stat.comm {
 		return Neighbour{}, false
 	}
 	var up unix.Timespec

@@ -1,0 +1,47 @@
+package owners
+
+import (
+	"path"
+	"slices"
+)
+
+// A manager is a program that writes a whole firewall from its own files, and flushes to do so. It
+// is no owner: its rules are never guarded unless a word names them.
+type manager struct {
+	processes []string
+	units     []string // of systemd, which load a file of rules
+}
+
+var managers = []manager{
+	{processes: []string{"firewalld"}},
+	{units: []string{"nftables.service"}},
+	{units: []string{"netfilter-persistent.service"}},
+}
+
+// Writes reports whether a process of that name writes, and removes, rules of its own.
+func Writes(comm string) bool {
+	return slices.ContainsFunc(table, func(o Owner) bool { return slices.Contains(o.Processes, comm) })
+}
+
+// Decides reports whether a process of that name decides on rules of its own, and executes no jobs
+// of others: it belongs to an owner, or is a firewall manager.
+func Decides(comm string) bool {
+	return Writes(comm) ||
+		slices.ContainsFunc(table, func(o Owner) bool {
+			return slices.ContainsFunc(o.Kin, func(glob string) bool {
+				is, err := path.Match(glob, comm)
+				return err == nil && is
+			})
+		}) ||
+		slices.ContainsFunc(managers, func(m manager) bool { return slices.Contains(m.processes, comm) })
+}
+
+// IsCNIPlugin reports whether a process of that name is a plugin that writes rules for containers.
+func IsCNIPlugin(comm string) bool {
+	return slices.ContainsFunc(table, func(o Owner) bool { return o.Preset == "cni" && slices.Contains(o.Processes, comm) })
+}
+
+// LoadsFile reports whether a unit of systemd loads a file of rules, and owns no table of others.
+func LoadsFile(unit string) bool {
+	return slices.ContainsFunc(managers, func(m manager) bool { return slices.Contains(m.units, unit) })
+}
