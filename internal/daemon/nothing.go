@@ -50,7 +50,8 @@ func (d *Daemon) bareNow(st *state) bool {
 
 // bare reports whether a generation has no rule, or only kubelet's.
 func bare(g rules.Generation, beyondKubelet bool) bool {
-	// kubelet's chains are guarded, but a node on which they are all is not what --protect=kube is for.
+	// kubelet's chains are guarded, but a node on which they are all is not what --protect=kube
+	// is for.
 	counts := func(chain string) bool { return !beyondKubelet || !owners.Kubelets(chain) }
 	for _, s := range g {
 		for _, c := range s.Chains {

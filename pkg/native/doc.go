@@ -12,10 +12,10 @@
 // A [Kernel] follows what it has read: its Follow gives at each commit what a Capture would, from
 // the kernel's notifications. What these do not carry is read again.
 //
-// [Judge] says what became of a table: it takes what was and what is, and what each commit did,
-// as a [Recorder] has it from the kernel's notifications. A witness ([PlantWitness]) is an empty
-// table of canaryd's own in each family: a flush of the ruleset takes it along, an owner that
-// deletes its table does not. [owners.Habits] are what owners do that else looks like a flush of a part.
+// [Judge] says what became of a table: it takes what was and what is, and what each commit did, as
+// a [Recorder] has it from the kernel's notifications. A witness ([PlantWitness]) is an empty table
+// of canaryd's own in each family: a flush of the ruleset takes it along, an owner that deletes its
+// table does not. [owners.Habits] are what owners do that else looks like a flush of a part.
 //
 // A [Finding] names the remedy: [Table.Create], [Table.Replace] or [Table.Refill]. Each writes
 // into an [nft.Batch], which may hold several tables: the kernel takes all of it or nothing. Guard

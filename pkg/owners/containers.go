@@ -10,9 +10,10 @@ import (
 var containers = []Owner{
 	{
 		Name: "docker", Title: "Docker 20 to 29", Preset: "docker",
-		// A start flushes the chains before it fills them. DOCKER-FORWARD has three jumps as long as
-		// Docker runs, and DOCKER-INGRESS a RETURN; in the others rules of networks and containers come
-		// and go. See "cleaned" in the golden files of iptabler. DOCKER-USER is the operator's.
+		// A start flushes the chains before it fills them. DOCKER-FORWARD has three jumps
+		// as long as Docker runs, and DOCKER-INGRESS a RETURN; in the others rules of
+		// networks and containers come and go. See "cleaned" in the golden files of
+		// iptabler. DOCKER-USER is the operator's.
 		Source: "moby 28 and 29 daemon/libnetwork/{iptables,drivers/bridge/internal/iptabler} and its golden files; the rules in FORWARD until 28.0",
 		Chains: []Chains{
 			{Names: forms("DOCKER"), Piecewise: true},
@@ -24,8 +25,9 @@ var containers = []Owner{
 			{Names: forms("DOCKER-ISOLATION-STAGE-1"), Piecewise: true, Dispatch: true},
 			{Names: forms("DOCKER-ISOLATION-STAGE-2"), Piecewise: true},
 		},
-		// For each network and, with the userland proxy turned off, for each published port. A rule for
-		// a bridge whose name the user chose is not recognised: any program could have written it.
+		// For each network and, with the userland proxy turned off, for each published
+		// port. A rule for a bridge whose name the user chose is not recognised: any
+		// program could have written it.
 		Straight: append(straight("nat", "POSTROUTING",
 			"-s <net> ! -o <bridge> -j MASQUERADE",
 			"-s <net> ! -o <bridge> -j SNAT --to-source <ip>",
@@ -38,11 +40,12 @@ var containers = []Owner{
 			"-i <bridge> -o <bridge> -j ACCEPT",
 			"-i <bridge> -o <bridge> -j DROP",
 		)...),
-		Tables: []Table{{Name: "docker-bridges", Families: both, Processes: []string{"dockerd"},
-			// moby 29, drivers/bridge/internal/nftabler: the chains and elements of a bridge stand as long
-			// as the network, and go with its chains in one commit. A port's rules go from several chains at
-			// once. A network of the mode nat-unprotected has rules of that comment, and there a port has
-			// no other rule.
+		Tables: []Table{{Name: "docker-bridges", Back: "each chain and map; `raw-PREROUTING` and `nat-prerouting-and-output` where nothing else went in that commit", Accepted: "`nat-prerouting-and-output`, where a network has the mode `nat-unprotected`", Families: both, Processes: []string{"dockerd"},
+			// moby 29, drivers/bridge/internal/nftabler: the chains and elements of a
+			// bridge stand as long as the network, and go with its chains in one
+			// commit. A port's rules go from several chains at once. A network of the
+			// mode nat-unprotected has rules of that comment, and there a port has no
+			// other rule.
 			Habits: Habits{Known: true, Base: Keeps, Others: Keeps, Sets: Keeps, Rows: []HabitRow{
 				{Pattern: "raw-PREROUTING", Habit: Together}, {Pattern: "nat-prerouting-and-output", Habit: Together, But: "UNPROTECTED"}}}}},
 		Heals:     "only when firewalld says on D-Bus that it reloaded",
@@ -53,8 +56,8 @@ var containers = []Owner{
 	},
 	{
 		Name: "podman", Title: "podman with netavark", Preset: "podman",
-		// TeardownPolicy::Never keeps SETMARK's and MASQ's rule. Of a network's chains it deletes the
-		// rules before their jump. Hashes are the first 13 digits of a SHA-512
+		// TeardownPolicy::Never keeps SETMARK's and MASQ's rule. Of a network's chains it
+		// deletes the rules before their jump. Hashes are the first 13 digits of a SHA-512
 		// (src/network/core_utils.rs), one for each network.
 		Source: "netavark 1.17 src/firewall/varktables/types.rs",
 		Chains: []Chains{
@@ -63,9 +66,10 @@ var containers = []Owner{
 			{Names: forms("NETAVARK_FORWARD", "NETAVARK_INPUT", "NETAVARK_ISOLATION_1", "NETAVARK_ISOLATION_2", "NETAVARK_ISOLATION_3"), Piecewise: true},
 			{Names: forms("NETAVARK-DN-<HEX:13>", "NETAVARK-<HEX:13>"), In: nat, Emptied: EmptyBriefly, Piecewise: true},
 		},
-		Tables: []Table{{Name: "netavark", Families: []tableid.Family{tableid.Inet}, Processes: []string{"netavark"},
-			// src/firewall/nft.rs of 1.15: the rules of a network go with its chain in one commit, and those
-			// of a port from two chains. What leads to other chains stays.
+		Tables: []Table{{Name: "netavark", Back: "each chain; `INPUT`, `NETAVARK-HOSTPORT-DNAT` and `NETAVARK-ISOLATION-*` where nothing else went in that commit", Accepted: "", Families: []tableid.Family{tableid.Inet}, Processes: []string{"netavark"},
+			// src/firewall/nft.rs of 1.15: the rules of a network go with its chain in
+			// one commit, and those of a port from two chains. What leads to other
+			// chains stays.
 			Habits: Habits{Known: true, Base: Keeps, Others: Keeps, Sets: Empties, Rows: []HabitRow{
 				{Pattern: "INPUT", Habit: Together}, {Pattern: "NETAVARK-HOSTPORT-DNAT", Habit: Together}, {Pattern: "NETAVARK-ISOLATION-*", Habit: Together}}}}},
 		Heals:     "as Docker, or `podman network reload`",
@@ -81,22 +85,65 @@ var containers = []Owner{
 			Names:     forms("LIBVIRT_INP", "LIBVIRT_OUT", "LIBVIRT_FWO", "LIBVIRT_FWI", "LIBVIRT_FWX", "LIBVIRT_PRT"),
 			Piecewise: true,
 		}},
-		Tables: []Table{{Name: "libvirt_network", Families: both, Processes: []string{"libvirtd", "virtnetworkd"},
-			// libvirt 11, src/network/network_nftables.c: the jumps of forward stay. Each rule of a network
-			// is deleted by a program of its own.
+		Tables: []Table{{Name: "libvirt_network", Back: "`forward`; of the others two rules or more", Accepted: "one rule", Families: both, Processes: []string{"libvirtd", "virtnetworkd"},
+			// libvirt 11, src/network/network_nftables.c: the jumps of forward stay.
+			// Each rule of a network is deleted by a program of its own.
 			Habits: Habits{Known: true, KeepsHandles: true, Base: Keeps, Others: Singly, Sets: Empties, Rows: []HabitRow{{Pattern: "guest_nat", Habit: Singly}}}}},
 		Heals:     "on firewalld's signal, or SIGHUP by hand",
 		Processes: []string{"libvirtd", "virtnetworkd"},
 		Removes:   ByName,
 		Breaks:    "guests' way out, DHCP and DNS",
 	},
+	{
+		Name: "lxd", Title: "LXD with nftables",
+		Source: "reports of its users",
+		Tables: []Table{{Name: "lxd", Families: []tableid.Family{tableid.Inet}}},
+		Heals:  "never, until LXD starts again",
+		Breaks: "containers' way out, DHCP and DNS",
+	},
+	{
+		Name: "networkd", Title: "systemd-networkd with IPMasquerade=",
+		Source: "reports of its users",
+		Tables: []Table{{Name: "io.systemd.nat", Families: both}},
+		Units:  []string{"systemd-networkd.service"},
+		Heals:  "never, until systemd-networkd starts again",
+		Breaks: "the way out of the networks that it masquerades",
+	},
+	{
+		Name: "fail2ban", Title: "fail2ban with iptables", Preset: "fail2ban",
+		// A ban that finds its chain gone deletes what is left of it, and makes it again
+		// without the bans of before.
+		Source:    "fail2ban config/action.d/iptables.conf",
+		Chains:    []Chains{{Names: forms("f2b-*")}},
+		Processes: []string{"fail2ban-server"},
+		Heals:     "at the next ban of the jail, without the bans of before",
+		Removes:   ByFlush,
+		Breaks:    "bans",
+	},
+	{
+		Name: "crowdsec", Title: "CrowdSec's firewall bouncer",
+		Source: "cs-firewall-bouncer test/backends; reports of its users",
+		Chains: []Chains{{Names: forms("CROWDSEC_CHAIN", "CROWDSEC_LOG")}},
+		Tables: []Table{{Name: "crowdsec", Families: both}},
+		Sets:   []string{"crowdsec-blacklists*", "crowdsec6-blacklists*"},
+		Heals:  "never, until it starts again",
+		Breaks: "block lists",
+	},
 }
 
-// straight returns the forms of rules of one built-in chain.
+// straight returns the forms of rules of one built-in chain. Words in quotes are one word.
 func straight(inTable, chain string, specs ...string) []Straight {
 	var list []Straight
 	for _, spec := range specs {
-		list = append(list, Straight{inTable, chain, strings.Fields(spec)})
+		rule := Straight{Table: inTable, Chain: chain}
+		for i, part := range strings.Split(spec, `"`) {
+			if i%2 == 1 {
+				rule.Words = append(rule.Words, part)
+				continue
+			}
+			rule.Words = append(rule.Words, strings.Fields(part)...)
+		}
+		list = append(list, rule)
 	}
 	return list
 }

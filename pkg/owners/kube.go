@@ -2,9 +2,9 @@ package owners
 
 // Chains of kube-proxy and kubelet by which others know what they do.
 const (
-	// ProxyCanary is the chain that kube-proxy keeps in every table that it writes. When it is missing
-	// from mangle, kube-proxy takes that for a flush and does a full sync (k8s.io/kubernetes
-	// pkg/util/iptables Monitor, since 1.17).
+	// ProxyCanary is the chain that kube-proxy keeps in every table that it writes. When it is
+	// missing from mangle, kube-proxy takes that for a flush and does a full sync
+	// (k8s.io/kubernetes pkg/util/iptables Monitor, since 1.17).
 	ProxyCanary = "KUBE-PROXY-CANARY"
 	// KubeletCanary is kubelet's, in mangle.
 	KubeletCanary = "KUBE-KUBELET-CANARY"

@@ -6,9 +6,9 @@ import "github.com/canaryd/canaryd/pkg/tableid"
 var kubernetes = []Owner{
 	{
 		Name: "kube-proxy", Title: "kube-proxy in its three modes", Preset: "kube", Alone: true,
-		// A sync rewrites each chain that it touches, and deletes stale ones, in one iptables-restore of
-		// all tables. filter's chains hold rules for some services only, and so does nat's
-		// KUBE-NODEPORTS. ipvs mode does the same.
+		// A sync rewrites each chain that it touches, and deletes stale ones, in one
+		// iptables-restore of all tables. filter's chains hold rules for some services
+		// only, and so does nat's KUBE-NODEPORTS. ipvs mode does the same.
 		Source: "k8s.io/kubernetes 1.36.3 pkg/proxy/{iptables,ipvs,nftables}",
 		Chains: []Chains{
 			{Names: forms("KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"), In: nat, Emptied: EmptyNever},
@@ -24,11 +24,12 @@ var kubernetes = []Owner{
 			},
 			{Names: forms("KUBE-XLB-<base32:16>"), In: nat, Emptied: EmptyUnreferenced, Mode: "until 1.23"},
 		},
-		Tables: []Table{{Name: "kube-proxy", Families: both, Processes: []string{"kube-proxy"},
-			// Its base chains and those that they jump to have rules that it writes in setupNFTables. It
-			// empties a service's chain with the commit that takes the elements that lead there. It takes
-			// elements with rules of the service's chains, and those of a service without endpoints alone,
-			// where one port of several goes.
+		Tables: []Table{{Name: "kube-proxy", Back: "each chain that packets come to; each set and map", Accepted: "the only element of `no-endpoint-services` or `no-endpoint-nodeports`", Families: both, Processes: []string{"kube-proxy"},
+			// Its base chains and those that they jump to have rules that it writes in
+			// setupNFTables. It empties a service's chain with the commit that takes
+			// the elements that lead there. It takes elements with rules of the
+			// service's chains, and those of a service without endpoints alone, where
+			// one port of several goes.
 			Habits: Habits{Known: true, Base: Keeps, Others: Keeps, Sets: Keeps, Rows: []HabitRow{
 				{Pattern: "no-endpoint-services", Habit: OneAlone}, {Pattern: "no-endpoint-nodeports", Habit: OneAlone}}}}},
 		Heals: "within 30 s, if its canary in mangle went; in nftables mode within an hour",
@@ -55,9 +56,9 @@ var kubernetes = []Owner{
 	},
 	{
 		Name: "portmap", Title: "the CNI plugin portmap", Preset: "cni",
-		// SETMARK's and MASQ's rule is never deleted. teardown flushes the container's chain, deletes
-		// its jump, and then the chain. Containers' chains fill the 28 characters that a chain's name
-		// may have.
+		// SETMARK's and MASQ's rule is never deleted. teardown flushes the container's
+		// chain, deletes its jump, and then the chain. Containers' chains fill the 28
+		// characters that a chain's name may have.
 		Source: "containernetworking/plugins 1.9 plugins/meta/portmap; CNI-SN-HASH until 0.7",
 		Chains: []Chains{
 			{Names: forms("CNI-HOSTPORT-DNAT"), Piecewise: true, Dispatch: true},
@@ -65,9 +66,9 @@ var kubernetes = []Owner{
 			{Names: forms("CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"), In: nat, Emptied: EmptyUnreferenced, Piecewise: true},
 			{Names: forms("CNI-DN-<hex>", "CNI-SN-<hex>"), In: nat, Emptied: EmptyBriefly},
 		},
-		Tables: []Table{{Name: "cni_hostport", Families: both, Processes: []string{"portmap"},
-			// portmap_nftables.go of 1.6: the jumps of prerouting and output stay, and each rule of a pod
-			// has the container's ID as its comment.
+		Tables: []Table{{Name: "cni_hostport", Back: "`prerouting`, `output`; the others where another rule of the same container is left", Accepted: "the rules of whole containers", Families: both, Processes: []string{"portmap"},
+			// portmap_nftables.go of 1.6: the jumps of prerouting and output stay, and
+			// each rule of a pod has the container's ID as its comment.
 			Habits: Habits{Known: true, Base: Keeps, Others: ByComment, Sets: Empties, Rows: []HabitRow{{Pattern: "masquerading", Habit: ByComment}}}}},
 		Heals:     "never, until the pod is made again",
 		Processes: []string{"portmap"},
@@ -80,7 +81,7 @@ var kubernetes = []Owner{
 		// flushed.
 		Source: "containernetworking/plugins 1.9 pkg/ip/ipmasq",
 		Chains: []Chains{{Names: forms("CNI-<hex:24>"), In: nat, Emptied: EmptyBriefly}},
-		Tables: []Table{{Name: "cni_plugins_masquerade", Families: []tableid.Family{tableid.Inet}, Processes: []string{"bridge", "ptp"},
+		Tables: []Table{{Name: "cni_plugins_masquerade", Back: "`postrouting`", Accepted: "`masq_checks`", Families: []tableid.Family{tableid.Inet}, Processes: []string{"bridge", "ptp"},
 			// ipmasq_nftables_linux.go of 1.6: the three rules of postrouting stay.
 			Habits: Habits{Known: true, Base: Keeps, Others: Empties, Sets: Empties}}},
 		Heals:     "never, until the pod is made again",
@@ -90,8 +91,8 @@ var kubernetes = []Owner{
 	},
 	{
 		Name: "firewall", Title: "the CNI plugin firewall", Preset: "cni",
-		// CNI-FORWARD begins with a jump to CNI-ADMIN, and the isolation chains end with RETURN; these
-		// are never deleted.
+		// CNI-FORWARD begins with a jump to CNI-ADMIN, and the isolation chains end with
+		// RETURN; these are never deleted.
 		Source: "containernetworking/plugins 1.9 plugins/meta/firewall",
 		Chains: []Chains{
 			{Names: forms("CNI-FORWARD", "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"), In: filter, Emptied: EmptyUnreferenced, Piecewise: true},
@@ -103,13 +104,19 @@ var kubernetes = []Owner{
 		Breaks:    "pods' traffic where FORWARD drops, and isolation of bridges",
 	},
 	{
-		Name: "crio", Title: "CRI-O's host ports",
-		// A container's chains are written and deleted in one iptables-restore.
-		Source:  "cri-o internal/hostport",
-		Chains:  []Chains{{Names: forms("KUBE-HP-<base32:16>", "CRIO-MASQ-<base32:16>"), In: nat, Emptied: EmptyUnreferenced}},
-		Heals:   "never, until the pod is made again",
-		Removes: ByName,
-		Breaks:  "host ports",
+		Name: "crio", Title: "CRI-O's host ports, those of OpenShift and MicroShift too", Preset: "crio",
+		// A container's chains are written and deleted in one iptables-restore, which keeps
+		// the rules of other containers that it finds in the shared chains.
+		Source: "cri-o internal/hostport",
+		Chains: []Chains{
+			{Names: forms("KUBE-HOSTPORTS", "CRIO-HOSTPORTS-MASQ"), Piecewise: true, Dispatch: true},
+			{Names: forms("KUBE-HP-<base32:16>", "CRIO-MASQ-<base32:16>"), In: nat, Emptied: EmptyUnreferenced},
+		},
+		Tables:    []Table{{Name: "crio-hostports", Families: both, Processes: []string{"crio"}}},
+		Processes: []string{"crio"},
+		Heals:     "never, until the pod is made again",
+		Removes:   ByName,
+		Breaks:    "host ports",
 	},
 }
 

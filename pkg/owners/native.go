@@ -14,6 +14,9 @@ type Table struct {
 	// Processes are the programs that write the table, by what the kernel calls them.
 	Processes []string
 	Habits    Habits // the zero Habits: they are not known
+	// Back and Accepted say for people what the habits mean: which emptied part comes back, and
+	// which counts as the owner's doing.
+	Back, Accepted string
 }
 
 // A Habit is how an owner empties one of its chains or sets of a native table, while packets still
@@ -55,7 +58,8 @@ type Habits struct {
 type HabitRow struct {
 	Pattern string
 	Habit   Habit
-	// But is the comment of a rule: in a table that has one, the chain may lose its last rule alone.
+	// But is the comment of a rule: in a table that has one, the chain may lose its last rule
+	// alone.
 	But string
 }
 
@@ -100,7 +104,7 @@ func (h Habits) Chain(name string, base bool) Habit {
 // Set returns the habit for a set.
 func (h Habits) Set(name string) Habit { return h.of(name, h.Sets) }
 
-// But returns the comment of the rules beside which the chain may lose its last rule alone; "" if
+// But returns the comment of the rules next to which the chain may lose its last rule alone; "" if
 // it has no such exception.
 func (h Habits) But(chain string) string {
 	i := slices.IndexFunc(h.Rows, func(r HabitRow) bool { return r.matches(chain) })

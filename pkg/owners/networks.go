@@ -7,8 +7,8 @@ var networks = []Owner{
 	{
 		Name: "tailscale", Title: "tailscaled with iptables", Preset: "tailscale",
 		// A start clears the chains, inserts the jumps, and then fills the chains.
-		// --snat-subnet-routes=false deletes ts-postrouting's only rule. In nftables mode its tables have
-		// the names of iptables' own.
+		// --snat-subnet-routes=false deletes ts-postrouting's only rule. In nftables mode
+		// its tables have the names of iptables' own.
 		Source: "tailscale 1.80 util/linuxfw/iptables_runner.go",
 		Chains: []Chains{
 			{Names: forms("ts-input", "ts-forward"), In: filter, Emptied: EmptyBriefly},
@@ -20,97 +20,141 @@ var networks = []Owner{
 		Breaks:    "subnet routes and exit nodes, and the DROP of forged addresses",
 	},
 	{
-		Name: "calico", Title: "Calico", Preset: "calico",
-		// In iptables mode Felix reads its own rules again.
-		Source: "calico 3.30 felix/nftables",
+		Name: "calico", Title: "Calico in both modes, Canal", Preset: "calico",
+		// In iptables mode each comment has a hash of the rule. Felix inserts its jumps
+		// first, and appends two rules to FORWARD. What it reads again it corrects, its
+		// rules in raw too, which canaryd does not guard.
+		Source: "calico 3.30 felix/nftables; rules of 3.30 in iptables mode",
+		Chains: []Chains{{Names: forms("cali-*")}},
+		Straight: straight("filter", "FORWARD",
+			`-m comment --comment <cali> -m comment --comment "Policy explicitly accepted packet." -m mark --mark <mark> -j ACCEPT`,
+			`-m comment --comment <cali> -j MARK --set-xmark <mark>`,
+		),
 		Tables: []Table{
-			{Name: "calico", Families: both, Processes: []string{"calico-node"}, Habits: felix},
-			{Name: "calico-arp", Families: []tableid.Family{tableid.ARP}, Processes: []string{"calico-node"}, Habits: felix},
+			{Name: "calico", Back: "base chains", Accepted: "other chains, and sets", Families: both, Processes: []string{"calico-node"}, Habits: felix},
+			{Name: "calico-arp", Back: "base chains", Accepted: "other chains, and sets", Families: []tableid.Family{tableid.ARP}, Processes: []string{"calico-node"}, Habits: felix},
 		},
-		Heals:     "within 60 to 180 s, but not all of it",
+		Sets:      []string{"cali*"},
 		Processes: []string{"calico-node"},
 		Kin:       []string{"calico*"},
+		Heals:     "within 60 to 180 s; in nftables mode not all of it",
 		Removes:   ByName,
 		Breaks:    "network policy, and pods' way out",
 	},
 	{
-		Name: "flannel", Title: "flannel",
-		// A restart empties the chains for seconds.
+		Name: "flannel", Title: "flannel, that of k3s too", Preset: "flannel",
+		// A restart empties the chains for seconds. FLANNEL-POSTRTG is to be first in POSTROUTING.
 		Source: "flannel pkg/trafficmngr/iptables",
 		Chains: []Chains{
 			{Names: forms("FLANNEL-POSTRTG"), In: nat, Emptied: EmptyBriefly},
 			{Names: forms("FLANNEL-FWD"), In: filter, Emptied: EmptyBriefly},
 		},
-		Heals:   "within 5 s; older ones never",
-		Kin:     []string{"flannel*"},
-		Removes: ByFlush,
-		Breaks:  "pods' way out, and their traffic where FORWARD drops",
+		Processes: []string{"flanneld"},
+		Kin:       []string{"flannel*"},
+		Heals:     "within 5 s; older ones never",
+		Removes:   ByFlush,
+		Breaks:    "pods' way out, and their traffic where FORWARD drops",
 	},
 	{
-		Name: "kube-router", Title: "kube-router's network policies, those of k3s too",
-		Source:  "kube-router pkg/controllers/netpol: one iptables-restore of the table filter",
-		Chains:  []Chains{{Names: forms("KUBE-POD-FW-<base32:16>"), In: filter, Emptied: EmptyUnreferenced}},
-		Heals:   "within 5 minutes",
-		Kin:     []string{"kube-router"},
-		Removes: WholeTable,
-		Breaks:  "network policy: pods are open meanwhile",
+		Name: "kube-router", Title: "kube-router's network policies, those of k3s too", Preset: "kube-router",
+		// It saves the table filter, edits it and restores it as a whole: what other programs wrote
+		// between save and restore is lost.
+		Source: "kube-router pkg/controllers/netpol: one iptables-restore of the table filter, without --noflush",
+		Chains: []Chains{
+			{Names: forms("KUBE-ROUTER-INPUT", "KUBE-ROUTER-FORWARD", "KUBE-ROUTER-OUTPUT", "KUBE-NWPLCY-DEFAULT", "KUBE-NWPLCY-<base32:16>")},
+			{Names: forms("KUBE-POD-FW-<base32:16>"), In: filter, Emptied: EmptyUnreferenced},
+		},
+		Straight: straight("filter", "FORWARD",
+			`-i kube-bridge -m comment --comment "allow outbound traffic from pods" -j ACCEPT`,
+			`-o kube-bridge -m comment --comment "allow inbound traffic to pods" -j ACCEPT`,
+		),
+		Sets:      []string{"KUBE-SRC-*", "KUBE-DST-*"},
+		Processes: []string{"kube-router"},
+		Heals:     "within 5 minutes",
+		Removes:   WholeTable,
+		Breaks:    "network policy: pods are open meanwhile",
 	},
 	{
-		Name: "cilium", Title: "Cilium",
-		Source:  "reports of its users",
-		Kin:     []string{"cilium*"},
-		Heals:   "at the agent's next start, or within 30 minutes",
-		Removes: ByName,
-		Breaks:  "masquerading, and proxies",
-	},
-	{
-		Name: "antrea", Title: "Antrea",
-		Source: "reports of its users",
-		Kin:    []string{"antrea*"},
-		Heals:  "by its own sync",
-		Breaks: "pods' way out",
-	},
-	{
-		Name: "kube-ovn", Title: "OVN's networks",
-		Source: "reports of its users",
-		Kin:    []string{"ovn*"},
-		Heals:  "by its own sync",
-		Breaks: "pods' way out",
-	},
-	{
-		Name: "weave", Title: "Weave Net",
-		Source: "reports of its users",
-		Kin:    []string{"weave*"},
-		Heals:  "by its own canary",
-		Breaks: "pods' way out, and network policy",
-	},
-	{
-		Name: "aws-node", Title: "AWS VPC CNI",
-		Source: "reports of its users",
+		Name: "aws-node", Title: "AWS VPC CNI", Preset: "aws-node",
+		Source: "rules as aws-node writes them",
+		Chains: []Chains{{Names: forms("AWS-SNAT-CHAIN-<digits>", "AWS-CONNMARK-CHAIN-<digits>")}},
+		Straight: append(straight("nat", "PREROUTING",
+			`-m comment --comment "AWS, CONNMARK" -j CONNMARK --restore-mark --nfmask <mark> --ctmask <mark>`,
+		), straight("mangle", "PREROUTING",
+			`-i <interface> -m comment --comment "AWS, primary ENI" -m addrtype --dst-type LOCAL --limit-iface-in -j CONNMARK --set-xmark <value>`,
+			`-i <interface> -m comment --comment "AWS, primary ENI" -j CONNMARK --restore-mark --nfmask <mark> --ctmask <mark>`,
+		)...),
 		Kin:    []string{"aws-*"},
 		Heals:  "at its next start",
 		Breaks: "pods' way out",
 	},
 	{
-		Name: "istio", Title: "Istio",
-		Source: "reports of its users",
+		Name: "istio", Title: "Istio in ambient mode", Preset: "istio",
+		// istio-cni writes the chain once. Its ipset has the pods' addresses.
+		Source: "rules as istio-cni writes them",
+		Chains: []Chains{{Names: forms("ISTIO_POSTRT")}},
+		Sets:   []string{"istio-inpod-probes-*"},
 		Kin:    []string{"istio*", "pilot-agent"},
 		Heals:  "never, until istio-cni starts again",
-		Breaks: "probes of kubelet in ambient mode",
+		Breaks: "kubelet's probes of pods under strict mTLS",
+	},
+	{
+		Name: "cilium", Title: "Cilium",
+		// A start renames the chains (-E CILIUM_X OLD_CILIUM_X), writes new ones, and
+		// deletes the old ones rule by rule.
+		Source:  "reports of its users",
+		Chains:  []Chains{{Names: forms("CILIUM_*")}},
+		Kin:     []string{"cilium*"},
+		Heals:   "at the agent's next start, or within 30 minutes",
+		Removes: ByName,
+		Breaks:  "masquerading",
+	},
+	{
+		Name: "weave", Title: "Weave Net",
+		Source:  "weave net and npc/constants.go",
+		Chains:  []Chains{{Names: forms("WEAVE", "WEAVE-*")}},
+		Sets:    []string{"weave-*"},
+		Kin:     []string{"weave*"},
+		Canary:  "WEAVE-CANARY",
+		Heals:   "when its canary is gone",
+		Removes: ByName,
+		Breaks:  "pods' way out, and network policy",
+	},
+	{
+		Name: "kube-ovn", Title: "kube-ovn",
+		Source: "kube-ovn pkg/util/const.go",
+		Chains: []Chains{{Names: forms("OVN-PREROUTING", "OVN-POSTROUTING", "OVN-OUTPUT", "OVN-MASQUERADE", "OVN-NAT-POLICY", "OVN-NAT-PSUBNET-*")}},
+		Sets:   []string{"ovn40*", "ovn60*"},
+		Kin:    []string{"ovn*"},
+		Heals:  "not known",
+		Breaks: "pods' way out",
+	},
+	{
+		Name: "antrea", Title: "Antrea",
+		Source: "reports of its users", // no chain of it was read yet
+		Kin:    []string{"antrea*"},
+		Heals:  "not known",
+		Breaks: "pods' way out",
+	},
+	{
+		Name: "ip-masq-agent", Title: "ip-masq-agent, that of GKE too",
+		Source: "reports of its users",
+		Chains: []Chains{{Names: forms("IP-MASQ", "IP-MASQ-AGENT")}},
+		Kin:    []string{"ip-masq-agent"},
+		Heals:  "within a minute",
+		Breaks: "pods' way out",
 	},
 	{
 		Name: "node-local-dns", Title: "NodeLocal DNSCache",
 		Source: "reports of its users",
+		Straight: append(straight("raw", "PREROUTING",
+			`-d <address> -p <proto> -m <proto> --dport <port> -m comment --comment "NodeLocal DNS Cache: skip conntrack" -j NOTRACK`,
+		), straight("filter", "INPUT",
+			`-d <address> -p <proto> -m <proto> --dport <port> -m comment --comment "NodeLocal DNS Cache: allow DNS traffic" -j ACCEPT`,
+		)...),
 		Kin:    []string{"node-cache"},
 		Heals:  "within a minute",
-		Breaks: "DNS: its packets are tracked, and dropped where INPUT drops",
-	},
-	{
-		Name: "ip-masq-agent", Title: "ip-masq-agent",
-		Source: "reports of its users",
-		Kin:    []string{"ip-masq-agent"},
-		Heals:  "within a minute",
-		Breaks: "pods' way out",
+		Breaks: "NOTRACK of DNS, and DNS itself where INPUT drops",
 	},
 }
 

@@ -1,5 +1,7 @@
 package owners
 
+import "strings"
+
 // Matches reports whether a rule with these words has the form.
 func (s Straight) Matches(inTable, chain string, words []string) bool {
 	if s.Table != inTable || s.Chain != chain || len(s.Words) != len(words) {
@@ -11,7 +13,7 @@ func (s Straight) Matches(inTable, chain string, words []string) bool {
 		case want == words[i]:
 		case want[0] != '<':
 			return false
-		case want == "<bridge>" && !isDockerBridge(words[i]):
+		case want == "<bridge>" && !isDockerBridge(words[i]), want == "<cali>" && !strings.HasPrefix(words[i], "cali:"):
 			return false
 		case filled[want] != "" && filled[want] != words[i]:
 			return false

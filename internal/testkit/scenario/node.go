@@ -99,8 +99,14 @@ func read(elem ...string) string {
 // the order in which they would start.
 func Owners() []string { return []string{"libvirt", "docker", "podman", "tailscale"} }
 
-// Owner returns the rules of one of the Owners. The text is empty if it writes none in that
-// family.
+// TableOwners returns the owners of the table of owners whose rules are as their sources write
+// them, and need ipsets or matches that not every machine has. Owner has their rules.
+func TableOwners() []string {
+	return []string{"aws-node", "calico", "crio", "fail2ban", "flannel", "istio", "kube-router"}
+}
+
+// Owner returns the rules of one of the Owners or TableOwners. The text is empty if it writes none
+// in that family.
 func Owner(family rules.Family, name string) Part {
 	text, err := testdata.ReadFile("testdata/owners/" + name + suffix(family))
 	if err != nil {
