@@ -104,7 +104,7 @@ func (d RulesDir) declare(files []file, _ Declared) (Declared, error) {
 		source: d.Name(),
 		claims: func(chain string) bool { return own[chain] },
 		line: func(f rules.Family, t rules.TableName, chain string, r rules.Rule) string {
-			return lines[ruleKey{f.Table(t), rules.ChainRule{Chain: chain, Spec: r.Spec}}]
+			return lines[ruleKey{f.Table(t), rules.ChainRule{Chain: chain, Rule: r.Key()}}]
 		},
 		where: func(f rules.Family, t rules.TableName, chain string) string {
 			return cmp.Or(declared[chainKey{f.Table(t), chain}], "the fragments in "+d.Dir)

@@ -85,10 +85,10 @@ func IsWitness(r rules.Rule) bool {
 
 // markComment returns the comment of a canary's rule or a witness.
 func markComment(r rules.Rule) (string, bool) {
-	if r.Target != "" || !strings.Contains(r.Spec, "canaryd-") {
+	if r.Target != "" || !r.Mentions("canaryd-") {
 		return "", false
 	}
-	words, err := rules.Split(r.Spec)
+	words, err := r.Words()
 	if err != nil || len(words) != 4 || words[0] != "-m" || words[1] != "comment" || words[2] != "--comment" {
 		return "", false
 	}

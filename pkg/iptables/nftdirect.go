@@ -15,9 +15,9 @@ import (
 
 // A rawSource knows rules as the kernel holds them. The lexicon is one.
 type rawSource interface {
-	// raw returns the rule that iptables would write for spec, and whether
-	// it is known. It may use room, which is overwritten.
-	raw(family rules.Family, spec string, room []byte) (nft.Rule, bool)
+	// raw returns the rule as the kernel would hold it, and whether that
+	// is known. It may use room, which is overwritten.
+	raw(family rules.Family, rule rules.Rule, room []byte) (nft.Rule, bool)
 }
 
 // A directWriter turns scripts into one netlink batch. What it looks at in the
@@ -97,9 +97,9 @@ type chainPlan struct {
 
 // A slot is one rule of a chain.
 type slot struct {
-	handle uint64    // 0 if it is new
-	raw    *nft.Rule // of one that stands
-	spec   string    // of a new one
+	handle uint64     // 0 if it is new
+	raw    *nft.Rule  // of one that stands
+	rule   rules.Rule // of a new one
 }
 
 func (s slot) isNew() bool { return s.handle == 0 }
@@ -178,13 +178,13 @@ func (p *tablePlan) step(c *chainPlan, step *Step) error {
 	}
 	switch step.Verb {
 	case Append:
-		c.rules = append(c.rules, slot{spec: step.Rule.Spec})
+		c.rules = append(c.rules, slot{rule: step.Rule})
 	case Insert:
 		at := max(step.Index, 1) - 1
 		if at > len(c.rules) {
 			return fmt.Errorf("no place %d among %d rules", step.Index, len(c.rules))
 		}
-		c.rules = slices.Insert(c.rules, at, slot{spec: step.Rule.Spec})
+		c.rules = slices.Insert(c.rules, at, slot{rule: step.Rule})
 	case Delete:
 		return p.remove(c, step)
 	case Flush:
@@ -224,13 +224,13 @@ func (p *tablePlan) load(c *chainPlan) error {
 func (p *tablePlan) remove(c *chainPlan, step *Step) error {
 	at := step.Index - 1
 	if step.Index == 0 {
-		want, ok := p.raw(step.Rule.Spec, nil)
+		want, ok := p.raw(step.Rule, nil)
 		if !ok {
 			return errUnknownRule
 		}
 		at = slices.IndexFunc(c.rules, func(s slot) bool {
 			if s.isNew() {
-				added, ok := p.raw(s.spec, nil)
+				added, ok := p.raw(s.rule, nil)
 				return ok && added.Equal(want)
 			}
 			return s.raw.Equal(want)
@@ -247,12 +247,12 @@ func (p *tablePlan) remove(c *chainPlan, step *Step) error {
 	return nil
 }
 
-// raw returns the rule that iptables would write for spec, and whether it is known.
-func (p *tablePlan) raw(spec string, room []byte) (nft.Rule, bool) {
-	if r, ok := p.taught[p.family.Table(p.table)][spec]; ok {
+// raw returns the rule as the kernel would hold it, and whether that is known.
+func (p *tablePlan) raw(rule rules.Rule, room []byte) (nft.Rule, bool) {
+	if r, ok := p.taught[p.family.Table(p.table)][rule.Key()]; ok {
 		return r, true
 	}
-	return p.source.raw(p.family, spec, room)
+	return p.source.raw(p.family, rule, room)
 }
 
 var (

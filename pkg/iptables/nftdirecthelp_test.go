@@ -18,10 +18,10 @@ import (
 
 // learned is a rawSource that knows what stands in the kernel: the i-th raw
 // rule of a chain is the i-th line that iptables-save prints of it.
-type learned map[rules.Family]map[string]nft.Rule
+type learned map[rules.Family]map[rules.Key]nft.Rule
 
-func (l learned) raw(family rules.Family, spec string, _ []byte) (nft.Rule, bool) {
-	r, ok := l[family][spec]
+func (l learned) raw(family rules.Family, rule rules.Rule, _ []byte) (nft.Rule, bool) {
+	r, ok := l[family][rule.Key()]
 	return r, ok
 }
 
@@ -33,7 +33,7 @@ func (l learned) learn(t testing.TB, conn *nft.Conn, family rules.Family) rules.
 		t.Fatal(err, unreadable)
 	}
 	if l[family] == nil {
-		l[family] = map[string]nft.Rule{}
+		l[family] = map[rules.Key]nft.Rule{}
 	}
 	for table, content := range set {
 		for _, chain := range content.Chains {
@@ -42,7 +42,7 @@ func (l learned) learn(t testing.TB, conn *nft.Conn, family rules.Family) rules.
 				if i >= len(chain.Rules) {
 					return errors.New("more rules than iptables-save prints")
 				}
-				l[family][chain.Rules[i].Spec] = m.Rule.Clone()
+				l[family][chain.Rules[i].Key()] = m.Rule.Clone()
 				i++
 				return nil
 			})

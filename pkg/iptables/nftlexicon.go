@@ -24,7 +24,7 @@ type lexicon struct {
 	start   time.Time // entry.left counts from it
 	store   nft.RuleStore
 	entries []entry   // by nft.RuleID; 0 is none
-	byText  nft.Index // of rules' numbers
+	byKey   nft.Index // of rules' numbers
 	seed    maphash.Seed
 	small   int      // how many entries there were when it was last tidied up
 	noBytes bool     // opaque rules are not to hold their bytes: nothing would write them
@@ -54,11 +54,11 @@ func newLexicon(family rules.Family) *lexicon {
 type lexicons map[rules.Family]*lexicon
 
 // raw is lexicon.raw of one family.
-func (l lexicons) raw(family rules.Family, spec string, room []byte) (nft.Rule, bool) {
+func (l lexicons) raw(family rules.Family, rule rules.Rule, room []byte) (nft.Rule, bool) {
 	if l[family] == nil {
 		return nft.Rule{}, false
 	}
-	return l[family].raw(spec, room)
+	return l[family].raw(rule, room)
 }
 
 // Intern implements nft.Rulebook. A rule that names ipsets is known by their names: while it
@@ -140,43 +140,39 @@ func (l *lexicon) textsOr(ids []nft.RuleID, reason string) []rules.Rule {
 	return found
 }
 
-// raw returns the rule as nf_tables would hold it that iptables-save prints as
-// spec; false if no such rule was met, or if its bytes are not certain to mean
-// the same again. The rule may use room, which is overwritten.
-func (l *lexicon) raw(spec string, room []byte) (nft.Rule, bool) {
-	if comment, ok := cutMark(spec); ok {
+// raw returns a rule as nf_tables would hold it; false if no such rule was met,
+// or if its bytes are not certain to mean the same again. It may use room,
+// which is overwritten.
+func (l *lexicon) raw(rule rules.Rule, room []byte) (nft.Rule, bool) {
+	if comment, ok := cutMark(rule.Spec); ok {
 		return markRule(comment), true
 	}
-	if (rules.Rule{Spec: spec}).HasBytes() {
-		rule, err := rules.ParseRule(spec)
-		if err != nil { // the bytes are not those that it names
-			return nft.Rule{}, false
-		}
+	if rule.HasBytes() {
 		return l.keep(rule)
 	}
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	id := l.find(spec)
+	id := l.find(rule.Key())
 	if id == 0 {
 		return nft.Rule{}, false
 	}
 	return l.store.Rule(id, room), true
 }
 
-// find returns the rule that is certain to be printed so, 0 if there is none.
-func (l *lexicon) find(spec string) nft.RuleID {
-	return nft.RuleID(l.byText.Find(maphash.String(l.seed, spec), func(n uint32) bool {
+// find returns the rule that is certain to have this Key, 0 if there is none.
+func (l *lexicon) find(key rules.Key) nft.RuleID {
+	return nft.RuleID(l.byKey.Find(maphash.String(l.seed, string(key)), func(n uint32) bool {
 		e := &l.entries[n]
-		return e.learned && !e.fickle && !e.odd() && e.rule.Spec == spec
+		return e.learned && !e.fickle && !e.odd() && e.rule.Key() == key
 	}))
 }
 
-// index lets find know of a rule's text.
+// index lets find know of a rule's Key.
 func (l *lexicon) index(id nft.RuleID) {
-	if l.find(l.entries[id].rule.Spec) != 0 {
+	if l.find(l.entries[id].rule.Key()) != 0 {
 		return // other bytes that mean the same: see inSameWords
 	}
-	l.byText.Add(uint32(id), func(n uint32) uint64 { return maphash.String(l.seed, l.entries[n].rule.Spec) })
+	l.byKey.Add(uint32(id), func(n uint32) uint64 { return maphash.String(l.seed, string(l.entries[n].rule.Key())) })
 }
 
 var errPair = errors.New("the text is of another rule")
@@ -206,7 +202,7 @@ func (l *lexicon) pair(id nft.RuleID, rule rules.Rule) error {
 		e.fickle = true
 	default:
 		e.rule = rule
-		if other := l.find(rule.Spec); other != 0 && inSameWords(l.family, l.store.Rule(id, nil), l.store.Rule(other, nil)) {
+		if other := l.find(rule.Key()); other != 0 && inSameWords(l.family, l.store.Rule(id, nil), l.store.Rule(other, nil)) {
 			e.rule = l.without(l.store.Rule(id, nil), "iptables prints another rule in the same words")
 		}
 		if !e.odd() {
@@ -350,7 +346,7 @@ func (l *lexicon) keepOnly(keep []bool, held []*[]nft.RuleID) {
 			(*ids)[i] = renamed[id]
 		}
 	}
-	l.store, l.entries, l.byText, l.seed = fresh.store, fresh.entries, fresh.byText, fresh.seed
+	l.store, l.entries, l.byKey, l.seed = fresh.store, fresh.entries, fresh.byKey, fresh.seed
 	l.small = len(l.entries)
 }
 

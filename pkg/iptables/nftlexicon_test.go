@@ -79,11 +79,11 @@ func TestLexiconLearns(t *testing.T) {
 	if got, ok := l.text(mustIntern(t, l, raw)); !ok || got != rule {
 		t.Errorf("text is %v, %t", got, ok)
 	}
-	got, ok := l.raw(rule.Spec, nil)
+	got, ok := l.raw(rule, nil)
 	if diff := cmp.Diff(raw, got, rawContent); diff != "" || !ok {
 		t.Errorf("raw, %t (-want +got):\n%s", ok, diff)
 	}
-	if got, ok := l.raw("-j X", nil); ok {
+	if got, ok := l.raw(rules.Rule{Spec: "-j X", Target: "X"}, nil); ok {
 		t.Errorf("it knows %v", got)
 	}
 	// The same bytes with user data, even with none in it, are another rule.
@@ -119,7 +119,7 @@ func TestLexiconDoubts(t *testing.T) {
 			t.Errorf("it answers %v", got)
 		}
 		for _, spec := range c.specs {
-			if _, ok := l.raw(spec, nil); ok {
+			if _, ok := l.raw(rules.Rule{Spec: spec}, nil); ok {
 				t.Errorf("it answers %q", spec)
 			}
 		}
@@ -160,7 +160,7 @@ func TestLexiconForgets(t *testing.T) {
 			t.Error("it is crowded still")
 		}
 		for spec, raw := range raws {
-			got, ok := l.raw(spec, nil)
+			got, ok := l.raw(rules.Rule{Spec: spec}, nil)
 			if diff := cmp.Diff(raw, got, rawContent); diff != "" || !ok {
 				t.Fatalf("%s, %t (-want +got):\n%s", spec, ok, diff)
 			}
@@ -191,7 +191,7 @@ func TestLexiconKnowsMarks(t *testing.T) {
 			if ok {
 				found = append(found, rule)
 			}
-			made, _ := l.raw(spec, nil)
+			made, _ := l.raw(rules.Rule{Spec: spec}, nil)
 			if diff := cmp.Diff(m.Rule, made, rawContent); diff != "" {
 				t.Errorf("as in the kernel and as made (-kernel +made):\n%s", diff)
 			}
@@ -206,7 +206,7 @@ func TestLexiconKnowsMarks(t *testing.T) {
 	for _, spec := range []string{
 		`-m comment --comment "canaryd-x" -j X`, `-m comment --comment "canaryd-\"x"`, `-m comment --comment "other"`, `-m comment --comment canaryd-x`,
 	} {
-		if _, ok := newLexicon(rules.IPv4).raw(spec, nil); ok {
+		if _, ok := newLexicon(rules.IPv4).raw(rules.Rule{Spec: spec}, nil); ok {
 			t.Errorf("%s counts as a mark", spec)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // This file encodes the new rules of a table, several chains at a time: at 1,000
@@ -49,9 +50,9 @@ func (p *tablePlan) shares(n int) [][]*chainPlan {
 	total := newRules(p.order)
 	n = max(1, min(n, total/shareFrom))
 	var shares [][]*chainPlan
-	first, rules := 0, 0
+	first, count := 0, 0
 	for i, c := range p.order {
-		if rules += newRules([]*chainPlan{c}); rules >= total*(len(shares)+1)/n && len(shares) < n-1 {
+		if count += newRules([]*chainPlan{c}); count >= total*(len(shares)+1)/n && len(shares) < n-1 {
 			shares, first = append(shares, p.order[first:i+1]), i+1
 		}
 	}
@@ -95,27 +96,27 @@ func (w *rulesWriter) writeRules(c *chainPlan) error {
 			continue
 		}
 		for _, added := range c.rules[first:i] {
-			if err := w.writeRule(c.name, added.spec, s.handle); err != nil {
+			if err := w.writeRule(c.name, added.rule, s.handle); err != nil {
 				return err
 			}
 		}
 		first = i + 1
 	}
 	for _, added := range c.rules[first:] {
-		if err := w.writeRule(c.name, added.spec, 0); err != nil {
+		if err := w.writeRule(c.name, added.rule, 0); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (w *rulesWriter) writeRule(chain, spec string, next uint64) error {
+func (w *rulesWriter) writeRule(chain string, added rules.Rule, next uint64) error {
 	p := w.plan
-	rule, ok := p.raw(spec, w.room)
+	rule, ok := p.raw(added, w.room)
 	if !ok {
 		return errUnknownRule
 	}
-	_, given := p.taught[p.family.Table(p.table)][spec]
+	_, given := p.taught[p.family.Table(p.table)][added.Key()]
 	if !given {
 		w.room = rule.Expressions
 	}

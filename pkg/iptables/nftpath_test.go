@@ -83,9 +83,9 @@ func (n *lossyNode) payload(t *testing.T, text string) Payload {
 }
 
 // canonical returns the rule as iptables-save spells it, if it was learned.
-func canonical(known map[string]nft.Rule, rule rules.Rule) rules.Rule {
+func canonical(known map[rules.Key]nft.Rule, rule rules.Rule) rules.Rule {
 	for spec := range known {
-		if same, err := rules.ParseRule(spec); err == nil && same.Equal(rule) {
+		if same, err := rules.ParseRule(string(spec)); err == nil && same.Equal(rule) {
 			return same
 		}
 	}
@@ -365,7 +365,7 @@ func TestWhatCannotBeWrittenDirectlyIsWrittenAsText(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
 		n := newLossyNode(t, Config{Replay: ReplayDirect}, lossyRules)
 		for spec := range n.source[rules.IPv6] {
-			if strings.Contains(spec, "REDIRECT") {
+			if strings.Contains(string(spec), "REDIRECT") {
 				delete(n.source[rules.IPv6], spec)
 			}
 		}
@@ -515,7 +515,7 @@ func TestTheKernelWantsToKnowTheProtocol(t *testing.T) {
 		conn, source := dialTest(t), learned{}
 		runTool(t, "*filter\n:X - [0:0]\n-A X "+spec+"\nCOMMIT\n", program(NFT, family, "-restore"))
 		source.learn(t, conn, family)
-		rule, ok := source.raw(family, spec, nil)
+		rule, ok := source.raw(family, rules.Rule{Spec: spec}, nil)
 		if !ok {
 			t.Fatalf("%q is not what iptables-save prints: %v", spec, source)
 		}

@@ -28,8 +28,8 @@ const (
 	TrialTarget = "KUBE-CANARYD-TRIAL-TO-CANARY"
 )
 
-// taught are the bytes of rules that have only a text, by their text.
-type taught map[rules.TableID]map[string]nft.Rule
+// taught are the bytes of rules that have only a text, by their Key.
+type taught map[rules.TableID]map[rules.Key]nft.Rule
 
 // teach encodes what is due once more, where a script mixes rules that have only bytes with rules
 // that have only a text. It returns the genid that the batch goes with, and what takes the trial
@@ -101,19 +101,19 @@ func (s *genidSession) endTrials(ctx context.Context, trials Payload) {
 
 // bytesOf has iptables write those of the script's rules to the trial chain of which no bytes can
 // be written, and returns their bytes.
-func (k *Kernel) bytesOf(ctx context.Context, family rules.Family, script *Script) (map[string]nft.Rule, error) {
+func (k *Kernel) bytesOf(ctx context.Context, family rules.Family, script *Script) (map[rules.Key]nft.Rule, error) {
 	trial := Script{Table: script.Table, Declare: []string{TrialChain, TrialTarget}}
 	var asked []rules.Rule
-	met, declared := map[string]bool{}, map[string]bool{}
+	met, declared := map[rules.Key]bool{}, map[string]bool{}
 	for _, name := range script.Declare {
 		declared[name] = true
 	}
 	for i := range script.Steps {
 		r := script.Steps[i].Rule
-		if r.Spec == "" || met[r.Spec] || k.hasBytes(family, r) {
+		if r == (rules.Rule{}) || met[r.Key()] || k.hasBytes(family, r) {
 			continue
 		}
-		met[r.Spec] = true
+		met[r.Key()] = true
 		asked = append(asked, r)
 		if declared[r.Target] {
 			r = r.WithTarget(TrialTarget)
@@ -123,7 +123,7 @@ func (k *Kernel) bytesOf(ctx context.Context, family rules.Family, script *Scrip
 	if err := k.restore(ctx, family, Scripts{trial}); err != nil {
 		return nil, err
 	}
-	learned, n := make(map[string]nft.Rule, len(asked)), 0
+	learned, n := make(map[rules.Key]nft.Rule, len(asked)), 0
 	err := k.directConn().EachRule(family, script.Table, TrialChain, func(m nft.RuleMessage) error {
 		if n == len(asked) {
 			return errors.New("the trial chain holds more rules than were written to it")
@@ -132,7 +132,7 @@ func (k *Kernel) bytesOf(ctx context.Context, family rules.Family, script *Scrip
 		if target := asked[n].Target; declared[target] {
 			r.Expressions = retargeted(r.Expressions, target, jumpPath...)
 		}
-		learned[asked[n].Spec] = r
+		learned[asked[n].Key()] = r
 		n++
 		return nil
 	})
@@ -144,7 +144,7 @@ func (k *Kernel) bytesOf(ctx context.Context, family rules.Family, script *Scrip
 
 // hasBytes reports whether bytes of the rule are known that make it again.
 func (k *Kernel) hasBytes(family rules.Family, r rules.Rule) bool {
-	raw, known := k.source.raw(family, r.Spec, nil)
+	raw, known := k.source.raw(family, r, nil)
 	if !known {
 		return false
 	}

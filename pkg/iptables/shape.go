@@ -48,7 +48,7 @@ func (s *ruleShape) agrees(rule rules.Rule) error {
 	if reason, opaque := rule.Opaque(); opaque {
 		return errors.New(reason)
 	}
-	words, err := rules.Split(rule.Spec)
+	words, err := rule.Words()
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@ package iptables
 import (
 	"hash/maphash"
 	"math/bits"
-	"slices"
 	"sync"
 	"time"
 
@@ -24,12 +23,12 @@ type xtLexicon struct {
 	seeds  [2]maphash.Seed
 	words  []xtWord  // by number-1
 	byKey  nft.Index // of their numbers
-	byText nft.Index // of the numbers of the first of each text
+	byText nft.Index // of the numbers of the first rule of each Key
 	small  int       // how many words there were when it was last tidied up
 	// trials: texts that may be another rule's are tried. made is what iptables-restore made
 	// of those.
 	trials bool
-	made   map[string]xtMade
+	made   map[rules.Key]xtMade
 	bytes  bool // rules without a text hold their bytes, as far as they can be written by them
 	// exact are the rules that the present Session has written by their bytes, by chain. Until its
 	// end they are read without a text there: the proof looks for the rules as they were planned.
@@ -63,7 +62,7 @@ type xtName struct {
 }
 
 func newXTLexicon(trials bool) *xtLexicon {
-	return &xtLexicon{start: time.Now(), trials: trials, made: map[string]xtMade{}, seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}}
+	return &xtLexicon{start: time.Now(), trials: trials, made: map[rules.Key]xtMade{}, seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}}
 }
 
 // name names a rule. A jump has yet to be directed.
@@ -149,7 +148,7 @@ func (l *xtLexicon) learnRule(name xtName, rule rules.Rule) {
 	switch {
 	case name.key == xtKey{}:
 	case reason == saysUntried: // there were too many to try: the next read goes on
-	case w != nil && w.rule.Spec == rule.Spec:
+	case w != nil && w.rule.Is(rule):
 		w.rule, w.met = rule, l.now() // the memory that others have of it now
 		if w.doubted > 0 {
 			w.doubted = max(1, w.met)
@@ -212,14 +211,14 @@ func (l *xtLexicon) index(number uint32) {
 	if l.find(w.key) != w {
 		l.byKey.Add(number, func(n uint32) uint64 { return l.words[n-1].key[0] })
 	}
-	if l.findText(w.rule.Spec) == nil {
-		l.byText.Add(number, func(n uint32) uint64 { return l.hash(l.words[n-1].rule.Spec)[0] })
+	if l.findKey(w.rule.Key()) == nil {
+		l.byText.Add(number, func(n uint32) uint64 { return l.hash(string(l.words[n-1].rule.Key()))[0] })
 	}
 }
 
-// findText returns the first word of such a text.
-func (l *xtLexicon) findText(spec string) *xtWord {
-	n := l.byText.Find(l.hash(spec)[0], func(n uint32) bool { return l.words[n-1].rule.Spec == spec })
+// findKey returns the first word of a rule of this Key.
+func (l *xtLexicon) findKey(key rules.Key) *xtWord {
+	n := l.byText.Find(l.hash(string(key))[0], func(n uint32) bool { return l.words[n-1].rule.Key() == key })
 	if n == 0 {
 		return nil
 	}
@@ -231,15 +230,11 @@ func (l *xtLexicon) agrees(name xtName, rule rules.Rule) bool {
 	if name.goal != rule.Target && !(name.goal == "CT" && rule.Target == "NOTRACK") { // two words for one
 		return false
 	}
-	words, err := rules.Split(rule.Spec)
-	if err != nil {
-		return false
-	}
-	i := slices.Index(words, "--comment")
-	if i < 0 || i+1 == len(words) {
+	comment, found := rule.Comment()
+	if !found {
 		return name.comment == 0
 	}
-	return name.comment == l.commentHash([]byte(words[i+1]))
+	return name.comment == l.commentHash([]byte(comment))
 }
 
 // knows reports whether a rule's text is known, or that it has none that is certain.

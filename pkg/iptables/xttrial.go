@@ -65,7 +65,7 @@ type textTrial struct {
 	kernel   *Kernel
 	family   rules.Family
 	restores int
-	made     map[string]xtMade // by text
+	made     map[rules.Key]xtMade // by text
 }
 
 // try tries texts together. If one of them is refused, it tries halves.
@@ -100,9 +100,9 @@ func (t *textTrial) try(ctx context.Context, due []textToTry) {
 
 func (t *textTrial) note(rule rules.Rule, made xtMade) {
 	if t.made == nil {
-		t.made = map[string]xtMade{}
+		t.made = map[rules.Key]xtMade{}
 	}
-	t.made[rule.Spec] = made
+	t.made[rule.Key()] = made
 }
 
 // readBack notes which rules stand in the chain of trials.
@@ -146,7 +146,7 @@ func (l *xtLexicon) untried(walked xtFamily, printed rules.Ruleset) []textToTry 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var due []textToTry
-	seen, now := map[string]bool{}, l.now()
+	seen, now := map[rules.Key]bool{}, l.now()
 	for i := range walked.tables {
 		t := &walked.tables[i]
 		for i, c := range t.chains {
@@ -157,15 +157,15 @@ func (l *xtLexicon) untried(walked xtFamily, printed rules.Ruleset) []textToTry 
 			exact := l.exact[Place{Table: t.name, Chain: c.name}]
 			for at, n := range t.names(i) {
 				rule := chain.Rules[at]
-				if n.shape == nil || seen[rule.Spec] {
+				if n.shape == nil || seen[rule.Key()] {
 					continue
 				}
 				if _, known := l.nameText(n, exact, now); known || n.shape.agrees(rule) != nil || n.content() == (xtKey{}) {
 					continue
 				}
-				made, tried := l.made[rule.Spec]
+				made, tried := l.made[rule.Key()]
 				if tried = tried && (made.reason == "" || now < made.met+uint32(doubtFor/time.Second)); !tried && l.mayBeAnothers(n, rule) {
-					seen[rule.Spec] = true
+					seen[rule.Key()] = true
 					due = append(due, textToTry{table: t.name, rule: rule})
 				}
 			}
@@ -176,7 +176,7 @@ func (l *xtLexicon) untried(walked xtFamily, printed rules.Ruleset) []textToTry 
 
 // mayBeAnothers reports whether a text may be that of a rule of other bytes, too. Call it locked.
 func (l *xtLexicon) mayBeAnothers(n xtName, rule rules.Rule) bool {
-	same := l.findText(rule.Spec)
+	same := l.findKey(rule.Key())
 	return l.trials && (!n.shape.plain || same != nil && l.differs(same, n))
 }
 
@@ -193,13 +193,13 @@ func (l *xtLexicon) differs(same *xtWord, n xtName) bool {
 
 // setMade takes up what iptables-restore makes of texts. It forgets a text that it took for the
 // rule of other bytes, and returns true then.
-func (l *xtLexicon) setMade(made map[string]xtMade) (wasWrong bool) {
+func (l *xtLexicon) setMade(made map[rules.Key]xtMade) (wasWrong bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for text, m := range made {
+	for key, m := range made {
 		m.met = l.now()
-		l.made[text] = m
-		if w := l.findText(text); w != nil && w.key != m.content {
+		l.made[key] = m
+		if w := l.findKey(key); w != nil && w.key != m.content {
 			w.key, w.rule, w.met, wasWrong = xtKey{}, rules.Rule{}, 0, true
 		}
 	}
@@ -209,10 +209,10 @@ func (l *xtLexicon) setMade(made map[string]xtMade) (wasWrong bool) {
 // doubtText returns why a text that agrees with a rule's shape is not the rule's, or nothing. Call
 // it locked.
 func (l *xtLexicon) doubtText(n xtName, rule rules.Rule) string {
-	if made, tried := l.made[rule.Spec]; tried {
+	if made, tried := l.made[rule.Key()]; tried {
 		if made.reason == "" {
 			made.met = l.now()
-			l.made[rule.Spec] = made
+			l.made[rule.Key()] = made
 		}
 		switch {
 		case made.reason != "":
@@ -225,7 +225,7 @@ func (l *xtLexicon) doubtText(n xtName, rule rules.Rule) string {
 	if l.trials && !n.shape.plain {
 		return saysUntried
 	}
-	if same := l.findText(rule.Spec); same != nil && l.differs(same, n) {
+	if same := l.findKey(rule.Key()); same != nil && l.differs(same, n) {
 		return saysTwin
 	}
 	return ""
@@ -233,5 +233,5 @@ func (l *xtLexicon) doubtText(n xtName, rule rules.Rule) string {
 
 // forgetMade forgets the texts that were last needed before that second. Call it locked.
 func (l *xtLexicon) forgetMade(horizon int64) {
-	maps.DeleteFunc(l.made, func(_ string, m xtMade) bool { return int64(m.met) < horizon })
+	maps.DeleteFunc(l.made, func(_ rules.Key, m xtMade) bool { return int64(m.met) < horizon })
 }

@@ -187,7 +187,10 @@ func TestOrdinaryRulesNeedNoTrial(t *testing.T) {
 				}
 			}
 		}
-		tried := slices.Sorted(maps.Keys(k.words[rules.IPv4].made))
+		var tried []string
+		for _, key := range slices.Sorted(maps.Keys(k.words[rules.IPv4].made)) {
+			tried = append(tried, string(key))
+		}
 		t.Logf("%d rules, %d texts were tried:\n%s", known, len(tried), strings.Join(tried, "\n"))
 		for _, text := range tried {
 			if strings.Contains(text, "KUBE-") || strings.Contains(text, "CNI-") || strings.Contains(text, "DOCKER") {

@@ -26,15 +26,11 @@ var cniComment = regexp.MustCompile(`^(?:[a-z]+ )?name: "([^"\\]+)" id: "([^"\\]
 
 // AttachmentOf returns the attachment that a rule's comment names.
 func AttachmentOf(r rules.Rule) (Attachment, bool) {
-	if !strings.Contains(r.Spec, "id: ") {
+	if !r.Mentions("id: ") {
 		return Attachment{}, false
 	}
-	words, err := rules.Split(r.Spec)
-	i := slices.Index(words, "--comment")
-	if err != nil || i < 0 || i+1 == len(words) {
-		return Attachment{}, false
-	}
-	found := cniComment.FindStringSubmatch(words[i+1])
+	comment, _ := r.Comment()
+	found := cniComment.FindStringSubmatch(comment)
 	if found == nil {
 		return Attachment{}, false
 	}

@@ -116,7 +116,7 @@ func (s Selector) MatchesPreset(t rules.TableName, chain string, r rules.Rule) b
 	if len(s.rules) == 0 {
 		return false
 	}
-	words, err := rules.Split(r.Spec)
+	words, err := r.Words()
 	return err == nil && slices.ContainsFunc(s.rules, func(r owners.Straight) bool { return r.Matches(t, chain, words) })
 }
 

@@ -74,7 +74,7 @@ func (r run) bisectSilent(ctx context.Context, t *familyRun) bool {
 // tryRules tries the rules of plans one table after another, and reports whether one is bad. With
 // readsBack, a rule is also bad if the restore took it and it does not stand afterwards.
 func (r run) tryRules(ctx context.Context, t *familyRun, plans []tablePlan, readsBack bool) bool {
-	t.refused = map[rules.TableName]map[string]string{}
+	t.refused = map[rules.TableName]reasons{}
 	found := false
 	for _, plan := range plans {
 		trial := newTrial(r.session, t.family, plan)
@@ -83,7 +83,7 @@ func (r run) tryRules(ctx context.Context, t *familyRun, plans []tablePlan, read
 		trial.strict, trial.interrupted, trial.claimed = r.job.Strict, r.job.Interrupted, r.job.Claimed
 		trial.asText = refusedAsText(t.answer.Err)
 		for _, refusal := range r.job.Refused[t.family.Table(plan.table)] {
-			trial.suspects[refusal.Rule.Spec] = refusal.Reason
+			trial.suspects[refusal.Rule.Key()] = refusal.Reason
 		}
 		_ = trial.run(ctx) // the refusal stands for what could not be tried
 		if trial.ended {
@@ -117,10 +117,10 @@ type trial struct {
 	until     time.Time
 	newChains map[string]bool // chains that the plan writes and that do not exist yet
 	tried     int
-	bad       map[string]string // the bad rules, by text with the reason
-	errs      map[string]error  // the error of each bad rule that was tried alone, by its text
-	// suspects are the rules that were refused before, by text with the reason.
-	suspects map[string]string
+	bad       reasons             // the bad rules
+	errs      map[rules.Key]error // the error of each bad rule that was tried alone
+	// suspects are the rules that were refused before.
+	suspects reasons
 	// strict ends the trial at the first suspect that is still refused: that decides about the
 	// table.
 	strict bool
@@ -128,29 +128,29 @@ type trial struct {
 	// the bytes.
 	asText bool
 	// readsBack makes a rule bad, too, if the restore took it and it does not stand afterwards, or
-	// another one does. A claimed chain's rules may stand in other words; declared has their texts.
+	// another one does. A claimed chain's rules may stand in other words; declared has them.
 	readsBack bool
 	// interrupted is Job.Interrupted. ended: it ended the trial, which found nothing out.
 	interrupted func() bool
 	ended       bool
 	claimed     func(chain string) bool
-	declared    map[string]bool
+	declared    map[rules.Key]bool
 }
 
 func newTrial(s iptables.Session, f rules.Family, plan tablePlan) trial {
-	return trial{session: s, family: f, plan: plan, until: time.Now().Add(trialTime), bad: map[string]string{}, errs: map[string]error{}}
+	return trial{session: s, family: f, plan: plan, until: time.Now().Add(trialTime), bad: reasons{}, errs: map[rules.Key]error{}}
 }
 
 // run tries all rules of the plan. An error means that the trial chain itself could not be written.
 func (t *trial) run(ctx context.Context) error {
 	var all []rules.Rule
 	t.newChains = map[string]bool{}
-	t.declared = map[string]bool{}
+	t.declared = map[rules.Key]bool{}
 	add := func(into string, list ...rules.Rule) {
 		all = append(all, list...)
 		for _, r := range list {
 			if t.claimed != nil && t.claimed(into) {
-				t.declared[r.Spec] = true
+				t.declared[r.Key()] = true
 			}
 		}
 	}
@@ -170,7 +170,7 @@ func (t *trial) run(ctx context.Context) error {
 	if err := t.write(ctx, nil); err != nil {
 		return err
 	}
-	suspect := func(r rules.Rule) bool { _, yes := t.suspects[r.Spec]; return yes }
+	suspect := func(r rules.Rule) bool { _, yes := t.suspects[r.Key()]; return yes }
 	var suspects []rules.Rule
 	for _, r := range all {
 		if suspect(r) {
@@ -203,7 +203,7 @@ func (t *trial) findBad(ctx context.Context, list []rules.Rule) {
 	}
 	if t.tried >= maxTrials || time.Now().After(t.until) || ctx.Err() != nil {
 		for _, r := range list {
-			t.bad[r.Spec] = fmt.Sprintf("so many rules are refused that %s could not be tried one by one", t.plan.table)
+			t.bad[r.Key()] = fmt.Sprintf("so many rules are refused that %s could not be tried one by one", t.plan.table)
 		}
 		return
 	}
@@ -211,7 +211,7 @@ func (t *trial) findBad(ctx context.Context, list []rules.Rule) {
 	switch {
 	case err == nil:
 	case len(list) == 1:
-		t.bad[list[0].Spec], t.errs[list[0].Spec] = err.Error(), err
+		t.bad[list[0].Key()], t.errs[list[0].Key()] = err.Error(), err
 	default:
 		t.findBad(ctx, list[:len(list)/2])
 		t.findBad(ctx, list[len(list)/2:])
@@ -256,7 +256,7 @@ func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 		return errNoEffect
 	default:
 		for i, r := range c.Rules {
-			if !t.declared[tried[i].Spec] && !r.Equal(written[i]) {
+			if !t.declared[tried[i].Key()] && !r.Equal(written[i]) {
 				return errMisread
 			}
 		}

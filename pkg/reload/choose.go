@@ -236,7 +236,7 @@ func chooseJumps(task tableTask, chains *chosenChains) map[string]*chosenJumps {
 			if h.Chain != chain {
 				continue
 			}
-			_, misread := task.unavailable.misread[h.Rule.Spec]
+			_, misread := task.unavailable.misread[h.Rule.Key()]
 			ours := misread || held.has(h.Chain, h.Rule)
 			lost := slices.ContainsFunc(task.finding.Jumps, h.Same) || task.claimed(h.Into()) || ours
 			if ours && !task.mustEqual(h.Into()) && canary.Superseded(task.want.Section, task.seen.Table.Rules(chain), h) {

@@ -405,18 +405,18 @@ func stands(t *rules.Table, h rules.Jump) bool {
 
 // standingRules returns the rules of a built-in chain as they are after the section's deletions.
 func standingRules(task tableTask, chain string) []rules.Rule {
-	extra := map[string]int{}
+	extra := map[rules.Key]int{}
 	for i, h := range task.seen.Section.Jumps {
 		if h.Chain == chain && extraJump(task, i) {
-			extra[h.Rule.Spec]++
+			extra[h.Rule.Key()]++
 		}
 	}
 	var standing []rules.Rule
 	for _, r := range task.seen.Table.Rules(chain) {
 		switch {
 		case (task.finding.MarkLost || task.finding.Drilled) && canary.IsWitness(r):
-		case extra[r.Spec] > 0: // -D deletes the first rule that is equal
-			extra[r.Spec]--
+		case extra[r.Key()] > 0: // -D deletes the first rule that is equal
+			extra[r.Key()]--
 		default:
 			standing = append(standing, r)
 		}

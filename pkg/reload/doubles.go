@@ -5,6 +5,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // removeDoubles plans to delete the copies of the task's doubled jumps that exceed the generation.
@@ -15,19 +16,19 @@ func removeDoubles(task tableTask, _ canary.Nonce) *tablePlan {
 	}
 	plan := task.plan(task.want.Mark)
 	for _, chain := range task.want.Section.JumpChains(task.table) {
-		left := map[string]int{}
+		left := map[rules.Key]int{}
 		for _, h := range task.want.Section.Jumps {
 			if h.Chain == chain && slices.ContainsFunc(task.doubled, h.Same) {
-				left[h.Rule.Spec]++
+				left[h.Rule.Key()]++
 			}
 		}
 		var extra []iptables.Step
 		for i, rule := range task.seen.Table.Rules(chain) {
-			n, wanted := left[rule.Spec]
+			n, wanted := left[rule.Key()]
 			switch {
 			case !wanted:
 			case n > 0:
-				left[rule.Spec]--
+				left[rule.Key()]--
 			default:
 				extra = append(extra, iptables.Step{Verb: iptables.Delete, Chain: chain, Index: i + 1})
 			}

@@ -2,7 +2,6 @@ package reload
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -184,5 +183,5 @@ func (f *fates) decides(r rules.Rule) bool {
 // it uses -g. Of an opaque rule that is not known.
 func (f *fates) leaves(r rules.Rule) bool {
 	_, opaque := r.Opaque()
-	return f.leads(r) && (opaque || strings.HasSuffix(r.Spec, "-g "+r.Target))
+	return f.leads(r) && (opaque || r.Goto())
 }

@@ -19,8 +19,8 @@ const saysTooDeep = "Too many links"
 // loopsAndDeepNests returns the planned rules that close a loop of chains or nest them too deep, by
 // text with the reason. The other links may stand in chains of other owners. A trial finds none of
 // these rules, because each one is good alone. deep says that the kernel bounds the depth.
-func loopsAndDeepNests(plan tablePlan, deep bool) map[string]string {
-	t := chainWalk{deep: deep, chains: map[string][]link{}, level: map[string]int{}, bad: map[string]string{}}
+func loopsAndDeepNests(plan tablePlan, deep bool) reasons {
+	t := chainWalk{deep: deep, chains: map[string][]link{}, level: map[string]int{}, bad: reasons{}}
 	if plan.seen != nil { // else the table does not exist
 		for _, c := range plan.seen.Chains {
 			t.add(c, false)
@@ -31,7 +31,7 @@ func loopsAndDeepNests(plan tablePlan, deep bool) map[string]string {
 		t.add(c, true)
 	}
 	for _, h := range plan.jumps {
-		t.chains[h.Chain] = append(t.chains[h.Chain], link{h.Rule.Target, h.Rule.Spec, true})
+		t.chains[h.Chain] = append(t.chains[h.Chain], link{h.Rule.Target, h.Rule.Key(), true})
 	}
 	for _, name := range rules.BuiltinChains(plan.table) {
 		t.visit(name)
@@ -46,8 +46,9 @@ func loopsAndDeepNests(plan tablePlan, deep bool) map[string]string {
 
 // A link is a rule that leads to another chain; it stands, or is planned.
 type link struct {
-	to, spec string
-	planned  bool
+	to      string
+	rule    rules.Key
+	planned bool
 }
 
 // A chainWalk walks through the chains of a table as they would be after the write.
@@ -56,7 +57,7 @@ type chainWalk struct {
 	chains map[string][]link
 	level  map[string]int // the depth at which a chain was walked; a lower depth needs no second walk
 	path   []link         // the links that led here; the first one's target is where the walk began
-	bad    map[string]string
+	bad    reasons
 }
 
 // add adds the links of a chain, and replaces those that it had.
@@ -64,7 +65,7 @@ func (t *chainWalk) add(c rules.Chain, planned bool) {
 	jumps := []link{}
 	for _, r := range c.Rules {
 		if r.Target != "" {
-			jumps = append(jumps, link{r.Target, r.Spec, planned})
+			jumps = append(jumps, link{r.Target, r.Key(), planned})
 		}
 	}
 	t.chains[c.Name] = jumps
@@ -84,7 +85,7 @@ func (t *chainWalk) walk(name string) int {
 	}
 	t.level[name] = here
 	for _, j := range t.chains[name] {
-		if _, exists := t.chains[j.to]; !exists || j.planned && t.bad[j.spec] != "" {
+		if _, exists := t.chains[j.to]; !exists || j.planned && t.bad[j.rule] != "" {
 			continue
 		}
 		back := here
@@ -110,7 +111,7 @@ func (t *chainWalk) walk(name string) int {
 func (t *chainWalk) blame(reason string) int {
 	for i := len(t.path) - 1; i > 0; i-- {
 		if j := t.path[i]; j.planned {
-			t.bad[j.spec] = reason
+			t.bad[j.rule] = reason
 			return i
 		}
 	}

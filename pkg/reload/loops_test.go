@@ -51,28 +51,28 @@ func TestTangles(t *testing.T) {
 	for _, test := range []struct {
 		name, stands, planned string
 		deep                  bool
-		want                  map[string]string
+		want                  reasons
 	}{
 		{name: "nothing odd", stands: "OUTPUT: A\nA:\nB:", planned: "A: B C\nB: C\nC:"},
-		{name: "a loop of planned jumps", stands: "OUTPUT: A", planned: "A: B\nB: C\nC: A", want: map[string]string{"-j A": "loop"}},
-		{name: "a loop that nothing leads to", stands: "OUTPUT:", planned: "A: B\nB: A", want: map[string]string{"-j A": "loop"}},
-		{name: "a chain that jumps to itself", stands: "OUTPUT: A", planned: "A: A ACCEPT", want: map[string]string{"-j A": "loop"}},
-		{name: "a loop through a chain of others", stands: "OUTPUT: A\nX: A\nA:", planned: "A: B X\nB:", want: map[string]string{"-j X": "loop"}},
+		{name: "a loop of planned jumps", stands: "OUTPUT: A", planned: "A: B\nB: C\nC: A", want: reasons{"-j A": "loop"}},
+		{name: "a loop that nothing leads to", stands: "OUTPUT:", planned: "A: B\nB: A", want: reasons{"-j A": "loop"}},
+		{name: "a chain that jumps to itself", stands: "OUTPUT: A", planned: "A: A ACCEPT", want: reasons{"-j A": "loop"}},
+		{name: "a loop through a chain of others", stands: "OUTPUT: A\nX: A\nA:", planned: "A: B X\nB:", want: reasons{"-j X": "loop"}},
 		{name: "as deep as may be", stands: "OUTPUT: A0", planned: row("A", 15, "ACCEPT"), deep: true},
-		{name: "too deep", stands: "OUTPUT: A0", planned: row("A", 17, "ACCEPT"), deep: true, want: map[string]string{"-j A15": "more than 15"}},
+		{name: "too deep", stands: "OUTPUT: A0", planned: row("A", 17, "ACCEPT"), deep: true, want: reasons{"-j A15": "more than 15"}},
 		{name: "too deep, on x_tables", stands: "OUTPUT: A0", planned: row("A", 40, "ACCEPT")},
 		{name: "too deep, but not from a built-in chain", stands: "OUTPUT:", planned: row("A", 40, "ACCEPT"), deep: true},
 		{
 			name: "others lead to it", stands: "OUTPUT: X0\nA0:\n" + row("X", 6, "A0"), planned: row("A", 12, "ACCEPT"), deep: true,
-			want: map[string]string{"-j A9": "more than 15"},
+			want: reasons{"-j A9": "more than 15"},
 		},
 		{
 			name: "too deep in chains of others behind it", stands: "OUTPUT: A0\n" + row("X", 14, "ACCEPT"), planned: "A0: A1 B\nA1: X0\nB:", deep: true,
-			want: map[string]string{"-j X0": "more than 15"},
+			want: reasons{"-j X0": "more than 15"},
 		},
 		{
 			name: "shallow first, deep later", stands: "OUTPUT: B A0", planned: "B: C0\n" + row("A", 10, "C0") + row("C", 8, "ACCEPT"), deep: true,
-			want: map[string]string{"-j C5": "more than 15"},
+			want: reasons{"-j C5": "more than 15"},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {

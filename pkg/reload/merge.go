@@ -83,12 +83,15 @@ func lacksAny(standing, wanted []rules.Rule, ownerRemoved map[string]bool) bool 
 	return false
 }
 
+// returns is the rule that ends a chain for each packet.
+var returns = rules.Rule{Spec: "-j RETURN", Target: "RETURN"}
+
 // lastResorts returns the index of the rules at a chain's end that decide about all other packets.
 // Docker ends a chain with a DROP for what no rule above accepts; others end with RETURN. Missing
 // rules are inserted above these.
 func lastResorts(list []rules.Rule) int {
 	n := len(list)
-	for n > 0 && (list[n-1].Target == "DROP" || list[n-1].Target == "REJECT" || list[n-1].Spec == "-j RETURN") {
+	for n > 0 && (list[n-1].Target == "DROP" || list[n-1].Target == "REJECT" || list[n-1].Is(returns)) {
 		n--
 	}
 	return n

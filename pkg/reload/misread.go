@@ -143,12 +143,12 @@ func (t *familyRun) noteMisread(plans []tablePlan) (found bool) {
 		}
 		list := t.misreadIn(plan.table)
 		for _, r := range tr.misreadRules {
-			_, known := list[r.Spec]
+			_, known := list[r.Key()]
 			found = found || !known
 			if !plan.tookOtherSet(r, tr.misread) {
-				list[r.Spec] = errMisread.Error()
+				list[r.Key()] = errMisread.Error()
 			} else if !t.triesAgain(plan.table, r) {
-				list[r.Spec] = errOtherSet.Error()
+				list[r.Key()] = errOtherSet.Error()
 			}
 		}
 		t.memory.misread = tableid.With(t.memory.misread, t.family.Table(plan.table), tr.misread)
@@ -188,20 +188,20 @@ func (p tablePlan) tookOtherSet(r rules.Rule, left misread) bool {
 // ipset: that says nothing of the rule. The same write removes the rule that stands instead.
 func (t *familyRun) triesAgain(table rules.TableName, r rules.Rule) bool {
 	if t.otherSet == nil {
-		t.otherSet = map[rules.TableName]map[string]int{}
+		t.otherSet = map[rules.TableName]map[rules.Key]int{}
 	}
 	if t.otherSet[table] == nil {
-		t.otherSet[table] = map[string]int{}
+		t.otherSet[table] = map[rules.Key]int{}
 	}
-	t.otherSet[table][r.Spec]++
-	return t.otherSet[table][r.Spec] < otherSetTries
+	t.otherSet[table][r.Key()]++
+	return t.otherSet[table][r.Key()] < otherSetTries
 }
 
 // noteMisreadIn takes the rules that a trial found misread out of what this run writes.
 func (t *familyRun) noteMisreadIn(trial trial) {
-	for spec, err := range trial.errs {
+	for rule, err := range trial.errs {
 		if errors.Is(err, errMisread) {
-			t.misreadIn(trial.plan.table)[spec] = err.Error()
+			t.misreadIn(trial.plan.table)[rule] = err.Error()
 		}
 	}
 }
@@ -215,12 +215,12 @@ func (t *familyRun) quarantine(q Quarantine) Quarantine {
 }
 
 // misreadIn returns the misread rules of a table that this run knows.
-func (t *familyRun) misreadIn(table rules.TableName) map[string]string {
+func (t *familyRun) misreadIn(table rules.TableName) reasons {
 	if t.misread == nil {
-		t.misread = map[rules.TableName]map[string]string{}
+		t.misread = map[rules.TableName]reasons{}
 	}
 	if t.misread[table] == nil {
-		t.misread[table] = map[string]string{}
+		t.misread[table] = reasons{}
 	}
 	return t.misread[table]
 }
@@ -288,12 +288,12 @@ func (p *tablePlan) removeFirst(steps []iptables.Step) {
 	p.steps.remove = append(steps, p.steps.remove...)
 }
 
-// misreadOf returns the misread rules of a list, by text with the reason.
-func misreadOf(list []QuarantinedRule) map[string]string {
-	found := map[string]string{}
+// misreadOf returns the misread rules of a list.
+func misreadOf(list []QuarantinedRule) reasons {
+	found := reasons{}
 	for _, h := range list {
 		if h.Misread {
-			found[h.Rule.Spec] = h.Reason
+			found[h.Rule.Key()] = h.Reason
 		}
 	}
 	return found

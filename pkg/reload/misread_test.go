@@ -107,7 +107,7 @@ func TestATrialComparesWhatItReadsBack(t *testing.T) {
 	trial := newTrial(s, v4, tablePlan{table: rules.Filter, wrote: section.Chains, jumps: section.Jumps, seen: snapshot.Tables[rules.Filter]})
 	trial.readsBack = true
 	must(t, trial.run(t.Context()))
-	want := map[string]string{"-m mark --mark 0x8000/0x8000 -j DROP": errMisread.Error()}
+	want := reasons{"-m mark --mark 0x8000/0x8000 -j DROP": errMisread.Error()}
 	if diff := cmp.Diff(want, trial.bad); diff != "" {
 		t.Errorf("bad (-want +got):\n%s", diff)
 	}

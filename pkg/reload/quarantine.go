@@ -81,12 +81,15 @@ func (q Quarantine) Standing(snapshot iptables.Snapshot) map[iptables.Place]bool
 	return there
 }
 
-// refusedOf returns the refused rules of a list, by text with the reason.
-func refusedOf(list []QuarantinedRule) map[string]string {
-	refused := map[string]string{}
+// reasons say of rules why they cannot be written.
+type reasons map[rules.Key]string
+
+// refusedOf returns the refused rules of a list.
+func refusedOf(list []QuarantinedRule) reasons {
+	refused := reasons{}
 	for _, h := range list {
 		if h.Refused {
-			refused[h.Rule.Spec] = h.Reason
+			refused[h.Rule.Key()] = h.Reason
 		}
 	}
 	return refused
@@ -94,7 +97,7 @@ func refusedOf(list []QuarantinedRule) map[string]string {
 
 // matches reports whether h is this rule of this chain.
 func (h QuarantinedRule) matches(chain string, r rules.Rule) bool {
-	return h.Chain == chain && h.Rule.Spec == r.Spec
+	return h.Chain == chain && h.Rule.Is(r)
 }
 
 // HeldBy returns a function that reports whether a list has a rule.
@@ -124,9 +127,9 @@ func StandsIn(s rules.Section) func(QuarantinedRule) bool {
 	}
 }
 
-// A heldIndex counts quarantined rules by chain and text. A chain may hold a rule twice, of which
+// A heldIndex counts quarantined rules by chain. A chain may hold a rule twice, of which
 // only the second copy waits.
-type heldIndex map[string]map[string]int
+type heldIndex map[string]map[rules.Key]int
 
 func heldRules(list []QuarantinedRule) heldIndex {
 	held := heldIndex{}
@@ -138,19 +141,19 @@ func heldRules(list []QuarantinedRule) heldIndex {
 
 func (x heldIndex) add(chain string, r rules.Rule) {
 	if x[chain] == nil {
-		x[chain] = map[string]int{}
+		x[chain] = map[rules.Key]int{}
 	}
-	x[chain][r.Spec]++
+	x[chain][r.Key()]++
 }
 
-func (x heldIndex) has(chain string, r rules.Rule) bool { return x[chain][r.Spec] > 0 }
+func (x heldIndex) has(chain string, r rules.Rule) bool { return x[chain][r.Key()] > 0 }
 
 // take counts one copy less of a rule. It returns false if none is left.
 func (x heldIndex) take(chain string, r rules.Rule) bool {
 	if !x.has(chain, r) {
 		return false
 	}
-	x[chain][r.Spec]--
+	x[chain][r.Key()]--
 	return true
 }
 

@@ -77,8 +77,8 @@ func refusalsIn(plan tablePlan, trial trial, claimed func(chain string) bool) []
 	}
 	var list []Refusal
 	note := func(chain string, r rules.Rule) {
-		if reason, bad := trial.bad[r.Spec]; bad {
-			list = append(list, Refusal{Chain: chain, Rule: r, Reason: reason, Class: classOf(trial.errs[r.Spec])})
+		if reason, bad := trial.bad[r.Key()]; bad {
+			list = append(list, Refusal{Chain: chain, Rule: r, Reason: reason, Class: classOf(trial.errs[r.Key()])})
 		}
 	}
 	for _, c := range slices.Concat(plan.wrote, plan.merged) {

@@ -45,14 +45,14 @@ type familyRun struct {
 	nonce  canary.Nonce // of the marks that the last plan plants
 	result FamilyResult
 	memory Memory // see Job; it includes this run's reads
-	// refused are the rules to leave out, by text with the reason; nil as long as no rules were
+	// refused are the rules to leave out; nil as long as no rules were
 	// tried one by one.
-	refused map[rules.TableName]map[string]string
-	// misread are the rules to leave out because this run wrote another rule from their text, with
-	// the reason. earlier is what the writes found and did that showed it.
-	misread map[rules.TableName]map[string]string
+	refused map[rules.TableName]reasons
+	// misread are the rules to leave out because this run wrote another rule from their text.
+	// earlier is what the writes found and did that showed it.
+	misread map[rules.TableName]reasons
 	// otherSet is how often this run wrote a rule that the kernel took with another ipset.
-	otherSet map[rules.TableName]map[string]int
+	otherSet map[rules.TableName]map[rules.Key]int
 	earlier  map[rules.TableName]TableResult
 	// skipped are the tables that this run writes no more, with the reason; others are written
 	// without them. tableRefusal is a refusal whose table the next read shows.
@@ -312,7 +312,7 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 // refusals returns the rules of a table to leave out as refused, with the reasons: those that
 // trials of this run found and, unless the action retries them, those of earlier runs. To find the
 // latter again would cost 30 trials in the middle of an outage.
-func (r run) refusals(t *familyRun, task tableTask) map[string]string {
+func (r run) refusals(t *familyRun, task tableTask) reasons {
 	if r.action.retriesRefused {
 		return t.refused[task.table]
 	}
@@ -338,7 +338,7 @@ func (r Replayer) examine(ctx context.Context, s iptables.Session, f rules.Famil
 
 // withTexts returns the generation of a family with the texts of rules that were learned without
 // one, and that the session knows by now: it reads such a rule of another owner by its text, too. A
-// rule in quarantine stays as it is, because it is found there by its Spec.
+// rule in quarantine stays as it is, because it is found there by its Key.
 func (j Job) withTexts(s iptables.Session, f rules.Family) rules.Generation {
 	with := j.Generation
 	for _, table := range protect.Tables() {

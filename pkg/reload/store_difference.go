@@ -192,7 +192,7 @@ func hashChain(c rules.Chain, all []uint64) (uint64, []uint64) {
 	write(hashText(c.Name))
 	write(hashText(c.Policy))
 	for _, r := range c.Rules {
-		hash := hashText(r.Spec)
+		hash := hashText(string(r.Key()))
 		write(hash)
 		all = append(all, hash)
 	}
@@ -203,7 +203,7 @@ func hashChain(c rules.Chain, all []uint64) (uint64, []uint64) {
 func hashJumps(jumps []rules.Jump) []uint64 {
 	hashes := make([]uint64, len(jumps))
 	for i, h := range jumps {
-		hashes[i] = hashText(fmt.Sprintf("%q %q %q %q %t", h.Chain, h.Rule.Spec, h.Anchor.Position, h.Anchor.Neighbour.Spec, h.Named))
+		hashes[i] = hashText(fmt.Sprintf("%q %q %q %q %t", h.Chain, h.Rule.Key(), h.Anchor.Position, h.Anchor.Neighbour.Key(), h.Named))
 	}
 	return hashes
 }

@@ -22,9 +22,10 @@ type Supplier interface {
 }
 
 // unavailable lists what a replay cannot use: ipsets and nfacct objects that are missing and cannot
-// be created, by name with the reason, and refused and misread rules, by text with the reason.
+// be created, by name with the reason, and refused and misread rules.
 type unavailable struct {
-	sets, nfaccts, refused, misread map[string]string
+	sets, nfaccts    map[string]string
+	refused, misread reasons
 }
 
 // supply creates the missing ipsets and nfacct objects that the tasks' tables depend on, and
@@ -117,10 +118,10 @@ func (t *tableTask) unwritable(r rules.Rule) bool {
 	if t.lacksChain(r.Target) {
 		return true
 	}
-	if _, refused := t.unavailable.refused[r.Spec]; refused {
+	if _, refused := t.unavailable.refused[r.Key()]; refused {
 		return true
 	}
-	if _, misread := t.unavailable.misread[r.Spec]; misread {
+	if _, misread := t.unavailable.misread[r.Key()]; misread {
 		return true
 	}
 	if !t.writes(r) {
@@ -155,11 +156,11 @@ func (t *tableTask) admit(chain string, r rules.Rule) (writable rules.Rule, weak
 	if t.lacksChain(r.Target) {
 		return quarantine(QuarantinedRule{Reason: fmt.Sprintf("chain %s is missing", r.Target), MissingChain: r.Target})
 	}
-	if reason, misread := t.unavailable.misread[r.Spec]; misread {
+	if reason, misread := t.unavailable.misread[r.Key()]; misread {
 		otherSet := reason == errOtherSet.Error() // Readmit tries it again
 		return quarantine(QuarantinedRule{Reason: reason, Misread: !otherSet, Refused: otherSet})
 	}
-	if reason, refused := t.unavailable.refused[r.Spec]; refused {
+	if reason, refused := t.unavailable.refused[r.Key()]; refused {
 		return quarantine(QuarantinedRule{Reason: reason, Refused: true})
 	}
 	needs := r.Needs()
@@ -169,7 +170,7 @@ func (t *tableTask) admit(chain string, r rules.Rule) (writable rules.Rule, weak
 	lighter := r
 	for name := missing(t.unavailable.nfaccts, needs.Accounts); name != ""; name = missing(t.unavailable.nfaccts, lighter.Needs().Accounts) {
 		next := lighter.WithoutAccount(name)
-		if t.claimed(chain) || t.claimed(r.Target) || next.Spec == lighter.Spec { // the latter is not in iptables-save's words
+		if t.claimed(chain) || t.claimed(r.Target) || next.Is(lighter) { // the latter is not in iptables-save's words
 			return quarantine(QuarantinedRule{Reason: t.unavailable.nfaccts[name]})
 		}
 		weakened = append(weakened, QuarantinedRule{Chain: chain, Rule: lighter, Reason: t.unavailable.nfaccts[name]})

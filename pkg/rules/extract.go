@@ -138,15 +138,15 @@ func (p Protection) OthersGone(before, now *Table, mark func(Rule) bool) int {
 		if !builtin && (p.Chain(c.Name) || own.IsLedTo(c.Name)) {
 			continue
 		}
-		left := map[string]int{}
+		left := map[Key]int{}
 		for _, r := range now.Rules(c.Name) {
-			left[r.Spec]++
+			left[r.Key()]++
 		}
 		for _, r := range c.Rules {
 			if mark(r) || builtin && (p.Chain(r.Target) || p.Rule != nil && p.Rule(before.Name, c.Name, r)) {
 				continue
 			}
-			if left[r.Spec]--; left[r.Spec] < 0 {
+			if left[r.Key()]--; left[r.Key()] < 0 {
 				gone++
 			}
 		}

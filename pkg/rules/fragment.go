@@ -20,8 +20,11 @@ type Fragment struct {
 	RuleLines map[TableName]map[ChainRule]int
 }
 
-// A ChainRule is a rule of a chain, by its text.
-type ChainRule struct{ Chain, Spec string }
+// A ChainRule is a rule of a chain.
+type ChainRule struct {
+	Chain string
+	Rule  Key
+}
 
 // ParseFragment reads a fragment, which is input of iptables-restore reduced to these parts:
 //
@@ -185,7 +188,7 @@ func (p *fragmentParser) rule(text string) (reason string) {
 	if reason, opaque := rule.Opaque(); opaque {
 		return "cannot stand in a fragment: " + reason
 	}
-	if key := (ChainRule{name, rule.Spec}); p.rules[key] == 0 {
+	if key := (ChainRule{name, rule.Key()}); p.rules[key] == 0 {
 		p.rules[key] = p.number
 	}
 	if Builtin(p.table.Name, name) {
@@ -318,7 +321,7 @@ func chainsOfOthers(t *Table) []string {
 			if r.Target == "" || t.Chain(r.Target) != nil || slices.Contains(found, r.Target) {
 				continue
 			}
-			words, _ := Split(r.Spec)
+			words, _ := r.Words()
 			goes := slices.Contains(words, "-g") || slices.Contains(words, "--goto")
 			if goes || strings.Trim(r.Target, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789") != "" {
 				found = append(found, r.Target)

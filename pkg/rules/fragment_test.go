@@ -63,14 +63,14 @@ func TestParseFragment(t *testing.T) {
 		},
 		RuleLines: map[rules.TableName]map[rules.ChainRule]int{
 			rules.Filter: {
-				{Chain: "SITE-IN", Spec: `-s 192.0.2.0/24 -m comment --comment "a, b and -s" -g SITE-DROP`}: 6,
-				{Chain: "SITE-IN", Spec: "-j KUBE-MARK-DROP"}:                                               7,
-				{Chain: "SITE-DROP", Spec: "-j DROP"}:                                                       8,
-				{Chain: "FORWARD", Spec: "-j SITE-IN"}:                                                      9,
-				{Chain: "INPUT", Spec: "-p tcp -j SITE-IN"}:                                                 10,
-				{Chain: "INPUT", Spec: "-p udp -j SITE-IN"}:                                                 11,
+				{Chain: "SITE-IN", Rule: `-s 192.0.2.0/24 -m comment --comment "a, b and -s" -g SITE-DROP`}: 6,
+				{Chain: "SITE-IN", Rule: "-j KUBE-MARK-DROP"}:                                               7,
+				{Chain: "SITE-DROP", Rule: "-j DROP"}:                                                       8,
+				{Chain: "FORWARD", Rule: "-j SITE-IN"}:                                                      9,
+				{Chain: "INPUT", Rule: "-p tcp -j SITE-IN"}:                                                 10,
+				{Chain: "INPUT", Rule: "-p udp -j SITE-IN"}:                                                 11,
 			},
-			rules.Nat: {{Chain: "POSTROUTING", Spec: "-j SITE-NAT"}: 16},
+			rules.Nat: {{Chain: "POSTROUTING", Rule: "-j SITE-NAT"}: 16},
 		},
 	}
 	if diff := cmp.Diff(want, got, exactly); diff != "" {

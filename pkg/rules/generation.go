@@ -258,15 +258,13 @@ func (s Section) equalChains(o Section) bool {
 }
 
 func equalChain(a, b Chain) bool {
-	return a.Name == b.Name && (sameMemory(a.Rules, b.Rules) || slices.EqualFunc(a.Rules, b.Rules, equalText))
+	return a.Name == b.Name && (sameMemory(a.Rules, b.Rules) || slices.EqualFunc(a.Rules, b.Rules, Rule.Is))
 }
 
 func equalJump(a, b Jump) bool {
-	return a.Chain == b.Chain && equalText(a.Rule, b.Rule) &&
-		a.Anchor.Position == b.Anchor.Position && equalText(a.Anchor.Neighbour, b.Anchor.Neighbour)
+	return a.Chain == b.Chain && a.Rule.Is(b.Rule) &&
+		a.Anchor.Position == b.Anchor.Position && a.Anchor.Neighbour.Is(b.Anchor.Neighbour)
 }
-
-func equalText(a, b Rule) bool { return a.Spec == b.Spec }
 
 // EqualRules reports whether two chains hold rules of the same meaning in the same order. A read
 // returns unchanged rules as the same slice, so it compares pointers first. Comparing equal text

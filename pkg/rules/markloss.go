@@ -36,7 +36,7 @@ var markOptions = []string{"--restore-skmark", "--map-mark", "--tproxy-mark"}
 // MarkLoss returns how marks may differ where the rule is lost. Rules of a chain that it leads to
 // are not counted.
 func (r Rule) MarkLoss() MarkLoss {
-	if slices.ContainsFunc(markOptions, func(o string) bool { return strings.Contains(r.Spec, o) }) {
+	if slices.ContainsFunc(markOptions, r.Mentions) {
 		return AnyMark
 	}
 	if !slices.Contains(markTargets, r.Target) {
@@ -123,7 +123,7 @@ func (r Rule) markTests() (tests []markTest, known bool) {
 	if _, opaque := r.Opaque(); opaque {
 		return nil, false
 	}
-	if !strings.Contains(r.Spec, "mark") && !strings.Contains(r.Spec, "-m bpf") {
+	if !r.Mentions("mark") && !r.Mentions("-m bpf") {
 		return nil, true
 	}
 	f, ok := r.form()
@@ -154,7 +154,7 @@ func (r Rule) markTests() (tests []markTest, known bool) {
 
 // form returns the rule split into its options; false if its text could not be read.
 func (r Rule) form() (f form, ok bool) {
-	words, err := Split(r.Spec)
+	words, err := r.Words()
 	ok = err == nil && f.read(words)
 	return f, ok
 }

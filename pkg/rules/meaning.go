@@ -11,7 +11,7 @@ import (
 // It never takes two meanings for one. It may take two spellings of one meaning for two, where
 // this package does not know the match, the option or a name in it.
 func (r Rule) Equal(o Rule) bool {
-	if r.Spec == o.Spec {
+	if r.Is(o) {
 		return true
 	}
 	if a, opaque := r.IdentityText(); opaque {
@@ -28,7 +28,7 @@ func (r Rule) Equal(o Rule) bool {
 
 // mayLead reports whether the text may have a target. A rule without a Target may be a text that
 // was not parsed; most are marks, and each look compares them with jumps.
-func (r Rule) mayLead() bool { return strings.Contains(r.Spec, "-j") || strings.Contains(r.Spec, "-g") }
+func (r Rule) mayLead() bool { return r.Mentions("-j") || r.Mentions("-g") }
 
 // Meaning returns the one spelling that all rules of r's meaning share. It is a rule's text, and
 // its own Meaning, but not what iptables-save prints: it is for comparing.
@@ -46,7 +46,7 @@ func (r Rule) Meaning() string {
 	if digest, opaque := r.IdentityText(); opaque {
 		return opaqueStart + digest
 	}
-	words, err := Split(r.Spec)
+	words, err := r.Words()
 	if err != nil {
 		return r.Spec
 	}

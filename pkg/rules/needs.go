@@ -26,10 +26,10 @@ func (r Rule) Needs() Needs {
 		n.Sets = r.setNames()
 		return n
 	}
-	if !strings.Contains(r.Spec, "set ") && !strings.Contains(r.Spec, accountOption) {
+	if !r.Mentions("set ") && !r.Mentions(accountOption) {
 		return n
 	}
-	words, err := Split(r.Spec)
+	words, err := r.Words()
 	if err != nil {
 		return n
 	}
@@ -54,7 +54,7 @@ var freeText = []string{"--comment", "--log-prefix", "--nflog-prefix", "--string
 // WithoutAccount returns the rule without its matches "nfacct" of that name. They only count, so
 // the rule matches the same packets without them.
 func (r Rule) WithoutAccount(name string) Rule {
-	words, err := Split(r.Spec)
+	words, err := r.Words()
 	if _, opaque := r.Opaque(); opaque || err != nil {
 		return r
 	}
@@ -77,7 +77,7 @@ var jumpOptions = []string{"-j", "-g", "--jump", "--goto"}
 
 // WithTarget returns the rule with its target replaced by chain. It matches the same packets.
 func (r Rule) WithTarget(chain string) Rule {
-	words, err := Split(r.Spec)
+	words, err := r.Words()
 	if _, opaque := r.Opaque(); opaque || err != nil {
 		return r
 	}

@@ -126,7 +126,7 @@ func readNatRule(rule Rule) *natRule {
 	var exts roomForExtensions
 	var opts roomForOptions
 	f := form{exts: exts[:0], opts: opts[:0]}
-	if words, err := Split(rule.Spec); err != nil || !f.read(words) {
+	if words, err := rule.Words(); err != nil || !f.read(words) {
 		n.sure, n.unread = false, true
 		return n
 	}

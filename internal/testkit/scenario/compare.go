@@ -153,12 +153,8 @@ func specs(chain *rules.Chain, keep func(rules.Rule) bool) []string {
 // isMark reports whether the rule is canaryd's own, by its comment. It does not use pkg/canary,
 // which may be wrong.
 func isMark(r rules.Rule) bool {
-	words, err := rules.Split(r.Spec)
-	if err != nil || r.Target != "" {
-		return false
-	}
-	i := slices.Index(words, "--comment")
-	return i >= 0 && i+1 < len(words) && strings.HasPrefix(words[i+1], "canaryd-")
+	comment, _ := r.Comment()
+	return r.Target == "" && strings.HasPrefix(comment, "canaryd-")
 }
 
 // Policy returns a built-in chain's policy. On nft the chain may not exist, and then all packets

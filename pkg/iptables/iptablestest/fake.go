@@ -192,24 +192,11 @@ func (f *Fake) holding(family rules.Family, p iptables.Place) iptables.Holding {
 		if r.Target != "" {
 			continue
 		}
-		if text, found := comment(r); found {
+		if text, found := r.Comment(); found {
 			h.Comments = append(h.Comments, text)
 		}
 	}
 	return h
-}
-
-// comment returns the first comment of a rule.
-func comment(r rules.Rule) (string, bool) {
-	words, err := rules.Split(r.Spec)
-	if err != nil {
-		return "", false
-	}
-	i := slices.Index(words, "--comment")
-	if i < 0 || i+1 >= len(words) {
-		return "", false
-	}
-	return words[i+1], true
 }
 
 // Read returns everything that family's tables hold, as iptables-save prints it:

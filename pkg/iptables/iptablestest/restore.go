@@ -231,7 +231,7 @@ func (r *run) noTarget(line, end int, rule rules.Rule) *iptables.RestoreError {
 	switch {
 	case r.f.backend() == iptables.NFT:
 		return r.badLine(end, fmt.Sprintf("Chain '%s' does not exist", rule.Target))
-	case strings.HasSuffix(" "+rule.Spec, " -g "+rule.Target):
+	case rule.Goto():
 		return r.badLine(line, fmt.Sprintf("goto '%s' is not a chain", rule.Target))
 	}
 	return r.badLine(line, fmt.Sprintf("Couldn't load target `%s':No such file or directory\n", rule.Target))

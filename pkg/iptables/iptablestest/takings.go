@@ -56,7 +56,7 @@ const takingsKept = 1000
 
 // takeChain adds what became of one chain.
 func takeChain(k *iptables.Taking, old rules.Chain, table *rules.Table) {
-	var left []string
+	var left []rules.Key
 	var now *rules.Chain
 	if table != nil {
 		now = table.Chain(old.Name)
@@ -66,18 +66,18 @@ func takeChain(k *iptables.Taking, old rules.Chain, table *rules.Table) {
 			return // no command wrote to it
 		}
 		for _, r := range now.Rules {
-			left = append(left, r.Spec)
+			left = append(left, r.Key())
 		}
 	}
 	for _, r := range old.Rules {
-		if i := slices.Index(left, r.Spec); i >= 0 {
+		if i := slices.Index(left, r.Key()); i >= 0 {
 			left = slices.Delete(left, i, i+1)
 			continue
 		}
 		k.Count++
 		text, found := "", false
 		if r.Target == "" {
-			text, found = comment(r)
+			text, found = r.Comment()
 		}
 		switch {
 		case found:
