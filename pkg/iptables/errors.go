@@ -3,6 +3,8 @@ package iptables
 import (
 	"errors"
 	"fmt"
+
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // The errors that callers decide by; everything else is "unknown".
@@ -39,8 +41,18 @@ type RestoreError struct {
 	Exit    int    // its exit code; -1 if it was killed, 0 if it is no program
 	Line    int    // of what the program was given, where it names one; else 0
 	Stderr  string // its first lines, bounded
+	// Rule is the rule for which the kernel refused a whole transaction, which may be of several
+	// families; nil if that is not known.
+	Rule *RefusedRule
 	// Textless: a rule without a text was to be written, and its bytes could not be.
 	Textless bool
+}
+
+// A RefusedRule is a rule that the kernel refused, and where it was to stand.
+type RefusedRule struct {
+	rules.TableID
+	Chain string
+	Rule  rules.Rule
 }
 
 func (e *RestoreError) Error() string {

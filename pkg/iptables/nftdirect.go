@@ -40,6 +40,9 @@ type directWriter struct {
 	// written are the chains that the batch touches, added how many rules are new.
 	written []nft.Rewrite
 	added   int
+	// sought is the number of a message, found the new rule that it writes.
+	sought int
+	found  *RefusedRule
 }
 
 // errNotDirect: the text path has to decide what becomes of a script.
@@ -273,8 +276,12 @@ func (p *tablePlan) write() error {
 	for _, c := range p.order {
 		p.writeDeletions(c)
 	}
+	before := p.batch.Messages()
 	if err := p.writeNewRules(); err != nil {
 		return err
+	}
+	if p.sought > before {
+		p.seek(p.sought - before)
 	}
 	for _, c := range p.order {
 		if c.drop {

@@ -26,6 +26,8 @@ type directResult struct {
 	// left is what iptables-restore has to write, and detour why.
 	left   Payload
 	detour map[rules.Family]error
+	// refused is the kernel's answer, if it refused a message.
+	refused *nft.RefusedError
 }
 
 // A directBatch is a payload as one transaction that is not sent yet, as far as it
@@ -41,11 +43,16 @@ func (k *Kernel) encode(payload Payload) *directBatch { return k.encodeWith(payl
 
 // encodeWith is encode with bytes of rules that else could not be written directly.
 func (k *Kernel) encodeWith(payload Payload, known taught) *directBatch {
+	return k.encodeSeeking(payload, known, 0)
+}
+
+// encodeSeeking is encodeWith that finds the rule of a message.
+func (k *Kernel) encodeSeeking(payload Payload, known taught, message int) *directBatch {
 	conn := k.directConn()
 	if conn == nil {
 		return nil
 	}
-	w := directWriter{conn: conn, source: k.source, taught: known, batch: nft.NewBatch(), sets: &usedNumbers{index: k.sets}}
+	w := directWriter{conn: conn, source: k.source, taught: known, batch: nft.NewBatch(), sets: &usedNumbers{index: k.sets}, sought: message}
 	result := directResult{left: Payload{}, wrote: map[rules.Family][]rules.TableName{}, detour: map[rules.Family]error{}}
 	for _, family := range slices.Sorted(maps.Keys(payload)) {
 		for i := range payload[family] {
@@ -66,9 +73,9 @@ func (k *Kernel) encodeWith(payload Payload, known taught) *directBatch {
 // ruleset counter is genid. A rider, if there is one, goes with it.
 //
 // The direct path goes first: stale, it has written nothing, while a text
-// path that has written cannot take that back. And it has no refusals of its
-// own: what the kernel refuses is left to iptables-restore, table by table,
-// so that only the bad table fails, with the reason that it always gave.
+// path that has written cannot take that back. What the kernel refuses is left
+// to iptables-restore, table by table, so that only the bad table fails, unless
+// it names the rule that is the cause (see named).
 func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32, rider *Rider) directResult {
 	if b == nil {
 		return directResult{left: payload}
@@ -111,6 +118,7 @@ func (k *Kernel) send(w *directWriter, batch *nft.Batch) error {
 
 // notDirectly says what follows if the transaction was not taken.
 func (k *Kernel) notDirectly(err error, payload Payload) directResult {
+	message, _ := errors.AsType[*nft.RefusedError](err)
 	switch {
 	case errors.Is(err, nft.ErrStale):
 		return directResult{err: nft.ErrStale}
@@ -119,9 +127,9 @@ func (k *Kernel) notDirectly(err error, payload Payload) directResult {
 		if errors.Is(err, unix.ENOENT) {
 			refused.Reason = ReasonMissingChain
 		}
-		return directResult{err: refused}
+		return directResult{err: refused, refused: message}
 	}
-	result := directResult{left: payload, detour: map[rules.Family]error{}}
+	result := directResult{refused: message, left: payload, detour: map[rules.Family]error{}}
 	for family := range payload {
 		result.detour[family] = err
 	}

@@ -262,11 +262,16 @@ func (s *genidSession) check(ctx context.Context, family rules.Family, anyway bo
 // writeDirectly writes what can be written directly. Where it is to be written
 // anyway and another process committed in between, it is sent again without a guard:
 // it is atomic all the same, and what it says of rules that stand it says by
-// their handles. iptables-restore would look for a quiet moment for longer.
+// their handles. iptables-restore would look for a quiet moment for longer. A guarded transaction
+// of which the kernel refuses a rule is not written as text: the error names the rule.
 func (s *genidSession) writeDirectly(batch *directBatch, due Payload, genid uint64, rider *Rider, anyway bool) directResult {
 	direct := s.kernel.sendDirectly(batch, due, uint32(genid), rider)
 	if anyway && errors.Is(direct.err, nft.ErrStale) {
 		direct = s.kernel.sendDirectly(s.kernel.encode(due), due, nft.NoGuard, nil)
+	} else if !anyway && direct.refused != nil {
+		if named := s.kernel.named(batch, due, uint32(genid), direct.refused); named != nil {
+			direct = directResult{err: named}
+		}
 	}
 	return direct
 }

@@ -23,10 +23,11 @@ const (
 
 // bisect finds the rules for which a restore was refused, and reports whether there are any. It
 // writes ever smaller halves of the plan to a chain that nothing jumps to: on legacy the kernel
-// does not say which rule it refuses, and iptables-restore does not say which of several. If it
-// finds none, the kernel refused the table as a whole. Each family is bisected once in a run. Rules
-// that were refused before are tried first: where they are the cause, a failed readmission costs
-// few trials, however long the table is.
+// does not say which rule it refuses, and iptables-restore does not say which of several. On nft
+// the kernel names a rule that was written by its bytes (leaveNamed). If bisect finds none, the
+// kernel refused the table as a whole. Each family is bisected once in a run. Rules that were
+// refused before are tried first: where they are the cause, a failed readmission costs few trials,
+// however long the table is.
 func (r run) bisect(ctx context.Context, t *familyRun) bool {
 	refused := refusalOf(t.answer.Err)
 	if !r.action.writesRules || t.refused != nil || refused == nil || refused.Reason == iptables.ReasonIncompatible {
@@ -124,6 +125,8 @@ type trial struct {
 	// strict ends the trial at the first suspect that is still refused: that decides about the
 	// table.
 	strict bool
+	// only is the one rule to try; nil: all of the plan.
+	only *rules.Rule
 	// asText makes iptables-restore try the rules: it refuses words of which the kernel would take
 	// the bytes.
 	asText bool
@@ -163,6 +166,9 @@ func (t *trial) run(ctx context.Context) error {
 	}
 	for _, h := range t.plan.jumps {
 		add(h.Into(), h.Rule)
+	}
+	if t.only != nil {
+		all = []rules.Rule{*t.only}
 	}
 	if len(all) == 0 {
 		return nil

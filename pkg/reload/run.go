@@ -48,6 +48,12 @@ type familyRun struct {
 	// refused are the rules to leave out; nil as long as no rules were
 	// tried one by one.
 	refused map[rules.TableName]reasons
+	// named are the rules to leave out because the kernel named them in a refusal, and namedCount
+	// is how often it did. asText has the tables that iptables-restore writes, by the rule that the
+	// kernel refused.
+	named      map[rules.TableName]reasons
+	namedCount int
+	asText     map[rules.TableName]*blamed
 	// misread are the rules to leave out because this run wrote another rule from their text.
 	// earlier is what the writes found and did that showed it.
 	misread map[rules.TableName]reasons
@@ -98,16 +104,18 @@ func (r run) families(ctx context.Context) Result {
 	for _, f := range r.job.Families {
 		runs = append(runs, newFamilyRun(f, r.job.Memory))
 	}
+	settled := false
 	for try := 1; len(runs) > 0; try++ {
 		for _, t := range runs {
 			r.job.Marks = t.withTriedMarks(r.job.Marks)
 		}
 		planned := r.planFamilies(ctx, runs)
 		marks = r.announceMarks(marks, planned)
-		for try == 1 && r.settle(ctx, runs, planned) {
+		for !settled && r.settle(ctx, runs, planned) {
 			planned = r.planFamilies(ctx, runs)
 			marks = r.announceMarks(marks, planned)
 		}
+		settled = true
 		for _, t := range runs {
 			if !slices.Contains(planned, t) {
 				end(t)
@@ -116,13 +124,19 @@ func (r run) families(ctx context.Context) Result {
 		if r.checkRefuses(planned, end) {
 			return result
 		}
-		again := r.writeFamilies(ctx, planned, try)
+		again, read := r.writeFamilies(ctx, planned, try), try
 		for _, t := range acceptedFirst(planned) {
 			if slices.Contains(again, t) {
 				continue
 			}
+			if r.leaveNamed(ctx, t) {
+				if again = append(again, t); t.namedIn().Family == t.family {
+					read = try - 1 // no other process wrote
+				}
+				continue
+			}
 			overtaken := r.overtaken(ctx, t)
-			if overtaken && try < r.maxReads() || !overtaken && (r.bisect(ctx, t) || r.leaveBytes(t) || r.skipTable(t)) {
+			if overtaken && try < r.maxReads() || !overtaken && (t.leaveInContext() || r.bisect(ctx, t) || r.leaveBytes(t) || r.skipTable(t)) {
 				again = append(again, t)
 				continue
 			}
@@ -132,7 +146,7 @@ func (r run) families(ctx context.Context) Result {
 			}
 			end(t)
 		}
-		runs = again
+		runs, try = again, read
 	}
 	return result
 }
@@ -313,15 +327,16 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 // trials of this run found and, unless the action retries them, those of earlier runs. To find the
 // latter again would cost 30 trials in the middle of an outage.
 func (r run) refusals(t *familyRun, task tableTask) reasons {
-	if r.action.retriesRefused {
-		return t.refused[task.table]
-	}
 	list := task.quarantined
+	if r.action.retriesRefused {
+		list = nil
+	}
 	if r.job.Strict { // a declared rule is tried again, because its table waits for it
 		list = slices.DeleteFunc(slices.Clone(list), func(h QuarantinedRule) bool { return task.claimed(h.Chain) || task.claimed(h.Rule.Target) })
 	}
 	all := refusedOf(list)
 	maps.Copy(all, t.refused[task.table])
+	maps.Copy(all, t.named[task.table])
 	return all
 }
 

@@ -42,7 +42,11 @@ func misfit(plan tablePlan, misfits map[iptables.Place]error) error {
 // refused is skipped, too: tables are written in order, so it is the first one that is still to be
 // written.
 func (t *familyRun) withoutSkipped(plans []tablePlan) []tablePlan {
+	refused := refusalOf(t.tableRefusal)
 	wasPlanned := func(p tablePlan) bool {
+		if refused != nil && refused.Rule != nil {
+			return p.table == refused.Rule.Name
+		}
 		return slices.ContainsFunc(t.plans, func(old tablePlan) bool { return old.table == p.table })
 	}
 	if i := slices.IndexFunc(plans, wasPlanned); t.tableRefusal != nil && i >= 0 {

@@ -102,6 +102,7 @@ func payloads(runs []*familyRun) []iptables.Payload {
 			if t.staged {
 				stage = stages[stageOf(p.table)]
 			}
+			p.script.AsText = p.script.AsText || t.asText[p.table] != nil
 			stage[t.family] = append(stage[t.family], p.script)
 		}
 	}

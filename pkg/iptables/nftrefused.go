@@ -1,0 +1,55 @@
+package iptables
+
+import (
+	"errors"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// blameless are the errors for which the kernel refuses a rule that is not their cause. It lacks
+// memory, or the chains of the whole table make a loop or are nested too deeply.
+var blameless = []error{unix.ENOMEM, unix.ENOBUFS, unix.EINTR, unix.EAGAIN, unix.ELOOP, unix.EMLINK}
+
+// named returns the refusal of a guarded transaction with the rule of the message that the kernel
+// complained of first; nil if that message writes no rule, or a mark. The guard was right, so that
+// nothing that another process wrote to nf_tables is the cause.
+//
+// Nothing is kept of a batch for this: the payload is encoded once more, and counts as long as the
+// genid is the same. Later complaints name no rule: the kernel goes on with the refused rule in the
+// table, if it validates the whole, and complains of all behind it.
+func (k *Kernel) named(b *directBatch, payload Payload, genid uint32, refused *nft.RefusedError) *RestoreError {
+	if slices.ContainsFunc(blameless, func(e error) bool { return errors.Is(refused, e) }) {
+		return nil
+	}
+	again := k.encodeSeeking(payload, b.writer.taught, refused.Message)
+	rule := again.writer.found
+	if now, err := again.writer.conn.Genid(); rule == nil || err != nil || now != genid {
+		return nil
+	}
+	if _, mark := cutMark(rule.Rule.Spec); mark {
+		return nil
+	}
+	reason := ReasonOther
+	if errors.Is(refused, unix.ENOENT) && len(rule.Rule.Needs().Sets) > 0 {
+		reason = ReasonMissingSet
+	}
+	_, opaque := rule.Rule.Opaque()
+	return &RestoreError{Reason: reason, Program: "nf_tables", Stderr: refused.Error(), Rule: rule, Textless: opaque}
+}
+
+// seek finds the n-th new rule of the plan, as writeNewRules writes them.
+func (p *tablePlan) seek(n int) {
+	for _, c := range p.order {
+		for i := range c.rules {
+			if !c.rules[i].isNew() {
+				continue
+			}
+			if n--; n == 0 {
+				p.found = &RefusedRule{p.family.Table(p.table), c.name, c.rules[i].rule}
+			}
+		}
+	}
+}

@@ -1,0 +1,100 @@
+package reload
+
+import (
+	"context"
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// mostNamed bounds how many rules a run leaves out one by one, because the kernel named them. Each
+// costs a transaction of everything: 0.6 s at 5,000 services. After so many, bisecting is cheaper.
+const mostNamed = 64
+
+// A blamed rule is the one that the kernel refused, in its words.
+type blamed struct {
+	rule   *iptables.RefusedRule
+	reason string
+}
+
+// namedIn returns the rule for which the kernel refused the last write; nil if it named none.
+func (t *familyRun) namedIn() *iptables.RefusedRule {
+	if refused := refusalOf(t.answer.Err); refused != nil {
+		return refused.Rule
+	}
+	return nil
+}
+
+// leaveNamed reports whether a family is to be written again because the kernel refused one rule
+// of the transaction. It took nothing, so that is true of all families in it; the rule's own family
+// leaves the rule out. If the rule has a text, iptables-restore tries that alone: where it can
+// write the rule, it writes the table. Where it cannot try, such as where no iptables is installed,
+// the kernel's word stands.
+//
+// A strict job bisects, because it reports all rules of the table that are refused.
+func (r run) leaveNamed(ctx context.Context, t *familyRun) bool {
+	named := t.namedIn()
+	switch {
+	case named == nil:
+		return false
+	case named.Family != t.family:
+		return true
+	case !r.action.writesRules || len(named.Rule.Needs().Sets) > 0 && r.setsGone(ctx, t):
+		return false
+	}
+	table := named.Name
+	at := slices.IndexFunc(t.plans, func(p tablePlan) bool { return p.table == table })
+	if at < 0 || r.job.Strict || t.namedCount >= mostNamed || t.asText[table] != nil {
+		return false
+	}
+	t.namedCount++
+	reason := t.answer.Err.Error()
+	if _, opaque := named.Rule.Opaque(); !opaque {
+		trial := newTrial(r.session, t.family, t.plans[at])
+		trial.only, trial.asText, trial.interrupted = &named.Rule, true, r.job.Interrupted
+		err := trial.run(ctx)
+		refusedToo, bad := trial.bad[named.Rule.Key()]
+		switch {
+		case trial.ended || ctx.Err() != nil:
+			return false
+		case bad:
+			reason = refusedToo
+		case err == nil:
+			if t.asText == nil {
+				t.asText = map[rules.TableName]*blamed{}
+			}
+			t.asText[table] = &blamed{named, reason}
+			return true
+		}
+	}
+	t.leave(named, reason)
+	return true
+}
+
+// leave leaves a rule out of what this run writes.
+func (t *familyRun) leave(named *iptables.RefusedRule, reason string) {
+	if t.named == nil {
+		t.named = map[rules.TableName]reasons{}
+	}
+	if t.named[named.Name] == nil {
+		t.named[named.Name] = reasons{}
+	}
+	t.named[named.Name][named.Rule.Key()] = reason
+}
+
+// leaveInContext reports whether a family is to be written again without a rule that the kernel
+// named, and that is refused only where it is to stand: iptables-restore could write it alone, but
+// not with its table. Such is a match that works in some hooks only, next to another process's
+// jump.
+func (t *familyRun) leaveInContext() (again bool) {
+	refused := refusalOf(t.answer.Err)
+	for table, blamed := range t.asText {
+		if refused != nil && refused.Exit > 0 && !t.written[table] {
+			t.leave(blamed.rule, blamed.reason)
+			delete(t.asText, table)
+			again = true
+		}
+	}
+	return again
+}
