@@ -45,14 +45,6 @@ func (d *Daemon) lookNative(ctx context.Context, st *state) {
 	}
 }
 
-// nativeUnknown notes that nothing can be said of native tables now. It puts nothing back.
-func (d *Daemon) nativeUnknown(ctx context.Context, st *state, err error) {
-	if st.native.trouble.met(err, time.Now()) {
-		klog.FromContext(ctx).Error(err, "The native tables could not be read; whether they lost rules is unknown until they can")
-	}
-	st.native.lookAgain(ctx, d.cfg.PollInterval)
-}
-
 // hearNative takes in what commits did up to a genid.
 func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error {
 	r, now := &st.native, time.Now()

@@ -2,11 +2,14 @@ package daemon
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/reload"
 )
 
 // publishNative puts the native tables into a status.
@@ -63,3 +66,29 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		s.LastKnown = earliest(s.LastKnown, r.known)
 	}
 }
+
+// nativeOutcome returns what a reply says of a table.
+func nativeOutcome(t *native.Table, outcome api.Outcome, err error) api.NativeRestored {
+	row := api.NativeRestored{Family: t.ID.Family.NFT(), Table: t.ID.NFT(), Outcome: outcome}
+	row.Chains, row.Rules, row.Elements = t.Counts()
+	if err != nil {
+		row.Detail = err.Error()
+	}
+	return row
+}
+
+// nativeOutcomes is nativeOutcome for all tables of repairs, and those that cannot be put back.
+func nativeOutcomes(repairs []native.Repair, left []*native.Table, outcome api.Outcome, err error) []api.NativeRestored {
+	var rows []api.NativeRestored
+	for _, repair := range repairs {
+		rows = append(rows, nativeOutcome(repair.Want, outcome, err))
+	}
+	for _, t := range left {
+		rows = append(rows, nativeOutcome(t, reload.Failed, errOwnersNewer))
+	}
+	slices.SortFunc(rows, func(a, b api.NativeRestored) int { return cmp.Compare(a.Table, b.Table) })
+	return rows
+}
+
+// errOwnersNewer: an asked-for replay would undo what the owner has written.
+var errOwnersNewer = errors.New("its owner has changed it since; it has to write it again, or `canaryd dismiss` accepts it")

@@ -63,3 +63,11 @@ func (d *Daemon) awaken(st *state, wanted func(nft.Table) bool) (awake bool, err
 	r.asleep, r.begun, r.all = false, false, true
 	return true, nil
 }
+
+// nativeUnknown notes that nothing can be said of native tables now. It puts nothing back.
+func (d *Daemon) nativeUnknown(ctx context.Context, st *state, err error) {
+	if st.native.trouble.met(err, time.Now()) {
+		klog.FromContext(ctx).Error(err, "The native tables could not be read; whether they lost rules is unknown until they can")
+	}
+	st.native.lookAgain(ctx, d.cfg.PollInterval)
+}

@@ -51,7 +51,7 @@ func (p pair) filled(seed int64, missing float64) any {
 			}
 		},
 		func(f *meta.FieldsV1, c randfill.Continue) {
-			f.Raw = fmt.Appendf(nil, `{"f:metadata":{"f:a%d":{}}}`, c.Int31())
+			f.SetRawString(fmt.Sprintf(`{"f:metadata":{"f:a%d":{}}}`, c.Int31()))
 		},
 	)
 	object := p.real()
