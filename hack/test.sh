@@ -62,7 +62,9 @@ race)
 	link
 	link -race
 	export CANARYD_TEST_LEAVE=1
-	mapfile -t others < <(all "${elsewhere[@]}" "${measuring[@]}" "${alone[@]}" ./test/e2e)
+	mapfile -t others < <(all "${elsewhere[@]}" "${measuring[@]}" "${alone[@]}" ./test/e2e ./internal/daemon)
+	# Of internal/daemon every third story: the same goroutines meet in all of them.
+	stories=$(grep -ho '^func Test\w*' internal/daemon/*_test.go | awk 'NR % 3 == 0 { print $2 }' | paste -sd'|')
 	# Of test/e2e the tests whose canaryd serves, watches and writes at once. The others would be
 	# half of this level's work: documents, files, and commands that do one thing after the other.
 	"${progress[@]}" "${common[@]}" -race -run="^Test($(paste -sd'|' <<-END
@@ -72,7 +74,8 @@ race)
 		TwoFlushers|TenFlushes|FlushBesideABusyOwner|JumpDeletedOnABusyNode|LegacyCulprit
 		KeeperComesAndGoes|CommandsNextToTheStandby|NativeStandbyTranslates|StandbyComesAndGoes
 	END
-	))$" ./test/e2e -- "${common[@]}" -race -skip='^TestEachExtensionComesBack$' "${others[@]}" # it executes programs
+	))$" ./test/e2e -- "${common[@]}" -race -run="^($stories)$" ./internal/daemon -- \
+		"${common[@]}" -race -skip='^TestEachExtensionComesBack$' "${others[@]}" # it executes programs
 	;;
 large)
 	link
