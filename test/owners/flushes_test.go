@@ -21,7 +21,7 @@ func flushStories() []story {
 		{
 			// A flush comes in several commands, on a busy machine far apart:
 			// --settle makes one of them.
-			name: "canaryd's own restore is no second flush", flags: []string{"--settle=500ms"},
+			name: "canaryd's own restore is no second flush", flags: []string{"--settle=2s"},
 			prepare: loadOnly, happens: ownRestore, quiet: testkit.Size(5*time.Second, 10*time.Second), want: oneFlush,
 		},
 		{
