@@ -103,7 +103,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	log.Info("Starting", "version", program.version, "mode", o.mode, "backend", info.Backend, "iptables", info.Version,
 		"reason", info.Reason, "families", kernel.Families(), "protect", o.protect)
 	if info.Missing != "" {
-		severity.Notices(log).Info("Declared rules and rules of older files cannot be written: iptables cannot be executed", "reason", info.Missing)
+		severity.Notices(log).Info("Programs are missing: declared rules of their family, and rules of an older canaryd's files, cannot be written", "reason", info.Missing)
 	}
 	disabled := map[rules.Family]string{}
 	for f, why := range kernel.Disabled() {

@@ -34,6 +34,7 @@ var failures = []failure{
 	{refusedFor(iptables.ReasonMissingChain), "a rule leads to a chain or a target that is missing", "load the target's kernel module, or restart the chain's owner"},
 	{refusedFor(iptables.ReasonIncompatible), "a table holds chains or rules that iptables cannot read", "nft list ruleset shows them; remove them"},
 	{refusedFor(iptables.ReasonParse), "iptables does not understand a rule", "see whether iptables was changed on this node"},
+	{refusedFor(iptables.ReasonNotInstalled), "a rule can be written by iptables only, which is not installed", "install the package iptables, and restart canaryd"},
 	{is(iptables.ErrNoFamily), "the kernel or iptables lacks the family", "load its kernel modules"},
 	{is(nft.ErrTooBig), "the tables are larger than canaryd may send at once", "give canaryd CAP_NET_ADMIN in the first user namespace, or raise net.core.wmem_max"},
 	{isAny(syscall.ENOMEM, syscall.ENOBUFS), "the kernel has no memory for the rules", "raise the memory limit of canaryd's group"},

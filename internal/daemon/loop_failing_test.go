@@ -57,6 +57,8 @@ func TestAFailingReplaySaysWhy(t *testing.T) {
 			"load the target's kernel module, or restart the chain's owner"},
 		{"words", refuse(iptables.ReasonParse), "iptables does not understand a rule", "see whether iptables was changed on this node"},
 		{"foreign rules", refuse(iptables.ReasonIncompatible), "a table holds chains or rules that iptables cannot read", "nft list ruleset shows them; remove them"},
+		{"no iptables", refuse(iptables.ReasonNotInstalled), "a rule can be written by iptables only, which is not installed",
+			"install the package iptables, and restart canaryd"},
 		{"the kernel", refuse(iptables.ReasonOther), "iptables or the kernel refuses the rules", keepsTrying},
 		{"the lock", func(r *rig) func() { return r.fake.HoldLock() }, "another process holds the xtables lock", "fuser -v /run/xtables.lock names it"},
 		{"lies", func(r *rig) func() { r.fake.Lie(1000); return func() { r.fake.Lie(0) } }, "after the write the rules are not in force", keepsTrying},

@@ -131,14 +131,14 @@ func (p *purge) near(q inquiry, x deed) bool {
 	if x.by.Known() || !onlyOneRule(x.by.Comm) || x.at.IsZero() || time.Since(x.at) <= purgeGap {
 		return false
 	}
-	close, before, after, behind := false, false, false, false
+	nearby, before, after, behind := false, false, false, false
 	for _, o := range q.acts(x.at.Add(-purgeQuiet)) {
 		is := p.is(o.by)
 		if o.at.Sub(x.at).Abs() <= purgeGap {
 			if !is {
 				return false
 			}
-			close = true
+			nearby = true
 		}
 		if !o.at.After(x.at) {
 			before = is
@@ -146,7 +146,7 @@ func (p *purge) near(q inquiry, x deed) bool {
 			after, behind = is, true
 		}
 	}
-	return close || before && after
+	return nearby || before && after
 }
 
 // onlyOneRule reports whether a program may be an iptables that changes one rule at a time. On

@@ -26,12 +26,13 @@ const (
 	ReasonMissingSet   Reason = "missing_set"
 	ReasonParse        Reason = "parse"
 	ReasonIncompatible Reason = "incompatible"
+	ReasonNotInstalled Reason = "not_installed" // of iptables, which only a rule without bytes needs
 	ReasonOther        Reason = "other"
 )
 
 // Reasons returns every Reason.
 func Reasons() []Reason {
-	return []Reason{ReasonLock, ReasonMissingChain, ReasonMissingSet, ReasonParse, ReasonIncompatible, ReasonOther}
+	return []Reason{ReasonLock, ReasonMissingChain, ReasonMissingSet, ReasonParse, ReasonIncompatible, ReasonNotInstalled, ReasonOther}
 }
 
 // A RestoreError is a restore that iptables refused or that did not finish.

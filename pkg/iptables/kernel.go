@@ -24,8 +24,8 @@ import (
 // Goal: never to mistake "unknown" for "nothing there", and never to
 // create a table by looking at it. How: what is looked at often is asked from
 // the kernel directly (netlink, socket options), and so are whole tables, which
-// are mirrored on nft. For the text of rules that were not met before and for
-// restores it executes iptables, each child with a deadline and with a private
+// are mirrored on nft. For the text of rules that pkg/ruleset cannot spell and for
+// restores of text it executes iptables, each child with a deadline and with a private
 // XTABLES_LOCKFILE, so that it neither waits for the lock that a Session holds
 // nor wakes those who watch the lock.
 type Kernel struct {

@@ -14,8 +14,9 @@ import (
 )
 
 // A lexicon translates between rules as nf_tables holds them and their text.
-// It learns from what iptables prints and never decodes: what it says is what
-// iptables said of the very same bytes. It may be used concurrently.
+// pkg/ruleset spells the rules of kube-proxy, CNI plugins and Docker. The text of
+// all others is the one that iptables printed for the very same bytes. It may be
+// used concurrently.
 //
 // It implements nft.Rulebook for the mirror.
 type lexicon struct {

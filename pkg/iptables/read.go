@@ -13,8 +13,9 @@ import (
 
 // Read returns what the family's tables hold. On nft it asks nf_tables for what
 // changed since the last Read (see mirror), and executes iptables for the text of
-// rules that it has not met before. Chains and tables that did not change are
-// those of the last Snapshot, so that they can be compared by their addresses.
+// rules that it has not met before and cannot spell. Without iptables these are opaque.
+// Chains and tables that did not change are those of the last Snapshot, so that they
+// can be compared by their addresses.
 //
 // On legacy it asks x_tables for everything, and executes iptables-save only if
 // there are rules of which no Session has learned the text.

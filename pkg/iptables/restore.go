@@ -23,7 +23,7 @@ func (k *Kernel) restore(ctx context.Context, family rules.Family, input io.Writ
 	}
 	path := k.tools[family].restore
 	if err := k.tools[family].missing; err != nil {
-		return &RestoreError{Program: path, Reason: ReasonOther, Stderr: err.Error()}
+		return &RestoreError{Program: path, Reason: ReasonNotInstalled, Stderr: err.Error()}
 	}
 	if scripts, ok := input.(Scripts); ok {
 		if err := scripts.checkText(filepath.Base(path)); err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // TestNoProgramRuns: on nft canaryd captures the rules of kube-proxy and of CNI plugins, follows an
@@ -39,7 +40,13 @@ func TestNoProgramRuns(t *testing.T) {
 				// With -D strace is a child, and canaryd the process that the test started.
 				n.Under = []string{"strace", "-D", "-f", "-qq", "--seccomp-bpf", "-A", "-o", "/run/executed", "-e", "trace=execve,execveat"}
 				n.Load()
+				if !tt.installed { // a rule that only iptables can spell comes back all the same
+					n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, "*filter\n-A KUBE-FORWARD -m string --string \"canary\" --algo bm -j RETURN\nCOMMIT\n"))
+				}
 				d := n.Start()
+				if !tt.installed {
+					d.WantLog("Programs are missing", "iptables-nft is not installed")
+				}
 				storm(n, d)
 				n.Renewed()
 				for _, s := range scenario.All() {
