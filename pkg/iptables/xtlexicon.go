@@ -11,8 +11,8 @@ import (
 )
 
 // An xtLexicon knows what iptables-legacy-save printed for rules as x_tables
-// holds them. Like the lexicon of nft it never decodes: what it says is what was
-// printed of the very same bytes, where a jump's offset counts as the name of the
+// holds them. It never decodes: the text is the one that was printed of the very
+// same bytes, where a jump's offset counts as the name of the
 // chain that begins there. It may be used concurrently.
 //
 // Memory: 46,578 rules of 5,000 services are 20 MB of bytes, and 3 MB here: of
