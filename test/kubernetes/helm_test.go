@@ -155,6 +155,7 @@ func TestChartRefuses(t *testing.T) {
 		`{}`: "image.repository is empty",
 		`image: {repository: registry.example/canaryd}`:                      "image.tag and image.digest are empty",
 		`image: {repository: registry.example/canaryd, digest: "sha256:12"}`: "digest",
+		image + "\nalerts: {enabled: true}":                                  "alerts", // until 0.1.0
 		image + "\nhostPid: true":                                            "hostPid",
 		image + "\nmode: repair":                                             "mode",
 		image + "\nprotect: kube":                                            "protect",

@@ -24,7 +24,7 @@ metadata:
   name: canaryd
   labels:
     app.kubernetes.io/name: canaryd
-    app.kubernetes.io/instance: canaryd
+    app.kubernetes.io/part-of: canaryd
 spec:
 `
 )

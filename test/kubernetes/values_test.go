@@ -10,10 +10,13 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"helm.sh/helm/v4/pkg/chart/v2/lint"
 	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 )
 
@@ -137,9 +140,9 @@ func TestMonitors(t *testing.T) {
 			t.Errorf("with the %s canaryd listens on loopback: %q", only, args)
 		}
 	}
-	labels := made["Namespace"].(*core.Namespace).Labels
-	if labels["pod-security.kubernetes.io/enforce"] != "privileged" {
-		t.Errorf("the namespace has labels %v, and Pod Security may refuse the pods", labels)
+	namespace := made["Namespace"].(*core.Namespace).Labels
+	if namespace["pod-security.kubernetes.io/enforce"] != "privileged" {
+		t.Errorf("the namespace has labels %v, and Pod Security may refuse the pods", namespace)
 	}
 }
 
@@ -154,8 +157,69 @@ func TestUpdateStrategy(t *testing.T) {
 	}
 }
 
+// TestSelectorStays: the API server refuses another selector of a DaemonSet that is there. The one
+// of all builds so far is this, in the kustomization and in the release canaryd, whatever labels an
+// operator adds. Prometheus finds the pods of an earlier build, too.
+func TestSelectorStays(t *testing.T) {
+	const values = "image: {repository: registry.example/canaryd, tag: v1}\npodMonitor: {enabled: true}\n"
+	want := meta.LabelSelector{MatchLabels: map[string]string{"app.kubernetes.io/name": "canaryd"}}
+	for name, made := range map[string]objects{
+		"kustomize": build(t, prometheus),
+		"chart":     helm(t, values),
+		"labels":    helm(t, values+"labels: {app.kubernetes.io/name: mine}\npodLabels: {app.kubernetes.io/name: theirs}\n"),
+	} {
+		set, monitor := made["DaemonSet"].(*apps.DaemonSet), made["PodMonitor"].(*monitoring.PodMonitor)
+		if diff := cmp.Diff(&want, set.Spec.Selector); diff != "" {
+			t.Errorf("%s: an upgrade of the DaemonSet is refused (-want +got):\n%s", name, diff)
+		}
+		if diff := cmp.Diff(want, monitor.Spec.Selector); diff != "" {
+			t.Errorf("%s: the PodMonitor (-want +got):\n%s", name, diff)
+		}
+		if !selects(t, set, set) {
+			t.Errorf("%s: the DaemonSet selects others than its pods, which have %v", name, set.Spec.Template.Labels)
+		}
+	}
+}
+
+// selects reports whether one DaemonSet's selector matches the pods of another.
+func selects(t *testing.T, one, other *apps.DaemonSet) bool {
+	t.Helper()
+	selector, err := meta.LabelSelectorAsSelector(one.Spec.Selector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return selector.Matches(labels.Set(other.Spec.Template.Labels))
+}
+
+// TestReleaseNames: objects are called after the release, and the name says canaryd, for alerts
+// find the job by it. A label has 63 letters at most.
+func TestReleaseNames(t *testing.T) {
+	long := strings.Repeat("a", 53)
+	for name, want := range map[string]string{
+		"canaryd":                  "canaryd",
+		"canaryd-observe":          "canaryd-observe",
+		"edge":                     "edge-canaryd",
+		long:                       long[:44] + "-canaryd",
+		long[:46] + "canaryd":      long[:46] + "canaryd",
+		long[:43] + "-" + long[:9]: long[:43] + "-canaryd",
+	} {
+		made, err := release(t, name, examples(t)["everything"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, kind := range []string{"DaemonSet", "ServiceAccount", "Service", "PodMonitor", "ServiceMonitor"} {
+			if got := made[kind].(interface{ GetName() string }).GetName(); got != want {
+				t.Errorf("the %s of the release %s is called %s, want %s", kind, name, got, want)
+			}
+		}
+		if set := made["DaemonSet"].(*apps.DaemonSet); !selects(t, set, set) || len(want) > 63 {
+			t.Errorf("the release %s selects %v", name, set.Spec.Selector)
+		}
+	}
+}
+
 // TestSideBySide: two releases have no name in common, select their own pods only, and no node is
-// for both.
+// for both. One label is the same, for commands about all pods.
 func TestSideBySide(t *testing.T) {
 	all := examples(t)
 	render := func(name, values string) objects {
@@ -176,8 +240,11 @@ func TestSideBySide(t *testing.T) {
 	sets := []*apps.DaemonSet{heal["DaemonSet"].(*apps.DaemonSet), observe["DaemonSet"].(*apps.DaemonSet)}
 	for i, set := range sets {
 		other := sets[1-i]
-		if reflect.DeepEqual(set.Spec.Selector.MatchLabels, other.Spec.Selector.MatchLabels) {
-			t.Errorf("%s and %s select the same pods", set.Name, other.Name)
+		if !selects(t, set, set) || selects(t, set, other) {
+			t.Errorf("%s selects %v; the pods of %s have %v", set.Name, set.Spec.Selector, other.Name, other.Spec.Template.Labels)
+		}
+		if part := set.Spec.Template.Labels["app.kubernetes.io/part-of"]; part != "canaryd" {
+			t.Errorf("the pods of %s are part of %q", set.Name, part)
 		}
 		if pod := set.Spec.Template.Spec; pod.ServiceAccountName != set.Name {
 			t.Errorf("the pods of %s have the account %s", set.Name, pod.ServiceAccountName)

@@ -8,16 +8,26 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* canaryd, canaryd-observe, or for a release of another name NAME-canaryd. */ -}}
+{{- /* canaryd, canaryd-observe, or for a release of another name NAME-canaryd. It always says canaryd,
+because Prometheus' job is called so and alerts find it by that. Releases have 53 letters at most. */ -}}
 {{- define "canaryd.name" -}}
-{{- $name := ternary .Release.Name (printf "%s-canaryd" .Release.Name) (contains "canaryd" .Release.Name) -}}
-{{- trunc 52 $name | trimSuffix "-" -}}
+{{- if contains "canaryd" .Release.Name -}}
+{{ .Release.Name }}
+{{- else -}}
+{{ trunc 44 .Release.Name | trimSuffix "-" }}-canaryd
+{{- end -}}
 {{- end -}}
 
-{{- /* The pods of this release, and of no other one. */ -}}
+{{- /* The pods of this release, and of no other one. A DaemonSet's selector cannot be changed, so that
+of the release canaryd is the one of all earlier builds. */ -}}
 {{- define "canaryd.selector" -}}
-app.kubernetes.io/name: canaryd
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "canaryd.name" . }}
+{{- end -}}
+
+{{- /* The last labels of objects and pods; part-of is the same for all releases. */ -}}
+{{- define "canaryd.own" -}}
+{{ include "canaryd.selector" . }}
+app.kubernetes.io/part-of: canaryd
 {{- end -}}
 
 {{- /* metadata of an object; suffix is appended to its name, labels are its own. */ -}}
@@ -25,7 +35,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 name: {{ include "canaryd.name" .of }}{{ .suffix }}
 namespace: {{ .of.Release.Namespace }}
 labels:
-  {{- include "canaryd.labels" (list .of.Values.labels .labels (include "canaryd.selector" .of | fromYaml)) | nindent 2 }}
+  {{- include "canaryd.labels" (list .of.Values.labels .labels (include "canaryd.own" .of | fromYaml)) | nindent 2 }}
 {{- end -}}
 
 {{- /* Several sets of labels as one; the last one wins, because a selector depends on it. */ -}}
