@@ -227,15 +227,19 @@ func reason(err error) string {
 	return strings.TrimPrefix(err.Error(), "json: ")
 }
 
-// unquoted advises quotes for a text that YAML reads as a number or a bool.
+// unquoted advises quotes for a text that YAML reads as a number or a bool. Quotes make neither a
+// time nor a quantity of it, and of a port's number a name that no endpoint has.
 func unquoted(wrong *json.UnmarshalTypeError) string {
 	if wrong.Type == nil || wrong.Type.Kind() != reflect.String {
 		return ""
 	}
+	number := strings.HasPrefix(wrong.Value, "number")
 	switch {
+	case wrong.Type == reflect.TypeFor[Time](), wrong.Type == reflect.TypeFor[Quantity](), number && wrong.Type == reflect.TypeFor[IntOrString]():
+		return ""
 	case wrong.Value == "bool":
 		return "; YAML takes y, n, yes, no, on, off, true and false for that: put it in quotes, as in \"y\""
-	case strings.HasPrefix(wrong.Value, "number"):
+	case number:
 		return "; put it in quotes, as in \"1\""
 	default:
 		return ""

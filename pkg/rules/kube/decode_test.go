@@ -62,6 +62,16 @@ func TestDecode(t *testing.T) {
 		{name: "a number for a name", text: "---\napiVersion: v1\nkind: Service\nmetadata: {namespace: a, name: 5}", err: `f:1: Service a: metadata.name: is of the wrong type: number; put it in quotes, as in "1"`},
 		{name: "a namespace that YAML takes for true", text: strings.Replace(svc, "namespace: a", "namespace: y", 1),
 			err: `f:1: Service b: metadata.namespace: is of the wrong type: bool; YAML takes y, n, yes, no, on, off, true and false for that: put it in quotes, as in "y"`},
+		{name: "a port that is neither a number nor a name", text: svc + "spec:\n  ports:\n  - targetPort: 80.5\n", err: "f:1: Service a/b: spec.ports.targetPort: is of the wrong type: number 80.5"},
+		{name: "a port that is too large", text: svc + "spec:\n  ports:\n  - targetPort: 4294967296\n", err: "f:1: Service a/b: spec.ports.targetPort: is of the wrong type: number 4294967296"},
+		{name: "a port's name that YAML takes for true", text: svc + "spec:\n  ports:\n  - targetPort: on\n",
+			err: `f:1: Service a/b: spec.ports.targetPort: is of the wrong type: bool; YAML takes y, n, yes, no, on, off, true and false for that: put it in quotes, as in "y"`},
+		{name: "a number for a time", text: "apiVersion: v1\nkind: Node\nmetadata: {name: n1, creationTimestamp: 5}", err: "f:1: Node n1: metadata.creationTimestamp: is of the wrong type: number"},
+		{name: "a bool for an amount", text: "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nstatus: {capacity: {memory: on}}", err: "f:1: Node n1: status.capacity: is of the wrong type: bool"},
+		{name: "a date for a time", text: "apiVersion: v1\nkind: Node\nmetadata: {name: n1, creationTimestamp: 2026-11-27}",
+			err: "f:1: Node n1: metadata.creationTimestamp: is of the wrong type: string that is no time of RFC 3339"},
+		{name: "an amount with a wrong unit", text: "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nstatus: {capacity: {memory: 1gi}}",
+			err: "f:1: Node n1: status.capacity: is of the wrong type: string that is no quantity"},
 		{name: "the second is broken", text: svc + "---\nkind: [Service]\n", err: "f:4: object: kind: is of the wrong type: array"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -43,7 +43,7 @@ func (q *Quantity) UnmarshalJSON(data []byte) error {
 	wrong := func(value string) error {
 		return &json.UnmarshalTypeError{Value: value, Type: reflect.TypeFor[Quantity]()}
 	}
-	switch data[0] {
+	switch first(data) {
 	case 'n':
 		*q = "0"
 		return nil
@@ -78,7 +78,7 @@ func (i *IntOrString) UnmarshalJSON(data []byte) error {
 	case string(data) == "null":
 		*i = ""
 		return nil
-	case data[0] == '"':
+	case first(data) == '"':
 		err = json.Unmarshal(data, &text)
 	default:
 		err = json.Unmarshal(data, &number)
@@ -106,6 +106,14 @@ func (a *Any) UnmarshalJSON(data []byte) error {
 
 // MarshalJSON returns what was read.
 func (a Any) MarshalJSON() ([]byte, error) { return []byte(a), nil }
+
+// first returns the byte by which a value of JSON shows its type, or 0 where there is none.
+func first(data []byte) byte {
+	if len(data) == 0 {
+		return 0
+	}
+	return data[0]
+}
 
 // mistyped makes an error about T of one about what T is read as: encoding/json adds the field to
 // errors of its own type, if they have none.
