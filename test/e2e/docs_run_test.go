@@ -366,7 +366,7 @@ func TestDocumentsFlags(t *testing.T) {
 		"--noflush": "iptables-restore", "--match-set": "iptables", "--modprobe": "iptables", "--test": "iptables-restore", "--or-mark": "iptables", "--set-xmark": "iptables", "--dport": "iptables", "--sport": "iptables", "--random-fully": "iptables",
 		"--cleanup": "kube-proxy", "--iptables-min-sync-period": "kube-proxy", "--user": "systemctl",
 		"--now": "systemctl", "--display": "update-alternatives", "--reload": "firewall-cmd", "--complete-reload": "firewall-cmd",
-		"--config": "node-problem-detector", "--type": "kubectl", "--patch-file": "kubectl", "--selinux": "k3s and rke2",
+		"--config": "node-problem-detector", "--type": "kubectl", "--patch-file": "kubectl", "--values": "helm", "--reuse-values": "helm", "--namespace": "helm", "--selinux": "k3s and rke2",
 	}
 	help := ""
 	for _, name := range commandNames {
