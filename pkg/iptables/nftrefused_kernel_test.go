@@ -250,7 +250,7 @@ func TestARuleThatIsRefusedInItsPlaceCostsItself(t *testing.T) {
 // learn learns what stands in the filter tables, and plants marks.
 func (n *refusingNode) learn(t *testing.T) {
 	t.Helper()
-	selector, err := protect.NewSelector([]string{"P-MINE"})
+	selector, err := protect.NewSelector([]string{"P-MINE", "P-OTHER"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -153,7 +153,7 @@ func (t *tableTask) linesOf(c rules.Chain, standing []rules.Rule, ownerRemoved m
 		l := &all[i]
 		lines[i] = l
 		*l = line{rule: r, writable: r, stands: at[i] >= 0, removed: at[i] < 0 && ownerRemoved[r.Target]}
-		if !l.stands && !l.removed && t.unwritable(r) {
+		if !l.stands && !l.removed && t.unwritable(c.Name, r) {
 			l.writable, l.weakened, l.held = t.admit(c.Name, r)
 		}
 	}
@@ -203,7 +203,7 @@ func (c *chosenChains) anyUnwritable(task *tableTask) bool {
 	for _, list := range [][]rules.Chain{c.write, c.merge} {
 		for _, chain := range list {
 			for _, r := range chain.Rules {
-				if task.unwritable(r) {
+				if task.unwritable(chain.Name, r) {
 					return true
 				}
 			}

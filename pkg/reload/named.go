@@ -28,9 +28,12 @@ func (t *familyRun) namedIn() *iptables.RefusedRule {
 
 // leaveNamed reports whether a family is to be written again because the kernel refused one rule
 // of the transaction. It took nothing, so that is true of all families in it; the rule's own family
-// leaves the rule out. If the rule has a text, iptables-restore tries that alone: where it can
-// write the rule, it writes the table. Where it cannot try, such as where no iptables is installed,
-// the kernel's word stands.
+// leaves the rule out. If the table's rules have texts, iptables-restore tries this one alone:
+// where it can write the rule, it writes the table. Where it cannot try, such as where no iptables
+// is installed, the kernel's word stands.
+//
+// The kernel refuses some rules only where they are to stand, so the same rule in another chain is
+// written, unless iptables-restore cannot write it anywhere.
 //
 // A strict job bisects, because it reports all rules of the table that are refused.
 func (r run) leaveNamed(ctx context.Context, t *familyRun) bool {
@@ -49,8 +52,8 @@ func (r run) leaveNamed(ctx context.Context, t *familyRun) bool {
 		return false
 	}
 	t.namedCount++
-	reason := t.answer.Err.Error()
-	if _, opaque := named.Rule.Opaque(); !opaque {
+	reason, chain := t.answer.Err.Error(), named.Chain
+	if !slices.ContainsFunc(t.plans[at].script.Steps, func(s iptables.Step) bool { _, opaque := s.Rule.Opaque(); return opaque }) {
 		trial := newTrial(r.session, t.family, t.plans[at])
 		trial.only, trial.asText, trial.interrupted = &named.Rule, true, r.job.Interrupted
 		err := trial.run(ctx)
@@ -59,7 +62,7 @@ func (r run) leaveNamed(ctx context.Context, t *familyRun) bool {
 		case trial.ended || ctx.Err() != nil:
 			return false
 		case bad:
-			reason = refusedToo
+			reason, chain = refusedToo, anyChain
 		case err == nil:
 			if t.asText == nil {
 				t.asText = map[rules.TableName]*blamed{}
@@ -68,19 +71,19 @@ func (r run) leaveNamed(ctx context.Context, t *familyRun) bool {
 			return true
 		}
 	}
-	t.leave(named, reason)
+	t.leave(named, chain, reason)
 	return true
 }
 
-// leave leaves a rule out of what this run writes.
-func (t *familyRun) leave(named *iptables.RefusedRule, reason string) {
+// leave leaves a rule out of what this run writes to a chain.
+func (t *familyRun) leave(named *iptables.RefusedRule, chain, reason string) {
 	if t.named == nil {
-		t.named = map[rules.TableName]reasons{}
+		t.named = map[rules.TableName]placedReasons{}
 	}
 	if t.named[named.Name] == nil {
-		t.named[named.Name] = reasons{}
+		t.named[named.Name] = placedReasons{}
 	}
-	t.named[named.Name][named.Rule.Key()] = reason
+	t.named[named.Name].add(chain, named.Rule.Key(), reason)
 }
 
 // leaveInContext reports whether a family is to be written again without a rule that the kernel
@@ -91,7 +94,7 @@ func (t *familyRun) leaveInContext() (again bool) {
 	refused := refusalOf(t.answer.Err)
 	for table, blamed := range t.asText {
 		if refused != nil && refused.Exit > 0 && !t.written[table] {
-			t.leave(blamed.rule, blamed.reason)
+			t.leave(blamed.rule, blamed.rule.Chain, blamed.reason)
 			delete(t.asText, table)
 			again = true
 		}

@@ -84,6 +84,27 @@ func (q Quarantine) Standing(snapshot iptables.Snapshot) map[iptables.Place]bool
 // reasons say of rules why they cannot be written.
 type reasons map[rules.Key]string
 
+// placedReasons are the reasons of rules in one chain, or in anyChain.
+type placedReasons map[string]reasons
+
+// anyChain stands for all chains of a table.
+const anyChain = ""
+
+func (p placedReasons) add(chain string, rule rules.Key, reason string) {
+	if p[chain] == nil {
+		p[chain] = reasons{}
+	}
+	p[chain][rule] = reason
+}
+
+// of returns why a rule cannot be written to a chain.
+func (p placedReasons) of(chain string, rule rules.Key) (reason string, has bool) {
+	if reason, has = p[chain][rule]; !has {
+		reason, has = p[anyChain][rule]
+	}
+	return reason, has
+}
+
 // refusedOf returns the refused rules of a list.
 func refusedOf(list []QuarantinedRule) reasons {
 	refused := reasons{}

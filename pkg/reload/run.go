@@ -51,7 +51,7 @@ type familyRun struct {
 	// named are the rules to leave out because the kernel named them in a refusal, and namedCount
 	// is how often it did. asText has the tables that iptables-restore writes, by the rule that the
 	// kernel refused.
-	named      map[rules.TableName]reasons
+	named      map[rules.TableName]placedReasons
 	namedCount int
 	asText     map[rules.TableName]*blamed
 	// misread are the rules to leave out because this run wrote another rule from their text.
@@ -325,8 +325,9 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 
 // refusals returns the rules of a table to leave out as refused, with the reasons: those that
 // trials of this run found and, unless the action retries them, those of earlier runs. To find the
-// latter again would cost 30 trials in the middle of an outage.
-func (r run) refusals(t *familyRun, task tableTask) reasons {
+// latter again would cost 30 trials in the middle of an outage. The same rule in another chain than
+// the quarantined one may not be refused there.
+func (r run) refusals(t *familyRun, task tableTask) placedReasons {
 	list := task.quarantined
 	if r.action.retriesRefused {
 		list = nil
@@ -334,9 +335,20 @@ func (r run) refusals(t *familyRun, task tableTask) reasons {
 	if r.job.Strict { // a declared rule is tried again, because its table waits for it
 		list = slices.DeleteFunc(slices.Clone(list), func(h QuarantinedRule) bool { return task.claimed(h.Chain) || task.claimed(h.Rule.Target) })
 	}
-	all := refusedOf(list)
-	maps.Copy(all, t.refused[task.table])
-	maps.Copy(all, t.named[task.table])
+	all := placedReasons{}
+	for _, h := range list {
+		if h.Refused {
+			all.add(h.Chain, h.Rule.Key(), h.Reason)
+		}
+	}
+	for key, reason := range t.refused[task.table] {
+		all.add(anyChain, key, reason)
+	}
+	for chain, list := range t.named[task.table] {
+		for key, reason := range list {
+			all.add(chain, key, reason)
+		}
+	}
 	return all
 }
 

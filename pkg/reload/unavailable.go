@@ -24,8 +24,9 @@ type Supplier interface {
 // unavailable lists what a replay cannot use: ipsets and nfacct objects that are missing and cannot
 // be created, by name with the reason, and refused and misread rules.
 type unavailable struct {
-	sets, nfaccts    map[string]string
-	refused, misread reasons
+	sets, nfaccts map[string]string
+	refused       placedReasons
+	misread       reasons
 }
 
 // supply creates the missing ipsets and nfacct objects that the tasks' tables depend on, and
@@ -113,12 +114,12 @@ func (t *tableTask) unwrittenOf(write []rules.Chain) map[string]bool {
 	return left
 }
 
-// unwritable reports whether a rule cannot be written as it is.
-func (t *tableTask) unwritable(r rules.Rule) bool {
+// unwritable reports whether a rule cannot be written to a chain as it is.
+func (t *tableTask) unwritable(chain string, r rules.Rule) bool {
 	if t.lacksChain(r.Target) {
 		return true
 	}
-	if _, refused := t.unavailable.refused[r.Key()]; refused {
+	if _, refused := t.unavailable.refused.of(chain, r.Key()); refused {
 		return true
 	}
 	if _, misread := t.unavailable.misread[r.Key()]; misread {
@@ -160,7 +161,7 @@ func (t *tableTask) admit(chain string, r rules.Rule) (writable rules.Rule, weak
 		otherSet := reason == errOtherSet.Error() // Readmit tries it again
 		return quarantine(QuarantinedRule{Reason: reason, Misread: !otherSet, Refused: otherSet})
 	}
-	if reason, refused := t.unavailable.refused[r.Key()]; refused {
+	if reason, refused := t.unavailable.refused.of(chain, r.Key()); refused {
 		return quarantine(QuarantinedRule{Reason: reason, Refused: true})
 	}
 	needs := r.Needs()
