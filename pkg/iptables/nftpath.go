@@ -26,8 +26,9 @@ type directResult struct {
 	// left is what iptables-restore has to write, and detour why.
 	left   Payload
 	detour map[rules.Family]error
-	// refused is the kernel's answer, if it refused a message.
+	// refused is the kernel's answer, if it refused a message, and sent the batch that it refused.
 	refused *nft.RefusedError
+	sent    *directBatch
 }
 
 // A directBatch is a payload as one transaction that is not sent yet, as far as it
@@ -75,7 +76,8 @@ func (k *Kernel) encodeSeeking(payload Payload, known taught, message int) *dire
 // The direct path goes first: stale, it has written nothing, while a text
 // path that has written cannot take that back. What the kernel refuses is left
 // to iptables-restore, table by table, so that only the bad table fails, unless
-// it names the rule that is the cause (see named).
+// it names the rule that is the cause (see named). A refusal is stale if a set was
+// destroyed or made again since its number was asked for: that moves no genid.
 func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32, rider *Rider) directResult {
 	if b == nil {
 		return directResult{left: payload}
@@ -93,7 +95,12 @@ func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32, rid
 	}
 	b.writer.batch.Guard(genid)
 	if err := b.writer.send(rider, func(whole *nft.Batch) error { return k.send(&b.writer, whole) }); err != nil {
-		return k.notDirectly(err, payload)
+		if !b.writer.sets.current() {
+			return directResult{err: nft.ErrStale}
+		}
+		result := k.notDirectly(err, payload)
+		result.sent = b
+		return result
 	}
 	result := b.result
 	result.at, result.took = time.Now(), b.writer.batch.Took

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"bytes"
 	"errors"
 	"slices"
 
@@ -17,9 +18,10 @@ var blameless = []error{unix.ENOMEM, unix.ENOBUFS, unix.EINTR, unix.EAGAIN, unix
 // complained of first; nil if that message writes no rule, or a mark. The guard was right, so that
 // nothing that another process wrote to nf_tables is the cause.
 //
-// Nothing is kept of a batch for this: the payload is encoded once more, and counts as long as the
-// genid is the same. Later complaints name no rule: the kernel goes on with the refused rule in the
-// table, if it validates the whole, and complains of all behind it.
+// The payload is encoded once more for this, and counts as long as the genid and the message are
+// the same: a table that cannot be encoded any more would shift the numbers of messages. Later
+// complaints name no rule: the kernel goes on with the refused rule in the table, if it validates
+// the whole, and complains of all behind it.
 func (k *Kernel) named(b *directBatch, payload Payload, genid uint32, refused *nft.RefusedError) *RestoreError {
 	if slices.ContainsFunc(blameless, func(e error) bool { return errors.Is(refused, e) }) {
 		return nil
@@ -27,6 +29,9 @@ func (k *Kernel) named(b *directBatch, payload Payload, genid uint32, refused *n
 	again := k.encodeSeeking(payload, b.writer.taught, refused.Message)
 	rule := again.writer.found
 	if now, err := again.writer.conn.Genid(); rule == nil || err != nil || now != genid {
+		return nil
+	}
+	if !bytes.Equal(again.writer.batch.Message(refused.Message), b.writer.batch.Message(refused.Message)) {
 		return nil
 	}
 	if _, mark := cutMark(rule.Rule.Spec); mark {

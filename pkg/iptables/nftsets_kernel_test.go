@@ -292,6 +292,58 @@ func TestAnIpsetMadeAgainDuringTheWriteIsSeen(t *testing.T) {
 	})
 }
 
+// A set is destroyed between the look-up of its number and the commit, and the kernel refuses the
+// rule. That says nothing of the rule, nor of another one of the same transaction: the write is
+// stale.
+func TestAnIpsetThatGoesDuringTheWriteBlamesNoRule(t *testing.T) {
+	for _, made := range []bool{false, true} {
+		t.Run(fmt.Sprintf("made again %t", made), func(t *testing.T) {
+			onNFT(t, func(t *testing.T, family rules.Family) {
+				nstest.NeedProgram(t, "ipset")
+				createSet(t, family, "first")
+				createSet(t, family, "a b")
+				for _, line := range []string{"-t mangle -N MINE", "-N MINE", "-A MINE -p tcp", "-A MINE -p udp"} {
+					iptablesCommand(t, NFT, family, line)
+				}
+				if _, err := tryTool(t, "", program(NFT, family, ""), "-t", "mangle", "-A", "MINE", "-m", "set", "--match-set", "a b", "src", "-j", "DROP"); err != nil {
+					t.Fatal(err)
+				}
+				k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
+				want := mustRead(t, k, family)
+				iptablesCommand(t, NFT, family, "-t mangle -F MINE")
+				iptablesCommand(t, NFT, family, "-F MINE")
+				payload := Payload{family: {
+					replayOf(rules.Mangle, "MINE", want.Tables[rules.Mangle].Rules("MINE")),
+					replayOf(rules.Filter, "MINE", want.Tables[rules.Filter].Rules("MINE")),
+				}}
+				s := begin(t, k)
+				mustRead(t, s, family)
+				real, asked := k.sets, 0
+				k.sets = hookedIndex{real, func() {
+					if asked++; asked != 2 { // the check before the commit
+						return
+					}
+					destroySets(t)
+					if made { // with the number of the first
+						createSet(t, family, "a b")
+					}
+				}}
+				w := s.Restore(t.Context(), payload)[family]
+				k.sets = real
+				if !errors.Is(w.Err, nft.ErrStale) {
+					t.Fatalf("the write: %+v, want %v", w, nft.ErrStale)
+				}
+				if !made {
+					createSet(t, family, "a b")
+				}
+				mustRead(t, s, family)
+				w = s.Restore(t.Context(), payload)[family]
+				wantMine(t, k, family, w, want.Tables[rules.Mangle].Rules("MINE"))
+			})
+		})
+	}
+}
+
 // iptables is not executed for rules that name ipsets when their chain changes, nor for bytecode,
 // as long as the same sets have the numbers.
 func TestRulesThatNameIpsetsArePrintedOnce(t *testing.T) {

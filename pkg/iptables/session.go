@@ -267,9 +267,11 @@ func (s *genidSession) check(ctx context.Context, family rules.Family, anyway bo
 func (s *genidSession) writeDirectly(batch *directBatch, due Payload, genid uint64, rider *Rider, anyway bool) directResult {
 	direct := s.kernel.sendDirectly(batch, due, uint32(genid), rider)
 	if anyway && errors.Is(direct.err, nft.ErrStale) {
-		direct = s.kernel.sendDirectly(s.kernel.encode(due), due, nft.NoGuard, nil)
+		if direct = s.kernel.sendDirectly(s.kernel.encode(due), due, nft.NoGuard, nil); errors.Is(direct.err, nft.ErrStale) {
+			direct = directResult{left: due} // of a set; iptables asks for its number itself
+		}
 	} else if !anyway && direct.refused != nil {
-		if named := s.kernel.named(batch, due, uint32(genid), direct.refused); named != nil {
+		if named := s.kernel.named(direct.sent, due, uint32(genid), direct.refused); named != nil {
 			direct = directResult{err: named}
 		}
 	}

@@ -346,16 +346,24 @@ func parseComplaint(data []byte) (about uint32, errno syscall.Errno, err error) 
 
 // describe names the message with this sequence number, for people.
 func (b *Batch) describe(about uint32) string {
+	if message := b.Message(int(about)); message != nil {
+		return describeMessage(binary.NativeEndian.Uint16(message[4:]), message[unix.SizeofNlMsghdr:])
+	}
+	return "a transaction"
+}
+
+// Message returns the message with this number, with its header; nil if there is none.
+func (b *Batch) Message(number int) []byte {
 	for _, chunk := range b.chunks {
 		for len(chunk) >= unix.SizeofNlMsghdr {
 			size := binary.NativeEndian.Uint32(chunk)
-			if binary.NativeEndian.Uint32(chunk[8:]) == about {
-				return describeMessage(binary.NativeEndian.Uint16(chunk[4:]), chunk[unix.SizeofNlMsghdr:size])
+			if binary.NativeEndian.Uint32(chunk[8:]) == uint32(number) {
+				return chunk[:size:size]
 			}
 			chunk = chunk[size:]
 		}
 	}
-	return "a transaction"
+	return nil
 }
 
 func describeMessage(kind uint16, data []byte) string {
