@@ -27,6 +27,11 @@ func TestEmptyingOf(t *testing.T) {
 		{rules.Nat, "CNI-HOSTPORT-SETMARK"}:            owners.EmptyUnreferenced,
 		{rules.Nat, "CNI-HOSTPORT-DNAT"}:               owners.EmptyOften,
 		{rules.Nat, "CNI-HOSTPORT-SNAT"}:               owners.EmptyOften,
+		{rules.Nat, "CNI-HOSTPORT-NEW"}:                owners.EmptyOften, // of a version to come
+		{rules.Nat, "NETAVARK-HOSTPORT-NEW"}:           owners.EmptyOften,
+		{rules.Nat, "CNI-DN-31C7AF326E67A1A733E30"}:    owners.EmptyBriefly, // of another hash
+		{rules.Nat, "KUBE-SVC-1234"}:                   owners.EmptyUnreferenced,
+		{rules.Nat, "KUBE-SVC-"}:                       owners.EmptyOften,
 		{rules.Nat, "CNI-DN-31c7af326e67a1a733e30"}:    owners.EmptyBriefly,
 		{rules.Nat, "CNI-27c2f15bd9d43ae9b0aa5cdc"}:    owners.EmptyBriefly,
 		{rules.Filter, "CNI-FORWARD"}:                  owners.EmptyUnreferenced,

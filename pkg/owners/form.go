@@ -62,12 +62,16 @@ func (f Form) Matches(chain string) bool {
 }
 
 // resembles reports whether a chain that a glob of --protect names may be one of the form: with
-// another hash, as another version of the owner may make it.
+// another hash, as another version of the owner may make it. A hash has no hyphen: CNI-HOSTPORT-NEW
+// is another chain of portmap's, and no container's.
 func (f Form) resembles(chain string) bool {
 	if f.alphabet == "" {
 		return f.Matches(chain)
 	}
-	return len(chain) > len(f.prefix) && strings.HasPrefix(chain, f.prefix)
+	rest, ok := strings.CutPrefix(chain, f.prefix)
+	return ok && rest != "" && !strings.ContainsFunc(rest, func(r rune) bool {
+		return (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
+	})
 }
 
 // String returns the form as documents have it: KUBE-SVC-HASH.
