@@ -57,12 +57,19 @@ func (d *Daemon) recordRemoval(ctx context.Context, st *state, a acceptance) {
 	d.write(ctx, r, nil)
 }
 
-// removedByOwner reports whether a removal is known to be an owner's, or is that of a kube-proxy
-// that leaves: its last step takes its canary, too.
+// removedByOwner reports whether a removal is known to be that of the owner of all that lost rules,
+// or is that of a kube-proxy that leaves: its last step takes its canary, too. A program that owns
+// rules may remove others', as kube-router does that restores a whole table.
 func (st *state) removedByOwner(a acceptance) bool {
 	if a.By != nil && len(a.By.Ancestors) > 0 {
 		names := append([]string{a.By.Comm}, a.By.Ancestors...)
-		return slices.ContainsFunc(names, owners.Writes)
+		by := func(writes func(comm string) bool) bool { return slices.ContainsFunc(names, writes) }
+		if a.Native {
+			return by(func(comm string) bool { return owners.WritesTable(comm, a.Family.Table(a.Table)) })
+		}
+		return by(owners.Writes) && !slices.ContainsFunc(a.finding.Emptied, func(chain string) bool {
+			return !by(func(comm string) bool { return owners.WritesChain(comm, chain) })
+		})
 	}
 	section := st.generation.learned.Generation[a.Family.Table(a.Table)]
 	_, stands := section.Chain(owners.ProxyCanary)

@@ -34,7 +34,7 @@ var kubernetes = []Owner{
 				{Pattern: "no-endpoint-services", Habit: OneAlone}, {Pattern: "no-endpoint-nodeports", Habit: OneAlone}}}}},
 		Heals: "within 30 s, if its canary in mangle went; in nftables mode within an hour",
 		// Distributions run it within their own program.
-		Processes: []string{"kube-proxy", "k3s", "k3s-server", "rke2", "k0s"},
+		Processes: []string{"kube-proxy", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s"},
 		Kin:       []string{"k3s*", "rke2*"},
 		Canary:    ProxyCanary,
 		Removes:   ByName,

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // TestTheTableIsSound: each row has a name of its own, says where it was read, and has only names
@@ -91,13 +93,21 @@ func TestKubeRules(t *testing.T) {
 // TestProcesses: who writes rules, who decides on its own, and who does neither.
 func TestProcesses(t *testing.T) {
 	for comm, want := range map[string][3]bool{ // writes, decides, is a CNI plugin
-		"kube-proxy": {true, true, false}, "k3s-server": {true, true, false}, "k3s-agent": {false, true, false}, "dockerd": {true, true, false},
+		"kube-proxy": {true, true, false}, "k3s-server": {true, true, false}, "k3s-agent": {true, true, false}, "dockerd": {true, true, false},
 		"docker-proxy": {false, true, false}, "portmap": {true, true, true}, "ptp": {true, true, true}, "firewalld": {false, true, false},
 		"pilot-agent": {false, true, false}, "bash": {}, "iptables": {}, "puppet": {}, "": {},
 	} {
 		if got := [3]bool{Writes(comm), Decides(comm), IsCNIPlugin(comm)}; got != want {
 			t.Errorf("%s: %v, want %v", comm, got, want)
 		}
+	}
+	for chain, want := range map[string]bool{"KUBE-SERVICES": true, "KUBE-ROUTER-INPUT": true, "FLANNEL-FWD": true, "CNI-FORWARD": false, "corp": false} {
+		if got := WritesChain("k3s-server", chain); got != want {
+			t.Errorf("k3s-server writes %s: %t", chain, got)
+		}
+	}
+	if WritesTable("crio", tableid.IPv4.Table("kube-proxy")) || !WritesTable("k3s", tableid.IPv4.Table("kube-proxy")) || WritesTable("k3s", tableid.IPv4.Table("mine")) {
+		t.Error("who writes which native table is not what the table says")
 	}
 	if !LoadsFile("nftables.service") || LoadsFile("docker.service") || LoadsFile("") {
 		t.Error("which units load files is not what the table says")

@@ -3,6 +3,8 @@ package owners
 import (
 	"path"
 	"slices"
+
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // A manager is a program that writes a whole firewall from its own files, and flushes to do so. It
@@ -21,6 +23,18 @@ var managers = []manager{
 // Writes reports whether a process of that name writes, and removes, rules of its own.
 func Writes(comm string) bool {
 	return slices.ContainsFunc(table, func(o Owner) bool { return slices.Contains(o.Processes, comm) })
+}
+
+// WritesTable reports whether a process of that name is known to write a native table of that name.
+func WritesTable(comm string, id tableid.TableID) bool {
+	return slices.ContainsFunc(table, func(o Owner) bool {
+		return slices.Contains(o.Processes, comm) && slices.ContainsFunc(o.Tables, func(t Table) bool { return t.Name == id.Name })
+	})
+}
+
+// WritesChain reports whether a process of that name is known to write a chain of that name.
+func WritesChain(comm, chain string) bool {
+	return slices.ContainsFunc(table, func(o Owner) bool { return slices.Contains(o.Processes, comm) && o.has(chain) })
 }
 
 // Decides reports whether a process of that name decides on rules of its own, and executes no jobs
