@@ -19,10 +19,10 @@ var containers = []Owner{
 			{Names: forms("DOCKER"), Piecewise: true},
 			{Names: forms("DOCKER-USER"), Piecewise: true, Operators: true},
 			{Names: forms("DOCKER-FORWARD"), In: filter, Emptied: EmptyBriefly, Piecewise: true},
-			{Names: forms("DOCKER-BRIDGE"), Piecewise: true, Dispatch: true},
+			{Names: forms("DOCKER-BRIDGE"), Piecewise: true},
 			{Names: forms("DOCKER-CT", "DOCKER-INTERNAL"), Piecewise: true},
 			{Names: forms("DOCKER-INGRESS"), In: natFilter, Emptied: EmptyBriefly, Piecewise: true},
-			{Names: forms("DOCKER-ISOLATION-STAGE-1"), Piecewise: true, Dispatch: true},
+			{Names: forms("DOCKER-ISOLATION-STAGE-1"), Piecewise: true},
 			{Names: forms("DOCKER-ISOLATION-STAGE-2"), Piecewise: true},
 		},
 		// For each network and, with the userland proxy turned off, for each published
@@ -61,7 +61,7 @@ var containers = []Owner{
 		// (src/network/core_utils.rs), one for each network.
 		Source: "netavark 1.17 src/firewall/varktables/types.rs",
 		Chains: []Chains{
-			{Names: forms("NETAVARK-HOSTPORT-DNAT"), Piecewise: true, Dispatch: true},
+			{Names: forms("NETAVARK-HOSTPORT-DNAT"), Piecewise: true},
 			{Names: forms("NETAVARK-HOSTPORT-SETMARK", "NETAVARK-HOSTPORT-MASQ"), In: nat, Emptied: EmptyUnreferenced, Piecewise: true},
 			{Names: forms("NETAVARK_FORWARD", "NETAVARK_INPUT", "NETAVARK_ISOLATION_1", "NETAVARK_ISOLATION_2", "NETAVARK_ISOLATION_3"), Piecewise: true},
 			{Names: forms("NETAVARK-DN-<HEX:13>", "NETAVARK-<HEX:13>"), In: nat, Emptied: EmptyBriefly, Piecewise: true},
@@ -105,7 +105,6 @@ var containers = []Owner{
 		Name: "networkd", Title: "systemd-networkd with IPMasquerade=",
 		Source: "reports of its users",
 		Tables: []Table{{Name: "io.systemd.nat", Families: both}},
-		Units:  []string{"systemd-networkd.service"},
 		Heals:  "never, until systemd-networkd starts again",
 		Breaks: "the way out of the networks that it masquerades",
 	},
@@ -125,7 +124,6 @@ var containers = []Owner{
 		Source: "cs-firewall-bouncer test/backends; reports of its users",
 		Chains: []Chains{{Names: forms("CROWDSEC_CHAIN", "CROWDSEC_LOG")}},
 		Tables: []Table{{Name: "crowdsec", Families: both}},
-		Sets:   []string{"crowdsec-blacklists*", "crowdsec6-blacklists*"},
 		Heals:  "never, until it starts again",
 		Breaks: "block lists",
 	},

@@ -144,9 +144,8 @@ func emptiedTable() string {
 		{named(is(EmptyNever)), "never leaves them empty", "puts them back, in about 0.1 s"},
 		{named(is(EmptyUnreferenced)), "empties them only with, or after, all rules that lead to them", "puts them back, in about 0.1 s, if a rule leads there"},
 		{named(is(EmptyBriefly)), "flushes them, and fills or deletes them by later commands: a pod's end, a start of Docker", "puts them back after `--jump-grace`, if a rule leads there and they are still empty"},
-		{often(func(c Chains) bool { return c.Dispatch }), "removes single rules, also the last one", "puts them back after `--jump-grace`, if chains that only they led to still hold rules; else accepts it"},
 		{often(func(c Chains) bool { return c.Operators }), "are the operator's own", "accepts it"},
-		{often(func(c Chains) bool { return !c.Dispatch && !c.Operators }) + "; those of the first rows in other tables; all that only a glob names", "removes single rules, also the last one", "accepts it: nothing shows whether a container, network or service has gone"},
+		{often(func(c Chains) bool { return !c.Operators }) + "; those of the first rows in other tables; all that only a glob names", "removes single rules, also the last one", "puts them back, if chains that only they led to still hold rules: of chains that many containers or networks share after `--jump-grace`; else accepts it: nothing shows whether a container, network or service has gone"},
 	} {
 		text += "| " + strings.Join(row[:], " | ") + " |\n"
 	}

@@ -61,7 +61,7 @@ var kubernetes = []Owner{
 		// characters that a chain's name may have.
 		Source: "containernetworking/plugins 1.9 plugins/meta/portmap; CNI-SN-HASH until 0.7",
 		Chains: []Chains{
-			{Names: forms("CNI-HOSTPORT-DNAT"), Piecewise: true, Dispatch: true},
+			{Names: forms("CNI-HOSTPORT-DNAT"), Piecewise: true},
 			{Names: forms("CNI-HOSTPORT-SNAT"), Piecewise: true},
 			{Names: forms("CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"), In: nat, Emptied: EmptyUnreferenced, Piecewise: true},
 			{Names: forms("CNI-DN-<hex>", "CNI-SN-<hex>"), In: nat, Emptied: EmptyBriefly},
@@ -109,7 +109,7 @@ var kubernetes = []Owner{
 		// the rules of other containers that it finds in the shared chains.
 		Source: "cri-o internal/hostport",
 		Chains: []Chains{
-			{Names: forms("KUBE-HOSTPORTS", "CRIO-HOSTPORTS-MASQ"), Piecewise: true, Dispatch: true},
+			{Names: forms("KUBE-HOSTPORTS", "CRIO-HOSTPORTS-MASQ"), Piecewise: true},
 			{Names: forms("KUBE-HP-<base32:16>", "CRIO-MASQ-<base32:16>"), In: nat, Emptied: EmptyUnreferenced},
 		},
 		Tables:    []Table{{Name: "crio-hostports", Families: both, Processes: []string{"crio"}}},

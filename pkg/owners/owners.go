@@ -1,7 +1,7 @@
 // Package owners is the table of the programs that write rules for good: one row an [Owner].
 //
 // A row has the names of the owner's chains, the rules that it writes into built-in chains itself,
-// its native nftables tables, its ipsets, its processes and units, and its ways: when it empties a
+// its native nftables tables, its processes, and its ways: when it empties a
 // chain, how it removes rules, whether it writes them again by itself. Presets of --protect, the
 // judges of lost rules, the words for a native table and docs/presets.md read this table; no other
 // package keeps such knowledge. The package does no I/O, and its values do not change.
@@ -24,14 +24,12 @@ type Owner struct {
 	Chains   []Chains
 	Straight []Straight
 	Tables   []Table
-	Sets     []string // ipsets, as globs
 
 	// Processes are the programs that write the rules, by what the kernel calls them.
 	Processes []string
 	// Kin are globs of all its programs, whether or not they write rules. Each decides on its own
 	// rules, and executes no jobs of others.
-	Kin   []string
-	Units []string // of systemd
+	Kin []string
 
 	// Canary is the chain by which the owner notices a flush. It must not come back with a replay.
 	Canary string
@@ -62,8 +60,6 @@ type Chains struct {
 	// Piecewise: many containers or networks share each of the chains, and the owner writes the
 	// rules of one at a time. That a chain holds rules says nothing of the others' rules.
 	Piecewise bool
-	// Dispatch: each rule leads to a chain that no other rule leads to.
-	Dispatch bool
 	// Operators: the rules are the operator's, and the owner makes the chain only.
 	Operators bool
 	// Hint: the chain holds no rule, and none leads to it.
