@@ -54,7 +54,7 @@ func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 		missing, waiting := reload.Quarantine{id: tr.Quarantined}.Split()
 		for _, h := range missing[id][:min(namesKept, len(missing[id]))] {
 			next := "it is tried again"
-			if _, opaque := h.Rule.Opaque(); opaque {
+			if _, opaque := h.Rule.Opaque(); opaque && !h.Refused {
 				next = "its owner has to put it back"
 			}
 			severity.Errors(log).Info("A rule is in quarantine: it could not be put back", "family", id.Family, "table", id.Name,

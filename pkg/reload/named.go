@@ -35,7 +35,8 @@ func (t *familyRun) namedIn() *iptables.RefusedRule {
 // The kernel refuses some rules only where they are to stand, so the same rule in another chain is
 // written, unless iptables-restore cannot write it anywhere.
 //
-// A strict job bisects, because it reports all rules of the table that are refused.
+// A strict job leaves no rule out. It bisects instead, because it reports all rules of the table
+// that are refused.
 func (r run) leaveNamed(ctx context.Context, t *familyRun) bool {
 	named := t.namedIn()
 	switch {
@@ -48,7 +49,7 @@ func (r run) leaveNamed(ctx context.Context, t *familyRun) bool {
 	}
 	table := named.Name
 	at := slices.IndexFunc(t.plans, func(p tablePlan) bool { return p.table == table })
-	if at < 0 || r.job.Strict || t.namedCount >= mostNamed || t.asText[table] != nil {
+	if at < 0 || t.namedCount >= mostNamed || t.asText[table] != nil {
 		return false
 	}
 	t.namedCount++
@@ -71,6 +72,9 @@ func (r run) leaveNamed(ctx context.Context, t *familyRun) bool {
 			return true
 		}
 	}
+	if r.job.Strict {
+		return false
+	}
 	t.leave(named, chain, reason)
 	return true
 }
@@ -89,11 +93,14 @@ func (t *familyRun) leave(named *iptables.RefusedRule, chain, reason string) {
 // leaveInContext reports whether a family is to be written again without a rule that the kernel
 // named, and that is refused only where it is to stand: iptables-restore could write it alone, but
 // not with its table. Such is a match that works in some hooks only, next to another process's
-// jump.
-func (t *familyRun) leaveInContext() (again bool) {
+// jump. bisect comes before it: it finds a rule of another table that is refused anywhere.
+func (r run) leaveInContext(t *familyRun) (again bool) {
 	refused := refusalOf(t.answer.Err)
+	if refused == nil || refused.Exit <= 0 || r.job.Strict {
+		return false
+	}
 	for table, blamed := range t.asText {
-		if refused != nil && refused.Exit > 0 && !t.written[table] {
+		if !t.written[table] {
 			t.leave(blamed.rule, blamed.rule.Chain, blamed.reason)
 			delete(t.asText, table)
 			again = true

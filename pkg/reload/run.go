@@ -136,7 +136,7 @@ func (r run) families(ctx context.Context) Result {
 				continue
 			}
 			overtaken := r.overtaken(ctx, t)
-			if overtaken && try < r.maxReads() || !overtaken && (t.leaveInContext() || r.bisect(ctx, t) || r.leaveBytes(t) || r.skipTable(t)) {
+			if overtaken && try < r.maxReads() || !overtaken && (r.bisect(ctx, t) || r.leaveInContext(t) || r.leaveBytes(t) || r.skipTable(t)) {
 				again = append(again, t)
 				continue
 			}
