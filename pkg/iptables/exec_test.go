@@ -45,12 +45,14 @@ func TestAChildThatDoesNotReadToTheEnd(t *testing.T) {
 		{"it is content", "head -c 1 >/dev/null", 0, nil},
 		{"it closes its input and goes on", "exec <&-; sleep 0.1; exit 3", 3, nil},
 		{"somebody else keeps its input open", "sleep 60 >/dev/null 2>&1 & exit 4", 4, nil},
-		{"it is killed by its deadline", "sleep 60", -1, context.DeadlineExceeded},
+		{"it is killed by its deadline", "sleep 86400", -1, context.DeadlineExceeded},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			text := endless{make(chan error, 1)}
-			start := time.Now()
-			res, err := command{path: sh, args: []string{"-c", c.script}, stdin: text, timeout: 500 * time.Millisecond}.run(t.Context())
+			text, timeout := endless{make(chan error, 1)}, time.Hour
+			if c.failed != nil {
+				timeout = 500 * time.Millisecond
+			}
+			res, err := command{path: sh, args: []string{"-c", c.script}, stdin: text, timeout: timeout}.run(t.Context())
 			if res.exit != c.exit || !errors.Is(err, c.failed) {
 				t.Errorf("exit code %d, %v; want %d, %v", res.exit, err, c.exit, c.failed)
 			}
@@ -58,9 +60,6 @@ func TestAChildThatDoesNotReadToTheEnd(t *testing.T) {
 			case <-text.ended:
 			default:
 				t.Error("somebody still writes")
-			}
-			if took := time.Since(start); took > 5*time.Second {
-				t.Errorf("it took %v", took)
 			}
 		})
 	}

@@ -197,7 +197,7 @@ var failures = []struct{ name, script, want string }{
 	{"exit code", "echo oh dear >&2; exit 3", "stand-in, exit 3: oh dear"},
 	{"privileges", "echo 'Could not fetch rule set generation id: Permission denied (you must be root)' >&2; exit 4",
 		nft.ErrPermission.Error() + ": stand-in, exit 4: Could not fetch rule set generation id: Permission denied (you must be root)"},
-	{"hangs", "sleep 60 & sleep 60", "stand-in was killed: it did not end within 200ms: context deadline exceeded"},
+	{"hangs", "sleep 86400 & sleep 86400", "stand-in was killed: it did not end within 200ms: context deadline exceeded"},
 }
 
 func TestReadFailures(t *testing.T) {
@@ -207,7 +207,9 @@ func TestReadFailures(t *testing.T) {
 				nstest.NeedProgram(t, program(Legacy, rules.IPv4, ""))
 				k := openKernel(t, Config{Backend: Legacy})
 				iptablesCommand(t, Legacy, rules.IPv4, "-t nat -A OUTPUT -p tcp -j RETURN") // of which the text must be asked
-				k.cfg.ReadTimeout = 200 * time.Millisecond
+				if c.name == "hangs" {
+					k.cfg.ReadTimeout = 200 * time.Millisecond
+				}
 				standIn(t, k, rules.IPv4, c.script)
 				_, err := k.Read(t.Context(), rules.IPv4)
 				if diff := cmp.Diff(c.want, fmt.Sprint(err)); diff != "" {
@@ -226,16 +228,19 @@ func TestReadMirrorFailures(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
 				nstest.NeedProgram(t, "iptables-nft")
 				k := openKernel(t, Config{Backend: NFT})
-				k.mirror.families[rules.IPv4].printer.timeout = 200 * time.Millisecond
 				iptablesCommand(t, NFT, rules.IPv4, "-t nat -N X")
 				iptablesCommand(t, NFT, rules.IPv4, "-t nat -A X -m length --length 5 -j ACCEPT")
-				real := k.tools[rules.IPv4]
+				printer := &k.mirror.families[rules.IPv4].printer
+				real, patient := k.tools[rules.IPv4], printer.timeout
+				if c.name == "hangs" {
+					printer.timeout = 200 * time.Millisecond
+				}
 				standIn(t, k, rules.IPv4, c.script)
 				_, err := k.Read(t.Context(), rules.IPv4)
 				if diff := cmp.Diff(c.want, fmt.Sprint(err)); diff != "" {
 					t.Errorf("error (-want +got):\n%s", diff)
 				}
-				k.tools[rules.IPv4] = real
+				k.tools[rules.IPv4], printer.timeout = real, patient
 				wantAsSaved(t, k, rules.IPv4, "the failure")
 			})
 		})

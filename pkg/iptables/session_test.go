@@ -179,10 +179,9 @@ func TestSessionRestoreOutlivesContext(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		k := openKernel(t, Config{Backend: NFT})
 		k.cfg.RestoreTimeout = 300 * time.Millisecond
-		standInRestore(t, k, rules.IPv4, "sleep 60 & sleep 60")
+		standInRestore(t, k, rules.IPv4, "sleep 86400 & sleep 86400") // killed, or this test does not end
 		s := begin(t, k)
 		mustRead(t, s, rules.IPv4)
-		start := time.Now()
 		_, err := write(t, s, rules.IPv4, payload)
 		want := &RestoreError{Reason: ReasonOther, Program: "restore", Exit: -1,
 			Stderr: "restore was killed: it did not end within 300ms: context deadline exceeded"}
@@ -190,9 +189,6 @@ func TestSessionRestoreOutlivesContext(t *testing.T) {
 		errors.As(err, &got)
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("error (-want +got):\n%s", diff)
-		}
-		if took := time.Since(start); took > 2*time.Second {
-			t.Errorf("a restore of 300 ms took %v: its children were not killed", took)
 		}
 	})
 }
