@@ -30,6 +30,8 @@ type lexicon struct {
 	small   int      // how many entries there were when it was last tidied up
 	noBytes bool     // opaque rules are not to hold their bytes: nothing would write them
 	sets    setIndex // nil: rules that name ipsets are known by numbers
+	// earlier returns the bytes of rules that were met before canaryd started; nil if none are kept.
+	earlier Earlier
 }
 
 // An entry is the text of a raw rule, if that is known.
@@ -151,9 +153,17 @@ func (l *lexicon) raw(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	if rule.HasBytes() {
 		return l.keep(rule)
 	}
+	if raw, ok := l.met(rule.Key(), room); ok {
+		return raw, true
+	}
+	return l.recall(rule)
+}
+
+// met returns the rule of a Key that was met, as nf_tables holds it. It may use room.
+func (l *lexicon) met(key rules.Key, room []byte) (nft.Rule, bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	id := l.find(rule.Key())
+	id := l.find(key)
 	if id == 0 {
 		return nft.Rule{}, false
 	}

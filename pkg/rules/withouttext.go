@@ -1,6 +1,9 @@
 package rules
 
-import "slices"
+import (
+	"iter"
+	"slices"
+)
 
 // A TextlessRule is an opaque rule and the chain in which it stands.
 type TextlessRule struct {
@@ -55,12 +58,8 @@ func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 			all = append(all, TextlessRule{h.Chain, h.Rule})
 		}
 	}
-	at := 0 // in before: iptables prints chains in the order of their names
-	for _, c := range s.Chains {
-		for at < len(before.Chains) && before.Chains[at].Name < c.Name {
-			at++
-		}
-		if at < len(before.Chains) && before.Chains[at].Name == c.Name && sameMemory(before.Chains[at].Rules, c.Rules) {
+	for c, same := range s.chainsSince(before) {
+		if same {
 			for _, f := range found {
 				if f.Chain == c.Name {
 					all = append(all, f)
@@ -75,4 +74,40 @@ func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 		}
 	}
 	return all
+}
+
+// NewRules yields the section's rules, those of its jumps first. Rules of chains that have not
+// changed since an earlier section, before, are left out.
+func (s Section) NewRules(before Section) iter.Seq[Rule] {
+	return func(yield func(Rule) bool) {
+		for _, h := range s.Jumps {
+			if !yield(h.Rule) {
+				return
+			}
+		}
+		for c, same := range s.chainsSince(before) {
+			for i := 0; i < len(c.Rules) && !same; i++ {
+				if !yield(c.Rules[i]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// chainsSince yields the section's chains, and whether the rules of each are those of an earlier
+// section, before, in the same memory.
+func (s Section) chainsSince(before Section) iter.Seq2[Chain, bool] {
+	return func(yield func(Chain, bool) bool) {
+		at := 0 // in before: iptables prints chains in the order of their names
+		for _, c := range s.Chains {
+			for at < len(before.Chains) && before.Chains[at].Name < c.Name {
+				at++
+			}
+			same := at < len(before.Chains) && before.Chains[at].Name == c.Name && sameMemory(before.Chains[at].Rules, c.Rules)
+			if !yield(c, same) {
+				return
+			}
+		}
+	}
 }
