@@ -1,6 +1,7 @@
 package reload
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,9 +17,12 @@ const (
 	// Trials write rules to the chain to which the writer writes what it learns the bytes of.
 	trialChain, trialTarget = iptables.TrialChain, iptables.TrialTarget
 	// maxTrials and trialTime bound the search in one table. Among 20,000 rules it finds a bad one
-	// in 30 trials of 0.1 to 0.3 s. Rules that are undecided by then are quarantined as well.
-	maxTrials = 256
-	trialTime = 10 * time.Second
+	// in 30 trials of 0.1 to 0.3 s, and the first takes longest. A busy node has the time that
+	// 30 of its first trial take, up to mostTrialTime. Rules that are undecided by then are
+	// quarantined as well.
+	maxTrials     = 256
+	trialTime     = 10 * time.Second
+	mostTrialTime = time.Minute
 )
 
 // bisect finds the rules for which a restore was refused, and reports whether there are any. It
@@ -115,7 +119,8 @@ type trial struct {
 	session   iptables.Session
 	family    rules.Family
 	plan      tablePlan
-	until     time.Time
+	began     time.Time
+	first     time.Duration   // how long the first trial with rules took
 	newChains map[string]bool // chains that the plan writes and that do not exist yet
 	tried     int
 	bad       reasons             // the bad rules
@@ -141,7 +146,7 @@ type trial struct {
 }
 
 func newTrial(s iptables.Session, f rules.Family, plan tablePlan) trial {
-	return trial{session: s, family: f, plan: plan, until: time.Now().Add(trialTime), bad: reasons{}, errs: map[rules.Key]error{}}
+	return trial{session: s, family: f, plan: plan, began: time.Now(), bad: reasons{}, errs: map[rules.Key]error{}}
 }
 
 // run tries all rules of the plan. An error means that the trial chain itself could not be written.
@@ -207,13 +212,15 @@ func (t *trial) findBad(ctx context.Context, list []rules.Rule) {
 	if len(list) == 0 || t.ended {
 		return
 	}
-	if t.tried >= maxTrials || time.Now().After(t.until) || ctx.Err() != nil {
+	if t.tried >= maxTrials || time.Since(t.began) > min(max(trialTime, 30*t.first), mostTrialTime) || ctx.Err() != nil {
 		for _, r := range list {
 			t.bad[r.Key()] = fmt.Sprintf("so many rules are refused that %s could not be tried one by one", t.plan.table)
 		}
 		return
 	}
+	start := time.Now()
 	err := t.write(ctx, list)
+	t.first = cmp.Or(t.first, time.Since(start))
 	switch {
 	case err == nil:
 	case len(list) == 1:
