@@ -71,8 +71,10 @@ func open(ctx context.Context, o *options, writes bool) (*iptables.Kernel, *relo
 		var store *reload.Store
 		if store, err = reload.OpenStore(o.stateDir, identity); err == nil {
 			store.KeepAside(filepath.Dir(o.socket))
-			store.KeepBytes(kernel)
-			kernel.KnowEarlier(store.LookUpBytes)
+			if kernel.Info().Backend == iptables.NFT {
+				store.KeepBytes(kernel)
+				kernel.KnowEarlier(store.LookUpBytes)
+			}
 			return kernel, store, nil
 		}
 		err = fmt.Errorf("%w (choose another with --state-dir)", err)

@@ -76,10 +76,14 @@ func openByteFile(dir string, identity Identity) *byteFile {
 // scan reads which rules the file has.
 func (b *byteFile) scan() {
 	b.size, b.known, b.saved = 0, nil, nil
-	size, err := b.each(func(d digest, _ string) { b.known = append(b.known, d.short()) })
+	last := ""
+	size, err := b.each(func(d digest, rule string) { b.known, last = append(b.known, d.short()), rule })
 	if err != nil {
 		b.known = nil
 		return
+	}
+	if _, whole := heldIn(last); !whole && len(b.known) > 0 {
+		b.known = b.known[:len(b.known)-1]
 	}
 	b.size = size
 	slices.Sort(b.known)
@@ -120,15 +124,29 @@ func (b *byteFile) lookUp(f rules.Family, key rules.Key) (rules.Rule, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	d := digestOf(f, key)
-	if _, has := slices.BinarySearch(b.known, d.short()); !has {
+	at, has := slices.BinarySearch(b.known, d.short())
+	if !has {
 		return rules.Rule{}, false
 	}
 	if b.lines == nil {
 		b.lines = make(map[digest]string, len(b.known))
 		_, _ = b.each(func(d digest, rule string) { b.lines[d] = rule }) // without lines nothing is found
 	}
-	rule, err := rules.ParseRule(b.lines[d])
-	return rule, err == nil && rule.HasBytes()
+	rule, ok := heldIn(b.lines[d])
+	if !ok { // the next save writes it again
+		b.known = slices.Delete(b.known, at, at+1)
+	}
+	return rule, ok
+}
+
+// heldIn returns the opaque rule of a line, if its bytes are those that its digest names.
+func heldIn(line string) (rules.Rule, bool) {
+	rule, err := rules.ParseRule(line)
+	if err != nil {
+		return rules.Rule{}, false
+	}
+	_, _, _, ok := rule.Bytes()
+	return rule, ok
 }
 
 // close forgets the lines that were looked up: they take as much memory as the file has bytes.
