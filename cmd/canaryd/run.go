@@ -73,7 +73,7 @@ func open(ctx context.Context, o *options, writes bool) (*iptables.Kernel, *relo
 			store.KeepAside(filepath.Dir(o.socket))
 			if kernel.Info().Backend == iptables.NFT {
 				store.KeepBytes(kernel)
-				kernel.KnowEarlier(store.LookUpBytes)
+				kernel.KnowEarlier(store.Earlier)
 			}
 			return kernel, store, nil
 		}

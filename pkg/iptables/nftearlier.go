@@ -1,13 +1,25 @@
 package iptables
 
 import (
+	"encoding/binary"
+	"errors"
+	"sync"
+	"time"
+
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// An Earlier returns the opaque rule that holds the bytes of the rule of this Key, as they were
-// kept before this Kernel was opened; false if they were not. It is called concurrently.
-type Earlier func(f rules.Family, key rules.Key) (rules.Rule, bool)
+// A RawRule is a rule as nf_tables holds it, to be kept on disk. Bytes are the Kernel's own format.
+// Text is the rule's text, and empty where the bytes alone say it: pkg/ruleset spells most rules.
+type RawRule struct {
+	Text  string
+	Bytes []byte
+}
+
+// Earlier calls add with each rule of a family that was kept before the Kernel was opened. The
+// Bytes are the callee's for the call only.
+type Earlier func(f rules.Family, add func(RawRule))
 
 // KnowEarlier has rules written by their bytes that this Kernel has not met: those of a generation
 // on disk, which were flushed while canaryd did not run. It is called before the first Read.
@@ -19,49 +31,98 @@ func (k *Kernel) KnowEarlier(earlier Earlier) {
 	}
 }
 
-// InBytes returns the opaque rule that holds the bytes of a rule with a text; false if this Kernel
-// has not met the rule, if other bytes may mean the same, or if they do not make the rule again. On
-// legacy it is always false. It may be called concurrently.
-func (k *Kernel) InBytes(f rules.Family, r rules.Rule) (rules.Rule, bool) {
+// RawRule returns a rule with a text as nf_tables holds it; false if this Kernel has not met the
+// rule, or if other bytes may mean the same. On legacy it is always false. Bytes are in room, if it
+// is large enough. It may be called concurrently.
+func (k *Kernel) RawRule(f rules.Family, r rules.Rule, room []byte) (RawRule, bool) {
 	source, is := k.source.(lexicons)
 	if !is || source[f] == nil {
-		return rules.Rule{}, false
+		return RawRule{}, false
 	}
-	raw, ok := source[f].met(r.Key(), nil)
-	if !ok {
-		return rules.Rule{}, false
+	l := source[f]
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	id := l.find(r.Key())
+	if id == 0 {
+		return RawRule{}, false
 	}
-	held := opaque(f, raw, "")
-	return held, held.HasBytes()
+	scratch, _ := scratches.Get().(*[]byte)
+	if scratch == nil {
+		scratch = new([]byte)
+	}
+	rule := l.store.Rule(id, (*scratch)[:0])
+	raw := RawRule{Bytes: appendRaw(room[:0], rule)}
+	if cap(rule.Expressions) > cap(*scratch) {
+		*scratch = rule.Expressions
+	}
+	scratches.Put(scratch)
+	if !l.entries[id].spelled {
+		raw.Text = r.Spec
+	}
+	return raw, true
 }
 
-// recall returns the bytes that were kept of a rule, and pairs them with its text, so that the rule
-// is read back by it. Bytes that pkg/ruleset spells otherwise are of another rule.
-func (l *lexicon) recall(rule rules.Rule) (nft.Rule, bool) {
+// scratches have room for one rule each: a save asks for tens of thousands.
+var scratches sync.Pool
+
+// appendRaw appends a rule: the length of its expressions, the expressions, and 1 with the user
+// data, if it has any.
+func appendRaw(out []byte, r nft.Rule) []byte {
+	out = append(binary.AppendUvarint(out, uint64(len(r.Expressions))), r.Expressions...)
+	if r.Userdata == nil {
+		return out
+	}
+	return append(append(out, 1), r.Userdata...)
+}
+
+var errRaw = errors.New("no rule as nf_tables holds it")
+
+// parseRaw reads what appendRaw wrote. The rule is in the same memory.
+func parseRaw(text []byte) (nft.Rule, error) {
+	size, n := binary.Uvarint(text)
+	if n <= 0 || size > uint64(len(text)-n) {
+		return nft.Rule{}, errRaw
+	}
+	r, rest := nft.Rule{Expressions: text[n : n+int(size)]}, text[n+int(size):]
+	if len(rest) > 0 {
+		if rest[0] != 1 {
+			return nft.Rule{}, errRaw
+		}
+		r.Userdata = rest[1:]
+	}
+	return r, r.Each(func(nft.Expression) error { return nil })
+}
+
+// recall meets the rules that were kept, at most once within the time that they are remembered, and
+// returns the rule of a Key among them.
+func (l *lexicon) recall(key rules.Key, room []byte) (nft.Rule, bool) {
 	if l.earlier == nil {
 		return nft.Rule{}, false
 	}
-	held, ok := l.earlier(l.family, rule.Key())
-	if !ok {
-		return nft.Rule{}, false
+	l.recalling.Lock()
+	defer l.recalling.Unlock()
+	if now := time.Now(); l.recalled.IsZero() || now.Sub(l.recalled) >= remember {
+		l.recalled = now
+		l.earlier(l.family, l.meet)
 	}
-	raw, ok := heldBytes(held)
-	if !ok {
-		return nft.Rule{}, false
+	return l.met(key, room)
+}
+
+// meet takes in a rule that was kept. A text that cannot be its own is not believed.
+func (l *lexicon) meet(kept RawRule) {
+	raw, err := parseRaw(kept.Bytes)
+	if err != nil {
+		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	id, err := l.intern(raw)
 	if err != nil {
-		return nft.Rule{}, false
+		return
 	}
-	if e := &l.entries[id]; !e.learned && !e.fickle {
-		if err := l.pair(id, rule); err != nil {
-			return nft.Rule{}, false
+	if e := &l.entries[id]; kept.Text != "" && !e.learned && !e.fickle {
+		if rule, err := rules.ParseRule(kept.Text); err == nil {
+			_ = l.pair(id, rule) // without a text the rule is not found
 		}
 	}
-	if e := &l.entries[id]; !e.learned || e.fickle || !e.rule.Is(rule) {
-		return nft.Rule{}, false
-	}
-	return raw, true
 }

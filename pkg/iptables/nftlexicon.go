@@ -30,8 +30,11 @@ type lexicon struct {
 	small   int      // how many entries there were when it was last tidied up
 	noBytes bool     // opaque rules are not to hold their bytes: nothing would write them
 	sets    setIndex // nil: rules that name ipsets are known by numbers
-	// earlier returns the bytes of rules that were met before canaryd started; nil if none are kept.
-	earlier Earlier
+	// earlier has the rules that were met before canaryd started; nil if none are kept. recalled is
+	// when they were met last; recalling guards it.
+	earlier   Earlier
+	recalling sync.Mutex
+	recalled  time.Time
 }
 
 // An entry is the text of a raw rule, if that is known.
@@ -41,6 +44,8 @@ type entry struct {
 	learned bool   // the text is there
 	// fickle: its bytes do not say what it means; see indexed.
 	fickle bool
+	// spelled: pkg/ruleset says the text.
+	spelled bool
 }
 
 func newLexicon(family rules.Family) *lexicon {
@@ -91,7 +96,7 @@ func (l *lexicon) intern(raw nft.Rule) (nft.RuleID, error) {
 	l.entries = append(l.entries, e)
 	if words, ok := ruleset.Words(l.family, raw.Expressions, raw.Userdata); ok && !e.learned {
 		// If it cannot be paired, iptables is asked.
-		_ = l.pair(id, compactRule(rules.PrintedRule(words)))
+		l.entries[id].spelled = l.pair(id, compactRule(rules.PrintedRule(words))) == nil
 	}
 	return id, nil
 }
@@ -156,7 +161,7 @@ func (l *lexicon) raw(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	if raw, ok := l.met(rule.Key(), room); ok {
 		return raw, true
 	}
-	return l.recall(rule)
+	return l.recall(rule.Key(), room)
 }
 
 // met returns the rule of a Key that was met, as nf_tables holds it. It may use room.

@@ -141,7 +141,7 @@ type Store struct {
 	unwritable error                // why the folder could not be written last
 	remade     int                  // how often the folder was made again
 	bytes      *byteFile
-	bytesFrom  BytesSource // nil: no bytes are written
+	rawRules   RawSource // nil: no bytes are written
 	// step is called before each change of the folder. Tests stop there as if canaryd were killed.
 	step func(what string)
 }
@@ -150,7 +150,7 @@ type Store struct {
 // no error: each write tries again, and Unwritable says why the last one failed.
 func OpenStore(dir string, identity Identity) (*Store, error) {
 	s := &Store{dir: dir, identity: identity, wholeBelow: wholeBelow, until: map[string]time.Time{}, step: func(string) {}}
-	s.bytes = openByteFile(dir, identity)
+	s.bytes = &byteFile{path: filepath.Join(dir, "rules.bytes"), identity: identity, limit: maxStored}
 	if err := s.prepare(); err != nil && !diskFails(err) {
 		return nil, err
 	}
@@ -212,7 +212,6 @@ func (s *Store) SaveState(state State) error {
 		return fmt.Errorf("saving the state: %w", err)
 	}
 	s.named, s.stateID = s.written, s.written
-	s.bytes.close() // what was looked up is in force by now, or is looked up again
 	return nil
 }
 

@@ -1,13 +1,13 @@
 package reload
 
 import (
-	"bytes"
-	"crypto/sha256"
+	"bufio"
+	"compress/gzip"
 	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"os"
 	"path/filepath"
@@ -15,281 +15,357 @@ import (
 	"sync"
 
 	"github.com/canaryd/canaryd/internal/private"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A BytesSource knows the kernel's bytes of rules with a text. iptables.Kernel is one.
-type BytesSource interface {
-	// InBytes returns the opaque rule that holds the bytes of a rule; false if they are not known, or
-	// do not make the rule again.
-	InBytes(f rules.Family, r rules.Rule) (rules.Rule, bool)
+// A RawSource knows rules as nf_tables holds them. iptables.Kernel is one.
+type RawSource interface {
+	// RawRule is iptables.Kernel.RawRule.
+	RawRule(f rules.Family, r rules.Rule, room []byte) (iptables.RawRule, bool)
 }
 
 // A byteFile keeps the bytes of the rules that generations on disk have as text. A rule that is
-// lost while canaryd does not run is then written by its bytes, as every other, without a program
-// and exactly.
+// lost while canaryd does not run is then written by its bytes, as every other: exactly, and
+// without a program.
 //
-// The file has one line for each rule: family, a digest of the text, and the opaque rule that holds
-// the bytes, with a digest of its own. New lines go to its end. A line that a killed process left
-// unfinished has another digest, and counts for nothing. The file is bound to the Identity in its
-// first line, as the generations are.
-//
-// Look up may be called concurrently with everything else; all other methods are for one goroutine.
+// The file is a sequence of gzip's members, each with a checksum. Each save adds a member with the
+// rules that are new. The first member begins with the Identity that the file is bound to, as the
+// generations are. A member that a killed process left unfinished ends the file, and the next save
+// writes the file anew.
 type byteFile struct {
 	path     string
 	identity Identity
 	limit    int64 // the file's size, in bytes; more rules are kept as text only
 
 	mu    sync.Mutex
-	size  int64             // of the file as it was read or written last; 0: it has to be written anew
-	known []uint64          // sorted: the beginnings of the digests on disk
-	lines map[digest]string // the file's rules, while a replay looks them up
-	saved rules.Generation  // its rules are on disk, as far as their bytes were known
+	read  bool
+	size  int64            // of the file as it was read or written last; 0: it is to be written anew
+	known []uint64         // sorted hashes of the rules on disk
+	saved rules.Generation // its rules are on disk, as far as their bytes were known
 }
 
-// A digest names the text of a rule of one family: half of a SHA-256.
-type digest [16]byte
-
-func digestOf(f rules.Family, key rules.Key) (d digest) {
-	sum := sha256.New()
-	_, _ = io.WriteString(sum, f.String()+" "+string(key))
-	copy(d[:], sum.Sum(nil))
-	return d
-}
-
-func (d digest) short() uint64 { return binary.BigEndian.Uint64(d[:]) }
-
-// byteFileHead is the first line of the file.
+// byteFileHead begins the file.
 type byteFileHead struct {
 	Format   int      `json:"format"`
 	Identity Identity `json:"identity"`
 }
 
-// openByteFile reads which rules the file has. A file that was made elsewhere, cannot be read or is
-// missing has none.
-func openByteFile(dir string, identity Identity) *byteFile {
-	b := &byteFile{path: filepath.Join(dir, "rules.bytes"), identity: identity, limit: maxStored}
-	b.scan()
-	return b
+const (
+	// crowdedFrom is how many rules the file may have whatever the generation has: a small file is
+	// not worth a rewrite.
+	crowdedFrom = 4096
+	// mostInflated bounds what is read of a file, in bytes. Rules compress to a twentieth.
+	mostInflated = 1 << 30
+	// mostRecord bounds one rule, whose bytes netlink counts by 16 bits.
+	mostRecord = 128 << 10
+)
+
+// A record is one rule of the file.
+type record struct {
+	family rules.Family
+	iptables.RawRule
 }
 
-// scan reads which rules the file has.
-func (b *byteFile) scan() {
-	b.size, b.known, b.saved = 0, nil, nil
-	last := ""
-	size, err := b.each(func(d digest, rule string) { b.known, last = append(b.known, d.short()), rule })
+// hash identifies a record in this process.
+func (r record) hash() uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	_, _ = h.WriteString(r.family.String())
+	_, _ = h.WriteString(r.Text)
+	_ = h.WriteByte(0)
+	_, _ = h.Write(r.Bytes)
+	return h.Sum64()
+}
+
+// write writes the record: family, and text and bytes with the length before each.
+func (r record) write(out io.Writer) error {
+	head := binary.AppendUvarint([]byte{byte(r.family)}, uint64(len(r.Text)))
+	head = binary.AppendUvarint(append(head, r.Text...), uint64(len(r.Bytes)))
+	_, err := out.Write(head)
+	if err == nil {
+		_, err = out.Write(r.Bytes)
+	}
+	return err
+}
+
+// readRecord reads what write wrote. The bytes are in room.
+func readRecord(in *bufio.Reader, room *[]byte) (r record, err error) {
+	family, err := in.ReadByte()
 	if err != nil {
-		b.known = nil
-		return
+		return record{}, err
 	}
-	if _, whole := heldIn(last); !whole && len(b.known) > 0 {
-		b.known = b.known[:len(b.known)-1]
+	r.family = rules.Family(family)
+	piece := func() []byte {
+		size, sizeErr := binary.ReadUvarint(in)
+		if err != nil || sizeErr != nil || size > mostRecord {
+			err = errRecord
+			return nil
+		}
+		*room = slices.Grow((*room)[:0], int(size))[:size]
+		if _, readErr := io.ReadFull(in, *room); readErr != nil {
+			err = errRecord
+		}
+		return *room
 	}
-	b.size = size
-	slices.Sort(b.known)
-	b.known = slices.Clip(slices.Compact(b.known))
+	r.Text = string(piece())
+	r.Bytes = piece()
+	return r, err
 }
 
-// each calls do for each complete line of the file, and returns the file's size.
-func (b *byteFile) each(do func(d digest, rule string)) (size int64, err error) {
-	text, err := private.Read(b.path, b.limit)
+var errRecord = errors.New("no record of a rule")
+
+// each calls do for each record of the members whose checksum holds, and returns the file's size.
+// An error comes after the records before it.
+func (b *byteFile) each(do func(record)) (size int64, err error) {
+	held := 0 // records of the members whose checksum holds
+	n := 0
+	size, err = b.records(func(record) error { n++; return nil }, func() { held = n })
+	if held > 0 {
+		n = 0
+		_, again := b.records(func(r record) error {
+			if n++; n > held {
+				return io.EOF
+			}
+			do(r)
+			return nil
+		}, func() {})
+		if again != nil && !errors.Is(again, io.EOF) {
+			err = again
+		}
+	}
+	return size, err
+}
+
+// records calls do for each record of the file, and held after each member whose checksum holds. It
+// returns the file's size.
+func (b *byteFile) records(do func(record) error, held func()) (size int64, err error) {
+	file, err := private.Open(b.path, os.O_RDONLY)
 	if err != nil {
 		return 0, err
 	}
-	first, rest, _ := bytes.Cut(text, []byte("\n"))
-	var head byteFileHead
-	if err := json.Unmarshal(first, &head); err != nil {
+	defer func() { _ = file.Close() }() // read only
+	info, err := file.Stat()
+	if err != nil {
+		return 0, err
+	}
+	compressed := bufio.NewReader(io.LimitReader(file, b.limit))
+	member, err := gzip.NewReader(compressed)
+	if err != nil {
 		return 0, fmt.Errorf("%s is corrupt: %w", b.path, err)
 	}
-	if head.Format != format || head.Identity != b.identity {
-		return 0, ErrForeign
-	}
-	for len(rest) > 0 {
-		var line []byte
-		line, rest, _ = bytes.Cut(rest, []byte("\n"))
-		name, rule, found := bytes.Cut(line, []byte(" "))
-		var d digest
-		if !found || len(name) != hex.EncodedLen(len(d)) {
-			continue
+	left := int64(mostInflated)
+	in := bufio.NewReaderSize(nil, 64<<10)
+	var room []byte
+	for first := true; ; first = false {
+		member.Multistream(false)
+		inflated := &io.LimitedReader{R: member, N: left}
+		in.Reset(inflated)
+		if first {
+			if err := b.checkHead(in); err != nil {
+				return 0, err
+			}
 		}
-		if _, err := hex.Decode(d[:], name); err == nil {
-			do(d, string(rule))
+		for err == nil {
+			var r record
+			if r, err = readRecord(in, &room); err == nil {
+				err = do(r)
+			}
+		}
+		if !errors.Is(err, io.EOF) || inflated.N == 0 {
+			return 0, fmt.Errorf("%s is corrupt: %w", b.path, err)
+		}
+		held()
+		left = inflated.N
+		if err = member.Reset(compressed); errors.Is(err, io.EOF) {
+			return info.Size(), nil
+		}
+		if err != nil {
+			return 0, fmt.Errorf("%s is corrupt: %w", b.path, err)
 		}
 	}
-	return int64(len(text)), nil
 }
 
-// lookUp returns the opaque rule with the bytes of a text.
-func (b *byteFile) lookUp(f rules.Family, key rules.Key) (rules.Rule, bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	d := digestOf(f, key)
-	at, has := slices.BinarySearch(b.known, d.short())
-	if !has {
-		return rules.Rule{}, false
+// checkHead reads the head.
+func (b *byteFile) checkHead(in *bufio.Reader) error {
+	line, err := in.ReadSlice('\n')
+	var head byteFileHead
+	if err = errors.Join(err, json.Unmarshal(line, &head)); err != nil {
+		return fmt.Errorf("%s is corrupt: %w", b.path, err)
 	}
-	if b.lines == nil {
-		b.lines = make(map[digest]string, len(b.known))
-		_, _ = b.each(func(d digest, rule string) { b.lines[d] = rule }) // without lines nothing is found
+	if head != (byteFileHead{format, b.identity}) {
+		return ErrForeign
 	}
-	rule, ok := heldIn(b.lines[d])
-	if !ok { // the next save writes it again
-		b.known = slices.Delete(b.known, at, at+1)
-	}
-	return rule, ok
-}
-
-// heldIn returns the opaque rule of a line, if its bytes are those that its digest names.
-func heldIn(line string) (rules.Rule, bool) {
-	rule, err := rules.ParseRule(line)
-	if err != nil {
-		return rules.Rule{}, false
-	}
-	_, _, _, ok := rule.Bytes()
-	return rule, ok
-}
-
-// close forgets the lines that were looked up: they take as much memory as the file has bytes.
-func (b *byteFile) close() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.lines = nil
-}
-
-// save adds the rules of a generation that the file does not have.
-func (b *byteFile) save(g rules.Generation, from BytesSource) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if info, err := os.Stat(b.path); err != nil || info.Size() != b.size {
-		b.scan() // it was removed, or another canaryd wrote it
-	}
-	text, added := b.missing(g, from)
-	if len(added) == 0 {
-		b.saved = g
-		return nil
-	}
-	whole, _ := g.Counts()
-	if b.size == 0 || len(b.known)+len(added) > crowdedFrom+3*whole || b.size+int64(len(text)) > b.limit {
-		return b.rewrite(g, from)
-	}
-	file, err := private.Open(b.path, os.O_WRONLY|os.O_APPEND)
-	if err != nil {
-		return err
-	}
-	n, err := file.Write(text)
-	if err = errors.Join(err, file.Close()); err != nil {
-		b.size = 0
-		return err
-	}
-	b.size += int64(n)
-	b.took(g, added)
 	return nil
 }
 
-// crowdedFrom is how many rules the file may have whatever the generation has: a small file is not
-// worth a rewrite.
-const crowdedFrom = 4096
-
-func (b *byteFile) took(g rules.Generation, added []uint64) {
-	b.known = append(b.known, added...)
-	slices.Sort(b.known)
-	b.saved, b.lines = g, nil
-}
-
-// missing returns lines for the rules that the file does not have. Chains that are the same memory
-// as those of the last save are not searched again: there may be tens of thousands of rules.
-func (b *byteFile) missing(g rules.Generation, from BytesSource) (text []byte, added []uint64) {
-	met := map[uint64]bool{}
-	for id, section := range g {
-		for r := range section.NewRules(b.saved[id]) {
-			if _, opaque := r.Opaque(); opaque {
-				continue
-			}
-			d := digestOf(id.Family, r.Key())
-			if _, has := slices.BinarySearch(b.known, d.short()); has || met[d.short()] {
-				continue
-			}
-			if held, ok := from.InBytes(id.Family, r); ok && held.HasBytes() {
-				met[d.short()] = true
-				text, added = appendLine(text, d, held.Spec), append(added, d.short())
-			}
+// earlier calls add with each rule of a family in the file.
+func (b *byteFile) earlier(f rules.Family, add func(iptables.RawRule)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, _ = b.each(func(r record) { // rules behind an error are written as text
+		if r.family == f {
+			add(r.RawRule)
 		}
-	}
-	return text, added
+	})
 }
 
-// appendLine begins with a line break, because the line before may be unfinished.
-func appendLine(text []byte, d digest, rule string) []byte {
-	text = append(hex.AppendEncode(append(text, '\n'), d[:]), ' ')
-	return append(text, rule...)
-}
-
-// rewrite writes the file anew: the rules of the generation, and as many others, the newest, for
-// earlier generations. What exceeds the limit is left out.
-func (b *byteFile) rewrite(g rules.Generation, from BytesSource) error {
-	type line struct {
-		d    digest
-		rule string
+// save adds the rules of a generation that the file does not have.
+func (b *byteFile) save(g rules.Generation, from RawSource) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if info, err := os.Stat(b.path); !b.read || err != nil || info.Size() != b.size {
+		b.scan() // it was removed, or it is the file of the canaryd before
 	}
-	var earlier []line
-	if b.size > 0 {
-		_, _ = b.each(func(d digest, rule string) { earlier = append(earlier, line{d, rule}) })
+	whole, _ := g.Counts()
+	if b.size == 0 || b.size > b.limit/2 || len(b.known) > crowdedFrom+3*whole {
+		return b.rewrite(g, from)
 	}
-	head, err := json.Marshal(byteFileHead{format, b.identity})
-	if err != nil {
+	var text io.Writer
+	var member *gzip.Writer
+	var file *os.File
+	added, err := b.missing(g, from, func(r record) (err error) {
+		if member == nil {
+			if file, err = private.Open(b.path, os.O_WRONLY|os.O_APPEND); err != nil {
+				return err
+			}
+			member, _ = gzip.NewWriterLevel(file, gzip.BestSpeed)
+			text = member
+		}
+		return r.write(text)
+	})
+	if file == nil {
+		b.saved = g
 		return err
 	}
-	b.known, b.saved = nil, nil
-	text, added := b.missing(g, from)
-	has := make(map[uint64]bool, 2*len(added))
-	for _, short := range added {
-		has[short] = true
-	}
-	wanted := map[digest]bool{} // rules of the generation whose bytes only the file knows
-	for id, section := range g {
-		for r := range section.NewRules(rules.Section{}) {
-			wanted[digestOf(id.Family, r.Key())] = true
-		}
-	}
-	others := max(len(added), crowdedFrom/2)
-	for _, e := range slices.Backward(earlier) {
-		fits := int64(len(head)+len(text)+len(e.rule)+64) <= b.limit
-		if short := e.d.short(); !has[short] && fits && (wanted[e.d] || others > 0) {
-			if !wanted[e.d] {
-				others--
-			}
-			has[short] = true
-			text, added = appendLine(text, e.d, e.rule), append(added, short)
-		}
-	}
-	if int64(len(head)+len(text)) > b.limit {
-		text = text[:bytes.LastIndexByte(text[:b.limit-int64(len(head))], '\n')]
-	}
-	if err := private.Write(b.path, slices.Concat(head, text)); err != nil {
+	err = errors.Join(err, member.Close())
+	info, statErr := file.Stat()
+	if err = errors.Join(err, statErr, file.Close()); err != nil {
 		b.size = 0
 		return err
 	}
-	b.size = int64(len(head) + len(text))
-	b.took(g, added)
+	b.took(g, info.Size(), added)
+	return nil
+}
+
+// scan reads which rules the file has. A file that was made elsewhere, is damaged or missing is
+// written anew.
+func (b *byteFile) scan() {
+	b.read, b.known, b.saved = true, nil, nil
+	size, err := b.records(func(r record) error { b.known = append(b.known, r.hash()); return nil }, func() {})
+	if err != nil {
+		size = 0
+	}
+	b.took(nil, size, nil)
+}
+
+func (b *byteFile) took(g rules.Generation, size int64, added []uint64) {
+	b.known = append(b.known, added...)
+	slices.Sort(b.known)
+	b.known = slices.Clip(slices.Compact(b.known))
+	b.saved, b.size = g, size
+}
+
+// missing calls write for each rule that the file does not have, and returns their hashes. Chains
+// that are the same memory as those of the last save are not searched again: there may be tens of
+// thousands of rules.
+func (b *byteFile) missing(g rules.Generation, from RawSource, write func(record) error) (added []uint64, err error) {
+	met := map[uint64]bool{}
+	var room []byte
+	for id, section := range g {
+		for rule := range section.NewRules(b.saved[id]) {
+			if _, opaque := rule.Opaque(); opaque {
+				continue // it holds its bytes
+			}
+			raw, ok := from.RawRule(id.Family, rule, room)
+			if room = raw.Bytes; !ok || len(raw.Bytes) > mostRecord || len(raw.Text) > mostRecord {
+				continue
+			}
+			r := record{id.Family, raw}
+			hash := r.hash()
+			if _, has := slices.BinarySearch(b.known, hash); has || met[hash] {
+				continue
+			}
+			if err := write(r); err != nil {
+				return nil, err
+			}
+			met[hash], added = true, append(added, hash)
+		}
+	}
+	return added, nil
+}
+
+// rewrite writes the file anew: of the rules that it has, as many as the generation has, the newest,
+// for earlier generations; and behind them the rules of the generation.
+func (b *byteFile) rewrite(g rules.Generation, from RawSource) error {
+	earlier := b.known
+	b.known, b.saved = nil, nil
+	current := []uint64{}
+	if len(earlier) > 0 {
+		current, _ = b.missing(g, from, func(record) error { return nil })
+		slices.Sort(current)
+	}
+	skip := len(earlier) - len(current) - max(len(current), crowdedFrom/2)
+	var kept []uint64
+	var size int64
+	err := private.Stream(filepath.Dir(b.path), func(file io.Writer) (string, error) {
+		buffered := bufio.NewWriterSize(file, 64<<10)
+		member, _ := gzip.NewWriterLevel(buffered, gzip.BestSpeed)
+		head, err := json.Marshal(byteFileHead{format, b.identity})
+		if err != nil {
+			return "", err
+		}
+		if _, err := member.Write(append(head, '\n')); err != nil {
+			return "", err
+		}
+		if len(earlier) > 0 && b.size <= b.limit/2 {
+			var failed error
+			_, _ = b.each(func(r record) {
+				hash := r.hash()
+				if _, is := slices.BinarySearch(current, hash); is {
+					return
+				}
+				if skip--; skip < 0 {
+					failed, kept = errors.Join(failed, r.write(member)), append(kept, hash)
+				}
+			})
+			if failed != nil {
+				return "", failed
+			}
+		}
+		if current, err = b.missing(g, from, func(r record) error { return r.write(member) }); err != nil {
+			return "", err
+		}
+		return filepath.Base(b.path), errors.Join(member.Close(), buffered.Flush())
+	})
+	if err == nil {
+		var info os.FileInfo
+		if info, err = os.Stat(b.path); err == nil {
+			size = info.Size()
+		}
+	}
+	if err != nil {
+		b.size = 0
+		return err
+	}
+	b.took(g, size, slices.Concat(kept, current))
 	return nil
 }
 
 // KeepBytes has the store write, with each generation that it saves, the bytes of its rules.
-func (s *Store) KeepBytes(from BytesSource) { s.bytesFrom = from }
+func (s *Store) KeepBytes(from RawSource) { s.rawRules = from }
 
-// LookUpBytes returns the opaque rule that holds the bytes of the rule of this Key, as some
-// generation had it. It may be called concurrently with everything else.
-func (s *Store) LookUpBytes(f rules.Family, key rules.Key) (rules.Rule, bool) {
-	return s.bytes.lookUp(f, key)
-}
+// Earlier calls add with each rule of a family whose bytes were kept. It may be called concurrently
+// with everything else.
+func (s *Store) Earlier(f rules.Family, add func(iptables.RawRule)) { s.bytes.earlier(f, add) }
 
 // saveBytes writes the bytes of a generation's rules.
 func (s *Store) saveBytes(g rules.Generation) error {
-	if s.bytesFrom == nil {
+	if s.rawRules == nil {
 		return nil
 	}
 	s.step("bytes")
-	if err := s.onDisk(func() error { return s.bytes.save(g, s.bytesFrom) }); err != nil {
+	if err := s.onDisk(func() error { return s.bytes.save(g, s.rawRules) }); err != nil {
 		return fmt.Errorf("saving the bytes of rules: %w", err)
 	}
 	return nil
