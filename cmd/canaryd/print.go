@@ -2,16 +2,15 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/terminal"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -19,14 +18,7 @@ import (
 // shownFlushes is how many flush records the table of status shows.
 const shownFlushes = 10
 
-func printJSON(w io.Writer, value any) error {
-	text, err := json.MarshalIndent(value, "", "  ")
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(append(plainJSON(text), '\n'))
-	return err
-}
+func printJSON(w io.Writer, value any) error { return terminal.JSON(w, value) }
 
 // show prints value as JSON if output says so, and else what write writes for people.
 func show(w io.Writer, output string, value any, write func(io.Writer)) error {
@@ -399,28 +391,4 @@ func ago(t time.Time) string {
 }
 
 // writeTable writes rows in columns; the first row is the heading.
-func writeTable(w io.Writer, rows [][]string) {
-	width := make([]int, len(rows[0]))
-	for _, row := range rows {
-		for i, cell := range row {
-			width[i] = max(width[i], utf8.RuneCountInString(cell))
-		}
-	}
-	var table strings.Builder
-	for n, row := range rows {
-		gap := 0 // before the next cell; none behind the last one
-		for i, cell := range row {
-			if cell != "" {
-				c := bold
-				if n > 0 {
-					c = colourOf(rows[0][i], cell)
-				}
-				table.WriteString(strings.Repeat(" ", gap) + paint(w, c, cell))
-				gap = 0
-			}
-			gap += width[i] - utf8.RuneCountInString(cell) + 2
-		}
-		table.WriteByte('\n')
-	}
-	fmt.Fprint(w, table.String())
-}
+func writeTable(w io.Writer, rows [][]string) { terminal.Table(w, rows, colourOf) }
