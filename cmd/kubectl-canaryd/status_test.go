@@ -12,6 +12,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/golden"
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // waiting is the state of a container that does not start.
@@ -27,7 +28,7 @@ func troubled(c *cluster) {
 	stopped.Stopped = true
 	c.node("stopped-1", stopped)
 	partial := healthy(460)
-	partial.Quarantined = []api.Quarantined{{Family: 4, Table: "nat", Chain: "KUBE-SERVICES", Rule: "-A KUBE-SERVICES -d 10.96.0.1/32 -j X"}}
+	partial.Quarantined = []api.Quarantined{{Family: rules.IPv4, Table: rules.Nat, Chain: "KUBE-SERVICES", Rule: "-A KUBE-SERVICES -d 10.96.0.1/32 -j X"}}
 	c.node("partial-1", partial)
 	nothing := healthy(0)
 	nothing.NothingProtected = &api.Nothing{}
