@@ -307,27 +307,7 @@ func endText(f api.Flush) string {
 }
 
 // absentText says how long the rules of a record were missing, or have been missing so far.
-func absentText(f api.Flush) string {
-	absent, known := f.AbsentFor(time.Now())
-	text := fmt.Sprintf("%.3fs", absent.Seconds())
-	switch {
-	case f.Requested():
-		return "" // nothing is missed
-	case !known:
-		return "unknown"
-	case f.Open() && absent >= time.Minute:
-		text = absent.Round(time.Second).String() + " so far"
-	case f.Open():
-		text = fmt.Sprintf("%.1fs so far", absent.Seconds())
-	}
-	if f.Bound() {
-		text = "at most " + text
-	}
-	if f.Standby != nil {
-		text += fmt.Sprintf(" (standby after %.3fs)", f.Standby.AfterSeconds)
-	}
-	return text
-}
+func absentText(f api.Flush) string { return f.AbsentText(time.Now()) }
 
 // writeStored lists the generations that restore may be asked for, other than the one in force.
 func writeStored(w io.Writer, s api.Status) {

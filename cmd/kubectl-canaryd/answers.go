@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -62,7 +63,7 @@ func statusOf(a answer) (s api.Status, h api.Health, err error) {
 		// A newer canaryd knows a reason that this program does not.
 		h = api.Health{State: api.StateUnknown, Problem: problemOf(s.Headline)}
 	case h.Healthy() && a.code != 0:
-		return s, h, errors.New("the answer says healthy, and the exit code does not")
+		return s, h, errors.New(cmp.Or(a.said, "the answer says healthy, and the exit code does not"))
 	}
 	return s, h, nil
 }

@@ -265,10 +265,11 @@ func lost(guarded int) api.Status {
 
 // flushOf is the record of a flush by a program, that long before noon.
 func flushOf(id, comm, unit string, ago time.Duration) api.Flush {
+	by := api.Culprit{PID: 4242, Comm: comm, Command: comm + " flush --secret=hunter2", Unit: unit}
 	return api.Flush{
 		ID: id, Time: noon.Add(-ago), Kind: canary.Emptied, Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat},
-		Culprits: []api.Culprit{{PID: 4242, Comm: comm, Command: comm + " flush --secret=hunter2", Unit: unit}},
-		Lost:     api.Lost{Rules: 174, Chains: 60, Jumps: 8}, NoticedSeconds: 0.002, AbsentSeconds: 0.047, Outcome: reload.Proved, Attempts: 1,
+		Culprit: by, Culprits: []api.Culprit{by},
+		Lost: api.Lost{Rules: 174, Chains: 60, Jumps: 8}, NoticedSeconds: 0.002, AbsentSeconds: 0.047, Outcome: reload.Proved, Attempts: 1,
 		Detail: "-A KUBE-SVC -d 10.96.0.1/32",
 	}
 }

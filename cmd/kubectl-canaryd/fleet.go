@@ -22,6 +22,7 @@ type node struct {
 
 // A podInfo is what a bug report has of a pod.
 type podInfo struct {
+	Node     string `json:"node"`
 	Pod      string `json:"pod,omitempty"`
 	Phase    string `json:"phase,omitempty"`
 	State    string `json:"state,omitempty"` // of the container
@@ -65,7 +66,7 @@ func (o *options) open(ctx context.Context, to streams) (*fleet, error) {
 		for _, name := range slices.Compact(o.names) {
 			n, ok := have[name]
 			if !ok {
-				n = node{name: name, why: "there is no pod of canaryd"}
+				n = node{name: name, why: "there is no pod of canaryd", info: podInfo{Node: name}}
 			}
 			f.nodes = append(f.nodes, n)
 		}
@@ -208,6 +209,7 @@ func nodeOf(p item, container string) node {
 		}
 	}
 	n.name = cmp.Or(n.name, "(of pod "+clip(p.Metadata.Name)+")")
+	n.info.Node = clip(n.name)
 	if !isName(n.pod) {
 		n.why = "its pod has no proper name"
 		return n

@@ -110,19 +110,10 @@ func flushRowOf(node string, f api.Flush, now time.Time) flushRow {
 	families, tables, native := f.Where()
 	row := flushRow{
 		node: cell(node), kind: cell(string(f.Kind)), tables: cell(strings.Join(slices.Concat(families, tables, native), " ")),
-		lost: cell(f.Lost.Text(strconv.Itoa)), by: cell(f.ByText()), outcome: cell(f.OutcomeText()), time: f.Latest(), times: 1,
+		lost: cell(f.Lost.Text(strconv.Itoa)), by: cell(f.ByText()), absent: f.AbsentText(now), outcome: cell(f.OutcomeText()), time: f.Latest(), times: 1,
 	}
 	if f.Repeated != nil {
 		row.times += max(f.Repeated.Times, 0)
-	}
-	if absent, known := f.AbsentFor(now); known {
-		row.absent = fmt.Sprintf("%.3fs", absent.Seconds())
-		if f.Bound() {
-			row.absent = "at most " + row.absent
-		}
-		if f.Open() {
-			row.absent += " so far"
-		}
 	}
 	row.program = "unknown"
 	switch takers := f.Takers(); {

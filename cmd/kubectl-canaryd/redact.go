@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
@@ -189,4 +190,23 @@ func redactJSON(line []byte) (string, bool) {
 		fmt.Fprintf(&b, `,%q:%s`, name, value)
 	}
 	return "{" + b.String()[1:] + "}", true
+}
+
+// maybeAddress finds what may be an address of IP, and URLs.
+var maybeAddress = regexp.MustCompile(`https?://[^\s"\\]+|[0-9a-fA-F:.]{3,}`)
+
+// withoutAddresses returns text without addresses of IP and URLs.
+func withoutAddresses(text []byte) []byte {
+	return maybeAddress.ReplaceAllFunc(text, func(word []byte) []byte {
+		is := strings.HasPrefix(string(word), "http")
+		for _, w := range []string{string(word), strings.Trim(string(word), "."), strings.TrimRight(string(word), ":.")} {
+			_, notOne := netip.ParseAddr(w)
+			_, notWithPort := netip.ParseAddrPort(w)
+			is = is || notOne == nil || notWithPort == nil
+		}
+		if is {
+			return []byte("(address)")
+		}
+		return word
+	})
 }

@@ -24,15 +24,19 @@ type dump struct {
 	tar   *tar.Writer
 	gzip  *gzip.Writer
 	when  time.Time
-	count int // folders of nodes whose names are odd
+	whole bool // nothing is redacted
+	count int  // folders of nodes whose names are odd
 }
 
-func newDump(w io.Writer, when time.Time) *dump {
+func newDump(w io.Writer, when time.Time, whole bool) *dump {
 	zip := gzip.NewWriter(w)
-	return &dump{tar: tar.NewWriter(zip), gzip: zip, when: when}
+	return &dump{tar: tar.NewWriter(zip), gzip: zip, when: when, whole: whole}
 }
 
 func (d *dump) add(path string, text []byte) error {
+	if !d.whole { // kubectl's errors have addresses, and so may the words of an error in a status
+		text = withoutAddresses(text)
+	}
 	header := &tar.Header{Name: path, Mode: 0o600, Size: int64(len(text)), ModTime: d.when, Typeflag: tar.TypeReg, Format: tar.FormatPAX}
 	if err := d.tar.WriteHeader(header); err != nil {
 		return err
@@ -120,7 +124,7 @@ func runSysdump(ctx context.Context, o *options, to streams) (code int, err erro
 
 // dump writes the archive.
 func (f *fleet) dump(ctx context.Context, to streams, out *os.File, when time.Time) (sysdumpReply, error) {
-	d := newDump(out, when)
+	d := newDump(out, when, f.unredacted)
 	reply := sysdumpReply{Nodes: len(f.nodes), WithoutPod: f.without}
 	states := statusReply{Nodes: []statusRow{}, States: map[api.HealthState]int{}, WithoutPod: f.without}
 	var silent []string
