@@ -25,7 +25,7 @@ const (
 	yellow = terminal.Yellow
 )
 
-// What other processes wrote is shown by these only.
+// Text of other processes is shown by these only.
 var (
 	plain, plainJSON, oneLine = terminal.Plain, terminal.PlainJSON, terminal.OneLine
 	paint, textFor            = terminal.Paint, terminal.TextFor

@@ -30,7 +30,8 @@ func objects(text []byte) (n int) {
 	return n
 }
 
-// read reads the JSON that canaryd printed. What is cut off, or has anything behind it, is none.
+// read reads the JSON that canaryd printed. Text that is cut off, or has anything behind it, is an
+// error.
 func read(text []byte, into any) error {
 	if objects(text) > mostObjects {
 		return errors.New("the answer has more objects than canaryd writes")

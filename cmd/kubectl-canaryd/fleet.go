@@ -12,7 +12,7 @@ import (
 	"strconv"
 )
 
-// A node is one that ought to have a canaryd.
+// A node is a machine of the cluster that ought to have a canaryd.
 type node struct {
 	name string
 	pod  string // "" if there is none
@@ -20,7 +20,7 @@ type node struct {
 	info podInfo
 }
 
-// A podInfo is what a bug report has of a pod.
+// A podInfo is the part of a pod that a bug report has.
 type podInfo struct {
 	Node     string `json:"node"`
 	Pod      string `json:"pod,omitempty"`

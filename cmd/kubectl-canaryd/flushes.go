@@ -36,7 +36,7 @@ type flushesReply struct {
 	// Flushes are the lines of docs/log.md, the newest first.
 	Flushes []json.RawMessage `json:"flushes"`
 	Nodes   int               `json:"nodes"` // that were asked
-	// Unanswered are the nodes whose flushes are unknown, and Cut those that may have had more.
+	// Unanswered are the nodes whose flushes are unknown. Cut are nodes that may have had more.
 	Unanswered []silence `json:"unanswered,omitempty"`
 	Cut        []string  `json:"cut,omitempty"`
 	// LeftOut is how many flushes are more than this program lists.

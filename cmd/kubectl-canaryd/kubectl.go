@@ -87,7 +87,7 @@ func (a answer) failed() error {
 	}
 }
 
-// bounded keeps what is written up to a limit, then calls full, and drops the rest.
+// bounded keeps the bytes up to a limit, then calls full, and drops the rest.
 type bounded struct {
 	bytes.Buffer
 	most int

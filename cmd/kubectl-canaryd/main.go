@@ -12,7 +12,6 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -61,7 +60,7 @@ func commands() []command {
 }
 
 const (
-	about = `kubectl canaryd asks the canaryd of all nodes, or of those that are named or selected (-l).
+	about = `kubectl canaryd asks the canaryd of all nodes, or of nodes by name or by labels (-l).
 kubectl runs the commands in the pods. It gets all of its own flags (kubectl options), such as
 --context, and -n, which is kube-system by default.
 
@@ -90,8 +89,8 @@ or not, and is unknown. Exit code: 0 all are paused, 2 one may not be, or troubl
 	aboutResume = `Asks before it resumes. Name nodes, select them, or say --all.
 Exit code: 0 no pause is left, 2 one may be left, or trouble.
 `
-	aboutSysdump = `Writes a .tar.gz with status, flushes, version, pod and log of each node. It has what canaryd shows
-over HTTP (docs/security.md): no rule, comment, address or command line. Of a log line it keeps the
+	aboutSysdump = `Writes a .tar.gz with status, flushes, version, pod and log of each node. It has no more than HTTP
+shows (docs/security.md): no rule, comment, address or command line. Of a log line it keeps the
 message and harmless values. Read it before you send it: it names nodes, chains and programs.
 Exit code: 0, 2 an answer is missing, or trouble.
 `
@@ -203,9 +202,9 @@ func show(w io.Writer, output string, value any, write func(io.Writer)) error {
 }
 
 // count returns "1 node" and "2 nodes".
-func count(n int, what string) string {
+func count(n int, thing string) string {
 	if n == 1 {
-		return "1 " + what
+		return "1 " + thing
 	}
-	return fmt.Sprintf("%d %s", n, strings.TrimSuffix(what, "s")+"s")
+	return fmt.Sprintf("%d %s", n, thing+"s")
 }

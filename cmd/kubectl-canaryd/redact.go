@@ -36,7 +36,7 @@ func init() {
 	}
 }
 
-// shown returns a value, or the word for one that is left out.
+// shown returns a harmless value, and the other word for any other.
 func shown(key, value, instead string) string {
 	if is := harmless[key]; is != nil && is.MatchString(value) {
 		return value
@@ -77,7 +77,7 @@ var header = regexp.MustCompile(`^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ [\w.?-]
 // trace are the lines of Go's stack traces that have nothing but places in canaryd's source.
 var trace = regexp.MustCompile(`^(goroutine \d+ [\w =*]*\[[a-zA-Z ]+(, \d+ minutes)?\]:|\t/[\w./@+-]+\.go:\d+( \+0x[0-9a-f]+)?|panic: runtime error: [a-z ]+)`)
 
-// redactLine returns a line without what it must not show; false: it is no line of canaryd's.
+// redactLine returns a line without its secrets; false: it is no line of canaryd's.
 func redactLine(line string) (string, bool) {
 	if strings.HasPrefix(line, "{") {
 		return redactJSON([]byte(line))
@@ -99,7 +99,7 @@ func redactValues(text string) string {
 	b.WriteString(message)
 	for rest != "" {
 		key, value, next, ok := pair(rest)
-		if !ok { // what follows cannot be told apart
+		if !ok { // keys and values cannot be found in the rest
 			return b.String() + " " + redacted
 		}
 		b.WriteString(" " + key + "=" + shown(key, value, redacted))
@@ -192,7 +192,7 @@ func redactJSON(line []byte) (string, bool) {
 	return "{" + b.String()[1:] + "}", true
 }
 
-// maybeAddress finds what may be an address of IP, and URLs.
+// maybeAddress finds words that may be addresses of IP, and URLs.
 var maybeAddress = regexp.MustCompile(`https?://[^\s"\\]+|[0-9a-fA-F:.]{3,}`)
 
 // withoutAddresses returns text without addresses of IP and URLs.

@@ -18,7 +18,7 @@ import (
 // waiting is the state of a container that does not start.
 var waiting = map[string]any{"waiting": map[string]any{"reason": "CrashLoopBackOff"}}
 
-// troubled adds nodes in all states, and those that give no answer.
+// troubled adds nodes in all states, and nodes that give no answer.
 func troubled(c *cluster) {
 	c.node("lost-1", lost(460))
 	paused := healthy(460)
@@ -149,8 +149,8 @@ func TestNodesBySelector(t *testing.T) {
 	golden.Compare(t, "selector.golden", []byte(out+said))
 }
 
-// TestPodsOfANode: of several pods the running one counts; one that is not scheduled has its node
-// in its affinity.
+// TestPodsOfANode: of several pods the running one counts; a pod that is not scheduled has its
+// node in its affinity.
 func TestPodsOfANode(t *testing.T) {
 	c := newCluster(t)
 	c.pod("a", waiting)

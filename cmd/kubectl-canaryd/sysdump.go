@@ -81,12 +81,12 @@ func (n *nodeFiles) addJSON(name string, value any) {
 	n.add(name, append(terminal.PlainJSON(text), '\n'), err)
 }
 
-// A sysdumpReply says what was written.
+// A sysdumpReply describes the archive.
 type sysdumpReply struct {
 	File       string `json:"file"`
 	Nodes      int    `json:"nodes"`
 	Bytes      int64  `json:"bytes"`
-	Incomplete int    `json:"incomplete"` // nodes of which something is missing
+	Incomplete int    `json:"incomplete"` // nodes with missing files
 	WithoutPod int    `json:"withoutPod,omitempty"`
 }
 

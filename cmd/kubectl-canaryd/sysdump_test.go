@@ -80,7 +80,7 @@ func TestWithoutAddresses(t *testing.T) {
 	}
 }
 
-// TestSysdump: the archive has the files of each node, the nodes of which something is missing, and
+// TestSysdump: the archive has the files of each node, the nodes with missing files, and
 // nothing that HTTP does not show.
 func TestSysdump(t *testing.T) {
 	c := dumping(t)
@@ -148,7 +148,7 @@ func built() string {
 	return number + ", commit " + commit
 }
 
-// unpacked returns the files of an archive by their paths, none of which leads out of it.
+// unpacked returns the files of an archive by their paths. No path leads out of it.
 func unpacked(t *testing.T, path string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(path)

@@ -37,8 +37,8 @@ func Plain(text string) string {
 
 func unprintable(r rune) bool { return r == utf8.RuneError || !strconv.IsPrint(r) }
 
-// PlainJSON escapes what encoding/json leaves alone and a terminal may obey: DEL, the C1 controls,
-// and marks that turn the direction of writing. All of them stand inside strings.
+// PlainJSON escapes characters that encoding/json leaves alone and a terminal may obey: DEL, the C1
+// controls, and marks that turn the direction of writing. All of them are inside strings.
 func PlainJSON(text []byte) []byte {
 	var b bytes.Buffer
 	for len(text) > 0 {
