@@ -9,13 +9,16 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// mostObjects is how many objects a node's JSON may have. A status with 100 flush records has some
-// thousands. An empty object is two bytes, and a hundred times as large once it is read: so the
-// bound on bytes does not bound memory.
-const mostObjects = 50_000
+// The bounds on a node's JSON. A status with 100 flush records has some thousands of objects. An
+// empty object is two bytes, and several hundred once it is read: a bound on bytes does not bound
+// memory.
+const (
+	mostObjects = 50_000
+	mostValues  = 200_000
+)
 
-// objects counts the objects and lists of JSON, as far as they are outside of strings.
-func objects(text []byte) (n int) {
+// sizes counts the objects and lists of JSON, and their values, outside of strings.
+func sizes(text []byte) (objects, values int) {
 	quoted := false
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; {
@@ -23,18 +26,28 @@ func objects(text []byte) (n int) {
 			i++
 		case c == '"':
 			quoted = !quoted
-		case !quoted && (c == '{' || c == '['):
-			n++
+		case quoted:
+		case c == '{' || c == '[':
+			objects++
+			values++
+		case c == ',':
+			values++
 		}
 	}
-	return n
+	return objects, values
+}
+
+// tooLarge reports whether canaryd writes no JSON with as many objects or values.
+func tooLarge(text []byte) bool {
+	objects, values := sizes(text)
+	return objects > mostObjects || values > mostValues
 }
 
 // read reads the JSON that canaryd printed. Text that is cut off, or has anything behind it, is an
 // error.
 func read(text []byte, into any) error {
-	if objects(text) > mostObjects {
-		return errors.New("the answer has more objects than canaryd writes")
+	if tooLarge(text) {
+		return errors.New("the answer has more values than canaryd writes")
 	}
 	if err := json.Unmarshal(text, into); err != nil {
 		return fmt.Errorf("the answer cannot be read: %w", err)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/canaryd/canaryd/internal/terminal"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -79,6 +80,9 @@ func detectRowOf(n node, a answer) (detectRow, error) {
 	}
 	if found.Backend != iptables.NFT && found.Backend != iptables.Legacy {
 		return detectRow{}, fmt.Errorf("the answer names no backend")
+	}
+	if !strings.HasPrefix(a.said, "canaryd: warning:") { // kubectl has warnings of its own
+		a.said = ""
 	}
 	return detectRow{
 		Node: n.name, Answered: true, Backend: found.Backend, Reason: cell(found.Reason), Mixed: found.Mixed,

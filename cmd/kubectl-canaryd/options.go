@@ -111,7 +111,7 @@ func (o *options) complete(flags *pflag.FlagSet) error {
 	want(o.pods != "", "--pods is empty: want labels")
 	want(len(o.names) == 0 || o.nodes == "", "name nodes or select them with -l, not both")
 	want(!o.all || len(o.names) == 0 && o.nodes == "", "--all and nodes that are named or selected exclude each other")
-	want(o.pause >= leastPause && o.pause <= mostPause, "--for is %s: want at least %s and at most %s", o.pause, leastPause, mostPause)
+	want(o.pause >= api.LeastPause && o.pause <= api.MostPause, "--for is %s: want at least %s and at most %s", o.pause, api.LeastPause, api.MostPause)
 	n := utf8.RuneCountInString(o.reason())
 	want(n <= api.MostWhy, "--why has %d characters, with your name: want at most %d", n, api.MostWhy)
 	if err := errors.Join(errs...); err != nil {
@@ -119,12 +119,6 @@ func (o *options) complete(flags *pflag.FlagSet) error {
 	}
 	return nil
 }
-
-// The bounds of a pause, which canaryd has as well: no node is to refuse after others have agreed.
-const (
-	leastPause = time.Second
-	mostPause  = 24 * time.Hour
-)
 
 // Most bytes of an answer.
 const (

@@ -149,7 +149,7 @@ func quoted(text string) (value, rest string, ok bool) {
 
 // redactJSON redacts a line of JSON: of a flush, or of the log.
 func redactJSON(line []byte) (string, bool) {
-	if !utf8.Valid(line) || objects(line) > mostObjects {
+	if !utf8.Valid(line) || tooLarge(line) {
 		return "", false
 	}
 	var values map[string]json.RawMessage

@@ -49,6 +49,7 @@ func troubled(c *cluster) {
 	c.write(c.pod("empty-1", running), "status", 0, `{}`, "")
 	c.write(c.pod("hostile-\x1b]0;owned\x07", running), "status", 1, "\x1b[2J", "\x1b]0;all is well\x07 --help\n")
 	c.write(c.pod("--token=x", running), "status", 0, strings.Repeat("[", mostObjects+1), "")
+	c.write(c.pod("large-1", running), "status", 0, `{"families":{"ipv4":{`+strings.Repeat(`"a":"",`, mostValues+1)+`"a":""}}}`, "")
 }
 
 // TestStatusOf500Nodes: a row for each of 500 nodes, the worst first; a node without an answer is
@@ -161,7 +162,9 @@ func TestPodsOfANode(t *testing.T) {
 	c.pods[3]["spec"] = map[string]any{"affinity": map[string]any{"nodeAffinity": map[string]any{"requiredDuringSchedulingIgnoredDuringExecution": map[string]any{
 		"nodeSelectorTerms": []any{map[string]any{"matchFields": []any{map[string]any{"key": "metadata.name", "values": []string{"b"}}}}}}}}}
 	c.pods[3]["status"] = map[string]any{"phase": "Pending"}
-	_, out, _ := c.run(2, "", "status")
+	c.pod("c", running)
+	c.pods[4]["metadata"].(map[string]any)["name"] = "--as=system:admin"
+	_, out, _ := c.run(3, "", "status")
 	golden.Compare(t, "pods.golden", []byte(out))
 }
 

@@ -90,7 +90,7 @@ type sysdumpReply struct {
 	WithoutPod int    `json:"withoutPod,omitempty"`
 }
 
-func runSysdump(ctx context.Context, o *options, to streams) (code int, err error) {
+func runSysdump(ctx context.Context, o *options, to streams) (int, error) {
 	f, err := o.open(ctx, to)
 	if err != nil {
 		return exitError, err
@@ -101,15 +101,12 @@ func runSysdump(ctx context.Context, o *options, to streams) (code int, err erro
 	if err != nil {
 		return exitError, err
 	}
-	defer func() {
-		if err != nil { // half an archive is none
-			_ = os.Remove(path)
-		}
-	}()
 	reply, err := f.dump(ctx, to, out, when)
 	if err = errors.Join(err, out.Close()); err != nil {
+		_ = os.Remove(path) // the error says enough
 		return exitError, fmt.Errorf("writing %s: %w", path, err)
 	}
+	code := exitOK
 	if reply.File = path; reply.Incomplete+reply.WithoutPod > 0 {
 		code = exitError
 	}
@@ -129,7 +126,9 @@ func (f *fleet) dump(ctx context.Context, to streams, out *os.File, when time.Ti
 	states := statusReply{Nodes: []statusRow{}, States: map[api.HealthState]int{}, WithoutPod: f.without}
 	var silent []string
 	var failed error
-	askAll(ctx, f, to, func(ctx context.Context, n node) (nodeFiles, error) {
+	asking, stop := context.WithCancel(ctx)
+	defer stop()
+	askAll(asking, f, to, func(ctx context.Context, n node) (nodeFiles, error) {
 		files := f.filesOf(ctx, n, to.now())
 		if len(files.silent) > 0 {
 			return files, errors.New(files.silent[0])
@@ -140,6 +139,9 @@ func (f *fleet) dump(ctx context.Context, to streams, out *os.File, when time.Ti
 		for _, file := range files.files {
 			if failed == nil {
 				failed = d.add(folder+file.name, file.text)
+			}
+			if failed != nil { // no archive comes of it
+				stop()
 			}
 		}
 		for _, why := range files.silent {

@@ -215,8 +215,8 @@ func FuzzRedact(f *testing.F) {
 		}
 		redactLog([]byte(text), false)
 		redactLog([]byte(text), true)
-		if n := objects([]byte(text)); n > len(text) {
-			t.Errorf("%d objects in %q", n, text)
+		if objects, values := sizes([]byte(text)); objects > values || values > len(text) {
+			t.Errorf("%d objects, %d values in %q", objects, values, text)
 		}
 	})
 }
