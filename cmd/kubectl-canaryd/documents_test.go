@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestDocuments: each command line of the plugin in a document is one that it takes, and each
-// command is in docs/kubectl.md.
+// TestDocuments: the plugin takes each of its command lines in a document, and each of its commands
+// is in a document.
 func TestDocuments(t *testing.T) {
 	files, err := filepath.Glob("../../docs/*.md")
 	if err != nil {

@@ -49,7 +49,7 @@ func Paint(w io.Writer, c Colour, text string) string {
 	return fmt.Sprintf("\x1b[%dm%s\x1b[0m", c, text)
 }
 
-// TextFor returns what write writes. It has colours if w is a Screen.
+// TextFor returns the text that write writes. It has colours if w is a Screen.
 func TextFor(w io.Writer, write func(w io.Writer)) string {
 	var text strings.Builder
 	if _, colours := w.(Screen); colours {
