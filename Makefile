@@ -14,6 +14,10 @@ help: ## list the targets
 build: ## build bin/canaryd
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o '$(BIN)/canaryd' ./cmd/canaryd
 
+.PHONY: plugin
+plugin: ## build bin/kubectl-canaryd, the plugin kubectl canaryd: docs/kubectl.md
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o '$(BIN)/kubectl-canaryd' ./cmd/kubectl-canaryd
+
 # Folders of what is installed; DESTDIR goes before all of them. A package has PREFIX=/usr.
 DESTDIR ?=
 PREFIX  ?= /usr/local

@@ -86,10 +86,11 @@ module=$(cd / && go mod download -json "$operator@$version" | sed -n 's/^\t"Dir"
 
 mkdir "$work/programs"
 make -s image-rootfs
+make -s plugin
 CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$work/programs/pod" ./test/cluster/pod
 go test -c -tags cluster -o "$work/programs/cluster.test" ./test/cluster
 shopt -s nullglob
-ln -s "$PWD/bin/canaryd" "$kubernetes"/kube* $parts/usr/bin/* "$work/programs/"
+ln -s "$PWD/bin/canaryd" "$PWD/bin/kubectl-canaryd" "$kubernetes"/kube* $parts/usr/bin/* "$work/programs/"
 ln -s "$parts/usr/lib/cni" "$work/cni"
 ln -s "$PWD/bin/rootfs" "$work/rootfs"
 ln -s "$module/example/prometheus-operator-crd" "$work/definitions"

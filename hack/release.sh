@@ -31,6 +31,8 @@ for arch in amd64 arm64; do
 	name=canaryd_${version}_$arch
 	GOOS=linux GOARCH=$arch make -s -o completion install BIN="$work/$arch" DESTDIR="$work/$arch/tree" PREFIX=/usr VERSION="$version" COMMIT="$commit"
 	install -m 0755 "$work/$arch/canaryd" "$out/canaryd_${version}_linux_$arch"
+	GOOS=linux GOARCH=$arch make -s plugin BIN="$work/$arch" VERSION="$version" COMMIT="$commit"
+	install -m 0755 "$work/$arch/kubectl-canaryd" "$out/kubectl-canaryd_${version}_linux_$arch"
 	hack/rpm.sh "$work/$arch/tree" "$version" $arch "$out/$name.rpm"
 	hack/deb.sh "$work/$arch/tree" "$version" $arch "$out/$name.deb"
 	roots=${CANARYD_DEBIAN_ROOTS:-$work/debian}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/control"
+	"github.com/canaryd/canaryd/internal/terminal"
 )
 
 // Exit codes; the commands' descriptions name them, too.
@@ -137,11 +138,11 @@ pod has to.
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	to := streams{out: onScreen(os.Stdout, os.Getenv), err: os.Stderr, log: openLines(os.Stderr), watched: terminal(os.Stderr, os.Getenv)}
-	if terminal(os.Stdout, os.Getenv) {
+	to := streams{out: terminal.OnScreen(os.Stdout, os.Getenv), err: os.Stderr, log: openLines(os.Stderr), watched: terminal.Is(os.Stderr, os.Getenv)}
+	if terminal.Is(os.Stdout, os.Getenv) {
 		to.size = sizeOf(os.Stdout)
 	}
-	if terminal(os.Stdin, os.Getenv) {
+	if terminal.Is(os.Stdin, os.Getenv) {
 		to.in = os.Stdin
 	}
 	code := run(ctx, os.Args[1:], to)

@@ -2,16 +2,15 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/terminal"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -19,14 +18,7 @@ import (
 // shownFlushes is how many flush records the table of status shows.
 const shownFlushes = 10
 
-func printJSON(w io.Writer, value any) error {
-	text, err := json.MarshalIndent(value, "", "  ")
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(append(plainJSON(text), '\n'))
-	return err
-}
+func printJSON(w io.Writer, value any) error { return terminal.JSON(w, value) }
 
 // show prints value as JSON if output says so, and else what write writes for people.
 func show(w io.Writer, output string, value any, write func(io.Writer)) error {
@@ -315,27 +307,7 @@ func endText(f api.Flush) string {
 }
 
 // absentText says how long the rules of a record were missing, or have been missing so far.
-func absentText(f api.Flush) string {
-	absent, known := f.AbsentFor(time.Now())
-	text := fmt.Sprintf("%.3fs", absent.Seconds())
-	switch {
-	case f.Requested():
-		return "" // nothing is missed
-	case !known:
-		return "unknown"
-	case f.Open() && absent >= time.Minute:
-		text = absent.Round(time.Second).String() + " so far"
-	case f.Open():
-		text = fmt.Sprintf("%.1fs so far", absent.Seconds())
-	}
-	if f.Bound() {
-		text = "at most " + text
-	}
-	if f.Standby != nil {
-		text += fmt.Sprintf(" (standby after %.3fs)", f.Standby.AfterSeconds)
-	}
-	return text
-}
+func absentText(f api.Flush) string { return f.AbsentText(time.Now()) }
 
 // writeStored lists the generations that restore may be asked for, other than the one in force.
 func writeStored(w io.Writer, s api.Status) {
@@ -399,28 +371,4 @@ func ago(t time.Time) string {
 }
 
 // writeTable writes rows in columns; the first row is the heading.
-func writeTable(w io.Writer, rows [][]string) {
-	width := make([]int, len(rows[0]))
-	for _, row := range rows {
-		for i, cell := range row {
-			width[i] = max(width[i], utf8.RuneCountInString(cell))
-		}
-	}
-	var table strings.Builder
-	for n, row := range rows {
-		gap := 0 // before the next cell; none behind the last one
-		for i, cell := range row {
-			if cell != "" {
-				c := bold
-				if n > 0 {
-					c = colourOf(rows[0][i], cell)
-				}
-				table.WriteString(strings.Repeat(" ", gap) + paint(w, c, cell))
-				gap = 0
-			}
-			gap += width[i] - utf8.RuneCountInString(cell) + 2
-		}
-		table.WriteByte('\n')
-	}
-	fmt.Fprint(w, table.String())
-}
+func writeTable(w io.Writer, rows [][]string) { terminal.Table(w, rows, colourOf) }

@@ -4,64 +4,32 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
-	"strings"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/canaryd/canaryd/internal/terminal"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// A screen is a terminal that shows colours. Any other writer gets the same text without them.
-type screen struct{ io.Writer }
+// A screen is a terminal that shows colours.
+type screen = terminal.Screen
 
-// onScreen returns file as a screen if it is a terminal and NO_COLOR is not set
-// (https://no-color.org).
-func onScreen(file *os.File, getenv func(string) string) io.Writer {
-	if getenv("NO_COLOR") != "" || !terminal(file, getenv) {
-		return file
-	}
-	return screen{file}
-}
-
-// terminal reports whether file is a terminal that can move its cursor.
-func terminal(file *os.File, getenv func(string) string) bool {
-	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
-	return err == nil && getenv("TERM") != "dumb" && getenv("TERM") != ""
-}
-
-// A colour is the number of a terminal's colour.
-type colour int
+type colour = terminal.Colour
 
 const (
-	normal colour = 0
-	bold   colour = 1
-	red    colour = 31
-	green  colour = 32
-	yellow colour = 33
+	normal = terminal.Normal
+	bold   = terminal.Bold
+	red    = terminal.Red
+	green  = terminal.Green
+	yellow = terminal.Yellow
 )
 
-// paint returns text in a colour if w is a screen.
-func paint(w io.Writer, c colour, text string) string {
-	if _, ok := w.(screen); !ok || c == normal || text == "" {
-		return text
-	}
-	return fmt.Sprintf("\x1b[%dm%s\x1b[0m", c, text)
-}
-
-// textFor returns what write writes. It has colours if w is a screen.
-func textFor(w io.Writer, write func(w io.Writer)) string {
-	var text strings.Builder
-	if _, colours := w.(screen); colours {
-		write(screen{&text})
-	} else {
-		write(&text)
-	}
-	return text.String()
-}
+// Text of other processes is shown by these only.
+var (
+	plain, plainJSON, oneLine = terminal.Plain, terminal.PlainJSON, terminal.OneLine
+	paint, textFor            = terminal.Paint, terminal.TextFor
+)
 
 // colourOf returns the colour of a table's cell. Only the present state and outcomes have one: a
 // loss that is over must not alarm.
@@ -129,7 +97,7 @@ func (a after) Write(p []byte) (int, error) {
 // behind returns to with first called before each write.
 func (to streams) behind(first func()) streams {
 	if s, ok := to.out.(screen); ok {
-		to.out = screen{after{s.Writer, first}}
+		to.out = screen{Writer: after{s.Writer, first}}
 	} else {
 		to.out = after{to.out, first}
 	}

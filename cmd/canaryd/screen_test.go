@@ -26,7 +26,7 @@ func TestScreen(t *testing.T) {
 		if err := printStatus(&plain, output, s); err != nil {
 			t.Fatal(err)
 		}
-		if err := printStatus(screen{&shown}, output, s); err != nil {
+		if err := printStatus(screen{Writer: &shown}, output, s); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(plain.String(), colours.ReplaceAllString(shown.String(), "")); diff != "" {
@@ -42,7 +42,7 @@ func TestScreen(t *testing.T) {
 // what was lost once and is back has no colour.
 func TestColours(t *testing.T) {
 	var out bytes.Buffer
-	err := printVerdicts(screen{&out}, "table", api.Status{Families: map[rules.Family]api.Verdicts{
+	err := printVerdicts(screen{Writer: &out}, "table", api.Status{Families: map[rules.Family]api.Verdicts{
 		rules.IPv4: {rules.Mangle: canary.Intact, rules.Nat: canary.Emptied, rules.Filter: canary.Unknown},
 		rules.IPv6: {rules.Mangle: canary.Changed, rules.Nat: canary.JumpsMissing, rules.Filter: canary.Partial},
 	}})
@@ -84,7 +84,7 @@ func TestAtWork(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var shown bytes.Buffer // one terminal for both
 			done := atWork(t.Context(), &shown, "restore")
-			to := streams{out: screen{&shown}, err: &shown}.behind(done)
+			to := streams{out: screen{Writer: &shown}, err: &shown}.behind(done)
 			time.Sleep(test.takes)
 			if paint(to.out, red, "x") == "x" {
 				t.Error("what is behind a screen is no screen")

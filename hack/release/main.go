@@ -59,6 +59,11 @@ func (r release) rootfs(arch string) string { return filepath.Join(r.work, arch,
 
 func (r release) program(arch string) string { return r.file("_linux_" + arch) }
 
+// plugin returns the path of the plugin of kubectl.
+func (r release) plugin(arch string) string {
+	return filepath.Join(r.out, "kubectl-canaryd_"+r.version+"_linux_"+arch)
+}
+
 // file returns the path of a file of the release, by what follows the version in its name.
 func (r release) file(rest string) string {
 	return filepath.Join(r.out, "canaryd_"+r.version+rest)
@@ -104,17 +109,23 @@ func (r release) make() error {
 
 func (r release) writeBills(image v1.Descriptor) error {
 	arch := image.Platform.Architecture
-	if err := r.writeProgramBill(r.file("_linux_"+arch+".spdx.json"), r.program(arch)); err != nil {
-		return err
+	for name, file := range map[string]string{"canaryd": r.program(arch), "kubectl-canaryd": r.plugin(arch)} {
+		if err := r.writeProgramBill(file+".spdx.json", name, file); err != nil {
+			return err
+		}
 	}
 	return r.writeImageBill(r.file("_image_"+arch+".spdx.json"), arch, image.Digest.String())
 }
 
 // writeSums writes SHA256SUMS, which is what is signed.
 func (r release) writeSums() error {
-	files, err := filepath.Glob(filepath.Join(r.out, "canaryd*"))
-	if err != nil {
-		return err
+	var files []string
+	for _, pattern := range []string{"canaryd*", "kubectl-canaryd*"} {
+		found, err := filepath.Glob(filepath.Join(r.out, pattern))
+		if err != nil {
+			return err
+		}
+		files = append(files, found...)
 	}
 	slices.Sort(files)
 	return toFile(filepath.Join(r.out, "SHA256SUMS"), func(out io.Writer) error {

@@ -40,6 +40,7 @@ func sample(t *testing.T) release {
 		text, err := os.ReadFile(self)
 		must(t, err)
 		must(t, os.WriteFile(r.program(arch), text, 0o755))
+		must(t, os.WriteFile(r.plugin(arch), text, 0o755))
 	}
 	return r
 }
@@ -122,10 +123,11 @@ func TestBills(t *testing.T) {
 	r := sample(t)
 	must(t, r.make())
 	for file, want := range map[string][]string{
-		"_linux_arm64.spdx.json": {"pkg:golang/stdlib@", "pkg:golang/github.com/google/go-containerregistry@v", "pkg:golang/github.com/canaryd/canaryd@v1.2.3-dev+abcdef0"},
-		"_image_arm64.spdx.json": {"pkg:golang/stdlib@", "pkg:deb/debian/iptables@1%3A1.8.9-2%2Bb1?arch=arm64", "pkg:oci/canaryd@sha256%3A"},
+		r.program("arm64") + ".spdx.json": {"pkg:golang/stdlib@", "pkg:golang/github.com/google/go-containerregistry@v", "pkg:golang/github.com/canaryd/canaryd@v1.2.3-dev+abcdef0"},
+		r.plugin("amd64") + ".spdx.json":  {"pkg:golang/stdlib@", "pkg:golang/github.com/canaryd/canaryd@v1.2.3-dev+abcdef0#cmd/kubectl-canaryd"},
+		r.file("_image_arm64.spdx.json"):  {"pkg:golang/stdlib@", "pkg:deb/debian/iptables@1%3A1.8.9-2%2Bb1?arch=arm64", "pkg:oci/canaryd@sha256%3A"},
 	} {
-		text, err := os.ReadFile(r.file(file))
+		text, err := os.ReadFile(file)
 		must(t, err)
 		document, err := spdxjson.Read(bytes.NewReader(text))
 		must(t, err)
@@ -152,6 +154,21 @@ func TestBills(t *testing.T) {
 			if !strings.Contains(strings.Join(purls, "\n"), purl) {
 				t.Errorf("%s has no %s", file, purl)
 			}
+		}
+	}
+}
+
+// TestSums: the sums are of all files, those of the plugin too.
+func TestSums(t *testing.T) {
+	r := sample(t)
+	must(t, r.make())
+	text, err := os.ReadFile(filepath.Join(r.out, "SHA256SUMS"))
+	must(t, err)
+	entries, err := os.ReadDir(r.out)
+	must(t, err)
+	for _, entry := range entries {
+		if name := entry.Name(); strings.Contains(string(text), "  "+name+"\n") == (name == "SHA256SUMS") {
+			t.Errorf("%s: whether it is in SHA256SUMS is wrong:\n%s", name, text)
 		}
 	}
 }

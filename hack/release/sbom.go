@@ -66,7 +66,7 @@ func (b bill) relate(from common.ElementID, how string, to *spdx.Package) {
 }
 
 // addProgram adds the built program and the modules that Go linked into it.
-func (b bill) addProgram(path, version string) (*spdx.Package, error) {
+func (b bill) addProgram(name, path, version string) (*spdx.Package, error) {
 	info, err := buildinfo.ReadFile(path)
 	if err != nil {
 		return nil, err
@@ -75,7 +75,11 @@ func (b bill) addProgram(path, version string) (*spdx.Package, error) {
 	if err != nil {
 		return nil, err
 	}
-	main := b.add("canaryd", version, program+"@v"+url.PathEscape(version), "Apache-2.0")
+	purl := program + "@v" + url.PathEscape(version)
+	if name != "canaryd" { // another program of the same module
+		purl += "#cmd/" + name
+	}
+	main := b.add(name, version, purl, "Apache-2.0")
 	main.PrimaryPackagePurpose = "APPLICATION"
 	main.PackageHomePage = sources
 	main.PackageChecksums = []common.Checksum{{Algorithm: common.SHA256, Value: digest}}
@@ -112,10 +116,10 @@ func (b bill) addDebian(status string) (*spdx.Package, error) {
 	return p, nil
 }
 
-// writeProgramBill writes what is in the program, and so in the packages.
-func (r release) writeProgramBill(path, file string) error {
+// writeProgramBill writes the modules in a program; those in canaryd are in the packages too.
+func (r release) writeProgramBill(path, name, file string) error {
 	b := r.newBill(filepath.Base(file))
-	main, err := b.addProgram(file, r.version)
+	main, err := b.addProgram(name, file, r.version)
 	if err != nil {
 		return err
 	}
@@ -130,7 +134,7 @@ func (r release) writeImageBill(path, arch, digest string) error {
 	image.PrimaryPackagePurpose = "CONTAINER"
 	image.PackageChecksums = []common.Checksum{{Algorithm: common.SHA256, Value: strings.TrimPrefix(digest, "sha256:")}}
 	b.relate("DOCUMENT", common.TypeRelationshipDescribe, image)
-	main, err := b.addProgram(r.program(arch), r.version)
+	main, err := b.addProgram("canaryd", r.program(arch), r.version)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,9 @@ import (
 // EventFlush is the event of a FlushLine.
 const EventFlush = "flush"
 
+// KeptFlushes is how many flush records a Status has at most.
+const KeptFlushes = 100
+
 // LastsLong is how long a flush lasts until a FlushLine says so, unless it waits.
 const LastsLong = 10 * time.Second
 

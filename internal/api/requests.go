@@ -108,6 +108,12 @@ type CleanupRequest struct {
 // MostWhy is how many characters the reason of a pause may have.
 const MostWhy = 200
 
+// The bounds of a pause.
+const (
+	LeastPause = time.Second
+	MostPause  = 24 * time.Hour
+)
+
 // A PauseRequest asks canaryd to pause replays.
 type PauseRequest struct {
 	Seconds float64 `json:"seconds"`

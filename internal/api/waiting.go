@@ -1,6 +1,7 @@
 package api
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -56,6 +57,30 @@ func (f Flush) AbsentFor(now time.Time) (time.Duration, bool) {
 	default:
 		return 0, false
 	}
+}
+
+// AbsentText says how long the rules of a record were missing, or have been missing so far; "" if
+// nothing is missed.
+func (f Flush) AbsentText(now time.Time) string {
+	absent, known := f.AbsentFor(now)
+	text := fmt.Sprintf("%.3fs", absent.Seconds())
+	switch {
+	case f.Requested():
+		return ""
+	case !known:
+		return "unknown"
+	case f.Open() && absent >= time.Minute:
+		text = absent.Round(time.Second).String() + " so far"
+	case f.Open():
+		text = fmt.Sprintf("%.1fs so far", absent.Seconds())
+	}
+	if f.Bound() {
+		text = "at most " + text
+	}
+	if f.Standby != nil {
+		text += fmt.Sprintf(" (standby after %.3fs)", f.Standby.AfterSeconds)
+	}
+	return text
 }
 
 // pauseText says that replays are paused; "" if they are not.

@@ -19,8 +19,8 @@ import (
 // A pause is for planned work. One that outlasts a day has been forgotten, and
 // leaves the node without a guard.
 const (
-	leastPause = time.Second
-	mostPause  = 24 * time.Hour
+	leastPause = api.LeastPause
+	mostPause  = api.MostPause
 )
 
 // pause is until when replays wait.

@@ -12,7 +12,7 @@ import (
 // What is kept in memory. A flush of 5,000 services takes 16,000 chains, and flushes may come
 // without end.
 const (
-	journalKept   = 100 // flush records
+	journalKept   = api.KeptFlushes
 	namesKept     = 20  // names in one line of the log
 	chainsListed  = 200 // chains with their counts in one record,
 	tableListed   = 100 // in one of its tables,

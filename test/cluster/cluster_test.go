@@ -29,6 +29,7 @@ func TestCluster(t *testing.T) {
 		{"DaemonSet", startDaemonSet},
 		{"services", startServices},
 		{"flushes", tryFlushes},
+		{"plugin", tryPlugin},
 		{"rollout", tryRollout},
 		{"drain", tryDrain},
 		{"removal", tryRemoval},

@@ -366,7 +366,7 @@ func TestDocumentsFlags(t *testing.T) {
 		"--noflush": "iptables-restore", "--match-set": "iptables", "--modprobe": "iptables", "--test": "iptables-restore", "--or-mark": "iptables", "--set-xmark": "iptables", "--dport": "iptables", "--sport": "iptables", "--random-fully": "iptables",
 		"--cleanup": "kube-proxy", "--iptables-min-sync-period": "kube-proxy", "--user": "systemctl",
 		"--now": "systemctl", "--display": "update-alternatives", "--reload": "firewall-cmd", "--complete-reload": "firewall-cmd",
-		"--config": "node-problem-detector", "--type": "kubectl", "--patch-file": "kubectl", "--values": "helm", "--reuse-values": "helm", "--namespace": "helm", "--selinux": "k3s and rke2",
+		"--config": "node-problem-detector", "--type": "kubectl", "--patch-file": "kubectl", "--context": "kubectl", "--kubeconfig": "kubectl", "--as": "kubectl", "--values": "helm", "--reuse-values": "helm", "--namespace": "helm", "--selinux": "k3s and rke2",
 	}
 	help := ""
 	for _, name := range commandNames {
@@ -379,6 +379,9 @@ func TestDocumentsFlags(t *testing.T) {
 	manual := strings.ReplaceAll(document(t, "docs/canaryd.8"), `\-`, "-")
 	help += manual // which has the rare flags of run, too
 	flag := regexp.MustCompile(`(?:^|[\s` + "`" + `"'(=])(--[a-z][a-z-]+)`)
+	for _, found := range flag.FindAllStringSubmatch(document(t, "cmd/kubectl-canaryd/testdata/help.golden"), -1) {
+		others[found[1]] = "kubectl canaryd"
+	}
 	ours := map[string]bool{"--help": true, "--version": true}
 	for _, found := range flag.FindAllStringSubmatch(help, -1) {
 		ours[found[1]] = true

@@ -34,6 +34,8 @@ var releaseFiles = []string{
 	"canaryd_0.0.1_linux_amd64", "canaryd_0.0.1_linux_amd64.spdx.json",
 	"canaryd_0.0.1_linux_arm64", "canaryd_0.0.1_linux_arm64.spdx.json",
 	"canaryd_0.0.1_manifests.tar.gz",
+	"kubectl-canaryd_0.0.1_linux_amd64", "kubectl-canaryd_0.0.1_linux_amd64.spdx.json",
+	"kubectl-canaryd_0.0.1_linux_arm64", "kubectl-canaryd_0.0.1_linux_arm64.spdx.json",
 }
 
 // releaseOf makes a release of the sources in a folder, under an umask and in a time zone.
@@ -111,14 +113,16 @@ func wantPrograms(t *testing.T, dir string) {
 		machine elf.Machine
 		rpm     string
 	}{"amd64": {elf.EM_X86_64, "x86_64"}, "arm64": {elf.EM_AARCH64, "aarch64"}} {
-		file, err := elf.Open(filepath.Join(dir, "canaryd_0.0.1_linux_"+arch))
-		if err != nil {
-			t.Fatal(err)
+		for _, name := range []string{"canaryd", "kubectl-canaryd"} {
+			file, err := elf.Open(filepath.Join(dir, name+"_0.0.1_linux_"+arch))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if file.Machine != want.machine || slices.ContainsFunc(file.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+				t.Errorf("%s for %s is for %s, or is not linked statically", name, arch, file.Machine)
+			}
+			file.Close()
 		}
-		if file.Machine != want.machine || slices.ContainsFunc(file.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
-			t.Errorf("the program for %s is for %s, or is not linked statically", arch, file.Machine)
-		}
-		file.Close()
 		if got := nstest.Command(t, "dpkg-deb", "-f", filepath.Join(dir, "canaryd_0.0.1_"+arch+".deb"), "Architecture", "Version"); got != "Architecture: "+arch+"\nVersion: 0.0.1\n" {
 			t.Errorf("the .deb for %s says %q", arch, got)
 		}
@@ -128,6 +132,9 @@ func wantPrograms(t *testing.T, dir string) {
 	}
 	if got := nstest.Command(t, filepath.Join(dir, "canaryd_0.0.1_linux_amd64"), "version"); !strings.HasPrefix(got, "canaryd 0.0.1, commit 0123456789ab, go") {
 		t.Errorf("the program says %q", got)
+	}
+	if got, want := nstest.Command(t, filepath.Join(dir, "kubectl-canaryd_0.0.1_linux_amd64"), "version"), "kubectl-canaryd 0.0.1, commit 0123456789ab\n"; got != want {
+		t.Errorf("the plugin says %q, want %q", got, want)
 	}
 }
 

@@ -1,4 +1,6 @@
-package main
+// Package terminal shows text of other processes without harm: escaped, in tables, in colours where
+// the writer is a terminal.
+package terminal
 
 import (
 	"bytes"
@@ -9,10 +11,10 @@ import (
 	"unicode/utf8"
 )
 
-// plain returns text as one line without anything that moves a terminal's cursor, sets its title or
+// Plain returns text as one line without anything that moves a terminal's cursor, sets its title or
 // changes colours. Other processes choose the names of chains, and iptables takes any byte but
 // blanks in them. What does not print is escaped as Go does it.
-func plain(text string) string {
+func Plain(text string) string {
 	if strings.IndexFunc(text, unprintable) < 0 {
 		return text
 	}
@@ -35,9 +37,9 @@ func plain(text string) string {
 
 func unprintable(r rune) bool { return r == utf8.RuneError || !strconv.IsPrint(r) }
 
-// plainJSON escapes what encoding/json leaves alone and a terminal may obey: DEL, the C1 controls,
-// and marks that turn the direction of writing. All of them stand inside strings.
-func plainJSON(text []byte) []byte {
+// PlainJSON escapes characters that encoding/json leaves alone and a terminal may obey: DEL, the C1
+// controls, and marks that turn the direction of writing. All of them are inside strings.
+func PlainJSON(text []byte) []byte {
 	var b bytes.Buffer
 	for len(text) > 0 {
 		r, size := utf8.DecodeRune(text)
@@ -55,5 +57,5 @@ func plainJSON(text []byte) []byte {
 	return b.Bytes()
 }
 
-// oneLine joins the lines of text. klog quotes the rest.
-func oneLine(text string) string { return strings.ReplaceAll(text, "\n", "; ") }
+// OneLine joins the lines of text.
+func OneLine(text string) string { return strings.ReplaceAll(text, "\n", "; ") }

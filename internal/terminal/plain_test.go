@@ -1,4 +1,4 @@
-package main
+package terminal
 
 import (
 	"encoding/json"
@@ -20,7 +20,7 @@ func TestPlain(t *testing.T) {
 		{"written backwards", "a\u202eb", `a\u202eb`},
 		{"no UTF-8", "a\xff\xfeb", `a\xff\xfeb`},
 	} {
-		if got := plain(test.text); got != test.want {
+		if got := Plain(test.text); got != test.want {
 			t.Errorf("%s: got %q, want %q", test.name, got, test.want)
 		}
 	}
@@ -32,13 +32,13 @@ func FuzzPlain(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		got := plain(text)
+		got := Plain(text)
 		for _, r := range got {
 			if !strconv.IsPrint(r) {
 				t.Fatalf("%q becomes %q", text, got)
 			}
 		}
-		if again := plain(got); again != got {
+		if again := Plain(got); again != got {
 			t.Errorf("%q is not left alone: %q", got, again)
 		}
 		data, err := json.Marshal(text)
@@ -46,7 +46,7 @@ func FuzzPlain(f *testing.F) {
 			t.Fatal(err)
 		}
 		var want, back string
-		if err := errors.Join(json.Unmarshal(data, &want), json.Unmarshal(plainJSON(data), &back)); err != nil || want != back {
+		if err := errors.Join(json.Unmarshal(data, &want), json.Unmarshal(PlainJSON(data), &back)); err != nil || want != back {
 			t.Errorf("JSON that prints says %q, %v; want %q", back, err, want)
 		}
 	})

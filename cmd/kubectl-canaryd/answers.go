@@ -1,0 +1,91 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/canaryd/canaryd/internal/api"
+)
+
+// The bounds on a node's JSON. A status with 100 flush records has some thousands of objects. An
+// empty object is two bytes, and several hundred once it is read: a bound on bytes does not bound
+// memory.
+const (
+	mostObjects = 50_000
+	mostValues  = 200_000
+)
+
+// sizes counts the objects and lists of JSON, and their values, outside of strings.
+func sizes(text []byte) (objects, values int) {
+	quoted := false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '{' || c == '[':
+			objects++
+			values++
+		case c == ',':
+			values++
+		}
+	}
+	return objects, values
+}
+
+// tooLarge reports whether canaryd writes no JSON with as many objects or values.
+func tooLarge(text []byte) bool {
+	objects, values := sizes(text)
+	return objects > mostObjects || values > mostValues
+}
+
+// read reads the JSON that canaryd printed. Text that is cut off, or has anything behind it, is an
+// error.
+func read(text []byte, into any) error {
+	if tooLarge(text) {
+		return errors.New("the answer has more values than canaryd writes")
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		return fmt.Errorf("the answer cannot be read: %w", err)
+	}
+	return nil
+}
+
+// statusOf returns the status in an answer to canaryd status -o json. Its exit code is 0 for a
+// healthy node and 1 for any other, but kubectl ends with 1 for troubles of its own, too: so the
+// text decides, and a healthy node whose exit code says otherwise is unknown.
+func statusOf(a answer) (s api.Status, h api.Health, err error) {
+	if a.err != nil {
+		return s, h, a.err
+	}
+	if err := a.failed(); a.code > exitNo || len(a.out) == 0 {
+		return s, h, errors.Join(err, noOutput(err))
+	}
+	if err := read(a.out, &s); err != nil {
+		if a.code != 0 && a.said != "" {
+			err = errors.New(a.said)
+		}
+		return s, h, err
+	}
+	h = s.Health()
+	switch {
+	case h.Healthy() && !s.Healthy:
+		// A newer canaryd knows a reason that this program does not.
+		h = api.Health{State: api.StateUnknown, Problem: problemOf(s.Headline)}
+	case h.Healthy() && a.code != 0:
+		return s, h, errors.New(cmp.Or(a.said, "the answer says healthy, and the exit code does not"))
+	}
+	return s, h, nil
+}
+
+// noOutput is the error of an answer without a word; nil if there is another one.
+func noOutput(other error) error {
+	if other != nil {
+		return nil
+	}
+	return errors.New("the answer is empty")
+}

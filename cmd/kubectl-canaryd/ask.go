@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/canaryd/canaryd/internal/terminal"
+)
+
+// askAll asks all nodes, some at a time, and takes one answer after the other. The answer of a node
+// that was not asked, because ctx ended before, is an error as well.
+func askAll[T any](ctx context.Context, f *fleet, to streams, ask func(context.Context, node) (T, error), take func(node, T, error)) {
+	var mu sync.Mutex
+	seen := progress{to: to, total: len(f.nodes)}
+	var group errgroup.Group
+	group.SetLimit(f.parallel)
+	for _, n := range f.nodes {
+		group.Go(func() error {
+			answer, err := ask(ctx, n)
+			mu.Lock()
+			defer mu.Unlock()
+			take(n, answer, err)
+			seen.add(err)
+			return nil
+		})
+	}
+	_ = group.Wait() // errors are answers
+	seen.end()
+}
+
+// A progress says on the error stream how many nodes have been asked.
+type progress struct {
+	to                  streams
+	total, done, silent int
+}
+
+// manyNodes is from how many nodes on a log has progress, too.
+const manyNodes = 100
+
+func (p *progress) add(err error) {
+	p.done++
+	if err != nil {
+		p.silent++
+	}
+	switch {
+	case p.to.watched && (p.done == p.total || p.done%(p.total/100+1) == 0):
+		_, _ = fmt.Fprintf(p.to.err, "\r\x1b[K%d of %s, %d without an answer", p.done, count(p.total, "node"), p.silent)
+	case !p.to.watched && p.total >= manyNodes && p.done%((p.total+9)/10) == 0:
+		say(p.to, fmt.Sprintf("%d of %s", p.done, count(p.total, "node")))
+	}
+}
+
+// end removes the line from a terminal.
+func (p *progress) end() {
+	if p.to.watched {
+		_, _ = fmt.Fprint(p.to.err, "\r\x1b[K")
+	}
+}
+
+// A silence is a node without an answer.
+type silence struct {
+	Node string `json:"node"`
+	Why  string `json:"why"`
+}
+
+// cell makes text by other programs fit for a table's cell.
+func cell(text string) string { return terminal.Plain(clip(terminal.OneLine(text))) }
+
+func noColours(string, string) terminal.Colour { return terminal.Normal }

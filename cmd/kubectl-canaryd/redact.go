@@ -1,0 +1,212 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/terminal"
+)
+
+const redacted = "(redacted)"
+
+// harmless are the keys of canaryd's log whose values stay: names, IDs and verdicts that canaryd
+// shows over HTTP, too. Counts, durations and times stay only if they look like one: under rules
+// there may also be the rules themselves. The values of all other keys are left out: err, reason
+// and by may quote rules and command lines, and so may a key that is new.
+var harmless = map[string]*regexp.Regexp{}
+
+func init() {
+	name, number := regexp.MustCompile(``), regexp.MustCompile(`^"?-?[0-9][0-9A-Za-zµ.:+-]*"?$`)
+	for _, key := range []string{"backend", "chain", "chains", "families", "family", "flush", "generation", "kind", "mode", "outcome", "outcomes", "result", "table", "tables", "version"} {
+		harmless[key] = name
+	}
+	for _, key := range []string{"absent", "after", "age", "atMost", "attempts", "behindSince", "elements", "every", "jumps", "leftOut", "noticedAfter", "open", "pid", "rules", "takes", "until"} {
+		harmless[key] = number
+	}
+	for _, key := range []string{"time", "level", "caller", "msg", "cut", "logger"} { // of lines of JSON
+		harmless[key] = name
+	}
+}
+
+// shown returns a harmless value, and the other word for any other.
+func shown(key, value, instead string) string {
+	if is := harmless[key]; is != nil && is.MatchString(value) {
+		return value
+	}
+	return instead
+}
+
+// redactLog returns a log without rules, comments, addresses and command lines. Of the lines that
+// it does not know nothing is left but their number: another program may have written them.
+func redactLog(log []byte, unredacted bool) []byte {
+	var b bytes.Buffer
+	foreign := 0
+	flush := func() {
+		if foreign > 0 {
+			fmt.Fprintf(&b, "(%s left out)\n", count(foreign, "other line"))
+		}
+		foreign = 0
+	}
+	for line := range bytes.Lines(log) {
+		text := strings.TrimRight(string(line), "\r\n")
+		if !unredacted {
+			var ok bool
+			if text, ok = redactLine(text); !ok {
+				foreign++
+				continue
+			}
+		}
+		flush()
+		b.WriteString(terminal.Plain(text) + "\n")
+	}
+	flush()
+	return b.Bytes()
+}
+
+// header is the beginning of a line of text: level, date, time, process and source (klog).
+var header = regexp.MustCompile(`^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ [\w.?-]{1,80}:\d+\] `)
+
+// trace are the lines of Go's stack traces that have nothing but places in canaryd's source.
+var trace = regexp.MustCompile(`^(goroutine \d+ [\w =*]*\[[a-zA-Z ]+(, \d+ minutes)?\]:|\t/[\w./@+-]+\.go:\d+( \+0x[0-9a-f]+)?|panic: runtime error: [a-z ]+)`)
+
+// redactLine returns a line without its secrets; false: it is no line of canaryd's.
+func redactLine(line string) (string, bool) {
+	if strings.HasPrefix(line, "{") {
+		return redactJSON([]byte(line))
+	}
+	if at := header.FindString(line); at != "" {
+		return at + redactValues(line[len(at):]), true
+	}
+	known := trace.FindString(line)
+	return known, known != ""
+}
+
+// redactValues redacts a message in quotes, and keys with values behind it.
+func redactValues(text string) string {
+	message, rest, ok := quoted(text)
+	if !ok {
+		return redacted
+	}
+	var b strings.Builder
+	b.WriteString(message)
+	for rest != "" {
+		key, value, next, ok := pair(rest)
+		if !ok { // keys and values cannot be found in the rest
+			return b.String() + " " + redacted
+		}
+		b.WriteString(" " + key + "=" + shown(key, value, redacted))
+		rest = next
+	}
+	return b.String()
+}
+
+var keys = regexp.MustCompile(`^ ([A-Za-z][A-Za-z0-9]{0,39})=`)
+
+// pair takes a key and its value off the text: a string in quotes, JSON, or a word.
+func pair(text string) (key, value, rest string, ok bool) {
+	m := keys.FindStringSubmatch(text)
+	if m == nil {
+		return "", "", "", false
+	}
+	key, text = m[1], text[len(m[0]):]
+	switch {
+	case strings.HasPrefix(text, `"`):
+		value, rest, ok = quoted(text)
+	case strings.HasPrefix(text, "[") || strings.HasPrefix(text, "{"):
+		read := json.NewDecoder(strings.NewReader(text))
+		var raw json.RawMessage
+		if read.Decode(&raw) != nil {
+			return "", "", "", false
+		}
+		end := read.InputOffset()
+		value, rest, ok = text[:end], text[end:], true
+	default:
+		end := strings.IndexByte(text, ' ')
+		if end < 0 {
+			end = len(text)
+		}
+		value, rest, ok = text[:end], text[end:], end > 0 && !strings.ContainsAny(text[:end], `"<`)
+	}
+	return key, value, rest, ok && (rest == "" || rest[0] == ' ')
+}
+
+// quoted takes a string of Go off the text, with its quotes.
+func quoted(text string) (value, rest string, ok bool) {
+	value, err := strconv.QuotedPrefix(text)
+	if err != nil || !strings.HasPrefix(value, `"`) {
+		return "", "", false
+	}
+	return value, text[len(value):], true
+}
+
+// redactJSON redacts a line of JSON: of a flush, or of the log.
+func redactJSON(line []byte) (string, bool) {
+	if !utf8.Valid(line) || tooLarge(line) {
+		return "", false
+	}
+	var values map[string]json.RawMessage
+	if json.Unmarshal(line, &values) != nil {
+		return "", false
+	}
+	if string(values["event"]) == `"`+api.EventFlush+`"` {
+		var f api.FlushLine
+		if json.Unmarshal(line, &f) != nil {
+			return "", false
+		}
+		f.Event, f.Flush = api.EventFlush, api.Status{Flushes: []api.Flush{f.Flush}}.Public().Flushes[0]
+		text, err := json.Marshal(f)
+		return string(terminal.PlainJSON(text)), err == nil
+	}
+	if values["msg"] == nil || values["level"] == nil {
+		return "", false
+	}
+	// The order of the line is not kept: these first, then by name.
+	first := []string{"time", "level", "caller", "msg"}
+	var names []string
+	for name := range values {
+		if !slices.Contains(first, name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	var b strings.Builder
+	for _, name := range append(first, names...) {
+		value := string(values[name])
+		if value == "" {
+			continue
+		}
+		value = shown(name, value, `"`+redacted+`"`)
+		if !keys.MatchString(" " + name + "=") {
+			name = redacted
+		}
+		fmt.Fprintf(&b, `,%q:%s`, name, value)
+	}
+	return "{" + b.String()[1:] + "}", true
+}
+
+// maybeAddress finds words that may be addresses of IP, and URLs.
+var maybeAddress = regexp.MustCompile(`https?://[^\s"\\]+|[0-9a-fA-F:.]{3,}`)
+
+// withoutAddresses returns text without addresses of IP and URLs.
+func withoutAddresses(text []byte) []byte {
+	return maybeAddress.ReplaceAllFunc(text, func(word []byte) []byte {
+		is := strings.HasPrefix(string(word), "http")
+		for _, w := range []string{string(word), strings.Trim(string(word), "."), strings.TrimRight(string(word), ":.")} {
+			_, notOne := netip.ParseAddr(w)
+			_, notWithPort := netip.ParseAddrPort(w)
+			is = is || notOne == nil || notWithPort == nil
+		}
+		if is {
+			return []byte("(address)")
+		}
+		return word
+	})
+}
