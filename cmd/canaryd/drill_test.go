@@ -120,12 +120,14 @@ func TestDrillNamesTheAlert(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := api.AlertOfFlush(true)
-	for _, rule := range file.Groups[0].Rules {
-		if rule.Alert == want.Name {
-			if rule.Labels["severity"] != want.Severity || !strings.Contains(rule.Expr, "canaryd_flush_events_total") || !strings.Contains(rule.Expr, "canaryd_last_flush_timestamp_seconds") {
-				t.Errorf("the alert is %+v, a drill says %+v", rule, want)
+	for _, group := range file.Groups {
+		for _, rule := range group.Rules {
+			if rule.Alert == want.Name {
+				if rule.Labels["severity"] != want.Severity || !strings.Contains(rule.Expr, "canaryd_flush_events_total") || !strings.Contains(rule.Expr, "canaryd_last_flush_timestamp_seconds") {
+					t.Errorf("the alert is %+v, a drill says %+v", rule, want)
+				}
+				return
 			}
-			return
 		}
 	}
 	t.Errorf("there is no alert %s", want.Name)

@@ -173,6 +173,83 @@ func TestDashboardAsksForWhatIsExported(t *testing.T) {
 	}
 }
 
+// evaluate has promtool evaluate expressions at minute 9 of a test's series: samples by expression.
+func evaluate(t *testing.T, series map[string]string, want map[string]string) {
+	t.Helper()
+	nstest.NeedProgram(t, "promtool")
+	var file strings.Builder
+	file.WriteString("evaluation_interval: 15s\ntests:\n- interval: 15s\n  input_series:\n")
+	for name, values := range series {
+		fmt.Fprintf(&file, "  - {series: '%s', values: '%s'}\n", name, values)
+	}
+	file.WriteString("  promql_expr_test:\n")
+	chosen := strings.NewReplacer("$__rate_interval", "1m", "$__range", "5m", "$__interval", "15s", "$cluster", ".*", "$job", ".*", "$instance", ".*", "$node", "a")
+	for expr, samples := range want {
+		text, err := json.Marshal(chosen.Replace(expr))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&file, "  - {expr: %s, eval_time: 9m, exp_samples: [%s]}\n", text, samples)
+	}
+	path := filepath.Join(t.TempDir(), "series.yaml")
+	if err := os.WriteFile(path, []byte(file.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "promtool", "test", "rules", path).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%.6000s\n%s", err, out, file.String())
+	}
+}
+
+// TestDashboardSeesTheFirst: a series that appears with its first value counts as it would if it
+// had been 0 before, and a node that Prometheus has just met counts nothing.
+func TestDashboardSeesTheFirst(t *testing.T) {
+	flushes := increases("kind", "canaryd_flushes_total", nodes)
+	const (
+		scraped = `canaryd_flush_events_total{job="canaryd",instance="a"}`
+		emptied = `canaryd_flushes_total{job="canaryd",instance="a",family="ipv4",table="nat",kind="emptied"}`
+	)
+	for name, c := range map[string]struct {
+		series map[string]string
+		want   string
+	}{
+		"nothing was flushed":           {map[string]string{scraped: "0x40"}, `{labels: '{kind="none"}', value: 0}`},
+		"the first of its kind":         {map[string]string{scraped: "0x34 1x10", emptied: "_x34 1x10"}, `{labels: '{kind="emptied"}', value: 1}`},
+		"two at the same time":          {map[string]string{scraped: "0x34 1x10", emptied: "_x34 2x10"}, `{labels: '{kind="emptied"}', value: 2}`},
+		"the first, and it grows":       {map[string]string{scraped: "0x34 1x10", emptied: "_x34 1 2x10"}, `{labels: '{kind="emptied"}', value: 2}`},
+		"long ago":                      {map[string]string{scraped: "0x10 1x40", emptied: "_x10 1x40"}, `{labels: '{kind="emptied"}', value: 0}`},
+		"a node that has just been met": {map[string]string{scraped: "_x34 7x10", emptied: "_x34 7x10"}, `{labels: '{kind="emptied"}', value: 0}`},
+		"canaryd started again":         {map[string]string{scraped: "7x20 0x13 1x10", emptied: "7x20 stale _x13 1x10"}, `{labels: '{kind="emptied"}', value: 1}`},
+	} {
+		t.Run(name, func(t *testing.T) { evaluate(t, c.series, map[string]string{flushes: c.want}) })
+	}
+}
+
+// TestDashboardAtRest: a panel of a node on which nothing ever happened says so, and not "No data".
+func TestDashboardAtRest(t *testing.T) {
+	series := map[string]string{
+		`process_cpu_seconds_total{job="canaryd",instance="a"}`:     "1+1x40",
+		`process_resident_memory_bytes{job="canaryd",instance="a"}`: "1x40",
+		`up{job="canaryd",instance="a"}`:                            "1x40",
+		// Of every node, whatever the state is.
+		`canaryd_standby{job="canaryd",instance="a",family="ipv4",state="armed"}`: "1x40",
+	}
+	for _, s := range regexp.MustCompile(`(?m)^([a-z_]+)(?:\{(.*)\})? [^ ]+$`).FindAllStringSubmatch(read(t, "../../internal/metrics/testdata/metrics_start.txt"), -1) {
+		series[strings.Replace(s[1]+`{job="canaryd",instance="a",`+s[2]+"}", ",}", "}", 1)] = "0x40"
+	}
+	want := map[string]string{}
+	for _, p := range load(t).Panels {
+		var answers []string
+		for _, target := range p.Targets {
+			answers = append(answers, "(count("+target.Expr+") or vector(0))")
+		}
+		// Nothing was flushed, so no node is ranked.
+		if len(answers) > 0 && p.Type != "table" {
+			want[strings.Join(answers, " + ")+" >= bool 1"] = `{labels: '{}', value: 1}`
+		}
+	}
+	evaluate(t, series, want)
+}
+
 // TestDashboardOfAFleet: whatever goes wrong on however many nodes, an expression has a number of
 // answers that a person can read and a browser can draw.
 func TestDashboardOfAFleet(t *testing.T) {

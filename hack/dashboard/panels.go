@@ -1,6 +1,9 @@
 package main
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // A panel is one panel of the dashboard.
 type panel struct {
@@ -73,9 +76,22 @@ func age(metric, selector string) string {
 	return "(timestamp(" + m + ") - " + m + ") and " + m + " > 0"
 }
 
-// increases is the sum of a counter's increases, in whole numbers: increase extrapolates.
+// increases is the sum of a counter's increases, in whole numbers, because increase extrapolates.
+// Where nothing was counted it is 0, called none.
 func increases(by, metric, selector string) string {
-	return "round(sum by (" + by + ") (increase(" + metric + "{" + selector + "}[$__rate_interval])))"
+	first, _, _ := strings.Cut(by, ",")
+	return "round(sum by (" + by + ") (" + increase(metric, selector) + "))" +
+		` or on() label_replace(vector(0), "` + first + `", "none", "", "")`
+}
+
+// increase is a counter's increase. A series that appeared meanwhile has none for Prometheus, and
+// all of its value counts, if the node was scraped before it appeared: a node that is new to
+// Prometheus has counted before.
+func increase(metric, selector string) string {
+	const ago = " offset $__rate_interval"
+	series := metric + "{" + selector + "}"
+	return "(" + series + " unless " + series + ago + ") and on (cluster, job, instance) canaryd_flush_events_total{" + selector + "}" + ago +
+		" or increase(" + series + "[$__rate_interval])"
 }
 
 // panels returns all panels, in the order in which an operator on call reads them.
@@ -149,7 +165,7 @@ func history() []panel {
 			query{`count(timestamp(canaryd_last_drill_timestamp_seconds{` + nodes + `}) - canaryd_last_drill_timestamp_seconds{` + nodes + `} > 14 * 86400) or vector(0)`, "none within two weeks"}),
 		graph("Standby", "How many families of all nodes are in each state, but for off; and the most changed chains that a copy lacks. canaryd status says why one is unavailable.", "none",
 			query{`sum by (state) (canaryd_standby{` + nodes + `,state!="off"})`, "{{state}}"},
-			query{`max(canaryd_standby_outstanding_chains{` + nodes + `})`, "most chains outstanding"}),
+			query{`max(canaryd_standby_outstanding_chains{` + nodes + `}) or vector(0)`, "most chains outstanding"}),
 	}
 }
 
@@ -195,7 +211,7 @@ func oneNode() []panel {
 			query{`process_resident_memory_bytes{` + one + `}`, "resident"}),
 		standby,
 		graph("Translated by the node's standby", "For how long, in the place of rules that were missing.", "s",
-			query{`sum by (family) (increase(canaryd_standby_open_seconds_total{` + one + `}[$__rate_interval]))`, "{{family}}"}),
+			query{`sum by (family) (` + increase("canaryd_standby_open_seconds_total", one) + `) or on() label_replace(vector(0), "family", "none", "", "")`, "{{family}}"}),
 	}
 }
 

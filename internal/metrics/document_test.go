@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -11,8 +12,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/golden"
+	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
@@ -52,6 +57,7 @@ func TestMetricsDocument(t *testing.T) {
 func metricsTable(t *testing.T) string {
 	reg := prometheus.NewRegistry()
 	m := NewMetrics(reg, MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot", "manifest", "rules-dir"}, Hints: watch.NewHints().Counts})
+	complete(m)
 	type metric struct {
 		kind, help string
 		labels     map[string]map[string]bool
@@ -85,6 +91,11 @@ func metricsTable(t *testing.T) string {
 			}
 		}
 	}
+	for _, name := range registered(t, reg) {
+		if _, listed := metrics[name]; !listed {
+			t.Errorf("%s has no series in complete, so the list would lack it", name)
+		}
+	}
 	text := "| metric | type | labels | meaning |\n|---|---|---|---|\n"
 	for _, name := range slices.Sorted(maps.Keys(metrics)) {
 		m := metrics[name]
@@ -98,4 +109,54 @@ func metricsTable(t *testing.T) string {
 		text += fmt.Sprintf("| `%s` | %s | %s | %s |\n", name, m.kind, strings.Join(labels, "; "), m.help)
 	}
 	return text
+}
+
+// registered returns the names of all of canaryd's metrics, with series or without.
+func registered(t *testing.T, reg *prometheus.Registry) []string {
+	t.Helper()
+	descs := make(chan *prometheus.Desc, 1000)
+	reg.Describe(descs)
+	close(descs)
+	var names []string
+	for desc := range descs {
+		if name := regexp.MustCompile(`^Desc\{fqName: "(` + namespace + `_[a-z_]+)"`).FindStringSubmatch(desc.String()); name != nil {
+			names = append(names, name[1])
+		}
+	}
+	if len(names) < 40 {
+		t.Fatalf("only %d metrics are registered", len(names))
+	}
+	return names
+}
+
+// complete makes every series that there can be, of native tables without their names.
+func complete(m *Metrics) {
+	create(m.drills, api.DrillResults())
+	m.standbyAfter.WithLabelValues()
+	for _, family := range m.families {
+		f := family.String()
+		for _, table := range protect.Tables() {
+			t := string(table)
+			create(m.flushes, canary.LossKinds(), f, t)
+			m.flushedUnprotected.WithLabelValues(f, t)
+			m.unprotectedUnknown.WithLabelValues(f, t)
+			for _, gauge := range []tableGauges{m.canaryPresent, m.jumpsMissing, m.generationRules, m.quarantined, m.declaredRefused, m.leftOut, m.opaque, m.policyDrops} {
+				gauge.set(family.Table(table), 1)
+			}
+		}
+		create(m.flushedUnprotected, protect.Unguarded(), f)
+		create(m.replays, reload.Outcomes(), f)
+		create(m.restoreFailures, iptables.Reasons(), f)
+		create(m.probes, []ProbeResult{ProbeIntact, ProbeLoss, ProbeUnknown}, f)
+		create(m.keeper, api.KeeperStates(), f)
+		create(m.standby, api.StandbyStates(), f)
+		create(m.flowsEnded, slices.Collect(maps.Values(sweptProtocols())), f)
+		m.sweepErrors.WithLabelValues(f)
+		m.standbyOutstanding.WithLabelValues(f)
+		m.standbyOpen.WithLabelValues(f)
+	}
+	for _, vec := range []*prometheus.GaugeVec{m.nativeInForce, m.nativeElements, m.nativeRefused, m.nativeWitness} {
+		vec.WithLabelValues("", "")
+	}
+	create(m.nativeStandby, api.StandbyStates(), "", "")
 }

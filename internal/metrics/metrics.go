@@ -1,9 +1,9 @@
-// Package metrics counts for Prometheus what the daemon does. Every label value exists from the
-// first scrape on.
+// Package metrics counts for Prometheus what the daemon does. Series that an alert compares with
+// their past exist from the first scrape on. The others appear with their first value that is not
+// 0, because a fleet pays for each series of each node.
 package metrics
 
 import (
-	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -12,7 +12,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -54,44 +53,45 @@ type Metrics struct {
 	unprotectedUnknown                *prometheus.CounterVec
 	nativeInForce, nativeRefused      *prometheus.GaugeVec
 	nativeElements                    *prometheus.GaugeVec
-	nativeStandby, nativeWitness      *prometheus.GaugeVec
-	native                            map[string]string // families of the native tables shown, by table; the loop's
+	nativeWitness                     *prometheus.GaugeVec
+	nativeStandby, keeper, standby    stateGauges
+	native                            map[string]nativeSeries // of the native tables shown, by table; the loop's
 
-	canaryPresent, jumpsMissing              tableGauges
-	generationRules, quarantined             tableGauges
-	declaredRefused, leftOut                 tableGauges
-	opaque, policyDrops                      tableGauges
-	backend, keeper, mode                    *prometheus.GaugeVec
-	standby, standbyOutstanding              *prometheus.GaugeVec
-	standbyOpen                              *prometheus.CounterVec
-	lastFlush, generationTime                prometheus.Gauge
-	drills                                   *prometheus.CounterVec
-	lastDrill, lastDrillPassed               prometheus.Gauge
-	rulesAbsent, standbyAfter, probeDuration prometheus.Histogram
-	replayDuration                           *prometheus.HistogramVec
-	families                                 []rules.Family
-	status                                   atomic.Pointer[api.Status] // the newest one
+	canaryPresent, jumpsMissing       tableGauges
+	generationRules, quarantined      tableGauges
+	declaredRefused, leftOut          tableGauges
+	opaque, policyDrops               tableGauges
+	backend, mode, standbyOutstanding *prometheus.GaugeVec
+	standbyOpen                       *prometheus.CounterVec
+	lastFlush, generationTime         prometheus.Gauge
+	drills                            *prometheus.CounterVec
+	lastDrill, lastDrillPassed        prometheus.Gauge
+	rulesAbsent, probeDuration        prometheus.Histogram
+	replayDuration, standbyAfter      *prometheus.HistogramVec
+	families                          []rules.Family
+	status                            atomic.Pointer[api.Status] // the newest one
 }
 
-// Buckets, in seconds. A probe is one or two system calls. A replay takes from 5 ms for a small
-// batch to a minute with iptables-nft-restore. Rules are absent for at least one good replay, and
-// at most until their owner's slow sync.
+// Buckets, in seconds, as coarse as the dashboard's quantiles allow: each bucket is a series of
+// each node. A probe is one or two system calls. A replay takes from 5 ms for a small batch to a
+// minute with iptables-nft-restore. Rules are absent for at least one good replay, and at most
+// until their owner's slow sync. CanarydRepairSlow reads the bucket of 30 s.
 var (
-	probeBuckets  = []float64{10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3, 0.1, 0.25, 1}
-	replayBuckets = []float64{5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60}
-	absentBuckets = append(replayBuckets[:len(replayBuckets):len(replayBuckets)], 120)
+	probeBuckets  = []float64{50e-6, 250e-6, 1e-3, 5e-3, 50e-3, 1}
+	replayBuckets = []float64{10e-3, 50e-3, 0.25, 1, 5, 30}
+	absentBuckets = []float64{10e-3, 50e-3, 0.25, 1, 5, 30, 120}
 )
 
-// NewMetrics registers every metric with reg, with each label value at 0. A counter that first
-// appears at 1 has no increase, so the first flush would raise no alert. It panics if reg has one
-// of them already.
+// NewMetrics registers every metric with reg. Counters that alerts read begin at 0: a counter that
+// first appears at 1 has no increase, so the first flush would raise no alert. It panics if reg has
+// one of them already.
 func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 	b := builder{reg}
 	m := &Metrics{
 		families: o.Families,
 
-		flushes:         b.counters("flushes_total", "Losses found, by the table that was hit.", "family", "table", "kind"),
-		flushEvents:     b.counter("flush_events_total", "Flush records of lost rules, one however many tables a flush hit."),
+		flushes:         b.counters("flushes_total", "Tables that flushes hit: a flush of six tables is six. canaryd_flush_events_total counts flushes.", "family", "table", "kind"),
+		flushEvents:     b.counter("flush_events_total", "Flushes, one for each however many tables it hit. Alert on this one; canaryd_flushes_total counts the tables."),
 		replays:         b.counters("replays_total", "Replays by what became of them.", "family", "result"),
 		restoreFailures: b.counters("restore_failures_total", "Restores that iptables or the kernel refused, by reason.", "family", "reason"),
 		probes:          b.counters("probes_total", "Probes by what they showed.", "family", "result"),
@@ -109,8 +109,8 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		leftOut:         b.tableGauges("chains_left_out", "Chains that are not guarded, because there are more rules than canaryd keeps of a family."),
 		policyDrops:     b.tableGauges("policy_drops", "Built-in chains, and base chains of native tables, whose policy is DROP, and was another when the generation was learned; canaryd sets none."),
 		opaque:          b.tableGauges("opaque_rules", "Rules that are in force and could not be put back if they were lost, because they have no text that may be written."),
-		keeper:          b.gauges("keeper", "Whether the keeper, which keeps established connections alive through a flush, is in this state.", "family", "state"),
-		standby:         b.gauges("standby", "Whether the standby, which translates while rules are missing, is in this state.", "family", "state"),
+		keeper:          b.stateGauges("keeper", "Whether the keeper, which keeps established connections alive through a flush, is in this state.", "family"),
+		standby:         b.stateGauges("standby", "Whether the standby, which translates while rules are missing, is in this state.", "family"),
 		mode:            b.gauges("mode", "Whether canaryd runs in this mode: it replays what is lost (heal) or only reports it (observe).", "mode"),
 		backend:         b.gauges("backend_info", "The iptables backend in use; always 1.", "family", "backend", "version"),
 
@@ -119,7 +119,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		generationTime: b.gauge("generation_timestamp_seconds", "When the generation was captured or loaded; 0 while there is none."),
 
 		rulesAbsent:    b.histogram("rules_absent_seconds", "From the first evidence of a loss to the proof that everything is back.", absentBuckets),
-		standbyAfter:   b.histogram("standby_after_seconds", "From the first evidence of a loss until the standby translated, of losses for which it did; canaryd_rules_absent_seconds counts them until the proof.", absentBuckets),
+		standbyAfter:   b.histograms("standby_after_seconds", "From the first evidence of a loss until the standby translated, of losses for which it did; canaryd_rules_absent_seconds counts them until the proof.", absentBuckets),
 		probeDuration:  b.histogram("probe_duration_seconds", "How long a probe of one family took.", probeBuckets),
 		replayDuration: b.histograms("replay_duration_seconds", "How long a replay of one family took, its proof included.", replayBuckets, "family"),
 	}
@@ -132,13 +132,13 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 	m.nativeElements = b.gauges("native_table_elements", "Elements of sets and maps that ought to be in force in a guarded native nftables table.", "family", "table")
 	m.nativeRefused = b.gauges("native_table_refused", "Whether the kernel would refuse a guarded native nftables table if it had to be put back.", "family", "table")
 	m.nativeWitness = b.gauges("native_witness", "Whether the empty table stands by which a flush of the ruleset differs from the deletion of a guarded native nftables table.", "family", "table")
-	m.nativeStandby = b.gauges("native_standby", "Whether the standby of a guarded native nftables table is in this state.", "family", "table", "state")
+	m.nativeStandby = b.stateGauges("native_standby", "Whether the standby of a guarded native nftables table is in this state.", "family", "table")
 	m.standbyOutstanding = b.gauges("standby_outstanding_chains", "Changed chains that the standby does not have yet.", "family")
 	m.standbyOpen = b.counters("standby_open_seconds_total", "How long the standby has translated in the place of rules that were missing.", "family")
 	build := b.gauges("build_info", "The running program; always 1.", "version", "commit", "goversion")
 	build.WithLabelValues(o.Version, o.Commit, o.GoVersion).Set(1)
 	reg.MustRegister(
-		collectors.NewGoCollector(),
+		collectors.NewGoCollector(collectors.WithGoCollectorMemStatsMetricsDisabled()),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	b.hints(o.Hints)
@@ -173,46 +173,30 @@ func (m *Metrics) followStatus(b builder) {
 	}
 }
 
+// zero creates the series that an alert compares with their past, and the gauges of each table that
+// the dashboard draws while all is well.
 func (m *Metrics) zero(sources []string) {
 	create(m.sourceErrors, sources)
 	create(m.mode, api.Modes())
-	create(m.drills, api.DrillResults())
 	for _, family := range m.families {
 		f := family.String()
-		for _, table := range protect.Tables() {
-			t := string(table)
-			m.flushedUnprotected.WithLabelValues(f, t)
-			m.unprotectedUnknown.WithLabelValues(f, t)
-			create(m.flushes, canary.LossKinds(), f, t)
-			for _, gauge := range []tableGauges{m.canaryPresent, m.jumpsMissing, m.generationRules, m.quarantined, m.declaredRefused, m.leftOut, m.opaque, m.policyDrops} {
-				gauge.of[family.Table(table)] = gauge.WithLabelValues(f, t)
-			}
-		}
-		create(m.flushedUnprotected, protect.Unguarded(), f)
-		create(m.replays, reload.Outcomes(), f)
-		create(m.restoreFailures, iptables.Reasons(), f)
-		create(m.probes, []ProbeResult{ProbeIntact, ProbeLoss, ProbeUnknown}, f)
-		create(m.keeper, api.KeeperStates(), f)
-		create(m.standby, api.StandbyStates(), f)
-		create(m.flowsEnded, slices.Collect(maps.Values(sweptProtocols())), f)
+		create(m.replays, vainOutcomes(), f)
 		m.replayDuration.WithLabelValues(f)
-		m.sweepErrors.WithLabelValues(f)
-		m.standbyOutstanding.WithLabelValues(f)
-		m.standbyOpen.WithLabelValues(f)
+		for _, table := range protect.Tables() {
+			m.canaryPresent.WithLabelValues(f, string(table))
+			m.generationRules.WithLabelValues(f, string(table))
+		}
 	}
 }
+
+// vainOutcomes returns the outcomes of replays that did not put everything back: alerts and
+// docs/rollout.md count them.
+func vainOutcomes() []api.Outcome { return []api.Outcome{reload.Failed, reload.Partial, reload.Raced} }
 
 // create creates a series for each value of the last label.
 func create[M any, V ~string](vec interface{ WithLabelValues(...string) M }, values []V, labels ...string) {
 	for _, v := range values {
 		vec.WithLabelValues(append(labels, string(v))...)
-	}
-}
-
-// setState sets the series of the present state to 1, and those of the others to 0.
-func setState[S ~string](vec *prometheus.GaugeVec, states []S, present S, labels ...string) {
-	for _, state := range states {
-		vec.WithLabelValues(append(labels, string(state))...).Set(truth(state == present))
 	}
 }
 
@@ -285,7 +269,9 @@ func (m *Metrics) ObserveNativeReplay(family string, result api.Outcome) {
 // ObserveUnprotected counts rules that --protect does not name and that a flush removed from one
 // table, or that it is not known how many there were.
 func (m *Metrics) ObserveUnprotected(family rules.Family, table rules.TableName, n int, unsure bool) {
-	m.flushedUnprotected.WithLabelValues(family.String(), string(table)).Add(float64(n))
+	if n > 0 {
+		m.flushedUnprotected.WithLabelValues(family.String(), string(table)).Add(float64(n))
+	}
 	if unsure {
 		m.unprotectedUnknown.WithLabelValues(family.String(), string(table)).Inc()
 	}
@@ -296,7 +282,7 @@ func (m *Metrics) ObserveUnprotected(family rules.Family, table rules.TableName,
 func (m *Metrics) ObserveRecovery(absent time.Duration, standby *api.StandbyUse) {
 	m.rulesAbsent.Observe(absent.Seconds())
 	if standby != nil {
-		m.standbyAfter.Observe(standby.AfterSeconds)
+		m.standbyAfter.WithLabelValues().Observe(standby.AfterSeconds)
 	}
 }
 
@@ -327,7 +313,9 @@ func sweptProtocols() map[uint8]string {
 // ObserveSweep counts the flows that were deleted after a replay of nat.
 func (m *Metrics) ObserveSweep(family rules.Family, deleted conntrack.Deleted, failed bool) {
 	for number, protocol := range sweptProtocols() {
-		m.flowsEnded.WithLabelValues(family.String(), protocol).Add(float64(deleted.ByProtocol[number]))
+		if n := deleted.ByProtocol[number]; n > 0 {
+			m.flowsEnded.WithLabelValues(family.String(), protocol).Add(float64(n))
+		}
 	}
 	if failed {
 		m.sweepErrors.WithLabelValues(family.String()).Inc()
@@ -367,21 +355,23 @@ func (m *Metrics) SetStatus(s api.Status) {
 		m.lastDrillPassed.Set(truth(end.Result == api.DrillPassed))
 	}
 	if s.Mode != last.Mode {
-		setState(m.mode, api.Modes(), s.Mode)
+		for _, mode := range api.Modes() {
+			m.mode.WithLabelValues(string(mode)).Set(truth(mode == s.Mode))
+		}
 	}
 	for family, keeper := range s.Keeper {
-		if was, known := last.Keeper[family]; known && keeper.State == was.State {
-			continue
+		if keeper.State != last.Keeper[family].State {
+			m.keeper.set(string(keeper.State), family.String())
 		}
-		setState(m.keeper, api.KeeperStates(), keeper.State, family.String())
 	}
 	for family, standby := range s.Standby {
-		was, known := last.Standby[family]
-		if known && standby.State == was.State && standby.Outstanding == was.Outstanding {
-			continue
+		was := last.Standby[family]
+		if standby.State != was.State {
+			m.standby.set(string(standby.State), family.String())
 		}
-		setState(m.standby, api.StandbyStates(), standby.State, family.String())
-		m.standbyOutstanding.WithLabelValues(family.String()).Set(float64(standby.Outstanding))
+		if standby.Outstanding != was.Outstanding {
+			m.standbyOutstanding.WithLabelValues(family.String()).Set(float64(standby.Outstanding))
+		}
 	}
 }
 

@@ -1,6 +1,8 @@
 package metrics
 
 import (
+	"sync"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -34,23 +36,62 @@ func (b builder) gauges(name, help string, labels ...string) *prometheus.GaugeVe
 	return register(b, prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, labels))
 }
 
-// tableGauges are gauges with the labels family and table. Those of the guarded tables are looked
-// up once: the loop sets them with each step.
+// tableGauges are gauges with the labels family and table. A series appears with the first value
+// that is not 0, and stays.
 type tableGauges struct {
 	*prometheus.GaugeVec
-	of map[rules.TableID]prometheus.Gauge // never changes after NewMetrics
+	mu   *sync.Mutex
+	made map[rules.TableID]prometheus.Gauge // looked up once: the loop sets them with each step
 }
 
 func (b builder) tableGauges(name, help string) tableGauges {
-	return tableGauges{b.gauges(name, help, "family", "table"), map[rules.TableID]prometheus.Gauge{}}
+	return tableGauges{b.gauges(name, help, "family", "table"), &sync.Mutex{}, map[rules.TableID]prometheus.Gauge{}}
 }
 
 func (g tableGauges) set(id rules.TableID, value float64) {
-	gauge, known := g.of[id]
-	if !known {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	gauge, made := g.made[id]
+	if !made {
+		if value == 0 {
+			return
+		}
 		gauge = g.WithLabelValues(id.Family.String(), string(id.Name))
+		g.made[id] = gauge
 	}
 	gauge.Set(value)
+}
+
+// stateGauges are gauges with a label state behind the others: 1 is the present state. States that
+// were never entered have no series, and states that were left are 0.
+type stateGauges struct {
+	*prometheus.GaugeVec
+	mu   *sync.Mutex
+	last map[string]string // present states, by the last of the other labels
+}
+
+func (b builder) stateGauges(name, help string, labels ...string) stateGauges {
+	return stateGauges{b.gauges(name, help, append(labels, "state")...), &sync.Mutex{}, map[string]string{}}
+}
+
+// set records the present state of the thing with these labels. The state before becomes 0.
+func (g stateGauges) set(state string, labels ...string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	key := labels[len(labels)-1]
+	if was := g.last[key]; was != "" {
+		g.WithLabelValues(append(labels, was)...).Set(0)
+	}
+	g.WithLabelValues(append(labels, state)...).Set(1)
+	g.last[key] = state
+}
+
+// forget removes the series of the native table with this name.
+func (g stateGauges) forget(table string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.DeletePartialMatch(prometheus.Labels{"table": table})
+	delete(g.last, table)
 }
 
 func (b builder) histogram(name, help string, buckets []float64) prometheus.Histogram {

@@ -15,6 +15,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/golden"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -48,7 +49,7 @@ func newTestMetrics(families ...rules.Family) (*prometheus.Registry, *Metrics, *
 	}), hints
 }
 
-func TestMetricsAreAllThereFromTheStart(t *testing.T) {
+func TestMetricsOfTheStart(t *testing.T) {
 	reg, _, _ := newTestMetrics(rules.IPv4)
 	golden.Compare(t, "metrics_start.txt", exposition(t, reg))
 }
@@ -76,7 +77,21 @@ func everything(m *Metrics, hints *watch.Hints) {
 		rules.IPv4: {rules.Nat: canary.Emptied, rules.Filter: canary.ChainDeleted, rules.Mangle: canary.Intact},
 		rules.IPv6: {rules.Nat: canary.Unknown},
 	})
-	m.SetStatus(api.Status{Mode: api.Heal, LastKnown: at, LossSince: at, LearningPendingSince: at.Add(time.Second), Paused: true, Contended: true, Backend: api.Backend{Mixed: true, Mismatch: true}})
+	m.SetStatus(api.Status{
+		Mode: api.Heal, LastKnown: at, LossSince: at, LearningPendingSince: at.Add(time.Second), Paused: true, Contended: true, Backend: api.Backend{Mixed: true, Mismatch: true},
+		PolicyDrops: []api.PolicyDrop{{Family: rules.IPv4, Table: rules.Filter, Chain: "INPUT"}},
+		Keeper:      map[rules.Family]api.FamilyKeeper{rules.IPv4: {State: api.KeeperIdle}, rules.IPv6: {State: api.KeeperUnavailable}},
+		Standby:     map[rules.Family]api.FamilyStandby{rules.IPv4: {State: api.StandbyOpen, Outstanding: 2}, rules.IPv6: {State: api.StandbyIdle}},
+	})
+	m.ObserveStandby(rules.IPv4, 250*time.Millisecond)
+	m.ObserveUnprotected(rules.IPv4, rules.Filter, 6, true)
+	m.ObserveSweep(rules.IPv4, conntrack.Deleted{ByProtocol: map[uint8]int{rules.UDP: 3}}, true)
+	m.ObserveDrill(api.DrillPassed)
+	m.ObserveJournalError()
+	m.ObserveStateError()
+	m.SetDeclaredRefused(rules.IPv6, rules.Nat, 1)
+	m.SetOpaque(rules.IPv4, rules.Mangle, 1)
+	m.SetLeftOut(rules.IPv4, rules.Nat, 1)
 	m.ObserveRestoreFailure(rules.IPv4, iptables.ReasonMissingSet)
 	m.ObserveReplay(rules.IPv4, reload.Proved, 80*time.Millisecond)
 	m.ObserveReplay(rules.IPv6, reload.Skipped, 0)
@@ -100,23 +115,92 @@ func TestMetricsAfterAFlush(t *testing.T) {
 	}
 }
 
-// TestMetricsAreNeverBornLate: whatever happens, no series appears that was not
-// there from the start, but for the backend, which is found out.
-func TestMetricsAreNeverBornLate(t *testing.T) {
+// seriesOf returns the names and labels of canaryd's own series.
+func seriesOf(t *testing.T, reg prometheus.Gatherer) []string {
+	t.Helper()
+	var names []string
+	for line := range strings.Lines(string(exposition(t, reg))) {
+		if !strings.HasPrefix(line, "#") {
+			names = append(names, line[:strings.LastIndexByte(line, ' ')])
+		}
+	}
+	return names
+}
+
+// TestSeriesAppearWithTheirFirstValue: reports that nothing is wrong make no series, and a series
+// that is there stays, with 0 once its reason is gone.
+func TestSeriesAppearWithTheirFirstValue(t *testing.T) {
 	reg, m, hints := newTestMetrics(rules.Families()...)
-	series := func() []string {
-		var names []string
-		for line := range strings.Lines(string(exposition(t, reg))) {
-			if name := line[:strings.LastIndexByte(line, ' ')]; !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "canaryd_backend_info{") {
-				names = append(names, name)
+	m.SetBackend(iptables.Info{Backend: iptables.NFT, Version: "1.8.9"})
+	quiet := func() {
+		for _, family := range rules.Families() {
+			for _, table := range protect.Tables() {
+				m.SetJumpsMissing(family, map[rules.TableName]int{table: 0})
+				m.SetQuarantined(family, table, 0)
+				m.SetDeclaredRefused(family, table, 0)
+				m.SetOpaque(family, table, 0)
+				m.SetLeftOut(family, table, 0)
+				m.ObserveUnprotected(family, table, 0, false)
+			}
+			m.ObserveSweep(family, conntrack.Deleted{}, false)
+		}
+		m.SetStatus(api.Status{Mode: api.Heal})
+	}
+	before := seriesOf(t, reg)
+	quiet()
+	if diff := cmp.Diff(before, seriesOf(t, reg)); diff != "" {
+		t.Errorf("series of a node on which nothing happened (-at the start +later):\n%s", diff)
+	}
+	everything(m, hints)
+	wrong := seriesOf(t, reg)
+	if len(wrong) <= len(before) {
+		t.Fatalf("%d series after a flush, %d before", len(wrong), len(before))
+	}
+	quiet()
+	if diff := cmp.Diff(wrong, seriesOf(t, reg)); diff != "" {
+		t.Errorf("series vanished, or appeared late (-after a flush +when all is well again):\n%s", diff)
+	}
+	for line := range strings.Lines(string(exposition(t, reg))) {
+		for _, name := range []string{"quarantined_rules{", "opaque_rules{", "declared_refused{", "chains_left_out{", "jumps_missing{", "policy_drops{"} {
+			if strings.HasPrefix(line, namespace+"_"+name) && !strings.HasSuffix(line, " 0\n") {
+				t.Errorf("all is well again, and still: %s", line)
 			}
 		}
-		return names
 	}
-	before := series()
-	everything(m, hints)
-	if diff := cmp.Diff(before, series()); diff != "" {
-		t.Errorf("series were born late (-at the start +after a flush):\n%s", diff)
+}
+
+// TestOneStateAtATime: a state that was left is 0, whatever the status lacked in between, and a
+// state that was never entered has no series.
+func TestOneStateAtATime(t *testing.T) {
+	reg, m, _ := newTestMetrics(rules.IPv4)
+	with := func(keeper api.KeeperState, standby api.StandbyState) api.Status {
+		return api.Status{
+			Keeper:  map[rules.Family]api.FamilyKeeper{rules.IPv4: {State: keeper}},
+			Standby: map[rules.Family]api.FamilyStandby{rules.IPv4: {State: standby}},
+			Native:  []api.NativeTable{{Family: "ip", Table: "ip kube-proxy", Verdict: canary.Intact, Standby: &api.FamilyStandby{State: standby}}},
+		}
+	}
+	for _, s := range []api.Status{with(api.KeeperIdle, api.StandbyBuilding), {}, with(api.KeeperKept, api.StandbyArmed), with(api.KeeperKept, api.StandbyOpen)} {
+		m.SetStatus(s)
+	}
+	var got []string
+	for line := range strings.Lines(string(exposition(t, reg))) {
+		if strings.Contains(line, "state=") {
+			got = append(got, strings.TrimSpace(line))
+		}
+	}
+	want := []string{
+		`canaryd_keeper{family="ipv4",state="idle"} 0`,
+		`canaryd_keeper{family="ipv4",state="kept"} 1`,
+		// The table was gone from one status, and its series with it.
+		`canaryd_native_standby{family="ip",state="armed",table="ip kube-proxy"} 0`,
+		`canaryd_native_standby{family="ip",state="open",table="ip kube-proxy"} 1`,
+		`canaryd_standby{family="ipv4",state="armed"} 0`,
+		`canaryd_standby{family="ipv4",state="building"} 0`,
+		`canaryd_standby{family="ipv4",state="open"} 1`,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("states (-want +got):\n%s", diff)
 	}
 }
 
@@ -138,7 +222,7 @@ func TestMetricsOfNativeTables(t *testing.T) {
 	golden.Compare(t, "metrics_native.txt", []byte(strings.Join(native, "")))
 	m.SetStatus(api.Status{})
 	for line := range strings.Lines(string(exposition(t, reg))) {
-		if strings.Contains(line, "table=\"i") && !strings.HasPrefix(line, "canaryd_flushes_total") {
+		if strings.Contains(line, "table=\"i") {
 			t.Errorf("a series of a table that is not guarded any more: %s", line)
 		}
 	}

@@ -45,8 +45,8 @@ func (m *Metrics) setPolicyDrops(list []api.PolicyDrop) {
 	}
 }
 
-// setNative sets the gauges of guarded native tables, and makes the counters of their losses exist
-// before the first one. Tables that are guarded no more keep the latter.
+// setNative sets the gauges of guarded native tables, and makes those counters of their replays
+// exist that alerts read. Tables that are guarded no more keep their counters.
 func (m *Metrics) setNative(tables []api.NativeTable, closed []api.PolicyDrop) {
 	drops := map[string]int{}
 	for _, p := range closed {
@@ -54,34 +54,48 @@ func (m *Metrics) setNative(tables []api.NativeTable, closed []api.PolicyDrop) {
 			drops[p.Family.Table(p.Table).NFT()]++
 		}
 	}
-	known := map[string]string{}
+	known := map[string]nativeSeries{}
 	for _, t := range tables {
 		if t.Immune {
 			continue
 		}
-		known[t.Table] = t.Family
+		shown, before := m.native[t.Table]
+		if !before {
+			shown = nativeSeries{family: t.Family}
+			create(m.replays, vainOutcomes(), t.Family)
+		}
 		delete(m.native, t.Table)
 		m.nativeInForce.WithLabelValues(t.Family, t.Table).Set(truth(t.Verdict == canary.Intact || t.Verdict == canary.Changed))
-		m.nativeRefused.WithLabelValues(t.Family, t.Table).Set(truth(t.Unreplayable != ""))
 		m.nativeWitness.WithLabelValues(t.Family, t.Table).Set(truth(t.Witness != ""))
-		m.quarantined.WithLabelValues(t.Family, t.Table).Set(float64(t.QuarantinedParts))
-		if t.Standby != nil {
-			setState(m.nativeStandby, api.StandbyStates(), t.Standby.State, t.Family, t.Table)
-		}
 		m.generationRules.WithLabelValues(t.Family, t.Table).Set(float64(t.Rules))
 		m.nativeElements.WithLabelValues(t.Family, t.Table).Set(float64(t.Elements))
-		m.policyDrops.WithLabelValues(t.Family, t.Table).Set(float64(drops[t.Table]))
-		create(m.flushes, api.NativeLossKinds(), t.Family, t.Table)
+		if t.Standby != nil && t.Standby.State != shown.standby {
+			m.nativeStandby.set(string(t.Standby.State), t.Family, t.Table)
+			shown.standby = t.Standby.State
+		}
+		for _, gauge := range []struct {
+			vec   *prometheus.GaugeVec
+			value float64
+		}{{m.nativeRefused, truth(t.Unreplayable != "")}, {m.quarantined.GaugeVec, float64(t.QuarantinedParts)}, {m.policyDrops.GaugeVec, float64(drops[t.Table])}} {
+			if gauge.value != 0 || shown.wrong {
+				gauge.vec.WithLabelValues(t.Family, t.Table).Set(gauge.value)
+				shown.wrong = true
+			}
+		}
+		known[t.Table] = shown
 	}
-	for table, family := range m.native {
-		m.nativeInForce.DeleteLabelValues(family, table)
-		m.nativeRefused.DeleteLabelValues(family, table)
-		m.nativeWitness.DeleteLabelValues(family, table)
-		m.quarantined.DeleteLabelValues(family, table)
-		m.nativeStandby.DeletePartialMatch(prometheus.Labels{"family": family, "table": table})
-		m.generationRules.DeleteLabelValues(family, table)
-		m.nativeElements.DeleteLabelValues(family, table)
-		m.policyDrops.DeleteLabelValues(family, table)
+	for table, shown := range m.native {
+		for _, vec := range []*prometheus.GaugeVec{m.nativeInForce, m.nativeRefused, m.nativeWitness, m.quarantined.GaugeVec, m.generationRules.GaugeVec, m.nativeElements, m.policyDrops.GaugeVec} {
+			vec.DeleteLabelValues(shown.family, table)
+		}
+		m.nativeStandby.forget(table)
 	}
 	m.native = known
+}
+
+// nativeSeries says which series of a native table are there.
+type nativeSeries struct {
+	family  string
+	standby api.StandbyState // the state that was set last
+	wrong   bool             // one of the gauges was not 0 that are 0 as long as all is well
 }

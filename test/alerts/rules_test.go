@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 type alert struct {
 	Alert       string            `json:"alert"`
 	Expr        string            `json:"expr"`
-	For         string            `json:"for"`
+	For         string            `json:"for,omitempty"`
 	Labels      map[string]string `json:"labels"`
 	Annotations map[string]string `json:"annotations"`
 }
@@ -57,17 +57,25 @@ func decode(t *testing.T, path string, into any) {
 	}
 }
 
-func alerts(t *testing.T) []alert {
+// A group is alerts that are used together.
+type group struct {
+	Name  string  `json:"name"`
+	Rules []alert `json:"rules"`
+}
+
+func groups(t *testing.T) []group {
 	t.Helper()
 	var file struct {
-		Groups []struct {
-			Name  string  `json:"name"`
-			Rules []alert `json:"rules"`
-		} `json:"groups"`
+		Groups []group `json:"groups"`
 	}
 	decode(t, rulesFile, &file)
+	return file.Groups
+}
+
+func alerts(t *testing.T) []alert {
+	t.Helper()
 	var all []alert
-	for _, group := range file.Groups {
+	for _, group := range groups(t) {
 		all = append(all, group.Rules...)
 	}
 	if len(all) == 0 {
@@ -92,6 +100,91 @@ func TestRules(t *testing.T) {
 	t.Parallel()
 	promtool(t, "", "check", "rules", rulesFile)
 	promtool(t, "", "test", "rules", unitTests)
+}
+
+// TestGroups: alerts that page are in one group, and no others are in it. Each group alone passes
+// the unit tests of its alerts.
+func TestGroups(t *testing.T) {
+	t.Parallel()
+	var names []string
+	for _, g := range groups(t) {
+		names = append(names, g.Name)
+		in := map[string]bool{}
+		for _, a := range g.Rules {
+			in[a.Alert] = true
+			if pages := a.Labels["severity"] == "critical"; pages != (g.Name == "canaryd-pages") {
+				t.Errorf("%s is %s, in the group %s", a.Alert, a.Labels["severity"], g.Name)
+			}
+			if others := regexp.MustCompile(`ALERTS|:`).FindString(strings.ReplaceAll(a.Expr, "[1h:1m]", "")); others != "" {
+				t.Errorf("%s goes by another rule: %s", a.Alert, a.Expr)
+			}
+		}
+		t.Run(g.Name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			write := func(name string, content any) {
+				text, err := yaml.Marshal(content)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var tests map[string]any
+			decode(t, unitTests, &tests)
+			for _, one := range tests["tests"].([]any) {
+				test := one.(map[string]any)
+				if list, ok := test["alert_rule_test"].([]any); ok {
+					test["alert_rule_test"] = slices.DeleteFunc(list, func(a any) bool { return !in[a.(map[string]any)["alertname"].(string)] })
+				}
+				delete(test, "promql_expr_test") // of all groups together
+			}
+			write("canaryd.rules.yaml", map[string]any{"groups": []group{g}})
+			write("test.yaml", tests)
+			promtool(t, "", "test", "rules", filepath.Join(dir, "test.yaml"))
+		})
+	}
+	if diff := cmp.Diff([]string{"canaryd-pages", "canaryd-tickets", "canaryd-features"}, names); diff != "" {
+		t.Errorf("groups (-want +got):\n%s", diff)
+	}
+}
+
+// compared returns the metrics that alerts compare with their past: a series of theirs that
+// appeared with 1 would have no increase.
+func compared(t *testing.T) map[string]bool {
+	t.Helper()
+	names := map[string]bool{}
+	for _, a := range alerts(t) {
+		for _, found := range regexp.MustCompile(`(?:increase|rate|delta|changes)\((canaryd_[a-z_]+)(\{[^}]*\})?\[`).FindAllStringSubmatch(a.Expr, -1) {
+			names[found[1]] = true
+			for _, label := range regexp.MustCompile(`result="(\w+)"`).FindAllStringSubmatch(found[2], -1) {
+				names[found[1]+" "+label[1]] = true
+			}
+		}
+	}
+	return names
+}
+
+// TestFirstIncrementsAreSeen: series that an alert compares with their past are there from the
+// start.
+func TestFirstIncrementsAreSeen(t *testing.T) {
+	t.Parallel()
+	start := read(t, "../../internal/metrics/testdata/metrics_start.txt")
+	names := compared(t)
+	if len(names) < 8 {
+		t.Errorf("the alerts compare only %v", names)
+	}
+	for name := range names {
+		metric, result, labelled := strings.Cut(name, " ")
+		pattern := `(?m)^` + metric + `[{ ]`
+		if labelled {
+			pattern = `(?m)^` + metric + `\{.*result="` + result + `"`
+		}
+		if !regexp.MustCompile(pattern).MatchString(start) {
+			t.Errorf("%s is not there from the start: the first increment would raise no alert", name)
+		}
+	}
 }
 
 // TestEveryAlertIsTried: the unit tests make each alert fire once, and once have
@@ -211,12 +304,12 @@ func TestRunbookNames(t *testing.T) {
 	}
 }
 
-// exported returns the names of all metrics that canaryd exports from its start
-// on or, of native tables, once they are guarded, and of their series.
+// exported returns the names of all metrics that canaryd exports from its start on, after a flush
+// or, of native tables, once they are guarded, and of their series.
 func exported(t *testing.T) map[string]bool {
 	t.Helper()
 	known := map[string]bool{}
-	for _, line := range strings.Split(read(t, "../../internal/metrics/testdata/metrics_start.txt")+read(t, "../../internal/metrics/testdata/metrics_native.txt"), "\n") {
+	for _, line := range strings.Split(read(t, "../../internal/metrics/testdata/metrics_flush.txt")+read(t, "../../internal/metrics/testdata/metrics_native.txt"), "\n") {
 		if name := regexp.MustCompile(`^(?:# TYPE )?(canaryd_[a-z_]+)`).FindStringSubmatch(line); name != nil {
 			known[name[1]] = true
 		}

@@ -70,7 +70,7 @@ func (h *history) once() {
 		series := fmt.Sprintf("%s{%s}", name, strings.Trim(target+","+labels, ","))
 		seen[series] = true
 		h.put(series, strconv.FormatFloat(v, 'f', -1, 64))
-		if strings.HasSuffix(name, "_timestamp_seconds") {
+		if strings.HasSuffix(name, "_time_seconds") || strings.HasSuffix(name, "_timestamp_seconds") {
 			for len(h.times[series]) < len(h.at)-1 {
 				h.times[series] = append(h.times[series], 0)
 			}
@@ -99,14 +99,14 @@ func (h *history) put(series, value string) {
 	h.values[series] = append(h.values[series], value)
 }
 
-// parse notes every sample of canaryd's own.
+// parse notes every sample of canaryd's own, and when its process began.
 func (h *history) parse(text string, note func(name, labels string, v float64)) {
 	h.n.Helper()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
 	h.n.Must(err)
 	for name, family := range families {
-		if !strings.HasPrefix(name, "canaryd_") {
+		if !strings.HasPrefix(name, "canaryd_") && name != "process_start_time_seconds" {
 			continue
 		}
 		for _, m := range family.GetMetric() {
@@ -167,8 +167,9 @@ func (h *history) check() {
 	}
 	step := (scrapeEach * stretch).String()
 	var series []map[string]string
+	early := compared(h.n.T)
 	for name, values := range h.values {
-		if values[0] == "_" {
+		if late := values[0] == "_"; late && early[name[:strings.IndexByte(name, '{')]] && !strings.Contains(name, "result=") {
 			h.n.Errorf("%s was not there from the first scrape on", name)
 		}
 		for i, t := range h.times[name] {

@@ -76,6 +76,7 @@ func TestChartIsWhatKustomizeMakes(t *testing.T) {
 		{image + `, "hostPID": true}`, "testdata/host-pid"},
 		{image + `, "uninstall": true}`, uninstall},
 		{image + `, "podMonitor": {"enabled": true}, "prometheusRule": {"enabled": true}}`, prometheus},
+		{image + `, "uninstall": true, "podMonitor": {"enabled": true}, "prometheusRule": {"enabled": true}}`, "testdata/uninstall-alerts"},
 		{image + `, "culprits": true, "libModules": true, "selinux": true, "podMonitor": {"enabled": true}, "prometheusRule": {"enabled": true}}`, everything},
 	} {
 		t.Run(filepath.Base(c.dir), func(t *testing.T) {
@@ -160,7 +161,7 @@ func TestChartRefuses(t *testing.T) {
 		image + "\nmode: repair":                                             "mode",
 		image + "\nprotect: kube":                                            "protect",
 		image + "\nextraArgs: [observe]":                                     "extraArgs",
-		image + "\nprometheusRule: {enabled: true, groups: [canaries]}":      `there is no group "canaries", only canaryd`,
+		image + "\nprometheusRule: {enabled: true, groups: [canaries]}":      `there is no group "canaries", only canaryd-pages, canaryd-tickets, canaryd-features`,
 		image + "\nextraEnv: [{name: HOST_IP, value: x}]":                    "/extraEnv/0/name",
 		image + "\nupdateStrategy: {maxUnavailable: 0}":                      "maxUnavailable",
 		image + "\nprometheusRule: {enable: yes}":                            "enable",

@@ -15,6 +15,7 @@ import (
 
 	"github.com/distribution/reference"
 	"github.com/google/go-cmp/cmp"
+	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
@@ -247,6 +248,9 @@ func TestUninstall(t *testing.T) {
 	}
 	if len(container.Ports) > 0 {
 		t.Errorf("the PodMonitor scrapes ports %v, which nothing serves: CanarydDownOnManyNodes pages", container.Ports)
+	}
+	if rule := build(t, "testdata/uninstall-alerts")["PrometheusRule"].(*monitoring.PrometheusRule); len(rule.Spec.Groups) > 0 {
+		t.Errorf("without targets CanarydAbsent pages: %d groups of alerts are left", len(rule.Spec.Groups))
 	}
 	got := map[string][]string{"args": container.Args, "readiness": container.ReadinessProbe.Exec.Command}
 	want := map[string][]string{"args": {"cleanup", "--stay"}, "readiness": {"canaryd", "cleanup"}}
