@@ -295,8 +295,8 @@ func (b *byteFile) missing(g rules.Generation, from RawSource, write func(record
 	return added, nil
 }
 
-// rewrite writes the file anew: of the rules that it has, as many as the generation has, the newest,
-// for earlier generations; and behind them the rules of the generation.
+// rewrite writes the file anew: the rules of the generation, and before them as many others, the
+// newest that the file has, for earlier generations.
 func (b *byteFile) rewrite(g rules.Generation, from RawSource) error {
 	earlier := b.known
 	b.known, b.saved = nil, nil

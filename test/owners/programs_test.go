@@ -19,9 +19,9 @@ import (
 )
 
 // TestNoProgramRuns: on nft canaryd captures the rules of kube-proxy and of CNI plugins, follows an
-// owner that commits 100 times a second, answers each kind of flush, and starts again after a flush. It executes
-// iptables for its version only, which status shows. A program would cost some milliseconds, and
-// more on a starved node. So canaryd works where no iptables is installed.
+// owner that commits 100 times a second, answers each kind of flush, and starts again after a
+// flush. It executes iptables for its version only, which status shows. A program would cost some
+// milliseconds, and more on a starved node. So canaryd works where no iptables is installed.
 func TestNoProgramRuns(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
