@@ -20,15 +20,16 @@ type Selector struct {
 	globs  []string
 	rules  []owners.Straight
 	native []nativeGlob
+	auto   bool // Auto is one of the words
 }
 
 // canarySuffix ends the names of the chains by which kube-proxy, kubelet and others notice a flush.
 const canarySuffix = "-CANARY"
 
-// NewSelector reads the value of --protect: names of presets (see PresetNames), globs of chain
-// names, as path.Match has them, and nft:FAMILY:NAME for native tables. A word of lower-case
-// letters and digits is a preset, so that a mistyped one is no silent glob. An error names the bad
-// word.
+// NewSelector reads the value of --protect: names of presets (see PresetNames), Auto and words such
+// as "-docker" that take an owner out of it, globs of chain names, as path.Match has them, and
+// nft:FAMILY:NAME for native tables. A word of lower-case letters and digits is a preset, so that a
+// mistyped one is no silent glob. An error names the bad word.
 func NewSelector(list []string) (Selector, error) {
 	s := Selector{exact: map[string]bool{}}
 	for _, word := range list {
@@ -41,12 +42,19 @@ func NewSelector(list []string) (Selector, error) {
 			s.native = append(s.native, glob)
 			continue
 		}
-		rows := owners.Named(word)
+		if strings.HasPrefix(word, leaveOut) {
+			if err := checkLeftOut(word, list); err != nil {
+				return Selector{}, err
+			}
+			continue
+		}
+		rows := rowsOf(word, list)
 		for _, o := range rows {
 			s.name(o)
 		}
+		s.auto = s.auto || word == Auto
 		switch {
-		case len(rows) > 0:
+		case len(rows) > 0 || word == Auto:
 		case word == "" || strings.ToLower(word) == word && !strings.ContainsAny(word, "*?[-_"):
 			return Selector{}, fmt.Errorf("%q is no preset (%s)%s", word, strings.Join(PresetNames(), ", "), chainHint(word))
 		default:
