@@ -60,8 +60,8 @@ func (o *options) takeDaemonsProtect(ctx context.Context) error {
 	return nil
 }
 
-// unguarded returns the chains that nothing guards, in the order of families, tables and names, with
-// their likely owners.
+// unguarded returns the chains that nothing guards, in the order of families, tables and names,
+// with their likely owners.
 func (o *options) unguarded(all []foundChain) []foundChain {
 	var found []foundChain
 	for _, c := range all {

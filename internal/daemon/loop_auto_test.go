@@ -113,8 +113,8 @@ func TestAnUpgradeToAuto(t *testing.T) {
 	})
 }
 
-// TestAnOwnerThatIsLeftOut: canaryd is restarted with -docker. Docker's rules stand, and are neither
-// called lost nor removed by their owner; a flush that comes while no canaryd runs takes them.
+// TestAnOwnerThatIsLeftOut: canaryd is restarted with -docker. Docker's rules stand, and are
+// neither called lost nor removed by their owner; a flush while no canaryd runs takes them.
 func TestAnOwnerThatIsLeftOut(t *testing.T) {
 	for name, flushed := range map[string]bool{"intact": false, "flushed": true} {
 		t.Run(name, func(t *testing.T) {
@@ -199,8 +199,8 @@ func TestStatusPointsToDetect(t *testing.T) {
 	})
 }
 
-// TestACleanupOfRulesSaysWhose: with auto, cleanup removes rules of the owners that it is told, and
-// none before.
+// TestACleanupOfRulesSaysWhose: with auto, cleanup removes the rules of the owners that the request
+// names; without a name it removes nothing.
 func TestACleanupOfRulesSaysWhose(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := run(t, ownersFake(t, backend), auto)

@@ -241,7 +241,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 	severity.Notices(klog.FromContext(ctx)).Info("Replayed on request", "generation", reply.Generation, "outcomes", reply.Outcomes)
 }
 
-// ErrWhoseRules: a cleanup is to remove rules without a word that says whose. The owners that auto finds
+// ErrWhoseRules: a cleanup is to remove rules, and no word says whose. The owners that auto finds
 // are more than those that an operator may think of.
 var ErrWhoseRules = errors.New("--rules removes rules of all owners that --protect=auto finds: name those whose rules are to go, such as --protect=kube,cni, or --protect=auto for all")
 

@@ -25,8 +25,8 @@ var hintChains = []string{owners.HintChain, owners.KubeletCanary}
 type ChooseConfig struct {
 	Families []rules.Family // nil means both
 	Canary   string         // the name of our own chain, which is no evidence; may be ""
-	// Chains gets the number of rules in each chain that has one, our own left out; nil: nobody
-	// asks. A chain that is being changed may have other numbers than the count.
+	// Chains gets the number of rules in each chain that has one, our own left out; nil: that
+	// is not needed.
 	Chains func(Backend, rules.Family, rules.TableName, map[string]int)
 }
 

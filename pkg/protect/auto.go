@@ -44,8 +44,8 @@ func isLeftOut(o owners.Owner, list []string) bool {
 	})
 }
 
-// checkLeftOut returns why a word that begins with "-" leaves out no owner. iptables refuses a chain
-// with such a name, so the word is no chain's.
+// checkLeftOut returns why a word that begins with "-" leaves out no owner. iptables refuses a
+// chain with such a name, so the word is no chain's.
 func checkLeftOut(word string, list []string) error {
 	left, auto, again := strings.TrimPrefix(word, leaveOut), false, ""
 	for _, w := range list {

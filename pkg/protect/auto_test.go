@@ -14,7 +14,7 @@ import (
 )
 
 // TestAuto: auto names the chains, rules and native tables of each owner that has a preset, and no
-// chain of a firewall manager; words beside it add and leave out.
+// chain of a firewall manager; further words add and leave out.
 func TestAuto(t *testing.T) {
 	all := []string{
 		"KUBE-SERVICES", "KUBE-FIREWALL", "CNI-HOSTPORT-DNAT", "CNI-" + hash24, "KUBE-HOSTPORTS", "DOCKER", "DOCKER-USER",
