@@ -96,7 +96,7 @@ func foundRows(found []foundTable) [][]string {
 		case t.Immune:
 			row[1], row[2] = "immune", "one process owns it, and no other can flush it"
 		case !t.Guarded:
-			row[1], row[2] = "no", "--protect="+plain(t.Word)+" would"
+			row[1], row[2] = "no", wordWould(t.Word)
 			if t.Manager != "" {
 				row[2] += "; " + aboutManager(t.Manager)
 			} else if t.Owner != "" {

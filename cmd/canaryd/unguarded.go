@@ -134,7 +134,7 @@ func (c foundChain) note() string {
 	case !slices.Contains(protect.Tables(), c.Table):
 		word = "canaryd guards no rules of " + c.Table
 	case c.Word != "":
-		word = "--protect=" + plain(c.Word) + " would"
+		word = wordWould(c.Word)
 	}
 	switch {
 	case c.Manager != "":
@@ -144,6 +144,9 @@ func (c foundChain) note() string {
 	}
 	return word
 }
+
+// wordWould says that one more word would guard something.
+func wordWould(word string) string { return "the word " + plain(word) + " of --protect would" }
 
 func likely(owner string) string { return "likely of " + owner }
 

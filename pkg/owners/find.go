@@ -25,7 +25,6 @@ var exact = func() map[string]*Owner {
 // A formOf is a hash or a glob of an owner's chains.
 type formOf struct {
 	Form
-	start string // each chain of the form begins with it
 	owner *Owner
 }
 
@@ -35,8 +34,7 @@ var inexact = func() (all []formOf) {
 		for _, c := range table[i].Chains {
 			for _, f := range c.Names {
 				if _, single := f.Exact(); !single {
-					start, _, _ := strings.Cut(f.prefix, "*")
-					all = append(all, formOf{f, start, &table[i]})
+					all = append(all, formOf{f, &table[i]})
 				}
 			}
 		}
@@ -49,8 +47,8 @@ func OfChain(chain string) (Owner, bool) {
 	if o := exact[chain]; o != nil {
 		return *o, true
 	}
-	for _, f := range inexact {
-		if strings.HasPrefix(chain, f.start) && f.Matches(chain) {
+	for i := range inexact {
+		if f := &inexact[i]; strings.HasPrefix(chain, f.start) && f.Matches(chain) {
 			return *f.owner, true
 		}
 	}

@@ -173,3 +173,20 @@ func TestWordsThatLeaveOut(t *testing.T) {
 		}
 	}
 }
+
+// TestWordForChain: the word that names a chain is its owner's preset, the form of an owner without
+// a preset, or the chain itself, written so that the word is no preset and no glob.
+func TestWordForChain(t *testing.T) {
+	for chain, want := range map[string]string{
+		"DOCKER": "docker", "cali-FORWARD": "calico", "CILIUM_FORWARD": "CILIUM_*", "WEAVE-NPC": "WEAVE-*", "IP-MASQ": "IP-MASQ", "CROWDSEC_CHAIN": "CROWDSEC_CHAIN",
+		"mine": "[m]ine", "auto": "[a]uto", "docker": "[d]ocker", "MINE": "MINE", "a-b": "a-b", "a*b": `a\*b`, "[x]": `\[x]`, "nft:ip:x": "[n]ft:ip:x", "INPUT": "", "a,b": "", "": "", "ANY-CANARY": "", "µ": "",
+	} {
+		got := protect.WordForChain(chain)
+		if got != want {
+			t.Errorf("%q: %q, want %q", chain, got, want)
+		}
+		if got != "" && !selector(t, got).Protects(chain) {
+			t.Errorf("%q does not protect %q", got, chain)
+		}
+	}
+}

@@ -82,6 +82,9 @@ func WordFor(id tableid.TableID) string {
 // WordForChain returns what --protect has to name for a chain to be protected: its owner's preset,
 // the form of its owner's names, or the chain itself; "" if no word can name it.
 func WordForChain(chain string) string {
+	if strings.ContainsFunc(chain, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return "" // iptables-restore could not read it
+	}
 	if o, known := owners.OfChain(chain); known {
 		if word := o.WordFor(chain); word != "" {
 			return word

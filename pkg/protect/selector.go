@@ -121,8 +121,8 @@ func followed(chain string) bool {
 // MatchesPreset reports whether r is a rule that the owner of a preset writes into the built-in
 // chain itself, such as Docker's MASQUERADE. It is a jump that leads into no chain.
 func (s Selector) MatchesPreset(t rules.TableName, chain string, r rules.Rule) bool {
-	if len(s.rules) == 0 {
-		return false
+	if !slices.ContainsFunc(s.rules, func(r owners.Straight) bool { return r.Table == t && r.Chain == chain }) {
+		return false // most rules of others stand in INPUT, and need not be taken apart
 	}
 	words, err := r.Words()
 	return err == nil && slices.ContainsFunc(s.rules, func(r owners.Straight) bool { return r.Matches(t, chain, words) })
@@ -130,5 +130,5 @@ func (s Selector) MatchesPreset(t rules.TableName, chain string, r rules.Rule) b
 
 // anyMatches reports whether the chain's name has one of the forms.
 func anyMatches(list []owners.Form, chain string) bool {
-	return slices.ContainsFunc(list, func(f owners.Form) bool { return f.Matches(chain) })
+	return owners.AnyMatches(list, chain)
 }

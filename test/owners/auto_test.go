@@ -88,7 +88,7 @@ func TestAuto(t *testing.T) {
 		}
 		found("docker")
 		says("status", "--protect=auto found: kube (kube-proxy: ", "flannel (", "not guarded: ")
-		says("detect", "CILIUM_FORWARD", "--protect=CILIUM_* would; likely of Cilium", "likely of ufw", "likely of firewalld", "--protect=[m]ine would")
+		says("detect", "CILIUM_FORWARD", "the word CILIUM_* of --protect would; likely of Cilium", "likely of ufw", "likely of firewalld", "the word [m]ine of --protect would")
 		flush(n, false)
 		n.Healed(1)
 		back("after iptables -F")
