@@ -20,8 +20,8 @@ const aboutDetect = `Prints what each backend holds, our own marks left out, and
 as much as it has rules, and 100 more with kubelet's hint chain; the heavier one wins, and of equal
 ones nft. Where there are no rules yet, run takes the one whose programs are installed. Native
 nftables tables are listed with the word of --protect that guards them, and chains of iptables'
-tables that nothing guards with their likely owner and such a word. What is guarded is what the
-running daemon's --protect names, or --protect here. Needs no daemon, and executes and writes
+tables that nothing guards with their likely owner and such a word. The words are those
+of the running daemon's --protect, or of --protect here. Needs no daemon, and executes and writes
 nothing. Warns of kernels on which canaryd is known not to work, or was never tried
 (docs/platforms.md). Exit code: 0, 2 trouble.
 `

@@ -92,7 +92,7 @@ func guardsText(s api.Status) string {
 	return mode + backend + fmt.Sprintf("generation %s from %s: %s, captured %s\n", g.ID, g.Source, guarded, ago(g.Captured))
 }
 
-// ownersText names the owners whose rules are guarded, and says what is not.
+// ownersText names the owners whose rules are guarded, and counts unguarded chains and tables.
 func ownersText(s api.Status) string {
 	text := ""
 	if found := s.ProtectText(strconv.Itoa); found != "" {

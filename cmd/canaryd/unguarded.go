@@ -87,7 +87,7 @@ func (o *options) unguarded(all []foundChain) []foundChain {
 // unguardedShown is how many lines of chains the table has.
 const unguardedShown = 40
 
-// writeUnguarded writes what nothing guards. Chains of one table and word share a line.
+// writeUnguarded lists unguarded chains. Chains of one table and word share a line.
 func writeUnguarded(w io.Writer, e detected) {
 	type group struct {
 		first  foundChain

@@ -17,8 +17,8 @@ type GuardedOwner struct {
 	Tables []string `json:"tables,omitempty"` // native ones, with their families
 }
 
-// Unguarded counts what is in iptables' tables, and which native tables there are, that --protect
-// does not name. Chains without a rule and those of a firewall manager are not counted.
+// Unguarded counts the chains of iptables' tables, and the native tables, that --protect does not
+// name. Chains without a rule and those of a firewall manager are not counted.
 type Unguarded struct {
 	Chains int `json:"chains,omitempty"`
 	Tables int `json:"tables,omitempty"`
@@ -29,7 +29,7 @@ type Unguarded struct {
 // UnguardedShown is how many names an Unguarded has.
 const UnguardedShown = 3
 
-// evidence says by what an owner was recognised: "8 chains, 4 rules in built-in chains".
+// evidence names the chains, rules and tables of an owner: "8 chains, 4 rules in built-in chains".
 func (g GuardedOwner) evidence(number func(int) string) string {
 	var words []string
 	if g.Chains > 0 {
@@ -79,8 +79,8 @@ func (s Status) ProtectText(number func(int) string) string {
 	return "--protect=" + s.Protect + " found: " + OwnersText(s.Owners, number)
 }
 
-// Text says in one line what is not guarded; "" if there is nothing. It points to the command that
-// lists all of it.
+// Text counts the unguarded chains and tables in one line, and points to the command that lists
+// them; "" if there are none.
 func (u *Unguarded) Text() string {
 	if u == nil || u.Chains+u.Tables == 0 {
 		return ""

@@ -18,18 +18,18 @@ import (
 )
 
 // --protect=auto names all owners that canaryd knows, whether or not they are on the node. The
-// generation and the native tables then say which are: an owner is found by what is guarded of it,
-// so it stays found after a flush, and one that appears later is found by its first rules.
+// generation and the native tables then say which are: an owner is found by its guarded rules. It
+// stays found after a flush, and a later owner is found by its first rules.
 
 const (
 	// findEvery bounds how often owners are looked for in a generation that changes all the time.
 	// At 5,000 services that takes 3 ms.
 	findEvery = time.Second
-	// unguardedEvery bounds how often it is counted what is not guarded.
+	// unguardedEvery bounds how often unguarded chains are counted.
 	unguardedEvery = 30 * time.Second
 )
 
-// guards is which owners have rules that are guarded, and what is not guarded.
+// guards is which owners have rules that are guarded, and which chains and tables are unguarded.
 type guards struct {
 	edition int // of the generation in which owners were looked for last
 	native  int // how many native tables there were then
@@ -62,7 +62,7 @@ func (d *Daemon) mayFindOwners(st *state) bool {
 	return read && st.allPlanted() && (!d.guardsNative() || st.native.begun)
 }
 
-// findOwners looks for owners in what is guarded. The log names each once.
+// findOwners looks for owners of guarded rules. The log names each once.
 func (d *Daemon) findOwners(ctx context.Context, st *state) {
 	g := &st.guards
 	start := time.Now()
@@ -87,7 +87,7 @@ func (d *Daemon) findOwners(ctx context.Context, st *state) {
 	log := klog.FromContext(ctx)
 	switch {
 	case first && len(news) == 0:
-		log.Info("No owner of rules is found yet; the rules of one that appears are guarded if --protect names it", "protect", d.cfg.Protect)
+		log.Info("No owner of rules is found yet; an owner that appears later is guarded if --protect names it", "protect", d.cfg.Protect)
 	case first:
 		log.Info("Guarding the rules of these owners", "protect", d.cfg.Protect, "owners", api.OwnersText(news, strconv.Itoa))
 	case len(news) > 0:
@@ -114,7 +114,7 @@ func leaveOut(list []api.GuardedOwner) string {
 func recallGuards(st *state) {
 	found := ownersIn(st)
 	if len(found) == 0 && st.generation.captured.IsZero() {
-		return // it is not known what the last run guarded
+		return // the last run's owners are not known
 	}
 	st.guards.before = map[string]bool{}
 	for _, o := range found {
@@ -122,7 +122,7 @@ func recallGuards(st *state) {
 	}
 }
 
-// ownersIn returns the owners of what ought to be in force, in the order of the table of owners.
+// ownersIn returns the owners of the rules that ought to be in force, in the table's order.
 func ownersIn(st *state) []api.GuardedOwner {
 	found := map[string]*api.GuardedOwner{}
 	of := func(o owners.Owner) *api.GuardedOwner {
@@ -163,7 +163,7 @@ func ownersIn(st *state) []api.GuardedOwner {
 	return list
 }
 
-// unguardedAt returns when it is counted what is not guarded: when reads have shown something new.
+// unguardedAt returns when unguarded chains are counted: when reads have shown something new.
 func (d *Daemon) unguardedAt(st *state) time.Time {
 	switch g := &st.guards; {
 	case g.countedAt.IsZero():
@@ -174,7 +174,7 @@ func (d *Daemon) unguardedAt(st *state) time.Time {
 	return time.Time{}
 }
 
-// readSoFar returns a number for what the last reads of all families showed.
+// readSoFar returns a number that changes with the last read of any family.
 func (st *state) readSoFar() (sum uint64) {
 	for _, fs := range st.inOrder() {
 		sum = 31*sum + fs.examined.digest
@@ -238,13 +238,13 @@ func (s *strange) count(table *rules.Table, guarded func(string) bool, canaryCha
 	}
 }
 
-// strange is what a read showed of one family that is not guarded.
+// strange counts one family's unguarded chains.
 type strange struct {
 	chains int
 	names  []string // some of them
 }
 
-// unguardedNow returns what is not guarded, as a Status has it; nil if there is nothing.
+// unguardedNow returns the unguarded chains and tables for a Status; nil if there are none.
 func (st *state) unguardedNow() *api.Unguarded {
 	u := api.Unguarded{Tables: len(st.guards.tables)}
 	add := func(name string) {

@@ -78,8 +78,8 @@ func TestAutoTakesInAnOwnerThatAppears(t *testing.T) {
 	})
 }
 
-// TestAnUpgradeToAuto: a canaryd that guarded kube,cni, the former default, is followed by one that
-// guards what it finds. That says once which owners are new, and removes or restores nothing.
+// TestAnUpgradeToAuto: a canaryd that guarded kube,cni, the former default, is followed by a
+// canaryd with auto. That says once which owners are new, and removes or restores nothing.
 func TestAnUpgradeToAuto(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id := t.TempDir(), identity(backend)

@@ -224,7 +224,7 @@ func situations() map[string]situation {
 			st.guards = guards{said: map[string]bool{}}
 			st.generation.edition++
 		},
-		"count what is not guarded": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
+		"count unguarded chains": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			st.guards.countedAt = time.Time{}
 		},
 		"compare with the baseline": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {

@@ -90,7 +90,7 @@ func (d *Daemon) marksStand(ctx context.Context, st *state, marks canary.Marks) 
 	return true
 }
 
-// narrow leaves out of what the last run knew the rules that --protect does not name any more.
+// narrow leaves out the rules of the last run that --protect does not name any more.
 func (d *Daemon) narrow(st *state, known *reload.State, stored *reload.Stored) {
 	p := d.protection(st)
 	stored.Generation = p.Narrow(stored.Generation)

@@ -242,7 +242,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 }
 
 // ErrWhoseRules: a cleanup is to remove rules, and no word says whose. The owners that auto finds
-// are more than those that an operator may think of.
+// may be more than an operator thinks of.
 var ErrWhoseRules = errors.New("--rules removes rules of all owners that --protect=auto finds: name those whose rules are to go, such as --protect=kube,cni, or --protect=auto for all")
 
 // Cleanup removes canaries and witnesses, with r.Rules also the protected

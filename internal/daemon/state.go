@@ -94,7 +94,7 @@ type familyState struct {
 	standby  standbyOf // its standby
 	// unguarded are its tables that canaryd does not guard; see there.
 	unguarded map[rules.TableName]unguarded
-	strange   strange // what --protect does not name
+	strange   strange // its unguarded chains
 	// undoubleAt is when jumps that stand twice are removed; zero: none does.
 	undoubleAt time.Time
 }

@@ -74,8 +74,8 @@ func (f Form) Matches(chain string) bool {
 	return true
 }
 
-// AnyMatches reports whether a chain's name has one of the forms. It is asked for the target of each
-// rule of a node: most names have the beginning of no form.
+// AnyMatches reports whether a chain's name has one of the forms. It is called for the target of
+// each rule of a node: most names have the beginning of no form.
 func AnyMatches(list []Form, chain string) bool {
 	for i := range list {
 		if f := &list[i]; strings.HasPrefix(chain, f.start) && f.Matches(chain) {

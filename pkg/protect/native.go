@@ -79,7 +79,7 @@ func WordFor(id tableid.TableID) string {
 	return nativePrefix + id.Family.NFT() + ":" + id.Name
 }
 
-// WordForChain returns what --protect has to name for a chain to be protected: its owner's preset,
+// WordForChain returns the word of --protect that protects a chain: its owner's preset,
 // the form of its owner's names, or the chain itself; "" if no word can name it.
 func WordForChain(chain string) string {
 	if strings.ContainsFunc(chain, func(r rune) bool { return r <= ' ' || r > '~' }) {

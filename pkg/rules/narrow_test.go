@@ -46,6 +46,6 @@ COMMIT
 		t.Errorf("the narrow section (-read with the narrow protection +narrowed):\n%s", d)
 	}
 	if same := wide.Narrow(Generation{}.With(id, extract(wide)))[id]; !cmp.Equal(extract(wide), same) {
-		t.Errorf("a generation of which everything is protected changed:\n%s", cmp.Diff(extract(wide), same))
+		t.Errorf("a generation that is protected as a whole changed:\n%s", cmp.Diff(extract(wide), same))
 	}
 }

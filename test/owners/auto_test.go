@@ -30,8 +30,8 @@ COMMIT
 `
 
 // TestAuto: canaryd runs without --protect on a node with kube-proxy, CNI plugins, Docker and
-// flannel next to firewalls of others. iptables -F of everything takes none of the owners' rules for
-// good, and all of the firewalls'. Tailscale appears later. The command detect lists the others.
+// flannel next to firewalls of others. iptables -F of everything takes none of the owners' rules
+// for good, and all of the firewalls'. Tailscale appears later. canaryd detect lists the others.
 func TestAuto(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
