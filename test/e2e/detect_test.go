@@ -91,6 +91,10 @@ ipv4 +legacy +\d+ +(yes|no)
 ipv6 +nft +\d+ +(yes|no)
 ipv6 +legacy +\d+ +(yes|no)
 
+FAMILY +TABLE +CHAIN +RULES +NOT GUARDED
+ipv4 +filter +corp-input +2 +the word corp-input of --protect would
+ipv6 +filter +corp-input +2 +the word corp-input of --protect would
+
 backend +` + string(ours) + `
 reason +` + regexp.QuoteMeta(mixed.Reason) + `
 mixed +yes: both backends hold rules
