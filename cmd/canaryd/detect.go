@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -11,15 +12,18 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/protect"
 )
 
 const aboutDetect = `Prints what each backend holds, our own marks left out, and which one run would watch. Each weighs
 as much as it has rules, and 100 more with kubelet's hint chain; the heavier one wins, and of equal
 ones nft. Where there are no rules yet, run takes the one whose programs are installed. Native
-nftables tables are listed with the word of --protect that guards them. Needs no daemon, and
-executes and writes nothing. Warns of kernels on which canaryd is known not to work, or was never
-tried (docs/platforms.md). Exit code: 0, 2 trouble.
+nftables tables are listed with the word of --protect that guards them, and chains of iptables'
+tables that nothing guards with their likely owner and such a word. The words are those
+of the running daemon's --protect, or of --protect here. Needs no daemon, and executes and writes
+nothing. Warns of kernels on which canaryd is known not to work, or was never tried
+(docs/platforms.md). Exit code: 0, 2 trouble.
 `
 
 func (o *options) gatherEvidence(ctx context.Context) (iptables.Evidence, error) {
@@ -27,8 +31,12 @@ func (o *options) gatherEvidence(ctx context.Context) (iptables.Evidence, error)
 }
 
 func runDetect(ctx context.Context, o *options, to streams) (int, error) {
-	evidence, err := o.gatherEvidence(ctx)
+	var chains chainsFound
+	evidence, err := iptables.Choose(ctx, iptables.ChooseConfig{Families: o.families, Canary: o.canaryChain, Chains: chains.add})
 	if err != nil {
+		return exitError, err
+	}
+	if err := o.takeDaemonsProtect(ctx); err != nil {
 		return exitError, err
 	}
 	if o.backend != "auto" {
@@ -38,7 +46,7 @@ func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 	if err != nil {
 		return exitError, fmt.Errorf("listing native tables: %w", err)
 	}
-	if err := printEvidence(to.out, o.output, detected{evidence, o.nativeFound(standing)}); err != nil {
+	if err := printEvidence(to.out, o.output, detected{evidence, o.nativeFound(standing), strings.Join(o.protect, ","), o.unguarded(chains[evidence.Backend])}); err != nil {
 		return exitError, err
 	}
 	release, err := kernelRelease()
@@ -55,7 +63,9 @@ func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 
 type detected struct {
 	iptables.Evidence
-	Native []foundTable `json:"native,omitempty"`
+	Native    []foundTable `json:"native,omitempty"`
+	Protect   string       `json:"protect,omitempty"`
+	Unguarded []foundChain `json:"unguarded,omitempty"`
 }
 
 // A foundTable is a native table that stands.
@@ -64,12 +74,15 @@ type foundTable struct {
 	Guarded bool   `json:"guarded"` // --protect names it, and no process owns it
 	Word    string `json:"word"`    // of --protect that names it
 	Immune  bool   `json:"immune,omitempty"`
+	Owner   string `json:"owner,omitempty"`   // as its name says
+	Manager string `json:"manager,omitempty"` // a firewall manager, as its name says
 }
 
 func (o *options) nativeFound(standing []native.Standing) []foundTable {
 	var found []foundTable
 	for _, t := range standing {
-		found = append(found, foundTable{t.ID.NFT(), o.selector.ProtectsTable(t.ID) && !t.Immune, protect.WordFor(t.ID), t.Immune})
+		owner, _ := owners.OfTable(t.ID)
+		found = append(found, foundTable{t.ID.NFT(), o.selector.ProtectsTable(t.ID) && !t.Immune, protect.WordFor(t.ID), t.Immune, owner.Title, owners.ManagerOfTable(t.ID.Name)})
 	}
 	return found
 }
@@ -83,7 +96,12 @@ func foundRows(found []foundTable) [][]string {
 		case t.Immune:
 			row[1], row[2] = "immune", "one process owns it, and no other can flush it"
 		case !t.Guarded:
-			row[1], row[2] = "no", "--protect="+plain(t.Word)+" would"
+			row[1], row[2] = "no", wordWould(t.Word)
+			if t.Manager != "" {
+				row[2] += "; " + aboutManager(t.Manager)
+			} else if t.Owner != "" {
+				row[2] += "; " + likely(t.Owner)
+			}
 		}
 		rows = append(rows, row)
 	}
@@ -115,6 +133,7 @@ func writeEvidence(w io.Writer, e detected) {
 			fmt.Fprintf(w, "canaryd guards %d of these %d; name fewer with --protect\n", protect.MaxNative, guarded)
 		}
 	}
+	writeUnguarded(w, e)
 	mixed := "no"
 	if e.Mixed {
 		mixed = paint(w, yellow, "yes: both backends hold rules")

@@ -128,9 +128,10 @@ with --why, the reason.
 	aboutResume = `Exit code: 0 also if there was no pause, 2 no daemon or trouble.
 `
 	aboutCleanup = `Removes canaries and witnesses; with --rules the protected chains and the jumps into them too, with
---protect only those that it names (kube-proxy: kube without kubelet's). A running daemon does it
-itself and watches nothing any more until it is started again. It deletes its tables canaryd-keeper
-and canaryd-standby too, which else vanish with its process, and on nft the tables that canaryd had
+--protect only those that it names (kube-proxy: kube without kubelet's). Where canaryd runs with
+--protect=auto, --rules needs --protect: auto is all of it. A running daemon does it itself
+and watches nothing any more until it is started again. It deletes its tables canaryd-keeper and
+canaryd-standby too, which else vanish with its process, and on nft the tables that canaryd had
 made, if they are empty. With --stay it then waits for SIGTERM, as the container of a DaemonSet's
 pod has to.
 `

@@ -127,7 +127,7 @@ func TestBadCommandLines(t *testing.T) {
 		{"--canary-chain=KUBE-SERVICES", `--canary-chain: KUBE-SERVICES is a chain that --protect names`},
 		{"--protect=typo", `--protect: "typo" is no preset (kube, cni, crio, docker, podman, libvirt, fail2ban, tailscale, calico, flannel, kube-router, aws-node, istio); a chain of just that name is protected by the glob '[t]ypo'`},
 		{"--protect=[", `--protect: "[" is not a glob of chain names: syntax error in pattern`},
-		{"--protect=", `--protect is empty: want presets (kube, cni, crio, docker, podman, libvirt, fail2ban, tailscale, calico, flannel, kube-router, aws-node, istio) or globs of chain names`},
+		{"--protect=", `--protect is empty: want auto, presets (kube, cni, crio, docker, podman, libvirt, fail2ban, tailscale, calico, flannel, kube-router, aws-node, istio) or globs of chain names`},
 		{"--metrics-bind-address=nonsense", `--metrics-bind-address is "nonsense": want HOST:PORT, or nothing to turn it off`},
 		{"--metrics-host=node-1:9475", `--metrics-host: "node-1:9475" is no name of a host: want one without a port, or an address`},
 		{"--mode=x --backend=y", `--mode is "x": want heal or observe; --backend is "y": want auto or nft or legacy`},

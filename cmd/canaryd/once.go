@@ -266,6 +266,9 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 	}
 	err := o.client().Cleanup(ctx, request)
 	if errors.Is(err, control.ErrNoDaemon) {
+		if o.rules && !o.protectGiven {
+			return exitError, daemon.ErrWhoseRules
+		}
 		o.maxRules = 0 // a chain that is left out could not be removed
 		_, err = withBench(ctx, o, true, func(b bench) (int, error) {
 			err := daemon.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules)

@@ -76,7 +76,7 @@ func (o *options) allFlags() *pflag.FlagSet {
 	all.StringSliceVar(&o.source, "source", []string{"snapshot"}, "snapshot (of the kernel), manifest")
 	all.StringVar(&o.manifest, "manifest", "", "Kubernetes objects: YAML `file` or folder")
 	all.StringVar(&o.rulesDir, "rules-dir", "", "`folder` of your own rules: *.v4, *.v6")
-	all.StringSliceVar(&o.protect, "protect", []string{"kube", "cni"}, "presets (kube, cni, docker, flannel, ...: docs/presets.md), globs, nft:FAMILY:NAME")
+	all.StringSliceVar(&o.protect, "protect", []string{protect.Auto}, "auto (all owners found; auto,-docker leaves one out), presets (docs/presets.md), globs, nft:FAMILY:NAME")
 	all.StringVar(&o.mode, "mode", "heal", "heal, or observe: write nothing but canaries")
 	all.StringVar(&o.replay, "replay", "auto", "auto, text (iptables), direct (nft only)")
 	all.StringVar(&o.keeper, "keeper", "auto", "auto (keep connections through a flush), off")
@@ -184,7 +184,7 @@ func (o *options) logger(flags *pflag.FlagSet, to *lineWriter) klog.Logger {
 func flagValues(cmd command) map[string][]string {
 	values := map[string][]string{
 		"source":            {"snapshot", "manifest"},
-		"protect":           protect.PresetNames(),
+		"protect":           append([]string{protect.Auto}, protect.PresetNames()...),
 		"mode":              {"heal", "observe"},
 		"replay":            {"auto", "text", "direct"},
 		"keeper":            {"auto", "off"},
@@ -230,7 +230,7 @@ func (o *options) complete(cmd command, flags *pflag.FlagSet) error {
 		errs = append(errs, errors.New("--source is empty: want snapshot or manifest"))
 	}
 	if len(o.protect) == 0 {
-		errs = append(errs, errors.New("--protect is empty: want presets ("+strings.Join(protect.PresetNames(), ", ")+") or globs of chain names"))
+		errs = append(errs, errors.New("--protect is empty: want auto, presets ("+strings.Join(protect.PresetNames(), ", ")+") or globs of chain names"))
 	}
 	for _, s := range o.source {
 		errs = append(errs, oneOf("source", s, values["source"]...))

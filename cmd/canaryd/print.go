@@ -84,13 +84,25 @@ func guardsText(s api.Status) string {
 	return mode + backend + fmt.Sprintf("generation %s from %s: %s, captured %s\n", g.ID, g.Source, guarded, ago(g.Captured))
 }
 
+// ownersText names the owners whose rules are guarded, and counts unguarded chains and tables.
+func ownersText(s api.Status) string {
+	text := ""
+	if found := s.ProtectText(strconv.Itoa); found != "" {
+		text = plain(oneLine(found)) + "\n"
+	}
+	if unguarded := s.Unguarded.Text(); unguarded != "" {
+		text += "not guarded: " + plain(oneLine(unguarded)) + "\n"
+	}
+	return text
+}
+
 func printStatus(w io.Writer, output string, s api.Status) error {
 	return show(w, output, s, func(w io.Writer) { writeStatus(w, s) })
 }
 
 // writeStatus writes health, what an operator has to know, verdicts, flushes, stored generations.
 func writeStatus(w io.Writer, s api.Status) {
-	fmt.Fprintf(w, "%s\n%s", healthText(w, s), guardsText(s))
+	fmt.Fprintf(w, "%s\n%s%s", healthText(w, s), guardsText(s), ownersText(s))
 	for _, text := range []string{
 		baselineLine(s.Baseline), keeperText(s.Keeper), lastDrillText(w, s.LastDrill), standbysText(s.Standby, s.Native),
 		decisionText(s.Decision), replaysText(s), sourceErrorsText(s.SourceErrors), refusedText(s.DeclaredRefused),

@@ -41,7 +41,12 @@ type Status struct {
 	// and not healthy.
 	NothingProtected *Nothing `json:"nothingProtected,omitempty"`
 	Mode             Mode     `json:"mode"`
-	Paused           bool     `json:"paused"`
+	// Protect is the value of --protect, and Owners are the owners whose rules are guarded.
+	Protect string         `json:"protect,omitempty"`
+	Owners  []GuardedOwner `json:"owners,omitempty"`
+	// Unguarded counts the chains and tables that --protect does not name; nil if there are none.
+	Unguarded *Unguarded `json:"unguarded,omitempty"`
+	Paused    bool       `json:"paused"`
 	// PausedUntil is when a pause ends.
 	PausedUntil time.Time `json:"pausedUntil,omitzero"`
 	// PausedBy and PausedWhy are who asked for it and why, as the client said; PausedSince is when.

@@ -71,6 +71,8 @@ func (d *Daemon) newChores() []chore {
 		{"renew the marks", perFamily(rotationAt), (*state).nothingLost, writeLimit, d.rotate},
 		{"end the contention", func(st *state) time.Time { return st.contention.calmAt }, (*state).nothingLost, briefLimit, d.endContention},
 		{"look for what is not protected", func(st *state) time.Time { return st.inventory.at }, d.mayTakeInventory, readLimit, d.takeInventory},
+		{"find owners", d.ownersAt, d.mayFindOwners, briefLimit, d.findOwners},
+		{"count unguarded chains", d.unguardedAt, d.mayCountUnguarded, briefLimit, d.countUnguarded},
 		{"compare with the baseline", d.compareAt, nil, briefLimit, func(_ context.Context, st *state) { st.compareBaseline() }},
 		{"save", func(st *state) time.Time { return earliest(st.disk.markedAt, st.disk.saveAt) }, nil, diskLimit, func(ctx context.Context, st *state) { d.save(ctx, st, false) }},
 		{"give memory back", func(st *state) time.Time { return st.memory.freeAt }, nil, briefLimit, d.freeMemory},

@@ -61,6 +61,7 @@ type Config struct {
 	BrokenSources []api.SourceError
 	SourceErrors  <-chan []api.SourceError
 	Protection    rules.Protection // what is protected besides what sources declare
+	Protect       string           // the value of --protect, for people
 	Canary        string           // the canary chain's name
 
 	PollInterval time.Duration
@@ -173,6 +174,7 @@ func (d *Daemon) begin(ctx context.Context) *state {
 	}
 	d.recall(ctx, st)
 	d.recallNative(ctx, st)
+	recallGuards(st)
 	d.recallFlushes(ctx, st)
 	st.settleEarlier()
 	d.cfg.Metrics.SetBackend(d.cfg.Kernel.Info())

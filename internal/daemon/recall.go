@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -11,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // recall takes up what the last run knew, if that is of this boot, namespace, backend and
@@ -27,6 +29,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	d.recallUnread(ctx, st)
 	d.recallDecision(ctx, st)
 	known, stored, err := d.cfg.Store.LoadState()
+	d.narrow(st, &known, &stored)
 	d.recallPause(ctx, st, known.Pause) // also where the generation is not used
 	if again := d.recallBehind(ctx, st, &known, &stored, err); again {
 		return
@@ -85,4 +88,21 @@ func (d *Daemon) marksStand(ctx context.Context, st *state, marks canary.Marks) 
 		}
 	}
 	return true
+}
+
+// narrow leaves out the rules of the last run that --protect does not name any more.
+func (d *Daemon) narrow(st *state, known *reload.State, stored *reload.Stored) {
+	p := d.protection(st)
+	stored.Generation = p.Narrow(stored.Generation)
+	for id, list := range known.Quarantine {
+		known.Quarantine[id] = slices.DeleteFunc(list, func(q reload.QuarantinedRule) bool {
+			builtin := rules.Builtin(id.Name, q.Chain)
+			chain := q.Chain
+			if builtin {
+				chain = q.Rule.Target
+			}
+			_, there := stored.Generation[id].Chain(chain) // a chain that protected rules lead to
+			return !there && !p.Chain(chain) && (!builtin || p.Rule == nil || !p.Rule(id.Name, q.Chain, q.Rule))
+		})
+	}
 }

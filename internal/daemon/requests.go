@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -239,6 +241,10 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 	severity.Notices(klog.FromContext(ctx)).Info("Replayed on request", "generation", reply.Generation, "outcomes", reply.Outcomes)
 }
 
+// ErrWhoseRules: a cleanup is to remove rules, and no word says whose. The owners that auto finds
+// may be more than an operator thinks of.
+var ErrWhoseRules = errors.New("--rules removes rules of all owners that --protect=auto finds: name those whose rules are to go, such as --protect=kube,cni, or --protect=auto for all")
+
 // Cleanup removes canaries and witnesses, with r.Rules also the protected
 // chains and jumps, or those of them that r.Protect names, and stops the loop's work
 // for good.
@@ -246,6 +252,9 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 	only, err := protect.NewSelector(strings.Split(r.Protect, ","))
 	if err != nil && r.Protect != "" {
 		return fmt.Errorf("--protect: %w", err)
+	}
+	if r.Rules && r.Protect == "" && slices.Contains(strings.Split(d.cfg.Protect, ","), protect.Auto) {
+		return fmt.Errorf("%w; it found %s", ErrWhoseRules, api.OwnersText(d.Status().Owners, strconv.Itoa))
 	}
 	var failed error
 	err = d.ask(ctx, func(ctx context.Context, st *state) {

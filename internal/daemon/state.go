@@ -75,6 +75,7 @@ type state struct {
 	opaque    opaqueRules        // rules of the generation that have no text
 	leftOut   []iptables.LeftOut // chains that the last read left out
 	ledTo     ledTo              // chains of other owners that are guarded
+	guards    guards             // owners whose rules are guarded
 	inventory inventory          // what stands on a node where nothing is protected
 	choice    choice             // of the backend
 	memory    memoryUse          // when memory is given back
@@ -93,6 +94,7 @@ type familyState struct {
 	standby  standbyOf // its standby
 	// unguarded are its tables that canaryd does not guard; see there.
 	unguarded map[rules.TableName]unguarded
+	strange   strange // its unguarded chains
 	// undoubleAt is when jumps that stand twice are removed; zero: none does.
 	undoubleAt time.Time
 }

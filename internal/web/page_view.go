@@ -288,6 +288,12 @@ func inForceLines(s api.Status, now time.Time) []string {
 	case n > 0:
 		lines[0] = s.GuardedText(countText) + " are in force."
 	}
+	if len(s.Owners) > 0 {
+		lines = append(lines, s.ProtectText(countText)+".")
+	}
+	if text := s.Unguarded.Text(); text != "" {
+		lines = append(lines, "Not guarded: "+text+".")
+	}
 	if n := len(s.LedTo); n > 0 {
 		var names []string
 		for _, l := range s.LedTo[:min(n, 5)] {

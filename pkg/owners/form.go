@@ -9,7 +9,8 @@ import (
 
 // A Form is the form of a chain's name: one name, a prefix and a hash, or a glob.
 type Form struct {
-	text string // as it is written in the table
+	text  string // as it is written in the table
+	start string // each name of the form begins with it
 	// of a hash
 	prefix   string
 	length   int // 0: any length but 0
@@ -40,6 +41,10 @@ func forms(names ...string) []Form {
 		case strings.Contains(text, "*"):
 			f.glob = true
 		}
+		f.start = f.prefix
+		if f.glob {
+			f.start = text[:strings.IndexAny(text, `*?[\`)]
+		}
 		list = append(list, f)
 	}
 	return list
@@ -58,7 +63,26 @@ func (f Form) Matches(chain string) bool {
 		return chain == f.prefix
 	}
 	rest, ok := strings.CutPrefix(chain, f.prefix)
-	return ok && rest != "" && (f.length == 0 || len(rest) == f.length) && strings.Trim(rest, f.alphabet) == ""
+	if !ok || rest == "" || f.length != 0 && len(rest) != f.length {
+		return false
+	}
+	for i := range len(rest) {
+		if strings.IndexByte(f.alphabet, rest[i]) < 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// AnyMatches reports whether a chain's name has one of the forms. It is called for the target of
+// each rule of a node: most names have the beginning of no form.
+func AnyMatches(list []Form, chain string) bool {
+	for i := range list {
+		if f := &list[i]; strings.HasPrefix(chain, f.start) && f.Matches(chain) {
+			return true
+		}
+	}
+	return false
 }
 
 // resembles reports whether a chain that a glob of --protect names may be one of the form: with

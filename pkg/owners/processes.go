@@ -10,14 +10,26 @@ import (
 // A manager is a program that writes a whole firewall from its own files, and flushes to do so. It
 // is no owner: its rules are never guarded unless a word names them.
 type manager struct {
+	title     string
 	processes []string
 	units     []string // of systemd, which load a file of rules
+	chains    []Form   // of iptables' tables, as far as their names tell
+	tables    []string // native ones
 }
 
 var managers = []manager{
-	{processes: []string{"firewalld"}},
-	{units: []string{"nftables.service"}},
-	{units: []string{"netfilter-persistent.service"}},
+	{
+		title: "firewalld", processes: []string{"firewalld"}, tables: []string{"firewalld"},
+		chains: forms("*_direct", "*_ZONES", "*_ZONES_SOURCE", "*_ZONES_IFACES", "*_POLICIES_pre", "*_POLICIES_post", "IN_*", "FWD_*", "FWDI_*", "FWDO_*", "PRE_*", "POST_*"),
+	},
+	{title: "ufw", chains: forms("ufw-*", "ufw6-*")},
+	{
+		title:  "Shorewall",
+		chains: forms("shorewall", "sha-lh-*", "sha-rh-*", "*2fw", "fw2*", "net2*", "smurfs", "smurflog", "tcpflags", "logdrop", "logreject", "logflags"),
+	},
+	{title: "csf", chains: forms("LOCALINPUT", "LOCALOUTPUT", "ALLOWIN", "ALLOWOUT", "DENYIN", "DENYOUT", "LOGDROPIN", "LOGDROPOUT", "INVALID", "INVDROP")},
+	{title: "nftables.service", units: []string{"nftables.service"}},
+	{title: "netfilter-persistent", units: []string{"netfilter-persistent.service"}},
 }
 
 // Writes reports whether a process of that name writes, and removes, rules of its own.

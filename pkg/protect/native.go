@@ -79,6 +79,26 @@ func WordFor(id tableid.TableID) string {
 	return nativePrefix + id.Family.NFT() + ":" + id.Name
 }
 
+// WordForChain returns the word of --protect that protects a chain: its owner's preset,
+// the form of its owner's names, or the chain itself; "" if no word can name it.
+func WordForChain(chain string) string {
+	if strings.ContainsFunc(chain, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return "" // iptables-restore could not read it
+	}
+	if o, known := owners.OfChain(chain); known {
+		if word := o.WordFor(chain); word != "" {
+			return word
+		}
+	}
+	literal := strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(chain)
+	for _, word := range []string{literal, "[" + literal[:min(1, len(literal))] + "]" + literal[min(1, len(literal)):]} {
+		if s, err := NewSelector([]string{word}); err == nil && s.Protects(chain) && !strings.ContainsAny(word, `,"`) {
+			return word
+		}
+	}
+	return ""
+}
+
 // OwnersDiffer reports whether two tables are known to be of different owners: iptables, an owner
 // that has a preset, and any other. Of two tables without a known owner that is not known, and
 // canaryd's own tables say nothing.

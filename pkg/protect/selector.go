@@ -20,15 +20,16 @@ type Selector struct {
 	globs  []string
 	rules  []owners.Straight
 	native []nativeGlob
+	auto   bool // Auto is one of the words
 }
 
 // canarySuffix ends the names of the chains by which kube-proxy, kubelet and others notice a flush.
 const canarySuffix = "-CANARY"
 
-// NewSelector reads the value of --protect: names of presets (see PresetNames), globs of chain
-// names, as path.Match has them, and nft:FAMILY:NAME for native tables. A word of lower-case
-// letters and digits is a preset, so that a mistyped one is no silent glob. An error names the bad
-// word.
+// NewSelector reads the value of --protect: names of presets (see PresetNames), Auto and words such
+// as "-docker" that take an owner out of it, globs of chain names, as path.Match has them, and
+// nft:FAMILY:NAME for native tables. A word of lower-case letters and digits is a preset, so that a
+// mistyped one is no silent glob. An error names the bad word.
 func NewSelector(list []string) (Selector, error) {
 	s := Selector{exact: map[string]bool{}}
 	for _, word := range list {
@@ -41,12 +42,19 @@ func NewSelector(list []string) (Selector, error) {
 			s.native = append(s.native, glob)
 			continue
 		}
-		rows := owners.Named(word)
+		if strings.HasPrefix(word, leaveOut) {
+			if err := checkLeftOut(word, list); err != nil {
+				return Selector{}, err
+			}
+			continue
+		}
+		rows := rowsOf(word, list)
 		for _, o := range rows {
 			s.name(o)
 		}
+		s.auto = s.auto || word == Auto
 		switch {
-		case len(rows) > 0:
+		case len(rows) > 0 || word == Auto:
 		case word == "" || strings.ToLower(word) == word && !strings.ContainsAny(word, "*?[-_"):
 			return Selector{}, fmt.Errorf("%q is no preset (%s)%s", word, strings.Join(PresetNames(), ", "), chainHint(word))
 		default:
@@ -113,8 +121,8 @@ func followed(chain string) bool {
 // MatchesPreset reports whether r is a rule that the owner of a preset writes into the built-in
 // chain itself, such as Docker's MASQUERADE. It is a jump that leads into no chain.
 func (s Selector) MatchesPreset(t rules.TableName, chain string, r rules.Rule) bool {
-	if len(s.rules) == 0 {
-		return false
+	if !slices.ContainsFunc(s.rules, func(r owners.Straight) bool { return r.Table == t && r.Chain == chain }) {
+		return false // most rules of others stand in INPUT, and need not be taken apart
 	}
 	words, err := r.Words()
 	return err == nil && slices.ContainsFunc(s.rules, func(r owners.Straight) bool { return r.Matches(t, chain, words) })
@@ -122,5 +130,5 @@ func (s Selector) MatchesPreset(t rules.TableName, chain string, r rules.Rule) b
 
 // anyMatches reports whether the chain's name has one of the forms.
 func anyMatches(list []owners.Form, chain string) bool {
-	return slices.ContainsFunc(list, func(f owners.Form) bool { return f.Matches(chain) })
+	return owners.AnyMatches(list, chain)
 }

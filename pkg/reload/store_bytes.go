@@ -32,7 +32,7 @@ type RawSource interface {
 // The file is a sequence of gzip's members, each with a checksum. Each save adds a member with the
 // rules that are new. The first member begins with the Identity that the file is bound to, as the
 // generations are. A member that a killed process left unfinished ends the file, and the next save
-// writes the file anew.
+// writes the file again.
 type byteFile struct {
 	path     string
 	identity Identity
@@ -40,7 +40,7 @@ type byteFile struct {
 
 	mu    sync.Mutex
 	read  bool
-	size  int64            // of the file as it was read or written last; 0: it is to be written anew
+	size  int64            // of the file as it was read or written last; 0: it is to be written again
 	known []uint64         // sorted hashes of the rules on disk
 	saved rules.Generation // its rules are on disk, as far as their bytes were known
 }
@@ -249,7 +249,7 @@ func (b *byteFile) save(g rules.Generation, from RawSource) error {
 }
 
 // scan reads which rules the file has. A file that was made elsewhere, is damaged or missing is
-// written anew.
+// written again.
 func (b *byteFile) scan() {
 	b.read, b.known, b.saved = true, nil, nil
 	size, err := b.records(func(r record) error { b.known = append(b.known, r.hash()); return nil }, func() {})
@@ -295,7 +295,7 @@ func (b *byteFile) missing(g rules.Generation, from RawSource, write func(record
 	return added, nil
 }
 
-// rewrite writes the file anew: the rules of the generation, and before them as many others, the
+// rewrite writes the file again: the rules of the generation, and before them as many others, the
 // newest that the file has, for earlier generations.
 func (b *byteFile) rewrite(g rules.Generation, from RawSource) error {
 	earlier := b.known

@@ -24,11 +24,20 @@ func detected(n *nodetest.Node, flags ...string) iptables.Evidence {
 	stdout, _ := n.Want(0, "detect", append(flags, "-o", "json")...)
 	decoder := json.NewDecoder(strings.NewReader(stdout))
 	decoder.DisallowUnknownFields()
-	var e iptables.Evidence
+	var e struct {
+		iptables.Evidence
+		Protect   string
+		Unguarded []struct {
+			Family               rules.Family
+			Table, Chain         string
+			Rules                int
+			Owner, Manager, Word string
+		}
+	}
 	if err := decoder.Decode(&e); err != nil {
 		n.Errorf("detect -o json printed %q: %v", stdout, err)
 	}
-	return e
+	return e.Evidence
 }
 
 // TestDetect: the choice on a node, next to a running daemon and without one,
@@ -81,6 +90,10 @@ ipv4 +nft +\d+ +(yes|no)
 ipv4 +legacy +\d+ +(yes|no)
 ipv6 +nft +\d+ +(yes|no)
 ipv6 +legacy +\d+ +(yes|no)
+
+FAMILY +TABLE +CHAIN +RULES +NOT GUARDED
+ipv4 +filter +corp-input +2 +the word corp-input of --protect would
+ipv6 +filter +corp-input +2 +the word corp-input of --protect would
 
 backend +` + string(ours) + `
 reason +` + regexp.QuoteMeta(mixed.Reason) + `

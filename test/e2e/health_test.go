@@ -159,7 +159,7 @@ func TestEveryFaceSaysTheSame(t *testing.T) {
 			want:  warned("the rules of one chain are not guarded", "Healthy, but the rules of one chain are not guarded"),
 			lose:  func(n *nodetest.Node) { tool(n, rules.IPv4, "-F") },
 			after: bad(lostOne, oneLine, onePage), offline: 1},
-		{name: "nothing protected", on: both[:1], bare: true,
+		{name: "nothing protected", on: both[:1], bare: true, flags: []string{"--protect=kube,cni"},
 			before: func(n *nodetest.Node) {
 				nstest.Command(n.T, "nft", "add table ip docker-bridges; add table ip6 docker-bridges; add table ip kube-proxy")
 			},

@@ -192,7 +192,7 @@ func TestCleanupTakesLeftoversOfTrials(t *testing.T) {
 		for _, test := range []struct {
 			flags []string
 			want  []string
-		}{{nil, protected}, {[]string{"--rules"}, nil}} {
+		}{{nil, protected}, {[]string{"--rules", "--protect=auto"}, nil}} {
 			d := n.Start()
 			d.Stop()
 			for _, f := range rules.Families() {

@@ -1,0 +1,100 @@
+package api
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A GuardedOwner is an owner of rules that are guarded, with the evidence for it: how many of its
+// chains and rules ought to be in force, and which native tables.
+type GuardedOwner struct {
+	Owner string `json:"owner"` // its row in the table of owners, such as kube-proxy
+	Word  string `json:"word"`  // of --protect that names it, such as kube; "" if only globs do
+	// Chains are those of iptables' tables. Rules stand in built-in chains and lead to no chain.
+	Chains int      `json:"chains,omitempty"`
+	Rules  int      `json:"rules,omitempty"`
+	Tables []string `json:"tables,omitempty"` // native ones, with their families
+}
+
+// Unguarded counts the chains of iptables' tables, and the native tables, that --protect does not
+// name. Chains without a rule and those of a firewall manager are not counted.
+type Unguarded struct {
+	Chains int `json:"chains,omitempty"`
+	Tables int `json:"tables,omitempty"`
+	// Names are some of them, with their likely owner where it is known.
+	Names []string `json:"names,omitempty"`
+}
+
+// UnguardedShown is how many names an Unguarded has.
+const UnguardedShown = 3
+
+// evidence names the chains, rules and tables of an owner: "8 chains, 4 rules in built-in chains".
+func (g GuardedOwner) evidence(number func(int) string) string {
+	var words []string
+	if g.Chains > 0 {
+		words = append(words, counted(g.Chains, "chain", number))
+	}
+	if g.Rules > 0 {
+		words = append(words, counted(g.Rules, "rule", number)+" in built-in chains")
+	}
+	if len(g.Tables) > 0 {
+		words = append(words, "table "+strings.Join(g.Tables, ", table "))
+	}
+	return strings.Join(words, ", ")
+}
+
+// OwnersText names the owners by their words of --protect, with the evidence: "kube (kube-proxy: 13
+// chains; kubelet: 2 chains), docker (8 chains)".
+func OwnersText(list []GuardedOwner, number func(int) string) string {
+	var words []string
+	of := map[string][]string{}
+	for _, g := range list {
+		word, text := g.Word, g.evidence(number)
+		if word == "" {
+			word = g.Owner
+		}
+		if word != g.Owner {
+			text = g.Owner + ": " + text
+		}
+		if !slices.Contains(words, word) {
+			words = append(words, word)
+		}
+		of[word] = append(of[word], text)
+	}
+	for i, word := range words {
+		words[i] = word + " (" + strings.Join(of[word], "; ") + ")"
+	}
+	return strings.Join(words, ", ")
+}
+
+// ProtectText says which owners --protect has found, in one line; "" if the words are not known.
+func (s Status) ProtectText(number func(int) string) string {
+	switch {
+	case s.Protect == "":
+		return ""
+	case len(s.Owners) == 0:
+		return "--protect=" + s.Protect + ": no owner was found yet"
+	}
+	return "--protect=" + s.Protect + " found: " + OwnersText(s.Owners, number)
+}
+
+// Text counts the unguarded chains and tables in one line, and points to the command that lists
+// them; "" if there are none.
+func (u *Unguarded) Text() string {
+	if u == nil || u.Chains+u.Tables == 0 {
+		return ""
+	}
+	var words []string
+	if u.Chains > 0 {
+		words = append(words, counted(u.Chains, "chain", strconv.Itoa))
+	}
+	if u.Tables > 0 {
+		words = append(words, counted(u.Tables, "native table", strconv.Itoa))
+	}
+	text := strings.Join(words, " and ")
+	if len(u.Names) > 0 {
+		text += ", such as " + strings.Join(u.Names, ", ")
+	}
+	return text + "; canaryd detect lists them, and the words of --protect that would guard them"
+}

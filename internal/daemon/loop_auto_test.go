@@ -1,0 +1,221 @@
+package daemon
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// wordsOf returns the words of --protect of the owners that are found.
+func wordsOf(s api.Status) string {
+	var words []string
+	for _, o := range s.Owners {
+		words = append(words, o.Word+"/"+o.Owner)
+	}
+	return strings.Join(words, " ")
+}
+
+// owner has a program write its rules of both families.
+func (r *rig) owner(name string) {
+	r.t.Helper()
+	for _, f := range rules.Families() {
+		if text := scenario.Owner(f, name).Text; text != "" {
+			must(r.t, r.fake.RestoreNoflush(f, text))
+		}
+	}
+}
+
+// flushEverything is iptables -F of every table, IPv6's too.
+func (r *rig) flushEverything() {
+	r.t.Helper()
+	must(r.t, scenario.All()[0].Do(r.t.Context(), r.programs()))
+}
+
+var auto = setup{protect: []string{protect.Auto}}
+
+// TestAutoTakesInAnOwnerThatAppears: on a node of Kubernetes, Docker and flannel are started later.
+// The log names each once, and a flush takes none of their rules.
+func TestAutoTakesInAnOwnerThatAppears(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, auto)
+		if d := cmp.Diff("kube/kube-proxy kube/kubelet cni/portmap cni/ipmasq cni/firewall", wordsOf(r.d.Status())); d != "" {
+			t.Errorf("owners at the start (-want +got):\n%s", d)
+		}
+		r.wantLog("Guarding the rules of these owners")
+		r.owner("docker")
+		r.settled()
+		r.owner("flannel")
+		r.settled()
+		if d := cmp.Diff("kube/kube-proxy kube/kubelet cni/portmap cni/ipmasq cni/firewall docker/docker flannel/flannel", wordsOf(r.d.Status())); d != "" {
+			t.Errorf("owners later (-want +got):\n%s", d)
+		}
+		for _, owner := range []string{"docker (", "flannel ("} {
+			if n := strings.Count(r.log.String(), `owners="`+owner); n != 1 {
+				t.Errorf("the log names %q %d times, want once", owner, n)
+			}
+		}
+		before := r.tables()
+		r.flushEverything()
+		if found := wordsOf(r.d.Status()); !strings.Contains(found, "docker/docker") {
+			t.Errorf("a flush made an owner unknown: %s", found)
+		}
+		r.settled()
+		r.wantBack(before, r.onlyForeign(before))
+		for _, o := range r.d.Status().Owners {
+			if o.Owner == "docker" && (o.Chains == 0 || o.Rules == 0) {
+				t.Errorf("the evidence for Docker is %+v", o)
+			}
+		}
+	})
+}
+
+// TestAnUpgradeToAuto: a canaryd that guarded kube,cni, the former default, is followed by a
+// canaryd with auto. That says once which owners are new, and removes or restores nothing.
+func TestAnUpgradeToAuto(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		dir, id := t.TempDir(), identity(backend)
+		fake := loadedFake(t, backend)
+		must(t, scenario.LoadOwners(t.Context(), scenario.FakePrograms{Fake: fake}, rules.Families()...))
+		former := run(t, fake, setup{protect: []string{"kube", "cni"}, store: openStore(t, dir, id)})
+		former.settled()
+		former.wantReady()
+		former.stop()
+		before, restores := former.tables(), former.fake.Restores()
+		upgraded := auto
+		upgraded.store = openStore(t, dir, id)
+		r := run(t, former.fake, upgraded)
+		r.settled()
+		r.wantLog(`leaveOut="--protect=auto,-docker,-podman,-libvirt,-tailscale"`)
+		r.wantBack(before, before)
+		if n := r.fake.Restores() - restores; n > 2 { // new nonces, because the generation is another one
+			t.Errorf("%d restores at the start", n)
+		}
+		r.flushEverything()
+		r.settled()
+		r.wantBack(before, r.onlyForeign(before))
+		r.stop()
+		upgraded.store = openStore(t, dir, id)
+		again := run(t, r.fake, upgraded)
+		again.settled()
+		again.wantReady()
+		if strings.Contains(again.log.String(), "that the last run did not guard") {
+			t.Error("the next start says again which owners are new")
+		}
+	})
+}
+
+// TestAnOwnerThatIsLeftOut: canaryd is restarted with -docker. Docker's rules stand, and are
+// neither called lost nor removed by their owner; a flush while no canaryd runs takes them.
+func TestAnOwnerThatIsLeftOut(t *testing.T) {
+	for name, flushed := range map[string]bool{"intact": false, "flushed": true} {
+		t.Run(name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				dir, id := t.TempDir(), identity(backend)
+				s := auto
+				s.store = openStore(t, dir, id)
+				first := run(t, ownersFake(t, backend), s)
+				first.settled()
+				first.wantReady()
+				before := first.tables()
+				first.stop()
+				if flushed {
+					first.flushEverything()
+				}
+				r := run(t, first.fake, setup{protect: []string{protect.Auto, "-docker"}, store: openStore(t, dir, id)})
+				r.settled()
+				r.after(2 * r.d.cfg.JumpGrace)
+				r.wantReady()
+				if strings.Contains(r.log.String(), "accepts as their owner") {
+					t.Error("rules that stand are called removed")
+				}
+				if found := wordsOf(r.d.Status()); strings.Contains(found, "docker") || !strings.Contains(found, "podman/podman") {
+					t.Errorf("it found %s", found)
+				}
+				if flushed {
+					if saved := r.fake.Save(rules.IPv4); strings.Contains(saved, "docker0") {
+						t.Errorf("rules of Docker's came back:\n%s", saved)
+					}
+					return
+				}
+				if records := r.d.Status().Flushes; len(records) > 0 {
+					t.Errorf("flush records %+v", records)
+				}
+				r.wantBack(before, before)
+			})
+		})
+	}
+}
+
+// TestAutoFindsNothing: on a node without an owner nothing is protected, which is ready and not
+// healthy. The rules of a firewall manager are not guarded, and no pointer to detect names them.
+func TestAutoFindsNothing(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := run(t, iptablestest.NewFake(backend), auto)
+		r.settled()
+		r.wantLog("No owner of rules is found yet")
+		s := r.d.Status()
+		if s.Healthy || s.Ready() != nil || s.NothingProtected == nil || s.Unguarded != nil {
+			t.Errorf("healthy %t, ready %v, nothing %+v, unguarded %+v", s.Healthy, s.Ready(), s.NothingProtected, s.Unguarded)
+		}
+		must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n:ufw-user-input - [0:0]\n:IN_public - [0:0]\n-A INPUT -j ufw-user-input\n-A ufw-user-input -p tcp --dport 22 -j ACCEPT\n-A IN_public -j ACCEPT\nCOMMIT\n"))
+		r.after(2 * unguardedEvery)
+		if s = r.d.Status(); s.Healthy || s.Unguarded != nil || len(s.Owners) > 0 || s.Generation.Rules > 0 {
+			t.Errorf("healthy %t, unguarded %+v, owners %+v, %d rules", s.Healthy, s.Unguarded, s.Owners, s.Generation.Rules)
+		}
+		r.owner("docker")
+		r.settled()
+		r.wantReady()
+		if s = r.d.Status(); !s.Healthy || wordsOf(s) != "docker/docker" {
+			t.Errorf("with Docker: %s, owners %s", s.Headline, wordsOf(s))
+		}
+		r.wantLog("Guarding the rules of another owner")
+	})
+}
+
+// TestStatusPointsToDetect: chains that nothing guards are counted, with a likely owner.
+func TestStatusPointsToDetect(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		fake := loadedFake(t, backend)
+		must(t, fake.RestoreNoflush(rules.IPv4, "*filter\n:CILIUM_FORWARD - [0:0]\n:mine - [0:0]\n:empty - [0:0]\n-A CILIUM_FORWARD -j ACCEPT\n-A mine -j ACCEPT\nCOMMIT\n"))
+		r := startOn(t, fake, auto)
+		got := r.d.Status().Unguarded
+		if got == nil || got.Chains < 2 || !strings.Contains(got.Text(), "CILIUM_FORWARD (cilium)") || !strings.Contains(got.Text(), "canaryd detect") {
+			t.Errorf("not guarded: %+v: %s", got, got.Text())
+		}
+		must(t, fake.RestoreNoflush(rules.IPv4, "*filter\n-F CILIUM_FORWARD\n-F mine\nCOMMIT\n"))
+		r.after(4 * unguardedEvery)
+		if later := r.d.Status().Unguarded; later != nil && later.Chains != got.Chains-2 {
+			t.Errorf("not guarded after two were emptied: %+v", later)
+		}
+	})
+}
+
+// TestACleanupOfRulesSaysWhose: with auto, cleanup removes the rules of the owners that the request
+// names; without a name it removes nothing.
+func TestACleanupOfRulesSaysWhose(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := run(t, ownersFake(t, backend), auto)
+		r.settled()
+		before := r.fake.Save(rules.IPv4)
+		err := r.d.Cleanup(t.Context(), api.CleanupRequest{Rules: true})
+		if !errors.Is(err, ErrWhoseRules) || !strings.Contains(err.Error(), "docker (") {
+			t.Errorf("a cleanup of everybody's rules ends with %v", err)
+		}
+		if r.fake.Save(rules.IPv4) != before {
+			t.Error("it removed something")
+		}
+		must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{Rules: true, Protect: "docker"}))
+		if saved := r.fake.Save(rules.IPv4); strings.Contains(saved, "docker0") || !strings.Contains(saved, "LIBVIRT_") {
+			t.Errorf("a cleanup of Docker's rules left:\n%s", saved)
+		}
+	})
+}

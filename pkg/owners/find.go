@@ -1,0 +1,113 @@
+package owners
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// exact has the owner of each chain that has a single name; of two rows that name it the first.
+var exact = func() map[string]*Owner {
+	all := map[string]*Owner{}
+	for i := range table {
+		for _, c := range table[i].Chains {
+			for _, f := range c.Names {
+				if name, single := f.Exact(); single && all[name] == nil {
+					all[name] = &table[i]
+				}
+			}
+		}
+	}
+	return all
+}()
+
+// A formOf is a hash or a glob of an owner's chains.
+type formOf struct {
+	Form
+	owner *Owner
+}
+
+// inexact are the forms of all chains that have no single name, in the order of the table.
+var inexact = func() (all []formOf) {
+	for i := range table {
+		for _, c := range table[i].Chains {
+			for _, f := range c.Names {
+				if _, single := f.Exact(); !single {
+					all = append(all, formOf{f, &table[i]})
+				}
+			}
+		}
+	}
+	return all
+}()
+
+// OfChain returns the owner of an iptables' chain of that name.
+func OfChain(chain string) (Owner, bool) {
+	if o := exact[chain]; o != nil {
+		return *o, true
+	}
+	for i := range inexact {
+		if f := &inexact[i]; strings.HasPrefix(chain, f.start) && f.Matches(chain) {
+			return *f.owner, true
+		}
+	}
+	return Owner{}, false
+}
+
+// OfRule returns the owner that writes a rule of these words into a built-in chain itself.
+func OfRule(inTable, chain string, words []string) (Owner, bool) {
+	for _, o := range table {
+		if slices.ContainsFunc(o.Straight, func(s Straight) bool { return s.Matches(inTable, chain, words) }) {
+			return o, true
+		}
+	}
+	return Owner{}, false
+}
+
+// OfTable returns the owner of a native table.
+func OfTable(id tableid.TableID) (Owner, bool) {
+	for _, o := range table {
+		if slices.ContainsFunc(o.Tables, func(t Table) bool { return t.Name == id.Name && slices.Contains(t.Families, id.Family) }) {
+			return o, true
+		}
+	}
+	return Owner{}, false
+}
+
+// WordFor returns the word of --protect that names a chain of the owner: its preset, or else the
+// form of the chain's name; "" if the chain is none of the owner's.
+func (o Owner) WordFor(chain string) string {
+	if o.Preset != "" {
+		return o.Preset
+	}
+	for _, c := range o.Chains {
+		for _, f := range c.Names {
+			if f.Matches(chain) && f.alphabet == "" {
+				return f.text
+			}
+		}
+	}
+	return ""
+}
+
+// ManagerOf returns the firewall manager that writes a chain of that name; "" if none is known.
+func ManagerOf(chain string) string {
+	for _, m := range managers {
+		if slices.ContainsFunc(m.chains, func(f Form) bool { return f.Matches(chain) }) {
+			return m.title
+		}
+	}
+	return ""
+}
+
+// ManagerOfTable returns the firewall manager that writes a native table of that name; "" if none
+// is known.
+func ManagerOfTable(name string) string {
+	for _, m := range managers {
+		if slices.Contains(m.tables, name) {
+			return m.title
+		}
+	}
+	return ""
+}

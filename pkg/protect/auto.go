@@ -1,0 +1,67 @@
+package protect
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/owners"
+)
+
+// Auto is the word of --protect for all owners that have a preset. Their chains, rules and native
+// tables have names of their own, so a node's content says which owners it has: an owner that is
+// not on the node has nothing to guard, and the first rules of an owner that appears later are
+// captured like any other new rule.
+const Auto = "auto"
+
+// leaveOut begins a word that takes one owner out of Auto: "-docker".
+const leaveOut = "-"
+
+// Auto reports whether the selector has all owners that have a preset, but for those that are left
+// out by name.
+func (s Selector) Auto() bool { return s.auto }
+
+// rowsOf returns the rows of the table of owners that a word of list names; nil if the word names
+// no owner.
+func rowsOf(word string, list []string) []owners.Owner {
+	if word != Auto {
+		return owners.Named(word)
+	}
+	var rows []owners.Owner
+	for _, o := range owners.All() {
+		if o.Preset != "" && !isLeftOut(o, list) {
+			rows = append(rows, o)
+		}
+	}
+	return rows
+}
+
+// isLeftOut reports whether a word of list takes the owner out of Auto.
+func isLeftOut(o owners.Owner, list []string) bool {
+	return slices.ContainsFunc(list, func(word string) bool {
+		left, is := strings.CutPrefix(strings.TrimSpace(word), leaveOut)
+		return is && slices.ContainsFunc(owners.Named(left), func(n owners.Owner) bool { return n.Name == o.Name })
+	})
+}
+
+// checkLeftOut returns why a word that begins with "-" leaves out no owner. iptables refuses a
+// chain with such a name, so the word is no chain's.
+func checkLeftOut(word string, list []string) error {
+	left, auto, again := strings.TrimPrefix(word, leaveOut), false, ""
+	for _, w := range list {
+		w = strings.TrimSpace(w)
+		auto = auto || w == Auto
+		if slices.ContainsFunc(owners.Named(w), func(o owners.Owner) bool { return isLeftOut(o, []string{word}) }) {
+			again = w
+		}
+	}
+	switch {
+	case len(owners.Named(left)) == 0:
+		return fmt.Errorf("%q leaves out no owner: %q is no preset (%s)", word, left, strings.Join(PresetNames(), ", "))
+	case !auto:
+		return fmt.Errorf("%q leaves an owner out of auto, which is not named: name the owners that are to be guarded, or auto,%s", word, word)
+	case again != "":
+		return fmt.Errorf("%q and %q contradict each other", again, word)
+	}
+	return nil
+}

@@ -1,0 +1,51 @@
+package rules
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestNarrow: a generation of kube-proxy's and Docker's rules, once Docker is not protected any
+// more. Docker's chains, jumps and MASQUERADE go, and so does the chain that only they lead to.
+func TestNarrow(t *testing.T) {
+	text := `*nat
+:POSTROUTING ACCEPT [0:0]
+:PREROUTING ACCEPT [0:0]
+:DOCKER - [0:0]
+:KUBE-SERVICES - [0:0]
+:both - [0:0]
+:behind - [0:0]
+:ufw-docker - [0:0]
+-A PREROUTING -j DOCKER
+-A PREROUTING -j KUBE-SERVICES
+-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE
+-A DOCKER -j ufw-docker
+-A DOCKER -j both
+-A KUBE-SERVICES -j both
+-A both -j behind
+-A behind -j ACCEPT
+-A ufw-docker -j RETURN
+COMMIT
+`
+	set, _, err := Parse(strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kube := Protection{Chain: func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }, Follow: func(chain string) bool { return !strings.HasSuffix(chain, "-CANARY") }}
+	wide := kube
+	wide.Chain = func(chain string) bool { return chain == "DOCKER" || kube.Chain(chain) }
+	wide.Rule = func(_ TableName, _ string, r Rule) bool { return strings.Contains(r.Spec, "docker0") }
+	extract := func(p Protection) Section { return p.Extract(set[Nat], func(Rule) bool { return false }) }
+	id := IPv4.Table(Nat)
+	got := kube.Narrow(Generation{}.With(id, extract(wide)))[id]
+	want := extract(kube)
+	want.Jumps[0].Anchor = Anchor{Position: Top} // it stood behind a jump, which is no neighbour
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("the narrow section (-read with the narrow protection +narrowed):\n%s", d)
+	}
+	if same := wide.Narrow(Generation{}.With(id, extract(wide)))[id]; !cmp.Equal(extract(wide), same) {
+		t.Errorf("a generation that is protected as a whole changed:\n%s", cmp.Diff(extract(wide), same))
+	}
+}
