@@ -35,6 +35,7 @@ func (d *Daemon) publish(st *state) {
 		Opaque:           d.opaqueNow(st),
 		LeftOut:          st.leftOutNow(),
 		LedTo:            st.ledTo.shown,
+		LeadsOut:         st.leadsOut.shown,
 		Accepted:         st.accepted.lately(time.Now()),
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),

@@ -243,12 +243,18 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 // chains and jumps, or those of them that r.Protect names, and stops the loop's work
 // for good.
 func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
-	only, err := protect.NewSelector(strings.Split(r.Protect, ","))
-	if err != nil && r.Protect != "" {
-		return fmt.Errorf("--protect: %w", err)
+	var only protect.Selector
+	if r.Protect != "" {
+		words, err := protect.Split(r.Protect)
+		if err == nil {
+			only, err = protect.NewSelector(words)
+		}
+		if err != nil {
+			return fmt.Errorf("--protect: %w", err)
+		}
 	}
 	var failed error
-	err = d.ask(ctx, func(ctx context.Context, st *state) {
+	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		st.removed, st.pause = true, pause{}
 		st.decision, st.suspicion, st.unread = nil, nil, unreads{}
 		d.endDrill(ctx, st, api.DrillFailed, "canaryd cleanup removed the canaries")

@@ -116,8 +116,6 @@ func (s Selector) NamedTables() []tableid.TableID {
 }
 
 func (g nativeGlob) matches(id tableid.TableID) bool {
-	// path.Match has * and ? match no slash, which nf_tables allows in a name.
-	flat := strings.NewReplacer("/", "\x01")
-	ok, _ := path.Match(flat.Replace(g.name), flat.Replace(id.Name)) // the pattern was checked by parseNative
+	ok, _ := path.Match(flat.Replace(g.name), flat.Replace(id.Name)) // parseNative checked the pattern
 	return ok && (g.family == 0 || g.family == id.Family)
 }

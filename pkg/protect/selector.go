@@ -20,15 +20,18 @@ type Selector struct {
 	globs  []string
 	rules  []owners.Straight
 	native []nativeGlob
+
+	ruleGlobs []ruleGlob
 }
 
 // canarySuffix ends the names of the chains by which kube-proxy, kubelet and others notice a flush.
 const canarySuffix = "-CANARY"
 
 // NewSelector reads the value of --protect: names of presets (see PresetNames), globs of chain
-// names, as path.Match has them, and nft:FAMILY:NAME for native tables. A word of lower-case
-// letters and digits is a preset, so that a mistyped one is no silent glob. An error names the bad
-// word.
+// names, as path.Match has them, nft:FAMILY:NAME for native tables, and rule:TABLE:CHAIN:GLOB for
+// rules of built-in chains. A word of lower-case letters and digits is a preset, and a word with two
+// colons or with a space is no glob of chain names, so that a mistyped word is no silent glob. An
+// error names the bad word.
 func NewSelector(list []string) (Selector, error) {
 	s := Selector{exact: map[string]bool{}}
 	for _, word := range list {
@@ -41,6 +44,16 @@ func NewSelector(list []string) (Selector, error) {
 			s.native = append(s.native, glob)
 			continue
 		}
+		if strings.HasPrefix(word, rulePrefix) {
+			glob, err := parseRule(word)
+			if err != nil {
+				return Selector{}, err
+			}
+			if s.ruleGlobs = append(s.ruleGlobs, glob); len(s.ruleGlobs) > maxRuleWords {
+				return Selector{}, fmt.Errorf("more than %d words begin with %s", maxRuleWords, rulePrefix)
+			}
+			continue
+		}
 		rows := owners.Named(word)
 		for _, o := range rows {
 			s.name(o)
@@ -49,6 +62,10 @@ func NewSelector(list []string) (Selector, error) {
 		case len(rows) > 0:
 		case word == "" || strings.ToLower(word) == word && !strings.ContainsAny(word, "*?[-_"):
 			return Selector{}, fmt.Errorf("%q is no preset (%s)%s", word, strings.Join(PresetNames(), ", "), chainHint(word))
+		case strings.Count(word, ":") > 1:
+			return Selector{}, fmt.Errorf("%q begins neither with %s nor with %s, and is no glob of chain names", word, nativePrefix, rulePrefix)
+		case strings.ContainsAny(word, " \t\""):
+			return Selector{}, fmt.Errorf("%q is not a glob of chain names: no chain of iptables has a space or a quote in its name (a word with a comma stands in double quotes)", word)
 		default:
 			if _, err := path.Match(word, ""); err != nil {
 				return Selector{}, fmt.Errorf("%q is not a glob of chain names: %w", word, err)
@@ -110,9 +127,12 @@ func followed(chain string) bool {
 	return !strings.HasSuffix(chain, canarySuffix) && !rules.Builtin(rules.Mangle, chain)
 }
 
-// MatchesPreset reports whether r is a rule that the owner of a preset writes into the built-in
-// chain itself, such as Docker's MASQUERADE. It is a jump that leads into no chain.
+// MatchesPreset reports whether a word rule: names r, or whether r is a rule that the owner of a
+// preset writes into the built-in chain itself, such as Docker's MASQUERADE.
 func (s Selector) MatchesPreset(t rules.TableName, chain string, r rules.Rule) bool {
+	if s.namesRule(t, chain, r) {
+		return true
+	}
 	if len(s.rules) == 0 {
 		return false
 	}
