@@ -17,7 +17,7 @@ var containers = []Owner{
 		Source: "moby 28 and 29 daemon/libnetwork/{iptables,drivers/bridge/internal/iptabler} and its golden files; the rules in FORWARD until 28.0",
 		Chains: []Chains{
 			{Names: forms("DOCKER"), Piecewise: true},
-			{Names: forms("DOCKER-USER"), Piecewise: true, Operators: true},
+			{Names: forms("DOCKER-USER"), Piecewise: true},
 			{Names: forms("DOCKER-FORWARD"), In: filter, Emptied: EmptyBriefly, Piecewise: true},
 			{Names: forms("DOCKER-BRIDGE"), Piecewise: true},
 			{Names: forms("DOCKER-CT", "DOCKER-INTERNAL"), Piecewise: true},
@@ -40,7 +40,7 @@ var containers = []Owner{
 			"-i <bridge> -o <bridge> -j ACCEPT",
 			"-i <bridge> -o <bridge> -j DROP",
 		)...),
-		Tables: []Table{{Name: "docker-bridges", Back: "each chain and map; `raw-PREROUTING` and `nat-prerouting-and-output` where nothing else went in that commit", Accepted: "`nat-prerouting-and-output`, where a network has the mode `nat-unprotected`", Families: both, Processes: []string{"dockerd"},
+		Tables: []Table{{Name: "docker-bridges", Back: "each chain and map; `raw-PREROUTING` and `nat-prerouting-and-output` where nothing else went in that commit", Accepted: "`nat-prerouting-and-output`, where a network has the mode `nat-unprotected`", Families: both,
 			// moby 29, drivers/bridge/internal/nftabler: the chains and elements of a
 			// bridge stand as long as the network, and go with its chains in one
 			// commit. A port's rules go from several chains at once. A network of the
@@ -66,7 +66,7 @@ var containers = []Owner{
 			{Names: forms("NETAVARK_FORWARD", "NETAVARK_INPUT", "NETAVARK_ISOLATION_1", "NETAVARK_ISOLATION_2", "NETAVARK_ISOLATION_3"), Piecewise: true},
 			{Names: forms("NETAVARK-DN-<HEX:13>", "NETAVARK-<HEX:13>"), In: nat, Emptied: EmptyBriefly, Piecewise: true},
 		},
-		Tables: []Table{{Name: "netavark", Back: "each chain; `INPUT`, `NETAVARK-HOSTPORT-DNAT` and `NETAVARK-ISOLATION-*` where nothing else went in that commit", Accepted: "", Families: []tableid.Family{tableid.Inet}, Processes: []string{"netavark"},
+		Tables: []Table{{Name: "netavark", Back: "each chain; `INPUT`, `NETAVARK-HOSTPORT-DNAT` and `NETAVARK-ISOLATION-*` where nothing else went in that commit", Accepted: "", Families: []tableid.Family{tableid.Inet},
 			// src/firewall/nft.rs of 1.15: the rules of a network go with its chain in
 			// one commit, and those of a port from two chains. What leads to other
 			// chains stays.
@@ -85,7 +85,7 @@ var containers = []Owner{
 			Names:     forms("LIBVIRT_INP", "LIBVIRT_OUT", "LIBVIRT_FWO", "LIBVIRT_FWI", "LIBVIRT_FWX", "LIBVIRT_PRT"),
 			Piecewise: true,
 		}},
-		Tables: []Table{{Name: "libvirt_network", Back: "`forward`; of the others two rules or more", Accepted: "one rule", Families: both, Processes: []string{"libvirtd", "virtnetworkd"},
+		Tables: []Table{{Name: "libvirt_network", Back: "`forward`; of the others two rules or more", Accepted: "one rule", Families: both,
 			// libvirt 11, src/network/network_nftables.c: the jumps of forward stay.
 			// Each rule of a network is deleted by a program of its own.
 			Habits: Habits{Known: true, KeepsHandles: true, Base: Keeps, Others: Singly, Sets: Empties, Rows: []HabitRow{{Pattern: "guest_nat", Habit: Singly}}}}},

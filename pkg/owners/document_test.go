@@ -128,14 +128,11 @@ func emptiedTable() string {
 		}
 		return strings.Join(cells, "; ")
 	}
-	often := func(wanted func(Chains) bool) string {
-		var names []string
-		for _, o := range All() {
-			names = append(names, namesOf(o.Chains, func(c Chains) bool { return c.Emptied == EmptyOften && !c.Hint && wanted(c) })...)
-		}
-		slices.Sort(names)
-		return code(slices.Compact(names)...)
+	var often []string
+	for _, o := range All() {
+		often = append(often, namesOf(o.Chains, func(c Chains) bool { return c.Emptied == EmptyOften && !c.Hint })...)
 	}
+	slices.Sort(often)
 	is := func(e Emptying) func(Chains, string) bool {
 		return func(c Chains, _ string) bool { return c.Emptied == e }
 	}
@@ -144,8 +141,7 @@ func emptiedTable() string {
 		{named(is(EmptyNever)), "never leaves them empty", "puts them back, in about 0.1 s"},
 		{named(is(EmptyUnreferenced)), "empties them only with, or after, all rules that lead to them", "puts them back, in about 0.1 s, if a rule leads there"},
 		{named(is(EmptyBriefly)), "flushes them, and fills or deletes them by later commands: a pod's end, a start of Docker", "puts them back after `--jump-grace`, if a rule leads there and they are still empty"},
-		{often(func(c Chains) bool { return c.Operators }), "are the operator's own", "accepts it"},
-		{often(func(c Chains) bool { return !c.Operators }) + "; those of the first rows in other tables; all that only a glob names", "removes single rules, also the last one", "puts them back, if chains that only they led to still hold rules: of chains that many containers or networks share after `--jump-grace`; else accepts it: nothing shows whether a container, network or service has gone"},
+		{code(slices.Compact(often)...) + "; those of the first rows in other tables; all that only a glob names", "removes single rules, also the last one; `CNI-ADMIN` and `DOCKER-USER` have an operator's rules", "puts them back, if chains that only they led to still hold rules: of chains that many containers or networks share after `--jump-grace`; else accepts it: nothing shows whether a container, network or service has gone"},
 	} {
 		text += "| " + strings.Join(row[:], " | ") + " |\n"
 	}

@@ -24,7 +24,7 @@ var kubernetes = []Owner{
 			},
 			{Names: forms("KUBE-XLB-<base32:16>"), In: nat, Emptied: EmptyUnreferenced, Mode: "until 1.23"},
 		},
-		Tables: []Table{{Name: "kube-proxy", Back: "each chain that packets come to; each set and map", Accepted: "the only element of `no-endpoint-services` or `no-endpoint-nodeports`", Families: both, Processes: []string{"kube-proxy"},
+		Tables: []Table{{Name: "kube-proxy", Back: "each chain that packets come to; each set and map", Accepted: "the only element of `no-endpoint-services` or `no-endpoint-nodeports`", Families: both,
 			// Its base chains and those that they jump to have rules that it writes in
 			// setupNFTables. It empties a service's chain with the commit that takes
 			// the elements that lead there. It takes elements with rules of the
@@ -66,7 +66,7 @@ var kubernetes = []Owner{
 			{Names: forms("CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"), In: nat, Emptied: EmptyUnreferenced, Piecewise: true},
 			{Names: forms("CNI-DN-<hex>", "CNI-SN-<hex>"), In: nat, Emptied: EmptyBriefly},
 		},
-		Tables: []Table{{Name: "cni_hostport", Back: "`prerouting`, `output`; the others where another rule of the same container is left", Accepted: "the rules of whole containers", Families: both, Processes: []string{"portmap"},
+		Tables: []Table{{Name: "cni_hostport", Back: "`prerouting`, `output`; the others where another rule of the same container is left", Accepted: "the rules of whole containers", Families: both,
 			// portmap_nftables.go of 1.6: the jumps of prerouting and output stay, and
 			// each rule of a pod has the container's ID as its comment.
 			Habits: Habits{Known: true, Base: Keeps, Others: ByComment, Sets: Empties, Rows: []HabitRow{{Pattern: "masquerading", Habit: ByComment}}}}},
@@ -81,7 +81,7 @@ var kubernetes = []Owner{
 		// flushed.
 		Source: "containernetworking/plugins 1.9 pkg/ip/ipmasq",
 		Chains: []Chains{{Names: forms("CNI-<hex:24>"), In: nat, Emptied: EmptyBriefly}},
-		Tables: []Table{{Name: "cni_plugins_masquerade", Back: "`postrouting`", Accepted: "`masq_checks`", Families: []tableid.Family{tableid.Inet}, Processes: []string{"bridge", "ptp"},
+		Tables: []Table{{Name: "cni_plugins_masquerade", Back: "`postrouting`", Accepted: "`masq_checks`", Families: []tableid.Family{tableid.Inet},
 			// ipmasq_nftables_linux.go of 1.6: the three rules of postrouting stay.
 			Habits: Habits{Known: true, Base: Keeps, Others: Empties, Sets: Empties}}},
 		Heals:     "never, until the pod is made again",
@@ -96,7 +96,7 @@ var kubernetes = []Owner{
 		Source: "containernetworking/plugins 1.9 plugins/meta/firewall",
 		Chains: []Chains{
 			{Names: forms("CNI-FORWARD", "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"), In: filter, Emptied: EmptyUnreferenced, Piecewise: true},
-			{Names: forms("CNI-ADMIN"), Piecewise: true, Operators: true},
+			{Names: forms("CNI-ADMIN"), Piecewise: true},
 		},
 		Heals:     "never, until the pod is made again",
 		Processes: []string{"firewall"},
@@ -112,7 +112,7 @@ var kubernetes = []Owner{
 			{Names: forms("KUBE-HOSTPORTS", "CRIO-HOSTPORTS-MASQ"), Piecewise: true},
 			{Names: forms("KUBE-HP-<base32:16>", "CRIO-MASQ-<base32:16>"), In: nat, Emptied: EmptyUnreferenced},
 		},
-		Tables:    []Table{{Name: "crio-hostports", Families: both, Processes: []string{"crio"}}},
+		Tables:    []Table{{Name: "crio-hostports", Families: both}},
 		Processes: []string{"crio"},
 		Heals:     "never, until the pod is made again",
 		Removes:   ByName,

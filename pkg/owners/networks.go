@@ -31,8 +31,8 @@ var networks = []Owner{
 			`-m comment --comment <cali> -j MARK --set-xmark <mark>`,
 		),
 		Tables: []Table{
-			{Name: "calico", Back: "base chains", Accepted: "other chains, and sets", Families: both, Processes: []string{"calico-node"}, Habits: felix},
-			{Name: "calico-arp", Back: "base chains", Accepted: "other chains, and sets", Families: []tableid.Family{tableid.ARP}, Processes: []string{"calico-node"}, Habits: felix},
+			{Name: "calico", Back: "base chains", Accepted: "other chains, and sets", Families: both, Habits: felix},
+			{Name: "calico-arp", Back: "base chains", Accepted: "other chains, and sets", Families: []tableid.Family{tableid.ARP}, Habits: felix},
 		},
 		Processes: []string{"calico-node"},
 		Kin:       []string{"calico*"},

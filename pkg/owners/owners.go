@@ -60,8 +60,6 @@ type Chains struct {
 	// Piecewise: many containers or networks share each of the chains, and the owner writes the
 	// rules of one at a time. That a chain holds rules says nothing of the others' rules.
 	Piecewise bool
-	// Operators: the rules are the operator's, and the owner makes the chain only.
-	Operators bool
 	// Hint: the chain holds no rule, and none leads to it.
 	Hint bool
 	// Mode names a mode or an age of the owner that has the chains: "" is the present one, of

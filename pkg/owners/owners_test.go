@@ -5,6 +5,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -38,6 +41,27 @@ func TestTheTableIsSound(t *testing.T) {
 		for _, table := range o.Tables {
 			if table.Name == "" || len(table.Families) == 0 {
 				t.Errorf("%s has a table %v", o.Name, table)
+			}
+		}
+	}
+}
+
+// TestStraightSplitsAsRulesDoes: pkg/rules, which has the split of iptables' quotes, stands above this
+// package. So the words of the table are compared with its.
+func TestStraightSplitsAsRulesDoes(t *testing.T) {
+	for _, o := range All() {
+		for _, s := range o.Straight {
+			var quoted []string
+			for _, word := range s.Words {
+				quoted = append(quoted, rules.Quote(word))
+			}
+			text := strings.Join(quoted, " ")
+			split, err := rules.Split(text)
+			if d := cmp.Diff(s.Words, split); d != "" || err != nil {
+				t.Errorf("%s: %s: %v (-want +got):\n%s", o.Name, text, err, d)
+			}
+			if d := cmp.Diff(s.Words, straight(s.Table, s.Chain, text)[0].Words); d != "" {
+				t.Errorf("%s: %s (-want +got):\n%s", o.Name, text, d)
 			}
 		}
 	}
