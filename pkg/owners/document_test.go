@@ -74,8 +74,8 @@ func straightText(o Owner) string {
 	var places []string
 	targets := map[string][]string{}
 	for _, s := range o.Straight {
-		place, target := s.Table+" `"+s.Chain+"`", ""
-		for i, word := range s.Words[:len(s.Words)-1] {
+		place, target := s.Table+" `"+s.Chain+"`", "all with the comment `"+s.Comment+"`"
+		for i, word := range s.Words {
 			if word == "-j" {
 				target = s.Words[i+1]
 			}
@@ -100,6 +100,10 @@ func presetTable() string {
 		if o.Preset == "" || len(o.Chains)+len(o.Straight) == 0 {
 			continue
 		}
+		chains := code(namesOf(o.Chains, every)...)
+		if chains == "" {
+			chains = "none"
+		}
 		straight := straightText(o)
 		if straight == "" {
 			straight = "none"
@@ -108,7 +112,7 @@ func presetTable() string {
 		if o.Alone {
 			word += ", " + code(o.Name) + " for `cleanup --rules`"
 		}
-		text += fmt.Sprintf("| %s | %s | %s | %s | %s |\n", word, o.Title, code(namesOf(o.Chains, every)...), straight, o.Heals)
+		text += fmt.Sprintf("| %s | %s | %s | %s | %s |\n", word, o.Title, chains, straight, o.Heals)
 	}
 	return text
 }
@@ -187,7 +191,7 @@ func partTable() string {
 func ownerTable() string {
 	text := "| whose | a flush breaks | until the owner writes again | it removes rules | `--protect` |\n|---|---|---|---|---|\n"
 	for _, o := range All() {
-		text += fmt.Sprintf("| %s | %s | %s | %s | %s |\n", o.Title, o.Breaks, o.Heals, o.Removes, wordsFor(o))
+		text += fmt.Sprintf("| [%s](%s) | %s | %s | %s | %s |\n", o.Title, o.Docs, o.Breaks, o.Heals, o.Removes, wordsFor(o))
 	}
 	return text
 }

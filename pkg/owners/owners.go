@@ -20,6 +20,8 @@ type Owner struct {
 	Alone bool
 	// Source has the files that the row was read from, and their version.
 	Source string
+	// Docs is the address of the owner's own documents.
+	Docs string
 
 	Chains   []Chains
 	Straight []Straight
@@ -73,8 +75,12 @@ type Straight struct {
 	Table, Chain string
 	// Words are compared literally, except placeholders such as "<net>". A placeholder stands for
 	// one word, the same wherever it occurs in the rule. "<bridge>" takes only the name of a bridge
-	// that Docker made, and "<cali>" a comment of Felix's.
+	// that Docker made, "<cali>" a comment of Felix's, and "<vni>" a match of Docker's for the number
+	// of an overlay network.
 	Words []string
+	// Comment is a glob of comments. Where it is set, there are no Words: whatever else the rule has,
+	// the comment names its owner.
+	Comment string
 }
 
 // All returns the table. The caller does not change it.
