@@ -61,8 +61,8 @@ func chainlessFake(t *testing.T, backend iptables.Backend) *iptablestest.Fake {
 	return fake
 }
 
-// TestRulesThatAWordNamesComeBack: after a flush of each kind they stand as often as they did, among
-// the rules of others that the flush left.
+// TestRulesThatAWordNamesComeBack: after a flush of each kind they stand as often as they did,
+// among the rules of others that the flush left.
 func TestRulesThatAWordNamesComeBack(t *testing.T) {
 	kinds := []string{"flush-all", "flush-delete-all", "flush-delete-nat", "flush-forward", "flush-prerouting", "flush-postrouting", "restore-filter", "nft-flush-ruleset"}
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
@@ -113,8 +113,8 @@ func TestWhatAWordNamesIsItsOwners(t *testing.T) {
 	})
 }
 
-// TestARuleThatLeadsIntoAnUnguardedChainIsSaid: log and status say that a word names it in vain, and
-// once the chain is named too, or the rule is gone, they say it no longer.
+// TestARuleThatLeadsIntoAnUnguardedChainIsSaid: log and status say that a word names it in vain.
+// Once the chain is named too, or the rule is gone, they say it no longer.
 func TestARuleThatLeadsIntoAnUnguardedChainIsSaid(t *testing.T) {
 	out := func(r *rig) (list []string) {
 		for _, l := range r.d.Status().LeadsOut {

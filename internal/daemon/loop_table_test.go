@@ -66,7 +66,7 @@ func tryOwner(t *testing.T, backend iptables.Backend, name string, s scenario.Sc
 	r.wantBack(before, foreign)
 }
 
-// TestAnOwnerSyncsAroundAReplay: an owner that looks for its rules, and writes those that it misses,
+// TestAnOwnerSyncsAroundAReplay: an owner that looks for its rules, and writes the missing ones,
 // does so right behind the flush, or right behind the replay. All stand as they did, nothing twice.
 func TestAnOwnerSyncsAroundAReplay(t *testing.T) {
 	eachOwner(t, func(t *testing.T, r *rig, part scenario.Part) {
@@ -96,8 +96,8 @@ func TestAnOwnerSyncsAroundAReplay(t *testing.T) {
 	})
 }
 
-// TestAnOwnersRemovalIsObeyed: an owner that leaves the node deletes its rules in built-in chains by
-// name, and then its chains. Neither the grace nor a flush brings any of them back.
+// TestAnOwnersRemovalIsObeyed: an owner that leaves the node deletes its rules in built-in chains
+// by name, and then its chains. Neither the grace nor a flush brings any of them back.
 func TestAnOwnersRemovalIsObeyed(t *testing.T) {
 	eachOwner(t, func(t *testing.T, r *rig, part scenario.Part) {
 		tables := r.tables()[rules.IPv4]

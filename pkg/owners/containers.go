@@ -150,8 +150,8 @@ var containers = []Owner{
 	},
 	{
 		Name: "crowdsec", Title: "CrowdSec's firewall bouncer", Preset: "crowdsec",
-		// A start deletes the chain, makes it again, and fills it with the first decisions. Older ones
-		// write their rules into the built-in chains.
+		// A start deletes the chain, makes it again, and fills it with the first decisions.
+		// Older ones write their rules into the built-in chains.
 		Source: "cs-firewall-bouncer pkg/iptables and test/backends",
 		Docs:   "https://docs.crowdsec.net/u/bouncers/firewall/",
 		Chains: []Chains{{Names: forms("CROWDSEC_CHAIN", "CROWDSEC_LOG"), In: filter, Emptied: EmptyBriefly}},

@@ -212,7 +212,7 @@ func wordsFor(o Owner) string {
 	}
 	text := code(words...)
 	if len(o.Straight) > 0 {
-		text = strings.TrimPrefix(text+"; no word names its rules in built-in chains", "; ")
+		text = strings.TrimPrefix(text+", "+code("rule:TABLE:CHAIN:GLOB"), ", ")
 	}
 	if text == "" {
 		return "globs of its chains: see `canaryd status`"

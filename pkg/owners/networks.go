@@ -111,8 +111,8 @@ var networks = []Owner{
 	},
 	{
 		Name: "cilium", Title: "Cilium", Preset: "cilium",
-		// A start renames the chains (-E CILIUM_X OLD_CILIUM_X), makes new ones and their jumps, and
-		// deletes the old ones. A renamed chain counts as removed by its owner.
+		// A start renames the chains (-E CILIUM_X OLD_CILIUM_X), makes new ones and their
+		// jumps, and deletes the old ones. A renamed chain counts as removed by its owner.
 		Source:    "cilium pkg/datapath/iptables/iptables.go; rules of 1.11 to 1.17",
 		Docs:      "https://docs.cilium.io/en/stable/network/concepts/masquerading/",
 		Chains:    []Chains{{Names: forms("CILIUM_*")}},

@@ -46,8 +46,8 @@ func TestTheTableIsSound(t *testing.T) {
 	}
 }
 
-// TestStraightSplitsAsRulesDoes: pkg/rules, which has the split of iptables' quotes, stands above this
-// package. So the words of the table are compared with its.
+// TestStraightSplitsAsRulesDoes: pkg/rules has the split of iptables' quotes, and this package may
+// not import it. So a test compares the words of the table with that split's.
 func TestStraightSplitsAsRulesDoes(t *testing.T) {
 	for _, o := range All() {
 		for _, s := range o.Straight {

@@ -33,8 +33,8 @@ func (s Straight) Matches(inTable, chain string, words []string) bool {
 	return true
 }
 
-// vniAt is where Docker's u32 matches look for a VXLAN header's network: 12 bytes into the datagram,
-// as iptables-save prints it.
+// vniAt is where Docker's u32 matches look for a VXLAN header's network: 12 bytes into the
+// datagram, as iptables-save prints it.
 const vniAt = "0xc&0xffffff00="
 
 // hasComment reports whether one of a rule's comments is its owner's.

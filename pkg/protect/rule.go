@@ -25,8 +25,8 @@ type ruleGlob struct {
 	glob  string // as path.Match has it, but that a slash is no more than a character; see flat
 }
 
-// flat replaces slashes, which path.Match keeps out of * and ?. nf_tables allows them in the name of
-// a table, and addresses have them.
+// flat replaces slashes, which path.Match keeps out of * and ?. nf_tables allows them in the name
+// of a table, and addresses have them.
 var flat = strings.NewReplacer("/", "\x01")
 
 // parseRule reads a word such as rule:filter:FORWARD:-i wg0 -j ACCEPT.

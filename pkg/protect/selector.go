@@ -29,9 +29,9 @@ const canarySuffix = "-CANARY"
 
 // NewSelector reads the value of --protect: names of presets (see PresetNames), globs of chain
 // names, as path.Match has them, nft:FAMILY:NAME for native tables, and rule:TABLE:CHAIN:GLOB for
-// rules of built-in chains. A word of lower-case letters and digits is a preset, and a word with two
-// colons or with a space is no glob of chain names, so that a mistyped word is no silent glob. An
-// error names the bad word.
+// rules of built-in chains. A word of lower-case letters and digits is a preset, and a word with
+// two colons or with a space is no glob of chain names, so that a mistyped word is no silent glob.
+// An error names the bad word.
 func NewSelector(list []string) (Selector, error) {
 	s := Selector{exact: map[string]bool{}}
 	for _, word := range list {

@@ -95,9 +95,9 @@ func (p Protection) names(t *Table, chain string, r Rule) bool {
 	return p.Rule != nil && p.Rule(t.Name, chain, r)
 }
 
-// LeadingOut returns the rules of built-in chains that Rule names and that are not protected all the
-// same, because they lead into chains that are not: without its chain the kernel takes no such rule,
-// nor any other rule of its table in the same restore.
+// LeadingOut returns the rules of built-in chains that Rule names and that are not protected all
+// the same, because they lead into chains that are not: without its chain the kernel takes no such
+// rule, nor any other rule of its table in the same restore.
 func (p Protection) LeadingOut(t *Table, mark func(Rule) bool) []Jump {
 	if t == nil || p.Rule == nil {
 		return nil

@@ -135,8 +135,8 @@ func TestCiliumStarts(t *testing.T) {
 	})
 }
 
-// TestTailscaleWithNftables: in nftables mode tailscaled makes iptables' own tables with its chains.
-// The preset names these chains, whichever program made them.
+// TestTailscaleWithNftables: in nftables mode tailscaled makes iptables' own tables with its
+// chains. The preset names these chains, whichever program made them.
 func TestTailscaleWithNftables(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		file := n.TempDir() + "/tailscale.nft"
