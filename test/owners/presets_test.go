@@ -2,8 +2,10 @@ package owners
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -132,6 +134,88 @@ func TestCiliumStarts(t *testing.T) {
 		if strings.Contains(saved, "OLD_CILIUM") || strings.Contains(saved, "10.0.0.0/24") || strings.Count(saved, "10.0.1.0/24") != 1 || strings.Count(saved, "cilium-feeder") != 1 {
 			n.Errorf("behind a flush there is\n%s", saved)
 		}
+	})
+}
+
+// nativeOwners are tables of owners that have them besides their rules of iptables, or instead.
+const nativeOwners = `
+table inet lxd {
+	chain pstrt.lxdbr0 { type nat hook postrouting priority srcnat; ip saddr 10.18.40.0/24 ip daddr != 10.18.40.0/24 oifname != "lxdbr0" masquerade; }
+	chain fwd.lxdbr0 { type filter hook forward priority filter; ip version 4 oifname "lxdbr0" accept; ip version 4 iifname "lxdbr0" accept; }
+	chain in.lxdbr0 { type filter hook input priority filter; iifname "lxdbr0" udp dport 67 accept; iifname "lxdbr0" icmp type { destination-unreachable, time-exceeded, parameter-problem } accept; }
+}
+table inet incus {
+	chain pstrt.incusbr0 { type nat hook postrouting priority srcnat; ip saddr 10.19.40.0/24 ip daddr != 10.19.40.0/24 oifname != "incusbr0" masquerade; }
+	chain fwd.incusbr0 { type filter hook forward priority filter; oifname "incusbr0" accept; iifname "incusbr0" accept; }
+}
+table ip io.systemd.nat {
+	set masq_saddr { type ipv4_addr; flags interval; elements = { 192.168.159.192/28 }; }
+	map map_port_ipport { type inet_proto . inet_service : ipv4_addr . inet_service; elements = { tcp . 2222 : 192.168.159.201 . 22 }; }
+	chain prerouting { type nat hook prerouting priority dstnat + 1; fib daddr type local dnat ip addr . port to meta l4proto . th dport map @map_port_ipport; }
+	chain output { type nat hook output priority -99; ip daddr != 127.0.0.0/8 fib daddr type local dnat ip addr . port to meta l4proto . th dport map @map_port_ipport; }
+	chain postrouting { type nat hook postrouting priority srcnat + 1; ip saddr @masq_saddr masquerade; }
+}
+table ip crowdsec {
+	set crowdsec-blacklists-script { type ipv4_addr; flags timeout; elements = { 198.51.100.7 timeout 4h }; }
+	chain crowdsec-chain-input { type filter hook input priority filter - 10; ip saddr @crowdsec-blacklists-script counter drop; }
+	chain crowdsec-chain-forward { type filter hook forward priority filter - 10; ip saddr @crowdsec-blacklists-script counter drop; }
+}
+table ip6 crowdsec6 {
+	set crowdsec6-blacklists-script { type ipv6_addr; flags timeout; }
+	chain crowdsec6-chain-input { type filter hook input priority filter - 10; ip6 saddr @crowdsec6-blacklists-script counter drop; }
+}
+table ip aws-cni {
+	chain snat-mark { ip daddr 172.16.0.0/12 counter return; counter ct mark set ct mark | 0x80; }
+	chain nat-prerouting { type nat hook prerouting priority -90; fib daddr type local return; iifname "eni*" counter jump snat-mark; counter ct mark & 0x80 == 0x80 meta mark set ct mark & 0x80; }
+}
+table inet ovn-kubernetes {
+	set mgmtport-no-snat-nodeports { type inet_proto . inet_service; elements = { tcp . 31746 }; }
+	chain mgmtport-snat { type nat hook postrouting priority srcnat; oifname != "ovn-k8s-mp0" return; meta l4proto . th dport @mgmtport-no-snat-nodeports return; snat ip to 10.244.0.2; }
+}
+`
+
+// TestNativeTablesOfOwners: the words lxd, incus, networkd, crowdsec, aws-node and ovn-kubernetes
+// name the native tables of these owners too. They come back after a flush of the ruleset.
+func TestNativeTablesOfOwners(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		file := n.TempDir() + "/owners.nft"
+		n.Must(os.WriteFile(file, []byte(nativeOwners), 0o600))
+		nstest.Command(n.T, "nft", "-f", file)
+		guarded := func() []string {
+			n.Helper()
+			var list []string
+			for _, name := range []string{"inet lxd", "inet incus", "ip io.systemd.nat", "ip crowdsec", "ip6 crowdsec6", "ip aws-cni", "inet ovn-kubernetes"} {
+				text, _ := exec.CommandContext(n.Context(), "nft", append([]string{"--stateless", "list", "table"}, strings.Fields(name)...)...).CombinedOutput()
+				list = append(list, regexp.MustCompile(` expires [0-9a-z]+`).ReplaceAllString(string(text), ""))
+			}
+			return list
+		}
+		before := guarded()
+		n.Launch("--protect=lxd,incus,networkd,crowdsec,aws-node,ovn-kubernetes")
+		n.Until("the tables to be guarded", func() error {
+			if code, _, trouble := n.Canaryd("status"); code > 1 { // it is starting
+				return errors.New(trouble)
+			}
+			s := n.Status()
+			for _, t := range s.Native {
+				if t.Verdict != "intact" {
+					return fmt.Errorf("%s is %s", t.Table, t.Verdict)
+				}
+			}
+			if !s.Healthy || len(s.Native) != 7 {
+				return fmt.Errorf("healthy %t with %d tables", s.Healthy, len(s.Native))
+			}
+			return nil
+		})
+		n.Must(n.Programs.FlushRuleset(n.Context()))
+		n.Until("the tables to be back", func() error {
+			s := n.Status()
+			if !s.Healthy || len(s.Flushes) != 1 {
+				return fmt.Errorf("healthy %t with %d records", s.Healthy, len(s.Flushes))
+			}
+			return nil
+		})
+		n.Same("native tables after a flush of the ruleset", before, guarded())
 	})
 }
 
