@@ -48,12 +48,12 @@ func TestDetectTable(t *testing.T) {
 			o.selector, _ = protect.NewSelector(o.protect)
 			var chains chainsFound
 			chains.add(iptables.Legacy, rules.IPv4, rules.Filter, map[string]int{
-				"INPUT": 3, "DOCKER": 2, "DOCKER-USER": 1, "KUBE-FORWARD": 4, "KUBE-PROXY-CANARY": 1, "CILIUM_FORWARD": 7, "CILIUM_INPUT": 1,
+				"INPUT": 3, "DOCKER": 2, "DOCKER-USER": 1, "KUBE-FORWARD": 4, "KUBE-PROXY-CANARY": 1, "neutron-filter-top": 7, "neutron-openvswi-FORWARD": 1,
 				"ufw-user-input": 3, "ufw-before-input": 9, "IN_public": 2, "mine": 5, "a,b": 1, "\x1b[2J": 1})
 			chains.add(iptables.Legacy, rules.IPv4, rules.Raw, map[string]int{"PREROUTING": 1, "cali-PREROUTING": 2})
 			chains.add(iptables.NFT, rules.IPv4, rules.Filter, map[string]int{"elsewhere": 1})
 			e.Protect, e.Unguarded = "auto,-docker", o.unguarded(chains[e.Backend])
-			e.Native = o.nativeFound([]native.Standing{{ID: tableid.Inet.Table("firewalld")}, {ID: tableid.Inet.Table("lxd")}, {ID: tableid.IPv4.Table("docker-bridges")}})
+			e.Native = o.nativeFound([]native.Standing{{ID: tableid.Inet.Table("firewalld")}, {ID: tableid.Inet.Table("mine")}, {ID: tableid.IPv4.Table("docker-bridges")}})
 		},
 		"forced": func(e *detected) { e.Evidence = e.Force(iptables.NFT) },
 		"one-family": func(e *detected) {

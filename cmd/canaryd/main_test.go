@@ -94,6 +94,7 @@ func TestHelpWithoutCommand(t *testing.T) {
 
 // TestBadCommandLines: one line that names what is wrong and what is wanted.
 func TestBadCommandLines(t *testing.T) {
+	presets := strings.Join(protect.PresetNames(), ", ")
 	for _, test := range []struct{ args, want string }{
 		{"--mode=x", `--mode is "x": want heal or observe`},
 		{"--backend=x", `--backend is "x": want auto or nft or legacy`},
@@ -125,9 +126,9 @@ func TestBadCommandLines(t *testing.T) {
 		{"--canary-chain=", `--canary-chain: "" is not a chain name`},
 		{"--canary-chain=INPUT", `--canary-chain: "INPUT" is a built-in chain`},
 		{"--canary-chain=KUBE-SERVICES", `--canary-chain: KUBE-SERVICES is a chain that --protect names`},
-		{"--protect=typo", `--protect: "typo" is no preset (kube, cni, crio, docker, podman, libvirt, fail2ban, tailscale, calico, flannel, kube-router, aws-node, istio); a chain of just that name is protected by the glob '[t]ypo'`},
+		{"--protect=typo", `--protect: "typo" is no preset (` + presets + `); a chain of just that name is protected by the glob '[t]ypo'`},
 		{"--protect=[", `--protect: "[" is not a glob of chain names: syntax error in pattern`},
-		{"--protect=", `--protect is empty: want auto, presets (kube, cni, crio, docker, podman, libvirt, fail2ban, tailscale, calico, flannel, kube-router, aws-node, istio) or globs of chain names`},
+		{"--protect=", `--protect is empty: want auto, presets (` + presets + `) or globs of chain names`},
 		{"--metrics-bind-address=nonsense", `--metrics-bind-address is "nonsense": want HOST:PORT, or nothing to turn it off`},
 		{"--metrics-host=node-1:9475", `--metrics-host: "node-1:9475" is no name of a host: want one without a port, or an address`},
 		{"--mode=x --backend=y", `--mode is "x": want heal or observe; --backend is "y": want auto or nft or legacy`},

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
@@ -262,7 +261,7 @@ func runResume(ctx context.Context, o *options, to streams) (int, error) {
 func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 	request := api.CleanupRequest{Rules: o.rules}
 	if o.protectGiven {
-		request.Protect = strings.Join(o.protect, ",")
+		request.Protect = protect.Join(o.protect)
 	}
 	err := o.client().Cleanup(ctx, request)
 	if errors.Is(err, control.ErrNoDaemon) {

@@ -76,7 +76,7 @@ func (o *options) allFlags() *pflag.FlagSet {
 	all.StringSliceVar(&o.source, "source", []string{"snapshot"}, "snapshot (of the kernel), manifest")
 	all.StringVar(&o.manifest, "manifest", "", "Kubernetes objects: YAML `file` or folder")
 	all.StringVar(&o.rulesDir, "rules-dir", "", "`folder` of your own rules: *.v4, *.v6")
-	all.StringSliceVar(&o.protect, "protect", []string{protect.Auto}, "auto (all owners found; auto,-docker leaves one out), presets (docs/presets.md), globs, nft:FAMILY:NAME")
+	all.StringSliceVar(&o.protect, "protect", []string{protect.Auto}, "auto (all owners found; auto,-docker leaves one out), presets (docs/presets.md), globs, nft:FAMILY:NAME, rule:TABLE:CHAIN:GLOB")
 	all.StringVar(&o.mode, "mode", "heal", "heal, or observe: write nothing but canaries")
 	all.StringVar(&o.replay, "replay", "auto", "auto, text (iptables), direct (nft only)")
 	all.StringVar(&o.keeper, "keeper", "auto", "auto (keep connections through a flush), off")

@@ -162,6 +162,9 @@ func notGuardedText(s api.Status) string {
 	for _, l := range s.LeftOut {
 		fmt.Fprintf(&text, "NOT guarded: %s; there are more rules than canaryd keeps (--max-rules)\n", plain(l.String()))
 	}
+	for _, l := range s.LeadsOut {
+		fmt.Fprintf(&text, "NOT guarded: %s; --protect names them, and has to name the chain instead\n", plain(l.String()))
+	}
 	return text.String()
 }
 

@@ -361,6 +361,23 @@ func (l LedTo) String() string {
 // LedToShown is how many chains a Status lists.
 const LedToShown = 100
 
+// A LeadsOut is a built-in chain with rules that a word rule: of --protect names, and that are not
+// guarded because they lead into a chain that no word names.
+type LeadsOut struct {
+	Family rules.Family    `json:"family"`
+	Table  rules.TableName `json:"table"`
+	Chain  string          `json:"chain"`
+	To     string          `json:"to"` // the chain that they lead to
+}
+
+// String names the chains.
+func (l LeadsOut) String() string {
+	return fmt.Sprintf("%s %s: rules of %s that lead to %s", l.Family, l.Table, l.Chain, l.To)
+}
+
+// LeadsOutShown is how many a Status lists.
+const LeadsOutShown = 100
+
 // CountText counts what a Status lists: "one chain", "2 chains". Where it lists as many as it may,
 // shown, there may be more: "100 chains or more".
 func CountText(n, shown int, what string) string {

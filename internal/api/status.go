@@ -120,6 +120,9 @@ type Status struct {
 	// LedTo are chains of other owners that are guarded because protected rules lead to them; the
 	// first hundred. They are part of Healthy.
 	LedTo []LedTo `json:"ledTo,omitempty"`
+	// LeadsOut are built-in chains in which a word rule: of --protect names rules in vain; the
+	// first hundred. They do not affect Healthy.
+	LeadsOut []LeadsOut `json:"leadsOut,omitempty"`
 	// Accepted are the large removals of the last hour that canaryd takes for their owner's doing,
 	// the newest first; twenty at most. They do not affect Healthy.
 	Accepted []Accepted `json:"accepted,omitempty"`

@@ -242,6 +242,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 			d.step(ctx, st, c)
 			d.takeLeftOut(ctx, st)
 			takeLedTo(ctx, st)
+			d.takeLeadsOut(ctx, st)
 			d.completeRecords(ctx, st)
 			d.closeUnanswered(ctx, st)
 			d.publish(st)

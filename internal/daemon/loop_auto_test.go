@@ -186,7 +186,7 @@ func TestStatusPointsToDetect(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := loadedFake(t, backend)
 		must(t, fake.RestoreNoflush(rules.IPv4, "*filter\n:CILIUM_FORWARD - [0:0]\n:mine - [0:0]\n:empty - [0:0]\n-A CILIUM_FORWARD -j ACCEPT\n-A mine -j ACCEPT\nCOMMIT\n"))
-		r := startOn(t, fake, auto)
+		r := startOn(t, fake, setup{protect: []string{protect.Auto, "-cilium"}})
 		got := r.d.Status().Unguarded
 		if got == nil || got.Chains < 2 || !strings.Contains(got.Text(), "CILIUM_FORWARD (cilium)") || !strings.Contains(got.Text(), "canaryd detect") {
 			t.Errorf("not guarded: %+v: %s", got, got.Text())

@@ -17,8 +17,12 @@ import (
 
 // TestEveryPresetIsTried: each word of --protect has rules of its real owner in a test.
 func TestEveryPresetIsTried(t *testing.T) {
-	tried := slices.Concat(scenario.Protect, scenario.Owners(), scenario.TableOwners())
+	tried := slices.Concat(scenario.Protect, scenario.Owners(), scenario.NativeOwners())
+	for _, name := range scenario.TableOwners() {
+		tried = append(tried, scenario.Preset(name))
+	}
 	slices.Sort(tried)
+	tried = slices.Compact(tried)
 	words := protect.PresetNames()
 	slices.Sort(words)
 	if d := cmp.Diff(words, tried); d != "" {
@@ -54,12 +58,154 @@ func tryOwner(t *testing.T, backend iptables.Backend, name string, s scenario.Sc
 	must(t, s.Do(t.Context(), control.programs()))
 	foreign := control.tables()
 
-	r := run(t, node(), setup{protect: append([]string{name}, scenario.Owners()...)})
+	r := run(t, node(), setup{protect: append([]string{scenario.Preset(name)}, scenario.Owners()...)})
 	r.settled()
 	before := r.tables()
 	must(t, s.Do(t.Context(), r.programs()))
 	r.settled()
 	r.wantBack(before, foreign)
+}
+
+// TestAnOwnerSyncsAroundAReplay: an owner that looks for its rules, and writes the missing ones,
+// does so right behind the flush, or right behind the replay. All stand as they did, nothing twice.
+func TestAnOwnerSyncsAroundAReplay(t *testing.T) {
+	eachOwner(t, func(t *testing.T, r *rig, part scenario.Part) {
+		before := r.tables()
+		for _, first := range []bool{true, false} {
+			must(t, scenario.All()[0].Do(t.Context(), r.programs()))
+			if !first {
+				r.settled()
+			}
+			r.syncOwner(part)
+			r.settled()
+			r.after(2 * r.d.cfg.JumpGrace)
+			for table, set := range r.tables()[rules.IPv4] {
+				for _, c := range set.Chains {
+					for _, rule := range c.Rules {
+						wanted := func(r rules.Rule) bool { return r.Equal(rule) }
+						if is, was := count(c.Rules, wanted), count(before[rules.IPv4][table].Rules(c.Name), wanted); is > was && !strings.Contains(rule.Spec, "canaryd-") {
+							t.Errorf("%s %s has %s %d times, and had it %d times", table, c.Name, rule.Spec, is, was)
+						}
+					}
+				}
+			}
+			for _, line := range lacking(before[rules.IPv4], r.tables()[rules.IPv4], part) {
+				t.Errorf("%s is missing", line)
+			}
+		}
+	})
+}
+
+// TestAnOwnersRemovalIsObeyed: an owner that leaves the node deletes its rules in built-in chains
+// by name, and then its chains. Neither the grace nor a flush brings any of them back.
+func TestAnOwnersRemovalIsObeyed(t *testing.T) {
+	eachOwner(t, func(t *testing.T, r *rig, part scenario.Part) {
+		tables := r.tables()[rules.IPv4]
+		r.removeOwner(part)
+		r.settled()
+		r.after(2 * r.d.cfg.JumpGrace)
+		r.wantNoFlush()
+		must(t, scenario.All()[0].Do(t.Context(), r.programs()))
+		r.settled()
+		r.after(2 * r.d.cfg.JumpGrace)
+		own := lacking(tables, r.tables()[rules.IPv4], part)
+		if want := strings.Count(part.Text, "\n-A ") + strings.Count(part.Text, "\n-I "); len(own) != want {
+			t.Errorf("of %d rules %d stayed away: %q", want, len(own), own)
+		}
+	})
+}
+
+// eachOwner runs a test for each owner of the table, on each backend.
+func eachOwner(t *testing.T, test func(t *testing.T, r *rig, part scenario.Part)) {
+	for _, name := range scenario.TableOwners() {
+		t.Run(name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				fake := ownersFake(t, backend)
+				part := loadOwner(t, fake, name)
+				r := run(t, fake, setup{protect: append([]string{scenario.Preset(name)}, scenario.Owners()...)})
+				r.settled()
+				test(t, r, part)
+			})
+		})
+	}
+}
+
+// lacking returns the owner's rules that tables lack, of those that stood in was.
+func lacking(was, tables rules.Ruleset, part scenario.Part) (list []string) {
+	eachLine(part, func(table rules.TableName, line string) {
+		chain, rule, is := ownersRule(line)
+		if is && (!slices.ContainsFunc(was[table].Rules(chain), rule.Equal) || !slices.ContainsFunc(tables[table].Rules(chain), rule.Equal)) {
+			list = append(list, string(table)+" "+line)
+		}
+	})
+	return list
+}
+
+// eachLine calls do with each line of an owner's rules, and the table that it is in.
+func eachLine(part scenario.Part, do func(table rules.TableName, line string)) {
+	table := ""
+	for line := range strings.Lines(part.Text) {
+		line = strings.TrimSuffix(line, "\n")
+		if strings.HasPrefix(line, "*") {
+			table = line[1:]
+		}
+		do(rules.TableName(table), line)
+	}
+}
+
+// ownersRule returns the rule that a line appends or inserts first.
+func ownersRule(line string) (chain string, r rules.Rule, is bool) {
+	if !strings.HasPrefix(line, "-") {
+		return "", rules.Rule{}, false
+	}
+	chain, spec, _ := strings.Cut(line[len("-A "):], " ")
+	r, err := rules.ParseRule(strings.TrimPrefix(spec, "1 "))
+	return chain, r, err == nil
+}
+
+// syncOwner declares the owner's chains and fills them, and inserts or appends the rules that
+// built-in chains lack.
+func (r *rig) syncOwner(part scenario.Part) {
+	r.t.Helper()
+	tables, text := r.tables()[rules.IPv4], ""
+	eachLine(part, func(table rules.TableName, line string) {
+		chain, rule, is := ownersRule(line)
+		if !is || !rules.Builtin(table, chain) || !slices.ContainsFunc(tables[table].Rules(chain), rule.Equal) {
+			text += line + "\n"
+		}
+	})
+	must(r.t, r.fake.RestoreNoflush(rules.IPv4, text))
+}
+
+// removeOwner deletes the owner's rules in built-in chains, empties its chains, and deletes them.
+func (r *rig) removeOwner(part scenario.Part) {
+	r.t.Helper()
+	var byName, empty, gone string
+	eachLine(part, func(table rules.TableName, line string) {
+		chain, rule, is := ownersRule(line)
+		switch {
+		case is && rules.Builtin(table, chain):
+			byName += "-D " + chain + " " + rule.Spec + "\n"
+		case is:
+		case line[0] == ':':
+			empty += line + "\n"
+			gone += "-X " + strings.Fields(line[1:])[0] + "\n"
+		default:
+			byName, empty, gone = byName+line+"\n", empty+line+"\n", gone+line+"\n"
+		}
+	})
+	for _, text := range []string{byName, empty, gone} {
+		must(r.t, r.fake.RestoreNoflush(rules.IPv4, text))
+	}
+}
+
+func count(list []rules.Rule, is func(rules.Rule) bool) (n int) {
+	for _, r := range list {
+		if is(r) {
+			n++
+		}
+	}
+	return n
 }
 
 // loadOwner writes an owner's rules, with the ipsets that they name.
@@ -81,7 +227,7 @@ func TestAPresetNamesAllOfItsOwnersRules(t *testing.T) {
 	for _, name := range scenario.TableOwners() {
 		fake := iptablestest.NewFake(iptables.NFT)
 		part := loadOwner(t, fake, name)
-		s, err := protect.NewSelector([]string{name})
+		s, err := protect.NewSelector([]string{scenario.Preset(name)})
 		must(t, err)
 		count := 0
 		for _, table := range fake.Tables(rules.IPv4) {

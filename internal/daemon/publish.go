@@ -38,6 +38,7 @@ func (d *Daemon) publish(st *state) {
 		Protect:          d.cfg.Protect,
 		Owners:           st.guards.found,
 		Unguarded:        st.unguardedNow(),
+		LeadsOut:         st.leadsOut.shown,
 		Accepted:         st.accepted.lately(time.Now()),
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),

@@ -249,15 +249,21 @@ var ErrWhoseRules = errors.New("--rules removes rules of all owners that --prote
 // chains and jumps, or those of them that r.Protect names, and stops the loop's work
 // for good.
 func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
-	only, err := protect.NewSelector(strings.Split(r.Protect, ","))
-	if err != nil && r.Protect != "" {
-		return fmt.Errorf("--protect: %w", err)
+	var only protect.Selector
+	if r.Protect != "" {
+		words, err := protect.Split(r.Protect)
+		if err == nil {
+			only, err = protect.NewSelector(words)
+		}
+		if err != nil {
+			return fmt.Errorf("--protect: %w", err)
+		}
 	}
 	if r.Rules && r.Protect == "" && slices.Contains(strings.Split(d.cfg.Protect, ","), protect.Auto) {
 		return fmt.Errorf("%w; it found %s", ErrWhoseRules, api.OwnersText(d.Status().Owners, strconv.Itoa))
 	}
 	var failed error
-	err = d.ask(ctx, func(ctx context.Context, st *state) {
+	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		st.removed, st.pause = true, pause{}
 		st.decision, st.suspicion, st.unread = nil, nil, unreads{}
 		d.endDrill(ctx, st, api.DrillFailed, "canaryd cleanup removed the canaries")

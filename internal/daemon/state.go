@@ -76,6 +76,7 @@ type state struct {
 	leftOut   []iptables.LeftOut // chains that the last read left out
 	ledTo     ledTo              // chains of other owners that are guarded
 	guards    guards             // owners whose rules are guarded
+	leadsOut  leadsOut           // rules that --protect names in vain
 	inventory inventory          // what stands on a node where nothing is protected
 	choice    choice             // of the backend
 	memory    memoryUse          // when memory is given back

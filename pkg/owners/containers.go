@@ -1,7 +1,7 @@
 package owners
 
 import (
-	"strings"
+	"slices"
 
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -15,9 +15,10 @@ var containers = []Owner{
 		// networks and containers come and go. See "cleaned" in the golden files of
 		// iptabler. DOCKER-USER is the operator's.
 		Source: "moby 28 and 29 daemon/libnetwork/{iptables,drivers/bridge/internal/iptabler} and its golden files; the rules in FORWARD until 28.0",
+		Docs:   "https://docs.docker.com/engine/network/packet-filtering-firewalls/",
 		Chains: []Chains{
 			{Names: forms("DOCKER"), Piecewise: true},
-			{Names: forms("DOCKER-USER"), Piecewise: true, Operators: true},
+			{Names: forms("DOCKER-USER"), Piecewise: true},
 			{Names: forms("DOCKER-FORWARD"), In: filter, Emptied: EmptyBriefly, Piecewise: true},
 			{Names: forms("DOCKER-BRIDGE"), Piecewise: true},
 			{Names: forms("DOCKER-CT", "DOCKER-INTERNAL"), Piecewise: true},
@@ -28,7 +29,7 @@ var containers = []Owner{
 		// For each network and, with the userland proxy turned off, for each published
 		// port. A rule for a bridge whose name the user chose is not recognised: any
 		// program could have written it.
-		Straight: append(straight("nat", "POSTROUTING",
+		Straight: slices.Concat(straight("nat", "POSTROUTING",
 			"-s <net> ! -o <bridge> -j MASQUERADE",
 			"-s <net> ! -o <bridge> -j SNAT --to-source <ip>",
 			"-o <bridge> -m addrtype --src-type LOCAL -j MASQUERADE",
@@ -39,8 +40,13 @@ var containers = []Owner{
 			"-i <bridge> ! -o <bridge> -j ACCEPT",
 			"-i <bridge> -o <bridge> -j ACCEPT",
 			"-i <bridge> -o <bridge> -j DROP",
-		)...),
-		Tables: []Table{{Name: "docker-bridges", Back: "each chain and map; `raw-PREROUTING` and `nat-prerouting-and-output` where nothing else went in that commit", Accepted: "`nat-prerouting-and-output`, where a network has the mode `nat-unprotected`", Families: both, Processes: []string{"dockerd"},
+		), straight("mangle", "OUTPUT", // an encrypted overlay of Swarm's: VXLAN leaves through IPsec only
+			"-p udp -m udp --dport <port> -m u32 --u32 <vni> -j MARK --set-xmark 0xd0c4e3/0xffffffff",
+		), straight("filter", "INPUT",
+			"-p udp -m udp --dport <port> -m u32 --u32 <vni> -m policy --dir in --pol ipsec -j ACCEPT",
+			"-p udp -m udp --dport <port> -m u32 --u32 <vni> -j DROP",
+		)),
+		Tables: []Table{{Name: "docker-bridges", Back: "each chain and map; `raw-PREROUTING` and `nat-prerouting-and-output` where nothing else went in that commit", Accepted: "`nat-prerouting-and-output`, where a network has the mode `nat-unprotected`", Families: both,
 			// moby 29, drivers/bridge/internal/nftabler: the chains and elements of a
 			// bridge stand as long as the network, and go with its chains in one
 			// commit. A port's rules go from several chains at once. A network of the
@@ -60,13 +66,14 @@ var containers = []Owner{
 		// deletes the rules before their jump. Hashes are the first 13 digits of a SHA-512
 		// (src/network/core_utils.rs), one for each network.
 		Source: "netavark 1.17 src/firewall/varktables/types.rs",
+		Docs:   "https://github.com/containers/netavark",
 		Chains: []Chains{
 			{Names: forms("NETAVARK-HOSTPORT-DNAT"), Piecewise: true},
 			{Names: forms("NETAVARK-HOSTPORT-SETMARK", "NETAVARK-HOSTPORT-MASQ"), In: nat, Emptied: EmptyUnreferenced, Piecewise: true},
 			{Names: forms("NETAVARK_FORWARD", "NETAVARK_INPUT", "NETAVARK_ISOLATION_1", "NETAVARK_ISOLATION_2", "NETAVARK_ISOLATION_3"), Piecewise: true},
 			{Names: forms("NETAVARK-DN-<HEX:13>", "NETAVARK-<HEX:13>"), In: nat, Emptied: EmptyBriefly, Piecewise: true},
 		},
-		Tables: []Table{{Name: "netavark", Back: "each chain; `INPUT`, `NETAVARK-HOSTPORT-DNAT` and `NETAVARK-ISOLATION-*` where nothing else went in that commit", Accepted: "", Families: []tableid.Family{tableid.Inet}, Processes: []string{"netavark"},
+		Tables: []Table{{Name: "netavark", Back: "each chain; `INPUT`, `NETAVARK-HOSTPORT-DNAT` and `NETAVARK-ISOLATION-*` where nothing else went in that commit", Accepted: "", Families: []tableid.Family{tableid.Inet},
 			// src/firewall/nft.rs of 1.15: the rules of a network go with its chain in
 			// one commit, and those of a port from two chains. What leads to other
 			// chains stays.
@@ -81,11 +88,12 @@ var containers = []Owner{
 		Name: "libvirt", Title: "libvirt's networks", Preset: "libvirt",
 		// Rules of networks come and go.
 		Source: "libvirt 10 src/network/network_iptables.c",
+		Docs:   "https://libvirt.org/firewall.html",
 		Chains: []Chains{{
 			Names:     forms("LIBVIRT_INP", "LIBVIRT_OUT", "LIBVIRT_FWO", "LIBVIRT_FWI", "LIBVIRT_FWX", "LIBVIRT_PRT"),
 			Piecewise: true,
 		}},
-		Tables: []Table{{Name: "libvirt_network", Back: "`forward`; of the others two rules or more", Accepted: "one rule", Families: both, Processes: []string{"libvirtd", "virtnetworkd"},
+		Tables: []Table{{Name: "libvirt_network", Back: "`forward`; of the others two rules or more", Accepted: "one rule", Families: both,
 			// libvirt 11, src/network/network_nftables.c: the jumps of forward stay.
 			// Each rule of a network is deleted by a program of its own.
 			Habits: Habits{Known: true, KeepsHandles: true, Base: Keeps, Others: Singly, Sets: Empties, Rows: []HabitRow{{Pattern: "guest_nat", Habit: Singly}}}}},
@@ -95,24 +103,45 @@ var containers = []Owner{
 		Breaks:    "guests' way out, DHCP and DNS",
 	},
 	{
-		Name: "lxd", Title: "LXD with nftables",
-		Source: "reports of its users",
-		Tables: []Table{{Name: "lxd", Families: []tableid.Family{tableid.Inet}}},
-		Heals:  "never, until LXD starts again",
-		Breaks: "containers' way out, DHCP and DNS",
+		Name: "lxd", Title: "LXD", Preset: "lxd",
+		// Where other programs use iptables, it does too, and puts its rules first.
+		Source:    "lxd lxd/firewall/drivers; a network's table as LXD 6.6 writes it",
+		Docs:      "https://documentation.ubuntu.com/lxd/latest/howto/network_bridge_firewalld/",
+		Straight:  byComment("generated for LXD *", bridgePlaces...),
+		Tables:    []Table{{Name: "lxd", Families: []tableid.Family{tableid.Inet}}},
+		Processes: []string{"lxd"},
+		Heals:     "never, until LXD starts again",
+		Removes:   ByName,
+		Breaks:    "containers' way out, DHCP and DNS",
 	},
 	{
-		Name: "networkd", Title: "systemd-networkd with IPMasquerade=",
-		Source: "reports of its users",
-		Tables: []Table{{Name: "io.systemd.nat", Families: both}},
-		Heals:  "never, until systemd-networkd starts again",
-		Breaks: "the way out of the networks that it masquerades",
+		Name: "incus", Title: "Incus", Preset: "incus",
+		Source:    "incus internal/server/firewall/drivers, its test suite",
+		Docs:      "https://linuxcontainers.org/incus/docs/main/howto/network_bridge_firewalld/",
+		Straight:  byComment("generated for Incus *", bridgePlaces...),
+		Tables:    []Table{{Name: "incus", Families: []tableid.Family{tableid.Inet}}},
+		Processes: []string{"incusd"},
+		Heals:     "never, until Incus starts again",
+		Removes:   ByName,
+		Breaks:    "containers' way out, DHCP and DNS",
+	},
+	{
+		Name: "networkd", Title: "systemd-networkd with IPMasquerade=, systemd-nspawn with --port=", Preset: "networkd",
+		// Both add elements to a set and a map, and take their own away.
+		Source:    "systemd src/shared/firewall-util-nft.c",
+		Docs:      "https://www.freedesktop.org/software/systemd/man/latest/systemd.network.html",
+		Tables:    []Table{{Name: "io.systemd.nat", Families: both}},
+		Processes: []string{"systemd-network", "systemd-nspawn"},
+		Heals:     "never, until systemd-networkd starts again",
+		Removes:   ByName,
+		Breaks:    "the way out of the networks that it masquerades",
 	},
 	{
 		Name: "fail2ban", Title: "fail2ban with iptables", Preset: "fail2ban",
 		// A ban that finds its chain gone deletes what is left of it, and makes it again
 		// without the bans of before.
 		Source:    "fail2ban config/action.d/iptables.conf",
+		Docs:      "https://github.com/fail2ban/fail2ban/wiki",
 		Chains:    []Chains{{Names: forms("f2b-*")}},
 		Processes: []string{"fail2ban-server"},
 		Heals:     "at the next ban of the jail, without the bans of before",
@@ -120,28 +149,23 @@ var containers = []Owner{
 		Breaks:    "bans",
 	},
 	{
-		Name: "crowdsec", Title: "CrowdSec's firewall bouncer",
-		Source: "cs-firewall-bouncer test/backends; reports of its users",
-		Chains: []Chains{{Names: forms("CROWDSEC_CHAIN", "CROWDSEC_LOG")}},
-		Tables: []Table{{Name: "crowdsec", Families: both}},
-		Heals:  "never, until it starts again",
-		Breaks: "block lists",
+		Name: "crowdsec", Title: "CrowdSec's firewall bouncer", Preset: "crowdsec",
+		// A start deletes the chain, makes it again, and fills it with the first decisions.
+		// Older ones write their rules into the built-in chains.
+		Source: "cs-firewall-bouncer pkg/iptables and test/backends",
+		Docs:   "https://docs.crowdsec.net/u/bouncers/firewall/",
+		Chains: []Chains{{Names: forms("CROWDSEC_CHAIN", "CROWDSEC_LOG"), In: filter, Emptied: EmptyBriefly}},
+		Straight: slices.Concat(
+			straight("filter", "INPUT", "-m set --match-set crowdsec-blacklists src -j DROP", "-m set --match-set crowdsec6-blacklists src -j DROP"),
+			straight("filter", "FORWARD", "-m set --match-set crowdsec-blacklists src -j DROP", "-m set --match-set crowdsec6-blacklists src -j DROP")),
+		Tables:    []Table{{Name: "crowdsec", Families: []tableid.Family{tableid.IPv4}}, {Name: "crowdsec6", Families: []tableid.Family{tableid.IPv6}}},
+		Processes: []string{"crowdsec-firewa"},
+		Kin:       []string{"crowdsec*"},
+		Heals:     "never, until it starts again",
+		Removes:   ByFlush,
+		Breaks:    "block lists",
 	},
 }
 
-// straight returns the forms of rules of one built-in chain. Words in quotes are one word.
-func straight(inTable, chain string, specs ...string) []Straight {
-	var list []Straight
-	for _, spec := range specs {
-		rule := Straight{Table: inTable, Chain: chain}
-		for i, part := range strings.Split(spec, `"`) {
-			if i%2 == 1 {
-				rule.Words = append(rule.Words, part)
-				continue
-			}
-			rule.Words = append(rule.Words, strings.Fields(part)...)
-		}
-		list = append(list, rule)
-	}
-	return list
-}
+// bridgePlaces are where LXD and Incus put the rules of a bridge.
+var bridgePlaces = []string{"filter INPUT", "filter FORWARD", "filter OUTPUT", "nat PREROUTING", "nat OUTPUT", "nat POSTROUTING", "mangle POSTROUTING"}

@@ -74,8 +74,8 @@ func straightText(o Owner) string {
 	var places []string
 	targets := map[string][]string{}
 	for _, s := range o.Straight {
-		place, target := s.Table+" `"+s.Chain+"`", ""
-		for i, word := range s.Words[:len(s.Words)-1] {
+		place, target := s.Table+" `"+s.Chain+"`", "all with the comment `"+s.Comment+"`"
+		for i, word := range s.Words {
 			if word == "-j" {
 				target = s.Words[i+1]
 			}
@@ -100,6 +100,10 @@ func presetTable() string {
 		if o.Preset == "" || len(o.Chains)+len(o.Straight) == 0 {
 			continue
 		}
+		chains := code(namesOf(o.Chains, every)...)
+		if chains == "" {
+			chains = "none"
+		}
 		straight := straightText(o)
 		if straight == "" {
 			straight = "none"
@@ -108,7 +112,7 @@ func presetTable() string {
 		if o.Alone {
 			word += ", " + code(o.Name) + " for `cleanup --rules`"
 		}
-		text += fmt.Sprintf("| %s | %s | %s | %s | %s |\n", word, o.Title, code(namesOf(o.Chains, every)...), straight, o.Heals)
+		text += fmt.Sprintf("| %s | %s | %s | %s | %s |\n", word, o.Title, chains, straight, o.Heals)
 	}
 	return text
 }
@@ -128,14 +132,11 @@ func emptiedTable() string {
 		}
 		return strings.Join(cells, "; ")
 	}
-	often := func(wanted func(Chains) bool) string {
-		var names []string
-		for _, o := range All() {
-			names = append(names, namesOf(o.Chains, func(c Chains) bool { return c.Emptied == EmptyOften && !c.Hint && wanted(c) })...)
-		}
-		slices.Sort(names)
-		return code(slices.Compact(names)...)
+	var often []string
+	for _, o := range All() {
+		often = append(often, namesOf(o.Chains, func(c Chains) bool { return c.Emptied == EmptyOften && !c.Hint })...)
 	}
+	slices.Sort(often)
 	is := func(e Emptying) func(Chains, string) bool {
 		return func(c Chains, _ string) bool { return c.Emptied == e }
 	}
@@ -144,8 +145,7 @@ func emptiedTable() string {
 		{named(is(EmptyNever)), "never leaves them empty", "puts them back, in about 0.1 s"},
 		{named(is(EmptyUnreferenced)), "empties them only with, or after, all rules that lead to them", "puts them back, in about 0.1 s, if a rule leads there"},
 		{named(is(EmptyBriefly)), "flushes them, and fills or deletes them by later commands: a pod's end, a start of Docker", "puts them back after `--jump-grace`, if a rule leads there and they are still empty"},
-		{often(func(c Chains) bool { return c.Operators }), "are the operator's own", "accepts it"},
-		{often(func(c Chains) bool { return !c.Operators }) + "; those of the first rows in other tables; all that only a glob names", "removes single rules, also the last one", "puts them back, if chains that only they led to still hold rules: of chains that many containers or networks share after `--jump-grace`; else accepts it: nothing shows whether a container, network or service has gone"},
+		{code(slices.Compact(often)...) + "; those of the first rows in other tables; all that only a glob names", "removes single rules, also the last one; `CNI-ADMIN` and `DOCKER-USER` have an operator's rules", "puts them back, if chains that only they led to still hold rules: of chains that many containers or networks share after `--jump-grace`; else accepts it: nothing shows whether a container, network or service has gone"},
 	} {
 		text += "| " + strings.Join(row[:], " | ") + " |\n"
 	}
@@ -191,7 +191,7 @@ func partTable() string {
 func ownerTable() string {
 	text := "| whose | a flush breaks | until the owner writes again | it removes rules | `--protect` |\n|---|---|---|---|---|\n"
 	for _, o := range All() {
-		text += fmt.Sprintf("| %s | %s | %s | %s | %s |\n", o.Title, o.Breaks, o.Heals, o.Removes, wordsFor(o))
+		text += fmt.Sprintf("| [%s](%s) | %s | %s | %s | %s |\n", o.Title, o.Docs, o.Breaks, o.Heals, o.Removes, wordsFor(o))
 	}
 	return text
 }
@@ -212,7 +212,7 @@ func wordsFor(o Owner) string {
 	}
 	text := code(words...)
 	if len(o.Straight) > 0 {
-		text = strings.TrimPrefix(text+"; no word names its rules in built-in chains", "; ")
+		text = strings.TrimPrefix(text+", "+code("rule:TABLE:CHAIN:GLOB"), ", ")
 	}
 	if text == "" {
 		return "globs of its chains: see `canaryd status`"

@@ -10,6 +10,7 @@ var kubernetes = []Owner{
 		// iptables-restore of all tables. filter's chains hold rules for some services
 		// only, and so does nat's KUBE-NODEPORTS. ipvs mode does the same.
 		Source: "k8s.io/kubernetes 1.36.3 pkg/proxy/{iptables,ipvs,nftables}",
+		Docs:   "https://kubernetes.io/docs/reference/networking/virtual-ips/",
 		Chains: []Chains{
 			{Names: forms("KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"), In: nat, Emptied: EmptyNever},
 			{Names: forms("KUBE-FORWARD"), In: filter, Emptied: EmptyNever},
@@ -24,7 +25,7 @@ var kubernetes = []Owner{
 			},
 			{Names: forms("KUBE-XLB-<base32:16>"), In: nat, Emptied: EmptyUnreferenced, Mode: "until 1.23"},
 		},
-		Tables: []Table{{Name: "kube-proxy", Back: "each chain that packets come to; each set and map", Accepted: "the only element of `no-endpoint-services` or `no-endpoint-nodeports`", Families: both, Processes: []string{"kube-proxy"},
+		Tables: []Table{{Name: "kube-proxy", Back: "each chain that packets come to; each set and map", Accepted: "the only element of `no-endpoint-services` or `no-endpoint-nodeports`", Families: both,
 			// Its base chains and those that they jump to have rules that it writes in
 			// setupNFTables. It empties a service's chain with the commit that takes
 			// the elements that lead there. It takes elements with rules of the
@@ -44,6 +45,7 @@ var kubernetes = []Owner{
 		Name: "kubelet", Title: "kubelet", Preset: "kube",
 		// EnsureRule: nothing is deleted.
 		Source: "k8s.io/kubernetes 1.36.3 pkg/kubelet/kubelet_network_linux.go; KUBE-MARK-DROP, KUBE-MARK-MASQ and KUBE-POSTROUTING until 1.27",
+		Docs:   "https://kubernetes.io/docs/reference/command-line-tools-reference/kubelet/",
 		Chains: []Chains{
 			{Names: forms("KUBE-FIREWALL"), In: filter, Emptied: EmptyNever},
 			{Names: forms("KUBE-MARK-MASQ", "KUBE-POSTROUTING"), In: nat, Emptied: EmptyNever},
@@ -60,13 +62,14 @@ var kubernetes = []Owner{
 		// chain, deletes its jump, and then the chain. Containers' chains fill the 28
 		// characters that a chain's name may have.
 		Source: "containernetworking/plugins 1.9 plugins/meta/portmap; CNI-SN-HASH until 0.7",
+		Docs:   "https://www.cni.dev/plugins/current/meta/portmap/",
 		Chains: []Chains{
 			{Names: forms("CNI-HOSTPORT-DNAT"), Piecewise: true},
 			{Names: forms("CNI-HOSTPORT-SNAT"), Piecewise: true},
 			{Names: forms("CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"), In: nat, Emptied: EmptyUnreferenced, Piecewise: true},
 			{Names: forms("CNI-DN-<hex>", "CNI-SN-<hex>"), In: nat, Emptied: EmptyBriefly},
 		},
-		Tables: []Table{{Name: "cni_hostport", Back: "`prerouting`, `output`; the others where another rule of the same container is left", Accepted: "the rules of whole containers", Families: both, Processes: []string{"portmap"},
+		Tables: []Table{{Name: "cni_hostport", Back: "`prerouting`, `output`; the others where another rule of the same container is left", Accepted: "the rules of whole containers", Families: both,
 			// portmap_nftables.go of 1.6: the jumps of prerouting and output stay, and
 			// each rule of a pod has the container's ID as its comment.
 			Habits: Habits{Known: true, Base: Keeps, Others: ByComment, Sets: Empties, Rows: []HabitRow{{Pattern: "masquerading", Habit: ByComment}}}}},
@@ -80,8 +83,9 @@ var kubernetes = []Owner{
 		// The jump is deleted first. With a second address, its jump still stands when the chain is
 		// flushed.
 		Source: "containernetworking/plugins 1.9 pkg/ip/ipmasq",
+		Docs:   "https://www.cni.dev/plugins/current/main/bridge/",
 		Chains: []Chains{{Names: forms("CNI-<hex:24>"), In: nat, Emptied: EmptyBriefly}},
-		Tables: []Table{{Name: "cni_plugins_masquerade", Back: "`postrouting`", Accepted: "`masq_checks`", Families: []tableid.Family{tableid.Inet}, Processes: []string{"bridge", "ptp"},
+		Tables: []Table{{Name: "cni_plugins_masquerade", Back: "`postrouting`", Accepted: "`masq_checks`", Families: []tableid.Family{tableid.Inet},
 			// ipmasq_nftables_linux.go of 1.6: the three rules of postrouting stay.
 			Habits: Habits{Known: true, Base: Keeps, Others: Empties, Sets: Empties}}},
 		Heals:     "never, until the pod is made again",
@@ -94,9 +98,10 @@ var kubernetes = []Owner{
 		// CNI-FORWARD begins with a jump to CNI-ADMIN, and the isolation chains end with
 		// RETURN; these are never deleted.
 		Source: "containernetworking/plugins 1.9 plugins/meta/firewall",
+		Docs:   "https://www.cni.dev/plugins/current/meta/firewall/",
 		Chains: []Chains{
 			{Names: forms("CNI-FORWARD", "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"), In: filter, Emptied: EmptyUnreferenced, Piecewise: true},
-			{Names: forms("CNI-ADMIN"), Piecewise: true, Operators: true},
+			{Names: forms("CNI-ADMIN"), Piecewise: true},
 		},
 		Heals:     "never, until the pod is made again",
 		Processes: []string{"firewall"},
@@ -108,11 +113,12 @@ var kubernetes = []Owner{
 		// A container's chains are written and deleted in one iptables-restore, which keeps
 		// the rules of other containers that it finds in the shared chains.
 		Source: "cri-o internal/hostport",
+		Docs:   "https://cri-o.io/",
 		Chains: []Chains{
 			{Names: forms("KUBE-HOSTPORTS", "CRIO-HOSTPORTS-MASQ"), Piecewise: true},
 			{Names: forms("KUBE-HP-<base32:16>", "CRIO-MASQ-<base32:16>"), In: nat, Emptied: EmptyUnreferenced},
 		},
-		Tables:    []Table{{Name: "crio-hostports", Families: both, Processes: []string{"crio"}}},
+		Tables:    []Table{{Name: "crio-hostports", Families: both}},
 		Processes: []string{"crio"},
 		Heals:     "never, until the pod is made again",
 		Removes:   ByName,

@@ -11,9 +11,7 @@ import (
 type Table struct {
 	Name     string
 	Families []tableid.Family
-	// Processes are the programs that write the table, by what the kernel calls them.
-	Processes []string
-	Habits    Habits // the zero Habits: they are not known
+	Habits   Habits // the zero Habits: they are not known
 	// Back and Accepted say for people what the habits mean: which emptied part comes back, and
 	// which counts as the owner's doing.
 	Back, Accepted string
@@ -69,7 +67,7 @@ var unknownHabits = Habits{Base: Singly, Others: Empties, Sets: Empties}
 
 // HabitsOf returns the habits of the owner that is known to write a table of that name.
 func HabitsOf(id tableid.TableID) Habits {
-	if t, found := tableNamed(id.Name); found && t.Habits.Known {
+	if _, t, found := tableNamed(id.Name); found && t.Habits.Known {
 		return t.Habits
 	}
 	return unknownHabits
@@ -77,20 +75,20 @@ func HabitsOf(id tableid.TableID) Habits {
 
 // WritersOf returns the programs that write a table of that name, by what the kernel calls them.
 func WritersOf(id tableid.TableID) []string {
-	t, _ := tableNamed(id.Name)
-	return t.Processes
+	o, _, _ := tableNamed(id.Name)
+	return o.Processes
 }
 
-// tableNamed returns the native table of that name, whatever its family.
-func tableNamed(name string) (Table, bool) {
+// tableNamed returns the native table of that name, whatever its family, and its owner.
+func tableNamed(name string) (Owner, Table, bool) {
 	for _, o := range table {
 		for _, t := range o.Tables {
 			if t.Name == name {
-				return t, true
+				return o, t, true
 			}
 		}
 	}
-	return Table{}, false
+	return Owner{}, Table{}, false
 }
 
 // Chain returns the habit for a chain; base: packets come to it by a hook.

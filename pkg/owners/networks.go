@@ -1,6 +1,10 @@
 package owners
 
-import "github.com/canaryd/canaryd/pkg/tableid"
+import (
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
 
 // networks has the owners of networks: overlays, policies and tunnels.
 var networks = []Owner{
@@ -10,6 +14,7 @@ var networks = []Owner{
 		// --snat-subnet-routes=false deletes ts-postrouting's only rule. In nftables mode
 		// its tables have the names of iptables' own.
 		Source: "tailscale 1.80 util/linuxfw/iptables_runner.go",
+		Docs:   "https://tailscale.com/kb/1294/firewall-mode",
 		Chains: []Chains{
 			{Names: forms("ts-input", "ts-forward"), In: filter, Emptied: EmptyBriefly},
 			{Names: forms("ts-postrouting")},
@@ -25,14 +30,15 @@ var networks = []Owner{
 		// first, and appends two rules to FORWARD. What it reads again it corrects, its
 		// rules in raw too, which canaryd does not guard.
 		Source: "calico 3.30 felix/nftables; rules of 3.30 in iptables mode",
+		Docs:   "https://docs.tigera.io/calico/latest/reference/felix/configuration",
 		Chains: []Chains{{Names: forms("cali-*")}},
 		Straight: straight("filter", "FORWARD",
 			`-m comment --comment <cali> -m comment --comment "Policy explicitly accepted packet." -m mark --mark <mark> -j ACCEPT`,
 			`-m comment --comment <cali> -j MARK --set-xmark <mark>`,
 		),
 		Tables: []Table{
-			{Name: "calico", Back: "base chains", Accepted: "other chains, and sets", Families: both, Processes: []string{"calico-node"}, Habits: felix},
-			{Name: "calico-arp", Back: "base chains", Accepted: "other chains, and sets", Families: []tableid.Family{tableid.ARP}, Processes: []string{"calico-node"}, Habits: felix},
+			{Name: "calico", Back: "base chains", Accepted: "other chains, and sets", Families: both, Habits: felix},
+			{Name: "calico-arp", Back: "base chains", Accepted: "other chains, and sets", Families: []tableid.Family{tableid.ARP}, Habits: felix},
 		},
 		Processes: []string{"calico-node"},
 		Kin:       []string{"calico*"},
@@ -44,6 +50,7 @@ var networks = []Owner{
 		Name: "flannel", Title: "flannel, that of k3s too", Preset: "flannel",
 		// A restart empties the chains for seconds. FLANNEL-POSTRTG is to be first in POSTROUTING.
 		Source: "flannel pkg/trafficmngr/iptables",
+		Docs:   "https://github.com/flannel-io/flannel/tree/master/Documentation",
 		Chains: []Chains{
 			{Names: forms("FLANNEL-POSTRTG"), In: nat, Emptied: EmptyBriefly},
 			{Names: forms("FLANNEL-FWD"), In: filter, Emptied: EmptyBriefly},
@@ -59,6 +66,7 @@ var networks = []Owner{
 		// It saves the table filter, edits it and restores it as a whole: what other programs wrote
 		// between save and restore is lost.
 		Source: "kube-router pkg/controllers/netpol: one iptables-restore of the table filter, without --noflush",
+		Docs:   "https://www.kube-router.io/docs/",
 		Chains: []Chains{
 			{Names: forms("KUBE-ROUTER-INPUT", "KUBE-ROUTER-FORWARD", "KUBE-ROUTER-OUTPUT", "KUBE-NWPLCY-DEFAULT", "KUBE-NWPLCY-<base32:16>")},
 			{Names: forms("KUBE-POD-FW-<base32:16>"), In: filter, Emptied: EmptyUnreferenced},
@@ -66,6 +74,7 @@ var networks = []Owner{
 		Straight: straight("filter", "FORWARD",
 			`-i kube-bridge -m comment --comment "allow outbound traffic from pods" -j ACCEPT`,
 			`-o kube-bridge -m comment --comment "allow inbound traffic to pods" -j ACCEPT`,
+			`-o <interface> -m comment --comment "allow outbound node port traffic on node interface with which node ip is associated" -j ACCEPT`,
 		),
 		Processes: []string{"kube-router", "k3s", "k3s-server", "k3s-agent"},
 		Heals:     "within 5 minutes",
@@ -75,6 +84,7 @@ var networks = []Owner{
 	{
 		Name: "aws-node", Title: "AWS VPC CNI", Preset: "aws-node",
 		Source: "rules as aws-node writes them",
+		Docs:   "https://github.com/aws/amazon-vpc-cni-k8s",
 		Chains: []Chains{{Names: forms("AWS-SNAT-CHAIN-<digits>", "AWS-CONNMARK-CHAIN-<digits>")}},
 		Straight: append(straight("nat", "PREROUTING",
 			`-m comment --comment "AWS, CONNMARK" -j CONNMARK --restore-mark --nfmask <mark> --ctmask <mark>`,
@@ -82,66 +92,142 @@ var networks = []Owner{
 			`-i <interface> -m comment --comment "AWS, primary ENI" -m addrtype --dst-type LOCAL --limit-iface-in -j CONNMARK --set-xmark <value>`,
 			`-i <interface> -m comment --comment "AWS, primary ENI" -j CONNMARK --restore-mark --nfmask <mark> --ctmask <mark>`,
 		)...),
-		Kin:    []string{"aws-*"},
-		Heals:  "at its next start",
-		Breaks: "pods' way out",
+		// Where it uses nftables for the mark; the table has its rules of nat PREROUTING.
+		Tables:    []Table{{Name: "aws-cni", Families: []tableid.Family{tableid.IPv4}}},
+		Processes: []string{"aws-k8s-agent"},
+		Kin:       []string{"aws-*"},
+		Heals:     "at its next start",
+		Breaks:    "pods' way out",
 	},
 	{
 		Name: "istio", Title: "Istio in ambient mode", Preset: "istio",
 		// istio-cni writes the chain once. Its ipset has the pods' addresses.
 		Source: "rules as istio-cni writes them",
+		Docs:   "https://istio.io/latest/docs/ambient/architecture/traffic-redirection/",
 		Chains: []Chains{{Names: forms("ISTIO_POSTRT")}},
 		Kin:    []string{"istio*", "pilot-agent"},
 		Heals:  "never, until istio-cni starts again",
 		Breaks: "kubelet's probes of pods under strict mTLS",
 	},
 	{
-		Name: "cilium", Title: "Cilium",
-		// A start renames the chains (-E CILIUM_X OLD_CILIUM_X), writes new ones, and
-		// deletes the old ones rule by rule.
-		Source:  "reports of its users",
-		Chains:  []Chains{{Names: forms("CILIUM_*")}},
-		Kin:     []string{"cilium*"},
-		Heals:   "at the agent's next start, or within 30 minutes",
-		Removes: ByName,
-		Breaks:  "masquerading",
+		Name: "cilium", Title: "Cilium", Preset: "cilium",
+		// A start renames the chains (-E CILIUM_X OLD_CILIUM_X), makes new ones and their
+		// jumps, and deletes the old ones. A renamed chain counts as removed by its owner.
+		Source:    "cilium pkg/datapath/iptables/iptables.go; rules of 1.11 to 1.17",
+		Docs:      "https://docs.cilium.io/en/stable/network/concepts/masquerading/",
+		Chains:    []Chains{{Names: forms("CILIUM_*")}},
+		Processes: []string{"cilium-agent"},
+		Kin:       []string{"cilium*"},
+		Heals:     "at the agent's next start, or within 30 minutes",
+		Removes:   ByName,
+		Breaks:    "masquerading, and what goes to Cilium's proxy",
 	},
 	{
-		Name: "weave", Title: "Weave Net",
-		Source:  "weave net and npc/constants.go",
-		Chains:  []Chains{{Names: forms("WEAVE", "WEAVE-*")}},
-		Kin:     []string{"weave*"},
-		Canary:  "WEAVE-CANARY",
-		Heals:   "when its canary is gone",
-		Removes: ByName,
-		Breaks:  "pods' way out, and network policy",
+		Name: "weave", Title: "Weave Net", Preset: "weave",
+		// Its rules of FORWARD stand in this order: a DROP behind a lost jump closes all pods.
+		Source: "weave net and npc, docs/fastdp-crypto.md; rules of 2.5 to 2.8",
+		Docs:   "https://github.com/weaveworks/weave",
+		Chains: []Chains{{Names: forms("WEAVE", "WEAVE-*")}},
+		Straight: slices.Concat(straight("filter", "INPUT",
+			`-d 127.0.0.1/32 -p tcp -m tcp --dport 6784 -m addrtype ! --src-type LOCAL -m conntrack ! --ctstate RELATED,ESTABLISHED -m comment --comment "Block non-local access to Weave Net control port" -j DROP`,
+		), straight("filter", "FORWARD",
+			"-o weave -m state --state NEW -j NFLOG --nflog-group 86",
+			"-o weave -j DROP",
+			"-i weave ! -o weave -j ACCEPT",
+			"-o weave -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+		), straight("filter", "OUTPUT",
+			"! -p esp -m policy --dir out --pol none -m mark --mark 0x20000/0x20000 -j DROP",
+		)),
+		Processes: []string{"weaver", "weave-npc", "weave-kube"},
+		Kin:       []string{"weave*"},
+		Canary:    "WEAVE-CANARY",
+		Heals:     "when its canary is gone",
+		Removes:   ByName,
+		Breaks:    "pods' way out, and network policy",
 	},
 	{
-		Name: "kube-ovn", Title: "kube-ovn",
-		Source: "kube-ovn pkg/util/const.go",
+		Name: "kube-ovn", Title: "kube-ovn", Preset: "kube-ovn",
+		Source: "kube-ovn pkg/util/const.go, pkg/daemon/gateway_linux.go, dist/images/uninstall.sh",
+		Docs:   "https://kubeovn.github.io/docs/stable/en/",
 		Chains: []Chains{{Names: forms("OVN-PREROUTING", "OVN-POSTROUTING", "OVN-OUTPUT", "OVN-MASQUERADE", "OVN-NAT-POLICY", "OVN-NAT-PSUBNET-*")}},
-		Kin:    []string{"ovn*"},
-		Heals:  "not known",
-		Breaks: "pods' way out",
+		Straight: slices.Concat(ovnAccepts("INPUT"), ovnAccepts("FORWARD"), straight("filter", "OUTPUT",
+			"-p udp -m udp --dport 6081 -j MARK --set-xmark 0x0/0xffffffff",
+			"-p udp -m udp --dport 4789 -j MARK --set-xmark 0x0/0xffffffff",
+		)),
+		Processes: []string{"kube-ovn-daemon"},
+		Kin:       []string{"ovn*", "kube-ovn*"},
+		Heals:     "within seconds",
+		Removes:   ByName,
+		Breaks:    "pods' way out, and their traffic where FORWARD drops",
 	},
 	{
-		Name: "antrea", Title: "Antrea",
-		Source: "reports of its users", // no chain of it was read yet
-		Kin:    []string{"antrea*"},
-		Heals:  "not known",
-		Breaks: "pods' way out",
+		Name: "ovn-kubernetes", Title: "OVN-Kubernetes, that of OpenShift too", Preset: "ovn-kubernetes",
+		Source:    "ovn-kubernetes go-controller/pkg/node, docs/design",
+		Docs:      "https://ovn-kubernetes.io/",
+		Chains:    []Chains{{Names: forms("OVN-KUBE-*")}},
+		Tables:    []Table{{Name: "ovn-kubernetes", Families: []tableid.Family{tableid.Inet}}},
+		Kin:       []string{"ovnkube*"},
+		Processes: []string{"ovnkube"},
+		Heals:     "node ports within minutes; the rest at its next start",
+		Removes:   ByName,
+		Breaks:    "node ports, external addresses and egress addresses",
 	},
 	{
-		Name: "ip-masq-agent", Title: "ip-masq-agent, that of GKE too",
-		Source: "reports of its users",
-		Chains: []Chains{{Names: forms("IP-MASQ", "IP-MASQ-AGENT")}},
-		Kin:    []string{"ip-masq-agent"},
-		Heals:  "within a minute",
-		Breaks: "pods' way out",
+		Name: "openshift-sdn", Title: "OpenShift SDN, until 4.16", Preset: "openshift-sdn",
+		Source:    "openshift/sdn pkg/network/node/iptables.go; rules of 3.9 to 4",
+		Docs:      "https://github.com/openshift/sdn",
+		Chains:    []Chains{{Names: forms("OPENSHIFT-*")}},
+		Kin:       []string{"openshift-sdn*"},
+		Processes: []string{"openshift-sdn-n"},
+		Heals:     "within 30 s",
+		Removes:   ByName,
+		Breaks:    "pods' way out, VXLAN from other nodes, egress addresses",
+	},
+	{
+		Name: "antrea", Title: "Antrea", Preset: "antrea",
+		// A sync declares each of its chains and fills it, in one restore for each family.
+		Source:    "antrea pkg/agent/route/route_linux.go, and its tests",
+		Docs:      "https://antrea.io/docs/main/docs/design/architecture/",
+		Chains:    []Chains{{Names: forms("ANTREA-*")}},
+		Processes: []string{"antrea-agent"},
+		Kin:       []string{"antrea*"},
+		Heals:     "within a minute",
+		Removes:   ByName,
+		Breaks:    "pods' way out, and policies of nodes",
+	},
+	{
+		Name: "ip-masq-agent", Title: "ip-masq-agent, that of GKE too", Preset: "ip-masq-agent",
+		// A sync declares its chain and fills it in one restore; the last rule is MASQUERADE.
+		Source:    "ip-masq-agent cmd/ip-masq-agent/ip-masq-agent.go and its tests; --masq-chain names the chain",
+		Docs:      "https://kubernetes.io/docs/tasks/administer-cluster/ip-masq-agent/",
+		Chains:    []Chains{{Names: forms("IP-MASQ", "IP-MASQ-AGENT"), In: nat, Emptied: EmptyNever}},
+		Processes: []string{"ip-masq-agent"},
+		Kin:       []string{"ip-masq-agent"},
+		Heals:     "within a minute",
+		Removes:   ByName,
+		Breaks:    "pods' way out",
+	},
+	{
+		Name: "microk8s", Title: "MicroK8s", Preset: "microk8s",
+		Source:   "microk8s-resources/wrappers; reports of its users",
+		Docs:     "https://microk8s.io/docs",
+		Straight: byComment("generated for MicroK8s pods", "filter FORWARD"),
+		Heals:    "at its next start",
+		Breaks:   "pods' traffic where FORWARD drops",
+	},
+	{
+		Name: "kube2iam", Title: "kube2iam and kiam", Preset: "kube2iam",
+		Source:    "kube2iam iptables/iptables.go; kiam",
+		Docs:      "https://github.com/jtblin/kube2iam",
+		Straight:  straight("nat", "PREROUTING", "-d 169.254.169.254/32 -i <interface> -p tcp -m tcp --dport 80 -j DNAT --to-destination <address>"),
+		Processes: []string{"kube2iam", "kiam"},
+		Heals:     "at its next start",
+		Breaks:    "the cloud's roles of pods: these get the node's instead",
 	},
 	{
 		Name: "node-local-dns", Title: "NodeLocal DNSCache",
 		Source: "reports of its users",
+		Docs:   "https://kubernetes.io/docs/tasks/administer-cluster/nodelocaldns/",
 		Straight: append(straight("raw", "PREROUTING",
 			`-d <address> -p <proto> -m <proto> --dport <port> -m comment --comment "NodeLocal DNS Cache: skip conntrack" -j NOTRACK`,
 		), straight("filter", "INPUT",
@@ -156,3 +242,12 @@ var networks = []Owner{
 // felix are Felix's habits in nftables mode: base chains keep their jumps; a chain or set loses its
 // last pod.
 var felix = Habits{Known: true, Resyncs: true, Base: Keeps, Others: Empties, Sets: Empties}
+
+// ovnAccepts returns the rules that kube-ovn puts into a built-in chain, for both families.
+func ovnAccepts(chain string) []Straight {
+	var specs []string
+	for _, set := range []string{"ovn40subnets", "ovn40services", "ovn60subnets", "ovn60services"} {
+		specs = append(specs, "-m set --match-set "+set+" src -j ACCEPT", "-m set --match-set "+set+" dst -j ACCEPT")
+	}
+	return straight("filter", chain, specs...)
+}

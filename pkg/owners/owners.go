@@ -20,6 +20,8 @@ type Owner struct {
 	Alone bool
 	// Source has the files that the row was read from, and their version.
 	Source string
+	// Docs is the address of the owner's own documents.
+	Docs string
 
 	Chains   []Chains
 	Straight []Straight
@@ -60,8 +62,6 @@ type Chains struct {
 	// Piecewise: many containers or networks share each of the chains, and the owner writes the
 	// rules of one at a time. That a chain holds rules says nothing of the others' rules.
 	Piecewise bool
-	// Operators: the rules are the operator's, and the owner makes the chain only.
-	Operators bool
 	// Hint: the chain holds no rule, and none leads to it.
 	Hint bool
 	// Mode names a mode or an age of the owner that has the chains: "" is the present one, of
@@ -75,8 +75,12 @@ type Straight struct {
 	Table, Chain string
 	// Words are compared literally, except placeholders such as "<net>". A placeholder stands for
 	// one word, the same wherever it occurs in the rule. "<bridge>" takes only the name of a bridge
-	// that Docker made, and "<cali>" a comment of Felix's.
+	// that Docker made, "<cali>" a comment of Felix's, and "<vni>" a match of Docker's for the
+	// number of an overlay network.
 	Words []string
+	// Comment is a glob of comments. Where it is set, there are no Words: whatever else the
+	// rule has, the comment names its owner.
+	Comment string
 }
 
 // All returns the table. The caller does not change it.

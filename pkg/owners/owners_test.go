@@ -5,6 +5,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -13,8 +16,8 @@ import (
 func TestTheTableIsSound(t *testing.T) {
 	names := map[string]bool{}
 	for _, o := range All() {
-		if names[o.Name] || o.Name == "" || o.Title == "" || o.Source == "" || o.Heals == "" || o.Breaks == "" {
-			t.Errorf("the row %q is twice in the table, or lacks a title, a source, or what it heals or breaks", o.Name)
+		if names[o.Name] || o.Name == "" || o.Title == "" || o.Source == "" || !strings.HasPrefix(o.Docs, "https://") || o.Heals == "" || o.Breaks == "" {
+			t.Errorf("the row %q is twice in the table, or lacks a title, a source, documents, or what it heals or breaks", o.Name)
 		}
 		names[o.Name] = true
 		if o.Alone && o.Preset == "" {
@@ -31,13 +34,37 @@ func TestTheTableIsSound(t *testing.T) {
 			}
 		}
 		for _, s := range o.Straight {
-			if len(s.Words) == 0 || !slices.Contains([]string{"nat", "filter", "mangle", "raw"}, s.Table) || s.Chain != strings.ToUpper(s.Chain) {
+			if (len(s.Words) == 0) == (s.Comment == "") || !slices.Contains([]string{"nat", "filter", "mangle", "raw"}, s.Table) || s.Chain != strings.ToUpper(s.Chain) {
 				t.Errorf("%s has a rule %v in %s %s", o.Name, s.Words, s.Table, s.Chain)
 			}
 		}
 		for _, table := range o.Tables {
 			if table.Name == "" || len(table.Families) == 0 {
 				t.Errorf("%s has a table %v", o.Name, table)
+			}
+		}
+	}
+}
+
+// TestStraightSplitsAsRulesDoes: pkg/rules has the split of iptables' quotes, and this package may
+// not import it. So a test compares the words of the table with that split's.
+func TestStraightSplitsAsRulesDoes(t *testing.T) {
+	for _, o := range All() {
+		for _, s := range o.Straight {
+			if s.Comment != "" {
+				continue
+			}
+			var quoted []string
+			for _, word := range s.Words {
+				quoted = append(quoted, rules.Quote(word))
+			}
+			text := strings.Join(quoted, " ")
+			split, err := rules.Split(text)
+			if d := cmp.Diff(s.Words, split); d != "" || err != nil {
+				t.Errorf("%s: %s: %v (-want +got):\n%s", o.Name, text, err, d)
+			}
+			if d := cmp.Diff(s.Words, straight(s.Table, s.Chain, text)[0].Words); d != "" {
+				t.Errorf("%s: %s (-want +got):\n%s", o.Name, text, d)
 			}
 		}
 	}

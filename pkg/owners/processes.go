@@ -39,9 +39,7 @@ func Writes(comm string) bool {
 
 // WritesTable reports whether a process of that name is known to write a native table of that name.
 func WritesTable(comm string, id tableid.TableID) bool {
-	return slices.ContainsFunc(table, func(o Owner) bool {
-		return slices.Contains(o.Processes, comm) && slices.ContainsFunc(o.Tables, func(t Table) bool { return t.Name == id.Name })
-	})
+	return slices.Contains(WritersOf(id), comm)
 }
 
 // WritesChain reports whether a process of that name is known to write a chain of that name.

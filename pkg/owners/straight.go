@@ -1,10 +1,18 @@
 package owners
 
-import "strings"
+import (
+	"path"
+	"strings"
+)
 
 // Matches reports whether a rule with these words has the form.
 func (s Straight) Matches(inTable, chain string, words []string) bool {
-	if s.Table != inTable || s.Chain != chain || len(s.Words) != len(words) {
+	switch {
+	case s.Table != inTable || s.Chain != chain:
+		return false
+	case s.Comment != "":
+		return s.hasComment(words)
+	case len(s.Words) != len(words):
 		return false
 	}
 	filled := map[string]string{}
@@ -13,7 +21,8 @@ func (s Straight) Matches(inTable, chain string, words []string) bool {
 		case want == words[i]:
 		case want[0] != '<':
 			return false
-		case want == "<bridge>" && !isDockerBridge(words[i]), want == "<cali>" && !strings.HasPrefix(words[i], "cali:"):
+		case want == "<bridge>" && !isDockerBridge(words[i]), want == "<cali>" && !strings.HasPrefix(words[i], "cali:"),
+			want == "<vni>" && !strings.Contains(words[i], vniAt):
 			return false
 		case filled[want] != "" && filled[want] != words[i]:
 			return false
@@ -24,6 +33,22 @@ func (s Straight) Matches(inTable, chain string, words []string) bool {
 	return true
 }
 
+// vniAt is where Docker's u32 matches look for a VXLAN header's network: 12 bytes into the
+// datagram, as iptables-save prints it.
+const vniAt = "0xc&0xffffff00="
+
+// hasComment reports whether one of a rule's comments is its owner's.
+func (s Straight) hasComment(words []string) bool {
+	for i := range len(words) - 1 {
+		if words[i] == "--comment" {
+			if is, err := path.Match(s.Comment, words[i+1]); is && err == nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // networkBridge is the form of the names that Docker gives to bridges: the first 12 digits of the
 // network's ID.
 var networkBridge = forms("br-<hex:12>")[0]
@@ -32,4 +57,31 @@ var networkBridge = forms("br-<hex:12>")[0]
 // docker_gwbridge, or br- and the first 12 digits of the network's ID.
 func isDockerBridge(name string) bool {
 	return name == "docker0" || name == "docker_gwbridge" || networkBridge.Matches(name)
+}
+
+// straight returns the forms of rules of one built-in chain. Words in quotes are one word.
+func straight(inTable, chain string, specs ...string) []Straight {
+	var list []Straight
+	for _, spec := range specs {
+		rule := Straight{Table: inTable, Chain: chain}
+		for i, part := range strings.Split(spec, `"`) {
+			if i%2 == 1 {
+				rule.Words = append(rule.Words, part)
+				continue
+			}
+			rule.Words = append(rule.Words, strings.Fields(part)...)
+		}
+		list = append(list, rule)
+	}
+	return list
+}
+
+// byComment returns the forms of rules that one comment names, in places such as "filter INPUT".
+func byComment(glob string, places ...string) []Straight {
+	var list []Straight
+	for _, place := range places {
+		inTable, chain, _ := strings.Cut(place, " ")
+		list = append(list, Straight{Table: inTable, Chain: chain, Comment: glob})
+	}
+	return list
 }

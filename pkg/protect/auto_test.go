@@ -19,10 +19,11 @@ func TestAuto(t *testing.T) {
 	all := []string{
 		"KUBE-SERVICES", "KUBE-FIREWALL", "CNI-HOSTPORT-DNAT", "CNI-" + hash24, "KUBE-HOSTPORTS", "DOCKER", "DOCKER-USER",
 		"NETAVARK_FORWARD", "LIBVIRT_FWI", "f2b-sshd", "ts-input", "cali-FORWARD", "FLANNEL-FWD", "KUBE-ROUTER-INPUT", "AWS-SNAT-CHAIN-0", "ISTIO_POSTRT",
+		"CILIUM_FORWARD", "WEAVE-NPC", "IP-MASQ", "CROWDSEC_CHAIN",
 	}
 	never := []string{
 		"ufw-user-input", "ufw6-user-input", "IN_public", "FWDI_public", "INPUT_direct", "PRE_public_allow", "POST_public", "net2fw", "fw2net", "eth0_in", "logdrop",
-		"LOCALINPUT", "DENYIN", "neutron-filter-top", "CILIUM_FORWARD", "WEAVE-NPC", "IP-MASQ", "CROWDSEC_CHAIN", "INPUT", "KUBE-PROXY-CANARY", "mine", "",
+		"LOCALINPUT", "DENYIN", "neutron-filter-top", "INPUT", "KUBE-PROXY-CANARY", "WEAVE-CANARY", "OLD_CILIUM_FORWARD", "mine", "",
 	}
 	tests := []struct {
 		list []string
@@ -35,7 +36,7 @@ func TestAuto(t *testing.T) {
 		{list: []string{"-kube", "auto", " -cni "}, out: []string{"KUBE-SERVICES", "KUBE-FIREWALL", "CNI-HOSTPORT-DNAT", "CNI-" + hash24}},
 		{list: []string{"auto", "-kube-proxy"}, out: []string{"KUBE-SERVICES"}},
 		{list: []string{"auto", "-docker", "DOCKER-USER"}, out: []string{"DOCKER"}},
-		{list: []string{"auto", "CILIUM_*", "mine-*"}, add: []string{"CILIUM_FORWARD"}},
+		{list: []string{"auto", "neutron-*", "mine-*"}, add: []string{"neutron-filter-top"}},
 	}
 	for _, test := range tests {
 		t.Run(strings.Join(test.list, ","), func(t *testing.T) {
@@ -87,7 +88,7 @@ func TestAutoIsTheSumOfAllPresets(t *testing.T) {
 			}
 		}
 	}
-	for _, table := range []tableid.TableID{tableid.Inet.Table("firewalld"), tableid.Inet.Table("filter"), tableid.Inet.Table("lxd"), tableid.IPv4.Table("nat")} {
+	for _, table := range []tableid.TableID{tableid.Inet.Table("firewalld"), tableid.Inet.Table("filter"), tableid.IPv4.Table("nat")} {
 		if auto.ProtectsTable(table) {
 			t.Errorf("%s is protected", table.NFT())
 		}
@@ -159,7 +160,6 @@ func TestWordsThatLeaveOut(t *testing.T) {
 		"auto,-dockers":         `"-dockers" leaves out no owner: "dockers" is no preset (kube, `,
 		"auto,-":                `"-" leaves out no owner`,
 		"auto,-DOCKER-USER":     `"-DOCKER-USER" leaves out no owner`,
-		"auto,-lxd":             `"-lxd" leaves out no owner`,
 		"auto,-auto":            `"-auto" leaves out no owner`,
 		"kube,cni,-cni":         `"-cni" leaves an owner out of auto, which is not named`,
 		"-docker":               `name the owners that are to be guarded, or auto,-docker`,
@@ -178,8 +178,8 @@ func TestWordsThatLeaveOut(t *testing.T) {
 // a preset, or the chain itself, written so that the word is no preset and no glob.
 func TestWordForChain(t *testing.T) {
 	for chain, want := range map[string]string{
-		"DOCKER": "docker", "cali-FORWARD": "calico", "CILIUM_FORWARD": "CILIUM_*", "WEAVE-NPC": "WEAVE-*", "IP-MASQ": "IP-MASQ", "CROWDSEC_CHAIN": "CROWDSEC_CHAIN",
-		"mine": "[m]ine", "auto": "[a]uto", "docker": "[d]ocker", "MINE": "MINE", "a-b": "a-b", "a*b": `a\*b`, "[x]": `\[x]`, "nft:ip:x": "[n]ft:ip:x", "INPUT": "", "a,b": "", "": "", "ANY-CANARY": "", "µ": "",
+		"DOCKER": "docker", "cali-FORWARD": "calico", "CILIUM_FORWARD": "cilium", "WEAVE-NPC": "weave", "IP-MASQ": "ip-masq-agent", "CROWDSEC_CHAIN": "crowdsec",
+		"mine": "[m]ine", "auto": "[a]uto", "docker": "[d]ocker", "MINE": "MINE", "a-b": "a-b", "a*b": `a\*b`, "[x]": `\[x]`, "nft:ip:x": "nft?ip?x", "INPUT": "", "a,b": "", "": "", "ANY-CANARY": "", "µ": "",
 	} {
 		got := protect.WordForChain(chain)
 		if got != want {

@@ -91,7 +91,7 @@ func WordForChain(chain string) string {
 		}
 	}
 	literal := strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(chain)
-	for _, word := range []string{literal, "[" + literal[:min(1, len(literal))] + "]" + literal[min(1, len(literal)):]} {
+	for _, word := range []string{literal, "[" + literal[:min(1, len(literal))] + "]" + literal[min(1, len(literal)):], strings.ReplaceAll(literal, ":", "?")} {
 		if s, err := NewSelector([]string{word}); err == nil && s.Protects(chain) && !strings.ContainsAny(word, `,"`) {
 			return word
 		}
@@ -136,8 +136,6 @@ func (s Selector) NamedTables() []tableid.TableID {
 }
 
 func (g nativeGlob) matches(id tableid.TableID) bool {
-	// path.Match has * and ? match no slash, which nf_tables allows in a name.
-	flat := strings.NewReplacer("/", "\x01")
-	ok, _ := path.Match(flat.Replace(g.name), flat.Replace(id.Name)) // the pattern was checked by parseNative
+	ok, _ := path.Match(flat.Replace(g.name), flat.Replace(id.Name)) // parseNative checked the pattern
 	return ok && (g.family == 0 || g.family == id.Family)
 }

@@ -81,7 +81,14 @@ func TestPresetsNameTheirOwnersTables(t *testing.T) {
 		"libvirt":   {tableid.IPv4.Table("libvirt_network"), tableid.IPv6.Table("libvirt_network")},
 		"calico":    {tableid.IPv4.Table("calico"), tableid.IPv6.Table("calico"), tableid.ARP.Table("calico-arp")},
 		"crio":      {tableid.IPv4.Table("crio-hostports"), tableid.IPv6.Table("crio-hostports")},
-		"tailscale": nil, "fail2ban": nil, "flannel": nil, "kube-router": nil, "aws-node": nil, "istio": nil,
+		"lxd":       {tableid.Inet.Table("lxd")},
+		"incus":     {tableid.Inet.Table("incus")},
+		"networkd":  {tableid.IPv4.Table("io.systemd.nat"), tableid.IPv6.Table("io.systemd.nat")},
+		"crowdsec":  {tableid.IPv4.Table("crowdsec"), tableid.IPv6.Table("crowdsec6")},
+		"aws-node":  {tableid.IPv4.Table("aws-cni")},
+		"tailscale": nil, "fail2ban": nil, "flannel": nil, "kube-router": nil, "istio": nil, "cilium": nil, "weave": nil, "kube-ovn": nil,
+		"openshift-sdn": nil, "antrea": nil, "ip-masq-agent": nil, "microk8s": nil, "kube2iam": nil,
+		"ovn-kubernetes": {tableid.Inet.Table("ovn-kubernetes")},
 	}
 	for _, preset := range protect.PresetNames() {
 		want, known := tables[preset]

@@ -1,7 +1,8 @@
 // Package protect says what canaryd guards: which tables, which chains and which rules of
-// built-in chains, by owner. A preset names what one owner writes, such as kube-proxy or CNI
-// plugins; a [Selector] is the value of --protect. The package does no I/O. Its values do not
-// change after they were made, so that many goroutines may use them at a time.
+// built-in chains, by owner. A preset names the rules of one owner, such as kube-proxy or CNI
+// plugins, and a word rule: names single rules; a [Selector] is the value of --protect. The package
+// does no I/O. Its values do not change after they were made, so that many goroutines may use them
+// at a time.
 package protect
 
 import "github.com/canaryd/canaryd/pkg/rules"

@@ -21,15 +21,18 @@ type Selector struct {
 	rules  []owners.Straight
 	native []nativeGlob
 	auto   bool // Auto is one of the words
+
+	ruleGlobs []ruleGlob
 }
 
 // canarySuffix ends the names of the chains by which kube-proxy, kubelet and others notice a flush.
 const canarySuffix = "-CANARY"
 
 // NewSelector reads the value of --protect: names of presets (see PresetNames), Auto and words such
-// as "-docker" that take an owner out of it, globs of chain names, as path.Match has them, and
-// nft:FAMILY:NAME for native tables. A word of lower-case letters and digits is a preset, so that a
-// mistyped one is no silent glob. An error names the bad word.
+// as "-docker" that take an owner out of it, globs of chain names, as path.Match has them,
+// nft:FAMILY:NAME for native tables, and rule:TABLE:CHAIN:GLOB for rules of built-in chains. A word
+// of lower-case letters and digits is a preset, and a word with two colons or with a space is no
+// glob of chain names, so that a mistyped word is no silent glob. An error names the bad word.
 func NewSelector(list []string) (Selector, error) {
 	s := Selector{exact: map[string]bool{}}
 	for _, word := range list {
@@ -42,7 +45,17 @@ func NewSelector(list []string) (Selector, error) {
 			s.native = append(s.native, glob)
 			continue
 		}
-		if strings.HasPrefix(word, leaveOut) {
+		if strings.HasPrefix(word, rulePrefix) {
+			glob, err := parseRule(word)
+			if err != nil {
+				return Selector{}, err
+			}
+			if s.ruleGlobs = append(s.ruleGlobs, glob); len(s.ruleGlobs) > maxRuleWords {
+				return Selector{}, fmt.Errorf("more than %d words begin with %s", maxRuleWords, rulePrefix)
+			}
+			continue
+		}
+		if strings.HasPrefix(word, leaveOut) && !strings.Contains(word, " ") {
 			if err := checkLeftOut(word, list); err != nil {
 				return Selector{}, err
 			}
@@ -57,6 +70,10 @@ func NewSelector(list []string) (Selector, error) {
 		case len(rows) > 0 || word == Auto:
 		case word == "" || strings.ToLower(word) == word && !strings.ContainsAny(word, "*?[-_"):
 			return Selector{}, fmt.Errorf("%q is no preset (%s)%s", word, strings.Join(PresetNames(), ", "), chainHint(word))
+		case strings.Count(word, ":") > 1:
+			return Selector{}, fmt.Errorf("%q begins neither with %s nor with %s, and is no glob of chain names", word, nativePrefix, rulePrefix)
+		case strings.ContainsAny(word, " \t\""):
+			return Selector{}, fmt.Errorf("%q is not a glob of chain names: no chain of iptables has a space or a quote in its name (a word with a comma stands in double quotes)", word)
 		default:
 			if _, err := path.Match(word, ""); err != nil {
 				return Selector{}, fmt.Errorf("%q is not a glob of chain names: %w", word, err)
@@ -118,9 +135,12 @@ func followed(chain string) bool {
 	return !strings.HasSuffix(chain, canarySuffix) && !rules.Builtin(rules.Mangle, chain)
 }
 
-// MatchesPreset reports whether r is a rule that the owner of a preset writes into the built-in
-// chain itself, such as Docker's MASQUERADE. It is a jump that leads into no chain.
+// MatchesPreset reports whether a word rule: names r, or whether r is a rule that the owner of a
+// preset writes into the built-in chain itself, such as Docker's MASQUERADE.
 func (s Selector) MatchesPreset(t rules.TableName, chain string, r rules.Rule) bool {
+	if s.namesRule(t, chain, r) {
+		return true
+	}
 	if !slices.ContainsFunc(s.rules, func(r owners.Straight) bool { return r.Table == t && r.Chain == chain }) {
 		return false // most rules of others stand in INPUT, and need not be taken apart
 	}

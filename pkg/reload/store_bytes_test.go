@@ -82,8 +82,8 @@ func TestBytesOfRulesAreKept(t *testing.T) {
 	}
 }
 
-// TestDamagedBytesCostTheirRules: a member of the file that is cut off or changed ends the file. The
-// rules before it count, and the next save writes all again.
+// TestDamagedBytesCostTheirRules: a member of the file that is cut off or changed ends the file.
+// The rules before it count, and the next save writes all again.
 func TestDamagedBytesCostTheirRules(t *testing.T) {
 	g := numbered(0, 10)
 	dir := t.TempDir()

@@ -7,7 +7,8 @@ type Protection struct {
 	// Chain reports whether a chain is protected. A rule of a built-in chain that leads into a
 	// protected chain is a jump.
 	Chain func(name string) bool
-	// Rule reports whether another rule of a built-in chain is protected too; nil means none.
+	// Rule reports whether another rule of a built-in chain is protected too; nil means none. A
+	// rule that leads into a chain is not, whatever Rule says: see LeadingOut.
 	Rule func(t TableName, chain string, r Rule) bool
 	// Piecewise reports whether many owners share a chain and each writes its own rules only,
 	// as portmap does for each host port; nil means none.
@@ -53,7 +54,7 @@ func (p Protection) ExtractWith(t *Table, mark func(Rule) bool, missing []Rule) 
 			s.Jumps = append(s.Jumps, Jump{Chain: name, Rule: c.Rules[0], Anchor: Anchor{Position: Top}, Named: true})
 			continue
 		}
-		found, alone := p.jumps(t.Name, c, mark)
+		found, alone := p.jumps(t, c, mark)
 		s.Jumps = append(s.Jumps, found...)
 		if alone {
 			s.Alone = append(s.Alone, name)
@@ -65,7 +66,7 @@ func (p Protection) ExtractWith(t *Table, mark func(Rule) bool, missing []Rule) 
 
 // jumps returns the jumps in one built-in chain with their anchors. alone says that the chain has
 // jumps and no foreign rule.
-func (p Protection) jumps(t TableName, c *Chain, mark func(Rule) bool) (found []Jump, alone bool) {
+func (p Protection) jumps(t *Table, c *Chain, mark func(Rule) bool) (found []Jump, alone bool) {
 	anchor, last := Anchor{Position: Top}, 0 // found[last:] stand behind the last foreign rule
 	for _, r := range c.Rules {
 		named := false
@@ -73,7 +74,7 @@ func (p Protection) jumps(t TableName, c *Chain, mark func(Rule) bool) (found []
 		case mark(r):
 			continue
 		case p.Chain(r.Target):
-		case p.Rule != nil && p.Rule(t, c.Name, r):
+		case p.names(t, c.Name, r) && t.Chain(r.Target) == nil:
 			named = true
 		default:
 			anchor, last = Anchor{Position: Behind, Neighbour: r}, len(found)
@@ -88,6 +89,28 @@ func (p Protection) jumps(t TableName, c *Chain, mark func(Rule) bool) (found []
 		found[last+i].Anchor = Anchor{Position: Bottom}
 	}
 	return found, false
+}
+
+func (p Protection) names(t *Table, chain string, r Rule) bool {
+	return p.Rule != nil && p.Rule(t.Name, chain, r)
+}
+
+// LeadingOut returns the rules of built-in chains that Rule names and that are not protected all
+// the same, because they lead into chains that are not: without its chain the kernel takes no such
+// rule, nor any other rule of its table in the same restore.
+func (p Protection) LeadingOut(t *Table, mark func(Rule) bool) []Jump {
+	if t == nil || p.Rule == nil {
+		return nil
+	}
+	var found []Jump
+	for _, name := range builtin[t.Name] {
+		for _, r := range t.Rules(name) {
+			if !mark(r) && !p.Chain(r.Target) && t.Chain(r.Target) != nil && p.names(t, name, r) {
+				found = append(found, Jump{Chain: name, Rule: r})
+			}
+		}
+	}
+	return found
 }
 
 // follow adds the chains of other owners that protected rules lead to, directly or by way of each
@@ -143,7 +166,7 @@ func (p Protection) OthersGone(before, now *Table, mark func(Rule) bool) int {
 			left[r.Key()]++
 		}
 		for _, r := range c.Rules {
-			if mark(r) || builtin && (p.Chain(r.Target) || p.Rule != nil && p.Rule(before.Name, c.Name, r)) {
+			if mark(r) || builtin && (p.Chain(r.Target) || p.names(before, c.Name, r) && before.Chain(r.Target) == nil) {
 				continue
 			}
 			if left[r.Key()]--; left[r.Key()] < 0 {

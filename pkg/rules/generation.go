@@ -25,8 +25,8 @@ type Section struct {
 	// rules lead to them, in the order of their names. A replay writes such a chain only where it
 	// is empty or missing, and deletes none.
 	LedTo []string `json:"ledTo,omitempty"`
-	// Jumps are the rules in built-in chains that jump into protected
-	// chains or that a preset names, in the order in which they stand.
+	// Jumps are the rules in built-in chains that jump into protected chains, or that a preset or
+	// a word rule: names, in the order in which they stand.
 	Jumps []Jump `json:"hooks,omitempty"`
 	// Alone are the built-in chains that held jumps and no foreign rules when the section was
 	// read. A jump's place there says nothing about where it belongs.
@@ -44,8 +44,8 @@ type Jump struct {
 	Chain  string `json:"chain"`
 	Rule   Rule   `json:"rule"`
 	Anchor Anchor `json:"anchor"`
-	// Named says that a preset names the rule, and that it leads into no protected chain: its
-	// owner writes it into the built-in chain itself. Its Target is not a chain.
+	// Named says that a preset or a word rule: names the rule, and that it leads into no chain:
+	// its owner writes it into the built-in chain itself. Its Target is not a chain.
 	Named bool `json:"named,omitempty"`
 }
 

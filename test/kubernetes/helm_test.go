@@ -100,7 +100,7 @@ func TestChartValues(t *testing.T) {
 	made := helm(t, `
 image: {repository: registry.example/canaryd, tag: v9, digest: "`+digest+`"}
 mode: observe
-protect: [kube, "MY-*"]
+protect: [kube, "MY-*", "rule:nat:PREROUTING:AWS, *"]
 extraArgs: [--settle=50ms]
 resources: {limits: {memory: 1Gi}}
 podMonitor: {enabled: true, labels: {release: prometheus}}
@@ -111,7 +111,7 @@ dashboard: {enabled: true}
 	if want := "registry.example/canaryd@" + digest; container.Image != want {
 		t.Errorf("the image is %s, want %s: the digest says which", container.Image, want)
 	}
-	args := []string{"run", "--metrics-bind-address=[$(HOST_IP)]:9475", "--mode=observe", "--protect=kube,MY-*", "--settle=50ms"}
+	args := []string{"run", "--metrics-bind-address=[$(HOST_IP)]:9475", "--mode=observe", `--protect=kube,MY-*,"rule:nat:PREROUTING:AWS, *"`, "--settle=50ms"}
 	if diff := cmp.Diff(args, container.Args); diff != "" {
 		t.Errorf("arguments (-want +got):\n%s", diff)
 	}

@@ -12,19 +12,19 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// firewalls has chains as ufw, firewalld and a person write them, and one of Cilium's.
+// firewalls has chains as ufw, firewalld, OpenStack's Neutron and a person write them.
 const firewalls = `*filter
 :ufw-user-input - [0:0]
 :IN_public - [0:0]
-:CILIUM_FORWARD - [0:0]
+:neutron-filter-top - [0:0]
 :mine - [0:0]
 -A INPUT -j ufw-user-input
 -A INPUT -i eth7 -j IN_public
 -A INPUT -j mine
--A FORWARD -j CILIUM_FORWARD
+-A FORWARD -j neutron-filter-top
 -A ufw-user-input -p tcp -m tcp --dport 22 -j ACCEPT
 -A IN_public -p tcp -m tcp --dport 25 -j REJECT
--A CILIUM_FORWARD -o cilium_host -j ACCEPT
+-A neutron-filter-top -o tap7 -j ACCEPT
 -A mine -s 192.0.2.1/32 -j DROP
 COMMIT
 `
@@ -62,7 +62,7 @@ func TestAuto(t *testing.T) {
 					n.Errorf("%s: %s %s", when, f, line)
 				}
 			}
-			for _, chain := range []string{"ufw-user-input", "IN_public", "mine", "CILIUM_FORWARD"} {
+			for _, chain := range []string{"ufw-user-input", "IN_public", "mine", "neutron-filter-top"} {
 				if left := n.Save()[rules.IPv4][rules.Filter].Rules(chain); len(left) > 0 {
 					n.Errorf("%s, %s has rules: %v", when, chain, left)
 				}
@@ -88,7 +88,7 @@ func TestAuto(t *testing.T) {
 		}
 		found("docker")
 		says("status", "--protect=auto found: kube (kube-proxy: ", "flannel (", "not guarded: ")
-		says("detect", "CILIUM_FORWARD", "the word CILIUM_* of --protect would; likely of Cilium", "likely of ufw", "likely of firewalld", "the word [m]ine of --protect would")
+		says("detect", "neutron-filter-top", "the word neutron-filter-top of --protect would", "likely of ufw", "likely of firewalld", "the word [m]ine of --protect would")
 		flush(n, false)
 		n.Healed(1)
 		back("after iptables -F")

@@ -37,7 +37,8 @@ type Want struct {
 	Late bool
 	// Protects reports whether a chain is protected.
 	Protects func(chain string) bool
-	// MatchesPreset reports whether a preset names a rule of a built-in chain; nil means none.
+	// MatchesPreset reports whether a preset or a word rule: names a rule of a built-in chain; nil
+	// means none.
 	MatchesPreset func(t rules.TableName, chain string, r rules.Rule) bool
 }
 

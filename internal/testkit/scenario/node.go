@@ -102,7 +102,21 @@ func Owners() []string { return []string{"libvirt", "docker", "podman", "tailsca
 // TableOwners returns the owners of the table of owners whose rules are as their sources write
 // them, and need ipsets or matches that not every machine has. Owner has their rules.
 func TableOwners() []string {
-	return []string{"aws-node", "calico", "crio", "fail2ban", "flannel", "istio", "kube-router"}
+	return []string{
+		"antrea", "aws-node", "calico", "cilium", "crio", "crowdsec", "fail2ban", "flannel", "incus", "ip-masq-agent", "istio", "kube-ovn", "kube-router",
+		"kube2iam", "lxd", "microk8s", "openshift-sdn", "ovn-kubernetes", "swarm", "weave",
+	}
+}
+
+// NativeOwners returns the owners that write native tables and nothing else.
+func NativeOwners() []string { return []string{"networkd"} }
+
+// Preset returns the word of --protect for one of the TableOwners: Swarm is Docker's.
+func Preset(owner string) string {
+	if owner == "swarm" {
+		return "docker"
+	}
+	return owner
 }
 
 // Owner returns the rules of one of the Owners or TableOwners. The text is empty if it writes none
