@@ -12,7 +12,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -123,7 +122,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		probeDuration:  b.histogram("probe_duration_seconds", "How long a probe of one family took.", probeBuckets),
 		replayDuration: b.histograms("replay_duration_seconds", "How long a replay of one family took, its proof included.", replayBuckets, "family"),
 	}
-	m.flushedUnprotected = b.counters("flushed_unprotected_rules_total", "Rules that --protect does not name and that went in the same flush as protected ones, where it is known how many there were. Of raw and security, which canaryd does not guard, each removal of more than half of the table, also by its owner.", "family", "table")
+	m.flushedUnprotected = b.counters("flushed_unprotected_rules_total", "Rules that --protect does not name and that went in the same flush as protected ones, where it is known how many there were. Of raw and security, while nothing is protected there, each removal of more than half of the table, also by its owner.", "family", "table")
 	m.unprotectedUnknown = b.counters("flushed_unprotected_unknown_total", "Tables hit by a flush of which it is not known how many rules went that --protect does not name.", "family", "table")
 	m.drills = b.counters("drills_total", "Drills by how they ended; what they took counts as no flush, unless they were for real.", "result")
 	m.lastDrill = b.gauge("last_drill_timestamp_seconds", "When the last drill was; 0 if there was none.")
@@ -179,16 +178,14 @@ func (m *Metrics) zero(sources []string) {
 	create(m.drills, api.DrillResults())
 	for _, family := range m.families {
 		f := family.String()
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			t := string(table)
-			m.flushedUnprotected.WithLabelValues(f, t)
-			m.unprotectedUnknown.WithLabelValues(f, t)
-			create(m.flushes, canary.LossKinds(), f, t)
-			for _, gauge := range []tableGauges{m.canaryPresent, m.jumpsMissing, m.generationRules, m.quarantined, m.declaredRefused, m.leftOut, m.opaque, m.policyDrops} {
+			m.zeroLosses(family.Table(table))
+			for _, gauge := range m.ofTables() {
 				gauge.of[family.Table(table)] = gauge.WithLabelValues(f, t)
 			}
 		}
-		create(m.flushedUnprotected, protect.Unguarded(), f)
+		create(m.flushedUnprotected, protect.Tables(), f)
 		create(m.replays, reload.Outcomes(), f)
 		create(m.restoreFailures, iptables.Reasons(), f)
 		create(m.probes, []ProbeResult{ProbeIntact, ProbeLoss, ProbeUnknown}, f)
@@ -222,8 +219,12 @@ func (m *Metrics) ObserveProbe(family rules.Family, result ProbeResult, took tim
 	m.probeDuration.Observe(took.Seconds())
 }
 
-// SetCanaryPresent records whether a probe found a table's canary with its nonce.
+// SetCanaryPresent records whether a probe found a table's canary with its nonce. A table that is
+// guarded on demand gets its series with its first canary.
 func (m *Metrics) SetCanaryPresent(family rules.Family, table rules.TableName, present bool) {
+	if id := family.Table(table); present && protect.OnDemand(table) && !m.canaryPresent.has(id) {
+		m.zeroLosses(id)
+	}
 	m.canaryPresent.set(family.Table(table), truth(present))
 }
 

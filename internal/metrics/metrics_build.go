@@ -1,6 +1,8 @@
 package metrics
 
 import (
+	"sync"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -39,18 +41,35 @@ func (b builder) gauges(name, help string, labels ...string) *prometheus.GaugeVe
 type tableGauges struct {
 	*prometheus.GaugeVec
 	of map[rules.TableID]prometheus.Gauge // never changes after NewMetrics
+	// onDemand has the series of tables that are guarded on demand, as long as there are any.
+	onDemand *sync.Map
 }
 
 func (b builder) tableGauges(name, help string) tableGauges {
-	return tableGauges{b.gauges(name, help, "family", "table"), map[rules.TableID]prometheus.Gauge{}}
+	return tableGauges{b.gauges(name, help, "family", "table"), map[rules.TableID]prometheus.Gauge{}, &sync.Map{}}
 }
 
 func (g tableGauges) set(id rules.TableID, value float64) {
 	gauge, known := g.of[id]
 	if !known {
+		// Most nodes have nothing in such a table, and no series of zeros.
+		if value == 0 && !g.has(id) {
+			return
+		}
+		g.onDemand.Store(id, nil)
 		gauge = g.WithLabelValues(id.Family.String(), string(id.Name))
 	}
 	gauge.Set(value)
+}
+
+// has reports whether a table that is guarded on demand has a series.
+func (g tableGauges) has(id rules.TableID) bool { _, born := g.onDemand.Load(id); return born }
+
+// forget removes the series of a table that is guarded on demand.
+func (g tableGauges) forget(id rules.TableID) {
+	if _, born := g.onDemand.LoadAndDelete(id); born {
+		g.DeleteLabelValues(id.Family.String(), string(id.Name))
+	}
 }
 
 func (b builder) histogram(name, help string, buckets []float64) prometheus.Histogram {

@@ -9,6 +9,27 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
+// ofTables returns the gauges that each guarded table has.
+func (m *Metrics) ofTables() []tableGauges {
+	return []tableGauges{m.canaryPresent, m.jumpsMissing, m.generationRules, m.quarantined, m.declaredRefused, m.leftOut, m.opaque, m.policyDrops}
+}
+
+// zeroLosses makes the counters of a table's losses exist before the first one.
+func (m *Metrics) zeroLosses(id rules.TableID) {
+	f, t := id.Family.String(), id.Name
+	m.flushedUnprotected.WithLabelValues(f, t)
+	m.unprotectedUnknown.WithLabelValues(f, t)
+	create(m.flushes, canary.LossKinds(), f, t)
+}
+
+// ForgetTable removes the gauges of a table that is guarded on demand and holds nothing protected.
+// Its counters stay.
+func (m *Metrics) ForgetTable(id rules.TableID) {
+	for _, g := range m.ofTables() {
+		g.forget(id)
+	}
+}
+
 // SetQuarantined records how many rules of a table are quarantined.
 func (m *Metrics) SetQuarantined(family rules.Family, table rules.TableName, n int) {
 	m.quarantined.set(family.Table(table), float64(n))

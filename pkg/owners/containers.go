@@ -1,6 +1,7 @@
 package owners
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -28,7 +29,7 @@ var containers = []Owner{
 		// For each network and, with the userland proxy turned off, for each published
 		// port. A rule for a bridge whose name the user chose is not recognised: any
 		// program could have written it.
-		Straight: append(straight("nat", "POSTROUTING",
+		Straight: slices.Concat(straight("nat", "POSTROUTING",
 			"-s <net> ! -o <bridge> -j MASQUERADE",
 			"-s <net> ! -o <bridge> -j SNAT --to-source <ip>",
 			"-o <bridge> -m addrtype --src-type LOCAL -j MASQUERADE",
@@ -39,7 +40,18 @@ var containers = []Owner{
 			"-i <bridge> ! -o <bridge> -j ACCEPT",
 			"-i <bridge> -o <bridge> -j ACCEPT",
 			"-i <bridge> -o <bridge> -j DROP",
-		)...),
+			// Of each container, since 28: no access to its address from elsewhere. And of
+			// each port that is published on a loopback address.
+		), straight("raw", "PREROUTING",
+			"-d <ip> ! -i <bridge> -j DROP",
+			"-d <loopback> ! -i lo -p <proto> -m <proto> --dport <port> -j DROP",
+			// Swarm's encrypted networks, of each VNI. Without these, VXLAN leaves in clear.
+		), straight("mangle", "OUTPUT",
+			"-p udp -m udp --dport <port> -m u32 --u32 <vni> -j MARK --set-xmark 0xd0c4e3/0xffffffff",
+		), straight("filter", "INPUT",
+			"-p udp -m udp --dport <port> -m u32 --u32 <vni> -m policy --dir in --pol ipsec -j ACCEPT",
+			"-p udp -m udp --dport <port> -m u32 --u32 <vni> -j DROP",
+		)),
 		Tables: []Table{{Name: "docker-bridges", Back: "each chain and map; `raw-PREROUTING` and `nat-prerouting-and-output` where nothing else went in that commit", Accepted: "`nat-prerouting-and-output`, where a network has the mode `nat-unprotected`", Families: both, Processes: []string{"dockerd"},
 			// moby 29, drivers/bridge/internal/nftabler: the chains and elements of a
 			// bridge stand as long as the network, and go with its chains in one

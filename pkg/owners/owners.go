@@ -75,7 +75,7 @@ type Straight struct {
 	Table, Chain string
 	// Words are compared literally, except placeholders such as "<net>". A placeholder stands for
 	// one word, the same wherever it occurs in the rule. "<bridge>" takes only the name of a bridge
-	// that Docker made, and "<cali>" a comment of Felix's.
+	// that Docker made, "<cali>" a comment of Felix's, and "<loopback>" a loopback address.
 	Words []string
 }
 

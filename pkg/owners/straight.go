@@ -13,7 +13,7 @@ func (s Straight) Matches(inTable, chain string, words []string) bool {
 		case want == words[i]:
 		case want[0] != '<':
 			return false
-		case want == "<bridge>" && !isDockerBridge(words[i]), want == "<cali>" && !strings.HasPrefix(words[i], "cali:"):
+		case want == "<bridge>" && !isDockerBridge(words[i]), want == "<cali>" && !strings.HasPrefix(words[i], "cali:"), want == "<loopback>" && !strings.HasPrefix(words[i], "127."):
 			return false
 		case filled[want] != "" && filled[want] != words[i]:
 			return false

@@ -23,5 +23,5 @@ func ExampleNewSelector() {
 	// MY-CANARY false
 	// KUBE-SERVICES false
 	// INPUT false
-	// "kubernetes" is no preset (kube, cni, crio, docker, podman, libvirt, fail2ban, tailscale, calico, flannel, kube-router, aws-node, istio); a chain of just that name is protected by the glob '[k]ubernetes'
+	// "kubernetes" is no preset (kube, cni, crio, docker, podman, libvirt, fail2ban, tailscale, calico, flannel, kube-router, aws-node, istio, node-local-dns); a chain of just that name is protected by the glob '[k]ubernetes'
 }

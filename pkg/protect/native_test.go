@@ -81,7 +81,7 @@ func TestPresetsNameTheirOwnersTables(t *testing.T) {
 		"libvirt":   {tableid.IPv4.Table("libvirt_network"), tableid.IPv6.Table("libvirt_network")},
 		"calico":    {tableid.IPv4.Table("calico"), tableid.IPv6.Table("calico"), tableid.ARP.Table("calico-arp")},
 		"crio":      {tableid.IPv4.Table("crio-hostports"), tableid.IPv6.Table("crio-hostports")},
-		"tailscale": nil, "fail2ban": nil, "flannel": nil, "kube-router": nil, "aws-node": nil, "istio": nil,
+		"tailscale": nil, "fail2ban": nil, "flannel": nil, "kube-router": nil, "aws-node": nil, "istio": nil, "node-local-dns": nil,
 	}
 	for _, preset := range protect.PresetNames() {
 		want, known := tables[preset]

@@ -101,7 +101,7 @@ func (b *byteFile) each(do func(d digest, rule string)) (size int64, err error) 
 	if err := json.Unmarshal(first, &head); err != nil {
 		return 0, fmt.Errorf("%s is corrupt: %w", b.path, err)
 	}
-	if head.Format != format || head.Identity != b.identity {
+	if head.Format != everywhere || head.Identity != b.identity {
 		return 0, ErrForeign
 	}
 	for len(rest) > 0 {
@@ -235,7 +235,7 @@ func (b *byteFile) rewrite(g rules.Generation, from BytesSource) error {
 	if b.size > 0 {
 		_, _ = b.each(func(d digest, rule string) { earlier = append(earlier, line{d, rule}) })
 	}
-	head, err := json.Marshal(byteFileHead{format, b.identity})
+	head, err := json.Marshal(byteFileHead{everywhere, b.identity})
 	if err != nil {
 		return err
 	}

@@ -102,7 +102,7 @@ func Owners() []string { return []string{"libvirt", "docker", "podman", "tailsca
 // TableOwners returns the owners of the table of owners whose rules are as their sources write
 // them, and need ipsets or matches that not every machine has. Owner has their rules.
 func TableOwners() []string {
-	return []string{"aws-node", "calico", "crio", "fail2ban", "flannel", "istio", "kube-router"}
+	return []string{"aws-node", "calico", "crio", "fail2ban", "flannel", "istio", "kube-router", "node-local-dns"}
 }
 
 // Owner returns the rules of one of the Owners or TableOwners. The text is empty if it writes none
