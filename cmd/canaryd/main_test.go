@@ -196,7 +196,7 @@ func status() api.Status {
 				NoticedSeconds: 0.0021, AbsentSeconds: 0.0484, Outcome: reload.Proved,
 			},
 			{
-				Time: ago(26 * time.Hour), Kind: canary.TableDeleted, Families: rules.Families(), Tables: protect.Tables(),
+				Time: ago(26 * time.Hour), Kind: canary.TableDeleted, Families: rules.Families(), Tables: protect.Always(),
 				Lost: api.Lost{Chains: 60, Rules: 240, Jumps: 9}, Outcome: api.Pending,
 			},
 		},

@@ -24,7 +24,7 @@ func nativeNode() api.Status {
 	for _, f := range rules.Families() {
 		s.Families[f] = verdicts(canary.Intact, canary.Intact, canary.Intact)
 		s.Keeper[f] = api.FamilyKeeper{State: api.KeeperIdle}
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			marks = append(marks, api.TableLoss{Family: f, Table: table, Kind: canary.TableDeleted})
 		}
 	}
@@ -36,7 +36,7 @@ func nativeNode() api.Status {
 	flush.Culprit = api.Culprit{PID: 4711, Comm: "nft"}
 	lost := api.NativeLoss{Family: "ip", Table: "ip kube-proxy", Kind: canary.TableDeleted, Chains: 141, Rules: 189, Elements: 221, Why: "the ruleset was flushed: the witness went with it"}
 	ruleset, elements := flush, flush
-	ruleset.Kind, ruleset.Families, ruleset.Tables = canary.TableDeleted, rules.Families(), protect.Tables()
+	ruleset.Kind, ruleset.Families, ruleset.Tables = canary.TableDeleted, rules.Families(), protect.Always()
 	ruleset.Lost, ruleset.Native = api.Lost{Chains: 141, Rules: 189, Elements: 221, Tables: marks}, []api.NativeLoss{lost}
 	lost.Kind, lost.Chains, lost.Rules, lost.Elements = canary.Emptied, 0, 0, 102
 	lost.Why, lost.Parts = "a commit took the elements of service-ips and did nothing else", []string{"set service-ips: 102 elements lost, empty"}

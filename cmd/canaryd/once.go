@@ -103,6 +103,9 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 			examiner := reload.Examiner{Canary: o.canaryChain, Protection: o.selector.Protection()}
 			verdicts := api.Verdicts{}
 			for t, x := range examiner.Examine(snapshot, job) {
+				if x.Finding.Unmarked {
+					continue
+				}
 				verdicts[t] = x.Finding.Verdict
 				if id := f.Table(t); verdicts[t] == canary.Intact || verdicts[t] == canary.Changed {
 					_, left := job.Quarantine.Supplement(f, t, job.Generation[id], x.Section, examiner.Protection.Piecewise)

@@ -65,17 +65,14 @@ func (o *options) takeDaemonsProtect(ctx context.Context) error {
 func (o *options) unguarded(all []foundChain) []foundChain {
 	var found []foundChain
 	for _, c := range all {
-		guarded := slices.Contains(protect.Tables(), c.Table)
-		if guarded && o.selector.Protects(c.Chain) || strings.HasSuffix(c.Chain, "-CANARY") {
+		if o.selector.Protects(c.Chain) || strings.HasSuffix(c.Chain, "-CANARY") {
 			continue
 		}
 		owner, _ := owners.OfChain(c.Chain)
 		if c.Owner = owner.Title; c.Owner == "" {
 			c.Manager = owners.ManagerOf(c.Chain)
 		}
-		if guarded {
-			c.Word = protect.WordForChain(c.Chain)
-		}
+		c.Word = protect.WordForChain(c.Chain)
 		found = append(found, c)
 	}
 	slices.SortFunc(found, func(a, b foundChain) int {
@@ -130,10 +127,7 @@ func writeUnguarded(w io.Writer, e detected) {
 // note says whose the chain is, and which word guards it.
 func (c foundChain) note() string {
 	word := "no word can name it"
-	switch {
-	case !slices.Contains(protect.Tables(), c.Table):
-		word = "canaryd guards no rules of " + c.Table
-	case c.Word != "":
+	if c.Word != "" {
 		word = wordWould(c.Word)
 	}
 	switch {

@@ -172,7 +172,7 @@ type scene struct {
 func (s *shot) story(ctx context.Context, p scenario.Programs) error {
 	everything := func() error {
 		for _, f := range rules.Families() {
-			for _, t := range protect.Tables() {
+			for _, t := range protect.Always() {
 				if err := p.Flush(ctx, f, t, ""); err != nil {
 					return err
 				}

@@ -21,12 +21,13 @@ func InOrder[V any](families map[rules.Family]V) iter.Seq2[rules.Family, V] {
 }
 
 // Tables walks the verdicts on the guarded tables of all families in the map. A table without one
-// has the verdict "".
+// has the verdict "". One that is guarded on demand has none while nothing is protected in it, and
+// is left out.
 func Tables(families map[rules.Family]Verdicts) iter.Seq2[rules.TableID, canary.Verdict] {
 	return func(yield func(rules.TableID, canary.Verdict) bool) {
 		for f, verdicts := range InOrder(families) {
 			for _, t := range protect.Tables() {
-				if !yield(f.Table(t), verdicts[t]) {
+				if v, known := verdicts[t]; (known || !protect.OnDemand(t)) && !yield(f.Table(t), v) {
 					return
 				}
 			}

@@ -50,7 +50,7 @@ func (d *Daemon) charge(st *state, id rules.TableID, finding canary.Finding, upt
 	fs, mark := st.families[id.Family], st.marks.current[id]
 	c := charge{id: id, finding: finding, canary: d.cfg.Canary, nonces: []canary.Nonce{mark.Nonce},
 		intact: uint32(fs.looked.intact), sound: uint32(fs.examined.sound), upto: uint32(upto)}
-	if ts := st.table(id); ts != nil { // raw and security are not guarded
+	if ts := st.table(id); !ts.unmarked(id.Name) { // no write proves that anything of it is in force
 		c.inForce = uint32(ts.inForce)
 	}
 	if c.inForce != 0 {

@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
@@ -283,10 +284,10 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 
 // spares reports whether a table that does not exist gets no marks: on legacy, to write
 // to it loads modules, and the kernel takes each packet through it from then on. On nft an
-// empty table is all but free. What is declared in it has to be written.
+// empty table is all but free, but few nodes have raw and security. Declared rules have to be
+// written.
 func (d *Daemon) spares(st *state, f rules.Family, t rules.TableName) bool {
-	declared := st.declared.now.Generation[f.Table(t)]
-	return d.cfg.Kernel.Info().Backend == iptables.Legacy && len(declared.Chains)+len(declared.Jumps) == 0
+	return (d.cfg.Kernel.Info().Backend == iptables.Legacy || protect.OnDemand(t)) && st.declared.now.Generation[f.Table(t)].Bare()
 }
 
 // ask runs do between the loop's steps and waits for it.

@@ -72,7 +72,7 @@ func (st *state) declare(next Declaration, now time.Time) {
 	st.declared.now.Claims = func(chain string) bool { return next.Claims(chain) || retired[chain] }
 	for id, ts := range st.tables() {
 		own := st.declared.now.Generation[id]
-		ts.spared = ts.spared && len(own.Chains)+len(own.Jumps) == 0
+		ts.spared = ts.spared && own.Bare()
 	}
 	learned := &st.generation.learned
 	learned.Generation = st.unclaimed(learned.Generation)

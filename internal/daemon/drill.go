@@ -120,6 +120,8 @@ func (d *Daemon) drillRefused(st *state, r api.DrillReply) error {
 		return errors.New("another drill is under way")
 	case d.Status().NothingProtected != nil:
 		return errors.New("there is no rule to guard: a drill that passes would say nothing; canaryd detect shows what is there")
+	case protect.OnDemand(r.Table) && !anyOf(st.families, func(fs *familyState) bool { return !fs.tables[r.Table].spared }):
+		return fmt.Errorf("nothing is protected in %s, so that it has no canary", r.Table)
 	case st.mode == api.Observe:
 		return errors.New("in observe mode canaryd puts nothing back: a flush would be recorded and reported, and would last until the rules' owner writes them")
 	case st.pause.on():

@@ -75,7 +75,6 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	}
 	x.since = earliest(start, x.dirty)
 	x.digest, x.at, x.dirty = snapshot.Digest, start, time.Time{}
-	d.lookAtUnguarded(st, f, reload.UnguardedOf(snapshot), x.readEnd)
 	d.yieldToOwner(ctx, st, snapshot)
 	st.readmitReturned(snapshot)
 	d.judgeDecision(ctx, st, snapshot)
@@ -87,6 +86,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		d.takeExamined(ctx, st, f.Table(t), found[t], start)
 		fs.tables[t].setSettled(read{snapshot.Digest, start})
 	}
+	d.lookAtUnguarded(st, f, reload.OnDemandOf(snapshot), x.readEnd)
 	if st.loss != nil {
 		st.loss.remember(f, found)
 	}
@@ -143,6 +143,9 @@ func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, 
 	default:
 		d.learn(st, id, x.Section, x.Finding, start)
 		ts.setStanding(x.Table, x.Seen)
+		if protect.OnDemand(id.Name) && x.Mark.Nonce != "" && st.want()[id].Bare() && x.Section.Bare() && fs.rotation.at.IsZero() {
+			fs.rotation.plan(start) // the table needs its marks no more
+		}
 	}
 	d.planGraces(st, id, x.Finding)
 	if _, due := d.keptFor(st, id.Family); id.Name == rules.Nat && due.After(start) {

@@ -21,7 +21,8 @@ type tableState struct {
 	// learningStopped: observe mode read a loss, which lasts until the owner has put its rules
 	// back; see take.
 	learningStopped bool
-	// spared: it does not exist and nothing is protected in it, so that it has no marks.
+	// spared: nothing is protected in it, and it does not exist or is guarded on demand, so that it
+	// has no marks.
 	spared bool
 	placed []placed // jumps that were put back, those of the last grace
 	// jumpsMissing is how many the last full read did not show.
@@ -85,8 +86,7 @@ type tableFinding struct {
 // bare reports whether the table was read, and neither holds nor ought to hold anything protected.
 // Its marks are yet to be planted, and nothing would be lost with it.
 func (x tableFinding) bare(want rules.Section) bool {
-	empty := func(s rules.Section) bool { return len(s.Chains)+len(s.Jumps) == 0 }
-	return x.read && x.finding.Err == nil && x.mark.Nonce == "" && empty(x.section) && empty(want)
+	return x.read && x.finding.Err == nil && x.mark.Nonce == "" && x.section.Bare() && want.Bare()
 }
 
 // take takes a finding into what is known of its table. Probes, examinations, writes, observe
@@ -130,7 +130,13 @@ func (d *Daemon) take(st *state, x tableFinding) bool {
 func (d *Daemon) takeMarks(st *state, ts *tableState, x tableFinding) {
 	f, t := x.id.Family, x.id.Name
 	st.marks.current = st.marks.current.With(x.id, x.mark)
-	ts.spared = x.absent && x.mark.Nonce == "" && d.spares(st, f, t)
+	ts.spared = x.mark.Nonce == "" && d.spares(st, f, t) && (x.absent || protect.OnDemand(t) && x.bare(st.want()[x.id]))
+	if ts.spared && protect.OnDemand(t) {
+		st.marks.current = st.marks.current.Without(x.id)
+		ts.jumpsMissing, ts.missing = 0, nil
+		d.cfg.Metrics.ForgetTable(x.id)
+		return
+	}
 	switch {
 	case x.proved:
 		// A replay brings back what is lost. A renewal of marks leaves what waits for its owner.
@@ -169,6 +175,13 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 	f, t := id.Family, id.Name
 	fs, ts := st.families[f], st.table(id)
 	fs.setSection(t, seen, now)
+	if ts.unmarked(t) {
+		ts.verdict, ts.pending = canary.Intact, false
+		if st.generation.learned.Knows(f, t) {
+			st.relearn(st.generation.learned.Without(id), now)
+		}
+		return
+	}
 	seen = d.supplement(st, id, seen)
 	kept, _ := d.keptFor(st, f)
 	if t == rules.Nat {
@@ -191,6 +204,9 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 		fs.examined.plan(again)
 	}
 	switch {
+	case first && protect.OnDemand(t): // its owner wrote its first rule, at whatever time
+		st.generation.made = reload.MadeByOwners
+		st.relearn(next, now)
 	case first:
 		st.generation.made = reload.MadeAtStart
 		st.relearn(next, now)
@@ -206,6 +222,9 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 		}
 	}
 }
+
+// unmarked reports whether the table is guarded on demand, and holds nothing to guard.
+func (ts *tableState) unmarked(t rules.TableName) bool { return ts.spared && protect.OnDemand(t) }
 
 // lacks reports whether something of the family is lost that a replay answers.
 func (fs *familyState) lacks() bool {

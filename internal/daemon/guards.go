@@ -194,11 +194,11 @@ func (d *Daemon) countUnguarded(ctx context.Context, st *state) {
 	for f, fs := range st.inOrder() {
 		fs.strange = strange{}
 		for _, t := range protect.Tables() {
-			section := st.want()[f.Table(t)]
-			fs.strange.count(fs.tables[t].standing.table, func(chain string) bool { return protects(chain) || section.IsLedTo(chain) }, d.cfg.Canary, "")
-		}
-		for _, t := range protect.Unguarded() {
-			fs.strange.count(fs.unguarded[t].before, func(string) bool { return false }, d.cfg.Canary, t+" ")
+			table, section := fs.tables[t].standing.table, st.want()[f.Table(t)]
+			if fs.tables[t].unmarked(t) {
+				table = fs.unguarded[t].before
+			}
+			fs.strange.count(table, func(chain string) bool { return protects(chain) || section.IsLedTo(chain) }, d.cfg.Canary)
 		}
 	}
 	if d.cfg.NativeTables == nil {
@@ -216,7 +216,7 @@ func (d *Daemon) countUnguarded(ctx context.Context, st *state) {
 }
 
 // count adds the chains of a table that are not guarded, and are no firewall manager's.
-func (s *strange) count(table *rules.Table, guarded func(string) bool, canaryChain, prefix string) {
+func (s *strange) count(table *rules.Table, guarded func(string) bool, canaryChain string) {
 	if table == nil {
 		return
 	}
@@ -229,7 +229,7 @@ func (s *strange) count(table *rules.Table, guarded func(string) bool, canaryCha
 		}
 		s.chains++
 		if len(s.names) < api.UnguardedShown {
-			name := prefix + strings.Clone(c.Name)
+			name := strings.Clone(c.Name)
 			if o, known := owners.OfChain(c.Name); known {
 				name += " (" + o.Name + ")"
 			}

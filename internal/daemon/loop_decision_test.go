@@ -23,7 +23,7 @@ import (
 // flushAll is iptables -F in all tables of IPv4.
 func flushAll(t *testing.T, fake *iptablestest.Fake) {
 	t.Helper()
-	for _, table := range protect.Tables() {
+	for _, table := range protect.Always() {
 		must(t, fake.Flush(rules.IPv4, table, ""))
 	}
 }
@@ -358,7 +358,7 @@ func TestNothingWasLost(t *testing.T) {
 		"no state":                  func(g *gap) { must(g.t, openStore(g.t, g.dir, g.id).Forget()); flushAll(g.t, g.first.fake) },
 		"its owner was there again": func(g *gap) {
 			flushAll(g.t, g.first.fake)
-			for _, table := range protect.Tables() {
+			for _, table := range protect.Always() {
 				g.first.write(table, sectionOf(g.before[rules.IPv4][table])...)
 			}
 		},

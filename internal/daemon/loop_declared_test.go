@@ -88,7 +88,7 @@ func (r *rig) wantDeclared(g rules.Generation) {
 	r.t.Helper()
 	tables := r.tables()
 	for _, f := range r.fake.Families() {
-		for _, name := range protect.Tables() {
+		for _, name := range protect.Always() {
 			got, want := rules.Protection{Chain: claims}.Extract(tables[f][name], canary.IsMark), g[f.Table(name)]
 			text := func(s rules.Section) string {
 				slices.SortFunc(s.Chains, func(a, b rules.Chain) int { return strings.Compare(a.Name, b.Name) })
@@ -129,7 +129,7 @@ func (r *rig) joined(g rules.Generation) (n, chains int) {
 	r.t.Helper()
 	n, chains = g.Counts()
 	for _, tables := range r.tables() {
-		for _, name := range protect.Tables() {
+		for _, name := range protect.Always() {
 			_, rest := rules.Protection{Chain: r.d.cfg.Protection.Chain}.Extract(tables[name], canary.IsMark).Split(claims)
 			n += rest.RuleCount()
 			chains += len(rest.Chains)

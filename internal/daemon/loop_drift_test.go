@@ -281,7 +281,7 @@ func TestKubeProxyAppears(t *testing.T) {
 			r := startDeclared(t, backend, setup{})
 			restores := r.fake.Restores()
 			for _, f := range rules.Families() {
-				for _, table := range protect.Tables() {
+				for _, table := range protect.Always() {
 					must(t, r.fake.RestoreNoflush(f, section(table, ":KUBE-PROXY-CANARY - [0:0]")))
 				}
 			}

@@ -164,7 +164,8 @@ func TestDrillRefused(t *testing.T) {
 		{"a pause", setup{}, func(r *rig) { r.pause(time.Hour) }, api.DrillRequest{}, "replays are paused until "},
 		{"observe mode", setup{mode: api.Observe}, func(*rig) {}, api.DrillRequest{}, "observe mode"},
 		{"a loss", setup{}, func(r *rig) { r.fake.FailRestores(-1, iptables.ReasonOther); r.flushNat(); r.after(time.Second) }, api.DrillRequest{}, "not healthy"},
-		{"a table that is none", setup{}, func(*rig) {}, api.DrillRequest{Table: "raw"}, `"raw" is none of the tables`},
+		{"a table that is none", setup{}, func(*rig) {}, api.DrillRequest{Table: "broute"}, `"broute" is none of the tables`},
+		{"a table without a canary", setup{}, func(*rig) {}, api.DrillRequest{Table: "raw"}, "nothing is protected in raw, so that it has no canary"},
 		{"a kind that costs", setup{}, func(*rig) {}, api.DrillRequest{Kind: canary.TableDeleted}, `"table_deleted" is none of the kinds`},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -48,7 +48,7 @@ func TestNoReplayPilesUp(t *testing.T) {
 	for _, reason := range iptables.Reasons() {
 		faults["it is refused: "+string(reason)] = func(r *rig) { r.fake.FailRestores(-1, reason) }
 	}
-	for k := range protect.Tables() {
+	for k := range protect.Always() {
 		faults[fmt.Sprintf("table %d is refused", k+1)] = func(r *rig) {
 			r.fake.BeforeRestore(func() { r.fake.PartialCommit(k + 1) })
 		}
@@ -60,7 +60,7 @@ func TestNoReplayPilesUp(t *testing.T) {
 				r.settled()
 				before := countRules(r.fake.Save(rules.IPv4))
 				fault(r)
-				for _, table := range protect.Tables() {
+				for _, table := range protect.Always() {
 					must(t, r.fake.As(76, "flusher").Bypassing().Flush(rules.IPv4, table, ""))
 				}
 				for tries := r.fake.Begins(); r.fake.Begins()-tries < testkit.Size(12, 50); {

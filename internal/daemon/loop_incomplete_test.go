@@ -79,7 +79,7 @@ func TestASearchForABadRuleSeesTheOtherFamily(t *testing.T) {
 			t.Fatal("no search is under way")
 		}
 		before := r.fake.SaveTable(rules.IPv6, rules.Filter)
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			must(t, r.fake.As(77, "flusher").Bypassing().Flush(rules.IPv6, table, ""))
 		}
 		r.hints.Give(watch.SourceLock)

@@ -33,7 +33,7 @@ func TestCleanupRemovesWhatItMade(t *testing.T) {
 			must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{}))
 			left := map[rules.Family][]rules.TableName{}
 			for f, tables := range r.tables() {
-				for _, table := range protect.Tables() {
+				for _, table := range protect.Always() {
 					if tables[table] != nil {
 						left[f] = append(left[f], table)
 					}

@@ -28,7 +28,7 @@ func TestLastWordOfAProxyThatWasSyncing(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 				r := start(t, backend, setup{})
-				for _, table := range protect.Tables() {
+				for _, table := range protect.Always() {
 					r.write(table, ":KUBE-PROXY-CANARY - [0:0]", "-X KUBE-PROXY-CANARY")
 				}
 				r.after(20 * time.Second)
@@ -61,7 +61,7 @@ func TestASavedMangleDoesNotAnswerForTheProxy(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 				r := start(t, backend, setup{})
-				for _, table := range protect.Tables() {
+				for _, table := range protect.Always() {
 					r.write(table, ":KUBE-PROXY-CANARY - [0:0]")
 				}
 				r.after(20 * time.Second)

@@ -72,7 +72,7 @@ func (r *rig) proxyChains() []string {
 func (r *rig) flushAll() {
 	r.t.Helper()
 	for _, f := range rules.Families() {
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			must(r.t, r.fake.Flush(f, table, ""))
 			must(r.t, r.fake.DeleteChains(f, table))
 		}
@@ -237,7 +237,7 @@ func TestAProxyThatNeverPlantedACanary(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := loadedFake(t, backend)
 		for _, f := range rules.Families() {
-			for _, table := range protect.Tables() {
+			for _, table := range protect.Always() {
 				must(t, fake.RestoreNoflush(f, section(table, ":"+proxyCanary+" - [0:0]", "-X "+proxyCanary)))
 			}
 		}

@@ -54,10 +54,10 @@ func ipvsFake(t *testing.T, backend iptables.Backend) *iptablestest.Fake {
 // flushDelete does iptables -F and -X in every table.
 func flushDelete(t *testing.T, fake *iptablestest.Fake) {
 	t.Helper()
-	for _, table := range protect.Tables() {
+	for _, table := range protect.Always() {
 		must(t, fake.Flush(rules.IPv4, table, ""))
 	}
-	for _, table := range protect.Tables() {
+	for _, table := range protect.Always() {
 		must(t, fake.DeleteChains(rules.IPv4, table))
 	}
 }
@@ -268,7 +268,7 @@ func TestCapturedSetsComeBackWithTheirMembers(t *testing.T) {
 		r.fake.Sets().Put(newer) // kube-proxy; no rule changes
 		r.after(confirmEvery)
 		before := r.fake.SaveTable(rules.IPv4, rules.Nat)
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			must(t, r.fake.Flush(rules.IPv4, table, ""))
 		}
 		r.fake.Sets().Destroy(clusterIPs.Name)
@@ -294,7 +294,7 @@ func TestASetThatNobodyCanMakeHoldsBackItsRuleAlone(t *testing.T) {
 		r := run(t, ipvsFake(t, backend), setup{})
 		r.settled()
 		r.fake.Sets().Refuse(clusterIPs.Name, nft.ErrPermission)
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			must(t, r.fake.Flush(rules.IPv4, table, ""))
 		}
 		r.fake.Sets().Destroy(clusterIPs.Name)

@@ -72,7 +72,7 @@ func TestASavedFileIsFlushedBeforeItIsReplaced(t *testing.T) {
 	restore := func(w world, f rules.Family) { must(w.t, w.fake.Restore(f, w.saved[f])) }
 	flush := func(w world, f rules.Family) { must(w.t, w.fake.Flush(f, rules.Nat, "")) }
 	flushAll := func(w world, f rules.Family) {
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			must(w.t, w.fake.Flush(f, table, ""))
 		}
 	}

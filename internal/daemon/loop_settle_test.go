@@ -19,7 +19,7 @@ import (
 func TestAFlusherOfSeveralCommands(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
-		for i, table := range protect.Tables() {
+		for i, table := range protect.Always() {
 			if i > 0 {
 				time.Sleep(12 * time.Millisecond)
 			}
@@ -104,7 +104,7 @@ func TestAnExaminationComesBeforeTheLook(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		r.fake.DropTableFromReads(rules.IPv6, rules.Nat, errors.New("a native rule"))
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			must(t, r.fake.Flush(rules.IPv6, table, ""))
 		}
 		time.Sleep(500 * time.Millisecond)

@@ -45,7 +45,7 @@ func TestSeenFirstByAWrite(t *testing.T) {
 	flush := func(r *rig, arm func()) {
 		// Without kube-proxy there is no nudge after the replay, and nothing else
 		// that calls for an examination.
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			r.write(table, ":KUBE-PROXY-CANARY - [0:0]", "-X KUBE-PROXY-CANARY")
 		}
 		r.after(20 * time.Second)

@@ -73,7 +73,7 @@ func TestTablesBesideNatInAFlush(t *testing.T) {
 				continue
 			}
 			for f := range r.d.Status().Families {
-				for _, table := range protect.Tables() {
+				for _, table := range protect.Always() {
 					if want := fmt.Sprintf("%s %s table_deleted", f, table); !strings.Contains(line, want) {
 						t.Errorf("the log does not name %q when the heal begins: %s", want, line)
 					}

@@ -31,7 +31,7 @@ func TestChainsThatAreDeletedBehindTheReplay(t *testing.T) {
 				r.write(rules.Mangle, hint, stale)
 				r.after(20 * time.Second)
 				if tt.flush {
-					for _, table := range protect.Tables() {
+					for _, table := range protect.Always() {
 						must(t, r.fake.Flush(rules.IPv4, table, ""))
 					}
 				}

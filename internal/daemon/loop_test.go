@@ -107,7 +107,7 @@ func judged(s scenario.Scenario) scenario.Lost {
 		return s.Lost
 	}
 	lost := scenario.Lost{}
-	for _, table := range protect.Tables() {
+	for _, table := range protect.Always() {
 		lost[rules.IPv4.Table(table)] = scenario.Replaced
 	}
 	return lost
@@ -118,7 +118,7 @@ func wantRecord(t *testing.T, record api.Flush, lost scenario.Lost) {
 	t.Helper()
 	var families []rules.Family
 	for _, f := range rules.Families() {
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			if kind := lost[f.Table(table)]; kind != "" && kind != string(record.Kind) {
 				t.Errorf("the record says %s, want %s", record.Kind, kind)
 			}

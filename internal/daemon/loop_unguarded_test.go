@@ -40,8 +40,8 @@ func TestATableThatIsNotGuarded(t *testing.T) {
 		by   uint32
 	}{
 		{name: "flushed alone", do: func(r *rig) { flush(r, rules.Raw) }, gone: 4, by: 11},
-		{name: "flushed with all others", do: func(r *rig) { flush(r, append(protect.Tables(), rules.Raw)...) }, gone: 4, by: 11},
-		{name: "flushed before all others", do: func(r *rig) { flush(r, append([]rules.TableName{rules.Raw}, protect.Tables()...)...) }, gone: 4, by: 11},
+		{name: "flushed with all others", do: func(r *rig) { flush(r, append(protect.Always(), rules.Raw)...) }, gone: 4, by: 11},
+		{name: "flushed before all others", do: func(r *rig) { flush(r, append([]rules.TableName{rules.Raw}, protect.Always()...)...) }, gone: 4, by: 11},
 		{name: "its built-in chain flushed", do: func(r *rig) { must(r.t, r.fake.As(11, "iptables").Flush(rules.IPv4, rules.Raw, "PREROUTING")) }, gone: 3, by: 11},
 		{name: "its owner writes it again", do: func(r *rig) { flush(r, rules.Raw); r.after(time.Second); write(r, rawLines("169.254.20.10")...) }},
 		{name: "its owner writes others", do: func(r *rig) {

@@ -62,7 +62,10 @@ func (d *Daemon) publish(st *state) {
 	for f := range st.families {
 		s.Families[f] = api.Verdicts{}
 	}
-	for id := range st.tables() {
+	for id, ts := range st.tables() {
+		if ts.unmarked(id.Name) {
+			continue
+		}
 		s.Families[id.Family][id.Name] = st.shownVerdict(id)
 	}
 	s.LastKnown = lastKnown(st)

@@ -17,7 +17,6 @@ func (d *Daemon) applyResult(ctx context.Context, st *state, f rules.Family, fr 
 	fs.examined.since = earliest(now, fs.examined.dirty)
 	if fr.Digest != 0 {
 		fs.examined.digest, fs.examined.at = fr.Digest, now
-		d.lookAtUnguarded(st, f, fr.Unguarded, now)
 	}
 	st.memory.scheduleFree(now)
 	fs.proxy.saw(fr.ProxyCanaryStands(), fr.ProxyKnown(), now)
@@ -31,6 +30,7 @@ func (d *Daemon) applyResult(ctx context.Context, st *state, f rules.Family, fr 
 		}
 	}
 	if fr.Digest != 0 {
+		d.lookAtUnguarded(st, f, fr.OnDemand, now)
 		fs.looked.unseen = time.Time{}
 		fs.setKnown(now)
 		fs.setSound(fr.Digest)

@@ -93,7 +93,7 @@ type familyState struct {
 	proxy    kubeProxy // kube-proxy's canary, and the full sync that is asked of it
 	keeper   keeping   // its keeper
 	standby  standbyOf // its standby
-	// unguarded are its tables that canaryd does not guard; see there.
+	// unguarded are its tables that are guarded on demand and hold nothing to guard; see there.
 	unguarded map[rules.TableName]unguarded
 	strange   strange // its unguarded chains
 	// undoubleAt is when jumps that stand twice are removed; zero: none does.

@@ -9,12 +9,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// unguardedGrace is how long rules of a table that canaryd does not guard have to stay away before
-// that is said: their owner may be about to write them again.
+// unguardedGrace is how long rules of a table in which nothing is protected have to stay away
+// before that is said: their owner may be about to write them again.
 const unguardedGrace = 2 * time.Second
 
-// unguarded is what reads showed of a table that canaryd does not guard, raw or security. canaryd
-// puts nothing back there, and says what a flush took.
+// unguarded is what reads showed of a table that is guarded on demand while nothing is protected in
+// it: there are no marks whose loss would show a flush. canaryd puts nothing back there, and says
+// how many rules a flush took.
 type unguarded struct {
 	before *rules.Table // as the last read showed it from which not much was missing
 	since  time.Time    // when much was first missing; zero: it is not
@@ -22,16 +23,17 @@ type unguarded struct {
 	upto   uint64       // the digest of the read that showed it
 }
 
-// lookAtUnguarded compares the tables that canaryd does not guard with those of the read before.
-// Of a table that could not be read it is not known what it lost.
+// lookAtUnguarded compares the tables that have no marks because they are guarded on demand with
+// those of the read before. Of a table that could not be read it is not known what it lost.
 func (d *Daemon) lookAtUnguarded(st *state, f rules.Family, seen map[rules.TableName]*rules.Table, now time.Time) {
 	fs := st.families[f]
-	maps.DeleteFunc(fs.unguarded, func(t rules.TableName, _ unguarded) bool { _, read := seen[t]; return !read })
-	for _, t := range protect.Unguarded() {
-		table, read := seen[t]
-		if !read {
+	looksAt := func(t rules.TableName) bool { _, read := seen[t]; return read && fs.tables[t].unmarked(t) }
+	maps.DeleteFunc(fs.unguarded, func(t rules.TableName, _ unguarded) bool { return !looksAt(t) })
+	for _, t := range protect.Tables() {
+		if !looksAt(t) {
 			continue
 		}
+		table := seen[t]
 		u := fs.unguarded[t]
 		a, much := goneFrom(u.before, table)
 		switch {

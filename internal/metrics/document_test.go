@@ -144,7 +144,6 @@ func complete(m *Metrics) {
 				gauge.set(family.Table(table), 1)
 			}
 		}
-		create(m.flushedUnprotected, protect.Unguarded(), f)
 		create(m.replays, reload.Outcomes(), f)
 		create(m.restoreFailures, iptables.Reasons(), f)
 		create(m.probes, []ProbeResult{ProbeIntact, ProbeLoss, ProbeUnknown}, f)

@@ -123,7 +123,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		probeDuration:  b.histogram("probe_duration_seconds", "How long a probe of one family took.", probeBuckets),
 		replayDuration: b.histograms("replay_duration_seconds", "How long a replay of one family took, its proof included.", replayBuckets, "family"),
 	}
-	m.flushedUnprotected = b.counters("flushed_unprotected_rules_total", "Rules that --protect does not name and that went in the same flush as protected ones, where it is known how many there were. Of raw and security, which canaryd does not guard, each removal of more than half of the table, also by its owner.", "family", "table")
+	m.flushedUnprotected = b.counters("flushed_unprotected_rules_total", "Rules that --protect does not name and that went in the same flush as protected ones, where it is known how many there were. Of raw and security, while nothing is protected there, each removal of more than half of the table, also by its owner.", "family", "table")
 	m.unprotectedUnknown = b.counters("flushed_unprotected_unknown_total", "Tables hit by a flush of which it is not known how many rules went that --protect does not name.", "family", "table")
 	m.drills = b.counters("drills_total", "Drills by how they ended; what they took counts as no flush, unless they were for real.", "result")
 	m.lastDrill = b.gauge("last_drill_timestamp_seconds", "When the last drill was; 0 if there was none.")
@@ -182,7 +182,7 @@ func (m *Metrics) zero(sources []string) {
 		f := family.String()
 		create(m.replays, vainOutcomes(), f)
 		m.replayDuration.WithLabelValues(f)
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			m.canaryPresent.WithLabelValues(f, string(table))
 			m.generationRules.WithLabelValues(f, string(table))
 		}

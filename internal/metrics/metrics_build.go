@@ -62,6 +62,14 @@ func (g tableGauges) set(id rules.TableID, value float64) {
 	gauge.Set(value)
 }
 
+// forget removes the series of a table.
+func (g tableGauges) forget(id rules.TableID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.made, id)
+	g.DeleteLabelValues(id.Family.String(), string(id.Name))
+}
+
 // stateGauges are gauges with a label state behind the others: 1 is the present state. States that
 // were never entered have no series, and states that were left are 0.
 type stateGauges struct {

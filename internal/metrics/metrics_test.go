@@ -64,7 +64,7 @@ func everything(m *Metrics, hints *watch.Hints) {
 		rules.IPv4.Table(rules.Nat): 40, rules.IPv4.Table(rules.Filter): 12, rules.IPv6.Table(rules.Nat): 4,
 	})
 	for _, family := range rules.Families() {
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			m.SetCanaryPresent(family, table, family == rules.IPv6)
 		}
 	}
@@ -253,5 +253,49 @@ func TestMetricsHoldRuntimeToo(t *testing.T) {
 		if byName[name] == nil {
 			t.Errorf("%s is missing", name)
 		}
+	}
+}
+
+// TestMetricsOfTablesOnDemand: raw and security have series from their first canary until they hold
+// nothing protected any more. Counters of losses begin at 0 and stay.
+func TestMetricsOfTablesOnDemand(t *testing.T) {
+	reg, m, _ := newTestMetrics(rules.Families()...)
+	id := rules.IPv4.Table(rules.Raw)
+	count := func(series string) int { return strings.Count(string(exposition(t, reg)), "\n"+series) }
+	zeros := func() {
+		m.SetGeneration(time.Unix(1, 0), nil)
+		m.SetJumpsMissing(rules.IPv4, map[rules.TableName]int{rules.Raw: 0})
+		m.SetCanaryPresent(rules.IPv4, rules.Raw, false)
+	}
+	zeros()
+	for name, want := range map[string]int{
+		`canaryd_canary_present{family="ipv4",table="raw"}`: 0, `canaryd_generation_rules{family="ipv4",table="raw"}`: 0,
+		`canaryd_flushes_total{family="ipv4",kind="emptied",table="raw"}`: 0,
+	} {
+		if got := count(name); got != want {
+			t.Errorf("on a node without such rules %s has %d series, want %d", name, got, want)
+		}
+	}
+	m.SetCanaryPresent(rules.IPv4, rules.Raw, true)
+	m.SetGeneration(time.Unix(1, 0), map[rules.TableID]int{id: 5})
+	for _, line := range []string{
+		`canaryd_canary_present{family="ipv4",table="raw"} 1`, `canaryd_generation_rules{family="ipv4",table="raw"} 5`,
+		`canaryd_flushes_total{family="ipv4",kind="emptied",table="raw"} 0`,
+	} {
+		if count(line+"\n") != 1 {
+			t.Errorf("%s is missing", line)
+		}
+	}
+	zeros()
+	if count(`canaryd_canary_present{family="ipv4",table="raw"} 0`) != 1 {
+		t.Error("a canary that is lost is not 0")
+	}
+	m.ForgetTable(id)
+	zeros()
+	if n := count(`canaryd_canary_present{family="ipv4",table="raw"}`); n != 0 {
+		t.Errorf("%d series of a table that holds nothing any more", n)
+	}
+	if count(`canaryd_flushes_total{family="ipv4",kind="emptied",table="raw"} 0`) != 1 {
+		t.Error("the counter is gone")
 	}
 }

@@ -9,6 +9,19 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
+// ofTables returns the gauges that each guarded table has.
+func (m *Metrics) ofTables() []tableGauges {
+	return []tableGauges{m.canaryPresent, m.jumpsMissing, m.generationRules, m.quarantined, m.declaredRefused, m.leftOut, m.opaque, m.policyDrops}
+}
+
+// ForgetTable removes the gauges of a table that is guarded on demand and holds nothing protected.
+// Its counters stay.
+func (m *Metrics) ForgetTable(id rules.TableID) {
+	for _, g := range m.ofTables() {
+		g.forget(id)
+	}
+}
+
 // SetQuarantined records how many rules of a table are quarantined.
 func (m *Metrics) SetQuarantined(family rules.Family, table rules.TableName, n int) {
 	m.quarantined.set(family.Table(table), float64(n))

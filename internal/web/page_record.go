@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
@@ -28,12 +27,13 @@ type pageGroup struct {
 	By string // the processes that removed it
 }
 
-func recordOf(f api.Flush, now time.Time) pageRecord {
+// recordOf returns a flush record for a page that shows so many of iptables' tables.
+func recordOf(f api.Flush, shown int, now time.Time) pageRecord {
 	r := pageRecord{Flush: f, Absent: absentText(f, now), Noticed: noticedText(f), Class: outcomeClass(f.Outcome),
 		KindMeans: kindMeanings[f.Kind], OutcomeMeans: outcomeMeanings[f.Outcome]}
 	r.LostFirst, r.LostRest, _ = strings.Cut(f.Lost.Text(countText), ", ")
 	families, tables, native := f.Where()
-	if len(tables) == len(protect.Tables()) {
+	if len(tables) == shown {
 		tables = []string{"all tables"}
 	}
 	r.Where = strings.TrimSpace(strings.Join(families, "+") + " " + strings.Join(append(tables, native...), ", "))

@@ -86,7 +86,9 @@ type moment struct{ Time, Now time.Time }
 // of returns the view of s at now. dead says why the loop hangs.
 func (view pageView) of(s api.Status, dead error, now time.Time) pageView {
 	view.Status, view.Now = s, now
-	view.Tables = protect.Tables()
+	view.Tables = slices.DeleteFunc(protect.Tables(), func(t rules.TableName) bool {
+		return protect.OnDemand(t) && !slices.ContainsFunc(rules.Families(), func(f rules.Family) bool { return s.Families[f][t] != "" })
+	})
 	for _, f := range rules.Families() {
 		row := pageRow{Family: f, Label: familyLabel(f), Disabled: s.DisabledFamilies[f]}
 		verdicts, enabled := s.Families[f]
@@ -97,6 +99,10 @@ func (view pageView) of(s api.Status, dead error, now time.Time) pageView {
 			row.Disabled = ""
 		}
 		for _, t := range view.Tables {
+			if verdicts[t] == "" && protect.OnDemand(t) {
+				row.Cells = append(row.Cells, pageCell{Words: []string{"empty"}, Class: "good", Sign: "–", Meaning: "nothing is protected in it"})
+				continue
+			}
 			row.Cells = append(row.Cells, cellOf(cmp.Or(verdicts[t], canary.Unknown)))
 		}
 		view.Rows = append(view.Rows, row)
@@ -104,7 +110,7 @@ func (view pageView) of(s api.Status, dead error, now time.Time) pageView {
 	view.Verdict = headlineOf(s, dead, now)
 	view.Warnings = warningsOf(s, now)
 	for _, f := range s.Flushes[:min(len(s.Flushes), recordsShown)] {
-		view.Records = append(view.Records, recordOf(f, now))
+		view.Records = append(view.Records, recordOf(f, len(view.Tables), now))
 	}
 	view.Older = len(s.Flushes) - len(view.Records)
 	view.Strip = stripOf(view.Records, now)

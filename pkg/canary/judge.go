@@ -51,6 +51,8 @@ type Wanted struct {
 	CanaryChain string
 	Mark        Mark
 	Section     rules.Section
+	// OnDemand: the table needs marks only while something is protected in it.
+	OnDemand bool
 	// Complete also has the rules that are quarantined. Which chains lead to which is read there.
 	// Nil means Section.
 	Complete *rules.Section
@@ -68,6 +70,12 @@ type Wanted struct {
 }
 
 func (w Wanted) shared(chain string) bool { return w.Piecewise != nil && w.Piecewise(chain) }
+
+// Needless reports whether a table needs no marks: it is guarded on demand, and a read shows that
+// nothing protected is in it or ought to be.
+func (w Wanted) Needless(seen Seen) bool {
+	return w.OnDemand && seen.Err == nil && w.complete().Bare() && w.Section.Bare() && seen.Section.Bare()
+}
 
 func (w Wanted) complete() rules.Section {
 	if w.Complete != nil {
@@ -98,6 +106,9 @@ type Finding struct {
 	// MarkLost says that the canary is missing, empty, or has another nonce. Findings from
 	// before this planting then say nothing about the table.
 	MarkLost bool
+	// Unmarked says that the table needs no marks and has none. If it had some, they went with
+	// nothing that is protected.
+	Unmarked bool
 	// Witnesses are the built-in chains whose witness is gone.
 	Witnesses []string
 	// Jumps are the lost jumps, which are to be put back.
@@ -136,7 +147,8 @@ type Finding struct {
 // Judge decides what became of one table. It is a pure function. Its rules, in order:
 //
 //   - A table that could not be read, or never had a canary, is unknown. But a table
-//     that does not exist, and of which nothing is wanted, is intact.
+//     that does not exist, and of which nothing is wanted, is intact, and so is a
+//     table that needs no marks.
 //   - If the canary is missing, empty or has another nonce, the table was deleted,
 //     flushed or replaced. A flush that empties the canary leaves all chains standing.
 //     So the few chains that are missing then were removed by their owner (a pod's, by
@@ -164,9 +176,10 @@ func Judge(want Wanted, seen Seen) Finding {
 	if seen.Err != nil {
 		return Finding{Verdict: Unknown, Err: seen.Err}
 	}
+	unmarked := want.Needless(seen)
 	if want.Mark.Nonce == "" {
-		if seen.Table == nil && len(want.Section.Chains)+len(want.Section.Jumps) == 0 {
-			return Finding{Verdict: Intact}
+		if unmarked || seen.Table == nil && want.Section.Bare() {
+			return Finding{Verdict: Intact, Unmarked: unmarked}
 		}
 		return Finding{Verdict: Unknown}
 	}
@@ -174,7 +187,11 @@ func Judge(want Wanted, seen Seen) Finding {
 	if v == Intact {
 		return judgeStanding(want, seen)
 	}
-	if want.Mark.drilled(seen.Table) {
+	drilled := want.Mark.drilled(seen.Table)
+	if unmarked && !drilled {
+		return Finding{Verdict: Intact, Unmarked: true}
+	}
+	if drilled {
 		f := judgeStanding(want, seen)
 		if f.Drilled = true; !f.Verdict.Loss() {
 			f.Verdict = v

@@ -20,6 +20,7 @@ package canary
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"maps"
 	"slices"
 	"strings"
 
@@ -153,6 +154,16 @@ type Marks map[rules.TableID]Mark
 // With returns m with one mark replaced.
 func (m Marks) With(id rules.TableID, mark Mark) Marks {
 	return tableid.With(m, id, mark)
+}
+
+// Without returns m without the mark of a table.
+func (m Marks) Without(id rules.TableID) Marks {
+	if _, there := m[id]; !there {
+		return m
+	}
+	m = maps.Clone(m)
+	delete(m, id)
+	return m
 }
 
 // MarshalJSON writes marks by family and table.

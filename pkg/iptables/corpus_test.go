@@ -64,7 +64,7 @@ func flushAndHeal(t *testing.T, as way, family rules.Family, all map[rules.Table
 		s.backend = iptables.Legacy
 	}
 	s.flush(t)
-	for _, table := range protect.Tables() {
+	for _, table := range protect.Always() {
 		s.load(t, table, all[table])
 	}
 	s.flushAndHeal(t)
@@ -102,7 +102,7 @@ func (s *corpusStage) loadEstimator(t *testing.T) {
 func (s *corpusStage) flush(t *testing.T) {
 	t.Helper()
 	var empty strings.Builder
-	for _, table := range protect.Tables() {
+	for _, table := range protect.Always() {
 		fmt.Fprintf(&empty, "*%s\nCOMMIT\n", table)
 	}
 	nstest.CommandInput(t, empty.String(), iptables.Program(s.backend, s.family, "-restore"), "-w", "5")

@@ -35,7 +35,7 @@ func TestCosts(t *testing.T) {
 				nstest.CommandInput(t, bigPayload(20000), program(backend, rules.IPv4, "-restore"))
 				k := openKernel(t, Config{Backend: backend})
 				places := []Place{}
-				for _, table := range protect.Tables() {
+				for _, table := range protect.Always() {
 					iptablesCommand(t, backend, rules.IPv4, "-t "+string(table)+" -N "+canary)
 					iptablesCommand(t, backend, rules.IPv4, "-t "+string(table)+" -A "+canary+" -m comment --comment canaryd-12345678")
 					places = append(places, Place{Table: table, Chain: canary})

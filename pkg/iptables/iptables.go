@@ -86,7 +86,7 @@ type Stamp struct {
 	// Shapes tell, where they can be had for next to nothing (on legacy, from the
 	// kernel itself), which table moved: one for each of protect.Tables, zero for
 	// a table that does not exist.
-	Shapes [3]Shape
+	Shapes [protect.TableCount]Shape
 }
 
 // A Shape is the part of a Stamp that is one table's.

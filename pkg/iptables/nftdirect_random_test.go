@@ -27,7 +27,7 @@ func TestTheDirectPathDoesWhatTheTextPathDoes(t *testing.T) {
 		t.Logf("CANARYD_SEED=%d", seed)
 		conn := dialTest(t)
 		done, failed := 0, 0
-		for i, table := range append(protect.Tables(), rules.Raw) {
+		for i, table := range protect.Tables() {
 			r := rand.New(rand.NewPCG(seed, uint64(family)<<8|uint64(i)))
 			d, source := newDice(t, r, conn, family, table)
 			for range testkit.Size(8, 40) {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -12,7 +13,7 @@ import (
 func TestStampUrgent(t *testing.T) {
 	const large = 8 << 20
 	nat := func(value uint64, size uint32) Stamp {
-		return Stamp{Value: value, Shapes: [3]Shape{{7, 1000}, {value, size}, {9, large}}}
+		return Stamp{Value: value, Shapes: [protect.TableCount]Shape{1: {7, 1000}, 2: {value, size}, 3: {9, large}}}
 	}
 	for _, test := range []struct {
 		name          string

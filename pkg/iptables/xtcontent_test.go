@@ -26,7 +26,7 @@ func TestAReplacedTableIsWhatTheTextMakes(t *testing.T) {
 		t.Logf("CANARYD_SEED=%d", seed)
 		take := program(Legacy, family, "-restore")
 		empty := ""
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			empty += fmt.Sprintf("*%s\nCOMMIT\n", table)
 		}
 		load := func(text string) {
@@ -35,7 +35,7 @@ func TestAReplacedTableIsWhatTheTextMakes(t *testing.T) {
 		}
 		saved := func() []string { return withoutCounters(saveLegacy(t, family)) }
 		done, failed := 0, 0
-		for i, table := range protect.Tables() {
+		for i, table := range protect.Always() {
 			r := rand.New(rand.NewPCG(seed, uint64(family)<<8|uint64(i)))
 			d := &dice{t: t, r: r, family: family, table: table, load: load, take: take}
 			d.draw(func() rules.Ruleset { return guarded(t, k, family).Tables })

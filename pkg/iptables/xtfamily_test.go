@@ -155,7 +155,7 @@ func TestLegacyRandomRulesAreReadWithoutExecutingAnything(t *testing.T) {
 		t.Logf("CANARYD_SEED=%d", seed)
 		restore := program(Legacy, family, "-restore")
 		draws, loaded := testkit.Size(20, 50), 0
-		for i, table := range append(protect.Tables(), rules.Raw) {
+		for i, table := range protect.Tables() {
 			r := rand.New(rand.NewPCG(seed, uint64(family)<<8|uint64(i)))
 			nstest.CommandInput(t, "*"+string(table)+"\n:X - [0:0]\n:Y - [0:0]\n:Z - [0:0]\n-A Y -g Z\nCOMMIT\n", restore, "--noflush")
 			for range draws {

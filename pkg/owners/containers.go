@@ -40,6 +40,11 @@ var containers = []Owner{
 			"-i <bridge> ! -o <bridge> -j ACCEPT",
 			"-i <bridge> -o <bridge> -j ACCEPT",
 			"-i <bridge> -o <bridge> -j DROP",
+		), straight("raw", "PREROUTING",
+			// Of each container, since 28: no access to its address from elsewhere. And of
+			// each port that is published on a loopback address.
+			"-d <ip> ! -i <bridge> -j DROP",
+			"-d <loopback> ! -i lo -p <proto> -m <proto> --dport <port> -j DROP",
 		), straight("mangle", "OUTPUT", // an encrypted overlay of Swarm's: VXLAN leaves through IPsec only
 			"-p udp -m udp --dport <port> -m u32 --u32 <vni> -j MARK --set-xmark 0xd0c4e3/0xffffffff",
 		), straight("filter", "INPUT",

@@ -27,8 +27,8 @@ var networks = []Owner{
 	{
 		Name: "calico", Title: "Calico in both modes, Canal", Preset: "calico",
 		// In iptables mode each comment has a hash of the rule. Felix inserts its jumps
-		// first, and appends two rules to FORWARD. What it reads again it corrects, its
-		// rules in raw too, which canaryd does not guard.
+		// first, in raw too, and appends two rules to FORWARD. It corrects the chains
+		// that it reads again.
 		Source: "calico 3.30 felix/nftables; rules of 3.30 in iptables mode",
 		Docs:   "https://docs.tigera.io/calico/latest/reference/felix/configuration",
 		Chains: []Chains{{Names: forms("cali-*")}},
@@ -225,17 +225,28 @@ var networks = []Owner{
 		Breaks:    "the cloud's roles of pods: these get the node's instead",
 	},
 	{
-		Name: "node-local-dns", Title: "NodeLocal DNSCache",
-		Source: "reports of its users",
+		Name: "node-local-dns", Title: "NodeLocal DNSCache", Preset: "node-local-dns",
+		// For each of its addresses: DNS and, behind it, kubelet's questions to the health
+		// port. It inserts each rule first where -C does not find it. Its end deletes each
+		// until -C does not find it either. Images before 1.22.19 write no comments: such a
+		// rule is not recognised, because any program could have written it.
+		Source: "kubernetes/dns 1.26 cmd/node-cache/app/cache_app.go",
 		Docs:   "https://kubernetes.io/docs/tasks/administer-cluster/nodelocaldns/",
-		Straight: append(straight("raw", "PREROUTING",
+		Straight: slices.Concat(straight("raw", "PREROUTING",
+			`-d <address> -p <proto> -m <proto> --dport <port> -m comment --comment "NodeLocal DNS Cache: skip conntrack" -j NOTRACK`,
+		), straight("raw", "OUTPUT",
+			`-s <address> -p <proto> -m <proto> --sport <port> -m comment --comment "NodeLocal DNS Cache: skip conntrack" -j NOTRACK`,
 			`-d <address> -p <proto> -m <proto> --dport <port> -m comment --comment "NodeLocal DNS Cache: skip conntrack" -j NOTRACK`,
 		), straight("filter", "INPUT",
 			`-d <address> -p <proto> -m <proto> --dport <port> -m comment --comment "NodeLocal DNS Cache: allow DNS traffic" -j ACCEPT`,
-		)...),
-		Kin:    []string{"node-cache"},
-		Heals:  "within a minute",
-		Breaks: "NOTRACK of DNS, and DNS itself where INPUT drops",
+		), straight("filter", "OUTPUT",
+			`-s <address> -p <proto> -m <proto> --sport <port> -m comment --comment "NodeLocal DNS Cache: allow DNS traffic" -j ACCEPT`,
+		)),
+		Processes: []string{"node-cache"},
+		Kin:       []string{"node-cache"},
+		Heals:     "within a minute",
+		Removes:   ByName,
+		Breaks:    "NOTRACK of DNS, and DNS itself where INPUT drops",
 	},
 }
 

@@ -23,5 +23,5 @@ func ExampleNewSelector() {
 	// MY-CANARY false
 	// KUBE-SERVICES false
 	// INPUT false
-	// "kubernetes" is no preset (kube, cni, crio, docker, podman, libvirt, lxd, incus, networkd, fail2ban, crowdsec, tailscale, calico, flannel, kube-router, aws-node, istio, cilium, weave, kube-ovn, ovn-kubernetes, openshift-sdn, antrea, ip-masq-agent, microk8s, kube2iam); a chain of just that name is protected by the glob '[k]ubernetes'
+	// "kubernetes" is no preset (kube, cni, crio, docker, podman, libvirt, lxd, incus, networkd, fail2ban, crowdsec, tailscale, calico, flannel, kube-router, aws-node, istio, cilium, weave, kube-ovn, ovn-kubernetes, openshift-sdn, antrea, ip-masq-agent, microk8s, kube2iam, node-local-dns); a chain of just that name is protected by the glob '[k]ubernetes'
 }

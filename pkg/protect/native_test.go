@@ -87,7 +87,7 @@ func TestPresetsNameTheirOwnersTables(t *testing.T) {
 		"crowdsec":  {tableid.IPv4.Table("crowdsec"), tableid.IPv6.Table("crowdsec6")},
 		"aws-node":  {tableid.IPv4.Table("aws-cni")},
 		"tailscale": nil, "fail2ban": nil, "flannel": nil, "kube-router": nil, "istio": nil, "cilium": nil, "weave": nil, "kube-ovn": nil,
-		"openshift-sdn": nil, "antrea": nil, "ip-masq-agent": nil, "microk8s": nil, "kube2iam": nil,
+		"openshift-sdn": nil, "antrea": nil, "ip-masq-agent": nil, "microk8s": nil, "kube2iam": nil, "node-local-dns": nil,
 		"ovn-kubernetes": {tableid.Inet.Table("ovn-kubernetes")},
 	}
 	for _, preset := range protect.PresetNames() {

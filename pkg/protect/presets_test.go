@@ -61,6 +61,8 @@ func TestRulesThatDockerPutsIntoBuiltInChainsAreToldByTheirForm(t *testing.T) {
 		chain string
 	}
 	post, forward := place{rules.Nat, "POSTROUTING"}, place{rules.Filter, "FORWARD"}
+	raw, input, output := place{rules.Raw, "PREROUTING"}, place{rules.Filter, "INPUT"}, place{rules.Mangle, "OUTPUT"}
+	const vni = `-m u32 --u32 "0xc&0xffffff00=0x100100"`
 	tests := []struct {
 		at   place
 		spec string
@@ -77,6 +79,18 @@ func TestRulesThatDockerPutsIntoBuiltInChainsAreToldByTheirForm(t *testing.T) {
 		{forward, "-i br-4f5a6b7c8d9e ! -o br-4f5a6b7c8d9e -j ACCEPT", true},
 		{forward, "-i docker0 -o docker0 -j DROP", true},
 
+		{raw, "-d 172.17.0.2/32 ! -i docker0 -j DROP", true},
+		{raw, "-d fd00:1234::2/128 ! -i br-4f5a6b7c8d9e -j DROP", true},
+		{raw, "-d 127.0.0.1/32 ! -i lo -p tcp -m tcp --dport 8080 -j DROP", true},
+		{output, "-p udp -m udp --dport 4789 " + vni + " -j MARK --set-xmark 0xd0c4e3/0xffffffff", true},
+		{input, "-p udp -m udp --dport 4789 " + vni + " -m policy --dir in --pol ipsec -j ACCEPT", true},
+		{input, "-p udp -m udp --dport 4789 " + vni + " -j DROP", true},
+
+		{raw, "-d 172.17.0.2/32 ! -i eth0 -j DROP", false},
+		{raw, "-d 172.17.0.2/32 -i docker0 -j DROP", false},
+		{raw, "-d 192.0.2.1/32 ! -i lo -p tcp -m tcp --dport 8080 -j DROP", false},
+		{input, "-p udp -m udp --dport 4789 -j DROP", false},
+		{output, "-p udp -m udp --dport 4789 " + vni + " -j MARK --set-xmark 0x1/0xffffffff", false},
 		{post, "-s 10.8.0.0/24 ! -o tun0 -j MASQUERADE", false},    // OpenVPN's
 		{post, "-s 10.8.0.0/24 ! -o br-lan -j MASQUERADE", false},  // a router's
 		{post, "-s 172.17.0.0/16 -o docker0 -j MASQUERADE", false}, // not negated
@@ -148,5 +162,44 @@ COMMIT
 	own, rest := got.Split(func(string) bool { return true })
 	if len(own.Jumps) != 1 || len(rest.Jumps) != 3 {
 		t.Errorf("a declared source that claims every chain claims %d jumps and leaves %d, want 1 and 3", len(own.Jumps), len(rest.Jumps))
+	}
+}
+
+// TestRulesOfNodeLocalDNS: each rule that the cache writes is known by its comment, and nothing
+// that only resembles it.
+func TestRulesOfNodeLocalDNS(t *testing.T) {
+	const skip, allow = `-m comment --comment "NodeLocal DNS Cache: skip conntrack" -j NOTRACK`, `-m comment --comment "NodeLocal DNS Cache: allow DNS traffic" -j ACCEPT`
+	s := selector(t, "node-local-dns")
+	for _, test := range []struct {
+		table, chain, spec string
+		want               bool
+	}{
+		{rules.Raw, "PREROUTING", "-d 169.254.20.10/32 -p udp -m udp --dport 53 " + skip, true},
+		{rules.Raw, "PREROUTING", "-d fd00::10/128 -p tcp -m tcp --dport 53 " + skip, true},
+		{rules.Raw, "OUTPUT", "-s 169.254.20.10/32 -p udp -m udp --sport 53 " + skip, true},
+		{rules.Raw, "OUTPUT", "-d 169.254.20.10/32 -p udp -m udp --dport 53 " + skip, true},
+		{rules.Raw, "OUTPUT", "-d 169.254.20.10/32 -p tcp -m tcp --dport 8080 " + skip, true},
+		{rules.Raw, "OUTPUT", "-s 169.254.20.10/32 -p tcp -m tcp --sport 8080 " + skip, true},
+		{rules.Filter, "INPUT", "-d 169.254.20.10/32 -p tcp -m tcp --dport 53 " + allow, true},
+		{rules.Filter, "OUTPUT", "-s 169.254.20.10/32 -p udp -m udp --sport 53 " + allow, true},
+
+		{rules.Raw, "PREROUTING", "-d 169.254.20.10/32 -p udp -m udp --dport 53 -j NOTRACK", false},
+		{rules.Raw, "PREROUTING", "-s 169.254.20.10/32 -p udp -m udp --sport 53 " + skip, false},
+		{rules.Raw, "PREROUTING", "-d 169.254.20.10/32 -p udp -m tcp --dport 53 " + skip, false},
+		{rules.Raw, "PREROUTING", "-d 169.254.20.10/32 -p udp -m udp --dport 53 " + allow, false},
+		{rules.Mangle, "PREROUTING", "-d 169.254.20.10/32 -p udp -m udp --dport 53 " + skip, false},
+		{rules.Filter, "FORWARD", "-d 169.254.20.10/32 -p tcp -m tcp --dport 53 " + allow, false},
+		{rules.Filter, "INPUT", "-p tcp -m tcp --dport 53 " + allow, false},
+	} {
+		r, err := rules.ParseRule(test.spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := s.MatchesPreset(test.table, test.chain, r); got != test.want {
+			t.Errorf("%s %s %s is named: %t", test.table, test.chain, test.spec, got)
+		}
+	}
+	if s.Protects("KUBE-SERVICES") {
+		t.Error("it protects chains")
 	}
 }

@@ -8,8 +8,21 @@ package protect
 import "github.com/canaryd/canaryd/pkg/rules"
 
 // Tables returns the tables that canaryd guards, in the order in which a replay writes them.
-func Tables() []rules.TableName { return []rules.TableName{rules.Mangle, rules.Nat, rules.Filter} }
+func Tables() []rules.TableName {
+	return []rules.TableName{rules.Raw, rules.Mangle, rules.Nat, rules.Filter, rules.Security}
+}
 
-// Unguarded returns iptables' tables that canaryd does not guard: it plants no marks there and puts
-// nothing back.
-func Unguarded() []rules.TableName { return []rules.TableName{rules.Raw, rules.Security} }
+// TableCount is how many tables there are.
+const TableCount = 5
+
+// Always returns those tables of [Tables] that canaryd guards on each node: where one of them
+// exists it has marks, whether or not something is protected in it. Most flushes take one of
+// these, and a mark there is how canaryd notices the next one.
+func Always() []rules.TableName {
+	return []rules.TableName{rules.Mangle, rules.Nat, rules.Filter}
+}
+
+// OnDemand reports whether a table is guarded only while something is protected in it. Until then
+// it has no marks, and canaryd does not make it: few nodes have rules in raw or security, and from
+// the moment that a legacy table exists the kernel takes each packet through it.
+func OnDemand(t rules.TableName) bool { return t == rules.Raw || t == rules.Security }

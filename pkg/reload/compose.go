@@ -66,7 +66,7 @@ type section struct {
 
 // plan returns a plan that writes nothing yet, and after which this mark stands.
 func (t tableTask) plan(mark canary.Mark) *tablePlan {
-	return &tablePlan{table: t.table, want: canary.Wanted{CanaryChain: t.want.CanaryChain, Mark: mark}}
+	return &tablePlan{table: t.table, want: canary.Wanted{CanaryChain: t.want.CanaryChain, Mark: mark, OnDemand: t.want.OnDemand}}
 }
 
 // scripted returns the plan with its script.
@@ -139,6 +139,21 @@ func composeRotation(task tableTask, nonce canary.Nonce) *tablePlan {
 	planMarks(task, plan, nonce)
 	// A declaration would empty the canary before the check.
 	s.declare = slices.DeleteFunc(s.declare, func(name string) bool { return name == task.want.CanaryChain })
+	return plan.scripted()
+}
+
+// composeWithdrawal plans to remove the standing marks of a table that needs none any more. As in
+// a rotation, the first step deletes the old canary by its nonce.
+func composeWithdrawal(task tableTask) *tablePlan {
+	plan := task.plan(canary.Mark{})
+	s := &plan.steps
+	s.remove = append(s.remove, deleteRule(task.want.CanaryChain, task.want.Mark.Nonce.Rule()))
+	removeWitnesses(task.seen.Table, s)
+	if task.seen.Table.Chain(canary.DrillChain) != nil { // a drill is over
+		s.declare = append(s.declare, canary.DrillChain)
+		s.drop = append(s.drop, iptables.Step{Verb: iptables.Drop, Chain: canary.DrillChain})
+	}
+	s.drop = append(s.drop, iptables.Step{Verb: iptables.Drop, Chain: task.want.CanaryChain})
 	return plan.scripted()
 }
 

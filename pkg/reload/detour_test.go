@@ -26,7 +26,7 @@ func newMarkNode(t *testing.T, backend iptables.Backend, text string) *testNode 
 	must(t, n.RestoreNoflush(v4, text))
 	snapshot, err := n.Fake.Read(t.Context(), v4)
 	must(t, err)
-	for _, table := range protect.Tables() {
+	for _, table := range protect.Always() {
 		n.job.Generation = n.job.Generation.With(v4.Table(table), n.replayer.Protection.Extract(snapshot.Tables[table], canary.IsMark))
 	}
 	result, err := n.replayer.Plant(t.Context(), n.job)

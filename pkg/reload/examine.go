@@ -57,6 +57,7 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 			CanaryChain: e.Canary,
 			Mark:        job.Marks[f.Table(table)],
 			Section:     section,
+			OnDemand:    protect.OnDemand(table),
 			Complete:    &section,
 			Claimed:     job.Claimed,
 			Piecewise:   e.Protection.Piecewise,
@@ -76,8 +77,12 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 		if seen.Err == nil {
 			left = job.Memory.misread[f.Table(table)].standing(seen.Table)
 		}
+		finding := left.judge(canary.Judge(judged, seen))
+		if finding.Unmarked {
+			want.Mark = canary.Mark{}
+		}
 		tasks = append(tasks, tableTask{
-			table: table, want: want, known: known, seen: seen, finding: left.judge(canary.Judge(judged, seen)), quarantined: list, misread: left,
+			table: table, want: want, known: known, seen: seen, finding: finding, quarantined: list, misread: left,
 			leaveAbsent: job.LeaveAbsent != nil && job.LeaveAbsent(f, table),
 		})
 	}
@@ -87,12 +92,12 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 // absent reports whether the read showed that the table does not exist.
 func (t tableTask) absent() bool { return t.seen.Err == nil && t.seen.Table == nil }
 
-// UnguardedOf returns the tables of a snapshot that canaryd does not guard, without those that
-// could not be read; nil is one that does not exist.
-func UnguardedOf(snapshot iptables.Snapshot) map[rules.TableName]*rules.Table {
+// OnDemandOf returns the tables of a snapshot that are guarded on demand and could be read; nil is
+// a table that does not exist.
+func OnDemandOf(snapshot iptables.Snapshot) map[rules.TableName]*rules.Table {
 	tables := map[rules.TableName]*rules.Table{}
-	for _, t := range protect.Unguarded() {
-		if snapshot.Unreadable[t] == nil {
+	for _, t := range protect.Tables() {
+		if protect.OnDemand(t) && snapshot.Unreadable[t] == nil {
 			tables[t] = snapshot.Tables[t]
 		}
 	}

@@ -196,7 +196,7 @@ func TestARefusedRestoreFailsAndTheNextOneHeals(t *testing.T) {
 // TestATableThatIsRefusedAsAWholeCostsNoOther: iptables-restore ends at it, and
 // what stands behind it goes in all the same.
 func TestATableThatIsRefusedAsAWholeCostsNoOther(t *testing.T) {
-	for k, refused := range protect.Tables() {
+	for k, refused := range protect.Always() {
 		onBoth(t, func(t *testing.T, n *testNode) {
 			n.flushAll(v4)
 			n.PartialCommit(k + 1) // the tables before it are written

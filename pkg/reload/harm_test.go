@@ -348,7 +348,7 @@ func newHarmNode(t *testing.T, backend iptables.Backend, seed uint64, table rule
 	}
 	text := h.drawn(2+h.IntN(5), h.IntN(4))
 	must(t, h.RestoreNoflush(v4, text))
-	for _, table := range protect.Tables() {
+	for _, table := range protect.Always() {
 		snapshot, err := h.Fake.Read(t.Context(), v4)
 		must(t, err)
 		if seen := snapshot.Tables[table]; seen != nil {

@@ -34,6 +34,13 @@ func (l Learned) Knows(f rules.Family, t rules.TableName) bool {
 	return ok
 }
 
+// Without returns l as if a table was never learned.
+func (l Learned) Without(id rules.TableID) Learned {
+	l.Generation = l.Generation.Clone()
+	delete(l.Generation, id)
+	return l
+}
+
 // Shrunk returns the time since when a chain of the generation has been seen empty or missing. It
 // is zero for every other chain.
 func (l Learned) Shrunk(f rules.Family, t rules.TableName, chain string) time.Time {

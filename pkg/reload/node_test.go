@@ -104,10 +104,14 @@ func newNode(t *testing.T, backend iptables.Backend, text string, families ...ru
 	return n
 }
 
-// take takes over the marks of a result.
+// take takes over the marks of a result, and removes the tables from it that need none.
 func (n *testNode) take(result Result) {
 	for f, fr := range result {
 		for table, tr := range fr.Tables {
+			if tr.Finding.Unmarked {
+				delete(fr.Tables, table)
+				continue
+			}
 			n.job.Marks = n.job.Marks.With(f.Table(table), tr.Mark)
 		}
 	}
@@ -197,7 +201,7 @@ func verdicts(fr FamilyResult) map[rules.TableName]canary.Verdict {
 // flushAll does iptables -F in every table.
 func (n *testNode) flushAll(f rules.Family) {
 	n.t.Helper()
-	for _, table := range protect.Tables() {
+	for _, table := range protect.Always() {
 		must(n.t, n.Flush(f, table, ""))
 	}
 }

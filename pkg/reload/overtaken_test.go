@@ -43,7 +43,7 @@ func TestARefusalBecauseAFlusherGoesOnIsStale(t *testing.T) {
 		n.FailRestores(1, iptables.ReasonMissingChain)
 		n.BeforeRestore(func() {
 			n.BeforeRestore(nil)
-			for _, table := range protect.Tables() {
+			for _, table := range protect.Always() {
 				must(t, n.flusher().DeleteChains(v4, table))
 			}
 		})

@@ -35,7 +35,7 @@ func (r run) prove(ctx context.Context, t *familyRun) {
 	// After a refusal it is not known what was written since the guarded read.
 	result.otherWrote, result.Digest = raced || after.Moved || refusalOf(t.answer.Err) != nil, after.Digest
 	result.Proof = after.Digest
-	result.overtaken, result.Unguarded = t.overtaken, UnguardedOf(after)
+	result.overtaken, result.OnDemand = t.overtaken, OnDemandOf(after)
 	if result.otherWrote {
 		// What another process wrote may be in a table that was not replayed and that the proof
 		// does not judge. Without a digest the loop examines all tables.

@@ -33,7 +33,7 @@ func OtherOwner(snapshot iptables.Snapshot, claims func(chain string) bool) stri
 // kube-proxy wrote since the flush prove nothing: a partial sync writes only the services that
 // changed.
 func needsProxySync(result FamilyResult) bool {
-	return result.Outcome == Raced || slices.ContainsFunc(protect.Tables(), func(t rules.TableName) bool {
+	return result.Outcome == Raced || slices.ContainsFunc(protect.Always(), func(t rules.TableName) bool { // it writes no others
 		tr := result.Tables[t]
 		missed := tr.flushed
 		if t == rules.Mangle { // where it has its canary and nothing else

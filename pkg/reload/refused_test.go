@@ -45,7 +45,7 @@ func TestARefusedRuleKeepsItsTableOnly(t *testing.T) {
 			n := newNode(t, backend, declaredText, v4)
 			bad := rule("-j NOSUCH")
 			n.job.Claimed, n.job.Strict = protects, true
-			for _, table := range protect.Tables() {
+			for _, table := range protect.Always() {
 				s := n.job.Generation[v4.Table(table)]
 				s.Chains = append(slices.Clone(s.Chains), rules.Chain{Name: "KUBE-NEW", Rules: ruleList("-j RETURN")})
 				n.job.Generation = n.job.Generation.With(v4.Table(table), s)

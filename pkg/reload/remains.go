@@ -144,7 +144,7 @@ func (s *Store) PendingPath() string { return filepath.Join(s.dir, "pending.json
 // SavePending saves a loss that waits, and keeps its generation until ForgetPending. The caller
 // must save it before it overwrites the state, because the marks in the old state show the loss.
 func (s *Store) SavePending(p Pending) error {
-	p.Format = format
+	p.Format = everywhere
 	if err := s.write(s.PendingPath(), p); err != nil {
 		return fmt.Errorf("saving the loss that waits for a decision: %w", err)
 	}

@@ -76,7 +76,7 @@ func TestPending(t *testing.T) {
 	}
 	lost := generation(t, 0)
 	must(t, s.saveGeneration(lost, "snapshot", noon))
-	want := Pending{Format: format, Identity: here, ID: lost.ID(), Reason: "it is old", Record: json.RawMessage(`{"id":"1"}`)}
+	want := Pending{Format: everywhere, Identity: here, ID: lost.ID(), Reason: "it is old", Record: json.RawMessage(`{"id":"1"}`)}
 	must(t, s.SavePending(want))
 	stays := func(s *Store, from, to int, want bool) {
 		t.Helper()

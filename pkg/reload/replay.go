@@ -195,9 +195,9 @@ type FamilyResult struct {
 	// if there was no such read. It shows those tables in force that are Proved.
 	Proof uint64
 
-	// Unguarded are the tables that canaryd does not guard, as the last read showed them: those of
-	// protect.Unguarded that could be read, nil for one that does not exist.
-	Unguarded map[rules.TableName]*rules.Table
+	// OnDemand are the tables that are guarded on demand and could be read, as the last read showed
+	// them; nil is a table that does not exist.
+	OnDemand map[rules.TableName]*rules.Table
 
 	// Seen is the digest of the guarded read that the findings come from; 0 if nothing could be
 	// read.
@@ -298,9 +298,9 @@ func (r Replayer) Replant(ctx context.Context, job Job) (Result, error) {
 	return r.each(ctx, job, action{plan: plant, mayWriteUnguarded: true})
 }
 
-// Rotate gives intact tables a new nonce, and each chain with a jump a witness. It is due after the
-// generation has changed. A file that was saved before the change has the old nonce; only a new
-// nonce shows that such a file was restored.
+// Rotate gives intact tables a new nonce, and each chain with a jump a witness. A table that needs
+// no marks any more loses its own. It is due after the generation has changed. A file that was
+// saved before the change has the old nonce; only a new nonce shows that such a file was restored.
 func (r Replayer) Rotate(ctx context.Context, job Job) (Result, error) {
 	return r.each(ctx, job, action{plan: rotate})
 }
@@ -376,8 +376,7 @@ type action struct {
 
 // vacant reports whether the table does not exist and nothing is wanted in it.
 func (t tableTask) vacant() bool {
-	section := t.want.Section
-	return t.absent() && t.want.Mark.Nonce == "" && len(section.Chains)+len(section.Jumps) == 0
+	return t.absent() && t.want.Mark.Nonce == "" && t.want.Section.Bare()
 }
 
 // heal plans a replay for a table that lost something.
@@ -394,7 +393,7 @@ func heal(task tableTask, nonce canary.Nonce) *tablePlan {
 
 // force plans to write the complete generation to a table.
 func force(task tableTask, nonce canary.Nonce) *tablePlan {
-	if task.seen.Err != nil || !task.known || task.vacant() {
+	if task.seen.Err != nil || !task.known || task.vacant() || task.want.Needless(task.seen) {
 		return nil
 	}
 	task.finding = canary.Finding{
@@ -407,7 +406,7 @@ func force(task tableTask, nonce canary.Nonce) *tablePlan {
 // plant plans marks for a table that lacks some. Its witnesses go where jumps stand now.
 func plant(task tableTask, nonce canary.Nonce) *tablePlan {
 	unplanted := task.seen.Err == nil && task.want.Mark.Nonce == ""
-	if !unplanted && !task.finding.MarkLost && len(task.finding.Witnesses) == 0 || task.leaveAbsent && task.vacant() {
+	if !unplanted && !task.finding.MarkLost && len(task.finding.Witnesses) == 0 || task.finding.Unmarked || task.leaveAbsent && task.vacant() {
 		return nil
 	}
 	task.want.Section.Jumps = task.seen.Section.Jumps
@@ -426,6 +425,9 @@ func plantFirst(task tableTask, nonce canary.Nonce) *tablePlan {
 func rotate(task tableTask, nonce canary.Nonce) *tablePlan {
 	if v := task.finding.Verdict; v != canary.Intact && v != canary.Changed || task.want.Mark.Nonce == "" {
 		return nil
+	}
+	if task.want.Needless(task.seen) {
+		return composeWithdrawal(task)
 	}
 	task.want.Section.Jumps = task.seen.Section.Jumps
 	return composeRotation(task, nonce)

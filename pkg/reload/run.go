@@ -299,7 +299,7 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 	}
 	t.result.Seen = snapshot.Digest
 	t.result.Digest, t.result.proxyCanary = snapshot.Digest, tablesWithProxy(snapshot)
-	t.result.Unguarded = UnguardedOf(snapshot)
+	t.result.OnDemand = OnDemandOf(snapshot)
 	if len(t.sent) > 0 || t.nonce == "" { // otherwise nothing was written with this nonce
 		t.nonce = canary.NewNonce()
 	}

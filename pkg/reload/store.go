@@ -16,6 +16,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/private"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -31,14 +32,18 @@ var (
 )
 
 const (
-	// format is the format of the files. Format 0 has no format field. Format 1 has no quarantine,
-	// no named jumps and no ipsets, 2 has no counts and no Made, 3 has no base, 4 has no chains
-	// that protected rules lead to, 5 has no sum and no pause, and 6 has no names of ipsets next to
-	// the bytes of rules. All else is the same. A change that adds a field or changes a meaning
-	// increments it, and reads the older formats or refuses them by name. All files share one
-	// number. An older canaryd that read the state but not its generation would otherwise take an
-	// older generation for the newest.
-	format = 7
+	// format is the newest format of the files. Format 0 has no format field. Format 1 has no
+	// quarantine, no named jumps and no ipsets, 2 has no counts and no Made, 3 has no base, 4 has
+	// no chains that protected rules lead to, 5 has no sum and no pause, 6 has no names of ipsets
+	// next to the bytes of rules, and 7 has no tables that are guarded on demand. All else is the
+	// same. A change that adds a field or changes a meaning increments it, and reads the older
+	// formats or refuses them by name. State and generation share one number. An older canaryd that
+	// read the state but not its generation would otherwise take an older generation for the
+	// newest.
+	format = 8
+	// everywhere is the format of a file that names no table which is guarded on demand. Nearly all
+	// nodes have only such files, and an older canaryd reads them.
+	everywhere = 7
 	// countedFrom is the first format whose generations have counts of rules and chains.
 	countedFrom = 3
 	// basedFrom is the first format whose generations may rest on a base.
@@ -127,6 +132,7 @@ type Store struct {
 	dir        string
 	identity   Identity
 	written    string // the generation that the next state names
+	format     int    // of its file, if this store wrote it
 	named      string // the generation that the state on disk names
 	headers    map[string]header
 	pinned     string               // the generation that a loss waits for; it is not removed
@@ -167,13 +173,23 @@ func (s *Store) Remade() int { return s.remade }
 // resumed since the store was opened.
 func (s *Store) Holds() bool { return s.written != "" }
 
+// formatOf returns the format of a file that is about these tables.
+func formatOf[M ~map[rules.TableID]V, V any](tables M) int {
+	for id := range tables {
+		if protect.OnDemand(id.Name) {
+			return format
+		}
+	}
+	return everywhere
+}
+
 // Save writes stored.Generation and what made it, unless it is the one that was written last.
 func (s *Store) Save(stored Stored) error {
 	id := stored.Generation.ID()
 	if id == s.written && s.complete(id) {
 		return nil
 	}
-	stored.Format, stored.Identity, stored.ID = format, s.identity, id
+	stored.Format, stored.Identity, stored.ID = formatOf(stored.Generation), s.identity, id
 	stored.Rules, stored.Chains = stored.Generation.Counts()
 	err := s.onDisk(func() error {
 		text, err := s.encode(stored)
@@ -190,7 +206,7 @@ func (s *Store) Save(stored Stored) error {
 		s.until[s.written] = time.Now()
 	}
 	delete(s.until, id)
-	s.written = id
+	s.written, s.format = id, stored.Format
 	if err := s.saveBytes(stored.Generation); err != nil {
 		return err
 	}
@@ -203,7 +219,8 @@ func (s *Store) Save(stored Stored) error {
 // SaveState writes the state, which then names the generation that was written last. Marks must be
 // on disk soon after they are planted, or the next start takes them for those of saved rules.
 func (s *Store) SaveState(state State) error {
-	state.Format, state.Identity, state.ID, state.Sum = format, s.identity, s.written, ""
+	state.Format = max(formatOf(state.Marks), s.format) // that of its generation, too
+	state.Identity, state.ID, state.Sum = s.identity, s.written, ""
 	text, err := json.Marshal(state)
 	if err == nil {
 		err = s.put(s.statePath(), private.Summed(text))

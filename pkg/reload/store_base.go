@@ -85,7 +85,7 @@ func nameOf(digest []byte) string { return hex.EncodeToString(digest)[:32] }
 func encodeBase(w io.Writer, g rules.Generation) error {
 	lines := json.NewEncoder(w)
 	lines.SetEscapeHTML(false)
-	if err := lines.Encode(baseLine{Format: format}); err != nil {
+	if err := lines.Encode(baseLine{Format: everywhere}); err != nil {
 		return err
 	}
 	var specs []string

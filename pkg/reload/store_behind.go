@@ -99,7 +99,10 @@ func (s *Store) saveNote() error {
 	if s.note.Behind == nil && s.note.Native == nil {
 		return removeFile(s.behindPath(), "the note that the state was behind")
 	}
-	s.note.Format, s.note.Identity, s.note.Sum = format, s.identity, ""
+	s.note.Format, s.note.Identity, s.note.Sum = everywhere, s.identity, ""
+	if s.note.Behind != nil {
+		s.note.Format = formatOf(s.note.Behind.Marks)
+	}
 	text, err := json.Marshal(s.note)
 	if err == nil {
 		err = private.Folder(s.aside)

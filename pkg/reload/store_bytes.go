@@ -193,7 +193,7 @@ func (b *byteFile) checkHead(in *bufio.Reader) error {
 	if err = errors.Join(err, json.Unmarshal(line, &head)); err != nil {
 		return fmt.Errorf("%s is corrupt: %w", b.path, err)
 	}
-	if head != (byteFileHead{format, b.identity}) {
+	if head != (byteFileHead{everywhere, b.identity}) {
 		return ErrForeign
 	}
 	return nil
@@ -311,7 +311,7 @@ func (b *byteFile) rewrite(g rules.Generation, from RawSource) error {
 	err := private.Stream(filepath.Dir(b.path), func(file io.Writer) (string, error) {
 		buffered := bufio.NewWriterSize(file, 64<<10)
 		member, _ := gzip.NewWriterLevel(buffered, gzip.BestSpeed)
-		head, err := json.Marshal(byteFileHead{format, b.identity})
+		head, err := json.Marshal(byteFileHead{everywhere, b.identity})
 		if err != nil {
 			return "", err
 		}

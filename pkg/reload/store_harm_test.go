@@ -183,13 +183,13 @@ func TestWhatRestsOnNothingIsNotOffered(t *testing.T) {
 // TestFormatsOfDifferences: what is of a later canaryd is refused for that, in either file.
 // That of the state keeps an older canaryd, which reads formats up to 3, from all of them.
 func TestFormatsOfDifferences(t *testing.T) {
-	newer := func(s string) string { return strings.Replace(s, `{"format":7`, `{"format":8,"more":1`, 1) }
+	newer := func(s string) string { return strings.Replace(s, `{"format":7`, `{"format":9,"more":1`, 1) }
 	for name, change := range map[string]func(t *testing.T, s *Store, id string){
 		"the generation": func(t *testing.T, s *Store, id string) {
 			must(t, os.WriteFile(s.path(id), []byte(newer(string(must1(os.ReadFile(s.path(id)))))), 0o600))
 		},
 		"the base": func(t *testing.T, s *Store, id string) {
-			s.rebase(t, id, strings.Replace(string(must1(os.ReadFile(s.basePath(s.bases(t)[0])))), `{"format":7`, `{"format":8`, 1))
+			s.rebase(t, id, strings.Replace(string(must1(os.ReadFile(s.basePath(s.bases(t)[0])))), `{"format":7`, `{"format":9`, 1))
 		},
 	} {
 		s, _, second := rested(t, t.TempDir())
@@ -199,7 +199,7 @@ func TestFormatsOfDifferences(t *testing.T) {
 			}
 		}
 		change(t, s, second.ID())
-		if _, err := openStore(t, s.dir, here).Load(second.ID()); !errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "format 8, here 7") {
+		if _, err := openStore(t, s.dir, here).Load(second.ID()); !errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "format 9, here 8") {
 			t.Errorf("%s: error is %v, want ErrNewer with both formats", name, err)
 		}
 	}

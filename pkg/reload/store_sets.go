@@ -19,7 +19,7 @@ func (s *Store) setsPath() string { return filepath.Join(s.dir, "sets.json") }
 
 // SaveSets writes the ipsets that the generation's rules name.
 func (s *Store) SaveSets(sets map[string]iptables.Set) error {
-	if err := s.write(s.setsPath(), storedSets{format, s.identity, sets}); err != nil {
+	if err := s.write(s.setsPath(), storedSets{everywhere, s.identity, sets}); err != nil {
 		return fmt.Errorf("saving the ipsets: %w", err)
 	}
 	return nil

@@ -61,11 +61,11 @@ func TestWhatIsStoredComesBack(t *testing.T) {
 
 	gotState, gotStored, err := openStore(t, dir, here).LoadState()
 	must(t, err)
-	state.Format, state.Identity, state.ID = format, here, g.ID()
+	state.Format, state.Identity, state.ID = everywhere, here, g.ID()
 	if d := cmp.Diff(state, gotState); d != "" {
 		t.Errorf("state (-want +got):\n%s", d)
 	}
-	stored := Stored{Format: format, Identity: here, ID: g.ID(), Source: "snapshot", Captured: noon, Rules: 7, Chains: 4, Generation: g}
+	stored := Stored{Format: everywhere, Identity: here, ID: g.ID(), Source: "snapshot", Captured: noon, Rules: 7, Chains: 4, Generation: g}
 	// cmp would ask Section.Equal, which looks at no policy and no lean.
 	exactly := cmp.Transformer("Section", func(s rules.Section) plainSection { return plainSection(s) })
 	if d := cmp.Diff(stored, gotStored, exactly); d != "" {
@@ -178,7 +178,7 @@ func TestFormats(t *testing.T) {
 		{"of the one with a quarantine", func(s string) string { return strings.Replace(unsummed(s), `"format":7,`, `"format":2,`, 1) }, false},
 		{"of the one with counts", func(s string) string { return strings.Replace(unsummed(s), `"format":7,`, `"format":3,`, 1) }, false},
 		{"of the one without names of ipsets", func(s string) string { return strings.Replace(unsummed(s), `"format":7,`, `"format":6,`, 1) }, false},
-		{"of the next one", func(s string) string { return strings.Replace(s, `"format":7,`, `"format":8,"more":{"x":[1]},`, 1) }, true},
+		{"of the next one", func(s string) string { return strings.Replace(s, `"format":7,`, `"format":9,"more":{"x":[1]},`, 1) }, true},
 	} {
 		for _, file := range []string{"state.json", "generations/" + generation(t, 1).ID() + ".json"} {
 			t.Run(test.name+" "+filepath.Base(file), func(t *testing.T) {
@@ -196,7 +196,7 @@ func TestFormats(t *testing.T) {
 				switch {
 				case !test.refused && err != nil:
 					t.Error(err)
-				case test.refused && (!errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "format 8, here 7")):
+				case test.refused && (!errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "format 9, here 8")):
 					t.Errorf("error is %v, want ErrNewer with both formats", err)
 				}
 			})
@@ -435,5 +435,39 @@ func TestHostileStateFolder(t *testing.T) {
 	must(t, os.Chmod(dir, 0o777))
 	if _, err := OpenStore(dir, here); err == nil || !strings.Contains(err.Error(), "other users may write to") {
 		t.Errorf("a folder that all may write to: %v", err)
+	}
+}
+
+// TestFormatOfTablesOnDemand: files that name raw or security have the newest format, the state as
+// well as its generation, so that an older canaryd refuses both. All others have the one before.
+func TestFormatOfTablesOnDemand(t *testing.T) {
+	raw := v4.Table(rules.Raw)
+	marks := testState()
+	marked := testState()
+	marked.Marks = marked.Marks.With(raw, canary.Mark{Nonce: "4"})
+	plain, full := generation(t, 1), generation(t, 1).With(raw, sectionOf(t, rules.Raw, ":KUBE-RAW - [0:0]", "-A OUTPUT -j KUBE-RAW", "-A KUBE-RAW -p udp -j NOTRACK"))
+	for _, test := range []struct {
+		name              string
+		g                 rules.Generation
+		state             State
+		generation, whole int
+	}{
+		{"neither", plain, marks, everywhere, everywhere},
+		{"rules and marks", full, marked, format, format},
+		{"rules before marks", full, marks, format, format},
+		{"marks after the rules went", plain, marked, everywhere, format},
+	} {
+		dir := t.TempDir()
+		s := openStore(t, dir, here)
+		must(t, s.saveGeneration(test.g, "snapshot", noon))
+		must(t, s.SaveState(test.state))
+		state, stored, err := openStore(t, dir, here).LoadState()
+		must(t, err)
+		if state.Format != test.whole || stored.Format != test.generation {
+			t.Errorf("%s: the state has format %d, the generation %d", test.name, state.Format, stored.Format)
+		}
+		if d := cmp.Diff(test.g.ID(), stored.Generation.ID()); d != "" {
+			t.Errorf("%s (-want +got):\n%s", test.name, d)
+		}
 	}
 }

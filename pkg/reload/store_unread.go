@@ -41,7 +41,7 @@ func (s *Store) SaveUnread(list []Unread) error {
 	if len(list) == 0 {
 		return removeFile(s.unreadPath(), "what could not be read")
 	}
-	if err := s.write(s.unreadPath(), storedUnread{format, s.identity, list}); err != nil {
+	if err := s.write(s.unreadPath(), storedUnread{everywhere, s.identity, list}); err != nil {
 		return fmt.Errorf("saving what could not be read: %w", err)
 	}
 	return nil

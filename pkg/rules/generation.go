@@ -156,6 +156,9 @@ func (s Section) RuleCount() int {
 	return n
 }
 
+// Bare reports whether s has neither chains nor jumps.
+func (s Section) Bare() bool { return len(s.Chains)+len(s.Jumps) == 0 }
+
 // Counts returns how many rules (jumps included) and chains g holds.
 func (g Generation) Counts() (rules, chains int) {
 	for _, s := range g {

@@ -28,7 +28,7 @@ func TestDrill(t *testing.T) {
 		n.Load()
 		d := n.Start()
 		protected, foreign, marks := n.Protected(), n.Foreign(), len(n.Marks())
-		tables := protect.Tables()
+		tables := protect.Always()
 		for i, kind := range canary.DrillKinds() {
 			table := tables[i%len(tables)]
 			reply := drill(n, "--table="+string(table), "--kind="+string(kind))

@@ -115,7 +115,7 @@ func TestCheckScript(t *testing.T) {
 		verdicts := map[rules.Family]api.Verdicts{}
 		for _, f := range rules.Families() {
 			verdicts[f] = api.Verdicts{}
-			for _, table := range protect.Tables() {
+			for _, table := range protect.Always() {
 				verdicts[f][table] = v
 			}
 		}

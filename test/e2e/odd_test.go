@@ -82,7 +82,7 @@ func oddRulesOfOthers(n *nodetest.Node, back bool, flags ...string) {
 	}
 	for round := range 2 {
 		for _, f := range rules.Families() {
-			for _, table := range append(protect.Tables(), rules.Raw) {
+			for _, table := range append(protect.Always(), rules.Raw) {
 				tool(n, f, "-t", string(table), "-F")
 			}
 		}
@@ -118,7 +118,7 @@ func asListed(n *nodetest.Node) []string {
 	if n.Programs.With == iptables.Legacy {
 		var all []string
 		for _, f := range rules.Families() {
-			for _, table := range protect.Tables() {
+			for _, table := range protect.Always() {
 				ours := false // whether the rule that begins here, or before, is of the protected ones
 				for line := range strings.Lines(tool(n, f, "-t", string(table), "-S")) {
 					if words := strings.Fields(line); strings.HasPrefix(line, "-") && len(words) > 1 {
@@ -134,7 +134,7 @@ func asListed(n *nodetest.Node) []string {
 	}
 	byChain := map[string][]string{}
 	for _, ip := range []string{"ip", "ip6"} {
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			out, _ := exec.CommandContext(n.Context(), "nft", "-s", "list", "table", ip, table).CombinedOutput()
 			chain := ""
 			for line := range strings.Lines(string(out)) {

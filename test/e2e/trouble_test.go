@@ -171,7 +171,7 @@ func TestWithoutIP6Tables(t *testing.T) {
 		if got := strings.Count(d.Log(), "A family is not watched"); got != 1 {
 			n.Errorf("the missing family is reported %d times, want once", got)
 		}
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			n.Must(n.Programs.Flush(n.Context(), rules.IPv4, table, ""))
 		}
 		n.Healed(1)

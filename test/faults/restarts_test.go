@@ -170,7 +170,7 @@ func TestFlushedWhileDown(t *testing.T) {
 			d.Stop()
 			n.Flush()
 			for _, f := range rules.Families() {
-				for _, table := range protect.Tables() {
+				for _, table := range protect.Always() {
 					n.Must(n.Programs.DeleteChains(n.Context(), f, table))
 				}
 			}

@@ -332,7 +332,7 @@ func without(target string, tables rules.Ruleset) (taken []string) {
 	if target == "" {
 		return nil
 	}
-	for _, table := range protect.Tables() {
+	for _, table := range protect.Always() {
 		for _, name := range rules.BuiltinChains(table) {
 			chain := tables[table].Chain(name)
 			if chain == nil {
@@ -353,7 +353,7 @@ func without(target string, tables rules.Ruleset) (taken []string) {
 // are stand in another order.
 func moved(before, after rules.Ruleset) []string {
 	var lines []string
-	for _, table := range protect.Tables() {
+	for _, table := range protect.Always() {
 		for _, name := range rules.BuiltinChains(table) {
 			was, is := specs(before[table].Chain(name)), specs(after[table].Chain(name))
 			gone := func(list []string) func(string) bool {
@@ -384,7 +384,7 @@ func specs(chain *rules.Chain) []string {
 // or on top where that is gone.
 func misplaced(m *machine, s step, before, after rules.Ruleset) []string {
 	var lines []string
-	for _, table := range protect.Tables() {
+	for _, table := range protect.Always() {
 		for _, name := range rules.BuiltinChains(table) {
 			was, is := places(m, before[table].Chain(name)), places(m, after[table].Chain(name))
 			for spec, w := range was {

@@ -168,7 +168,7 @@ func (f *flusher) plan(rng *rand.Rand) {
 	p := f.programs
 	nft := p.Backend() == iptables.NFT
 	families := [][]rules.Family{{rules.IPv4}, {rules.IPv6}, {rules.IPv4, rules.IPv6}, {rules.IPv4, rules.IPv6}}[rng.IntN(4)]
-	tables := [][]rules.TableName{{rules.Nat}, {rules.Filter}, {rules.Mangle}, {rules.Filter, rules.Nat}, protect.Tables(), protect.Tables()}[rng.IntN(6)]
+	tables := [][]rules.TableName{{rules.Nat}, {rules.Filter}, {rules.Mangle}, {rules.Filter, rules.Nat}, protect.Always(), protect.Always()}[rng.IntN(6)]
 	switch kind := rng.IntN(10); {
 	case kind < 4:
 		remove := rng.IntN(2) == 0
@@ -263,7 +263,7 @@ func stranger(p scenario.Flusher, rng *rand.Rand) (step, bool) {
 // marked reports whether every table of every family has a canary.
 func marked(w *world) bool {
 	for _, f := range rules.Families() {
-		for _, t := range protect.Tables() {
+		for _, t := range protect.Always() {
 			if len(content(w.ledger.last[f][t].Chain(canary.DefaultChain))) != 1 {
 				return false
 			}

@@ -153,14 +153,14 @@ func (l *ledger) observe(who writer) {
 			l.violation("the fake cannot be read: %v", err)
 			return
 		}
-		for _, t := range protect.Tables() {
+		for _, t := range protect.Always() {
 			before, after := l.last[f][t], snapshot.Tables[t]
 			for _, name := range scenario.ChainNames(before, after) {
 				l.changed(who, place{f, t, name}, before, after)
 			}
 		}
 		l.last[f] = snapshot.Tables
-		for _, t := range protect.Tables() {
+		for _, t := range protect.Always() {
 			l.noteOutage(place{f, t, ""}, content(snapshot.Tables[t].Chain(canary.DefaultChain)))
 		}
 	}

@@ -90,7 +90,7 @@ func (p *proxy) add(name string, free bool, do func() error) {
 
 // plant makes sure of the canary, table by table, mangle first.
 func (p *proxy) plant() {
-	for _, t := range protect.Tables() {
+	for _, t := range protect.Always() {
 		p.add("plants its canary in "+string(t), false, func() error {
 			_ = p.write(t, "-N "+proxyCanary) // it may be there
 			return nil

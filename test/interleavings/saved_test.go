@@ -133,7 +133,7 @@ func (pl *plot) plan(w *world) {
 		{"restore", "delete"}, {"restore"}, {"flush"},
 	}[w.rng.IntN(7)]
 	for _, command := range commands {
-		tables := [][]rules.TableName{{rules.Nat}, protect.Tables()}[w.rng.IntN(2)]
+		tables := [][]rules.TableName{{rules.Nat}, protect.Always()}[w.rng.IntN(2)]
 		for _, f := range families {
 			for _, t := range tables {
 				pl.troupe.flusher.add(fmt.Sprintf("%s %s %s", command, f, t), func(ctx context.Context) error { return pl.act(ctx, w, command, f, t) })

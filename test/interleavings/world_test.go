@@ -275,8 +275,8 @@ func (w *world) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, er
 		w.read(first)
 		return first, nil
 	}
-	cut := w.rng.IntN(len(protect.Tables()) + 1)
-	for _, t := range protect.Tables()[cut:] {
+	cut := w.rng.IntN(len(protect.Always()) + 1)
+	for _, t := range protect.Always()[cut:] {
 		if table := second.Tables[t]; table != nil {
 			first.Tables[t] = table
 		} else {

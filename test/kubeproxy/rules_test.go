@@ -37,7 +37,7 @@ func (s *space) readIPTables(ctx context.Context) (content, error) {
 		if err != nil {
 			return nil, err
 		}
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			if tables[table] == nil {
 				continue
 			}

@@ -188,7 +188,7 @@ func TestAChainThatIsTooLargeCostsItselfOnly(t *testing.T) {
 		})
 
 		// Chains are deleted as well: there is nothing to jump to.
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			restore(n, string(table), "-F", "-X") // at once: canaryd would answer the first before the second
 		}
 		n.Until("the others to be back", func() error {

@@ -176,7 +176,7 @@ func stale(n *nodetest.Node) []string {
 			n.Fatalf("render prints what cannot be parsed: %v, %v", err, unreadable)
 		}
 		for name, table := range tables {
-			if !slices.Contains(protect.Tables(), name) {
+			if !slices.Contains(protect.Always(), name) {
 				continue
 			}
 			held := rules.Protection{Chain: n.Protects}.Extract(table, canary.IsMark)
@@ -195,7 +195,7 @@ func stale(n *nodetest.Node) []string {
 // withBuiltins declares the built-in chains, which render leaves alone, as the
 // text that iptables-save prints does.
 func withBuiltins(text string) string {
-	for _, table := range protect.Tables() {
+	for _, table := range protect.Always() {
 		head := "*" + string(table) + "\n"
 		declared := head
 		for _, chain := range rules.BuiltinChains(table) {

@@ -44,7 +44,7 @@ func flush(n *nodetest.Node, chains bool) {
 		return
 	}
 	for _, f := range n.Families {
-		for _, t := range protect.Tables() {
+		for _, t := range protect.Always() {
 			_ = n.Programs.DeleteChains(n.Context(), f, t) // refused where canaryd was faster
 		}
 	}

@@ -35,7 +35,7 @@ func deletions(n *nodetest.Node) []deletion {
 	var list []deletion
 	for f, set := range n.Save() {
 		program := map[rules.Family]string{rules.IPv4: "iptables-", rules.IPv6: "ip6tables-"}[f] + string(n.Programs.With)
-		for _, t := range protect.Tables() {
+		for _, t := range protect.Always() {
 			if set[t] == nil {
 				continue
 			}

@@ -40,7 +40,7 @@ func TestEstimators(t *testing.T) {
 				p := n.Start("--protect=EST-*", "--ip-family=ipv4")
 				for range 2 {
 					n.Want(0, "pause", "--for=1m")
-					for _, table := range protect.Tables() {
+					for _, table := range protect.Always() {
 						n.Must(n.Programs.Flush(n.Context(), rules.IPv4, table, ""))
 					}
 					n.Until("the kernel to forget the estimator", func() error {

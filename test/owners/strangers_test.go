@@ -64,7 +64,7 @@ func readers(n *nodetest.Node, _ *nodetest.Process) {
 	for _, family := range rules.Families() {
 		all.Go(func() {
 			for i := range testkit.Size(25, 100) {
-				table := protect.Tables()[i%3]
+				table := protect.Always()[i%3]
 				if _, err := n.Programs.Save(n.Context(), family); err != nil {
 					n.Error(err)
 				}

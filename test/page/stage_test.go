@@ -86,7 +86,7 @@ func healthyNode() api.Status {
 	}
 	for _, f := range rules.Families() {
 		s.Families[f] = api.Verdicts{}
-		for _, t := range protect.Tables() {
+		for _, t := range protect.Always() {
 			s.Families[f][t] = canary.Intact
 		}
 	}
@@ -125,7 +125,7 @@ func busy() api.Status {
 		flush("660c8b8d3e5f1", 4*time.Hour, canary.JumpsMissing, reload.Skipped),
 		flush("660c8b8c9c3d2", 5*time.Hour, canary.ChainDeleted, reload.Partial),
 	}
-	s.Flushes[1].Families, s.Flushes[1].Tables = rules.Families(), protect.Tables()
+	s.Flushes[1].Families, s.Flushes[1].Tables = rules.Families(), protect.Always()
 	s.Flushes[1].Culprit = api.Culprit{PID: 4711, Comm: "nft"}
 	s.Flushes[1].AbsentSeconds = 0.0642
 	s.Flushes[3].Culprit = api.Culprit{}

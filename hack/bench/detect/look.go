@@ -83,7 +83,7 @@ func (l *looker) hint(ctx context.Context) error {
 // execute does what kube-proxy's Monitor does for its one canary, for each table of each family.
 func (l *looker) execute(context.Context) error {
 	for _, f := range rules.Families() {
-		for _, t := range protect.Tables() {
+		for _, t := range protect.Always() {
 			there, err := l.exec[f].ChainExists(string(t), canary.DefaultChain)
 			if err != nil {
 				return err

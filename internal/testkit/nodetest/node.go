@@ -82,7 +82,7 @@ func (n *Node) Load() {
 func (n *Node) Flush() {
 	n.Helper()
 	for _, f := range rules.Families() {
-		for _, t := range protect.Tables() {
+		for _, t := range protect.Always() {
 			n.Must(n.Programs.Flush(n.Context(), f, t, ""))
 		}
 	}
@@ -92,7 +92,7 @@ func (n *Node) Flush() {
 func (n *Node) FlushUnlocked() {
 	n.Helper()
 	for _, program := range []string{"iptables-", "ip6tables-"} {
-		for _, t := range protect.Tables() {
+		for _, t := range protect.Always() {
 			cmd := exec.CommandContext(n.Context(), program+string(n.Programs.With), "-w", "5", "-t", string(t), "-F")
 			cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE=/run/another.lock")
 			if out, err := cmd.CombinedOutput(); err != nil {

@@ -322,7 +322,7 @@ func (l *Live) once(ctx context.Context, s Scenario, result *Result) error {
 func judge(s Scenario, records []Record) []string {
 	var problems []string
 	for _, family := range rules.Families() {
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			kind := s.Lost[family.Table(table)]
 			if kind == "" {
 				continue

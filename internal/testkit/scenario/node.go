@@ -104,7 +104,7 @@ func Owners() []string { return []string{"libvirt", "docker", "podman", "tailsca
 func TableOwners() []string {
 	return []string{
 		"antrea", "aws-node", "calico", "cilium", "crio", "crowdsec", "fail2ban", "flannel", "incus", "ip-masq-agent", "istio", "kube-ovn", "kube-router",
-		"kube2iam", "lxd", "microk8s", "openshift-sdn", "ovn-kubernetes", "swarm", "weave",
+		"kube2iam", "lxd", "microk8s", "node-local-dns", "openshift-sdn", "ovn-kubernetes", "swarm", "weave",
 	}
 }
 

@@ -71,14 +71,14 @@ func All() []Scenario {
 			Name: "flush-all", Command: "iptables -F, every table", Backends: bothBackends,
 			Lost: everywhere(Emptied, bothFamilies...),
 			Do: func(ctx context.Context, f Flusher) error {
-				return flush(ctx, f, false, bothFamilies, protect.Tables()...)
+				return flush(ctx, f, false, bothFamilies, protect.Always()...)
 			},
 		},
 		{
 			Name: "flush-delete-all", Command: "iptables -F; iptables -X, every table", Backends: bothBackends,
 			Lost: everywhere(ChainDeleted, bothFamilies...),
 			Do: func(ctx context.Context, f Flusher) error {
-				return flush(ctx, f, true, bothFamilies, protect.Tables()...)
+				return flush(ctx, f, true, bothFamilies, protect.Always()...)
 			},
 		},
 		{
@@ -128,14 +128,14 @@ func All() []Scenario {
 			Name: "flush-ipv6", Command: "ip6tables -F, every table", Backends: bothBackends,
 			Lost: everywhere(Emptied, rules.IPv6),
 			Do: func(ctx context.Context, f Flusher) error {
-				return flush(ctx, f, false, []rules.Family{rules.IPv6}, protect.Tables()...)
+				return flush(ctx, f, false, []rules.Family{rules.IPv6}, protect.Always()...)
 			},
 		},
 		{
 			Name: "flush-ten-times", Command: "iptables -F, every table, 10 times", Backends: bothBackends, Times: 10,
 			Lost: everywhere(Emptied, bothFamilies...),
 			Do: func(ctx context.Context, f Flusher) error {
-				return flush(ctx, f, false, bothFamilies, protect.Tables()...)
+				return flush(ctx, f, false, bothFamilies, protect.Always()...)
 			},
 		},
 	}, nftOnly()...)
@@ -202,7 +202,7 @@ COMMIT
 // Wipe makes each guarded table as empty as in a new namespace.
 func Wipe(ctx context.Context, f Flusher, families ...rules.Family) error {
 	var text string
-	for _, table := range protect.Tables() {
+	for _, table := range protect.Always() {
 		text += "*" + string(table) + "\n"
 		for _, chain := range rules.BuiltinChains(table) {
 			text += ":" + chain + " ACCEPT [0:0]\n"
@@ -237,7 +237,7 @@ func flush(ctx context.Context, f Flusher, chainsToo bool, families []rules.Fami
 func everywhere(verdict string, families ...rules.Family) Lost {
 	lost := Lost{}
 	for _, family := range families {
-		for _, table := range protect.Tables() {
+		for _, table := range protect.Always() {
 			lost[family.Table(table)] = verdict
 		}
 	}
