@@ -32,8 +32,7 @@ canaryd \- notices when a process flushes iptables rules, puts them back, and pr
 .RI [ command ]
 .RI [ flags ]
 .SH DESCRIPTION
-canaryd looks at what the kernel holds in the tables mangle, nat and filter of IPv4 and IPv6, on iptables-nft and
-iptables-legacy, and in the native nftables tables that --protect names.
+canaryd looks at what the kernel holds in iptables' tables of IPv4 and IPv6, on iptables-nft and iptables-legacy, and in the native nftables tables that --protect names.
 What a flush takes of the protected rules it puts back within milliseconds, reads it again, and reports what was lost, by which process and for
 how long.
 .PP

@@ -26,7 +26,7 @@ type Accepted struct {
 	Rule   string          `json:"rule,omitempty"`  // of a built-in chain
 	Rules  int             `json:"rules"`           // that are gone; elements of a set
 	Left   int             `json:"left"`            // of the chain, set or table
-	// NotGuarded: raw or security.
+	// NotGuarded: nothing is protected in the table, which is raw or security.
 	NotGuarded bool `json:"notGuarded,omitempty"`
 	// By is the process that removed them; nil if it is not known. Likely: it held the xtables lock
 	// last, and the kernel does not say what it did.
