@@ -364,7 +364,7 @@ func TestDocumentsFlags(t *testing.T) {
 	t.Parallel()
 	others := map[string]string{
 		"--noflush": "iptables-restore", "--match-set": "iptables", "--modprobe": "iptables", "--test": "iptables-restore", "--or-mark": "iptables", "--set-xmark": "iptables", "--dport": "iptables", "--sport": "iptables", "--random-fully": "iptables",
-		"--cleanup": "kube-proxy", "--iptables-min-sync-period": "kube-proxy", "--user": "systemctl",
+		"--cleanup": "kube-proxy", "--iptables-min-sync-period": "kube-proxy", "--user": "systemctl", "--port": "systemd-nspawn",
 		"--now": "systemctl", "--display": "update-alternatives", "--reload": "firewall-cmd", "--complete-reload": "firewall-cmd",
 		"--config": "node-problem-detector", "--type": "kubectl", "--patch-file": "kubectl", "--context": "kubectl", "--kubeconfig": "kubectl", "--as": "kubectl", "--values": "helm", "--reuse-values": "helm", "--namespace": "helm", "--selinux": "k3s and rke2",
 	}
