@@ -107,7 +107,7 @@ func TestParseFragmentRefuses(t *testing.T) {
 		"no table":                    {"-A X -j DROP", 1, "outside a table"},
 		"no fragment":                 {"# keys\nhush:$6$salt$hash:19000:0:99999:7:::", 2, "outside a table"},
 		"no fragment with a star":     {"*.hush", 1, "outside a table"},
-		"a table that is not guarded": {"*broute\nCOMMIT", 1, "raw, mangle, nat, filter, security"},
+		"a table that is not guarded": {"*nat\nCOMMIT\n*broute\nCOMMIT", 3, "raw, mangle, nat, filter, security"},
 		"a table twice":               {"*nat\nCOMMIT\n*nat\nCOMMIT", 3, "was closed above"},
 		"a table in a table":          {"*nat\n*filter", 2, "inside another one"},
 		"cut off":                     {"\n*nat\n:X -\n", 2, "is the file cut off?"},
