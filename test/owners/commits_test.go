@@ -98,13 +98,13 @@ func everything(n *nodetest.Node) []string {
 // control returns what kube-proxy's cleanup leaves where no canaryd runs, and
 // writes the node's rules once more. A cleanup that takes longer than --jump-grace
 // between two changes is taken for a flush, as docs/guarantees.md says. So a machine
-// that is busy with other tests gets a grace of four times what it needs.
+// that is busy with other tests gets a grace as long as the whole cleanup.
 func control(n *nodetest.Node, s *story, count int) []string {
 	n.Helper()
 	services(n, count)
 	took, gap := kubeProxyCleanup(n)
 	n.Logf("without canaryd the cleanup took %s, with %s at most between two changes", took.Round(time.Millisecond), gap.Round(time.Millisecond))
-	if needs := 4 * gap; needs > jumpGrace {
+	if needs := max(4*gap, took); needs > jumpGrace {
 		s.flags = append(s.flags, "--jump-grace="+needs.String())
 		s.quiet += needs - jumpGrace
 	}
