@@ -72,7 +72,7 @@ func TestNoProgramRuns(t *testing.T) {
 				d.Stop()
 				before := n.Protected()
 				n.Flush()
-				d = n.Start()
+				n.Start()
 				n.Healed(1)
 				n.Same("protected rules that were lost while canaryd did not run", before, n.Protected())
 				wantExecuted(n, "canaryd", tt.executed)

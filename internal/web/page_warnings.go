@@ -1,0 +1,94 @@
+package web
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+)
+
+// warningsOf returns the warnings, the most serious first.
+func warningsOf(s api.Status, now time.Time) []pageWarning {
+	var list []pageWarning
+	if d := s.Decision; d != nil {
+		list = append(list,
+			pageWarning{Name: "decision", Class: "bad", Title: "A decision is needed.", Text: "The rules are not put back unasked, because " + d.Reason + ". To put them back:", Command: d.Restore},
+			pageWarning{Name: "dismiss", Class: "warn", Title: "Or accept the loss.", Text: "The rules in the tables become the generation:", Command: d.Dismiss})
+	}
+	if text := s.UnreadText(); text != "" {
+		list = append(list, pageWarning{Name: "unread", Class: "bad", Title: "The stored rules cannot be read.", Text: api.Upper(text) + "."})
+	}
+	list = append(list, pauseWarning(s)...)
+	if s.Contended {
+		w := pageWarning{Name: "contended", Class: "bad", Title: "A process keeps undoing the replays.",
+			Text: "Replays are limited until one has stood for 10 s. Stop that process, or pause the replays:", Command: "canaryd pause --for=1h"}
+		if s.Mode == api.Observe {
+			w.Text, w.Command = "Another process keeps writing the chains that are declared here; canaryd only observes.", ""
+		}
+		list = append(list, w)
+	}
+	if s.Backend.Mismatch {
+		list = append(list, pageWarning{Name: "mismatch", Class: "bad", Title: "The other backend is in use by now.",
+			Text: "Its rules are not guarded: restart canaryd, or say which is right with --backend. The evidence:", Command: "canaryd detect"})
+	}
+	list = append(list, nativeWarnings(s)...)
+	list = append(list, sourceWarning(s)...)
+	if o := s.RulesWithoutOwner; o != nil {
+		list = append(list, pageWarning{Name: "ownerless", Class: "bad", Title: "kube-proxy's rules have no owner.",
+			Text: "They are in force, but KUBE-PROXY-CANARY has been missing for " + durationText(now.Sub(o.Since)) + ", so no process corrects them.", Choices: o.Choices})
+	}
+	list = slices.Concat(list, policyWarning(s, now), quarantineWarning(s), leftOutWarning(s), drillWarning(s, now))
+	if s.Backend.Mixed {
+		list = append(list, pageWarning{Name: "mixed", Class: "warn", Title: "Both backends hold rules.",
+			Text: fmt.Sprintf("Those of %s are guarded. Why that one:", s.Backend.Name), Command: "canaryd detect"})
+	}
+	if s.StateError != "" {
+		list = append(list, pageWarning{Name: "state", Class: "warn", Title: "The latest rules are not on disk.",
+			Text: "After a restart canaryd would know an older generation, or none. " + s.StateError})
+	}
+	if s.JournalError != "" {
+		list = append(list, pageWarning{Name: "journal", Class: "warn", Title: "Flush records are not on disk.",
+			Text: "They are lost if canaryd restarts now. " + s.JournalError})
+	}
+	if since := s.LearningPendingSince; !since.IsZero() && now.Sub(since) > blindAfter {
+		list = append(list, pageWarning{Name: "pending", Class: "warn", Title: "The generation is behind.",
+			Text: "Changes of " + agoText(since, now) + " are not in it yet; a replay would not bring them."})
+	}
+	return list
+}
+
+func quarantineWarning(s api.Status) []pageWarning {
+	n := len(s.Quarantined)
+	if n == 0 {
+		return nil
+	}
+	w := pageWarning{Name: "quarantine", Class: "bad", Title: api.Upper(api.CountText(n, api.QuarantinedShown, "rule")) + " cannot be put back.",
+		Text: "They are quarantined: the kernel lacks what they depend on, or refuses them. They are tried again; the rest of their tables is in force.", Command: "canaryd status"}
+	if n == 1 {
+		w.Text = "It is quarantined: the kernel lacks what it depends on, or refuses it. It is tried again; the rest of its table is in force."
+	}
+	if len(s.WaitingChains) > 0 {
+		w.Text = "A rule of a chain could not be put back, and decides which packets meet the rules behind it: those wait, and come back with it. The rest is in force."
+	}
+	for _, q := range s.Quarantined {
+		name := fmt.Sprintf("%s/%s/%s", q.Family, q.Table, q.Chain)
+		if !slices.Contains(w.Chains, name) && len(w.Chains) < 5 {
+			w.Chains = append(w.Chains, name)
+		}
+	}
+	return []pageWarning{w}
+}
+
+func leftOutWarning(s api.Status) []pageWarning {
+	n := len(s.LeftOut)
+	if n == 0 {
+		return nil
+	}
+	w := pageWarning{Name: "leftout", Class: "bad", Title: api.Upper(s.NotGuarded()) + ".",
+		Text: "There are more rules than canaryd keeps of a family (--max-rules). What is lost of these is not put back.", Command: "canaryd status"}
+	for _, l := range s.LeftOut[:min(n, 5)] {
+		w.Chains = append(w.Chains, fmt.Sprintf("%s/%s/%s", l.Family, l.Table, l.Chain))
+	}
+	return []pageWarning{w}
+}
