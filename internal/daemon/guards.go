@@ -94,20 +94,41 @@ func (d *Daemon) findOwners(ctx context.Context, st *state) {
 		log.Info("Guarding the rules of another owner", "protect", d.cfg.Protect, "owners", api.OwnersText(news, strconv.Itoa))
 	}
 	if len(sinceLastRun) > 0 {
-		severity.Notices(log).Info("Rules are guarded of owners that the last run did not guard", "owners", api.OwnersText(sinceLastRun, strconv.Itoa),
-			"leaveOut", "--protect="+leaveOut(sinceLastRun))
+		fields := []any{"owners", api.OwnersText(sinceLastRun, strconv.Itoa)}
+		if words := leaveOut(d.cfg.Protect, sinceLastRun); words != "" {
+			fields = append(fields, "leaveOut", "--protect="+words)
+		}
+		severity.Notices(log).Info("Rules are guarded of owners that the last run did not guard", fields...)
 	}
 }
 
-// leaveOut returns the words of --protect that guard all owners but these.
-func leaveOut(list []api.GuardedOwner) string {
-	words := []string{protect.Auto}
+// namesAuto returns the words of a value of --protect, and whether auto is among them.
+func namesAuto(value string) ([]string, bool) {
+	words, err := protect.Split(value)
+	if err != nil {
+		return nil, false
+	}
+	s, err := protect.NewSelector(words)
+	return words, err == nil && s.Auto()
+}
+
+// leaveOut returns a value of --protect with words that take these owners out of auto; "" if it has
+// no auto, or other words name these owners.
+func leaveOut(value string, list []api.GuardedOwner) string {
+	words, auto := namesAuto(value)
+	if !auto {
+		return ""
+	}
 	for _, o := range list {
 		if word := "-" + o.Word; o.Word != "" && !slices.Contains(words, word) {
 			words = append(words, word)
 		}
 	}
-	return strings.Join(words, ",")
+	value = protect.Join(words)
+	if _, auto := namesAuto(value); !auto {
+		return ""
+	}
+	return value
 }
 
 // recallGuards takes down which owners the last run guarded, before anything is read.
@@ -189,7 +210,7 @@ func (d *Daemon) mayCountUnguarded(st *state) bool { return st.loss == nil && d.
 // last reads showed them.
 func (d *Daemon) countUnguarded(ctx context.Context, st *state) {
 	g := &st.guards
-	g.countedAt, g.counted, g.tables = time.Now(), st.readSoFar(), nil
+	g.countedAt, g.counted = time.Now(), st.readSoFar()
 	protects := d.protection(st).Chain
 	for f, fs := range st.inOrder() {
 		fs.strange = strange{}
@@ -207,7 +228,9 @@ func (d *Daemon) countUnguarded(ctx context.Context, st *state) {
 	tables, err := d.cfg.NativeTables(ctx)
 	if err != nil {
 		klog.FromContext(ctx).V(1).Info("Which native tables are not guarded is not known", "reason", err)
+		return
 	}
+	g.tables = nil
 	for _, id := range tables {
 		if _, name, _ := strings.Cut(id, " "); owners.ManagerOfTable(name) == "" {
 			g.tables = append(g.tables, id)
