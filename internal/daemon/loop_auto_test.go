@@ -219,3 +219,47 @@ func TestACleanupOfRulesSaysWhose(t *testing.T) {
 		}
 	})
 }
+
+// TestAnOlderGenerationIsNarrowed: canaryd restore of a generation from before -docker writes no
+// rule of Docker's, which nothing would guard, prove or remove any more.
+func TestAnOlderGenerationIsNarrowed(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		dir, id := t.TempDir(), identity(backend)
+		s := auto
+		s.store = openStore(t, dir, id)
+		first := run(t, ownersFake(t, backend), s)
+		first.settled()
+		older := first.d.Status().Generation.ID
+		first.stop()
+		first.flushEverything()
+		r := run(t, first.fake, setup{protect: []string{protect.Auto, "-docker"}, store: openStore(t, dir, id)})
+		r.settled()
+		if reply, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: older}); err != nil || !reply.Proved() {
+			t.Errorf("restore: %+v, %v", reply, err)
+		}
+		r.settled()
+		r.wantReady()
+		if saved := r.fake.Save(rules.IPv4); strings.Contains(saved, "docker0") || !strings.Contains(saved, "LIBVIRT_") {
+			t.Errorf("the node has after the restore:\n%s", saved)
+		}
+	})
+}
+
+// TestLeaveOut: the words that leave owners out keep the other words, and there are none without
+// auto or where another word names the owner.
+func TestLeaveOut(t *testing.T) {
+	docker := []api.GuardedOwner{{Owner: "docker", Word: "docker"}}
+	for value, want := range map[string]string{
+		"auto":              "auto,-docker",
+		"kube, auto":        "kube, auto,-docker",
+		"auto,-cilium,f2-*": "auto,-cilium,f2-*,-docker",
+		`auto,"rule:filter:INPUT:-m multiport --dports 1,2 *"`: `auto,"rule:filter:INPUT:-m multiport --dports 1,2 *",-docker`,
+		"kube,docker": "",
+		"auto,docker": "",
+	} {
+		got := strings.ReplaceAll(leaveOut(value, docker), `" auto"`, " auto")
+		if got != want {
+			t.Errorf("with %s it is %q, want %q", value, got, want)
+		}
+	}
+}
