@@ -15,6 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // --protect=auto names all owners that canaryd knows, whether or not they are on the node. The
@@ -31,8 +32,8 @@ const (
 
 // guards is which owners have rules that are guarded, and which chains and tables are unguarded.
 type guards struct {
-	edition int // of the generation in which owners were looked for last
-	native  int // how many native tables there were then
+	edition int                      // of the generation in which owners were looked for last
+	native  map[tableid.TableID]bool // the native tables of then
 	at      time.Time
 	cost    time.Duration
 	found   []api.GuardedOwner
@@ -50,10 +51,20 @@ func (d *Daemon) ownersAt(st *state) time.Time {
 	switch {
 	case g.said == nil:
 		return d.made
-	case g.edition != st.generation.edition || g.native != len(st.native.tables):
+	case g.edition != st.generation.edition || !sameTables(g.native, st.native.tables):
 		return g.at.Add(max(findEvery, compareShare*g.cost))
 	}
 	return time.Time{}
+}
+
+// sameTables reports whether these are the guarded native tables: one may go as another comes.
+func sameTables(known map[tableid.TableID]bool, now map[tableid.TableID]*nativeTable) bool {
+	for id := range now {
+		if !known[id] {
+			return false
+		}
+	}
+	return len(known) == len(now)
 }
 
 // mayFindOwners reports whether every table was read, so that a list of owners is complete.
@@ -67,7 +78,10 @@ func (d *Daemon) findOwners(ctx context.Context, st *state) {
 	g := &st.guards
 	start := time.Now()
 	g.found = ownersIn(st)
-	g.edition, g.native, g.at = st.generation.edition, len(st.native.tables), time.Now()
+	g.edition, g.native, g.at = st.generation.edition, map[tableid.TableID]bool{}, time.Now()
+	for id := range st.native.tables {
+		g.native[id] = true
+	}
 	g.cost = g.at.Sub(start)
 	first, said := g.said == nil, maps.Clone(g.said)
 	if first {

@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // wordsOf returns the words of --protect of the owners that are found.
@@ -260,6 +261,20 @@ func TestLeaveOut(t *testing.T) {
 		got := strings.ReplaceAll(leaveOut(value, docker), `" auto"`, " auto")
 		if got != want {
 			t.Errorf("with %s it is %q, want %q", value, got, want)
+		}
+	}
+}
+
+// TestSameTables: a native table that goes as another comes is a change.
+func TestSameTables(t *testing.T) {
+	a, b := tableid.IPv4.Table("docker-bridges"), tableid.Inet.Table("netavark")
+	known := map[tableid.TableID]bool{a: true}
+	for _, c := range []struct {
+		now  map[tableid.TableID]*nativeTable
+		want bool
+	}{{map[tableid.TableID]*nativeTable{a: nil}, true}, {map[tableid.TableID]*nativeTable{b: nil}, false}, {nil, false}, {map[tableid.TableID]*nativeTable{a: nil, b: nil}, false}} {
+		if got := sameTables(known, c.now); got != c.want {
+			t.Errorf("sameTables(%v, %v) is %t", known, c.now, got)
 		}
 	}
 }
