@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -46,7 +45,7 @@ func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 	if err != nil {
 		return exitError, fmt.Errorf("listing native tables: %w", err)
 	}
-	if err := printEvidence(to.out, o.output, detected{evidence, o.nativeFound(standing), strings.Join(o.protect, ","), o.unguarded(chains[evidence.Backend])}); err != nil {
+	if err := printEvidence(to.out, o.output, detected{evidence, o.nativeFound(standing), protect.Join(o.protect), o.unguarded(chains[evidence.Backend])}); err != nil {
 		return exitError, err
 	}
 	release, err := kernelRelease()

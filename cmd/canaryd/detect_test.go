@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
@@ -148,5 +149,17 @@ func TestAwaitEvidence(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestDetectReadsTheDaemonsWords: a word with a comma and quotes is one word, as the daemon has it.
+func TestDetectReadsTheDaemonsWords(t *testing.T) {
+	words := []string{"auto", "-docker", `rule:filter:INPUT:*--ctstate NEW,RELATED *--comment "a, b"*`}
+	o := options{socket: serveControl(t, guarding{protect: protect.Join(words)})}
+	if err := o.takeDaemonsProtect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(words, o.protect); d != "" {
+		t.Errorf("words (-want +got):\n%s", d)
 	}
 }

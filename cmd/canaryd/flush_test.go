@@ -165,3 +165,11 @@ func TestFlushExitCodes(t *testing.T) {
 		}
 	}
 }
+
+// A guarding is a daemon that guards by the words of --protect.
+type guarding struct {
+	control.Controller
+	protect string
+}
+
+func (g guarding) Status() api.Status { return api.Status{Protect: g.protect} }

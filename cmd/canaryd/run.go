@@ -25,6 +25,7 @@ import (
 	"github.com/canaryd/canaryd/internal/web"
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
@@ -138,7 +139,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	d := daemon.New(daemon.Config{
 		Kernel: kernel, Hints: hints, Writers: writers, LockHolder: func() (watch.Writer, bool) { return watch.LockHolder(o.lockFile) }, Metrics: metrics,
 		Mode: api.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
-		Protection: o.learned(), Protect: strings.Join(o.protect, ","), Declared: files.declaration(), Declarations: files.changes,
+		Protection: o.learned(), Protect: protect.Join(o.protect), Declared: files.declaration(), Declarations: files.changes,
 		BrokenSources: files.broken, SourceErrors: files.news, Canary: o.canaryChain,
 		PollInterval: o.poll, Settle: o.settle, JumpGrace: o.jumpGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, FreeMemory: freeMemory,
 		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Standby: standby, Attachments: o.attachments(), Disabled: disabled, NativeTables: o.strangerTables, Native: guarded.cfg, LeftOut: kernel.LeftOut,

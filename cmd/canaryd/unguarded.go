@@ -51,8 +51,11 @@ func (o *options) takeDaemonsProtect(ctx context.Context) error {
 	if err != nil || status.Protect == "" {
 		return nil // no daemon is needed
 	}
-	words := strings.Split(status.Protect, ",")
-	selector, err := protect.NewSelector(words)
+	words, err := protect.Split(status.Protect)
+	var selector protect.Selector
+	if err == nil {
+		selector, err = protect.NewSelector(words)
+	}
 	if err != nil {
 		return fmt.Errorf("--protect of the running daemon: %w", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // --protect=auto names all owners that canaryd knows, whether or not they are on the node. The
@@ -31,8 +32,8 @@ const (
 
 // guards is which owners have rules that are guarded, and which chains and tables are unguarded.
 type guards struct {
-	edition int // of the generation in which owners were looked for last
-	native  int // how many native tables there were then
+	edition int                      // of the generation in which owners were looked for last
+	native  map[tableid.TableID]bool // the native tables of then
 	at      time.Time
 	cost    time.Duration
 	found   []api.GuardedOwner
@@ -50,10 +51,20 @@ func (d *Daemon) ownersAt(st *state) time.Time {
 	switch {
 	case g.said == nil:
 		return d.made
-	case g.edition != st.generation.edition || g.native != len(st.native.tables):
+	case g.edition != st.generation.edition || !sameTables(g.native, st.native.tables):
 		return g.at.Add(max(findEvery, compareShare*g.cost))
 	}
 	return time.Time{}
+}
+
+// sameTables reports whether these are the guarded native tables: one may go as another comes.
+func sameTables(known map[tableid.TableID]bool, now map[tableid.TableID]*nativeTable) bool {
+	for id := range now {
+		if !known[id] {
+			return false
+		}
+	}
+	return len(known) == len(now)
 }
 
 // mayFindOwners reports whether every table was read, so that a list of owners is complete.
@@ -67,7 +78,10 @@ func (d *Daemon) findOwners(ctx context.Context, st *state) {
 	g := &st.guards
 	start := time.Now()
 	g.found = ownersIn(st)
-	g.edition, g.native, g.at = st.generation.edition, len(st.native.tables), time.Now()
+	g.edition, g.native, g.at = st.generation.edition, map[tableid.TableID]bool{}, time.Now()
+	for id := range st.native.tables {
+		g.native[id] = true
+	}
 	g.cost = g.at.Sub(start)
 	first, said := g.said == nil, maps.Clone(g.said)
 	if first {
@@ -94,20 +108,41 @@ func (d *Daemon) findOwners(ctx context.Context, st *state) {
 		log.Info("Guarding the rules of another owner", "protect", d.cfg.Protect, "owners", api.OwnersText(news, strconv.Itoa))
 	}
 	if len(sinceLastRun) > 0 {
-		severity.Notices(log).Info("Rules are guarded of owners that the last run did not guard", "owners", api.OwnersText(sinceLastRun, strconv.Itoa),
-			"leaveOut", "--protect="+leaveOut(sinceLastRun))
+		fields := []any{"owners", api.OwnersText(sinceLastRun, strconv.Itoa)}
+		if words := leaveOut(d.cfg.Protect, sinceLastRun); words != "" {
+			fields = append(fields, "leaveOut", "--protect="+words)
+		}
+		severity.Notices(log).Info("Rules are guarded of owners that the last run did not guard", fields...)
 	}
 }
 
-// leaveOut returns the words of --protect that guard all owners but these.
-func leaveOut(list []api.GuardedOwner) string {
-	words := []string{protect.Auto}
+// namesAuto returns the words of a value of --protect, and whether auto is among them.
+func namesAuto(value string) ([]string, bool) {
+	words, err := protect.Split(value)
+	if err != nil {
+		return nil, false
+	}
+	s, err := protect.NewSelector(words)
+	return words, err == nil && s.Auto()
+}
+
+// leaveOut returns a value of --protect with words that take these owners out of auto; "" if it has
+// no auto, or other words name these owners.
+func leaveOut(value string, list []api.GuardedOwner) string {
+	words, auto := namesAuto(value)
+	if !auto {
+		return ""
+	}
 	for _, o := range list {
 		if word := "-" + o.Word; o.Word != "" && !slices.Contains(words, word) {
 			words = append(words, word)
 		}
 	}
-	return strings.Join(words, ",")
+	value = protect.Join(words)
+	if _, auto := namesAuto(value); !auto {
+		return ""
+	}
+	return value
 }
 
 // recallGuards takes down which owners the last run guarded, before anything is read.
@@ -189,7 +224,7 @@ func (d *Daemon) mayCountUnguarded(st *state) bool { return st.loss == nil && d.
 // last reads showed them.
 func (d *Daemon) countUnguarded(ctx context.Context, st *state) {
 	g := &st.guards
-	g.countedAt, g.counted, g.tables = time.Now(), st.readSoFar(), nil
+	g.countedAt, g.counted = time.Now(), st.readSoFar()
 	protects := d.protection(st).Chain
 	for f, fs := range st.inOrder() {
 		fs.strange = strange{}
@@ -207,7 +242,9 @@ func (d *Daemon) countUnguarded(ctx context.Context, st *state) {
 	tables, err := d.cfg.NativeTables(ctx)
 	if err != nil {
 		klog.FromContext(ctx).V(1).Info("Which native tables are not guarded is not known", "reason", err)
+		return
 	}
+	g.tables = nil
 	for _, id := range tables {
 		if _, name, _ := strings.Cut(id, " "); owners.ManagerOfTable(name) == "" {
 			g.tables = append(g.tables, id)

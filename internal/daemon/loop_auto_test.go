@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // wordsOf returns the words of --protect of the owners that are found.
@@ -218,4 +219,62 @@ func TestACleanupOfRulesSaysWhose(t *testing.T) {
 			t.Errorf("a cleanup of Docker's rules left:\n%s", saved)
 		}
 	})
+}
+
+// TestAnOlderGenerationIsNarrowed: canaryd restore of a generation from before -docker writes no
+// rule of Docker's, which nothing would guard, prove or remove any more.
+func TestAnOlderGenerationIsNarrowed(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		dir, id := t.TempDir(), identity(backend)
+		s := auto
+		s.store = openStore(t, dir, id)
+		first := run(t, ownersFake(t, backend), s)
+		first.settled()
+		older := first.d.Status().Generation.ID
+		first.stop()
+		first.flushEverything()
+		r := run(t, first.fake, setup{protect: []string{protect.Auto, "-docker"}, store: openStore(t, dir, id)})
+		r.settled()
+		if reply, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: older}); err != nil || !reply.Proved() {
+			t.Errorf("restore: %+v, %v", reply, err)
+		}
+		r.settled()
+		r.wantReady()
+		if saved := r.fake.Save(rules.IPv4); strings.Contains(saved, "docker0") || !strings.Contains(saved, "LIBVIRT_") {
+			t.Errorf("the node has after the restore:\n%s", saved)
+		}
+	})
+}
+
+// TestLeaveOut: the words that leave owners out keep the other words, and there are none without
+// auto or where another word names the owner.
+func TestLeaveOut(t *testing.T) {
+	docker := []api.GuardedOwner{{Owner: "docker", Word: "docker"}}
+	for value, want := range map[string]string{
+		"auto":              "auto,-docker",
+		"kube, auto":        "kube, auto,-docker",
+		"auto,-cilium,f2-*": "auto,-cilium,f2-*,-docker",
+		`auto,"rule:filter:INPUT:-m multiport --dports 1,2 *"`: `auto,"rule:filter:INPUT:-m multiport --dports 1,2 *",-docker`,
+		"kube,docker": "",
+		"auto,docker": "",
+	} {
+		got := strings.ReplaceAll(leaveOut(value, docker), `" auto"`, " auto")
+		if got != want {
+			t.Errorf("with %s it is %q, want %q", value, got, want)
+		}
+	}
+}
+
+// TestSameTables: a native table that goes as another comes is a change.
+func TestSameTables(t *testing.T) {
+	a, b := tableid.IPv4.Table("docker-bridges"), tableid.Inet.Table("netavark")
+	known := map[tableid.TableID]bool{a: true}
+	for _, c := range []struct {
+		now  map[tableid.TableID]*nativeTable
+		want bool
+	}{{map[tableid.TableID]*nativeTable{a: nil}, true}, {map[tableid.TableID]*nativeTable{b: nil}, false}, {nil, false}, {map[tableid.TableID]*nativeTable{a: nil, b: nil}, false}} {
+		if got := sameTables(known, c.now); got != c.want {
+			t.Errorf("sameTables(%v, %v) is %t", known, c.now, got)
+		}
+	}
 }

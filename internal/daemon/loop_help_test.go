@@ -222,7 +222,7 @@ func configure(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	cfg := Config{
 		ListenRequired: s.listenRequired,
 		Kernel:         fake, Hints: r.hints, Writers: r.writers, Metrics: metrics,
-		Mode: s.mode, Source: "snapshot", Protection: selector.Protection(), Protect: strings.Join(s.protect, ","), Canary: canary.DefaultChain, Sets: fake.Sets(),
+		Mode: s.mode, Source: "snapshot", Protection: selector.Protection(), Protect: protect.Join(s.protect), Canary: canary.DefaultChain, Sets: fake.Sets(),
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, JumpGrace: 15 * time.Second,
 		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, FreeMemory: s.freeMemory, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper, Attachments: s.attachments, Elsewhere: s.elsewhere,
 	}

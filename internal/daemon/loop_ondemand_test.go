@@ -295,3 +295,27 @@ func TestNoRawIsMade(t *testing.T) {
 func tablesOf4(fake *iptablestest.Fake, t *testing.T) rules.Ruleset {
 	return (&rig{t: t, fake: fake}).tables()[rules.IPv4]
 }
+
+// TestMarksOfAForgottenRunAreRemoved: a canaryd whose state is gone, and whose --protect names
+// nothing in raw, removes the marks that the last run left there. Each other rule stays.
+func TestMarksOfAForgottenRunAreRemoved(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		fake, s := onDemandNode(t, backend)
+		s.store = openStore(t, t.TempDir(), identity(backend))
+		first := run(t, fake, s)
+		first.settled()
+		want := first.raw()
+		if !slices.Contains(first.marked(rules.IPv4), rules.Raw) {
+			t.Fatal("raw has no marks")
+		}
+		first.stop()
+		r := run(t, fake, setup{protect: []string{"kube", "cni"}, store: openStore(t, t.TempDir(), identity(backend))})
+		r.settled()
+		r.wantReady()
+		r.wantRaw("after the start", want)
+		table := r.tables()[rules.IPv4][rules.Raw]
+		if table.Chain(canary.DefaultChain) != nil || slices.ContainsFunc(table.Chains, func(c rules.Chain) bool { return slices.ContainsFunc(c.Rules, canary.IsMark) }) {
+			t.Errorf("marks stand in raw: %+v", table)
+		}
+	})
+}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -173,10 +172,11 @@ func (d *Daemon) olderGeneration(st *state, id string) (rules.Generation, error)
 	if err != nil {
 		return nil, err
 	}
+	narrow := d.protection(st).Narrow(stored.Generation) // another --protect may have been in use
 	if own := st.own(); own.Claims != nil {
-		return own.Generation.Join(st.unclaimed(stored.Generation)), nil
+		return own.Generation.Join(st.unclaimed(narrow)), nil
 	}
-	return stored.Generation, nil
+	return narrow, nil
 }
 
 // keepForUndo has the generation that ought to be in force on disk before another one takes
@@ -259,7 +259,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 			return fmt.Errorf("--protect: %w", err)
 		}
 	}
-	if r.Rules && r.Protect == "" && slices.Contains(strings.Split(d.cfg.Protect, ","), protect.Auto) {
+	if _, auto := namesAuto(d.cfg.Protect); auto && r.Rules && r.Protect == "" {
 		return fmt.Errorf("%w; it found %s", ErrWhoseRules, api.OwnersText(d.Status().Owners, strconv.Itoa))
 	}
 	var failed error

@@ -406,7 +406,13 @@ func force(task tableTask, nonce canary.Nonce) *tablePlan {
 // plant plans marks for a table that lacks some. Its witnesses go where jumps stand now.
 func plant(task tableTask, nonce canary.Nonce) *tablePlan {
 	unplanted := task.seen.Err == nil && task.want.Mark.Nonce == ""
-	if !unplanted && !task.finding.MarkLost && len(task.finding.Witnesses) == 0 || task.finding.Unmarked || task.leaveAbsent && task.vacant() {
+	if !unplanted && !task.finding.MarkLost && len(task.finding.Witnesses) == 0 || task.leaveAbsent && task.vacant() {
+		return nil
+	}
+	if task.finding.Unmarked {
+		if plan := composeRemoval(task, false); !plan.script.Empty() {
+			return plan // an earlier run left marks that are not known any more
+		}
 		return nil
 	}
 	task.want.Section.Jumps = task.seen.Section.Jumps

@@ -37,7 +37,7 @@ func (p Protection) narrow(t TableName, s Section) Section {
 	for i := 0; i < len(next.Chains); i++ { // it grows
 		for _, r := range next.Chains[i].Rules {
 			targets[r.Target] = true
-			if c, is := rest[r.Target]; is && s.IsLedTo(c.Name) {
+			if c, is := rest[r.Target]; is && (s.IsLedTo(c.Name) || p.Follow != nil && p.Follow(c.Name) && isChainName(c.Name)) {
 				next.Chains, next.LedTo = append(next.Chains, c), append(next.LedTo, c.Name)
 				delete(rest, c.Name)
 			}

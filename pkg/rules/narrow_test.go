@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -47,5 +48,38 @@ COMMIT
 	}
 	if same := wide.Narrow(Generation{}.With(id, extract(wide)))[id]; !cmp.Equal(extract(wide), same) {
 		t.Errorf("a generation that is protected as a whole changed:\n%s", cmp.Diff(extract(wide), same))
+	}
+}
+
+// TestNarrowKeepsChainsThatAreLedTo: kube-proxy's chain KUBE-MARK-MASQ was protected, and now only
+// rules of CNI plugins are, which lead to it. Without it a replay could not write these.
+func TestNarrowKeepsChainsThatAreLedTo(t *testing.T) {
+	set, _, err := Parse(strings.NewReader(`*nat
+:PREROUTING ACCEPT [0:0]
+:CNI-DN-1 - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-SERVICES - [0:0]
+-A PREROUTING -j KUBE-SERVICES
+-A PREROUTING -j CNI-DN-1
+-A CNI-DN-1 -s 10.0.0.1/32 -j KUBE-MARK-MASQ
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-SERVICES -j KUBE-MARK-MASQ
+COMMIT
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := func(prefixes ...string) Protection {
+		return Protection{Follow: func(string) bool { return true }, Chain: func(chain string) bool {
+			return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(chain, p) })
+		}}
+	}
+	extract := func(p Protection) Section { return p.Extract(set[Nat], func(Rule) bool { return false }) }
+	id := IPv4.Table(Nat)
+	got := named("CNI-").Narrow(Generation{}.With(id, extract(named("CNI-", "KUBE-"))))[id]
+	want := extract(named("CNI-"))
+	want.Jumps[0].Anchor, got.Jumps[0].Anchor = Anchor{}, Anchor{} // the neighbour became a stranger's
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("the narrow section (-read with the narrow protection +narrowed):\n%s", d)
 	}
 }
