@@ -221,8 +221,8 @@ func TestBytesThatFailAreWrittenLater(t *testing.T) {
 	}
 }
 
-// TestBytesOfAResumedGeneration: a canaryd that takes up the generation of one that kept no bytes
-// writes them, although the generation does not change.
+// TestBytesOfAResumedGeneration: a canaryd writes the bytes of the generation that it takes up, if
+// the canaryd before, an older one, kept none. The generation does not change.
 func TestBytesOfAResumedGeneration(t *testing.T) {
 	dir, g := t.TempDir(), numbered(0, 10)
 	must(t, saveBoth(openStore(t, dir, here), g))
