@@ -116,8 +116,8 @@ func TestFlushes(t *testing.T) {
 	}
 }
 
-// TestTooManyFlushesOfANode: a node that lists more flushes than canaryd keeps gets no more room than
-// others, the newest are listed, and the exit code says that there are more.
+// TestTooManyFlushesOfANode: a node that lists more flushes than canaryd keeps gets no more room
+// than others, the newest are listed, and the exit code says that there are more.
 func TestTooManyFlushesOfANode(t *testing.T) {
 	c := newCluster(t)
 	s := healthy(460)

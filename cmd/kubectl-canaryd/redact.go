@@ -195,7 +195,7 @@ func redactJSON(line []byte) (string, bool) {
 // maybeAddress finds words that may be addresses of IP, and URLs.
 var maybeAddress = regexp.MustCompile(`https?://[^\s"\\]+|[0-9a-fA-F:.]{3,}`)
 
-// quad finds addresses of IPv4 in words that have more: "de:10.0.0.1" is the end of "node:10.0.0.1".
+// quad finds addresses of IPv4 in longer words: "de:10.0.0.1" is the end of "node:10.0.0.1".
 var quad = regexp.MustCompile(`[0-9]{1,3}(\.[0-9]{1,3}){3}`)
 
 const address = "(address)"
