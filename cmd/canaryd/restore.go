@@ -118,7 +118,7 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 	}
 	return reply, errors.Join(err, b.store.Save(stored),
 		b.store.SaveState(reload.State{Confirmed: state.Confirmed, Uptime: state.Uptime, Marks: state.Marks, MadeTables: state.MadeTables}),
-		daemon.KeepRemoval(ctx, b.o.stateDir, reply, result))
+		b.store.SaveBytes(stored.Generation), daemon.KeepRemoval(ctx, b.o.stateDir, reply, result))
 }
 
 // baseline returns the confirmed baseline and its name; both are nil without one.

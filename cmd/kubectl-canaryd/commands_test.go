@@ -116,6 +116,28 @@ func TestFlushes(t *testing.T) {
 	}
 }
 
+// TestTooManyFlushesOfANode: a node that lists more flushes than canaryd keeps gets no more room
+// than others, the newest are listed, and the exit code says that there are more.
+func TestTooManyFlushesOfANode(t *testing.T) {
+	c := newCluster(t)
+	s := healthy(460)
+	for i := range 3 * api.KeptFlushes {
+		s.Flushes = append(s.Flushes, flushOf(fmt.Sprint("d", i), "ufw", "", time.Hour-time.Duration(i)*time.Second))
+	}
+	c.node("often", s)
+	code, out, _ := c.run(0, "", "flushes", "-o", "json")
+	var reply struct {
+		Flushes []api.FlushLine
+		LeftOut int
+	}
+	if err := json.Unmarshal([]byte(out), &reply); err != nil {
+		t.Fatal(err)
+	}
+	if code != exitError || len(reply.Flushes) != api.KeptFlushes || reply.LeftOut != 2*api.KeptFlushes || reply.Flushes[0].ID != "d299" {
+		t.Errorf("exit code %d, %d flushes from %s on, %d left out", code, len(reply.Flushes), reply.Flushes[0].ID, reply.LeftOut)
+	}
+}
+
 // someOften leaves out most rows of the node that is flushed often.
 func someOften(out string) string {
 	n := 0

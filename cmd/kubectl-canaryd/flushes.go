@@ -63,6 +63,10 @@ func runFlushes(ctx context.Context, o *options, to streams) (int, error) {
 		if len(s.Flushes) >= api.KeptFlushes && len(inside) == len(s.Flushes) {
 			reply.Cut = append(reply.Cut, n.name)
 		}
+		if more := len(inside) - api.KeptFlushes; more > 0 { // a node may not take the room of others
+			slices.SortStableFunc(inside, func(a, b api.Flush) int { return b.Latest().Compare(a.Latest()) })
+			inside, reply.LeftOut = inside[:api.KeptFlushes], reply.LeftOut+more
+		}
 		for _, flush := range inside {
 			if len(lines) == mostFlushes {
 				reply.LeftOut++

@@ -195,18 +195,36 @@ func redactJSON(line []byte) (string, bool) {
 // maybeAddress finds words that may be addresses of IP, and URLs.
 var maybeAddress = regexp.MustCompile(`https?://[^\s"\\]+|[0-9a-fA-F:.]{3,}`)
 
+// quad finds addresses of IPv4 in longer words: "de:10.0.0.1" is the end of "node:10.0.0.1".
+var quad = regexp.MustCompile(`[0-9]{1,3}(\.[0-9]{1,3}){3}`)
+
+const address = "(address)"
+
 // withoutAddresses returns text without addresses of IP and URLs.
 func withoutAddresses(text []byte) []byte {
-	return maybeAddress.ReplaceAllFunc(text, func(word []byte) []byte {
-		is := strings.HasPrefix(string(word), "http")
-		for _, w := range []string{string(word), strings.Trim(string(word), "."), strings.TrimRight(string(word), ":.")} {
-			_, notOne := netip.ParseAddr(w)
-			_, notWithPort := netip.ParseAddrPort(w)
-			is = is || notOne == nil || notWithPort == nil
+	return maybeAddress.ReplaceAllFunc(text, func(found []byte) []byte {
+		word := string(found)
+		if strings.HasPrefix(word, "http") || isAddress(word) {
+			return []byte(address)
 		}
-		if is {
-			return []byte("(address)")
+		for at := range len(word) { // the letters before a colon may be of the word before it
+			if word[at] == ':' && isAddress(word[at+1:]) {
+				return []byte(word[:at+1] + address)
+			}
 		}
-		return word
+		return quad.ReplaceAll(found, []byte(address))
 	})
+}
+
+// isAddress reports whether a word is an address of IP, with a port or without, at the end of a
+// sentence or not.
+func isAddress(word string) bool {
+	for _, w := range []string{word, strings.Trim(word, "."), strings.TrimRight(word, ":.")} {
+		_, notOne := netip.ParseAddr(w)
+		_, notWithPort := netip.ParseAddrPort(w)
+		if notOne == nil || notWithPort == nil {
+			return true
+		}
+	}
+	return false
 }

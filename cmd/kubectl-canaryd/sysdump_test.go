@@ -73,6 +73,10 @@ func TestWithoutAddresses(t *testing.T) {
 		"at ::1, fe80::1 and ::ffff:10.0.0.1":    "at (address), (address) and (address)",
 		"2026-11-27T11:00:00Z 11:00:00.5 1.8.11": "2026-11-27T11:00:00Z 11:00:00.5 1.8.11",
 		"660c8b90ccb7b 0.002 abc.def a:b":        "660c8b90ccb7b 0.002 abc.def a:b",
+		// The letters before a colon are of a word.
+		"node:10.1.2.3 code:10.1.2.3:53.": "node:(address) code:(address)",
+		"10.1.2.3:dead face.10.1.2.3":     "(address):dead face.(address)",
+		"node:2001:db8:0:0:0:0:0:1":       "node:(address)",
 	} {
 		if got := string(withoutAddresses([]byte(text))); got != want {
 			t.Errorf("%q becomes %q, want %q", text, got, want)

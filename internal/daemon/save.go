@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
@@ -24,6 +26,7 @@ type saving struct {
 	cost        time.Duration // of the last save
 	retry       retry         // of a save that failed
 	trouble     trouble       // why the last one failed
+	noBytes     trouble       // why the bytes of rules are not on disk
 	keptAt      time.Time     // when the state was last written, with the present generation
 	written     int           // the generation's changes that its file has
 	kept        int           // those that the state names
@@ -60,11 +63,13 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 		return
 	}
 	var err error
+	wrote := false // the generation
 	switch sound := d.sound(st); {
 	case !sound:
 		st.disk.saveAt = start.Add(confirmEvery)
 	case last || due(st.disk.saveAt, start) || !d.cfg.Store.Holds():
 		err = d.saveGeneration(st)
+		wrote = err == nil
 		st.disk.savedAt, st.disk.cost = time.Now(), time.Since(start)
 		st.disk.saveAt = st.disk.savedAt.Add(confirmEvery)
 		d.confirm(st)
@@ -77,6 +82,10 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	tried := err != nil || d.cfg.Store.Holds()
 	if err == nil && tried {
 		err = d.saveMarks(st, st.marks.current)
+	}
+	if wrote {
+		d.saveBytes(ctx, st)
+		st.disk.savedAt, st.disk.cost = time.Now(), time.Since(start)
 	}
 	st.disk.generations = d.cfg.Store.List()
 	if err != nil {
@@ -103,6 +112,14 @@ func (d *Daemon) saveGeneration(st *state) error {
 		st.disk.written = st.generation.changes
 	}
 	return err
+}
+
+// saveBytes writes the bytes of the rules that ought to be in force. An error is no error of the
+// generation, which is on disk: the next confirmation tries again.
+func (d *Daemon) saveBytes(ctx context.Context, st *state) {
+	if st.disk.noBytes.report(warnings(ctx), d.cfg.Store.SaveBytes(st.want()), "The bytes of rules are not on disk; rules that are flushed while canaryd is down will be written by iptables") {
+		klog.FromContext(ctx).Info("The bytes of rules are on disk again")
+	}
 }
 
 // saveMarks writes the state with these marks. It confirms nothing.

@@ -207,9 +207,6 @@ func (s *Store) Save(stored Stored) error {
 	}
 	delete(s.until, id)
 	s.written, s.format = id, stored.Format
-	if err := s.saveBytes(stored.Generation); err != nil {
-		return err
-	}
 	if err := s.prune(); err != nil {
 		return fmt.Errorf("removing old generations: %w", err)
 	}

@@ -57,6 +57,9 @@ const (
 	crowdedFrom = 4096
 	// mostInflated bounds what is read of a file, in bytes. Rules compress to a twentieth.
 	mostInflated = 1 << 30
+	// mostRecords bounds how many rules the file has: a megabyte of zeros is a million of them, and
+	// of each a hash is kept. --max-rules keeps a generation below.
+	mostRecords = 1 << 22
 	// mostRecord bounds one rule, whose bytes netlink counts by 16 bits.
 	mostRecord = 128 << 10
 )
@@ -157,7 +160,7 @@ func (b *byteFile) records(do func(record) error, held func()) (size int64, err 
 	left := int64(mostInflated)
 	in := bufio.NewReaderSize(nil, 64<<10)
 	var room []byte
-	for first := true; ; first = false {
+	for first, n := true, 0; ; first = false {
 		member.Multistream(false)
 		inflated := &io.LimitedReader{R: member, N: left}
 		in.Reset(inflated)
@@ -168,9 +171,14 @@ func (b *byteFile) records(do func(record) error, held func()) (size int64, err 
 		}
 		for err == nil {
 			var r record
-			if r, err = readRecord(in, &room); err == nil {
-				err = do(r)
+			if r, err = readRecord(in, &room); err != nil {
+				break
 			}
+			if n++; n > mostRecords {
+				err = fmt.Errorf("more than %d rules", mostRecords)
+				break
+			}
+			err = do(r)
 		}
 		if !errors.Is(err, io.EOF) || inflated.N == 0 {
 			return 0, fmt.Errorf("%s is corrupt: %w", b.path, err)
@@ -234,9 +242,13 @@ func (b *byteFile) save(g rules.Generation, from RawSource) error {
 		}
 		return r.write(text)
 	})
-	if file == nil {
-		b.saved = g
+	switch {
+	case file == nil && err != nil: // no file was opened
+		b.size = 0
 		return err
+	case file == nil:
+		b.saved = g
+		return nil
 	}
 	err = errors.Join(err, member.Close())
 	info, statErr := file.Stat()
@@ -352,15 +364,16 @@ func (b *byteFile) rewrite(g rules.Generation, from RawSource) error {
 	return nil
 }
 
-// KeepBytes has the store write, with each generation that it saves, the bytes of its rules.
+// KeepBytes has SaveBytes write the bytes that a source knows.
 func (s *Store) KeepBytes(from RawSource) { s.rawRules = from }
 
 // Earlier calls add with each rule of a family whose bytes were kept. It may be called concurrently
 // with everything else.
 func (s *Store) Earlier(f rules.Family, add func(iptables.RawRule)) { s.bytes.earlier(f, add) }
 
-// saveBytes writes the bytes of a generation's rules.
-func (s *Store) saveBytes(g rules.Generation) error {
+// SaveBytes writes the bytes of a generation's rules that are not on disk yet. It comes after
+// SaveState: without the bytes all the same comes back, by a program.
+func (s *Store) SaveBytes(g rules.Generation) error {
 	if s.rawRules == nil {
 		return nil
 	}

@@ -1,6 +1,10 @@
 package reload
 
 import (
+	"bufio"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -25,6 +29,11 @@ func numbered(from, to int) rules.Generation {
 		list = append(list, rule(fmt.Sprintf("-m mark --mark %#x -j RETURN", i)))
 	}
 	return rules.Generation{v4.Table(rules.Filter): {Chains: []rules.Chain{{Name: "KUBE-A", Rules: list}}}}
+}
+
+// saveBoth saves a generation and the bytes of its rules.
+func saveBoth(s *Store, g rules.Generation) error {
+	return errors.Join(s.Save(Stored{Generation: g}), s.SaveBytes(g))
 }
 
 // lookUp returns of how many rules of a generation the store has the bytes. Bytes of another rule
@@ -62,13 +71,13 @@ func TestBytesOfRulesAreKept(t *testing.T) {
 	opaque := rules.OpaqueBytes([]byte("odd"), nil, "", "it is odd")
 	section.Chains = append(section.Chains, rules.Chain{Name: "KUBE-B", Rules: []rules.Rule{rule("-m comment --comment unknown"), opaque}})
 	g = g.With(v4.Table(rules.Filter), section)
-	must(t, s.Save(Stored{Generation: g}))
+	must(t, saveBoth(s, g))
 	if found := lookUp(t, s, g); found != 11 { // ten and the jump
 		t.Errorf("bytes of %d rules, want 11", found)
 	}
 	asked := from.asked
 	longer := g.With(v6.Table(rules.Filter), numbered(0, 3)[v4.Table(rules.Filter)])
-	must(t, s.Save(Stored{Generation: longer}))
+	must(t, saveBoth(s, longer))
 	if more := from.asked - asked; more != 4 { // three new rules, and the jump: IPv4's chains are the same memory
 		t.Errorf("the next save asked for %d rules, want 4", more)
 	}
@@ -89,11 +98,11 @@ func TestDamagedBytesCostTheirRules(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
 	s.KeepBytes(&knownBytes{})
-	must(t, s.Save(Stored{Generation: g}))
+	must(t, saveBoth(s, g))
 	whole, err := os.ReadFile(s.bytes.path)
 	must(t, err)
 	for i := range 3 { // each save adds a member
-		must(t, s.Save(Stored{Generation: numbered(0, 11+i)}))
+		must(t, saveBoth(s, numbered(0, 11+i)))
 	}
 	all, err := os.ReadFile(s.bytes.path)
 	must(t, err)
@@ -119,7 +128,7 @@ func TestDamagedBytesCostTheirRules(t *testing.T) {
 			}
 			damaged.KeepBytes(&knownBytes{})
 			more := numbered(0, 14)
-			must(t, damaged.Save(Stored{Generation: more}))
+			must(t, saveBoth(damaged, more))
 			if found := lookUp(t, openStore(t, dir, here), more); found != 14 {
 				t.Errorf("after the next save: bytes of %d rules, want 14", found)
 			}
@@ -135,7 +144,7 @@ func TestBytesOfEarlierRulesMakeRoom(t *testing.T) {
 	s.KeepBytes(&knownBytes{})
 	const each, times = 500, 20
 	for i := range times {
-		must(t, s.Save(Stored{Generation: numbered(i*each, (i+1)*each)}))
+		must(t, saveBoth(s, numbered(i*each, (i+1)*each)))
 		if limit := crowdedFrom + 4*each; len(s.bytes.known) > limit {
 			t.Fatalf("after %d saves it has %d rules, want %d at most", i+1, len(s.bytes.known), limit)
 		}
@@ -158,11 +167,87 @@ func TestAFolderThatIsGoneGetsAllBytes(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
 	s.KeepBytes(&knownBytes{})
-	must(t, s.Save(Stored{Generation: numbered(0, 10)}))
+	must(t, saveBoth(s, numbered(0, 10)))
 	must(t, os.RemoveAll(dir))
-	must(t, s.Save(Stored{Generation: numbered(0, 11)}))
+	must(t, saveBoth(s, numbered(0, 11)))
 	if found := lookUp(t, openStore(t, dir, here), numbered(0, 11)); found != 11 {
 		t.Errorf("bytes of %d rules, want 11", found)
+	}
+}
+
+// TestBytesThatFailAreWrittenLater: where the bytes of rules find no room, the generation and the
+// state are saved, and the next try with the same generation writes the bytes.
+func TestBytesThatFailAreWrittenLater(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		before      func(t *testing.T, s *Store) // a first generation, or none
+		block, free func(t *testing.T, s *Store)
+	}{
+		{
+			"the first bytes", func(*testing.T, *Store) {},
+			func(t *testing.T, s *Store) { must(t, os.MkdirAll(s.bytes.path+"/in the way", 0o700)) },
+			func(t *testing.T, s *Store) { must(t, os.RemoveAll(s.bytes.path)) },
+		},
+		{
+			"more bytes", func(t *testing.T, s *Store) { must(t, saveBoth(s, numbered(0, 5))) },
+			func(t *testing.T, s *Store) { // the file cannot be opened, and its size is as it was
+				must(t, os.Rename(s.bytes.path, s.bytes.path+".real"))
+				must(t, os.Symlink(s.bytes.path+".real", s.bytes.path))
+			},
+			func(t *testing.T, s *Store) { must(t, os.Rename(s.bytes.path+".real", s.bytes.path)) },
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			s := openStore(t, dir, here)
+			s.KeepBytes(&knownBytes{})
+			tt.before(t, s)
+			g := numbered(0, 10)
+			tt.block(t, s)
+			must(t, s.Save(Stored{Generation: g}))
+			must(t, s.SaveState(State{}))
+			if s.SaveBytes(g) == nil {
+				t.Fatal("no error")
+			}
+			if _, stored, err := openStore(t, dir, here).LoadState(); err != nil || stored.ID != g.ID() {
+				t.Errorf("the next canaryd loads %q: %v", stored.ID, err)
+			}
+			tt.free(t, s)
+			must(t, saveBoth(s, g))
+			if found := lookUp(t, openStore(t, dir, here), g); found != 10 {
+				t.Errorf("bytes of %d rules, want 10", found)
+			}
+		})
+	}
+}
+
+// TestBytesOfAResumedGeneration: a canaryd writes the bytes of the generation that it takes up, if
+// the canaryd before, an older one, kept none. The generation does not change.
+func TestBytesOfAResumedGeneration(t *testing.T) {
+	dir, g := t.TempDir(), numbered(0, 10)
+	must(t, saveBoth(openStore(t, dir, here), g))
+	s := openStore(t, dir, here)
+	s.KeepBytes(&knownBytes{})
+	s.Resume(g.ID())
+	must(t, saveBoth(s, g))
+	if found := lookUp(t, openStore(t, dir, here), g); found != 10 {
+		t.Errorf("bytes of %d rules, want 10", found)
+	}
+}
+
+// TestBytesOfTooManyRules: a file of more rules than it may have is not read to its end.
+func TestBytesOfTooManyRules(t *testing.T) {
+	s := openStore(t, t.TempDir(), here)
+	file, err := os.Create(s.bytes.path)
+	must(t, err)
+	buffered := bufio.NewWriter(file)
+	member, err := gzip.NewWriterLevel(buffered, gzip.BestSpeed)
+	must(t, err)
+	must(t, json.NewEncoder(member).Encode(byteFileHead{everywhere, here}))
+	_, err = member.Write(make([]byte, 3*mostRecords+3)) // a family, no text, no bytes
+	must(t, errors.Join(err, member.Close(), buffered.Flush(), file.Close()))
+	if s.bytes.scan(); s.bytes.size != 0 || len(s.bytes.known) > mostRecords {
+		t.Errorf("it is read as a file of %d bytes with %d rules", s.bytes.size, len(s.bytes.known))
 	}
 }
 
@@ -175,7 +260,7 @@ func FuzzBytesFile(f *testing.F) {
 	}
 	s.KeepBytes(&knownBytes{})
 	g := numbered(0, 3)
-	if err := s.Save(Stored{Generation: g}); err != nil {
+	if err := saveBoth(s, g); err != nil {
 		f.Fatal(err)
 	}
 	whole, err := os.ReadFile(s.bytes.path)
