@@ -44,8 +44,9 @@ var containers = []Owner{
 			// Of each container, since 28: no access to its address from elsewhere. And of
 			// each port that is published on a loopback address.
 			"-d <ip> ! -i <bridge> -j DROP",
+		), unsigned(straight("raw", "PREROUTING",
 			"-d <loopback> ! -i lo -p <proto> -m <proto> --dport <port> -j DROP",
-		), straight("mangle", "OUTPUT", // an encrypted overlay of Swarm's: VXLAN leaves through IPsec only
+		)), straight("mangle", "OUTPUT", // an encrypted overlay of Swarm's: VXLAN leaves through IPsec only
 			"-p udp -m udp --dport <port> -m u32 --u32 <vni> -j MARK --set-xmark 0xd0c4e3/0xffffffff",
 		), straight("filter", "INPUT",
 			"-p udp -m udp --dport <port> -m u32 --u32 <vni> -m policy --dir in --pol ipsec -j ACCEPT",

@@ -219,7 +219,7 @@ var networks = []Owner{
 		Name: "kube2iam", Title: "kube2iam and kiam", Preset: "kube2iam",
 		Source:    "kube2iam iptables/iptables.go; kiam",
 		Docs:      "https://github.com/jtblin/kube2iam",
-		Straight:  straight("nat", "PREROUTING", "-d 169.254.169.254/32 -i <interface> -p tcp -m tcp --dport 80 -j DNAT --to-destination <address>"),
+		Straight:  unsigned(straight("nat", "PREROUTING", "-d 169.254.169.254/32 -i <interface> -p tcp -m tcp --dport 80 -j DNAT --to-destination <address>")),
 		Processes: []string{"kube2iam", "kiam"},
 		Heals:     "at its next start",
 		Breaks:    "the cloud's roles of pods: these get the node's instead",

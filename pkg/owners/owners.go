@@ -81,6 +81,10 @@ type Straight struct {
 	// Comment is a glob of comments. Where it is set, there are no Words: whatever else the
 	// rule has, the comment names its owner.
 	Comment string
+	// Unsigned: nothing in the form is its owner's own, so that another program, or a person, may
+	// have written the rule. The preset names it where it is asked for by its word, and auto does
+	// not.
+	Unsigned bool
 }
 
 // All returns the table. The caller does not change it.

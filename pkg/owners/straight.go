@@ -33,6 +33,14 @@ func (s Straight) Matches(inTable, chain string, words []string) bool {
 	return true
 }
 
+// unsigned returns forms of which nothing is their owner's own.
+func unsigned(list []Straight) []Straight {
+	for i := range list {
+		list[i].Unsigned = true
+	}
+	return list
+}
+
 // vniAt is where Docker's u32 matches look for a VXLAN header's network: 12 bytes into the
 // datagram, as iptables-save prints it.
 const vniAt = "0xc&0xffffff00="

@@ -96,6 +96,20 @@ func TestAutoIsTheSumOfAllPresets(t *testing.T) {
 	if selector(t, "auto", "-docker").ProtectsTable(tableid.IPv4.Table("docker-bridges")) {
 		t.Error("Docker's native table is protected although Docker is left out")
 	}
+	for _, rule := range []struct{ preset, table, chain, spec string }{
+		{"kube2iam", rules.Nat, "PREROUTING", "-d 169.254.169.254/32 -i cali+ -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.0.0.1:8181"},
+		{"docker", rules.Raw, "PREROUTING", "-d 127.0.0.1/32 ! -i lo -p tcp -m tcp --dport 8080 -j DROP"},
+	} { // a person may have written them
+		r, err := rules.ParseRule(rule.spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for list, want := range map[string]bool{"auto": false, "auto," + rule.preset: true, rule.preset: true} {
+			if got := selector(t, strings.Split(list, ",")...).MatchesPreset(rule.table, rule.chain, r); got != want {
+				t.Errorf("%s names %s: %t", list, rule.spec, got)
+			}
+		}
+	}
 	masquerade, err := rules.ParseRule("-s 172.17.0.0/16 ! -o docker0 -j MASQUERADE")
 	if err != nil {
 		t.Fatal(err)

@@ -5,8 +5,9 @@ import "github.com/canaryd/canaryd/pkg/owners"
 // PresetNames returns the names of all presets, as --protect takes them.
 func PresetNames() []string { return owners.Presets() }
 
-// name has the selector protect all that a row of the table of owners has.
-func (s *Selector) name(o owners.Owner) {
+// name has the selector protect all that a row of the table of owners has, without rules that may
+// be another's unless a word asks for them.
+func (s *Selector) name(o owners.Owner, byWord bool) {
 	for _, c := range o.Chains {
 		for _, f := range c.Names {
 			if name, single := f.Exact(); single {
@@ -19,7 +20,11 @@ func (s *Selector) name(o owners.Owner) {
 			}
 		}
 	}
-	s.rules = append(s.rules, o.Straight...)
+	for _, r := range o.Straight {
+		if byWord || !r.Unsigned {
+			s.rules = append(s.rules, r)
+		}
+	}
 	for _, t := range o.Tables {
 		for _, id := range t.IDs() {
 			s.native = append(s.native, nativeGlob{id.Family, id.Name})

@@ -63,7 +63,7 @@ func NewSelector(list []string) (Selector, error) {
 		}
 		rows := rowsOf(word, list)
 		for _, o := range rows {
-			s.name(o)
+			s.name(o, word != Auto)
 		}
 		s.auto = s.auto || word == Auto
 		switch {

@@ -22,7 +22,7 @@ const (
 	// quarantined as well.
 	maxTrials     = 256
 	trialTime     = 10 * time.Second
-	mostTrialTime = time.Minute
+	mostTrialTime = 30 * time.Second
 )
 
 // bisect finds the rules for which a restore was refused, and reports whether there are any. It
