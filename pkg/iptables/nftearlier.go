@@ -77,7 +77,7 @@ func appendRaw(out []byte, r nft.Rule) []byte {
 
 var errRaw = errors.New("no rule as nf_tables holds it")
 
-// parseRaw reads what appendRaw wrote. The rule is in the same memory.
+// parseRaw parses a rule that appendRaw wrote. The rule is in the same memory.
 func parseRaw(text []byte) (nft.Rule, error) {
 	size, n := binary.Uvarint(text)
 	if n <= 0 || size > uint64(len(text)-n) {

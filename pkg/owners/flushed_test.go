@@ -44,7 +44,7 @@ var products = []product{
 		"A policy of a chain is not put back, and canaryd says that it changed."},
 	{"OpenShift, OKD, CRI-O, MicroShift", "the router's host ports 80 and 443 are closed after `systemctl restart iptables`, `OPENSHIFT-FIREWALL-ALLOW` and `KUBE-HOSTPORTS` are empty", []string{"crio", "ovn-kubernetes", "openshift-sdn"}, ""},
 	{"Calico", "\"cali-FORWARD\" is empty, policies are not enforced, or all pods are cut off for a minute or three", []string{"calico"},
-		"Felix refreshes its rules of iptables. In nftables mode it leaves out what it appends."},
+		"Felix refreshes its rules of iptables. In nftables mode it leaves out the rules that it appends."},
 	{"flannel", "`FLANNEL-FWD` and `FLANNEL-POSTRTG` are missing, pods reach no other node", []string{"flannel"}, ""},
 	{"kube-router", "after a flush policies are open for five minutes, `KUBE-POD-FW-` chains are gone", []string{"kube-router"},
 		"kube-router restores the whole table filter: rules that another program wrote in that moment are lost."},
@@ -72,14 +72,14 @@ var products = []product{
 	{"rules of your own script", "`iptables -A INPUT ...` of rc.local or cron is gone", nil,
 		"Name them, as those of wg-quick, or declare them with `--rules-dir`, if they are in chains of their own."},
 	{"Puppet, puppetlabs-firewall", "each run of the agent purges Kubernetes' and Docker's rules with `iptables -D`", nil,
-		"It is no owner. What it purges of others comes back: canaryd knows a purge by its own marks that go with it. Better: `purge => false`, or `ignore` for these chains."},
+		"It is no owner. Rules of others that it purges come back: canaryd knows a purge by its own marks that go with it. Better: `purge => false`, or `ignore` for these chains."},
 	{"Ansible, iptables_raw, harden scripts", "a role runs `iptables -F`, sets policies to DROP, and writes its own rules", nil,
-		"What it flushed of others comes back, next to its own rules. canaryd sets no policy, and says that it changed."},
-	{"CSF, ConfigServer Firewall", "`csf -r` takes Docker's rules away", nil, "What its hundreds of commands flush of others comes back when they are done. Its own rules are its own."},
+		"Rules of others that it flushed come back, next to its own rules. canaryd sets no policy, and says that it changed."},
+	{"CSF, ConfigServer Firewall", "`csf -r` takes Docker's rules away", nil, "Rules of others that its hundreds of commands flush come back when these are done. Its own rules are its own."},
 	{"ferm, iptables-services, netfilter-persistent, Shorewall", "`systemctl restart iptables` restores a saved file, and all else is gone or is old", nil,
-		"What the file lacks comes back. Old copies of others' rules in the file are replaced by the present ones."},
+		"Rules that the file lacks come back. Old copies of others' rules in the file are replaced by the present ones."},
 	{"firewalld, ufw, nftables.service", "a reload takes containers' rules away", nil,
-		"They write their own rules, which are never guarded unless a word names them. What they flush of others comes back: [which firewalls were tried](flushers.md)."},
+		"They write their own rules, which are never guarded unless a word names them. Rules of others that they flush come back: [which firewalls were tried](flushers.md)."},
 }
 
 // TestFlushedDocument: docs/my-rules-were-flushed.md is made from the table of owners, and has each
@@ -111,7 +111,7 @@ func flushedPage() string {
 
 <!-- go test ./pkg/owners -update writes this page from the table of owners -->
 
-Find your product. "Without canaryd" says when its rules come back by themselves, "word" is what
+Find your product. "Without canaryd" says when its rules come back by themselves, "word" is the one that
 ` + "`--protect`" + ` has to name. Presets know an owner's chains, rules and native tables exactly:
 [presets](presets.md). canaryd notices a flush within milliseconds, puts back what was lost, reads
 it again, and says by which process it was lost: ` + "`canaryd status --flush 1`" + `. Rules that their owner

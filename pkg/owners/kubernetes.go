@@ -39,7 +39,7 @@ var kubernetes = []Owner{
 		Kin:       []string{"k3s*", "rke2*"},
 		Canary:    ProxyCanary,
 		Removes:   ByName,
-		Breaks:    "Services, and what leaves the cluster masqueraded",
+		Breaks:    "Services, and the masquerade of traffic that leaves the cluster",
 	},
 	{
 		Name: "kubelet", Title: "kubelet", Preset: "kube",

@@ -120,7 +120,7 @@ var networks = []Owner{
 		Kin:       []string{"cilium*"},
 		Heals:     "at the agent's next start, or within 30 minutes",
 		Removes:   ByName,
-		Breaks:    "masquerading, and what goes to Cilium's proxy",
+		Breaks:    "masquerading, and traffic to Cilium's proxy",
 	},
 	{
 		Name: "weave", Title: "Weave Net", Preset: "weave",

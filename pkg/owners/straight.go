@@ -33,7 +33,7 @@ func (s Straight) Matches(inTable, chain string, words []string) bool {
 	return true
 }
 
-// unsigned returns forms of which nothing is their owner's own.
+// unsigned returns the forms as Unsigned.
 func unsigned(list []Straight) []Straight {
 	for i := range list {
 		list[i].Unsigned = true

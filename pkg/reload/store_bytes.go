@@ -55,7 +55,7 @@ const (
 	// crowdedFrom is how many rules the file may have whatever the generation has: a small file is
 	// not worth a rewrite.
 	crowdedFrom = 4096
-	// mostInflated bounds what is read of a file, in bytes. Rules compress to a twentieth.
+	// mostInflated bounds the content of a file, in bytes. Rules compress to a twentieth.
 	mostInflated = 1 << 30
 	// mostRecords bounds how many rules the file has: a megabyte of zeros is a million of them, and
 	// of each a hash is kept. --max-rules keeps a generation below.
@@ -92,7 +92,7 @@ func (r record) write(out io.Writer) error {
 	return err
 }
 
-// readRecord reads what write wrote. The bytes are in room.
+// readRecord reads a record that write wrote. The bytes are in room.
 func readRecord(in *bufio.Reader, room *[]byte) (r record, err error) {
 	family, err := in.ReadByte()
 	if err != nil {
