@@ -111,11 +111,11 @@ func flushedPage() string {
 
 <!-- go test ./pkg/owners -update writes this page from the table of owners -->
 
-Find your product. "Without canaryd" says when its rules come back by themselves, "word" is the one that
-` + "`--protect`" + ` has to name. Presets know an owner's chains, rules and native tables exactly:
-[presets](presets.md). canaryd notices a flush within milliseconds, puts back what was lost, reads
-it again, and says by which process it was lost: ` + "`canaryd status --flush 1`" + `. Rules that their owner
-deletes by name stay away. What holds, and what does not: [guarantees](guarantees.md).
+Find your product. "Without canaryd" says when its rules come back by themselves, and "word" names
+them for ` + "`--protect`" + `. Presets know an owner's chains, rules and native tables exactly:
+[presets](presets.md). canaryd notices a flush within milliseconds, puts the lost rules back, reads
+them again, and says which process took them: ` + "`canaryd status --flush 1`" + `. Rules that their
+owner deletes by name stay away. [Guarantees](guarantees.md) has the limits.
 
 `)
 	for _, p := range products {
