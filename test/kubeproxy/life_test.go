@@ -13,6 +13,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 )
 
@@ -199,6 +200,9 @@ func (l *life) cleanup() {
 	}
 	for _, polls := range []int{0, 3} { // before what shrank is learned, and after it
 		l.Polled(polls)
+		if l.Programs.With == iptables.Legacy {
+			l.Looked() // without notifications nothing but a look tells the cleanup from the flush
+		}
 		l.flush()
 		l.Stays(2, "that a flush after kube-proxy --cleanup brings nothing back", func() error { return l.differs("no") })
 	}
