@@ -13,8 +13,8 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
-	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
 // A life is a node with canaryd and what kube-proxy does there, next to kube-proxies of both modes
