@@ -201,7 +201,7 @@ func (l *life) cleanup() {
 	for _, polls := range []int{0, 3} { // before what shrank is learned, and after it
 		l.Polled(polls)
 		if l.Programs.With == iptables.Legacy {
-			l.Looked() // without notifications nothing but a look tells the cleanup from the flush
+			l.Looked() // without notifications only a look separates the cleanup from the flush
 		}
 		l.flush()
 		l.Stays(2, "that a flush after kube-proxy --cleanup brings nothing back", func() error { return l.differs("no") })
