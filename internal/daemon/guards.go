@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -14,7 +13,6 @@ import (
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/protect"
-	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -22,15 +20,11 @@ import (
 // generation and the native tables then say which are: an owner is found by its guarded rules. It
 // stays found after a flush, and a later owner is found by its first rules.
 
-const (
-	// findEvery bounds how often owners are looked for in a generation that changes all the time.
-	// At 5,000 services that takes 3 ms.
-	findEvery = time.Second
-	// unguardedEvery bounds how often unguarded chains are counted.
-	unguardedEvery = 30 * time.Second
-)
+// findEvery bounds how often owners are looked for in a generation that changes all the time.
+// At 5,000 services that takes 3 ms.
+const findEvery = time.Second
 
-// guards is which owners have rules that are guarded, and which chains and tables are unguarded.
+// guards is which owners have rules that are guarded.
 type guards struct {
 	edition int                      // of the generation in which owners were looked for last
 	native  map[tableid.TableID]bool // the native tables of then
@@ -39,10 +33,6 @@ type guards struct {
 	found   []api.GuardedOwner
 	said    map[string]bool // owners that the log has named; nil: it has named none yet
 	before  map[string]bool // owners that the last run guarded; nil: that is not known
-
-	countedAt time.Time
-	counted   uint64   // readSoFar of then
-	tables    []string // native tables that are not guarded
 }
 
 // ownersAt returns when owners are to be looked for.
@@ -196,110 +186,4 @@ func ownersIn(st *state) []api.GuardedOwner {
 		}
 	}
 	return list
-}
-
-// unguardedAt returns when unguarded chains are counted: when reads have shown something new.
-func (d *Daemon) unguardedAt(st *state) time.Time {
-	switch g := &st.guards; {
-	case g.countedAt.IsZero():
-		return d.made
-	case g.counted != st.readSoFar():
-		return g.countedAt.Add(unguardedEvery)
-	}
-	return time.Time{}
-}
-
-// readSoFar returns a number that changes with the last read of any family.
-func (st *state) readSoFar() (sum uint64) {
-	for _, fs := range st.inOrder() {
-		sum = 31*sum + fs.examined.digest
-	}
-	return sum
-}
-
-// mayCountUnguarded reports whether every table was read and nothing is lost.
-func (d *Daemon) mayCountUnguarded(st *state) bool { return st.loss == nil && d.mayFindOwners(st) }
-
-// countUnguarded counts the chains with rules, and the native tables, that are not guarded, as the
-// last reads showed them.
-func (d *Daemon) countUnguarded(ctx context.Context, st *state) {
-	g := &st.guards
-	g.countedAt, g.counted = time.Now(), st.readSoFar()
-	protects := d.protection(st).Chain
-	for f, fs := range st.inOrder() {
-		fs.strange = strange{}
-		for _, t := range protect.Tables() {
-			table, section := fs.tables[t].standing.table, st.want()[f.Table(t)]
-			if fs.tables[t].unmarked(t) {
-				table = fs.unguarded[t].before
-			}
-			fs.strange.count(table, func(chain string) bool { return protects(chain) || section.IsLedTo(chain) }, d.cfg.Canary)
-		}
-	}
-	if d.cfg.NativeTables == nil {
-		return
-	}
-	tables, err := d.cfg.NativeTables(ctx)
-	if err != nil {
-		klog.FromContext(ctx).V(1).Info("Which native tables are not guarded is not known", "reason", err)
-		return
-	}
-	g.tables = nil
-	for _, id := range tables {
-		if _, name, _ := strings.Cut(id, " "); owners.ManagerOfTable(name) == "" {
-			g.tables = append(g.tables, id)
-		}
-	}
-}
-
-// count adds the chains of a table that are not guarded, and are no firewall manager's.
-func (s *strange) count(table *rules.Table, guarded func(string) bool, canaryChain string) {
-	if table == nil {
-		return
-	}
-	for _, c := range table.Chains {
-		switch {
-		case len(c.Rules) == 0, rules.Builtin(table.Name, c.Name), c.Name == canaryChain, strings.HasSuffix(c.Name, "-CANARY"):
-			continue
-		case guarded(c.Name), owners.ManagerOf(c.Name) != "":
-			continue
-		}
-		s.chains++
-		if len(s.names) < api.UnguardedShown {
-			name := strings.Clone(c.Name)
-			if o, known := owners.OfChain(c.Name); known {
-				name += " (" + o.Name + ")"
-			}
-			s.names = append(s.names, name)
-		}
-	}
-}
-
-// strange counts one family's unguarded chains.
-type strange struct {
-	chains int
-	names  []string // some of them
-}
-
-// unguardedNow returns the unguarded chains and tables for a Status; nil if there are none.
-func (st *state) unguardedNow() *api.Unguarded {
-	u := api.Unguarded{Tables: len(st.guards.tables)}
-	add := func(name string) {
-		if len(u.Names) < api.UnguardedShown && !slices.Contains(u.Names, name) {
-			u.Names = append(u.Names, name)
-		}
-	}
-	for _, fs := range st.inOrder() {
-		u.Chains += fs.strange.chains
-		for _, name := range fs.strange.names {
-			add(name)
-		}
-	}
-	for _, name := range st.guards.tables {
-		add("table " + name)
-	}
-	if st.removed || u.Chains+u.Tables == 0 {
-		return nil
-	}
-	return &u
 }

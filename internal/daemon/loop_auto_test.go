@@ -168,7 +168,7 @@ func TestAutoFindsNothing(t *testing.T) {
 			t.Errorf("healthy %t, ready %v, nothing %+v, unguarded %+v", s.Healthy, s.Ready(), s.NothingProtected, s.Unguarded)
 		}
 		must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n:ufw-user-input - [0:0]\n:IN_public - [0:0]\n-A INPUT -j ufw-user-input\n-A ufw-user-input -p tcp --dport 22 -j ACCEPT\n-A IN_public -j ACCEPT\nCOMMIT\n"))
-		r.after(2 * unguardedEvery)
+		r.after(2 * inventoryEvery)
 		if s = r.d.Status(); s.Healthy || s.Unguarded != nil || len(s.Owners) > 0 || s.Generation.Rules > 0 {
 			t.Errorf("healthy %t, unguarded %+v, owners %+v, %d rules", s.Healthy, s.Unguarded, s.Owners, s.Generation.Rules)
 		}
@@ -193,7 +193,7 @@ func TestStatusPointsToDetect(t *testing.T) {
 			t.Errorf("not guarded: %+v: %s", got, got.Text())
 		}
 		must(t, fake.RestoreNoflush(rules.IPv4, "*filter\n-F CILIUM_FORWARD\n-F mine\nCOMMIT\n"))
-		r.after(4 * unguardedEvery)
+		r.after(4 * inventoryEvery)
 		if later := r.d.Status().Unguarded; later != nil && later.Chains != got.Chains-2 {
 			t.Errorf("not guarded after two were emptied: %+v", later)
 		}

@@ -217,15 +217,12 @@ func situations() map[string]situation {
 		},
 		"end the contention": now(func(st *state) *time.Time { return &st.contention.calmAt }),
 		"look for what is not protected": func(_ *testing.T, _ *Daemon, st *state, fake *iptablestest.Fake) {
-			st.generation.learned.Generation, st.inventory.at = rules.Generation{}, time.Now()
+			st.generation.learned.Generation, st.inventory.at = rules.Generation{}, time.Time{}
 			st.generation.edition++
 		},
 		"find owners": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			st.guards = guards{said: map[string]bool{}}
 			st.generation.edition++
-		},
-		"count unguarded chains": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
-			st.guards.countedAt = time.Time{}
 		},
 		"compare with the baseline": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			st.baseline = baseline{taken: true, base: rules.NewBaseline(nil)}

@@ -19,7 +19,7 @@ import (
 // version. The first look shows whether it is still in force. What is lost and too old is not
 // taken up: `canaryd restore` can bring it back.
 func (d *Daemon) recall(ctx context.Context, st *state) {
-	st.looking.at, st.marks.retry.at, st.inventory.at = time.Now(), time.Now(), time.Now()
+	st.looking.at, st.marks.retry.at = time.Now(), time.Now()
 	if d.cfg.Store == nil {
 		return
 	}

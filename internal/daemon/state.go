@@ -77,7 +77,7 @@ type state struct {
 	ledTo     ledTo              // chains of other owners that are guarded
 	guards    guards             // owners whose rules are guarded
 	leadsOut  leadsOut           // rules that --protect names in vain
-	inventory inventory          // what stands on a node where nothing is protected
+	inventory inventory          // rules and native tables that --protect does not name
 	choice    choice             // of the backend
 	memory    memoryUse          // when memory is given back
 }
@@ -95,7 +95,6 @@ type familyState struct {
 	standby  standbyOf // its standby
 	// unguarded are its tables that are guarded on demand and hold nothing to guard; see there.
 	unguarded map[rules.TableName]unguarded
-	strange   strange // its unguarded chains
 	// undoubleAt is when jumps that stand twice are removed; zero: none does.
 	undoubleAt time.Time
 }
@@ -104,7 +103,7 @@ type familyState struct {
 func (d *Daemon) newState() *state {
 	st := &state{families: map[rules.Family]*familyState{}, pace: d.cfg.Pace, native: d.newNativeRealm()}
 	st.contention.limit, st.looking.storm = reload.NewLimiter(), bucket{share: stormShare}
-	st.quarantine.stood, st.inventory.strange = map[rules.Family]map[iptables.Place]bool{}, map[rules.Family]strangers{}
+	st.quarantine.stood = map[rules.Family]map[iptables.Place]bool{}
 	first := d.cfg.Kernel.Evidence()
 	st.choice = choice{reason: first.Reason, mixed: first.Mixed}
 	families := d.cfg.Kernel.Families()

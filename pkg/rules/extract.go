@@ -1,6 +1,9 @@
 package rules
 
-import "slices"
+import (
+	"iter"
+	"slices"
+)
 
 // A Protection says what is protected. protect.Selector makes one from --protect.
 type Protection struct {
@@ -149,29 +152,46 @@ func (p Protection) follow(t *Table, s *Section, missing []Rule) {
 	slices.Sort(s.DependsOn)
 }
 
-// OthersGone counts the rules that before holds and now does not, without protected rules, chains
-// that these lead to, and marks. A nil table does not exist.
-func (p Protection) OthersGone(before, now *Table, mark func(Rule) bool) int {
-	if before == nil {
-		return 0
-	}
-	gone, own := 0, p.Extract(before, mark)
-	for _, c := range before.Chains {
-		builtin := Builtin(before.Name, c.Name)
-		if !builtin && (p.Chain(c.Name) || own.IsLedTo(c.Name)) {
-			continue
+// Others yields the rules of others in a table, with their chains: all rules without the protected
+// ones, those of chains that protected rules lead to, and marks.
+func (p Protection) Others(t *Table, mark func(Rule) bool) iter.Seq2[*Chain, Rule] {
+	return func(yield func(*Chain, Rule) bool) {
+		if t == nil {
+			return
 		}
-		left := map[Key]int{}
-		for _, r := range now.Rules(c.Name) {
-			left[r.Key()]++
-		}
-		for _, r := range c.Rules {
-			if mark(r) || builtin && (p.Chain(r.Target) || p.names(before, c.Name, r) && before.Chain(r.Target) == nil) {
+		own := p.Extract(t, mark)
+		for i := range t.Chains {
+			c := &t.Chains[i]
+			builtin := Builtin(t.Name, c.Name)
+			if !builtin && (p.Chain(c.Name) || own.IsLedTo(c.Name)) {
 				continue
 			}
-			if left[r.Key()]--; left[r.Key()] < 0 {
-				gone++
+			for _, r := range c.Rules {
+				if mark(r) || builtin && (p.Chain(r.Target) || p.names(t, c.Name, r) && t.Chain(r.Target) == nil) {
+					continue
+				}
+				if !yield(c, r) {
+					return
+				}
 			}
+		}
+	}
+}
+
+// OthersGone counts the rules of others that before holds and now does not. A nil table does not
+// exist.
+func (p Protection) OthersGone(before, now *Table, mark func(Rule) bool) (gone int) {
+	var of *Chain
+	var left map[Key]int
+	for c, r := range p.Others(before, mark) {
+		if c != of {
+			of, left = c, map[Key]int{}
+			for _, r := range now.Rules(c.Name) {
+				left[r.Key()]++
+			}
+		}
+		if left[r.Key()]--; left[r.Key()] < 0 {
+			gone++
 		}
 	}
 	return gone

@@ -1,0 +1,182 @@
+package daemon
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/owners"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+const (
+	// inventoryEvery bounds how often canaryd counts what it does not guard. While it guards
+	// nothing, it asks nf_tables for native tables that often.
+	inventoryEvery = 30 * time.Second
+	nativeShown    = 20
+	othersShown    = 5
+)
+
+// An inventory is what the loop knows of rules and native tables that --protect does not name.
+type inventory struct {
+	at      time.Time // when it was taken last; zero: not yet
+	reads   uint64    // readSoFar of then
+	rules   int       // of iptables' tables
+	chains  int       // that have such rules, without those of a firewall manager
+	names   []string  // some of these chains
+	tables  []string  // native ones
+	unknown bool      // native tables could not be listed
+
+	edition int  // of the generation that bare is of
+	bare    bool // that generation has nothing to guard
+}
+
+// bareNow reports whether the generation has nothing to guard.
+func (d *Daemon) bareNow(st *state) bool {
+	if inv := &st.inventory; inv.edition != st.generation.edition {
+		// Kubelet's chains are too little only if more than these is to be guarded.
+		inv.edition, inv.bare = st.generation.edition, bare(st.want(), d.cfg.Protection.Chain(owners.ServicesChain))
+	}
+	return st.inventory.bare
+}
+
+// bare reports whether a generation has no rule, or only kubelet's.
+func bare(g rules.Generation, beyondKubelet bool) bool {
+	// kubelet's chains are guarded, but a node on which they are all is not what --protect=kube
+	// is for.
+	counts := func(chain string) bool { return !beyondKubelet || !owners.Kubelets(chain) }
+	for _, s := range g {
+		for _, c := range s.Chains {
+			if len(c.Rules) > 0 && counts(c.Name) {
+				return false
+			}
+		}
+		for _, h := range s.Jumps {
+			if counts(h.Into()) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// inventoryAt returns when the inventory is to be taken: when reads have shown something new, and
+// while nothing is guarded.
+func (d *Daemon) inventoryAt(st *state) time.Time {
+	switch inv := &st.inventory; {
+	case inv.at.IsZero():
+		return d.made
+	case inv.reads != st.readSoFar() || d.bareNow(st):
+		return inv.at.Add(inventoryEvery)
+	}
+	return time.Time{}
+}
+
+// readSoFar returns a number that changes with the last read of any family.
+func (st *state) readSoFar() (sum uint64) {
+	for _, fs := range st.inOrder() {
+		sum = 31*sum + fs.examined.digest
+	}
+	return sum
+}
+
+// mayTakeInventory reports whether every table was read and nothing is lost.
+func (d *Daemon) mayTakeInventory(st *state) bool { return st.loss == nil && d.mayFindOwners(st) }
+
+// takeInventory counts what --protect does not name, as the last reads showed it.
+func (d *Daemon) takeInventory(ctx context.Context, st *state) {
+	before := st.inventory
+	inv := inventory{at: time.Now(), reads: st.readSoFar(), edition: before.edition, bare: before.bare}
+	p := d.protection(st)
+	for _, fs := range st.inOrder() {
+		for _, t := range protect.Tables() {
+			table := fs.tables[t].standing.table
+			if fs.tables[t].unmarked(t) {
+				table = fs.unguarded[t].before
+			}
+			inv.count(table, p)
+		}
+	}
+	inv.tables, inv.unknown = before.tables, d.cfg.NativeTables == nil
+	if d.cfg.NativeTables != nil {
+		tables, err := d.cfg.NativeTables(ctx)
+		if inv.unknown = err != nil; err == nil {
+			inv.tables = tables
+		} else {
+			klog.FromContext(ctx).V(1).Info("Which native tables are not guarded is not known", "reason", err)
+		}
+	}
+	st.inventory = inv
+}
+
+// count adds the rules and chains of a table.
+func (inv *inventory) count(table *rules.Table, p rules.Protection) {
+	var last *rules.Chain
+	for c := range p.Others(table, canary.IsMark) {
+		inv.rules++
+		if c == last || rules.Builtin(table.Name, c.Name) || strings.HasSuffix(c.Name, "-CANARY") || owners.ManagerOf(c.Name) != "" {
+			continue
+		}
+		last = c
+		inv.chains++
+		if len(inv.names) < othersShown && !slices.Contains(inv.names, c.Name) {
+			inv.names = append(inv.names, strings.Clone(c.Name))
+		}
+	}
+}
+
+// unguardedNow returns the unguarded chains and native tables for a Status; nil if there are none.
+func (st *state) unguardedNow() *api.Unguarded {
+	inv := &st.inventory
+	u := api.Unguarded{Chains: inv.chains}
+	add := func(name string) {
+		if len(u.Names) < api.UnguardedShown {
+			u.Names = append(u.Names, name)
+		}
+	}
+	for _, name := range inv.names {
+		if o, known := owners.OfChain(name); known {
+			name += " (" + o.Name + ")"
+		}
+		add(name)
+	}
+	for _, id := range inv.tables {
+		if _, name, _ := strings.Cut(id, " "); owners.ManagerOfTable(name) == "" {
+			u.Tables++
+			add("table " + id)
+		}
+	}
+	if st.removed || u.Chains+u.Tables == 0 {
+		return nil
+	}
+	return &u
+}
+
+// guardsPackets reports whether a native table that is guarded decides on packets: it has rules, or
+// a base chain, which has a policy.
+func (r *nativeRealm) guardsPackets() bool {
+	return anyOf(r.tables, func(t *nativeTable) bool {
+		return slices.ContainsFunc(t.want.Chains, func(c native.Chain) bool { return c.Base || len(c.Rules) > 0 })
+	})
+}
+
+// nothing returns that nothing is protected, for a Status that is ready; nil if
+// something is.
+func (d *Daemon) nothing(st *state, s api.Status) *api.Nothing {
+	if st.loss != nil || !st.allPlanted() || !d.bareNow(st) || s.Ready() != nil || st.native.guardsPackets() {
+		return nil
+	}
+	inv := &st.inventory
+	count, _ := st.want().Counts()
+	return &api.Nothing{
+		NativeTables: inv.tables[:min(len(inv.tables), nativeShown)], Rules: inv.rules, Chains: inv.names,
+		Kubelet: count > 0, Unknown: inv.unknown || inv.at.IsZero(), // that follows
+	}
+}
