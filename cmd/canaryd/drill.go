@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -10,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/terminal"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -29,7 +29,7 @@ var errNotAgreed = errors.New("nothing was taken: --for-real needs your yes, or 
 func runDrill(ctx context.Context, o *options, to streams) (int, error) {
 	request := api.DrillRequest{Table: rules.TableName(o.table), Kind: canary.Verdict(o.kind), ForReal: o.forReal}
 	if o.forReal {
-		if !o.yes && !asked(ctx, to) {
+		if !o.yes && !terminal.Agreed(ctx, to.in, to.err, aboutForReal) {
 			return exitError, errNotAgreed
 		}
 		request.Table, request.Kind = "", "" // complete has refused those that the operator gave
@@ -49,27 +49,9 @@ func runDrill(ctx context.Context, o *options, to streams) (int, error) {
 	}
 }
 
-// asked asks whether a drill for real may begin. Without a terminal, or if ctx ends first, the
-// answer is no.
-func asked(ctx context.Context, to streams) bool {
-	if to.in == nil {
-		return false
-	}
-	_, _ = fmt.Fprint(to.err, "This removes the protected jumps of nat PREROUTING, in each family. Until they are back, usually\n"+
-		"for less than a second, new connections to services fail, and it counts as a flush. Go on? [y/N] ")
-	answers := make(chan string, 1)
-	go func() { // it ends with the program, if no line comes
-		answer, _ := bufio.NewReader(to.in).ReadString('\n')
-		answers <- strings.ToLower(strings.TrimSpace(answer))
-	}()
-	select {
-	case <-ctx.Done():
-		_, _ = fmt.Fprintln(to.err)
-		return false
-	case answer := <-answers:
-		return answer == "y" || answer == "yes"
-	}
-}
+// aboutForReal is asked before a drill for real.
+const aboutForReal = `This removes the protected jumps of nat PREROUTING, in each family. Until they are back, usually
+for less than a second, new connections to services fail, and it counts as a flush. Go on?`
 
 // drillText returns a drill for people: its result, the timeline, the log and the alert.
 func drillText(w io.Writer, r api.DrillReply) string {

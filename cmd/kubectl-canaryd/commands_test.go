@@ -157,7 +157,8 @@ func someOften(out string) string {
 func TestDetect(t *testing.T) {
 	c := newCluster(t)
 	evidence := func(backend string, nft, legacy int, mixed bool) string {
-		return fmt.Sprintf(`{"backend":%q,"reason":"nft has more rules","mixed":%t,"counts":{"ipv4":{"nft":{"rules":%d,"hint":true},"legacy":{"rules":%d,"hint":false}}},"native":[{"table":"ip kube-proxy","guarded":true}]}`,
+		return fmt.Sprintf(`{"backend":%q,"reason":"nft has more rules","mixed":%t,"counts":{"ipv4":{"nft":{"rules":%d,"hint":true},"legacy":{"rules":%d,"hint":false}}},"native":[{"table":"ip kube-proxy","guarded":true}],
+			"unguarded":[{"family":"ipv4","table":"filter","chain":"mine","rules":2,"word":"[m]ine"},{"family":"ipv4","table":"filter","chain":"ufw-x","rules":1,"manager":"ufw"}]}`,
 			backend, mixed, nft, legacy)
 	}
 	c.write(c.pod("a", running), "detect", 0, evidence("nft", 460, 0, false), "")

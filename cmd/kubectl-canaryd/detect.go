@@ -23,10 +23,11 @@ type detectRow struct {
 	Mixed    bool             `json:"mixed"` // both hold rules
 	NFT      int              `json:"nftRules"`
 	Legacy   int              `json:"legacyRules"`
-	// Native counts the native nftables tables. Which of them are guarded is in canaryd status:
-	// canaryd detect does not know the flags of the daemon.
-	Native  int    `json:"nativeTables"`
-	Warning string `json:"warning,omitempty"` // of the kernel or the programs
+	Native   int              `json:"nativeTables"`
+	// Unguarded counts the chains that no word of --protect names, and that are no firewall
+	// manager's. canaryd detect lists them on the node, with the words that would.
+	Unguarded int    `json:"unguardedChains"`
+	Warning   string `json:"warning,omitempty"` // of the kernel or the programs
 }
 
 type detectReply struct {
@@ -42,7 +43,7 @@ func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 	}
 	reply, mixed := detectReply{Nodes: []detectRow{}, WithoutPod: f.without}, 0
 	askAll(ctx, f, to, func(ctx context.Context, n node) (detectRow, error) {
-		return detectRowOf(n, f.exec(ctx, n, mostSmall, "detect", "-o", "json"))
+		return detectRowOf(n, f.exec(ctx, n, mostStatus, "detect", "-o", "json"))
 	}, func(n node, row detectRow, err error) {
 		if err != nil {
 			row = detectRow{Node: n.name, Why: cell(err.Error())}
@@ -73,7 +74,8 @@ func detectRowOf(n node, a answer) (detectRow, error) {
 	}
 	var found struct {
 		iptables.Evidence
-		Native []struct{ Table string }
+		Native    []struct{ Table string }
+		Unguarded []struct{ Manager string }
 	}
 	if err := read(a.out, &found); err != nil {
 		return detectRow{}, err
@@ -81,12 +83,18 @@ func detectRowOf(n node, a answer) (detectRow, error) {
 	if found.Backend != iptables.NFT && found.Backend != iptables.Legacy {
 		return detectRow{}, fmt.Errorf("the answer names no backend")
 	}
+	unguarded := 0
+	for _, c := range found.Unguarded {
+		if c.Manager == "" {
+			unguarded++
+		}
+	}
 	if !strings.HasPrefix(a.said, "canaryd: warning:") { // kubectl has warnings of its own
 		a.said = ""
 	}
 	return detectRow{
 		Node: n.name, Answered: true, Backend: found.Backend, Reason: cell(found.Reason), Mixed: found.Mixed,
-		NFT: found.Total(iptables.NFT).Rules, Legacy: found.Total(iptables.Legacy).Rules, Native: len(found.Native), Warning: cell(a.said),
+		NFT: found.Total(iptables.NFT).Rules, Legacy: found.Total(iptables.Legacy).Rules, Native: len(found.Native), Unguarded: unguarded, Warning: cell(a.said),
 	}, nil
 }
 
@@ -104,11 +112,11 @@ func (r detectRow) rank() int {
 }
 
 func writeDetected(w io.Writer, r detectReply, mixed int) {
-	rows := [][]string{{"NODE", "BACKEND", "MIXED", "NFT RULES", "LEGACY RULES", "NATIVE TABLES", "WHY"}}
+	rows := [][]string{{"NODE", "BACKEND", "MIXED", "NFT RULES", "LEGACY RULES", "NATIVE TABLES", "UNGUARDED CHAINS", "WHY"}}
 	for _, n := range r.Nodes {
-		row := []string{cell(n.Node), "unknown", "", "", "", "", n.Why}
+		row := []string{cell(n.Node), "unknown", "", "", "", "", "", n.Why}
 		if n.Answered {
-			row = []string{cell(n.Node), string(n.Backend), "no", strconv.Itoa(n.NFT), strconv.Itoa(n.Legacy), strconv.Itoa(n.Native), cmp.Or(n.Warning, n.Reason)}
+			row = []string{cell(n.Node), string(n.Backend), "no", strconv.Itoa(n.NFT), strconv.Itoa(n.Legacy), strconv.Itoa(n.Native), strconv.Itoa(n.Unguarded), cmp.Or(n.Warning, n.Reason)}
 		}
 		if n.Mixed {
 			row[2] = "yes"

@@ -1,14 +1,12 @@
 package main
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
@@ -75,29 +73,14 @@ func (o *options) change(ctx context.Context, to streams, meaning string, paused
 	return code, show(to.out, o.output, reply, func(w io.Writer) { writePaused(w, reply) })
 }
 
-// agreed shows the nodes and asks. Without a terminal, or if ctx ends first, the answer is no.
+// agreed shows the nodes and asks.
 func (f *fleet) agreed(ctx context.Context, to streams, meaning string) bool {
 	var names []string
 	for _, n := range f.nodes {
 		names = append(names, n.name)
 	}
 	_, _ = fmt.Fprintf(to.err, "%s\n%s: %s\n", meaning, count(len(names), "node"), listed(names))
-	if to.in == nil {
-		return false
-	}
-	_, _ = fmt.Fprint(to.err, "Go on? [y/N] ")
-	answers := make(chan string, 1)
-	go func() { // it ends with the program, if no line comes
-		answer, _ := bufio.NewReader(to.in).ReadString('\n')
-		answers <- strings.ToLower(strings.TrimSpace(answer))
-	}()
-	select {
-	case <-ctx.Done():
-		_, _ = fmt.Fprintln(to.err)
-		return false
-	case answer := <-answers:
-		return answer == "y" || answer == "yes"
-	}
+	return terminal.Agreed(ctx, to.in, to.err, "Go on?")
 }
 
 // pauseRowOf reads the answer to canaryd pause or resume with -o json.

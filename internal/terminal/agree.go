@@ -1,0 +1,31 @@
+package terminal
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Agreed writes a question to out, reads one line from in, and reports whether it is a yes. Without
+// a terminal, where in is nil, nothing is asked and the answer is no; so it is if ctx ends first.
+// The reader then goes on until a line comes, or the program ends.
+func Agreed(ctx context.Context, in io.Reader, out io.Writer, question string) bool {
+	if in == nil {
+		return false
+	}
+	_, _ = fmt.Fprint(out, question+" [y/N] ")
+	answers := make(chan string, 1)
+	go func() {
+		answer, _ := bufio.NewReader(in).ReadString('\n')
+		answers <- strings.ToLower(strings.TrimSpace(answer))
+	}()
+	select {
+	case <-ctx.Done():
+		_, _ = fmt.Fprintln(out)
+		return false
+	case answer := <-answers:
+		return answer == "y" || answer == "yes"
+	}
+}
