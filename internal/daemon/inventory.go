@@ -17,14 +17,14 @@ import (
 )
 
 const (
-	// inventoryEvery bounds how often canaryd counts what it does not guard. While it guards
+	// inventoryEvery bounds how often canaryd counts unguarded rules. While it guards
 	// nothing, it asks nf_tables for native tables that often.
 	inventoryEvery = 30 * time.Second
 	nativeShown    = 20
 	othersShown    = 5
 )
 
-// An inventory is what the loop knows of rules and native tables that --protect does not name.
+// An inventory counts the rules and native tables that --protect does not name.
 type inventory struct {
 	at      time.Time // when it was taken last; zero: not yet
 	reads   uint64    // readSoFar of then
@@ -90,7 +90,8 @@ func (st *state) readSoFar() (sum uint64) {
 // mayTakeInventory reports whether every table was read and nothing is lost.
 func (d *Daemon) mayTakeInventory(st *state) bool { return st.loss == nil && d.mayFindOwners(st) }
 
-// takeInventory counts what --protect does not name, as the last reads showed it.
+// takeInventory counts rules and native tables that --protect does not name, as the last reads
+// showed them.
 func (d *Daemon) takeInventory(ctx context.Context, st *state) {
 	before := st.inventory
 	inv := inventory{at: time.Now(), reads: st.readSoFar(), edition: before.edition, bare: before.bare}

@@ -89,7 +89,7 @@ func TestRulesThatAWordNamesComeBack(t *testing.T) {
 }
 
 // TestWhatAWordNamesIsItsOwners: a rule that is deleted by name stays away, in time and after a
-// flush; one that its owner appends right behind a replay stands once.
+// flush; a rule that its owner appends right behind a replay is there once.
 func TestWhatAWordNamesIsItsOwners(t *testing.T) {
 	const wireguard, metadata = "FORWARD -i wg0 -j ACCEPT", "PREROUTING -d 169.254.169.254/32 -i cali+ -p tcp -m tcp --dport 80 -j DNAT --to-destination 192.0.2.10:8181"
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -107,7 +107,7 @@ func TestWhatAWordNamesIsItsOwners(t *testing.T) {
 		must(t, r.fake.RestoreNoflush(rules.IPv4, section(rules.Nat, "-A "+metadata))) // kube2iam starts again
 		r.after(2 * r.d.cfg.JumpGrace)
 		if n := strings.Count(r.fake.SaveTable(rules.IPv4, rules.Nat), "-A "+metadata+"\n"); n != 1 {
-			t.Errorf("a rule that its owner wrote behind the replay stands %d times", n)
+			t.Errorf("a rule that its owner wrote behind the replay is there %d times", n)
 		}
 		r.wantReady()
 	})

@@ -1,4 +1,4 @@
-// Package metrics counts for Prometheus what the daemon does. Series that an alert compares with
+// Package metrics counts the daemon's work for Prometheus. Series that an alert compares with
 // their past exist from the first scrape on. The others appear with their first value that is not
 // 0, because a fleet pays for each series of each node.
 package metrics

@@ -110,5 +110,5 @@ func (m *Metrics) setNative(tables []api.NativeTable, closed []api.PolicyDrop) {
 type nativeSeries struct {
 	family  string
 	standby api.StandbyState // the state that was set last
-	wrong   bool             // one of the gauges was not 0 that are 0 as long as all is well
+	wrong   bool             // a gauge that is 0 on a healthy node was not
 }

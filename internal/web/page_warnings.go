@@ -86,7 +86,7 @@ func leftOutWarning(s api.Status) []pageWarning {
 		return nil
 	}
 	w := pageWarning{Name: "leftout", Class: "bad", Title: api.Upper(s.NotGuarded()) + ".",
-		Text: "There are more rules than canaryd keeps of a family (--max-rules). What is lost of these is not put back.", Command: "canaryd status"}
+		Text: "There are more rules than canaryd keeps of a family (--max-rules). Lost rules of these chains are not put back.", Command: "canaryd status"}
 	for _, l := range s.LeftOut[:min(n, 5)] {
 		w.Chains = append(w.Chains, fmt.Sprintf("%s/%s/%s", l.Family, l.Table, l.Chain))
 	}

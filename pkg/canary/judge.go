@@ -147,7 +147,7 @@ type Finding struct {
 // Judge decides what became of one table. It is a pure function. Its rules, in order:
 //
 //   - A table that could not be read, or never had a canary, is unknown. But a table
-//     that does not exist, and of which nothing is wanted, is intact, and so is a
+//     that does not exist, and that nothing is wanted of, is intact, and so is a
 //     table that needs no marks.
 //   - If the canary is missing, empty or has another nonce, the table was deleted,
 //     flushed or replaced. A flush that empties the canary leaves all chains standing.

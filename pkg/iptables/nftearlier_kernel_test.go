@@ -91,7 +91,7 @@ func TestRulesOfBeforeAreWrittenByTheirBytes(t *testing.T) {
 	})
 }
 
-// swapped returns the rules with the texts of those that have one exchanged.
+// swapped returns the rules with their texts exchanged.
 func swapped(kept []RawRule) []RawRule {
 	list := slices.Clone(kept)
 	var with []int

@@ -14,14 +14,15 @@ import (
 
 const flushedDoc = "../../docs/my-rules-were-flushed.md"
 
-// A product is one section of docs/my-rules-were-flushed.md: what its users search for.
+// A product is a section of docs/my-rules-were-flushed.md, with the words that its users search
+// for.
 type product struct {
 	name string
 	// says has the words of users' reports.
 	says string
 	// owners are the rows of its rules; none: note says all.
 	owners []string
-	// note is what no row says.
+	// note completes the rows.
 	note string
 }
 

@@ -17,7 +17,7 @@ const Auto = "auto"
 // leaveOut begins a word that takes one owner out of Auto: "-docker".
 const leaveOut = "-"
 
-// Auto reports whether the selector has all owners that have a preset, but for those that are left
+// Auto reports whether the selector has all owners that have a preset, but for owners that are left
 // out by name.
 func (s Selector) Auto() bool { return s.auto }
 

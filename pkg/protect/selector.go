@@ -73,7 +73,7 @@ func NewSelector(list []string) (Selector, error) {
 		case strings.Count(word, ":") > 1:
 			return Selector{}, fmt.Errorf("%q begins neither with %s nor with %s, and is no glob of chain names", word, nativePrefix, rulePrefix)
 		case strings.ContainsAny(word, " \t\""):
-			return Selector{}, fmt.Errorf("%q is not a glob of chain names: no chain of iptables has a space or a quote in its name (a word with a comma stands in double quotes)", word)
+			return Selector{}, fmt.Errorf("%q is not a glob of chain names: no chain of iptables has a space or a quote in its name (a word with a comma needs double quotes)", word)
 		default:
 			if _, err := path.Match(word, ""); err != nil {
 				return Selector{}, fmt.Errorf("%q is not a glob of chain names: %w", word, err)

@@ -250,7 +250,7 @@ func TestTailscaleWithNftables(t *testing.T) {
 	})
 }
 
-// tailscaleNft is what tailscaled writes by netlink.
+// tailscaleNft has the rules that tailscaled writes by netlink.
 const tailscaleNft = `
 table ip filter {
 	chain ts-input {

@@ -38,7 +38,7 @@ func cacheRules(n *nodetest.Node, family rules.Family, verb, address string) {
 	}
 }
 
-// rawOwners writes what Calico, Cilium and Docker have in raw, and a stranger's rule.
+// rawOwners writes the rules of Calico, Cilium and Docker in raw, and a stranger's rule.
 func rawOwners(n *nodetest.Node, family rules.Family, container string) {
 	n.Helper()
 	n.Must(n.Programs.RestoreNoflush(n.Context(), family, `*raw

@@ -35,7 +35,7 @@ var (
 
 // TestRulesOfBuiltInChainsThatAWordNames: rules that wg-quick, kube2iam and MicroK8s write come
 // back after a flush of each kind, once and in their places among rules of others. wg-quick's
-// PostDown is obeyed, and after its PostUp each rule stands once.
+// PostDown is obeyed, and after its PostUp each rule is there once.
 func TestRulesOfBuiltInChainsThatAWordNames(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Families = []rules.Family{rules.IPv4}
