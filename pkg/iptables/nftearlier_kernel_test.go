@@ -3,6 +3,7 @@ package iptables
 import (
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -45,10 +46,10 @@ func TestRulesOfBeforeAreWrittenByTheirBytes(t *testing.T) {
 			}
 		}
 		payload += "COMMIT\n"
-		// pkg/ruleset spells the others.
+		// pkg/ruleset spells the others. iptables 1.8.7 prints where the search ends, too.
 		want := map[string]bool{"": true, `-m string --string "canary" --algo bm -j DROP`: true, "-m set --match-set addresses src -j ACCEPT": true}
 		for text := range maps.Keys(texts) {
-			if !want[text] {
+			if !want[strings.Replace(text, " --to 65535", "", 1)] {
 				t.Errorf("the text is kept: %s", text)
 			}
 		}
