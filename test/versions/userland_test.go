@@ -85,7 +85,7 @@ func (u *userland) programs() string {
 func (u *userland) run(p part) []outcome.Outcome {
 	u.Helper()
 	defer u.turn(p)()
-	cmd := u.command("/builds/"+p.binary(), "-test.v", "-test.count=1", "-test.run="+p.tests, "-test.timeout="+limit.String())
+	cmd := u.command("/builds/"+p.binary(), "-test.v", "-test.count=1", "-test.run="+p.tests, "-test.skip="+p.skip, "-test.timeout="+limit.String())
 	cmd.Dir = "/src/" + p.pkg
 	out, err := cmd.CombinedOutput()
 	all := outcome.Of(string(out), p.rows)
