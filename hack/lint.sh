@@ -50,6 +50,7 @@ for module in "${modules[@]}"; do
 	step "go vet of $module" go vet -C "$module" ./...
 	step "staticcheck of $module" in_module "$module" go tool -modfile=../../hack/tools/go.mod staticcheck ./...
 done
+step 'GitHub workflows' go tool -modfile=hack/tools/go.mod actionlint
 step 'imports run one way' go run ./hack/importcheck
 step 'words and wide lines' go run ./hack/prose
 step 'waits for time' go run ./hack/waits

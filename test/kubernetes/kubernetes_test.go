@@ -354,29 +354,46 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// TestRemoteBasesAreOfARelease: a document that names a folder of the repository for
-// kustomize names a release with it; without one, an apply takes whatever is new.
-func TestRemoteBasesAreOfARelease(t *testing.T) {
+// TestKustomizationsOfTheDocuments: each names folders of a checkout, which are there before any
+// release is, and makes a pod of the image that it names.
+func TestKustomizationsOfTheDocuments(t *testing.T) {
 	found := 0
-	for _, pattern := range []string{"../../docs/*.md", "../../deploy/*.md", "../../deploy/*/*.md", "../../deploy/*/*.yaml", "../../*.md"} {
-		files, err := filepath.Glob(pattern)
+	for _, file := range []string{"../../docs/install.md", deploy + "README.md"} {
+		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
+		}
+		// In a fence, or indented by four columns.
+		for _, of := range regexp.MustCompile("(?m)^(    )?resources: \\[(?:[^`\n].*\n)+").FindAllStringSubmatch(string(text), -1) {
+			kustomization := strings.ReplaceAll("\n"+of[0], "\n"+of[1], "\n")
+			found++
+			all := build(t, kustomizationOf(t, kustomization))
+			if image := canaryd(t, all.pod(t)).Image; !strings.HasPrefix(image, "YOUR-REGISTRY/canaryd:") {
+				t.Errorf("%s makes pods of %s", file, image)
+			}
+		}
+	}
+	if found != 2 {
+		t.Errorf("the documents show %d kustomizations", found)
+	}
+}
+
+// TestNoDocumentNeedsARelease: an address of a release can be followed when there is one.
+func TestNoDocumentNeedsARelease(t *testing.T) {
+	for _, pattern := range []string{"../../docs/*.md", "../../deploy/*.md", "../../deploy/*/*.md", "../../deploy/*/*.yaml", "../../*.md"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: %d files, %v", pattern, len(files), err)
 		}
 		for _, file := range files {
 			text, err := os.ReadFile(file)
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, url := range regexp.MustCompile(`https://github\.com/canaryd/canaryd//\S+`).FindAllString(string(text), -1) {
-				if found++; !strings.Contains(url, "?ref=v") {
-					t.Errorf("%s: %s is of no release", file, url)
-				}
+			for _, address := range regexp.MustCompile(`https://github\.com/\S+(?:\?ref=|/releases/|/v\d)\S*|\bexample\.(?:org|com)\b`).FindAllString(string(text), -1) {
+				t.Errorf("%s names %s", file, address)
 			}
 		}
-	}
-	if found < 2 {
-		t.Errorf("documents name %d folders for kustomize", found)
 	}
 }
 

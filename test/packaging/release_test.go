@@ -52,17 +52,6 @@ func releaseOf(t *testing.T, sources, umask, zone string) string {
 	return out
 }
 
-// checkout copies the sources as another clone would have them: elsewhere, younger, and with
-// the modes that the umask gives them.
-func checkout(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	nstest.Command(t, "sh", "-ec", `umask 027
-cd ../..
-git ls-files --cached --others --exclude-standard -z | tar -c --null --ignore-failed-read -T - | tar -x --no-same-permissions -m -C "$0"`, dir)
-	return dir
-}
-
 // TestRelease: a release is made twice, of two checkouts, with the same bytes; it has all that
 // docs/release.md lists, and an engine of Debian's runs its image.
 func TestRelease(t *testing.T) {
@@ -96,15 +85,6 @@ func TestRelease(t *testing.T) {
 		t.Errorf("sha256sum finds:\n%s", out)
 	}
 	t.Run("engine", func(t *testing.T) { wantRuns(t, dir) })
-}
-
-func read(t *testing.T, dir, name string) string {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join(dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
 }
 
 // wantPrograms wants programs that need no library, and packages of them, for each architecture.

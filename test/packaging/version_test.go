@@ -128,7 +128,7 @@ func commandsUnder(document string, headings ...string) []string {
 func TestSigning(t *testing.T) {
 	nstest.NeedProgram(t, "ssh-keygen", "sha256sum")
 	document := source(t, "docs/release.md")
-	line := regexp.MustCompile(`(?m)^(release@\S+ namespaces=\S+ )ssh-ed25519 AAAA\.\.\.$`).FindStringSubmatch(document)
+	line := regexp.MustCompile(`(?m)^(\S+@\S+ namespaces=\S+ )ssh-ed25519 AAAA\.\.\.$`).FindStringSubmatch(document)
 	if line == nil {
 		t.Fatal("docs/release.md shows no line of allowed_signers")
 	}
@@ -168,7 +168,7 @@ cd bin/release; sha256sum canaryd* >SHA256SUMS`)
 		t.Fatalf("signing: %v\n%s", err, out)
 	}
 	out, err := do("Verifying")
-	for _, want := range []string{`Good "git" signature for release@canaryd.example`, `Good "file" signature for release@canaryd.example`, "canaryd_1.2.3_linux_amd64: OK"} {
+	for _, want := range []string{`Good "git" signature for canaryd@users.noreply.github.com`, `Good "file" signature for canaryd@users.noreply.github.com`, "canaryd_1.2.3_linux_amd64: OK"} {
 		if err != nil || !strings.Contains(out, want) {
 			t.Fatalf("verifying: %v, want %q of\n%s", err, want, out)
 		}

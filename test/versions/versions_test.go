@@ -29,7 +29,7 @@ type part struct {
 func parts() []part {
 	return []part{
 		{pkg: "test/e2e", tests: "^TestScenarios$", rows: true}, // the rows of make demo
-		// What a reader sees beside a busy writer is the kernel's: make test-large tries it at length.
+		// Readers next to a busy writer try the kernel more than the programs: make test-large has them.
 		{pkg: "pkg/iptables", tests: ".", skip: "BesideA?BusyWriter"},
 		{pkg: "pkg/rules", tests: "^TestTheKernelAgreesOnMeaning$"},
 		{pkg: "pkg/rules/kube", tests: "^TestSpelling$"},
