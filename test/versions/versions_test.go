@@ -29,7 +29,7 @@ type part struct {
 func parts() []part {
 	return []part{
 		{pkg: "test/e2e", tests: "^TestScenarios$", rows: true}, // the rows of make demo
-		// Readers next to a busy writer try the kernel more than the programs: make test-large has them.
+		// make test-large has the readers next to a busy writer: they try the kernel.
 		{pkg: "pkg/iptables", tests: ".", skip: "BesideA?BusyWriter"},
 		{pkg: "pkg/rules", tests: "^TestTheKernelAgreesOnMeaning$"},
 		{pkg: "pkg/rules/kube", tests: "^TestSpelling$"},
