@@ -225,7 +225,7 @@ func fail(to streams, err error) int {
 }
 
 // rareFlags are the flags of run that its help leaves out, so that it fits a screen.
-var rareFlags = []string{"log-format", "replay", "canary-chain", "poll-interval", "lock-file", "lock-wait", "metrics-host", "metrics-required", "max-rules", "cni-results", "standby"}
+var rareFlags = []string{"log-format", "replay", "canary-chain", "poll-interval", "drill-every", "lock-file", "lock-wait", "metrics-host", "metrics-required", "max-rules", "cni-results", "standby"}
 
 const helpWidth = 100
 

@@ -108,6 +108,7 @@ func TestBadCommandLines(t *testing.T) {
 		{"--detect-local-mode=Guess", `--detect-local-mode is "Guess": want ClusterCIDR or NodeCIDR or BridgeInterface or InterfaceNamePrefix`},
 		{"--poll-interval=0", `--poll-interval is 0s: want at least 10ms`},
 		{"--poll-interval=-1s", `--poll-interval is -1s: want at least 10ms`},
+		{"--drill-every=10s", `--drill-every is 10s: want at least 1m0s`},
 		{"--poll-interval=soon", `invalid argument "soon" for "--poll-interval" flag: time: invalid duration "soon" (see canaryd run --help)`},
 		{"--settle=-1ms", `--settle is -1ms: want at least 0s`},
 		{"--settle=10h", `--settle is 10h0m0s: want at most 30s`},

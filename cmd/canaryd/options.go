@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -29,6 +30,7 @@ type options struct {
 	keeper, standby, logFormat       string
 	canaryChain                      string
 	poll, settle, jumpGrace          time.Duration
+	drillEvery                       time.Duration
 	lockFile                         string
 	lockWait, maxStoredAge           time.Duration
 	maxRules                         int
@@ -66,7 +68,7 @@ func renderFlags() []string {
 func runFlags() []string {
 	return []string{
 		"source", "manifest", "rules-dir", "protect", "mode", "replay", "keeper", "standby", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
-		"jump-grace", "lock-file", "lock-wait", "max-stored-age", "state-dir", "cni-results", "socket", "metrics-bind-address", "metrics-host", "metrics-required", "max-rules", "log-format",
+		"jump-grace", "drill-every", "lock-file", "lock-wait", "max-stored-age", "state-dir", "cni-results", "socket", "metrics-bind-address", "metrics-host", "metrics-required", "max-rules", "log-format",
 	}
 }
 
@@ -87,6 +89,7 @@ func (o *options) allFlags() *pflag.FlagSet {
 	all.DurationVar(&o.poll, "poll-interval", time.Second, "look at least this often")
 	all.DurationVar(&o.settle, "settle", 20*time.Millisecond, "quiet time before a replay, at most 30s")
 	all.DurationVar(&o.jumpGrace, "jump-grace", 15*time.Second, "leave deleted jumps to their owner this long")
+	all.DurationVar(&o.drillEvery, "drill-every", 0, "have a drill this often, such as 168h, at times of each node's own; 0: on request only")
 	all.StringVar(&o.lockFile, "lock-file", "/run/xtables.lock", "the xtables lock")
 	all.DurationVar(&o.lockWait, "lock-wait", 5*time.Second, "wait this long for the lock, then again later")
 	all.DurationVar(&o.maxStoredAge, "max-stored-age", 10*time.Minute, "replay at start only what is younger")
@@ -221,6 +224,7 @@ func (o *options) complete(cmd command, flags *pflag.FlagSet) error {
 		atLeast("settle", o.settle, 0),
 		atMost("settle", o.settle, daemon.MostSettle),
 		atLeast("jump-grace", o.jumpGrace, 0),
+		atLeast("drill-every", cmp.Or(o.drillEvery, time.Minute), time.Minute),
 		atLeast("lock-wait", o.lockWait, time.Millisecond),
 		atLeast("max-stored-age", o.maxStoredAge, 0),
 		daemon.CheckPause("--for", o.pause),

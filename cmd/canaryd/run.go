@@ -141,7 +141,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Mode: api.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
 		Protection: o.learned(), Protect: protect.Join(o.protect), Declared: files.declaration(), Declarations: files.changes,
 		BrokenSources: files.broken, SourceErrors: files.news, Canary: o.canaryChain,
-		PollInterval: o.poll, Settle: o.settle, JumpGrace: o.jumpGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, FreeMemory: freeMemory,
+		PollInterval: o.poll, Settle: o.settle, JumpGrace: o.jumpGrace, DrillEvery: o.drillEvery, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, FreeMemory: freeMemory,
 		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Standby: standby, Attachments: o.attachments(), Disabled: disabled, NativeTables: o.strangerTables, Native: guarded.cfg, LeftOut: kernel.LeftOut,
 		Sets: iptables.NewSets(), CPU: daemon.CPUTime, ListenRequired: o.metricsRequired,
 		Elsewhere: o.elsewhere, Node: nodeName(),

@@ -68,6 +68,7 @@ type Config struct {
 	PollInterval time.Duration
 	Settle       time.Duration // how long a loss must be quiet before it is judged
 	JumpGrace    time.Duration
+	DrillEvery   time.Duration // time between two drills by schedule; 0: there are none
 	MaxStoredAge time.Duration
 	// Pace estimates how long a rule takes to write, until replays have shown it. The zero
 	// value is what is usual.
@@ -178,6 +179,7 @@ func (d *Daemon) begin(ctx context.Context) *state {
 	recallGuards(st)
 	d.recallFlushes(ctx, st)
 	st.settleEarlier()
+	d.scheduleDrill(st, time.Now())
 	d.cfg.Metrics.SetBackend(d.cfg.Kernel.Info())
 	return st
 }

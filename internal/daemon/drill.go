@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -52,7 +53,7 @@ func (d *Daemon) Drill(ctx context.Context, r api.DrillRequest) (api.DrillReply,
 	var begun *drill
 	var reply api.DrillReply
 	err := d.askGuard(ctx, func(ctx context.Context, st *state) error {
-		begun, reply = d.beginDrill(ctx, st, r)
+		begun, reply = d.beginDrill(ctx, st, r, "it was asked for")
 		return nil
 	})
 	if err != nil || begun == nil {
@@ -66,8 +67,38 @@ func (d *Daemon) Drill(ctx context.Context, r api.DrillRequest) (api.DrillReply,
 	}
 }
 
+// scheduleDrill plans the next drill by --drill-every. The first one ever comes at a random time
+// within the first period, since the canaryds of a fleet start together; each later one a period
+// after the last drill of this node, also if that was on request.
+func (d *Daemon) scheduleDrill(st *state, now time.Time) {
+	every := d.cfg.DrillEvery
+	switch last := cmp.Or(st.lastDrill, api.LastDrillOf(st.journal)); {
+	case every == 0:
+	case last == nil:
+		st.drillAt = now.Add(rand.N(every))
+	default:
+		st.drillAt = latest(now.Add(d.drillRetry()), last.Time.Add(every))
+	}
+}
+
+// drillRetry returns how long a drill by schedule waits after a start, or after it was refused.
+func (d *Daemon) drillRetry() time.Duration { return min(d.cfg.DrillEvery/10, time.Hour) }
+
+// drillBySchedule begins a drill, unless an operator has had one since.
+func (d *Daemon) drillBySchedule(ctx context.Context, st *state) {
+	now := time.Now()
+	if last := st.lastDrill; last != nil && now.Before(last.Time.Add(d.cfg.DrillEvery)) {
+		d.scheduleDrill(st, now)
+		return
+	}
+	st.drillAt = now.Add(d.cfg.DrillEvery)
+	if begun, _ := d.beginDrill(ctx, st, api.DrillRequest{}, "--drill-every"); begun == nil {
+		st.drillAt = now.Add(d.drillRetry())
+	}
+}
+
 // beginDrill takes the canary away. It returns nil and a reply if it did not.
-func (d *Daemon) beginDrill(ctx context.Context, st *state, r api.DrillRequest) (*drill, api.DrillReply) {
+func (d *Daemon) beginDrill(ctx context.Context, st *state, r api.DrillRequest, because string) (*drill, api.DrillReply) {
 	next := &drill{done: make(chan struct{}), reply: api.DrillReply{
 		DrillEnd: api.DrillEnd{Time: time.Now(), Sort: api.DrillCanary, Result: api.DrillRefused},
 		Table:    r.Table, Kind: r.Kind, Alert: api.AlertOfFlush(r.ForReal),
@@ -88,7 +119,7 @@ func (d *Daemon) beginDrill(ctx context.Context, st *state, r api.DrillRequest) 
 		err = errDrillForReal
 	}
 	if err == nil {
-		err = d.takeCanary(ctx, st, next)
+		err = d.takeCanary(ctx, st, next, because)
 	}
 	if err == nil {
 		return next, api.DrillReply{}
@@ -145,14 +176,14 @@ func (st *state) doubtAt(now time.Time) *drill {
 
 // takeCanary does what a drill begins with. After an error the drill does not go on: nothing was
 // taken, or, if the reply says failed, something may have been.
-func (d *Daemon) takeCanary(ctx context.Context, st *state, next *drill) error {
+func (d *Daemon) takeCanary(ctx context.Context, st *state, next *drill, because string) error {
 	ctx, end := finishing(ctx)
 	defer end()
 	what := reload.Drill{Table: next.reply.Table, Kind: next.reply.Kind}
 	if next.reply.Sort == api.DrillForReal {
 		what.Chain = drillChain
 	}
-	severity.Notices(klog.FromContext(ctx)).Info("A drill begins on request", "takes", takesText(next.reply), "kind", next.reply.Kind)
+	severity.Notices(klog.FromContext(ctx)).Info("A drill begins", "takes", takesText(next.reply), "kind", next.reply.Kind, "because", because)
 	done, err := d.replayer(ctx, st).Drill(ctx, d.job(st, d.cfg.Kernel.Families()...), what)
 	next.taken = maps.Clone(done.Marks)
 	for id, mark := range done.Tried {

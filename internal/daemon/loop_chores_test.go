@@ -227,6 +227,9 @@ func situations() map[string]situation {
 		"compare with the baseline": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			st.baseline = baseline{taken: true, base: rules.NewBaseline(nil)}
 		},
+		"drill by schedule": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
+			d.cfg.DrillEvery, st.drillAt = period, time.Now()
+		},
 		"look at native tables": now(func(st *state) *time.Time { return &st.native.lookAt }),
 		"heal native tables": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
 			d.cfg.Native.Kernel.(*fakeNative).flushTable(proxyTable)

@@ -104,6 +104,8 @@ type setup struct {
 	leftOut func() []iptables.LeftOut
 	// settle is --settle; 0 is its default.
 	settle time.Duration
+	// drillEvery is --drill-every; 0: no drill comes by itself.
+	drillEvery time.Duration
 	// keeper is what keeps connections; nil is that nothing does.
 	keeper Keeper
 	// standby is what translates meanwhile; nil is that nothing does.
@@ -223,7 +225,7 @@ func configure(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		ListenRequired: s.listenRequired,
 		Kernel:         fake, Hints: r.hints, Writers: r.writers, Metrics: metrics,
 		Mode: s.mode, Source: "snapshot", Protection: selector.Protection(), Protect: protect.Join(s.protect), Canary: canary.DefaultChain, Sets: fake.Sets(),
-		PollInterval: time.Second, Settle: 20 * time.Millisecond, JumpGrace: 15 * time.Second,
+		PollInterval: time.Second, Settle: 20 * time.Millisecond, JumpGrace: 15 * time.Second, DrillEvery: s.drillEvery,
 		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, FreeMemory: s.freeMemory, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper, Attachments: s.attachments, Elsewhere: s.elsewhere,
 	}
 	cfg.NativeTables, cfg.LeftOut = s.native, s.leftOut

@@ -58,6 +58,7 @@ type state struct {
 	drill     *drill        // the one that is under way; nil: none
 	doubt     *drill        // one whose write failed, and which may have taken something all the same
 	lastDrill *api.DrillEnd // of this run; nil: none
+	drillAt   time.Time     // the next one by --drill-every; zero: there is none
 
 	// What the last run left.
 	suspicion *suspicion // not judged yet; nil: nothing is left to judge

@@ -43,6 +43,10 @@ func TestRollout(t *testing.T) {
 			values = without(t, values, "mode: observe")
 			kustomization = withoutPatch(t, kustomization, "--mode=observe")
 		}, []string{set + "containers[0].args[2]"}},
+		{"drills", func() {
+			values += blocks["drills.values"]
+			kustomization += blocks["drills.patch"]
+		}, []string{set + "containers[0].args[2]"}},
 		{"all nodes", func() {
 			values = without(t, values, "nodeSelector:")
 			kustomization = withoutPatch(t, kustomization, "nodeSelector/canaryd")
@@ -52,9 +56,9 @@ func TestRollout(t *testing.T) {
 		}, []string{set + "containers[0].image"}},
 		{"uninstall", func() {
 			values += "uninstall: true\n"
-			kustomization += blocks["uninstall"]
+			kustomization = withoutPatch(t, kustomization, "--drill-every") + blocks["uninstall"]
 		}, []string{
-			set + "containers[0].args[0]", set + "containers[0].args[1]", set + "containers[0].livenessProbe", set + "containers[0].ports",
+			set + "containers[0].args[0]", set + "containers[0].args[1]", set + "containers[0].args[2]", set + "containers[0].livenessProbe", set + "containers[0].ports",
 			set + "containers[0].readinessProbe.exec.command[1]", set + "containers[0].readinessProbe.exec.command[2]",
 			set + "containers[0].readinessProbe.failureThreshold", set + "containers[0].readinessProbe.timeoutSeconds",
 			set + "containers[0].startupProbe", "DaemonSet.spec.updateStrategy.rollingUpdate.maxUnavailable", "PrometheusRule.spec.groups",

@@ -1,0 +1,90 @@
+package daemon
+
+import (
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+// period is that of the drills.
+const period = 10 * time.Minute
+
+// drilled returns how many drills have passed, and how many were refused.
+func (r *rig) drilled() (passed, refused float64) {
+	r.t.Helper()
+	now := r.metrics("drills_total")
+	return now["drills_total{result=passed}"], now["drills_total{result=refused}"]
+}
+
+// TestDrillBySchedule: drills come by themselves, one a period after the last.
+func TestDrillBySchedule(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		dir := t.TempDir()
+		r := start(t, backend, setup{drillEvery: period, journal: dir})
+		want := func(when string, passed, refused float64) {
+			t.Helper()
+			if p, n := r.drilled(); p != passed || n != refused {
+				t.Errorf("%s: %v drills have passed, %v were refused; want %v and %v", when, p, n, passed, refused)
+			}
+		}
+		r.after(period)
+		want("after a period", 1, 0)
+		r.wantLog(`"A drill begins" takes="its canary of table nat" kind="chain_deleted" because="--drill-every"`)
+		r.after(2 * period)
+		want("after three periods", 3, 0)
+
+		next := r.d.Status().LastDrill.Time.Add(period)
+		r.after(time.Until(next) - time.Minute)
+		if reply := r.drill(api.DrillRequest{}); reply.Result != api.DrillPassed {
+			t.Errorf("the drill on request: %+v", reply)
+		}
+		r.after(2 * time.Minute)
+		want("after one on request a minute before its time", 4, 0)
+		r.after(period - 2*time.Minute)
+		want("a period after that", 5, 0)
+
+		// A pause has no drill, and the end of the pause has the one that is due.
+		r.after(period - time.Minute)
+		r.pause(time.Hour)
+		r.after(2 * time.Minute)
+		want("in a pause", 5, 0)
+		r.resume()
+		r.after(time.Minute)
+		want("after the pause", 6, 0)
+
+		// A canaryd that starts again goes on with the period that it finds.
+		r.after(period / 2)
+		r.stop()
+		r = start(t, backend, setup{drillEvery: period, journal: dir})
+		r.after(period/2 - 2*time.Minute)
+		want("after a restart, before its time", 0, 0)
+		r.after(2 * time.Minute)
+		want("after a restart, in its time", 1, 0)
+	})
+}
+
+// TestDrillByScheduleRefused: a drill that was refused is tried again after a tenth of the period.
+func TestDrillByScheduleRefused(t *testing.T) {
+	oneBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{drillEvery: period, protect: []string{"NOBODYS-*"}})
+		r.after(period)
+		_, first := r.drilled()
+		r.after(period)
+		if passed, then := r.drilled(); passed != 0 || first < 1 || then != first+10 {
+			t.Errorf("%v drills have passed; %v were refused by the end of the first period, %v a period later", passed, first, then)
+		}
+	})
+}
+
+// TestNoDrillInObserve: a canary that is not put back would be an outage of the watchdog.
+func TestNoDrillInObserve(t *testing.T) {
+	oneBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{mode: api.Observe, drillEvery: time.Minute})
+		r.after(period)
+		if passed, refused := r.drilled(); passed+refused != 0 {
+			t.Errorf("%v drills have passed, %v were refused", passed, refused)
+		}
+	})
+}
