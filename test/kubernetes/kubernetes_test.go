@@ -180,7 +180,8 @@ func TestMounts(t *testing.T) {
 }
 
 // TestProbes: every probe goes through the control socket, where other users' processes cannot
-// keep it waiting; none depends on the TCP port.
+// keep it waiting; none depends on the TCP port. Each one has the runtime start a program, so that
+// there are at most three a minute while the pod runs.
 func TestProbes(t *testing.T) {
 	for _, c := range []struct {
 		dir   string
@@ -201,7 +202,7 @@ func TestProbes(t *testing.T) {
 			if c.ready {
 				want["readiness"] = []string{"canaryd", "health", "ready"}
 			}
-			got := map[string][]string{}
+			got, everyHour := map[string][]string{}, 0
 			for name, probe := range map[string]*core.Probe{"startup": container.StartupProbe, "liveness": container.LivenessProbe, "readiness": container.ReadinessProbe} {
 				switch {
 				case probe == nil:
@@ -209,7 +210,13 @@ func TestProbes(t *testing.T) {
 					t.Errorf("the %s probe executes nothing: %v", name, probe)
 				default:
 					got[name] = probe.Exec.Command
+					if name != "startup" {
+						everyHour += 3600 / int(probe.PeriodSeconds)
+					}
 				}
+			}
+			if everyHour > 3*60 {
+				t.Errorf("the probes execute %d programs an hour, want at most %d", everyHour, 3*60)
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("what the probes execute (-want +got):\n%s", diff)

@@ -60,7 +60,7 @@ func TestRollout(t *testing.T) {
 		}, []string{
 			set + "containers[0].args[0]", set + "containers[0].args[1]", set + "containers[0].args[2]", set + "containers[0].livenessProbe", set + "containers[0].ports",
 			set + "containers[0].readinessProbe.exec.command[1]", set + "containers[0].readinessProbe.exec.command[2]",
-			set + "containers[0].readinessProbe.failureThreshold", set + "containers[0].readinessProbe.timeoutSeconds",
+			set + "containers[0].readinessProbe.failureThreshold", set + "containers[0].readinessProbe.periodSeconds", set + "containers[0].readinessProbe.timeoutSeconds",
 			set + "containers[0].startupProbe", "DaemonSet.spec.updateStrategy.rollingUpdate.maxUnavailable", "PrometheusRule.spec.groups",
 		}},
 	} {
