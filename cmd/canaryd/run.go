@@ -162,7 +162,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		face := web.Listening{
 			Address: o.metricsAddress, Report: d.ReportListening,
 			Names:   o.metricsHosts,
-			Handler: web.NewHTTPHandler(nodeName(), d.Status, d.Alive, registry),
+			Handler: web.NewHTTPHandler(web.About{Node: nodeName(), Version: program.version}, d.Status, d.Alive, registry),
 		}
 		group.Go(func() error { return face.Run(ctx) })
 	}

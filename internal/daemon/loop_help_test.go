@@ -547,7 +547,7 @@ func must(t *testing.T, err error) {
 func pageOf(t testing.TB, s api.Status) string {
 	t.Helper()
 	w := httptest.NewRecorder()
-	handler := web.NewHTTPHandler("node-1", func() api.Status { return s }, func() error { return nil }, prometheus.NewRegistry())
+	handler := web.NewHTTPHandler(web.About{Node: "node-1", Version: "0.1.0"}, func() api.Status { return s }, func() error { return nil }, prometheus.NewRegistry())
 	handler.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
 	if w.Code != http.StatusOK {
 		t.Fatalf("the page: %d", w.Code)

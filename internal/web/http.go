@@ -23,9 +23,9 @@ const answerTimeout = 15 * time.Second
 // a page. It changes nothing, and shows neither rules nor command lines, so that it may be served
 // over TCP.
 //
-// node is the name of the node for the page, and may be empty. snapshot returns the newest Status.
+// about is for the page. snapshot returns the newest Status.
 // alive returns why the loop hangs, or nil. Many goroutines may call both.
-func NewHTTPHandler(node string, snapshot func() api.Status, alive func() error, metrics prometheus.Gatherer) http.Handler {
+func NewHTTPHandler(about About, snapshot func() api.Status, alive func() error, metrics prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -38,7 +38,7 @@ func NewHTTPHandler(node string, snapshot func() api.Status, alive func() error,
 	mux.HandleFunc("GET /api/v1/status", func(w http.ResponseWriter, _ *http.Request) {
 		serve.WriteJSON(w, http.StatusOK, snapshot().Public())
 	})
-	mux.Handle("GET /{$}", newPage(node, snapshot, alive))
+	mux.Handle("GET /{$}", newPage(about, snapshot, alive))
 	return guarded(mux)
 }
 

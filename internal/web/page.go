@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"html/template"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
@@ -29,13 +30,21 @@ func digest(text string) string {
 	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])
 }
 
+// runbook is the document that has a section for each alert; hack/where.sh knows the address.
+const runbook = "https://github.com/canaryd/canaryd/blob/main/docs/runbook.md#"
+
+// About is what the page says of this canaryd. Both may be empty.
+type About struct{ Node, Version string }
+
 // newPage returns the page: the public status as HTML. It is complete without its script, which
 // asks for it again and again and moves what changed into the page that is shown. Nothing on it
 // changes any state.
-func newPage(node string, snapshot func() api.Status, alive func() error) http.Handler {
+func newPage(about About, snapshot func() api.Status, alive func() error) http.Handler {
 	page := template.Must(template.New("page").Funcs(template.FuncMap{
 		"ago":        agoText,
 		"clock":      clockText,
+		"cell":       cellOf,
+		"runbook":    func(alert string) string { return runbook + strings.ToLower(alert) },
 		"at":         func(t, now time.Time) moment { return moment{t, now} },
 		"count":      countText,
 		"nativeText": func(s api.Status) string { return s.NativeText(countText) },
@@ -46,7 +55,7 @@ func newPage(node string, snapshot func() api.Status, alive func() error) http.H
 	sum := sha256.Sum256([]byte(pageText + pageCSS + pageScript))
 	base := pageView{
 		Build: hex.EncodeToString(sum[:6]), CSS: template.CSS(pageCSS), Script: template.JS(pageScript),
-		Node: node, Began: time.Now(),
+		Node: about.Node, Version: about.Version, Began: time.Now(),
 	}
 	// The page may have its own style and script, by their digests, and ask for itself again.
 	policy := fmt.Sprintf("default-src 'none'; style-src '%s'; script-src '%s'; connect-src 'self'; img-src data:; "+

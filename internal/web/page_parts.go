@@ -51,7 +51,7 @@ func sourceWarning(s api.Status) []pageWarning {
 	if n := len(lines) - shown; n > 0 {
 		lines = append(lines[:shown], fmt.Sprintf("And %d more", n))
 	}
-	return []pageWarning{{Name: "sources", Class: "bad", Title: "Files that declare rules have errors.",
+	return []pageWarning{{Name: "sources", Alert: "CanarydSourceErrors", Class: "bad", Title: "Files that declare rules have errors.",
 		Text: strings.Join(lines, ". ") + ". The reasons:", Command: "canaryd status"}}
 }
 
@@ -60,18 +60,18 @@ func drillWarning(s api.Status, now time.Time) []pageWarning {
 	if d == nil || d.Result != api.DrillFailed {
 		return nil
 	}
-	return []pageWarning{{Name: "drill", Class: "warn", Title: "The last drill failed " + agoText(d.Time, now) + ".",
+	return []pageWarning{{Name: "drill", Alert: "CanarydDrillFailed", Class: "warn", Title: "The last drill failed " + agoText(d.Time, now) + ".",
 		Text: "What canaryd took away for it was not noticed, or not put back in time; a flush may fare the same. The log says why. Once that is mended:", Command: "canaryd drill"}}
 }
 
 func nativeWarnings(s api.Status) []pageWarning {
 	var list []pageWarning
-	awaiting := pageWarning{Name: "native-awaiting", Class: "bad", Title: "Native tables are lost and not put back unasked.",
+	awaiting := pageWarning{Name: "native-awaiting", Alert: "CanarydAwaitingDecision", Class: "bad", Title: "Native tables are lost and not put back unasked.",
 		Text: "Their owner may have meant it.", Choices: []api.Choice{
 			{If: "the tables are to come back", Command: "canaryd restore"}, {If: "their owner meant it", Command: "canaryd dismiss"}}}
-	refused := pageWarning{Name: "native-refused", Class: "bad", Title: "Native tables could not be put back whole.",
+	refused := pageWarning{Name: "native-refused", Alert: "CanarydNativeTableRefused", Class: "bad", Title: "Native tables could not be put back whole.",
 		Text: "The kernel would not take them, or parts of them, again if they were lost. Which, and why:", Command: "canaryd status"}
-	quarantined := pageWarning{Name: "native-quarantine", Class: "bad", Title: "Parts of native tables cannot be put back.",
+	quarantined := pageWarning{Name: "native-quarantine", Alert: "CanarydReplayPartial", Class: "bad", Title: "Parts of native tables cannot be put back.",
 		Text: "They are quarantined: the kernel refuses them. They are tried again; the rest of their tables is in force, but for rules that wait behind them. Which these are:", Command: "canaryd status"}
 	for _, t := range s.Native {
 		if t.QuarantinedParts > 0 {
@@ -90,7 +90,7 @@ func nativeWarnings(s api.Status) []pageWarning {
 		}
 	}
 	if n := s.NativeBeyond; n > 0 {
-		list = append(list, pageWarning{Name: "native-beyond", Class: "bad", Title: fmt.Sprintf("%d more native tables are not guarded.", n),
+		list = append(list, pageWarning{Name: "native-beyond", Alert: "CanarydNativeTablesNotGuarded", Class: "bad", Title: fmt.Sprintf("%d more native tables are not guarded.", n),
 			Text: "There are more than canaryd guards; name fewer with --protect. Which there are:", Command: "canaryd detect"})
 	}
 	return list
@@ -113,11 +113,52 @@ func pauseWarning(s api.Status) []pageWarning {
 	if origin == "" && s.PausedWhy == "" {
 		return nil
 	}
-	w := pageWarning{Name: "paused", Class: "warn", Title: "Replays are paused" + origin + ".", Text: "No reason was given. To end the pause:", Command: "canaryd resume"}
+	w := pageWarning{Name: "paused", Alert: "CanarydPausedTooLong", Class: "warn", Title: "Replays are paused" + origin + ".", Text: "No reason was given. To end the pause:", Command: "canaryd resume"}
 	if s.PausedWhy != "" {
 		w.Text = "The reason: " + s.PausedWhy + ". To end the pause:"
 	}
 	return []pageWarning{w}
+}
+
+// keeperText says what the keeper does, by family; "" if that is not known.
+func keeperText(s api.Status) string {
+	states := map[rules.Family]string{}
+	for f, k := range s.Keeper {
+		states[f] = stateText(string(k.State), k.Reason)
+	}
+	return byFamily(states)
+}
+
+// standbyText says what the standby does, by family; "" if that is not known.
+func standbyText(s api.Status) string {
+	states := map[rules.Family]string{}
+	for f, standby := range s.Standby {
+		states[f] = stateText(string(standby.State), standby.Reason)
+	}
+	return byFamily(states)
+}
+
+func stateText(state, reason string) string {
+	if reason == "" {
+		return state
+	}
+	return state + ": " + reason
+}
+
+// byFamily names the families, unless all are in the same state.
+func byFamily(states map[rules.Family]string) string {
+	same := map[string]bool{}
+	var words []string
+	for f, state := range api.InOrder(states) {
+		same[state] = true
+		words = append(words, familyLabel(f)+" "+state)
+	}
+	if len(same) == 1 {
+		for state := range same {
+			return state
+		}
+	}
+	return strings.Join(words, "; ")
 }
 
 // policyWarning says of the first chain whose policy has become DROP how to open it.

@@ -32,8 +32,13 @@ type pageView struct {
 	CSS    template.CSS
 	Script template.JS
 	Node   string // may be empty
-	Began  time.Time
-	Now    time.Time
+	// Version is this canaryd's, and Began when it started.
+	Version string
+	Began   time.Time
+	Now     time.Time
+	// Guarded are the native tables that canaryd guards, and Immune those that need no guard.
+	Guarded, Immune []api.NativeTable
+	Keeper, Standby string // by family
 
 	Verdict  pageVerdict
 	Warnings []pageWarning
@@ -55,8 +60,10 @@ type pageVerdict struct {
 // A pageWarning is something to know or to do, in addition to the headline.
 type pageWarning struct {
 	Name, Class, Title, Text, Command string
-	Chains                            []string
-	Choices                           []api.Choice // commands of which the operator runs one
+	// Alert is the alert that fires for it, which has a section in the runbook; empty: none does.
+	Alert   string
+	Chains  []string
+	Choices []api.Choice // commands of which the operator runs one
 }
 
 // A pageRow has one family's verdicts, in the order of Tables.
@@ -107,6 +114,14 @@ func (view pageView) of(s api.Status, dead error, now time.Time) pageView {
 		}
 		view.Rows = append(view.Rows, row)
 	}
+	for _, t := range s.Native {
+		if t.Immune {
+			view.Immune = append(view.Immune, t)
+		} else {
+			view.Guarded = append(view.Guarded, t)
+		}
+	}
+	view.Keeper, view.Standby = keeperText(s), standbyText(s)
 	view.Verdict = headlineOf(s, dead, now)
 	view.Warnings = warningsOf(s, now)
 	for _, f := range s.Flushes[:min(len(s.Flushes), recordsShown)] {

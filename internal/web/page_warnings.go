@@ -13,7 +13,7 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 	var list []pageWarning
 	if d := s.Decision; d != nil {
 		list = append(list,
-			pageWarning{Name: "decision", Class: "bad", Title: "A decision is needed.", Text: "The rules are not put back unasked, because " + d.Reason + ". To put them back:", Command: d.Restore},
+			pageWarning{Name: "decision", Alert: "CanarydAwaitingDecision", Class: "bad", Title: "A decision is needed.", Text: "The rules are not put back unasked, because " + d.Reason + ". To put them back:", Command: d.Restore},
 			pageWarning{Name: "dismiss", Class: "warn", Title: "Or accept the loss.", Text: "The rules in the tables become the generation:", Command: d.Dismiss})
 	}
 	if text := s.UnreadText(); text != "" {
@@ -21,7 +21,7 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 	}
 	list = append(list, pauseWarning(s)...)
 	if s.Contended {
-		w := pageWarning{Name: "contended", Class: "bad", Title: "A process keeps undoing the replays.",
+		w := pageWarning{Name: "contended", Alert: "CanarydContended", Class: "bad", Title: "A process keeps undoing the replays.",
 			Text: "Replays are limited until one has stood for 10 s. Stop that process, or pause the replays:", Command: "canaryd pause --for=1h"}
 		if s.Mode == api.Observe {
 			w.Text, w.Command = "Another process keeps writing the chains that are declared here; canaryd only observes.", ""
@@ -29,30 +29,30 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 		list = append(list, w)
 	}
 	if s.Backend.Mismatch {
-		list = append(list, pageWarning{Name: "mismatch", Class: "bad", Title: "The other backend is in use by now.",
+		list = append(list, pageWarning{Name: "mismatch", Alert: "CanarydBackendMismatch", Class: "bad", Title: "The other backend is in use by now.",
 			Text: "Its rules are not guarded: restart canaryd, or say which is right with --backend. The evidence:", Command: "canaryd detect"})
 	}
 	list = append(list, nativeWarnings(s)...)
 	list = append(list, sourceWarning(s)...)
 	if o := s.RulesWithoutOwner; o != nil {
-		list = append(list, pageWarning{Name: "ownerless", Class: "bad", Title: "kube-proxy's rules have no owner.",
+		list = append(list, pageWarning{Name: "ownerless", Alert: "CanarydRulesWithoutOwner", Class: "bad", Title: "kube-proxy's rules have no owner.",
 			Text: "They are in force, but KUBE-PROXY-CANARY has been missing for " + durationText(now.Sub(o.Since)) + ", so no process corrects them.", Choices: o.Choices})
 	}
 	list = slices.Concat(list, policyWarning(s, now), quarantineWarning(s), leftOutWarning(s), drillWarning(s, now))
 	if s.Backend.Mixed {
-		list = append(list, pageWarning{Name: "mixed", Class: "warn", Title: "Both backends hold rules.",
+		list = append(list, pageWarning{Name: "mixed", Alert: "CanarydMixedBackends", Class: "warn", Title: "Both backends hold rules.",
 			Text: fmt.Sprintf("Those of %s are guarded. Why that one:", s.Backend.Name), Command: "canaryd detect"})
 	}
 	if s.StateError != "" {
-		list = append(list, pageWarning{Name: "state", Class: "warn", Title: "The latest rules are not on disk.",
+		list = append(list, pageWarning{Name: "state", Alert: "CanarydStateErrors", Class: "warn", Title: "The latest rules are not on disk.",
 			Text: "After a restart canaryd would know an older generation, or none. " + s.StateError})
 	}
 	if s.JournalError != "" {
-		list = append(list, pageWarning{Name: "journal", Class: "warn", Title: "Flush records are not on disk.",
+		list = append(list, pageWarning{Name: "journal", Alert: "CanarydJournalErrors", Class: "warn", Title: "Flush records are not on disk.",
 			Text: "They are lost if canaryd restarts now. " + s.JournalError})
 	}
 	if since := s.LearningPendingSince; !since.IsZero() && now.Sub(since) > blindAfter {
-		list = append(list, pageWarning{Name: "pending", Class: "warn", Title: "The generation is behind.",
+		list = append(list, pageWarning{Name: "pending", Alert: "CanarydGenerationStale", Class: "warn", Title: "The generation is behind.",
 			Text: "Changes of " + agoText(since, now) + " are not in it yet; a replay would not bring them."})
 	}
 	return list
@@ -63,7 +63,7 @@ func quarantineWarning(s api.Status) []pageWarning {
 	if n == 0 {
 		return nil
 	}
-	w := pageWarning{Name: "quarantine", Class: "bad", Title: api.Upper(api.CountText(n, api.QuarantinedShown, "rule")) + " cannot be put back.",
+	w := pageWarning{Name: "quarantine", Alert: "CanarydReplayPartial", Class: "bad", Title: api.Upper(api.CountText(n, api.QuarantinedShown, "rule")) + " cannot be put back.",
 		Text: "They are quarantined: the kernel lacks what they depend on, or refuses them. They are tried again; the rest of their tables is in force.", Command: "canaryd status"}
 	if n == 1 {
 		w.Text = "It is quarantined: the kernel lacks what it depends on, or refuses it. It is tried again; the rest of its table is in force."
@@ -85,7 +85,7 @@ func leftOutWarning(s api.Status) []pageWarning {
 	if n == 0 {
 		return nil
 	}
-	w := pageWarning{Name: "leftout", Class: "bad", Title: api.Upper(s.NotGuarded()) + ".",
+	w := pageWarning{Name: "leftout", Alert: "CanarydChainsLeftOut", Class: "bad", Title: api.Upper(s.NotGuarded()) + ".",
 		Text: "There are more rules than canaryd keeps of a family (--max-rules). Lost rules of these chains are not put back.", Command: "canaryd status"}
 	for _, l := range s.LeftOut[:min(n, 5)] {
 		w.Chains = append(w.Chains, fmt.Sprintf("%s/%s/%s", l.Family, l.Table, l.Chain))

@@ -2,7 +2,9 @@ package page
 
 import (
 	"encoding/json"
+	"flag"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +20,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
+
+// pictures is a folder for pictures of all states in all looks, which a person looks at.
+var pictures = flag.String("pictures", "", "write pictures of TestStates into this `folder`")
 
 // TestStates: whatever the state, the page says it first, keeps to its policy,
 // asks for nothing but itself, and is readable on a desk and on a phone, by day
@@ -78,6 +83,23 @@ func TestStates(t *testing.T) {
 		{"a closed base chain", with(healthyNode, func(s *api.Status) {
 			s.PolicyDrops = []api.PolicyDrop{{Family: tableid.Inet, Table: "t", Native: true, Chain: "input", Was: "ACCEPT", Since: time.Now().Add(-time.Hour)}}
 		}), false, "partial", "Healthy, but policy of inet t input is DROP since ", []string{"A base chain drops what no rule accepts.", "canaryd leaves it so.", "nft 'chain inet t input { policy accept; }'"}},
+		{"native tables", with(busy, func(s *api.Status) {
+			s.Families = map[rules.Family]api.Verdicts{}
+			s.Generation.Rules, s.Generation.Chains = 0, 0
+			s.Native = []api.NativeTable{
+				{Family: "ip", Table: "ip kube-proxy", Verdict: canary.Intact, Chains: 1410, Rules: 1890, Elements: 2210},
+				{Family: "ip6", Table: "ip6 kube-proxy", Verdict: canary.Emptied, Chains: 1402, Rules: 1811, Elements: 2200, Why: "rules were flushed"},
+				{Family: "inet", Table: "inet a-table-with-a-rather-long-name-of-its-owners", Verdict: canary.Unknown, Chains: 3, Rules: 9},
+				{Family: "inet", Table: "inet firewalld", Verdict: canary.Intact, Immune: true, Why: "firewalld owns it: no other process can flush it"},
+			}
+			s.LossSince = time.Now().Add(-3 * time.Second)
+		}), false, "lost", "Rules missing since", []string{"✓ intact", "✕ emptied", "? unknown", "rules were flushed", "1 native table needs no guard", "firewalld owns it"}},
+		{"a canaryd that says who it is", with(healthyNode, func(s *api.Status) {
+			s.Protect, s.Owners = "auto", []api.GuardedOwner{{Owner: "kube-proxy", Word: "kube", Chains: 13}}
+			s.Keeper = map[rules.Family]api.FamilyKeeper{rules.IPv4: {State: "kept"}, rules.IPv6: {State: "unavailable", Reason: "no nf_conntrack"}}
+			s.Standby = map[rules.Family]api.FamilyStandby{rules.IPv4: {State: api.StandbyArmed}, rules.IPv6: {State: api.StandbyArmed}}
+			s.Backend.Mixed = true
+		}), false, "healthy", "Healthy", []string{"version 0.1.0", "started", "protects auto", "keeper IPv4 kept; IPv6 unavailable: no nf_conntrack", "standby armed", "CanarydMixedBackends"}},
 		{"stopped", with(healthyNode, func(s *api.Status) { s.Stopped = true }), false, "stopped", "Stopped", []string{"A cleanup removed the canaries"}},
 		{"mismatch, one family, behind", with(healthyNode, func(s *api.Status) {
 			delete(s.Families, rules.IPv6)
@@ -113,14 +135,18 @@ func TestStates(t *testing.T) {
 				if len(flaws) > 0 {
 					t.Errorf("%+v: %s", look, strings.Join(flaws, "\n"))
 				}
+				if *pictures != "" {
+					name := fmt.Sprintf("%s-%d-%v.png", strings.ReplaceAll(tt.name, " ", "-"), look.Width, look.Dark)
+					tab.must(tab.Screenshot(filepath.Join(*pictures, name), true))
+				}
 			}
 			tab.clean()
 		})
 	}
 }
 
-// flawsScript returns what is hard to read: text with less contrast than
-// WCAG 2.1 AA asks for, and what hangs over the page's right edge.
+// flawsScript returns flaws that make the page hard to read: text with less contrast than WCAG 2.1 AA
+// asks for, text over the page's right edge, and verdicts that are broken or wider than their cells.
 const flawsScript = `(() => {
   const flaws = [];
   const colour = (text) => text.match(/[\d.]+/g).map(Number);
@@ -144,6 +170,17 @@ const flawsScript = `(() => {
     const ratio = (a + 0.05) / (b + 0.05);
     if (ratio < 4.5) flaws.push('contrast ' + ratio.toFixed(2) + ' of "' + own + '"');
     if (box.right > innerWidth + 0.5) flaws.push('over the edge at ' + box.right + ': "' + own + '"');
+  }
+  for (const e of document.querySelectorAll('.matrix thead th, .cell')) {
+    if (e.scrollWidth > e.clientWidth + 1) flaws.push('wider than its cell: "' + e.textContent + '"');
+    for (const text of [...e.childNodes].filter((n) => n.nodeType === Node.TEXT_NODE)) {
+      for (const word of text.data.matchAll(/\S+/g)) {
+        const range = document.createRange();
+        range.setStart(text, word.index);
+        range.setEnd(text, word.index + word[0].length);
+        if (range.getClientRects().length > 1) flaws.push('a broken word: "' + word[0] + '"');
+      }
+    }
   }
   if (seen < 20) flaws.push('only ' + seen + ' texts seen');
   if (document.documentElement.scrollWidth > innerWidth) flaws.push('it scrolls sideways: ' + document.documentElement.scrollWidth + ' in ' + innerWidth);
@@ -373,7 +410,7 @@ func TestAccessible(t *testing.T) {
 		}
 	}
 	for _, want := range []string{"main ", "heading Rules missing", "region Rules missing", "region Warnings", "region Canaries", "region Generation",
-		"region Backend", "region Flushes", "table The verdict on each table of each IP family", "button live", "columnheader nat", "rowheader IPv4"} {
+		"region This canaryd", "region Flushes", "table The verdict on each table of each IP family", "button live", "columnheader nat", "rowheader IPv4"} {
 		if !slices.Contains(got, want) {
 			t.Errorf("no %q in %q", want, got)
 		}

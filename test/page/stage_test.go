@@ -45,7 +45,7 @@ func newStage(t *testing.T, status func() api.Status) *stage {
 	st.show(status)
 	registry := prometheus.NewRegistry()
 	metrics.NewMetrics(registry, metrics.MetricsOptions{Families: rules.Families()})
-	face := web.NewHTTPHandler("node-1", func() api.Status { return (*st.status.Load())() }, func() error {
+	face := web.NewHTTPHandler(web.About{Node: "node-1", Version: "0.1.0"}, func() api.Status { return (*st.status.Load())() }, func() error {
 		if st.dead.Load() {
 			return errors.New("the loop has not turned for 12s")
 		}
