@@ -145,8 +145,8 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// flawsScript returns flaws that make the page hard to read: text with less contrast than WCAG 2.1 AA
-// asks for, text over the page's right edge, and verdicts that are broken or wider than their cells.
+// flawsScript returns flaws that make the page hard to read: text with less contrast than WCAG 2.1
+// AA asks for, text over the right edge, and verdicts that are broken or wider than their cells.
 const flawsScript = `(() => {
   const flaws = [];
   const colour = (text) => text.match(/[\d.]+/g).map(Number);
