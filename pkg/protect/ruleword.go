@@ -44,7 +44,10 @@ func Propose(list []Unguarded, t rules.TableName, in []*rules.Table, most int) (
 			forms[form][u.Rule.Key()] = true
 		}
 	}
-	type group struct{ word, owner, manager, form string }
+	type group struct {
+		word, owner, manager, form string
+		opaque                     bool
+	}
 	at, equal := map[group]int{}, map[rules.Key]int{}
 	for _, u := range list {
 		if i := equal[u.Rule.Key()]; i > 0 {
@@ -52,12 +55,11 @@ func Propose(list []Unguarded, t rules.TableName, in []*rules.Table, most int) (
 			continue
 		}
 		made, form := Proposal{Unguarded: u, Count: 1}, numberless(u.Rule.Spec)
-		g := group{owner: u.Owner, manager: u.Manager}
 		_, opaque := u.Rule.Opaque()
+		g := group{owner: u.Owner, manager: u.Manager, opaque: opaque}
 		full := len(proposals) >= most
 		switch {
-		case u.Manager != "" || opaque:
-			g.form = u.Manager // without a word, and one for all
+		case u.Manager != "" || opaque: // no word, and one line for all
 		case len(forms[form]) >= alike && p.hasForm(u):
 			if g.form = form; !full && at[g] == 0 {
 				made.Word = p.wordForForm(form, forms[form])
@@ -143,17 +145,16 @@ func (p proposer) wordFor(r rules.Rule) string {
 		return o.Preset
 	}
 	own := map[rules.Key]bool{r.Key(): true}
-	comment, commented := r.Comment()
 	text := literal(r.Spec)
-	for _, glob := range []string{literal(comment), text, shortened(text)} {
-		if glob == literal(comment) && (!commented || strings.Trim(glob, "?") == "") {
-			continue
-		}
-		if word := p.word(glob, own); word != "" {
+	if len(text) > maxRuleGlob {
+		text = text[:maxRuleGlob-1] + "*"
+	}
+	if comment, found := r.Comment(); found {
+		if word := p.word(literal(comment), own); word != "" {
 			return word
 		}
 	}
-	return ""
+	return p.word(text, own)
 }
 
 // wordForForm returns the word for rules that differ in numbers and addresses only; "" if it would
@@ -171,7 +172,7 @@ func (p proposer) wordForForm(form string, own map[rules.Key]bool) string {
 func (p proposer) word(glob string, own map[rules.Key]bool) string {
 	word := rulePrefix + p.table + ":" + p.chain + ":" + glob
 	parsed, err := parseRule(word)
-	if err != nil || strings.TrimSpace(word) != word {
+	if err != nil || strings.TrimSpace(word) != word || strings.Trim(glob, "*? ") == "" {
 		return ""
 	}
 	named := 0
@@ -199,11 +200,6 @@ func literal(text string) string {
 		}
 		return r
 	}, text)
-}
-
-// shortened returns the beginning of a glob that is too long, with * for the rest.
-func shortened(glob string) string {
-	return glob[:min(len(glob), maxRuleGlob-1)] + "*"
 }
 
 // numberPlace is where a rule's text has a number or an address, in its form. No text has it:

@@ -142,7 +142,7 @@ func TestProposals(t *testing.T) {
 		"a chain that protected rules lead to": {
 			lines: []string{":KUBE-FORWARD", ":corp", "KUBE-FORWARD -j corp", "corp -j DROP", "INPUT -j corp"}, want: []string{"1 [c]orp"},
 		},
-		"a rule without a text": {lines: []string{"INPUT -m comment --comment \"x\x01y\" -j DROP"}, unnamed: true, want: []string{"1 none"}},
+		"a rule without a text": {lines: []string{"INPUT", "INPUT -m comment --comment \"x\x01y\" -j DROP", "INPUT -m comment --comment \"x\x01z\" -j DROP"}, unnamed: true, want: []string{"1 none", "2 none"}},
 		"odd bytes":             {lines: []string{"INPUT -m comment --comment \"h\u00fc\" -j DROP"}, want: []string{"1 rule:filter:INPUT:h?"}},
 	} {
 		t.Run(name, func(t *testing.T) {
