@@ -100,18 +100,16 @@ func (o *options) daemonsChains(ctx context.Context) (rules.Generation, error) {
 		if err != nil {
 			return nil, fmt.Errorf("asking the running daemon for its generation: %w", err)
 		}
-		set, _, err := rules.Parse(strings.NewReader(text))
-		if err != nil {
-			return nil, fmt.Errorf("the running daemon's generation: %w", err)
-		}
-		for t, table := range set {
-			var s rules.Section
-			for _, c := range table.Chains {
-				if !rules.Builtin(t, c.Name) {
-					s.Chains = append(s.Chains, rules.Chain{Name: c.Name})
-				}
+		var table rules.TableID
+		for line := range strings.Lines(text) {
+			switch name, _, _ := strings.Cut(strings.TrimSpace(line[1:]), " "); line[0] {
+			case '*':
+				table = f.Table(name)
+			case ':':
+				section := g[table]
+				section.Chains = append(section.Chains, rules.Chain{Name: name})
+				g[table] = section
 			}
-			g = g.With(f.Table(t), s)
 		}
 	}
 	return g, nil
