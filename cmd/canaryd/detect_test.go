@@ -143,8 +143,8 @@ func TestDetectIsBounded(t *testing.T) {
 	}
 }
 
-// TestDetectWithoutPrograms: where no program can be executed, detect has the evidence all the same,
-// and says that it could not read which rules are not guarded. Without rules there is none to say.
+// TestDetectWithoutPrograms: where no program can be executed, detect has the evidence all the
+// same, and says that it could not read which rules are not guarded. Without rules it says nothing.
 func TestDetectWithoutPrograms(t *testing.T) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		t.Run(string(backend), func(t *testing.T) {

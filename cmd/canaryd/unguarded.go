@@ -16,7 +16,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// unguardedFound is what nothing guards of iptables' tables, as detect prints it.
+// unguardedFound has the chains and rules of iptables' tables that nothing guards, as detect prints
+// them.
 type unguardedFound struct {
 	Chains []foundChain `json:"unguarded,omitempty"`
 	// Rules are single rules of built-in chains, and More how many rules have no place among the
@@ -116,7 +117,7 @@ func (o *options) daemonsChains(ctx context.Context) (rules.Generation, error) {
 }
 
 // readTables reads iptables' tables of a backend, with the text of rules. It executes iptables for
-// those of which canaryd does not know the text, and writes nothing.
+// rules that canaryd cannot spell, and writes nothing.
 func (o *options) readTables(ctx context.Context, b iptables.Backend) (seen []iptables.Snapshot, err error) {
 	cfg := o.kernelConfig()
 	cfg.Backend, cfg.Protects = b, o.selector.Protects
@@ -135,8 +136,8 @@ func (o *options) readTables(ctx context.Context, b iptables.Backend) (seen []ip
 	return seen, nil
 }
 
-// unguarded returns what nothing guards of the tables, with likely owners and words. want has the
-// chains that a running daemon guards.
+// unguarded returns the chains and rules of the tables that nothing guards, with likely owners and
+// words. want has the chains that a running daemon guards.
 func (o *options) unguarded(seen []iptables.Snapshot, want rules.Generation) (found unguardedFound) {
 	p := o.selector.Protection()
 	for _, s := range seen {
@@ -170,7 +171,8 @@ func tablesOf(seen []iptables.Snapshot, t rules.TableName) (tables []*rules.Tabl
 	return tables
 }
 
-// add adds what nothing guards of one table. in are the tables of that name of all families.
+// add adds the unguarded chains and rules of one table. in are the tables of that name of all
+// families.
 func (found *unguardedFound) add(f rules.Family, t rules.TableName, list []protect.Unguarded, in []*rules.Table) {
 	single := map[string][]protect.Unguarded{}
 	var chains []string

@@ -110,7 +110,7 @@ func (r detectRow) rank() int {
 	}
 }
 
-// counted returns a count of what nothing guards, which is not known where a table was not read.
+// counted returns a count of unguarded chains or rules, unknown where a table was not read.
 func (r detectRow) counted(n int) string {
 	if r.Unknown {
 		return "unknown"

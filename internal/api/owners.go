@@ -17,9 +17,9 @@ type GuardedOwner struct {
 	Tables []string `json:"tables,omitempty"` // native ones, with their families
 }
 
-// Unguarded counts the chains of iptables' tables, the single rules of built-in chains and the native
-// tables that --protect does not name. A jump into such a chain belongs to the chain, chains that
-// protected rules lead to are guarded, and those of a firewall manager are not counted.
+// Unguarded counts the chains of iptables' tables, the single rules of built-in chains and the
+// native tables that --protect does not name. A jump into such a chain belongs to the chain, chains
+// that protected rules lead to are guarded, and those of a firewall manager are not counted.
 type Unguarded struct {
 	Chains int `json:"chains,omitempty"`
 	Rules  int `json:"rules,omitempty"`

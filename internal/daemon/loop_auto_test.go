@@ -200,9 +200,9 @@ func TestStatusPointsToDetect(t *testing.T) {
 	})
 }
 
-// TestStatusCountsAsTheGenerationDoes: a chain that protected rules lead to is in the generation and
-// is not counted. A jump counts with its chain, and a rule of a firewall manager not at all. No text
-// of a rule is in the status.
+// TestStatusCountsAsTheGenerationDoes: a chain that protected rules lead to is in the generation
+// and is not counted. A jump counts with its chain, and a rule of a firewall manager not at all. No
+// text of a rule is in the status.
 func TestStatusCountsAsTheGenerationDoes(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := iptablestest.NewFake(backend)

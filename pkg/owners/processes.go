@@ -47,7 +47,8 @@ var everyPlace = []string{
 	"security INPUT", "security FORWARD", "security OUTPUT",
 }
 
-// firewalldStraight returns the rules that firewalld writes into a chain of filter around its jumps.
+// firewalldStraight returns the rules that firewalld writes into a chain of filter, around its
+// jumps.
 func firewalldStraight(chain string) []Straight {
 	return straight("filter", chain,
 		"-m conntrack --ctstate <states> -j ACCEPT", "-i lo -j ACCEPT", "-m conntrack --ctstate INVALID -j DROP",

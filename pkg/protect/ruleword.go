@@ -12,7 +12,7 @@ import (
 // them.
 type Proposal struct {
 	Unguarded     // the first one
-	Count     int // how many rules the word would guard, or share what is said of them
+	Count     int // how many rules the word would guard, or have the same owner and no word
 	Word      string
 	// Alike: no one word names just these rules, which differ in numbers and addresses only. Each
 	// has a word of its own.
@@ -26,7 +26,7 @@ const alike = 5
 // Propose returns the words for single rules of one built-in chain of a table, in the chain's
 // order, and how many of the rules have no place among the first most proposals. in are the tables
 // of that name of all families, with the table of the rules among them: a word is about each
-// family. A word that it returns names no rule but those that it is proposed for, and equal ones.
+// family. A word names the rules that it is proposed for and equal ones, and no other.
 // The words for rules of an owner that has a preset, and for rules that lead into a chain, name all
 // of that owner, or the chain.
 func Propose(list []Unguarded, t rules.TableName, in []*rules.Table, most int) (proposals []Proposal, more int) {

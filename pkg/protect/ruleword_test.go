@@ -46,7 +46,7 @@ func singles(t *rules.Table, chain string, p rules.Protection) []protect.Unguard
 		func(u protect.Unguarded) bool { return !u.Single || u.Chain != chain })
 }
 
-// TestUnguarded: what nothing guards of a table, and who is likely to have written it. A jump is
+// TestUnguarded: the chains and rules that nothing guards, and their likely owners. A jump is
 // said with its chain, and chains that protected rules lead to are guarded.
 func TestUnguarded(t *testing.T) {
 	table := tableOf(t, rules.Filter,
@@ -177,8 +177,8 @@ func TestProposals(t *testing.T) {
 	}
 }
 
-// guardedByProposals fails unless each word, as one of a value of --protect, guards as many rules of
-// the chain as it is proposed for, its own among them; all: all words together leave none.
+// guardedByProposals fails unless each word, as one of a value of --protect, guards as many rules
+// of the chain as it is proposed for, its own among them; all: all words together leave none.
 func guardedByProposals(t *testing.T, table *rules.Table, chain string, proposals []protect.Proposal, all bool) {
 	t.Helper()
 	before := singles(table, chain, selector(t, "kube").Protection())

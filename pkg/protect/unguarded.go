@@ -76,7 +76,7 @@ func ofChain(name string) (owner, manager string) {
 	return "", owners.ManagerOf(name)
 }
 
-// single returns what is known of a rule.
+// single returns a rule with its likely owner.
 func single(t rules.TableName, chain string, r rules.Rule, managers map[string]bool) Unguarded {
 	u := Unguarded{Chain: chain, Single: true, Rule: r}
 	words, err := r.Words()

@@ -152,8 +152,8 @@ func (p Protection) follow(t *Table, s *Section, missing []Rule) {
 	slices.Sort(s.DependsOn)
 }
 
-// Others are the rules of a table that nothing guards. What is not guarded has this definition
-// only: the count of lost rules, status and detect ask it.
+// Others are the rules of a table that nothing guards. No other code defines that: the count of
+// lost rules, status and detect ask Others.
 type Others struct {
 	protection Protection
 	table      *Table

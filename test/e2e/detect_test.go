@@ -19,7 +19,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A detection is what detect -o json prints.
+// A detection is the output of detect -o json.
 type detection struct {
 	iptables.Evidence
 	Protect string
@@ -50,7 +50,7 @@ func detected(n *nodetest.Node, flags ...string) iptables.Evidence {
 	return detect(n, flags...).Evidence
 }
 
-// detect returns what detect -o json prints.
+// detect returns the output of detect -o json.
 func detect(n *nodetest.Node, flags ...string) (found detection) {
 	n.Helper()
 	stdout, _ := n.Want(0, "detect", append(flags, "-o", "json")...)
