@@ -35,7 +35,7 @@ func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 	if err != nil {
 		return exitError, err
 	}
-	want, err := o.takeDaemonsProtect(ctx)
+	daemons, err := o.takeDaemonsProtect(ctx)
 	if err != nil {
 		return exitError, err
 	}
@@ -48,12 +48,9 @@ func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 	}
 	found := detected{Evidence: evidence, Native: o.nativeFound(standing), Protect: protect.Join(o.protect)}
 	if evidence.Total(evidence.Backend).Rules > 0 {
-		seen, err := o.readTables(ctx, evidence.Backend)
+		found.unguardedFound = o.findUnguarded(ctx, evidence.Backend, daemons)
 		if ctx.Err() != nil {
 			return exitError, ctx.Err()
-		}
-		if found.unguardedFound = o.unguarded(seen, want); err != nil {
-			found.Unknown = append(found.Unknown, err.Error())
 		}
 	}
 	for _, t := range found.Native {

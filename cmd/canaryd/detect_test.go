@@ -129,7 +129,7 @@ func TestDetectIsBounded(t *testing.T) {
 	o.selector, _ = protect.NewSelector([]string{"auto"})
 	var lines []string
 	for i := range 3000 {
-		lines = append(lines, fmt.Sprintf("OUTPUT -o x%d --x%d %s", i, i, strings.Repeat("ä", 2500)))
+		lines = append(lines, fmt.Sprintf("OUTPUT -o x%d --x%d %s", i, i, strings.Repeat("ä", 300)))
 	}
 	found := o.unguarded([]iptables.Snapshot{snapshot(t, rules.IPv4, map[rules.TableName][]string{rules.Security: lines})}, nil)
 	if found.NotGuarded.Rules != 3000 || len(found.Rules) != ruleLines || found.More != 3000-ruleLines {
@@ -244,10 +244,28 @@ func TestAwaitEvidence(t *testing.T) {
 func TestDetectReadsTheDaemonsWords(t *testing.T) {
 	words := []string{"auto", "-docker", `rule:filter:INPUT:*--ctstate NEW,RELATED *--comment "a, b"*`}
 	o := options{socket: serveControl(t, guarding{protect: protect.Join(words)})}
-	if _, err := o.takeDaemonsProtect(t.Context()); err != nil {
-		t.Fatal(err)
+	if daemons, err := o.takeDaemonsProtect(t.Context()); err != nil || !daemons {
+		t.Fatalf("the words are a daemon's: %t, %v", daemons, err)
 	}
 	if d := cmp.Diff(words, o.protect); d != "" {
 		t.Errorf("words (-want +got):\n%s", d)
 	}
+}
+
+// TestDetectReadsTheDaemonsChains: a chain that a file declares is guarded, whatever the words are.
+// A daemon without an answer is said, and the rest is listed all the same.
+func TestDetectReadsTheDaemonsChains(t *testing.T) {
+	o := options{families: rules.Families()}
+	o.socket = serveControl(t, guarding{generation: "# a comment\n\n*filter\n:declared - [0:0]\n-A INPUT -j declared\n-A declared -j RETURN\nCOMMIT\n*nat\n:other - [0:0]\nCOMMIT\n"})
+	got, err := o.daemonsChains(t.Context())
+	want := rules.Generation{rules.IPv4.Table(rules.Filter): {Chains: []rules.Chain{{Name: "declared"}}}, rules.IPv4.Table(rules.Nat): {Chains: []rules.Chain{{Name: "other"}}}}
+	if d := cmp.Diff(want, got); d != "" || err != nil {
+		t.Errorf("error %v, chains (-want +got):\n%s", err, d)
+	}
+	nstest.Run(t, func(t *testing.T) {
+		o := options{families: rules.Families(), socket: serveControl(t, guarding{})}
+		if found := o.findUnguarded(t.Context(), iptables.NFT, true); len(found.Unknown) != 1 || !strings.Contains(found.Unknown[0], "no generation") {
+			t.Errorf("found %+v", found)
+		}
+	})
 }

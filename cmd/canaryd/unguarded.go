@@ -72,14 +72,14 @@ const (
 )
 
 // takeDaemonsProtect has detect judge by the words of a running daemon, unless it got words of its
-// own. It returns the chains that the daemon guards: files may declare some.
-func (o *options) takeDaemonsProtect(ctx context.Context) (rules.Generation, error) {
+// own, and reports whether it does.
+func (o *options) takeDaemonsProtect(ctx context.Context) (bool, error) {
 	if o.protectGiven {
-		return nil, nil
+		return false, nil
 	}
 	status, err := o.client().Status(ctx)
 	if err != nil || status.Protect == "" {
-		return nil, nil // no daemon is needed
+		return false, nil // no daemon is needed
 	}
 	words, err := protect.Split(status.Protect)
 	var selector protect.Selector
@@ -87,13 +87,34 @@ func (o *options) takeDaemonsProtect(ctx context.Context) (rules.Generation, err
 		selector, err = protect.NewSelector(words)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("--protect of the running daemon: %w", err)
+		return false, fmt.Errorf("--protect of the running daemon: %w", err)
 	}
 	o.protect, o.selector = words, selector
-	return o.daemonsChains(ctx)
+	return true, nil
 }
 
-// daemonsChains returns the chains of the running daemon's generation, without their rules.
+// findUnguarded returns the chains and rules of a backend that nothing guards. daemons: the words
+// are those of a running daemon. An error is part of the answer: the rest of detect holds without
+// it.
+func (o *options) findUnguarded(ctx context.Context, b iptables.Backend, daemons bool) unguardedFound {
+	var want rules.Generation
+	var errs [2]error
+	if daemons {
+		want, errs[0] = o.daemonsChains(ctx)
+	}
+	seen, err := o.readTables(ctx, b)
+	errs[1] = err
+	found := o.unguarded(seen, want)
+	for _, err := range errs {
+		if err != nil {
+			found.Unknown = append(found.Unknown, err.Error())
+		}
+	}
+	return found
+}
+
+// daemonsChains returns the chains of the running daemon's generation, without their rules. Files
+// may declare chains that no word names.
 func (o *options) daemonsChains(ctx context.Context) (rules.Generation, error) {
 	g := rules.Generation{}
 	for _, f := range o.families {

@@ -1,6 +1,7 @@
 package protect
 
 import (
+	"slices"
 	"strings"
 	"unicode"
 
@@ -103,9 +104,11 @@ type proposer struct {
 	leads func(chain string) bool
 }
 
+// A wordedRule is a rule with the texts that a glob may match, its own and its comments', without
+// slashes: each is compared with each proposed glob.
 type wordedRule struct {
-	rules.Rule
-	words []string
+	key   rules.Key
+	texts []string
 }
 
 func newProposer(t rules.TableName, chain string, in []*rules.Table) proposer {
@@ -118,7 +121,13 @@ func newProposer(t rules.TableName, chain string, in []*rules.Table) proposer {
 				continue
 			}
 			seen[r.Key()] = true
-			p.rules = append(p.rules, wordedRule{r, words})
+			worded := wordedRule{r.Key(), []string{flat.Replace(r.Spec)}}
+			for i := range len(words) - 1 {
+				if words[i] == "--comment" {
+					worded.texts = append(worded.texts, flat.Replace(words[i+1]))
+				}
+			}
+			p.rules = append(p.rules, worded)
 		}
 	}
 	p.leads = func(chain string) bool {
@@ -177,10 +186,10 @@ func (p proposer) word(glob string, own map[rules.Key]bool) string {
 	}
 	named := 0
 	for _, r := range p.rules {
-		if !parsed.matches(r.Spec, r.words) {
+		if !slices.ContainsFunc(r.texts, parsed.isFlat) {
 			continue
 		}
-		if !own[r.Key()] {
+		if !own[r.key] {
 			return ""
 		}
 		named++
@@ -206,13 +215,13 @@ func literal(text string) string {
 // iptables prints no rule over two lines, or it is opaque.
 const numberPlace = "\n"
 
-// numberless returns the form of a rule's text: with numberPlace for each piece between blanks that
-// has a digit and is no option.
+// numberless returns the form of a rule's text: of each piece between blanks that has a digit and
+// is no option it has the beginning, and numberPlace for the rest from the first digit on.
 func numberless(text string) string {
 	pieces := strings.Split(text, " ")
 	for i, piece := range pieces {
-		if strings.ContainsAny(piece, "0123456789") && !strings.HasPrefix(piece, "-") {
-			pieces[i] = numberPlace
+		if at := strings.IndexAny(piece, "0123456789"); at >= 0 && !strings.HasPrefix(piece, "-") {
+			pieces[i] = piece[:at] + numberPlace
 		}
 	}
 	return strings.Join(pieces, " ")

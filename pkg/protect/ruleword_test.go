@@ -127,6 +127,10 @@ func TestProposals(t *testing.T) {
 			lines: append(many("INPUT -s 198.51.100.%d/32 -j DROP", 200), "INPUT -i a -j DROP"),
 			want:  []string{"200 rule:filter:INPUT:-s * -j DROP", "1 rule:filter:INPUT:-i a -j DROP"},
 		},
+		"interfaces": {
+			lines: append(many("INPUT -i veth%d -j ACCEPT", 6), "INPUT -i eth0 -j ACCEPT"),
+			want:  []string{"6 rule:filter:INPUT:-i veth* -j ACCEPT", "1 rule:filter:INPUT:-i eth0 -j ACCEPT"},
+		},
 		"a blocklist whose form names others": {
 			lines: append(many("INPUT -s 198.51.100.%d/32 -j DROP", 9), "INPUT -s 192.0.2.1/32 -p tcp -j DROP"), unnamed: true,
 			want: []string{"9 alike", "1 rule:filter:INPUT:-s 192.0.2.1/32 -p tcp -j DROP"},
