@@ -18,11 +18,12 @@ import (
 const aboutDetect = `Prints what each backend holds, our own marks left out, and which one run would watch. Each weighs
 as much as it has rules, and 100 more with kubelet's hint chain; the heavier one wins, and of equal
 ones nft. Where there are no rules yet, run takes the one whose programs are installed. Native
-nftables tables are listed with the word of --protect that guards them, and chains of iptables'
-tables that nothing guards with their likely owner and such a word. The words are those
-of the running daemon's --protect, or of --protect here. Needs no daemon, and executes and writes
-nothing. Warns of kernels on which canaryd is known not to work, or was never tried
-(docs/platforms.md). Exit code: 0, 2 trouble.
+nftables tables are listed with the word of --protect that guards them. Chains of iptables' tables
+and single rules of built-in chains that nothing guards are listed with their likely owner and such
+a word, of rules the first 200 lines. The words are those of the running daemon's --protect, or of
+--protect here. Needs no daemon, writes nothing, and executes iptables only to have it print rules
+that canaryd cannot spell. Warns of kernels on which canaryd is known not to work, or was never
+tried (docs/platforms.md). Exit code: 0, 2 trouble.
 `
 
 func (o *options) gatherEvidence(ctx context.Context) (iptables.Evidence, error) {
@@ -30,12 +31,12 @@ func (o *options) gatherEvidence(ctx context.Context) (iptables.Evidence, error)
 }
 
 func runDetect(ctx context.Context, o *options, to streams) (int, error) {
-	var chains chainsFound
-	evidence, err := iptables.Choose(ctx, iptables.ChooseConfig{Families: o.families, Canary: o.canaryChain, Chains: chains.add})
+	evidence, err := o.gatherEvidence(ctx)
 	if err != nil {
 		return exitError, err
 	}
-	if err := o.takeDaemonsProtect(ctx); err != nil {
+	daemons, err := o.takeDaemonsProtect(ctx)
+	if err != nil {
 		return exitError, err
 	}
 	if o.backend != "auto" {
@@ -45,7 +46,19 @@ func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 	if err != nil {
 		return exitError, fmt.Errorf("listing native tables: %w", err)
 	}
-	if err := printEvidence(to.out, o.output, detected{evidence, o.nativeFound(standing), protect.Join(o.protect), o.unguarded(chains[evidence.Backend])}); err != nil {
+	found := detected{Evidence: evidence, Native: o.nativeFound(standing), Protect: protect.Join(o.protect)}
+	if evidence.Total(evidence.Backend).Rules > 0 {
+		found.unguardedFound = o.findUnguarded(ctx, evidence.Backend, daemons)
+		if ctx.Err() != nil {
+			return exitError, ctx.Err()
+		}
+	}
+	for _, t := range found.Native {
+		if !t.Guarded && !t.Immune && t.Manager == "" {
+			found.NotGuarded.Tables++
+		}
+	}
+	if err := printEvidence(to.out, o.output, found); err != nil {
 		return exitError, err
 	}
 	release, err := kernelRelease()
@@ -62,9 +75,9 @@ func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 
 type detected struct {
 	iptables.Evidence
-	Native    []foundTable `json:"native,omitempty"`
-	Protect   string       `json:"protect,omitempty"`
-	Unguarded []foundChain `json:"unguarded,omitempty"`
+	Native  []foundTable `json:"native,omitempty"`
+	Protect string       `json:"protect,omitempty"`
+	unguardedFound
 }
 
 // A foundTable is a native table that stands.
@@ -132,7 +145,7 @@ func writeEvidence(w io.Writer, e detected) {
 			fmt.Fprintf(w, "canaryd guards %d of these %d; name fewer with --protect\n", protect.MaxNative, guarded)
 		}
 	}
-	writeUnguarded(w, e)
+	writeUnguarded(w, e.unguardedFound)
 	mixed := "no"
 	if e.Mixed {
 		mixed = paint(w, yellow, "yes: both backends hold rules")

@@ -169,7 +169,15 @@ func TestFlushExitCodes(t *testing.T) {
 // A guarding is a daemon that guards by the words of --protect.
 type guarding struct {
 	control.Controller
-	protect string
+	protect    string
+	generation string // of IPv4, as text; "" is an error
+}
+
+func (g guarding) Render(_ context.Context, r api.RenderRequest) (string, error) {
+	if g.generation == "" {
+		return "", errors.New("no generation")
+	}
+	return map[rules.Family]string{rules.IPv4: g.generation}[r.Family], nil
 }
 
 func (g guarding) Status() api.Status { return api.Status{Protect: g.protect} }

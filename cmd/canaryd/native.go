@@ -129,14 +129,17 @@ func renderNative(o *options, to streams) (shown bool, err error) {
 	return err == nil, err
 }
 
-// strangerTables names the native tables that stand and that --protect does not name.
+// strangerTables names the native tables that stand and that --protect does not name, without those
+// that one process owns: no other can flush these.
 func (o *options) strangerTables(context.Context) ([]string, error) {
 	standing, err := native.AllStanding(func(id tableid.TableID) bool {
 		return protect.MayProtectTable(id) && !o.selector.ProtectsTable(id)
 	})
 	var names []string
 	for _, t := range standing {
-		names = append(names, t.ID.NFT())
+		if !t.Immune {
+			names = append(names, t.ID.NFT())
+		}
 	}
 	return names, err
 }

@@ -9,14 +9,26 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// chainsFound has the number of rules in each chain, by backend.
-type chainsFound map[iptables.Backend][]foundChain
+// unguardedFound has the chains and rules of iptables' tables that nothing guards, as detect prints
+// them.
+type unguardedFound struct {
+	Chains []foundChain `json:"unguarded,omitempty"`
+	// Rules are single rules of built-in chains, and More how many rules have no place among the
+	// first ruleLines lines.
+	Rules []foundRule `json:"unguardedRules,omitempty"`
+	More  int         `json:"unguardedRulesMore,omitempty"`
+	// NotGuarded has the counts of the status: without firewall managers' chains, rules and tables.
+	NotGuarded api.Unguarded `json:"notGuarded"`
+	// Unknown says which tables could not be read, and why.
+	Unknown []string `json:"unguardedUnknown,omitempty"`
+}
 
 // A foundChain is a chain of iptables' tables that nothing guards.
 type foundChain struct {
@@ -24,32 +36,50 @@ type foundChain struct {
 	Table  rules.TableName `json:"table"`
 	Chain  string          `json:"chain"`
 	Rules  int             `json:"rules"`
-	// Owner is the owner that the name shows, or Manager the firewall manager; "" if none is known.
+	// NotRead: the chain has too many rules.
+	NotRead bool `json:"notRead,omitempty"`
+	foundOwner
+}
+
+// A foundRule is a rule of a built-in chain that nothing guards, or several for which the same is
+// to be said.
+type foundRule struct {
+	Family rules.Family    `json:"family"`
+	Table  rules.TableName `json:"table"`
+	Chain  string          `json:"chain"`
+	Rule   string          `json:"rule"` // the first one's text, of ruleBytes at most
+	Rules  int             `json:"rules"`
+	foundOwner
+	// Alike: the rules differ in numbers and addresses only. Each has a word, and no one word names
+	// just these.
+	Alike bool `json:"alike,omitempty"`
+}
+
+// A foundOwner is the owner that a chain's name or a rule's form shows, or the firewall manager; ""
+// if none is known.
+type foundOwner struct {
 	Owner   string `json:"owner,omitempty"`
 	Manager string `json:"manager,omitempty"`
 	Word    string `json:"word,omitempty"` // of --protect that guards it; "" if none does
 }
 
-func (c *chainsFound) add(b iptables.Backend, f rules.Family, t rules.TableName, chains map[string]int) {
-	if *c == nil {
-		*c = chainsFound{}
-	}
-	for chain, n := range chains {
-		if !rules.Builtin(t, chain) {
-			(*c)[b] = append((*c)[b], foundChain{Family: f, Table: t, Chain: chain, Rules: n})
-		}
-	}
-}
+const (
+	// unguardedShown is how many lines of chains, and of rules, the table has.
+	unguardedShown = 40
+	ruleLines      = 200 // of rules in JSON
+	ruleBytes      = 256
+	ruleCell       = 80 // characters of a rule in the table
+)
 
 // takeDaemonsProtect has detect judge by the words of a running daemon, unless it got words of its
-// own.
-func (o *options) takeDaemonsProtect(ctx context.Context) error {
+// own, and reports whether it does.
+func (o *options) takeDaemonsProtect(ctx context.Context) (bool, error) {
 	if o.protectGiven {
-		return nil
+		return false, nil
 	}
 	status, err := o.client().Status(ctx)
 	if err != nil || status.Protect == "" {
-		return nil // no daemon is needed
+		return false, nil // no daemon is needed
 	}
 	words, err := protect.Split(status.Protect)
 	var selector protect.Selector
@@ -57,46 +87,195 @@ func (o *options) takeDaemonsProtect(ctx context.Context) error {
 		selector, err = protect.NewSelector(words)
 	}
 	if err != nil {
-		return fmt.Errorf("--protect of the running daemon: %w", err)
+		return false, fmt.Errorf("--protect of the running daemon: %w", err)
 	}
 	o.protect, o.selector = words, selector
-	return nil
+	return true, nil
 }
 
-// unguarded returns the chains that nothing guards, in the order of families, tables and names,
-// with their likely owners.
-func (o *options) unguarded(all []foundChain) []foundChain {
-	var found []foundChain
-	for _, c := range all {
-		if o.selector.Protects(c.Chain) || strings.HasSuffix(c.Chain, "-CANARY") {
-			continue
-		}
-		owner, _ := owners.OfChain(c.Chain)
-		if c.Owner = owner.Title; c.Owner == "" {
-			c.Manager = owners.ManagerOf(c.Chain)
-		}
-		c.Word = protect.WordForChain(c.Chain)
-		found = append(found, c)
+// findUnguarded returns the chains and rules of a backend that nothing guards. daemons: the words
+// are those of a running daemon. An error is part of the answer: the rest of detect holds without
+// it.
+func (o *options) findUnguarded(ctx context.Context, b iptables.Backend, daemons bool) unguardedFound {
+	var want rules.Generation
+	var errs [2]error
+	if daemons {
+		want, errs[0] = o.daemonsChains(ctx)
 	}
-	slices.SortFunc(found, func(a, b foundChain) int {
+	seen, err := o.readTables(ctx, b)
+	errs[1] = err
+	found := o.unguarded(seen, want)
+	for _, err := range errs {
+		if err != nil {
+			found.Unknown = append(found.Unknown, err.Error())
+		}
+	}
+	return found
+}
+
+// daemonsChains returns the chains of the running daemon's generation, without their rules. Files
+// may declare chains that no word names.
+func (o *options) daemonsChains(ctx context.Context) (rules.Generation, error) {
+	g := rules.Generation{}
+	for _, f := range o.families {
+		text, err := o.client().Render(ctx, api.RenderRequest{Family: f})
+		if err != nil {
+			return nil, fmt.Errorf("asking the running daemon for its generation: %w", err)
+		}
+		var table rules.TableID
+		for line := range strings.Lines(text) {
+			switch name, _, _ := strings.Cut(strings.TrimSpace(line[1:]), " "); line[0] {
+			case '*':
+				table = f.Table(name)
+			case ':':
+				section := g[table]
+				section.Chains = append(section.Chains, rules.Chain{Name: name})
+				g[table] = section
+			}
+		}
+	}
+	return g, nil
+}
+
+// readTables reads iptables' tables of a backend, with the text of rules. It executes iptables for
+// rules that canaryd cannot spell, and writes nothing.
+func (o *options) readTables(ctx context.Context, b iptables.Backend) (seen []iptables.Snapshot, err error) {
+	cfg := o.kernelConfig()
+	cfg.Backend, cfg.Protects = b, o.selector.Protects
+	kernel, err := iptables.Open(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = cmp.Or(err, kernel.Close()) }()
+	for _, f := range kernel.Families() {
+		snapshot, err := kernel.Read(ctx, f)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", f, err)
+		}
+		seen = append(seen, snapshot)
+	}
+	return seen, nil
+}
+
+// unguarded returns the chains and rules of the tables that nothing guards, with likely owners and
+// words. want has the chains that a running daemon guards.
+func (o *options) unguarded(seen []iptables.Snapshot, want rules.Generation) (found unguardedFound) {
+	p := o.selector.Protection()
+	for _, s := range seen {
+		for _, t := range protect.Tables() {
+			if err := s.Unreadable[t]; err != nil {
+				found.Unknown = append(found.Unknown, fmt.Sprintf("%s %s: %v", s.Family, t, err))
+				continue
+			}
+			table := s.Tables[t]
+			if table == nil {
+				continue
+			}
+			list := protect.UnguardedIn(p.OthersIn(table, want[s.Family.Table(t)], canary.IsMark), table)
+			chains, single := protect.CountUnguarded(list)
+			found.NotGuarded.Chains += chains
+			found.NotGuarded.Rules += single
+			found.add(s.Family, t, list, tablesOf(seen, t))
+		}
+	}
+	slices.SortFunc(found.Chains, func(a, b foundChain) int {
 		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Chain, b.Chain))
 	})
 	return found
 }
 
-// unguardedShown is how many lines of chains the table has.
-const unguardedShown = 40
+// tablesOf returns the tables of that name of all families.
+func tablesOf(seen []iptables.Snapshot, t rules.TableName) (tables []*rules.Table) {
+	for _, s := range seen {
+		tables = append(tables, s.Tables[t])
+	}
+	return tables
+}
 
-// writeUnguarded lists unguarded chains. Chains of one table and word share a line.
-func writeUnguarded(w io.Writer, e detected) {
+// add adds the unguarded chains and rules of one table. in are the tables of that name of all
+// families.
+func (found *unguardedFound) add(f rules.Family, t rules.TableName, list []protect.Unguarded, in []*rules.Table) {
+	single := map[string][]protect.Unguarded{}
+	var chains []string
+	for _, u := range list {
+		if !u.Single {
+			owner := foundOwner{u.Owner, u.Manager, protect.WordForChain(u.Chain)}
+			found.Chains = append(found.Chains, foundChain{f, t, u.Chain, u.Rules, u.LeftOut, owner})
+			continue
+		}
+		if len(single[u.Chain]) == 0 {
+			chains = append(chains, u.Chain)
+		}
+		single[u.Chain] = append(single[u.Chain], u)
+	}
+	for _, chain := range chains {
+		proposals, more := protect.Propose(single[chain], t, in, ruleLines-len(found.Rules))
+		found.More += more
+		for _, p := range proposals {
+			owner := foundOwner{p.Owner, p.Manager, p.Word}
+			found.Rules = append(found.Rules, foundRule{f, t, chain, ruleText(p.Rule), p.Count, owner, p.Alike})
+		}
+	}
+}
+
+// ruleText returns a rule's text, or why it has none, of ruleBytes at most.
+func ruleText(r rules.Rule) string {
+	text := r.Spec
+	if reason, opaque := r.Opaque(); opaque {
+		text = "(a rule without a text: " + reason + ")"
+	} else if text == "" {
+		text = "(any packet, without a target)"
+	}
+	return shorter(text, ruleBytes)
+}
+
+// shorter returns the beginning of a text that is longer than n bytes.
+func shorter(text string, n int) string {
+	if len(text) <= n {
+		return text
+	}
+	return strings.ToValidUTF8(text[:n-len("...")], "?") + "..."
+}
+
+// writeUnguarded lists unguarded chains and rules. Chains of one table and word share a line.
+func writeUnguarded(w io.Writer, found unguardedFound) {
+	rows := chainRows(found.Chains)
+	writeFirst(w, []string{"FAMILY", "TABLE", "CHAIN", "RULES", "NOT GUARDED"}, rows)
+	rows = nil
+	for _, r := range found.Rules {
+		rows = append(rows, []string{r.Family.String(), r.Table, r.Chain, strconv.Itoa(r.Rules), plain(shorter(r.Rule, ruleCell)), r.note()})
+	}
+	writeFirst(w, []string{"FAMILY", "TABLE", "CHAIN", "RULES", "THE FIRST RULE", "NOT GUARDED"}, rows)
+	if found.More > 0 {
+		fmt.Fprintf(w, "%s more: these lists are bounded\n", count(found.More, "single rule"))
+	}
+	for _, why := range found.Unknown {
+		fmt.Fprintf(w, "\n%s: which chains and rules are not guarded is not known: %s\n", paint(w, yellow, "warning"), plain(oneLine(why)))
+	}
+}
+
+// writeFirst writes the first lines of a list with its heading.
+func writeFirst(w io.Writer, heading []string, rows [][]string) {
+	if len(rows) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	writeTable(w, append([][]string{heading}, rows[:min(len(rows), unguardedShown)]...))
+	if more := len(rows) - unguardedShown; more > 0 {
+		fmt.Fprintf(w, "%d lines more: --output=json has them\n", more)
+	}
+}
+
+// chainRows are the lines of chains.
+func chainRows(list []foundChain) (rows [][]string) {
 	type group struct {
 		first  foundChain
 		chains int
 	}
 	var groups []group
 	at := map[foundChain]int{}
-	for _, c := range e.Unguarded {
-		key := foundChain{Family: c.Family, Table: c.Table, Owner: c.Owner, Manager: c.Manager, Word: c.Word}
+	for _, c := range list {
+		key := foundChain{Family: c.Family, Table: c.Table, NotRead: c.NotRead, foundOwner: c.foundOwner}
 		if c.Manager != "" || c.Word == "" {
 			key.Word = "" // each has a word of its own, which is rarely wanted
 		}
@@ -109,41 +288,49 @@ func writeUnguarded(w io.Writer, e detected) {
 		groups[i].chains++
 		groups[i].first.Rules += c.Rules
 	}
-	if len(groups) == 0 {
-		return
-	}
-	rows := [][]string{{"FAMILY", "TABLE", "CHAIN", "RULES", "NOT GUARDED"}}
-	for _, g := range groups[:min(len(groups), unguardedShown)] {
-		name := plain(g.first.Chain)
+	for _, g := range groups {
+		name, n := plain(g.first.Chain), strconv.Itoa(g.first.Rules)
 		if g.chains > 1 {
 			name += fmt.Sprintf(" and %d more", g.chains-1)
 		}
-		rows = append(rows, []string{g.first.Family.String(), g.first.Table, name, strconv.Itoa(g.first.Rules), g.first.note()})
+		if g.first.NotRead {
+			n = "too many"
+		}
+		rows = append(rows, []string{g.first.Family.String(), g.first.Table, name, n, g.first.note()})
 	}
-	fmt.Fprintln(w)
-	writeTable(w, rows)
-	if more := len(groups) - unguardedShown; more > 0 {
-		fmt.Fprintf(w, "%d lines more: --output=json has all\n", more)
-	}
+	return rows
 }
 
-// note says whose the chain is, and which word guards it.
-func (c foundChain) note() string {
+// note says which word guards a rule or several.
+func (r foundRule) note() string {
+	if r.Alike {
+		return "each has a word of its own, and no one word names just these"
+	}
+	return r.foundOwner.note()
+}
+
+// note says whose the chain or rule is, and which word guards it.
+func (o foundOwner) note() string {
 	word := "no word can name it"
-	if c.Word != "" {
-		word = wordWould(c.Word)
+	if o.Word != "" {
+		word = wordWould(o.Word)
 	}
 	switch {
-	case c.Manager != "":
-		return aboutManager(c.Manager)
-	case c.Owner != "":
-		return word + "; " + likely(c.Owner)
+	case o.Manager != "":
+		return aboutManager(o.Manager)
+	case o.Owner != "":
+		return word + "; " + likely(o.Owner)
 	}
 	return word
 }
 
-// wordWould says that one more word would guard something.
-func wordWould(word string) string { return "the word " + plain(word) + " of --protect would" }
+// wordWould says that one more word would guard something. Quotes are the shell's.
+func wordWould(word string) string {
+	if strings.Contains(word, " ") || strings.HasPrefix(word, "rule:") {
+		word = "'" + word + "'"
+	}
+	return "the word " + plain(word) + " of --protect would"
+}
 
 func likely(owner string) string { return "likely of " + owner }
 

@@ -158,12 +158,13 @@ func TestDetect(t *testing.T) {
 	c := newCluster(t)
 	evidence := func(backend string, nft, legacy int, mixed bool) string {
 		return fmt.Sprintf(`{"backend":%q,"reason":"nft has more rules","mixed":%t,"counts":{"ipv4":{"nft":{"rules":%d,"hint":true},"legacy":{"rules":%d,"hint":false}}},"native":[{"table":"ip kube-proxy","guarded":true}],
-			"unguarded":[{"family":"ipv4","table":"filter","chain":"mine","rules":2,"word":"[m]ine"},{"family":"ipv4","table":"filter","chain":"ufw-x","rules":1,"manager":"ufw"}]}`,
+			"unguarded":[{"family":"ipv4","table":"filter","chain":"mine","rules":2,"word":"[m]ine"},{"family":"ipv4","table":"filter","chain":"ufw-x","rules":1,"manager":"ufw"}],
+			"notGuarded":{"chains":1,"rules":7,"tables":1}}`,
 			backend, mixed, nft, legacy)
 	}
 	c.write(c.pod("a", running), "detect", 0, evidence("nft", 460, 0, false), "")
 	c.write(c.pod("b", running), "detect", 0, evidence("nft", 460, 3, true), "")
-	c.write(c.pod("c", running), "detect", 0, evidence("legacy", 0, 460, false), "canaryd: warning: Linux 4.14 was never tried\x1b[2J\n")
+	c.write(c.pod("c", running), "detect", 0, strings.Replace(evidence("legacy", 0, 460, false), `"notGuarded"`, `"unguardedUnknown":["ipv4 nat: x"],"notGuarded"`, 1), "canaryd: warning: Linux 4.14 was never tried\x1b[2J\n")
 	c.write(c.pod("d", running), "detect", 0, evidence("\x1b[2J", 0, 460, false), "")
 	c.write(c.pod("e", running), "detect", 2, "", "canaryd: operation not permitted\ncommand terminated with exit code 2\n")
 	code, out, said := c.run(5, "", "detect")

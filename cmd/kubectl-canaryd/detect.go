@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/terminal"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
@@ -24,10 +25,12 @@ type detectRow struct {
 	NFT      int              `json:"nftRules"`
 	Legacy   int              `json:"legacyRules"`
 	Native   int              `json:"nativeTables"`
-	// Unguarded counts the chains that no word of --protect names, and that are no firewall
-	// manager's. canaryd detect lists them on the node, with the words that would.
+	// Unguarded and Single count the chains and single rules that nothing guards, and that are no
+	// firewall manager's. canaryd detect lists them on the node, with the words that would.
 	Unguarded int    `json:"unguardedChains"`
-	Warning   string `json:"warning,omitempty"` // of the kernel or the programs
+	Single    int    `json:"unguardedRules"`
+	Unknown   bool   `json:"unguardedUnknown,omitempty"` // some tables could not be read
+	Warning   string `json:"warning,omitempty"`          // of the kernel or the programs
 }
 
 type detectReply struct {
@@ -74,8 +77,9 @@ func detectRowOf(n node, a answer) (detectRow, error) {
 	}
 	var found struct {
 		iptables.Evidence
-		Native    []struct{ Table string }
-		Unguarded []struct{ Manager string }
+		Native           []struct{ Table string }
+		NotGuarded       api.Unguarded
+		UnguardedUnknown []string
 	}
 	if err := read(a.out, &found); err != nil {
 		return detectRow{}, err
@@ -83,18 +87,13 @@ func detectRowOf(n node, a answer) (detectRow, error) {
 	if found.Backend != iptables.NFT && found.Backend != iptables.Legacy {
 		return detectRow{}, fmt.Errorf("the answer names no backend")
 	}
-	unguarded := 0
-	for _, c := range found.Unguarded {
-		if c.Manager == "" {
-			unguarded++
-		}
-	}
 	if !strings.HasPrefix(a.said, "canaryd: warning:") { // kubectl has warnings of its own
 		a.said = ""
 	}
 	return detectRow{
 		Node: n.name, Answered: true, Backend: found.Backend, Reason: cell(found.Reason), Mixed: found.Mixed,
-		NFT: found.Total(iptables.NFT).Rules, Legacy: found.Total(iptables.Legacy).Rules, Native: len(found.Native), Unguarded: unguarded, Warning: cell(a.said),
+		NFT: found.Total(iptables.NFT).Rules, Legacy: found.Total(iptables.Legacy).Rules, Native: len(found.Native),
+		Unguarded: found.NotGuarded.Chains, Single: found.NotGuarded.Rules, Unknown: len(found.UnguardedUnknown) > 0, Warning: cell(a.said),
 	}, nil
 }
 
@@ -111,12 +110,20 @@ func (r detectRow) rank() int {
 	}
 }
 
+// counted returns a count of unguarded chains or rules, unknown where a table was not read.
+func (r detectRow) counted(n int) string {
+	if r.Unknown {
+		return "unknown"
+	}
+	return strconv.Itoa(n)
+}
+
 func writeDetected(w io.Writer, r detectReply, mixed int) {
-	rows := [][]string{{"NODE", "BACKEND", "MIXED", "NFT RULES", "LEGACY RULES", "NATIVE TABLES", "UNGUARDED CHAINS", "WHY"}}
+	rows := [][]string{{"NODE", "BACKEND", "MIXED", "NFT RULES", "LEGACY RULES", "NATIVE TABLES", "UNGUARDED CHAINS", "SINGLE RULES", "WHY"}}
 	for _, n := range r.Nodes {
-		row := []string{cell(n.Node), "unknown", "", "", "", "", "", n.Why}
+		row := []string{cell(n.Node), "unknown", "", "", "", "", "", "", n.Why}
 		if n.Answered {
-			row = []string{cell(n.Node), string(n.Backend), "no", strconv.Itoa(n.NFT), strconv.Itoa(n.Legacy), strconv.Itoa(n.Native), strconv.Itoa(n.Unguarded), cmp.Or(n.Warning, n.Reason)}
+			row = []string{cell(n.Node), string(n.Backend), "no", strconv.Itoa(n.NFT), strconv.Itoa(n.Legacy), strconv.Itoa(n.Native), n.counted(n.Unguarded), n.counted(n.Single), cmp.Or(n.Warning, n.Reason)}
 		}
 		if n.Mixed {
 			row[2] = "yes"

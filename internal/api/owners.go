@@ -17,12 +17,14 @@ type GuardedOwner struct {
 	Tables []string `json:"tables,omitempty"` // native ones, with their families
 }
 
-// Unguarded counts the chains of iptables' tables, and the native tables, that --protect does not
-// name. Chains without a rule and those of a firewall manager are not counted.
+// Unguarded counts the chains of iptables' tables, the single rules of built-in chains and the
+// native tables that --protect does not name. A jump into such a chain belongs to the chain, chains
+// that protected rules lead to are guarded, and those of a firewall manager are not counted.
 type Unguarded struct {
 	Chains int `json:"chains,omitempty"`
+	Rules  int `json:"rules,omitempty"`
 	Tables int `json:"tables,omitempty"`
-	// Names are some of them, with their likely owner where it is known.
+	// Names are some of the chains and tables, with their likely owner where it is known.
 	Names []string `json:"names,omitempty"`
 }
 
@@ -79,20 +81,25 @@ func (s Status) ProtectText(number func(int) string) string {
 	return "--protect=" + s.Protect + " found: " + OwnersText(s.Owners, number)
 }
 
-// Text counts the unguarded chains and tables in one line, and points to the command that lists
-// them; "" if there are none.
+// Text counts the unguarded chains, rules and tables in one line, and points to the command that
+// lists them; "" if there are none.
 func (u *Unguarded) Text() string {
-	if u == nil || u.Chains+u.Tables == 0 {
+	if u == nil || u.Chains+u.Rules+u.Tables == 0 {
 		return ""
 	}
 	var words []string
-	if u.Chains > 0 {
-		words = append(words, counted(u.Chains, "chain", strconv.Itoa))
+	for _, part := range []struct {
+		n    int
+		name string
+	}{{u.Chains, "chain"}, {u.Rules, "single rule"}, {u.Tables, "native table"}} {
+		if part.n > 0 {
+			words = append(words, counted(part.n, part.name, strconv.Itoa))
+		}
 	}
-	if u.Tables > 0 {
-		words = append(words, counted(u.Tables, "native table", strconv.Itoa))
+	text := words[len(words)-1]
+	if before := words[:len(words)-1]; len(before) > 0 {
+		text = strings.Join(before, ", ") + " and " + text
 	}
-	text := strings.Join(words, " and ")
 	if len(u.Names) > 0 {
 		text += ", such as " + strings.Join(u.Names, ", ")
 	}

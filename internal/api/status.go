@@ -44,7 +44,8 @@ type Status struct {
 	// Protect is the value of --protect, and Owners are the owners whose rules are guarded.
 	Protect string         `json:"protect,omitempty"`
 	Owners  []GuardedOwner `json:"owners,omitempty"`
-	// Unguarded counts the chains and tables that --protect does not name; nil if there are none.
+	// Unguarded counts the chains, rules and tables that --protect does not name; nil if there are
+	// none.
 	Unguarded *Unguarded `json:"unguarded,omitempty"`
 	Paused    bool       `json:"paused"`
 	// PausedUntil is when a pause ends.

@@ -71,7 +71,7 @@ func (d *Daemon) newChores() []chore {
 		{"remove what pods that are gone left", func(st *state) time.Time { return st.pods.removeAt }, (*state).mayWrite, writeLimit, d.removeGoneContainers},
 		{"renew the marks", perFamily(rotationAt), (*state).nothingLost, writeLimit, d.rotate},
 		{"end the contention", func(st *state) time.Time { return st.contention.calmAt }, (*state).nothingLost, briefLimit, d.endContention},
-		{"look for what is not protected", d.inventoryAt, d.mayTakeInventory, readLimit, d.takeInventory},
+		{"count unguarded rules", d.inventoryAt, d.mayTakeInventory, readLimit, d.takeInventory},
 		{"find owners", d.ownersAt, d.mayFindOwners, briefLimit, d.findOwners},
 		{"compare with the baseline", d.compareAt, nil, briefLimit, func(_ context.Context, st *state) { st.compareBaseline() }},
 		{"save", func(st *state) time.Time { return earliest(st.disk.markedAt, st.disk.saveAt) }, nil, diskLimit, func(ctx context.Context, st *state) { d.save(ctx, st, false) }},

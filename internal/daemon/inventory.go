@@ -29,7 +29,8 @@ type inventory struct {
 	at      time.Time // when it was taken last; zero: not yet
 	reads   uint64    // readSoFar of then
 	rules   int       // of iptables' tables
-	chains  int       // that have such rules, without those of a firewall manager
+	chains  int       // that nothing guards, without those of a firewall manager
+	single  int       // rules of built-in chains that nothing guards, without those of a firewall manager
 	names   []string  // some of these chains
 	tables  []string  // native ones
 	unknown bool      // native tables could not be listed
@@ -95,14 +96,16 @@ func (d *Daemon) mayTakeInventory(st *state) bool { return st.loss == nil && d.m
 func (d *Daemon) takeInventory(ctx context.Context, st *state) {
 	before := st.inventory
 	inv := inventory{at: time.Now(), reads: st.readSoFar(), edition: before.edition, bare: before.bare}
-	p := d.protection(st)
-	for _, fs := range st.inOrder() {
+	p, want := d.protection(st), st.want()
+	for f, fs := range st.inOrder() {
 		for _, t := range protect.Tables() {
 			table := fs.tables[t].standing.table
 			if fs.tables[t].unmarked(t) {
 				table = fs.unguarded[t].before
 			}
-			inv.count(table, p)
+			if table != nil {
+				inv.count(table, p.OthersIn(table, want[f.Table(t)], canary.IsMark))
+			}
 		}
 	}
 	inv.tables, inv.unknown = before.tables, d.cfg.NativeTables == nil
@@ -118,25 +121,26 @@ func (d *Daemon) takeInventory(ctx context.Context, st *state) {
 }
 
 // count adds the rules and chains of a table.
-func (inv *inventory) count(table *rules.Table, p rules.Protection) {
-	var last *rules.Chain
-	for c := range p.Others(table, canary.IsMark) {
+func (inv *inventory) count(table *rules.Table, others rules.Others) {
+	for range others.Rules() {
 		inv.rules++
-		if c == last || rules.Builtin(table.Name, c.Name) || strings.HasSuffix(c.Name, "-CANARY") || owners.ManagerOf(c.Name) != "" {
-			continue
-		}
-		last = c
-		inv.chains++
-		if len(inv.names) < othersShown && !slices.Contains(inv.names, c.Name) {
-			inv.names = append(inv.names, strings.Clone(c.Name))
+	}
+	list := protect.UnguardedIn(others, table)
+	chains, single := protect.CountUnguarded(list)
+	inv.chains += chains
+	inv.single += single
+	for _, u := range list {
+		if !u.Single && u.Counts() && len(inv.names) < othersShown && !slices.Contains(inv.names, u.Chain) {
+			inv.names = append(inv.names, strings.Clone(u.Chain))
 		}
 	}
 }
 
-// unguardedNow returns the unguarded chains and native tables for a Status; nil if there are none.
+// unguardedNow returns the unguarded chains, rules and native tables for a Status; nil if there are
+// none. It names no rule: a Status leaves the node.
 func (st *state) unguardedNow() *api.Unguarded {
 	inv := &st.inventory
-	u := api.Unguarded{Chains: inv.chains}
+	u := api.Unguarded{Chains: inv.chains, Rules: inv.single}
 	add := func(name string) {
 		if len(u.Names) < api.UnguardedShown {
 			u.Names = append(u.Names, name)
@@ -154,7 +158,7 @@ func (st *state) unguardedNow() *api.Unguarded {
 			add("table " + id)
 		}
 	}
-	if st.removed || u.Chains+u.Tables == 0 {
+	if st.removed || u.Chains+u.Rules+u.Tables == 0 {
 		return nil
 	}
 	return &u

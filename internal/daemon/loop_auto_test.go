@@ -200,6 +200,44 @@ func TestStatusPointsToDetect(t *testing.T) {
 	})
 }
 
+// TestStatusCountsAsTheGenerationDoes: a chain that protected rules lead to is in the generation
+// and is not counted. A jump counts with its chain, and a rule of a firewall manager not at all. No
+// text of a rule is in the status.
+func TestStatusCountsAsTheGenerationDoes(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		fake := iptablestest.NewFake(backend)
+		must(t, fake.RestoreNoflush(rules.IPv4, `*filter
+:DOCKER-USER - [0:0]
+:corp - [0:0]
+:corp-log - [0:0]
+:mine - [0:0]
+-A FORWARD -j DOCKER-USER
+-A FORWARD -j corp
+-A FORWARD -i wg0 -j ACCEPT
+-A INPUT -j mine
+-A INPUT -i eth1 -j ACCEPT
+-A INPUT -m comment --comment "000 allow all" -j ACCEPT
+-A DOCKER-USER -j corp
+-A corp -j corp-log
+-A corp-log -j LOG
+-A mine -j RETURN
+COMMIT
+`))
+		r := startOn(t, fake, setup{protect: []string{protect.Auto}})
+		status := r.d.Status()
+		want := &api.Unguarded{Chains: 1, Rules: 3, Names: []string{"mine"}} // with the jump to corp
+		if d := cmp.Diff(want, status.Unguarded); d != "" {
+			t.Errorf("(-want +got):\n%s", d)
+		}
+		if len(status.LedTo) != 2 {
+			t.Errorf("led to: %v", status.LedTo)
+		}
+		if text := status.Unguarded.Text(); !strings.HasPrefix(text, "1 chain and 3 single rules, such as mine; canaryd detect") {
+			t.Errorf("it says %q", text)
+		}
+	})
+}
+
 // TestACleanupOfRulesSaysWhose: with auto, cleanup removes the rules of the owners that the request
 // names; without a name it removes nothing.
 func TestACleanupOfRulesSaysWhose(t *testing.T) {

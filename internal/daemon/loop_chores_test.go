@@ -216,7 +216,7 @@ func situations() map[string]situation {
 			fs.rotation.at, fs.rotation.by = time.Now(), time.Now()
 		},
 		"end the contention": now(func(st *state) *time.Time { return &st.contention.calmAt }),
-		"look for what is not protected": func(_ *testing.T, _ *Daemon, st *state, fake *iptablestest.Fake) {
+		"count unguarded rules": func(_ *testing.T, _ *Daemon, st *state, fake *iptablestest.Fake) {
 			st.generation.learned.Generation, st.inventory.at = rules.Generation{}, time.Time{}
 			st.generation.edition++
 		},

@@ -37,8 +37,7 @@ func (d *Daemon) unprotectedGone(st *state, id rules.TableID, h hit, q inquiry) 
 	if before.table == nil || !asOf || q.othersWrote(id, uint32(before.digest), uint32(h.seen), h.by) {
 		return 0, true
 	}
-	p := d.protection(st)
-	return p.OthersGone(before.table, h.table, canary.IsMark), false
+	return d.protection(st).OthersIn(before.table, st.want()[id], canary.IsMark).Gone(h.table), false
 }
 
 // tookMarks reports whether a built-in chain was flushed, or the whole table: marks went with it.

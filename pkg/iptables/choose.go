@@ -25,9 +25,6 @@ var hintChains = []string{owners.HintChain, owners.KubeletCanary}
 type ChooseConfig struct {
 	Families []rules.Family // nil means both
 	Canary   string         // the name of our own chain, which is no evidence; may be ""
-	// Chains gets the number of rules in each chain that has one, our own left out; nil: that
-	// is not needed.
-	Chains func(Backend, rules.Family, rules.TableName, map[string]int)
 }
 
 // Choose decides which backend is in use on this machine: one decision for
@@ -70,7 +67,7 @@ func countNFT(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map
 	}
 	defer conn.Close()
 	for _, family := range cfg.Families {
-		counts[family][NFT], err = countNFTFamily(ctx, conn, family, cfg)
+		counts[family][NFT], err = countNFTFamily(ctx, conn, family, cfg.Canary)
 		if err != nil {
 			return false, err
 		}
@@ -81,7 +78,7 @@ func countNFT(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map
 // countNFTFamily asks for the hint chains by name and for the rules table by
 // table. A list of all chains would do for both, but one that is taken while
 // another process writes may leave chains of other tables out, a hint among them.
-func countNFTFamily(ctx context.Context, conn *nft.Conn, family rules.Family, cfg ChooseConfig) (Count, error) {
+func countNFTFamily(ctx context.Context, conn *nft.Conn, family rules.Family, canary string) (Count, error) {
 	var count Count
 	for _, name := range hintChains {
 		is, err := conn.HasChain(family, rules.Mangle, name)
@@ -94,11 +91,11 @@ func countNFTFamily(ctx context.Context, conn *nft.Conn, family rules.Family, cf
 		if err := ctx.Err(); err != nil {
 			return Count{}, err
 		}
-		chains, err := countNFTTable(conn, family, table, cfg.Canary)
+		n, err := countNFTTable(conn, family, table, canary)
 		if err != nil {
 			return Count{}, fmt.Errorf("counting the rules of table %s: %w", table, err)
 		}
-		count.Rules += cfg.give(NFT, family, table, chains)
+		count.Rules += n
 	}
 	return count, nil
 }
@@ -108,45 +105,26 @@ func countNFTFamily(ctx context.Context, conn *nft.Conn, family rules.Family, cf
 // most then is near enough.
 const countTries = 3
 
-func countNFTTable(conn *nft.Conn, family rules.Family, table rules.TableName, canary string) (most map[string]int, err error) {
+func countNFTTable(conn *nft.Conn, family rules.Family, table rules.TableName, canary string) (int, error) {
+	most := 0
 	for range countTries {
-		chains, chain := map[string]int{}, ""
+		n := 0
 		err := conn.EachRuleIn(family, table, func(m nft.RuleMessage) error {
 			meaning, err := meaningOf(m.Rule)
 			if !isOwn(string(m.Chain), canary) && !strings.HasPrefix(meaning.comment, ownComment) {
-				if string(m.Chain) != chain { // rules come chain by chain: one string for each
-					chain = string(m.Chain)
-				}
-				chains[chain]++
+				n++
 			}
 			return err
 		})
-		if sum(chains) > sum(most) {
-			most = chains
-		}
+		most = max(most, n)
 		if err == nil {
-			return chains, nil
+			return n, nil
 		}
 		if !errors.Is(err, nft.ErrInterrupted) {
-			return nil, err
+			return 0, err
 		}
 	}
 	return most, nil
-}
-
-// give hands the rules of each chain of a table to Chains, and returns how many there are.
-func (cfg ChooseConfig) give(b Backend, family rules.Family, table rules.TableName, chains map[string]int) int {
-	if cfg.Chains != nil {
-		cfg.Chains(b, family, table, chains)
-	}
-	return sum(chains)
-}
-
-func sum(chains map[string]int) (all int) {
-	for _, n := range chains {
-		all += n
-	}
-	return all
 }
 
 func countLegacy(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map[Backend]Count) error {
@@ -156,10 +134,7 @@ func countLegacy(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]
 		}
 		var count Count
 		err := s.walk(ctx, nil, func(table rules.TableName, info xtInfo, data []byte) error {
-			chains := map[string]int{}
-			err := count.walk(s.family, table, cfg.Canary, info, data, chains)
-			cfg.give(Legacy, s.family, table, chains)
-			return err
+			return count.walk(s.family, table, cfg.Canary, info, data)
 		})
 		if err == nil {
 			counts[s.family][Legacy] = count
@@ -183,18 +158,17 @@ func eachLegacy(families []rules.Family, f func(*xtSocket) error) error {
 	return nil
 }
 
-// walk adds one legacy table to the count, and its chains to chains.
-func (c *Count) walk(family rules.Family, table rules.TableName, canary string, info xtInfo, data []byte, chains map[string]int) error {
-	own, chain := false, ""
+// walk adds one legacy table to the count.
+func (c *Count) walk(family rules.Family, table rules.TableName, canary string, info xtInfo, data []byte) error {
+	own := false
 	return walkEntries(family, info, data, xtVisitor{
 		chain: func(name string, _ int) {
-			own, chain = isOwn(name, canary), name
+			own = isOwn(name, canary)
 			c.Hint = c.Hint || table == rules.Mangle && slices.Contains(hintChains, name)
 		},
 		rule: func(r xtRule) {
 			if !own && !bytes.HasPrefix(r.comment, []byte(ownComment)) {
 				c.Rules++
-				chains[chain]++
 			}
 		},
 	})

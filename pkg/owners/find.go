@@ -101,6 +101,20 @@ func ManagerOf(chain string) string {
 	return ""
 }
 
+// ManagerOfRule returns the firewall manager that writes a rule of these words into a built-in
+// chain itself; "" if none is known. Most forms of such rules might be anyone's: they count where
+// the built-in chain leads to chains of that manager, whose title is in leads then.
+func ManagerOfRule(inTable, chain string, words []string, leads map[string]bool) string {
+	for _, m := range managers {
+		for _, s := range m.straight {
+			if (s.Comment != "" || leads[m.title]) && s.Matches(inTable, chain, words) {
+				return m.title
+			}
+		}
+	}
+	return ""
+}
+
 // ManagerOfTable returns the firewall manager that writes a native table of that name; "" if none
 // is known.
 func ManagerOfTable(name string) string {

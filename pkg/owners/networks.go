@@ -248,6 +248,22 @@ var networks = []Owner{
 		Removes:   ByName,
 		Breaks:    "NOTRACK of DNS, and DNS itself where INPUT drops",
 	},
+	{
+		Name: "wg-quick", Title: "wg-quick and its PostUp",
+		// Its own rules have a comment, by which its end removes them. PostUp's have the form that
+		// most guides have.
+		Source: "wireguard-tools src/wg-quick/linux.bash; configurations of its users",
+		Docs:   "https://git.zx2c4.com/wireguard-tools/about/src/man/wg-quick.8",
+		Straight: slices.Concat(
+			byComment("wg-quick(8) rule for *", "raw PREROUTING", "mangle PREROUTING", "mangle POSTROUTING"),
+			unsigned(straight("filter", "INPUT", "-i <wg> -j ACCEPT")),
+			unsigned(straight("filter", "FORWARD", "-i <wg> -j ACCEPT", "-o <wg> -j ACCEPT", "-i <wg> -o <interface> -j ACCEPT", "-i <interface> -o <wg> -j ACCEPT",
+				"-o <wg> -m state --state <states> -j ACCEPT", "-o <wg> -m conntrack --ctstate <states> -j ACCEPT")),
+		),
+		Heals:   "at its next `up`",
+		Removes: ByName,
+		Breaks:  "traffic through the tunnel",
+	},
 }
 
 // felix are Felix's habits in nftables mode: base chains keep their jumps; a chain or set loses its

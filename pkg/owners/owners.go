@@ -76,7 +76,8 @@ type Straight struct {
 	// Words are compared literally, except placeholders such as "<net>". A placeholder stands for
 	// one word, the same wherever it occurs in the rule. "<bridge>" takes only the name of a bridge
 	// that Docker made, "<cali>" a comment of Felix's, "<vni>" a match of Docker's for the number
-	// of an overlay network, and "<loopback>" a loopback address.
+	// of an overlay network, "<loopback>" a loopback address, and "<wg>" an interface whose name
+	// begins with wg.
 	Words []string
 	// Comment is a glob of comments. Where it is set, there are no Words: whatever else the
 	// rule has, the comment names its owner.

@@ -15,12 +15,17 @@ type manager struct {
 	units     []string // of systemd, which load a file of rules
 	chains    []Form   // of iptables' tables, as far as their names tell
 	tables    []string // native ones
+	// straight are rules that it writes into built-in chains itself.
+	straight []Straight
 }
 
 var managers = []manager{
 	{
 		title: "firewalld", processes: []string{"firewalld"}, tables: []string{"firewalld"},
 		chains: forms("*_direct", "*_ZONES", "*_ZONES_SOURCE", "*_ZONES_IFACES", "*_POLICIES_pre", "*_POLICIES_post", "IN_*", "FWD_*", "FWDI_*", "FWDO_*", "PRE_*", "POST_*"),
+		// src/firewall/core/ipXtables.py of 1.3, with FirewallBackend=iptables.
+		straight: slices.Concat(firewalldStraight("INPUT"), firewalldStraight("FORWARD"), straight("filter", "OUTPUT",
+			"-m conntrack --ctstate <states> -j ACCEPT", "-o lo -j ACCEPT")),
 	},
 	{title: "ufw", chains: forms("ufw-*", "ufw6-*")},
 	{
@@ -30,6 +35,24 @@ var managers = []manager{
 	{title: "csf", chains: forms("LOCALINPUT", "LOCALOUTPUT", "ALLOWIN", "ALLOWOUT", "DENYIN", "DENYOUT", "LOGDROPIN", "LOGDROPOUT", "INVALID", "INVDROP")},
 	{title: "nftables.service", units: []string{"nftables.service"}},
 	{title: "netfilter-persistent", units: []string{"netfilter-persistent.service"}},
+	// The name of each of its rules begins with a number, and is the rule's comment (docs of
+	// puppetlabs-firewall).
+	{title: "Puppet's firewall module", straight: byComment("[0-9][0-9][0-9] *", everyPlace...)},
+}
+
+// everyPlace is each built-in chain of each table.
+var everyPlace = []string{
+	"raw PREROUTING", "raw OUTPUT", "mangle PREROUTING", "mangle INPUT", "mangle FORWARD", "mangle OUTPUT", "mangle POSTROUTING",
+	"nat PREROUTING", "nat INPUT", "nat OUTPUT", "nat POSTROUTING", "filter INPUT", "filter FORWARD", "filter OUTPUT",
+	"security INPUT", "security FORWARD", "security OUTPUT",
+}
+
+// firewalldStraight returns the rules that firewalld writes into a chain of filter, around its
+// jumps.
+func firewalldStraight(chain string) []Straight {
+	return straight("filter", chain,
+		"-m conntrack --ctstate <states> -j ACCEPT", "-i lo -j ACCEPT", "-m conntrack --ctstate INVALID -j DROP",
+		"-m conntrack --ctstate INVALID -j LOG --log-prefix <prefix>", "-j LOG --log-prefix <prefix>", "-j REJECT --reject-with <kind>")
 }
 
 // Writes reports whether a process of that name writes, and removes, rules of its own.

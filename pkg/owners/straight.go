@@ -22,7 +22,7 @@ func (s Straight) Matches(inTable, chain string, words []string) bool {
 		case want[0] != '<':
 			return false
 		case want == "<bridge>" && !isDockerBridge(words[i]), want == "<cali>" && !strings.HasPrefix(words[i], "cali:"),
-			want == "<vni>" && !strings.Contains(words[i], vniAt), want == "<loopback>" && !strings.HasPrefix(words[i], "127."):
+			want == "<vni>" && !strings.Contains(words[i], vniAt), want == "<loopback>" && !strings.HasPrefix(words[i], "127."), want == "<wg>" && !strings.HasPrefix(words[i], "wg"):
 			return false
 		case filled[want] != "" && filled[want] != words[i]:
 			return false

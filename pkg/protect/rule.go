@@ -68,8 +68,11 @@ func (g ruleGlob) matches(text string, words []string) bool {
 	return false
 }
 
-func (g ruleGlob) is(text string) bool {
-	ok, _ := path.Match(g.glob, flat.Replace(text)) // parseRule checked the pattern
+func (g ruleGlob) is(text string) bool { return g.isFlat(flat.Replace(text)) }
+
+// isFlat reports whether the glob matches a text without slashes.
+func (g ruleGlob) isFlat(text string) bool {
+	ok, _ := path.Match(g.glob, text) // parseRule checked the pattern
 	return ok
 }
 

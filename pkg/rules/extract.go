@@ -152,22 +152,58 @@ func (p Protection) follow(t *Table, s *Section, missing []Rule) {
 	slices.Sort(s.DependsOn)
 }
 
-// Others yields the rules of others in a table, with their chains: all rules without the protected
-// ones, those of chains that protected rules lead to, and marks.
-func (p Protection) Others(t *Table, mark func(Rule) bool) iter.Seq2[*Chain, Rule] {
+// Others are the rules of a table that nothing guards. No other code defines that: the count of
+// lost rules, status and detect ask Others.
+type Others struct {
+	protection Protection
+	table      *Table
+	mark       func(Rule) bool
+	// taken are the chains that are guarded although no word names them; true: their jumps are too.
+	taken map[string]bool
+}
+
+// OthersIn returns the rules of others in a table: all but the protected rules, the rules of chains
+// that protected rules lead to, those of want's chains, and marks. want is the table's section of
+// the generation, as far as it is known. It has declared chains, and those to which only
+// quarantined rules lead.
+func (p Protection) OthersIn(t *Table, want Section, mark func(Rule) bool) Others {
+	o := Others{protection: p, table: t, mark: mark}
+	if t == nil {
+		return o
+	}
+	o.taken = map[string]bool{}
+	for _, name := range p.Extract(t, mark).LedTo {
+		o.taken[name] = false
+	}
+	for _, c := range want.Chains {
+		if _, known := o.taken[c.Name]; !known && !p.Chain(c.Name) {
+			o.taken[c.Name] = !want.IsLedTo(c.Name)
+		}
+	}
+	return o
+}
+
+// Guards reports whether a chain that is no built-in one is guarded. The kernel takes names that
+// iptables-restore cannot read: no generation has a chain of such a name.
+func (o Others) Guards(chain string) bool {
+	_, taken := o.taken[chain]
+	return taken || o.protection.Chain(chain) && isChainName(chain)
+}
+
+// Rules yields the rules, with their chains.
+func (o Others) Rules() iter.Seq2[*Chain, Rule] {
 	return func(yield func(*Chain, Rule) bool) {
-		if t == nil {
+		if o.table == nil {
 			return
 		}
-		own := p.Extract(t, mark)
-		for i := range t.Chains {
-			c := &t.Chains[i]
-			builtin := Builtin(t.Name, c.Name)
-			if !builtin && (p.Chain(c.Name) || own.IsLedTo(c.Name)) {
+		for i := range o.table.Chains {
+			c := &o.table.Chains[i]
+			builtin := Builtin(o.table.Name, c.Name)
+			if !builtin && o.Guards(c.Name) {
 				continue
 			}
 			for _, r := range c.Rules {
-				if mark(r) || builtin && (p.Chain(r.Target) || p.names(t, c.Name, r) && t.Chain(r.Target) == nil) {
+				if o.mark(r) || builtin && o.guardsRule(c.Name, r) {
 					continue
 				}
 				if !yield(c, r) {
@@ -178,12 +214,17 @@ func (p Protection) Others(t *Table, mark func(Rule) bool) iter.Seq2[*Chain, Rul
 	}
 }
 
-// OthersGone counts the rules of others that before holds and now does not. A nil table does not
-// exist.
-func (p Protection) OthersGone(before, now *Table, mark func(Rule) bool) (gone int) {
+// guardsRule reports whether a rule of a built-in chain is a jump, or is named by itself.
+func (o Others) guardsRule(chain string, r Rule) bool {
+	p := o.protection
+	return p.Chain(r.Target) || o.taken[r.Target] || p.names(o.table, chain, r) && o.table.Chain(r.Target) == nil
+}
+
+// Gone counts the rules that now lacks. A nil table does not exist.
+func (o Others) Gone(now *Table) (gone int) {
 	var of *Chain
 	var left map[Key]int
-	for c, r := range p.Others(before, mark) {
+	for c, r := range o.Rules() {
 		if c != of {
 			of, left = c, map[Key]int{}
 			for _, r := range now.Rules(c.Name) {

@@ -12,32 +12,54 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// detected is what detect -o json prints.
+// A detection is the output of detect -o json.
+type detection struct {
+	iptables.Evidence
+	Protect string
+	Native  []struct {
+		Table, Word string
+		Guarded     bool
+	}
+	Unguarded  []unguarded
+	NotGuarded api.Unguarded
+
+	UnguardedRules     []unguarded
+	UnguardedRulesMore int
+	UnguardedUnknown   []string
+}
+
+// An unguarded is a chain, or a rule of a built-in chain.
+type unguarded struct {
+	Family               rules.Family
+	Table, Chain, Rule   string
+	Rules                int
+	NotRead, Alike       bool
+	Owner, Manager, Word string
+}
+
+// detected returns the evidence.
 func detected(n *nodetest.Node, flags ...string) iptables.Evidence {
+	n.Helper()
+	return detect(n, flags...).Evidence
+}
+
+// detect returns the output of detect -o json.
+func detect(n *nodetest.Node, flags ...string) (found detection) {
 	n.Helper()
 	stdout, _ := n.Want(0, "detect", append(flags, "-o", "json")...)
 	decoder := json.NewDecoder(strings.NewReader(stdout))
 	decoder.DisallowUnknownFields()
-	var e struct {
-		iptables.Evidence
-		Protect   string
-		Unguarded []struct {
-			Family               rules.Family
-			Table, Chain         string
-			Rules                int
-			Owner, Manager, Word string
-		}
-	}
-	if err := decoder.Decode(&e); err != nil {
+	if err := decoder.Decode(&found); err != nil {
 		n.Errorf("detect -o json printed %q: %v", stdout, err)
 	}
-	return e.Evidence
+	return found
 }
 
 // TestDetect: the choice on a node, next to a running daemon and without one,
@@ -95,6 +117,9 @@ FAMILY +TABLE +CHAIN +RULES +NOT GUARDED
 ipv4 +filter +corp-input +2 +the word corp-input of --protect would
 ipv6 +filter +corp-input +2 +the word corp-input of --protect would
 
+FAMILY +TABLE +CHAIN +RULES +THE FIRST RULE +NOT GUARDED
+(ipv[46] +(mangle|nat|filter) +[A-Z]+ +1 +.* the word 'rule:.*' of --protect would
+)+
 backend +` + string(ours) + `
 reason +` + regexp.QuoteMeta(mixed.Reason) + `
 mixed +yes: both backends hold rules

@@ -1,0 +1,228 @@
+package protect
+
+import (
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/canaryd/canaryd/pkg/owners"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Proposal is unguarded rules of one built-in chain, and the word of --protect that would guard
+// them.
+type Proposal struct {
+	Unguarded     // the first one
+	Count     int // how many rules the word would guard, or have the same owner and no word
+	Word      string
+	// Alike: no one word names just these rules, which differ in numbers and addresses only. Each
+	// has a word of its own.
+	Alike bool
+}
+
+// alike is how many rules that differ in numbers and addresses only are proposed by one word. A
+// value of --protect has 64 words rule: at most.
+const alike = 5
+
+// Propose returns the words for single rules of one built-in chain of a table, in the chain's
+// order, and how many of the rules have no place among the first most proposals. in are the tables
+// of that name of all families, with the table of the rules among them: a word is about each
+// family. A word names the rules that it is proposed for and equal ones, and no other.
+// The words for rules of an owner that has a preset, and for rules that lead into a chain, name all
+// of that owner, or the chain.
+func Propose(list []Unguarded, t rules.TableName, in []*rules.Table, most int) (proposals []Proposal, more int) {
+	if len(list) == 0 {
+		return nil, 0
+	}
+	p := newProposer(t, list[0].Chain, in)
+	forms := map[string]map[rules.Key]bool{} // the rules of each form
+	for _, u := range list {
+		if p.hasForm(u) {
+			form := numberless(u.Rule.Spec)
+			if forms[form] == nil {
+				forms[form] = map[rules.Key]bool{}
+			}
+			forms[form][u.Rule.Key()] = true
+		}
+	}
+	type group struct {
+		word, owner, manager, form string
+		opaque                     bool
+	}
+	at, equal := map[group]int{}, map[rules.Key]int{}
+	for _, u := range list {
+		if i := equal[u.Rule.Key()]; i > 0 {
+			proposals[i-1].Count++
+			continue
+		}
+		made, form := Proposal{Unguarded: u, Count: 1}, numberless(u.Rule.Spec)
+		_, opaque := u.Rule.Opaque()
+		g := group{owner: u.Owner, manager: u.Manager, opaque: opaque}
+		full := len(proposals) >= most
+		switch {
+		case u.Manager != "" || opaque: // no word, and one line for all
+		case len(forms[form]) >= alike && p.hasForm(u):
+			if g.form = form; !full && at[g] == 0 {
+				made.Word = p.wordForForm(form, forms[form])
+				made.Alike = made.Word == ""
+			}
+		case u.Owner != "" || !full: // of others nothing is shown
+			if made.Word = p.wordFor(u.Rule); made.Word == "" {
+				g.form = u.Rule.Spec
+			}
+			g.word = made.Word
+		default:
+			more++
+			continue
+		}
+		switch i := at[g]; {
+		case i > 0:
+			proposals[i-1].Count++
+		case full:
+			more++
+		default:
+			proposals = append(proposals, made)
+			at[g] = len(proposals)
+			equal[u.Rule.Key()] = len(proposals)
+		}
+	}
+	return proposals, more
+}
+
+// hasForm reports whether a rule may be proposed together with others of its form: it has a text
+// and leads nowhere, and nothing is known of its owner.
+func (p proposer) hasForm(u Unguarded) bool {
+	_, opaque := u.Rule.Opaque()
+	return !opaque && u.Owner == "" && u.Manager == "" && !p.leads(u.Rule.Target)
+}
+
+// A proposer finds words for rules of one built-in chain.
+type proposer struct {
+	table rules.TableName
+	chain string
+	rules []wordedRule // all of the chain's that a glob can match
+	leads func(chain string) bool
+}
+
+// A wordedRule is a rule with the texts that a glob may match, its own and its comments', without
+// slashes: each is compared with each proposed glob.
+type wordedRule struct {
+	key   rules.Key
+	texts []string
+}
+
+func newProposer(t rules.TableName, chain string, in []*rules.Table) proposer {
+	p := proposer{table: t, chain: chain}
+	seen := map[rules.Key]bool{}
+	for _, table := range in {
+		for _, r := range table.Rules(chain) {
+			words, err := r.Words()
+			if _, opaque := r.Opaque(); opaque || err != nil || seen[r.Key()] {
+				continue
+			}
+			seen[r.Key()] = true
+			worded := wordedRule{r.Key(), []string{flat.Replace(r.Spec)}}
+			for i := range len(words) - 1 {
+				if words[i] == "--comment" {
+					worded.texts = append(worded.texts, flat.Replace(words[i+1]))
+				}
+			}
+			p.rules = append(p.rules, worded)
+		}
+	}
+	p.leads = func(chain string) bool {
+		for _, table := range in {
+			if chain != "" && table.Chain(chain) != nil {
+				return true
+			}
+		}
+		return false
+	}
+	return p
+}
+
+// wordFor returns the word for one rule; "" if there is none.
+func (p proposer) wordFor(r rules.Rule) string {
+	words, err := r.Words()
+	if _, opaque := r.Opaque(); opaque || err != nil {
+		return ""
+	}
+	if p.leads(r.Target) {
+		return WordForChain(r.Target)
+	}
+	if o, known := owners.OfRule(p.table, p.chain, words); known && o.Preset != "" {
+		return o.Preset
+	}
+	own := map[rules.Key]bool{r.Key(): true}
+	text := literal(r.Spec)
+	if len(text) > maxRuleGlob {
+		text = text[:maxRuleGlob-1] + "*"
+	}
+	if comment, found := r.Comment(); found {
+		if word := p.word(literal(comment), own); word != "" {
+			return word
+		}
+	}
+	return p.word(text, own)
+}
+
+// wordForForm returns the word for rules that differ in numbers and addresses only; "" if it would
+// name other rules, too.
+func (p proposer) wordForForm(form string, own map[rules.Key]bool) string {
+	parts := strings.Split(form, numberPlace)
+	for i := range parts {
+		parts[i] = literal(parts[i])
+	}
+	return p.word(strings.Join(parts, "*"), own)
+}
+
+// word returns the word with this glob, if --protect takes it as it is and it names all of these
+// rules and no others.
+func (p proposer) word(glob string, own map[rules.Key]bool) string {
+	word := rulePrefix + p.table + ":" + p.chain + ":" + glob
+	parsed, err := parseRule(word)
+	if err != nil || strings.TrimSpace(word) != word || strings.Trim(glob, "*? ") == "" {
+		return ""
+	}
+	named := 0
+	for _, r := range p.rules {
+		if !slices.ContainsFunc(r.texts, parsed.isFlat) {
+			continue
+		}
+		if !own[r.key] {
+			return ""
+		}
+		named++
+	}
+	if named != len(own) {
+		return ""
+	}
+	return word
+}
+
+// literal returns a glob for a text, with ? for each character that a glob, the flag's value, a
+// shell in quotes, a manifest or a unit of systemd may read as another.
+func literal(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r > unicode.MaxASCII || r < ' ' || r == 0x7f || strings.ContainsRune("*?[]\\\"',$%`", r) {
+			return '?'
+		}
+		return r
+	}, text)
+}
+
+// numberPlace is where a rule's text has a number or an address, in its form. No text has it:
+// iptables prints no rule over two lines, or it is opaque.
+const numberPlace = "\n"
+
+// numberless returns the form of a rule's text: of each piece between blanks that has a digit and
+// is no option it has the beginning, and numberPlace for the rest from the first digit on.
+func numberless(text string) string {
+	pieces := strings.Split(text, " ")
+	for i, piece := range pieces {
+		if at := strings.IndexAny(piece, "0123456789"); at >= 0 && !strings.HasPrefix(piece, "-") {
+			pieces[i] = piece[:at] + numberPlace
+		}
+	}
+	return strings.Join(pieces, " ")
+}
