@@ -17,15 +17,23 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // TestPresetsNameWhatIptablesPrints: the kernel and iptables take the rules of each owner, and the
-// owner's preset names all of them as they are read back. They survive -F and -X.
+// owner's preset names all of them as they are read back. They survive -F and -X, and a file that
+// was saved before the owners came, also one of nft's. All of a file's own rules stay.
 func TestPresetsNameWhatIptablesPrints(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "ipset")
 		n.Families = []rules.Family{rules.IPv4}
+		saved := scenario.RestoreSaved()
+		n.Must(saved.Prepare(n.Context(), n.Programs))
+		listed := "flush ruleset\n"
+		if n.Programs.With == iptables.NFT {
+			listed += nstest.Command(n.T, "nft", "--stateless", "list", "ruleset") + strings.ReplaceAll(listedOnly, "COMMENT", scenario.SavedOnly)
+		}
 		var loaded []string
 		for _, name := range scenario.TableOwners() {
 			part := scenario.Owner(rules.IPv4, name)
@@ -73,14 +81,35 @@ func TestPresetsNameWhatIptablesPrints(t *testing.T) {
 		for _, table := range []rules.TableName{rules.Mangle, rules.Nat, rules.Filter} {
 			run(n, rules.IPv4, table, "-X", "WEAVE-CANARY") // a flush takes it along
 		}
+		back := func(what string, records, files int) {
+			n.Helper()
+			n.Healed(records)
+			n.Same(what+": the rules of "+strings.Join(loaded, ", "), before, guarded())
+			text, err := n.Programs.Save(n.Context(), rules.IPv4)
+			if err != nil || strings.Contains(text, "WEAVE-CANARY") {
+				n.Errorf("%s: Weave's canary is back: %v", what, err)
+			}
+			if own := strings.Count(text, scenario.SavedOnly); own != files {
+				n.Errorf("%s: %d rules of the file's own stand, want %d:\n%s", what, own, files, text)
+			}
+		}
 		flush(n, true)
-		n.Healed(1)
-		n.Same("the rules of "+strings.Join(loaded, ", "), before, guarded())
-		if saved, err := n.Programs.Save(n.Context(), rules.IPv4); err != nil || strings.Contains(saved, "WEAVE-CANARY") {
-			n.Errorf("Weave's canary is back: %v", err)
+		back("after -F and -X", 1, 0)
+		n.Must(saved.Do(n.Context(), n.Programs))
+		back("after a saved file", 2, len(protect.Always()))
+		if n.Programs.With == iptables.NFT {
+			nstest.CommandInput(n.T, listed, "nft", "-f", "-")
+			back("after a file of nft's", 3, 1)
 		}
 	})
 }
+
+// listedOnly has a rule that a file of nft's has, and the node has not.
+const listedOnly = `
+table ip filter {
+	chain INPUT { type filter hook input priority filter; policy accept; ip saddr 198.51.100.78 counter accept comment "COMMENT"; }
+}
+`
 
 // makeSets makes the ipsets that rules name.
 func makeSets(n *nodetest.Node, text string) {
