@@ -1,0 +1,171 @@
+package flushers
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
+)
+
+// An owner is a program of the distribution that writes rules for good.
+type owner struct {
+	preset          string
+	unpacked, needs []string
+	install         func(m *machine)
+	// start and stop return when the rules are there, or gone.
+	start, stop func(m *machine)
+	// adds has the program write one rule more for the host of that number.
+	adds func(m *machine, host int)
+	// syncs is what its administrator does to have it write its rules again.
+	syncs func(m *machine)
+}
+
+func owners() []owner { return []owner{fail2banOwner()} }
+
+func fail2banOwner() owner {
+	var f fail2ban
+	return owner{
+		preset: "fail2ban", unpacked: fail2banFiles, needs: []string{"/usr/bin/python3"},
+		install: f.install, start: f.start, stop: f.stop, adds: f.ban,
+		syncs: func(m *machine) { m.run("fail2ban-client", "reload") },
+	}
+}
+
+// TestProgramsOfTheDistributionGetTheirRulesBack: a program that writes rules for good runs next to
+// canaryd, which finds it by itself. Its rules come back after each kind of flush. What it writes
+// right behind a flush or a replay, and its restart there, leaves no rule twice; the rules that it
+// removes when it ends stay away.
+func TestProgramsOfTheDistributionGetTheirRulesBack(t *testing.T) {
+	for _, o := range owners() {
+		for _, backend := range both {
+			t.Run(o.preset+"/"+string(backend), func(t *testing.T) {
+				nodetest.On(t, backend, func(n *nodetest.Node) {
+					own(machineOf(n, flusher{unpacked: o.unpacked, needs: o.needs}), o)
+				})
+			})
+		}
+	}
+}
+
+// own takes an owner through its life.
+func own(m *machine, o owner) {
+	m.Helper()
+	m.reset()
+	o.install(m)
+	m.Load()
+	saved := scenario.RestoreSaved()
+	m.Must(saved.Prepare(m.Context(), m.Programs))
+	o.start(m)
+	o.adds(m, 1)
+	o.adds(m, 2)
+	d := m.Start()
+	m.Until("the owner to be found", func() error {
+		if stdout, _ := m.Want(0, "status"); !strings.Contains(stdout, o.preset+" (") {
+			return fmt.Errorf("status does not name it:\n%s", stdout)
+		}
+		return nil
+	})
+	m.Renewed()
+
+	back := func(what string, lose func()) {
+		m.Helper()
+		before, records := ownRules(m, o), len(m.Status().Flushes)
+		lose()
+		m.Healed(records + 1)
+		m.Same(what+": the rules of "+o.preset, before, ownRules(m, o))
+		if m.Failed() {
+			m.Fatalf("this was the log:\n%s", d.Log())
+		}
+	}
+	kinds := []string{"flush-all", "flush-delete-all", "flush-forward", "restore-filter", "flush-ipv6", "nft-flush-ruleset", "restore-saved"}
+	for _, s := range append(scenario.All(), saved) {
+		if s.On(m.Programs.With) && slices.Contains(kinds, s.Name) {
+			back(s.Command, func() { m.Must(s.Do(m.Context(), m.Programs)) })
+		}
+	}
+	flush := func() { m.Must(scenario.All()[0].Do(m.Context(), m.Programs)) }
+
+	o.adds(m, 3)
+	m.Renewed()
+	back("a flush after another rule", flush)
+	o.adds(m, 4) // right behind the replay
+	once(m, o, "what it writes behind a replay")
+	m.Renewed()
+	records := len(m.Status().Flushes)
+	flush()
+	o.adds(m, 5) // right behind the flush: it may repair its own rules first
+	m.Healed(records + 1)
+	m.Learned()
+	once(m, o, "what it writes behind a flush")
+
+	back("a flush before a sync", flush)
+	before := ownRules(m, o)
+	o.syncs(m)
+	m.Learned()
+	m.Same("a sync behind a replay", before, ownRules(m, o))
+	back("a flush before a restart", flush)
+	o.stop(m)
+	o.start(m)
+	o.adds(m, 1)
+	once(m, o, "a restart behind a replay")
+	m.Renewed()
+	back("a flush after a restart", flush)
+
+	o.stop(m)
+	m.Learned()
+	gone := func(when string) {
+		m.Helper()
+		if left := ownRules(m, o); len(left) > 0 {
+			m.Errorf("%s, rules of %s are there:\n%s", when, o.preset, strings.Join(left, "\n"))
+		}
+	}
+	gone("after its end")
+	records = len(m.Status().Flushes)
+	m.Must(scenario.All()[1].Do(m.Context(), m.Programs))
+	m.Healed(records + 1)
+	gone("after its end and a flush")
+	m.Want(0, "check")
+	d.Stop()
+}
+
+// once fails the test if a rule of the owner's is there twice.
+func once(m *machine, o owner, what string) {
+	m.Helper()
+	lines := ownRules(m, o)
+	for i := range len(lines) - 1 {
+		if lines[i] == lines[i+1] {
+			m.Errorf("%s: this rule is there twice: %s", what, lines[i])
+		}
+	}
+}
+
+// ownRules returns the rules that the owner's preset names, sorted.
+func ownRules(m *machine, o owner) []string {
+	m.Helper()
+	selector, err := protect.NewSelector([]string{o.preset})
+	m.Must(err)
+	p := selector.Protection()
+	var lines []string
+	for family, set := range m.Save() {
+		for table, content := range set {
+			where := family.String() + " " + string(table) + " "
+			section := p.Extract(content, canary.IsMark)
+			for _, h := range section.Jumps {
+				lines = append(lines, where+h.String())
+			}
+			for _, c := range section.Chains {
+				lines = append(lines, where+c.Name)
+				for _, r := range c.Rules {
+					lines = append(lines, where+c.Name+" "+r.Spec)
+				}
+			}
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
