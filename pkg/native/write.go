@@ -261,8 +261,9 @@ func (w *writer) elements(s *Set, of func()) {
 		list = list[:0]
 	}
 	single := len(w.o.single) > 0 && w.o.single[w.place(s)]
-	timeout, _ := nft.AttrUint64(attrOf(s.Attrs, unix.NFTA_SET_TIMEOUT)) // 0: it has none
-	begun := true                                                        // nft ends a set that does not begin at 0 with an end there
+	// In milliseconds; 0: it has none.
+	timeout, _ := nft.AttrUint64(attrOf(s.Attrs, unix.NFTA_SET_TIMEOUT))
+	begun := true // nft ends a set that does not begin at 0 with an end there
 	for i, e := range s.Elements {
 		if w.leaves(nft.Elements, s, i) {
 			continue // with both ends of an interval
@@ -270,7 +271,7 @@ func (w *writer) elements(s *Set, of func()) {
 		if w.stand != nil && w.stand[elementKey(e)] {
 			continue
 		}
-		aged := e.aged(w.o.Age, time.Duration(timeout)*time.Millisecond)
+		aged := e.aged(w.o.Age, timeout)
 		if isEnd(e) && !begun {
 			aged = nil
 		}
@@ -292,7 +293,7 @@ func (w *writer) elements(s *Set, of func()) {
 // aged returns the element with so much less left of its timeout, nil if nothing is left. Not more is
 // left than the timeout: an element that came later than its table was read has more left at the
 // time of that read (Element.later), and Linux 6.12 refuses that with ERANGE (nft_add_set_elem).
-func (e Element) aged(age, timeout time.Duration) Element {
+func (e Element) aged(age time.Duration, timeout uint64) Element {
 	value := attrOf(e, unix.NFTA_SET_ELEM_EXPIRATION)
 	left, err := nft.AttrUint64(value)
 	if err != nil {
@@ -307,7 +308,7 @@ func (e Element) aged(age, timeout time.Duration) Element {
 	if own, err := nft.AttrUint64(attrOf(e, unix.NFTA_SET_ELEM_TIMEOUT)); err == nil && own > 0 {
 		rest = min(rest, own)
 	} else if timeout > 0 {
-		rest = min(rest, uint64(timeout.Milliseconds()))
+		rest = min(rest, timeout)
 	}
 	if rest == left {
 		return e
