@@ -197,30 +197,38 @@ table ip aws-cni {
 	chain snat-mark { ip daddr 172.16.0.0/12 counter return; counter ct mark set ct mark | 0x80; }
 	chain nat-prerouting { type nat hook prerouting priority -90; fib daddr type local return; iifname "eni*" counter jump snat-mark; counter ct mark & 0x80 == 0x80 meta mark set ct mark & 0x80; }
 }
+table ip flannel-ipv4 {
+	chain forward { type filter hook forward priority filter; ip saddr 10.244.0.0/16 accept; ip daddr 10.244.0.0/16 accept; }
+	chain postrtg { type nat hook postrouting priority srcnat; meta mark 0x4000 return; ip saddr 10.244.1.0/24 ip daddr 10.244.0.0/16 return; ip saddr 10.244.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random; }
+}
 table inet ovn-kubernetes {
 	set mgmtport-no-snat-nodeports { type inet_proto . inet_service; elements = { tcp . 31746 }; }
 	chain mgmtport-snat { type nat hook postrouting priority srcnat; oifname != "ovn-k8s-mp0" return; meta l4proto . th dport @mgmtport-no-snat-nodeports return; snat ip to 10.244.0.2; }
 }
 `
 
-// TestNativeTablesOfOwners: the words lxd, incus, networkd, crowdsec, aws-node and ovn-kubernetes
-// name the native tables of these owners too. They come back after a flush of the ruleset.
+// TestNativeTablesOfOwners: the words lxd, incus, networkd, crowdsec, aws-node, flannel and
+// ovn-kubernetes name the native tables of these owners too. They come back after a flush of the
+// ruleset, and next to a file that was saved before them and flushes.
 func TestNativeTablesOfOwners(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		const admin = "table inet admin {\n\tchain c {\n\t\ttype filter hook input priority filter; policy accept;\n\t\ttcp dport 22 accept\n\t}\n}\n"
+		nstest.CommandInput(n.T, admin, "nft", "-f", "-")
+		saved := "flush ruleset\n" + nstest.Command(n.T, "nft", "--stateless", "list", "ruleset")
 		file := n.TempDir() + "/owners.nft"
 		n.Must(os.WriteFile(file, []byte(nativeOwners), 0o600))
 		nstest.Command(n.T, "nft", "-f", file)
 		guarded := func() []string {
 			n.Helper()
 			var list []string
-			for _, name := range []string{"inet lxd", "inet incus", "ip io.systemd.nat", "ip crowdsec", "ip6 crowdsec6", "ip aws-cni", "inet ovn-kubernetes"} {
+			for _, name := range []string{"inet lxd", "inet incus", "ip io.systemd.nat", "ip crowdsec", "ip6 crowdsec6", "ip aws-cni", "ip flannel-ipv4", "inet ovn-kubernetes"} {
 				text, _ := exec.CommandContext(n.Context(), "nft", append([]string{"--stateless", "list", "table"}, strings.Fields(name)...)...).CombinedOutput()
 				list = append(list, regexp.MustCompile(` expires [0-9a-z]+`).ReplaceAllString(string(text), ""))
 			}
 			return list
 		}
 		before := guarded()
-		n.Launch("--protect=lxd,incus,networkd,crowdsec,aws-node,ovn-kubernetes")
+		n.Launch("--protect=lxd,incus,networkd,crowdsec,aws-node,flannel,ovn-kubernetes")
 		n.Until("the tables to be guarded", func() error {
 			if code, _, trouble := n.Canaryd("status"); code > 1 { // it is starting
 				return errors.New(trouble)
@@ -231,20 +239,25 @@ func TestNativeTablesOfOwners(t *testing.T) {
 					return fmt.Errorf("%s is %s", t.Table, t.Verdict)
 				}
 			}
-			if !s.Healthy || len(s.Native) != 7 {
+			if !s.Healthy || len(s.Native) != 8 {
 				return fmt.Errorf("healthy %t with %d tables", s.Healthy, len(s.Native))
 			}
 			return nil
 		})
-		n.Must(n.Programs.FlushRuleset(n.Context()))
-		n.Until("the tables to be back", func() error {
-			s := n.Status()
-			if !s.Healthy || len(s.Flushes) != 1 {
-				return fmt.Errorf("healthy %t with %d records", s.Healthy, len(s.Flushes))
-			}
-			return nil
-		})
-		n.Same("native tables after a flush of the ruleset", before, guarded())
+		for i, flush := range []string{"flush ruleset\n", saved} {
+			nstest.CommandInput(n.T, flush, "nft", "-f", "-")
+			n.Until("the tables to be back", func() error {
+				s := n.Status()
+				if !s.Healthy || len(s.Flushes) != i+1 {
+					return fmt.Errorf("healthy %t with %d records", s.Healthy, len(s.Flushes))
+				}
+				return nil
+			})
+			n.Same("native tables after "+flush, before, guarded())
+		}
+		if got := nstest.Command(n.T, "nft", "--stateless", "list", "table", "inet", "admin"); got != admin {
+			n.Errorf("of the saved file there is\n%s\nwant\n%s", got, admin)
+		}
 	})
 }
 
