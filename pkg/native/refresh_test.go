@@ -117,7 +117,7 @@ func TestTimeoutsOfFollowedElements(t *testing.T) {
 			t.Fatalf("it is not followed, %v", err)
 		}
 		if err := r.Tables[id].Rehearse(); err != nil {
-			t.Errorf("the kernel would refuse what is left: %v", err)
+			t.Errorf("the kernel would refuse the elements: %v", err)
 		}
 	})
 }

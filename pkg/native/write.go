@@ -290,9 +290,10 @@ func (w *writer) elements(s *Set, of func()) {
 	flush()
 }
 
-// aged returns the element with so much less left of its timeout, nil if nothing is left. Not more is
-// left than the timeout: an element that came later than its table was read has more left at the
-// time of that read (Element.later), and Linux 6.12 refuses that with ERANGE (nft_add_set_elem).
+// aged returns the element with so much less left of its timeout, nil if nothing is left. Never more
+// than the timeout is left: an element that came later than its table was read has more left at
+// the time of that read (Element.later), and Linux 6.12 refuses that with ERANGE
+// (nft_add_set_elem).
 func (e Element) aged(age time.Duration, timeout uint64) Element {
 	value := attrOf(e, unix.NFTA_SET_ELEM_EXPIRATION)
 	left, err := nft.AttrUint64(value)

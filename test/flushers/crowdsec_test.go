@@ -49,7 +49,7 @@ prometheus: {enabled: false}
 `)
 }
 
-// ServeHTTP answers the bouncer's question for what is new.
+// ServeHTTP answers the bouncer's question for new decisions.
 func (c *crowdsec) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -3,6 +3,6 @@
 // Kubernetes, and writes down how soon they were back. Programs of the distribution that write
 // rules for good, and flannel, run there as owners: their rules come back.
 //
-// What hack/install-deps.sh could not unpack on the machine at hand, and hack/owners.sh could not
-// build, is skipped, which with CI=true is a failure.
+// Tests of a program that hack/install-deps.sh could not unpack on the machine at hand, or that
+// hack/owners.sh could not build, are skipped, which with CI=true is a failure.
 package flushers

@@ -33,9 +33,9 @@ type owner struct {
 	restarts func(m *machine)
 	// syncs has it write its rules again, or look for them; nil: nothing but a restart does.
 	syncs func(m *machine)
-	// watches says that it looks for its rules all the time. A rule for which it has looked before a
-	// replay, and which it writes behind it, is there twice: a jump until --jump-grace is over, one of
-	// its chains until it writes the chain again (docs/guarantees.md).
+	// watches says that it looks for its rules all the time. A rule that it missed before a replay
+	// and writes behind it is there twice: a jump until --jump-grace is over, a rule of its chains
+	// until it writes the chain again (docs/guarantees.md).
 	watches bool
 }
 
@@ -53,8 +53,8 @@ func fail2banOwner() owner {
 }
 
 // TestProgramsOfTheDistributionGetTheirRulesBack: a program that writes rules for good runs next to
-// canaryd, which finds it by itself. Its rules come back after each kind of flush. What it writes
-// right behind a flush or a replay, and its restart there, leaves no rule twice; the rules that it
+// canaryd, which finds it by itself. Its rules come back after each kind of flush. A rule more, and
+// a restart, right behind a flush or a replay leave no rule twice; the rules that it
 // removes when it ends stay away.
 func TestProgramsOfTheDistributionGetTheirRulesBack(t *testing.T) {
 	for _, o := range programs() {
@@ -105,20 +105,20 @@ func own(m *machine, o owner) {
 	})
 	m.Renewed()
 
-	back := func(what string, lose func()) {
+	back := func(kind string, lose func()) {
 		m.Helper()
 		before, records := ownRules(m, o), len(m.Status().Flushes)
 		lose()
 		m.Healed(records + 1)
 		if o.watches {
-			m.Until(what+": no jump to be there twice", func() error {
+			m.Until(kind+": no jump to be there twice", func() error {
 				if d := cmp.Diff(slices.Compact(before), slices.Compact(ownRules(m, o))); d != "" {
 					return fmt.Errorf("the rules of %s (-want +got):\n%s", o.preset, d)
 				}
 				return twice(m, o)
 			})
 		} else {
-			m.Same(what+": the rules of "+o.preset, before, ownRules(m, o))
+			m.Same(kind+": the rules of "+o.preset, before, ownRules(m, o))
 		}
 		if m.Failed() {
 			m.Fatalf("this was the log:\n%s", d.Log())
@@ -136,14 +136,14 @@ func own(m *machine, o owner) {
 	m.Renewed()
 	back("a flush after another rule", flush)
 	add(4) // right behind the replay
-	once(m, o, "what it writes behind a replay")
+	once(m, o, "another rule behind a replay")
 	m.Renewed()
 	records := len(m.Status().Flushes)
 	flush()
 	add(5) // right behind the flush: it may repair its own rules first
 	m.Healed(records + 1)
 	m.Learned()
-	once(m, o, "what it writes behind a flush")
+	once(m, o, "another rule behind a flush")
 
 	if o.syncs != nil {
 		back("a flush before a sync", flush)
@@ -182,14 +182,14 @@ func own(m *machine, o owner) {
 	d.Stop()
 }
 
-// once fails the test if a rule of the owner's is there twice. A jump of an owner that watches may be
-// until --jump-grace is over.
-func once(m *machine, o owner, what string) {
+// once fails the test if a rule of the owner's is there twice. A jump of an owner that watches may
+// be, until --jump-grace is over.
+func once(m *machine, o owner, when string) {
 	m.Helper()
 	if o.watches {
-		m.Until(what+": no jump to be there twice", func() error { return twice(m, o) })
+		m.Until(when+": no jump to be there twice", func() error { return twice(m, o) })
 	} else if err := twice(m, o); err != nil {
-		m.Errorf("%s: %v", what, err)
+		m.Errorf("%s: %v", when, err)
 	}
 }
 

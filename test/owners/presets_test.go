@@ -81,16 +81,16 @@ func TestPresetsNameWhatIptablesPrints(t *testing.T) {
 		for _, table := range []rules.TableName{rules.Mangle, rules.Nat, rules.Filter} {
 			run(n, rules.IPv4, table, "-X", "WEAVE-CANARY") // a flush takes it along
 		}
-		back := func(what string, records, files int) {
+		back := func(when string, records, files int) {
 			n.Helper()
 			n.Healed(records)
-			n.Same(what+": the rules of "+strings.Join(loaded, ", "), before, guarded())
+			n.Same(when+": the rules of "+strings.Join(loaded, ", "), before, guarded())
 			text, err := n.Programs.Save(n.Context(), rules.IPv4)
 			if err != nil || strings.Contains(text, "WEAVE-CANARY") {
-				n.Errorf("%s: Weave's canary is back: %v", what, err)
+				n.Errorf("%s: Weave's canary is back: %v", when, err)
 			}
 			if own := strings.Count(text, scenario.SavedOnly); own != files {
-				n.Errorf("%s: %d rules of the file's own stand, want %d:\n%s", what, own, files, text)
+				n.Errorf("%s: %d rules of the file's own stand, want %d:\n%s", when, own, files, text)
 			}
 		}
 		flush(n, true)

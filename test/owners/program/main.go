@@ -1,6 +1,6 @@
-// Flanneld writes the rules of flannel with flannel's own package, as its main does, until it is told
-// to end. It has no subnet manager and no backend: the addresses are in its flags. When it starts it
-// removes, as flannel does, the rules of the other mode.
+// Flanneld writes the rules of flannel with flannel's own package, as flannel's main does, and runs
+// until a signal ends it. It has no subnet manager and no backend: flags have the addresses. Its
+// start removes the rules of the other mode, as flannel's does.
 package main
 
 import (
@@ -38,7 +38,7 @@ func main() {
 	}
 	fatal(other.CleanUp(ctx))
 	fatal(manager.Init(ctx))
-	// What stood before: the file of an earlier run has the same subnet.
+	// The file of an earlier run has the same subnet.
 	fatal(manager.SetupAndEnsureMasqRules(ctx, of, l.Subnet, of, of6, l.IPv6Subnet, of6, l, *resync, false))
 	manager.SetupAndEnsureForwardRules(ctx, of, of6, *resync)
 	fmt.Println("the rules are written")
