@@ -291,7 +291,7 @@ func (w *writer) elements(s *Set, of func()) {
 }
 
 // aged returns the element with so much less left of its timeout, nil if nothing is left. Never
-// more than the timeout is left: an element that came later than its table was read has more left at
+// more than the timeout is left: an element that came later than its table was read has more at
 // the time of that read (Element.later), and Linux 6.12 refuses that with ERANGE
 // (nft_add_set_elem).
 func (e Element) aged(age time.Duration, timeout uint64) Element {
