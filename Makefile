@@ -96,6 +96,7 @@ deps-browser: # Chromium too, which only tests and pictures of the page need
 deps-test: # all that make test, make test-programs and make test-release need
 	@hack/install-deps.sh programs browser flushers release
 	@hack/netavark.sh
+	@hack/owners.sh
 
 # Levels of tests: test/README.md. Each installs what it needs and is missing.
 .PHONY: test
@@ -117,6 +118,7 @@ test-large: ## the limits, and other tests at large sizes
 test-programs: ## tests with Chromium, Prometheus, firewalls, CNI plugins, netavark, packages and shells
 	@hack/install-deps.sh programs browser flushers optional
 	@hack/netavark.sh
+	@hack/owners.sh
 	@hack/test.sh programs
 
 .PHONY: test-release

@@ -91,6 +91,7 @@ firewalls=(
 	"netfilter-persistent iptables-persistent"
 	"shorewall shorewall6 shorewall-core"
 	"fail2ban"
+	"crowdsec-firewall-bouncer"
 )
 flushers=/var/cache/canaryd-test/flushers
 
@@ -124,7 +125,7 @@ missing_packages() {
 }
 
 # The last thing that is written says what was unpacked, and which way.
-done_so="2: ${firewalls[*]}"
+done_so="3: ${firewalls[*]}"
 unpacked_flushers() { ! $with_flushers || [ "$(cat $flushers/.unpacked 2>/dev/null)" = "$done_so" ]; }
 release_so="1: ${architectures[*]} ${engine[*]}"
 unpacked_release() { ! $with_release || [ "$(cat $release/.unpacked 2>/dev/null)" = "$release_so" ]; }

@@ -31,12 +31,13 @@ func TestEveryPresetIsTried(t *testing.T) {
 }
 
 // TestOwnersOfTheTableGetTheirRulesBack: the preset names all rules of its owner, and after a flush
-// of each kind they stand as they did, next to other people's, each once and in its place.
+// of each kind they stand as they did, next to other people's, each once and in its place. The last
+// kind is a file that was saved before the owner wrote its rules.
 func TestOwnersOfTheTableGetTheirRulesBack(t *testing.T) {
-	kinds := []string{"flush-all", "flush-delete-all", "flush-delete-nat", "flush-forward", "flush-prerouting", "flush-postrouting", "restore-filter", "nft-flush-ruleset"}
+	kinds := []string{"flush-all", "flush-delete-all", "flush-delete-nat", "flush-forward", "flush-prerouting", "flush-postrouting", "restore-filter", "nft-flush-ruleset", "restore-saved"}
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		for _, name := range scenario.TableOwners() {
-			for _, s := range scenario.All() {
+			for _, s := range append(scenario.All(), scenario.RestoreSaved()) {
 				if s.On(backend) && slices.Contains(kinds, s.Name) {
 					t.Run(string(backend)+"/"+name+"/"+s.Name, func(t *testing.T) {
 						synctest.Test(t, func(t *testing.T) { tryOwner(t, backend, name, s) })
@@ -51,6 +52,9 @@ func TestOwnersOfTheTableGetTheirRulesBack(t *testing.T) {
 func tryOwner(t *testing.T, backend iptables.Backend, name string, s scenario.Scenario) {
 	node := func() *iptablestest.Fake {
 		fake := ownersFake(t, backend)
+		if s.Prepare != nil { // before the owner writes its rules
+			must(t, s.Prepare(t.Context(), scenario.FakePrograms{Fake: fake}))
+		}
 		loadOwner(t, fake, name)
 		return fake
 	}

@@ -111,6 +111,14 @@ func TestTimeoutsOfFollowedElements(t *testing.T) {
 		if d := left(r) - left(capture(t, conn)); d.Abs() > time.Second {
 			t.Errorf("what is left differs by %v from what a read shows", d)
 		}
+		nstest.Command(t, "nft", "add set ip t d { type ipv4_addr; timeout 1h; }")
+		nstest.Command(t, "nft", "add element ip t d { 10.0.0.2 }")
+		if r, err = k.Follow(everything); err != nil || !r.Followed(id) {
+			t.Fatalf("it is not followed, %v", err)
+		}
+		if err := r.Tables[id].Rehearse(); err != nil {
+			t.Errorf("the kernel would refuse the elements: %v", err)
+		}
 	})
 }
 

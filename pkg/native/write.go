@@ -261,6 +261,8 @@ func (w *writer) elements(s *Set, of func()) {
 		list = list[:0]
 	}
 	single := len(w.o.single) > 0 && w.o.single[w.place(s)]
+	// In milliseconds; 0: it has none.
+	timeout, _ := nft.AttrUint64(attrOf(s.Attrs, unix.NFTA_SET_TIMEOUT))
 	begun := true // nft ends a set that does not begin at 0 with an end there
 	for i, e := range s.Elements {
 		if w.leaves(nft.Elements, s, i) {
@@ -269,7 +271,7 @@ func (w *writer) elements(s *Set, of func()) {
 		if w.stand != nil && w.stand[elementKey(e)] {
 			continue
 		}
-		aged := e.aged(w.o.Age)
+		aged := e.aged(w.o.Age, timeout)
 		if isEnd(e) && !begun {
 			aged = nil
 		}
@@ -288,17 +290,31 @@ func (w *writer) elements(s *Set, of func()) {
 	flush()
 }
 
-// aged returns the element with so much less left of its timeout, nil if nothing is left.
-func (e Element) aged(age time.Duration) Element {
+// aged returns the element with so much less left of its timeout, nil if nothing is left. Never
+// more than the timeout is left: an element that came later than its table was read has more at
+// the time of that read (Element.later), and Linux 6.12 refuses that with ERANGE
+// (nft_add_set_elem).
+func (e Element) aged(age time.Duration, timeout uint64) Element {
 	value := attrOf(e, unix.NFTA_SET_ELEM_EXPIRATION)
 	left, err := nft.AttrUint64(value)
-	if err != nil || age <= 0 {
+	if err != nil {
 		return e
 	}
-	if gone := uint64(age.Milliseconds()); left > gone {
-		return append(without(e, unix.NFTA_SET_ELEM_EXPIRATION), milliseconds(unix.NFTA_SET_ELEM_EXPIRATION, left-gone)...)
+	rest := left
+	if gone := uint64(max(age, 0).Milliseconds()); left > gone {
+		rest = left - gone
+	} else if gone > 0 {
+		return nil
 	}
-	return nil
+	if own, err := nft.AttrUint64(attrOf(e, unix.NFTA_SET_ELEM_TIMEOUT)); err == nil && own > 0 {
+		rest = min(rest, own)
+	} else if timeout > 0 {
+		rest = min(rest, timeout)
+	}
+	if rest == left {
+		return e
+	}
+	return append(without(e, unix.NFTA_SET_ELEM_EXPIRATION), milliseconds(unix.NFTA_SET_ELEM_EXPIRATION, rest)...)
 }
 
 // before writes the rules of a chain that belongs to the rule or map behind it; of another one

@@ -72,6 +72,7 @@ var containers = []Owner{
 		// deletes the rules before their jump. Hashes are the first 13 digits of a SHA-512
 		// (src/network/core_utils.rs), one for each network.
 		Source: "netavark 1.17 src/firewall/varktables/types.rs",
+		Tried:  ByProgram,
 		Docs:   "https://github.com/containers/netavark",
 		Chains: []Chains{
 			{Names: forms("NETAVARK-HOSTPORT-DNAT"), Piecewise: true},
@@ -147,6 +148,7 @@ var containers = []Owner{
 		// A ban that finds its chain gone deletes what is left of it, and makes it again
 		// without the bans of before.
 		Source:    "fail2ban config/action.d/iptables.conf",
+		Tried:     ByProgram,
 		Docs:      "https://github.com/fail2ban/fail2ban/wiki",
 		Chains:    []Chains{{Names: forms("f2b-*")}},
 		Processes: []string{"fail2ban-server"},
@@ -159,6 +161,7 @@ var containers = []Owner{
 		// A start deletes the chain, makes it again, and fills it with the first decisions.
 		// Older ones write their rules into the built-in chains.
 		Source: "cs-firewall-bouncer pkg/iptables and test/backends",
+		Tried:  ByProgram,
 		Docs:   "https://docs.crowdsec.net/u/bouncers/firewall/",
 		Chains: []Chains{{Names: forms("CROWDSEC_CHAIN", "CROWDSEC_LOG"), In: filter, Emptied: EmptyBriefly}},
 		Straight: slices.Concat(

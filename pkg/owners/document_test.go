@@ -189,9 +189,9 @@ func partTable() string {
 
 // ownerTable has all owners, and how each is named.
 func ownerTable() string {
-	text := "| whose | a flush breaks | until the owner writes again | it removes rules | `--protect` |\n|---|---|---|---|---|\n"
+	text := "| whose | a flush breaks | until the owner writes again | it removes rules | tests flush rules | `--protect` |\n|---|---|---|---|---|---|\n"
 	for _, o := range All() {
-		text += fmt.Sprintf("| [%s](%s) | %s | %s | %s | %s |\n", o.Title, o.Docs, o.Breaks, o.Heals, o.Removes, wordsFor(o))
+		text += fmt.Sprintf("| [%s](%s) | %s | %s | %s | %s | %s |\n", o.Title, o.Docs, o.Breaks, o.Heals, o.Removes, o.TriedWith(), wordsFor(o))
 	}
 	return text
 }

@@ -10,6 +10,7 @@ var kubernetes = []Owner{
 		// iptables-restore of all tables. filter's chains hold rules for some services
 		// only, and so does nat's KUBE-NODEPORTS. ipvs mode does the same.
 		Source: "k8s.io/kubernetes 1.36.3 pkg/proxy/{iptables,ipvs,nftables}",
+		Tried:  ByProgram,
 		Docs:   "https://kubernetes.io/docs/reference/networking/virtual-ips/",
 		Chains: []Chains{
 			{Names: forms("KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"), In: nat, Emptied: EmptyNever},
@@ -45,6 +46,7 @@ var kubernetes = []Owner{
 		Name: "kubelet", Title: "kubelet", Preset: "kube",
 		// EnsureRule: nothing is deleted.
 		Source: "k8s.io/kubernetes 1.36.3 pkg/kubelet/kubelet_network_linux.go; KUBE-MARK-DROP, KUBE-MARK-MASQ and KUBE-POSTROUTING until 1.27",
+		Tried:  ByProgram,
 		Docs:   "https://kubernetes.io/docs/reference/command-line-tools-reference/kubelet/",
 		Chains: []Chains{
 			{Names: forms("KUBE-FIREWALL"), In: filter, Emptied: EmptyNever},
@@ -62,6 +64,7 @@ var kubernetes = []Owner{
 		// chain, deletes its jump, and then the chain. Containers' chains fill the 28
 		// characters that a chain's name may have.
 		Source: "containernetworking/plugins 1.9 plugins/meta/portmap; CNI-SN-HASH until 0.7",
+		Tried:  ByProgram,
 		Docs:   "https://www.cni.dev/plugins/current/meta/portmap/",
 		Chains: []Chains{
 			{Names: forms("CNI-HOSTPORT-DNAT"), Piecewise: true},
@@ -83,6 +86,7 @@ var kubernetes = []Owner{
 		// The jump is deleted first. With a second address, its jump still stands when the chain is
 		// flushed.
 		Source: "containernetworking/plugins 1.9 pkg/ip/ipmasq",
+		Tried:  ByProgram,
 		Docs:   "https://www.cni.dev/plugins/current/main/bridge/",
 		Chains: []Chains{{Names: forms("CNI-<hex:24>"), In: nat, Emptied: EmptyBriefly}},
 		Tables: []Table{{Name: "cni_plugins_masquerade", Back: "`postrouting`", Accepted: "`masq_checks`", Families: []tableid.Family{tableid.Inet},

@@ -30,6 +30,7 @@ var networks = []Owner{
 		// first, in raw too, and appends two rules to FORWARD. It corrects the chains
 		// that it reads again.
 		Source: "calico 3.30 felix/nftables; rules of 3.30 in iptables mode",
+		Tried:  BySaved,
 		Docs:   "https://docs.tigera.io/calico/latest/reference/felix/configuration",
 		Chains: []Chains{{Names: forms("cali-*")}},
 		Straight: straight("filter", "FORWARD",
@@ -48,16 +49,25 @@ var networks = []Owner{
 	},
 	{
 		Name: "flannel", Title: "flannel, that of k3s too", Preset: "flannel",
-		// A restart empties the chains for seconds. FLANNEL-POSTRTG is to be first in POSTROUTING.
-		Source: "flannel pkg/trafficmngr/iptables",
+		// A restart empties the chains for seconds. FLANNEL-POSTRTG is to be first in POSTROUTING;
+		// 0.28 appends its jump. Where a rule is missing, it writes all of them again, in one
+		// iptables-restore.
+		Source: "flannel 0.28 pkg/trafficmngr/{iptables,nftables}",
+		Tried:  ByProgram,
 		Docs:   "https://github.com/flannel-io/flannel/tree/master/Documentation",
 		Chains: []Chains{
 			{Names: forms("FLANNEL-POSTRTG"), In: nat, Emptied: EmptyBriefly},
 			{Names: forms("FLANNEL-FWD"), In: filter, Emptied: EmptyBriefly},
 		},
+		Tables: []Table{
+			// With EnableNFTables. A start flushes a chain and fills it in one commit; in iptables
+			// mode it deletes both tables.
+			{Name: "flannel-ipv4", Back: "each chain", Families: []tableid.Family{tableid.IPv4}, Habits: flannelNative},
+			{Name: "flannel-ipv6", Back: "each chain", Families: []tableid.Family{tableid.IPv6}, Habits: flannelNative},
+		},
 		Processes: []string{"flanneld", "k3s", "k3s-server", "k3s-agent"},
 		Kin:       []string{"flannel*"},
-		Heals:     "within 5 s; older ones never",
+		Heals:     "within 5 s; older ones, and in nftables mode, never",
 		Removes:   ByFlush,
 		Breaks:    "pods' way out, and their traffic where FORWARD drops",
 	},
@@ -84,6 +94,7 @@ var networks = []Owner{
 	{
 		Name: "aws-node", Title: "AWS VPC CNI", Preset: "aws-node",
 		Source: "rules as aws-node writes them",
+		Tried:  BySaved,
 		Docs:   "https://github.com/aws/amazon-vpc-cni-k8s",
 		Chains: []Chains{{Names: forms("AWS-SNAT-CHAIN-<digits>", "AWS-CONNMARK-CHAIN-<digits>")}},
 		Straight: append(straight("nat", "PREROUTING",
@@ -103,6 +114,7 @@ var networks = []Owner{
 		Name: "istio", Title: "Istio in ambient mode", Preset: "istio",
 		// istio-cni writes the chain once. Its ipset has the pods' addresses.
 		Source: "rules as istio-cni writes them",
+		Tried:  BySaved,
 		Docs:   "https://istio.io/latest/docs/ambient/architecture/traffic-redirection/",
 		Chains: []Chains{{Names: forms("ISTIO_POSTRT")}},
 		Kin:    []string{"istio*", "pilot-agent"},
@@ -114,6 +126,7 @@ var networks = []Owner{
 		// A start renames the chains (-E CILIUM_X OLD_CILIUM_X), makes new ones and their
 		// jumps, and deletes the old ones. A renamed chain counts as removed by its owner.
 		Source:    "cilium pkg/datapath/iptables/iptables.go; rules of 1.11 to 1.17",
+		Tried:     BySaved,
 		Docs:      "https://docs.cilium.io/en/stable/network/concepts/masquerading/",
 		Chains:    []Chains{{Names: forms("CILIUM_*")}},
 		Processes: []string{"cilium-agent"},
@@ -126,6 +139,7 @@ var networks = []Owner{
 		Name: "weave", Title: "Weave Net", Preset: "weave",
 		// Its rules of FORWARD stand in this order: a DROP behind a lost jump closes all pods.
 		Source: "weave net and npc, docs/fastdp-crypto.md; rules of 2.5 to 2.8",
+		Tried:  BySaved,
 		Docs:   "https://github.com/weaveworks/weave",
 		Chains: []Chains{{Names: forms("WEAVE", "WEAVE-*")}},
 		Straight: slices.Concat(straight("filter", "INPUT",
@@ -175,6 +189,7 @@ var networks = []Owner{
 	{
 		Name: "openshift-sdn", Title: "OpenShift SDN, until 4.16", Preset: "openshift-sdn",
 		Source:    "openshift/sdn pkg/network/node/iptables.go; rules of 3.9 to 4",
+		Tried:     BySaved,
 		Docs:      "https://github.com/openshift/sdn",
 		Chains:    []Chains{{Names: forms("OPENSHIFT-*")}},
 		Kin:       []string{"openshift-sdn*"},
@@ -210,6 +225,7 @@ var networks = []Owner{
 	{
 		Name: "microk8s", Title: "MicroK8s", Preset: "microk8s",
 		Source:   "microk8s-resources/wrappers; reports of its users",
+		Tried:    BySaved,
 		Docs:     "https://microk8s.io/docs",
 		Straight: byComment("generated for MicroK8s pods", "filter FORWARD"),
 		Heals:    "at its next start",
@@ -269,6 +285,9 @@ var networks = []Owner{
 // felix are Felix's habits in nftables mode: base chains keep their jumps; a chain or set loses its
 // last pod.
 var felix = Habits{Known: true, Resyncs: true, Base: Keeps, Others: Empties, Sets: Empties}
+
+// flannelNative are flannel's habits in nftables mode: it has no sets, and two base chains.
+var flannelNative = Habits{Known: true, Base: Keeps, Others: Keeps, Sets: Keeps}
 
 // ovnAccepts returns the rules that kube-ovn puts into a built-in chain, for both families.
 func ovnAccepts(chain string) []Straight {

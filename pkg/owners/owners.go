@@ -7,7 +7,10 @@
 // package keeps such knowledge. The package does no I/O, and its values do not change.
 package owners
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // An Owner is one program, or one family of programs, that writes rules for good.
 type Owner struct {
@@ -20,6 +23,8 @@ type Owner struct {
 	Alone bool
 	// Source has the files that the row was read from, and their version.
 	Source string
+	// Tried says which rules the tests flush.
+	Tried Trial
 	// Docs is the address of the owner's own documents.
 	Docs string
 
@@ -42,6 +47,19 @@ type Owner struct {
 	// Breaks says what a flush of the rules breaks until they are back.
 	Breaks string
 }
+
+// A Trial is where the rules come from with which tests try a row.
+type Trial string
+
+// The origins of rules.
+const (
+	BySource  Trial = "as its source writes them" // of a row that says nothing
+	BySaved   Trial = "saved on nodes of its users"
+	ByProgram Trial = "written by the program itself"
+)
+
+// TriedWith returns where the rules come from with which tests try the row.
+func (o Owner) TriedWith() Trial { return cmp.Or(o.Tried, BySource) }
 
 // A Removal is how an owner removes rules of its own.
 type Removal string

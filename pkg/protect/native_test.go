@@ -86,7 +86,8 @@ func TestPresetsNameTheirOwnersTables(t *testing.T) {
 		"networkd":  {tableid.IPv4.Table("io.systemd.nat"), tableid.IPv6.Table("io.systemd.nat")},
 		"crowdsec":  {tableid.IPv4.Table("crowdsec"), tableid.IPv6.Table("crowdsec6")},
 		"aws-node":  {tableid.IPv4.Table("aws-cni")},
-		"tailscale": nil, "fail2ban": nil, "flannel": nil, "kube-router": nil, "istio": nil, "cilium": nil, "weave": nil, "kube-ovn": nil,
+		"flannel":   {tableid.IPv4.Table("flannel-ipv4"), tableid.IPv6.Table("flannel-ipv6")},
+		"tailscale": nil, "fail2ban": nil, "kube-router": nil, "istio": nil, "cilium": nil, "weave": nil, "kube-ovn": nil,
 		"openshift-sdn": nil, "antrea": nil, "ip-masq-agent": nil, "microk8s": nil, "kube2iam": nil, "node-local-dns": nil,
 		"ovn-kubernetes": {tableid.Inet.Table("ovn-kubernetes")},
 	}

@@ -131,7 +131,7 @@ func squeeze(text string) string { return regexp.MustCompile(` +`).ReplaceAllStr
 // go.mod, and no others.
 func TestDependencies(t *testing.T) {
 	t.Parallel()
-	modules := []string{"go.mod", "hack/tools/go.mod", "hack/release/go.mod", "test/kubernetes/go.mod", "test/kubeproxy/program/go.mod"}
+	modules := []string{"go.mod", "hack/tools/go.mod", "hack/release/go.mod", "test/kubernetes/go.mod", "test/kubeproxy/program/go.mod", "test/owners/program/go.mod"}
 	for _, file := range modules {
 		var want, got []string
 		edit := exec.Command("go", "mod", "edit", "-json", "../../"+file)

@@ -21,7 +21,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-func TestMain(m *testing.M) { os.Exit(prepared(m)) }
+func TestMain(m *testing.M) {
+	nodetest.SideBySide()
+	os.Exit(prepared(m))
+}
 
 const (
 	// quiet is how long nothing may happen before a step is at its end: a

@@ -17,15 +17,23 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // TestPresetsNameWhatIptablesPrints: the kernel and iptables take the rules of each owner, and the
-// owner's preset names all of them as they are read back. They survive -F and -X.
+// owner's preset names all of them as they are read back. They survive -F and -X, and a file that
+// was saved before the owners came, also one of nft's. All of a file's own rules stay.
 func TestPresetsNameWhatIptablesPrints(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "ipset")
 		n.Families = []rules.Family{rules.IPv4}
+		saved := scenario.RestoreSaved()
+		n.Must(saved.Prepare(n.Context(), n.Programs))
+		listed := "flush ruleset\n"
+		if n.Programs.With == iptables.NFT {
+			listed += nstest.Command(n.T, "nft", "--stateless", "list", "ruleset") + strings.ReplaceAll(listedOnly, "COMMENT", scenario.SavedOnly)
+		}
 		var loaded []string
 		for _, name := range scenario.TableOwners() {
 			part := scenario.Owner(rules.IPv4, name)
@@ -73,14 +81,35 @@ func TestPresetsNameWhatIptablesPrints(t *testing.T) {
 		for _, table := range []rules.TableName{rules.Mangle, rules.Nat, rules.Filter} {
 			run(n, rules.IPv4, table, "-X", "WEAVE-CANARY") // a flush takes it along
 		}
+		back := func(when string, records, files int) {
+			n.Helper()
+			n.Healed(records)
+			n.Same(when+": the rules of "+strings.Join(loaded, ", "), before, guarded())
+			text, err := n.Programs.Save(n.Context(), rules.IPv4)
+			if err != nil || strings.Contains(text, "WEAVE-CANARY") {
+				n.Errorf("%s: Weave's canary is back: %v", when, err)
+			}
+			if own := strings.Count(text, scenario.SavedOnly); own != files {
+				n.Errorf("%s: %d rules of the file's own stand, want %d:\n%s", when, own, files, text)
+			}
+		}
 		flush(n, true)
-		n.Healed(1)
-		n.Same("the rules of "+strings.Join(loaded, ", "), before, guarded())
-		if saved, err := n.Programs.Save(n.Context(), rules.IPv4); err != nil || strings.Contains(saved, "WEAVE-CANARY") {
-			n.Errorf("Weave's canary is back: %v", err)
+		back("after -F and -X", 1, 0)
+		n.Must(saved.Do(n.Context(), n.Programs))
+		back("after a saved file", 2, len(protect.Always()))
+		if n.Programs.With == iptables.NFT {
+			nstest.CommandInput(n.T, listed, "nft", "-f", "-")
+			back("after a file of nft's", 3, 1)
 		}
 	})
 }
+
+// listedOnly has a rule that a file of nft's has, and the node has not.
+const listedOnly = `
+table ip filter {
+	chain INPUT { type filter hook input priority filter; policy accept; ip saddr 198.51.100.78 counter accept comment "COMMENT"; }
+}
+`
 
 // makeSets makes the ipsets that rules name.
 func makeSets(n *nodetest.Node, text string) {
@@ -168,30 +197,38 @@ table ip aws-cni {
 	chain snat-mark { ip daddr 172.16.0.0/12 counter return; counter ct mark set ct mark | 0x80; }
 	chain nat-prerouting { type nat hook prerouting priority -90; fib daddr type local return; iifname "eni*" counter jump snat-mark; counter ct mark & 0x80 == 0x80 meta mark set ct mark & 0x80; }
 }
+table ip flannel-ipv4 {
+	chain forward { type filter hook forward priority filter; ip saddr 10.244.0.0/16 accept; ip daddr 10.244.0.0/16 accept; }
+	chain postrtg { type nat hook postrouting priority srcnat; meta mark 0x4000 return; ip saddr 10.244.1.0/24 ip daddr 10.244.0.0/16 return; ip saddr 10.244.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random; }
+}
 table inet ovn-kubernetes {
 	set mgmtport-no-snat-nodeports { type inet_proto . inet_service; elements = { tcp . 31746 }; }
 	chain mgmtport-snat { type nat hook postrouting priority srcnat; oifname != "ovn-k8s-mp0" return; meta l4proto . th dport @mgmtport-no-snat-nodeports return; snat ip to 10.244.0.2; }
 }
 `
 
-// TestNativeTablesOfOwners: the words lxd, incus, networkd, crowdsec, aws-node and ovn-kubernetes
-// name the native tables of these owners too. They come back after a flush of the ruleset.
+// TestNativeTablesOfOwners: the words lxd, incus, networkd, crowdsec, aws-node, flannel and
+// ovn-kubernetes name the native tables of these owners too. They come back after a flush of the
+// ruleset, and next to a file that was saved before them and flushes.
 func TestNativeTablesOfOwners(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		const admin = "table inet admin {\n\tchain c {\n\t\ttype filter hook input priority filter; policy accept;\n\t\ttcp dport 22 accept\n\t}\n}\n"
+		nstest.CommandInput(n.T, admin, "nft", "-f", "-")
+		saved := "flush ruleset\n" + nstest.Command(n.T, "nft", "--stateless", "list", "ruleset")
 		file := n.TempDir() + "/owners.nft"
 		n.Must(os.WriteFile(file, []byte(nativeOwners), 0o600))
 		nstest.Command(n.T, "nft", "-f", file)
 		guarded := func() []string {
 			n.Helper()
 			var list []string
-			for _, name := range []string{"inet lxd", "inet incus", "ip io.systemd.nat", "ip crowdsec", "ip6 crowdsec6", "ip aws-cni", "inet ovn-kubernetes"} {
+			for _, name := range []string{"inet lxd", "inet incus", "ip io.systemd.nat", "ip crowdsec", "ip6 crowdsec6", "ip aws-cni", "ip flannel-ipv4", "inet ovn-kubernetes"} {
 				text, _ := exec.CommandContext(n.Context(), "nft", append([]string{"--stateless", "list", "table"}, strings.Fields(name)...)...).CombinedOutput()
 				list = append(list, regexp.MustCompile(` expires [0-9a-z]+`).ReplaceAllString(string(text), ""))
 			}
 			return list
 		}
 		before := guarded()
-		n.Launch("--protect=lxd,incus,networkd,crowdsec,aws-node,ovn-kubernetes")
+		n.Launch("--protect=lxd,incus,networkd,crowdsec,aws-node,flannel,ovn-kubernetes")
 		n.Until("the tables to be guarded", func() error {
 			if code, _, trouble := n.Canaryd("status"); code > 1 { // it is starting
 				return errors.New(trouble)
@@ -202,20 +239,25 @@ func TestNativeTablesOfOwners(t *testing.T) {
 					return fmt.Errorf("%s is %s", t.Table, t.Verdict)
 				}
 			}
-			if !s.Healthy || len(s.Native) != 7 {
+			if !s.Healthy || len(s.Native) != 8 {
 				return fmt.Errorf("healthy %t with %d tables", s.Healthy, len(s.Native))
 			}
 			return nil
 		})
-		n.Must(n.Programs.FlushRuleset(n.Context()))
-		n.Until("the tables to be back", func() error {
-			s := n.Status()
-			if !s.Healthy || len(s.Flushes) != 1 {
-				return fmt.Errorf("healthy %t with %d records", s.Healthy, len(s.Flushes))
-			}
-			return nil
-		})
-		n.Same("native tables after a flush of the ruleset", before, guarded())
+		for i, flush := range []string{"flush ruleset\n", saved} {
+			nstest.CommandInput(n.T, flush, "nft", "-f", "-")
+			n.Until("the tables to be back", func() error {
+				s := n.Status()
+				if !s.Healthy || len(s.Flushes) != i+1 {
+					return fmt.Errorf("healthy %t with %d records", s.Healthy, len(s.Flushes))
+				}
+				return nil
+			})
+			n.Same("native tables after "+flush, before, guarded())
+		}
+		if got := nstest.Command(n.T, "nft", "--stateless", "list", "table", "inet", "admin"); got != admin {
+			n.Errorf("of the saved file there is\n%s\nwant\n%s", got, admin)
+		}
 	})
 }
 

@@ -87,7 +87,7 @@ func NeedRoot(t *testing.T) {
 // level that does. A program in a folder has its path.
 var Elsewhere = map[string]string{
 	"promtool": programs, "amtool": programs, "mandoc": programs, "fish": programs, "zsh": programs,
-	"/usr/lib/cni": programs, "/var/cache/canaryd-test/netavark": programs, "/var/cache/canaryd-test/flushers": programs,
+	"/usr/lib/cni": programs, "/var/cache/canaryd-test/netavark": programs, "/var/cache/canaryd-test/flushers": programs, "/var/cache/canaryd-test/owners": programs,
 	"/var/cache/canaryd-test/userlands": "make versions",
 }
 

@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -179,12 +180,47 @@ func restoreOld() Scenario {
 		},
 		Do: func(ctx context.Context, f Flusher) error {
 			if saved == "" {
-				return fmt.Errorf("nothing was saved before the restore")
+				return errors.New("nothing was saved before the restore")
 			}
 			return f.Restore(ctx, rules.IPv4, saved)
 		},
 	}
 }
+
+// RestoreSaved restores a file that was saved before an owner wrote its rules, in all tables that
+// existed then. The file has a rule in each of them that its administrator has deleted since. It is
+// none of All: call Prepare before the owner writes, and before canaryd starts.
+func RestoreSaved() Scenario {
+	var saved string
+	return Scenario{
+		Name: "restore-saved", Command: "iptables-restore < saved-before-an-owner-came.rules", Backends: bothBackends,
+		Prepare: func(ctx context.Context, f Flusher) error {
+			var err error
+			if err = f.RestoreNoflush(ctx, rules.IPv4, savedOnly("-A")); err == nil {
+				saved, err = f.Save(ctx, rules.IPv4)
+			}
+			return errors.Join(err, f.RestoreNoflush(ctx, rules.IPv4, savedOnly("-D")))
+		},
+		Do: func(ctx context.Context, f Flusher) error {
+			if saved == "" {
+				return errors.New("nothing was saved before the restore")
+			}
+			return f.Restore(ctx, rules.IPv4, saved)
+		},
+	}
+}
+
+// savedOnly adds or deletes a rule of an administrator's in a built-in chain of each table.
+func savedOnly(verb string) (text string) {
+	for _, table := range protect.Always() {
+		chains := rules.BuiltinChains(table)
+		text += fmt.Sprintf("*%s\n%s %s -d 198.51.100.77/32 -m comment --comment \"%s\" -j ACCEPT\nCOMMIT\n", table, verb, chains[len(chains)-1], SavedOnly)
+	}
+	return text
+}
+
+// SavedOnly is the comment of the rules that the file of RestoreSaved has, and the node has not.
+const SavedOnly = "in the saved file only"
 
 // NewService is what kube-proxy writes for a new service with one endpoint: chains of its own,
 // and a rule in KUBE-SERVICES.
