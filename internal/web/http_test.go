@@ -230,7 +230,7 @@ func TestPagePolicy(t *testing.T) {
 		}
 	}
 	rest := strings.ReplaceAll(page, "xmlns=%27http://www.w3.org/2000/svg%27", "") // a name, not a place
-	rest = strings.ReplaceAll(rest, `<a href="`+runbook, "") // a link, which a person follows
+	rest = strings.ReplaceAll(rest, `<a href="`+runbook, "")                       // a link, which a person follows
 	for _, place := range []string{"http:", "https:", "href=\"/", "src=", "url(", "@import", "style=", " on"} {
 		for _, line := range strings.Split(rest, "\n") {
 			if place == " on" && !eventHandler.MatchString(line) {
