@@ -37,7 +37,7 @@ func TestACaptureIsOneState(t *testing.T) {
 			stop()
 		}()
 		states, interrupted := map[uint32]bool{}, 0
-		for len(states) < testkit.Size(30, 300) && writing.Err() == nil {
+		for len(states) < testkit.Size(30, 150) && writing.Err() == nil {
 			r, err := native.Capture(conn, everything)
 			if errors.Is(err, nft.ErrInterrupted) {
 				interrupted++

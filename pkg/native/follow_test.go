@@ -78,7 +78,7 @@ func TestFollowedIsRead(t *testing.T) {
 				t.Log(last)
 			}
 		}()
-		for seed := range testkit.Size(uint64(2), 5) {
+		for seed := range testkit.Size(uint64(2), 3) {
 			g := &changer{generator: generator{Rand: rand.New(rand.NewPCG(seed, 17))}}
 			nstest.CommandInput(t, "flush ruleset\n"+g.table("one"), "nft", "-f", "-")
 			for range 40 {
