@@ -314,7 +314,7 @@ func (e *editor) restore(table string) string {
 // The mirror says what iptables-save prints, whatever is done to the tables.
 func TestMirrorRandomEdits(t *testing.T) {
 	for _, family := range rules.Families() {
-		for seed := range testkit.Size(uint64(1), 2) {
+		for seed := range testkit.Size(uint64(1), 3) {
 			t.Run(fmt.Sprint(family, "/", seed), func(t *testing.T) {
 				nstest.Run(t, func(t *testing.T) {
 					nstest.NeedProgram(t, "iptables-nft", "ip6tables-nft", "nft", "ipset")
