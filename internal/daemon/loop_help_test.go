@@ -230,6 +230,7 @@ func configure(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	}
 	cfg.NativeTables, cfg.LeftOut = s.native, s.leftOut
 	cfg.Standby = StandbyConfig{Table: s.standby, Native: s.nativeStandby, NativeOff: s.nativeStandbyOff, Auto: s.standbyAuto}
+	hints, writers := r.hints, r.writers // a test may put another rig into this one
 	if s.guarded != nil {
 		if fake.Info().Backend == iptables.NFT { // one kernel has both
 			s.guarded.kernel = fake
@@ -252,11 +253,11 @@ func configure(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 					w.Command, w.Unread = s.guarded.line, true
 				}
 				if s.guarded.late > 0 {
-					time.AfterFunc(s.guarded.late, func() { r.writers.Note(w) })
+					time.AfterFunc(s.guarded.late, func() { writers.Note(w) })
 				} else {
-					r.writers.Note(w)
+					writers.Note(w)
 				}
-				r.hints.Give(watch.SourceNFT)
+				hints.Give(watch.SourceNFT)
 			}
 		}
 	}
@@ -277,10 +278,10 @@ func configure(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	}
 	r.d = New(cfg)
 	if !s.deaf {
-		fake.OnUnlock(func() { r.hints.Give(watch.SourceLock) })
+		fake.OnUnlock(func() { hints.Give(watch.SourceLock) })
 		fake.OnCommit(func(c nft.Commit) {
-			r.writers.Note(watch.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " -F", Own: c.Own})
-			r.hints.Give(watch.SourceNFT)
+			writers.Note(watch.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " -F", Own: c.Own})
+			hints.Give(watch.SourceNFT)
 		})
 	}
 	return r
