@@ -75,7 +75,7 @@ race)
 		KeeperComesAndGoes|CommandsNextToTheStandby|NativeStandbyTranslates|StandbyComesAndGoes
 	END
 	))$" ./test/e2e -- "${common[@]}" -race -run="^($stories)$" ./internal/daemon -- \
-		"${common[@]}" -race -skip='^TestEachExtensionComesBack$' "${others[@]}" # it executes programs
+		"${common[@]}" -race -skip='^Test(EachExtensionComesBack|MirrorRandomEdits|EntriesFitTheirShape|ChooseScenes)$' "${others[@]}" # they execute programs
 	;;
 large)
 	link
