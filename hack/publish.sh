@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Publishes what make release left in a folder: the image and the chart in their registries, all
+# Publishes the files that make release left in a folder: the image and the chart in their registries, all
 # files with the notes of CHANGELOG.md on GitHub. hack/release/where says where.
 # hack/publish.sh FOLDER VERSION
 # It needs skopeo, helm and gh, logged in. It can be run again after a failure: GitHub's release,
@@ -27,7 +27,9 @@ tar -xzOf "$folder/canaryd_${version}_manifests.tar.gz" --wildcards '*/kubernete
 }
 helm push "$folder/canaryd-$version.tgz" "oci://$charts"
 
+# A draft is one whose files did not all arrive.
 files=("$folder"/*)
-gh release create "v$version" --repo "$repository" --verify-tag --title "canaryd $version" --notes-file "$notes" "${files[@]}"
+[ "$(gh release view "v$version" --repo "$repository" --json isDraft --jq .isDraft 2>/dev/null)" = false ] ||
+	gh release create "v$version" --repo "$repository" --verify-tag --title "canaryd $version" --notes-file "$notes" "${files[@]}"
 # A later step attests the image by it.
 [ -z "${GITHUB_OUTPUT:-}" ] || printf 'image=%s\ndigest=sha256:%s\n' "$image" "$pushed" >>"$GITHUB_OUTPUT"

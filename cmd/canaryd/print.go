@@ -104,7 +104,7 @@ func printStatus(w io.Writer, output string, s api.Status) error {
 func writeStatus(w io.Writer, s api.Status) {
 	fmt.Fprintf(w, "%s\n%s%s", healthText(w, s), guardsText(s), ownersText(s))
 	for _, text := range []string{
-		baselineLine(s.Baseline), keeperText(s.Keeper), lastDrillText(w, s.LastDrill), standbysText(s.Standby, s.Native),
+		baselineLine(s.Baseline), line("keeper", s.KeeperText()), lastDrillText(w, s.LastDrill), line("standby", s.StandbyText(ago)) + "\n",
 		decisionText(s.Decision), replaysText(s), sourceErrorsText(s.SourceErrors), refusedText(s.DeclaredRefused),
 		ownerlessText(s.RulesWithoutOwner), notGuardedText(s), ledToText(s.LedTo), acceptedText(s.Accepted), troubleText(s), nativeText(s),
 	} {
@@ -277,20 +277,12 @@ func decisionText(d *api.Decision) string {
 		plain(oneLine(d.Reason)), d.Restore, d.Dismiss)
 }
 
-// keeperText says the keeper's state of each family in one line.
-func keeperText(keeper map[rules.Family]api.FamilyKeeper) string {
-	var words []string
-	for f, k := range api.InOrder(keeper) {
-		word := fmt.Sprintf("%s %s", f, k.State)
-		if k.Reason != "" {
-			word += " (" + plain(oneLine(k.Reason)) + ")"
-		}
-		words = append(words, word)
-	}
-	if len(words) == 0 {
+// line is a line of a status that begins with a name; nothing if there is no text.
+func line(name, text string) string {
+	if text == "" {
 		return ""
 	}
-	return "keeper " + strings.Join(words, ", ") + "\n"
+	return name + " " + plain(oneLine(text)) + "\n"
 }
 
 func writeFlushes(w io.Writer, flushes []api.Flush) {

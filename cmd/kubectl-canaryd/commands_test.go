@@ -167,6 +167,9 @@ func TestDetect(t *testing.T) {
 	c.write(c.pod("c", running), "detect", 0, strings.Replace(evidence("legacy", 0, 460, false), `"notGuarded"`, `"unguardedUnknown":["ipv4 nat: x"],"notGuarded"`, 1), "canaryd: warning: Linux 4.14 was never tried\x1b[2J\n")
 	c.write(c.pod("d", running), "detect", 0, evidence("\x1b[2J", 0, 460, false), "")
 	c.write(c.pod("e", running), "detect", 2, "", "canaryd: operation not permitted\ncommand terminated with exit code 2\n")
+	older, _, _ := strings.Cut(evidence("nft", 460, 0, false), `,
+			"notGuarded"`)
+	c.write(c.pod("f", running), "detect", 0, older+"}", "") // of a canaryd that does not count
 	code, out, said := c.run(5, "", "detect")
 	if code != exitError {
 		t.Errorf("exit code %d, want %d", code, exitError)

@@ -78,7 +78,7 @@ func detectRowOf(n node, a answer) (detectRow, error) {
 	var found struct {
 		iptables.Evidence
 		Native           []struct{ Table string }
-		NotGuarded       api.Unguarded
+		NotGuarded       *api.Unguarded // nil: this canaryd is older than these counts
 		UnguardedUnknown []string
 	}
 	if err := read(a.out, &found); err != nil {
@@ -90,10 +90,14 @@ func detectRowOf(n node, a answer) (detectRow, error) {
 	if !strings.HasPrefix(a.said, "canaryd: warning:") { // kubectl has warnings of its own
 		a.said = ""
 	}
+	counts, unknown := api.Unguarded{}, len(found.UnguardedUnknown) > 0 || found.NotGuarded == nil
+	if found.NotGuarded != nil {
+		counts = *found.NotGuarded
+	}
 	return detectRow{
 		Node: n.name, Answered: true, Backend: found.Backend, Reason: cell(found.Reason), Mixed: found.Mixed,
 		NFT: found.Total(iptables.NFT).Rules, Legacy: found.Total(iptables.Legacy).Rules, Native: len(found.Native),
-		Unguarded: found.NotGuarded.Chains, Single: found.NotGuarded.Rules, Unknown: len(found.UnguardedUnknown) > 0, Warning: cell(a.said),
+		Unguarded: counts.Chains, Single: counts.Rules, Unknown: unknown, Warning: cell(a.said),
 	}, nil
 }
 

@@ -76,6 +76,19 @@ type FamilyKeeper struct {
 	Reason string `json:"reason,omitempty"`
 }
 
+// KeeperText says the keeper's state of each family in one line; "" if that is not known.
+func (s Status) KeeperText() string {
+	var words []string
+	for f, k := range InOrder(s.Keeper) {
+		word := fmt.Sprintf("%s %s", f, k.State)
+		if k.Reason != "" {
+			word += " (" + k.Reason + ")"
+		}
+		words = append(words, word)
+	}
+	return strings.Join(words, ", ")
+}
+
 // Nothing says, in a Status, that every table was read and has no rule to guard, and what was found
 // instead. A new node is like this for a moment. A node whose rules have other names, or stand in
 // native nftables tables, stays like this.

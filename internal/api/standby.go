@@ -3,6 +3,7 @@ package api
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -131,4 +132,50 @@ func (u *StandbyUse) Text() string {
 		text += fmt.Sprintf(", for %s", Seconds(u.OpenSeconds).Round(100*time.Microsecond))
 	}
 	return text
+}
+
+// text says the state; ago says how long ago a time was.
+func (s FamilyStandby) text(ago func(time.Time) string) string {
+	var more []string
+	if s.Reason != "" {
+		more = append(more, s.Reason)
+	}
+	if !s.OpenSince.IsZero() {
+		more = append(more, "since "+ago(s.OpenSince))
+	}
+	if s.Outstanding > 0 {
+		more = append(more, counted(s.Outstanding, "changed chain", strconv.Itoa)+" outstanding")
+	}
+	if s.Uncopied > 0 {
+		more = append(more, fmt.Sprintf("%d of %d chains not copied", s.Uncopied, s.Chains))
+	}
+	text := string(s.State)
+	if len(more) > 0 {
+		text += " (" + strings.Join(more, "; ") + ")"
+	}
+	return text
+}
+
+// isNone reports whether there is no standby, and not for want of something.
+func (s FamilyStandby) isNone() bool { return s.State == StandbyOff || s.State == StandbyIdle }
+
+// StandbyText says the standby's state of each family and native table in one line; "" where there
+// is none anywhere, and none is needed. ago says how long ago a time was.
+func (s Status) StandbyText(ago func(time.Time) string) string {
+	var words []string
+	none := true
+	for f, standby := range InOrder(s.Standby) {
+		words = append(words, f.String()+" "+standby.text(ago))
+		none = none && standby.isNone()
+	}
+	for _, t := range s.Native {
+		if t.Standby != nil {
+			words = append(words, "table "+TableCell(t.Table)+" "+t.Standby.text(ago))
+			none = none && t.Standby.isNone()
+		}
+	}
+	if none {
+		return ""
+	}
+	return strings.Join(words, ", ")
 }

@@ -33,7 +33,7 @@ func digest(text string) string {
 // runbook is the document that has a section for each alert; hack/where.sh knows the address.
 const runbook = "https://github.com/canaryd/canaryd/blob/main/docs/runbook.md#"
 
-// About is what the page says of this canaryd. Both may be empty.
+// About names the node and the version of canaryd for the page. Both may be empty.
 type About struct{ Node, Version string }
 
 // newPage returns the page: the public status as HTML. It is complete without its script, which

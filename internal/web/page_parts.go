@@ -120,47 +120,6 @@ func pauseWarning(s api.Status) []pageWarning {
 	return []pageWarning{w}
 }
 
-// keeperText says what the keeper does, by family; "" if that is not known.
-func keeperText(s api.Status) string {
-	states := map[rules.Family]string{}
-	for f, k := range s.Keeper {
-		states[f] = stateText(string(k.State), k.Reason)
-	}
-	return byFamily(states)
-}
-
-// standbyText says what the standby does, by family; "" if that is not known.
-func standbyText(s api.Status) string {
-	states := map[rules.Family]string{}
-	for f, standby := range s.Standby {
-		states[f] = stateText(string(standby.State), standby.Reason)
-	}
-	return byFamily(states)
-}
-
-func stateText(state, reason string) string {
-	if reason == "" {
-		return state
-	}
-	return state + ": " + reason
-}
-
-// byFamily names the families, unless all are in the same state.
-func byFamily(states map[rules.Family]string) string {
-	same := map[string]bool{}
-	var words []string
-	for f, state := range api.InOrder(states) {
-		same[state] = true
-		words = append(words, familyLabel(f)+" "+state)
-	}
-	if len(same) == 1 {
-		for state := range same {
-			return state
-		}
-	}
-	return strings.Join(words, "; ")
-}
-
 // policyWarning says of the first chain whose policy has become DROP how to open it.
 func policyWarning(s api.Status, now time.Time) []pageWarning {
 	if len(s.PolicyDrops) == 0 {

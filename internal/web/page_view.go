@@ -36,7 +36,7 @@ type pageView struct {
 	Version string
 	Began   time.Time
 	Now     time.Time
-	// Guarded are the native tables that canaryd guards, and Immune those that need no guard.
+	// Guarded are the native tables that canaryd guards, and Immune the tables that need no guard.
 	Guarded, Immune []api.NativeTable
 	Keeper, Standby string // by family
 
@@ -121,7 +121,7 @@ func (view pageView) of(s api.Status, dead error, now time.Time) pageView {
 			view.Guarded = append(view.Guarded, t)
 		}
 	}
-	view.Keeper, view.Standby = keeperText(s), standbyText(s)
+	view.Keeper, view.Standby = s.KeeperText(), s.StandbyText(func(t time.Time) string { return agoText(t, now) })
 	view.Verdict = headlineOf(s, dead, now)
 	view.Warnings = warningsOf(s, now)
 	for _, f := range s.Flushes[:min(len(s.Flushes), recordsShown)] {

@@ -90,7 +90,7 @@ func TestWhere(t *testing.T) {
 	}
 }
 
-// TestPublish: what hack/publish.sh asks of the programs that upload, and when it asks nothing.
+// TestPublish: hack/publish.sh has programs upload a release that is complete, and no other.
 func TestPublish(t *testing.T) {
 	nstest.NeedProgram(t, "sha256sum", "tar", "awk")
 	const digest = "254eddf15d9534e3b20c55469077aa2f24f167aa4b897a36381d3e251e4829c2" // of "image\n"
@@ -99,6 +99,7 @@ func TestPublish(t *testing.T) {
 		"skopeo copy --all --preserve-digests oci-archive:RELEASE/canaryd_0.1.0_image.tar docker://" + names["image"] + ":0.1.0",
 		"skopeo inspect --raw docker://" + names["image"] + ":0.1.0",
 		"helm push RELEASE/canaryd-0.1.0.tgz oci://" + names["charts"],
+		"gh release view v0.1.0 --repo " + names["repository"] + " --json isDraft --jq .isDraft",
 		"gh release create v0.1.0 --repo " + names["repository"] + " --verify-tag --title canaryd 0.1.0 --notes-file NOTES " +
 			"RELEASE/SHA256SUMS RELEASE/canaryd-0.1.0.tgz RELEASE/canaryd_0.1.0_image.tar RELEASE/canaryd_0.1.0_manifests.tar.gz",
 	}

@@ -99,7 +99,7 @@ func TestStates(t *testing.T) {
 			s.Keeper = map[rules.Family]api.FamilyKeeper{rules.IPv4: {State: "kept"}, rules.IPv6: {State: "unavailable", Reason: "no nf_conntrack"}}
 			s.Standby = map[rules.Family]api.FamilyStandby{rules.IPv4: {State: api.StandbyArmed}, rules.IPv6: {State: api.StandbyArmed}}
 			s.Backend.Mixed = true
-		}), false, "healthy", "Healthy", []string{"version 0.1.0", "started", "protects auto", "keeper IPv4 kept; IPv6 unavailable: no nf_conntrack", "standby armed", "CanarydMixedBackends"}},
+		}), false, "healthy", "Healthy", []string{"version 0.1.0", "started", "protects auto", "keeper ipv4 kept, ipv6 unavailable (no nf_conntrack)", "standby ipv4 armed, ipv6 armed", "CanarydMixedBackends"}},
 		{"stopped", with(healthyNode, func(s *api.Status) { s.Stopped = true }), false, "stopped", "Stopped", []string{"A cleanup removed the canaries"}},
 		{"mismatch, one family, behind", with(healthyNode, func(s *api.Status) {
 			delete(s.Families, rules.IPv6)
