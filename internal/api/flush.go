@@ -363,7 +363,7 @@ type Lost struct {
 	Jumps  int `json:"jumps"`
 	// Elements counts those of native tables' sets and maps.
 	Elements int `json:"elements,omitempty"`
-	// Unread means that the tables were not read since the flush: the counts are not known yet.
+	// Unread means that no guarded read showed the loss, or none has yet: the counts are unknown.
 	Unread bool `json:"unread,omitempty"`
 	// Unprotected counts the rules that --protect does not name and that went in the same flush.
 	// Rules does not include them. UnprotectedUnknown means that there may be more: of a table it

@@ -70,7 +70,7 @@ func (s Status) NativeText(number func(int) string) string {
 // Text counts what was lost: "62 rules, 16 chains, 3 jumps". It leaves out counts of zero.
 func (l Lost) Text(number func(int) string) string {
 	if l.Unread {
-		return "not known yet"
+		return "unknown"
 	}
 	if words := l.words(number); len(words) > 0 {
 		return strings.Join(words, ", ")

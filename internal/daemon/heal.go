@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -213,6 +212,7 @@ func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 	if err != nil {
 		l.record.Detail = err.Error()
 	}
+	d.showUnread(st)
 	d.keepOpen(ctx, l)
 	d.logRetry(ctx, st, err)
 }
@@ -228,7 +228,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	}
 	st.forgetLeftOut(result, l.gone, time.Now())
 	if !l.recorded {
-		severity.Notices(st.flushLog(ctx)).Info("Nothing was lost any more when it was looked at under guard", "flush", l.record.ID)
+		d.backUnread(ctx, st, l)
 		return
 	}
 	l.record.Outcome = l.recovery.outcome(result)

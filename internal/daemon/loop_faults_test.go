@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -171,6 +172,42 @@ func TestLockHeld(t *testing.T) {
 			if got := r.oneRecord(); got.Outcome != reload.Proved {
 				t.Errorf("the record says %+v", got)
 			}
+		})
+	}
+}
+
+// TestTheOwnerIsFasterThanTheLock: what was flushed is back before canaryd has the lock, and so
+// before any read under guard. The record that the status had stays, and says what is known.
+func TestTheOwnerIsFasterThanTheLock(t *testing.T) {
+	for name, pause := range map[string]bool{"a replay": false, "a pause": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := start(t, iptables.Legacy, setup{})
+				owner, saved := r.fake.Bypassing(), r.fake.Save(rules.IPv4)
+				moved := r.moved(func() {
+					release := r.fake.HoldLock()
+					must(t, owner.Flush(rules.IPv4, rules.Nat, ""))
+					r.after(8 * time.Second)
+					waiting := r.oneRecord()
+					if waiting.Outcome != api.WaitingLock || !waiting.Lost.Unread {
+						t.Errorf("while the lock is held the record says %+v", waiting)
+					}
+					if pause {
+						must(t, errorOf(r.d.Pause(t.Context(), api.PauseRequest{Seconds: 3600})))
+					}
+					must(t, owner.Restore(rules.IPv4, saved))
+					release()
+					r.after(5 * time.Second)
+					if !pause {
+						r.wantReady()
+					}
+					if got := r.oneRecord(); got.ID != waiting.ID || got.Outcome != reload.Skipped || !got.AbsentAtMost || got.AbsentSeconds < 7 || got.Open() {
+						t.Errorf("the record says %+v", got)
+					}
+				}, "flush_events", "flushes", "rules_absent_seconds", "loss_since")
+				wantMoved(t, moved, series{"flush_events_total": 1, "flushes_total{family=ipv4,kind=emptied,table=nat}": 1, "rules_absent_seconds": 1})
+				r.wantLog("The rules are back: their owner was faster")
+			})
 		})
 	}
 }

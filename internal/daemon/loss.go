@@ -23,6 +23,7 @@ type loss struct {
 	heard        uint32                      // which something was found lost
 	hit          verdicts                    // tables counted so far
 	lockedBy     string                      // the process that holds the xtables lock; "": none is known to
+	unread       *unreadLoss                 // the record that a Status has before any read; nil: it has none
 	noticeLogged bool                        // the log has that it was noticed
 	byName       bool                        // on legacy: a canary went by itself
 	blamed       bool                        // its culprits were looked for

@@ -54,7 +54,9 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 		st.observedSince = earliest(st.observedSince, l.record.Time)
 		l.record.Outcome = api.WaitingObserve
 		d.journal(ctx, st, l)
+		return
 	}
+	d.backUnread(ctx, st, l)
 }
 
 // observeUnguarded records what is lost where nothing can be planted, because of err.

@@ -163,8 +163,9 @@ func (d *Daemon) recordPaused(ctx context.Context, st *state) {
 		d.take(st, tableFinding{id: id, source: lossesOnly, finding: h.finding})
 	}
 	d.recordLosses(ctx, st, found)
-	if !st.loss.recorded { // its owner was faster
+	if l := st.loss; !l.recorded { // its owner was faster
 		st.loss = nil
+		d.backUnread(ctx, st, l)
 		d.endDrill(ctx, st, api.DrillVoid, "replays were paused, and another process put back what the drill had taken")
 		// On legacy what it put back may have the digest of before, so that no
 		// look calls for it.

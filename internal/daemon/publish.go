@@ -76,8 +76,8 @@ func (d *Daemon) publish(st *state) {
 		s.LossSince = earliest(s.LossSince, st.loss.record.Time)
 		if st.loss.recorded {
 			s.Flushes = slices.Insert(s.Flushes, 0, st.loss.record)
-		} else if st.drill == nil && (st.loss.lockedBy != "" || st.loss.failed != nil) {
-			s.Flushes = slices.Insert(s.Flushes, 0, d.unreadRecord(st))
+		} else if st.loss.unread != nil {
+			s.Flushes = slices.Insert(s.Flushes, 0, st.loss.unread.record)
 		}
 	}
 	s.Failing = st.failing()

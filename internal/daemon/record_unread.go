@@ -1,26 +1,40 @@
 package daemon
 
 import (
+	"context"
 	"slices"
+	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// unreadRecord returns the record of the open loss while no read has shown yet what was lost: the
-// flusher may hold the xtables lock for long.
-func (d *Daemon) unreadRecord(st *state) api.Flush {
+// An unreadLoss is a loss that marks or an earlier read showed, while no read under guard has shown
+// yet what was lost: the flusher may hold the xtables lock for long.
+type unreadLoss struct {
+	record api.Flush
+	hit    verdicts
+}
+
+// showUnread gives the open loss a record for the status while nothing has been read. A drill's
+// loss gets none.
+func (d *Daemon) showUnread(st *state) {
 	l := st.loss
+	hit := st.losses()
+	if l.recorded || st.drill != nil || len(hit) == 0 {
+		return
+	}
 	r := l.record
 	r.NoticedSeconds = l.noticed.Sub(r.Time).Seconds()
-	for _, v := range st.losses() {
+	for _, id := range tableIDs() {
+		v := hit[id]
+		if v == "" {
+			continue
+		}
 		if slices.Index(gravity, v) > slices.Index(gravity, r.Kind) {
 			r.Kind = v
-		}
-	}
-	for id, ts := range st.tables() { // of the families that are guarded
-		if !ts.verdict.Loss() {
-			continue
 		}
 		if !slices.Contains(r.Families, id.Family) {
 			r.Families = append(slices.Clone(r.Families), id.Family)
@@ -30,13 +44,30 @@ func (d *Daemon) unreadRecord(st *state) api.Flush {
 		}
 	}
 	r.Lost.Unread = true
-	if !st.heals() || d.cfg.Kernel.Info().Backend != iptables.Legacy {
-		return r
+	if st.heals() && d.cfg.Kernel.Info().Backend == iptables.Legacy {
+		if r.LockedBy = l.lockedBy; r.LockedBy != "" || lockReason(l.failed) {
+			r.Outcome = api.WaitingLock
+		}
 	}
-	if r.LockedBy = l.lockedBy; r.LockedBy != "" || lockReason(l.failed) {
-		r.Outcome = api.WaitingLock
+	l.unread = &unreadLoss{record: r, hit: hit}
+}
+
+// backUnread ends a loss of which the first read under guard showed nothing: the rules' owner put
+// them back before. A record that the status had stays, and is counted.
+func (d *Daemon) backUnread(ctx context.Context, st *state, l *loss) {
+	log := severity.Notices(st.flushLog(ctx))
+	if l.unread == nil {
+		log.Info("Nothing was lost any more when it was looked at under guard", "flush", l.record.ID)
+		return
 	}
-	return r
+	l.record = l.unread.record
+	l.record.Outcome, l.record.Detail, l.record.LockedBy = reload.Skipped, "", ""
+	absent := endAbsence(&l.record, time.Now())
+	l.record.AbsentAtMost = true // nobody saw the moment
+	d.cfg.Metrics.ObserveFlush(l.record.Time, l.unread.hit.public())
+	d.cfg.Metrics.ObserveRecovery(absent, l.record.Standby)
+	d.journal(ctx, st, l)
+	logBack(log, "The rules", l.unread.hit.text(), l.record, l.record.Attempts)
 }
 
 // seekLockHolder finds out which process holds the xtables lock, for which a replay has to wait.

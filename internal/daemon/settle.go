@@ -130,7 +130,8 @@ func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, re
 		st.resumeRecord()
 		d.logNotice(ctx, st)
 		if d.seekLockHolder(st); st.loss.lockedBy != "" {
-			d.publish(st) // there is a record at once: the replay may wait long
+			d.showUnread(st) // at once: the replay may wait long
+			d.publish(st)
 		}
 	}
 	l := d.beginLull(ctx, st)
