@@ -190,6 +190,7 @@ dashboard: ## write deploy/grafana/canaryd.json
 .PHONY: screenshot
 screenshot: deps-browser build ## make the pictures of the page in docs/images, from a canaryd that is being flushed
 	@go run ./hack/screenshot -canaryd bin/canaryd
+	@go test -count=1 -run '^TestStates$$' ./test/page -args -of-docs -pictures "$$PWD/docs/images/states"
 
 .PHONY: picture
 picture: deps build ## record a flush, and draw docs/images/flush.svg from it

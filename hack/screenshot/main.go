@@ -4,21 +4,14 @@
 package main
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
-	"image"
-	"image/color"
-	"image/png"
-	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"syscall"
 	"time"
 
@@ -99,46 +92,7 @@ func (s *shot) picture(ctx context.Context, name, url string, look browser.Look,
 		}
 	}
 	path := filepath.Join(s.pictures, name)
-	if err := tab.Screenshot(path, false); err != nil {
-		return err
-	}
-	return shrink(path)
-}
-
-// shrink reduces a picture to its 256 most frequent colours: a third of the size, without a
-// visible difference.
-func shrink(path string) error {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	full, err := png.Decode(bytes.NewReader(text))
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	bounds, counts := full.Bounds(), map[color.Color]int{}
-	for y := range bounds.Dy() {
-		for x := range bounds.Dx() {
-			counts[full.At(x, y)]++
-		}
-	}
-	palette := color.Palette(slices.SortedFunc(maps.Keys(counts), func(a, b color.Color) int { return cmp.Compare(counts[b], counts[a]) }))
-	palette = palette[:min(len(palette), 256)]
-	nearest := map[color.Color]uint8{}
-	for c := range counts {
-		nearest[c] = uint8(palette.Index(c))
-	}
-	small := image.NewPaletted(bounds, palette)
-	for y := range bounds.Dy() {
-		for x := range bounds.Dx() {
-			small.SetColorIndex(x, y, nearest[full.At(x, y)])
-		}
-	}
-	var out bytes.Buffer
-	if err := (&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&out, small); err != nil {
-		return err
-	}
-	return os.WriteFile(path, out.Bytes(), 0o644)
+	return tab.Screenshot(path, false)
 }
 
 // watch plays the story while canaryd runs.

@@ -63,7 +63,7 @@ func (d *Daemon) backUnread(ctx context.Context, st *state, l *loss) {
 	l.record = l.unread.record
 	l.record.Outcome, l.record.Detail, l.record.LockedBy = reload.Skipped, "", ""
 	absent := endAbsence(&l.record, time.Now())
-	l.record.AbsentAtMost = true // nobody saw the moment
+	l.record.AbsentAtMost = true // no read saw the moment
 	d.cfg.Metrics.ObserveFlush(l.record.Time, l.unread.hit.public())
 	d.cfg.Metrics.ObserveRecovery(absent, l.record.Standby)
 	d.journal(ctx, st, l)

@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -21,8 +23,54 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// pictures is a folder for pictures of all states in all looks, which a person looks at.
-var pictures = flag.String("pictures", "", "write pictures of TestStates into this `folder`")
+var (
+	// pictures is a folder for pictures of all states in all looks, which a person looks at.
+	pictures = flag.String("pictures", "", "write pictures of TestStates into this `folder`")
+	ofDocs   = flag.Bool("of-docs", false, "write only the pictures that docs/page.md shows")
+)
+
+// documented are the pictures of docs/page.md: each look shows some of the states.
+var documented = map[string]browser.Look{
+	"history": desk, "outage": deskDark, "outage with replays that fail": phone, "native tables": phoneDark, "paused by ada": desk,
+	"unknown": phone, "one rule in quarantine": deskDark, "nothing yet": phoneDark, "stopped": phone, "a closed base chain": phoneDark,
+}
+
+// pictureOf names the file with a picture of a state.
+func pictureOf(state string, look browser.Look) string {
+	light := map[bool]string{true: "dark", false: "light"}[look.Dark]
+	return fmt.Sprintf("%s-%d-%s.png", strings.ReplaceAll(state, " ", "-"), look.Width, light)
+}
+
+// TestDocumentedStates: docs/page.md shows ten pictures, and the folder has these and no other.
+func TestDocumentedStates(t *testing.T) {
+	const folder = "../../docs/images/states"
+	text, err := os.ReadFile("../../docs/page.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var shown, kept, want []string
+	for _, m := range regexp.MustCompile(`\(images/states/([^)]+)\)`).FindAllStringSubmatch(string(text), -1) {
+		shown = append(shown, m[1])
+	}
+	files, err := os.ReadDir(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		kept = append(kept, f.Name())
+	}
+	for state, look := range documented {
+		want = append(want, pictureOf(state, look))
+	}
+	slices.Sort(shown)
+	slices.Sort(want)
+	if d := cmp.Diff(want, shown); d != "" {
+		t.Errorf("the pictures of docs/page.md (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff(want, kept); d != "" {
+		t.Errorf("the files in docs/images/states (-want +got):\n%s", d)
+	}
+}
 
 // TestStates: whatever the state, the page says it first, keeps to its policy,
 // asks for nothing but itself, and is readable on a desk and on a phone, by day
@@ -121,6 +169,12 @@ func TestStates(t *testing.T) {
 			if got := tab.value(`document.getElementById('part-verdict').className`); got != "verdict "+tt.class {
 				t.Errorf("it looks like %q, want %q", got, tt.class)
 			}
+			for _, look := range []browser.Look{deskDark, desk, phone, phoneDark} {
+				if *pictures != "" && (!*ofDocs || documented[tt.name] == look) {
+					tab.must(tab.Show(look))
+					tab.must(tab.Screenshot(filepath.Join(*pictures, pictureOf(tt.name, look)), true))
+				}
+			}
 			tab.value(`document.querySelectorAll('details').forEach((d) => { d.open = true; })`)
 			text := strings.Join(strings.Fields(tab.text("main")), " ")
 			for _, words := range tt.shows {
@@ -134,10 +188,6 @@ func TestStates(t *testing.T) {
 				tab.eval(flawsScript, &flaws)
 				if len(flaws) > 0 {
 					t.Errorf("%+v: %s", look, strings.Join(flaws, "\n"))
-				}
-				if *pictures != "" {
-					name := fmt.Sprintf("%s-%d-%v.png", strings.ReplaceAll(tt.name, " ", "-"), look.Width, look.Dark)
-					tab.must(tab.Screenshot(filepath.Join(*pictures, name), true))
 				}
 			}
 			tab.clean()

@@ -183,7 +183,11 @@ func (t *Tab) Screenshot(path string, whole bool) error {
 	if err := t.Call("Page.captureScreenshot", params, &picture); err != nil {
 		return err
 	}
-	return os.WriteFile(path, picture.Data, 0o644)
+	small, err := shrunk(picture.Data)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return os.WriteFile(path, small, 0o644)
 }
 
 // Requests returns the addresses that the page has requested so far.
