@@ -10,8 +10,10 @@ import (
 	"testing"
 	"time"
 
+	contract "github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
@@ -108,7 +110,17 @@ func (s *sides) with(standby string) {
 			s.destroysSet()
 		}
 	}
-	if records := s.Status().Flushes; len(records) > 0 {
+	var records []scenario.Record
+	s.Until("canaryd to know that the jump is its owner's deletion", func() error {
+		records = s.Status().Flushes
+		for _, r := range records {
+			if r.Outcome == string(contract.WaitingOwner) {
+				return fmt.Errorf("record %s waits for its owner", r.ID)
+			}
+		}
+		return nil
+	})
+	if len(records) > 0 {
 		s.Errorf("without a flush there are %d records: %+v", len(records), records[0])
 	}
 	p.Stop()
