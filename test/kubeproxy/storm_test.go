@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	contract "github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
@@ -106,10 +107,12 @@ type storm struct {
 	records    map[string]scenario.Record // by ID: the status has the last hundred
 }
 
-// collect takes up the flush records of now.
+// collect takes up the flush records of now. A record that waits for its owner may never be kept.
 func (s *storm) collect() {
 	for _, r := range s.Status().Flushes {
-		s.records[r.ID] = r
+		if r.Outcome != string(contract.WaitingOwner) {
+			s.records[r.ID] = r
+		}
 	}
 }
 
