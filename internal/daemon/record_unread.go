@@ -53,10 +53,11 @@ func (d *Daemon) showUnread(st *state) {
 }
 
 // backUnread ends a loss of which the first read under guard showed nothing: the rules' owner put
-// them back before. A record that the status had stays, and is counted.
+// them back before. Within --settle that may have been one command of the owner's after the other,
+// and no flush. If a replay had failed before, the record stays, and is counted.
 func (d *Daemon) backUnread(ctx context.Context, st *state, l *loss) {
 	log := severity.Notices(st.flushLog(ctx))
-	if l.unread == nil {
+	if l.unread == nil || l.attempts == 0 {
 		log.Info("Nothing was lost any more when it was looked at under guard", "flush", l.record.ID)
 		return
 	}

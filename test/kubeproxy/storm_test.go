@@ -107,12 +107,14 @@ type storm struct {
 	records    map[string]scenario.Record // by ID: the status has the last hundred
 }
 
-// collect takes up the flush records of now. A record that waits for its owner may never be kept.
+// collect takes up the flush records of now. It forgets those that were unanswered before: canaryd
+// keeps no record of rules whose owner puts them back before canaryd reads them.
 func (s *storm) collect() {
+	maps.DeleteFunc(s.records, func(_ string, r scenario.Record) bool {
+		return contract.Flush{Outcome: contract.Outcome(r.Outcome)}.Unanswered()
+	})
 	for _, r := range s.Status().Flushes {
-		if r.Outcome != string(contract.WaitingOwner) {
-			s.records[r.ID] = r
-		}
+		s.records[r.ID] = r
 	}
 }
 
