@@ -2,7 +2,6 @@ package native_test
 
 import (
 	"errors"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -23,34 +22,23 @@ const smallLibvirt = `table ip libvirt_network {
 	chain guest_input { oif "lo" counter accept; }
 }`
 
-// tableHandles are those that a table made again cannot have: the kernel never gives one twice.
-var tableHandles = regexp.MustCompile(`(?m)^(table .*) # handle \d+$`)
-
 func listed(t *testing.T) string {
 	t.Helper()
-	return tableHandles.ReplaceAllString(nstest.Command(t, "nft", "-s", "-a", "list", "ruleset"), "$1")
+	return tableHandle.ReplaceAllString(nstest.Command(t, "nft", "-s", "-a", "list", "ruleset"), "$1")
 }
 
 // TestHandlesComeBack: what remembers handles finds what it remembers, in every table of the
 // corpus, in kube-proxy's, and where rules were inserted and deleted.
 func TestHandlesComeBack(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("testdata/corpus/*.nft")
-	if err != nil {
-		t.Fatal(err)
-	}
 	text := services(t, services100)
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		conn := dial(t)
-		for _, file := range files {
-			t.Run(strings.TrimSuffix(filepath.Base(file), ".nft"), func(t *testing.T) {
-				nstest.Command(t, "nft", "flush", "ruleset")
-				if loads(t, file) {
-					withHandles(t, conn)
-				}
-			})
-		}
+		t.Run("the corpus", func(t *testing.T) {
+			loadCorpus(t)
+			withHandles(t, conn)
+		})
 		for name, scripts := range map[string][]string{
 			"kube-proxy": {text},
 			"libvirt": {smallLibvirt, "insert rule ip libvirt_network forward counter accept", "insert rule ip libvirt_network guest_input tcp dport { 1, 2 } accept",
@@ -71,7 +59,7 @@ func TestHandlesComeBack(t *testing.T) {
 // withHandles flushes and replays what stands, and wants the same handles.
 func withHandles(t *testing.T, conn *nft.Conn) {
 	t.Helper()
-	before, was := listed(t), capture(t, conn)
+	before, was := listedTables(t, "-s", "-a"), capture(t, conn)
 	nstest.Command(t, "nft", "flush", "ruleset")
 	b := nft.NewBatch()
 	for _, table := range was.InOrder() {
@@ -83,7 +71,7 @@ func withHandles(t *testing.T, conn *nft.Conn) {
 	if err := b.Send(); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(before, listed(t)); diff != "" {
+	if diff := cmp.Diff(before, listedTables(t, "-s", "-a")); diff != "" {
 		t.Errorf("nft lists (-before +after):\n%.4000s", diff)
 	}
 	sameRaw(t, was, capture(t, conn))

@@ -391,8 +391,7 @@ func byHandle(was *native.Table, text string) string {
 // stage makes one table and the witnesses, and nothing else.
 func stage(t *testing.T, conn *nft.Conn, text string) (*native.Table, tableid.TableID) {
 	t.Helper()
-	nstest.Command(t, "nft", "flush", "ruleset")
-	nstest.CommandInput(t, text, "nft", "-f", "-")
+	nstest.CommandInput(t, "flush ruleset\n"+text, "nft", "-f", "-")
 	var was *native.Table
 	for _, table := range capture(t, conn).Tables {
 		was = table

@@ -2,8 +2,6 @@ package native_test
 
 import (
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -115,25 +113,15 @@ func TestARefillLeavesTheOwnersWord(t *testing.T) {
 // put back into it.
 func TestTheCorpusIsRefilled(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("testdata/corpus/*.nft")
-	if err != nil {
-		t.Fatal(err)
-	}
 	nstest.Run(t, func(t *testing.T) {
-		nstest.NeedProgram(t, "nft")
-		conn := dial(t)
-		for _, file := range files {
-			t.Run(strings.TrimSuffix(filepath.Base(file), ".nft"), func(t *testing.T) { refilled(t, conn, file) })
-		}
+		loadCorpus(t)
+		refilled(t, dial(t))
 	})
 }
 
-func refilled(t *testing.T, conn *nft.Conn, file string) {
-	nstest.Command(t, "nft", "flush", "ruleset")
-	if !loads(t, file) {
-		return
-	}
-	before, was := nstest.Command(t, "nft", "-s", "list", "ruleset"), capture(t, conn)
+func refilled(t *testing.T, conn *nft.Conn) {
+	t.Helper()
+	before, was := listedTables(t, "-s"), capture(t, conn)
 	var script strings.Builder
 	for id, table := range was.Tables {
 		name := id.Family.NFT() + " " + id.Name
@@ -161,7 +149,7 @@ func refilled(t *testing.T, conn *nft.Conn, file string) {
 	if err := b.Send(); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(before, nstest.Command(t, "nft", "-s", "list", "ruleset")); diff != "" {
+	if diff := cmp.Diff(before, listedTables(t, "-s")); diff != "" {
 		t.Errorf("nft lists (-before +after):\n%.4000s", diff)
 	}
 	again := capture(t, conn)
@@ -170,17 +158,6 @@ func refilled(t *testing.T, conn *nft.Conn, file string) {
 			t.Errorf("%s: %v", id, changes)
 		}
 	}
-}
-
-// loads loads a file of the corpus, and reports false where the kernel lacks a module for it.
-func loads(t *testing.T, file string) bool {
-	t.Helper()
-	name := strings.TrimSuffix(filepath.Base(file), ".nft")
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return load(t, name, string(text))
 }
 
 // TestARehearsalChangesNothing: a table is checked, and the genid stays; what the kernel does not

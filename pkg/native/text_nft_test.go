@@ -1,10 +1,6 @@
 package native_test
 
 import (
-	"compress/gzip"
-	"io"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -25,32 +21,22 @@ var otherWords = map[string]string{
 // placeholder in the place of an expression that has no words.
 func TestRulesReadAsNftPrintsThem(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("testdata/corpus/*.nft")
-	if err != nil || len(files) < 90 {
-		t.Fatalf("%d files, %v", len(files), err)
-	}
-	files = append(files, "../../hack/bench/heal/testdata/services-100.nft.gz")
 	nstest.Run(t, func(t *testing.T) {
-		nstest.NeedProgram(t, "nft")
-		conn := dial(t)
+		loadCorpus(t)
+		nstest.CommandInput(t, services(t, services100), "nft", "-f", "-")
 		same, placeholders, all := 0, 0, 0
-		for _, file := range files {
-			nstest.Command(t, "nft", "flush", "ruleset")
-			if !load(t, strings.TrimSuffix(filepath.Base(file), ".nft"), ruleText(t, file)) {
-				continue
-			}
-			want := listedRules(nstest.Command(t, "nft", "-s", "list", "ruleset"))
+		list := listedTables(t, "-s")
+		for id, table := range capture(t, dial(t)).Tables {
+			want := listedRules(list["table "+id.Family.NFT()+" "+id.Name+" {"])
 			var got []string
-			for _, table := range capture(t, conn).InOrder() {
-				for l := range table.Lines() {
-					if l.Kind == nft.Rules {
-						_, text, _ := strings.Cut(strings.TrimPrefix(l.Text, "rule "), " ")
-						got = append(got, text)
-					}
+			for l := range table.Lines() {
+				if l.Kind == nft.Rules {
+					_, text, _ := strings.Cut(strings.TrimPrefix(l.Text, "rule "), " ")
+					got = append(got, text)
 				}
 			}
 			if len(got) != len(want) {
-				t.Errorf("%s: %d rules, nft lists %d\n%s\n\n%s", file, len(got), len(want), strings.Join(got, "\n"), strings.Join(want, "\n"))
+				t.Errorf("%s: %d rules, nft lists %d\n%s\n\n%s", id, len(got), len(want), strings.Join(got, "\n"), strings.Join(want, "\n"))
 				continue
 			}
 			for i := range got {
@@ -60,7 +46,7 @@ func TestRulesReadAsNftPrintsThem(t *testing.T) {
 				case placeholder.MatchString(got[i]):
 					placeholders++
 				case got[i] != otherWords[want[i]]:
-					t.Errorf("%s (-nft +here):\n-%s\n+%s", filepath.Base(file), want[i], got[i])
+					t.Errorf("%s (-nft +here):\n-%s\n+%s", id, want[i], got[i])
 				}
 			}
 		}
@@ -69,27 +55,6 @@ func TestRulesReadAsNftPrintsThem(t *testing.T) {
 			t.Errorf("%d of %d rules have a placeholder, want 11 of some 330 at most", placeholders, all)
 		}
 	})
-}
-
-// ruleText reads a file, which may be packed.
-func ruleText(t *testing.T, path string) string {
-	t.Helper()
-	file, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	var from io.Reader = file
-	if strings.HasSuffix(path, ".gz") {
-		if from, err = gzip.NewReader(file); err != nil {
-			t.Fatal(err)
-		}
-	}
-	text, err := io.ReadAll(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
 }
 
 // A placeholder is the name of an expression and its bytes, between brackets.

@@ -1,11 +1,14 @@
 package native_test
 
 import (
+	"cmp"
 	"net/netip"
 	"regexp"
+	"strconv"
 	"testing"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -16,7 +19,7 @@ func TestMasquerades(t *testing.T) {
 		marked = "meta mark & 0x4000 == 0 return; masquerade"
 		send   = "tcp dport 8080 dnat to 10.88.0.9:80"
 	)
-	for _, test := range []struct {
+	tests := []struct {
 		name, pre, post, more string
 		from                  string
 		want                  bool
@@ -46,23 +49,23 @@ func TestMasquerades(t *testing.T) {
 			"map seen { type ipv4_addr : verdict; flags timeout; }", "", false},
 		{"excepted by an interface", mark + send, `oifname "lo" accept; ` + marked, "", "", false},
 		{"the node's own", mark + send, marked, "", "192.0.2.1:4000", false},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			nstest.Run(t, func(t *testing.T) {
-				nstest.NeedProgram(t, "nft")
-				text := "table ip t {\n" + test.more + "\nchain pre { type nat hook prerouting priority dstnat; " + test.pre +
-					"; }\nchain post { type nat hook postrouting priority srcnat; " + test.post + "; }\n}\n"
-				from := test.from
-				if from == "" {
-					from = "10.88.0.2:4000"
-				}
-				flow := flowOf(tcp, from, "192.0.2.1:8080")
-				if got := translationsOf(t, text, tableid.IPv4).Masquerades(flow, netip.MustParseAddrPort("10.88.0.9:80")); got != test.want {
-					t.Errorf("masqueraded for sure: %t, want %t\n%s", got, test.want, text)
-				}
-			})
-		})
 	}
+	nstest.Run(t, func(t *testing.T) {
+		texts := map[tableid.TableID]string{}
+		for i, test := range tests {
+			id := tableid.IPv4.Table("t" + strconv.Itoa(i))
+			texts[id] = "table ip " + id.Name + " {\n" + test.more + "\nchain pre { type nat hook prerouting priority dstnat; " + test.pre +
+				"; }\nchain post { type nat hook postrouting priority srcnat; " + test.post + "; }\n}\n"
+		}
+		for id, table := range loadTables(t, texts) {
+			i, _ := strconv.Atoi(id.Name[1:])
+			flow := flowOf(tcp, cmp.Or(tests[i].from, "10.88.0.2:4000"), "192.0.2.1:8080")
+			tr := native.TranslationsOf([]*native.Table{table}, tableid.IPv4, isLocal)
+			if got := tr.Masquerades(flow, netip.MustParseAddrPort("10.88.0.9:80")); got != tests[i].want {
+				t.Errorf("%s: masqueraded for sure: %t, want %t\n%s", tests[i].name, got, tests[i].want, texts[id])
+			}
+		}
+	})
 }
 
 // TestMasqueradesServices: kube-proxy masquerades flows to services that come from outside of the

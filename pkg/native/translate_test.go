@@ -1,6 +1,7 @@
 package native_test
 
 import (
+	"maps"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -25,8 +26,7 @@ const tcp, udp, sctp = 6, 17, 132
 // translationsOf loads a text and returns what it does to flows.
 func translationsOf(t *testing.T, text string, f tableid.Family) *native.Translations {
 	t.Helper()
-	nstest.Command(t, "nft", "flush", "ruleset")
-	nstest.CommandInput(t, text, "nft", "-f", "-")
+	nstest.CommandInput(t, "flush ruleset\n"+text, "nft", "-f", "-")
 	conn, err := nft.Dial()
 	if err != nil {
 		t.Fatal(err)
@@ -88,7 +88,7 @@ func TestTranslatesServices(t *testing.T) {
 func TestTranslatesForms(t *testing.T) {
 	t.Parallel()
 	pod := "10.88.0.2:4000"
-	for _, test := range []struct {
+	tests := []struct {
 		name, rules string // in a chain of prerouting
 		more        string // else in the table
 		flow        native.Flow
@@ -140,28 +140,39 @@ func TestTranslatesForms(t *testing.T) {
 		{"a limit", "limit rate 1/second tcp dport 8080 dnat to 10.88.0.9", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
 		{"counted", "tcp dport 8080 counter log dnat to 10.88.0.9", "", flowOf(tcp, pod, "192.0.2.1:8080"), true},
 		{"the node's own", "tcp dport 8080 dnat to 10.88.0.9", "", flowOf(tcp, "192.0.2.1:4000", "192.0.2.1:8080"), false},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			nstest.Run(t, func(t *testing.T) {
-				nstest.NeedProgram(t, "nft")
-				for _, family := range []string{"ip", "inet"} {
-					form := test.rules
-					if family == "inet" {
-						form = strings.ReplaceAll(form, "dnat to", "dnat ip to")
-						form = strings.ReplaceAll(form, "; dnat", "; meta nfproto ipv4 dnat")
-					}
-					more := test.more
-					if family == "inet" {
-						more = strings.ReplaceAll(more, "dnat to", "dnat ip to")
-					}
-					text := "table " + family + " t {\n" + more + "\nchain c { type nat hook prerouting priority dstnat; " + form + "; }\n}\n"
-					if got := translationsOf(t, text, tableid.IPv4).Translates(test.flow); got != test.want {
-						t.Errorf("%s: translated for sure: %t, want %t\n%s", family, got, test.want, text)
-					}
-				}
-			})
-		})
 	}
+	nstest.Run(t, func(t *testing.T) {
+		texts := map[tableid.TableID]string{}
+		for i, test := range tests {
+			for _, family := range []tableid.Family{tableid.IPv4, tableid.Inet} {
+				form, more := test.rules, test.more
+				if family == tableid.Inet {
+					form, more = strings.ReplaceAll(form, "dnat to", "dnat ip to"), strings.ReplaceAll(more, "dnat to", "dnat ip to")
+					form = strings.ReplaceAll(form, "; dnat", "; meta nfproto ipv4 dnat")
+				}
+				id := family.Table("t" + strconv.Itoa(i))
+				texts[id] = "table " + family.NFT() + " " + id.Name + " {\n" + more + "\nchain c { type nat hook prerouting priority dstnat; " + form + "; }\n}\n"
+			}
+		}
+		for id, table := range loadTables(t, texts) {
+			i, _ := strconv.Atoi(id.Name[1:])
+			if got := native.TranslationsOf([]*native.Table{table}, tableid.IPv4, isLocal).Translates(tests[i].flow); got != tests[i].want {
+				t.Errorf("%s, %s: translated for sure: %t, want %t\n%s", tests[i].name, id.Family.NFT(), got, tests[i].want, texts[id])
+			}
+		}
+	})
+}
+
+// loadTables loads one table for each text by one execution of nft, and captures all of them.
+func loadTables(t *testing.T, texts map[tableid.TableID]string) map[tableid.TableID]*native.Table {
+	t.Helper()
+	nstest.NeedProgram(t, "nft")
+	nstest.CommandInput(t, strings.Join(slices.Collect(maps.Values(texts)), ""), "nft", "-f", "-")
+	tables := capture(t, dial(t)).Tables
+	if len(tables) != len(texts) {
+		t.Fatalf("%d tables of %d texts", len(tables), len(texts))
+	}
+	return tables
 }
 
 // TestTranslatesIPv6: a table of IPv6, and not of the other family.
