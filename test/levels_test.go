@@ -133,7 +133,11 @@ func leaving(t *testing.T, folder string) map[string]string {
 	t.Helper()
 	all := parsed(t, folder)
 	constants := stringConstants(all.Files)
-	return all.Reaching(func(call *ast.CallExpr) string {
+	return all.Reaching(func(n ast.Node) string {
+		call, is := n.(*ast.CallExpr)
+		if !is {
+			return ""
+		}
 		s, is := call.Fun.(*ast.SelectorExpr)
 		if !is || s.Sel.Name != "NeedProgram" && s.Sel.Name != "NeedFile" {
 			return ""
