@@ -32,9 +32,8 @@ in_module() { # FOLDER COMMAND...
 
 scripts() {
 	local all
-	mapfile -t all < <(git ls-files | while read -r file; do
-		head -c 40 "$file" 2>/dev/null | grep -aq '^#!.*sh$' && echo "$file"
-	done)
+	# One process for all files: two for each took 50 s.
+	mapfile -t all < <(git grep -nI '^#!.*sh$' | sed -n 's/:1:#!.*//p')
 	if command -v shellcheck >/dev/null; then
 		shellcheck "${all[@]}"
 	else
