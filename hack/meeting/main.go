@@ -9,7 +9,6 @@ package main
 
 import (
 	"fmt"
-	"go/ast"
 	"maps"
 	"os"
 	"slices"
@@ -38,7 +37,7 @@ func run(args []string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		starting := folder.Reaching(start)
+		starting := folder.Reaching(callers.Starts)
 		if len(starting) == 0 {
 			return "", fmt.Errorf("no test of %s starts a goroutine", path)
 		}
@@ -56,18 +55,4 @@ func run(args []string) (string, error) {
 		chosen[test] = true
 	}
 	return "^(" + strings.Join(slices.Sorted(maps.Keys(chosen)), "|") + ")$", nil
-}
-
-// start marks what starts a goroutine: go, a method Go of a group with a function, and
-// time.AfterFunc or context.AfterFunc.
-func start(n ast.Node) string {
-	switch n := n.(type) {
-	case *ast.GoStmt:
-		return "go"
-	case *ast.CallExpr:
-		if s, is := n.Fun.(*ast.SelectorExpr); is && (s.Sel.Name == "Go" || s.Sel.Name == "AfterFunc") {
-			return s.Sel.Name
-		}
-	}
-	return ""
 }

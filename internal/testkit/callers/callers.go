@@ -105,3 +105,17 @@ func (f Folder) each(visit func(name string, n ast.Node)) {
 		}
 	}
 }
+
+// Starts is a mark of what starts a goroutine: the statement go, the method Go of a group, and the
+// functions AfterFunc of time and context.
+func Starts(n ast.Node) string {
+	switch n := n.(type) {
+	case *ast.GoStmt:
+		return "go"
+	case *ast.CallExpr:
+		if s, is := n.Fun.(*ast.SelectorExpr); is && (s.Sel.Name == "Go" || s.Sel.Name == "AfterFunc") {
+			return s.Sel.Name
+		}
+	}
+	return ""
+}
