@@ -43,7 +43,7 @@ scripts() {
 	fi
 }
 
-# What the two long steps leave of the processors is for all others. What go vet has compiled,
+# The others have the processor time that the two long steps leave. Packages that go vet has compiled,
 # staticcheck finds in the cache.
 others() {
 	step gofmt gofmt -l .
