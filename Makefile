@@ -105,7 +105,7 @@ test: ## the tests for each change, against the kernel too, in network namespace
 	@hack/test.sh test
 
 .PHONY: race
-race: ## the same with the race detector in all packages where goroutines meet
+race: ## with the race detector, the tests in which goroutines meet: test/README.md
 	@hack/install-deps.sh optional
 	@hack/test.sh race
 

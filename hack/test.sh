@@ -17,8 +17,8 @@ atonce=$(($(nproc) * 3 / 2))
 go build -o "$work/progress" ./hack/progress
 progress=("$work/progress")
 [ -z "${CANARYD_TEST_EVENTS:-}" ] || progress+=(-events "$CANARYD_TEST_EVENTS")
-# A cached result would say nothing about this machine's kernel and iptables.
-common=(-count=1 -timeout=30m -p="$atonce")
+# A cached result would say nothing about this machine's kernel and iptables. make lint runs go vet.
+common=(-count=1 -timeout=30m -vet=off -p="$atonce")
 
 # The canaryd that packages try is linked once, not ten times.
 link() { # FLAG-OF-GO-BUILD...
@@ -43,11 +43,15 @@ all() { # PACKAGE...
 elsewhere=(./test/alerts ./test/flushers ./test/kernels ./test/kubeproxy ./test/limits ./test/packaging ./test/page ./test/versions)
 # Programs that measure for long, and their tests, which run them for a minute or two.
 measuring=(./hack/soak ./hack/bench/heal ./hack/bench/detect)
-# Where goroutines of ours meet, and the race detector costs seconds.
+# Where goroutines of ours meet, and the race detector costs seconds: make test has it there.
 meeting=(./internal/control ./internal/journal ./internal/metrics ./internal/sdnotify ./internal/serve ./internal/source ./internal/web ./pkg/conntrack ./pkg/watch)
-# These drive canaryd as it is installed, or have one goroutine: with the race detector they take
-# several times the processor, and find nothing.
-alone=(./pkg/native ./test/faults ./test/owners ./test/packets)
+# Some of their tests start goroutines next to the kernel's readers and writers (hack/meeting). The
+# others have one goroutine, and executed programs take most of their time.
+partly=(./pkg/iptables ./pkg/iptables/iptablestest ./pkg/native ./pkg/nft ./pkg/standby)
+# test/levels_test.go: each package that starts a goroutine is on a list here or in make race.
+# These drive canaryd as it is installed, or a goroutine of theirs only waits for a process.
+# shellcheck disable=SC2034
+alone=(./hack/picture ./test/cluster ./test/faults ./test/owners ./test/packets)
 
 case ${1:-} in
 test)
@@ -59,23 +63,35 @@ test)
 		-C test/kubernetes "${common[@]}" ./... -- -C hack/release "${common[@]}" ./...
 	;;
 race)
-	link
 	link -race
 	export CANARYD_TEST_LEAVE=1
-	mapfile -t others < <(all "${elsewhere[@]}" "${measuring[@]}" "${alone[@]}" ./test/e2e ./internal/daemon)
+	# By default a program with the race detector sleeps for a second before it ends.
+	export GORACE="${GORACE:-} atexit_sleep_ms=0"
 	# Of internal/daemon every third story: the same goroutines meet in all of them.
 	stories=$(grep -ho '^func Test\w*' internal/daemon/*_test.go | awk 'NR % 3 == 0 { print $2 }' | paste -sd'|')
+	# Stages are encoded in a goroutine ahead, which the code starts.
+	meet=$(go run ./hack/meeting "${partly[@]}" -and TestSessionStages)
 	# Of test/e2e the tests whose canaryd serves, watches and writes at once. The others would be
 	# half of this level's work: documents, files, and commands that do one thing after the other.
-	"${progress[@]}" "${common[@]}" -race -run="^Test($(paste -sd'|' <<-END
+	# Of the plugin one test of each command that asks several nodes at once. Of the interleavings
+	# those that look for a mistake of canaryd's, and not of the checker's.
+	named=$(paste -sd'|' <<-END
 		ATakenPort|StrangersAtTheSocket|RequestsAreBounded|Listeners|OutputWithoutAReader
 		Status|StatusWatch|EveryFaceSaysTheSame|EveryFaceSaysOfADecision|FlushesAreEvents|NativeFlushesAreEvents
 		Drill|Journal|Manifest|FirstWait|FirstWaitEnds|Trouble|StoppedProcess|MemoryOfTheControlGroup
 		TwoFlushers|TenFlushes|FlushBesideABusyOwner|JumpDeletedOnABusyNode|LegacyCulprit
 		KeeperComesAndGoes|CommandsNextToTheStandby|NativeStandbyTranslates|StandbyComesAndGoes
+		StatusIsJSON|Flushes|Detect|Pause|Sysdump|NoAnswerInTime|Progress
+		Interleavings|InterleavingsOnTheKernel|CommitsBetweenReadAndWrite|SavedFilesThatAreFlushed|SavedFilesThatAreFlushedOnTheKernel
 	END
-	))$" ./test/e2e -- "${common[@]}" -race -run="^($stories)$" ./internal/daemon -- \
-		"${common[@]}" -race -skip='^Test(EachExtensionComesBack|MirrorRandomEdits|EntriesFitTheirShape|ChooseScenes)$' "${others[@]}" # they execute programs
+	)
+	# e2e has the processors to itself: a slow canaryd makes two flushes of one. In the tests behind
+	# -skip another goroutine only has a thread for itself, and is waited for, or a helper's name
+	# leads to one.
+	"${progress[@]}" "${common[@]}" -race -run="^Test($named)$" ./test/e2e -- \
+		"${common[@]}" -race -run="^Test($named)$|^($stories)$|$meet" -skip='^Test(ChooseScenes|ChooseOnOtherKernels|EntriesFitTheirShape|Moved)$' \
+		./internal/daemon "${partly[@]}" ./test/interleavings ./cmd/kubectl-canaryd -- \
+		"${common[@]}" -race -skip='^Test(Bash|Fish|Zsh|LongFlushLine|LongLogLines)$' ./cmd/canaryd ./hack/progress ./internal/terminal ./internal/testkit ./internal/testkit/canaryd
 	;;
 large)
 	link

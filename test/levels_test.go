@@ -3,6 +3,8 @@ package test
 import (
 	"go/ast"
 	"go/constant"
+	"go/parser"
+	"go/token"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -70,25 +72,60 @@ func TestWhatIsLeftIsRun(t *testing.T) {
 	}
 }
 
-// TestRacedTestsExist: each test of test/e2e that make race names is one, and so is each test of
-// pkg/iptables that it leaves out.
+// TestRacedTestsExist: each test that make race names, and each that it leaves out, is one of a
+// package of make race. hack/meeting refuses the unknown names that it is given.
 func TestRacedTestsExist(t *testing.T) {
 	script := text(t, "../hack/test.sh")
+	_, script, _ = strings.Cut(script, "\nrace)\n")
+	script, _, _ = strings.Cut(script, "\n\t;;\n")
 	_, list, _ := strings.Cut(script, "<<-END\n")
 	list, _, _ = strings.Cut(list, "END\n")
-	for _, m := range regexp.MustCompile(`-skip='\^(\w+)\$'`).FindAllStringSubmatch(script, -1) {
-		if !slices.Contains(parsed(t, "../pkg/iptables").Tests(), m[1]) {
-			t.Errorf("hack/test.sh leaves out %s, and pkg/iptables has no such test", m[1])
-		}
-	}
 	named := regexp.MustCompile(`\w+`).FindAllString(list, -1)
+	for _, m := range regexp.MustCompile(`-skip='\^Test\(([\w|]+)\)\$'`).FindAllStringSubmatch(script, -1) {
+		named = append(named, strings.Split(m[1], "|")...)
+	}
 	if len(named) == 0 {
 		t.Fatal("hack/test.sh names no tests")
 	}
-	all := parsed(t, "e2e").Tests()
+	var all []string
+	for _, folder := range []string{"e2e", "interleavings", "../cmd/canaryd", "../cmd/kubectl-canaryd", "../pkg/iptables"} {
+		all = append(all, parsed(t, folder).Tests()...)
+	}
 	for _, name := range named {
 		if !slices.Contains(all, "Test"+name) {
-			t.Errorf("hack/test.sh names Test%s, and test/e2e has no such test", name)
+			t.Errorf("hack/test.sh names Test%s, and no package of make race has such a test", name)
+		}
+	}
+}
+
+// TestGoroutinesAreRaced: hack/test.sh says of each package whose code or tests start a goroutine
+// at which level the race detector sees it, or that it does not.
+func TestGoroutinesAreRaced(t *testing.T) {
+	script := text(t, "../hack/test.sh")
+	_, lists, _ := strings.Cut(script, "\nelsewhere=(")
+	lists, _, _ = strings.Cut(lists, "case ${1:-}")
+	_, race, _ := strings.Cut(script, "\nrace)\n")
+	race, _, _ = strings.Cut(race, "\n\t;;\n")
+	said := regexp.MustCompile(`\./[\w/-]+`).FindAllString(lists+race, -1)
+	for folder := range folders(t) {
+		if slices.Contains(said, "./"+folder) || folder == "test/kubernetes" || folder == "hack/release" {
+			continue // modules of their own
+		}
+		paths, err := filepath.Glob("../" + folder + "/*.go")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range paths {
+			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ast.Inspect(file, func(n ast.Node) bool {
+				if callers.Starts(n) != "" {
+					t.Errorf("%s starts a goroutine, and no list of hack/test.sh has ./%s", path, folder)
+				}
+				return true
+			})
 		}
 	}
 }
@@ -133,7 +170,11 @@ func leaving(t *testing.T, folder string) map[string]string {
 	t.Helper()
 	all := parsed(t, folder)
 	constants := stringConstants(all.Files)
-	return all.Reaching(func(call *ast.CallExpr) string {
+	return all.Reaching(func(n ast.Node) string {
+		call, is := n.(*ast.CallExpr)
+		if !is {
+			return ""
+		}
 		s, is := call.Fun.(*ast.SelectorExpr)
 		if !is || s.Sel.Name != "NeedProgram" && s.Sel.Name != "NeedFile" {
 			return ""

@@ -48,7 +48,11 @@ func run(args []string) (string, error) {
 }
 
 // size marks the calls by which a test asks whether it is a large one.
-func size(call *ast.CallExpr) string {
+func size(n ast.Node) string {
+	call, is := n.(*ast.CallExpr)
+	if !is {
+		return ""
+	}
 	s, is := call.Fun.(*ast.SelectorExpr)
 	if !is {
 		if i, generic := call.Fun.(*ast.IndexExpr); generic {

@@ -1,4 +1,5 @@
-// Package callers finds the tests of a folder that reach a call, such as testkit.Size.
+// Package callers finds the tests of a folder that reach a call, such as testkit.Size, or another
+// piece of code.
 package callers
 
 import (
@@ -73,15 +74,16 @@ func (f Folder) Tests() []string {
 
 func isTest(name string) bool { return strings.HasPrefix(name, "Test") && name != "TestMain" }
 
-// Reaching returns the tests that make a call for which mark returns a text that is not empty, by
-// themselves or through other declarations of the folder, and this text.
-func (f Folder) Reaching(mark func(*ast.CallExpr) string) map[string]string {
+// Reaching returns the tests with code for which mark returns a text that is not empty, in
+// themselves or in other declarations of the folder, and this text.
+func (f Folder) Reaching(mark func(ast.Node) string) map[string]string {
 	marks := map[string]string{}
 	f.each(func(name string, n ast.Node) {
-		if call, is := n.(*ast.CallExpr); is {
-			if text := mark(call); text != "" {
-				marks[name] = text
-			}
+		if n == nil {
+			return // the end of a node's children
+		}
+		if text := mark(n); text != "" {
+			marks[name] = text
 		}
 	})
 	for before := -1; before != len(marks); {
@@ -102,4 +104,18 @@ func (f Folder) each(visit func(name string, n ast.Node)) {
 			ast.Inspect(node, func(n ast.Node) bool { visit(name, n); return true })
 		}
 	}
+}
+
+// Starts is a mark of what starts a goroutine: the statement go, the method Go of a group, and the
+// functions AfterFunc of time and context.
+func Starts(n ast.Node) string {
+	switch n := n.(type) {
+	case *ast.GoStmt:
+		return "go"
+	case *ast.CallExpr:
+		if s, is := n.Fun.(*ast.SelectorExpr); is && (s.Sel.Name == "Go" || s.Sel.Name == "AfterFunc") {
+			return s.Sel.Name
+		}
+	}
+	return ""
 }

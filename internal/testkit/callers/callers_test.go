@@ -38,8 +38,8 @@ func TestOfAnotherFile() { testkit.Size(1, 2) }`,
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := folder.Reaching(func(call *ast.CallExpr) string {
-		if s, is := call.Fun.(*ast.SelectorExpr); is && s.Sel.Name == "Size" {
+	got := folder.Reaching(func(n ast.Node) string {
+		if s, is := n.(*ast.SelectorExpr); is && s.Sel.Name == "Size" {
 			return "sized"
 		}
 		return ""

@@ -1,6 +1,0 @@
-//go:build !race
-
-package testkit
-
-// Raced reports whether the tests were built with the race detector.
-const Raced = false
