@@ -25,8 +25,9 @@ func TestMain(m *testing.M) {
 	os.Exit(nodetest.Main(m))
 }
 
-// TestSoak runs the program as make soak does, for half a minute and with fewer connections. Nothing is asked of times: the
-// program fails by itself for a wrong translation, or for rules that do not come back.
+// TestSoak runs the program as make soak does, for half a minute and with fewer connections.
+// Nothing is asked of times: the program fails by itself for a wrong translation, or for rules that
+// do not come back.
 func TestSoak(t *testing.T) {
 	t.Parallel()
 	for _, r := range soak(t, "", "-for=30s", "-rate=300") {
