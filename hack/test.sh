@@ -104,11 +104,13 @@ large)
 	;;
 programs)
 	link
+	whole=(./test/packaging ./test/page ./test/alerts ./hack/dashboard)
 	# Of these packages only tests that need more programs than make test has: test/levels_test.go
-	# compares.
-	"${progress[@]}" "${common[@]}" ./test/page ./test/packaging ./test/alerts ./hack/dashboard -- \
-		"${common[@]}" -run='^Test(Fish|Zsh|ManualIsWellFormed|ManualIsComplete)$' ./cmd/canaryd -- \
-		"${common[@]}" -run='^Test(Netavark|PodsOfTheRealPluginsThatAreGone|RulesOfPodsThatAnAgentDeletes|HostPortsOfTheRealPlugins)$' ./test/owners -- \
+	# compares. All of them are one run, so that no package waits for the others' end.
+	some=(./test/owners ./cmd/canaryd)
+	named='^Test(Fish|Zsh|ManualIsWellFormed|ManualIsComplete|Netavark|PodsOfTheRealPluginsThatAreGone|RulesOfPodsThatAnAgentDeletes|HostPortsOfTheRealPlugins)$'
+	every=$(go run ./hack/sized -whole "${whole[@]}")
+	"${progress[@]}" "${common[@]}" -run="$every|$named" "${whole[@]}" "${some[@]}" -- \
 		"${common[@]}" ./test/flushers
 	;;
 *)

@@ -24,17 +24,21 @@ import (
 func TestWhatIsLeftIsRun(t *testing.T) {
 	makefile, script := text(t, "../Makefile"), text(t, "../hack/test.sh")
 	_, script, _ = strings.Cut(script, "\nprograms)\n")
-	// A run of some tests of a package, and of whole packages.
-	some := regexp.MustCompile(`-run[= ]'?([^' ]+)'? \./(\S+)`)
+	list := func(name string) string {
+		return regexp.MustCompile(name + `=[('](.+)[')]\n`).FindStringSubmatch(script)[1]
+	}
+	whole := strings.Fields(list("whole"))
 	runs := map[string]map[string]*regexp.Regexp{"make test-programs": {}, "make versions": {}}
-	for level, commands := range map[string]string{"make test-programs": script, "make versions": makefile} {
-		for _, m := range some.FindAllStringSubmatch(strings.ReplaceAll(commands, "$$", "$"), -1) {
-			if pattern, err := regexp.Compile(m[1]); err == nil && level == "make test-programs" || m[2] == "test/e2e" {
-				runs[level][m[2]] = pattern
-			}
+	for _, folder := range strings.Fields(list("some")) {
+		runs["make test-programs"][strings.TrimPrefix(folder, "./")] = regexp.MustCompile(list("named"))
+	}
+	// A run of some tests of a package.
+	some := regexp.MustCompile(`-run[= ]'?([^' ]+)'? \./(\S+)`)
+	for _, m := range some.FindAllStringSubmatch(strings.ReplaceAll(makefile, "$$", "$"), -1) {
+		if m[2] == "test/e2e" {
+			runs["make versions"][m[2]] = regexp.MustCompile(m[1])
 		}
 	}
-	whole := strings.Fields(regexp.MustCompile(`(?m)"\$\{common\[@\]\}" ((\./\S+ )+)--`).FindStringSubmatch(script)[1])
 
 	left := map[string]map[string][]string{} // by level, then package: its tests
 	for folder := range folders(t) {

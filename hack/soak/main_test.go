@@ -12,13 +12,25 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
+// program makes the tests' own binary the program, so that none is linked for each test.
+const program = "CANARYD_SOAK_PROGRAM"
 
-// TestSoak runs the program as make soak does, for half a minute. Nothing is asked of times: the
-// program fails by itself for a wrong translation, or for rules that do not come back.
+func TestMain(m *testing.M) {
+	for _, part := range []string{program, nodeMarker, clientMarker, viewMarker} {
+		if _, is := os.LookupEnv(part); is {
+			_ = os.Unsetenv(program) // its nodes and clients have parts of their own
+			main()
+		}
+	}
+	os.Exit(nodetest.Main(m))
+}
+
+// TestSoak runs the program as make soak does, for half a minute and with fewer connections.
+// Nothing is asked of times: the program fails by itself for a wrong translation, or for rules that
+// do not come back.
 func TestSoak(t *testing.T) {
 	t.Parallel()
-	for _, r := range soak(t, "", "-for=30s") {
+	for _, r := range soak(t, "", "-for=30s", "-rate=300") {
 		if r.Flushes < 2 || r.Changes == 0 { // some 9 on an idle machine
 			t.Errorf("%s: %d flushes and %d changes of services; that is few for any machine", r.Backend, r.Flushes, r.Changes)
 		}
@@ -61,10 +73,10 @@ func soak(t *testing.T, failure string, flags ...string) []result {
 	// In a namespace so that it is skipped, or fails, where there are none.
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "ip", "nft", "iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy")
-		dir := t.TempDir()
-		program, out := filepath.Join(dir, "soak"), filepath.Join(dir, "soak.json")
-		nstest.Command(t, "go", "build", "-o", program, ".")
-		said, err := exec.CommandContext(t.Context(), program, append([]string{"-canaryd=" + nodetest.Canaryd(), "-json=" + out}, flags...)...).CombinedOutput()
+		out := filepath.Join(t.TempDir(), "soak.json")
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", append([]string{"-canaryd=" + nodetest.Canaryd(), "-json=" + out}, flags...)...)
+		cmd.Env = append(os.Environ(), program+"=1")
+		said, err := cmd.CombinedOutput()
 		t.Logf("\n%s", said)
 		if (err != nil) != (failure != "") || !strings.Contains(string(said), failure) {
 			t.Fatalf("the program ended with %v, want a failure that says %q", err, failure)

@@ -41,26 +41,30 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
+var backends = []iptables.Backend{iptables.NFT, iptables.Legacy}
+
 // eachBackend runs body for both backends, each in a bubble of virtual time. With the race detector
-// it is oneBackend: the goroutines that meet are the same on both.
+// the test's name decides for one: the goroutines that meet are the same on both.
 func eachBackend(t *testing.T, body func(t *testing.T, backend iptables.Backend)) {
+	all := backends
 	if testkit.Raced {
-		oneBackend(t, body)
-		return
+		all = backends[chosen(t):][:1]
 	}
-	onBackends(t, []iptables.Backend{iptables.NFT, iptables.Legacy}, body)
+	onBackends(t, all, body)
 }
 
 // oneBackend is eachBackend for a case of a long table whose policy is the same on both: its name
-// decides where it runs. In make test-large it runs on both.
+// decides where it runs. make test-large runs it on the other.
 func oneBackend(t *testing.T, body func(t *testing.T, backend iptables.Backend)) {
-	both := []iptables.Backend{iptables.NFT, iptables.Legacy}
-	at := crc32.ChecksumIEEE([]byte(t.Name())) % 2
-	onBackends(t, testkit.Size(both[at:at+1], both), body)
+	at := chosen(t)
+	onBackends(t, backends[testkit.Size(at, 1-at):][:1], body)
 }
 
-func onBackends(t *testing.T, backends []iptables.Backend, body func(t *testing.T, backend iptables.Backend)) {
-	for _, backend := range backends {
+// chosen returns the place of the backend that the test's name decides for.
+func chosen(t *testing.T) int { return int(crc32.ChecksumIEEE([]byte(t.Name())) % 2) }
+
+func onBackends(t *testing.T, all []iptables.Backend, body func(t *testing.T, backend iptables.Backend)) {
+	for _, backend := range all {
 		t.Run(string(backend), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { body(t, backend) })
 		})
