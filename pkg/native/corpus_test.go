@@ -71,8 +71,8 @@ func listedTables(t *testing.T, args ...string) map[string]string {
 // tableHandle is a handle that a table made again cannot have: the kernel never gives one twice.
 var tableHandle = regexp.MustCompile(`(?m)^(table .*) # handle \d+$`)
 
-// TestEveryStatementComesBack: the corpus is loaded, flushed in each of two ways, and replayed; then
-// nft lists the same, and the objects are the same byte by byte.
+// TestEveryStatementComesBack: the corpus is loaded, flushed in each of two ways, and replayed;
+// then nft lists the same, and the objects are the same byte by byte.
 func TestEveryStatementComesBack(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {

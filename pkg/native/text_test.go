@@ -106,8 +106,8 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// TestLinesOfEveryStatement: every part of the corpus is said, as text of one line; a table that was
-// made again says the same.
+// TestLinesOfEveryStatement: every part of the corpus is said, as text of one line; a table that
+// was made again says the same.
 func TestLinesOfEveryStatement(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
