@@ -238,8 +238,8 @@ func purgeOnce(n *nodetest.Node, pause time.Duration, order string, before []str
 	_ = script(n, "/run/purge.sh", pause, list).Run() // what canaryd put back may be written otherwise
 	doubted := false
 	n.Until("the protected rules to be back", func() error {
-		// Half of kube-proxy's chains may drop what goes over loopback: MASQUERADE without the rules
-		// before it drops packets there.
+		// By the control socket: MASQUERADE without the rules before it drops packets that go
+		// over loopback.
 		if s := n.Status(); !s.Healthy {
 			return errors.New("canaryd says that the node is not healthy")
 		}
