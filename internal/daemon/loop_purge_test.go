@@ -18,9 +18,10 @@ import (
 
 // A deletion is a line of a purge.
 type deletion struct {
-	table rules.TableName
-	line  string
-	mark  bool
+	table  rules.TableName
+	line   string
+	mark   bool
+	unread bool // its command has ended before its line could be read
 }
 
 // deletions returns what deletes all rules of the node's IPv4 tables one by one.
@@ -31,9 +32,9 @@ func (r *rig) deletions() (marks, others []deletion) {
 		for _, c := range set[name].Chains {
 			for _, rule := range c.Rules {
 				if canary.IsMark(rule) {
-					marks = append(marks, deletion{name, "-D " + c.Name + " " + rule.Spec, true})
+					marks = append(marks, deletion{table: name, line: "-D " + c.Name + " " + rule.Spec, mark: true})
 				} else {
-					others = append(others, deletion{name, "-D " + c.Name + " " + rule.Spec, false})
+					others = append(others, deletion{table: name, line: "-D " + c.Name + " " + rule.Spec})
 				}
 			}
 		}
@@ -53,8 +54,11 @@ func (r *rig) delete(by watch.Doer, pause time.Duration, list []deletion) {
 		if r.fake.Info().Backend == iptables.Legacy {
 			genid = 0
 		}
-		r.writers.Note(watch.Writer{Time: time.Now(), Genid: genid, PID: pid, Comm: "iptables",
-			Command: "iptables -w -t " + string(d.table) + " " + strings.ReplaceAll(d.line, `"`, ""), By: by})
+		command := "iptables -w -t " + string(d.table) + " " + strings.ReplaceAll(d.line, `"`, "")
+		if d.unread {
+			command = ""
+		}
+		r.writers.Note(watch.Writer{Time: time.Now(), Genid: genid, PID: pid, Comm: "iptables", Command: command, By: by})
 		_ = r.fake.As(pid, "iptables").RestoreNoflush(rules.IPv4, section(d.table, d.line))
 		r.after(pause)
 	}
@@ -184,6 +188,52 @@ func TestWhoPurges(t *testing.T) {
 				must(t, r.fake.RestoreNoflush(rules.IPv4, section(rules.Nat, "-F KUBE-SERVICES", "-F PREROUTING", "-F OUTPUT")))
 				r.after(10 * time.Second)
 				r.wantTables(after, r.tables()) // what is not protected stays away
+			})
+		})
+	}
+}
+
+// TestAPurgeWhoseCommandsAreUnread: on a busy node a command may end before its line can be read.
+// The kernel says that it deleted one mark and nothing else. By number a script may do that once.
+func TestAPurgeWhoseCommandsAreUnread(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		by   []watch.Doer // who deletes a mark each
+		back bool
+	}{
+		{"one mark", []watch.Doer{puppet}, false},
+		{"two marks", []watch.Doer{puppet, puppet}, true},
+		{"two marks, by two scripts", []watch.Doer{puppet, script}, false},
+		{"two marks, by a person", []watch.Doer{person, person}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := start(t, iptables.NFT, setup{})
+				r.after(time.Minute)
+				before := r.tables()
+				_, list := r.deletions()
+				list = slices.DeleteFunc(list, func(d deletion) bool {
+					return !strings.HasPrefix(d.line, "-D KUBE-SVC-") || !strings.Contains(d.line, "-j KUBE-MARK-MASQ")
+				})
+				r.delete(puppet, 2*time.Second, list[:1])
+				for i, by := range tt.by {
+					marks, _ := r.deletions() // the replay may have renewed them
+					chain := []string{"-D PREROUTING", "-D OUTPUT"}[i]
+					at := slices.IndexFunc(marks, func(d deletion) bool { return strings.HasPrefix(d.line, chain) })
+					marks[at].unread = true
+					r.delete(by, 2*time.Second, marks[at:at+1])
+				}
+				r.delete(puppet, 0, list[1:2])
+				r.after(time.Minute)
+				for i, d := range list[:2] {
+					words := strings.SplitN(d.line, " ", 3)
+					if back := slices.Contains(r.chain(rules.IPv4, d.table, words[1]), words[2]); back != tt.back {
+						t.Errorf("rule %d is back: %t, want %t", i, back, tt.back)
+					}
+				}
+				if tt.back {
+					r.wantTables(before, before)
+				}
 			})
 		})
 	}

@@ -167,7 +167,8 @@ func (p *purge) keepAwake(q inquiry) {
 // purgers returns the commands that deleted a mark by name, for an agent or a script. Two witnesses
 // have to agree: the command line names the mark, and another mark of its table, or another rule of
 // its chain, outlived it, which a flush would have taken too. On legacy the tables may have been
-// probed too late to show that; then it takes a second command of the same process.
+// probed too late to show that; then it takes a second command of the same process. On nft it takes
+// a second one, too, where a command ended before its line could be read: the kernel names the rule.
 func (d *Daemon) purgers(st *state, q inquiry) (list []watch.Writer) {
 	if st.loss.drill != nil || st.drill != nil {
 		return nil
@@ -183,25 +184,35 @@ func (d *Daemon) purgers(st *state, q inquiry) (list []watch.Writer) {
 			return !st.loss.byName && !another
 		})
 	}
-	gone := map[rules.TableID]int{}
+	gone, unread := map[rules.TableID]int{}, []watch.Writer(nil)
 	for _, k := range q.takings.List {
-		if !nft.Newer(k.Commit.Genid, st.loss.intact) || !q.foreign(k) {
+		if !q.foreign(k) {
 			continue
 		}
-		id := k.Family.Table(k.Table)
+		id, w, now := k.Family.Table(k.Table), q.writers.Of(k.Commit), nft.Newer(k.Commit.Genid, st.loss.intact)
 		mark := ""
 		for _, r := range k.Rules {
 			if r.Comment != "" {
-				mark, gone[id] = r.Comment, gone[id]+1
+				mark = r.Comment
+				if now {
+					gone[id]++
+				}
 			}
 		}
-		if mark == "" || k.Deleted || k.Count != 1 || gone[id] > len(st.marks.current[id].Witnessed) { // the last one
+		last := now && gone[id] > len(st.marks.current[id].Witnessed)
+		if mark == "" || k.Deleted || k.Count != 1 || last || !w.Doer().OneJob() {
 			continue
 		}
-		w := q.writers.Of(k.Commit)
-		if w.Doer().OneJob() && d.namesMark(w.Command, func(word string) bool { return word == mark }) {
-			list = append(list, w)
+		switch {
+		case w.Command == "" && onlyOneRule(w.Comm) && time.Since(w.Time) <= purgeKept:
+			unread = append(unread, w)
+			if another := slices.ContainsFunc(unread, func(o watch.Writer) bool { return o.PID != w.PID && o.Doer().Is(w.Doer()) }); !now || !another {
+				continue
+			}
+		case !now || !d.namesMark(w.Command, func(word string) bool { return word == mark }):
+			continue
 		}
+		list = append(list, w)
 	}
 	return list
 }
