@@ -168,7 +168,8 @@ func (p *purge) keepAwake(q inquiry) {
 // have to agree: the command line names the mark, and another mark of its table, or another rule of
 // its chain, outlived it, which a flush would have taken too. On legacy the tables may have been
 // probed too late to show that; then it takes a second command of the same process. On nft it takes
-// a second one, too, where a command ended before its line could be read: the kernel names the rule.
+// a second one, too, where a command ended before its line could be read: the kernel names the
+// rule.
 func (d *Daemon) purgers(st *state, q inquiry) (list []watch.Writer) {
 	if st.loss.drill != nil || st.drill != nil {
 		return nil
