@@ -22,9 +22,12 @@ type unreadLoss struct {
 // loss gets none.
 func (d *Daemon) showUnread(st *state) {
 	l := st.loss
-	hit := st.losses()
-	if l.recorded || st.drill != nil || len(hit) == 0 {
+	if l.recorded || st.drill != nil {
 		return
+	}
+	hit := st.losses()
+	if len(hit) == 0 && l.unread != nil { // a table that cannot be read any more was lost all the same
+		hit = l.unread.hit
 	}
 	r := l.record
 	r.NoticedSeconds = l.noticed.Sub(r.Time).Seconds()
@@ -52,12 +55,12 @@ func (d *Daemon) showUnread(st *state) {
 	l.unread = &unreadLoss{record: r, hit: hit}
 }
 
-// backUnread ends a loss of which the first read under guard showed nothing: the rules' owner put
-// them back before. Within --settle that may have been one command of the owner's after the other,
-// and no flush. If a replay had failed before, the record stays, and is counted.
+// backUnread ends a loss whose rules their owner put back before the first read under guard. Within
+// --settle that may have been one command of the owner's after the other, and no flush. If a replay
+// had failed before, the record stays, and is counted.
 func (d *Daemon) backUnread(ctx context.Context, st *state, l *loss) {
 	log := severity.Notices(st.flushLog(ctx))
-	if l.unread == nil || l.attempts == 0 {
+	if l.unread == nil || len(l.unread.hit) == 0 || l.attempts == 0 {
 		log.Info("Nothing was lost any more when it was looked at under guard", "flush", l.record.ID)
 		return
 	}

@@ -176,9 +176,9 @@ COMMIT
 COMMIT
 `
 
-// purgeTries is how often a purge may be obeyed before that counts as a failure: canaryd has to
-// read its processes (docs/guarantees.md). On legacy, where they are known by no message, 2 of 384
-// purges on a loaded machine had some that ended before.
+// purgeTries is how often a purge without pauses may be obeyed on legacy before that counts as a
+// failure. It is known by its processes only there, and of 384 such purges on a loaded machine 2
+// had some that ended before canaryd read them: docs/guarantees.md.
 const purgeTries = 3
 
 func purge(n *nodetest.Node, pause time.Duration, order string) {
@@ -190,7 +190,7 @@ func purge(n *nodetest.Node, pause time.Duration, order string) {
 		if purgeOnce(n, pause, order, before) {
 			return
 		}
-		if try == purgeTries {
+		if n.Programs.With == iptables.NFT || pause > 0 || try == purgeTries {
 			n.Fatalf("the purge was obeyed, at try %d: %s", try, d.Tail())
 		}
 		n.Logf("in doubt the purge was obeyed: %s", d.Tail())
