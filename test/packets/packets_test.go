@@ -149,11 +149,15 @@ func (n *node) prove(t *testing.T, f rules.Family, protocol string, a attempt, p
 		to := n.destination(t, f, a.service, a.by, protocol)
 		comment := fmt.Sprintf("packets/%s:%s ", a.service, protocol)
 		wait, times := patience, asks
+		before := 0
 		switch a.end {
 		case silent:
 			wait, times = silence, 1
 		case refused:
 			times = 1
+		}
+		if a.target != "" {
+			before = n.hits(t, f, comment, a.target)
 		}
 		result := a.end
 		start := time.Now()
@@ -179,7 +183,7 @@ func (n *node) prove(t *testing.T, f rules.Family, protocol string, a attempt, p
 		}
 		took := time.Since(start) / time.Duration(times)
 		if a.target != "" {
-			packets := proved.more(comment+a.target, n.hits(t, f, comment, a.target))
+			packets := n.hits(t, f, comment, a.target) - before
 			if packets < 1 || a.end == refused && packets > firstRefused(f, protocol) {
 				t.Errorf("%s, but the rules of %s with %s have counted %d packets", a.end, a.service, a.target, packets)
 			}

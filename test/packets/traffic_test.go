@@ -201,19 +201,7 @@ func (n *node) destination(t *testing.T, f rules.Family, service string, by way,
 
 // A table lists what was proved.
 type table struct {
-	rows    []string
-	counted map[string]int // packets of a service's rules so far, by their comment and target
-}
-
-// more returns how many packets were counted since the attempt before. The first counts from zero:
-// the rules were loaded for these attempts, and each service and protocol has its own.
-func (l *table) more(key string, count int) int {
-	if l.counted == nil {
-		l.counted = map[string]int{}
-	}
-	before := l.counted[key]
-	l.counted[key] = count
-	return count - before
+	rows []string
 }
 
 func (l *table) add(proof, protocol, from string, to any, result string, took time.Duration) {
