@@ -74,7 +74,7 @@ race)
 	# Of test/e2e the tests whose canaryd serves, watches and writes at once. The others would be
 	# half of this level's work: documents, files, and commands that do one thing after the other.
 	# Of the plugin one test of each command that asks several nodes at once. Of the interleavings
-	# those that look for a mistake of canaryd's, and not of the checker's.
+	# tests that look for a mistake of canaryd's, and not of the checker's.
 	named=$(paste -sd'|' <<-END
 		ATakenPort|StrangersAtTheSocket|RequestsAreBounded|Listeners|OutputWithoutAReader
 		Status|StatusWatch|EveryFaceSaysTheSame|EveryFaceSaysOfADecision|FlushesAreEvents|NativeFlushesAreEvents

@@ -11,8 +11,8 @@ func TestPattern(t *testing.T) {
 	for folder, text := range map[string]string{
 		"some": `package some
 func TestBesideAWriter(t *testing.T) { go func() {}() }
-func TestByAHelper(t *testing.T) { beside() }
-func beside() { var all sync.WaitGroup; all.Go(func() {}) }
+func TestByAHelper(t *testing.T) { helper() }
+func helper() { var all sync.WaitGroup; all.Go(func() {}) }
 func TestLater(t *testing.T) { time.AfterFunc(0, f) }
 func TestNamed(t *testing.T) {}
 func TestParallel(t *testing.T) { t.Parallel() }

@@ -176,8 +176,8 @@ func TestLockHeld(t *testing.T) {
 	}
 }
 
-// TestTheOwnerIsFasterThanTheLock: what was flushed is back before canaryd has the lock, and so
-// before any read under guard. The record that the status had stays, and says what is known.
+// TestTheOwnerIsFasterThanTheLock: the flushed rules are back before canaryd has the lock, and so
+// before any read under guard. The record that the status had stays, with the facts that are known.
 func TestTheOwnerIsFasterThanTheLock(t *testing.T) {
 	for name, pause := range map[string]bool{"a replay": false, "a pause": true} {
 		t.Run(name, func(t *testing.T) {

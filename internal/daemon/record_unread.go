@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// An unreadLoss is a loss that marks or an earlier read showed, while no read under guard has shown
-// yet what was lost: the flusher may hold the xtables lock for long.
+// An unreadLoss is a loss that marks or an earlier read showed, while no read under guard has
+// counted the lost rules yet: the flusher may hold the xtables lock for long.
 type unreadLoss struct {
 	record api.Flush
 	hit    verdicts

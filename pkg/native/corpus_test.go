@@ -57,7 +57,7 @@ func corpusFiles(t *testing.T) []string {
 	return files
 }
 
-// listedTables returns what nft lists, by table.
+// listedTables returns the list of nft, by table.
 func listedTables(t *testing.T, args ...string) map[string]string {
 	t.Helper()
 	all := map[string]string{}

@@ -107,8 +107,8 @@ type storm struct {
 	records    map[string]scenario.Record // by ID: the status has the last hundred
 }
 
-// collect takes up the flush records of now. It forgets those that were unanswered before: canaryd
-// keeps no record of rules whose owner puts them back before canaryd reads them.
+// collect takes up the flush records of now. It forgets each record that was unanswered before:
+// canaryd keeps none of rules whose owner puts them back before canaryd reads them.
 func (s *storm) collect() {
 	maps.DeleteFunc(s.records, func(_ string, r scenario.Record) bool {
 		return contract.Flush{Outcome: contract.Outcome(r.Outcome)}.Unanswered()

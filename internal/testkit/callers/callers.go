@@ -106,8 +106,8 @@ func (f Folder) each(visit func(name string, n ast.Node)) {
 	}
 }
 
-// Starts is a mark of what starts a goroutine: the statement go, the method Go of a group, and the
-// functions AfterFunc of time and context.
+// Starts is a mark of code that starts a goroutine: the statement go, the method Go of a group, and
+// the functions AfterFunc of time and context.
 func Starts(n ast.Node) string {
 	switch n := n.(type) {
 	case *ast.GoStmt:
