@@ -42,9 +42,9 @@ func TestEachExtensionComesBack(t *testing.T) {
 				flushAndHeal(t, legacy, family, all)
 				continue
 			}
-			flushAndHeal(t, asText, family, all)
+			refused := flushAndHeal(t, asText, family, all)
 			for table, list := range all {
-				all[table] = slices.DeleteFunc(list, namesANumber)
+				all[table] = slices.DeleteFunc(list, func(args string) bool { return namesANumber(args) || refused[table+" "+args] != nil })
 			}
 			flushAndHeal(t, byBytes, family, all)
 		}
@@ -56,10 +56,11 @@ func namesANumber(args string) bool {
 	return regexp.MustCompile(`-m (set|bpf)|-j SET`).MatchString(args)
 }
 
-// flushAndHeal loads rules, flushes them and puts them back, and compares.
-func flushAndHeal(t *testing.T, as way, family rules.Family, all map[rules.TableName][]string) {
+// flushAndHeal loads rules, flushes them and puts them back, and compares. It returns which are
+// refused, by table and rule.
+func flushAndHeal(t *testing.T, as way, family rules.Family, all map[rules.TableName][]string) map[string]error {
 	t.Helper()
-	s := corpusStage{backend: iptables.NFT, way: as, family: family}
+	s := corpusStage{backend: iptables.NFT, way: as, family: family, rules: map[iptables.Place]string{}, refused: map[string]error{}}
 	if as == legacy {
 		s.backend = iptables.Legacy
 	}
@@ -68,6 +69,7 @@ func flushAndHeal(t *testing.T, as way, family rules.Family, all map[rules.Table
 		s.load(t, table, all[table])
 	}
 	s.flushAndHeal(t)
+	return s.refused
 }
 
 // A corpusStage is a namespace with rules of the corpus, each in a chain of its own.
@@ -76,15 +78,13 @@ type corpusStage struct {
 	way     way
 	family  rules.Family
 	rules   map[iptables.Place]string // as they were written
-	refused []string
+	refused map[string]error          // by table and rule
+	named   int                       // chains
 }
 
 // load writes the rules that this machine takes.
 func (s *corpusStage) load(t *testing.T, table rules.TableName, all []string) {
 	t.Helper()
-	if s.rules == nil {
-		s.rules = map[iptables.Place]string{}
-	}
 	s.restore(t, fmt.Sprintf("*%s\n:GOAL - [0:0]\nCOMMIT\n", table))
 	s.loadEstimator(t)
 	for chunk := range slices.Chunk(all, 64) {
@@ -115,41 +115,44 @@ func (s *corpusStage) restore(t *testing.T, text string) error {
 	return err
 }
 
-var namedLine = regexp.MustCompile(`line:? (\d+)`)
-
 // loadSome writes rules by one restore, without those that are refused.
 func (s *corpusStage) loadSome(t *testing.T, table rules.TableName, some []string) {
 	t.Helper()
 	for len(some) > 0 {
 		var declared, added strings.Builder
-		for i, args := range some {
-			chain := fmt.Sprintf("CORPUS-%d", len(s.rules)+i)
-			fmt.Fprintf(&declared, ":%s - [0:0]\n", chain)
-			fmt.Fprintf(&added, "-A %s %s\n", chain, args)
+		var places []iptables.Place
+		var pieces []string
+		for _, args := range some {
+			s.named++
+			p := iptables.Place{Table: table, Chain: fmt.Sprintf("CORPUS-%d", s.named)}
+			declare, add := fmt.Sprintf(":%s - [0:0]\n", p.Chain), fmt.Sprintf("-A %s %s\n", p.Chain, args)
+			declared.WriteString(declare)
+			added.WriteString(add)
+			places, pieces = append(places, p), append(pieces, declare+add)
 		}
 		err := s.restore(t, fmt.Sprintf("*%s\n%s%sCOMMIT\n", table, &declared, &added))
-		if err == nil {
-			for _, args := range some {
-				s.rules[iptables.Place{Table: table, Chain: fmt.Sprintf("CORPUS-%d", len(s.rules))}] = args
+		refused := map[int]error{}
+		for _, line := range iptables.NamedLines(err) { // none without an error
+			if i := line - 1 - len(some); i >= 0 && i < len(some) {
+				refused[i] = err
 			}
-			return
 		}
-		if len(some) == 1 {
-			s.refused = append(s.refused, some[0]+": "+lastLine(err))
-			return
+		written := len(refused) == 0
+		if written && err != nil { // the kernel refuses one, and iptables-legacy does not say which
+			refused = iptables.RestoreEach(t, iptables.Program(s.backend, s.family, "-restore"), table, pieces)
 		}
-		bad := -1
-		if named := namedLine.FindStringSubmatch(err.Error()); named != nil {
-			line, _ := strconv.Atoi(named[1])
-			bad = line - 2 - len(some)
+		var taken []string
+		for i, args := range some {
+			switch err := refused[i]; {
+			case err != nil:
+				s.refused[table+" "+args] = err
+			case written:
+				s.rules[places[i]] = args
+			default:
+				taken = append(taken, args)
+			}
 		}
-		if bad >= 0 && bad < len(some) {
-			s.refused = append(s.refused, some[bad]+": "+lastLine(err))
-			some = slices.Delete(slices.Clone(some), bad, bad+1)
-			continue
-		}
-		s.loadSome(t, table, some[:len(some)/2])
-		some = some[len(some)/2:]
+		some = taken
 	}
 }
 
@@ -216,8 +219,8 @@ func (s *corpusStage) flushAndHeal(t *testing.T) {
 	if count["same"] < len(s.rules)*9/10 || len(s.rules) < 10*len(s.refused) {
 		t.Errorf("of %d rules %v, and %d are refused", len(s.rules), count, len(s.refused))
 	}
-	for _, r := range s.refused {
-		t.Log("refused: ", r)
+	for rule, err := range s.refused {
+		t.Logf("refused: -t %s: %s", rule, lastLine(err))
 	}
 }
 

@@ -2,6 +2,8 @@ package iptables
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -9,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -90,13 +93,28 @@ func mustStamp(t *testing.T, k *Kernel, family rules.Family) Stamp {
 	return stamp
 }
 
-// tablesOf lists, as an administrator would, the tables that exist.
+// tablesOf lists the tables that exist, without a program: listing tables makes none.
 func tablesOf(t *testing.T, backend Backend) string {
 	t.Helper()
+	var list strings.Builder
 	if backend == NFT {
-		return nstest.Command(t, "nft", "list", "tables")
+		err := dialTest(t).EachTable(func(table nft.Table) error {
+			fmt.Fprintln(&list, table.Family, table.Name)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list.String()
 	}
-	return nstest.Command(t, "cat", "/proc/net/ip_tables_names", "/proc/net/ip6_tables_names")
+	for _, file := range []string{"/proc/net/ip_tables_names", "/proc/net/ip6_tables_names"} {
+		names, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list.Write(names)
+	}
+	return list.String()
 }
 
 // dropNetAdmin takes CAP_NET_ADMIN from this goroutine's thread, which ends

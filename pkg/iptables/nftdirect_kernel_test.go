@@ -80,7 +80,7 @@ func TestADirectReplayBringsBackWhatWasFlushed(t *testing.T) {
 			if clusters[name].family != family {
 				continue
 			}
-			runTool(t, "flush ruleset", "nft", "-f", "-")
+			flushRuleset(t)
 			_, err := tryTool(t, clusters[name].text, program(NFT, family, "-restore"))
 			if err != nil && !netns.Root() && strings.Contains(err.Error(), "Message too long") {
 				continue // iptables' own limit in a user namespace
@@ -116,7 +116,7 @@ func flushRandomly(t *testing.T, r *rand.Rand, family rules.Family, set rules.Ru
 	table := tables[r.IntN(len(tables))]
 	switch r.IntN(6) {
 	case 0:
-		runTool(t, "flush ruleset", "nft", "-f", "-")
+		flushRuleset(t)
 		return "nft flush ruleset"
 	case 1:
 		runTool(t, fmt.Sprintf("delete table %s %s", nft, table), "nft", "-f", "-")

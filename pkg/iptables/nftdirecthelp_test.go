@@ -5,12 +5,17 @@ import (
 	"bytes"
 	"compress/gzip"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -87,6 +92,52 @@ func tryTool(t testing.TB, input, name string, args ...string) (string, error) {
 	return string(res.stdout), err
 }
 
+var namedLine = regexp.MustCompile(`[Ll]ine:? (\d+)`)
+
+// namedLines returns the numbers of the lines that iptables-restore blames, from 0 on.
+func namedLines(err error) (lines []int) {
+	if err == nil {
+		return nil
+	}
+	for _, found := range namedLine.FindAllStringSubmatch(err.Error(), -1) {
+		if n, err := strconv.Atoi(found[1]); err == nil {
+			lines = append(lines, n-1)
+		}
+	}
+	return lines
+}
+
+// restoreEach feeds pieces of a script to iptables-restore, each as a transaction of its own, and
+// returns why it refuses some of them. The program ends at the first that it refuses; the next one
+// goes on behind it.
+func restoreEach(t testing.TB, restore string, table rules.TableName, pieces []string) map[int]error {
+	t.Helper()
+	refused := map[int]error{}
+	for next := 0; next < len(pieces); {
+		var text strings.Builder
+		var ends []int // the first line behind each piece
+		for _, piece := range pieces[next:] {
+			fmt.Fprintf(&text, "*%s\n%sCOMMIT\n", table, piece)
+			ends = append(ends, strings.Count(piece, "\n")+2)
+			if n := len(ends); n > 1 {
+				ends[n-1] += ends[n-2]
+			}
+		}
+		_, err := tryTool(t, text.String(), restore, "--noflush", "-w", "5")
+		if err == nil {
+			break
+		}
+		lines := namedLines(err)
+		if len(lines) == 0 || lines[0] >= ends[len(ends)-1] {
+			t.Fatalf("%s does not say which line it refuses: %v", restore, err)
+		}
+		next += slices.IndexFunc(ends, func(end int) bool { return lines[0] < end })
+		refused[next] = err
+		next++
+	}
+	return refused
+}
+
 // A clusterText is what kube-proxy wrote for one of the 40 clusters of the
 // generator's test data.
 type clusterText struct {
@@ -144,6 +195,18 @@ func dialTest(t testing.TB) *nft.Conn {
 	}
 	t.Cleanup(func() { conn.Close() })
 	return conn
+}
+
+// flushRuleset sends the one message of "nft flush ruleset" (1.0.6).
+func flushRuleset(t testing.TB) {
+	t.Helper()
+	b := nft.NewBatch()
+	b.Begin(unix.NFT_MSG_DELTABLE, 0, unix.AF_UNSPEC)
+	b.End()
+	b.Finish()
+	if err := b.Send(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // guardedBatch begins a batch for that genid.

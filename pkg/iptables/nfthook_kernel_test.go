@@ -55,7 +55,7 @@ func jumpsOf(t *testing.T, text string) Script {
 func TestAChainOfAnotherPriority(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft", "nft")
-		attempt(t, nodeJumps, "iptables-nft-restore")
+		_, _ = tryTool(t, nodeJumps, "iptables-nft-restore")
 		k := openKernel(t, Config{Backend: NFT})
 		whole := mustRead(t, k, rules.IPv4).Tables[rules.Nat]
 		nstest.Command(t, "nft", `flush ruleset
@@ -117,7 +117,7 @@ func TestAChainInWhichNoJumpWorks(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
 				nstest.NeedProgram(t, "iptables-nft", "nft")
-				attempt(t, nodeJumps, "iptables-nft-restore")
+				_, _ = tryTool(t, nodeJumps, "iptables-nft-restore")
 				k := openKernel(t, Config{Backend: NFT})
 				mustRead(t, k, rules.IPv4)
 				nstest.Command(t, "nft", "flush ruleset\ntable ip nat {\n"+test.table+"\n}")
@@ -173,7 +173,7 @@ func TestAChainInWhichNoJumpWorks(t *testing.T) {
 func TestADormantTableWakes(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft", "nft")
-		attempt(t, nodeJumps, "iptables-nft-restore")
+		_, _ = tryTool(t, nodeJumps, "iptables-nft-restore")
 		k := openKernel(t, Config{Backend: NFT})
 		whole := mustRead(t, k, rules.IPv4).Tables[rules.Nat]
 		nstest.Command(t, "nft", "add table ip nat { flags dormant; }")

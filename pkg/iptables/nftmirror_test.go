@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -125,12 +124,10 @@ func countOpaque(t *rules.Table) int {
 	return n
 }
 
-// attempt executes a command that may be refused.
+// attempt executes a line of shell that may be refused.
 func attempt(t *testing.T, input, line string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", line)
-	cmd.Stdin = strings.NewReader(input)
-	_ = cmd.Run()
+	_, _ = tryTool(t, input, "sh", "-c", line)
 }
 
 // corpus returns rules of whole nodes by the names of their files, in order: what
@@ -166,9 +163,9 @@ func TestMirrorCorpus(t *testing.T) {
 		k := openKernel(t, Config{Backend: NFT})
 		loaded := 0
 		for file, text := range corpus(t) {
-			for _, flag := range []string{"", " --noflush"} {
-				attempt(t, text, "iptables-nft-restore"+flag)
-				s := wantAsSaved(t, k, rules.IPv4, file+flag)
+			for _, flags := range [][]string{nil, {"--noflush"}} {
+				_, _ = tryTool(t, text, "iptables-nft-restore", flags...)
+				s := wantAsSaved(t, k, rules.IPv4, fmt.Sprint(file, flags))
 				for _, table := range s.Tables {
 					loaded += table.RuleCount()
 				}

@@ -61,7 +61,7 @@ func newLossyNode(t *testing.T, cfg Config, text string) *lossyNode {
 		n.source.learn(t, conn, family)
 		n.saved[family] = saveNFT(t, family)
 	}
-	runTool(t, "flush ruleset", "nft", "-f", "-")
+	flushRuleset(t)
 	return n
 }
 
@@ -151,7 +151,7 @@ func TestAKernelWritesDirectlyWhatItHasRead(t *testing.T) {
 			if clusters[name].family != family || !netns.Root() && len(clusters[name].text) > 100_000 {
 				continue
 			}
-			runTool(t, "flush ruleset", "nft", "-f", "-")
+			flushRuleset(t)
 			runTool(t, clusters[name].text, program(NFT, family, "-restore"))
 			want := mustRead(t, k, family).Tables
 			before := saveNFT(t, family)
@@ -347,7 +347,7 @@ func TestARefusedTransactionGoesThroughTheTextPathAtOnce(t *testing.T) {
 		}
 
 		n.kernel.cfg.Replay = ReplayDirect
-		runTool(t, "flush ruleset", "nft", "-f", "-")
+		flushRuleset(t)
 		for family, w := range n.read(t).Restore(t.Context(), p) {
 			if !errors.As(w.Err, &refused) || refused.Program != "nf_tables" || refused.Reason != ReasonOther {
 				t.Errorf("direct and nothing else, %v: %+v", family, w)
@@ -448,7 +448,7 @@ func TestBuiltInChainsAreMadeAsIptablesMakesThem(t *testing.T) {
 		source.learn(t, conn, family)
 		listed := func() string { return sortedChains(runTool(t, "", "nft", "list", "ruleset")) }
 		want := listed()
-		runTool(t, "flush ruleset", "nft", "-f", "-")
+		flushRuleset(t)
 		if err := writeDirectly(t, conn, source, family, scripts...); err != nil {
 			t.Fatal(err)
 		}
@@ -588,7 +588,7 @@ COMMIT
 		if got := answer(); got != "here" {
 			t.Fatalf("before the flush: %q", got)
 		}
-		runTool(t, "flush ruleset", "nft", "-f", "-")
+		flushRuleset(t)
 		if got := answer(); got == "here" {
 			t.Fatal("the flush changed nothing")
 		}
