@@ -121,14 +121,12 @@ func (s *corpusStage) loadSome(t *testing.T, table rules.TableName, some []strin
 	for len(some) > 0 {
 		var declared, added strings.Builder
 		var places []iptables.Place
-		var pieces []string
 		for _, args := range some {
 			s.named++
 			p := iptables.Place{Table: table, Chain: fmt.Sprintf("CORPUS-%d", s.named)}
-			declare, add := fmt.Sprintf(":%s - [0:0]\n", p.Chain), fmt.Sprintf("-A %s %s\n", p.Chain, args)
-			declared.WriteString(declare)
-			added.WriteString(add)
-			places, pieces = append(places, p), append(pieces, declare+add)
+			fmt.Fprintf(&declared, ":%s - [0:0]\n", p.Chain)
+			fmt.Fprintf(&added, "-A %s %s\n", p.Chain, args)
+			places = append(places, p)
 		}
 		err := s.restore(t, fmt.Sprintf("*%s\n%s%sCOMMIT\n", table, &declared, &added))
 		refused := map[int]error{}
@@ -137,16 +135,19 @@ func (s *corpusStage) loadSome(t *testing.T, table rules.TableName, some []strin
 				refused[i] = err
 			}
 		}
-		written := len(refused) == 0
-		if written && err != nil { // the kernel refuses one, and iptables-legacy does not say which
-			refused = iptables.RestoreEach(t, iptables.Program(s.backend, s.family, "-restore"), table, pieces)
+		if err != nil && len(some) == 1 {
+			refused[0] = err
+		} else if err != nil && len(refused) == 0 { // the kernel refuses one, and iptables-legacy does not say which
+			s.loadSome(t, table, some[:len(some)/2])
+			some = some[len(some)/2:]
+			continue
 		}
 		var taken []string
 		for i, args := range some {
 			switch err := refused[i]; {
 			case err != nil:
 				s.refused[table+" "+args] = err
-			case written:
+			case err == nil && len(refused) == 0:
 				s.rules[places[i]] = args
 			default:
 				taken = append(taken, args)

@@ -11,13 +11,12 @@ import (
 
 // What tests outside of this package, which may import pkg/reload, share with those in it.
 var (
-	OnBoth      = onBoth
-	OpenKernel  = openKernel
-	Program     = program
-	TryTool     = tryTool
-	DirectSeed  = directSeed
-	NamedLines  = namedLines
-	RestoreEach = restoreEach
+	OnBoth     = onBoth
+	OpenKernel = openKernel
+	Program    = program
+	TryTool    = tryTool
+	DirectSeed = directSeed
+	NamedLines = namedLines
 )
 
 // RuleBytes returns the bytes of each rule of these chains, in their order, without counters, and

@@ -3,6 +3,9 @@ package iptables
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -36,11 +39,19 @@ func TestLegacyOddRulesComeBackByteForByte(t *testing.T) {
 			}
 		}
 		add([]string{"-m", "comment", "--comment", "not UTF-8: \xff", "-j", "DROP"})
+		var pieces, inMine []string
 		for _, c := range twins {
 			for _, to := range []string{"-j ACCEPT", "-j DROP", "-j RETURN", "-j GOAL", "-g ZZZ", ""} {
-				add(strings.Fields(c.never + " " + to))
+				odd := c.never + " " + to
+				pieces = append(pieces, fmt.Sprintf("-A MINE %s\n-A MINE -p tcp --dport %d -j ACCEPT\n-A INPUT %s\n", odd, 2000+len(pieces), odd))
 			}
 		}
+		refused := restoreEach(t, restore, rules.Filter, pieces)
+		for _, i := range slices.Sorted(maps.Keys(refused)) { // INPUT takes no -o
+			mine, _, _ := strings.Cut(pieces[i], "-A INPUT")
+			inMine = append(inMine, mine)
+		}
+		taken += len(pieces) - len(restoreEach(t, restore, rules.Filter, inMine))
 		before := guarded(t, k, family).Tables[rules.Filter]
 		mine, input := before.Chain("MINE").Rules, before.Chain("INPUT").Rules
 		lines, bytesOfMine := savedLines(t, family), bytesOf(t, family, "MINE")
@@ -221,7 +232,11 @@ func TestLegacyBytesHideNoTextElsewhere(t *testing.T) {
 // iptablesOf executes a command of iptables-legacy that ignores the lock.
 func iptablesOf(t *testing.T, family rules.Family, args ...string) {
 	t.Helper()
-	nstest.Command(t, "env", append([]string{lockVariable + "=" + t.TempDir() + "/lock", program(Legacy, family, "")}, args...)...)
+	cmd := exec.CommandContext(t.Context(), program(Legacy, family, ""), args...)
+	cmd.Env = append(os.Environ(), lockVariable+"="+t.TempDir()+"/lock")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", cmd, err, out)
+	}
 }
 
 // lineBreak is a rule that has no text with any iptables, and one that has.
