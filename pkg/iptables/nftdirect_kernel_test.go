@@ -89,8 +89,8 @@ func TestADirectReplayBringsBackWhatWasFlushed(t *testing.T) {
 			}
 			tried++
 			source := learned{}
-			want := source.learn(t, conn, family)
 			before := saveNFT(t, family)
+			want := source.learnSaved(t, conn, family, before)
 			for range testkit.Size(1, 3) {
 				flushed := flushRandomly(t, r, family, want)
 				scripts := scriptsFor(r, want, source.learn(t, conn, family))

@@ -33,7 +33,13 @@ func (l learned) raw(family rules.Family, rule rules.Rule, _ []byte) (nft.Rule, 
 // learn adds what a family holds now.
 func (l learned) learn(t testing.TB, conn *nft.Conn, family rules.Family) rules.Ruleset {
 	t.Helper()
-	set, unreadable, err := rules.Parse(strings.NewReader(saveNFT(t, family)))
+	return l.learnSaved(t, conn, family, saveNFT(t, family))
+}
+
+// learnSaved is learn where saveNFT printed that.
+func (l learned) learnSaved(t testing.TB, conn *nft.Conn, family rules.Family, saved string) rules.Ruleset {
+	t.Helper()
+	set, unreadable, err := rules.Parse(strings.NewReader(saved))
 	if err != nil || len(unreadable) > 0 {
 		t.Fatal(err, unreadable)
 	}

@@ -33,7 +33,7 @@ func TestMirrorBesideBusyWriter(t *testing.T) {
 					wrote <- writeSteadily(ctx, family, uint32(first))
 					cancel()
 				}()
-				for last, seen := 0, map[int]bool{}; len(seen) < testkit.Size(40, 200); {
+				for last, seen := 0, map[int]bool{}; len(seen) < testkit.Size(20, 200); {
 					if ctx.Err() != nil {
 						t.Fatal("the writer: ", <-wrote)
 					}
