@@ -23,17 +23,17 @@ import (
 func TestACaptureIsOneState(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
-		nstest.NeedProgram(t, "nft")
+		owner := nstest.StartNFT(t)
 		conn := dial(t)
 		state := func(n int) string {
 			return fmt.Sprintf("flush table ip t\nflush set ip t s\nadd element ip t s { %d }\nadd rule ip t a meta mark %d\nadd rule ip t b meta mark %d\n", n, n, n)
 		}
-		nstest.CommandInput(t, "table ip t { set s { type mark; }; chain a { }; chain b { }; }", "nft", "-f", "-")
-		nstest.CommandInput(t, state(1), "nft", "-f", "-")
+		owner.Run("table ip t { set s { type mark; }; chain a { }; chain b { }; }")
+		owner.Run(state(1))
 		writing, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() {
-			done <- write(writing, state)
+			done <- write(writing, owner, state)
 			stop()
 		}()
 		states, interrupted := map[uint32]bool{}, 0
@@ -48,8 +48,9 @@ func TestACaptureIsOneState(t *testing.T) {
 			}
 			states[r.Genid] = true
 			table := r.Tables[tableid.IPv4.Table("t")]
-			if len(table.Sets[0].Elements) != 1 || len(table.Chain("a").Rules) != 1 || len(table.Chain("b").Rules) != 1 ||
-				string(table.Chain("a").Rules[0].Attrs) != string(table.Chain("b").Rules[0].Attrs) {
+			elements, a, b := table.Sets[0].Elements, table.Chain("a").Rules, table.Chain("b").Rules
+			if len(elements) != 1 || len(a) != 1 || len(b) != 1 || string(a[0].Attrs) != string(b[0].Attrs) ||
+				!strings.Contains(string(a[0].Attrs), string(elements[0][len(elements[0])-4:])) { // the mark
 				t.Fatal("a mixture of two states")
 			}
 		}
@@ -61,13 +62,11 @@ func TestACaptureIsOneState(t *testing.T) {
 	})
 }
 
-// write commits one state after the other through one nft that reads its input.
-func write(ctx context.Context, state func(int) string) error {
+// write commits one state after the other.
+func write(ctx context.Context, owner *nstest.NFT, state func(int) string) error {
 	for n := 2; ctx.Err() == nil; n++ {
-		cmd := exec.Command("nft", "-f", "-")
-		cmd.Stdin = strings.NewReader(state(n))
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("%w: %s", err, out)
+		if err := owner.Try(state(n)); err != nil {
+			return err
 		}
 	}
 	return nil
