@@ -20,8 +20,9 @@ import (
 const mattering = "nft-flush-ruleset,nft-delete-nat,flush-all,flush-nat,flush-delete-nat,flush-postrouting"
 
 // sparse are the flags of a view whose clients leave time to other tests: connections and questions
-// that come half as often end in the same ways.
-var sparse = []string{"-view", "-ping=20ms", "-patient=10ms", "-impatient=4ms"}
+// that come a fifth as often end in the same ways. Each way begins some 15 patient and 80 impatient
+// ones around a flush: checkTraffic.
+var sparse = []string{"-view", "-ping=40ms", "-patient=25ms", "-impatient=10ms"}
 
 // TestClientsView: through every kind of flush no established connection ends,
 // every patient one is answered, and none reaches a pod of another service.
