@@ -102,7 +102,7 @@ func TestAttacks(t *testing.T) {
 		}
 		for _, a := range attacks() {
 			t.Run(a.name, func(t *testing.T) {
-				nstest.Command(t, "nft", "delete", "table", "ip", "nat")
+				drop(t, nat)
 				restore(t, nat.Family, attacked)
 				s := open(t, standby.Config{})
 				c := translate(t, source(t, conn, nat), nil)
@@ -177,7 +177,7 @@ func TestWhatIsLeftOutLeavesNoMark(t *testing.T) {
 			t.Fatalf("left out: %s", got)
 		}
 		must(t, s.Put(c))
-		nstest.Command(t, "nft", "delete", "table", "ip", "nat")
+		drop(t, nat)
 		must(t, s.Open(nat, c.Hooks(), nil))
 		for f, is := range l.fates(asked()) {
 			if !untouched(f, is) || is.Mark != 0 {

@@ -92,7 +92,7 @@ func TestTheCopyTranslatesAsTheRules(t *testing.T) {
 						t.Fatalf("table %d: left out: %v", n, left)
 					}
 					must(t, s.Put(c))
-					nstest.Command(t, "nft", "delete", "table", family.NFT(), "nat")
+					drop(t, family.Table("nat"))
 					shut := l.fates(flows)
 					must(t, s.Open(family.Table("nat"), c.Hooks(), nil))
 					got := l.drawn(flows)

@@ -36,7 +36,7 @@ func TestWhatIsLeftOutIsUntouched(t *testing.T) {
 					want := l.drawn(flows)
 					s := open(t, standby.Config{})
 					must(t, s.Put(c))
-					nstest.Command(t, "nft", "delete", "table", family.NFT(), "nat")
+					drop(t, family.Table("nat"))
 					must(t, s.Open(id, c.Hooks(), nil))
 					for f, is := range l.drawn(flows) {
 						switch {

@@ -44,7 +44,7 @@ func TestMisses(t *testing.T) {
 				}
 				got := map[string]bool{}
 				got["translated"] = missed(node[family], service, 80)
-				nstest.Command(t, "nft", "delete", "table", family.NFT(), "nat")
+				drop(t, family.Table("nat"))
 				got["lost"] = missed(node[family], service, 80)
 				got["lost, from outside"] = missed(clients[family], service, 80)
 				got["lost, of another port"] = missed(node[family], service, 81)

@@ -102,7 +102,7 @@ func TestANativeTableIsCopied(t *testing.T) {
 				if diff := cmp.Diff(want, classes(l.fates(flows)), comparer); diff != "" {
 					t.Errorf("while both stand (-want +got):\n%s", diff)
 				}
-				nstest.Command(t, "nft", "delete", "table", family.NFT(), "kube-proxy")
+				drop(t, family.Table("kube-proxy"))
 				for f, is := range l.fates(flows) {
 					if !untouched(f, is) {
 						t.Errorf("the shut copy makes %v of %v", is, f)

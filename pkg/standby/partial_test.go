@@ -157,7 +157,7 @@ func TestPartOfTheRulesIsLost(t *testing.T) {
 			}
 			must(t, s.Close())
 			gone(t, conn)
-			nstest.Command(t, "nft", "delete", "table", "ip", "nat")
+			drop(t, nat)
 		}
 		t.Logf("of %d losses %d opened a hook; %d flows were translated by the standby", clusters, opened, helped)
 		if opened < clusters/3 || helped < clusters {
