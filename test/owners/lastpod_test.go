@@ -26,7 +26,7 @@ COMMIT
 // Its first one leaves the mark that all pods share without a jump to it.
 func lastPod() story {
 	return story{
-		name: "portmap's DEL of the last pod, with a look after each command",
+		name: "portmap's DEL of the last pod, with a look after each command", same: true,
 		prepare: func(n *nodetest.Node, _ *story) []string {
 			n.Must(n.Programs.Restore(n.Context(), rules.IPv4, onePod))
 			n.Must(scenario.Load(n.Context(), n.Programs, rules.IPv6))

@@ -20,11 +20,11 @@ import (
 func strangersStories() []story {
 	return []story{
 		{
-			name: "native nft rules come into our tables and go", backends: []iptables.Backend{iptables.NFT},
+			name: "native nft rules come into our tables and go", backends: []iptables.Backend{iptables.NFT}, same: true,
 			happens: nativeRules,
 		},
 		{name: "iptables-save and iptables -S, again and again", happens: readers},
-		{name: "tables of others are deleted or flushed", happens: foreignTables},
+		{name: "tables of others are deleted or flushed", same: true, happens: foreignTables},
 	}
 }
 

@@ -30,7 +30,7 @@ func troubleStories() []story {
 			name: "the xtables lock is held", backends: []iptables.Backend{iptables.Legacy},
 			prepare: loadOnly, happens: heldLock,
 		},
-		{name: "iptables is upgraded", prepare: upgradable, happens: upgrade},
+		{name: "iptables is upgraded", same: true, prepare: upgradable, happens: upgrade},
 		{name: "memory is short", prepare: starved, happens: starve},
 		{name: "canaryd is suspended while an owner works", prepare: loadOnly, happens: suspendBesideOwner},
 	}
