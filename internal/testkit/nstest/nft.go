@@ -43,14 +43,14 @@ func StartNFT(t *testing.T) *NFT {
 }
 
 // Try runs the lines of a transaction, and returns nft's words if that fails. No line of it may
-// be in the middle of a list. The end of the transaction is known by the refusal of another one.
+// be in the middle of a list. The end of the transaction is known by the refusal of another one. It
+// may be called from any goroutine, one at a time.
 func (n *NFT) Try(text string) error {
-	n.t.Helper()
 	n.tries++
 	end := fmt.Sprintf("delete table ip no%d", n.tries)
 	line := strings.ReplaceAll(strings.TrimSpace(text), "\n", "; ")
 	if _, err := fmt.Fprintf(n.in, "%s\n%s\n", line, end); err != nil {
-		n.t.Fatalf("nft -i: %v", err)
+		return fmt.Errorf("nft -i: %w", err)
 	}
 	var said strings.Builder
 	errors := 0
@@ -62,7 +62,7 @@ func (n *NFT) Try(text string) error {
 	}
 	switch {
 	case n.said.Text() != end:
-		n.t.Fatalf("nft -i ended: %v, %s\n%s", n.said.Err(), &said, line)
+		return fmt.Errorf("nft -i ended: %v, %s\n%s", n.said.Err(), &said, line)
 	case errors > 1: // one is of the end
 		return fmt.Errorf("%s\n%s", line, &said)
 	}
