@@ -72,7 +72,7 @@ func TestLegacyCulprit(t *testing.T) {
 	})
 }
 
-// TestFlushesInNumbers: what flushes cost, and whether the numbers agree. That all comes back ten
+// TestFlushesInNumbers: the cost of flushes, and whether the numbers agree. That all comes back ten
 // times in a row is a story of TestScenarios.
 func TestFlushesInNumbers(t *testing.T) {
 	const flushes, execsEach = 3, 20

@@ -19,7 +19,7 @@ import (
 )
 
 // cacheRules has node-cache insert its rules for an address, as cmd/node-cache of kubernetes/dns
-// does, or delete each of them. It inserts them by one command: no story is about what is between.
+// does, or delete each of them. It inserts them by one command: no story looks in between.
 func cacheRules(n *nodetest.Node, family rules.Family, verb, address string) {
 	n.Helper()
 	inserted := map[string]string{}

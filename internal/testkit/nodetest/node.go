@@ -178,7 +178,7 @@ func (n *Node) Foreign() []string {
 	return foreign
 }
 
-// Divided returns what Protected and Foreign do, of one moment.
+// Divided returns the lists of Protected and Foreign, out of one listing.
 func (n *Node) Divided() (protected, foreign []string) {
 	n.Helper()
 	saved := n.Save()
