@@ -79,7 +79,7 @@ race)
 		ATakenPort|StrangersAtTheSocket|RequestsAreBounded|Listeners|OutputWithoutAReader
 		Status|StatusWatch|EveryFaceSaysTheSame|EveryFaceSaysOfADecision|FlushesAreEvents|NativeFlushesAreEvents
 		Drill|Journal|Manifest|FirstWait|FirstWaitEnds|Trouble|StoppedProcess|MemoryOfTheControlGroup
-		TwoFlushers|TenFlushes|FlushBesideABusyOwner|JumpDeletedOnABusyNode|LegacyCulprit
+		TwoFlushers|FlushesInNumbers|FlushBesideABusyOwner|JumpDeletedOnABusyNode|LegacyCulprit
 		KeeperComesAndGoes|CommandsNextToTheStandby|NativeStandbyTranslates|StandbyComesAndGoes
 		StatusIsJSON|Flushes|Detect|Pause|Sysdump|NoAnswerInTime|Progress
 		Interleavings|InterleavingsOnTheKernel|CommitsBetweenReadAndWrite|SavedFilesThatAreFlushed|SavedFilesThatAreFlushedOnTheKernel

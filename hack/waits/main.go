@@ -25,7 +25,7 @@ var virtual = []string{
 
 // may are the functions that may look at the clock, with the reasons.
 var may = map[string]string{
-	"internal/testkit.Until":   "it waits until the end of the test's time",
+	"internal/testkit.until":   "it waits until the end of the test's time",
 	"internal/testkit.Receive": "it waits until the end of the test's time",
 	"internal/testkit.Pass":    "its caller says why time is to pass",
 	"internal/testkit.Stays":   "its caller says why time is to pass",

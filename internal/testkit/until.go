@@ -7,17 +7,20 @@ import (
 )
 
 const (
-	// pollEvery is the pause between two looks of Until, and of Stays. A look that takes long is
-	// followed by a pause as long, up to pollSlowly: it takes a processor from canaryd.
+	// pollEvery is the first pause between two looks of Until, and each of Stays. A look that takes
+	// long is followed by a pause as long, up to pollSlowly: it takes a processor from canaryd.
 	pollEvery  = 20 * time.Millisecond
 	pollSlowly = time.Second
+	// pollLater bounds the pauses of Until, which grow with the time that it has waited to a tenth
+	// of that: most looks execute a program, or have canaryd read all tables.
+	pollLater = 200 * time.Millisecond
 )
 
 // look calls a function, and returns the pause before the next call too.
-func look(at func() error) (pause time.Duration, err error) {
+func look(at func() error, least time.Duration) (pause time.Duration, err error) {
 	start := time.Now()
 	err = at()
-	return min(max(pollEvery, time.Since(start)), pollSlowly), err
+	return min(max(least, time.Since(start)), pollSlowly), err
 }
 
 // Until waits until done returns nil, and returns how long that took. It has no limit of its own: a
@@ -25,9 +28,21 @@ func look(at func() error) (pause time.Duration, err error) {
 // it waited for, and with what done returned last.
 func Until(t testing.TB, what string, done func() error) time.Duration {
 	t.Helper()
+	return until(t, what, pollLater, done)
+}
+
+// Steadily is Until for looks that also show that something does not happen meanwhile: their pauses
+// do not grow.
+func Steadily(t testing.TB, what string, done func() error) time.Duration {
+	t.Helper()
+	return until(t, what, pollEvery, done)
+}
+
+func until(t testing.TB, what string, later time.Duration, done func() error) time.Duration {
+	t.Helper()
 	limit := Left(t)
 	for start := time.Now(); ; {
-		pause, err := look(done)
+		pause, err := look(done, max(pollEvery, min(time.Since(start)/10, later)))
 		waited := time.Since(start)
 		if err == nil {
 			return waited
@@ -75,7 +90,7 @@ func Stays(t testing.TB, long time.Duration, reason string, still func() error) 
 	t.Helper()
 	for start, over := time.Now(), false; ; {
 		over = time.Since(start) >= long
-		pause, err := look(still)
+		pause, err := look(still, pollEvery)
 		if err != nil {
 			t.Fatalf("after %s of %s, in which is to be seen %s: %v", time.Since(start).Round(time.Millisecond), long, reason, err)
 		}

@@ -56,7 +56,7 @@ func TestUntil(t *testing.T) {
 				if p.failure != test.want {
 					t.Errorf("failed with %q, want %q", p.failure, test.want)
 				}
-				if took := time.Since(start); took < test.took || took > test.took+2*pollEvery {
+				if took := time.Since(start); took < test.took || took > test.took+2*pollLater {
 					t.Errorf("it took %s, want %s", took, test.took)
 				}
 			})
@@ -106,6 +106,28 @@ func TestStays(t *testing.T) {
 					t.Errorf("it took %s and %d looks", took, looks)
 				}
 			})
+		})
+	}
+}
+
+// TestPausesGrow: the longer Until has waited the fewer looks it takes, and Steadily goes on as it
+// began.
+func TestPausesGrow(t *testing.T) {
+	for name, test := range map[string]struct {
+		wait        func(testing.TB, string, func() error) time.Duration
+		least, most int
+	}{"Until": {Until, 40, 60}, "Steadily": {Steadily, 250, 251}} {
+		synctest.Test(t, func(t *testing.T) {
+			start, looks := time.Now(), 0
+			took := test.wait(&patient{TB: t}, "five seconds", func() error {
+				if looks++; time.Since(start) < 5*time.Second {
+					return errors.New("not yet")
+				}
+				return nil
+			})
+			if looks < test.least || looks > test.most || took > 5*time.Second+pollLater {
+				t.Errorf("%s took %d looks and %s", name, looks, took)
+			}
 		})
 	}
 }

@@ -150,6 +150,9 @@ func TestNativeStandbyTranslates(t *testing.T) {
 						n.Errorf("%s: connections are translated while the tables are missing: %t", flush, connected)
 					}
 					n.Until("the tables to be back", func() error {
+						if err := nodetest.Ready(); err != nil { // it costs least to ask
+							return err
+						}
 						if missing() {
 							return errors.New("they are not")
 						}

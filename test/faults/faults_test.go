@@ -33,12 +33,13 @@ const answers = 10
 // A node is one with a running canaryd.
 type node struct {
 	*nodetest.Node
-	daemon *nodetest.Process
+	daemon    *nodetest.Process
+	protected []string // at the start, and again at the end of each fault
 }
 
 func start(n *nodetest.Node, flags ...string) node {
 	n.Helper()
-	return node{n, n.Start(flags...)}
+	return node{n, n.Start(flags...), n.Protected()}
 }
 
 // A fault is what goes wrong.
@@ -59,7 +60,7 @@ type fault struct {
 // fault ends.
 func (n node) during(f fault) {
 	n.Helper()
-	protected, records := n.Protected(), len(n.Status().Flushes)
+	records := len(n.Status().Flushes)
 	before, said := n.Metrics(), len(n.daemon.Log())
 	end := f.begin()
 	left := n.flushAtOnce(f.flush)
@@ -72,20 +73,21 @@ func (n node) during(f fault) {
 	}
 	switch {
 	case f.either:
-		n.neverWrong(f, before, protected)
+		n.neverWrong(f, before)
 	case f.heals:
 		n.Until(f.name+": the rules to be back while it lasts", told)
-		n.Same(f.name+": protected rules while it lasts", protected, n.Protected())
+		n.Same(f.name+": protected rules while it lasts", n.protected, n.Protected())
 	default:
-		n.missing(f, before, said, protected)
+		n.missing(f, before, said)
 	}
 	if f.while != nil {
 		f.while()
 	}
 	end()
 	n.Until(f.name+": the rules to be back", told)
-	n.Same(f.name+": protected rules", protected, n.Protected())
-	n.Same(f.name+": foreign rules", left, n.Foreign())
+	protected, foreign := n.Divided()
+	n.Same(f.name+": protected rules", n.protected, protected)
+	n.Same(f.name+": foreign rules", left, foreign)
 	if got := n.Metrics()["rules_absent_seconds{}"] - before["rules_absent_seconds{}"]; got != 1 {
 		n.Errorf("%s: %v losses have ended, want 1", f.name, got)
 	}
@@ -126,19 +128,19 @@ func notReady() error {
 
 // neverWrong checks for as long as the fault lasts that the node is not called whole
 // before it is.
-func (n node) neverWrong(f fault, before map[string]float64, protected []string) {
+func (n node) neverWrong(f fault, before map[string]float64) {
 	n.Helper()
 	const flushes = "flush_events_total{}"
 	n.Stays(looks, f.name+": that the node is not called whole before it is", func() error {
 		if n.Metrics()[flushes] > before[flushes] && nodetest.Ready() == nil {
-			n.Same(f.name+": protected rules of a node that is called whole", protected, n.Protected())
+			n.Same(f.name+": protected rules of a node that is called whole", n.protected, n.Protected())
 		}
 		return nil
 	})
 }
 
 // missing checks for as long as the fault lasts that nothing calls the node healthy.
-func (n node) missing(f fault, before map[string]float64, said int, protected []string) {
+func (n node) missing(f fault, before map[string]float64, said int) {
 	n.Helper()
 	if f.deaf {
 		n.Until(f.name+": it to be logged", func() error {
@@ -147,7 +149,7 @@ func (n node) missing(f fault, before map[string]float64, said int, protected []
 			}
 			return nil
 		})
-		if slices.Equal(protected, n.Protected()) {
+		if slices.Equal(n.protected, n.Protected()) {
 			n.Errorf("%s: nothing is missing", f.name)
 		}
 		return
@@ -173,7 +175,7 @@ func (n node) missing(f fault, before map[string]float64, said int, protected []
 	if got := n.Metrics()["rules_absent_seconds{}"] - before["rules_absent_seconds{}"]; got != 0 {
 		n.Errorf("%s: something counts as back", f.name)
 	}
-	if slices.Equal(protected, n.Protected()) {
+	if slices.Equal(n.protected, n.Protected()) {
 		n.Errorf("%s: nothing is missing", f.name)
 	}
 }

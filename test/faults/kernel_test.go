@@ -63,7 +63,7 @@ func (n node) refuses(errno string, calls ...string) func() func() {
 // untraced returns a condition that holds when no thread of canaryd is traced any more, or as many
 // as before for many looks.
 func (n node) untraced() func() error {
-	const many = 100
+	const many = 40
 	same, before := 0, 0
 	return func() error {
 		paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", n.daemon.PID()))

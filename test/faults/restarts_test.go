@@ -12,8 +12,8 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -168,12 +168,7 @@ func TestFlushedWhileDown(t *testing.T) {
 				}
 			}
 			d.Stop()
-			n.Flush()
-			for _, f := range rules.Families() {
-				for _, table := range protect.Always() {
-					n.Must(n.Programs.DeleteChains(n.Context(), f, table))
-				}
-			}
+			n.Must(scenario.Wipe(n.Context(), n.Programs, rules.Families()...))
 			n.Load()
 		}
 	})

@@ -106,18 +106,32 @@ func (c *cni) do(name string, lines ...string) {
 	}})
 }
 
-// add is ADD: the pod's own chain first, then what leads to it.
-func (c *cni) add() {
+// begin writes so many first pods at once: nothing comes in between before the story begins.
+func (c *cni) begin(pods int) error {
+	lines := []string{":" + hostports + " - [0:0]", "-A PREROUTING " + hostportJump, "-A OUTPUT " + hostportJump}
+	for range pods {
+		n, rule := c.pod()
+		lines = append(lines, ":"+podChain(n)+" - [0:0]", rule, "-A "+hostports+" "+podRule(n))
+	}
+	return c.programs.RestoreNoflush(context.Background(), c.family, section(rules.Nat, lines...))
+}
+
+// pod begins another pod, and returns its number and the rule of its chain.
+func (c *cni) pod() (n int, rule string) {
 	c.counter++
-	n := c.counter
+	n = c.counter
 	c.pods = append(c.pods, n)
 	host := fmt.Sprintf("10.9.%d.%d:80", n/256, n%256)
 	if c.family == rules.IPv6 {
 		host = fmt.Sprintf("[fd00:9::%x]:80", n)
 	}
-	chain := podChain(n)
-	c.do(fmt.Sprintf("adds the chain of pod %d", n), ":"+chain+" - [0:0]",
-		fmt.Sprintf("-A %s -p tcp -m tcp --dport %d -j DNAT --to-destination %s", chain, 20000+n, host))
+	return n, fmt.Sprintf("-A %s -p tcp -m tcp --dport %d -j DNAT --to-destination %s", podChain(n), 20000+n, host)
+}
+
+// add is ADD: the pod's own chain first, then what leads to it.
+func (c *cni) add() {
+	n, rule := c.pod()
+	c.do(fmt.Sprintf("adds the chain of pod %d", n), ":"+podChain(n)+" - [0:0]", rule)
 	c.do("ensures "+hostports, "-N "+hostports) // fails if it is there
 	for _, from := range []string{"PREROUTING", "OUTPUT"} {
 		missing := false

@@ -70,12 +70,9 @@ func newStage(n *nodetest.Node) *stage {
 		o := &owner{proxy: p}
 		o.finish()
 		c := &cni{family: f, programs: n.Programs}
-		for range 3 {
-			c.add()
-		}
+		n.Must(c.begin(3))
 		s.owners, s.pods = append(s.owners, o), append(s.pods, c)
 	}
-	s.podsDo()
 	if wrong := s.judge(); len(wrong) > 0 {
 		n.Fatalf("before any flush:\n%s", strings.Join(wrong, "\n"))
 	}

@@ -152,6 +152,9 @@ func TestSets(t *testing.T) {
 			if err == nil && !strings.Contains(string(text), "10.96.0.1,tcp:443") {
 				err = errors.New(string(text))
 			}
+			if err == nil && !strings.Contains(p.Log(), "nobody-keeps") { // it is logged behind the file
+				err = errors.New("the log names no set that is not kept")
+			}
 			return err
 		})
 		p.WantLog("Not every ipset that protected rules name is kept", "nobody-keeps")

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -18,9 +19,10 @@ import (
 )
 
 // cacheRules has node-cache insert its rules for an address, as cmd/node-cache of kubernetes/dns
-// does, or delete each of them.
+// does, or delete each of them. It inserts them by one command: no story looks in between.
 func cacheRules(n *nodetest.Node, family rules.Family, verb, address string) {
 	n.Helper()
+	inserted := map[string]string{}
 	for _, r := range []struct{ table, chain, protocol, side, port string }{
 		{"raw", "PREROUTING", "tcp", "d", "53"}, {"raw", "PREROUTING", "udp", "d", "53"},
 		{"filter", "INPUT", "tcp", "d", "53"}, {"filter", "INPUT", "udp", "d", "53"},
@@ -33,8 +35,17 @@ func cacheRules(n *nodetest.Node, family rules.Family, verb, address string) {
 		if r.table == "filter" {
 			target, comment = "ACCEPT", "allow DNS traffic"
 		}
-		run(n, family, r.table, verb, r.chain, "-p", r.protocol, "-"+r.side, address, "--"+r.side+"port", r.port,
-			"-j", target, "-m", "comment", "--comment", "NodeLocal DNS Cache: "+comment)
+		words := []string{verb, r.chain, "-p", r.protocol, "-" + r.side, address, "--" + r.side + "port", r.port,
+			"-j", target, "-m", "comment", "--comment", "NodeLocal DNS Cache: " + comment}
+		if verb == "-D" {
+			run(n, family, r.table, words...)
+			continue
+		}
+		words[len(words)-1] = strconv.Quote(words[len(words)-1])
+		inserted[r.table] += strings.Join(words, " ") + "\n"
+	}
+	for table, text := range inserted {
+		n.Must(n.Programs.RestoreNoflush(n.Context(), family, "*"+table+"\n"+text+"COMMIT\n"))
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -64,35 +65,42 @@ const (
 	each       = 5 // connections of each kind
 )
 
+// story runs one story of several on a node that goes on, with connections of its own.
+func (l *lab) story(name string, body func(l *lab)) {
+	l.Run(name, func(t *testing.T) {
+		body(&lab{&nodetest.Node{T: t, Programs: l.Programs, Families: l.Families, Protects: l.Protects}, l.Cluster})
+	})
+}
+
 // TestWhatAFlushEnds takes rules away for 0.3 s with nothing but a Keeper, and without. With one
 // no established connection ends, on either backend; without one the test shows which flushes
 // end them: those that take the last nat base chain or the last rule that uses conntrack.
 func TestWhatAFlushEnds(t *testing.T) {
-	for _, d := range takedowns() {
-		for _, kept := range []bool{false, true} {
-			name := d.name + ", without a keeper"
-			if kept {
-				name = d.name + ", with a keeper"
-			}
-			t.Run(name, func(t *testing.T) {
-				inCluster(t, func(l *lab) {
-					var k iptables.Keeper
-					defer k.Close()
-					if kept {
-						l.Must(k.Keep(rules.IPv4))
-						l.Must(k.Keep(rules.IPv6))
-					}
-					p := l.establish(each)
-					d.do(l)
-					testkit.Pass(l, outage, "how long the rules are missing")
-					l.putBack()
-					testkit.Pass(l, afterwards, "that connections ping on")
-					p.finish()
-					l.Logf("%s: %s", name, p.summary())
-					l.wantEnds(p, !kept && slices.Contains(d.ends, l.Programs.With))
-				})
+	for name, kept := range map[string]bool{"without a keeper": false, "with a keeper": true} {
+		t.Run(name, func(t *testing.T) {
+			inCluster(t, func(l *lab) {
+				var k iptables.Keeper
+				defer k.Close()
+				if kept {
+					l.Must(k.Keep(rules.IPv4))
+					l.Must(k.Keep(rules.IPv6))
+				}
+				for _, d := range takedowns() {
+					l.story(d.name, func(l *lab) {
+						l.Must(scenario.Wipe(l.Context(), l.Programs, rules.IPv4)) // all of it, as on a new node
+						l.putBack()
+						p := l.establish(each)
+						d.do(l)
+						testkit.Pass(l, outage, "how long the rules are missing")
+						l.putBack()
+						testkit.Pass(l, afterwards, "that connections ping on")
+						p.finish()
+						l.Logf("%s, %s: %s", d.name, name, p.summary())
+						l.wantEnds(p, !kept && slices.Contains(d.ends, l.Programs.With))
+					})
+				}
 			})
-		}
+		})
 	}
 }
 
@@ -117,37 +125,37 @@ func (l *lab) wantEnds(p *pingers, want bool) {
 // TestEstablishedConnectionsLive: canaryd heals, and no connection of any kind notices, however
 // late the heal comes. With --keeper=off connections are reset by the same flush.
 func TestEstablishedConnectionsLive(t *testing.T) {
-	for _, d := range takedowns() {
-		if len(d.ends) == 0 {
-			continue
-		}
-		for _, keeper := range []string{"auto", "off"} {
-			t.Run(d.name+", keeper "+keeper, func(t *testing.T) {
-				inCluster(t, func(l *lab) {
+	for _, keeper := range []string{"auto", "off"} {
+		t.Run("keeper "+keeper, func(t *testing.T) {
+			inCluster(t, func(l *lab) {
+				canaryd := l.Start("--keeper=" + keeper)
+				if keeper == "auto" {
+					l.wantKept(true)
+				}
+				for _, d := range takedowns() {
 					if !slices.Contains(d.ends, l.Programs.With) {
-						return
+						continue
 					}
-					canaryd := l.Start("--keeper=" + keeper)
-					if keeper == "auto" {
-						l.wantKept(true)
-					}
-					p := l.establish(each)
-					canaryd.Suspend()
-					d.do(l)
-					testkit.Pass(l, outage, "how long the rules are missing")
-					canaryd.Signal(syscall.SIGCONT)
-					record := l.Healed(1)
-					testkit.Pass(l, afterwards, "that connections ping on")
-					p.finish()
-					l.Logf("%s, keeper %s: %s", d.name, keeper, p.summary())
-					l.wantEnds(p, keeper == "off")
-					if strings.Contains(record.Culprit.Comm, "canaryd") || l.Programs.With == iptables.NFT && record.Culprit.PID == 0 {
-						l.Errorf("the record blames %+v", record.Culprit)
-					}
-					l.wantKept(keeper == "auto")
-				})
+					l.story(d.name, func(l *lab) {
+						records := len(l.Status().Flushes)
+						p := l.establish(each)
+						canaryd.Suspend()
+						d.do(l)
+						testkit.Pass(l, outage, "how long the rules are missing")
+						canaryd.Signal(syscall.SIGCONT)
+						record := l.Healed(records + 1)
+						testkit.Pass(l, afterwards, "that connections ping on")
+						p.finish()
+						l.Logf("%s, keeper %s: %s", d.name, keeper, p.summary())
+						l.wantEnds(p, keeper == "off")
+						if strings.Contains(record.Culprit.Comm, "canaryd") || l.Programs.With == iptables.NFT && record.Culprit.PID == 0 {
+							l.Errorf("the record blames %+v", record.Culprit)
+						}
+						l.wantKept(keeper == "auto")
+					})
+				}
 			})
-		}
+		})
 	}
 }
 

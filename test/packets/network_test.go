@@ -257,13 +257,23 @@ func (n *node) iptables(t *testing.T, f rules.Family, args ...string) {
 	nstest.Command(t, n.program(f), append([]string{"-w", "5"}, args...)...)
 }
 
-// hits returns how many packets met the rules with this comment's beginning
-// and target.
-func (n *node) hits(t *testing.T, f rules.Family, comment, target string) int {
+// counters lists the table filter of each family with its counters.
+func (n *node) counters() map[rules.Family]string {
+	n.Helper()
+	all := map[rules.Family]string{}
+	for _, f := range rules.Families() {
+		all[f] = nstest.Command(n.T, n.program(f)+"-save", "-c", "-t", "filter")
+	}
+	return all
+}
+
+// hits returns how many packets met the listed rules with this comment's beginning, these words and
+// this target.
+func hits(t *testing.T, listing, comment, words, target string) int {
 	t.Helper()
 	total := 0
-	for line := range strings.Lines(nstest.Command(t, n.program(f)+"-save", "-c", "-t", "filter")) {
-		if strings.Contains(line, `--comment "`+comment) && strings.Contains(line, " -j "+target) {
+	for line := range strings.Lines(listing) {
+		if strings.Contains(line, `--comment "`+comment) && strings.Contains(line, words) && strings.Contains(line, " -j "+target) {
 			var packets int
 			if _, err := fmt.Sscanf(line, "[%d:", &packets); err != nil {
 				t.Fatalf("%q: %v", line, err)

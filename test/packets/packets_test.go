@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -108,6 +109,7 @@ func TestPackets(t *testing.T) {
 	on(t, func(n *node) {
 		n.perProtocol("without rules", n.nothingYet)
 		n.load(options())
+		n.refusals()
 		n.perProtocol("with rules", func(t *testing.T, f rules.Family, protocol string) {
 			var proved table
 			defer func() { proved.log(t) }()
@@ -143,56 +145,118 @@ func (n *node) nothingYet(t *testing.T, f rules.Family, protocol string) {
 // endpoints.
 const asks = 4
 
-// prove makes an attempt.
+// prove makes an attempt that must be answered; refusals makes the others.
 func (n *node) prove(t *testing.T, f rules.Family, protocol string, a attempt, proved *table) {
+	if a.end != answered {
+		return
+	}
 	t.Run(a.proof+"/"+protocol, func(t *testing.T) {
 		to := n.destination(t, f, a.service, a.by, protocol)
-		comment := fmt.Sprintf("packets/%s:%s ", a.service, protocol)
-		wait, times := patience, asks
-		before := 0
-		switch a.end {
-		case silent:
-			wait, times = silence, 1
-		case refused:
-			times = 1
-		}
-		if a.target != "" {
-			before = n.hits(t, f, comment, a.target)
-		}
-		result := a.end
 		start := time.Now()
-		for range times {
-			got, err := n.ask(a.from, a.number, protocol, to, wait)
+		for range asks {
+			got, err := n.ask(a.from, a.number, protocol, to, patience)
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := outcome{End: a.end}
-			if a.end == answered {
-				want.Seen = a.seen
-				if want.By = got.By; !slices.Contains(strings.Fields(a.pods), got.By) {
-					want.By = "one of " + a.pods
-				}
-				if got.By == a.from { // it would take the answer for its own
-					want.Seen = here
-				}
-				result = fmt.Sprintf("%s by %s, which sees the source %s", a.end, strings.ReplaceAll(a.pods, " ", " or "), a.seen)
+			want := outcome{End: answered, By: got.By, Seen: a.seen}
+			if !slices.Contains(strings.Fields(a.pods), got.By) {
+				want.By = "one of " + a.pods
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Fatalf("%s from %s to %s, the %s of %s (-want +got):\n%s", protocol, a.from, to, a.by, a.service, diff)
+			if got.By == a.from { // it would take the answer for its own
+				want.Seen = here
 			}
+			a.compare(t, protocol, to, want, got)
 		}
-		took := time.Since(start) / time.Duration(times)
-		if a.target != "" {
-			packets := n.hits(t, f, comment, a.target) - before
-			if packets < 1 || a.end == refused && packets > firstRefused(f, protocol) {
-				t.Errorf("%s, but the rules of %s with %s have counted %d packets", a.end, a.service, a.target, packets)
-			}
-			result += " by the service's " + a.target
-		}
-		if !t.Failed() {
-			proved.add(a.proof, protocol, a.from, to, result, took)
-		}
+		result := fmt.Sprintf("%s by %s, which sees the source %s", a.end, strings.ReplaceAll(a.pods, " ", " or "), a.seen)
+		proved.add(a.proof, protocol, a.from, to, result, time.Since(start)/asks)
 	})
+}
+
+// compare ends the test unless the attempt came to the wanted end.
+func (a attempt) compare(t *testing.T, protocol string, to netip.AddrPort, want, got outcome) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Fatalf("%s from %s to %s, the %s of %s (-want +got):\n%s", protocol, a.from, to, a.by, a.service, diff)
+	}
+}
+
+// A refusal is an attempt that must not be answered, over one protocol of one family.
+type refusal struct {
+	attempt
+	f        rules.Family
+	protocol string
+	to       netip.AddrPort
+	got      outcome
+	err      error
+	took     time.Duration
+}
+
+// refusals makes the attempts that must not be answered, many at once: each waits. A round has at
+// most one to each destination, so that the counters of the destination's rules, which are listed
+// before the round and after it, tell of that one.
+func (n *node) refusals() {
+	n.Helper()
+	var rounds [][]*refusal
+	turns := map[string]int{}
+	for _, a := range attempts() {
+		if a.end == answered {
+			continue
+		}
+		turn := turns[a.service+string(a.by)]
+		turns[a.service+string(a.by)]++
+		if turn == len(rounds) {
+			rounds = append(rounds, nil)
+		}
+		for _, f := range rules.Families() {
+			for _, protocol := range protocols {
+				r := &refusal{attempt: a, f: f, protocol: protocol, to: n.destination(n.T, f, a.service, a.by, protocol)}
+				rounds[turn] = append(rounds[turn], r)
+			}
+		}
+	}
+	var proved table
+	defer func() { proved.log(n.T) }()
+	before := n.counters()
+	for _, round := range rounds {
+		var all sync.WaitGroup
+		for _, r := range round {
+			wait := patience
+			if r.end == silent {
+				wait = silence
+			}
+			all.Go(func() {
+				start := time.Now()
+				r.got, r.err = n.ask(r.from, r.number, r.protocol, r.to, wait)
+				r.took = time.Since(start)
+			})
+		}
+		all.Wait()
+		after := n.counters()
+		for _, r := range round {
+			n.Run(fmt.Sprintf("%s/%s/%s", r.f, r.proof, r.protocol), func(t *testing.T) {
+				if r.err != nil {
+					t.Fatal(r.err)
+				}
+				r.compare(t, r.protocol, r.to, outcome{End: r.end}, r.got)
+				packets := r.hits(t, after) - r.hits(t, before)
+				if packets < 1 || r.end == refused && packets > firstRefused(r.f, r.protocol) {
+					t.Fatalf("%s, but the rules of %s with %s have counted %d packets", r.end, r.service, r.target, packets)
+				}
+				proved.add(r.proof, r.protocol, r.from, r.to, r.end+" by the service's "+r.target, r.took)
+			})
+		}
+		before = after
+	}
+}
+
+// hits returns how many packets met the rules that the refusal is due to.
+func (r *refusal) hits(t *testing.T, all map[rules.Family]string) int {
+	t.Helper()
+	names := fmt.Sprintf(" -d %s/%d ", r.to.Addr(), r.to.Addr().BitLen())
+	if r.by == nodePort {
+		names = fmt.Sprintf(" --dport %d ", r.to.Port())
+	}
+	return hits(t, all[r.f], fmt.Sprintf("packets/%s:%s ", r.service, r.protocol), names, r.target)
 }
 
 // firstRefused returns with how many packets a client has learned that it is

@@ -56,6 +56,7 @@ func TestPacketsThroughTheStandby(t *testing.T) {
 				for _, f := range rules.Families() {
 					n.standIn(t, s, f, r)
 				}
+				n.refusals()
 				n.perProtocol("through the standby", func(t *testing.T, f rules.Family, protocol string) {
 					var proved table
 					for _, a := range attempts() {

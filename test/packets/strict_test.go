@@ -201,7 +201,7 @@ func TestLocalhost(t *testing.T) {
 		nstest.Command(n.T, "ip", "-n", client, "route", "add", "127.0.0.0/8", "via", address(here, rules.IPv4).String())
 		const block = "block incoming localnet connections"
 		n.expect(n.T, &proved, "127.0.0.1 is closed to neighbours", client, at(secret.Addr(), secret.Port()), outcome{End: silent})
-		if n.hits(n.T, rules.IPv4, block, "DROP") < 2 {
+		if hits(n.T, n.counters()[rules.IPv4], block, "", "DROP") < 2 {
 			n.Error("silence, but the rule that blocks localnet has not counted the packets")
 		}
 		n.iptables(n.T, rules.IPv4, "-F", "KUBE-FIREWALL")

@@ -78,7 +78,8 @@ func (n *Node) NativeStored() {
 func (n *Node) Stays(polls int, what string, still func() error) {
 	n.Helper()
 	before := n.polls()
-	n.Until(fmt.Sprintf("%d looks, in which is to be seen %s", polls, what), func() error {
+	shown := fmt.Sprintf("%d looks, in which is to be seen %s", polls, what)
+	testkit.Steadily(n.T, shown, n.whileItRuns(shown, func() error {
 		seen := n.polls() - before // before the last look of the test
 		if err := still(); err != nil {
 			n.Fatalf("after %.0f of %d looks, in which is to be seen %s: %v", seen, polls, what, err)
@@ -87,7 +88,7 @@ func (n *Node) Stays(polls int, what string, still func() error) {
 			return fmt.Errorf("it has looked %.0f times", seen)
 		}
 		return nil
-	})
+	}))
 }
 
 // Polled waits until the daemon has looked as many times more because its --poll-interval was over.

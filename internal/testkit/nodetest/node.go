@@ -5,7 +5,6 @@ package nodetest
 import (
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -88,17 +87,17 @@ func (n *Node) Flush() {
 	}
 }
 
-// FlushUnlocked is Flush by programs that take another lock than all others.
+// FlushUnlocked flushes every table of both families by a program that takes another lock than all
+// others, a command for each family.
 func (n *Node) FlushUnlocked() {
 	n.Helper()
-	for _, program := range []string{"iptables-", "ip6tables-"} {
-		for _, t := range protect.Always() {
-			cmd := exec.CommandContext(n.Context(), program+string(n.Programs.With), "-w", "5", "-t", string(t), "-F")
-			cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE=/run/another.lock")
-			if out, err := cmd.CombinedOutput(); err != nil {
-				n.Fatalf("%s: %v: %s", cmd, err, out)
-			}
-		}
+	programs, text := n.Programs, ""
+	programs.Lock = "/run/another.lock"
+	for _, t := range protect.Always() {
+		text += "*" + string(t) + "\n-F\nCOMMIT\n"
+	}
+	for _, f := range rules.Families() {
+		n.Must(programs.RestoreNoflush(n.Context(), f, text))
 	}
 }
 
@@ -135,8 +134,12 @@ func (n *Node) Save() map[rules.Family]rules.Ruleset {
 // Lines returns one line for each wanted chain and rule, chains by name and rules in their order.
 func (n *Node) Lines(wantChain func(t rules.TableName, name string) bool, wantRule func(rules.Rule) bool) []string {
 	n.Helper()
+	return lines(n.Save(), wantChain, wantRule)
+}
+
+func lines(saved map[rules.Family]rules.Ruleset, wantChain func(t rules.TableName, name string) bool, wantRule func(rules.Rule) bool) []string {
 	var lines []string
-	for f, set := range n.Save() {
+	for f, set := range saved {
 		for t, table := range set {
 			for _, c := range table.Chains {
 				builtin := rules.Builtin(t, c.Name)
@@ -164,19 +167,29 @@ func (n *Node) Lines(wantChain func(t rules.TableName, name string) bool, wantRu
 // Protected returns the protected chains, their rules, and the jumps into them.
 func (n *Node) Protected() []string {
 	n.Helper()
-	return n.Lines(
-		func(_ rules.TableName, name string) bool { return n.Protects(name) },
-		func(r rules.Rule) bool { return n.Protects(r.Target) })
+	protected, _ := n.Divided()
+	return protected
 }
 
 // Foreign returns the chains and rules that are neither protected nor a canary.
 func (n *Node) Foreign() []string {
 	n.Helper()
-	return n.Lines(
-		func(_ rules.TableName, name string) bool {
-			return !n.Protects(name) && !strings.HasSuffix(name, "-CANARY")
-		},
-		func(r rules.Rule) bool { return !n.Protects(r.Target) && !canary.IsMark(r) })
+	_, foreign := n.Divided()
+	return foreign
+}
+
+// Divided returns the lists of Protected and Foreign, out of one listing.
+func (n *Node) Divided() (protected, foreign []string) {
+	n.Helper()
+	saved := n.Save()
+	return lines(saved,
+			func(_ rules.TableName, name string) bool { return n.Protects(name) },
+			func(r rules.Rule) bool { return n.Protects(r.Target) }),
+		lines(saved,
+			func(_ rules.TableName, name string) bool {
+				return !n.Protects(name) && !strings.HasSuffix(name, "-CANARY")
+			},
+			func(r rules.Rule) bool { return !n.Protects(r.Target) && !canary.IsMark(r) })
 }
 
 // Marks returns canaryd's own chains and rules.

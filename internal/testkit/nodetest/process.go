@@ -287,15 +287,21 @@ func (n *Node) PartlyHealed(records int) scenario.Record {
 // test's time. If the daemon ends meanwhile without being asked to, the test fails at once.
 func (n *Node) Until(what string, done func() error) time.Duration {
 	n.Helper()
+	return testkit.Until(n.T, what, n.whileItRuns(what, done))
+}
+
+// whileItRuns is done, and fails the test once the daemon has ended unasked.
+func (n *Node) whileItRuns(what string, done func() error) func() error {
 	p := n.newest.Load()
-	return testkit.Until(n.T, what, func() error {
+	return func() error {
+		n.Helper()
 		ended := p != nil && p == n.newest.Load() && !p.Running() && !p.asked.Load()
 		err := done()
 		if err != nil && ended {
 			n.Fatalf("canaryd ended with %v while the test waited for %s: %v\n%s", p.Err(), what, err, p.Tail())
 		}
 		return err
-	})
+	}
 }
 
 // Get requests a path from the daemon over HTTP. A status other than 200 ends the test.

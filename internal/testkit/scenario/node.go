@@ -7,6 +7,7 @@ import (
 	"embed"
 	"fmt"
 	"path"
+	"strings"
 
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -61,12 +62,17 @@ func Load(ctx context.Context, f Flusher, families ...rules.Family) error {
 	return nil
 }
 
-// LoadParts writes parts in their order.
+// LoadParts writes parts in their order, by one command: an execution costs more than the rules.
+// Each table of each part has a COMMIT of its own.
 func LoadParts(ctx context.Context, f Flusher, family rules.Family, parts []Part) error {
+	var text strings.Builder
+	var names []string
 	for _, part := range parts {
-		if err := f.RestoreNoflush(ctx, family, part.Text); err != nil {
-			return fmt.Errorf("loading the %s rules of %s: %w", family, part.Name, err)
-		}
+		text.WriteString(part.Text)
+		names = append(names, part.Name)
+	}
+	if err := f.RestoreNoflush(ctx, family, text.String()); err != nil {
+		return fmt.Errorf("loading the %s rules of %s: %w", family, strings.Join(names, ", "), err)
 	}
 	return nil
 }
