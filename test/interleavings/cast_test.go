@@ -128,7 +128,7 @@ func (c *cni) pod() (n int, rule string) {
 	return n, fmt.Sprintf("-A %s -p tcp -m tcp --dport %d -j DNAT --to-destination %s", podChain(n), 20000+n, host)
 }
 
-// add is ADD: the pod's own chain first, then what leads to it.
+// add is ADD: the chain of the pod first, then the rules that lead to it.
 func (c *cni) add() {
 	n, rule := c.pod()
 	c.do(fmt.Sprintf("adds the chain of pod %d", n), ":"+podChain(n)+" - [0:0]", rule)

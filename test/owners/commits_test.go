@@ -89,11 +89,11 @@ func everything(n *nodetest.Node) []string {
 		func(r rules.Rule) bool { return !canary.IsMark(r) })
 }
 
-// control returns what kube-proxy's cleanup leaves where no canaryd runs, which is the same for any
-// number of services, and writes the node's rules. A cleanup that takes longer than --jump-grace
-// between two changes is taken for a flush, as docs/guarantees.md says. So a machine that is busy
-// with other tests gets a grace as long as the whole cleanup: 10 ms a service, and more where the
-// rules are slow to write.
+// control returns the rules that kube-proxy's cleanup leaves where no canaryd runs, the same for
+// any number of services, and writes the node's rules. A cleanup that takes longer than
+// --jump-grace between two changes is taken for a flush, as docs/guarantees.md says. So a machine
+// that is busy with other tests gets a grace as long as the whole cleanup: 10 ms a service, and
+// more where the rules are slow to write.
 func control(n *nodetest.Node, s *story, count int) []string {
 	n.Helper()
 	services(n, 100)
