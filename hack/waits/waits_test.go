@@ -27,7 +27,7 @@ func TestWaits(t *testing.T) {
 		{"test/a", "func f() { synctest.Test(t, func(t *testing.T) { time.Sleep(time.Hour) }) }", ""},
 		{"test/a", "func f() { took := time.Since(start); record(took < limit) }", ""},
 		{"test/a", "func f() { ctx, c := context.WithCancel(ctx); <-time.Tick(a) }", ""},
-		{"internal/testkit", "func Until() { for { time.Sleep(pause); if time.Since(start) > limit { return } } }", ""},
+		{"internal/testkit", "func until() { for { time.Sleep(pause); if time.Since(start) > limit { return } } }", ""},
 		{"internal/testkit/nodetest", "func Until() { time.Sleep(pause) }", "time.Sleep"},
 		{"internal/testkit", "func (u U) Until() { time.Sleep(pause) }", "time.Sleep"},
 		{"internal/testkit/canaryd", "func (p *Process) Stop() { <-time.After(within) }", ""},

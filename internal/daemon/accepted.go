@@ -33,6 +33,8 @@ type acceptances struct {
 	said  []api.Accepted // the newest first
 	fresh []acceptance
 	at    time.Time // when fresh is to be said; zero: there is none
+	// shrinking are tables that have lost rules lately.
+	shrinking map[rules.TableID]*shrinking
 }
 
 // An acceptance is a removal that was just learned.
@@ -50,7 +52,7 @@ type acceptance struct {
 // generation's.
 func (st *state) accept(id rules.TableID, before, after rules.Section, now time.Time) {
 	fs := st.families[id.Family]
-	for _, a := range taken(before, after) {
+	for _, a := range st.accepted.shrink(id, now).take(before, after, now) {
 		a.Time, a.Family, a.Table, a.upto, a.seen = now, id.Family, id.Name, fs.examined.digest, fs.examined.since
 		if at := st.generation.learned.Shrunk(id.Family, id.Name, a.Chain); !at.IsZero() {
 			a.seen = at
@@ -58,53 +60,6 @@ func (st *state) accept(id rules.TableID, before, after rules.Section, now time.
 		st.accepted.fresh = append(st.accepted.fresh, a)
 		st.accepted.at = now
 	}
-}
-
-// taken returns what is much of what a section lost. A chain that no protected rule leads to any
-// more is not lost for that.
-func taken(before, after rules.Section) []acceptance {
-	if len(before.LedTo) > 0 {
-		held := chainsByName(after)
-		before.Chains = slices.DeleteFunc(slices.Clone(before.Chains), func(c rules.Chain) bool {
-			_, stands := held[c.Name]
-			return !stands && before.IsLedTo(c.Name)
-		})
-	}
-	was, is := before.RuleCount(), after.RuleCount()
-	if was-is >= muchOfTable && 2*is < was {
-		a := acceptance{Accepted: api.Accepted{Rules: was - is, Left: is}}
-		left := chainsByName(after)
-		for _, c := range before.Chains {
-			if now, stands := left[c.Name]; !stands || len(now.Rules) < len(c.Rules) {
-				a.finding.Emptied = append(a.finding.Emptied, c.Name)
-			}
-		}
-		return []acceptance{a}
-	}
-	var list []acceptance
-	stood, left := chainsByName(before), chainsByName(after)
-	for _, c := range before.Chains {
-		now, stands := left[c.Name]
-		gone := len(c.Rules) - len(now.Rules)
-		switch {
-		case !stands || gone <= 0 || c.LeftOut() || now.LeftOut():
-			continue
-		case len(now.Rules) == 0 && (!leadsTo(after, c.Name) || allGone(c, stood, left)):
-			continue // it goes with all that led to it, or that it led to: a pod, a service
-		case len(now.Rules) > 0 && (gone < muchOfChain || gone <= len(now.Rules)):
-			continue
-		}
-		list = append(list, acceptance{Accepted: api.Accepted{Chain: c.Name, Rules: gone, Left: len(now.Rules)},
-			finding: canary.Finding{Emptied: []string{c.Name}}})
-	}
-	for i, h := range before.Jumps {
-		if !h.Named && (len(left[h.Into()].Rules) == 0 || jumpsTo(after, h.Into())) || rules.Copies(after.Jumps, h) > rules.Copies(before.Jumps[:i], h) {
-			continue // its chain went too, or its owner wrote it in other words, or it stands
-		}
-		list = append(list, acceptance{Accepted: api.Accepted{Chain: h.Chain, Rule: h.Rule.Label(), Rules: 1},
-			finding: canary.Finding{Jumps: []rules.Jump{h}}})
-	}
-	return list
 }
 
 func chainsByName(s rules.Section) map[string]rules.Chain {
@@ -175,6 +130,7 @@ func (a *acceptances) withdraw(id rules.TableID, since time.Time) {
 	old := func(x api.Accepted) bool { return x.Family == id.Family && x.Table == id.Name && !x.Time.Before(since) }
 	a.said = slices.DeleteFunc(slices.Clone(a.said), old)
 	a.fresh = slices.DeleteFunc(a.fresh, func(f acceptance) bool { return old(f.Accepted) })
+	delete(a.shrinking, id)
 }
 
 // taker returns the process that took what a charge is about, nil if it is not known. On legacy it

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -132,6 +133,39 @@ func TestACleanupIsSaid(t *testing.T) {
 			t.Errorf("the status has %q, want %q", list, want)
 		}
 	})
+}
+
+// TestARemovalInStepsIsSaid: a script deletes all rules but the first one of chains, three by
+// three, and canaryd learns each step by itself. No step is much of its chain or of the table.
+func TestARemovalInStepsIsSaid(t *testing.T) {
+	for _, test := range []struct {
+		chains string // their names begin so
+		want   string
+	}{
+		{"KUBE-SERVICES", "ipv4 nat KUBE-SERVICES lost "},
+		{"KUBE-", "ipv4 nat lost "},
+	} {
+		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			r := start(t, backend, setup{})
+			var lines []string
+			for _, c := range r.tables()[rules.IPv4][rules.Nat].Chains {
+				if list := r.chain(rules.IPv4, rules.Nat, c.Name); strings.HasPrefix(c.Name, test.chains) && len(list) > 1 {
+					for _, rule := range list[1:] {
+						lines = append(lines, "-D "+c.Name+" "+rule)
+					}
+				}
+			}
+			for step := range slices.Chunk(lines, 3) {
+				r.write(rules.Nat, step...)
+				r.settled()
+				r.after(2 * time.Second)
+			}
+			list := r.accepted()
+			if !slices.ContainsFunc(list, func(text string) bool { return strings.HasPrefix(text, test.want) }) {
+				t.Errorf("%s, %d rules: the status has %q, want %q", test.chains, len(lines), list, test.want)
+			}
+		})
+	}
 }
 
 // TestWhatIsAcceptedOfNativeTablesIsSaid: an owner may empty chains and sets of its tables. canaryd
