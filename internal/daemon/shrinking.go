@@ -92,11 +92,13 @@ func (s *shrinking) take(before, after rules.Section, now time.Time) []acceptanc
 func (s *shrinking) add(before, after map[string]rules.Chain, now time.Time) {
 	count := func(name string, gone int) {
 		known := s.chains[name]
-		if known+gone <= 0 || known == 0 && len(s.chains) >= shrinkingChains {
+		switch {
+		case gone == 0 || known == 0 && len(s.chains) >= shrinkingChains:
+			return
+		case known+gone <= 0:
 			delete(s.chains, name)
 			return
-		}
-		if s.chains == nil {
+		case s.chains == nil:
 			s.chains = map[string]int{}
 		}
 		s.chains[name] = known + gone
