@@ -6,17 +6,21 @@ COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.linkedVersion=$(VERSION) -X main.linkedCommit=$(COMMIT)
 BIN     := bin
 
+# No package has C. With cgo the tests would compile all packages once more, and try a canaryd that
+# is linked in another way. The race detector needs it: hack/progress.
+export CGO_ENABLED := 0
+
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## build bin/canaryd
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o '$(BIN)/canaryd' ./cmd/canaryd
+	go build -trimpath -ldflags '$(LDFLAGS)' -o '$(BIN)/canaryd' ./cmd/canaryd
 
 .PHONY: plugin
 plugin: ## build bin/kubectl-canaryd, the plugin kubectl canaryd: docs/kubectl.md
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o '$(BIN)/kubectl-canaryd' ./cmd/kubectl-canaryd
+	go build -trimpath -ldflags '$(LDFLAGS)' -o '$(BIN)/kubectl-canaryd' ./cmd/kubectl-canaryd
 
 # Folders of what is installed; DESTDIR goes before all of them. A package has PREFIX=/usr.
 DESTDIR ?=
@@ -148,7 +152,7 @@ demo: deps build ## flush a real kube-proxy rule set in every way and watch it c
 # The profiler's names are in the program that is measured; make bench BENCH='-sizes 1000 -n 3' passes flags on.
 .PHONY: bench
 bench: deps ## measure heals, captures and generation next to iptables-restore, at 100, 1,000 and 5,000 services
-	CGO_ENABLED=0 go build -trimpath -o bin/bench/canaryd ./cmd/canaryd
+	go build -trimpath -o bin/bench/canaryd ./cmd/canaryd
 	go build -o bin/bench/heal ./hack/bench/heal
 	bin/bench/heal -canaryd bin/bench/canaryd -json bin/bench/heal.json $(BENCH)
 

@@ -6,6 +6,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+export CGO_ENABLED=0 # as in the Makefile
+
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -23,6 +25,7 @@ common=(-count=1 -timeout=30m -vet=off -p="$atonce")
 # The canaryd that packages try is linked once, not ten times.
 link() { # FLAG-OF-GO-BUILD...
 	mkdir -p "$work/builds"
+	[ "${1:-}" != -race ] || local -x CGO_ENABLED=1
 	go build "$@" -o "$work/builds/canaryd${1:-}" ./cmd/canaryd
 	export CANARYD_TEST_BUILDS=$work/builds
 }

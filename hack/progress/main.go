@@ -81,6 +81,9 @@ func groups(args []string) [][]string {
 // goTest runs go test, and returns its exit code.
 func goTest(ctx context.Context, args []string, report *report, events io.Writer) int {
 	cmd := exec.CommandContext(ctx, "go", testArgs(args)...)
+	if slices.Contains(args, "-race") { // the detector is written in C
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
+	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 10 * time.Second
 	stderr, writes := io.Pipe()
