@@ -103,7 +103,7 @@ large)
 	mapfile -t sized < <(git grep -lE 'testkit\.(Large|Size|IsLarge)\b' -- '*_test.go' ':!internal/testkit' ':!test/limits' ':!test/owners' | xargs -r -n1 dirname | sort -u | sed 's|^|./|')
 	pattern=$(go run ./hack/sized "${sized[@]}" ./test/owners -whole "${measuring[@]}")
 	# Those that wait for minutes begin first: the others need the processors meanwhile.
-	"${progress[@]}" "${common[@]}" -run="$pattern" ./test/owners "${measuring[@]}" "${sized[@]}" -- "${common[@]}" ./test/limits
+	"${progress[@]}" "${common[@]}" -run="$pattern" ./test/owners ./pkg/iptables "${measuring[@]}" "${sized[@]}" -- "${common[@]}" ./test/limits
 	;;
 programs)
 	link
