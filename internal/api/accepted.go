@@ -29,7 +29,7 @@ type Accepted struct {
 	// NotGuarded: nothing is protected in the table, which is raw or security.
 	NotGuarded bool `json:"notGuarded,omitempty"`
 	// By is the process that removed them; nil if it is not known. Likely: it held the xtables lock
-	// last, and the kernel does not say what it did.
+	// last, and the kernel does not say what it did; or it did the last of several steps.
 	By     *Culprit `json:"by,omitempty"`
 	Likely bool     `json:"likely,omitempty"`
 }

@@ -216,7 +216,8 @@ type Flush struct {
 	// CulpritsMissed means that messages of the kernel were missed: processes that are not among
 	// Culprits may have removed something, too.
 	CulpritsMissed bool `json:"culpritsMissed,omitempty"`
-	// CulpritsLikely means that the kernel does not say which of Culprits removed something.
+	// CulpritsLikely means that the kernel does not say which of Culprits removed something, or
+	// that one did the last step of a removal, and others may have done the steps before it.
 	CulpritsLikely bool `json:"culpritsLikely,omitempty"`
 	// Writers are all processes that wrote between the last look that found everything intact and
 	// the read that showed the loss, oldest first. The culprits are among them.

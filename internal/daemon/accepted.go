@@ -44,6 +44,8 @@ type acceptance struct {
 	seen    time.Time      // when a read was the first to show it
 	upto    uint64         // the digest of the read with which it was learned
 	commit  nft.Commit     // of a native table
+	// steps: it was learned in several steps, and By may have done no more than the last one.
+	steps bool
 	// chains and elements are how many of the table are gone, too, where most of it is.
 	chains, elements int
 }
@@ -99,7 +101,7 @@ func (d *Daemon) sayAccepted(ctx context.Context, st *state) {
 		if f.Native {
 			f.By = q.committer(f.commit)
 		} else {
-			f.By, f.Likely = q.taker(d.charge(st, f.Family.Table(f.Table), f.finding, f.upto), f.seen), q.legacy
+			f.By, f.Likely = q.taker(d.charge(st, f.Family.Table(f.Table), f.finding, f.upto), f.seen), q.legacy || f.steps
 		}
 		i := slices.IndexFunc(a.said, f.Accepted.SamePlace)
 		if i >= 0 {

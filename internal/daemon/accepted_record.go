@@ -34,6 +34,7 @@ func (d *Daemon) recordRemoval(ctx context.Context, st *state, a acceptance) {
 	var by []uint32
 	if a.By != nil {
 		addCulprit(&r, *a.By)
+		r.CulpritsLikely = r.CulpritsLikely || a.steps
 		by = []uint32{a.By.PID}
 	}
 	if a.Native {

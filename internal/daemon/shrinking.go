@@ -56,8 +56,9 @@ func (s *shrinking) take(before, after rules.Section, now time.Time) []acceptanc
 	}
 	stood, left := chainsByName(before), chainsByName(after)
 	s.add(stood, left, now)
-	if s.rules = max(0, s.rules+before.RuleCount()-s.left); s.rules >= muchOfTable && s.rules > s.left {
-		a := acceptance{Accepted: api.Accepted{Rules: s.rules, Left: s.left},
+	step := before.RuleCount() - s.left
+	if s.rules = max(0, s.rules+step); s.rules >= muchOfTable && s.rules > s.left {
+		a := acceptance{Accepted: api.Accepted{Rules: s.rules, Left: s.left}, steps: s.rules > step,
 			finding: canary.Finding{Emptied: slices.Sorted(maps.Keys(s.chains))}}
 		s.rules, s.chains = 0, nil
 		return []acceptance{a}
@@ -65,9 +66,10 @@ func (s *shrinking) take(before, after rules.Section, now time.Time) []acceptanc
 	var list []acceptance
 	for _, c := range before.Chains {
 		now, stands := left[c.Name]
-		gone := max(s.chains[c.Name], len(c.Rules)-len(now.Rules))
+		step := len(c.Rules) - len(now.Rules)
+		gone := max(s.chains[c.Name], step)
 		switch {
-		case !stands || len(now.Rules) >= len(c.Rules) || c.LeftOut() || now.LeftOut():
+		case !stands || step <= 0 || c.LeftOut() || now.LeftOut():
 			continue
 		case len(now.Rules) == 0 && (!leadsTo(after, c.Name) || allGone(c, stood, left)):
 			continue // it goes with all that led to it, or that it led to: a pod, a service
@@ -75,7 +77,7 @@ func (s *shrinking) take(before, after rules.Section, now time.Time) []acceptanc
 			continue
 		}
 		delete(s.chains, c.Name)
-		list = append(list, acceptance{Accepted: api.Accepted{Chain: c.Name, Rules: gone, Left: len(now.Rules)},
+		list = append(list, acceptance{Accepted: api.Accepted{Chain: c.Name, Rules: gone, Left: len(now.Rules)}, steps: gone > step,
 			finding: canary.Finding{Emptied: []string{c.Name}}})
 	}
 	for i, h := range before.Jumps {

@@ -95,7 +95,7 @@ func listed(t *testing.T, id tableid.TableID) string {
 	return first + "\n" + random.ReplaceAllString(rest, "${1}${2}${3}")
 }
 
-// drop deletes a table, for a hundredth of what an execution of nft costs.
+// drop deletes a table, at a hundredth of the cost of executing nft.
 func drop(t testing.TB, id tableid.TableID) {
 	t.Helper()
 	b := nft.NewBatch()
