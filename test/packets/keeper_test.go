@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
@@ -160,22 +162,24 @@ func TestEstablishedConnectionsLive(t *testing.T) {
 }
 
 // TestConnectionsThroughManyFlushes: canaryd as it runs, with nothing stopped, and flushes at
-// once after each repair.
+// once after each repair. A takedown of several commands makes several records, the last ones
+// late; so the rules themselves say when the next one can take them.
 func TestConnectionsThroughManyFlushes(t *testing.T) {
 	inCluster(t, func(l *lab) {
 		l.Start()
 		l.wantKept(true)
 		p := l.establish(each)
-		n := 0
+		whole, n := l.Protected(), 0
 		for range 3 {
 			for _, d := range takedowns() {
 				takes := d.ends == nil || slices.Contains(d.ends, l.Programs.With)
 				if !takes || strings.Contains(d.name, "-X") { // the heal would come between -F and -X
 					continue
 				}
+				records := len(l.Published().Flushes)
 				d.do(l)
 				n++
-				l.Until("another repaired flush", func() error { return l.repaired(n) })
+				l.Until("another repaired flush", func() error { return l.repaired(records+1, whole) })
 			}
 		}
 		p.finish()
@@ -184,12 +188,18 @@ func TestConnectionsThroughManyFlushes(t *testing.T) {
 	})
 }
 
-// repaired returns nil if so many flushes, or more, have records, and all is back.
-func (l *lab) repaired(n int) error {
-	if got := len(l.Published().Flushes); got < n {
-		return fmt.Errorf("%d flush records, want %d", got, n)
+// repaired returns nil if so many flushes, or more, have records, and the protected rules are back.
+func (l *lab) repaired(records int, whole []string) error {
+	if got := len(l.Published().Flushes); got < records {
+		return fmt.Errorf("%d flush records, want %d", got, records)
 	}
-	return nodetest.Ready()
+	if err := nodetest.Ready(); err != nil {
+		return err
+	}
+	if diff := cmp.Diff(whole, l.Protected()); diff != "" {
+		return fmt.Errorf("protected rules (-want +got):\n%s", diff)
+	}
+	return nil
 }
 
 // wantKept waits until the keeper of IPv4 is there, or fails if it is there and should not.
