@@ -115,6 +115,7 @@ type ledger struct {
 	raced      int // overwrites that were reported as raced
 	stale      int // chains that were bridged with what had not been captured
 	merged     int // chains that a pod was added to during an outage, and the others' rules next to it
+	takings    []taking
 	// missing is since when a table has no canary, by the clock of the time in which
 	// canaryd is awake.
 	missing map[place]time.Duration
@@ -241,6 +242,9 @@ func content(c *rules.Chain) []rules.Rule {
 func (l *ledger) changed(who writer, p place, was, is *rules.Table) {
 	before, after := was.Chain(p.chain), is.Chain(p.chain)
 	old, now := content(before), content(after)
+	if who == byFlusher || who == byStranger {
+		l.noteTaking(p, old, now)
+	}
 	if (old == nil) == (now == nil) && rules.EqualRules(old, now) && scenario.Policy(before) == scenario.Policy(after) {
 		return
 	}

@@ -47,6 +47,7 @@ type world struct {
 	*iptablestest.Fake
 	path   path
 	mutant mutant
+	seed   uint64
 	rng    *rand.Rand
 	ledger *ledger
 	began  time.Time
@@ -102,7 +103,7 @@ func (t tally) String() string {
 
 func newWorld(p path, m mutant, seed uint64, protects func(string) bool) *world {
 	w := &world{
-		Fake: iptablestest.NewFake(p.backend()), path: p, mutant: m,
+		Fake: iptablestest.NewFake(p.backend()), path: p, mutant: m, seed: seed,
 		rng: rand.New(rand.NewPCG(seed, 6)), hints: watch.NewHints(), began: time.Now(),
 	}
 	w.ledger = newLedger(w.Fake, protects, w.awake)
