@@ -70,8 +70,12 @@ race)
 	export CANARYD_TEST_LEAVE=1
 	# By default a program with the race detector sleeps for a second before it ends.
 	export GORACE="${GORACE:-} atexit_sleep_ms=0"
-	# Of internal/daemon every third story: the same goroutines meet in all of them.
-	stories=$(grep -ho '^func Test\w*' internal/daemon/*_test.go | awk 'NR % 3 == 0 { print $2 }' | paste -sd'|')
+	# Of internal/daemon every third story, by its name: the same goroutines meet in all of them.
+	stories=$(grep -ho '^func Test\w*' internal/daemon/*_test.go | awk '{
+		sum = 0
+		for (i = 1; i <= length($2); i++) sum += index("abcdefghijklmnopqrstuvwxyz", tolower(substr($2, i, 1)))
+		if (sum % 3 == 0) print $2
+	}' | paste -sd'|')
 	# Stages are encoded in a goroutine ahead, which the code starts.
 	meet=$(go run ./hack/meeting "${partly[@]}" -and TestSessionStages)
 	# Of test/e2e the tests whose canaryd serves, watches and writes at once. The others would be
