@@ -179,7 +179,7 @@ func situations() map[string]situation {
 			st.families[rules.IPv4].tables[rules.Nat].verdict = "emptied"
 		},
 		"shut the standby": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
-			_, err := d.cfg.Standby.Table.Gate(rules.IPv4, OpenGate)
+			_, err := d.cfg.Standby.Table.Gate(StandbyWant{ID: rules.IPv4.Table(rules.Nat)}, OpenGate)
 			must(t, err)
 			st.families[rules.IPv4].standby.gate.opened = time.Now()
 		},
@@ -197,7 +197,7 @@ func situations() map[string]situation {
 			d.loseNative(st, proxyTable)
 		},
 		"shut the standby of native tables": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
-			_, err := d.cfg.Standby.Native.Gate(NativeWant{Table: st.native.tables[proxyTable].want}, OpenGate)
+			_, err := d.cfg.Standby.Table.Gate(StandbyWant{ID: proxyTable, Native: NativeWant{Table: st.native.tables[proxyTable].want}}, OpenGate)
 			must(t, err)
 			st.native.standby[proxyTable].gate.opened = time.Now()
 		},

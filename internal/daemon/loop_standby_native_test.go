@@ -343,7 +343,7 @@ func TestNativeStandbyWhereItIsNeeded(t *testing.T) {
 	})
 	bubble(t, "the kernel cannot", func(t *testing.T) {
 		r, k, s := withNativeStandby(t, func(set *setup) {
-			set.nativeStandby.(*fakeNativeStandby).followErr = errors.New("another process has a table of the standby's name")
+			set.nativeStandby.followErr = errors.New("another process has a table of the standby's name")
 		})
 		r.wantNativeStandby(s, api.StandbyUnavailable)
 		s.set(func(s *fakeNativeStandby) { s.followErr = nil })

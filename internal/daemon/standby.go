@@ -12,46 +12,61 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/standby"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Standby has a copy of each family's nat, in a table of its own behind a gate. The copy
-// translates what nat does not, but only while the gate is open.
+// A Standby has a copy of each table that translates, iptables' nat or a native table, in a table
+// of its own behind a gate. The copy translates what the table does not, but only while the gate is
+// open.
 //
 // Each call may commit to nf_tables, as one of canaryd's own. The loop calls it in a step, or in a
 // heal before it reads: a commit between a replay's read and its write would make that stale.
 type Standby interface {
-	// Follow translates the families' nat, and writes what it has translated where that is asked
-	// for. It says of each family what became of it.
-	Follow(ctx context.Context, nat map[rules.Family]StandbyNat) map[rules.Family]StandbyCopy
-	// Gate opens the gate for those hooks whose path through nat lost something: in one transaction
-	// with what is translated and not written, or without one if that is nothing. Or it shuts it
-	// for all. With an error of shutting there is no table any more; the error wraps
-	// standby.ErrNotBuilt if there was none.
-	Gate(f rules.Family, order GateOrder) (StandbyGate, error)
+	// Follow brings copies to what ought to be in force, and says of each one its state. It writes
+	// one of nat only where that is asked for, and else translates it.
+	Follow(ctx context.Context, wants ...StandbyWant) map[tableid.TableID]StandbyCopy
+	// Gate opens the gate, in one transaction with what the copy lacks, or without one if that is
+	// nothing. Of nat it opens those hooks whose path lost something. Or it shuts it for all hooks,
+	// for which it needs the ID only. With an error of shutting there is no table any more; the
+	// error wraps standby.ErrNotBuilt if there was none.
+	Gate(want StandbyWant, order GateOrder) (StandbyGate, error)
 	// Release deletes the copy, if there is one.
-	Release(f rules.Family) error
+	Release(id tableid.TableID) error
+}
+
+// A StandbyWant is what ought to be in force of a table.
+type StandbyWant struct {
+	ID     tableid.TableID
+	Nat    StandbyNat // of iptables' nat
+	Native NativeWant // of a native table; without a Table it is iptables' nat
 }
 
 // StandbyConfig is what the standby needs.
 type StandbyConfig struct {
-	Table  Standby       // nil: there is none
-	Native NativeStandby // nil: there is none of native tables
-	Auto   bool          // only where a replay is estimated to take more than standbyFrom
-	Off    string        // why there is none; "" unless Table is nil
+	Table Standby // nil: there is none
+	Auto  bool    // only where a replay is estimated to take more than standbyFrom
+	Off   string  // why there is none of iptables' nat; "" unless there is none
 	// NativeOff is why there is none of native tables although --standby asks for it, for as long
-	// as canaryd runs; "" unless Native is nil.
+	// as canaryd runs; "" unless Table is nil.
 	NativeOff string
 }
 
-// A StandbyNat is what is copied: what ought to be in force of nat, and the digest of the read that
+// A StandbyNat is what ought to be in force of iptables' nat, and the digest of the read that
 // showed that it is.
 type StandbyNat struct {
 	Section rules.Section
 	Digest  uint64
 	// Known: this was translated already. Write: it is to be written now, and not only translated.
 	Known, Write bool
+}
+
+// A NativeWant is what ought to be in force of a native table, and the digest of that.
+type NativeWant struct {
+	Table  *native.Table
+	Digest native.Digest
 }
 
 // A StandbyCopy says what became of a copy.
@@ -161,7 +176,7 @@ func (s *standbyOf) has() bool {
 	return s.state == api.StandbyArmed || s.state == api.StandbyOpen
 }
 
-func (d *Daemon) hasStandby() bool { return d.cfg.Standby.Table != nil }
+func (d *Daemon) hasStandby() bool { return d.cfg.Standby.Table != nil && d.cfg.Standby.Off == "" }
 
 // standbyBasis returns what decides about the family's copy now; false while nat is not known to be
 // in force as its owners want it. A copy of what a flush left would be none.
@@ -212,7 +227,7 @@ func (d *Daemon) followAt(st *state) time.Time {
 // followNat makes, follows or deletes the copies. It is a step of the loop's, as the keeper's is.
 func (d *Daemon) followNat(ctx context.Context, st *state) {
 	g, now := st.want(), time.Now()
-	all := map[rules.Family]StandbyNat{}
+	var all []StandbyWant
 	for f, fs := range st.families {
 		s := &fs.standby
 		basis, known := st.standbyBasis(f)
@@ -232,19 +247,21 @@ func (d *Daemon) followNat(ctx context.Context, st *state) {
 		case why != "":
 			d.releaseStandby(ctx, st, f, s, api.StandbyIdle, why)
 		default:
-			all[f] = StandbyNat{Section: g[f.Table(rules.Nat)], Digest: fs.examined.digest, Known: same && !again, Write: write}
+			id := f.Table(rules.Nat)
+			all = append(all, StandbyWant{ID: id, Nat: StandbyNat{Section: g[id], Digest: fs.examined.digest, Known: same && !again, Write: write}})
 		}
 	}
 	if len(all) == 0 {
 		return
 	}
 	st.memory.scheduleFree(now)
-	copies := d.cfg.Standby.Table.Follow(ctx, all)
+	copies := d.cfg.Standby.Table.Follow(ctx, all...)
 	took := time.Since(now)
-	for f, copied := range copies {
+	for _, want := range all {
+		f, copied := want.ID.Family, copies[want.ID]
 		s := &st.families[f].standby
 		s.next = now.Add(took + min(standbyShare*took, standbyEvery))
-		d.takeCopy(ctx, f, s, all[f], copied)
+		d.takeCopy(ctx, f, s, want.Nat, copied)
 		if errors.Is(copied.Err, net.ErrClosed) {
 			d.standbySocketGone(ctx, st, copied.Err)
 		}
@@ -329,7 +346,7 @@ func (d *Daemon) standbyFailed(ctx context.Context, f rules.Family, s *standbyOf
 // releaseStandby deletes the family's copy, if there is one.
 func (d *Daemon) releaseStandby(ctx context.Context, st *state, f rules.Family, s *standbyOf, into api.StandbyState, why string) {
 	if s.has() || s.begun || s.state == api.StandbyUnavailable {
-		if err := d.cfg.Standby.Table.Release(f); err != nil {
+		if err := d.cfg.Standby.Table.Release(f.Table(rules.Nat)); err != nil {
 			if s.making.stays(err) {
 				severity.Warnings(klog.FromContext(ctx)).Error(err, "The standby's table stays for now", "family", f, "table", standby.TableName)
 			}

@@ -94,7 +94,7 @@ func (d *Daemon) openFamily(ctx context.Context, st *state, f rules.Family) (com
 		}
 		return 0
 	}
-	got, err := d.cfg.Standby.Table.Gate(f, s.openOrder(want, &st.generation, time.Now()))
+	got, err := d.cfg.Standby.Table.Gate(StandbyWant{ID: f.Table(rules.Nat)}, s.openOrder(want, &st.generation, time.Now()))
 	now := time.Now()
 	if errors.Is(err, ErrStandbyOutdated) {
 		if s.gate.bars("") {
@@ -216,7 +216,7 @@ func (d *Daemon) shutStandby(ctx context.Context, st *state) {
 // shutFamily shuts the family's gate. Whatever the kernel answers, no hook is open then.
 func (d *Daemon) shutFamily(ctx context.Context, st *state, f rules.Family) {
 	s := &st.families[f].standby
-	got, err := d.cfg.Standby.Table.Gate(f, ShutGate)
+	got, err := d.cfg.Standby.Table.Gate(StandbyWant{ID: f.Table(rules.Nat)}, ShutGate)
 	open := d.gateShut(st, f, s, cmp.Or(got.Shut, time.Now()))
 	s.state = api.StandbyArmed
 	if err != nil { // the table had to go

@@ -17,25 +17,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A NativeStandby is a Standby for native tables: it has a copy of each one that translates, in a
-// table of its own behind a gate. It commits to nf_tables as canaryd's own, and only in the loop's
-// steps.
-type NativeStandby interface {
-	// Follow brings the copy to what ought to be in force of a table, and says what became of it.
-	Follow(want NativeWant) StandbyCopy
-	// Gate opens the gate of a table's copy, in one transaction with what want has and the copy
-	// lacks; or it shuts it. Errors are those of Standby.
-	Gate(want NativeWant, order GateOrder) (StandbyGate, error)
-	// Release deletes the copy, if there is one.
-	Release(id tableid.TableID) error
-}
-
-// A NativeWant is what ought to be in force of a native table, and the digest of that.
-type NativeWant struct {
-	Table  *native.Table
-	Digest native.Digest
-}
-
 const (
 	// nativeStandbyFrom is from how many sets on --standby=auto copies a native table. The kernel
 	// takes a replay of kube-proxy's 1,198 sets of 1,000 services in 0.35 to 0.9 s, of its 127 sets
@@ -82,7 +63,7 @@ func (s *nativeStandby) has() bool {
 	return s.state == api.StandbyArmed || s.state == api.StandbyOpen
 }
 
-func (d *Daemon) hasNativeStandby() bool { return d.cfg.Standby.Native != nil && d.guardsNative() }
+func (d *Daemon) hasNativeStandby() bool { return d.cfg.Standby.Table != nil && d.guardsNative() }
 
 // standbyIDs returns the tables that have a copy, and those that may get one.
 func (r *nativeRealm) standbyIDs() []tableid.TableID {
@@ -187,7 +168,7 @@ func (d *Daemon) followNative(ctx context.Context, st *state) {
 // most, and for 2 % of the time.
 func (d *Daemon) copyNative(ctx context.Context, st *state, id tableid.TableID, s *nativeStandby) {
 	t, start := st.native.tables[id], time.Now()
-	copied := d.cfg.Standby.Native.Follow(NativeWant{t.want, t.digest})
+	copied := d.cfg.Standby.Table.Follow(ctx, StandbyWant{ID: id, Native: NativeWant{t.want, t.digest}})[id]
 	end := time.Now()
 	st.memory.scheduleFree(end)
 	s.next = end.Add(min(max(standbyEvery, (standbyShare-1)*end.Sub(start)), nativeFollowMost))
@@ -229,7 +210,7 @@ func (d *Daemon) nativeStandbyFailed(ctx context.Context, id tableid.TableID, s 
 func (d *Daemon) releaseNative(ctx context.Context, st *state, id tableid.TableID, into api.StandbyState, why string) {
 	s := st.native.standby[id]
 	if s.has() || s.begun || s.state == api.StandbyUnavailable {
-		if err := d.cfg.Standby.Native.Release(id); err != nil {
+		if err := d.cfg.Standby.Table.Release(id); err != nil {
 			if s.making.stays(err) {
 				severity.Warnings(klog.FromContext(ctx)).Error(err, "The standby's table stays for now", "table", id.NFT(), "standby", standby.NameOf(id))
 			}

@@ -50,7 +50,7 @@ func (d *Daemon) openNative(ctx context.Context, st *state) (commits int) {
 		}
 		s, t, l := r.standby[id], r.tables[id], r.loss
 		s.gate.try(l.record.ID)
-		got, err := d.cfg.Standby.Native.Gate(NativeWant{t.want, t.digest}, s.openOrder(time.Now()))
+		got, err := d.cfg.Standby.Table.Gate(StandbyWant{ID: id, Native: NativeWant{t.want, t.digest}}, s.openOrder(time.Now()))
 		now := time.Now()
 		commits += got.Commits
 		if errors.Is(err, ErrStandbyOutdated) {
@@ -164,7 +164,7 @@ func (d *Daemon) shutNativeStandby(ctx context.Context, st *state) {
 
 // shutNativeTable shuts one gate. Whatever the kernel answers, no hook is open then.
 func (d *Daemon) shutNativeTable(ctx context.Context, st *state, id tableid.TableID, s *nativeStandby) {
-	got, err := d.cfg.Standby.Native.Gate(NativeWant{Table: &native.Table{ID: id}}, ShutGate)
+	got, err := d.cfg.Standby.Table.Gate(StandbyWant{ID: id}, ShutGate)
 	open := nativeGateShut(st, s, cmp.Or(got.Shut, time.Now()))
 	s.state = api.StandbyArmed
 	if err != nil { // the table had to go
