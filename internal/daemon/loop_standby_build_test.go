@@ -95,3 +95,17 @@ func TestANativeTableThatCannotBeCopied(t *testing.T) {
 		r.wantNativeStandby(s, api.StandbyArmed)
 	})
 }
+
+// TestNatThatCannotBeCopied: unlike a native table it is tried again soon, for a rule that cannot
+// be copied may go at any time.
+func TestNatThatCannotBeCopied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, func(set *setup) {
+			set.standby.followErr = fmt.Errorf("%w: a rule cannot be copied", standby.ErrUnavailable)
+		})
+		r.wantStandby(s, api.StandbyUnavailable)
+		s.set(func(s *fakeStandby) { s.followErr = nil })
+		r.after(time.Minute)
+		r.wantStandby(s, api.StandbyArmed)
+	})
+}

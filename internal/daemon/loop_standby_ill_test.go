@@ -28,9 +28,9 @@ func TestStandbyThatFailsDelaysNothing(t *testing.T) {
 		"barred": func(s *fakeStandby) { s.barred = "changed by another owner" },
 	}
 	lines := map[string]string{
-		"follow": "There is no standby: while nat rules are missing",
+		"follow": "There is no standby: while rules are missing",
 		"open":   "The standby could not be opened",
-		"shut":   "There is no standby: while nat rules are missing",
+		"shut":   "There is no standby: while rules are missing",
 		"barred": "The standby stays shut for a hook",
 	}
 	for name, ill := range ills {

@@ -64,7 +64,7 @@ func TestNativeStandbyOpensFirst(t *testing.T) {
 				}
 				k.wantNative(t, natTable(proxyTable, "a", "b"))
 			}
-			r.wantLog("The standby translates until the native table is back")
+			r.wantLog("The standby translates until the rules are back")
 		})
 	}
 }
@@ -175,7 +175,7 @@ func TestNativeStandbyShuts(t *testing.T) {
 		if shut := s.named("shut ip kube-proxy", opened); s.isOpen(proxyTable) || len(shut) != 1 || shut[0].at.Sub(opened) != standbyMost {
 			t.Errorf("shut: %+v, want once after %s", shut, standbyMost)
 		}
-		r.wantLog("The standby translates no more, although a native table is still missing")
+		r.wantLog("The standby translates no more, although rules are still missing")
 		again := time.Now()
 		r.after(time.Minute)
 		if opened := s.named("open ip kube-proxy", again); len(opened) > 0 {
