@@ -14,6 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/standby"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // TestStandbyThatFailsDelaysNothing: whether the copy cannot be made, the gate not be opened or
@@ -272,4 +273,53 @@ func TestStandbyThatItsLimitShut(t *testing.T) {
 			t.Errorf("the record says %v s, want 2", open)
 		}
 	})
+}
+
+// TestStandbyThatFailedIsWrittenAtOnce: the next try writes a whole copy, although the last one was
+// written less than a second ago.
+func TestStandbyThatFailedIsWrittenAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		until := func(n int, done func() bool) {
+			r.endpoint(n, true)
+			for range 100 {
+				if r.after(5 * time.Millisecond); done() {
+					return
+				}
+			}
+			t.Fatalf("change %d was not followed", n)
+		}
+		r.after(10 * time.Second)
+		since := time.Now()
+		until(1, func() bool { return len(s.named("write ipv4", since)) > 0 })
+		written := time.Now()
+		s.set(func(s *fakeStandby) { s.followErr = errors.New("the kernel has no memory") })
+		until(2, func() bool { return r.d.Status().Standby[rules.IPv4].State == api.StandbyUnavailable })
+		s.set(func(s *fakeStandby) { s.followErr = nil })
+		r.after(firstTry + 10*time.Millisecond)
+		if late := time.Since(written); late >= standbyEvery {
+			t.Fatalf("the try came after %s", late)
+		}
+		if now := r.d.Status().Standby[rules.IPv4]; now.State != api.StandbyArmed {
+			t.Errorf("the status says %+v", now)
+		}
+	})
+}
+
+// TestCopiesOfNatComeFirst: those of native tables may have to be translated when they are opened.
+func TestCopiesOfNatComeFirst(t *testing.T) {
+	st := &state{standby: map[tableid.TableID]*standbyOf{}}
+	for _, id := range []tableid.TableID{proxyTable, dockerTable} {
+		st.standby[id] = &standbyOf{id: id, kind: &nativeCopy{id: id}}
+	}
+	for _, id := range []tableid.TableID{rules.IPv6.Table(rules.Nat), rules.IPv4.Table(rules.Nat)} {
+		st.standby[id] = &standbyOf{id: id, kind: &natCopy{id: id}}
+	}
+	var names []string
+	for _, s := range st.copies() {
+		names = append(names, s.kind.name())
+	}
+	if diff := cmp.Diff([]string{"ipv4 nat", "ipv6 nat", "ip docker-bridges", "ip kube-proxy"}, names); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
 }

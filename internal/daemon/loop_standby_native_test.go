@@ -162,8 +162,13 @@ func TestNativeStandbyShuts(t *testing.T) {
 	})
 	bubble(t, "cleanup", func(t *testing.T) {
 		r, _, s := lost(t)
-		must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{}))
-		r.after(time.Minute)
+		moved := r.moved(func() {
+			must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{}))
+			r.after(time.Minute)
+		}, "standby_open")
+		if len(moved) > 0 {
+			t.Errorf("the metrics say of iptables' tables how long it was open: %v", moved)
+		}
 		if s.isOpen(proxyTable) || s.holds(proxyTable) != nil {
 			t.Error("the copy is still there")
 		}
