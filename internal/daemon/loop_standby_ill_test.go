@@ -100,6 +100,26 @@ func TestStandbyWhoseTableIsGone(t *testing.T) {
 	})
 }
 
+// TestStandbyWhoseTableGoesWhileItIsOpen: its gate is not said to be open any more.
+func TestStandbyWhoseTableGoesWhileItIsOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		must(t, r.fake.Flush(rules.IPv4, rules.Filter, ""))
+		r.after(9500 * time.Microsecond)
+		r.flushNat()
+		r.after(3 * time.Millisecond)
+		if !s.anyOpen() {
+			t.Fatal("it was not opened for the flush")
+		}
+		s.set(func(s *fakeStandby) { s.gateErr = standby.ErrNotBuilt })
+		r.write(rules.Nat, "-A POSTROUTING -s 203.0.113.7/32 -j ACCEPT")
+		r.after(40 * time.Millisecond) // until the rules are back, and before the next try
+		if now := r.d.Status().Standby[rules.IPv4]; now.State != api.StandbyUnavailable || !now.OpenSince.IsZero() {
+			t.Errorf("the status says %+v", now)
+		}
+	})
+}
+
 // TestStandbysWhoseSocketWasClosed: a gate that could not be shut takes the tables of both families
 // along, which the next try for one shows.
 func TestStandbysWhoseSocketWasClosed(t *testing.T) {
