@@ -44,9 +44,7 @@ func (o *options) openStandby(kernel *iptables.Kernel, hints *watch.Hints) (cfg 
 	case err != nil:
 		return daemon.StandbyConfig{}, nil, fmt.Errorf("the standby (--standby=off does without): %w", err)
 	}
-	if cfg.Native = opened.Native(); !legacy {
-		cfg.Table = opened
-	}
+	cfg.Table = opened
 	return cfg, func() { _ = opened.Close() }, nil
 }
 

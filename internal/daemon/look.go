@@ -210,7 +210,7 @@ func (d *Daemon) probeUrgent(ctx context.Context, st *state, families []asked) b
 	for _, a := range families {
 		f, l := a.family, &st.families[a.family].looked
 		urgent := a.stamp.Urgent(l.urgent)
-		if st.heals() && st.families[f].standby.has() {
+		if st.heals() && st.standby[f.Table(rules.Nat)].has() {
 			urgent = append(urgent, rules.Nat)
 		}
 		part := st.marks.current.Only(f, urgent)

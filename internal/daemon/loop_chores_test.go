@@ -136,6 +136,9 @@ func TestSlowStepsAreAlive(t *testing.T) {
 // A situation is what makes a chore due.
 type situation func(t *testing.T, d *Daemon, st *state, fake *iptablestest.Fake)
 
+// ofNative is behind the name of a chore that has a second situation, for native tables.
+const ofNative = ", of a native table"
+
 // situations has one for each chore, by its name.
 func situations() map[string]situation {
 	now := func(at func(st *state) *time.Time) situation {
@@ -170,8 +173,9 @@ func situations() map[string]situation {
 			st.marks.current, st.marks.retry.at = nil, time.Now()
 		},
 		"keep connections": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) { st.generation.edition++ },
-		"follow nat with the standby": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
-			st.families[rules.IPv4].standby.basis, st.families[rules.IPv4].standby.next = standbyBasis{}, time.Time{}
+		"follow with the standby": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
+			nat := st.standby[rules.IPv4.Table(rules.Nat)]
+			nat.kind.(*natCopy).basis, nat.next = standbyBasis{}, time.Time{}
 		},
 		"open the standby": func(t *testing.T, _ *Daemon, st *state, fake *iptablestest.Fake) {
 			must(t, fake.Flush(rules.IPv4, rules.Nat, ""))
@@ -179,27 +183,27 @@ func situations() map[string]situation {
 			st.families[rules.IPv4].tables[rules.Nat].verdict = "emptied"
 		},
 		"shut the standby": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
-			_, err := d.cfg.Standby.Table.Gate(rules.IPv4, OpenGate)
+			_, err := d.cfg.Standby.Table.Gate(StandbyWant{ID: rules.IPv4.Table(rules.Nat)}, OpenGate)
 			must(t, err)
-			st.families[rules.IPv4].standby.gate.opened = time.Now()
+			st.standby[rules.IPv4.Table(rules.Nat)].gate.opened = time.Now()
 		},
 		"look at native tables before the heal": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
 			d.cfg.Native.Kernel.(*fakeNative).flushRuleset()
 			st.openLoss(rules.IPv4, 0)
 			st.native.lookAt = time.Now()
 		},
-		"follow native tables with the standby": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
-			st.native.standby[proxyTable] = &nativeStandby{}
+		"follow with the standby" + ofNative: func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
+			delete(st.standby, proxyTable)
 		},
-		"open the standby of native tables": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
+		"open the standby" + ofNative: func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
 			d.cfg.Native.Kernel.(*fakeNative).flushTable(proxyTable)
 			st.native.tables[proxyTable].finding = native.Finding{Verdict: native.Emptied, Remedy: native.ByRefill}
 			d.loseNative(st, proxyTable)
 		},
-		"shut the standby of native tables": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
-			_, err := d.cfg.Standby.Native.Gate(NativeWant{Table: st.native.tables[proxyTable].want}, OpenGate)
+		"shut the standby" + ofNative: func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
+			_, err := d.cfg.Standby.Table.Gate(StandbyWant{ID: proxyTable, Native: NativeWant{Table: st.native.tables[proxyTable].want}}, OpenGate)
 			must(t, err)
-			st.native.standby[proxyTable].gate.opened = time.Now()
+			st.standby[proxyTable].gate.opened = time.Now()
 		},
 		"apply the declaration": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			own := rules.Section{Chains: []rules.Chain{{Name: "OPS", Rules: []rules.Rule{{Spec: "-j RETURN", Target: "RETURN"}}}}}
@@ -320,12 +324,16 @@ func TestChoresEnd(t *testing.T) {
 		if c.limit < briefLimit || c.limit > time.Hour {
 			t.Errorf("the chore %q may take %s", c.name, c.limit)
 		}
-		for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+		for n := range 4 {
+			backend, what := []iptables.Backend{iptables.NFT, iptables.Legacy}[n%2], c.name+[]string{"", ofNative}[n/2]
+			if prepared[what] == nil {
+				continue
+			}
 			var asked map[string]int // nil: -run leaves it out
 			try := func(name string, fails ill) {
-				t.Run(fmt.Sprintf("%s/%s/failing %s", c.name, backend, name), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%s/%s/failing %s", what, backend, name), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
-						if got := tryChore(t, backend, c.name, prepared[c.name], fails); fails.fail == nil {
+						if got := tryChore(t, backend, c.name, prepared[what], fails); fails.fail == nil {
 							asked = got
 						}
 					})

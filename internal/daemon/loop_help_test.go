@@ -113,9 +113,9 @@ type setup struct {
 	// keeper is what keeps connections; nil is that nothing does.
 	keeper Keeper
 	// standby is what translates meanwhile; nil is that nothing does.
-	standby Standby
+	standby *fakeStandby
 	// nativeStandby is what translates in the place of native tables; nil is that nothing does.
-	nativeStandby NativeStandby
+	nativeStandby *fakeNativeStandby
 	// nativeStandbyOff is why nothing does.
 	nativeStandbyOff string
 	// standbyAuto is --standby=auto.
@@ -233,7 +233,7 @@ func configure(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, FreeMemory: s.freeMemory, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper, Attachments: s.attachments, Elsewhere: s.elsewhere,
 	}
 	cfg.NativeTables, cfg.LeftOut = s.native, s.leftOut
-	cfg.Standby = StandbyConfig{Table: s.standby, Native: s.nativeStandby, NativeOff: s.nativeStandbyOff, Auto: s.standbyAuto}
+	cfg.Standby = s.standbyConfig()
 	hints, writers := r.hints, r.writers // a test may put another rig into this one
 	if s.guarded != nil {
 		if fake.Info().Backend == iptables.NFT { // one kernel has both

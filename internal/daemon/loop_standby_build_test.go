@@ -20,7 +20,7 @@ func TestAFlushDuringABuild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const pieces, takes = 400, 50 * time.Millisecond
 		r, k, s := withNativeStandby(t, func(set *setup) {
-			s := set.nativeStandby.(*fakeNativeStandby)
+			s := set.nativeStandby
 			s.pieces, s.takes = pieces, takes
 		})
 		r.wantNativeStandby(s, api.StandbyBuilding)
@@ -83,7 +83,7 @@ func TestAFlushDuringABuildOfAFamily(t *testing.T) {
 func TestANativeTableThatCannotBeCopied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _, s := withNativeStandby(t, func(set *setup) {
-			set.nativeStandby.(*fakeNativeStandby).followErr = fmt.Errorf("%w: it filters before it translates", standby.ErrUnavailable)
+			set.nativeStandby.followErr = fmt.Errorf("%w: it filters before it translates", standby.ErrUnavailable)
 		})
 		r.wantNativeStandby(s, api.StandbyUnavailable)
 		r.after(makeAgain - 10*time.Second)
@@ -93,5 +93,19 @@ func TestANativeTableThatCannotBeCopied(t *testing.T) {
 		s.set(func(s *fakeNativeStandby) { s.followErr = nil })
 		r.after(10 * time.Second)
 		r.wantNativeStandby(s, api.StandbyArmed)
+	})
+}
+
+// TestNatThatCannotBeCopied: unlike a native table it is tried again soon, for a rule that cannot
+// be copied may go at any time.
+func TestNatThatCannotBeCopied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, func(set *setup) {
+			set.standby.followErr = fmt.Errorf("%w: a rule cannot be copied", standby.ErrUnavailable)
+		})
+		r.wantStandby(s, api.StandbyUnavailable)
+		s.set(func(s *fakeStandby) { s.followErr = nil })
+		r.after(time.Minute)
+		r.wantStandby(s, api.StandbyArmed)
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/standby"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // TestStandbyThatFailsDelaysNothing: whether the copy cannot be made, the gate not be opened or
@@ -28,9 +29,9 @@ func TestStandbyThatFailsDelaysNothing(t *testing.T) {
 		"barred": func(s *fakeStandby) { s.barred = "changed by another owner" },
 	}
 	lines := map[string]string{
-		"follow": "There is no standby: while nat rules are missing",
+		"follow": "There is no standby: while rules are missing",
 		"open":   "The standby could not be opened",
-		"shut":   "There is no standby: while nat rules are missing",
+		"shut":   "There is no standby: while rules are missing",
 		"barred": "The standby stays shut for a hook",
 	}
 	for name, ill := range ills {
@@ -96,6 +97,26 @@ func TestStandbyWhoseTableIsGone(t *testing.T) {
 		r.after(2 * makeAgain)
 		r.wantReady()
 		r.wantStandby(s, api.StandbyArmed)
+	})
+}
+
+// TestStandbyWhoseTableGoesWhileItIsOpen: its gate is not said to be open any more.
+func TestStandbyWhoseTableGoesWhileItIsOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		must(t, r.fake.Flush(rules.IPv4, rules.Filter, ""))
+		r.after(9500 * time.Microsecond)
+		r.flushNat()
+		r.after(3 * time.Millisecond)
+		if !s.anyOpen() {
+			t.Fatal("it was not opened for the flush")
+		}
+		s.set(func(s *fakeStandby) { s.gateErr = standby.ErrNotBuilt })
+		r.write(rules.Nat, "-A POSTROUTING -s 203.0.113.7/32 -j ACCEPT")
+		r.after(40 * time.Millisecond) // until the rules are back, and before the next try
+		if now := r.d.Status().Standby[rules.IPv4]; now.State != api.StandbyUnavailable || !now.OpenSince.IsZero() {
+			t.Errorf("the status says %+v", now)
+		}
 	})
 }
 
@@ -272,4 +293,53 @@ func TestStandbyThatItsLimitShut(t *testing.T) {
 			t.Errorf("the record says %v s, want 2", open)
 		}
 	})
+}
+
+// TestStandbyThatFailedIsWrittenAtOnce: the next try writes a whole copy, although the last one was
+// written less than a second ago.
+func TestStandbyThatFailedIsWrittenAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		until := func(n int, done func() bool) {
+			r.endpoint(n, true)
+			for range 100 {
+				if r.after(5 * time.Millisecond); done() {
+					return
+				}
+			}
+			t.Fatalf("change %d was not followed", n)
+		}
+		r.after(10 * time.Second)
+		since := time.Now()
+		until(1, func() bool { return len(s.named("write ipv4", since)) > 0 })
+		written := time.Now()
+		s.set(func(s *fakeStandby) { s.followErr = errors.New("the kernel has no memory") })
+		until(2, func() bool { return r.d.Status().Standby[rules.IPv4].State == api.StandbyUnavailable })
+		s.set(func(s *fakeStandby) { s.followErr = nil })
+		r.after(firstTry + 10*time.Millisecond)
+		if late := time.Since(written); late >= standbyEvery {
+			t.Fatalf("the try came after %s", late)
+		}
+		if now := r.d.Status().Standby[rules.IPv4]; now.State != api.StandbyArmed {
+			t.Errorf("the status says %+v", now)
+		}
+	})
+}
+
+// TestCopiesOfNatComeFirst: those of native tables may have to be translated when they are opened.
+func TestCopiesOfNatComeFirst(t *testing.T) {
+	st := &state{standby: map[tableid.TableID]*standbyOf{}}
+	for _, id := range []tableid.TableID{proxyTable, dockerTable} {
+		st.standby[id] = &standbyOf{id: id, kind: &nativeCopy{id: id}}
+	}
+	for _, id := range []tableid.TableID{rules.IPv6.Table(rules.Nat), rules.IPv4.Table(rules.Nat)} {
+		st.standby[id] = &standbyOf{id: id, kind: &natCopy{id: id}}
+	}
+	var names []string
+	for _, s := range st.copies() {
+		names = append(names, s.kind.name())
+	}
+	if diff := cmp.Diff([]string{"ipv4 nat", "ipv6 nat", "ip docker-bridges", "ip kube-proxy"}, names); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
 }

@@ -64,7 +64,7 @@ func TestNativeStandbyOpensFirst(t *testing.T) {
 				}
 				k.wantNative(t, natTable(proxyTable, "a", "b"))
 			}
-			r.wantLog("The standby translates until the native table is back")
+			r.wantLog("The standby translates until the rules are back")
 		})
 	}
 }
@@ -162,8 +162,13 @@ func TestNativeStandbyShuts(t *testing.T) {
 	})
 	bubble(t, "cleanup", func(t *testing.T) {
 		r, _, s := lost(t)
-		must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{}))
-		r.after(time.Minute)
+		moved := r.moved(func() {
+			must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{}))
+			r.after(time.Minute)
+		}, "standby_open")
+		if len(moved) > 0 {
+			t.Errorf("the metrics say of iptables' tables how long it was open: %v", moved)
+		}
 		if s.isOpen(proxyTable) || s.holds(proxyTable) != nil {
 			t.Error("the copy is still there")
 		}
@@ -175,7 +180,7 @@ func TestNativeStandbyShuts(t *testing.T) {
 		if shut := s.named("shut ip kube-proxy", opened); s.isOpen(proxyTable) || len(shut) != 1 || shut[0].at.Sub(opened) != standbyMost {
 			t.Errorf("shut: %+v, want once after %s", shut, standbyMost)
 		}
-		r.wantLog("The standby translates no more, although a native table is still missing")
+		r.wantLog("The standby translates no more, although rules are still missing")
 		again := time.Now()
 		r.after(time.Minute)
 		if opened := s.named("open ip kube-proxy", again); len(opened) > 0 {
@@ -343,7 +348,7 @@ func TestNativeStandbyWhereItIsNeeded(t *testing.T) {
 	})
 	bubble(t, "the kernel cannot", func(t *testing.T) {
 		r, k, s := withNativeStandby(t, func(set *setup) {
-			set.nativeStandby.(*fakeNativeStandby).followErr = errors.New("another process has a table of the standby's name")
+			set.nativeStandby.followErr = errors.New("another process has a table of the standby's name")
 		})
 		r.wantNativeStandby(s, api.StandbyUnavailable)
 		s.set(func(s *fakeNativeStandby) { s.followErr = nil })

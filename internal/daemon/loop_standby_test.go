@@ -12,6 +12,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -57,6 +58,21 @@ func TestStandbyOpensFirst(t *testing.T) {
 			t.Errorf("%v, want one observation beside the absence", m)
 		}
 		r.wantLog("The standby translates until the rules are back")
+	})
+}
+
+// TestStandbyInADrill: the reply to a drill that opens the gate has the log's line about it, with
+// the table.
+func TestStandbyInADrill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		reply := r.drill(api.DrillRequest{Kind: canary.ChainDeleted})
+		r.settled()
+		r.wantStandby(s, api.StandbyArmed)
+		want := fmt.Sprintf(`"The standby translates until the rules are back" flush=%q table="ipv4 nat" after=`, reply.Flush)
+		if log := strings.Join(reply.Log, "\n"); !strings.Contains(log, want) {
+			t.Errorf("the reply's log lacks %s:\n%s", want, log)
+		}
 	})
 }
 

@@ -52,7 +52,7 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 		return
 	}
 	now, at := time.Now(), st.looking.evidence
-	if len(st.native.standby) > 0 { // the hint for them may come after the replay has begun
+	if anyOf(st.standby, (*standbyOf).native) { // the hint for them may come after the replay has begun
 		st.native.lookAt = earliest(st.native.lookAt, now)
 	}
 	defer st.boundAbsence(f)

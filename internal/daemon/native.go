@@ -66,7 +66,6 @@ const (
 type nativeRealm struct {
 	tables  map[tableid.TableID]*nativeTable
 	immune  map[tableid.TableID]bool // which one process owns
-	standby map[tableid.TableID]*nativeStandby
 	witness map[tableid.Family]native.Witness
 	lookAt  time.Time // of the next look
 	hinted  time.Time // when the hint came that asks for it
@@ -159,7 +158,7 @@ type nativeDeed struct {
 func (d nativeDeed) took() bool { return len(d.Rules)+len(d.Elements)+d.Lost > 0 }
 
 func (d *Daemon) newNativeRealm() nativeRealm {
-	r := nativeRealm{tables: map[tableid.TableID]*nativeTable{}, immune: map[tableid.TableID]bool{}, standby: map[tableid.TableID]*nativeStandby{},
+	r := nativeRealm{tables: map[tableid.TableID]*nativeTable{}, immune: map[tableid.TableID]bool{},
 		witness: map[tableid.Family]native.Witness{}, waiting: map[tableid.TableID]*api.Flush{}, limit: reload.NewLimiter()}
 	if d.guardsNative() {
 		r.asleep = d.cfg.Native.Wake != nil

@@ -88,7 +88,7 @@ func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 			t.made = reload.MadeAtStart
 		}
 		r.disk.moved(time.Now())
-		r.standby[now.id].behind(now.read)
+		st.standby[now.id].learned(now.read)
 		if d.cfg.Native.Rehearse != nil {
 			t.rehearsal.plan(time.Now())
 		}

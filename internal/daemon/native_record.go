@@ -335,7 +335,7 @@ func (d *Daemon) endBack(ctx context.Context, st *state, repairs []native.Repair
 // owner was faster.
 func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	l := st.native.loss
-	d.shutNativeStandby(ctx, st)
+	d.shutStandby(ctx, st)
 	d.endNative(st)
 	if !l.recorded {
 		if l.record.Standby != nil { // the log has its flush, which gets no record

@@ -102,7 +102,7 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 		}
 		return
 	}
-	d.shutNativeStandby(ctx, st)
+	d.shutStandby(ctx, st)
 	d.endNative(st)
 	joinRecord(&l.record, native.record)
 	l.diff = append(l.diff, nativeDiff(native.lost)...)

@@ -269,7 +269,6 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 		d.endDrill(ctx, st, api.DrillFailed, "canaryd cleanup removed the canaries")
 		d.stopKeeping(ctx, st)
 		d.stopStandby(ctx, st)
-		d.stopNativeStandby(ctx, st)
 		nativeFailed := d.stopNative(st)
 		d.cfg.Metrics.SetCanariesGone()
 		replayer := d.replayer(ctx, st)

@@ -180,7 +180,7 @@ func (d *Daemon) settleNative(ctx context.Context, st *state) (iptablesLost bool
 		time.Sleep(min(time.Millisecond, d.cfg.Settle))
 		if now, err := d.cfg.Native.Kernel.Genid(); err == nil && now != genid {
 			quiet = time.Now()
-			if st.mayOpenAny() && d.iptablesFirst(ctx, st) {
+			if st.mayOpenAny(false) && d.iptablesFirst(ctx, st) {
 				return true
 			}
 			own := d.openNativeMeanwhile(ctx, st, &genid)

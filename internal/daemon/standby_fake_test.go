@@ -12,9 +12,59 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// fakeStandby is a Standby in memory, whose commits move the Fake's genid.
+// fakeStandbys is a Standby in memory: each kind of table has a fake of its own; nil: none.
+type fakeStandbys struct {
+	nat    *fakeStandby
+	native *fakeNativeStandby
+}
+
+func (s fakeStandbys) Follow(ctx context.Context, wants ...StandbyWant) map[tableid.TableID]StandbyCopy {
+	all, nat := map[tableid.TableID]StandbyCopy{}, map[rules.Family]StandbyNat{}
+	for _, want := range wants {
+		if want.ID.Name == rules.Nat {
+			nat[want.ID.Family] = want.Nat
+		} else {
+			all[want.ID] = s.native.Follow(want.Native)
+		}
+	}
+	if len(nat) > 0 {
+		for f, copied := range s.nat.Follow(ctx, nat) {
+			all[f.Table(rules.Nat)] = copied
+		}
+	}
+	return all
+}
+
+func (s fakeStandbys) Gate(want StandbyWant, order GateOrder) (StandbyGate, error) {
+	if want.ID.Name == rules.Nat {
+		return s.nat.Gate(want.ID.Family, order)
+	}
+	return s.native.Gate(want.ID, want.Native.Table, order)
+}
+
+func (s fakeStandbys) Release(id tableid.TableID) error {
+	if id.Name == rules.Nat {
+		return s.nat.Release(id.Family)
+	}
+	return s.native.Release(id)
+}
+
+// standbyConfig is what a setup's daemon has of the standby.
+func (s setup) standbyConfig() StandbyConfig {
+	cfg := StandbyConfig{NativeOff: s.nativeStandbyOff, Auto: s.standbyAuto}
+	if s.standby != nil || s.nativeStandby != nil {
+		cfg.Table = fakeStandbys{s.standby, s.nativeStandby}
+	}
+	if s.standby == nil {
+		cfg.Off = "the test has none"
+	}
+	return cfg
+}
+
+// fakeStandby is a Standby of families' nat, in memory. Its commits move the Fake's genid.
 type fakeStandby struct {
 	mu    sync.Mutex
 	fake  *iptablestest.Fake

@@ -12,131 +12,121 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/severity"
-	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/standby"
 )
 
-// This file opens and shuts the standby's gate. It is open only while nat is known to be lost and
-// canaryd may put it back: never in observe mode, in a pause, while a table is unknown, or for
-// jumps whose grace lasts, none of which is a loss.
+// This file opens and shuts gates. A gate is open only while its table is known to be lost and
+// canaryd may put it back: never in observe mode, in a pause, while a table is unknown, for jumps
+// whose grace lasts, or for a change that may be the table's owner's. None of that is a loss.
 
 // standbyChores are the rows of the loop's table that come before the look: what is to be shut is
 // shut first, and what is to be opened before anything is read or written.
 func (d *Daemon) standbyChores() []chore {
 	return []chore{
 		{"shut the standby", d.shutAt, nil, briefLimit, d.shutStandby},
-		{"open the standby", d.openAt, nil, briefLimit, d.openStandby},
-		{"shut the standby of native tables", d.shutNativeAt, nil, briefLimit, d.shutNativeStandby},
-		{"open the standby of native tables", d.openNativeAt, nil, briefLimit, func(ctx context.Context, st *state) { d.openNative(ctx, st) }},
+		{"open the standby", d.openAt, nil, briefLimit, func(ctx context.Context, st *state) { d.openStandby(ctx, st) }},
 	}
-}
-
-// wantsOpen reports whether the family's nat is lost and may be put back.
-func (st *state) wantsOpen(f rules.Family) bool {
-	return st.loss != nil && st.heals() && st.families[f].tables[rules.Nat].verdict.Loss()
 }
 
 // openAt returns when a gate is opened: at once, but only once for each loss.
 func (d *Daemon) openAt(st *state) time.Time {
-	if st.loss == nil || !d.hasStandby() {
-		return time.Time{}
-	}
-	for f, fs := range st.families {
-		if s := &fs.standby; !s.gate.isOpen() && s.mayOpen(st.loss.record.ID) && st.wantsOpen(f) {
-			return d.made
-		}
+	if anyOf(st.standby, func(s *standbyOf) bool { return s.mayOpen(st) }) {
+		return d.made
 	}
 	return time.Time{}
 }
 
-// mayOpen reports whether there is a copy, which was not tried or was not open for too long for
-// that flush.
-func (s *standbyOf) mayOpen(flush string) bool {
-	return s.has() && s.gate.mayOpen(flush)
+// mayOpen reports whether the gate is shut and to be opened: there is a copy, which was not tried
+// or was not open for too long for that flush.
+func (s *standbyOf) mayOpen(st *state) bool {
+	record := s.kind.record(st)
+	return record != nil && s.has() && !s.gate.isOpen() && s.gate.mayOpen(record.ID) && s.kind.wantsOpen(st)
 }
 
-// mayOpenAny reports whether there is a copy that a flush may open.
-func (st *state) mayOpenAny() bool {
-	if st.heals() {
-		for _, fs := range st.families {
-			if fs.standby.has() {
-				return true
-			}
+// openStandby opens the gates of what is lost, and returns how many commits of canaryd's own that
+// took.
+func (d *Daemon) openStandby(ctx context.Context, st *state) (commits int) {
+	for _, s := range st.copies() {
+		if s.mayOpen(st) {
+			commits += d.openGate(ctx, st, s)
 		}
 	}
-	return false
+	return commits
 }
 
-// openStandby opens the gates of the families whose nat is lost.
-func (d *Daemon) openStandby(ctx context.Context, st *state) {
-	for _, f := range rules.Families() {
-		if fs := st.families[f]; fs != nil && !fs.standby.gate.isOpen() && fs.standby.mayOpen(st.loss.record.ID) && st.wantsOpen(f) {
-			d.openFamily(ctx, st, f)
-		}
-	}
-}
-
-// openFamily opens the family's gate, or opens it further, and returns how many commits that took.
-// Whatever becomes of it, the replay goes on.
-func (d *Daemon) openFamily(ctx context.Context, st *state, f rules.Family) (commits int) {
-	s, l := &st.families[f].standby, st.loss
-	if s.gate.spent(l.record.ID) || !s.has() {
+// openGate opens a gate, or opens it further, and returns how many commits that took. Whatever
+// becomes of it, the replay goes on.
+func (d *Daemon) openGate(ctx context.Context, st *state, s *standbyOf) (commits int) {
+	record := s.kind.record(st)
+	if s.gate.spent(record.ID) || !s.has() {
 		return 0
 	}
-	s.gate.try(l.record.ID)
-	want := st.want()[f.Table(rules.Nat)]
-	if s.tooOld(want, &st.generation, time.Now()) {
-		if s.gate.bars("") {
-			severity.Warnings(st.flushLog(ctx)).Info("The standby stays shut: its copy is out of date", "flush", l.record.ID, "family", f, "behindSince", s.latestLag.since)
-		}
+	s.gate.try(record.ID)
+	order, since, ok := s.kind.openOrder(st, time.Now())
+	if !ok {
+		d.staysShut(ctx, st, s, "behindSince", since)
 		return 0
 	}
-	got, err := d.cfg.Standby.Table.Gate(f, s.openOrder(want, &st.generation, time.Now()))
+	got, err := d.cfg.Standby.Table.Gate(s.kind.toOpen(st), order)
 	now := time.Now()
-	if errors.Is(err, ErrStandbyOutdated) {
-		if s.gate.bars("") {
-			severity.Warnings(st.flushLog(ctx)).Info("The standby stays shut: its copy is out of date", "flush", l.record.ID, "family", f,
-				"behindSince", s.lag.since, "reason", err)
-		}
+	switch {
+	case errors.Is(err, ErrStandbyOutdated):
+		d.staysShut(ctx, st, s, "behindSince", since, "reason", err)
 		return got.Commits
-	}
-	if err != nil {
-		if s.gate.ajar.met(err, now) {
-			severity.Warnings(st.flushLog(ctx)).Error(err, "The standby could not be opened; the replay does not wait for it", "flush", l.record.ID, "family", f)
-		}
-		if errors.Is(err, standby.ErrNotBuilt) { // its table went with another one's, or by its limit
-			if s.gate.isOpen() {
-				d.gateShut(st, f, s, now)
-			}
-			d.standbyFailed(ctx, f, s, err)
-		}
+	case err != nil:
+		d.openFailed(ctx, st, s, err)
 		return got.Commits
 	}
 	s.gate.ajar.over()
+	log := s.kind.log(ctx, d, st)
 	for _, hook := range slices.Sorted(maps.Keys(got.Barred)) {
 		if s.gate.bars(hook) {
-			severity.Warnings(st.flushLog(ctx)).Info("The standby stays shut for a hook", "flush", l.record.ID, "family", f, "hook", hook, "reason", got.Barred[hook])
+			severity.Warnings(log).Info("The standby stays shut for a hook", s.fields("hook", hook, "reason", got.Barred[hook])...)
 		}
 	}
 	if !got.Open && s.gate.isOpen() {
-		open := d.gateShut(st, f, s, now)
+		open := d.gateShut(st, s, now)
 		s.gate.waits, s.state = true, api.StandbyArmed
-		severity.Warnings(st.flushLog(ctx)).Info("The standby translates no more: another owner wrote to nat what keeps a hook shut", "flush", l.record.ID,
-			"family", f, "open", open.Round(10*time.Microsecond))
+		severity.Warnings(log).Info("The standby translates no more: another owner wrote to nat what keeps a hook shut", s.fields("open", open.Round(10*time.Microsecond))...)
 	}
 	if !got.Open || s.gate.isOpen() {
 		return got.Commits
 	}
 	s.gate.open(now)
 	s.state = api.StandbyOpen
-	l.record.Standby = l.record.Standby.With(f, now.Sub(l.record.Time))
-	severity.Notices(st.flushLog(ctx)).Info("The standby translates until the rules are back"+got.less(),
-		got.fields("flush", l.record.ID, "family", f, "after", now.Sub(l.record.Time).Round(10*time.Microsecond))...)
-	d.sweepNat(st.want(), f, st.families[f].known.natIntact)
+	after := now.Sub(record.Time)
+	severity.Notices(log).Info("The standby translates until the rules are back"+got.less(), got.fields(s.fields("after", after.Round(10*time.Microsecond))...)...)
+	s.kind.opened(d, st, got, after)
 	return got.Commits
+}
+
+// staysShut says once in each flush that a gate stays shut, because its copy is out of date.
+func (d *Daemon) staysShut(ctx context.Context, st *state, s *standbyOf, fields ...any) {
+	if s.gate.bars("") {
+		severity.Warnings(s.kind.log(ctx, d, st)).Info("The standby stays shut: its copy is out of date", s.fields(fields...)...)
+	}
+}
+
+// fields returns the fields of a log line about the gate in a flush.
+func (s *standbyOf) fields(more ...any) []any {
+	return append([]any{"flush", s.gate.flush, "table", s.kind.name()}, more...)
+}
+
+// openFailed notes that the kernel did not open a gate.
+func (d *Daemon) openFailed(ctx context.Context, st *state, s *standbyOf, err error) {
+	if s.gate.ajar.met(err, time.Now()) {
+		severity.Warnings(s.kind.log(ctx, d, st)).Error(err, "The standby could not be opened; the replay does not wait for it", s.fields()...)
+	}
+	if !errors.Is(err, standby.ErrNotBuilt) {
+		return
+	}
+	if s.gate.isOpen() { // its table went with another one's, or by its limit
+		d.gateShut(st, s, time.Now())
+	}
+	d.standbyFailed(ctx, s, err)
 }
 
 // less is what the log says behind that the standby translates: nothing, unless its copy is out of
@@ -154,17 +144,6 @@ func (g StandbyGate) fields(fields ...any) []any {
 		return fields
 	}
 	return append(fields, "reason", g.Outdated)
-}
-
-// openMeanwhile opens gates for what a probe shows while canaryd waits for the flusher: it may
-// come to nat last. It returns how many commits that took.
-func (d *Daemon) openMeanwhile(ctx context.Context, st *state, f rules.Family, verdicts map[rules.TableName]canary.Verdict) int {
-	v := verdicts[rules.Nat]
-	if !d.hasStandby() || !v.Loss() || !st.heals() || !st.families[f].standby.has() {
-		return 0
-	}
-	d.take(st, tableFinding{id: f.Table(rules.Nat), source: lossesOnly, finding: canary.Finding{Verdict: v}})
-	return d.openFamily(ctx, st, f)
 }
 
 // passOwn returns the stamps after so many commits of canaryd's own; stamps themselves if another
@@ -186,10 +165,9 @@ func (d *Daemon) passOwn(ctx context.Context, st *state, stamps map[rules.Family
 }
 
 // shutAt returns when a gate is shut: as soon as it is not to be open any more.
-func (d *Daemon) shutAt(st *state) time.Time {
-	var first time.Time
-	for f, fs := range st.families {
-		first = earliest(first, fs.standby.gate.dueShut(st.wantsOpen(f), d.made))
+func (d *Daemon) shutAt(st *state) (first time.Time) {
+	for _, s := range st.standby {
+		first = earliest(first, s.gate.dueShut(s.kind.wantsOpen(st), d.made))
 	}
 	return first
 }
@@ -197,45 +175,43 @@ func (d *Daemon) shutAt(st *state) time.Time {
 // shutStandby shuts the gates that are not to be open any more.
 func (d *Daemon) shutStandby(ctx context.Context, st *state) {
 	now := time.Now()
-	for _, f := range rules.Families() {
-		fs := st.families[f]
-		if fs == nil || !fs.standby.gate.isOpen() {
+	for _, s := range st.copies() {
+		wanted := s.gate.isOpen() && s.kind.wantsOpen(st)
+		if !s.gate.isOpen() || wanted && now.Before(s.gate.until) {
 			continue
 		}
-		switch {
-		case !st.wantsOpen(f):
-			d.shutFamily(ctx, st, f)
-		case !now.Before(fs.standby.gate.until):
-			d.shutFamily(ctx, st, f)
-			severity.Warnings(st.flushLog(ctx)).Info("The standby translates no more, although rules are still missing: what it has may be out of date", "flush", st.loss.record.ID,
-				"family", f, "limit", standbyMost)
+		if d.shutGate(ctx, st, s); wanted {
+			severity.Warnings(s.kind.log(ctx, d, st)).Info("The standby translates no more, although rules are still missing: what it has may be out of date",
+				s.fields("limit", standbyMost)...)
 		}
 	}
 }
 
-// shutFamily shuts the family's gate. Whatever the kernel answers, no hook is open then.
-func (d *Daemon) shutFamily(ctx context.Context, st *state, f rules.Family) {
-	s := &st.families[f].standby
-	got, err := d.cfg.Standby.Table.Gate(f, ShutGate)
-	open := d.gateShut(st, f, s, cmp.Or(got.Shut, time.Now()))
+// shutGate shuts one gate. Whatever the kernel answers, no hook is open then.
+func (d *Daemon) shutGate(ctx context.Context, st *state, s *standbyOf) {
+	got, err := d.cfg.Standby.Table.Gate(StandbyWant{ID: s.id}, ShutGate)
+	open := d.gateShut(st, s, cmp.Or(got.Shut, time.Now()))
 	s.state = api.StandbyArmed
 	if err != nil { // the table had to go
-		d.standbyFailed(ctx, f, s, err)
+		d.standbyFailed(ctx, s, err)
 	}
-	s.tooOld(st.want()[f.Table(rules.Nat)], &st.generation, time.Now()) // what was learned meanwhile
+	s.kind.openOrder(st, time.Now()) // notes since when the copy lacks what was learned meanwhile
+	fields := []any{"table", s.kind.name(), "open", open.Round(10 * time.Microsecond)}
 	if !got.Shut.IsZero() {
-		severity.Warnings(klog.FromContext(ctx)).Info("The standby's limit shut it before canaryd did", "family", f, "open", open.Round(10*time.Microsecond))
+		severity.Warnings(klog.FromContext(ctx)).Info("The standby's limit shut it before canaryd did", fields...)
 		return
 	}
-	klog.FromContext(ctx).V(1).Info("The standby is shut", "family", f, "open", open.Round(10*time.Microsecond))
+	klog.FromContext(ctx).V(1).Info("The standby is shut", fields...)
 }
 
-// gateShut takes up that the family's gate is shut since at, and returns for how long it was open.
-func (d *Daemon) gateShut(st *state, f rules.Family, s *standbyOf, at time.Time) (open time.Duration) {
+// gateShut takes up that a gate is shut since at, and returns for how long it was open.
+func (d *Daemon) gateShut(st *state, s *standbyOf, at time.Time) (open time.Duration) {
 	open = s.gate.shut(at)
-	d.cfg.Metrics.ObserveStandby(f, open)
-	if st.loss != nil {
-		st.loss.record.Standby = st.loss.record.Standby.Ended(s.gate.total)
+	if !s.native() {
+		d.cfg.Metrics.ObserveStandby(s.id.Family, open)
+	}
+	if record := s.kind.record(st); record != nil {
+		record.Standby = record.Standby.Ended(s.gate.total)
 	}
 	return open
 }

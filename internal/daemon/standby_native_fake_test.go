@@ -14,8 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// fakeNativeStandby is a NativeStandby in memory, whose commits move the genid of the native
-// tables.
+// fakeNativeStandby is a Standby of native tables, in memory. Its commits move their genid.
 type fakeNativeStandby struct {
 	mu    sync.Mutex
 	k     *fakeNative
@@ -77,32 +76,31 @@ func (s *fakeNativeStandby) Follow(of NativeWant) StandbyCopy {
 	return StandbyCopy{Chains: len(want.Chains)}
 }
 
-func (s *fakeNativeStandby) Gate(of NativeWant, order GateOrder) (StandbyGate, error) {
-	want := of.Table
+func (s *fakeNativeStandby) Gate(id tableid.TableID, want *native.Table, order GateOrder) (StandbyGate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	what, fault, open := "shut", s.shutErr, order != ShutGate
 	if open {
 		what, fault = "open", s.gateErr
 	}
-	s.note(what, want.ID)
+	s.note(what, id)
 	if fault != nil && !open { // the table had to go
-		delete(s.held, want.ID)
-		delete(s.open, want.ID)
+		delete(s.held, id)
+		delete(s.open, id)
 		return StandbyGate{}, fault
 	}
 	if order == OpenCurrent && s.outdated != nil {
 		return StandbyGate{}, fmt.Errorf("%w: %w", ErrStandbyOutdated, s.outdated)
 	}
-	if fault != nil || s.open[want.ID] == open {
-		return StandbyGate{Open: s.open[want.ID]}, fault
+	if fault != nil || s.open[id] == open {
+		return StandbyGate{Open: s.open[id]}, fault
 	}
 	s.commit()
-	if s.open[want.ID] = open; !open {
+	if s.open[id] = open; !open {
 		return StandbyGate{}, nil
 	}
 	if s.outdated == nil {
-		s.held[want.ID] = want
+		s.held[id] = want
 	}
 	return StandbyGate{Open: true, Outdated: s.outdated}, nil
 }

@@ -13,8 +13,8 @@ import (
 
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
-	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/standby"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -31,13 +31,17 @@ type StandbyOnNFT struct {
 	mu     sync.Mutex
 	limits map[tableid.TableID]*gateLimit // that shut a gate by themselves
 	// pending are copies that may be newer than what is written. Only the loop's step has them.
-	pending map[rules.Family]*standby.Copy
-	// natives are the same of native tables, next to what they were made of.
-	natives map[tableid.TableID]nativePending
+	pending map[tableid.TableID]pendingCopy
 	ending  sync.WaitGroup // of those that run
 
 	misses  *standby.Misses // nil: none are heard of
 	hearing sync.WaitGroup  // of misses
+}
+
+// A pendingCopy is a copy and, of a native table, the digest of what it was made of.
+type pendingCopy struct {
+	copy *standby.Copy
+	of   native.Digest
 }
 
 // OpenStandby opens the sockets of a Standby. It writes nothing. Its commits count as the kernel's
@@ -101,7 +105,7 @@ func (s *StandbyOnNFT) dial() error {
 	if err != nil {
 		return err
 	}
-	s.tables, s.pending, s.natives = tables, map[rules.Family]*standby.Copy{}, map[tableid.TableID]nativePending{}
+	s.tables, s.pending = tables, map[tableid.TableID]pendingCopy{}
 	s.kernel.AlsoOwn(tables.Port())
 	return nil
 }
@@ -120,69 +124,109 @@ func (s *StandbyOnNFT) Close() error {
 	return errors.Join(s.tables.Close(), s.conn.Close(), s.deafen())
 }
 
-// Follow implements Standby. All families are translated before one is written, because each write
+// Follow implements Standby. All tables are translated before one is written, because each write
 // moves the genid.
-func (s *StandbyOnNFT) Follow(ctx context.Context, nat map[rules.Family]StandbyNat) map[rules.Family]StandbyCopy {
-	all := map[rules.Family]StandbyCopy{}
-	for f, n := range nat {
-		if n.Known && s.pending[f] != nil {
-			all[f] = StandbyCopy{}
-			continue
-		}
-		c, err := s.translate(ctx, f, n)
-		switch {
-		case err == nil:
-			s.pending[f] = c
-		case errors.Is(err, standby.ErrUnavailable):
-			err = errors.Join(err, s.Release(f))
-		case !errors.Is(err, ErrStandbyMoved):
-			err = fmt.Errorf("%w: %w", ErrStandbyUnread, err)
-		}
-		all[f] = StandbyCopy{Err: err}
+func (s *StandbyOnNFT) Follow(ctx context.Context, wants ...StandbyWant) map[tableid.TableID]StandbyCopy {
+	all := map[tableid.TableID]StandbyCopy{}
+	for _, want := range wants {
+		all[want.ID] = StandbyCopy{Err: s.prepare(ctx, want)}
 	}
-	for f, n := range nat {
+	for _, want := range wants {
 		switch {
-		case !n.Write || all[f].Err != nil:
-		case s.pending[f] == nil: // it went with the socket, just now
-			all[f] = StandbyCopy{Err: net.ErrClosed}
+		case want.isNat() && !want.Nat.Write, all[want.ID].Err != nil:
+		case s.pending[want.ID].copy == nil: // it went with the socket, just now
+			all[want.ID] = StandbyCopy{Err: net.ErrClosed}
 		default:
-			all[f] = s.write(f)
+			all[want.ID] = s.write(want.ID)
 		}
 	}
 	return all
 }
 
-// write brings a family's copy into the kernel. After an error there is none, and it takes no
-// memory: it is built again at the next try.
-func (s *StandbyOnNFT) write(f rules.Family) StandbyCopy {
-	id := f.Table(rules.Nat)
-	more, err := s.tables.PutPiece(s.pending[f])
+// isNat reports whether the table is iptables' nat.
+func (w StandbyWant) isNat() bool { return w.Native.Table == nil }
+
+// prepare translates a table, unless that was done. A copy that the loop says is not there takes no
+// memory.
+func (s *StandbyOnNFT) prepare(ctx context.Context, want StandbyWant) error {
+	if !want.isNat() {
+		_, err := s.translateNative(want)
+		return s.orReleased(want.ID, err)
+	}
+	if want.Nat.Known && s.pending[want.ID].copy != nil {
+		return nil
+	}
+	c, err := s.translate(ctx, want)
+	switch {
+	case err == nil:
+		s.pending[want.ID] = pendingCopy{copy: c}
+	case errors.Is(err, standby.ErrUnavailable):
+		return s.orReleased(want.ID, err)
+	case !errors.Is(err, ErrStandbyMoved):
+		return fmt.Errorf("%w: %w", ErrStandbyUnread, err)
+	}
+	return err
+}
+
+// orReleased releases a copy with an error, to which it adds that of releasing.
+func (s *StandbyOnNFT) orReleased(id tableid.TableID, err error) error {
+	if err != nil {
+		return errors.Join(err, s.Release(id))
+	}
+	return nil
+}
+
+// write brings a copy into the kernel. After an error there is none: it is built again at the next
+// try.
+func (s *StandbyOnNFT) write(id tableid.TableID) StandbyCopy {
+	pending, stood := s.pending[id], s.tables.Held(id) != nil
+	more, err := s.tables.PutPiece(pending.copy)
 	if errors.Is(err, net.ErrClosed) {
 		err = errors.Join(err, s.dial())
 	}
-	switch {
+	switch err = s.orReleased(id, err); {
 	case err != nil:
-		err = errors.Join(err, s.Release(f))
+	case more && stood: // a native table's is built again, with room in its sets for what they hold now
+		delete(s.pending, id)
 	case !more:
-		s.pending[f] = s.tables.Held(id) // without the rules, which the kernel has now
+		s.hold(id)
 	}
 	now := s.tables.Status(id)
 	return StandbyCopy{Chains: now.Chains, Uncopied: now.LeftOut, Unfinished: more, Err: err}
 }
 
+// hold notes that the kernel has what is pending: a copy of nat is without its rules then.
+func (s *StandbyOnNFT) hold(id tableid.TableID) {
+	s.pending[id] = pendingCopy{s.tables.Held(id), s.pending[id].of}
+}
+
+// translateNative makes the copy of a native table, or returns what it made of the same content.
+// Another value comes every 2 s where packets add to sets and after each replay, and an opening
+// does not wait for what that changes.
+func (s *StandbyOnNFT) translateNative(want StandbyWant) (*standby.Copy, error) {
+	if p := s.pending[want.ID]; p.copy != nil && p.of == want.Native.Digest {
+		return p.copy, nil
+	}
+	c, err := standby.TranslateNative(want.Native.Table, s.tables.Held(want.ID))
+	if err == nil {
+		s.pending[want.ID] = pendingCopy{c, want.Native.Digest}
+	}
+	return c, err
+}
+
 // translate makes a family's copy of what the mirror holds, if that is what was examined.
-func (s *StandbyOnNFT) translate(ctx context.Context, f rules.Family, nat StandbyNat) (c *standby.Copy, err error) {
+func (s *StandbyOnNFT) translate(ctx context.Context, want StandbyWant) (c *standby.Copy, err error) {
+	nat := want.Nat
 	protected := make(map[string]bool, len(nat.Section.Chains))
 	for _, chain := range nat.Section.Chains {
 		protected[chain.Name] = !nat.Section.IsLedTo(chain.Name)
 	}
-	id := f.Table(rules.Nat)
-	err = s.kernel.RawTable(ctx, id, func(raw nft.RawTable) error {
+	err = s.kernel.RawTable(ctx, want.ID, func(raw nft.RawTable) error {
 		if uint64(raw.Genid) != nat.Digest {
 			return ErrStandbyMoved
 		}
 		var err error
-		c, err = standby.Translate(standby.Source{RawTable: raw, Protects: func(chain string) bool { return protected[chain] }}, s.tables.Held(id))
+		c, err = standby.Translate(standby.Source{RawTable: raw, Protects: func(chain string) bool { return protected[chain] }}, s.tables.Held(want.ID))
 		return err
 	})
 	return c, err
@@ -190,15 +234,20 @@ func (s *StandbyOnNFT) translate(ctx context.Context, f rules.Family, nat Standb
 
 // Gate implements Standby. A gate that is open for so long that the loop must be hanging is shut
 // all the same.
-func (s *StandbyOnNFT) Gate(f rules.Family, order GateOrder) (got StandbyGate, err error) {
-	id := f.Table(rules.Nat)
+func (s *StandbyOnNFT) Gate(want StandbyWant, order GateOrder) (got StandbyGate, err error) {
 	before := s.tables.Commits()
-	if order != ShutGate {
-		got, err = s.open(f, s.tables.OpenHooks(id), order)
-	} else {
-		got.Shut, err = s.shut(id)
+	switch {
+	case order == ShutGate:
+		got.Shut, err = s.shut(want.ID)
+	case s.tables.Held(want.ID) == nil:
+		err = standby.ErrNotBuilt
+	case want.isNat():
+		got, err = s.openNat(want.ID, order)
+	default: // all hooks: the table's one owner has no exemptions of others in it
+		pending, refused := s.translateNative(want)
+		got.Outdated, err = s.openHooks(want.ID, s.tables.Held(want.ID).Hooks(), pending, refused, order)
 	}
-	got.Open = len(s.tables.OpenHooks(id)) > 0
+	got.Open = len(s.tables.OpenHooks(want.ID)) > 0
 	got.Commits = int(s.tables.Commits() - before)
 	return got, err
 }
@@ -213,14 +262,10 @@ func (s *StandbyOnNFT) shut(id tableid.TableID) (limit time.Time, err error) {
 	return limit, err
 }
 
-// open opens the hooks whose path lost something and that may be opened, and says why others stay
-// shut. Where one of those is open it shuts all: what stands in nat has changed.
-func (s *StandbyOnNFT) open(f rules.Family, already []standby.Hook, order GateOrder) (got StandbyGate, err error) {
-	id := f.Table(rules.Nat)
-	held := s.tables.Held(id)
-	if held == nil {
-		return got, standby.ErrNotBuilt
-	}
+// openNat opens the hooks of nat whose path lost something and that may be opened, and says why
+// others stay shut. Where one of those is open it shuts all: nat has changed.
+func (s *StandbyOnNFT) openNat(id tableid.TableID, order GateOrder) (got StandbyGate, err error) {
+	held, already := s.tables.Held(id), s.tables.OpenHooks(id)
 	losses, err := held.Probe(s.conn)
 	if err != nil {
 		return got, fmt.Errorf("asking what became of nat's base chains: %w", err)
@@ -237,9 +282,9 @@ func (s *StandbyOnNFT) open(f rules.Family, already []standby.Hook, order GateOr
 	if !slices.ContainsFunc(hooks, func(h standby.Hook) bool { return !slices.Contains(already, h) }) {
 		return got, nil
 	}
-	got.Outdated, err = s.openHooks(id, hooks, s.pending[f], nil, order)
+	got.Outdated, err = s.openHooks(id, hooks, s.pending[id].copy, nil, order)
 	if err == nil && got.Outdated == nil {
-		s.pending[f] = s.tables.Held(id) // the kernel has it now
+		s.hold(id)
 	}
 	return got, err
 }
@@ -322,8 +367,8 @@ func (s *StandbyOnNFT) endLimit(id tableid.TableID) (shut time.Time) {
 }
 
 // Release implements Standby.
-func (s *StandbyOnNFT) Release(f rules.Family) error {
-	s.endLimit(f.Table(rules.Nat))
-	delete(s.pending, f)
-	return s.tables.Remove(f.Table(rules.Nat))
+func (s *StandbyOnNFT) Release(id tableid.TableID) error {
+	s.endLimit(id)
+	delete(s.pending, id)
+	return s.tables.Remove(id)
 }

@@ -20,6 +20,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
+// natV4 is the table that the stories flush.
+var natV4 = rules.IPv4.Table(rules.Nat)
+
 // onNFT runs a story of a StandbyOnNFT next to the scenarios' node in a namespace.
 func onNFT(t *testing.T, story func(t *testing.T, s *StandbyOnNFT, follow func(write bool) StandbyCopy)) {
 	nstest.Run(t, func(t *testing.T) {
@@ -42,7 +45,7 @@ func onNFT(t *testing.T, story func(t *testing.T, s *StandbyOnNFT, follow func(w
 					nat.Chains = append(nat.Chains, c)
 				}
 			}
-			return s.Follow(t.Context(), map[rules.Family]StandbyNat{rules.IPv4: {Section: nat, Digest: snapshot.Digest, Write: write}})[rules.IPv4]
+			return s.Follow(t.Context(), StandbyWant{ID: natV4, Nat: StandbyNat{Section: nat, Digest: snapshot.Digest, Write: write}})[natV4]
 		}
 		story(t, s, follow)
 	})
@@ -55,7 +58,7 @@ func (s *StandbyOnNFT) gate(t *testing.T, open, want bool, commits int) {
 	if open {
 		order = OpenGate
 	}
-	got, err := s.Gate(rules.IPv4, order)
+	got, err := s.Gate(StandbyWant{ID: natV4}, order)
 	must(t, err)
 	if got.Open != want || got.Commits != commits {
 		t.Errorf("open: %t after %d commits, want %t after %d", got.Open, got.Commits, want, commits)
@@ -66,7 +69,7 @@ func (s *StandbyOnNFT) gate(t *testing.T, open, want bool, commits int) {
 // everything stands, and once only.
 func TestStandbyOnNFT(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
-		if _, err := s.Gate(rules.IPv4, OpenGate); !errors.Is(err, standby.ErrNotBuilt) {
+		if _, err := s.Gate(StandbyWant{ID: natV4}, OpenGate); !errors.Is(err, standby.ErrNotBuilt) {
 			t.Errorf("a gate without a copy: %v", err)
 		}
 		copied := follow(true)
@@ -74,7 +77,7 @@ func TestStandbyOnNFT(t *testing.T) {
 		if copied.Chains < 50 {
 			t.Errorf("%d chains are copied", copied.Chains)
 		}
-		if s.pending[rules.IPv4] != s.tables.Held(rules.IPv4.Table(rules.Nat)) {
+		if s.pending[natV4].copy != s.tables.Held(natV4) {
 			t.Error("the rules of what was written stay in memory")
 		}
 		s.gate(t, true, false, 0)
@@ -85,7 +88,7 @@ func TestStandbyOnNFT(t *testing.T) {
 		s.gate(t, true, true, 0)
 		s.gate(t, false, false, 1)
 		s.gate(t, false, false, 0)
-		must(t, s.Release(rules.IPv4))
+		must(t, s.Release(natV4))
 		if tables := nstest.Command(t, "nft", "list", "tables"); strings.Contains(tables, standby.TableName) {
 			t.Errorf("there is still a table:\n%s", tables)
 		}
@@ -97,15 +100,15 @@ func TestStandbyOnNFT(t *testing.T) {
 func TestStandbyCopiesOnlyWhatWasExamined(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
 		must(t, follow(true).Err)
-		held := s.tables.Held(rules.IPv4.Table(rules.Nat))
+		held := s.tables.Held(natV4)
 		snapshot, err := s.kernel.Read(t.Context(), rules.IPv4)
 		must(t, err)
 		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
-		got := s.Follow(context.Background(), map[rules.Family]StandbyNat{rules.IPv4: {Digest: snapshot.Digest, Write: true}})
-		if !errors.Is(got[rules.IPv4].Err, ErrStandbyMoved) {
+		got := s.Follow(context.Background(), StandbyWant{ID: natV4, Nat: StandbyNat{Digest: snapshot.Digest, Write: true}})
+		if !errors.Is(got[natV4].Err, ErrStandbyMoved) {
 			t.Errorf("it says %+v", got)
 		}
-		if s.tables.Held(rules.IPv4.Table(rules.Nat)) != held {
+		if s.tables.Held(natV4) != held {
 			t.Error("the copy is another one")
 		}
 	})
@@ -157,7 +160,7 @@ func TestStandbyShutsWhatMustNotBeOpen(t *testing.T) {
 		s.gate(t, true, true, 0)
 		nstest.CommandInput(t, "*nat\n-F POSTROUTING\n-A POSTROUTING -s 203.0.113.9 -j ACCEPT\nCOMMIT\n", "iptables-nft-restore", "--noflush")
 		s.gate(t, true, false, 1)
-		if limit := s.limits[rules.IPv4.Table(rules.Nat)]; limit != nil {
+		if limit := s.limits[natV4]; limit != nil {
 			t.Error("the limit of a gate that is shut goes on")
 		}
 		s.gate(t, true, false, 0)
@@ -179,17 +182,17 @@ func TestStandbyShutsByItself(t *testing.T) {
 		s.gate(t, true, true, 0)
 		s.ending.Wait()
 		ended := time.Now()
-		if open := s.tables.Status(rules.IPv4.Table(rules.Nat)).Open; len(open) > 0 {
+		if open := s.tables.Status(natV4).Open; len(open) > 0 {
 			t.Errorf("%v are open behind the limit", open)
 		}
-		got, err := s.Gate(rules.IPv4, ShutGate)
+		got, err := s.Gate(StandbyWant{ID: natV4}, ShutGate)
 		must(t, err)
 		if got.Shut.IsZero() || got.Shut.After(ended) {
 			t.Errorf("it was shut at %s, want by its limit", got.Shut)
 		}
 		s.gate(t, true, true, 0)
-		must(t, s.tables.Remove(rules.IPv4.Table(rules.Nat))) // as the limit does if the kernel refuses
-		if got, err := s.Gate(rules.IPv4, ShutGate); !errors.Is(err, standby.ErrNotBuilt) || got.Open {
+		must(t, s.tables.Remove(natV4)) // as the limit does if the kernel refuses
+		if got, err := s.Gate(StandbyWant{ID: natV4}, ShutGate); !errors.Is(err, standby.ErrNotBuilt) || got.Open {
 			t.Errorf("a gate whose table is gone: %+v, %v", got, err)
 		}
 	})
@@ -218,21 +221,21 @@ const nativeNAT = `table ip proxy {
 `
 
 // proxyOf loads nativeNAT and returns it as it was captured.
-func proxyOf(t *testing.T, s *StandbyOnNFT, priority, address, client string) NativeWant {
+func proxyOf(t *testing.T, s *StandbyOnNFT, priority, address, client string) StandbyWant {
 	t.Helper()
 	id := tableid.IPv4.Table("proxy")
 	text := strings.NewReplacer("PRIORITY", priority, "ADDRESS", address, "CLIENT", client).Replace(nativeNAT)
 	nstest.CommandInput(t, "table ip proxy {}\ndelete table ip proxy\n"+text, "nft", "-f", "-")
 	r, err := native.Capture(s.conn, func(of nft.Table) bool { return of.Family.Table(of.Name) == id })
 	must(t, err)
-	return NativeWant{r.Tables[id], r.Digest(id)}
+	return StandbyWant{ID: id, Native: NativeWant{r.Tables[id], r.Digest(id)}}
 }
 
 // followNative follows a native table until its copy stands, and returns in how many steps.
-func (s *StandbyOnNFT) followNative(t *testing.T, want NativeWant) (steps int) {
+func (s *StandbyOnNFT) followNative(t *testing.T, want StandbyWant) (steps int) {
 	t.Helper()
 	for {
-		copied := s.Native().Follow(want)
+		copied := s.Follow(t.Context(), want)[want.ID]
 		must(t, copied.Err)
 		if steps++; !copied.Unfinished {
 			return steps
@@ -259,11 +262,11 @@ func TestNativeStandbyThatTakesNoChange(t *testing.T) {
 		} {
 			want := proxyOf(t, s, story.priority, story.address, "10.9.0.1")
 			nstest.Command(t, "nft", "delete", "table", "ip", "proxy")
-			got, err := s.Native().Gate(want, story.order)
+			got, err := s.Gate(want, story.order)
 			if got.Open != story.open || !errors.Is(got.Outdated, story.outdated) || !errors.Is(err, story.err) {
 				t.Errorf("open: %t, outdated: %v, error: %v, want %+v", got.Open, got.Outdated, err, story)
 			}
-			_, err = s.Native().Gate(want, ShutGate)
+			_, err = s.Gate(want, ShutGate)
 			must(t, err)
 		}
 		whole := proxyOf(t, s, "dstnat - 5", "10.3.0.2", "10.9.0.1")
@@ -279,7 +282,7 @@ func TestAnOpeningTranslatesChangesOnly(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *StandbyOnNFT, _ func(bool) StandbyCopy) {
 		first := proxyOf(t, s, "dstnat", "10.3.0.1", "10.9.0.1")
 		s.followNative(t, first)
-		held := s.tables.Held(first.Table.ID)
+		held := s.tables.Held(first.ID)
 		for name, story := range map[string]struct {
 			address, client string
 			same            bool
@@ -289,8 +292,8 @@ func TestAnOpeningTranslatesChangesOnly(t *testing.T) {
 			"a rule":   {"10.3.0.2", "10.9.0.1", false},
 		} {
 			want := proxyOf(t, s, "dstnat", story.address, story.client)
-			s.natives[want.Table.ID] = nativePending{first.Digest, held}
-			got, err := nativeOnNFT{s}.translate(want)
+			s.pending[want.ID] = pendingCopy{held, first.Native.Digest}
+			got, err := s.translateNative(want)
 			must(t, err)
 			if diff := cmp.Diff(story.same, got == held); diff != "" {
 				t.Errorf("%s: the copy is the one that is held (-want +got):\n%s", name, diff)

@@ -9,6 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // state is all that the loop knows. Its goroutine alone has it. Each part is written in the file
@@ -50,6 +51,8 @@ type state struct {
 	// observedSince is since when rules are missing that canaryd only watches, and that their owner
 	// has not put back; zero: none are.
 	observedSince time.Time
+	// standby are the copies that translate meanwhile.
+	standby map[tableid.TableID]*standbyOf
 
 	// Native tables, which are a realm of their own.
 	native nativeRealm
@@ -93,7 +96,6 @@ type familyState struct {
 	rotation rotation  // when its marks are renewed
 	proxy    kubeProxy // kube-proxy's canary, and the full sync that is asked of it
 	keeper   keeping   // its keeper
-	standby  standbyOf // its standby
 	// unguarded are its tables that are guarded on demand and hold nothing to guard; see there.
 	unguarded map[rules.TableName]unguarded
 	// undoubleAt is when jumps that stand twice are removed; zero: none does.
@@ -102,7 +104,7 @@ type familyState struct {
 
 // newState returns the state of a daemon that has not looked at anything yet.
 func (d *Daemon) newState() *state {
-	st := &state{families: map[rules.Family]*familyState{}, pace: d.cfg.Pace, native: d.newNativeRealm()}
+	st := &state{families: map[rules.Family]*familyState{}, pace: d.cfg.Pace, native: d.newNativeRealm(), standby: d.newStandby()}
 	st.contention.limit, st.looking.storm = reload.NewLimiter(), bucket{share: stormShare}
 	st.quarantine.stood = map[rules.Family]map[iptables.Place]bool{}
 	first := d.cfg.Kernel.Evidence()

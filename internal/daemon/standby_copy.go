@@ -1,0 +1,223 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"net"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/standby"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// pieceRest is the time between two pieces of a build. The loop takes hints and requests only while
+// no chore is due.
+const pieceRest = time.Millisecond
+
+// followAt returns when a copy is decided about.
+func (d *Daemon) followAt(st *state) (first time.Time) {
+	if len(d.newNatives(st)) > 0 {
+		return d.made
+	}
+	for _, s := range st.standby {
+		first = earliest(first, s.kind.followAt(d, st, s))
+	}
+	return first
+}
+
+// newNatives returns the guarded native tables about which nothing was decided yet.
+func (d *Daemon) newNatives(st *state) (ids []tableid.TableID) {
+	for id := range st.native.tables {
+		if d.hasNativeStandby() && st.standby[id] == nil {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// followStandby makes, follows or deletes the copies that are due. It is a step of the loop's, as
+// the keeper's is.
+func (d *Daemon) followStandby(ctx context.Context, st *state) {
+	for _, id := range d.newNatives(st) {
+		st.standby[id] = &standbyOf{id: id, kind: &nativeCopy{id: id}}
+	}
+	now := time.Now()
+	var nats, natives []StandbyWant
+	for _, s := range st.copies() {
+		if !due(s.kind.followAt(d, st, s), now) {
+			continue
+		}
+		want := s.kind.decide(st, !s.making.tryAt.IsZero())
+		s.making.tryAt = time.Time{}
+		switch why := d.idle(st, s); {
+		case st.mode != api.Heal:
+			d.releaseStandby(ctx, st, s, api.StandbyOff, why)
+		case why != "":
+			d.releaseStandby(ctx, st, s, api.StandbyIdle, why)
+		case s.native():
+			natives = append(natives, want)
+		default:
+			nats = append(nats, want)
+		}
+	}
+	if len(nats) > 0 {
+		d.follow(ctx, st, nats...)
+	}
+	for _, want := range natives {
+		d.follow(ctx, st, want)
+	}
+}
+
+// idle returns why a table needs no copy, or gets none; "" if it gets one.
+func (d *Daemon) idle(st *state, s *standbyOf) string {
+	if st.mode != api.Heal {
+		return whyObserve
+	}
+	return s.kind.idle(d, st, s.has())
+}
+
+// follow brings copies to what ought to be in force.
+func (d *Daemon) follow(ctx context.Context, st *state, wants ...StandbyWant) {
+	start := time.Now()
+	copies := d.cfg.Standby.Table.Follow(ctx, wants...)
+	end := time.Now()
+	st.memory.scheduleFree(end)
+	for _, want := range wants {
+		s, copied := st.standby[want.ID], copies[want.ID]
+		s.next = end.Add(s.kind.rest(end.Sub(start)))
+		d.takeCopy(ctx, s, want, copied)
+		if errors.Is(copied.Err, net.ErrClosed) {
+			d.standbySocketGone(ctx, st, copied.Err)
+		}
+	}
+}
+
+// takeCopy takes up what became of one copy.
+func (d *Daemon) takeCopy(ctx context.Context, s *standbyOf, want StandbyWant, copied StandbyCopy) {
+	written := s.kind.took(want, copied)
+	switch err := copied.Err; {
+	case errors.Is(err, ErrStandbyMoved):
+		return
+	case errors.Is(err, ErrStandbyUnread) && (s.has() || s.begun):
+		if s.making.failed(err, standby.ErrKernel, standby.ErrTaken) {
+			severity.Warnings(klog.FromContext(ctx)).Info("The standby stays as it was: the table could not be read", "table", s.kind.name(), "reason", err)
+		}
+		return
+	case err != nil:
+		d.standbyFailed(ctx, s, err)
+		return
+	}
+	if s.begun = copied.Unfinished; s.begun {
+		s.state, s.reason, s.pieceAt = api.StandbyBuilding, "", time.Now().Add(pieceRest)
+		return
+	}
+	s.making.trouble.over()
+	if !written {
+		return
+	}
+	had := s.has()
+	s.copy, s.state, s.reason, s.making = copied, api.StandbyArmed, "", s.making.over()
+	if !had {
+		klog.FromContext(ctx).Info("The standby is ready to translate while rules are missing",
+			"table", s.kind.name(), "standby", standby.NameOf(s.id), "chains", copied.Chains, "uncopied", copied.Uncopied)
+	}
+}
+
+// standbyFailed notes a try that failed, and plans the next one.
+func (d *Daemon) standbyFailed(ctx context.Context, s *standbyOf, err error) {
+	s.state, s.reason, s.copy, s.begun = api.StandbyUnavailable, err.Error(), StandbyCopy{}, false
+	s.kind.gone()
+	log := s.making.failed(err, standby.ErrKernel, standby.ErrTaken)
+	if s.native() && errors.Is(err, standby.ErrUnavailable) { // as long as the table is of its kind
+		s.making.tryAt = time.Now().Add(makeAgain)
+	}
+	if log {
+		severity.Notices(klog.FromContext(ctx)).Info("There is no standby: while rules are missing, new connections are not translated; nothing else depends on it",
+			"table", s.kind.name(), "reason", err)
+	}
+}
+
+// standbySocketGone notes that all copies went with their one socket.
+func (d *Daemon) standbySocketGone(ctx context.Context, st *state, err error) {
+	for _, s := range st.copies() {
+		if s.has() {
+			d.standbyFailed(ctx, s, err)
+		}
+	}
+}
+
+// releaseStandby deletes a copy, if there is one.
+func (d *Daemon) releaseStandby(ctx context.Context, st *state, s *standbyOf, into api.StandbyState, why string) {
+	if s.has() || s.begun || s.state == api.StandbyUnavailable {
+		if err := d.cfg.Standby.Table.Release(s.id); err != nil {
+			if s.making.stays(err) {
+				severity.Warnings(klog.FromContext(ctx)).Error(err, "The standby's table stays for now", "table", s.kind.name(), "standby", standby.NameOf(s.id))
+			}
+			return
+		}
+		if s.has() || s.begun {
+			klog.FromContext(ctx).Info("The standby's table is deleted", "table", s.kind.name(), "standby", standby.NameOf(s.id), "because", why)
+		}
+	}
+	if s.gate.isOpen() {
+		d.gateShut(st, s, time.Now())
+	}
+	if s.native() && st.native.tables[s.id] == nil {
+		delete(st.standby, s.id)
+		return
+	}
+	s.kind.gone()
+	*s = standbyOf{id: s.id, kind: s.kind, state: into, reason: why, making: s.making.over()}
+}
+
+// stopStandby deletes the copies after a cleanup.
+func (d *Daemon) stopStandby(ctx context.Context, st *state) {
+	for _, s := range st.copies() {
+		d.releaseStandby(ctx, st, s, api.StandbyOff, whyCleanup)
+	}
+}
+
+// standbys returns the states of the families' copies as a Status has them.
+func (d *Daemon) standbys(st *state) map[rules.Family]api.FamilyStandby {
+	all := map[rules.Family]api.FamilyStandby{}
+	for f := range st.families {
+		all[f] = api.FamilyStandby{State: api.StandbyOff, Reason: d.cfg.Standby.Off}
+		if d.hasStandby() {
+			all[f] = st.standby[f.Table(rules.Nat)].status(st)
+		}
+	}
+	return all
+}
+
+// nativeStandbyOf returns the state of a native table's copy as a Status has it.
+func (d *Daemon) nativeStandbyOf(st *state, id tableid.TableID) *api.FamilyStandby {
+	if off := d.cfg.Standby.NativeOff; off != "" {
+		return &api.FamilyStandby{State: api.StandbyUnavailable, Reason: off}
+	}
+	if !d.hasNativeStandby() {
+		return nil
+	}
+	now := st.standby[id].status(st)
+	return &now
+}
+
+// status returns the state of a copy as a Status has it.
+func (s *standbyOf) status(st *state) api.FamilyStandby {
+	if s == nil || s.state == "" {
+		return api.FamilyStandby{State: api.StandbyBuilding}
+	}
+	now := api.FamilyStandby{State: s.state, Reason: s.reason, OpenSince: s.gate.opened, Chains: s.copy.Chains, Uncopied: s.copy.Uncopied}
+	if !s.has() {
+		return now
+	}
+	behind := false
+	if now.Outstanding, behind = s.kind.behind(st); behind && s.state == api.StandbyArmed {
+		now.State = api.StandbyBehind
+	}
+	return now
+}

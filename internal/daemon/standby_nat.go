@@ -1,0 +1,242 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// standbyFrom is the estimated time of a replay from which --standby=auto has a copy of nat: 600
+// services with iptables-nft on 2 cores (Linux 6.18).
+const standbyFrom = 100 * time.Millisecond
+
+// A natCopy is what the loop knows only of a copy of a family's nat. It is translated with each
+// change, and written once in standbyEvery. What changes nat every few milliseconds is followed as
+// often.
+type natCopy struct {
+	id tableid.TableID
+
+	section     rules.Section // that was copied
+	lag         standbyLag    // of section
+	outstanding int           // chains in which it differs from the generation,
+	counted     int           // of that edition
+
+	latest    rules.Section // that was translated; opening writes it, too
+	latestLag standbyLag
+
+	moved   uint64       // the digest at which another process had written already; 0: none had
+	basis   standbyBasis // of the last decision; while it is the same, so is the copy
+	written time.Time    // when the copy was written last
+	unkept  bool         // what was translated is not written yet
+}
+
+// standbyBasis is what decides about a family's copy.
+type standbyBasis struct {
+	edition int           // of the generation
+	base    []rules.Chain // nat's built-in chains, with the rules of others
+	mode    api.Mode      // observe writes nothing but marks
+}
+
+func (b standbyBasis) equal(o standbyBasis) bool {
+	return b.edition == o.edition && b.mode == o.mode && slices.EqualFunc(b.base, o.base, sameChain)
+}
+
+func sameChain(a, b rules.Chain) bool { return a.Name == b.Name && slices.Equal(a.Rules, b.Rules) }
+
+func (d *Daemon) hasStandby() bool { return d.cfg.Standby.Table != nil && d.cfg.Standby.Off == "" }
+
+// newStandby returns what is known of the copies at first: nothing of each family's nat.
+func (d *Daemon) newStandby() map[tableid.TableID]*standbyOf {
+	all := map[tableid.TableID]*standbyOf{}
+	if d.hasStandby() {
+		for _, f := range d.cfg.Kernel.Families() {
+			id := f.Table(rules.Nat)
+			all[id] = &standbyOf{id: id, kind: &natCopy{id: id}}
+		}
+	}
+	return all
+}
+
+func (c *natCopy) name() string { return c.id.String() }
+
+func (c *natCopy) log(ctx context.Context, _ *Daemon, st *state) klog.Logger { return st.flushLog(ctx) }
+
+func (c *natCopy) record(st *state) *api.Flush {
+	if st.loss == nil {
+		return nil
+	}
+	return &st.loss.record
+}
+
+// ought returns what ought to be in force of the table.
+func (c *natCopy) ought(st *state) rules.Section { return st.want()[c.id] }
+
+// basisOf returns what decides about the copy now; false while nat is not known to be in force as
+// its owners want it.
+func (c *natCopy) basisOf(st *state) (standbyBasis, bool) {
+	fs := st.families[c.id.Family]
+	nat := fs.tables[rules.Nat]
+	b := standbyBasis{edition: st.generation.edition, mode: st.mode}
+	for _, name := range rules.BuiltinChains(rules.Nat) {
+		if c := nat.standing.table.Chain(name); c != nil {
+			b.base = append(b.base, *c)
+		}
+	}
+	if st.mode != api.Heal {
+		return b, true
+	}
+	calm := st.loss == nil && nat.verdict == canary.Intact && !nat.pending && !nat.learningStopped && fs.examined.dirty.IsZero() && !st.standby[c.id].gate.isOpen()
+	return b, calm && !st.generation.captured.IsZero()
+}
+
+func (c *natCopy) followAt(d *Daemon, st *state, s *standbyOf) time.Time {
+	basis, known := c.basisOf(st)
+	switch {
+	case !known, c.moved != 0 && c.moved == st.families[c.id.Family].examined.digest: // examined first
+		return time.Time{}
+	case !s.making.tryAt.IsZero():
+		return s.making.tryAt
+	case !basis.equal(c.basis):
+		return latest(d.made, s.next)
+	case s.begun:
+		return latest(d.made, s.pieceAt)
+	case c.unkept:
+		return c.written.Add(standbyEvery)
+	}
+	return time.Time{}
+}
+
+func (c *natCopy) decide(st *state, again bool) StandbyWant {
+	basis, _ := c.basisOf(st)
+	known := !again && basis.equal(c.basis)
+	c.basis, c.moved = basis, 0
+	return StandbyWant{ID: c.id, Nat: StandbyNat{Section: c.ought(st), Digest: st.families[c.id.Family].examined.digest,
+		Known: known, Write: due(c.written.Add(standbyEvery), time.Now())}}
+}
+
+// idle leaves a copy that is there until a replay is estimated to take half of standbyFrom: its
+// size may go up and down.
+func (c *natCopy) idle(d *Daemon, st *state, has bool) string {
+	g, least := st.want(), standbyFrom
+	if !g.Rewrites(c.id.Family) {
+		return whyNoRule
+	}
+	if has {
+		least /= 2
+	}
+	if count, _ := g.Counts(); d.cfg.Standby.Auto && st.pace.Estimate(count) < least {
+		return whyShort
+	}
+	return ""
+}
+
+func (c *natCopy) rest(took time.Duration) time.Duration { return min(standbyShare*took, standbyEvery) }
+
+func (c *natCopy) took(want StandbyWant, copied StandbyCopy) bool {
+	if errors.Is(copied.Err, ErrStandbyMoved) {
+		c.basis, c.moved = standbyBasis{}, want.Nat.Digest
+	}
+	if copied.Err != nil {
+		return false
+	}
+	current := standbyLag{checked: true, edition: c.basis.edition}
+	if c.latest, c.latestLag = want.Nat.Section, current; copied.Unfinished {
+		return false
+	}
+	if c.unkept = !want.Nat.Write; c.unkept {
+		return false
+	}
+	c.section, c.lag, c.counted, c.written = want.Nat.Section, current, -1, time.Now()
+	return true
+}
+
+func (c *natCopy) gone() { *c = natCopy{id: c.id, basis: c.basis, moved: c.moved} }
+
+// behind counts again only for another edition of the generation.
+func (c *natCopy) behind(st *state) (chains int, behind bool) {
+	if edition := st.generation.edition; c.counted != edition {
+		c.counted, c.outstanding = edition, otherChains(c.section, c.ought(st))
+	}
+	return c.outstanding, c.outstanding > 0
+}
+
+// otherChains returns how many chains only one of two sections has, or has otherwise.
+func otherChains(a, b rules.Section) (n int) {
+	has := make(map[string]rules.Chain, len(a.Chains))
+	for _, c := range a.Chains {
+		has[c.Name] = c
+	}
+	for _, c := range b.Chains {
+		if was, ok := has[c.Name]; !ok || !sameChain(was, c) {
+			n++
+		}
+		delete(has, c.Name)
+	}
+	return n + len(has)
+}
+
+func (c *natCopy) wantsOpen(st *state) bool {
+	return st.loss != nil && st.heals() && st.families[c.id.Family].tables[rules.Nat].verdict.Loss()
+}
+
+// openOrder says not to open without what is outstanding, if what is written is too old by itself.
+func (c *natCopy) openOrder(st *state, now time.Time) (order GateOrder, since time.Time, ok bool) {
+	want := c.ought(st)
+	switch {
+	case c.latestLag.tooLong(c.latest, want, &st.generation, now):
+		return ShutGate, c.latestLag.since, false
+	case c.unkept && c.lag.tooLong(c.section, want, &st.generation, now):
+		return OpenCurrent, c.lag.since, true
+	}
+	return OpenGate, time.Time{}, true
+}
+
+// toOpen is the ID only: the latest copy is translated already.
+func (c *natCopy) toOpen(*state) StandbyWant { return StandbyWant{ID: c.id} }
+
+func (c *natCopy) opened(d *Daemon, st *state, _ StandbyGate, after time.Duration) {
+	f := c.id.Family
+	st.loss.record.Standby = st.loss.record.Standby.With(f, after)
+	d.sweepNat(st.want(), f, st.families[f].known.natIntact)
+}
+
+// openMeanwhile opens gates for what a probe shows while canaryd waits for the flusher: it may
+// come to nat last. It returns how many commits that took.
+func (d *Daemon) openMeanwhile(ctx context.Context, st *state, f rules.Family, verdicts map[rules.TableName]canary.Verdict) int {
+	v, s := verdicts[rules.Nat], st.standby[f.Table(rules.Nat)]
+	if !v.Loss() || !st.heals() || !s.has() {
+		return 0
+	}
+	d.take(st, tableFinding{id: s.id, source: lossesOnly, finding: canary.Finding{Verdict: v}})
+	return d.openGate(ctx, st, s)
+}
+
+// A standbyLag is since when a section is behind what ought to be in force.
+type standbyLag struct {
+	since   time.Time // zero: it is not
+	checked bool
+	edition int // in which that was checked
+}
+
+// tooLong reports whether a section is behind for longer than standbyMost. It compares once in each
+// edition.
+func (l *standbyLag) tooLong(has, want rules.Section, g *generation, now time.Time) bool {
+	if !l.checked || l.edition != g.edition {
+		l.checked, l.edition = true, g.edition
+		switch {
+		case want.Equal(has):
+			l.since = time.Time{}
+		case l.since.IsZero():
+			l.since = g.captured
+		}
+	}
+	return !l.since.IsZero() && now.Sub(l.since) >= standbyMost
+}
