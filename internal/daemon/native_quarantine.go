@@ -171,19 +171,9 @@ func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID
 func (d *Daemon) completeNative(ctx context.Context, st *state, t *nativeTable) {
 	flush := t.heldFor
 	t.heldFor = ""
-	if flush == "" || anyOf(st.native.tables, func(t *nativeTable) bool { return t.heldFor == flush && len(t.held) > 0 }) {
-		return
+	if !anyOf(st.native.tables, func(t *nativeTable) bool { return t.heldFor == flush && len(t.held) > 0 }) {
+		d.completeRecord(ctx, st, flush, reload.Proved)
 	}
-	i := slices.IndexFunc(st.journal, func(f api.Flush) bool { return f.ID == flush })
-	if i < 0 || st.journal[i].Outcome != reload.Partial {
-		return
-	}
-	record := &st.journal[i]
-	record.Outcome, record.Detail = reload.Proved, ""
-	absent := endAbsence(record, time.Now())
-	d.write(ctx, *record, nil)
-	severity.Notices(klog.FromContext(ctx)).Info("The last parts of native tables that a flush took are back and proved", "flush", flush, "outcome", reload.Proved,
-		absentKey(*record), absent.Round(10*time.Microsecond))
 }
 
 // dismissHeld accepts that parts are lost that cannot be put back, and returns how many those are.

@@ -106,20 +106,17 @@ func (n nativeReturn) do(r api.RestoreRequest) (nativeReturned, error) {
 			return nativeReturned{}, fmt.Errorf("what table %s holds now could not be kept for an undo, so nothing was written; make room in %s and run it again: %w",
 				n.want.Name, n.store.folder(), unkept)
 		}
-		done.reply.Undo = undo
-		done.wrote, done.proof, done.held, err = n.write(seen)
-		if errors.Is(err, nft.ErrStale) && !done.wrote {
+		repairs := []native.Repair{n.repair(now)}
+		w := writeAndProve(n.kernel, seen.Genid, repairs)
+		if w.stale() {
 			continue
 		}
-		row := &done.reply.Native[0]
-		switch row.Outcome = reload.Proved; {
-		case errors.Is(err, errDevicesLeft), errors.Is(err, errPartsLeft):
-			row.Outcome, row.Detail = reload.Partial, err.Error()
-		case err != nil:
-			row.Outcome, row.Detail = reload.Failed, err.Error()
-		case unkept != nil:
+		row := w.row(repairs[0])
+		if row.Outcome == reload.Proved && unkept != nil {
 			row.Detail = fmt.Sprintf("what stood before could not be kept, and there is no undo: %v", unkept)
 		}
+		done.reply.Undo, done.reply.Native[0] = undo, row
+		done.wrote, done.proof, done.held = w.wrote, w.proof, repairs[0].Held()
 		return done, nil
 	}
 	return nativeReturned{}, fmt.Errorf("restoring table %s, %d times: %w", n.want.Name, nativeStale, nft.ErrStale)
@@ -191,32 +188,13 @@ func (n nativeReturn) keepForUndo(now *native.Table) (id string, err error) {
 	return g.ID, nil
 }
 
-// write writes the table under the genid of a read, and proves it by another one. It reports
-// whether the kernel took it, after an error too. The error is errDevicesLeft if it is in force
-// without devices that the node lacks, and errPartsLeft if it is in force without the held parts,
-// which the kernel refused.
-func (n nativeReturn) write(seen *native.Ruleset) (wrote bool, proof *native.Ruleset, held []native.Held, err error) {
-	repair := native.Repair{Remedy: native.ByReplace, Want: n.want.Table, Now: seen.Tables[n.want.Table.ID], Age: n.uptime() - n.want.Read}
-	if repair.Now == nil {
-		repair.Remedy = native.ByCreate
+// repair returns what makes the generation of the table that stands; nil is none.
+func (n nativeReturn) repair(now *native.Table) native.Repair {
+	remedy := native.ByReplace
+	if now == nil {
+		remedy = native.ByCreate
 	}
-	repairs := []native.Repair{repair}
-	left, err := n.kernel.Write(seen.Genid, repairs, nil)
-	if err != nil {
-		return false, nil, nil, err
-	}
-	repair = repairs[0]
-	held = repair.Held()
-	proof, err = n.read()
-	switch {
-	case err != nil:
-		return true, nil, held, fmt.Errorf("%s: it was written, and whether it is in force is unknown: %w", n.want.Name, err)
-	case repair.Repaired(proof.Tables[n.want.Table.ID], len(left) > 0):
-		return true, proof, held, errors.Join(devicesLeft(left), partsLeft(held))
-	case proof.Genid != nft.Following(seen.Genid):
-		return true, proof, held, fmt.Errorf("%s: %w", n.want.Name, errOwnerWrote)
-	}
-	return true, proof, held, fmt.Errorf("%s: %w", n.want.Name, errNotInForce)
+	return native.Repair{Remedy: remedy, Want: n.want.Table, Now: now, Age: n.uptime() - n.want.Read}
 }
 
 // nativeGeneration returns the stored generation of a native table of that ID; found is false if
