@@ -140,7 +140,7 @@ func TestNativeOldNotRemoved(t *testing.T) {
 		must(t, os.MkdirAll(filepath.Join(store.folder(), ".7"+private.Unfinished, "in the way"), 0o700))
 		k.sync(tableOf(proxyTable, "z"))
 		r.after(10 * time.Minute)
-		if strings.Contains(r.log.String(), "native tables are not on disk") {
+		if strings.Contains(r.log.String(), "is not on disk") {
 			t.Error("the log says that the native tables are not on disk")
 		}
 		if n := strings.Count(r.log.String(), "Old generations of native tables could not be removed"); n != 1 {

@@ -222,7 +222,7 @@ func (d *Daemon) endWaiting(ctx context.Context, st *state, id tableid.TableID, 
 	}
 	delete(st.native.waiting, id)
 	if w.Outcome = outcome; outcome == reload.Proved || outcome == reload.Partial {
-		w.Older = st.native.older.takenFromNative(id, nativeID(st.native.tables[id].digest))
+		w.Older = st.native.older.takenFrom(id, st.native.tables[id].contentID)
 	}
 	absent = endAbsence(w, time.Now())
 	log := klog.FromContext(ctx)
