@@ -71,7 +71,7 @@ func TestNativeGenerationInForce(t *testing.T) {
 		if reply.Native[0].Outcome != reload.Skipped || k.count().heals != 0 {
 			t.Errorf("the reply is %+v, after %d writes", reply, k.count().heals)
 		}
-		if strings.Contains(r.log.String(), "was restored on request") {
+		if strings.Contains(r.log.String(), "Restored on request") {
 			t.Error("the log says that it was restored")
 		}
 		k.again(tableOf(proxyTable, "a", "b")) // the same content, written to disk once more

@@ -92,6 +92,9 @@ func TestRestoreRemovesNothingUnasked(t *testing.T) {
 			t.Errorf("the record is %+v", record)
 		}
 		r.wantLog("Protected rules were removed on request")
+		if said := linesOf(r.log.String(), "Restored on request"); !strings.Contains(said, `undo="`+id+`"`) {
+			t.Errorf("the log says %q, without the way back", said)
+		}
 		if told := r.full("1"); !strings.Contains(fmt.Sprint(told.Diff), "-:KUBE-MARK-MASQ - [0:0]") {
 			t.Errorf("the diff lacks a chain: %+v", told)
 		}

@@ -146,9 +146,9 @@ type nativePlan struct {
 	left      []*native.Table           // tables that an operator asks for, and that cannot be put back
 }
 
-// planNative reads the wanted tables that may be lost, nil for those that are not known, and
-// returns what puts back those that are: more of them if an operator asked for it. What turns out to
-// be its owner's doing is learned.
+// planNative reads the wanted tables that may be lost, nil for those that are not known, and plans
+// to put back those that are: more of them if an operator asked for it. If the owner did it, the
+// table is learned.
 func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeTable) bool, asked bool) (plan nativePlan, err error) {
 	r := &st.native
 	if plan.seen, err = d.hearAndSight(ctx, st, wanted); err != nil {

@@ -164,7 +164,7 @@ func (d *Daemon) endAsked(ctx context.Context, st *state, asked nativeAsked, wri
 		}
 		if t := st.native.tables[id]; t != nil && !t.lost() {
 			asked.back[id] = outcome
-			if absent, waited := d.endWaiting(ctx, st, id, outcome, "A native table is back and in force again"); waited {
+			if absent, waited := d.endWaiting(ctx, st, id, outcome, backOnRequest); waited {
 				d.cfg.Metrics.ObserveRecovery(absent, nil)
 				d.cfg.Metrics.ObserveNativeReplay(id.Family.NFT(), outcome)
 			}
@@ -373,7 +373,7 @@ func (s storedNative) generations(repairs []native.Repair) (all []nativeGenerati
 type nativeWrite struct {
 	wrote bool            // the kernel took them
 	left  []string        // devices that the node lacks
-	proof *native.Ruleset // the read after the write; nil: there is none
+	proof *native.Ruleset // the last read; nil: there is none after the write
 	err   error           // nil: they are in force, but for devices and parts that were left out
 }
 
@@ -401,6 +401,9 @@ func writeAndProve(kernel NativeKernel, genid uint32, repairs []native.Repair) (
 	}
 	return w
 }
+
+// proved reports whether the read shows them in force, perhaps less what was left out.
+func (w nativeWrite) proved() bool { return w.proof != nil && w.err == nil }
 
 // stale reports whether nothing was written, because another process wrote after the read.
 func (w nativeWrite) stale() bool { return !w.wrote && errors.Is(w.err, nft.ErrStale) }

@@ -11,10 +11,7 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -46,18 +43,10 @@ func (s *NativeStore) mayRestore(g nativeGeneration, protects func(tableid.Table
 
 // A nativeReturned is what became of a nativeReturn.
 type nativeReturned struct {
+	nativeWrite
 	reply api.RestoreReply
-	diff  api.TableDiff   // of what stood and what was written
-	wrote bool            // the kernel took the write
-	proof *native.Ruleset // what the last read shows; nil: nothing was read after the write
-	held  []native.Held   // left out of the write
-}
-
-// proved reports whether a read shows the generation in force, perhaps less devices that the node
-// lacks.
-func (n nativeReturned) proved() bool {
-	outcome := n.reply.Native[0].Outcome
-	return n.proof != nil && (outcome.Done() || outcome == reload.Partial)
+	diff  api.TableDiff // of what stood and what was written
+	held  []native.Held // left out of the write
 }
 
 // removal is the record of what was taken away; false if that is nothing.
@@ -78,7 +67,7 @@ func (n nativeReturned) removal(g nativeGeneration, now time.Time) (removal, boo
 // cannot be kept, nothing is taken away.
 func (n nativeReturn) do(r api.RestoreRequest) (nativeReturned, error) {
 	for range nativeStale {
-		seen, err := n.read()
+		seen, err := n.kernel.Capture(func(t nft.Table) bool { return t.Family.Table(t.Name) == n.want.Table.ID })
 		if err != nil {
 			return nativeReturned{}, err
 		}
@@ -116,14 +105,10 @@ func (n nativeReturn) do(r api.RestoreRequest) (nativeReturned, error) {
 			row.Detail = fmt.Sprintf("what stood before could not be kept, and there is no undo: %v", unkept)
 		}
 		done.reply.Undo, done.reply.Native[0] = undo, row
-		done.wrote, done.proof, done.held = w.wrote, w.proof, repairs[0].Held()
+		done.nativeWrite, done.held = w, repairs[0].Held()
 		return done, nil
 	}
 	return nativeReturned{}, fmt.Errorf("restoring table %s, %d times: %w", n.want.Name, nativeStale, nft.ErrStale)
-}
-
-func (n nativeReturn) read() (*native.Ruleset, error) {
-	return n.kernel.Capture(func(t nft.Table) bool { return t.Family.Table(t.Name) == n.want.Table.ID })
 }
 
 // preview says what becomes of the table that stands; nil is none.
@@ -242,8 +227,7 @@ func (d *Daemon) returnNative(ctx context.Context, st *state, r api.RestoreReque
 		}
 	}
 	if done.wrote && done.proved() {
-		severity.Notices(klog.FromContext(ctx)).Info("A generation of a native table was restored on request", "table", g.Name, "generation", g.ID,
-			"undo", reply.Undo, "detail", reply.Native[0].Detail)
+		logRestored(ctx, reply, "table", g.Name, "detail", reply.Native[0].Detail)
 	}
 	if known {
 		d.adoptReturned(ctx, st, g.Table.ID, done)

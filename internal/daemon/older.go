@@ -49,7 +49,7 @@ func (d *Daemon) noteBehind(ctx context.Context, save func(*reload.Behind) error
 	}
 }
 
-// tookWrite takes up the result of a write of what ought to be in force; b is the note if it failed.
+// tookWrite takes up the result of a write to the state folder. b is the note if it failed.
 func (d *Daemon) tookWrite(ctx context.Context, t *trouble, err error, save func(*reload.Behind) error, b *reload.Behind) {
 	tables := len(b.Tables)
 	over := t.report(warnings(ctx), err, "The generation is not on disk; after a restart canaryd would know an older one, or none",
@@ -65,8 +65,8 @@ func (d *Daemon) tookWrite(ctx context.Context, t *trouble, err error, save func
 	}
 }
 
-// mayBeOlder returns that stored tables may be older than those that were in force, because the note
-// cannot be read.
+// mayBeOlder returns that stored tables may be older than those that were in force: the note cannot
+// be read.
 func mayBeOlder(ctx context.Context, err error, tables map[tableid.TableID]string) older {
 	severity.Warnings(klog.FromContext(ctx)).Error(err, "The note about older rules on disk cannot be read; the stored rules may be older than those that were in force", "tables", len(tables))
 	return older{text: "a generation that may be older; the note about its age cannot be read", tables: tables}

@@ -12,15 +12,15 @@ import (
 )
 
 // A Behind says that the state folder could not be written, and what was in force beyond what it
-// has: of iptables' tables or, in a note of its own, of native tables. It is kept in another folder,
-// on another disk: that of the control socket.
+// has: of iptables' tables or, in a note of its own, of native tables. It is kept in another
+// folder, on another disk: that of the control socket.
 type Behind struct {
-	// Stored is the generation that the state names, or the digest of the file that names the native
-	// tables; "" if there is none.
+	// Stored is the generation that the state names, or the digest of the file that names the
+	// native tables; "" if there is none.
 	Stored  string    `json:"stored"`
 	Saved   time.Time `json:"saved,omitzero"` // when that was last written
 	Changes int       `json:"changes"`        // how often the rules changed since then
-	// Marks are the last ones of iptables' tables, and Tables all native tables that were guarded last.
+	// Marks are the last ones of iptables' tables, and Tables the native tables that were guarded.
 	Marks  canary.Marks  `json:"marks,omitempty"`
 	Tables []BehindTable `json:"tables,omitempty"`
 	Reason string        `json:"reason"` // why it could not be written
