@@ -117,7 +117,7 @@ func (a *nativeAsked) take(plan nativePlan) {
 
 // rows returns what a reply says of each table. An error that no row names gets one of its own.
 func (a nativeAsked) rows(tables map[tableid.TableID]*nativeTable, dry bool, err error) []api.NativeRestored {
-	rows, unsaid := nativeOutcomes(nil, a.left, "", nil), err
+	rows, unsaid := nativeOutcomes(nil, a.left), err
 	for id, want := range a.wanted {
 		outcome, why := a.back[id], error(nil)
 		switch t := tables[id]; {
@@ -267,22 +267,24 @@ func (s *NativeStore) RestoreStored(kernel NativeKernel, protects func(tableid.T
 		}
 		repairs, left, judgeErr := stored.repairs(kernel, seen, protects)
 		if judgeErr != nil || dry || len(repairs) == 0 {
-			return nativeOutcomes(repairs, left, "", nil), judgeErr
+			return nativeOutcomes(repairs, left), judgeErr
 		}
 		w := writeAndProve(kernel, seen.Genid, repairs)
 		if err = w.err; w.stale() {
 			continue
 		}
-		rows, held := nativeOutcomes(nil, left, "", nil), map[tableid.TableID][]native.Held{}
+		rows := nativeOutcomes(nil, left)
+		var proved []storedNativeTable
 		for _, repair := range repairs {
-			held[repair.Want.ID] = repair.Held()
+			i := slices.IndexFunc(stored.Tables, func(t storedNativeTable) bool { return t.generation.Table == repair.Want })
+			proved = append(proved, storedNativeTable{generation: stored.Tables[i].generation, Held: repair.Held()})
 			rows = append(rows, w.row(repair))
 		}
 		slices.SortFunc(rows, func(a, b api.NativeRestored) int { return cmp.Compare(a.Table, b.Table) })
 		if err != nil {
 			return rows, nil
 		}
-		return rows, s.saveProved(kernel, stored, stored.generations(repairs), w.proof, held)
+		return rows, s.saveProved(kernel, stored, proved, w.proof)
 	}
 	return nil, fmt.Errorf("restoring native tables, %d times: %w", nativeStale, err)
 }
@@ -357,16 +359,6 @@ func (s storedNative) repairs(kernel NativeKernel, seen *native.Ruleset, protect
 	}
 	slices.SortFunc(all, func(a, b native.Repair) int { return cmp.Compare(a.Want.Handle, b.Want.Handle) })
 	return all, left, err
-}
-
-// generations returns those of the tables that repairs put back.
-func (s storedNative) generations(repairs []native.Repair) (all []nativeGeneration) {
-	for _, t := range s.Tables {
-		if slices.ContainsFunc(repairs, func(r native.Repair) bool { return r.Want == t.generation.Table }) {
-			all = append(all, t.generation)
-		}
-	}
-	return all
 }
 
 // A nativeWrite is what became of repairs that were written at once.

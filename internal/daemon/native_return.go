@@ -304,30 +304,27 @@ func (s *NativeStore) RestoreGeneration(ctx context.Context, kernel NativeKernel
 		if done.wrote {
 			g.Made, g.Captured = reload.MadeRestored, time.Now()
 		}
-		loadErr = s.saveProved(kernel, stored, []nativeGeneration{g}, done.proof, map[tableid.TableID][]native.Held{g.Table.ID: done.held})
+		loadErr = s.saveProved(kernel, stored, []storedNativeTable{{generation: g, Held: done.held}}, done.proof)
 	}
 	return done.reply, true, errors.Join(err, loadErr)
 }
 
-// saveProved saves what is stored with generations that were put into force without a daemon, as a
-// read has proved them.
-func (s *NativeStore) saveProved(kernel NativeKernel, stored storedNative, proved []nativeGeneration, proof *native.Ruleset, held map[tableid.TableID][]native.Held) error {
-	for _, g := range proved {
+// saveProved saves what is stored with tables that were put into force without a daemon, but for
+// their held parts, as a read has proved them. The witness is the one that stands now: one that an
+// earlier flush took says nothing of what follows.
+func (s *NativeStore) saveProved(kernel NativeKernel, stored storedNative, proved []storedNativeTable, proof *native.Ruleset) error {
+	for _, t := range proved {
+		g := t.generation
+		now := proof.Tables[g.Table.ID]
 		witness, err := kernel.Witness(g.Table.ID.Family)
 		if err != nil {
 			return fmt.Errorf("keeping what was restored: asking for the witness: %w", err)
 		}
-		stored = stored.with(g, witness.Nonce, proof, lasting(held[g.Table.ID]))
+		t.Verdict, t.Witness, t.Held = native.Intact, witness.Nonce, lasting(t.Held)
+		t.generation = generationOf(now, now.Digest(), g.Made, g.Captured, Uptime()-time.Since(proof.At))
+		others := slices.DeleteFunc(slices.Clone(stored.Tables), func(o storedNativeTable) bool { return o.generation.Table.ID == g.Table.ID })
+		stored.Tables = append(others, t)
 	}
+	stored.Confirmed = cmp.Or(stored.Confirmed, Uptime())
 	return s.save(stored)
-}
-
-// with returns what is stored with another generation of one table, as a read has proved it. The
-// witness is the one that stands now: one that an earlier flush took says nothing of what follows.
-func (s storedNative) with(g nativeGeneration, witness string, proof *native.Ruleset, held []native.Held) storedNative {
-	now := proof.Tables[g.Table.ID]
-	row := storedNativeTable{Verdict: native.Intact, Witness: witness, Held: held,
-		generation: generationOf(now, now.Digest(), g.Made, g.Captured, Uptime()-time.Since(proof.At))}
-	others := slices.DeleteFunc(slices.Clone(s.Tables), func(t storedNativeTable) bool { return t.generation.Table.ID == g.Table.ID })
-	return storedNative{Confirmed: cmp.Or(s.Confirmed, Uptime()), Tables: append(others, row)}
 }
