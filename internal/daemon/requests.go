@@ -123,8 +123,7 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 	ctx, done := finishing(ctx)
 	defer done()
 	var result reload.Result
-	byItself := !force && st.mode == api.Heal && !r.DryRun // as the loop does: there is nothing to agree to
-	if byItself {
+	if !force && st.mode == api.Heal && !r.DryRun { // as the loop does by itself: there is nothing to agree to
 		if result, err = d.replayer(ctx, st).Heal(ctx, job); result != nil {
 			reply = replyOf(job.Generation.ID(), result)
 		}
@@ -138,7 +137,7 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 		return reply, err
 	}
 	d.takeReplay(ctx, st, job, result, reply)
-	if gone, any := removalBy(reply, result, time.Now()); any && !byItself {
+	if gone, any := removalBy(reply, result, time.Now()); any {
 		d.takeRemoval(ctx, st, gone, reply)
 	}
 	st.addRefused(&reply)
