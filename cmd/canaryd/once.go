@@ -189,7 +189,7 @@ func (b bench) generation(ctx context.Context, to streams) (rules.Generation, er
 		if err != nil {
 			return nil, fmt.Errorf("%w; %s", err, b.store.Offer())
 		}
-		_, err = fmt.Fprint(to.out, daemon.Heading(stored, note))
+		_, err = fmt.Fprint(to.out, daemon.Heading(stored.ID, stored.Captured, note))
 		return stored.Generation, err
 	}
 	_, stored, err := b.store.LoadState()

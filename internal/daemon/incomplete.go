@@ -60,16 +60,23 @@ func (d *Daemon) completeRecords(ctx context.Context, st *state) {
 		if r.missing.Count() > 0 {
 			return false
 		}
-		if i := slices.IndexFunc(st.journal, func(f api.Flush) bool { return f.ID == r.id }); i >= 0 {
-			record := &st.journal[i]
-			record.Outcome, record.Detail = r.outcome, ""
-			absent := endAbsence(record, time.Now())
-			d.write(ctx, *record, nil)
-			severity.Notices(klog.FromContext(ctx)).Info("The last rules of a flush are back and proved", "flush", r.id, "outcome", r.outcome,
-				absentKey(*record), absent.Round(10*time.Microsecond))
-		}
+		d.completeRecord(ctx, st, r.id, r.outcome)
 		return true
 	})
+}
+
+// completeRecord ends a record that is partial: its last rule is back.
+func (d *Daemon) completeRecord(ctx context.Context, st *state, id string, outcome api.Outcome) {
+	i := slices.IndexFunc(st.journal, func(f api.Flush) bool { return f.ID == id && f.Outcome == reload.Partial })
+	if i < 0 {
+		return
+	}
+	record := &st.journal[i]
+	record.Outcome, record.Detail = outcome, ""
+	absent := endAbsence(record, time.Now())
+	d.write(ctx, *record, nil)
+	severity.Notices(klog.FromContext(ctx)).Info("The last rules of a flush are back and proved", "flush", id, "outcome", outcome,
+		absentKey(*record), absent.Round(10*time.Microsecond))
 }
 
 // lostMore probes the marks that are known to stand, and reports whether some are lost: what takes

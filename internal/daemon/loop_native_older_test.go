@@ -37,9 +37,9 @@ func TestOlderNativeGeneration(t *testing.T) {
 	sync := func(k *fakeNative) { k.sync(tableOf(proxyTable, "a", "b", "c")) }
 	for name, s := range map[string]story{
 		"flushed": {change: sync, down: flush, want: []*native.Table{tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c")}, older: older,
-			log: "The stored native tables are older than the tables that were in force; canaryd puts flushed tables back from them"},
+			log: "The stored rules are older than those that were in force; what was flushed is put back from them"},
 		"not flushed": {change: sync, down: func(*fakeNative) {}, want: []*native.Table{tableOf(proxyTable, "a", "b", "c"), tableOf(dockerTable, "c")},
-			log: "The stored native tables are older than the tables that were in force"},
+			log: "The stored rules are older than those that were in force"},
 		"only what is not older was flushed": {change: sync, down: func(k *fakeNative) { k.flushTable(dockerTable) },
 			want: []*native.Table{tableOf(proxyTable, "a", "b", "c"), tableOf(dockerTable, "c")}},
 		"its owner removed a rule, and all of the table was emptied": {change: func(k *fakeNative) { k.sync(tableOf(proxyTable, "a")) },
@@ -173,6 +173,7 @@ func TestUnreadableNoteOfNativeTables(t *testing.T) {
 		r = disk.start(r, k)
 		r.wantReady()
 		k.wantNative(t, tableOf(proxyTable, "a", "b"))
+		r.wantLog("the stored rules may be older than those that were in force")
 		const want = "a generation that may be older"
 		if s := r.d.Status(); len(s.Flushes) != 1 || !strings.Contains(s.Flushes[0].Older, want) || !strings.Contains(s.StateOlder, want) {
 			t.Errorf("older %q, records %+v", s.StateOlder, s.Flushes)
@@ -215,4 +216,37 @@ func TestOldAndOlderNativeGeneration(t *testing.T) {
 			t.Errorf("older %q, records %+v", s.StateOlder, s.Flushes)
 		}
 	})
+}
+
+// TestNativeTablesOnDiskAgain: the disk was full, and takes native tables again. The log says so of
+// them as of iptables' tables.
+func TestNativeTablesOnDiskAgain(t *testing.T) {
+	disk := newFullDisk(t, iptables.NFT)
+	k := newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c"))
+	bubbleDisk(t, disk, k, func(t *testing.T, r *rig) {
+		const lost, over = `"The generation is not on disk`, `"What ought to be in force is on disk again"`
+		disk.fill()
+		k.sync(tableOf(proxyTable, "a", "b", "c"))
+		r.after(time.Minute)
+		disk.clear()
+		r.after(2 * confirmEvery)
+		for _, line := range []string{lost, over} {
+			for _, tables := range []string{"nativeTables=0", "nativeTables=2"} {
+				if !strings.Contains(linesOf(r.log.String(), line), tables) {
+					t.Errorf("the log lacks %s with %s", line, tables)
+				}
+			}
+		}
+	})
+}
+
+// linesOf returns the lines of a log that contain a text.
+func linesOf(log, text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(log) {
+		if strings.Contains(line, text) {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
 }

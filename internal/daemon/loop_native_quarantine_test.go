@@ -83,7 +83,7 @@ func TestARefusedRuleCostsItself(t *testing.T) {
 						t.Errorf("a record ends %s", f.Outcome)
 					}
 				}
-				for _, line := range []string{"A part of a native table is in quarantine", "Parts of a native table came back from quarantine", "The last parts of native tables"} {
+				for _, line := range []string{"A part of a table is in quarantine", "Parts of a table came back from quarantine", "The last rules of a flush are back"} {
 					if !strings.Contains(r.log.String(), line) {
 						t.Errorf("the log lacks %q", line)
 					}
@@ -200,6 +200,7 @@ func TestARestoreOfARefusedRuleIsPartial(t *testing.T) {
 			t.Errorf("%+v, %v", reply.Native, err)
 		}
 		r.wantParts(1)
+		r.wantLog("The rules are back: they were restored on request")
 	})
 }
 

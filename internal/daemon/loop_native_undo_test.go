@@ -71,7 +71,7 @@ func TestNativeGenerationInForce(t *testing.T) {
 		if reply.Native[0].Outcome != reload.Skipped || k.count().heals != 0 {
 			t.Errorf("the reply is %+v, after %d writes", reply, k.count().heals)
 		}
-		if strings.Contains(r.log.String(), "was restored on request") {
+		if strings.Contains(r.log.String(), "Restored on request") {
 			t.Error("the log says that it was restored")
 		}
 		k.again(tableOf(proxyTable, "a", "b")) // the same content, written to disk once more
@@ -140,7 +140,7 @@ func TestNativeOldNotRemoved(t *testing.T) {
 		must(t, os.MkdirAll(filepath.Join(store.folder(), ".7"+private.Unfinished, "in the way"), 0o700))
 		k.sync(tableOf(proxyTable, "z"))
 		r.after(10 * time.Minute)
-		if strings.Contains(r.log.String(), "native tables are not on disk") {
+		if strings.Contains(r.log.String(), "is not on disk") {
 			t.Error("the log says that the native tables are not on disk")
 		}
 		if n := strings.Count(r.log.String(), "Old generations of native tables could not be removed"); n != 1 {

@@ -34,7 +34,7 @@ func unproveds() []unproved {
 	old, newer := tableOf(proxyTable, "a", "b"), tableOf(proxyTable, "newer")
 	return []unproved{
 		{"the read after it is interrupted", func(k *fakeNative) { k.with(func() { k.brokenReads = nft.ErrInterrupted }) },
-			saying("ip kube-proxy: it was written, and whether it is in force is unknown: " + nft.ErrInterrupted.Error()), old},
+			saying("it was written, and whether it is in force is unknown: " + nft.ErrInterrupted.Error()), old},
 		{"its owner writes", func(k *fakeNative) { k.sync(newer) }, saying("ip kube-proxy: " + errOwnerWrote.Error()), newer},
 	}
 }
@@ -121,6 +121,32 @@ func TestNativeGenerationUnprovedAlone(t *testing.T) {
 				text, err := os.ReadFile(filepath.Join(filepath.Dir(store.path), "journal.jsonl"))
 				if err != nil || !strings.Contains(string(text), `"kind":"removed"`) {
 					t.Errorf("the journal has\n%s%v", text, err)
+				}
+			})
+		})
+	}
+}
+
+// TestNativeRestoreUnprovedAlone: without a daemon the kernel takes a table that was lost, and no
+// read proves it. The reply says why, and the disk does not call it proved.
+func TestNativeRestoreUnprovedAlone(t *testing.T) {
+	for _, test := range unproveds() {
+		t.Run(test.name, func(t *testing.T) {
+			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+				r.stop()
+				before, err := os.ReadFile(store.path)
+				must(t, err)
+				k.flushRuleset()
+				k.with(func() { k.between = func() { test.do(k) } })
+				rows, err := store.RestoreStored(k, func(id tableid.TableID) bool { return id == proxyTable }, false)
+				must(t, err)
+				if d := cmp.Diff([]api.NativeRestored{test.want}, rows); d != "" {
+					t.Errorf("the reply (-want +got):\n%s", d)
+				}
+				after, err := os.ReadFile(store.path)
+				must(t, err)
+				if d := cmp.Diff(string(before), string(after)); d != "" {
+					t.Errorf("what is stored (-before +after):\n%s", d)
 				}
 			})
 		})

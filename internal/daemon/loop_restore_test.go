@@ -3,6 +3,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -92,6 +93,9 @@ func TestRestoreRemovesNothingUnasked(t *testing.T) {
 			t.Errorf("the record is %+v", record)
 		}
 		r.wantLog("Protected rules were removed on request")
+		if said := linesOf(r.log.String(), "Restored on request"); !strings.Contains(said, `undo="`+id+`"`) {
+			t.Errorf("the log says %q, without the way back", said)
+		}
 		if told := r.full("1"); !strings.Contains(fmt.Sprint(told.Diff), "-:KUBE-MARK-MASQ - [0:0]") {
 			t.Errorf("the diff lacks a chain: %+v", told)
 		}
@@ -227,6 +231,40 @@ func TestGenerationByTheBeginningOfItsID(t *testing.T) {
 		}
 		if _, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: "fffffff"}); !errors.Is(err, api.ErrNoGeneration) {
 			t.Errorf("the beginning of no ID: %v", err)
+		}
+	})
+}
+
+// TestRestoreOfALossRecordsNoRemoval: in a pause another process restores a file that was saved
+// before one pod came and another one went. A restore puts back what is lost, and the rules of the
+// gone pod go with that: none of them counts as removed on request.
+func TestRestoreOfALossRecordsNoRemoval(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		r.addPod("1")
+		r.after(5 * time.Second)
+		saved := r.fake.SaveTable(rules.IPv4, rules.Nat)
+		r.removePod("1")
+		r.addPod("2")
+		r.after(5 * time.Second)
+		before := r.chain(rules.IPv4, rules.Nat, "CNI-HOSTPORT-DNAT")
+		r.pause(time.Hour)
+		must(t, r.fake.As(77, "restorer").Restore(rules.IPv4, saved))
+		r.after(5 * time.Second)
+		if got := r.chain(rules.IPv4, rules.Nat, "CNI-HOSTPORT-DNAT"); slices.Equal(got, before) {
+			t.Fatalf("the saved rules do not stand: %q", got)
+		}
+		if reply := r.restore(api.RestoreRequest{}); !reply.Proved() {
+			t.Errorf("the reply is %+v", reply)
+		}
+		if d := cmp.Diff(before, r.chain(rules.IPv4, rules.Nat, "CNI-HOSTPORT-DNAT")); d != "" {
+			t.Errorf("CNI-HOSTPORT-DNAT (-want +got):\n%s", d)
+		}
+		if record := r.oneRecord(); record.Kind == api.Removed {
+			t.Errorf("the record is %+v", record)
+		}
+		if strings.Contains(r.log.String(), "Protected rules were removed on request") {
+			t.Error("the log says that rules were removed on request")
 		}
 	})
 }

@@ -191,7 +191,7 @@ func TestUnreadableNote(t *testing.T) {
 		r := run(t, first.fake, setup{store: disk.open()})
 		r.after(5 * time.Second)
 		r.wantReady()
-		r.wantLog("the stored generation may be older than the rules that were in force")
+		r.wantLog("the stored rules may be older than those that were in force")
 		const want = "a generation that may be older"
 		if s := r.d.Status(); len(s.Flushes) != 1 || !strings.Contains(s.Flushes[0].Older, want) || !strings.Contains(s.Headline, want) {
 			t.Errorf("headline %q, records %+v", s.Headline, s.Flushes)
@@ -250,7 +250,7 @@ func TestOlderGeneration(t *testing.T) {
 					if len(s.Flushes) != 1 || !strings.Contains(s.Flushes[0].Older, want) || !strings.Contains(s.StateOlder, want) || !strings.Contains(s.Headline, want) {
 						t.Errorf("headline %q, older %q, records %+v", s.Headline, s.StateOlder, s.Flushes)
 					}
-					r.wantLog("The stored generation is older than what was in force; what was flushed is put back from it")
+					r.wantLog("The stored rules are older than those that were in force; what was flushed is put back from them")
 					addService(t, r.fake, "KUBE-SVC-CCCCCCCCCCCCCCCC") // nat is learned, and is no older one any more
 					r.after(10 * time.Second)
 					r.flushNat()

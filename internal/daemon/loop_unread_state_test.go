@@ -3,10 +3,13 @@ package daemon
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -319,4 +322,44 @@ func TestUnreadNative(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestUnreadNativeTablesAreRestoredOneByOne: the stored files of two native tables cannot be read,
+// and both tables were flushed. To restore an older generation of one decides about that one alone.
+func TestUnreadNativeTablesAreRestoredOneByOne(t *testing.T) {
+	disk := newFullDisk(t, iptables.NFT)
+	k := newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c"))
+	bubbleDisk(t, disk, k, func(t *testing.T, r *rig) {
+		older := r.present(proxyTable)
+		k.sync(tableOf(proxyTable, "a", "b", "c"))
+		r.after(time.Minute)
+		now := []string{r.present(proxyTable), r.present(dockerTable)}
+		r.stop()
+		for _, id := range now {
+			damage(t, filepath.Join(disk.dir, nativeFolder, id+".json"), damages["truncated"])
+		}
+		k.flushRuleset()
+		k.Hear(0)
+		r = disk.start(r, k)
+		unread := func() (tables []string) {
+			for _, u := range r.d.Status().StateUnread {
+				tables = append(tables, u.Table)
+			}
+			slices.Sort(tables)
+			return tables
+		}
+		if d := cmp.Diff([]string{dockerTable.NFT(), proxyTable.NFT()}, unread()); d != "" {
+			t.Errorf("before a restore (-want +got):\n%s", d)
+		}
+		reply, err := r.d.Restore(t.Context(), r.agreed(older))
+		must(t, err)
+		if !reply.Proved() {
+			t.Fatalf("reply %+v", reply)
+		}
+		r.settled()
+		if d := cmp.Diff([]string{dockerTable.NFT()}, unread()); d != "" {
+			t.Errorf("after a restore (-want +got):\n%s", d)
+		}
+		r.wantUnread(dockerTable.NFT())
+	})
 }

@@ -252,11 +252,7 @@ func (g nativeGeneration) text(s *NativeStore) string {
 		return ""
 	}
 	var text strings.Builder
-	foreign := s.foreign(g.Identity)
-	fmt.Fprintf(&text, "# generation %s of table %s, learned %s\n", g.ID, g.Name, g.Captured.Format(time.RFC3339))
-	if foreign != "" {
-		fmt.Fprintf(&text, "# canaryd does not restore it here: %s\n", strings.ReplaceAll(foreign, "\n", " "))
-	}
+	text.WriteString(Heading(g.ID+" of table "+g.Name, g.Captured, s.foreign(g.Identity)))
 	for l := range g.Table.Lines() {
 		fmt.Fprintln(&text, l.Text)
 	}

@@ -45,7 +45,7 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 	last := nft.ErrStale
 	for range nativeStale {
 		used := d.cpu()
-		plan, err := d.planNative(ctx, st, r.mayBeLost)
+		plan, err := d.planNative(ctx, st, r.mayBeLost, false)
 		if err != nil {
 			d.retryNative(ctx, st, err)
 			return
@@ -143,50 +143,55 @@ type nativePlan struct {
 	seen      nativeSight
 	repairs   []native.Repair
 	witnesses map[tableid.Family]string // those that are gone
+	left      []*native.Table           // tables that an operator asks for, and that cannot be put back
 }
 
-// planNative reads the wanted tables that may be lost, nil for those that are not known, and
-// returns what puts back those that are. What turns out to be its owner's doing is learned.
-func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeTable) bool) (plan nativePlan, err error) {
+// planNative reads the wanted tables that may be lost, nil for those that are not known, and plans
+// to put back those that are: more of them if an operator asked for it. If the owner did it, the
+// table is learned.
+func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeTable) bool, asked bool) (plan nativePlan, err error) {
 	r := &st.native
 	if plan.seen, err = d.hearAndSight(ctx, st, wanted); err != nil {
 		return nativePlan{}, err
 	}
 	for _, id := range r.ids() {
 		f, judged := plan.seen.findings[id]
-		t := r.tables[id]
+		if !judged {
+			continue
+		}
+		t, remedy := r.tables[id], f.Remedy
 		switch {
-		case !judged:
-		case f.Remedy != native.NoRemedy && !t.old:
+		case asked:
+			remedy = askedRemedy(f, plan.seen.Tables[id])
+		case t.old:
+			remedy = native.NoRemedy
+		}
+		if remedy != native.NoRemedy || nativeLost(f.Verdict) {
 			t.finding = f
-			plan.add(t, f.Remedy)
-		case nativeLost(f.Verdict):
-			if t.finding = f; d.awaitsSibling(r, id, t) {
-				continue
-			}
+		}
+		switch {
+		case remedy != native.NoRemedy:
+			plan.add(t, remedy)
+		case !nativeLost(f.Verdict):
+			d.adoptNative(ctx, st, id, plan.seen, f)
+		case asked:
+			plan.left = append(plan.left, t.want)
+		case !d.awaitsSibling(r, id, t):
 			t.rest(r.all)
 			d.reportNative(ctx, st, id, plan.seen.Tables[id])
-		default:
-			d.adoptNative(ctx, st, id, plan.seen, f)
 		}
 	}
-	err = d.finishPlan(ctx, st, &plan)
+	slices.SortFunc(plan.repairs, func(a, b native.Repair) int { return cmp.Compare(a.Want.Handle, b.Want.Handle) })
+	r.begun = r.begun || plan.seen.all
+	if len(plan.repairs) > 0 {
+		plan.witnesses, err = d.missingWitnesses(ctx, st)
+	}
 	return plan, err
 }
 
 // add adds what puts a table back.
 func (p *nativePlan) add(t *nativeTable, remedy native.Remedy) {
 	p.repairs = append(p.repairs, native.NewRepair(remedy, t.want, p.seen.Tables[t.want.ID], time.Since(t.leftAt)))
-}
-
-// finishPlan puts a plan into its order, and adds the witnesses that are gone.
-func (d *Daemon) finishPlan(ctx context.Context, st *state, plan *nativePlan) (err error) {
-	slices.SortFunc(plan.repairs, func(a, b native.Repair) int { return cmp.Compare(a.Want.Handle, b.Want.Handle) })
-	st.native.begun = st.native.begun || plan.seen.all
-	if len(plan.repairs) > 0 {
-		plan.witnesses, err = d.missingWitnesses(ctx, st)
-	}
-	return err
 }
 
 // mayBeLost reports whether a table has to be read to know; nil is one that is not known.

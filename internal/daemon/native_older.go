@@ -16,20 +16,15 @@ import (
 // This is older.go for native tables. They have no marks: the IDs of their contents show whether a
 // table is as it was when the last run ended.
 
-// noteNativeBehind writes a note outside the state folder that its native tables are behind.
-func (d *Daemon) noteNativeBehind(ctx context.Context, st *state, reason string) {
-	if d.cfg.Store == nil {
-		return
-	}
+// nativeBehind returns the note that the native tables on disk are behind.
+func (d *Daemon) nativeBehind(st *state) *reload.Behind {
 	r := &st.native
-	b := reload.BehindNative{Stored: d.cfg.Native.Store.index, Saved: r.disk.keptAt, Changes: r.disk.changes - r.disk.keptChanges, Reason: reason}
+	b := &reload.Behind{Stored: d.cfg.Native.Store.index, Saved: r.disk.keptAt, Changes: r.disk.changes - r.disk.keptChanges}
 	for _, id := range r.ids() {
 		t := r.tables[id]
 		b.Tables = append(b.Tables, reload.BehindTable{Name: id.NFT(), ID: nativeID(t.digest), Witness: t.witness})
 	}
-	if err := d.cfg.Store.SaveNativeBehind(b); err != nil {
-		klog.FromContext(ctx).V(1).Info("The note about stale native tables cannot be written either", "reason", err)
-	}
+	return b
 }
 
 // recallNativeBehind reads the note that the native tables on disk are behind, and returns the
@@ -46,11 +41,11 @@ func (d *Daemon) recallNativeBehind(ctx context.Context, st *state, stored store
 	case errors.Is(err, reload.ErrNothingStored):
 		return stored.Tables
 	case err != nil:
-		r.older = older{text: unknownOlder, native: map[tableid.TableID]string{}}
+		tables := map[tableid.TableID]string{}
 		for _, s := range stored.Tables {
-			r.older.native[s.generation.Table.ID] = s.generation.ID
+			tables[s.generation.Table.ID] = s.generation.ID
 		}
-		severity.Warnings(klog.FromContext(ctx)).Error(err, "The note about stale native tables on disk cannot be read; the stored tables may be older than the tables that were in force", "tables", len(stored.Tables))
+		r.older = mayBeOlder(ctx, err, tables)
 		return stored.Tables
 	}
 	kept := map[string]bool{}
@@ -67,15 +62,15 @@ func (d *Daemon) recallNativeBehind(ctx context.Context, st *state, stored store
 		}
 		s.inForce = now.ID
 		r.older.text = olderText(b.Saved, b.Changes)
-		r.older.native = tableid.With(r.older.native, s.generation.Table.ID, s.generation.ID)
+		r.older.tables = tableid.With(r.older.tables, s.generation.Table.ID, s.generation.ID)
 	}
 	for _, t := range b.Tables {
 		if !kept[t.Name] {
 			r.neverKept = append(r.neverKept, t)
 		}
 	}
-	severity.Warnings(klog.FromContext(ctx)).Info("The stored native tables are older than the tables that were in force; canaryd puts flushed tables back from them",
-		"lastSaved", b.Saved, "changesSince", b.Changes, "reason", b.Reason, "older", len(r.older.native), "neverStored", len(r.neverKept), "deletedSince", len(stored.Tables)-len(list))
+	severity.Warnings(klog.FromContext(ctx)).Info(olderIsPutBack,
+		"lastSaved", b.Saved, "changesSince", b.Changes, "reason", b.Reason, "older", len(r.older.tables), "neverStored", len(r.neverKept), "deletedSince", len(stored.Tables)-len(list))
 	return list
 }
 
@@ -96,11 +91,4 @@ func (d *Daemon) judgeUnreadNative(ctx context.Context, st *state) {
 	}
 }
 
-// takenFromNative is takenFrom for a native table whose content has that ID.
-func (o *older) takenFromNative(id tableid.TableID, content string) string {
-	if o.text == "" || o.native[id] != content {
-		return ""
-	}
-	o.replayed = true
-	return o.text
-}
+func (t *nativeTable) contentID() string { return nativeID(t.digest) }

@@ -75,12 +75,11 @@ func logHeld(ctx context.Context, id tableid.TableID, held []native.Held) {
 		if h.Fleeting {
 			next = "its time is running out, and it is not tried again"
 		}
-		severity.Errors(log).Info("A part of a native table is in quarantine: it could not be put back", "table", id.NFT(), "part", h.Text, "reason", h.Why, "next", next)
+		severity.Errors(log).Info(partHeld, "table", id.NFT(), "part", h.Text, "reason", h.Why, "next", next)
 	}
 	if waiting = len(held) - len(missing); waiting > 0 {
 		first := held[slices.IndexFunc(held, func(h native.Held) bool { return h.Waits })]
-		severity.Errors(log).Info("Rules of a native table wait for rules that decide and are missing", "table", id.NFT(), "rules", waiting,
-			"chain", first.Name, "reason", first.Why, "next", "they are put back in their places when those are back")
+		severity.Errors(log).Info(rulesWait, "table", id.NFT(), "rules", waiting, "chain", first.Name, "reason", first.Why, "next", waitNext)
 	}
 	if more := len(missing) - namesKept; more > 0 {
 		severity.Errors(log).Info("More parts of a native table are in quarantine", "table", id.NFT(), "parts", more)
@@ -102,7 +101,7 @@ func (d *Daemon) readmitNative(ctx context.Context, st *state) {
 			continue
 		}
 		if err := d.readmitTable(ctx, st, id); err != nil {
-			klog.FromContext(ctx).V(1).Info("Parts of a native table in quarantine could not be put back yet", "table", id.NFT(), "reason", err)
+			klog.FromContext(ctx).V(1).Info("What is in quarantine could not be put back yet", "table", id.NFT(), "reason", err)
 			if errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
 				r.readmit.in(firstTry, time.Now())
 			}
@@ -160,7 +159,7 @@ func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID
 	d.adopt(ctx, st, nativeSight{Ruleset: proof}.learned(id))
 	t.held = still
 	d.hold(st, t, left)
-	severity.Notices(klog.FromContext(ctx)).Info("Parts of a native table came back from quarantine", "table", id.NFT(), "parts", len(still)-len(left), "left", len(left))
+	severity.Notices(klog.FromContext(ctx)).Info(partsBack, "table", id.NFT(), "parts", len(still)-len(left), "left", len(left))
 	if len(left) == 0 {
 		d.completeNative(ctx, st, t)
 	}
@@ -171,19 +170,9 @@ func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID
 func (d *Daemon) completeNative(ctx context.Context, st *state, t *nativeTable) {
 	flush := t.heldFor
 	t.heldFor = ""
-	if flush == "" || anyOf(st.native.tables, func(t *nativeTable) bool { return t.heldFor == flush && len(t.held) > 0 }) {
-		return
+	if !anyOf(st.native.tables, func(t *nativeTable) bool { return t.heldFor == flush && len(t.held) > 0 }) {
+		d.completeRecord(ctx, st, flush, reload.Proved)
 	}
-	i := slices.IndexFunc(st.journal, func(f api.Flush) bool { return f.ID == flush })
-	if i < 0 || st.journal[i].Outcome != reload.Partial {
-		return
-	}
-	record := &st.journal[i]
-	record.Outcome, record.Detail = reload.Proved, ""
-	absent := endAbsence(record, time.Now())
-	d.write(ctx, *record, nil)
-	severity.Notices(klog.FromContext(ctx)).Info("The last parts of native tables that a flush took are back and proved", "flush", flush, "outcome", reload.Proved,
-		absentKey(*record), absent.Round(10*time.Microsecond))
 }
 
 // dismissHeld accepts that parts are lost that cannot be put back, and returns how many those are.
@@ -195,8 +184,7 @@ func (d *Daemon) dismissHeld(ctx context.Context, st *state) (lost, waiting int)
 		waits := slices.DeleteFunc(slices.Clone(t.held), func(h native.Held) bool { return !h.Waits })
 		for _, h := range t.held[:min(namesKept, len(t.held))] {
 			if !h.Waits {
-				severity.Notices(klog.FromContext(ctx)).Info("An operator has accepted that a part of a native table in quarantine is lost", "table", id.NFT(),
-					"part", h.Text, "reason", h.Why)
+				severity.Notices(klog.FromContext(ctx)).Info(partAccepted, "table", id.NFT(), "part", h.Text, "reason", h.Why)
 			}
 		}
 		lost, waiting = lost+len(t.held)-len(waits), waiting+len(waits)

@@ -114,7 +114,7 @@ func (d *Daemon) addNativeLosses(st *state, repairs []native.Repair) (added int)
 			}
 			l.lost = append(l.lost, lostTable{repair.Want, repair.Now})
 			d.addNativeLoss(st, &l.record, id)
-			l.record.Older = cmp.Or(l.record.Older, st.native.older.takenFromNative(id, nativeID(st.native.tables[id].digest)))
+			l.record.Older = cmp.Or(l.record.Older, st.native.older.takenFrom(id, st.native.tables[id].contentID))
 			added++
 		}
 	}

@@ -71,9 +71,8 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 	var last error
 	for range nativeStale {
 		var plan nativePlan
-		var left []*native.Table
-		plan, left, last = d.planAsked(ctx, st)
-		asked.take(plan, left)
+		plan, last = d.planNative(ctx, st, r.mayBeLost, true)
+		asked.take(plan)
 		if d.endBack(ctx, st, nil); r.loss == nil {
 			scratch = &nativeLoss{hit: map[tableid.TableID]bool{}}
 			r.loss = scratch
@@ -105,11 +104,11 @@ type nativeAsked struct {
 }
 
 // take takes up what another round found lost. A round that could read nothing changes nothing.
-func (a *nativeAsked) take(plan nativePlan, left []*native.Table) {
+func (a *nativeAsked) take(plan nativePlan) {
 	if plan.seen.Ruleset == nil {
 		return
 	}
-	a.left = left
+	a.left = plan.left
 	for _, repair := range plan.repairs {
 		delete(a.back, repair.Want.ID)
 		a.wanted[repair.Want.ID] = repair.Want
@@ -118,7 +117,7 @@ func (a *nativeAsked) take(plan nativePlan, left []*native.Table) {
 
 // rows returns what a reply says of each table. An error that no row names gets one of its own.
 func (a nativeAsked) rows(tables map[tableid.TableID]*nativeTable, dry bool, err error) []api.NativeRestored {
-	rows, unsaid := nativeOutcomes(nil, a.left, "", nil), err
+	rows, unsaid := nativeOutcomes(nil, a.left), err
 	for id, want := range a.wanted {
 		outcome, why := a.back[id], error(nil)
 		switch t := tables[id]; {
@@ -165,7 +164,7 @@ func (d *Daemon) endAsked(ctx context.Context, st *state, asked nativeAsked, wri
 		}
 		if t := st.native.tables[id]; t != nil && !t.lost() {
 			asked.back[id] = outcome
-			if absent, waited := d.endWaiting(ctx, st, id, outcome, "A native table is back and in force again"); waited {
+			if absent, waited := d.endWaiting(ctx, st, id, outcome, backOnRequest); waited {
 				d.cfg.Metrics.ObserveRecovery(absent, nil)
 				d.cfg.Metrics.ObserveNativeReplay(id.Family.NFT(), outcome)
 			}
@@ -214,32 +213,6 @@ func (d *Daemon) recordAsked(ctx context.Context, st *state, repairs []native.Re
 	d.recordNative(ctx, st, fresh)
 }
 
-// planAsked reads the tables that may be lost, and returns what puts back those that are, and those
-// that cannot be put back. What turns out to be its owner's doing is learned.
-func (d *Daemon) planAsked(ctx context.Context, st *state) (plan nativePlan, left []*native.Table, err error) {
-	r := &st.native
-	if plan.seen, err = d.hearAndSight(ctx, st, r.mayBeLost); err != nil {
-		return nativePlan{}, nil, err
-	}
-	for _, id := range r.ids() {
-		f, judged := plan.seen.findings[id]
-		t := r.tables[id]
-		switch remedy := askedRemedy(f, plan.seen.Tables[id]); {
-		case !judged:
-		case remedy != native.NoRemedy:
-			t.finding = f
-			plan.add(t, remedy)
-		case nativeLost(f.Verdict):
-			t.finding = f
-			left = append(left, t.want)
-		default:
-			d.adoptNative(ctx, st, id, plan.seen, f)
-		}
-	}
-	err = d.finishPlan(ctx, st, &plan)
-	return plan, left, err
-}
-
 // endWaiting ends the record of a table that waited for its owner or an operator, with this line in
 // the log. It returns for how long the table was lost, and false if there is no such record.
 func (d *Daemon) endWaiting(ctx context.Context, st *state, id tableid.TableID, outcome api.Outcome, what string) (absent time.Duration, waited bool) {
@@ -249,7 +222,7 @@ func (d *Daemon) endWaiting(ctx context.Context, st *state, id tableid.TableID, 
 	}
 	delete(st.native.waiting, id)
 	if w.Outcome = outcome; outcome == reload.Proved || outcome == reload.Partial {
-		w.Older = st.native.older.takenFromNative(id, nativeID(st.native.tables[id].digest))
+		w.Older = st.native.older.takenFrom(id, st.native.tables[id].contentID)
 	}
 	absent = endAbsence(w, time.Now())
 	log := klog.FromContext(ctx)
@@ -294,31 +267,24 @@ func (s *NativeStore) RestoreStored(kernel NativeKernel, protects func(tableid.T
 		}
 		repairs, left, judgeErr := stored.repairs(kernel, seen, protects)
 		if judgeErr != nil || dry || len(repairs) == 0 {
-			return nativeOutcomes(repairs, left, "", nil), judgeErr
+			return nativeOutcomes(repairs, left), judgeErr
 		}
-		var lacking []string
-		lacking, err = kernel.Write(seen.Genid, repairs, nil)
-		if errors.Is(err, nft.ErrStale) {
+		w := writeAndProve(kernel, seen.Genid, repairs)
+		if err = w.err; w.stale() {
 			continue
 		}
-		var proof *native.Ruleset
-		if err == nil {
-			proof, err = proveStored(kernel, repairs, len(lacking) > 0)
-		}
-		if err != nil {
-			return nativeOutcomes(repairs, left, reload.Failed, err), nil
-		}
-		rows, held := nativeOutcomes(nil, left, "", nil), map[tableid.TableID][]native.Held{}
+		rows := nativeOutcomes(nil, left)
+		var proved []storedNativeTable
 		for _, repair := range repairs {
-			id, outcome := repair.Want.ID, reload.Proved
-			held[id] = repair.Held()
-			if err = errors.Join(devicesLeft(lacking), partsLeft(held[id])); err != nil {
-				outcome = reload.Partial
-			}
-			rows = append(rows, nativeOutcome(repair.Want, outcome, err))
+			i := slices.IndexFunc(stored.Tables, func(t storedNativeTable) bool { return t.generation.Table == repair.Want })
+			proved = append(proved, storedNativeTable{generation: stored.Tables[i].generation, Held: repair.Held()})
+			rows = append(rows, w.row(repair))
 		}
 		slices.SortFunc(rows, func(a, b api.NativeRestored) int { return cmp.Compare(a.Table, b.Table) })
-		return rows, s.saveProved(kernel, stored, stored.generations(repairs), proof, held)
+		if err != nil {
+			return rows, nil
+		}
+		return rows, s.saveProved(kernel, stored, proved, w.proof)
 	}
 	return nil, fmt.Errorf("restoring native tables, %d times: %w", nativeStale, err)
 }
@@ -395,31 +361,52 @@ func (s storedNative) repairs(kernel NativeKernel, seen *native.Ruleset, protect
 	return all, left, err
 }
 
-// generations returns those of the tables that repairs put back.
-func (s storedNative) generations(repairs []native.Repair) (all []nativeGeneration) {
-	for _, t := range s.Tables {
-		if slices.ContainsFunc(repairs, func(r native.Repair) bool { return r.Want == t.generation.Table }) {
-			all = append(all, t.generation)
-		}
-	}
-	return all
+// A nativeWrite is what became of repairs that were written at once.
+type nativeWrite struct {
+	wrote bool            // the kernel took them
+	left  []string        // devices that the node lacks
+	proof *native.Ruleset // the last read; nil: there is none after the write
+	err   error           // nil: they are in force, but for devices and parts that were left out
 }
 
-// proveStored returns a read that shows the repairs in force, or an error. lacking: devices were
-// left out of them.
-func proveStored(kernel NativeKernel, repairs []native.Repair, lacking bool) (*native.Ruleset, error) {
-	wanted := map[tableid.TableID]bool{}
-	for _, repair := range repairs {
-		wanted[repair.Want.ID] = true
+// writeAndProve writes repairs under the genid of a read, and proves them by another one.
+func writeAndProve(kernel NativeKernel, genid uint32, repairs []native.Repair) (w nativeWrite) {
+	if w.left, w.err = kernel.Write(genid, repairs, nil); w.err != nil {
+		return w
 	}
-	proof, err := kernel.Capture(func(t nft.Table) bool { return wanted[t.Family.Table(t.Name)] })
-	if err != nil {
-		return nil, err
+	w.wrote = true
+	wanted := func(t nft.Table) bool {
+		return slices.ContainsFunc(repairs, func(r native.Repair) bool { return r.Want.ID == t.Family.Table(t.Name) })
+	}
+	if w.proof, w.err = kernel.Capture(wanted); w.err != nil {
+		w.err = fmt.Errorf("it was written, and whether it is in force is unknown: %w", w.err)
+		return w
 	}
 	for _, repair := range repairs {
-		if !repair.Repaired(proof.Tables[repair.Want.ID], lacking) {
-			return nil, fmt.Errorf("%s: %w", repair.Want.ID.NFT(), errNotInForce)
+		if id := repair.Want.ID; !repair.Repaired(w.proof.Tables[id], len(w.left) > 0) {
+			why := errNotInForce
+			if w.proof.Genid != nft.Following(genid) {
+				why = errOwnerWrote
+			}
+			w.err = fmt.Errorf("%s: %w", id.NFT(), why)
 		}
 	}
-	return proof, nil
+	return w
+}
+
+// proved reports whether the read shows them in force, perhaps less what was left out.
+func (w nativeWrite) proved() bool { return w.proof != nil && w.err == nil }
+
+// stale reports whether nothing was written, because another process wrote after the read.
+func (w nativeWrite) stale() bool { return !w.wrote && errors.Is(w.err, nft.ErrStale) }
+
+// row returns what a reply says of a repair.
+func (w nativeWrite) row(repair native.Repair) api.NativeRestored {
+	if w.err != nil {
+		return nativeOutcome(repair.Want, reload.Failed, w.err)
+	}
+	if why := errors.Join(devicesLeft(w.left), partsLeft(repair.Held())); why != nil {
+		return nativeOutcome(repair.Want, reload.Partial, why)
+	}
+	return nativeOutcome(repair.Want, reload.Proved, nil)
 }

@@ -11,10 +11,7 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -46,18 +43,10 @@ func (s *NativeStore) mayRestore(g nativeGeneration, protects func(tableid.Table
 
 // A nativeReturned is what became of a nativeReturn.
 type nativeReturned struct {
+	nativeWrite
 	reply api.RestoreReply
-	diff  api.TableDiff   // of what stood and what was written
-	wrote bool            // the kernel took the write
-	proof *native.Ruleset // what the last read shows; nil: nothing was read after the write
-	held  []native.Held   // left out of the write
-}
-
-// proved reports whether a read shows the generation in force, perhaps less devices that the node
-// lacks.
-func (n nativeReturned) proved() bool {
-	outcome := n.reply.Native[0].Outcome
-	return n.proof != nil && (outcome.Done() || outcome == reload.Partial)
+	diff  api.TableDiff // of what stood and what was written
+	held  []native.Held // left out of the write
 }
 
 // removal is the record of what was taken away; false if that is nothing.
@@ -78,7 +67,7 @@ func (n nativeReturned) removal(g nativeGeneration, now time.Time) (removal, boo
 // cannot be kept, nothing is taken away.
 func (n nativeReturn) do(r api.RestoreRequest) (nativeReturned, error) {
 	for range nativeStale {
-		seen, err := n.read()
+		seen, err := n.kernel.Capture(func(t nft.Table) bool { return t.Family.Table(t.Name) == n.want.Table.ID })
 		if err != nil {
 			return nativeReturned{}, err
 		}
@@ -106,27 +95,20 @@ func (n nativeReturn) do(r api.RestoreRequest) (nativeReturned, error) {
 			return nativeReturned{}, fmt.Errorf("what table %s holds now could not be kept for an undo, so nothing was written; make room in %s and run it again: %w",
 				n.want.Name, n.store.folder(), unkept)
 		}
-		done.reply.Undo = undo
-		done.wrote, done.proof, done.held, err = n.write(seen)
-		if errors.Is(err, nft.ErrStale) && !done.wrote {
+		repairs := []native.Repair{n.repair(now)}
+		w := writeAndProve(n.kernel, seen.Genid, repairs)
+		if w.stale() {
 			continue
 		}
-		row := &done.reply.Native[0]
-		switch row.Outcome = reload.Proved; {
-		case errors.Is(err, errDevicesLeft), errors.Is(err, errPartsLeft):
-			row.Outcome, row.Detail = reload.Partial, err.Error()
-		case err != nil:
-			row.Outcome, row.Detail = reload.Failed, err.Error()
-		case unkept != nil:
+		row := w.row(repairs[0])
+		if row.Outcome == reload.Proved && unkept != nil {
 			row.Detail = fmt.Sprintf("what stood before could not be kept, and there is no undo: %v", unkept)
 		}
+		done.reply.Undo, done.reply.Native[0] = undo, row
+		done.nativeWrite, done.held = w, repairs[0].Held()
 		return done, nil
 	}
 	return nativeReturned{}, fmt.Errorf("restoring table %s, %d times: %w", n.want.Name, nativeStale, nft.ErrStale)
-}
-
-func (n nativeReturn) read() (*native.Ruleset, error) {
-	return n.kernel.Capture(func(t nft.Table) bool { return t.Family.Table(t.Name) == n.want.Table.ID })
 }
 
 // preview says what becomes of the table that stands; nil is none.
@@ -191,32 +173,13 @@ func (n nativeReturn) keepForUndo(now *native.Table) (id string, err error) {
 	return g.ID, nil
 }
 
-// write writes the table under the genid of a read, and proves it by another one. It reports
-// whether the kernel took it, after an error too. The error is errDevicesLeft if it is in force
-// without devices that the node lacks, and errPartsLeft if it is in force without the held parts,
-// which the kernel refused.
-func (n nativeReturn) write(seen *native.Ruleset) (wrote bool, proof *native.Ruleset, held []native.Held, err error) {
-	repair := native.Repair{Remedy: native.ByReplace, Want: n.want.Table, Now: seen.Tables[n.want.Table.ID], Age: n.uptime() - n.want.Read}
-	if repair.Now == nil {
-		repair.Remedy = native.ByCreate
+// repair returns what makes the generation of the table that stands; nil is none.
+func (n nativeReturn) repair(now *native.Table) native.Repair {
+	remedy := native.ByReplace
+	if now == nil {
+		remedy = native.ByCreate
 	}
-	repairs := []native.Repair{repair}
-	left, err := n.kernel.Write(seen.Genid, repairs, nil)
-	if err != nil {
-		return false, nil, nil, err
-	}
-	repair = repairs[0]
-	held = repair.Held()
-	proof, err = n.read()
-	switch {
-	case err != nil:
-		return true, nil, held, fmt.Errorf("%s: it was written, and whether it is in force is unknown: %w", n.want.Name, err)
-	case repair.Repaired(proof.Tables[n.want.Table.ID], len(left) > 0):
-		return true, proof, held, errors.Join(devicesLeft(left), partsLeft(held))
-	case proof.Genid != nft.Following(seen.Genid):
-		return true, proof, held, fmt.Errorf("%s: %w", n.want.Name, errOwnerWrote)
-	}
-	return true, proof, held, fmt.Errorf("%s: %w", n.want.Name, errNotInForce)
+	return native.Repair{Remedy: remedy, Want: n.want.Table, Now: now, Age: n.uptime() - n.want.Read}
 }
 
 // nativeGeneration returns the stored generation of a native table of that ID; found is false if
@@ -264,8 +227,7 @@ func (d *Daemon) returnNative(ctx context.Context, st *state, r api.RestoreReque
 		}
 	}
 	if done.wrote && done.proved() {
-		severity.Notices(klog.FromContext(ctx)).Info("A generation of a native table was restored on request", "table", g.Name, "generation", g.ID,
-			"undo", reply.Undo, "detail", reply.Native[0].Detail)
+		logRestored(ctx, reply, "table", g.Name, "detail", reply.Native[0].Detail)
 	}
 	if known {
 		d.adoptReturned(ctx, st, g.Table.ID, done)
@@ -342,30 +304,27 @@ func (s *NativeStore) RestoreGeneration(ctx context.Context, kernel NativeKernel
 		if done.wrote {
 			g.Made, g.Captured = reload.MadeRestored, time.Now()
 		}
-		loadErr = s.saveProved(kernel, stored, []nativeGeneration{g}, done.proof, map[tableid.TableID][]native.Held{g.Table.ID: done.held})
+		loadErr = s.saveProved(kernel, stored, []storedNativeTable{{generation: g, Held: done.held}}, done.proof)
 	}
 	return done.reply, true, errors.Join(err, loadErr)
 }
 
-// saveProved saves what is stored with generations that were put into force without a daemon, as a
-// read has proved them.
-func (s *NativeStore) saveProved(kernel NativeKernel, stored storedNative, proved []nativeGeneration, proof *native.Ruleset, held map[tableid.TableID][]native.Held) error {
-	for _, g := range proved {
+// saveProved saves what is stored with tables that were put into force without a daemon, but for
+// their held parts, as a read has proved them. The witness is the one that stands now: one that an
+// earlier flush took says nothing of what follows.
+func (s *NativeStore) saveProved(kernel NativeKernel, stored storedNative, proved []storedNativeTable, proof *native.Ruleset) error {
+	for _, t := range proved {
+		g := t.generation
+		now := proof.Tables[g.Table.ID]
 		witness, err := kernel.Witness(g.Table.ID.Family)
 		if err != nil {
 			return fmt.Errorf("keeping what was restored: asking for the witness: %w", err)
 		}
-		stored = stored.with(g, witness.Nonce, proof, lasting(held[g.Table.ID]))
+		t.Verdict, t.Witness, t.Held = native.Intact, witness.Nonce, lasting(t.Held)
+		t.generation = generationOf(now, now.Digest(), g.Made, g.Captured, Uptime()-time.Since(proof.At))
+		others := slices.DeleteFunc(slices.Clone(stored.Tables), func(o storedNativeTable) bool { return o.generation.Table.ID == g.Table.ID })
+		stored.Tables = append(others, t)
 	}
+	stored.Confirmed = cmp.Or(stored.Confirmed, Uptime())
 	return s.save(stored)
-}
-
-// with returns what is stored with another generation of one table, as a read has proved it. The
-// witness is the one that stands now: one that an earlier flush took says nothing of what follows.
-func (s storedNative) with(g nativeGeneration, witness string, proof *native.Ruleset, held []native.Held) storedNative {
-	now := proof.Tables[g.Table.ID]
-	row := storedNativeTable{Verdict: native.Intact, Witness: witness, Held: held,
-		generation: generationOf(now, now.Digest(), g.Made, g.Captured, Uptime()-time.Since(proof.At))}
-	others := slices.DeleteFunc(slices.Clone(s.Tables), func(t storedNativeTable) bool { return t.generation.Table.ID == g.Table.ID })
-	return storedNative{Confirmed: cmp.Or(s.Confirmed, Uptime()), Tables: append(others, row)}
 }

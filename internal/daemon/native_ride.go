@@ -37,7 +37,7 @@ func (d *Daemon) rider(ctx context.Context, st *state, ride *nativeRide) *iptabl
 	if !d.guardsNative() || r.asleep || d.cfg.Kernel.Info().Backend != iptables.NFT || !ride.at.IsZero() || r.loss != nil && r.loss.attempts > 0 || r.limit.Wait(time.Now()) > 0 {
 		return nil
 	}
-	plan, err := d.planNative(ctx, st, func(t *nativeTable) bool { return t != nil && t.gone() && !r.all })
+	plan, err := d.planNative(ctx, st, func(t *nativeTable) bool { return t != nil && t.gone() && !r.all }, false)
 	d.endBack(ctx, st, nil)
 	for _, repair := range plan.repairs {
 		d.loseNative(st, repair.Want.ID)

@@ -77,11 +77,11 @@ func nativeOutcome(t *native.Table, outcome api.Outcome, err error) api.NativeRe
 	return row
 }
 
-// nativeOutcomes is nativeOutcome for all tables of repairs, and those that cannot be put back.
-func nativeOutcomes(repairs []native.Repair, left []*native.Table, outcome api.Outcome, err error) []api.NativeRestored {
+// nativeOutcomes is nativeOutcome for tables to put back, and for those that cannot be put back.
+func nativeOutcomes(repairs []native.Repair, left []*native.Table) []api.NativeRestored {
 	var rows []api.NativeRestored
 	for _, repair := range repairs {
-		rows = append(rows, nativeOutcome(repair.Want, outcome, err))
+		rows = append(rows, nativeOutcome(repair.Want, "", nil))
 	}
 	for _, t := range left {
 		rows = append(rows, nativeOutcome(t, reload.Failed, errOwnersNewer))

@@ -260,20 +260,13 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	r.disk.saveAt = r.disk.savedAt.Add(max(confirmEvery, saveShare*r.disk.cost))
 	if err == nil {
 		r.disk.retry, r.disk.keptAt, r.disk.keptChanges = retry{}, r.disk.savedAt, r.disk.changes
-		if d.cfg.Store != nil {
-			if failed := d.cfg.Store.ForgetNativeBehind(); failed != nil {
-				klog.FromContext(ctx).V(1).Info("A note on disk is out of date", "reason", failed)
-			}
-		}
 	} else {
-		d.noteNativeBehind(ctx, st, err.Error())
 		r.disk.retry.failed(nil, r.disk.savedAt)
 		r.disk.saveAt = latest(r.disk.retry.at, r.disk.savedAt.Add(saveShare*r.disk.cost))
 	}
 	r.disk.kept = d.cfg.Native.Store.list()
 	d.countStateError(err)
-	r.disk.trouble.report(warnings(ctx), err, "The native tables are not on disk; after a restart canaryd would know older tables, or begin with the present ones",
-		"lastSaved", r.disk.keptAt, "changesSince", r.disk.changes-r.disk.keptChanges)
+	d.tookWrite(ctx, &r.disk.trouble, err, d.cfg.Store.SaveNativeBehind, d.nativeBehind(st))
 }
 
 // recallNative takes up the tables that the last run guarded. The first read says what became of

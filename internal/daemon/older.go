@@ -15,18 +15,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// older is what is known of a stored generation that is older than what was in force.
+// older is what is known of stored rules that are older than those that were in force.
 type older struct {
-	text string // "an older generation, of 14:02; 3 changes since were not kept"; "": it is not
-	// tables are those that may be put back from it, with its content, and native the native ones,
-	// with its ID.
-	tables   rules.Generation
-	native   map[tableid.TableID]string
-	replayed bool // a table was lost, and is put back from it
+	text     string                     // "an older generation, of 14:02; 3 changes since were not kept"; "": they are not
+	tables   map[tableid.TableID]string // those that may be put back from them, with the IDs of their contents
+	replayed bool                       // a table was lost, and is put back from them
 }
-
-// unknownOlder is the text where the note cannot be read.
-const unknownOlder = "a generation that may be older; the note about its age cannot be read"
 
 // olderText names a generation that was saved then, and lacks so many changes.
 func olderText(saved time.Time, changes int) string {
@@ -37,12 +31,45 @@ func olderText(saved time.Time, changes int) string {
 	return fmt.Sprintf("an older generation, of %s; %s", saved.UTC().Format(time.RFC3339), text)
 }
 
-// noteBehind notes aside that the state on disk is behind, with the marks of what is in force.
-func (d *Daemon) noteBehind(ctx context.Context, st *state, reason string) {
-	b := reload.Behind{Saved: st.disk.keptAt, Changes: st.generation.changes - st.disk.kept, Marks: st.disk.marks, Reason: reason}
-	if err := d.cfg.Store.SaveBehind(b); err != nil {
-		klog.FromContext(ctx).V(1).Info("That the state is behind is not noted either", "reason", err)
+// olderIsPutBack is what the log says of stored rules that are older than those that were in force.
+const olderIsPutBack = "The stored rules are older than those that were in force; what was flushed is put back from them"
+
+// behind returns the note that the state on disk is behind, with the marks of what is in force.
+func (st *state) behind() *reload.Behind {
+	return &reload.Behind{Saved: st.disk.keptAt, Changes: st.generation.changes - st.disk.kept, Marks: st.disk.marks}
+}
+
+// noteBehind has save write a note, or with nil remove it.
+func (d *Daemon) noteBehind(ctx context.Context, save func(*reload.Behind) error, b *reload.Behind) {
+	if d.cfg.Store == nil {
+		return
 	}
+	if err := save(b); err != nil {
+		klog.FromContext(ctx).V(1).Info("The note about older rules on disk is out of date", "reason", err)
+	}
+}
+
+// tookWrite takes up the result of a write to the state folder. b is the note if it failed.
+func (d *Daemon) tookWrite(ctx context.Context, t *trouble, err error, save func(*reload.Behind) error, b *reload.Behind) {
+	tables := len(b.Tables)
+	over := t.report(warnings(ctx), err, "The generation is not on disk; after a restart canaryd would know an older one, or none",
+		"lastSaved", b.Saved, "changesSince", b.Changes, "nativeTables", tables)
+	if err == nil {
+		b = nil
+	} else {
+		b.Reason = err.Error()
+	}
+	d.noteBehind(ctx, save, b)
+	if over {
+		klog.FromContext(ctx).Info("What ought to be in force is on disk again", "nativeTables", tables)
+	}
+}
+
+// mayBeOlder returns that stored tables may be older than those that were in force: the note cannot
+// be read.
+func mayBeOlder(ctx context.Context, err error, tables map[tableid.TableID]string) older {
+	severity.Warnings(klog.FromContext(ctx)).Error(err, "The note about older rules on disk cannot be read; the stored rules may be older than those that were in force", "tables", len(tables))
+	return older{text: "a generation that may be older; the note about its age cannot be read", tables: tables}
 }
 
 // recallBehind takes up that the state on disk is behind. A table whose last marks stand was not
@@ -60,8 +87,11 @@ func (d *Daemon) recallBehind(ctx context.Context, st *state, known *reload.Stat
 		d.noteUnread(ctx, st, reload.Unread{File: "the state folder", Reason: "it may never have had the rules that were in force: " + err.Error(), Since: time.Now()})
 		return false
 	case err != nil:
-		st.older = older{text: unknownOlder, tables: st.unclaimed(stored.Generation)}
-		severity.Warnings(klog.FromContext(ctx)).Error(err, "The note about a stale generation on disk cannot be read; the stored generation may be older than the rules that were in force", "generation", stored.ID)
+		tables := map[tableid.TableID]string{}
+		for id, section := range st.unclaimed(stored.Generation) {
+			tables[id] = contentID(section)
+		}
+		st.older = mayBeOlder(ctx, err, tables)
 		return false
 	case b.Changes == 0 && loaded == nil: // only marks were renewed
 		known.Marks = b.Marks
@@ -88,22 +118,25 @@ func (d *Daemon) recallBehind(ctx context.Context, st *state, known *reload.Stat
 				delete(known.Quarantine, id)
 				continue
 			}
-			st.older.tables = st.older.tables.With(id, st.unclaimed(stored.Generation)[id])
+			st.older.tables = tableid.With(st.older.tables, id, contentID(st.unclaimed(stored.Generation)[id]))
 		}
 	}
 	known.Marks = b.Marks
-	log.Info("The stored generation is older than what was in force; what was flushed is put back from it", "generation", stored.ID)
+	log.Info(olderIsPutBack, "generation", stored.ID)
 	return false
 }
 
-// takenFrom returns the words about their generation for the record of a loss of these tables. A
-// table that was learned again since then is not older.
-func (o *older) takenFrom(fresh verdicts, learned rules.Generation) string {
-	for id := range fresh {
-		if was, ok := o.tables[id]; ok && was.Equal(learned[id]) {
-			o.replayed = true
-			return o.text
-		}
+// contentID returns the ID of what a table of iptables holds.
+func contentID(s rules.Section) string {
+	return rules.Generation{rules.IPv4.Table(rules.Filter): s}.ID()
+}
+
+// takenFrom returns the words about their generation for the record of a loss of that table, with
+// the ID of its content. A table that was learned again since then is not older.
+func (o *older) takenFrom(id tableid.TableID, content func() string) string {
+	if was, ok := o.tables[id]; !ok || was != content() {
+		return ""
 	}
-	return ""
+	o.replayed = true
+	return o.text
 }

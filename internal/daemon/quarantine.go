@@ -46,6 +46,18 @@ func (d *Daemon) setQuarantine(st *state, id rules.TableID, list []reload.Quaran
 	}
 }
 
+// The log says of all tables in these words that a part is in quarantine, or leaves it.
+const (
+	partHeld     = "A part of a table is in quarantine: it could not be put back"
+	rulesWait    = "Rules of a chain wait for rules that decide and are missing"
+	waitNext     = "they are put back in their places when those are back"
+	partsBack    = "Parts of a table came back from quarantine"
+	partAccepted = "An operator has accepted that a part of a table in quarantine is lost"
+)
+
+// partOf is a rule as the log names a part of a table.
+func partOf(h reload.QuarantinedRule) string { return "rule " + h.Chain + " " + h.Rule.Label() }
+
 // logQuarantined logs the rules that are quarantined, and those that were written without a
 // match that only counts.
 func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
@@ -57,8 +69,7 @@ func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 			if _, opaque := h.Rule.Opaque(); opaque && !h.Refused {
 				next = "its owner has to put it back"
 			}
-			severity.Errors(log).Info("A rule is in quarantine: it could not be put back", "family", id.Family, "table", id.Name,
-				"chain", h.Chain, "rule", h.Rule.Label(), "reason", h.Reason, "next", next)
+			severity.Errors(log).Info(partHeld, "table", id.String(), "part", partOf(h), "reason", h.Reason, "next", next)
 		}
 		var list []api.Quarantined
 		for _, h := range waiting[id] {
@@ -66,8 +77,7 @@ func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 		}
 		chains := api.WaitingChains(list)
 		for _, w := range chains[:min(namesKept, len(chains))] {
-			severity.Errors(log).Info("Rules of a chain wait for rules that decide and are missing", "family", id.Family, "table", id.Name,
-				"chain", w.Chain, "rules", w.Rules, "reason", w.Reason, "next", "they are put back in their places when those are back")
+			severity.Errors(log).Info(rulesWait, "table", id.String(), "chain", w.Chain, "rules", w.Rules, "reason", w.Reason, "next", waitNext)
 		}
 		for _, h := range tr.Weakened[:min(namesKept, len(tr.Weakened))] {
 			severity.Warnings(log).Info("A rule was put back without its nfacct match, which only counts", "family", id.Family, "table", id.Name,
@@ -80,7 +90,7 @@ func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 func (d *Daemon) readmit(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
-	before := st.quarantine.rules.Count()
+	before := st.quarantine.rules
 	var families []rules.Family
 	for _, f := range d.cfg.Kernel.Families() {
 		if len(tableid.Of(st.quarantine.rules, f)) > 0 {
@@ -104,8 +114,10 @@ func (d *Daemon) readmit(ctx context.Context, st *state) {
 	if err != nil {
 		log.V(1).Info("What is in quarantine could not be put back yet", "reason", err)
 	}
-	if left := st.quarantine.rules.Count(); left < before {
-		severity.Notices(log).Info("Rules came back from quarantine", "rules", before-left, "left", left)
+	for id, list := range before {
+		if left := len(st.quarantine.rules[id]); left < len(list) {
+			severity.Notices(log).Info(partsBack, "table", id.String(), "parts", len(list)-left, "left", left)
+		}
 	}
 }
 
@@ -192,8 +204,7 @@ func (d *Daemon) dismissQuarantined(ctx context.Context, st *state) (lost, waiti
 	for id, list := range dismissed {
 		d.setQuarantine(st, id, left[id], st.table(id).seen)
 		for _, h := range list[:min(namesKept, len(list))] {
-			severity.Notices(klog.FromContext(ctx)).Info("An operator has accepted that a rule in quarantine is lost", "family", id.Family, "table", id.Name,
-				"chain", h.Chain, "rule", h.Rule.Label(), "reason", h.Reason)
+			severity.Notices(klog.FromContext(ctx)).Info(partAccepted, "table", id.String(), "part", partOf(h), "reason", h.Reason)
 		}
 		st.families[id.Family].examined.plan(now)
 	}

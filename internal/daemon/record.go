@@ -106,7 +106,10 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 	if len(fresh) == 0 {
 		return
 	}
-	l.record.Older = cmp.Or(l.record.Older, st.older.takenFrom(fresh, st.generation.learned.Generation))
+	for id := range fresh {
+		now := func() string { return contentID(st.generation.learned.Generation[id]) }
+		l.record.Older = cmp.Or(l.record.Older, st.older.takenFrom(id, now))
+	}
 	l.addWriters(q)
 	settleCulprit(&l.record)
 	if l.record.Drill != "" { // canaryd itself took what is lost, no other process

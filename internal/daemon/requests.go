@@ -83,24 +83,23 @@ func (d *Daemon) Restore(ctx context.Context, r api.RestoreRequest) (reply api.R
 	}
 	err = d.askGuard(ctx, func(ctx context.Context, st *state) (err error) {
 		if isNative {
-			if reply, err = d.returnNative(ctx, st, r, kept); err == nil && !r.DryRun && reply.Refused == "" && reply.Proved() {
-				d.dropUnread(ctx, st, func(u reload.Unread) bool { return u.Native && u.Table == kept.Name })
-			}
-			return err
+			reply, err = d.returnNative(ctx, st, r, kept)
+		} else {
+			reply, err = d.restoreNow(ctx, st, r)
 		}
-		reply, err = d.restoreNow(ctx, st, r)
-		if err == nil && !r.DryRun && r.Generation != "" && reply.Refused == "" && reply.Proved() {
-			d.dropUnread(ctx, st, func(u reload.Unread) bool { return !u.Native })
-		}
-		if err == nil && reply.Refused == "" && r.Generation == "" { // a generation is of iptables' rules, or of one native table
+		switch {
+		case err != nil || reply.Refused != "":
+		case r.Generation == "": // a generation is of iptables' rules, or of one native table
 			reply.Native = d.restoreNative(ctx, st, r.DryRun)
+		case !r.DryRun && reply.Proved():
+			d.dropUnread(ctx, st, func(u reload.Unread) bool { return u.Native == isNative && (!isNative || u.Table == kept.Name) })
 		}
 		return err
 	})
 	return reply, err
 }
 
-func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest) (api.RestoreReply, error) {
+func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest) (reply api.RestoreReply, err error) {
 	if r.Generation == "" && !r.DryRun && st.mayWrite() && !st.declared.retry.at.IsZero() {
 		d.apply(ctx, st) // what keeps it from being in force may be gone by now
 	}
@@ -109,7 +108,6 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 	// for its owner's decision.
 	force := r.Generation != "" || st.anyFamily((*familyState).learningStopped)
 	if r.Generation != "" && r.Generation != st.want().ID() {
-		var err error
 		if job.Generation, err = d.olderGeneration(st, r.Generation); err != nil {
 			return api.RestoreReply{}, err
 		}
@@ -124,30 +122,26 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 	}
 	ctx, done := finishing(ctx)
 	defer done()
-	if !force && st.mode == api.Heal && !r.DryRun {
-		// It is what the loop does by itself: there is nothing to agree to.
-		result, err := d.replayer(ctx, st).Heal(ctx, job)
-		if result == nil {
-			return api.RestoreReply{}, err
+	var result reload.Result
+	if !force && st.mode == api.Heal && !r.DryRun { // as the loop does by itself: there is nothing to agree to
+		if result, err = d.replayer(ctx, st).Heal(ctx, job); result != nil {
+			reply = replyOf(job.Generation.ID(), result)
 		}
-		reply := replyOf(job.Generation.ID(), result)
-		d.takeReplay(ctx, st, job, result, reply)
-		st.addRefused(&reply)
-		return d.restored(ctx, st, r.Generation, reply, result), err
+	} else {
+		undo := d.keepForUndo(ctx, st, job, r)
+		reply, result, err = Restoring(ctx, d.replayer(ctx, st), force, job, r, st.baseline.base)
+		reply.Baseline, reply.Undo = st.baseline.name(), undo
 	}
-	undo := d.keepForUndo(ctx, st, job, r)
-	reply, result, err := Restoring(ctx, d.replayer(ctx, st), force, job, r, st.baseline.base)
-	reply.Baseline = st.baseline.name()
-	if result != nil {
-		reply.Undo = undo
-		d.takeReplay(ctx, st, job, result, reply)
-		if gone, any := removalBy(reply, result, time.Now()); any {
-			d.takeRemoval(ctx, st, gone, reply)
-		}
-		st.addRefused(&reply)
-		reply = d.restored(ctx, st, r.Generation, reply, result)
+	if result == nil {
+		reply.Undo = "" // nothing was written
+		return reply, err
 	}
-	return reply, err
+	d.takeReplay(ctx, st, job, result, reply)
+	if gone, any := removalBy(reply, result, time.Now()); any {
+		d.takeRemoval(ctx, st, gone, reply)
+	}
+	st.addRefused(&reply)
+	return d.restored(ctx, st, r.Generation, reply, result), err
 }
 
 // olderGeneration returns the generation of that ID as it may be restored here. What is
@@ -227,18 +221,25 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 	st.looking.plan(time.Now())
 	if st.loss != nil {
 		d.concludeHeal(ctx, st, &nativeRide{}, result, nil)
-		d.resumeLearning(ctx, st, worst(result), "The rules are back: they were restored on request")
-		return
+	} else {
+		d.endDrill(ctx, st, api.DrillVoid, "canaryd restore put back what the drill had taken, before that was noticed")
+		st.pods.setReturned(result, time.Now())
+		for f, fr := range result {
+			d.applyResult(ctx, st, f, fr)
+			d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
+			d.countRefusal(f, fr.Err)
+		}
+		logRestored(ctx, reply, "outcomes", reply.Outcomes)
 	}
-	d.endDrill(ctx, st, api.DrillVoid, "canaryd restore put back what the drill had taken, before that was noticed")
-	st.pods.setReturned(result, time.Now())
-	for f, fr := range result {
-		d.applyResult(ctx, st, f, fr)
-		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
-		d.countRefusal(f, fr.Err)
-	}
-	d.resumeLearning(ctx, st, worst(result), "The rules are back: they were restored on request")
-	severity.Notices(klog.FromContext(ctx)).Info("Replayed on request", "generation", reply.Generation, "outcomes", reply.Outcomes)
+	d.resumeLearning(ctx, st, worst(result), backOnRequest)
+}
+
+// backOnRequest is what the log says of rules that were missing until an operator asked for them.
+const backOnRequest = "The rules are back: they were restored on request"
+
+// logRestored logs a restore that an operator asked for.
+func logRestored(ctx context.Context, reply api.RestoreReply, values ...any) {
+	severity.Notices(klog.FromContext(ctx)).WithValues(values...).Info("Restored on request", "generation", reply.Generation, "undo", reply.Undo)
 }
 
 // ErrWhoseRules: a cleanup is to remove rules, and no word says whose. The owners that auto finds
@@ -328,7 +329,7 @@ func (d *Daemon) Render(ctx context.Context, r api.RenderRequest) (text string, 
 	if err != nil {
 		return "", err
 	}
-	return Heading(stored, note) + renderFamilies(stored.Generation, r.Family), nil
+	return Heading(stored.ID, stored.Captured, note) + renderFamilies(stored.Generation, r.Family), nil
 }
 
 func renderFamilies(g rules.Generation, only rules.Family) string {
@@ -341,10 +342,10 @@ func renderFamilies(g rules.Generation, only rules.Family) string {
 	return text
 }
 
-// Heading is a comment for iptables-restore before a stored generation: when it was learned
-// and, if it must not be restored here, why.
-func Heading(stored reload.Stored, note string) string {
-	text := fmt.Sprintf("# generation %s, learned %s\n", stored.ID, stored.Captured.UTC().Format(time.RFC3339))
+// Heading is a comment before a stored generation: when it was learned and, if it must not be
+// restored here, why.
+func Heading(generation string, learned time.Time, note string) string {
+	text := fmt.Sprintf("# generation %s, learned %s\n", generation, learned.UTC().Format(time.RFC3339))
 	if note != "" {
 		text += "# canaryd does not restore it here: " + strings.ReplaceAll(note, "\n", " ") + "\n"
 	}

@@ -37,22 +37,15 @@ func (d *Daemon) countStateError(err error) {
 func (d *Daemon) tookSave(ctx context.Context, st *state, err error) {
 	d.countStateError(err)
 	if err == nil && st.disk.lacksGeneration(st) {
-		d.noteBehind(ctx, st, st.disk.trouble.what)
+		b := st.behind()
+		b.Reason = st.disk.trouble.what
+		d.noteBehind(ctx, d.cfg.Store.SaveBehind, b)
 		return
 	}
-	over := st.disk.trouble.report(warnings(ctx), err, "The generation is not on disk; after a restart canaryd would know an older one, or none",
-		"lastSaved", st.disk.keptAt, "changesSince", st.generation.changes-st.disk.kept)
-	if err != nil {
-		d.noteBehind(ctx, st, err.Error())
+	if d.tookWrite(ctx, &st.disk.trouble, err, d.cfg.Store.SaveBehind, st.behind()); err != nil {
 		return
 	}
 	st.disk.retry = retry{}
-	if failed := d.cfg.Store.ForgetBehind(); failed != nil {
-		klog.FromContext(ctx).V(1).Info("A note on disk is out of date", "reason", failed)
-	}
-	if over {
-		klog.FromContext(ctx).Info("What ought to be in force is on disk again")
-	}
 	if n := d.cfg.Store.Remade(); n != st.disk.remade {
 		st.disk.remade = n
 		klog.FromContext(ctx).Info("The state folder was gone, and is made again; flush records and a confirmed baseline that it had are lost")

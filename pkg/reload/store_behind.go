@@ -12,24 +12,18 @@ import (
 )
 
 // A Behind says that the state folder could not be written, and what was in force beyond what it
-// has. It is kept in another folder, on another disk: that of the control socket.
+// has: of iptables' tables or, in a note of its own, of native tables. It is kept in another
+// folder, on another disk: that of the control socket.
 type Behind struct {
-	Stored string    `json:"stored"`         // the generation that the state names; "" if there is no state
-	Saved  time.Time `json:"saved,omitzero"` // when the state was last written
-	// Changes is how often the generation changed since then, and Marks are those of the last one.
-	Changes int          `json:"changes"`
-	Marks   canary.Marks `json:"marks"`
-	Reason  string       `json:"reason"` // why the state could not be written
-}
-
-// A BehindNative says the same of native tables.
-type BehindNative struct {
-	Stored  string    `json:"stored"` // the digest of the file that names the tables; "" if there is none
-	Saved   time.Time `json:"saved,omitzero"`
-	Changes int       `json:"changes"`
-	// Tables are all that were guarded last.
-	Tables []BehindTable `json:"tables"`
-	Reason string        `json:"reason"`
+	// Stored is the generation that the state names, or the digest of the file that names the
+	// native tables; "" if there is none.
+	Stored  string    `json:"stored"`
+	Saved   time.Time `json:"saved,omitzero"` // when that was last written
+	Changes int       `json:"changes"`        // how often the rules changed since then
+	// Marks are the last ones of iptables' tables, and Tables the native tables that were guarded.
+	Marks  canary.Marks  `json:"marks,omitempty"`
+	Tables []BehindTable `json:"tables,omitempty"`
+	Reason string        `json:"reason"` // why it could not be written
 }
 
 // A BehindTable is a native table in such a note: the ID of the content that was in force, and the
@@ -41,7 +35,7 @@ type BehindTable struct {
 }
 
 // Table returns the table of that name.
-func (b BehindNative) Table(name string) (BehindTable, bool) {
+func (b Behind) Table(name string) (BehindTable, bool) {
 	for _, t := range b.Tables {
 		if t.Name == name {
 			return t, true
@@ -55,8 +49,8 @@ type note struct {
 	Format   int      `json:"format"`
 	Identity Identity `json:"identity"`
 	*Behind
-	Native *BehindNative `json:"native,omitempty"`
-	Sum    string        `json:"sum,omitempty"`
+	Native *Behind `json:"native,omitempty"`
+	Sum    string  `json:"sum,omitempty"`
 }
 
 // KeepAside has SaveBehind and SaveNativeBehind write to that folder, and reads what is there of
@@ -80,15 +74,17 @@ func (s *Store) KeepAside(folder string) {
 
 func (s *Store) behindPath() string { return filepath.Join(s.aside, "behind.json") }
 
-// SaveBehind notes that the state on disk is behind.
-func (s *Store) SaveBehind(b Behind) error {
-	b.Stored, s.note.Behind = s.stateID, &b
+// SaveBehind notes that the state on disk is behind, or with nil that it is not.
+func (s *Store) SaveBehind(b *Behind) error {
+	if s.note.Behind = b; b != nil {
+		b.Stored = s.stateID
+	}
 	return s.saveNote()
 }
 
-// SaveNativeBehind notes that the native tables on disk are behind.
-func (s *Store) SaveNativeBehind(b BehindNative) error {
-	s.note.Native = &b
+// SaveNativeBehind is SaveBehind for native tables, with what Stored names.
+func (s *Store) SaveNativeBehind(b *Behind) error {
+	s.note.Native = b
 	return s.saveNote()
 }
 
@@ -116,31 +112,17 @@ func (s *Store) saveNote() error {
 // LoadBehind returns the note that the state on disk is behind. The error is ErrNothingStored if
 // there is none, or it is of another boot, network namespace, backend or state; else it says what
 // is broken.
-func (s *Store) LoadBehind(state string) (Behind, error) {
-	if b := s.note.Behind; s.noteErr == nil && b != nil && b.Stored == state {
-		return *b, nil
-	}
-	s.note.Behind = nil
-	return Behind{}, cmp.Or(s.noteErr, ErrNothingStored)
-}
+func (s *Store) LoadBehind(state string) (Behind, error) { return s.loadNote(&s.note.Behind, state) }
 
 // LoadNativeBehind is LoadBehind for the native tables that a file with that digest names.
-func (s *Store) LoadNativeBehind(stored string) (BehindNative, error) {
-	if b := s.note.Native; s.noteErr == nil && b != nil && b.Stored == stored {
+func (s *Store) LoadNativeBehind(stored string) (Behind, error) {
+	return s.loadNote(&s.note.Native, stored)
+}
+
+func (s *Store) loadNote(of **Behind, stored string) (Behind, error) {
+	if b := *of; s.noteErr == nil && b != nil && b.Stored == stored {
 		return *b, nil
 	}
-	s.note.Native = nil
-	return BehindNative{}, cmp.Or(s.noteErr, ErrNothingStored)
-}
-
-// ForgetBehind removes the note: the state is on disk.
-func (s *Store) ForgetBehind() error {
-	s.note.Behind = nil
-	return s.saveNote()
-}
-
-// ForgetNativeBehind removes the note of native tables.
-func (s *Store) ForgetNativeBehind() error {
-	s.note.Native = nil
-	return s.saveNote()
+	*of = nil
+	return Behind{}, cmp.Or(s.noteErr, ErrNothingStored)
 }

@@ -190,7 +190,7 @@ func TestSets(t *testing.T) {
 		if got := ipset("save", "KUBE-CLUSTER-IP"); got != members {
 			n.Errorf("the set came back as\n%s\nwas\n%s", got, members)
 		}
-		p.WantLog("A rule is in quarantine", "nobody-keeps")
+		p.WantLog("A part of a table is in quarantine", "nobody-keeps")
 		if metrics := n.Get("/metrics"); !strings.Contains(metrics, `canaryd_quarantined_rules{family="ipv4",table="filter"} 2`) {
 			n.Error("the gauge does not show the rule in quarantine, and the rule that waits")
 		}
