@@ -94,7 +94,8 @@ func (l *lexicon) intern(raw nft.Rule) (nft.RuleID, error) {
 		e.rule, e.learned, e.fickle = l.without(raw, odd), true, false
 	}
 	l.entries = append(l.entries, e)
-	if words, ok := ruleset.Words(l.family, raw.Expressions, raw.Userdata); ok && !e.learned {
+	bare, sets, _ := withoutNames(raw)
+	if words, ok := ruleset.Words(l.family, bare.Expressions, bare.Userdata, sets); ok && !e.learned {
 		// If it cannot be paired, iptables is asked.
 		l.entries[id].spelled = l.pair(id, compactRule(rules.PrintedRule(words))) == nil
 	}

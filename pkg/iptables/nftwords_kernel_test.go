@@ -16,9 +16,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/ruleset"
 )
 
-// ownersRules are rules that Docker, kubelet, CNI plugins (portmap, bridge, firewall, flannel) and
-// kube-proxy write: nothing is executed to learn them. A is an address, N a network, in brackets
-// where a port follows.
+// ownersRules are rules that Docker, kubelet, CNI plugins (portmap, bridge, firewall, flannel),
+// kube-proxy, service meshes and network policies write: nothing is executed to learn them. A is an
+// address, in brackets where a port follows, B the unspecified one, N a network; ICMP stands before
+// a type.
 const ownersRules = `
 filter -i docker0 ! -o docker0 -j ACCEPT
 filter -i docker0 -o docker0 -j DROP
@@ -60,13 +61,36 @@ mangle -o tun0 -p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pm
 mangle -m comment --comment "AWS, primary ENI" -j CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80
 raw -d A -p udp -m udp --dport 53 -m comment --comment "NodeLocal DNS Cache: skip conntrack" -j NOTRACK
 nat -j SNAT --to-source A
+nat -m owner --uid-owner 1337 -j RETURN
+nat -m owner ! --gid-owner 1337-1340 -j RETURN
+filter -m owner ! --socket-exists --uid-owner 0 -j ACCEPT
+nat -p tcp -m owner --uid-owner 0 -m tcp --dport 53 -j REDIRECT --to-ports 15053
+mangle -p tcp -j TPROXY --on-port 15006 --on-ip B --tproxy-mark 0x1/0xffffffff
+mangle -p udp -m mark --mark 0x9b00200 -j TPROXY --on-port 39675 --on-ip A --tproxy-mark 0x200/0xffffffff
+mangle -m socket --transparent -j MARK --set-xmark 0x200/0xffffffff
+mangle -m socket -j MARK --set-xmark 0x1/0x1
+mangle -m socket --nowildcard --restore-skmark -j ACCEPT
+raw -m rpfilter --validmark --invert -j DROP
+raw -m rpfilter --loose -j ACCEPT
+filter -m physdev --physdev-is-bridged -j GOAL
+filter -m physdev ! --physdev-is-in --physdev-is-out -j GOAL
+filter -m pkttype --pkt-type multicast -j ACCEPT
+filter -m pkttype ! --pkt-type unicast -j DROP
+filter -m set --match-set cali40s:abc src -j GOAL
+filter -m set ! --match-set cali40s:abc dst -m set --match-set PAIRS src,dst -j DROP
+nat -m set --match-set PAIRS dst,dst -j RETURN
+filter ICMP8 -j ACCEPT
+filter ICMPnot8 -j ACCEPT
+filter ICMP3/4 -j ACCEPT
 `
 
 // ownersText returns them as input of iptables-restore, in chains MINE.
 func ownersText(family rules.Family) string {
 	address, bracketed, network := "10.1.2.3", "10.1.2.3", "10.64.0.0/10"
+	unspecified, icmp, option := "0.0.0.0", "-p icmp -m icmp", " --icmp-type "
 	if family == rules.IPv6 {
 		address, bracketed, network = "fd00::3", "[fd00::3]", "fd00:1::/44"
+		unspecified, icmp, option = "::", "-p ipv6-icmp -m icmp6", " --icmpv6-type "
 	}
 	byTable := map[string][]string{}
 	for line := range strings.Lines(strings.TrimSpace(ownersRules)) {
@@ -78,6 +102,12 @@ func ownersText(family rules.Family) string {
 				words[i] = address
 			case "N":
 				words[i] = network
+			case "B":
+				words[i] = unspecified
+			}
+			if kind, found := strings.CutPrefix(word, "ICMP"); found {
+				not := strings.HasPrefix(kind, "not")
+				words[i] = icmp + map[bool]string{true: " !"}[not] + option + strings.TrimPrefix(kind, "not")
 			}
 		}
 		byTable[table] = append(byTable[table], strings.ReplaceAll(strings.Join(words, " "), "[A]", bracketed))
@@ -87,6 +117,14 @@ func ownersText(family rules.Family) string {
 		fmt.Fprintf(&text, "*%s\n:MINE - [0:0]\n:GOAL - [0:0]\n-A MINE %s\nCOMMIT\n", table, strings.Join(byTable[table], "\n-A MINE "))
 	}
 	return text.String()
+}
+
+// ownersSets creates the ipsets that ownersRules name.
+func ownersSets(t *testing.T, family rules.Family) {
+	t.Helper()
+	inet := map[rules.Family]string{rules.IPv4: "inet", rules.IPv6: "inet6"}[family]
+	nstest.Command(t, "ipset", "create", "cali40s:abc", "hash:net", "family", inet)
+	nstest.Command(t, "ipset", "create", "PAIRS", "hash:ip,port", "family", inet)
 }
 
 func restoreText(t *testing.T, family rules.Family, text string, args ...string) {
@@ -102,6 +140,7 @@ func restoreText(t *testing.T, family rules.Family, text string, args ...string)
 // of kube-proxy's rules in 40 clusters and of the others' on a node.
 func TestWordsAreThoseOfIptables(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
+		ownersSets(t, family)
 		texts := map[string]string{"owners": ownersText(family)}
 		for name, cluster := range corpusTexts(t) {
 			if cluster.family == family {
@@ -156,6 +195,8 @@ func savedText(t *testing.T, family rules.Family) string {
 func decodedText(t *testing.T, conn *nft.Conn, family rules.Family) (text string, raw []nft.Rule) {
 	t.Helper()
 	var lines strings.Builder
+	numbers := &setNumbers{}
+	defer func() { _ = numbers.close() }()
 	set := nstest.Command(t, program(NFT, family, "-save")) // which tables and chains there are, in order
 	table := ""
 	var chains []string
@@ -172,12 +213,17 @@ func decodedText(t *testing.T, conn *nft.Conn, family rules.Family) (text string
 		case 'C':
 			for _, chain := range chains {
 				err := conn.EachRule(family, table, chain, func(m nft.RuleMessage) error {
-					words, ok := ruleset.Words(family, m.Rule.Expressions, m.Rule.Userdata)
+					named, err := nameSets(m.Rule.Clone(), numbers.name)
+					if err != nil {
+						return err
+					}
+					bare, sets, _ := withoutNames(named)
+					words, ok := ruleset.Words(family, bare.Expressions, bare.Userdata, sets)
 					if !ok {
 						words = "(not decoded)"
 					}
 					lines.WriteString(strings.TrimRight("-A "+chain+" "+words, " ") + "\n")
-					raw = append(raw, m.Rule.Clone())
+					raw = append(raw, named)
 					return nil
 				})
 				if err != nil {
@@ -202,6 +248,7 @@ func TestOwnersRulesExecuteNothing(t *testing.T) {
 		}
 		slices.Sort(clusters)
 		texts := corpusTexts(t)
+		ownersSets(t, family)
 		restoreText(t, family, texts[clusters[0]].text)
 		restoreText(t, family, ownersText(family), "--noflush")
 		k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})

@@ -12,18 +12,19 @@ import (
 )
 
 // Words returns a rule of nf_tables as iptables-nft-save prints it, without "-A CHAIN ". It knows
-// what kube-proxy, kubelet, CNI plugins and Docker have iptables-nft 1.8.7 to 1.8.13 write, where
-// all of these versions print the same text. Of any other rule it says nothing: a byte that it
-// does not know makes the rule another one. So no two rules have the same words, unless the kernel
-// does the same for both.
+// the rules that kube-proxy, kubelet, CNI plugins, Docker, service meshes and network policies have
+// iptables-nft 1.8.7 to 1.8.13 write, where all of these versions print the same text. Of any other
+// rule it says nothing: a byte that it does not know makes the rule another one. So no two rules
+// have the same words, unless the kernel does the same for both.
 //
 // Expressions are the content of NFTA_RULE_EXPRESSIONS in the kernel's own order, with counters set
-// to zero. A rule with user data has no words.
-func Words(family tableid.Family, expressions, userdata []byte) (string, bool) {
+// to zero, and with 0xffff for the numbers of ipsets, whose names are sets, in the order of their
+// places. A rule with user data has no words.
+func Words(family tableid.Family, expressions, userdata []byte, sets []string) (string, bool) {
 	if userdata != nil {
 		return "", false
 	}
-	d := decoder{family: family}
+	d := decoder{family: family, sets: sets}
 	for rest := (fields{rest: expressions}); len(rest.rest) > 0; {
 		e := rest.nested(unix.NFTA_LIST_ELEM)
 		name, data := e.text(unix.NFTA_EXPR_NAME), e.nested(unix.NFTA_EXPR_DATA)
@@ -31,7 +32,7 @@ func Words(family tableid.Family, expressions, userdata []byte) (string, bool) {
 			return "", false
 		}
 	}
-	if d.loaded != nothing || !d.counted {
+	if d.loaded != nothing || !d.counted || len(d.sets) > 0 {
 		return "", false
 	}
 	return d.words(), true
@@ -41,7 +42,8 @@ func Words(family tableid.Family, expressions, userdata []byte) (string, bool) {
 // belongs to no extension, matches, one counter, a target.
 type decoder struct {
 	family                   tableid.Family
-	source, destination      []byte // the words of each, nil for none
+	sets                     []string // whose places were not read yet
+	source, destination      []byte   // the words of each, nil for none
 	in, out, proto           []byte
 	protocol                 byte // 0 for any, and for all but one
 	matches                  []byte

@@ -61,7 +61,7 @@ func recorded(t testing.TB) []printed {
 func TestWordsAreAsPrinted(t *testing.T) {
 	known, unknown := 0, 0
 	for _, p := range recorded(t) {
-		words, ok := ruleset.Words(p.family, p.bytes, nil)
+		words, ok := ruleset.Words(p.family, p.bytes, nil, nil)
 		if !ok {
 			unknown++
 			continue
@@ -79,18 +79,18 @@ func TestWordsAreAsPrinted(t *testing.T) {
 // Words knows no rule with user data, with anything behind its end, or cut short.
 func TestWordsKnowTheWholeRule(t *testing.T) {
 	for _, p := range recorded(t) {
-		words, ok := ruleset.Words(p.family, p.bytes, nil)
+		words, ok := ruleset.Words(p.family, p.bytes, nil, nil)
 		if !ok {
 			continue
 		}
-		if _, ok := ruleset.Words(p.family, p.bytes, []byte{}); ok {
+		if _, ok := ruleset.Words(p.family, p.bytes, []byte{}, nil); ok {
 			t.Errorf("%q has words with user data", words)
 		}
 		for n := range 9 {
-			if _, ok := ruleset.Words(p.family, append(bytes.Clone(p.bytes), make([]byte, n+1)...), nil); ok {
+			if _, ok := ruleset.Words(p.family, append(bytes.Clone(p.bytes), make([]byte, n+1)...), nil, nil); ok {
 				t.Errorf("%q has words with %d bytes behind it", words, n+1)
 			}
-			if got, ok := ruleset.Words(p.family, p.bytes[:len(p.bytes)-n-1], nil); ok {
+			if got, ok := ruleset.Words(p.family, p.bytes[:len(p.bytes)-n-1], nil, nil); ok {
 				t.Errorf("%q without its last %d bytes is %q", words, n+1, got)
 			}
 		}
@@ -101,7 +101,7 @@ func TestWordsKnowTheWholeRule(t *testing.T) {
 func TestEachByteIsInTheWords(t *testing.T) {
 	tried := map[string]bool{}
 	for _, p := range recorded(t) {
-		words, ok := ruleset.Words(p.family, p.bytes, nil)
+		words, ok := ruleset.Words(p.family, p.bytes, nil, nil)
 		if key := p.family.String() + string(p.bytes); !ok || tried[key] {
 			continue
 		} else {
@@ -111,7 +111,7 @@ func TestEachByteIsInTheWords(t *testing.T) {
 		for at, was := range p.bytes {
 			for _, flip := range []byte{1, 2, 4, 8, 0x10, 0x20, 0x40, 0x80, 0xff} {
 				changed[at] = was ^ flip
-				if got, ok := ruleset.Words(p.family, changed, nil); ok && got == words {
+				if got, ok := ruleset.Words(p.family, changed, nil, nil); ok && got == words {
 					t.Fatalf("%q has byte %d of %x or %x:\n%x", words, at, was, changed[at], p.bytes)
 				}
 			}
@@ -129,7 +129,7 @@ func TestWordsAreOfOneRule(t *testing.T) {
 	}
 	met := map[rule][]printed{}
 	for _, p := range recorded(t) {
-		words, ok := ruleset.Words(p.family, p.bytes, nil)
+		words, ok := ruleset.Words(p.family, p.bytes, nil, nil)
 		if !ok {
 			continue
 		}
@@ -154,14 +154,14 @@ func FuzzWords(f *testing.F) {
 		if six {
 			family = tableid.IPv6
 		}
-		words, ok := ruleset.Words(family, data, nil)
+		words, ok := ruleset.Words(family, data, nil, nil)
 		if !ok {
 			if words != "" {
 				t.Errorf("no words are %q", words)
 			}
 			return
 		}
-		if _, ok := ruleset.Words(family, append(bytes.Clone(data), 8, 0, 1, 0, 0, 0, 0, 0), nil); ok {
+		if _, ok := ruleset.Words(family, append(bytes.Clone(data), 8, 0, 1, 0, 0, 0, 0, 0), nil, nil); ok {
 			t.Error("it has words with an expression behind its end")
 		}
 		if reason, opaque := rules.PrintedRule(words).Opaque(); opaque {

@@ -25,6 +25,12 @@ const (
 	statisticMatch
 	addrtypeMatch
 	recentMatch
+	icmpMatch
+	ownerMatch
+	physdevMatch
+	pkttypeMatch
+	rpfilterMatch
+	socketMatch
 )
 
 // once reports whether the rule had no match of that kind yet.
@@ -64,6 +70,22 @@ func (d *decoder) match(data *fields) bool {
 		return d.once(addrtypeMatch) && d.addrtype(info)
 	case name == "recent" && revision == 1:
 		return d.once(recentMatch) && d.recent(info)
+	case name == "icmp" && revision == 0:
+		return d.once(icmpMatch) && d.protocol == unix.IPPROTO_ICMP && d.icmp(name, "--icmp-type", info)
+	case name == "icmp6" && revision == 0:
+		return d.once(icmpMatch) && d.protocol == unix.IPPROTO_ICMPV6 && d.icmp(name, "--icmpv6-type", info)
+	case name == "owner" && revision == 1:
+		return d.once(ownerMatch) && d.owner(info)
+	case name == "physdev" && revision == 0:
+		return d.once(physdevMatch) && d.physdev(info)
+	case name == "pkttype" && revision == 0:
+		return d.once(pkttypeMatch) && d.pkttype(info)
+	case name == "rpfilter" && revision == 0:
+		return d.once(rpfilterMatch) && d.flagged(name, info, "--loose", "--validmark", "--accept-local", "--invert")
+	case name == "set" && revision == 4:
+		return d.set(info)
+	case name == "socket" && revision == 3:
+		return d.once(socketMatch) && d.flagged(name, info, "--transparent", "--nowildcard", "--restore-skmark")
 	}
 	return false
 }

@@ -72,6 +72,8 @@ func (d *decoder) xtTarget(data *fields) bool {
 		return d.reject(x)
 	case name == "TCPMSS" && revision == 0:
 		return d.tcpmss(x)
+	case name == "TPROXY" && revision == 1:
+		return d.tproxy(x)
 	case name == "CT" && revision == 2:
 		return d.notrack(x)
 	case name == "DNAT" && (revision == 2 || revision == 0 && v4 || revision == 1 && !v4):

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -231,7 +232,17 @@ func (n *node) refusals() {
 			})
 		}
 		all.Wait()
-		after := n.counters()
+		// A packet may wait longer for its neighbour's address than its sender for an answer.
+		var after map[rules.Family]string
+		testkit.Until(n.T, "the dropped packets to be counted", func() error {
+			after = n.counters()
+			for _, r := range round {
+				if r.end == silent && r.got.End == silent && r.hits(n.T, after) == r.hits(n.T, before) {
+					return fmt.Errorf("%s rule of %s for %s has counted none", r.target, r.service, r.protocol)
+				}
+			}
+			return nil
+		})
 		for _, r := range round {
 			n.Run(fmt.Sprintf("%s/%s/%s", r.f, r.proof, r.protocol), func(t *testing.T) {
 				if r.err != nil {
