@@ -114,11 +114,16 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 		reply.Undo = undo
 	}
 	if r.Generation != "" && reply.Refused == "" && reply.Proved() { // as the daemon does, it decides about what cannot be read
-		err = errors.Join(err, b.store.SaveUnread(slices.DeleteFunc(b.store.LoadUnread(daemon.BootedAt(daemon.Uptime())), func(u reload.Unread) bool { return !u.Native })))
+		err = errors.Join(err, b.dropUnread(func(u reload.Unread) bool { return !u.Native }))
 	}
 	return reply, errors.Join(err, b.store.Save(stored),
 		b.store.SaveState(reload.State{Confirmed: state.Confirmed, Uptime: state.Uptime, Marks: state.Marks, MadeTables: state.MadeTables}),
 		b.store.SaveBytes(stored.Generation), daemon.KeepRemoval(ctx, b.o.stateDir, reply, result))
+}
+
+// dropUnread removes what is decided from the list of stored files that cannot be read.
+func (b bench) dropUnread(decided func(reload.Unread) bool) error {
+	return b.store.SaveUnread(slices.DeleteFunc(b.store.LoadUnread(daemon.BootedAt(daemon.Uptime())), decided))
 }
 
 // baseline returns the confirmed baseline and its name; both are nil without one.

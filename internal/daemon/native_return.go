@@ -300,6 +300,9 @@ func (s *NativeStore) RestoreGeneration(ctx context.Context, kernel NativeKernel
 		return done.reply, true, err
 	}
 	stored, loadErr := s.load()
+	if len(stored.unread) > 0 && !slices.ContainsFunc(stored.unread, func(u reload.Unread) bool { return u.Table != g.Name }) {
+		loadErr = nil // only the table that was restored cannot be read
+	}
 	if loadErr == nil { // the next start is to take what was restored for what ought to be in force
 		if done.wrote {
 			g.Made, g.Captured = reload.MadeRestored, time.Now()

@@ -19,6 +19,7 @@ const earlierRules = `*filter
 -A KUBE-A -s 10.0.0.0/8 -m comment --comment "it's a \"comment\"" -j ACCEPT
 -A KUBE-A -p tcp -m tcp --dport 80 -m statistic --mode random --probability 0.33332999982 -j RETURN
 -A KUBE-A -m string --string "canary" --algo bm -j DROP
+-A KUBE-A -m length --length 64:128 -j ACCEPT
 -A KUBE-A -m set --match-set addresses src -j ACCEPT
 -A FORWARD -j KUBE-A
 COMMIT
@@ -47,7 +48,7 @@ func TestRulesOfBeforeAreWrittenByTheirBytes(t *testing.T) {
 		}
 		payload += "COMMIT\n"
 		// pkg/ruleset spells the others. iptables 1.8.7 prints where the search ends, too.
-		want := map[string]bool{"": true, `-m string --string "canary" --algo bm -j DROP`: true, "-m set --match-set addresses src -j ACCEPT": true}
+		want := map[string]bool{"": true, `-m string --string "canary" --algo bm -j DROP`: true, "-m length --length 64:128 -j ACCEPT": true}
 		for text := range maps.Keys(texts) {
 			if !want[strings.Replace(text, " --to 65535", "", 1)] {
 				t.Errorf("the text is kept: %s", text)

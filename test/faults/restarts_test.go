@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -210,4 +211,55 @@ func TestUnreadWithoutADaemon(t *testing.T) {
 		n.Want(0, "check")
 		n.Start()
 	})
+}
+
+// TestUnreadNativeWithoutADaemon is TestUnreadWithoutADaemon of a native table, of which canaryd
+// began to guard what the flush left, or did not start before the restore.
+func TestUnreadNativeWithoutADaemon(t *testing.T) {
+	for name, starts := range map[string]bool{"canaryd started meanwhile": true, "it did not": false} {
+		t.Run(name, func(t *testing.T) {
+			nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+				n.Load()
+				n.LoadNative(100)
+				d := n.Start()
+				present := func() string {
+					now := n.Status().Native
+					return now[slices.IndexFunc(now, func(t scenario.NativeStatus) bool { return t.Table == "ip kube-proxy" })].Generation
+				}
+				n.NativeStored()
+				older := present()
+				whole := output(n, "nft", "-s", "list", "table", "ip", "kube-proxy")
+				nft(n, "add chain ip kube-proxy new")
+				n.Until("the change to be learned", func() error {
+					if present() == older {
+						return errors.New("it is not")
+					}
+					return nil
+				})
+				n.NativeStored()
+				newest := present()
+				d.Stop()
+				files, err := filepath.Glob("/run/state/*/" + newest + "*")
+				if err != nil || len(files) != 1 {
+					n.Fatalf("the file of generation %s: %q, %v", newest, files, err)
+				}
+				n.Must(os.Truncate(files[0], 100))
+				nft(n, "delete table ip kube-proxy")
+				if starts {
+					d = n.Launch()
+					n.Until("canaryd to ask for a decision", func() error {
+						if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), "the stored rules cannot be read") {
+							return fmt.Errorf("readiness: %w", err)
+						}
+						return nil
+					})
+					d.Stop()
+				}
+				n.Want(0, "restore", "--generation="+older, "--yes")
+				n.Same("the native table", strings.Split(whole, "\n"), strings.Split(output(n, "nft", "-s", "list", "table", "ip", "kube-proxy"), "\n"))
+				n.Want(0, "check")
+				n.Start()
+			})
+		})
+	}
 }
