@@ -91,7 +91,7 @@ func (b bench) returnNative(ctx context.Context, r api.RestoreRequest) (reply ap
 	})
 	if err == nil && found && !r.DryRun && reply.Refused == "" && reply.Proved() { // as the daemon does, it decides about what cannot be read
 		err = b.dropUnread(func(u reload.Unread) bool {
-			return u.Native && slices.ContainsFunc(reply.Native, func(t api.NativeRestored) bool { return u.Table == t.Family+" "+t.Table })
+			return u.Native && slices.ContainsFunc(reply.Native, func(t api.NativeRestored) bool { return u.Table == t.Table })
 		})
 	}
 	return reply, found, err

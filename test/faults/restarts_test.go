@@ -248,7 +248,7 @@ func TestUnreadNativeWithoutADaemon(t *testing.T) {
 				if starts {
 					d = n.Launch()
 					n.Until("canaryd to ask for a decision", func() error {
-						if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), "the stored rules cannot be read") {
+						if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), "the stored rules of table ip kube-proxy cannot be read") {
 							return fmt.Errorf("readiness: %w", err)
 						}
 						return nil
