@@ -95,7 +95,7 @@ func TestARefusedRuleCostsItself(t *testing.T) {
 
 // TestAnOwnerEndsAQuarantine: what is in quarantine stays there while its owner writes other
 // things. It leaves when the owner writes it, its chain or its table again, or an operator accepts
-// that it is lost.
+// that it is lost. Only what an operator accepts leaves the record partial.
 func TestAnOwnerEndsAQuarantine(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -130,6 +130,11 @@ func TestAnOwnerEndsAQuarantine(t *testing.T) {
 				if test.left == 0 {
 					k.wantNative(t, test.want)
 				}
+				ends := reload.Proved
+				if test.name == "an operator" {
+					ends = reload.Partial
+				}
+				r.wantOneFlush("table_deleted", ends)
 			})
 		})
 	}

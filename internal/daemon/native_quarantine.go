@@ -49,7 +49,9 @@ func (d *Daemon) holdOn(ctx context.Context, st *state, t *nativeTable, now nati
 	d.hold(st, t, still)
 	if len(still) > 0 { // an owner that writes one by one may be about to write them
 		st.native.readmit.at = earliest(st.native.readmit.at, time.Now().Add(ownersPause))
+		return
 	}
+	d.completeNative(ctx, st, t)
 }
 
 // holdRefused puts the parts that a proved repair left out into quarantine, next to those before.
@@ -133,6 +135,7 @@ func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID
 	repair, still := native.Admission(seen.Tables[id], t.held)
 	d.hold(st, t, still)
 	if len(still) == 0 {
+		d.completeNative(ctx, st, t)
 		return nil
 	}
 	repairs := []native.Repair{repair}
@@ -166,10 +169,13 @@ func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID
 	return nil
 }
 
-// completeNative ends the record whose last part came back: it was as good as open until then.
+// completeNative ends the record of a table of which nothing is in quarantine any more, if that was
+// the last one of its flush: the last part came back, or the owner has decided about it.
 func (d *Daemon) completeNative(ctx context.Context, st *state, t *nativeTable) {
 	flush := t.heldFor
-	t.heldFor = ""
+	if t.heldFor = ""; flush == "" {
+		return
+	}
 	if !anyOf(st.native.tables, func(t *nativeTable) bool { return t.heldFor == flush && len(t.held) > 0 }) {
 		d.completeRecord(ctx, st, flush, reload.Proved)
 	}
@@ -182,12 +188,11 @@ func (d *Daemon) dismissHeld(ctx context.Context, st *state) (lost, waiting int)
 	for _, id := range r.ids() {
 		t := r.tables[id]
 		waits := slices.DeleteFunc(slices.Clone(t.held), func(h native.Held) bool { return !h.Waits })
-		for _, h := range t.held[:min(namesKept, len(t.held))] {
-			if !h.Waits {
-				severity.Notices(klog.FromContext(ctx)).Info(partAccepted, "table", id.NFT(), "part", h.Text, "reason", h.Why)
-			}
+		gone := slices.DeleteFunc(slices.Clone(t.held), func(h native.Held) bool { return h.Waits })
+		for _, h := range gone[:min(namesKept, len(gone))] {
+			severity.Notices(klog.FromContext(ctx)).Info(partAccepted, "table", id.NFT(), "part", h.Text, "reason", h.Why)
 		}
-		lost, waiting = lost+len(t.held)-len(waits), waiting+len(waits)
+		lost, waiting = lost+len(gone), waiting+len(waits)
 		d.hold(st, t, waits)
 		t.heldFor = ""
 	}
