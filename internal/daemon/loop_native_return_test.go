@@ -93,7 +93,7 @@ func TestNativeGenerationRestored(t *testing.T) {
 		if !reply.Proved() || reply.Undo != nativeID(third.Digest()) {
 			t.Errorf("the reply is %+v, want proved, and %s as the way back", reply, nativeID(third.Digest()))
 		}
-		r.wantLog(`"Restored on request" table="ip kube-proxy" detail="" generation="` + first + `" undo="` + reply.Undo + `"`)
+		r.wantLog(`"Restored on request" generation="` + first + `" table="ip kube-proxy" detail="" undo="` + reply.Undo + `"`)
 		k.wantNative(t, tableOf(proxyTable, "a", "b"))
 		k.wantNative(t, tableOf(dockerTable, "c"))
 		r.settled()

@@ -239,7 +239,11 @@ const backOnRequest = "The rules are back: they were restored on request"
 
 // logRestored logs a restore that an operator asked for.
 func logRestored(ctx context.Context, reply api.RestoreReply, values ...any) {
-	severity.Notices(klog.FromContext(ctx)).WithValues(values...).Info("Restored on request", "generation", reply.Generation, "undo", reply.Undo)
+	values = append([]any{"generation", reply.Generation}, values...)
+	if reply.Undo != "" {
+		values = append(values, "undo", reply.Undo)
+	}
+	severity.Notices(klog.FromContext(ctx)).Info("Restored on request", values...)
 }
 
 // ErrWhoseRules: a cleanup is to remove rules, and no word says whose. The owners that auto finds
