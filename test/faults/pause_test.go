@@ -22,9 +22,13 @@ func TestPause(t *testing.T) {
 		}
 		n.Flush()
 		lost := n.Protected()
-		if stdout, _ := n.Want(1, "status"); !strings.Contains(stdout, "ipv6 filter is emptied; replays are paused until 20") || !strings.Contains(stdout, "waiting: paused") {
-			n.Errorf("status in a pause:\n%s", stdout)
-		}
+		n.Until("the status to have the whole flush, which waits", func() error {
+			code, stdout, _ := n.Canaryd("status")
+			if code != 1 || !strings.Contains(stdout, "ipv6 filter is emptied; replays are paused until 20") || !strings.Contains(stdout, "waiting: paused") {
+				return fmt.Errorf("exit code %d:\n%s", code, stdout)
+			}
+			return nil
+		})
 		n.Want(1, "check")
 		if stdout, _ = n.Want(0, "pause", "--for=2h"); !strings.Contains(stdout, "in place of") {
 			n.Errorf("a second pause prints %q", stdout)
