@@ -268,6 +268,9 @@ func TestStatusTable(t *testing.T) {
 		"status-no-flush": func(s *api.Status) {
 			s.Flushes, s.Keeper[rules.IPv6] = nil, api.FamilyKeeper{State: api.KeeperIdle}
 		},
+		"status-being-read": func(s *api.Status) {
+			s.Flushes, s.LossSince = nil, time.Now().Add(-2*time.Second)
+		},
 		"status-standby": func(s *api.Status) {
 			s.Flushes[0].Standby = &api.StandbyUse{Families: []rules.Family{rules.IPv4}, AfterSeconds: 0.003, OpenSeconds: 0.0454}
 			s.Standby = map[rules.Family]api.FamilyStandby{

@@ -111,7 +111,7 @@ func writeStatus(w io.Writer, s api.Status) {
 		fmt.Fprint(w, text)
 	}
 	writeVerdicts(w, s)
-	writeFlushes(w, s.Flushes)
+	writeFlushes(w, s)
 	writeStored(w, s)
 	writeNativeStored(w, s)
 }
@@ -285,9 +285,15 @@ func line(name, text string) string {
 	return name + " " + plain(oneLine(text)) + "\n"
 }
 
-func writeFlushes(w io.Writer, flushes []api.Flush) {
-	if len(flushes) == 0 {
+func writeFlushes(w io.Writer, s api.Status) {
+	flushes := s.Flushes
+	switch {
+	case len(flushes) > 0:
+	case s.LossSince.IsZero():
 		fmt.Fprintln(w, "\nno flush was seen")
+		return
+	default: // the tables are still being read
+		fmt.Fprintln(w, "\nno flush is recorded yet; rules were found missing", ago(s.LossSince))
 		return
 	}
 	rows := [][]string{{"FLUSH", "WHEN", "KIND", "TABLES", "LOST", "BY", "ABSENT", "OUTCOME"}}

@@ -153,6 +153,10 @@ func TestPage(t *testing.T) {
 			t.Errorf("no %q on the page of an empty status", part)
 		}
 	}
+	if w = ask(face(api.Status{LossSince: time.Now()}, nil), "GET", "/"); strings.Contains(w.Body.String(), "No flush seen since") ||
+		!strings.Contains(w.Body.String(), "No flush is recorded yet") {
+		t.Error("the page of a loss that is being read says that there was none")
+	}
 }
 
 // TestPageOfNativeTables: on a node in nftables mode the page counts and shows native tables first,
