@@ -1,6 +1,7 @@
 package flushers
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -105,18 +106,17 @@ func own(m *machine, o owner) {
 	})
 	m.Renewed()
 
+	whole := slices.Compact(ownRules(m, o))
 	back := func(kind string, lose func()) {
 		m.Helper()
+		if o.watches { // it may be about to delete its rules and to write them again
+			m.Until(kind+": its rules to be as they were", func() error { return same(m, o, whole) })
+		}
 		before, records := ownRules(m, o), len(m.Status().Flushes)
 		lose()
 		m.Healed(records + 1)
 		if o.watches {
-			m.Until(kind+": no jump to be there twice", func() error {
-				if d := cmp.Diff(slices.Compact(before), slices.Compact(ownRules(m, o))); d != "" {
-					return fmt.Errorf("the rules of %s (-want +got):\n%s", o.preset, d)
-				}
-				return twice(m, o)
-			})
+			m.Until(kind+": its rules to be back, and no jump twice", func() error { return errors.Join(same(m, o, whole), twice(m, o)) })
 		} else {
 			m.Same(kind+": the rules of "+o.preset, before, ownRules(m, o))
 		}
@@ -191,6 +191,15 @@ func once(m *machine, o owner, when string) {
 	} else if err := twice(m, o); err != nil {
 		m.Errorf("%s: %v", when, err)
 	}
+}
+
+// same returns how the owner's rules differ from these, each counted once.
+func same(m *machine, o owner, want []string) error {
+	m.Helper()
+	if d := cmp.Diff(want, slices.Compact(ownRules(m, o))); d != "" {
+		return fmt.Errorf("the rules of %s (-want +got):\n%s", o.preset, d)
+	}
+	return nil
 }
 
 // twice returns which rule of the owner's is there twice.
