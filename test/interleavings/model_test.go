@@ -133,7 +133,7 @@ func (tr *troupe) play(w *world, d *daemon.Daemon) {
 	w.deaf = []float64{0, 0, 0.3}[w.rng.IntN(3)]
 	w.budget = 5 + w.rng.IntN(60)
 	pace := []time.Duration{time.Millisecond, 30 * time.Millisecond, 700 * time.Millisecond}[w.rng.IntN(3)]
-	if w.seed%3 == 2 {
+	if w.seed%3 == 2 && tr.plot == nil { // a plot has a pace of its own
 		pace = starvedPace
 	}
 	for w.budget > 0 {
