@@ -89,7 +89,7 @@ func (b bench) returnNative(ctx context.Context, r api.RestoreRequest) (reply ap
 		reply, found, err = store.RestoreGeneration(ctx, kernel, b.o.selector.ProtectsTable, r)
 		return reply, err
 	})
-	if err == nil && found && !r.DryRun && reply.Refused == "" && reply.Proved() { // as the daemon does, it decides about what cannot be read
+	if err == nil && found && !r.DryRun && reply.Refused == "" && reply.Proved() { // as the daemon does, it decides about the broken file
 		err = b.dropUnread(func(u reload.Unread) bool {
 			return u.Native && slices.ContainsFunc(reply.Native, func(t api.NativeRestored) bool { return u.Table == t.Table })
 		})

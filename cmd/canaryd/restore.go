@@ -113,7 +113,7 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 	if undo != stored.ID {
 		reply.Undo = undo
 	}
-	if r.Generation != "" && reply.Refused == "" && reply.Proved() { // as the daemon does, it decides about what cannot be read
+	if r.Generation != "" && reply.Refused == "" && reply.Proved() { // as the daemon does, it decides about broken files
 		err = errors.Join(err, b.dropUnread(func(u reload.Unread) bool { return !u.Native }))
 	}
 	return reply, errors.Join(err, b.store.Save(stored),
@@ -121,7 +121,7 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 		b.store.SaveBytes(stored.Generation), daemon.KeepRemoval(ctx, b.o.stateDir, reply, result))
 }
 
-// dropUnread removes what is decided from the list of stored files that cannot be read.
+// dropUnread removes decided files from the list of stored files that cannot be read.
 func (b bench) dropUnread(decided func(reload.Unread) bool) error {
 	return b.store.SaveUnread(slices.DeleteFunc(b.store.LoadUnread(daemon.BootedAt(daemon.Uptime())), decided))
 }

@@ -65,7 +65,8 @@ func (d *Daemon) completeRecords(ctx context.Context, st *state) {
 	})
 }
 
-// completeRecord ends a record that is partial: its last rule is back.
+// completeRecord ends a record that is partial: its last rule is back, or an owner has decided
+// about it.
 func (d *Daemon) completeRecord(ctx context.Context, st *state, id string, outcome api.Outcome) {
 	i := slices.IndexFunc(st.journal, func(f api.Flush) bool { return f.ID == id && f.Outcome == reload.Partial })
 	if i < 0 {
@@ -75,7 +76,7 @@ func (d *Daemon) completeRecord(ctx context.Context, st *state, id string, outco
 	record.Outcome, record.Detail = outcome, ""
 	absent := endAbsence(record, time.Now())
 	d.write(ctx, *record, nil)
-	severity.Notices(klog.FromContext(ctx)).Info("The last rules of a flush are back and proved", "flush", id, "outcome", outcome,
+	severity.Notices(klog.FromContext(ctx)).Info("Nothing that a flush took is missing any more", "flush", id, "outcome", outcome,
 		absentKey(*record), absent.Round(10*time.Microsecond))
 }
 

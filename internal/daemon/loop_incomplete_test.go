@@ -46,7 +46,7 @@ func TestARecordEndsWithItsLastRule(t *testing.T) {
 				if f.Outcome != test.want || (f.Detail == "") != whole || (f.AbsentSeconds > 60) != whole {
 					t.Errorf("the flush ended %s after %v s: %s", f.Outcome, f.AbsentSeconds, f.Detail)
 				}
-				if told := strings.Contains(r.log.String(), "The last rules of a flush are back and proved"); told != whole {
+				if told := strings.Contains(r.log.String(), "Nothing that a flush took is missing any more"); told != whole {
 					t.Errorf("the log tells: %t", told)
 				}
 				r.stop()

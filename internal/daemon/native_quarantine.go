@@ -103,7 +103,7 @@ func (d *Daemon) readmitNative(ctx context.Context, st *state) {
 			continue
 		}
 		if err := d.readmitTable(ctx, st, id); err != nil {
-			klog.FromContext(ctx).V(1).Info("What is in quarantine could not be put back yet", "table", id.NFT(), "reason", err)
+			klog.FromContext(ctx).V(1).Info("Parts in quarantine could not be put back yet", "table", id.NFT(), "reason", err)
 			if errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
 				r.readmit.in(firstTry, time.Now())
 			}
@@ -169,8 +169,8 @@ func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID
 	return nil
 }
 
-// completeNative ends the record of a table of which nothing is in quarantine any more, if that was
-// the last one of its flush: the last part came back, or the owner has decided about it.
+// completeNative ends the record of a flush when no part of its last table is in quarantine any
+// more: the part came back, or the owner has decided about it.
 func (d *Daemon) completeNative(ctx context.Context, st *state, t *nativeTable) {
 	flush := t.heldFor
 	if t.heldFor = ""; flush == "" {

@@ -112,7 +112,7 @@ func (d *Daemon) readmit(ctx context.Context, st *state) {
 	st.looking.plan(time.Now())
 	log := klog.FromContext(ctx)
 	if err != nil {
-		log.V(1).Info("What is in quarantine could not be put back yet", "reason", err)
+		log.V(1).Info("Parts in quarantine could not be put back yet", "reason", err)
 	}
 	for id, list := range before {
 		if left := len(st.quarantine.rules[id]); left < len(list) {

@@ -34,7 +34,7 @@ type Standby interface {
 	Release(id tableid.TableID) error
 }
 
-// A StandbyWant is what ought to be in force of a table.
+// A StandbyWant is the content of a table that ought to be in force.
 type StandbyWant struct {
 	ID     tableid.TableID
 	Nat    StandbyNat // of iptables' nat
@@ -51,8 +51,8 @@ type StandbyConfig struct {
 	NativeOff string
 }
 
-// A StandbyNat is what ought to be in force of iptables' nat, and the digest of the read that
-// showed that it is.
+// A StandbyNat is the part of iptables' nat that ought to be in force, and the digest of the read
+// that showed that it is.
 type StandbyNat struct {
 	Section rules.Section
 	Digest  uint64
@@ -60,7 +60,7 @@ type StandbyNat struct {
 	Known, Write bool
 }
 
-// A NativeWant is what ought to be in force of a native table, and the digest of that.
+// A NativeWant is the content of a native table that ought to be in force, and its digest.
 type NativeWant struct {
 	Table  *native.Table
 	Digest native.Digest
@@ -134,7 +134,7 @@ const (
 	standbyMost = 30 * time.Second
 )
 
-// standbyOf is what the loop knows of the copy of one table.
+// standbyOf is the loop's knowledge of the copy of one table.
 type standbyOf struct {
 	id     tableid.TableID
 	kind   standbyKind
@@ -150,8 +150,8 @@ type standbyOf struct {
 	gate   gate
 }
 
-// A standbyKind is what differs between copies of iptables' nat and of native tables, and what the
-// loop knows only of that kind.
+// A standbyKind is the difference between copies of iptables' nat and of native tables, with the
+// loop's knowledge of that kind only.
 type standbyKind interface {
 	// name is the table's name in the log.
 	name() string
@@ -163,14 +163,14 @@ type standbyKind interface {
 	// followAt returns when the copy is decided about; never while the table may not be as its
 	// owner wants it. A copy of what a flush left would be none.
 	followAt(d *Daemon, st *state, s *standbyOf) time.Time
-	// decide returns what ought to be in force now, and notes that the copy is decided about;
-	// again: the last try failed.
+	// decide returns the content that ought to be in force now, and notes that the copy is decided
+	// about; again: the last try failed.
 	decide(st *state, again bool) StandbyWant
 	// idle returns why the table needs no copy; "" if it needs one.
 	idle(d *Daemon, st *state, has bool) string
 	// rest is the time between two changes of the copy, where one takes so long.
 	rest(took time.Duration) time.Duration
-	// took notes what became of a want, and reports whether the copy is written.
+	// took notes the result for a want, and reports whether the copy is written.
 	took(want StandbyWant, copied StandbyCopy) bool
 	// gone notes that there is no copy any more.
 	gone()

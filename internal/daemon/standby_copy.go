@@ -81,7 +81,7 @@ func (d *Daemon) idle(st *state, s *standbyOf) string {
 	return s.kind.idle(d, st, s.has())
 }
 
-// follow brings copies to what ought to be in force.
+// follow brings copies to the content that ought to be in force.
 func (d *Daemon) follow(ctx context.Context, st *state, wants ...StandbyWant) {
 	start := time.Now()
 	copies := d.cfg.Standby.Table.Follow(ctx, wants...)
@@ -97,7 +97,7 @@ func (d *Daemon) follow(ctx context.Context, st *state, wants ...StandbyWant) {
 	}
 }
 
-// takeCopy takes up what became of one copy.
+// takeCopy takes up the result for one copy.
 func (d *Daemon) takeCopy(ctx context.Context, s *standbyOf, want StandbyWant, copied StandbyCopy) {
 	written := s.kind.took(want, copied)
 	switch err := copied.Err; {

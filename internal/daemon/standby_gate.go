@@ -46,7 +46,7 @@ func (s *standbyOf) mayOpen(st *state) bool {
 	return record != nil && s.has() && !s.gate.isOpen() && s.gate.mayOpen(record.ID) && s.kind.wantsOpen(st)
 }
 
-// openStandby opens the gates of what is lost, and returns how many commits of canaryd's own that
+// openStandby opens the gates of lost tables, and returns how many commits of canaryd's own that
 // took.
 func (d *Daemon) openStandby(ctx context.Context, st *state) (commits int) {
 	for _, s := range st.copies() {

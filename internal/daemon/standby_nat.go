@@ -18,7 +18,7 @@ import (
 // services with iptables-nft on 2 cores (Linux 6.18).
 const standbyFrom = 100 * time.Millisecond
 
-// A natCopy is what the loop knows only of a copy of a family's nat. It is translated with each
+// A natCopy is the loop's knowledge of a copy of a family's nat only. It is translated with each
 // change, and written once in standbyEvery. What changes nat every few milliseconds is followed as
 // often.
 type natCopy struct {
@@ -38,7 +38,7 @@ type natCopy struct {
 	unkept  bool         // what was translated is not written yet
 }
 
-// standbyBasis is what decides about a family's copy.
+// standbyBasis is the basis of the decision about a family's copy.
 type standbyBasis struct {
 	edition int           // of the generation
 	base    []rules.Chain // nat's built-in chains, with the rules of others
@@ -53,7 +53,7 @@ func sameChain(a, b rules.Chain) bool { return a.Name == b.Name && slices.Equal(
 
 func (d *Daemon) hasStandby() bool { return d.cfg.Standby.Table != nil && d.cfg.Standby.Off == "" }
 
-// newStandby returns what is known of the copies at first: nothing of each family's nat.
+// newStandby returns the copies at first: one of each family's nat, of which nothing is known.
 func (d *Daemon) newStandby() map[tableid.TableID]*standbyOf {
 	all := map[tableid.TableID]*standbyOf{}
 	if d.hasStandby() {
@@ -76,10 +76,10 @@ func (c *natCopy) record(st *state) *api.Flush {
 	return &st.loss.record
 }
 
-// ought returns what ought to be in force of the table.
+// ought returns the section that ought to be in force.
 func (c *natCopy) ought(st *state) rules.Section { return st.want()[c.id] }
 
-// basisOf returns what decides about the copy now; false while nat is not known to be in force as
+// basisOf returns the present basis of the decision; false while nat is not known to be in force as
 // its owners want it.
 func (c *natCopy) basisOf(st *state) (standbyBasis, bool) {
 	fs := st.families[c.id.Family]

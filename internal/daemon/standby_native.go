@@ -23,10 +23,10 @@ const (
 	nativeFollowMost = 30 * time.Second
 )
 
-// A nativeCopy is what the loop knows only of the copy of a native table.
+// A nativeCopy is the loop's knowledge of the copy of a native table only.
 type nativeCopy struct {
 	id tableid.TableID
-	of native.Digest // what was copied
+	of native.Digest // of the copied content
 	// behindSince is when the first change was learned that the kernel's copy lacks; zero: it lacks
 	// none.
 	behindSince time.Time
@@ -135,7 +135,7 @@ func (c *nativeCopy) behind(st *state) (chains int, behind bool) {
 	return 0, t != nil && (t.digest != c.of || !t.dirty.IsZero())
 }
 
-// wantsOpen is false for what the table's owner may have done.
+// wantsOpen is false for a loss that the table's owner may have made.
 func (c *nativeCopy) wantsOpen(st *state) bool {
 	t := st.native.tables[c.id]
 	return st.native.loss != nil && st.heals() && t != nil && t.want != nil && !t.old && t.lost() && t.finding.Remedy != native.NoRemedy

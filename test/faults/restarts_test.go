@@ -213,8 +213,8 @@ func TestUnreadWithoutADaemon(t *testing.T) {
 	})
 }
 
-// TestUnreadNativeWithoutADaemon is TestUnreadWithoutADaemon of a native table, of which canaryd
-// began to guard what the flush left, or did not start before the restore.
+// TestUnreadNativeWithoutADaemon is TestUnreadWithoutADaemon of a native table. canaryd started
+// after the flush and asked for a decision, or it did not start before the restore.
 func TestUnreadNativeWithoutADaemon(t *testing.T) {
 	for name, starts := range map[string]bool{"canaryd started meanwhile": true, "it did not": false} {
 		t.Run(name, func(t *testing.T) {

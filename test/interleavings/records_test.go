@@ -15,7 +15,7 @@ type taking struct {
 	at    time.Time
 }
 
-// noteTaking notes what neither canaryd nor an owner took of a chain.
+// noteTaking notes a change of a chain that took something, made by neither canaryd nor an owner.
 func (l *ledger) noteTaking(p place, old, now []rules.Rule) {
 	ours := l.protects(p.chain) || p.chain == canary.DefaultChain
 	took := ours && old != nil && now == nil || slices.ContainsFunc(lacking(old, now), func(r rules.Rule) bool {
