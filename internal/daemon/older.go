@@ -31,7 +31,8 @@ func olderText(saved time.Time, changes int) string {
 	return fmt.Sprintf("an older generation, of %s; %s", saved.UTC().Format(time.RFC3339), text)
 }
 
-// olderIsPutBack is the log's sentence about stored rules that are older than those that were in force.
+// olderIsPutBack is the log's sentence about stored rules that are older than those that were in
+// force.
 const olderIsPutBack = "The stored rules are older than those that were in force; what was flushed is put back from them"
 
 // behind returns the note that the state on disk is behind, with the marks of what is in force.

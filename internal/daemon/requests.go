@@ -234,7 +234,8 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 	d.resumeLearning(ctx, st, worst(result), backOnRequest)
 }
 
-// backOnRequest is the log's sentence about rules that were missing until an operator asked for them.
+// backOnRequest is the log's sentence about rules that were missing until an operator asked for
+// them.
 const backOnRequest = "The rules are back: they were restored on request"
 
 // logRestored logs a restore that an operator asked for.
