@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -80,7 +81,23 @@ func tryPlugin(n *node) {
 		n.Errorf("kubectl canaryd detect says\n%s", table)
 	}
 
-	n.want("kubectl", "canaryd", "pause", "--all", "--yes", "--why=a test", "--as="+operator)
+	// A yes that comes through a pipe is not a person's.
+	_, asked, err := n.run("yes\n", "kubectl", "canaryd", "pause", "--all", "--as="+operator)
+	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(asked, "1 node: "+nodeName) || !strings.Contains(asked, "nothing was asked of any node") {
+		n.Errorf("kubectl canaryd pause without a confirmation ends with %v, and says\n%s", err, asked)
+	}
+	n.wantHealthy()
+	var paused struct {
+		Nodes []struct {
+			Node   string
+			Paused bool
+		}
+		Unanswered int
+	}
+	n.pluginJSON(&paused, "pause", "--all", "--yes", "--why=a test")
+	if len(paused.Nodes) != 1 || paused.Nodes[0].Node != nodeName || !paused.Nodes[0].Paused || paused.Unanswered != 0 {
+		n.Errorf("kubectl canaryd pause has %+v", paused)
+	}
 	if _, healthy, err := n.status(); err != nil || healthy {
 		n.Errorf("after kubectl canaryd pause: healthy %t, %v", healthy, err)
 	}
