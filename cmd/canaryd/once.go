@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/here"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -30,7 +31,7 @@ type bench struct {
 
 // withBench runs do without a daemon, and lets none start meanwhile. writes says that do may write.
 func withBench(ctx context.Context, o *options, writes bool, do func(bench) (int, error)) (code int, err error) {
-	release, err := daemon.Exclude()
+	release, err := here.Exclude()
 	if err != nil {
 		return exitError, fmt.Errorf("%w, but not at --socket %s", err, o.socket)
 	}
@@ -119,7 +120,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 			judged.Families[f] = verdicts
 		}
 		judged.Native = b.checkNative()
-		for _, u := range b.store.LoadUnread(daemon.BootedAt(daemon.Uptime())) {
+		for _, u := range b.store.LoadUnread(here.BootedAt(here.Uptime())) {
 			judged.StateUnread = append(judged.StateUnread, daemon.PublicUnread(u))
 		}
 		return report(o, to, judged)

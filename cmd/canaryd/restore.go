@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/here"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -108,7 +109,7 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 		}
 	}
 	if reply.Proved() {
-		state.Confirmed, state.Uptime = time.Now(), daemon.Uptime()
+		state.Confirmed, state.Uptime = time.Now(), here.Uptime()
 	}
 	if undo != stored.ID {
 		reply.Undo = undo
@@ -123,7 +124,7 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 
 // dropUnread removes decided files from the list of stored files that cannot be read.
 func (b bench) dropUnread(decided func(reload.Unread) bool) error {
-	return b.store.SaveUnread(slices.DeleteFunc(b.store.LoadUnread(daemon.BootedAt(daemon.Uptime())), decided))
+	return b.store.SaveUnread(slices.DeleteFunc(b.store.LoadUnread(here.BootedAt(here.Uptime())), decided))
 }
 
 // baseline returns the confirmed baseline and its name; both are nil without one.

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"time"
+
+	"github.com/canaryd/canaryd/internal/here"
 )
 
 // A making is what the loop knows of a table of canaryd's own that the kernel may refuse, such as
@@ -21,7 +23,7 @@ const (
 	makeAgain = 5 * time.Minute
 	// takenFor is how long a taken name is not logged. The table of a canaryd that was killed goes
 	// with its socket, which a child may hold open for as long (lingers).
-	takenFor = lingers
+	takenFor = here.Lingers
 )
 
 // failed notes a try that failed, plans the next one, and reports whether the log is to have it.

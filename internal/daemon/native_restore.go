@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/here"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -345,7 +346,7 @@ func (s storedNative) judge(kernel NativeKernel, seen *native.Ruleset, protects 
 
 // repairs returns what puts back the stored tables that are lost, and those that nothing can.
 func (s storedNative) repairs(kernel NativeKernel, seen *native.Ruleset, protects func(tableid.TableID) bool) (all []native.Repair, left []*native.Table, err error) {
-	up := Uptime()
+	up := here.Uptime()
 	judged, err := s.judge(kernel, seen, protects)
 	for _, j := range judged {
 		want, now := j.generation.Table, seen.Tables[j.generation.Table.ID]

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/here"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -289,7 +290,7 @@ func (s *NativeStore) RestoreGeneration(ctx context.Context, kernel NativeKernel
 	if kernel == nil {
 		return api.RestoreReply{}, true, errNoNFTables
 	}
-	done, err := nativeReturn{kernel, s, g, Uptime}.do(r)
+	done, err := nativeReturn{kernel, s, g, here.Uptime}.do(r)
 	if err != nil {
 		return done.reply, true, err
 	}
@@ -324,10 +325,10 @@ func (s *NativeStore) saveProved(kernel NativeKernel, stored storedNative, prove
 			return fmt.Errorf("keeping what was restored: asking for the witness: %w", err)
 		}
 		t.Verdict, t.Witness, t.Held = native.Intact, witness.Nonce, lasting(t.Held)
-		t.generation = generationOf(now, now.Digest(), g.Made, g.Captured, Uptime()-time.Since(proof.At))
+		t.generation = generationOf(now, now.Digest(), g.Made, g.Captured, here.Uptime()-time.Since(proof.At))
 		others := slices.DeleteFunc(slices.Clone(stored.Tables), func(o storedNativeTable) bool { return o.generation.Table.ID == g.Table.ID })
 		stored.Tables = append(others, t)
 	}
-	stored.Confirmed = cmp.Or(stored.Confirmed, Uptime())
+	stored.Confirmed = cmp.Or(stored.Confirmed, here.Uptime())
 	return s.save(stored)
 }

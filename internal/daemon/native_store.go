@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/here"
 	"github.com/canaryd/canaryd/internal/private"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -77,7 +78,7 @@ type storedNativeTable struct {
 
 // OpenNativeStore returns the store in a state folder that is there.
 func OpenNativeStore(folder string) (*NativeStore, error) {
-	here, err := Identify(iptables.Info{})
+	bound, err := here.Identify(iptables.Info{})
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +87,7 @@ func OpenNativeStore(folder string) (*NativeStore, error) {
 		return nil, fmt.Errorf("asking for the kernel's release: %w", err)
 	}
 	return &NativeStore{path: filepath.Join(folder, nativeFile),
-		identity: NativeIdentity{here.BootID, here.NetNS, unix.ByteSliceToString(name.Release[:])}}, nil
+		identity: NativeIdentity{bound.BootID, bound.NetNS, unix.ByteSliceToString(name.Release[:])}}, nil
 }
 
 // save writes the generations that are not on disk yet, then what names them. A process that is

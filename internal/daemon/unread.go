@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/here"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -27,10 +28,7 @@ type unreads struct {
 }
 
 // booted returns when the machine was booted, by the clock on the wall.
-func (d *Daemon) booted() time.Time { return BootedAt(d.cfg.Uptime()) }
-
-// BootedAt returns when a machine was booted that has been up for so long.
-func BootedAt(uptime time.Duration) time.Time { return time.Now().Add(-uptime) }
+func (d *Daemon) booted() time.Time { return here.BootedAt(d.cfg.Uptime()) }
 
 // recallUnread takes up what an earlier run could not read.
 func (d *Daemon) recallUnread(ctx context.Context, st *state) {

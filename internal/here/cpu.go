@@ -1,4 +1,4 @@
-package daemon
+package here
 
 import (
 	"time"
@@ -12,14 +12,8 @@ func CPUTime() time.Duration {
 	return usedBy(unix.RUSAGE_SELF) + usedBy(unix.RUSAGE_CHILDREN)
 }
 
-// threadCPU returns the CPU time that the calling thread has used; 0 where CPU time is not asked
-// for.
-func (d *Daemon) threadCPU() time.Duration {
-	if d.cfg.CPU == nil {
-		return 0
-	}
-	return usedBy(unix.RUSAGE_THREAD)
-}
+// ThreadCPU returns the CPU time that the calling thread has used.
+func ThreadCPU() time.Duration { return usedBy(unix.RUSAGE_THREAD) }
 
 // usedBy returns the CPU time that getrusage(2) has of who.
 func usedBy(who int) time.Duration {

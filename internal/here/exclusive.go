@@ -1,4 +1,6 @@
-package daemon
+// Package here says in which boot, network namespace and time canaryd runs, and sees to it that it
+// is the only one there.
+package here
 
 import (
 	"bufio"
@@ -32,13 +34,13 @@ const exclusiveName = "@canaryd.lock"
 // guessed, and each canaryd looks at all names when it starts.
 func Exclude() (release func(), err error) { return exclude(exclusiveName) }
 
-// lingers is for how long canaryd tries while another one has a name. Two that start at the same
+// Lingers is for how long canaryd tries while another one has a name. Two that start at the same
 // time may both give way, and a process that is killed while it executes a program
 // leaves its name to a child that has not executed yet.
-const lingers = time.Second
+const Lingers = time.Second
 
 func exclude(name string) (release func(), err error) {
-	for end := time.Now().Add(lingers); ; {
+	for end := time.Now().Add(Lingers); ; {
 		l, err := takeName(name)
 		if err != nil {
 			return nil, err
@@ -100,7 +102,7 @@ func findRival(name, own string) (*unix.Ucred, error) {
 		return nil, err
 	}
 	// A canaryd accepts, so it can be asked within moments. What does not answer is none.
-	for end := time.Now().Add(lingers); len(names) > 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(Lingers); len(names) > 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		var full []string
 		for _, taken := range names {
 			if taken == own {

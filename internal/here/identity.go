@@ -1,4 +1,4 @@
-package daemon
+package here
 
 import (
 	"fmt"
@@ -59,3 +59,6 @@ func namespaceID() (string, error) {
 	}
 	return fmt.Sprintf("inode:%d", stat.Ino), nil
 }
+
+// BootedAt returns when a machine was booted that has been up for so long.
+func BootedAt(uptime time.Duration) time.Time { return time.Now().Add(-uptime) }
