@@ -7,6 +7,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -79,7 +80,7 @@ func (d *Daemon) stalledAfter() time.Duration { return d.cfg.PollInterval + d.cf
 // that is longer ago than a look can be while the loop turns.
 func (d *Daemon) boundStall(st *state, f rules.Family) {
 	fs, r := st.families[f], &st.loss.record
-	last := latest(latest(st.looking.before, fs.known.at), fs.written)
+	last := pace.Latest(pace.Latest(st.looking.before, fs.known.at), fs.written)
 	if r.LastInForce.IsZero() && !last.IsZero() && r.Time.Sub(last) > d.stalledAfter() {
 		r.LastInForce, r.Stalled = last, true
 	}

@@ -7,6 +7,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
@@ -63,7 +64,7 @@ func (d *Daemon) limited(ctx context.Context, st *state) bool {
 		d.blame(ctx, st, &l)
 		st.contention.start(ctx, &l)
 	}
-	st.loss.retry.at = now.Add(wait)
+	st.loss.retry.At = now.Add(wait)
 	return true
 }
 
@@ -128,7 +129,7 @@ func (d *Daemon) countReplay(ctx context.Context, st *state, l *loss) {
 func (d *Daemon) endContention(ctx context.Context, st *state) {
 	c := &st.contention
 	severity.Notices(klog.FromContext(ctx)).Info("What was replayed stays in place again; replays are not limited any more",
-		"lasted", latest(c.healed, c.since).Sub(c.since).Round(time.Millisecond), "replays", c.replays)
+		"lasted", pace.Latest(c.healed, c.since).Sub(c.since).Round(time.Millisecond), "replays", c.replays)
 	c.since, c.calmAt, c.jumpsDeleted, c.undone = time.Time{}, time.Time{}, 0, 0
 }
 

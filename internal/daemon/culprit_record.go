@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -128,7 +129,7 @@ func onlyReads(command string) bool {
 // holders returns the processes that held the lock shortly before the loss was noticed, each once.
 // One that let go of it before canaryd held it last, for the replay before, took nothing since.
 func (q inquiry) holders(l *loss) []watch.Writer {
-	first := latest(l.record.Time.Add(-holderWindow), l.window)
+	first := pace.Latest(l.record.Time.Add(-holderWindow), l.window)
 	list := slices.DeleteFunc(q.writers.Holders(time.Time{}), func(w watch.Writer) bool { return w.Time.After(l.noticed.Add(holderLate)) })
 	return slices.DeleteFunc(lastOf(list), func(w watch.Writer) bool { return w.Time.Before(first) && !w.Opened })
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -124,8 +125,8 @@ type Daemon struct {
 	edition        int          // of the generation that status describes
 	chores         []chore
 	running        atomic.Pointer[running] // the step that the loop is at; nil: none
-	journalTrouble sharedTrouble           // why the last flush record is not on disk
-	listenTrouble  sharedTrouble           // why HTTP is not served
+	journalTrouble pace.Shared             // why the last flush record is not on disk
+	listenTrouble  pace.Shared             // why HTTP is not served
 	// baselineTaken is closed once the loop has what the disk says of the baseline.
 	baselineTaken chan struct{}
 	confirming    sync.Mutex   // held while a request changes the baseline
@@ -160,7 +161,7 @@ func (d *Daemon) Status() api.Status { return *d.status.Load() }
 // ReportListening takes up why HTTP cannot be served, or with nil that it is. Any goroutine
 // may call it.
 func (d *Daemon) ReportListening(err error) {
-	d.listenTrouble.take(err, time.Now())
+	d.listenTrouble.Take(err, time.Now())
 }
 
 // begin returns the state with which a run begins: what is configured, and what the last run

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -39,8 +40,8 @@ type decision struct {
 	waiting    verdicts         // of the tables that lack rules
 	diff       []api.TableDiff
 	room       room
-	kept       bool    // it is on disk
-	trouble    trouble // why it is not
+	kept       bool         // it is on disk
+	trouble    pace.Trouble // why it is not
 }
 
 // of reports whether the decision is about the generation of that ID.
@@ -74,7 +75,7 @@ func (w *decision) addTo(s *api.Status) {
 			shown[id.Name] = v
 		}
 	}
-	s.LossSince = earliest(s.LossSince, w.record.Time)
+	s.LossSince = pace.Earliest(s.LossSince, w.record.Time)
 }
 
 // logAwaiting says what is lost, and what an operator is to do.
@@ -167,7 +168,7 @@ func (d *Daemon) keepDecision(ctx context.Context, st *state) bool {
 	}
 	w.kept = err == nil
 	d.countStateError(err)
-	w.trouble.report(warnings(ctx), err, "The loss that waits for a decision is not on disk; canaryd writes no state until it is")
+	w.trouble.Report(pace.Warnings(ctx), err, "The loss that waits for a decision is not on disk; canaryd writes no state until it is")
 	return w.kept
 }
 

@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -77,7 +78,7 @@ func (d *Daemon) scheduleDrill(st *state, now time.Time) {
 	case last == nil:
 		st.drillAt = now.Add(rand.N(every))
 	default:
-		st.drillAt = latest(now.Add(d.drillRetry()), last.Time.Add(every))
+		st.drillAt = pace.Latest(now.Add(d.drillRetry()), last.Time.Add(every))
 	}
 }
 
@@ -235,7 +236,7 @@ func (d *Daemon) drillTooLong(ctx context.Context, st *state) {
 	if l := st.loss; l != nil {
 		st.drill.timeline(l)
 		st.drill.reply.Flush = l.record.ID
-		why := cmp.Or(l.trouble.what, "the replay has not ended")
+		why := cmp.Or(l.trouble.What, "the replay has not ended")
 		if st.pause.on() {
 			why = "replays were paused meanwhile"
 		}

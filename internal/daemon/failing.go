@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -26,7 +27,7 @@ const keepsTrying = "canaryd keeps trying, and the record has the error in full"
 
 // failures are the known reasons, the most telling first: a replay may fail for several.
 var failures = []failure{
-	{lockReason, "another process holds the xtables lock", "fuser -v /run/xtables.lock names it"},
+	{pace.LockReason, "another process holds the xtables lock", "fuser -v /run/xtables.lock names it"},
 	{is(nft.ErrPermission), "the kernel refuses canaryd access to the tables", "give it CAP_NET_ADMIN in the network namespace"},
 	{is(nft.ErrNone), "the kernel has no nf_tables", "load the module nf_tables"},
 	{is(native.ErrImmune), "one process owns the table, and the kernel lets no other write it", "restart that process"},
@@ -77,7 +78,7 @@ func failureOf(err error) failure {
 		}
 	}
 	reason := "the log has the reason"
-	if cause := causeOf(err); cause != "" {
+	if cause := pace.CauseOf(err); cause != "" {
 		reason = "the kernel says: " + cause
 	}
 	return failure{reason: reason, advice: keepsTrying}
@@ -94,10 +95,10 @@ func (st *state) failing() []api.Failing {
 		list = append(list, api.Failing{Flush: id, Attempts: attempts, Retry: retry, Reason: f.reason, Advice: f.advice})
 	}
 	if l := st.loss; l != nil {
-		add(l.record.ID, l.attempts, l.failed, l.retry.at)
+		add(l.record.ID, l.attempts, l.failed, l.retry.At)
 	}
 	if l := st.native.loss; l != nil {
-		add(l.record.ID, l.attempts, l.failed, l.retry.at)
+		add(l.record.ID, l.attempts, l.failed, l.retry.At)
 	}
 	return list
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -17,7 +18,7 @@ type tableState struct {
 	seen    rules.Section // of the last read
 	known   bool          // seen is of a read
 	pending bool          // the generation does not have yet what was seen
-	trouble trouble       // why the table could not be read
+	trouble pace.Trouble  // why the table could not be read
 	// learningStopped: observe mode read a loss, which lasts until the owner has put its rules
 	// back; see take.
 	learningStopped bool

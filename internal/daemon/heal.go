@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -52,7 +53,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	}
 	d.concludeHeal(ctx, st, ride, result, err)
 	if more && st.loss != nil {
-		st.loss.retry.in(0, time.Now())
+		st.loss.retry.In(0, time.Now())
 	}
 }
 
@@ -133,16 +134,16 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 		if anyOf(result, reload.FamilyResult.Beaten) {
 			// Nothing was refused, but another process wrote in the middle of it. It may be done by
 			// now; if it is not, replays are limited.
-			st.loss.retry.in(firstTry, time.Now())
+			st.loss.retry.In(pace.FirstTry, time.Now())
 		}
 		return
 	}
 	if purged {
-		st.loss.retry.in(0, time.Now())
+		st.loss.retry.In(0, time.Now())
 		return
 	}
 	if d.goesOn(st, time.Now()) {
-		st.loss.retry.in(purgeTry, time.Now())
+		st.loss.retry.In(purgeTry, time.Now())
 		d.keepOpen(ctx, st.loss)
 		return
 	}
@@ -191,7 +192,7 @@ func (d *Daemon) countRefusal(f rules.Family, err error) {
 // countLocked counts a session that could not begin because another process holds the lock.
 // No family has a result of its own then.
 func (d *Daemon) countLocked(st *state, result reload.Result, err error) {
-	if result != nil || !lockReason(err) {
+	if result != nil || !pace.LockReason(err) {
 		return
 	}
 	for f := range st.families {
@@ -204,10 +205,10 @@ func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 	l := st.loss
 	l.attempts++
 	l.failed = err
-	if lockReason(err) {
+	if pace.LockReason(err) {
 		d.seekLockHolder(st)
 	}
-	l.retry.failed(err, time.Now())
+	l.retry.Failed(err, time.Now())
 	l.record.Outcome = reload.Failed
 	if err != nil {
 		l.record.Detail = err.Error()

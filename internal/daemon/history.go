@@ -76,7 +76,7 @@ func (d *Daemon) reportJournal(ctx context.Context, err error) {
 		d.cfg.Metrics.ObserveJournalError()
 	}
 	log := klog.FromContext(ctx)
-	switch changed := d.journalTrouble.take(err, time.Now()); {
+	switch changed := d.journalTrouble.Take(err, time.Now()); {
 	case changed && err != nil:
 		severity.Warnings(log).Error(err, "A flush record is not on disk; it will be lost when canaryd restarts")
 	case changed:

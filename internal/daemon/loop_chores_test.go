@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/sdnotify"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -158,7 +159,7 @@ func situations() map[string]situation {
 			st.suspicion = &suspicion{
 				remains: reload.Remains{Identity: identity(iptables.NFT), ID: "0123456789ab", Generation: st.want()},
 				todo:    map[rules.TableID]bool{rules.IPv4.Table(rules.Nat): true},
-				read:    map[rules.Family]bool{}, retry: retry{at: time.Now()},
+				read:    map[rules.Family]bool{}, retry: pace.Retry{At: time.Now()},
 			}
 		},
 		"look": now(func(st *state) *time.Time { return &st.looking.at }),
@@ -170,7 +171,7 @@ func situations() map[string]situation {
 		"examine":                        ipv4(func(fs *familyState) *time.Time { return &fs.examined.dueAt }),
 		"ask kube-proxy for a full sync": ipv4(func(fs *familyState) *time.Time { return &fs.proxy.askAt }),
 		"plant": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
-			st.marks.current, st.marks.retry.at = nil, time.Now()
+			st.marks.current, st.marks.retry.At = nil, time.Now()
 		},
 		"keep connections": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) { st.generation.edition++ },
 		"follow with the standby": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
@@ -212,7 +213,7 @@ func situations() map[string]situation {
 				Claims:     func(chain string) bool { return chain == "OPS" },
 			}, time.Now())
 		},
-		"empty the quarantine":                now(func(st *state) *time.Time { return &st.quarantine.retry.at }),
+		"empty the quarantine":                now(func(st *state) *time.Time { return &st.quarantine.retry.At }),
 		"remove doubled jumps":                ipv4(func(fs *familyState) *time.Time { return &fs.undoubleAt }),
 		"remove what pods that are gone left": now(func(st *state) *time.Time { return &st.pods.removeAt }),
 		"renew the marks": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
@@ -261,7 +262,7 @@ func situations() map[string]situation {
 				t.Fatal("there is nothing to be held")
 			}
 			d.hold(st, st.native.tables[proxyTable], r.Held())
-			st.native.readmit.at = time.Now()
+			st.native.readmit.At = time.Now()
 		},
 		"rehearse native tables": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
 			d.cfg.Native.Rehearse = func(*native.Table) error { return errNativeBroken }
@@ -270,7 +271,7 @@ func situations() map[string]situation {
 		"plant witnesses":    now(func(st *state) *time.Time { return &st.native.plantAt }),
 		"save native tables": now(func(st *state) *time.Time { return &st.native.disk.saveAt }),
 		"save":               now(func(st *state) *time.Time { return &st.disk.saveAt }),
-		"give memory back":   now(func(st *state) *time.Time { return &st.memory.freeAt }),
+		"give memory back":   now(func(st *state) *time.Time { return &st.memory.FreeAt }),
 	}
 }
 
@@ -371,7 +372,7 @@ func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situa
 	log := &logText{}
 	ctx, st := log.context(t.Context(), 1), d.newState()
 	st.mode = api.Heal
-	st.looking.at, st.marks.retry.at = time.Now(), time.Now()
+	st.looking.at, st.marks.retry.At = time.Now(), time.Now()
 	for range 200 { // it begins as in Run
 		if c := d.next(st); c != nil {
 			c.do(ctx, st)
@@ -392,11 +393,11 @@ func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situa
 		fails.fail(t, w)
 	}
 	c := &d.chores[slices.IndexFunc(d.chores, func(c chore) bool { return c.name == name })]
-	if now := time.Now(); !due(c.dueAt(st), now) {
+	if now := time.Now(); !pace.Due(c.dueAt(st), now) {
 		t.Fatalf("%q is not due", name)
 	}
 	c.do(ctx, st)
-	if at := c.dueAt(st); due(at, time.Now()) {
+	if at := c.dueAt(st); pace.Due(at, time.Now()) {
 		t.Errorf("%q is due at %s after it was done, which is now", name, at)
 	}
 	// Nor do chores make each other due without end.

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/standby"
@@ -94,7 +95,7 @@ func TestStandbyWhoseTableIsGone(t *testing.T) {
 		}
 		s.set(func(s *fakeStandby) { s.gateErr = nil })
 		r.fake.FailRestores(0, iptables.ReasonMissingSet)
-		r.after(2 * makeAgain)
+		r.after(2 * pace.MakeAgain)
 		r.wantReady()
 		r.wantStandby(s, api.StandbyArmed)
 	})
@@ -131,7 +132,7 @@ func TestStandbysWhoseSocketWasClosed(t *testing.T) {
 		r.wantReady()
 		r.wantStandby(s, api.StandbyUnavailable)
 		s.set(func(s *fakeStandby) { s.shutErr, s.followErr = nil, nil })
-		r.after(2 * makeAgain)
+		r.after(2 * pace.MakeAgain)
 		r.wantStandby(s, api.StandbyArmed)
 	})
 }
@@ -163,7 +164,7 @@ func TestStandbyThatCannotBeReadOn(t *testing.T) {
 		}
 		r.wantLog("The standby stays shut: its copy is out of date")
 		s.set(func(s *fakeStandby) { s.followErr = nil })
-		r.after(2 * makeAgain)
+		r.after(2 * pace.MakeAgain)
 		r.wantStandby(s, api.StandbyArmed)
 		if opens() == 0 {
 			t.Error("a copy that is not behind any more was not opened")
@@ -316,7 +317,7 @@ func TestStandbyThatFailedIsWrittenAtOnce(t *testing.T) {
 		s.set(func(s *fakeStandby) { s.followErr = errors.New("the kernel has no memory") })
 		until(2, func() bool { return r.d.Status().Standby[rules.IPv4].State == api.StandbyUnavailable })
 		s.set(func(s *fakeStandby) { s.followErr = nil })
-		r.after(firstTry + 10*time.Millisecond)
+		r.after(pace.FirstTry + 10*time.Millisecond)
 		if late := time.Since(written); late >= standbyEvery {
 			t.Fatalf("the try came after %s", late)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/standby"
@@ -206,7 +207,7 @@ func TestNativeStandbyShuts(t *testing.T) {
 		r.wantReady()
 		r.wantNativeStandby(s, api.StandbyUnavailable)
 		s.set(func(s *fakeNativeStandby) { s.shutErr, s.followErr = nil, nil })
-		r.after(makeAgain)
+		r.after(pace.MakeAgain)
 		r.wantNativeStandby(s, api.StandbyArmed)
 	})
 }
@@ -343,7 +344,7 @@ func TestNativeStandbyWhereItIsNeeded(t *testing.T) {
 		r.wantNativeStandby(s, api.StandbyUnavailable)
 		s.set(func(s *fakeNativeStandby) { s.gateErr = nil })
 		k.with(func() { k.refuses[proxyTable] = false })
-		r.after(2 * makeAgain)
+		r.after(2 * pace.MakeAgain)
 		r.wantNativeStandby(s, api.StandbyArmed)
 	})
 	bubble(t, "the kernel cannot", func(t *testing.T) {
@@ -352,7 +353,7 @@ func TestNativeStandbyWhereItIsNeeded(t *testing.T) {
 		})
 		r.wantNativeStandby(s, api.StandbyUnavailable)
 		s.set(func(s *fakeNativeStandby) { s.followErr = nil })
-		r.after(2 * makeAgain)
+		r.after(2 * pace.MakeAgain)
 		r.wantNativeStandby(s, api.StandbyArmed)
 		_ = k
 	})

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -323,7 +324,7 @@ func TestStandbyShuts(t *testing.T) {
 			t.Errorf("the status says %+v of a table that is gone", now)
 		}
 		s.set(func(s *fakeStandby) { s.shutErr, s.followErr = nil, nil })
-		r.after(makeAgain)
+		r.after(pace.MakeAgain)
 		r.wantStandby(s, api.StandbyArmed)
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -34,14 +35,14 @@ type loss struct {
 	gone         map[protect.Attachment]bool // containers that the last replay left out
 	recovery     recovery                    // what the tries have put back so far
 	attempts     int
-	retry        retry
+	retry        pace.Retry
 
 	diff   []api.TableDiff // of the tables that were hit
 	room   room            // how much more it may hold
 	unkept []api.TableDiff // diff, while the journal does not have it
 
-	trouble trouble // why it lasts, for the log
-	failed  error   // the last try's; nil: it did not fail
+	trouble pace.Trouble // why it lasts, for the log
+	failed  error        // the last try's; nil: it did not fail
 }
 
 // openLoss opens a flush record, unless one is open already.
@@ -53,12 +54,12 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 	}
 	now, at := time.Now(), st.looking.evidence
 	if anyOf(st.standby, (*standbyOf).native) { // the hint for them may come after the replay has begun
-		st.native.lookAt = earliest(st.native.lookAt, now)
+		st.native.lookAt = pace.Earliest(st.native.lookAt, now)
 	}
 	defer st.boundAbsence(f)
 	st.loss = &loss{
 		record: api.Flush{ID: st.newFlushID(at), Time: at, Outcome: api.Pending}, drill: st.doubtAt(now),
-		window: st.families[f].written, hit: verdicts{}, noticed: now, retry: retry{at: now},
+		window: st.families[f].written, hit: verdicts{}, noticed: now, retry: pace.Retry{At: now},
 		intact: uint32(st.families[f].looked.intact), heard: uint32(digest), room: diffRoom(),
 	}
 }
@@ -81,7 +82,7 @@ func (d *Daemon) dateLoss(st *state, f rules.Family, digest uint64) {
 		return
 	}
 	if l.evidence.Before(fs.written) {
-		l.evidence = latest(fs.examined.since, fs.written)
+		l.evidence = pace.Latest(fs.examined.since, fs.written)
 	}
 	if d.cfg.Kernel.Info().Backend != iptables.NFT || l.missed {
 		return
@@ -91,7 +92,7 @@ func (d *Daemon) dateLoss(st *state, f rules.Family, digest uint64) {
 		intact = later(intact, uint32(ts.inForce))
 	}
 	if list := d.cfg.Writers.Between(intact, uint32(digest)); len(list) > 0 && d.cfg.Writers.Heard(intact, uint32(digest)) {
-		l.evidence = latest(l.evidence, list[0].Time)
+		l.evidence = pace.Latest(l.evidence, list[0].Time)
 	}
 }
 

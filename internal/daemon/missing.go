@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -101,20 +102,20 @@ func (m missing) text(id rules.TableID) string {
 func (d *Daemon) graceEnds(st *state, id rules.TableID, m missing) time.Time {
 	end := m.since.Add(d.cfg.JumpGrace)
 	if !rules.Builtin(id.Name, m.jump.Chain) && st.generation.learned.Shrunk(id.Family, id.Name, m.jump.Chain).IsZero() {
-		end = latest(end, st.families[id.Family].examined.moved.Add(d.cfg.JumpGrace))
+		end = pace.Latest(end, st.families[id.Family].examined.moved.Add(d.cfg.JumpGrace))
 	}
 	return end
 }
 
 // graceOver reports whether the grace of h is over, which a table misses.
 func (d *Daemon) graceOver(st *state, id rules.TableID, h rules.Jump, now time.Time) bool {
-	return slices.ContainsFunc(st.table(id).missing, func(m missing) bool { return m.is(id, h) && due(d.graceEnds(st, id, m), now) })
+	return slices.ContainsFunc(st.table(id).missing, func(m missing) bool { return m.is(id, h) && pace.Due(d.graceEnds(st, id, m), now) })
 }
 
 // anyGraceOver reports whether the grace of anything that is missing is over.
 func (d *Daemon) anyGraceOver(st *state, now time.Time) bool {
 	for id, ts := range st.tables() {
-		if slices.ContainsFunc(ts.missing, func(m missing) bool { return due(d.graceEnds(st, id, m), now) }) {
+		if slices.ContainsFunc(ts.missing, func(m missing) bool { return pace.Due(d.graceEnds(st, id, m), now) }) {
 			return true
 		}
 	}
@@ -156,9 +157,9 @@ func (d *Daemon) planGraces(st *state, id rules.TableID, f canary.Finding) {
 			m := ts.missing[i]
 			at = d.graceEnds(st, id, m)
 			if sayAt := m.since.Add(missingSaidAfter); !m.said && sayAt.After(fs.examined.readEnd) {
-				at = earliest(at, sayAt)
+				at = pace.Earliest(at, sayAt)
 			}
-			at = latest(at, fs.examined.readEnd.Add(captureMost))
+			at = pace.Latest(at, fs.examined.readEnd.Add(captureMost))
 		}
 		fs.examined.plan(at)
 	}
@@ -244,12 +245,12 @@ func (d *Daemon) countFromDeletion(st *state, id rules.TableID, f canary.Finding
 		return
 	}
 	began := func(since, noticed, inForce time.Time) {
-		l.noticed = earliest(l.noticed, noticed)
+		l.noticed = pace.Earliest(l.noticed, noticed)
 		if since.Before(l.record.Time) {
 			l.record.Time, l.record.ID = since, st.newFlushID(since)
 		}
 		if !inForce.IsZero() && inForce.Before(l.record.Time) {
-			l.record.LastInForce = earliest(l.record.LastInForce, inForce)
+			l.record.LastInForce = pace.Earliest(l.record.LastInForce, inForce)
 		}
 	}
 	for a, r := range st.pods.robbed {
@@ -279,8 +280,8 @@ func (st *state) missingRecord() (r api.Flush, waits bool) {
 		h := hit{verdict: ts.missingKind(id)}
 		var by []uint32
 		for _, m := range ts.missing {
-			r.Time, noticed = earliest(r.Time, m.since), earliest(noticed, m.noticed)
-			inForce = earliest(inForce, cmp.Or(m.inForce, m.since))
+			r.Time, noticed = pace.Earliest(r.Time, m.since), pace.Earliest(noticed, m.noticed)
+			inForce = pace.Earliest(inForce, cmp.Or(m.inForce, m.since))
 			if rules.Builtin(id.Name, m.jump.Chain) {
 				h.lost.Jumps, h.lost.Rules = append(h.lost.Jumps, m.jump), h.lost.Rules+1
 			} else if c, ok := st.want()[id].Chain(m.jump.Chain); ok {
@@ -293,8 +294,8 @@ func (st *state) missingRecord() (r api.Flush, waits bool) {
 			}
 		}
 		for a, robbed := range missed {
-			r.Time, noticed = earliest(r.Time, robbed.since), earliest(noticed, robbed.since)
-			inForce = earliest(inForce, robbed.inForce)
+			r.Time, noticed = pace.Earliest(r.Time, robbed.since), pace.Earliest(noticed, robbed.since)
+			inForce = pace.Earliest(inForce, robbed.inForce)
 			robbed.addTo(&h.lost, st.want()[id])
 			pods[a] = true
 		}
@@ -320,7 +321,7 @@ func (d *Daemon) publishMissing(st *state, s *api.Status) {
 	if !waits || st.removed {
 		return
 	}
-	s.LossSince = earliest(s.LossSince, r.Time)
+	s.LossSince = pace.Earliest(s.LossSince, r.Time)
 	if st.loss != nil {
 		return
 	}
@@ -328,12 +329,12 @@ func (d *Daemon) publishMissing(st *state, s *api.Status) {
 	for id, ts := range st.tables() {
 		for _, m := range ts.missing {
 			if end := d.graceEnds(st, id, m); st.heals() && !ts.verdict.Loss() && end.After(time.Now()) {
-				s.OwnerUntil = earliest(s.OwnerUntil, end)
+				s.OwnerUntil = pace.Earliest(s.OwnerUntil, end)
 			}
 		}
 		for _, r := range st.pods.missedIn(id) {
 			if end := r.since.Add(d.robberyGrace(r)); st.heals() && !ts.verdict.Loss() && end.After(time.Now()) {
-				s.OwnerUntil = earliest(s.OwnerUntil, end)
+				s.OwnerUntil = pace.Earliest(s.OwnerUntil, end)
 			}
 		}
 	}

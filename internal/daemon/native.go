@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -84,15 +85,15 @@ type nativeRealm struct {
 	torn      int                            // how often in a row that question was interrupted
 	known     time.Time                      // when it was last known what all of them hold
 	beyond    int                            // tables that are too many
-	trouble   trouble                        // why they cannot be looked at
-	limits    trouble                        // too many tables
-	unplanted trouble                        // why a witness does not stand
+	trouble   pace.Trouble                   // why they cannot be looked at
+	limits    pace.Trouble                   // too many tables
+	unplanted pace.Trouble                   // why a witness does not stand
 	loss      *nativeLoss                    // the open one; nil while nothing is to be put back
 	waiting   map[tableid.TableID]*api.Flush // records of tables that are lost and not put back
 	limit     *reload.Limiter
-	readmit   retry     // of parts in quarantine
-	calmAt    time.Time // until then something keeps flushing
-	wrote     time.Time // when another process was last heard to commit
+	readmit   pace.Retry // of parts in quarantine
+	calmAt    time.Time  // until then something keeps flushing
+	wrote     time.Time  // when another process was last heard to commit
 	comings   comings
 	// removed is when an owner was last heard to delete its table, by the table's name.
 	removed map[string]time.Time
@@ -135,7 +136,7 @@ type nativeTable struct {
 	// rehearsal asks the kernel whether it would take the table again. refused is why it would not,
 	// and refusedParts the parts of the table; empty for all of it.
 	rehearsal    rehearsal
-	refused      trouble
+	refused      pace.Trouble
 	refusedParts []native.Held
 	policies     policies
 	// inForce is the ID of the content that was in force when the last run ended, where want is
@@ -180,7 +181,7 @@ func (d *Daemon) guardsNative() bool { return d.cfg.Native.Kernel != nil }
 // hintNative asks for a look because of something that happened just now.
 func (d *Daemon) hintNative(st *state, now time.Time) {
 	if d.guardsNative() {
-		st.native.hinted, st.native.lookAt = earliest(st.native.hinted, now), now
+		st.native.hinted, st.native.lookAt = pace.Earliest(st.native.hinted, now), now
 	}
 }
 
@@ -213,10 +214,10 @@ func (r *nativeRealm) families() []tableid.Family {
 func (d *Daemon) nativeChores() []chore {
 	return []chore{
 		{"look at native tables", func(st *state) time.Time { return st.native.lookAt }, nil, readLimit, d.lookNative},
-		{"heal native tables", func(st *state) time.Time { return st.native.loss.retry.at }, func(st *state) bool { return st.native.loss != nil }, d.settleLimit(), d.healNative},
+		{"heal native tables", func(st *state) time.Time { return st.native.loss.retry.At }, func(st *state) bool { return st.native.loss != nil }, d.settleLimit(), d.healNative},
 		{"read native tables", func(st *state) time.Time { return st.native.readAt }, mayReadNative, readLimit, d.readNative},
 		{"read what packets add to native tables", func(st *state) time.Time { return st.native.refreshAt }, noNativeReplay, readLimit, d.refreshNative},
-		{"empty the quarantine of native tables", func(st *state) time.Time { return st.native.readmit.at }, mayWriteNative, writeLimit, d.readmitNative},
+		{"empty the quarantine of native tables", func(st *state) time.Time { return st.native.readmit.At }, mayWriteNative, writeLimit, d.readmitNative},
 		{"rehearse native tables", func(st *state) time.Time { return st.native.rehearseAt() }, noNativeReplay, readLimit, d.rehearseNative},
 		{"plant witnesses", func(st *state) time.Time { return st.native.plantAt }, mayReadNative, briefLimit, d.plantWitnesses},
 		{"save native tables", func(st *state) time.Time { return st.native.disk.saveAt }, nil, diskLimit, d.saveNative},
@@ -229,7 +230,7 @@ func (d *Daemon) nativeChores() []chore {
 // witness is one more thing for it to delete.
 func mayReadNative(st *state) bool {
 	r, now := &st.native, time.Now()
-	return noNativeReplay(st) || r.loss.retry.at.After(now) && !r.calmAt.After(now)
+	return noNativeReplay(st) || r.loss.retry.At.After(now) && !r.calmAt.After(now)
 }
 
 // noNativeReplay reports whether no replay is due that reads and plants by itself.
@@ -238,7 +239,7 @@ func noNativeReplay(st *state) bool { return st.native.loss == nil || !st.heals(
 // nativeSound reports whether all native tables are known to be in force.
 func (d *Daemon) nativeSound(st *state) bool {
 	r := &st.native
-	return r.begun && !r.all && r.loss == nil && !r.trouble.there() && !anyOf(r.tables, (*nativeTable).lost)
+	return r.begun && !r.all && r.loss == nil && !r.trouble.There() && !anyOf(r.tables, (*nativeTable).lost)
 }
 
 // lookAgain plans a look in the place of one that failed.

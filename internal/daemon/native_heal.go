@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -36,7 +37,7 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 		r.contend(ctx)
 		return
 	}
-	if due(r.calmAt, time.Now()) {
+	if pace.Due(r.calmAt, time.Now()) {
 		r.calmAt = time.Time{}
 	}
 	if d.settleNative(ctx, st) || d.iptablesFirst(ctx, st) {
@@ -96,7 +97,7 @@ func (r *nativeRealm) limited() bool {
 	now := time.Now()
 	wait := r.limit.Wait(now)
 	if wait > 0 {
-		r.loss.retry.at = now.Add(wait)
+		r.loss.retry.At = now.Add(wait)
 	}
 	return wait > 0
 }
@@ -108,7 +109,7 @@ func (r *nativeRealm) contend(ctx context.Context) {
 		severity.Warnings(klog.FromContext(ctx)).Info("Another process keeps undoing what is replayed of native tables; until that stops, replays are limited",
 			"flush", r.loss.record.ID)
 	}
-	r.calmAt = r.loss.retry.at.Add(calmFor)
+	r.calmAt = r.loss.retry.At.Add(calmFor)
 }
 
 // lostAgain reports whether a table is to be put back that was written for this loss already.
@@ -303,7 +304,7 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 		l.unproved = true
 		return err
 	}
-	st.memory.scheduleFree(time.Now())
+	st.memory.ScheduleFree(time.Now())
 	d.noteDrift(ctx, proof)
 	seen := nativeSight{Ruleset: proof}
 	var missing []string
@@ -352,18 +353,18 @@ func (d *Daemon) retryNative(ctx context.Context, st *state, err error) {
 	l := st.native.loss
 	l.attempts++
 	l.failed = err
-	l.retry.failed(err, time.Now())
+	l.retry.Failed(err, time.Now())
 	if errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
-		l.retry.in(firstTry, time.Now())
+		l.retry.In(pace.FirstTry, time.Now())
 	}
 	l.record.Outcome, l.record.Detail = reload.Failed, err.Error()
 	if l.recorded && !l.kept {
 		l.kept = true
 		d.writeNativeRecord(ctx, l)
 	}
-	if l.trouble.met(err, time.Now()) {
+	if l.trouble.Met(err, time.Now()) {
 		klog.FromContext(ctx).Error(err, "Native tables are still missing rules", "flush", l.record.ID, "tables", strings.Join(l.record.NativeNames(), ", "),
-			"attempt", l.attempts, "retryIn", l.retry.wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", failureOf(err).advice)
+			"attempt", l.attempts, "retryIn", l.retry.Wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", failureOf(err).advice)
 	}
 }
 
@@ -376,9 +377,9 @@ func (d *Daemon) holdNative(ctx context.Context, st *state) {
 			t.rest(r.all)
 		}
 	}
-	l.record.Outcome, l.retry.at = api.WaitingPaused, st.pause.until
+	l.record.Outcome, l.retry.At = api.WaitingPaused, st.pause.until
 	if st.mode == api.Observe {
-		l.record.Outcome, l.retry.at = api.WaitingObserve, time.Time{}
+		l.record.Outcome, l.retry.At = api.WaitingObserve, time.Time{}
 	}
 	d.writeNativeRecord(ctx, l)
 	d.witnessesDue(st)
@@ -387,6 +388,6 @@ func (d *Daemon) holdNative(ctx context.Context, st *state) {
 // resumeNative has a loss tried at once, after a pause.
 func (st *state) resumeNative() {
 	if l := st.native.loss; l != nil {
-		l.retry.at = time.Now()
+		l.retry.At = time.Now()
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -108,7 +109,7 @@ func (d *Daemon) refreshNative(ctx context.Context, st *state) {
 	}
 	defer func() {
 		end := time.Now()
-		r.refreshAt = latest(end.Add(refreshEvery), end.Add(refreshShare*end.Sub(start)))
+		r.refreshAt = pace.Latest(end.Add(refreshEvery), end.Add(refreshShare*end.Sub(start)))
 	}()
 	if r.all {
 		return // they are read whole

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -27,11 +28,11 @@ func (d *Daemon) hold(st *state, t *nativeTable, held []native.Held) {
 	case len(held) == 0 && len(t.held) == 0:
 		return
 	case grown:
-		r.readmit.in(firstTry, now)
+		r.readmit.In(pace.FirstTry, now)
 	}
 	t.held = held
 	if !anyOf(r.tables, func(t *nativeTable) bool { return len(t.held) > 0 }) {
-		r.readmit = retry{}
+		r.readmit = pace.Retry{}
 	}
 	r.disk.changed(now)
 }
@@ -48,7 +49,7 @@ func (d *Daemon) holdOn(ctx context.Context, st *state, t *nativeTable, now nati
 	}
 	d.hold(st, t, still)
 	if len(still) > 0 { // an owner that writes one by one may be about to write them
-		st.native.readmit.at = earliest(st.native.readmit.at, time.Now().Add(ownersPause))
+		st.native.readmit.At = pace.Earliest(st.native.readmit.At, time.Now().Add(ownersPause))
 		return
 	}
 	d.completeNative(ctx, st, t)
@@ -97,7 +98,7 @@ func (d *Daemon) readmitNative(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
 	r := &st.native
-	r.readmit.failed(nil, time.Now())
+	r.readmit.Failed(nil, time.Now())
 	for _, id := range r.ids() {
 		if t := r.tables[id]; len(t.held) == 0 || t.lost() || t.old {
 			continue
@@ -105,12 +106,12 @@ func (d *Daemon) readmitNative(ctx context.Context, st *state) {
 		if err := d.readmitTable(ctx, st, id); err != nil {
 			klog.FromContext(ctx).V(1).Info("Parts in quarantine could not be put back yet", "table", id.NFT(), "reason", err)
 			if errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
-				r.readmit.in(firstTry, time.Now())
+				r.readmit.In(pace.FirstTry, time.Now())
 			}
 		}
 	}
 	if !anyOf(r.tables, func(t *nativeTable) bool { return len(t.held) > 0 }) { // their owners have deleted them
-		r.readmit = retry{}
+		r.readmit = pace.Retry{}
 	}
 	r.planReads(time.Now())
 }
@@ -197,7 +198,7 @@ func (d *Daemon) dismissHeld(ctx context.Context, st *state) (lost, waiting int)
 		t.heldFor = ""
 	}
 	if waiting > 0 {
-		r.readmit.in(0, time.Now())
+		r.readmit.In(0, time.Now())
 	}
 	return lost, waiting
 }

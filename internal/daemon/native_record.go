@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -31,7 +32,7 @@ type nativeLoss struct {
 	recorded bool
 	kept     bool // the journal has it
 	attempts int
-	retry    retry
+	retry    pace.Retry
 	written  time.Time // the last write's end
 	replayed bool      // something was put back and proved
 	lacking  bool      // devices were left out
@@ -40,7 +41,7 @@ type nativeLoss struct {
 	// unswept are tables that were written, and no read has proved it: flows that began in the gap
 	// are ended when the loss ends.
 	unswept map[tableid.TableID]bool
-	trouble trouble
+	trouble pace.Trouble
 	failed  error // the last try's; nil: it did not fail
 }
 
@@ -50,15 +51,15 @@ func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
 	r, now := &st.native, time.Now()
 	if r.loss != nil {
 		if known = r.loss.hit[id]; !known {
-			r.loss.retry.at = now
+			r.loss.retry.At = now
 		}
 		return known
 	}
 	if r.loss = d.unansweredNative(st, id); r.loss != nil {
-		r.loss.retry.at, r.loss.intact = now, r.known
+		r.loss.retry.At, r.loss.intact = now, r.known
 		return false
 	}
-	r.loss = &nativeLoss{record: d.newNativeRecord(st, r.tables[id]), hit: map[tableid.TableID]bool{}, retry: retry{at: now}, intact: r.known}
+	r.loss = &nativeLoss{record: d.newNativeRecord(st, r.tables[id]), hit: map[tableid.TableID]bool{}, retry: pace.Retry{At: now}, intact: r.known}
 	return false
 }
 
@@ -306,7 +307,7 @@ func (d *Daemon) nativeBack(ctx context.Context, st *state, id tableid.TableID, 
 	d.endWaiting(ctx, st, id, outcome, what)
 	r.tables[id].finding = native.Finding{Verdict: native.Changed}
 	if st.nativeBackUnasked() {
-		r.loss.retry.at = time.Now()
+		r.loss.retry.At = time.Now()
 	}
 }
 

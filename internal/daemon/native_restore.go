@@ -14,6 +14,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/here"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -64,8 +65,8 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 			r.loss = nil
 		}
 	}()
-	if !dry && !r.readmit.at.IsZero() {
-		r.readmit.at = time.Now()
+	if !dry && !r.readmit.At.IsZero() {
+		r.readmit.At = time.Now()
 	}
 	asked := nativeAsked{wanted: map[tableid.TableID]*native.Table{}, back: map[tableid.TableID]api.Outcome{}, less: map[tableid.TableID]error{}}
 	defer func() { d.leaveAsked(st, asked, dry) }()
@@ -178,7 +179,7 @@ func (d *Daemon) endAsked(ctx context.Context, st *state, asked nativeAsked, wri
 func (d *Daemon) leaveAsked(st *state, asked nativeAsked, dry bool) {
 	r, now := &st.native, time.Now()
 	if !dry && r.loss != nil && r.loss.recorded {
-		r.loss.retry.at = now
+		r.loss.retry.At = now
 	}
 	for _, want := range slices.AppendSeq(slices.Clone(asked.left), maps.Values(asked.wanted)) {
 		if t := r.tables[want.ID]; t != nil && t.lost() {
@@ -193,7 +194,7 @@ func (d *Daemon) nativeByItself(ctx context.Context, st *state) {
 	r := &st.native
 	r.asked = time.Time{}
 	d.lookNative(ctx, st)
-	if due(r.readAt, time.Now()) {
+	if pace.Due(r.readAt, time.Now()) {
 		d.readNative(ctx, st)
 	}
 	if r.loss != nil && st.heals() {

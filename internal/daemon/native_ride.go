@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -68,7 +69,7 @@ func (r *nativeRealm) mayRide(repairs []native.Repair) bool {
 	for _, repair := range repairs {
 		chains, rules, elements := repair.Want.Counts()
 		size += chains + rules + elements + len(repair.Want.Sets)
-		if r.tables[repair.Want.ID].refused.there() {
+		if r.tables[repair.Want.ID].refused.There() {
 			return false
 		}
 	}
@@ -94,7 +95,7 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 		native.recorded = true
 		switch {
 		case errors.Is(err, errOwnerWrote), err == nil && st.native.moreLost():
-			native.retry.at = time.Now() // healNative goes on, and ends the record
+			native.retry.At = time.Now() // healNative goes on, and ends the record
 		case err != nil:
 			d.retryNative(ctx, st, err)
 		default:
@@ -132,7 +133,7 @@ func joinRecord(to *api.Flush, from api.Flush) {
 	for _, c := range from.Culprits {
 		addCulprit(to, c)
 	}
-	to.LastInForce, to.Stalled = earliest(to.LastInForce, from.LastInForce), to.Stalled || from.Stalled
+	to.LastInForce, to.Stalled = pace.Earliest(to.LastInForce, from.LastInForce), to.Stalled || from.Stalled
 	to.CulpritsMissed = to.CulpritsMissed || from.CulpritsMissed
 	settleCulprit(to)
 }

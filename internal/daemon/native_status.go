@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -23,7 +24,7 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		t := r.tables[id]
 		row := api.NativeTable{Family: id.Family.NFT(), Table: id.NFT(), Verdict: canary.Verdict(t.finding.Verdict), Why: t.finding.Why, Captured: t.read}
 		row.Chains, row.Rules, row.Elements = t.want.Counts()
-		if !t.lost() && (!r.begun || r.all || r.trouble.there()) {
+		if !t.lost() && (!r.begun || r.all || r.trouble.There()) {
 			row.Verdict, row.Why = canary.Unknown, "it could not be read yet"
 		}
 		if row.QuarantinedParts = len(t.held); len(t.held) > 0 && !t.lost() {
@@ -31,7 +32,7 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		}
 		row.Quarantined, row.UnreplayableParts = publishHeld(t.held), len(t.refusedParts)
 		row.Generation = nativeID(t.digest)
-		row.Unreplayable, row.Awaiting = t.refused.what, r.waiting[id] != nil
+		row.Unreplayable, row.Awaiting = t.refused.What, r.waiting[id] != nil
 		row.Standby, row.Witness = d.nativeStandbyOf(st, id), r.witness[id.Family].Table
 		s.Native = append(s.Native, row)
 	}
@@ -41,8 +42,8 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 	}
 	slices.SortFunc(s.Native, func(a, b api.NativeTable) int { return cmp.Compare(a.Table, b.Table) })
 	switch {
-	case r.trouble.there():
-		s.NativeError = r.trouble.what
+	case r.trouble.There():
+		s.NativeError = r.trouble.What
 	case !r.begun:
 		s.NativeError = "they were not read yet"
 	}
@@ -53,17 +54,17 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 	}
 	s.Contended = s.Contended || r.calmAt.After(time.Now())
 	for _, w := range r.waitingRecords() {
-		s.LossSince = earliest(s.LossSince, w.Time)
+		s.LossSince = pace.Earliest(s.LossSince, w.Time)
 		s.Flushes = insertRecord(s.Flushes, w)
 	}
 	if l := r.loss; l != nil {
-		s.LossSince = earliest(s.LossSince, l.record.Time)
+		s.LossSince = pace.Earliest(s.LossSince, l.record.Time)
 		if l.recorded {
 			s.Flushes = slices.Insert(s.Flushes, 0, l.record)
 		}
 	}
 	if !r.known.IsZero() {
-		s.LastKnown = earliest(s.LastKnown, r.known)
+		s.LastKnown = pace.Earliest(s.LastKnown, r.known)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/here"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/private"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -203,17 +204,17 @@ type nativeDisk struct {
 	kept      []nativeHeader
 	confirmed time.Duration // the machine's uptime when all were in force
 	lastRun   time.Time     // when the last run knew that
-	trouble   trouble       // why they are not on disk
+	trouble   pace.Trouble  // why they are not on disk
 	keptAt    time.Time     // when they were last written
 	// changes counts the changes of the guarded tables; keptChanges: until keptAt.
 	changes, keptChanges int
-	retry                retry   // of a write that failed
-	unpruned             trouble // why old generations could not be removed
+	retry                pace.Retry   // of a write that failed
+	unpruned             pace.Trouble // why old generations could not be removed
 }
 
 // changed has the tables written a moment later.
 func (s *nativeDisk) changed(now time.Time) {
-	s.saveAt = earliest(s.saveAt, latest(now.Add(saveQuiet), s.savedAt.Add(saveShare*s.cost)))
+	s.saveAt = pace.Earliest(s.saveAt, pace.Latest(now.Add(saveQuiet), s.savedAt.Add(saveShare*s.cost)))
 }
 
 // moved is changed where the content of a table is another one, or a table came or went.
@@ -235,8 +236,8 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	}
 	start := time.Now()
 	if !d.keepUnread(ctx, st) {
-		r.disk.retry.failed(nil, start)
-		r.disk.saveAt = r.disk.retry.at
+		r.disk.retry.Failed(nil, start)
+		r.disk.saveAt = r.disk.retry.At
 		return
 	}
 	up := d.cfg.Uptime() - time.Since(start)
@@ -255,15 +256,15 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	}
 	err := d.cfg.Native.Store.save(stored)
 	if err == nil { // what cannot be removed costs room, and no table
-		r.disk.unpruned.report(warnings(ctx), d.cfg.Native.Store.prune(stored), "Old generations of native tables could not be removed; they take room on the disk")
+		r.disk.unpruned.Report(pace.Warnings(ctx), d.cfg.Native.Store.prune(stored), "Old generations of native tables could not be removed; they take room on the disk")
 	}
 	r.disk.savedAt, r.disk.cost = time.Now(), time.Since(start)
 	r.disk.saveAt = r.disk.savedAt.Add(max(confirmEvery, saveShare*r.disk.cost))
 	if err == nil {
-		r.disk.retry, r.disk.keptAt, r.disk.keptChanges = retry{}, r.disk.savedAt, r.disk.changes
+		r.disk.retry, r.disk.keptAt, r.disk.keptChanges = pace.Retry{}, r.disk.savedAt, r.disk.changes
 	} else {
-		r.disk.retry.failed(nil, r.disk.savedAt)
-		r.disk.saveAt = latest(r.disk.retry.at, r.disk.savedAt.Add(saveShare*r.disk.cost))
+		r.disk.retry.Failed(nil, r.disk.savedAt)
+		r.disk.saveAt = pace.Latest(r.disk.retry.At, r.disk.savedAt.Add(saveShare*r.disk.cost))
 	}
 	r.disk.kept = d.cfg.Native.Store.list()
 	d.countStateError(err)
@@ -283,7 +284,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 		}
 	}
 	if err != nil {
-		unusable(klog.FromContext(ctx), err).Error(err, "Of what cannot be read, canaryd begins with the native tables that stand")
+		pace.Unusable(klog.FromContext(ctx), err).Error(err, "Of what cannot be read, canaryd begins with the native tables that stand")
 	}
 	if len(stored.Tables) == 0 && err != nil {
 		return

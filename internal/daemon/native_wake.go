@@ -40,7 +40,7 @@ func (d *Daemon) wakeNative(ctx context.Context, st *state) bool {
 		d.nativeUnknown(ctx, st, err)
 		return false
 	}
-	if r.trouble.over() {
+	if r.trouble.Over() {
 		severity.Notices(klog.FromContext(ctx)).Info("The native tables can be looked at again")
 	}
 	if !awake {
@@ -66,7 +66,7 @@ func (d *Daemon) awaken(st *state, wanted func(nft.Table) bool) (awake bool, err
 
 // nativeUnknown notes that nothing can be said of native tables now. It puts nothing back.
 func (d *Daemon) nativeUnknown(ctx context.Context, st *state, err error) {
-	if st.native.trouble.met(err, time.Now()) {
+	if st.native.trouble.Met(err, time.Now()) {
 		klog.FromContext(ctx).Error(err, "The native tables could not be read; whether they lost rules is unknown until they can")
 	}
 	st.native.lookAgain(ctx, d.cfg.PollInterval)

@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -42,7 +43,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 		err = errors.Join(err, fr.Err)
 		st.families[f].examined.dueAt = time.Now().Add(captureQuiet)
 	}
-	st.memory.scheduleFree(time.Now())
+	st.memory.ScheduleFree(time.Now())
 	st.disk.marksChanged(time.Now())
 	if err != nil {
 		d.healFailed(ctx, st, err)
@@ -51,7 +52,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 	l := st.loss
 	st.loss = nil
 	if l.recorded {
-		st.observedSince = earliest(st.observedSince, l.record.Time)
+		st.observedSince = pace.Earliest(st.observedSince, l.record.Time)
 		l.record.Outcome = api.WaitingObserve
 		d.journal(ctx, st, l)
 		return
@@ -92,7 +93,7 @@ func observed(before map[rules.TableID]bool, found map[rules.TableID]hit) map[ru
 // readLoss reads every family where nothing is to be written. The error says
 // what could not be read or judged of it.
 func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]hit, error) {
-	st.memory.scheduleFree(time.Now())
+	st.memory.ScheduleFree(time.Now())
 	found := map[rules.TableID]hit{}
 	var unread []error
 	for f := range st.inOrder() {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/cniresults"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -18,15 +19,15 @@ import (
 // ownersOnDisk is what the disk has of the owners of rules.
 type ownersOnDisk struct {
 	kept    reload.Owners
-	at      time.Time // when it was last seen to
-	trouble trouble   // why the disk does not have what is known
+	at      time.Time    // when it was last seen to
+	trouble pace.Trouble // why the disk does not have what is known
 }
 
 // recallOwners takes up what the last run knew of the owners of rules.
 func (d *Daemon) recallOwners(ctx context.Context, st *state) {
 	known, err := d.cfg.Store.LoadOwners()
 	if err != nil {
-		unusable(klog.FromContext(ctx), err).Error(err, "What is stored of the owners of rules is not used")
+		pace.Unusable(klog.FromContext(ctx), err).Error(err, "What is stored of the owners of rules is not used")
 		return
 	}
 	for f, uptime := range known.Proxy {
@@ -100,7 +101,7 @@ func (d *Daemon) keepOwners(ctx context.Context, st *state, last bool) {
 	}
 	err := d.cfg.Store.SaveOwners(now)
 	d.countStateError(err)
-	st.owners.trouble.report(warnings(ctx), err, "After a restart canaryd would not know which rules have no owner")
+	st.owners.trouble.Report(pace.Warnings(ctx), err, "After a restart canaryd would not know which rules have no owner")
 	if err == nil {
 		st.owners.kept = now
 	}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/cniresults"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -41,8 +42,8 @@ type podWatch struct {
 	rules    map[protect.Attachment]bool
 	edition  int
 	readAt   time.Time // when the folder was read last
-	unread   trouble
-	untaken  trouble                // why rules of the gone stand
+	unread   pace.Trouble
+	untaken  pace.Trouble           // why rules of the gone stand
 	robbed   map[robberyKey]robbery // of pods that live
 	followed map[rules.Family]read  // the last that showed who was robbed
 	removeAt time.Time              // when rules are removed that should not have come back; zero: none are
@@ -85,12 +86,12 @@ func (d *Daemon) readPods(ctx context.Context, st *state) bool {
 	w.readAt = now
 	r, err := d.cfg.Attachments.Read()
 	if err != nil {
-		if w.folder != "" && w.unread.met(err, now) {
+		if w.folder != "" && w.unread.Met(err, now) {
 			severity.Warnings(klog.FromContext(ctx)).Info("libcni's files cannot be read any more; pods that are removed during an outage are not known", "reason", err)
 		}
 		return false
 	}
-	w.unread.over()
+	w.unread.Over()
 	if w.folder != r.Folder || w.known == nil {
 		w.folder, w.known = r.Folder, map[protect.Attachment]attached{}
 	}
@@ -114,8 +115,8 @@ func (d *Daemon) readPods(ctx context.Context, st *state) bool {
 		}
 	}
 	maps.DeleteFunc(w.known, func(a protect.Attachment, k attached) bool { return !k.gone.IsZero() && !w.rules[a] })
-	if len(w.leftovers()) > 0 && !w.untaken.there() {
-		w.removeAt = earliest(w.removeAt, now)
+	if len(w.leftovers()) > 0 && !w.untaken.There() {
+		w.removeAt = pace.Earliest(w.removeAt, now)
 	}
 	return true
 }
@@ -244,7 +245,7 @@ func (d *Daemon) removeGoneContainers(ctx context.Context, st *state) {
 		}
 	}
 	st.looking.plan(time.Now())
-	w.untaken.report(warnings(ctx), err, "Rules of pods that are gone came back with a replay, and could not be removed yet", "pods", pods)
+	w.untaken.Report(pace.Warnings(ctx), err, "Rules of pods that are gone came back with a replay, and could not be removed yet", "pods", pods)
 	if err != nil {
 		w.removeAt = time.Now().Add(d.cfg.PollInterval)
 		return

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -136,7 +137,7 @@ func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family,
 func (d *Daemon) followWritten(ctx context.Context, st *state, id rules.TableID, nat rules.Section, now time.Time) {
 	d.followRobberies(ctx, st, id.Family, d.supplement(st, id, nat), canary.Finding{Verdict: canary.Changed}, now)
 	if _, due := d.keptFor(st, id.Family); !due.IsZero() {
-		st.families[id.Family].examined.plan(latest(due, now))
+		st.families[id.Family].examined.plan(pace.Latest(due, now))
 	}
 }
 
@@ -198,9 +199,9 @@ func (d *Daemon) keptFor(st *state, f rules.Family) (kept map[protect.Attachment
 			kept[k.attachment] = true
 			at := r.since.Add(d.robberyGrace(r))
 			if missedAt := r.since.Add(d.cfg.JumpGrace); !r.missed {
-				at = earliest(at, missedAt)
+				at = pace.Earliest(at, missedAt)
 			}
-			due = earliest(due, at)
+			due = pace.Earliest(due, at)
 		}
 	}
 	return kept, due

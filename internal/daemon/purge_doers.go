@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -159,7 +160,7 @@ func onlyOneRule(comm string) bool {
 func (p *purge) keepAwake(q inquiry) {
 	for _, x := range q.acts(p.last) {
 		if p.is(x.by) {
-			p.last = latest(p.last, x.at)
+			p.last = pace.Latest(p.last, x.at)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -23,7 +24,7 @@ const ownersPause = 2 * time.Second
 // quarantine are the rules that cannot be put back yet.
 type quarantine struct {
 	rules reload.Quarantine
-	retry retry // when they are tried again
+	retry pace.Retry // when they are tried again
 	// stood are the chains that quarantined rules lacked when they were put
 	// there, and that the last examination saw.
 	stood map[rules.Family]map[iptables.Place]bool
@@ -40,9 +41,9 @@ func (d *Daemon) setQuarantine(st *state, id rules.TableID, list []reload.Quaran
 	}
 	switch {
 	case st.quarantine.rules.Count() == 0:
-		st.quarantine.retry = retry{}
+		st.quarantine.retry = pace.Retry{}
 	case len(list) > len(before):
-		st.quarantine.retry.in(firstTry, time.Now())
+		st.quarantine.retry.In(pace.FirstTry, time.Now())
 	}
 }
 
@@ -97,7 +98,7 @@ func (d *Daemon) readmit(ctx context.Context, st *state) {
 			families = append(families, f)
 		}
 	}
-	st.quarantine.retry.failed(nil, time.Now())
+	st.quarantine.retry.Failed(nil, time.Now())
 	job := d.job(st, families...)
 	job.Interrupted = func() bool { return d.lostMore(ctx, st) }
 	result, err := d.replayer(ctx, st).Readmit(ctx, job)
@@ -127,7 +128,7 @@ func (st *state) readmitReturned(snapshot iptables.Snapshot) {
 	now, before := st.quarantine.rules.Standing(snapshot), st.quarantine.stood[snapshot.Family]
 	for place := range now {
 		if !before[place] {
-			st.quarantine.retry.at = earliest(st.quarantine.retry.at, time.Now())
+			st.quarantine.retry.At = pace.Earliest(st.quarantine.retry.At, time.Now())
 		}
 	}
 	st.quarantine.stood[snapshot.Family] = now
@@ -144,7 +145,7 @@ func (d *Daemon) supplement(st *state, id rules.TableID, seen rules.Section) rul
 		d.setQuarantine(st, id, next[id], seen)
 		// An owner that puts its rules back one by one may be about to write those that wait.
 		if len(next[id]) > 0 {
-			st.quarantine.retry.in(ownersPause, time.Now())
+			st.quarantine.retry.In(ownersPause, time.Now())
 		}
 	}
 	return full
@@ -210,7 +211,7 @@ func (d *Daemon) dismissQuarantined(ctx context.Context, st *state) (lost, waiti
 	}
 	st.relearn(st.generation.learned.WithoutQuarantined(dismissed), now, slices.Collect(maps.Values(st.families))...)
 	if waiting = st.quarantine.rules.Count(); waiting > 0 {
-		st.quarantine.retry.in(0, now)
+		st.quarantine.retry.In(0, now)
 	}
 	return dismissed.Count(), waiting
 }

@@ -218,14 +218,14 @@ func (d *Daemon) logRetry(ctx context.Context, st *state, err error) {
 		what = "Rules may be missing"
 	}
 	log := st.flushLog(ctx)
-	if err != nil && !l.trouble.metAgain(err, time.Now()) {
+	if err != nil && !l.trouble.MetAgain(err, time.Now()) {
 		log = log.V(2) // not a line for each try
 	}
 	if !log.Enabled() {
 		return
 	}
 	log.Error(err, what,
-		"flush", l.record.ID, "attempt", l.attempts, "retryIn", l.retry.wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", advice)
+		"flush", l.record.ID, "attempt", l.attempts, "retryIn", l.retry.Wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", advice)
 }
 
 // logRecovery logs how a loss ended.

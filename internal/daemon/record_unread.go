@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -48,7 +49,7 @@ func (d *Daemon) showUnread(st *state) {
 	}
 	r.Lost.Unread = true
 	if st.heals() && d.cfg.Kernel.Info().Backend == iptables.Legacy {
-		if r.LockedBy = l.lockedBy; r.LockedBy != "" || lockReason(l.failed) {
+		if r.LockedBy = l.lockedBy; r.LockedBy != "" || pace.LockReason(l.failed) {
 			r.Outcome = api.WaitingLock
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -53,7 +54,7 @@ func (r recovery) outcome(result reload.Result) api.Outcome {
 func (r recovery) provedAt() time.Time {
 	last := r.ridden
 	for _, at := range r.back {
-		last = latest(last, at)
+		last = pace.Latest(last, at)
 	}
 	return last
 }

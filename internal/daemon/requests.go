@@ -51,7 +51,7 @@ func (d *Daemon) Look(ctx context.Context) (api.Status, error) {
 		d.look(ctx, st)
 		if st.loss == nil {
 			for _, fs := range st.families {
-				if !fs.looked.trouble.there() {
+				if !fs.looked.trouble.There() {
 					fs.examined.plan(now)
 				}
 			}
@@ -100,7 +100,7 @@ func (d *Daemon) Restore(ctx context.Context, r api.RestoreRequest) (reply api.R
 }
 
 func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest) (reply api.RestoreReply, err error) {
-	if r.Generation == "" && !r.DryRun && st.mayWrite() && !st.declared.retry.at.IsZero() {
+	if r.Generation == "" && !r.DryRun && st.mayWrite() && !st.declared.retry.At.IsZero() {
 		d.apply(ctx, st) // what keeps it from being in force may be gone by now
 	}
 	job := d.job(st, d.cfg.Kernel.Families()...)

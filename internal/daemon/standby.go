@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -146,7 +147,7 @@ type standbyOf struct {
 	begun   bool      // the copy is being built,
 	pieceAt time.Time // not before: the next piece of it is written
 
-	making making
+	making pace.Making
 	gate   gate
 }
 

@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/standby"
@@ -25,7 +26,7 @@ func (d *Daemon) followAt(st *state) (first time.Time) {
 		return d.made
 	}
 	for _, s := range st.standby {
-		first = earliest(first, s.kind.followAt(d, st, s))
+		first = pace.Earliest(first, s.kind.followAt(d, st, s))
 	}
 	return first
 }
@@ -49,11 +50,11 @@ func (d *Daemon) followStandby(ctx context.Context, st *state) {
 	now := time.Now()
 	var nats, natives []StandbyWant
 	for _, s := range st.copies() {
-		if !due(s.kind.followAt(d, st, s), now) {
+		if !pace.Due(s.kind.followAt(d, st, s), now) {
 			continue
 		}
-		want := s.kind.decide(st, !s.making.tryAt.IsZero())
-		s.making.tryAt = time.Time{}
+		want := s.kind.decide(st, !s.making.TryAt.IsZero())
+		s.making.TryAt = time.Time{}
 		switch why := d.idle(st, s); {
 		case st.mode != api.Heal:
 			d.releaseStandby(ctx, st, s, api.StandbyOff, why)
@@ -86,7 +87,7 @@ func (d *Daemon) follow(ctx context.Context, st *state, wants ...StandbyWant) {
 	start := time.Now()
 	copies := d.cfg.Standby.Table.Follow(ctx, wants...)
 	end := time.Now()
-	st.memory.scheduleFree(end)
+	st.memory.ScheduleFree(end)
 	for _, want := range wants {
 		s, copied := st.standby[want.ID], copies[want.ID]
 		s.next = end.Add(s.kind.rest(end.Sub(start)))
@@ -104,7 +105,7 @@ func (d *Daemon) takeCopy(ctx context.Context, s *standbyOf, want StandbyWant, c
 	case errors.Is(err, ErrStandbyMoved):
 		return
 	case errors.Is(err, ErrStandbyUnread) && (s.has() || s.begun):
-		if s.making.failed(err, standby.ErrKernel, standby.ErrTaken) {
+		if s.making.Failed(err, standby.ErrKernel, standby.ErrTaken) {
 			severity.Warnings(klog.FromContext(ctx)).Info("The standby stays as it was: the table could not be read", "table", s.kind.name(), "reason", err)
 		}
 		return
@@ -116,12 +117,12 @@ func (d *Daemon) takeCopy(ctx context.Context, s *standbyOf, want StandbyWant, c
 		s.state, s.reason, s.pieceAt = api.StandbyBuilding, "", time.Now().Add(pieceRest)
 		return
 	}
-	s.making.trouble.over()
+	s.making.Trouble.Over()
 	if !written {
 		return
 	}
 	had := s.has()
-	s.copy, s.state, s.reason, s.making = copied, api.StandbyArmed, "", s.making.over()
+	s.copy, s.state, s.reason, s.making = copied, api.StandbyArmed, "", s.making.Over()
 	if !had {
 		klog.FromContext(ctx).Info("The standby is ready to translate while rules are missing",
 			"table", s.kind.name(), "standby", standby.NameOf(s.id), "chains", copied.Chains, "uncopied", copied.Uncopied)
@@ -132,9 +133,9 @@ func (d *Daemon) takeCopy(ctx context.Context, s *standbyOf, want StandbyWant, c
 func (d *Daemon) standbyFailed(ctx context.Context, s *standbyOf, err error) {
 	s.state, s.reason, s.copy, s.begun = api.StandbyUnavailable, err.Error(), StandbyCopy{}, false
 	s.kind.gone()
-	log := s.making.failed(err, standby.ErrKernel, standby.ErrTaken)
+	log := s.making.Failed(err, standby.ErrKernel, standby.ErrTaken)
 	if s.native() && errors.Is(err, standby.ErrUnavailable) { // as long as the table is of its kind
-		s.making.tryAt = time.Now().Add(makeAgain)
+		s.making.TryAt = time.Now().Add(pace.MakeAgain)
 	}
 	if log {
 		severity.Notices(klog.FromContext(ctx)).Info("There is no standby: while rules are missing, new connections are not translated; nothing else depends on it",
@@ -155,7 +156,7 @@ func (d *Daemon) standbySocketGone(ctx context.Context, st *state, err error) {
 func (d *Daemon) releaseStandby(ctx context.Context, st *state, s *standbyOf, into api.StandbyState, why string) {
 	if s.has() || s.begun || s.state == api.StandbyUnavailable {
 		if err := d.cfg.Standby.Table.Release(s.id); err != nil {
-			if s.making.stays(err) {
+			if s.making.Stays(err) {
 				severity.Warnings(klog.FromContext(ctx)).Error(err, "The standby's table stays for now", "table", s.kind.name(), "standby", standby.NameOf(s.id))
 			}
 			return
@@ -172,7 +173,7 @@ func (d *Daemon) releaseStandby(ctx context.Context, st *state, s *standbyOf, in
 		return
 	}
 	s.kind.gone()
-	*s = standbyOf{id: s.id, kind: s.kind, state: into, reason: why, making: s.making.over()}
+	*s = standbyOf{id: s.id, kind: s.kind, state: into, reason: why, making: s.making.Over()}
 }
 
 // stopStandby deletes the copies after a cleanup.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -80,7 +81,7 @@ func (d *Daemon) openGate(ctx context.Context, st *state, s *standbyOf) (commits
 		d.openFailed(ctx, st, s, err)
 		return got.Commits
 	}
-	s.gate.ajar.over()
+	s.gate.ajar.Over()
 	log := s.kind.log(ctx, d, st)
 	for _, hook := range slices.Sorted(maps.Keys(got.Barred)) {
 		if s.gate.bars(hook) {
@@ -117,7 +118,7 @@ func (s *standbyOf) fields(more ...any) []any {
 
 // openFailed notes that the kernel did not open a gate.
 func (d *Daemon) openFailed(ctx context.Context, st *state, s *standbyOf, err error) {
-	if s.gate.ajar.met(err, time.Now()) {
+	if s.gate.ajar.Met(err, time.Now()) {
 		severity.Warnings(s.kind.log(ctx, d, st)).Error(err, "The standby could not be opened; the replay does not wait for it", s.fields()...)
 	}
 	if !errors.Is(err, standby.ErrNotBuilt) {
@@ -167,7 +168,7 @@ func (d *Daemon) passOwn(ctx context.Context, st *state, stamps map[rules.Family
 // shutAt returns when a gate is shut: as soon as it is not to be open any more.
 func (d *Daemon) shutAt(st *state) (first time.Time) {
 	for _, s := range st.standby {
-		first = earliest(first, s.gate.dueShut(s.kind.wantsOpen(st), d.made))
+		first = pace.Earliest(first, s.gate.dueShut(s.kind.wantsOpen(st), d.made))
 	}
 	return first
 }

@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -102,12 +103,12 @@ func (c *natCopy) followAt(d *Daemon, st *state, s *standbyOf) time.Time {
 	switch {
 	case !known, c.moved != 0 && c.moved == st.families[c.id.Family].examined.digest: // examined first
 		return time.Time{}
-	case !s.making.tryAt.IsZero():
-		return s.making.tryAt
+	case !s.making.TryAt.IsZero():
+		return s.making.TryAt
 	case !basis.equal(c.basis):
-		return latest(d.made, s.next)
+		return pace.Latest(d.made, s.next)
 	case s.begun:
-		return latest(d.made, s.pieceAt)
+		return pace.Latest(d.made, s.pieceAt)
 	case c.unkept:
 		return c.written.Add(standbyEvery)
 	}
@@ -119,7 +120,7 @@ func (c *natCopy) decide(st *state, again bool) StandbyWant {
 	known := !again && basis.equal(c.basis)
 	c.basis, c.moved = basis, 0
 	return StandbyWant{ID: c.id, Nat: StandbyNat{Section: c.ought(st), Digest: st.families[c.id.Family].examined.digest,
-		Known: known, Write: due(c.written.Add(standbyEvery), time.Now())}}
+		Known: known, Write: pace.Due(c.written.Add(standbyEvery), time.Now())}}
 }
 
 // idle leaves a copy that is there until a replay is estimated to take half of standbyFrom: its

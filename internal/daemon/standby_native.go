@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/standby"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -73,18 +74,18 @@ func (c *nativeCopy) followAt(d *Daemon, st *state, s *standbyOf) time.Time {
 	}
 	t, idle := st.native.tables[c.id], d.idle(st, s)
 	switch {
-	case !s.making.tryAt.IsZero():
-		return s.making.tryAt
+	case !s.making.TryAt.IsZero():
+		return s.making.TryAt
 	case idle != "" && s.reason == idle && t != nil:
 		return time.Time{}
 	case idle != "":
 		return d.made
 	case s.begun:
-		return latest(d.made, s.pieceAt)
+		return pace.Latest(d.made, s.pieceAt)
 	case s.has() && c.of == t.digest:
 		return time.Time{}
 	}
-	return latest(d.made, s.next)
+	return pace.Latest(d.made, s.next)
 }
 
 func (c *nativeCopy) decide(st *state, _ bool) StandbyWant { return c.toOpen(st) }

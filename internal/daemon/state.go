@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -35,7 +36,7 @@ type state struct {
 	policiesFresh []api.PolicyDrop
 	policiesAt    time.Time
 	owners        ownersOnDisk // what the disk has of the owners of rules
-	ownerless     trouble      // kube-proxy's rules have no owner
+	ownerless     pace.Trouble // kube-proxy's rules have no owner
 
 	// How it is watched.
 	marks   marking // canaries and witnesses
@@ -83,7 +84,7 @@ type state struct {
 	leadsOut  leadsOut           // rules that --protect names in vain
 	inventory inventory          // rules and native tables that --protect does not name
 	choice    choice             // of the backend
-	memory    memoryUse          // when memory is given back
+	memory    pace.Memory        // when memory is given back
 }
 
 // familyState is what the loop knows of one family.
@@ -105,13 +106,13 @@ type familyState struct {
 // newState returns the state of a daemon that has not looked at anything yet.
 func (d *Daemon) newState() *state {
 	st := &state{families: map[rules.Family]*familyState{}, pace: d.cfg.Pace, native: d.newNativeRealm(), standby: d.newStandby()}
-	st.contention.limit, st.looking.storm = reload.NewLimiter(), bucket{share: stormShare}
+	st.contention.limit, st.looking.storm = reload.NewLimiter(), pace.Bucket{Share: pace.StormShare}
 	st.quarantine.stood = map[rules.Family]map[iptables.Place]bool{}
 	first := d.cfg.Kernel.Evidence()
 	st.choice = choice{reason: first.Reason, mixed: first.Mixed}
 	families := d.cfg.Kernel.Families()
 	for _, f := range families {
-		st.families[f] = &familyState{tables: newTables(), examined: examined{moved: time.Now()}, looked: looked{budget: newBudget(len(families))}}
+		st.families[f] = &familyState{tables: newTables(), examined: examined{moved: time.Now()}, looked: looked{budget: pace.NewBudget(len(families))}}
 	}
 	return st
 }
@@ -174,25 +175,3 @@ func tablesOf(result reload.Result) iter.Seq2[rules.TableID, reload.TableResult]
 		}
 	}
 }
-
-// earliest returns the earliest of the times that are not zero.
-func earliest(times ...time.Time) time.Time {
-	var first time.Time
-	for _, t := range times {
-		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
-			first = t
-		}
-	}
-	return first
-}
-
-// latest returns the later of two times.
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
-// due reports whether a time that may be zero, for never, has come.
-func due(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -28,8 +29,8 @@ type suspicion struct {
 	read    map[rules.Family]bool  // the families that were read
 	// unmarked: what was in force cannot be read, and a table lost its marks.
 	unmarked bool
-	retry    retry
-	trouble  trouble // why they could not be read
+	retry    pace.Retry
+	trouble  pace.Trouble // why they could not be read
 }
 
 // suspect plans a read of what became of the rules that an earlier run guarded.
@@ -38,7 +39,7 @@ func (d *Daemon) suspect(ctx context.Context, st *state, reason string) {
 	if !ok {
 		return
 	}
-	s := &suspicion{remains: remains, reason: reason, retry: retry{at: time.Now()},
+	s := &suspicion{remains: remains, reason: reason, retry: pace.Retry{At: time.Now()},
 		todo: map[rules.TableID]bool{}, read: map[rules.Family]bool{}}
 	for id := range st.tables() {
 		s.todo[id] = true
@@ -49,10 +50,10 @@ func (d *Daemon) suspect(ctx context.Context, st *state, reason string) {
 
 // why returns what keeps the suspicion open; nil if there is none.
 func (s *suspicion) why() error {
-	if s == nil || !s.trouble.there() {
+	if s == nil || !s.trouble.There() {
 		return nil
 	}
-	return fmt.Errorf("what became of the rules of the last run is not known: %s", s.trouble.what)
+	return fmt.Errorf("what became of the rules of the last run is not known: %s", s.trouble.What)
 }
 
 // plantable returns the families in which marks may be planted. A table that cannot be
@@ -94,8 +95,8 @@ func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
 		st.suspicion = nil
 		return
 	}
-	s.retry.failed(nil, time.Now())
-	s.trouble.report(ctx, failed, "The tables could not be read; whether the rules of the last run were lost is unknown until they can", "retryIn", s.retry.wait)
+	s.retry.Failed(nil, time.Now())
+	s.trouble.Report(ctx, failed, "The tables could not be read; whether the rules of the last run were lost is unknown until they can", "retryIn", s.retry.Wait)
 }
 
 // guardedBefore returns what reads the backend that the earlier run guarded.

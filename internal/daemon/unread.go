@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/here"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -23,8 +24,8 @@ import (
 // unreads are the stored files that an operator has to decide about.
 type unreads struct {
 	files   []reload.Unread
-	unkept  bool    // the disk has another list
-	trouble trouble // why
+	unkept  bool         // the disk has another list
+	trouble pace.Trouble // why
 }
 
 // booted returns when the machine was booted, by the clock on the wall.
@@ -63,7 +64,7 @@ func (d *Daemon) keepUnread(ctx context.Context, st *state) bool {
 	err := d.cfg.Store.SaveUnread(st.unread.files)
 	st.unread.unkept = err != nil
 	d.countStateError(err)
-	st.unread.trouble.report(warnings(ctx), err, "The list of stored files that cannot be read is not on disk; canaryd writes no state until it is")
+	st.unread.trouble.Report(pace.Warnings(ctx), err, "The list of stored files that cannot be read is not on disk; canaryd writes no state until it is")
 	return err == nil
 }
 

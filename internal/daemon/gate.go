@@ -1,54 +1,10 @@
 package daemon
 
 import (
-	"cmp"
-	"errors"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/here"
+	"github.com/canaryd/canaryd/internal/pace"
 )
-
-// A making is what the loop knows of a table of canaryd's own that the kernel may refuse, such as
-// the keeper's or the standby's: why there is none, and when it is tried again.
-type making struct {
-	since   time.Time     // of the first try that failed; zero: none did
-	wait    time.Duration // before the next try
-	tryAt   time.Time     // of the next try; zero: none is due
-	trouble trouble       // why there is none
-}
-
-const (
-	// makeAgain is when a refused table is tried again at the latest. What a kernel lacks it lacks
-	// until a module is loaded, which the kernel does not announce.
-	makeAgain = 5 * time.Minute
-	// takenFor is how long a taken name is not logged. The table of a canaryd that was killed goes
-	// with its socket, which a child may hold open for as long (lingers).
-	takenFor = here.Lingers
-)
-
-// failed notes a try that failed, plans the next one, and reports whether the log is to have it.
-// kernel is the error of a kernel that cannot have the table, taken that of a name that is taken.
-func (m *making) failed(err, kernel, taken error) bool {
-	now := time.Now()
-	m.since = cmp.Or(m.since, now)
-	if m.wait = min(max(2*m.wait, firstTry), makeAgain); errors.Is(err, kernel) {
-		m.wait = makeAgain
-	}
-	m.tryAt = now.Add(m.wait)
-	return (!errors.Is(err, taken) || now.Sub(m.since) >= takenFor) && m.trouble.met(err, now)
-}
-
-// stays notes that the table could not be deleted, and reports whether the log is to have it.
-func (m *making) stays(err error) bool {
-	m.tryAt = time.Now().Add(makeAgain)
-	return m.trouble.met(err, time.Now())
-}
-
-// over returns what is known once the table is made, or not wanted any more.
-func (m making) over() making {
-	m.trouble.over()
-	return making{trouble: m.trouble}
-}
 
 // A gate is what the loop knows of the gate of one copy of the standby's.
 type gate struct {
@@ -62,7 +18,7 @@ type gate struct {
 	// waits: it was open and had to be shut for what another owner wrote in that flush. It may
 	// open again when a process writes to nat.
 	waits bool
-	ajar  trouble // why the gate could not be moved
+	ajar  pace.Trouble // why the gate could not be moved
 }
 
 // isOpen reports whether the gate is open.
@@ -120,7 +76,7 @@ func (g *gate) bars(hook string) bool {
 
 // shut notes that the gate is shut since at, and returns for how long it was open.
 func (g *gate) shut(at time.Time) (open time.Duration) {
-	g.ajar.over()
+	g.ajar.Over()
 	open = at.Sub(g.opened)
 	g.opened, g.total = time.Time{}, g.total+open
 	return open
