@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
@@ -33,7 +34,7 @@ func (d *Daemon) recordRemoval(ctx context.Context, st *state, a acceptance) {
 	}
 	var by []uint32
 	if a.By != nil {
-		addCulprit(&r, *a.By)
+		flushes.AddCulprit(&r, *a.By)
 		r.CulpritsLikely = r.CulpritsLikely || a.steps
 		by = []uint32{a.By.PID}
 	}
@@ -49,12 +50,12 @@ func (d *Daemon) recordRemoval(ctx context.Context, st *state, a acceptance) {
 		r.Lost.Chains, r.Lost.Rules, r.Lost.Elements = r.Lost.Chains+loss.Chains, r.Lost.Rules+loss.Rules, r.Lost.Elements+loss.Elements
 	} else {
 		r.Lost.Tables = slices.Clone(r.Lost.Tables)
-		addLoss(&r, a.Family.Table(a.Table), hit{verdict: api.RemovedByOwner, lost: reload.Lost{Rules: a.Rules}})
+		flushes.AddLoss(&r, a.Family.Table(a.Table), flushes.Hit{Verdict: api.RemovedByOwner, Lost: reload.Lost{Rules: a.Rules}})
 		r.Lost.Tables[len(r.Lost.Tables)-1].By = by
 	}
 	r.Kind = api.RemovedByOwner
-	settleCulprit(&r)
-	st.rewrite(r)
+	flushes.SettleCulprit(&r)
+	st.journal.Rewrite(r)
 	d.write(ctx, r, nil)
 }
 

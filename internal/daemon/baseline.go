@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -159,24 +160,13 @@ func (b *baseline) addTo(r *api.Flush, id rules.TableID, lost reload.Lost) {
 		}
 	}
 	for _, chain := range rules.BuiltinChains(id.Name) {
-		add(chain, jumpsIn(lost.Jumps, chain))
+		add(chain, flushes.JumpsIn(lost.Jumps, chain))
 	}
 	for _, c := range lost.Chains {
 		gone, _ := c.Apart()
 		add(c.Name, gone)
 	}
 	r.NotInBaseline = &n
-}
-
-// jumpsIn returns the rules of those jumps that stand in a chain.
-func jumpsIn(jumps []rules.Jump, chain string) []rules.Rule {
-	var list []rules.Rule
-	for _, h := range jumps {
-		if h.Chain == chain {
-			list = append(list, h.Rule)
-		}
-	}
-	return list
 }
 
 // notIn returns those of some rules, with their chains, that a baseline does not have; nothing

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -131,21 +132,21 @@ func listChanges(r *api.BaselineReply, changes []rules.ChainChange) {
 	}
 	changes = slices.Clone(changes)
 	slices.SortStableFunc(changes, func(a, b rules.ChainChange) int { return rank(a) - rank(b) })
-	left := room{baselineLines, baselineBytes}
+	left := flushes.Room{Lines: baselineLines, Bytes: baselineBytes}
 	for i, c := range changes {
 		if i == baselineChains {
 			r.More = len(changes) - i
 			return
 		}
-		w := diffWriter{room: room{min(left.lines, baselineLines/10), min(left.bytes, baselineBytes/10)}}
-		w.rules("", c.Chain, c.Appeared)
-		left.lines -= len(w.diff.Lines)
-		for _, line := range w.diff.Lines {
-			left.bytes -= len(line)
+		w := flushes.DiffWriter{Room: flushes.Room{Lines: min(left.Lines, baselineLines/10), Bytes: min(left.Bytes, baselineBytes/10)}}
+		w.Rules("", c.Chain, c.Appeared)
+		left.Lines -= len(w.Diff.Lines)
+		for _, line := range w.Diff.Lines {
+			left.Bytes -= len(line)
 		}
 		r.Changes = append(r.Changes, api.BaselineChange{
 			Family: c.Family, Table: c.Table, Chain: c.Chain, Known: c.Known, Appeared: len(c.Appeared), Gone: c.Gone, Reordered: c.Reordered,
-			Rules: w.diff.Lines, More: w.diff.More,
+			Rules: w.Diff.Lines, More: w.Diff.More,
 		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -74,7 +75,7 @@ func (c *contention) start(ctx context.Context, l *loss) {
 	// It ends also if the rules' owner, and no replay, is the last to put them back.
 	c.calmAt = c.since.Add(calmFor)
 	severity.Warnings(klog.FromContext(ctx)).Info("A process keeps undoing the replays; until that stops, replays are limited and the log has no line for each",
-		"flush", l.record.ID, "by", culpritsText(l.record))
+		"flush", l.record.ID, "by", flushes.CulpritsText(l.record))
 }
 
 // spend charges the limit with what a replay cost since the daemon had used that much CPU time; in

@@ -1,15 +1,14 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"path"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -37,12 +36,12 @@ func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 	for id, ts := range st.tables() {
 		if finding := st.suspected(l, id, ts.verdict); finding.Verdict.Loss() {
 			by, missed := q.answer(d.charge(st, id, finding, uint64(q.newest(l.heard))))
-			accuse(&l.record, by)
+			flushes.Accuse(&l.record, by)
 			l.record.CulpritsMissed = l.record.CulpritsMissed || missed
 		}
 	}
 	l.addWriters(q)
-	settleCulprit(&l.record)
+	flushes.SettleCulprit(&l.record)
 }
 
 // suspected returns what is known to be lost of a table: what a read found, or else what a
@@ -87,7 +86,7 @@ func (l *loss) addWriters(q inquiry) {
 		l.record.Writers = append(l.record.Writers, api.CulpritOf(w))
 		if q.legacy && !onlyReads(w.Command) {
 			// The kernel does not say what a holder did.
-			addCulprit(&l.record, api.CulpritOf(w))
+			flushes.AddCulprit(&l.record, api.CulpritOf(w))
 			l.record.CulpritsLikely = true
 		}
 	}
@@ -144,87 +143,6 @@ func lastOf(writers []watch.Writer) []watch.Writer {
 		}
 	}
 	return last
-}
-
-// addCulprit adds a process to those that took something, each once.
-func addCulprit(r *api.Flush, c api.Culprit) {
-	if !slices.ContainsFunc(r.Culprits, func(known api.Culprit) bool { return known.PID == c.PID }) {
-		r.Culprits = append(r.Culprits, c)
-	}
-}
-
-// accuse adds processes to those that took something, and returns their numbers.
-func accuse(r *api.Flush, by []watch.Writer) (pids []uint32) {
-	for _, w := range by {
-		addCulprit(r, api.CulpritOf(w))
-		if !slices.Contains(pids, w.PID) {
-			pids = append(pids, w.PID)
-		}
-	}
-	return pids
-}
-
-// settleCulprit sorts the culprits by what each took, and makes the first one the record's: by
-// rules, by tables, and of equal ones the last. On legacy, where that is not known, the last holder
-// of the lock is the likeliest.
-func settleCulprit(r *api.Flush) {
-	tables := func(pid uint32) (n int) {
-		for _, t := range r.Lost.Tables {
-			if slices.Contains(t.By, pid) {
-				n++
-			}
-		}
-		for _, t := range r.Native {
-			if slices.Contains(t.By, pid) {
-				n++
-			}
-		}
-		return n
-	}
-	r.Culprit = api.Culprit{}
-	r.Culprits = slices.SortedStableFunc(slices.Values(r.Culprits), func(a, b api.Culprit) int {
-		return cmp.Or(cmp.Compare(b.Took, a.Took), cmp.Compare(tables(b.PID), tables(a.PID)), b.Time.Compare(a.Time))
-	})
-	if len(r.Culprits) > 0 {
-		r.Culprit = r.Culprits[0]
-	}
-}
-
-// culpritsText names the culprits for the log.
-func culpritsText(f api.Flush) string {
-	if f.Drill != "" {
-		return f.ByText()
-	}
-	list := f.Takers()
-	var words []string
-	for _, c := range list[:min(len(list), api.CulpritsNamed)] {
-		words = append(words, culpritText(c))
-	}
-	if len(words) == 0 {
-		return "unknown"
-	}
-	text := strings.Join(words, ", ")
-	if more := len(list) - len(words); more > 0 {
-		text += fmt.Sprintf(" (+%d)", more)
-	}
-	if f.CulpritsMissed {
-		text += ", unknown"
-	}
-	if f.CulpritsLikely {
-		text = "likely " + text
-	}
-	return text
-}
-
-func culpritText(c api.Culprit) string {
-	if c.PID == 0 {
-		return "unknown"
-	}
-	text := fmt.Sprintf("pid %d", c.PID) // no more if it ended before it could be looked up
-	if what := cmp.Or(c.Command, c.Comm); what != "" {
-		text += " (" + what + ")"
-	}
-	return text + c.Line()
 }
 
 // later returns the newer of two genids.

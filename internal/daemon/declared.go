@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -183,7 +184,7 @@ func (d *Daemon) countDrift(ctx context.Context, st *state, finding canary.Findi
 	st.declared.drifts = slices.DeleteFunc(st.declared.drifts, func(t time.Time) bool { return now.Sub(t) > driftWindow })
 	log := klog.FromContext(ctx)
 	differences := finding.Drift.Lines()
-	severity.Warnings(log).Info("Claimed chains are not as declared", "differences", differences[:min(namesKept, len(differences))])
+	severity.Warnings(log).Info("Claimed chains are not as declared", "differences", differences[:min(flushes.NamesKept, len(differences))])
 	if len(st.declared.drifts) > driftsKept {
 		d.giveUp(ctx, st, "another process keeps changing the chains that the declared source claims")
 	}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -273,7 +274,7 @@ func (d *Daemon) drillAnswered(ctx context.Context, st *state, l *loss) {
 func (x *drill) timeline(l *loss) {
 	r := l.record
 	x.step(r.Time, "a hint: something was written")
-	x.step(l.noticed, "noticed: "+l.hit.text())
+	x.step(l.noticed, "noticed: "+l.hit.Text())
 	if r.WrittenSeconds > 0 {
 		x.step(r.Time.Add(api.Seconds(r.WrittenSeconds)), "no process wrote any more: put back")
 	}
@@ -319,26 +320,26 @@ func (st *state) drills() bool {
 }
 
 // explains reports whether the drill took everything that a hit shows as lost.
-func (x *drill) explains(id rules.TableID, h hit) bool {
-	if h.finding.OnlyDrilled() {
+func (x *drill) explains(id rules.TableID, h flushes.Hit) bool {
+	if h.Finding.OnlyDrilled() {
 		return true
 	}
 	if x == nil || x.reply.Sort != api.DrillForReal {
 		return false
 	}
 	_, taken := x.taken[id]
-	f := h.finding
+	f := h.Finding
 	return taken && f.Verdict == canary.JumpsMissing && slices.Equal(f.Witnesses, []string{drillChain}) && len(f.Emptied)+len(f.Missing) == 0
 }
 
 // tookToo reports whether another process took something from the chain of a drill for real as
 // well: the same jumps are missing then, and rules that the drill did not touch.
-func (d *Daemon) tookToo(ctx context.Context, st *state, id rules.TableID, h hit) bool {
+func (d *Daemon) tookToo(ctx context.Context, st *state, id rules.TableID, h flushes.Hit) bool {
 	q := d.inquire(ctx)
 	if gone, _ := d.unprotectedGone(st, id, h, q); gone > 0 {
 		return true
 	}
-	c := d.charge(st, id, h.finding, h.seen)
+	c := d.charge(st, id, h.Finding, h.Seen)
 	return slices.ContainsFunc(q.takings.List, func(k iptables.Taking) bool {
 		return k.Family.Table(k.Table) == id && !k.Commit.Own && !q.own(k.Commit.PID) && k.Took(drillChain) &&
 			nft.Newer(k.Commit.Genid, c.since()) && !nft.Newer(k.Commit.Genid, c.upto)
@@ -347,23 +348,23 @@ func (d *Daemon) tookToo(ctx context.Context, st *state, id rules.TableID, h hit
 
 // nameDrill marks the open record as a drill's if a drill took all that was found, also one of
 // before a restart. A record that was a drill's, and is not any more, begins again as a flush.
-func (d *Daemon) nameDrill(ctx context.Context, st *state, found map[rules.TableID]hit) {
+func (d *Daemon) nameDrill(ctx context.Context, st *state, found map[rules.TableID]flushes.Hit) {
 	l := st.loss
 	all := maps.Clone(found)
-	maps.DeleteFunc(all, func(_ rules.TableID, h hit) bool { return !h.verdict.Loss() })
+	maps.DeleteFunc(all, func(_ rules.TableID, h flushes.Hit) bool { return !h.Verdict.Loss() })
 	if len(all) == 0 {
 		return
 	}
 	sort, x := api.DrillCanary, cmp.Or(st.drill, l.drill)
 	for id, h := range all {
-		if !x.explains(id, h) || !h.finding.OnlyDrilled() && d.tookToo(ctx, st, id, h) {
+		if !x.explains(id, h) || !h.Finding.OnlyDrilled() && d.tookToo(ctx, st, id, h) {
 			if l.record.Drill != "" {
 				l.record.Drill, l.record.DrillFailed, l.record.Lost, l.record.Kind = "", false, api.Lost{}, ""
-				l.hit, l.recorded = verdicts{}, false
+				l.hit, l.recorded = flushes.Verdicts{}, false
 			}
 			return
 		}
-		if !h.finding.OnlyDrilled() {
+		if !h.Finding.OnlyDrilled() {
 			sort = api.DrillForReal
 		}
 	}
@@ -375,10 +376,10 @@ func (d *Daemon) nameDrill(ctx context.Context, st *state, found map[rules.Table
 func onlyDrilled(result reload.Result) bool {
 	only := false
 	for _, h := range hits(result) {
-		if h.verdict.Loss() && !h.finding.OnlyDrilled() {
+		if h.Verdict.Loss() && !h.Finding.OnlyDrilled() {
 			return false
 		}
-		only = only || h.verdict.Loss()
+		only = only || h.Verdict.Loss()
 	}
 	return only
 }

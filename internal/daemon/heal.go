@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -171,10 +172,10 @@ func (st *state) lostUnread(id rules.TableID, finding canary.Finding) error {
 }
 
 // hits returns what a replay found lost under guard.
-func hits(result reload.Result) map[rules.TableID]hit {
-	found := map[rules.TableID]hit{}
+func hits(result reload.Result) map[rules.TableID]flushes.Hit {
+	found := map[rules.TableID]flushes.Hit{}
 	for id, tr := range tablesOf(result) {
-		found[id] = hit{verdict: tr.Finding.Verdict, lost: tr.Lost, policies: tr.Policies, finding: tr.Finding, seen: result[id.Family].Seen, table: tr.Seen}
+		found[id] = flushes.Hit{Verdict: tr.Finding.Verdict, Lost: tr.Lost, Policies: tr.Policies, Finding: tr.Finding, Seen: result[id.Family].Seen, Table: tr.Seen}
 	}
 	return found
 }
@@ -248,7 +249,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	}
 	d.logQuarantined(ctx, result)
 	st.keepIncomplete(l)
-	absent := endAbsence(&l.record, l.recovery.provedAt())
+	absent := flushes.EndAbsence(&l.record, l.recovery.provedAt())
 	for _, fr := range result {
 		if written := fr.Written.Sub(l.record.Time).Seconds(); !fr.Written.IsZero() && written > l.record.WrittenSeconds {
 			l.record.WrittenSeconds, l.record.KernelSeconds = written, fr.Kernel.Seconds()

@@ -5,36 +5,18 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
-	"strconv"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/internal/journal"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/severity"
 )
-
-// A flushDetail is what the journal keeps of a flush in addition to its record.
-type flushDetail struct {
-	Diff []api.TableDiff `json:"diff"`
-}
 
 // journal keeps a finished record, newest first.
 func (d *Daemon) journal(ctx context.Context, st *state, l *loss) {
 	d.keepRecord(ctx, st, l.record, len(l.unkept) == 0, func() { d.write(ctx, l.record, l.unkept) })
-}
-
-// remember puts a record before the others.
-func (st *state) remember(record api.Flush) {
-	st.journal = slices.Insert(st.journal, 0, record)
-	if len(st.journal) > journalKept {
-		st.journal = st.journal[:journalKept]
-	}
-	if len(st.journal) > recordsListed {
-		dropLists(&st.journal[recordsListed])
-	}
 }
 
 // keepOpen has the journal write a loss that lasts. If canaryd is killed meanwhile, only the
@@ -52,22 +34,13 @@ func (d *Daemon) write(ctx context.Context, record api.Flush, diff []api.TableDi
 	if d.cfg.Journal == nil {
 		return
 	}
-	e, err := entryOf(record, diff)
+	e, err := flushes.EntryOf(record, diff)
 	if err == nil {
 		err = d.cfg.Journal.Keep(e)
 	}
 	if err != nil {
 		d.reportJournal(ctx, err)
 	}
-}
-
-// entryOf returns what the journal has of a record; without a diff that has no detail.
-func entryOf(record api.Flush, diff []api.TableDiff) (e journal.Entry, err error) {
-	e = journal.Entry{ID: record.ID, About: record.Summary()}
-	if e.Record, err = json.Marshal(record); err == nil && len(diff) > 0 {
-		e.Detail, err = json.Marshal(flushDetail{diff})
-	}
-	return e, err
 }
 
 // reportJournal takes up whether the journal could be written. Any goroutine may call it.
@@ -90,46 +63,29 @@ func (d *Daemon) recallFlushes(ctx context.Context, st *state) {
 	if d.cfg.Journal == nil {
 		return
 	}
-	entries, err := d.cfg.Journal.Load(journalKept)
+	entries, err := d.cfg.Journal.Load(flushes.Kept)
 	if err != nil {
 		severity.Warnings(klog.FromContext(ctx)).Error(err, "Not all flush records of before can be read")
 	}
 	for _, e := range entries {
-		if record, ok := storedFlush(e); ok {
-			st.remember(ofEarlier(record))
+		if record, ok := flushes.StoredFlush(e); ok {
+			st.journal.Remember(flushes.OfEarlier(record))
 			d.keepUnanswered(st, record)
 		}
 	}
 }
 
-// storedFlush reads what write wrote.
-func storedFlush(e journal.Entry) (api.Flush, bool) {
-	var record api.Flush
-	err := json.Unmarshal(e.Record, &record)
-	return record, err == nil && record.ID == e.ID && !record.Time.IsZero() && (record.Kind.Loss() || record.Requested())
-}
-
-// ofEarlier returns the record as one of an earlier run. If it was not closed it
-// never will be.
-func ofEarlier(r api.Flush) api.Flush {
-	r.Earlier = true
-	if r.Unanswered() {
-		r.Outcome = api.Interrupted
-	}
-	return r
-}
-
 // Flush returns all that is known of one flush.
 func (d *Daemon) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply, error) {
-	list := d.Status().Flushes
+	list := flushes.History(d.Status().Flushes)
 	reply := api.FlushReply{Diff: []api.TableDiff{}}
-	id, i := r.Name, find(list, r.Name)
+	id, i := r.Name, list.Find(r.Name)
 	if i >= 0 {
 		id = list[i].ID
 	}
 	kept, diff, err := d.kept(ctx, id)
 	if i < 0 && err != nil {
-		if i = countsFlush(list, id); i >= 0 {
+		if i = list.Counting(id); i >= 0 {
 			kept, diff, err = d.kept(ctx, list[i].ID)
 		}
 	}
@@ -138,12 +94,12 @@ func (d *Daemon) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply,
 	}
 	switch {
 	case i < 0 && err != nil:
-		return api.FlushReply{}, fmt.Errorf("%w: %q; %s", api.ErrNoFlush, r.Name, offer(list))
+		return api.FlushReply{}, fmt.Errorf("%w: %q; %s", api.ErrNoFlush, r.Name, list.Offer())
 	case err != nil:
 		reply.NoDiff = err.Error()
 		return reply, nil
 	case i < 0 && kept.Time.Before(d.made):
-		reply.Flush = ofEarlier(kept)
+		reply.Flush = flushes.OfEarlier(kept)
 	case i < 0:
 		reply.Flush = kept
 	case kept.Lost.Rules == reply.Flush.Lost.Rules:
@@ -164,40 +120,13 @@ func (d *Daemon) kept(ctx context.Context, id string) (api.Flush, []api.TableDif
 	if err != nil {
 		return api.Flush{}, nil, err
 	}
-	record, ok := storedFlush(e)
+	record, ok := flushes.StoredFlush(e)
 	if !ok {
 		return api.Flush{}, nil, fmt.Errorf("the journal's record of flush %s cannot be read", id)
 	}
-	var detail flushDetail
+	var detail flushes.FlushDetail
 	if e.Detail != nil {
 		err = json.Unmarshal(e.Detail, &detail)
 	}
 	return record, detail.Diff, err
-}
-
-// flushIDLength is that of an ID, at least: the microseconds since 1970 as a
-// hexadecimal number, since 1978.
-const flushIDLength = 13
-
-// find returns the index of the flush of that number or ID, or -1.
-func find(list []api.Flush, name string) int {
-	if n, err := strconv.Atoi(name); err == nil && len(name) < flushIDLength {
-		if 1 <= n && n <= len(list) {
-			return n - 1
-		}
-		return -1
-	}
-	return slices.IndexFunc(list, func(f api.Flush) bool { return f.ID == name })
-}
-
-// offer says what may be asked for.
-func offer(list []api.Flush) string {
-	switch len(list) {
-	case 0:
-		return "none was seen"
-	case 1:
-		return "there is 1"
-	default:
-		return fmt.Sprintf("there are 1 to %d, the newest is 1", len(list))
-	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -156,7 +157,7 @@ func TestManyCulpritsInAList(t *testing.T) {
 		"iptables, pid 7 (+1)": {one, {PID: 7}, {PID: 8}},
 	} {
 		f := api.Flush{Culprits: list}
-		settleCulprit(&f)
+		flushes.SettleCulprit(&f)
 		if got := f.ByText(); got != want {
 			t.Errorf("%+v: %q, want %q", list, got, want)
 		}

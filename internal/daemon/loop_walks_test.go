@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -114,7 +115,7 @@ func TestWalksAfterQuietAreImmediate(t *testing.T) {
 			if noticed := time.Duration(records[0].NoticedSeconds * float64(time.Second)); noticed > 2*k.cost+time.Millisecond {
 				t.Errorf("flush %d was noticed after %s, want after one walk of each family, %s", n, noticed, 2*k.cost)
 			}
-			r.after(foldWithin) // each has its own record
+			r.after(flushes.FoldWithin) // each has its own record
 		}
 		r.wantReady()
 	})

@@ -2,10 +2,10 @@ package daemon
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -22,7 +22,7 @@ type loss struct {
 	early        bool                        // a missed packet showed it: the flusher's commit may be under way
 	intact       uint32                      // the genid of the last intact look, and the last one at
 	heard        uint32                      // which something was found lost
-	hit          verdicts                    // tables counted so far
+	hit          flushes.Verdicts            // tables counted so far
 	lockedBy     string                      // the process that holds the xtables lock; "": none is known to
 	unread       *unreadLoss                 // the record that a Status has before any read; nil: it has none
 	noticeLogged bool                        // the log has that it was noticed
@@ -38,7 +38,7 @@ type loss struct {
 	retry        pace.Retry
 
 	diff   []api.TableDiff // of the tables that were hit
-	room   room            // how much more it may hold
+	room   flushes.Room    // how much more it may hold
 	unkept []api.TableDiff // diff, while the journal does not have it
 
 	trouble pace.Trouble // why it lasts, for the log
@@ -59,8 +59,8 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 	defer st.boundAbsence(f)
 	st.loss = &loss{
 		record: api.Flush{ID: st.newFlushID(at), Time: at, Outcome: api.Pending}, drill: st.doubtAt(now),
-		window: st.families[f].written, hit: verdicts{}, noticed: now, retry: pace.Retry{At: now},
-		intact: uint32(st.families[f].looked.intact), heard: uint32(digest), room: diffRoom(),
+		window: st.families[f].written, hit: flushes.Verdicts{}, noticed: now, retry: pace.Retry{At: now},
+		intact: uint32(st.families[f].looked.intact), heard: uint32(digest), room: flushes.DiffRoom(),
 	}
 }
 
@@ -111,7 +111,7 @@ func (st *state) newFlushID(at time.Time) string {
 func (st *state) hasFlush(id string) bool {
 	return st.loss != nil && st.loss.record.ID == id || st.native.loss != nil && st.native.loss.record.ID == id ||
 		anyOf(st.native.waiting, func(w *api.Flush) bool { return w.ID == id }) ||
-		slices.ContainsFunc(st.journal, func(f api.Flush) bool { return f.ID == id })
+		st.journal.Index(id) >= 0
 }
 
 // remember takes up what a read of one family found.

@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -205,7 +206,7 @@ func (d *Daemon) followMissing(ctx context.Context, st *state, id rules.TableID,
 		}
 		m.said = true
 		if list = append(list, *m); m.by != nil {
-			by = culpritText(*m.by)
+			by = flushes.CulpritText(*m.by)
 		}
 	}
 	if len(list) == 0 {
@@ -217,7 +218,7 @@ func (d *Daemon) followMissing(ctx context.Context, st *state, id rules.TableID,
 }
 
 func missingTexts(id rules.TableID, list []missing) (texts []string) {
-	for _, m := range list[:min(len(list), namesKept)] {
+	for _, m := range list[:min(len(list), flushes.NamesKept)] {
 		texts = append(texts, m.text(id))
 	}
 	return texts
@@ -277,29 +278,29 @@ func (st *state) missingRecord() (r api.Flush, waits bool) {
 		if len(ts.missing)+len(missed) == 0 || ts.verdict.Loss() {
 			continue
 		}
-		h := hit{verdict: ts.missingKind(id)}
+		h := flushes.Hit{Verdict: ts.missingKind(id)}
 		var by []uint32
 		for _, m := range ts.missing {
 			r.Time, noticed = pace.Earliest(r.Time, m.since), pace.Earliest(noticed, m.noticed)
 			inForce = pace.Earliest(inForce, cmp.Or(m.inForce, m.since))
 			if rules.Builtin(id.Name, m.jump.Chain) {
-				h.lost.Jumps, h.lost.Rules = append(h.lost.Jumps, m.jump), h.lost.Rules+1
+				h.Lost.Jumps, h.Lost.Rules = append(h.Lost.Jumps, m.jump), h.Lost.Rules+1
 			} else if c, ok := st.want()[id].Chain(m.jump.Chain); ok {
-				h.lost.Chains = append(h.lost.Chains, reload.LostChain{Name: c.Name, Was: c.Rules, Stands: true})
-				h.lost.Rules += len(c.Rules)
+				h.Lost.Chains = append(h.Lost.Chains, reload.LostChain{Name: c.Name, Was: c.Rules, Stands: true})
+				h.Lost.Rules += len(c.Rules)
 			}
 			if m.by != nil {
-				addCulprit(&r, *m.by)
+				flushes.AddCulprit(&r, *m.by)
 				by = append(by, m.by.PID)
 			}
 		}
 		for a, robbed := range missed {
 			r.Time, noticed = pace.Earliest(r.Time, robbed.since), pace.Earliest(noticed, robbed.since)
 			inForce = pace.Earliest(inForce, robbed.inForce)
-			robbed.addTo(&h.lost, st.want()[id])
+			robbed.addTo(&h.Lost, st.want()[id])
 			pods[a] = true
 		}
-		addLoss(&r, id, h)
+		flushes.AddLoss(&r, id, h)
 		slices.Sort(by)
 		r.Lost.Tables[len(r.Lost.Tables)-1].By = slices.Compact(by)
 	}
@@ -308,7 +309,7 @@ func (st *state) missingRecord() (r api.Flush, waits bool) {
 		if inForce.Before(r.Time) {
 			r.LastInForce = inForce
 		}
-		settleCulprit(&r)
+		flushes.SettleCulprit(&r)
 		st.pods.addPods(&r, pods, false)
 	}
 	return r, waits

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -73,7 +74,7 @@ func (d *Daemon) holdRefused(ctx context.Context, st *state, repair native.Repai
 func logHeld(ctx context.Context, id tableid.TableID, held []native.Held) {
 	log, waiting := klog.FromContext(ctx), 0
 	missing := slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return h.Waits })
-	for _, h := range missing[:min(namesKept, len(missing))] {
+	for _, h := range missing[:min(flushes.NamesKept, len(missing))] {
 		next := "it is tried again"
 		if h.Fleeting {
 			next = "its time is running out, and it is not tried again"
@@ -84,7 +85,7 @@ func logHeld(ctx context.Context, id tableid.TableID, held []native.Held) {
 		first := held[slices.IndexFunc(held, func(h native.Held) bool { return h.Waits })]
 		severity.Errors(log).Info(rulesWait, "table", id.NFT(), "rules", waiting, "chain", first.Name, "reason", first.Why, "next", waitNext)
 	}
-	if more := len(missing) - namesKept; more > 0 {
+	if more := len(missing) - flushes.NamesKept; more > 0 {
 		severity.Errors(log).Info("More parts of a native table are in quarantine", "table", id.NFT(), "parts", more)
 	}
 }
@@ -190,7 +191,7 @@ func (d *Daemon) dismissHeld(ctx context.Context, st *state) (lost, waiting int)
 		t := r.tables[id]
 		waits := slices.DeleteFunc(slices.Clone(t.held), func(h native.Held) bool { return !h.Waits })
 		gone := slices.DeleteFunc(slices.Clone(t.held), func(h native.Held) bool { return h.Waits })
-		for _, h := range gone[:min(namesKept, len(gone))] {
+		for _, h := range gone[:min(flushes.NamesKept, len(gone))] {
 			severity.Notices(klog.FromContext(ctx)).Info(partAccepted, "table", id.NFT(), "part", h.Text, "reason", h.Why)
 		}
 		lost, waiting = lost+len(gone), waiting+len(waits)

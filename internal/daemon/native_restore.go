@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/here"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
@@ -226,9 +227,9 @@ func (d *Daemon) endWaiting(ctx context.Context, st *state, id tableid.TableID, 
 	if w.Outcome = outcome; outcome == reload.Proved || outcome == reload.Partial {
 		w.Older = st.native.older.takenFrom(id, st.native.tables[id].contentID)
 	}
-	absent = endAbsence(w, time.Now())
+	absent = flushes.EndAbsence(w, time.Now())
 	log := klog.FromContext(ctx)
-	if st.foldsInto(*w) != nil {
+	if st.journal.FoldsInto(*w) != nil {
 		log = log.V(2)
 	}
 	d.keepRecord(ctx, st, *w, false, func() { d.write(ctx, *w, nil) })

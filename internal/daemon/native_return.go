@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/here"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -128,13 +129,13 @@ func (n nativeReturn) preview(now *native.Table) nativeReturned {
 	if removes {
 		change.Removal = removalOf(now, lost)
 	}
-	w := newNativeDiffWriter(id, diffRoom())
-	w.lines("-", lost)
-	w.lines("+", got)
+	w := flushes.NewNativeDiffWriter(id, flushes.DiffRoom())
+	w.Lines("-", lost)
+	w.Lines("+", got)
 	if len(lost)+len(got)+change.Reorders > 0 {
 		reply.Changes = []api.TableChange{change}
 	}
-	return nativeReturned{reply: reply, diff: w.diff}
+	return nativeReturned{reply: reply, diff: w.Diff}
 }
 
 func countLines(list []native.Line) (c api.Counts) {

@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -106,7 +106,7 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 	d.shutStandby(ctx, st)
 	d.endNative(st)
 	joinRecord(&l.record, native.record)
-	l.diff = append(l.diff, nativeDiff(native.lost)...)
+	l.diff = append(l.diff, flushes.NativeDiff(native.lost)...)
 	l.unkept = l.diff
 	d.announceNative(st.flushLog(ctx), l.record, added, l.counted)
 	d.countNativeReplay(native.record.Native, native.outcome())
@@ -127,13 +127,13 @@ func joinRecord(to *api.Flush, from api.Flush) {
 	to.Lost.Rules += from.Lost.Rules
 	to.Lost.Chains += from.Lost.Chains
 	to.Lost.Elements += from.Lost.Elements
-	if slices.Index(gravity, from.Kind) > slices.Index(gravity, to.Kind) {
+	if flushes.Graver(from.Kind, to.Kind) {
 		to.Kind = from.Kind
 	}
 	for _, c := range from.Culprits {
-		addCulprit(to, c)
+		flushes.AddCulprit(to, c)
 	}
 	to.LastInForce, to.Stalled = pace.Earliest(to.LastInForce, from.LastInForce), to.Stalled || from.Stalled
 	to.CulpritsMissed = to.CulpritsMissed || from.CulpritsMissed
-	settleCulprit(to)
+	flushes.SettleCulprit(to)
 }

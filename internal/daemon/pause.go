@@ -160,7 +160,7 @@ func (d *Daemon) recordPaused(ctx context.Context, st *state) {
 		return
 	}
 	for id, h := range found {
-		d.take(st, tableFinding{id: id, source: lossesOnly, finding: h.finding})
+		d.take(st, tableFinding{id: id, source: lossesOnly, finding: h.Finding})
 	}
 	d.recordLosses(ctx, st, found)
 	if l := st.loss; !l.recorded { // its owner was faster

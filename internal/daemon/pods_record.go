@@ -34,12 +34,3 @@ func (w *podWatch) addPods(r *api.Flush, list map[protect.Attachment]bool, gone 
 		return strings.Compare(a.Namespace+"/"+a.Name+"/"+a.Container, b.Namespace+"/"+b.Name+"/"+b.Container)
 	})
 }
-
-// podTexts are the pods of a record as the log has them.
-func podTexts(r api.Flush) []string {
-	var list []string
-	for _, p := range r.Pods[:min(len(r.Pods), namesKept)] {
-		list = append(list, p.String())
-	}
-	return list
-}

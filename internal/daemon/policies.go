@@ -115,13 +115,7 @@ func (st *state) flushAround(at time.Time) string {
 	if l := st.native.loss; l != nil {
 		return l.record.ID
 	}
-	for _, f := range st.journal {
-		end := f.Time.Add(api.Seconds(f.AbsentSeconds) + policyAround)
-		if f.Drill == "" && !f.Requested() && !f.Earlier && at.After(f.Time.Add(-policyAround)) && (at.Before(end) || f.Open()) {
-			return f.ID
-		}
-	}
-	return ""
+	return st.journal.Around(at, policyAround)
 }
 
 // knownPolicies returns the policies that the disk keeps.

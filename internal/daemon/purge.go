@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -42,11 +43,11 @@ const (
 
 // purges is the loop's knowledge of purges.
 type purges struct {
-	removals []removed // learned as decisions, oldest first
-	rules    int       // of all
-	open     *purge    // nil: no process deletes marks
-	flushed  verdicts  // the tables of the last loss
-	backAt   time.Time // when these were back; zero: no loss has ended
+	removals []removed        // learned as decisions, oldest first
+	rules    int              // of all
+	open     *purge           // nil: no process deletes marks
+	flushed  flushes.Verdicts // the tables of the last loss
+	backAt   time.Time        // when these were back; zero: no loss has ended
 }
 
 // A removed is a learned removal and the time in which it happened.
@@ -123,7 +124,7 @@ func (d *Daemon) noticePurge(ctx context.Context, st *state) (recalled bool) {
 		}
 		p.by, p.last = append(p.by, w.Doer()), now
 		severity.Warnings(st.flushLog(ctx)).Info("A process deletes rules by name, and canaryd's marks among them; all that it deletes so is a loss",
-			"flush", st.loss.record.ID, "by", culpritText(api.CulpritOf(w.OfDoer(w.Doer()))))
+			"flush", st.loss.record.ID, "by", flushes.CulpritText(api.CulpritOf(w.OfDoer(w.Doer()))))
 	}
 	return p != nil && d.recallPurged(st, p, q)
 }
@@ -172,7 +173,7 @@ func (d *Daemon) recallPurged(st *state, p *purge, q inquiry) (found bool) {
 // behind the replay of what it had taken before: -X after -F. A replay leaves it few other chains
 // to delete, and those kube-proxy may have deleted as well. nil: no table was flushed lately.
 func (st *state) swept(now time.Time) func(rules.TableID, string, string) bool {
-	tables := verdicts{}
+	tables := flushes.Verdicts{}
 	if now.Sub(st.purges.backAt) <= purgeQuiet {
 		maps.Copy(tables, st.purges.flushed)
 	}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -65,7 +66,7 @@ func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 	log := klog.FromContext(ctx)
 	for id, tr := range tablesOf(result) {
 		missing, waiting := reload.Quarantine{id: tr.Quarantined}.Split()
-		for _, h := range missing[id][:min(namesKept, len(missing[id]))] {
+		for _, h := range missing[id][:min(flushes.NamesKept, len(missing[id]))] {
 			next := "it is tried again"
 			if _, opaque := h.Rule.Opaque(); opaque && !h.Refused {
 				next = "its owner has to put it back"
@@ -77,10 +78,10 @@ func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 			list = append(list, api.QuarantinedOf(id, h))
 		}
 		chains := api.WaitingChains(list)
-		for _, w := range chains[:min(namesKept, len(chains))] {
+		for _, w := range chains[:min(flushes.NamesKept, len(chains))] {
 			severity.Errors(log).Info(rulesWait, "table", id.String(), "chain", w.Chain, "rules", w.Rules, "reason", w.Reason, "next", waitNext)
 		}
-		for _, h := range tr.Weakened[:min(namesKept, len(tr.Weakened))] {
+		for _, h := range tr.Weakened[:min(flushes.NamesKept, len(tr.Weakened))] {
 			severity.Warnings(log).Info("A rule was put back without its nfacct match, which only counts", "family", id.Family, "table", id.Name,
 				"chain", h.Chain, "rule", h.Rule.Label(), "reason", h.Reason)
 		}
@@ -184,7 +185,7 @@ func (d *Daemon) releaseRemoved(st *state, id rules.TableID, before rules.Sectio
 }
 
 // quarantines reports whether one of these tables has a rule in quarantine.
-func (st *state) quarantines(tables verdicts) bool {
+func (st *state) quarantines(tables flushes.Verdicts) bool {
 	for id := range tables {
 		if len(st.quarantine.rules[id]) > 0 {
 			return true
@@ -204,7 +205,7 @@ func (d *Daemon) dismissQuarantined(ctx context.Context, st *state) (lost, waiti
 	}
 	for id, list := range dismissed {
 		d.setQuarantine(st, id, left[id], st.table(id).seen)
-		for _, h := range list[:min(namesKept, len(list))] {
+		for _, h := range list[:min(flushes.NamesKept, len(list))] {
 			severity.Notices(klog.FromContext(ctx)).Info(partAccepted, "table", id.String(), "part", partOf(h), "reason", h.Reason)
 		}
 		st.families[id.Family].examined.plan(now)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -16,7 +17,7 @@ import (
 // counted the lost rules yet: the flusher may hold the xtables lock for long.
 type unreadLoss struct {
 	record api.Flush
-	hit    verdicts
+	hit    flushes.Verdicts
 }
 
 // showUnread gives the open loss a record for the status while nothing has been read. A drill's
@@ -37,7 +38,7 @@ func (d *Daemon) showUnread(st *state) {
 		if v == "" {
 			continue
 		}
-		if slices.Index(gravity, v) > slices.Index(gravity, r.Kind) {
+		if flushes.Graver(v, r.Kind) {
 			r.Kind = v
 		}
 		if !slices.Contains(r.Families, id.Family) {
@@ -67,12 +68,12 @@ func (d *Daemon) backUnread(ctx context.Context, st *state, l *loss) {
 	}
 	l.record = l.unread.record
 	l.record.Outcome, l.record.Detail, l.record.LockedBy = reload.Skipped, "", ""
-	absent := endAbsence(&l.record, time.Now())
+	absent := flushes.EndAbsence(&l.record, time.Now())
 	l.record.AbsentAtMost = true // no read saw the moment
-	d.cfg.Metrics.ObserveFlush(l.record.Time, l.unread.hit.public())
+	d.cfg.Metrics.ObserveFlush(l.record.Time, l.unread.hit.Public())
 	d.cfg.Metrics.ObserveRecovery(absent, l.record.Standby)
 	d.journal(ctx, st, l)
-	logBack(log, "The rules", l.unread.hit.text(), l.record, l.record.Attempts)
+	flushes.LogBack(log, "The rules", l.unread.hit.Text(), l.record, l.record.Attempts)
 }
 
 // seekLockHolder finds out which process holds the xtables lock, for which a replay has to wait.

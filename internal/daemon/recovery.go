@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -21,7 +22,7 @@ type recovery struct {
 }
 
 // afterTry takes up the result of another try.
-func (r *recovery) afterTry(hit verdicts, result reload.Result) {
+func (r *recovery) afterTry(hit flushes.Verdicts, result reload.Result) {
 	for id, tr := range tablesOf(result) {
 		v := tr.Finding.Verdict
 		switch {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -27,7 +28,7 @@ func countsOf(p reload.Part) api.Counts {
 // wanted.
 func changesOf(changes reload.Changes, lines bool, base *rules.Baseline) []api.TableChange {
 	var list []api.TableChange
-	left := diffRoom()
+	left := flushes.DiffRoom()
 	for _, id := range tableIDs() {
 		c := changes[id]
 		if c.Empty() {
@@ -49,31 +50,31 @@ func changesOf(changes reload.Changes, lines bool, base *rules.Baseline) []api.T
 
 // diffOfChange returns what is removed, then what is added, as long as there is room. Before
 // both come those of the added rules that are fresh, in so many lines.
-func diffOfChange(id rules.TableID, c reload.Change, fresh []rules.Jump, left *room) (api.TableDiff, int) {
-	w := newDiffWriter(id, *left)
+func diffOfChange(id rules.TableID, c reload.Change, fresh []rules.Jump, left *flushes.Room) (api.TableDiff, int) {
+	w := flushes.NewDiffWriter(id, *left)
 	first := map[string]int{}
 	for _, r := range fresh {
-		w.add("+", r.String())
+		w.Add("+", r.String())
 		first["+"+r.String()]++
 	}
-	shown := len(w.diff.Lines)
+	shown := len(w.Diff.Lines)
 	for _, side := range []struct {
 		sign string
 		part reload.Part
 	}{{"-", c.Removed}, {"+", c.Added}} {
 		for _, name := range side.part.Chains {
-			w.add(side.sign, ":"+name+" - [0:0]")
+			w.Add(side.sign, ":"+name+" - [0:0]")
 		}
 		for _, r := range side.part.Rules {
 			if line := side.sign + r.String(); first[line] > 0 {
 				first[line]--
 				continue
 			}
-			w.add(side.sign, r.String())
+			w.Add(side.sign, r.String())
 		}
 	}
-	*left = w.room
-	return w.diff, shown
+	*left = w.Room
+	return w.Diff, shown
 }
 
 // previewOf says what a restore would do. Nothing was written.
@@ -129,14 +130,14 @@ func newRemoval(reply api.RestoreReply, now time.Time) removal {
 // removalBy returns what a replay took away; false if that is nothing.
 func removalBy(reply api.RestoreReply, result reload.Result, now time.Time) (removal, bool) {
 	r := newRemoval(reply, now)
-	left := diffRoom()
+	left := flushes.DiffRoom()
 	changes := changedBy(result)
 	for _, id := range tableIDs() {
 		c := changes[id]
 		if c.Removed.Empty() {
 			continue
 		}
-		addLoss(&r.record, id, hit{verdict: api.Removed, lost: lostBy(id.Name, c.Removed)})
+		flushes.AddLoss(&r.record, id, flushes.Hit{Verdict: api.Removed, Lost: lostBy(id.Name, c.Removed)})
 		diff, _ := diffOfChange(id, c, nil, &left)
 		r.diff = append(r.diff, diff)
 	}
@@ -192,7 +193,7 @@ func logRemoval(ctx context.Context, reply api.RestoreReply, record api.Flush) {
 
 // takeRemoval records and logs what an asked-for replay took away.
 func (d *Daemon) takeRemoval(ctx context.Context, st *state, r removal, reply api.RestoreReply) {
-	st.remember(r.record)
+	st.journal.Remember(r.record)
 	d.write(ctx, r.record, r.diff)
 	logRemoval(ctx, reply, r.record)
 }
@@ -209,7 +210,7 @@ func KeepRemoval(ctx context.Context, dir string, reply api.RestoreReply, result
 // keep is KeepRemoval of one that is known.
 func (r removal) keep(ctx context.Context, dir string, reply api.RestoreReply) error {
 	logRemoval(ctx, reply, r.record)
-	entry, err := entryOf(r.record, r.diff)
+	entry, err := flushes.EntryOf(r.record, r.diff)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -75,7 +76,7 @@ type state struct {
 	// What is kept and shown.
 	disk      saving             // what the state folder has
 	absence   absence            // when everything was in force
-	journal   []api.Flush        // flush records, the newest first
+	journal   flushes.History    // flush records
 	baseline  baseline           // that the generation is compared with
 	opaque    opaqueRules        // rules of the generation that have no text
 	leftOut   []iptables.LeftOut // chains that the last read left out

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -77,7 +78,7 @@ func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
 		return
 	}
 	defer done()
-	found := map[rules.TableID]hit{}
+	found := map[rules.TableID]flushes.Hit{}
 	var failed error
 	for _, f := range rules.Families() {
 		if len(tableid.Of(s.todo, f)) == 0 {
@@ -116,7 +117,7 @@ func (d *Daemon) guardedBefore(ctx context.Context, r reload.Remains) (Reader, f
 // where the rules' owner has written them again, also on the other backend, there is
 // none. Where the earlier marks are not known, any canary shows that none was lost. The
 // error is for what could not be read.
-func (d *Daemon) lostSince(ctx context.Context, st *state, f rules.Family, there Reader) (map[rules.TableName]hit, error) {
+func (d *Daemon) lostSince(ctx context.Context, st *state, f rules.Family, there Reader) (map[rules.TableName]flushes.Hit, error) {
 	snapshot, err := there.Read(ctx, f)
 	if err != nil {
 		return nil, err
@@ -133,7 +134,7 @@ func (d *Daemon) lostSince(ctx context.Context, st *state, f rules.Family, there
 	if remains.Marks == nil {
 		job.Marks = unknownMarks(f)
 	}
-	hits, unread := map[rules.TableName]hit{}, error(nil)
+	hits, unread := map[rules.TableName]flushes.Hit{}, error(nil)
 	for t, x := range d.examiner(st).Examine(snapshot, job) {
 		id := f.Table(t)
 		want := job.Generation[id]
@@ -154,7 +155,7 @@ func (d *Daemon) lostSince(ctx context.Context, st *state, f rules.Family, there
 		case !x.Finding.Verdict.Loss(), remains.Marks == nil && x.Finding.Verdict == canary.Replaced:
 		case canary.Covers(want, snapshot.Tables[t]), canary.Covers(want, here.Tables[t]):
 		default:
-			hits[t] = hitOf(x)
+			hits[t] = flushes.HitOf(x)
 		}
 	}
 	return hits, unread
@@ -172,13 +173,13 @@ func unknownMarks(f rules.Family) canary.Marks {
 
 // openDecision opens a decision about what was found lost, or adds to the open one. Tables
 // that lost no rule are recorded with others, and alone are no loss.
-func (d *Daemon) openDecision(ctx context.Context, st *state, found map[rules.TableID]hit) {
+func (d *Daemon) openDecision(ctx context.Context, st *state, found map[rules.TableID]flushes.Hit) {
 	w, s, now := st.decision, st.suspicion, time.Now()
 	first := w == nil
 	if first {
 		w = &decision{
 			id: s.remains.ID, generation: st.unclaimed(s.remains.Generation), identity: s.remains.Identity,
-			backend: iptables.Backend(s.remains.Identity.Backend), reason: s.reason, waiting: verdicts{}, room: diffRoom(),
+			backend: iptables.Backend(s.remains.Identity.Backend), reason: s.reason, waiting: flushes.Verdicts{}, room: flushes.DiffRoom(),
 			record: api.Flush{ID: fmt.Sprintf("%x", now.UnixMicro()), Time: now, Outcome: api.AwaitingDecision, Detail: s.reason},
 		}
 		if s.remains.Uptime > 0 {
@@ -192,14 +193,14 @@ func (d *Daemon) openDecision(ctx context.Context, st *state, found map[rules.Ta
 	st.decision, w.kept = w, false
 	st.generation.edition++ // what the generation on disk depends on is kept, too
 	if first {
-		d.cfg.Metrics.ObserveFlush(w.record.Time, fresh.public())
+		d.cfg.Metrics.ObserveFlush(w.record.Time, fresh.Public())
 	} else {
-		d.cfg.Metrics.ObserveFurtherLoss(fresh.public())
+		d.cfg.Metrics.ObserveFurtherLoss(fresh.Public())
 	}
 	for id := range fresh {
-		d.cfg.Metrics.ObserveUnprotected(id.Family, id.Name, 0, found[id].tookMarks())
+		d.cfg.Metrics.ObserveUnprotected(id.Family, id.Name, 0, found[id].TookMarks())
 	}
-	st.rewrite(w.record)
+	st.journal.Rewrite(w.record)
 	d.write(ctx, w.record, w.diff)
 	d.keepDecision(ctx, st)
 	d.logAwaiting(ctx, w)
@@ -207,9 +208,9 @@ func (d *Daemon) openDecision(ctx context.Context, st *state, found map[rules.Ta
 
 // add takes up what was found lost and returns the tables that are new, none if no rule
 // was lost.
-func (w *decision) add(found map[rules.TableID]hit) verdicts {
-	fresh := verdicts{}
-	if !anyOf(found, func(h hit) bool { return h.lost.Rules > 0 }) {
+func (w *decision) add(found map[rules.TableID]flushes.Hit) flushes.Verdicts {
+	fresh := flushes.Verdicts{}
+	if !anyOf(found, func(h flushes.Hit) bool { return h.Lost.Rules > 0 }) {
 		return fresh
 	}
 	for _, id := range tableIDs() {
@@ -217,13 +218,13 @@ func (w *decision) add(found map[rules.TableID]hit) verdicts {
 		if !hit || w.waiting[id] != "" {
 			continue
 		}
-		fresh[id] = h.verdict
-		if h.lost.Rules > 0 {
-			w.waiting[id] = h.verdict
+		fresh[id] = h.Verdict
+		if h.Lost.Rules > 0 {
+			w.waiting[id] = h.Verdict
 		}
-		h.unsure = h.tookMarks() // canaryd did not run: what else the table held was never read
-		addLoss(&w.record, id, h)
-		w.diff = append(w.diff, diffOf(id, h.lost, &w.room))
+		h.Unsure = h.TookMarks() // canaryd did not run: what else the table held was never read
+		flushes.AddLoss(&w.record, id, h)
+		w.diff = append(w.diff, flushes.DiffOf(id, h.Lost, &w.room))
 	}
 	return fresh
 }

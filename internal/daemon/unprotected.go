@@ -3,6 +3,7 @@ package daemon
 import (
 	"slices"
 
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -27,21 +28,18 @@ func (ts *tableState) setStanding(table *rules.Table, digest uint64) {
 // flush. That is not known where the table was not read as it was right before, or where
 // another process wrote to it as well. What was taken while all marks stand is no flush: rules
 // of others are not near it.
-func (d *Daemon) unprotectedGone(st *state, id rules.TableID, h hit, q inquiry) (gone int, unsure bool) {
-	if !h.tookMarks() {
+func (d *Daemon) unprotectedGone(st *state, id rules.TableID, h flushes.Hit, q inquiry) (gone int, unsure bool) {
+	if !h.TookMarks() {
 		return 0, false
 	}
 	intact, before := st.families[id.Family].looked.intact, st.table(id).standing
 	// A look in the middle of the flush finds those tables intact that the flusher comes to later.
 	asOf := before.digest == intact || !q.legacy && q.takings.Reach(uint32(before.digest))
-	if before.table == nil || !asOf || q.othersWrote(id, uint32(before.digest), uint32(h.seen), h.by) {
+	if before.table == nil || !asOf || q.othersWrote(id, uint32(before.digest), uint32(h.Seen), h.By) {
 		return 0, true
 	}
-	return d.protection(st).OthersIn(before.table, st.want()[id], canary.IsMark).Gone(h.table), false
+	return d.protection(st).OthersIn(before.table, st.want()[id], canary.IsMark).Gone(h.Table), false
 }
-
-// tookMarks reports whether a built-in chain was flushed, or the whole table: marks went with it.
-func (h hit) tookMarks() bool { return h.finding.MarkLost || len(h.finding.Witnesses) > 0 }
 
 // othersWrote reports whether a process that took nothing wrote to the table meanwhile, or
 // may have. On legacy nothing is heard of single writes: what was read around the flush

@@ -1,4 +1,4 @@
-package daemon
+package flushes
 
 import (
 	"slices"
@@ -12,15 +12,15 @@ import (
 // What is kept in memory. A flush of 5,000 services takes 16,000 chains, and flushes may come
 // without end.
 const (
-	journalKept   = api.KeptFlushes
-	namesKept     = 20  // names in one line of the log
+	Kept          = api.KeptFlushes
+	NamesKept     = 20  // names in one line of the log
 	chainsListed  = 200 // chains with their counts in one record,
 	tableListed   = 100 // in one of its tables,
 	recordsListed = 20  // in so many records; older ones have the tables' counts only
 )
 
-// addLoss puts one table's loss into the record.
-func addLoss(r *api.Flush, id rules.TableID, h hit) {
+// AddLoss puts one table's loss into the record.
+func AddLoss(r *api.Flush, id rules.TableID, h Hit) {
 	f, t := id.Family, id.Name
 	if !slices.Contains(r.Families, f) {
 		r.Families = append(r.Families, f)
@@ -28,17 +28,17 @@ func addLoss(r *api.Flush, id rules.TableID, h hit) {
 	if !slices.Contains(r.Tables, t) {
 		r.Tables = append(r.Tables, t)
 	}
-	if slices.Index(gravity, h.verdict) > slices.Index(gravity, r.Kind) {
-		r.Kind = h.verdict
+	if Graver(h.Verdict, r.Kind) {
+		r.Kind = h.Verdict
 	}
-	r.Lost.Chains += len(h.lost.Chains)
-	r.Lost.Rules += h.lost.Rules
-	r.Lost.Jumps += len(h.lost.Jumps)
-	r.Lost.Unprotected += h.others
-	r.Lost.UnprotectedUnknown = r.Lost.UnprotectedUnknown || h.unsure
+	r.Lost.Chains += len(h.Lost.Chains)
+	r.Lost.Rules += h.Lost.Rules
+	r.Lost.Jumps += len(h.Lost.Jumps)
+	r.Lost.Unprotected += h.Others
+	r.Lost.UnprotectedUnknown = r.Lost.UnprotectedUnknown || h.Unsure
 	table := api.TableLoss{
-		Family: f, Table: t, Kind: h.verdict,
-		Chains: len(h.lost.Chains), Rules: h.lost.Rules, Jumps: len(h.lost.Jumps), Unprotected: h.others, UnprotectedUnknown: h.unsure, By: accuse(r, h.by), PerChain: perChain(t, h.lost),
+		Family: f, Table: t, Kind: h.Verdict,
+		Chains: len(h.Lost.Chains), Rules: h.Lost.Rules, Jumps: len(h.Lost.Jumps), Unprotected: h.Others, UnprotectedUnknown: h.Unsure, By: Accuse(r, h.By), PerChain: perChain(t, h.Lost),
 	}
 	listed := 0
 	for _, other := range r.Lost.Tables {
@@ -46,20 +46,20 @@ func addLoss(r *api.Flush, id rules.TableID, h hit) {
 	}
 	listChains(&table, min(tableListed, chainsListed-listed))
 	r.Lost.Tables = append(r.Lost.Tables, table)
-	r.Policies = append(r.Policies, h.policies...)
+	r.Policies = append(r.Policies, h.Policies...)
 }
 
-// addMore adds what a purge took from a table after it had been put back once.
-func addMore(r *api.Flush, id rules.TableID, h hit) {
+// AddMore adds what a purge took from a table after it had been put back once.
+func AddMore(r *api.Flush, id rules.TableID, h Hit) {
 	i := slices.IndexFunc(r.Lost.Tables, func(t api.TableLoss) bool { return t.Family == id.Family && t.Table == id.Name })
 	if i < 0 {
 		return
 	}
 	t := &r.Lost.Tables[i]
-	r.Lost.Chains, t.Chains = r.Lost.Chains+len(h.lost.Chains), t.Chains+len(h.lost.Chains)
-	r.Lost.Rules, t.Rules = r.Lost.Rules+h.lost.Rules, t.Rules+h.lost.Rules
-	r.Lost.Jumps, t.Jumps = r.Lost.Jumps+len(h.lost.Jumps), t.Jumps+len(h.lost.Jumps)
-	for _, c := range perChain(id.Name, h.lost) {
+	r.Lost.Chains, t.Chains = r.Lost.Chains+len(h.Lost.Chains), t.Chains+len(h.Lost.Chains)
+	r.Lost.Rules, t.Rules = r.Lost.Rules+h.Lost.Rules, t.Rules+h.Lost.Rules
+	r.Lost.Jumps, t.Jumps = r.Lost.Jumps+len(h.Lost.Jumps), t.Jumps+len(h.Lost.Jumps)
+	for _, c := range perChain(id.Name, h.Lost) {
 		if k := slices.IndexFunc(t.PerChain, func(o api.ChainLoss) bool { return o.Chain == c.Chain }); k >= 0 {
 			t.PerChain[k].Rules, t.PerChain[k].Jumps = t.PerChain[k].Rules+c.Rules, t.PerChain[k].Jumps+c.Jumps
 			continue
@@ -73,7 +73,7 @@ func addMore(r *api.Flush, id rules.TableID, h hit) {
 func perChain(t rules.TableName, lost reload.Lost) []api.ChainLoss {
 	var list []api.ChainLoss
 	for _, chain := range rules.BuiltinChains(t) {
-		if jumps := len(jumpsIn(lost.Jumps, chain)); jumps > 0 {
+		if jumps := len(JumpsIn(lost.Jumps, chain)); jumps > 0 {
 			list = append(list, api.ChainLoss{Chain: chain, Rules: jumps, Jumps: jumps})
 		}
 	}

@@ -1,4 +1,4 @@
-package daemon
+package flushes
 
 import (
 	"fmt"
@@ -58,8 +58,8 @@ func TestDiff(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			left := diffRoom()
-			got := diffOf(rules.IPv4.Table(rules.Nat), test.lost, &left)
+			left := DiffRoom()
+			got := DiffOf(rules.IPv4.Table(rules.Nat), test.lost, &left)
 			if diff := cmp.Diff(api.TableDiff{Family: rules.IPv4, Table: rules.Nat, Lines: test.want}, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -78,10 +78,10 @@ func TestDiffIsBounded(t *testing.T) {
 			for i := range chains {
 				lost.Chains = append(lost.Chains, reload.LostChain{Name: fmt.Sprintf("KUBE-%d", i), Was: ruleList(spec, spec)})
 			}
-			left := diffRoom()
+			left := DiffRoom()
 			lines, size, more := 0, 0, 0
 			for i := range 6 {
-				d := diffOf(rules.IPv4.Table(rules.Nat), lost, &left)
+				d := DiffOf(rules.IPv4.Table(rules.Nat), lost, &left)
 				lines, more = lines+len(d.Lines), more+d.More
 				for _, line := range d.Lines {
 					size += len(line)
