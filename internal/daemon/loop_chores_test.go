@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/copies"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/sdnotify"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
@@ -184,9 +185,9 @@ func situations() map[string]situation {
 			st.families[rules.IPv4].tables[rules.Nat].verdict = "emptied"
 		},
 		"shut the standby": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
-			_, err := d.cfg.Standby.Table.Gate(StandbyWant{ID: rules.IPv4.Table(rules.Nat)}, OpenGate)
+			_, err := d.cfg.Standby.Table.Gate(copies.Want{ID: rules.IPv4.Table(rules.Nat)}, copies.Open)
 			must(t, err)
-			st.standby[rules.IPv4.Table(rules.Nat)].gate.opened = time.Now()
+			st.standby[rules.IPv4.Table(rules.Nat)].gate.Opened = time.Now()
 		},
 		"look at native tables before the heal": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
 			d.cfg.Native.Kernel.(*fakeNative).flushRuleset()
@@ -202,9 +203,9 @@ func situations() map[string]situation {
 			d.loseNative(st, proxyTable)
 		},
 		"shut the standby" + ofNative: func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
-			_, err := d.cfg.Standby.Table.Gate(StandbyWant{ID: proxyTable, Native: NativeWant{Table: st.native.tables[proxyTable].want}}, OpenGate)
+			_, err := d.cfg.Standby.Table.Gate(copies.Want{ID: proxyTable, Native: copies.Native{Table: st.native.tables[proxyTable].want}}, copies.Open)
 			must(t, err)
-			st.standby[proxyTable].gate.opened = time.Now()
+			st.standby[proxyTable].gate.Opened = time.Now()
 		},
 		"apply the declaration": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			own := rules.Section{Chains: []rules.Chain{{Name: "OPS", Rules: []rules.Rule{{Spec: "-j RETURN", Target: "RETURN"}}}}}

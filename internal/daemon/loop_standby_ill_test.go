@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/copies"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -142,7 +143,7 @@ func TestStandbysWhoseSocketWasClosed(t *testing.T) {
 func TestStandbyThatCannotBeReadOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
-		s.set(func(s *fakeStandby) { s.followErr = ErrStandbyUnread })
+		s.set(func(s *fakeStandby) { s.followErr = copies.ErrUnread })
 		r.endpoint(1, true)
 		r.after(10 * time.Second)
 		opens := func() int {
@@ -158,7 +159,7 @@ func TestStandbyThatCannotBeReadOn(t *testing.T) {
 		if opens() == 0 {
 			t.Error("a copy that is 10 s behind was not opened")
 		}
-		r.after(standbyMost)
+		r.after(copies.Most)
 		if n := opens(); n > 0 {
 			t.Errorf("a copy that is 40 s behind was opened %d times", n)
 		}

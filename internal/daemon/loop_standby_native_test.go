@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/copies"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -178,8 +179,8 @@ func TestNativeStandbyShuts(t *testing.T) {
 		r, k, s := lost(t)
 		opened := s.named("open ip kube-proxy", time.Time{})[0].at
 		r.after(time.Minute)
-		if shut := s.named("shut ip kube-proxy", opened); s.isOpen(proxyTable) || len(shut) != 1 || shut[0].at.Sub(opened) != standbyMost {
-			t.Errorf("shut: %+v, want once after %s", shut, standbyMost)
+		if shut := s.named("shut ip kube-proxy", opened); s.isOpen(proxyTable) || len(shut) != 1 || shut[0].at.Sub(opened) != copies.Most {
+			t.Errorf("shut: %+v, want once after %s", shut, copies.Most)
 		}
 		r.wantLog("The standby translates no more, although rules are still missing")
 		again := time.Now()

@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/copies"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -48,7 +49,7 @@ func (d *Daemon) followStandby(ctx context.Context, st *state) {
 		st.standby[id] = &standbyOf{id: id, kind: &nativeCopy{id: id}}
 	}
 	now := time.Now()
-	var nats, natives []StandbyWant
+	var nats, natives []copies.Want
 	for _, s := range st.copies() {
 		if !pace.Due(s.kind.followAt(d, st, s), now) {
 			continue
@@ -83,13 +84,13 @@ func (d *Daemon) idle(st *state, s *standbyOf) string {
 }
 
 // follow brings copies to the content that ought to be in force.
-func (d *Daemon) follow(ctx context.Context, st *state, wants ...StandbyWant) {
+func (d *Daemon) follow(ctx context.Context, st *state, wants ...copies.Want) {
 	start := time.Now()
-	copies := d.cfg.Standby.Table.Follow(ctx, wants...)
+	all := d.cfg.Standby.Table.Follow(ctx, wants...)
 	end := time.Now()
 	st.memory.ScheduleFree(end)
 	for _, want := range wants {
-		s, copied := st.standby[want.ID], copies[want.ID]
+		s, copied := st.standby[want.ID], all[want.ID]
 		s.next = end.Add(s.kind.rest(end.Sub(start)))
 		d.takeCopy(ctx, s, want, copied)
 		if errors.Is(copied.Err, net.ErrClosed) {
@@ -99,12 +100,12 @@ func (d *Daemon) follow(ctx context.Context, st *state, wants ...StandbyWant) {
 }
 
 // takeCopy takes up the result for one copy.
-func (d *Daemon) takeCopy(ctx context.Context, s *standbyOf, want StandbyWant, copied StandbyCopy) {
+func (d *Daemon) takeCopy(ctx context.Context, s *standbyOf, want copies.Want, copied copies.Copy) {
 	written := s.kind.took(want, copied)
 	switch err := copied.Err; {
-	case errors.Is(err, ErrStandbyMoved):
+	case errors.Is(err, copies.ErrMoved):
 		return
-	case errors.Is(err, ErrStandbyUnread) && (s.has() || s.begun):
+	case errors.Is(err, copies.ErrUnread) && (s.has() || s.begun):
 		if s.making.Failed(err, standby.ErrKernel, standby.ErrTaken) {
 			severity.Warnings(klog.FromContext(ctx)).Info("The standby stays as it was: the table could not be read", "table", s.kind.name(), "reason", err)
 		}
@@ -131,7 +132,7 @@ func (d *Daemon) takeCopy(ctx context.Context, s *standbyOf, want StandbyWant, c
 
 // standbyFailed notes a try that failed, and plans the next one.
 func (d *Daemon) standbyFailed(ctx context.Context, s *standbyOf, err error) {
-	s.state, s.reason, s.copy, s.begun = api.StandbyUnavailable, err.Error(), StandbyCopy{}, false
+	s.state, s.reason, s.copy, s.begun = api.StandbyUnavailable, err.Error(), copies.Copy{}, false
 	s.kind.gone()
 	log := s.making.Failed(err, standby.ErrKernel, standby.ErrTaken)
 	if s.native() && errors.Is(err, standby.ErrUnavailable) { // as long as the table is of its kind
@@ -165,7 +166,7 @@ func (d *Daemon) releaseStandby(ctx context.Context, st *state, s *standbyOf, in
 			klog.FromContext(ctx).Info("The standby's table is deleted", "table", s.kind.name(), "standby", standby.NameOf(s.id), "because", why)
 		}
 	}
-	if s.gate.isOpen() {
+	if s.gate.IsOpen() {
 		d.gateShut(st, s, time.Now())
 	}
 	if s.native() && st.native.tables[s.id] == nil {
@@ -212,7 +213,7 @@ func (s *standbyOf) status(st *state) api.FamilyStandby {
 	if s == nil || s.state == "" {
 		return api.FamilyStandby{State: api.StandbyBuilding}
 	}
-	now := api.FamilyStandby{State: s.state, Reason: s.reason, OpenSince: s.gate.opened, Chains: s.copy.Chains, Uncopied: s.copy.Uncopied}
+	now := api.FamilyStandby{State: s.state, Reason: s.reason, OpenSince: s.gate.Opened, Chains: s.copy.Chains, Uncopied: s.copy.Uncopied}
 	if !s.has() {
 		return now
 	}

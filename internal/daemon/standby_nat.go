@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/copies"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -49,8 +50,6 @@ type standbyBasis struct {
 func (b standbyBasis) equal(o standbyBasis) bool {
 	return b.edition == o.edition && b.mode == o.mode && slices.EqualFunc(b.base, o.base, sameChain)
 }
-
-func sameChain(a, b rules.Chain) bool { return a.Name == b.Name && slices.Equal(a.Rules, b.Rules) }
 
 func (d *Daemon) hasStandby() bool { return d.cfg.Standby.Table != nil && d.cfg.Standby.Off == "" }
 
@@ -94,7 +93,7 @@ func (c *natCopy) basisOf(st *state) (standbyBasis, bool) {
 	if st.mode != api.Heal {
 		return b, true
 	}
-	calm := st.loss == nil && nat.verdict == canary.Intact && !nat.pending && !nat.learningStopped && fs.examined.dirty.IsZero() && !st.standby[c.id].gate.isOpen()
+	calm := st.loss == nil && nat.verdict == canary.Intact && !nat.pending && !nat.learningStopped && fs.examined.dirty.IsZero() && !st.standby[c.id].gate.IsOpen()
 	return b, calm && !st.generation.captured.IsZero()
 }
 
@@ -115,11 +114,11 @@ func (c *natCopy) followAt(d *Daemon, st *state, s *standbyOf) time.Time {
 	return time.Time{}
 }
 
-func (c *natCopy) decide(st *state, again bool) StandbyWant {
+func (c *natCopy) decide(st *state, again bool) copies.Want {
 	basis, _ := c.basisOf(st)
 	known := !again && basis.equal(c.basis)
 	c.basis, c.moved = basis, 0
-	return StandbyWant{ID: c.id, Nat: StandbyNat{Section: c.ought(st), Digest: st.families[c.id.Family].examined.digest,
+	return copies.Want{ID: c.id, Nat: copies.Nat{Section: c.ought(st), Digest: st.families[c.id.Family].examined.digest,
 		Known: known, Write: pace.Due(c.written.Add(standbyEvery), time.Now())}}
 }
 
@@ -141,8 +140,8 @@ func (c *natCopy) idle(d *Daemon, st *state, has bool) string {
 
 func (c *natCopy) rest(took time.Duration) time.Duration { return min(standbyShare*took, standbyEvery) }
 
-func (c *natCopy) took(want StandbyWant, copied StandbyCopy) bool {
-	if errors.Is(copied.Err, ErrStandbyMoved) {
+func (c *natCopy) took(want copies.Want, copied copies.Copy) bool {
+	if errors.Is(copied.Err, copies.ErrMoved) {
 		c.basis, c.moved = standbyBasis{}, want.Nat.Digest
 	}
 	if copied.Err != nil {
@@ -169,41 +168,26 @@ func (c *natCopy) behind(st *state) (chains int, behind bool) {
 	return c.outstanding, c.outstanding > 0
 }
 
-// otherChains returns how many chains only one of two sections has, or has otherwise.
-func otherChains(a, b rules.Section) (n int) {
-	has := make(map[string]rules.Chain, len(a.Chains))
-	for _, c := range a.Chains {
-		has[c.Name] = c
-	}
-	for _, c := range b.Chains {
-		if was, ok := has[c.Name]; !ok || !sameChain(was, c) {
-			n++
-		}
-		delete(has, c.Name)
-	}
-	return n + len(has)
-}
-
 func (c *natCopy) wantsOpen(st *state) bool {
 	return st.loss != nil && st.heals() && st.families[c.id.Family].tables[rules.Nat].verdict.Loss()
 }
 
 // openOrder says not to open without what is outstanding, if what is written is too old by itself.
-func (c *natCopy) openOrder(st *state, now time.Time) (order GateOrder, since time.Time, ok bool) {
+func (c *natCopy) openOrder(st *state, now time.Time) (order copies.Order, since time.Time, ok bool) {
 	want := c.ought(st)
 	switch {
 	case c.latestLag.tooLong(c.latest, want, &st.generation, now):
-		return ShutGate, c.latestLag.since, false
+		return copies.Shut, c.latestLag.since, false
 	case c.unkept && c.lag.tooLong(c.section, want, &st.generation, now):
-		return OpenCurrent, c.lag.since, true
+		return copies.OpenCurrent, c.lag.since, true
 	}
-	return OpenGate, time.Time{}, true
+	return copies.Open, time.Time{}, true
 }
 
 // toOpen is the ID only: the latest copy is translated already.
-func (c *natCopy) toOpen(*state) StandbyWant { return StandbyWant{ID: c.id} }
+func (c *natCopy) toOpen(*state) copies.Want { return copies.Want{ID: c.id} }
 
-func (c *natCopy) opened(d *Daemon, st *state, _ StandbyGate, after time.Duration) {
+func (c *natCopy) opened(d *Daemon, st *state, _ copies.Answer, after time.Duration) {
 	f := c.id.Family
 	st.loss.record.Standby = st.loss.record.Standby.With(f, after)
 	d.sweepNat(st.want(), f, st.families[f].known.natIntact)
@@ -227,7 +211,7 @@ type standbyLag struct {
 	edition int // in which that was checked
 }
 
-// tooLong reports whether a section is behind for longer than standbyMost. It compares once in each
+// tooLong reports whether a section is behind for longer than copies.Most. It compares once in each
 // edition.
 func (l *standbyLag) tooLong(has, want rules.Section, g *generation, now time.Time) bool {
 	if !l.checked || l.edition != g.edition {
@@ -239,5 +223,22 @@ func (l *standbyLag) tooLong(has, want rules.Section, g *generation, now time.Ti
 			l.since = g.captured
 		}
 	}
-	return !l.since.IsZero() && now.Sub(l.since) >= standbyMost
+	return !l.since.IsZero() && now.Sub(l.since) >= copies.Most
+}
+
+func sameChain(a, b rules.Chain) bool { return a.Name == b.Name && slices.Equal(a.Rules, b.Rules) }
+
+// otherChains returns how many chains only one of two sections has, or has otherwise.
+func otherChains(a, b rules.Section) (n int) {
+	has := make(map[string]rules.Chain, len(a.Chains))
+	for _, c := range a.Chains {
+		has[c.Name] = c
+	}
+	for _, c := range b.Chains {
+		if was, ok := has[c.Name]; !ok || !sameChain(was, c) {
+			n++
+		}
+		delete(has, c.Name)
+	}
+	return n + len(has)
 }

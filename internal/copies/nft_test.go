@@ -1,4 +1,4 @@
-package daemon
+package copies
 
 import (
 	"context"
@@ -23,8 +23,8 @@ import (
 // natV4 is the table that the stories flush.
 var natV4 = rules.IPv4.Table(rules.Nat)
 
-// onNFT runs a story of a StandbyOnNFT next to the scenarios' node in a namespace.
-func onNFT(t *testing.T, story func(t *testing.T, s *StandbyOnNFT, follow func(write bool) StandbyCopy)) {
+// onNFT runs a story of an OnNFT next to the scenarios' node in a namespace.
+func onNFT(t *testing.T, story func(t *testing.T, s *OnNFT, follow func(write bool) Copy)) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft", "iptables-nft")
 		programs := scenario.Programs{With: iptables.NFT}
@@ -32,10 +32,10 @@ func onNFT(t *testing.T, story func(t *testing.T, s *StandbyOnNFT, follow func(w
 		kernel, err := iptables.Open(t.Context(), iptables.Config{Backend: iptables.NFT, Families: []rules.Family{rules.IPv4}})
 		must(t, err)
 		defer func() { must(t, kernel.Close()) }()
-		s, err := OpenStandby(kernel, nil, nil)
+		s, err := OpenNFT(kernel, nil, nil)
 		must(t, err)
 		defer func() { must(t, s.Close()) }()
-		follow := func(write bool) StandbyCopy {
+		follow := func(write bool) Copy {
 			t.Helper()
 			snapshot, err := kernel.Read(t.Context(), rules.IPv4)
 			must(t, err)
@@ -45,31 +45,31 @@ func onNFT(t *testing.T, story func(t *testing.T, s *StandbyOnNFT, follow func(w
 					nat.Chains = append(nat.Chains, c)
 				}
 			}
-			return s.Follow(t.Context(), StandbyWant{ID: natV4, Nat: StandbyNat{Section: nat, Digest: snapshot.Digest, Write: write}})[natV4]
+			return s.Follow(t.Context(), Want{ID: natV4, Nat: Nat{Section: nat, Digest: snapshot.Digest, Write: write}})[natV4]
 		}
 		story(t, s, follow)
 	})
 }
 
 // gate moves the gate and fails unless it is as wanted then.
-func (s *StandbyOnNFT) gate(t *testing.T, open, want bool, commits int) {
+func (s *OnNFT) gate(t *testing.T, open, want bool, commits int) {
 	t.Helper()
-	order := ShutGate
+	order := Shut
 	if open {
-		order = OpenGate
+		order = Open
 	}
-	got, err := s.Gate(StandbyWant{ID: natV4}, order)
+	got, err := s.Gate(Want{ID: natV4}, order)
 	must(t, err)
 	if got.Open != want || got.Commits != commits {
 		t.Errorf("open: %t after %d commits, want %t after %d", got.Open, got.Commits, want, commits)
 	}
 }
 
-// TestStandbyOnNFT: the gate opens for what is lost, and for more once more is lost; not while
+// TestOnNFT: the gate opens for what is lost, and for more once more is lost; not while
 // everything stands, and once only.
-func TestStandbyOnNFT(t *testing.T) {
-	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
-		if _, err := s.Gate(StandbyWant{ID: natV4}, OpenGate); !errors.Is(err, standby.ErrNotBuilt) {
+func TestOnNFT(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
+		if _, err := s.Gate(Want{ID: natV4}, Open); !errors.Is(err, standby.ErrNotBuilt) {
 			t.Errorf("a gate without a copy: %v", err)
 		}
 		copied := follow(true)
@@ -98,14 +98,14 @@ func TestStandbyOnNFT(t *testing.T) {
 // TestStandbyCopiesOnlyWhatWasExamined: if another process has written since, nothing is copied,
 // whether that was a flush or not.
 func TestStandbyCopiesOnlyWhatWasExamined(t *testing.T) {
-	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
+	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
 		must(t, follow(true).Err)
 		held := s.tables.Held(natV4)
 		snapshot, err := s.kernel.Read(t.Context(), rules.IPv4)
 		must(t, err)
 		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
-		got := s.Follow(context.Background(), StandbyWant{ID: natV4, Nat: StandbyNat{Digest: snapshot.Digest, Write: true}})
-		if !errors.Is(got[natV4].Err, ErrStandbyMoved) {
+		got := s.Follow(context.Background(), Want{ID: natV4, Nat: Nat{Digest: snapshot.Digest, Write: true}})
+		if !errors.Is(got[natV4].Err, ErrMoved) {
 			t.Errorf("it says %+v", got)
 		}
 		if s.tables.Held(natV4) != held {
@@ -116,7 +116,7 @@ func TestStandbyCopiesOnlyWhatWasExamined(t *testing.T) {
 
 // TestStandbyThatCannotFollow: a copy that is not available any more leaves no table.
 func TestStandbyThatCannotFollow(t *testing.T) {
-	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
+	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
 		must(t, follow(true).Err)
 		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
 		if err := follow(true).Err; !errors.Is(err, standby.ErrUnavailable) {
@@ -131,7 +131,7 @@ func TestStandbyThatCannotFollow(t *testing.T) {
 // TestStandbyOpensWithWhatIsOutstanding: a change that was translated and not written is in the
 // copy that is open.
 func TestStandbyOpensWithWhatIsOutstanding(t *testing.T) {
-	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
+	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
 		must(t, follow(true).Err)
 		nstest.Command(t, "iptables-nft", "-t", "nat", "-I", "KUBE-SERVICES", "-d", "203.0.113.77", "-p", "tcp", "-j", "DNAT", "--to-destination", "203.0.113.78:80")
 		must(t, follow(false).Err)
@@ -154,7 +154,7 @@ func TestStandbyOpensWithWhatIsOutstanding(t *testing.T) {
 // TestStandbyShutsWhatMustNotBeOpen: a hook that was opened is shut when another owner writes to
 // nat what its packets must not pass by.
 func TestStandbyShutsWhatMustNotBeOpen(t *testing.T) {
-	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
+	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
 		must(t, follow(true).Err)
 		nstest.Command(t, "iptables-nft", "-t", "nat", "-F", "PREROUTING")
 		s.gate(t, true, true, 0)
@@ -170,7 +170,7 @@ func TestStandbyShutsWhatMustNotBeOpen(t *testing.T) {
 // TestStandbyShutsByItself: a gate that the loop does not shut is shut after the limit, and one
 // that it does shut has no limit any more.
 func TestStandbyShutsByItself(t *testing.T) {
-	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
+	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
 		must(t, follow(true).Err)
 		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
 		s.gate(t, true, true, 0)
@@ -185,14 +185,14 @@ func TestStandbyShutsByItself(t *testing.T) {
 		if open := s.tables.Status(natV4).Open; len(open) > 0 {
 			t.Errorf("%v are open behind the limit", open)
 		}
-		got, err := s.Gate(StandbyWant{ID: natV4}, ShutGate)
+		got, err := s.Gate(Want{ID: natV4}, Shut)
 		must(t, err)
 		if got.Shut.IsZero() || got.Shut.After(ended) {
 			t.Errorf("it was shut at %s, want by its limit", got.Shut)
 		}
 		s.gate(t, true, true, 0)
 		must(t, s.tables.Remove(natV4)) // as the limit does if the kernel refuses
-		if got, err := s.Gate(StandbyWant{ID: natV4}, ShutGate); !errors.Is(err, standby.ErrNotBuilt) || got.Open {
+		if got, err := s.Gate(Want{ID: natV4}, Shut); !errors.Is(err, standby.ErrNotBuilt) || got.Open {
 			t.Errorf("a gate whose table is gone: %+v, %v", got, err)
 		}
 	})
@@ -200,7 +200,7 @@ func TestStandbyShutsByItself(t *testing.T) {
 
 // TestStandbyAfterItsSocketWasClosed: it is dialled again, and the next try builds the copy.
 func TestStandbyAfterItsSocketWasClosed(t *testing.T) {
-	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
+	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
 		must(t, follow(true).Err)
 		must(t, s.tables.Close())
 		if err := follow(true).Err; !errors.Is(err, net.ErrClosed) {
@@ -221,18 +221,18 @@ const nativeNAT = `table ip proxy {
 `
 
 // proxyOf loads nativeNAT and returns it as it was captured.
-func proxyOf(t *testing.T, s *StandbyOnNFT, priority, address, client string) StandbyWant {
+func proxyOf(t *testing.T, s *OnNFT, priority, address, client string) Want {
 	t.Helper()
 	id := tableid.IPv4.Table("proxy")
 	text := strings.NewReplacer("PRIORITY", priority, "ADDRESS", address, "CLIENT", client).Replace(nativeNAT)
 	nstest.CommandInput(t, "table ip proxy {}\ndelete table ip proxy\n"+text, "nft", "-f", "-")
 	r, err := native.Capture(s.conn, func(of nft.Table) bool { return of.Family.Table(of.Name) == id })
 	must(t, err)
-	return StandbyWant{ID: id, Native: NativeWant{r.Tables[id], r.Digest(id)}}
+	return Want{ID: id, Native: Native{r.Tables[id], r.Digest(id)}}
 }
 
 // followNative follows a native table until its copy stands, and returns in how many steps.
-func (s *StandbyOnNFT) followNative(t *testing.T, want StandbyWant) (steps int) {
+func (s *OnNFT) followNative(t *testing.T, want Want) (steps int) {
 	t.Helper()
 	for {
 		copied := s.Follow(t.Context(), want)[want.ID]
@@ -247,18 +247,18 @@ func (s *StandbyOnNFT) followNative(t *testing.T, want StandbyWant) (steps int) 
 // copy cannot take is said, and with OpenCurrent the gate stays shut. The next time it is followed,
 // it is built again in steps.
 func TestNativeStandbyThatTakesNoChange(t *testing.T) {
-	onNFT(t, func(t *testing.T, s *StandbyOnNFT, _ func(bool) StandbyCopy) {
+	onNFT(t, func(t *testing.T, s *OnNFT, _ func(bool) Copy) {
 		first := proxyOf(t, s, "dstnat", "10.3.0.1", "10.9.0.1")
 		built := s.followNative(t, first)
 		for _, story := range []struct {
 			priority, address string
-			order             GateOrder
+			order             Order
 			open              bool
 			outdated, err     error
 		}{
 			{"dstnat", "10.3.0.2", OpenCurrent, true, nil, nil},
-			{"dstnat - 5", "10.3.0.2", OpenCurrent, false, nil, ErrStandbyOutdated},
-			{"dstnat - 5", "10.3.0.2", OpenGate, true, native.ErrWhole, nil},
+			{"dstnat - 5", "10.3.0.2", OpenCurrent, false, nil, ErrOutdated},
+			{"dstnat - 5", "10.3.0.2", Open, true, native.ErrWhole, nil},
 		} {
 			want := proxyOf(t, s, story.priority, story.address, "10.9.0.1")
 			nstest.Command(t, "nft", "delete", "table", "ip", "proxy")
@@ -266,7 +266,7 @@ func TestNativeStandbyThatTakesNoChange(t *testing.T) {
 			if got.Open != story.open || !errors.Is(got.Outdated, story.outdated) || !errors.Is(err, story.err) {
 				t.Errorf("open: %t, outdated: %v, error: %v, want %+v", got.Open, got.Outdated, err, story)
 			}
-			_, err = s.Gate(want, ShutGate)
+			_, err = s.Gate(want, Shut)
 			must(t, err)
 		}
 		whole := proxyOf(t, s, "dstnat - 5", "10.3.0.2", "10.9.0.1")
@@ -279,7 +279,7 @@ func TestNativeStandbyThatTakesNoChange(t *testing.T) {
 // TestAnOpeningTranslatesChangesOnly: another value of a table whose content is the same is no
 // reason to translate it again: its clients are read every 2 s.
 func TestAnOpeningTranslatesChangesOnly(t *testing.T) {
-	onNFT(t, func(t *testing.T, s *StandbyOnNFT, _ func(bool) StandbyCopy) {
+	onNFT(t, func(t *testing.T, s *OnNFT, _ func(bool) Copy) {
 		first := proxyOf(t, s, "dstnat", "10.3.0.1", "10.9.0.1")
 		s.followNative(t, first)
 		held := s.tables.Held(first.ID)
@@ -300,4 +300,11 @@ func TestAnOpeningTranslatesChangesOnly(t *testing.T) {
 			}
 		}
 	})
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -1,4 +1,4 @@
-package daemon
+package copies
 
 import (
 	"context"
@@ -19,9 +19,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A StandbyOnNFT is the Standby of a Kernel on nft. OpenStandby opens one, and Close ends it. Only
+// An OnNFT is the Standby of a Kernel on nft. OpenNFT opens one, and Close ends it. Only
 // the loop's step calls its methods; the limits of gates run next to that.
-type StandbyOnNFT struct {
+type OnNFT struct {
 	kernel *iptables.Kernel
 	tables *standby.Standby
 	conn   *nft.Conn // for probes, so that none waits for a read of the mirror's
@@ -44,16 +44,16 @@ type pendingCopy struct {
 	of   native.Digest
 }
 
-// OpenStandby opens the sockets of a Standby. It writes nothing. Its commits count as the kernel's
+// OpenNFT opens the sockets of a Standby. It writes nothing. Its commits count as the kernel's
 // own. room returns how many bytes of memory the process may still use; nil: as many as it wants.
 // missed is called, by a goroutine that Close ends, for a packet that nat did not translate and the
 // copy would; nil, or a kernel without nfnetlink_log: never.
-func OpenStandby(kernel *iptables.Kernel, room func() int64, missed func()) (*StandbyOnNFT, error) {
+func OpenNFT(kernel *iptables.Kernel, room func() int64, missed func()) (*OnNFT, error) {
 	conn, err := nft.Dial()
 	if err != nil {
 		return nil, err
 	}
-	s := &StandbyOnNFT{kernel: kernel, conn: conn, room: room, limit: standbyMost + time.Second, limits: map[tableid.TableID]*gateLimit{}}
+	s := &OnNFT{kernel: kernel, conn: conn, room: room, limit: Most + time.Second, limits: map[tableid.TableID]*gateLimit{}}
 	if missed != nil {
 		s.listen(missed)
 	}
@@ -64,7 +64,7 @@ func OpenStandby(kernel *iptables.Kernel, room func() int64, missed func()) (*St
 }
 
 // listen begins to listen to misses. Without them the end of the flusher's commit is waited for.
-func (s *StandbyOnNFT) listen(missed func()) {
+func (s *OnNFT) listen(missed func()) {
 	misses, err := standby.ListenMisses()
 	if err != nil {
 		klog.Background().Info("The standby opens only when a flusher's commit is done: missed packets cannot be heard of", "reason", err)
@@ -85,7 +85,7 @@ func (s *StandbyOnNFT) listen(missed func()) {
 }
 
 // deafen ends what listen began.
-func (s *StandbyOnNFT) deafen() error {
+func (s *OnNFT) deafen() error {
 	if s.misses == nil {
 		return nil
 	}
@@ -96,7 +96,7 @@ func (s *StandbyOnNFT) deafen() error {
 
 // dial opens the socket that owns the tables. It is done again if the library had to close it,
 // because a gate could be shut in no other way.
-func (s *StandbyOnNFT) dial() error {
+func (s *OnNFT) dial() error {
 	cfg := standby.Config{Unheard: s.kernel.Unheard, Room: s.room}
 	if s.misses != nil {
 		cfg.Misses = s.misses.Group()
@@ -111,7 +111,7 @@ func (s *StandbyOnNFT) dial() error {
 }
 
 // Close ends the standby; the kernel removes its tables.
-func (s *StandbyOnNFT) Close() error {
+func (s *OnNFT) Close() error {
 	s.mu.Lock()
 	for _, limit := range s.limits {
 		if limit.timer.Stop() {
@@ -126,16 +126,16 @@ func (s *StandbyOnNFT) Close() error {
 
 // Follow implements Standby. All tables are translated before one is written, because each write
 // moves the genid.
-func (s *StandbyOnNFT) Follow(ctx context.Context, wants ...StandbyWant) map[tableid.TableID]StandbyCopy {
-	all := map[tableid.TableID]StandbyCopy{}
+func (s *OnNFT) Follow(ctx context.Context, wants ...Want) map[tableid.TableID]Copy {
+	all := map[tableid.TableID]Copy{}
 	for _, want := range wants {
-		all[want.ID] = StandbyCopy{Err: s.prepare(ctx, want)}
+		all[want.ID] = Copy{Err: s.prepare(ctx, want)}
 	}
 	for _, want := range wants {
 		switch {
 		case want.isNat() && !want.Nat.Write, all[want.ID].Err != nil:
 		case s.pending[want.ID].copy == nil: // it went with the socket, just now
-			all[want.ID] = StandbyCopy{Err: net.ErrClosed}
+			all[want.ID] = Copy{Err: net.ErrClosed}
 		default:
 			all[want.ID] = s.write(want.ID)
 		}
@@ -144,11 +144,11 @@ func (s *StandbyOnNFT) Follow(ctx context.Context, wants ...StandbyWant) map[tab
 }
 
 // isNat reports whether the table is iptables' nat.
-func (w StandbyWant) isNat() bool { return w.Native.Table == nil }
+func (w Want) isNat() bool { return w.Native.Table == nil }
 
 // prepare translates a table, unless that was done. A copy that the loop says is not there takes no
 // memory.
-func (s *StandbyOnNFT) prepare(ctx context.Context, want StandbyWant) error {
+func (s *OnNFT) prepare(ctx context.Context, want Want) error {
 	if !want.isNat() {
 		_, err := s.translateNative(want)
 		return s.orReleased(want.ID, err)
@@ -162,14 +162,14 @@ func (s *StandbyOnNFT) prepare(ctx context.Context, want StandbyWant) error {
 		s.pending[want.ID] = pendingCopy{copy: c}
 	case errors.Is(err, standby.ErrUnavailable):
 		return s.orReleased(want.ID, err)
-	case !errors.Is(err, ErrStandbyMoved):
-		return fmt.Errorf("%w: %w", ErrStandbyUnread, err)
+	case !errors.Is(err, ErrMoved):
+		return fmt.Errorf("%w: %w", ErrUnread, err)
 	}
 	return err
 }
 
 // orReleased releases a copy with an error, to which it adds that of releasing.
-func (s *StandbyOnNFT) orReleased(id tableid.TableID, err error) error {
+func (s *OnNFT) orReleased(id tableid.TableID, err error) error {
 	if err != nil {
 		return errors.Join(err, s.Release(id))
 	}
@@ -178,7 +178,7 @@ func (s *StandbyOnNFT) orReleased(id tableid.TableID, err error) error {
 
 // write brings a copy into the kernel. After an error there is none: it is built again at the next
 // try.
-func (s *StandbyOnNFT) write(id tableid.TableID) StandbyCopy {
+func (s *OnNFT) write(id tableid.TableID) Copy {
 	pending, stood := s.pending[id], s.tables.Held(id) != nil
 	more, err := s.tables.PutPiece(pending.copy)
 	if errors.Is(err, net.ErrClosed) {
@@ -192,18 +192,18 @@ func (s *StandbyOnNFT) write(id tableid.TableID) StandbyCopy {
 		s.hold(id)
 	}
 	now := s.tables.Status(id)
-	return StandbyCopy{Chains: now.Chains, Uncopied: now.LeftOut, Unfinished: more, Err: err}
+	return Copy{Chains: now.Chains, Uncopied: now.LeftOut, Unfinished: more, Err: err}
 }
 
 // hold notes that the kernel has what is pending: a copy of nat is without its rules then.
-func (s *StandbyOnNFT) hold(id tableid.TableID) {
+func (s *OnNFT) hold(id tableid.TableID) {
 	s.pending[id] = pendingCopy{s.tables.Held(id), s.pending[id].of}
 }
 
 // translateNative makes the copy of a native table, or returns what it made of the same content.
 // Another value comes every 2 s where packets add to sets and after each replay, and an opening
 // does not wait for what that changes.
-func (s *StandbyOnNFT) translateNative(want StandbyWant) (*standby.Copy, error) {
+func (s *OnNFT) translateNative(want Want) (*standby.Copy, error) {
 	if p := s.pending[want.ID]; p.copy != nil && p.of == want.Native.Digest {
 		return p.copy, nil
 	}
@@ -215,7 +215,7 @@ func (s *StandbyOnNFT) translateNative(want StandbyWant) (*standby.Copy, error) 
 }
 
 // translate makes a family's copy of what the mirror holds, if that is what was examined.
-func (s *StandbyOnNFT) translate(ctx context.Context, want StandbyWant) (c *standby.Copy, err error) {
+func (s *OnNFT) translate(ctx context.Context, want Want) (c *standby.Copy, err error) {
 	nat := want.Nat
 	protected := make(map[string]bool, len(nat.Section.Chains))
 	for _, chain := range nat.Section.Chains {
@@ -223,7 +223,7 @@ func (s *StandbyOnNFT) translate(ctx context.Context, want StandbyWant) (c *stan
 	}
 	err = s.kernel.RawTable(ctx, want.ID, func(raw nft.RawTable) error {
 		if uint64(raw.Genid) != nat.Digest {
-			return ErrStandbyMoved
+			return ErrMoved
 		}
 		var err error
 		c, err = standby.Translate(standby.Source{RawTable: raw, Protects: func(chain string) bool { return protected[chain] }}, s.tables.Held(want.ID))
@@ -234,10 +234,10 @@ func (s *StandbyOnNFT) translate(ctx context.Context, want StandbyWant) (c *stan
 
 // Gate implements Standby. A gate that is open for so long that the loop must be hanging is shut
 // all the same.
-func (s *StandbyOnNFT) Gate(want StandbyWant, order GateOrder) (got StandbyGate, err error) {
+func (s *OnNFT) Gate(want Want, order Order) (got Answer, err error) {
 	before := s.tables.Commits()
 	switch {
-	case order == ShutGate:
+	case order == Shut:
 		got.Shut, err = s.shut(want.ID)
 	case s.tables.Held(want.ID) == nil:
 		err = standby.ErrNotBuilt
@@ -254,7 +254,7 @@ func (s *StandbyOnNFT) Gate(want StandbyWant, order GateOrder) (got StandbyGate,
 
 // shut shuts a gate; limit is when its limit did so before. Without a table the error is
 // standby.ErrNotBuilt.
-func (s *StandbyOnNFT) shut(id tableid.TableID) (limit time.Time, err error) {
+func (s *OnNFT) shut(id tableid.TableID) (limit time.Time, err error) {
 	limit = s.endLimit(id)
 	if err = s.tables.Shut(id); err == nil && s.tables.Held(id) == nil {
 		err = standby.ErrNotBuilt
@@ -264,7 +264,7 @@ func (s *StandbyOnNFT) shut(id tableid.TableID) (limit time.Time, err error) {
 
 // openNat opens the hooks of nat whose path lost something and that may be opened, and says why
 // others stay shut. Where one of those is open it shuts all: nat has changed.
-func (s *StandbyOnNFT) openNat(id tableid.TableID, order GateOrder) (got StandbyGate, err error) {
+func (s *OnNFT) openNat(id tableid.TableID, order Order) (got Answer, err error) {
 	held, already := s.tables.Held(id), s.tables.OpenHooks(id)
 	losses, err := held.Probe(s.conn)
 	if err != nil {
@@ -292,7 +292,7 @@ func (s *StandbyOnNFT) openNat(id tableid.TableID, order GateOrder) (got Standby
 // openHooks opens hooks of a copy with what is pending, or without that if it cannot be written or,
 // as refused says, translated; outdated is why. With OpenCurrent it opens nothing then. If the
 // table is gone after an error, that is standby.ErrNotBuilt, too.
-func (s *StandbyOnNFT) openHooks(id tableid.TableID, hooks []standby.Hook, pending *standby.Copy, refused error, order GateOrder) (outdated, err error) {
+func (s *OnNFT) openHooks(id tableid.TableID, hooks []standby.Hook, pending *standby.Copy, refused error, order Order) (outdated, err error) {
 	if pending == s.tables.Held(id) {
 		pending = nil
 	}
@@ -304,7 +304,7 @@ func (s *StandbyOnNFT) openHooks(id tableid.TableID, hooks []standby.Hook, pendi
 	case pending == nil && refused == nil, errors.Is(outdated, standby.ErrNotBuilt):
 		return nil, s.orNotBuilt(id, outdated)
 	case order == OpenCurrent:
-		return nil, fmt.Errorf("%w: %w", ErrStandbyOutdated, outdated)
+		return nil, fmt.Errorf("%w: %w", ErrOutdated, outdated)
 	default:
 		if err := s.tables.Open(id, hooks, nil); err != nil {
 			return nil, s.orNotBuilt(id, err)
@@ -315,7 +315,7 @@ func (s *StandbyOnNFT) openHooks(id tableid.TableID, hooks []standby.Hook, pendi
 }
 
 // orNotBuilt adds to an error that the table went with it, if it did.
-func (s *StandbyOnNFT) orNotBuilt(id tableid.TableID, err error) error {
+func (s *OnNFT) orNotBuilt(id tableid.TableID, err error) error {
 	if err != nil && s.tables.Held(id) == nil && !errors.Is(err, standby.ErrNotBuilt) {
 		return errors.Join(err, standby.ErrNotBuilt)
 	}
@@ -329,7 +329,7 @@ type gateLimit struct {
 }
 
 // beginLimit shuts the gate of a table's copy a little after the loop should have done so.
-func (s *StandbyOnNFT) beginLimit(id tableid.TableID) {
+func (s *OnNFT) beginLimit(id tableid.TableID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if limit := s.limits[id]; limit != nil && limit.shut.IsZero() {
@@ -354,7 +354,7 @@ func (s *StandbyOnNFT) beginLimit(id tableid.TableID) {
 }
 
 // endLimit ends what beginLimit began, and returns when it shut the gate; zero if it did not.
-func (s *StandbyOnNFT) endLimit(id tableid.TableID) (shut time.Time) {
+func (s *OnNFT) endLimit(id tableid.TableID) (shut time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if limit := s.limits[id]; limit != nil {
@@ -367,7 +367,7 @@ func (s *StandbyOnNFT) endLimit(id tableid.TableID) (shut time.Time) {
 }
 
 // Release implements Standby.
-func (s *StandbyOnNFT) Release(id tableid.TableID) error {
+func (s *OnNFT) Release(id tableid.TableID) error {
 	s.endLimit(id)
 	delete(s.pending, id)
 	return s.tables.Remove(id)
