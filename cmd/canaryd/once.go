@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/here"
+	"github.com/canaryd/canaryd/internal/onrequest"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -190,7 +191,7 @@ func (b bench) generation(ctx context.Context, to streams) (rules.Generation, er
 		if err != nil {
 			return nil, fmt.Errorf("%w; %s", err, b.store.Offer())
 		}
-		_, err = fmt.Fprint(to.out, daemon.Heading(stored.ID, stored.Captured, note))
+		_, err = fmt.Fprint(to.out, onrequest.Heading(stored.ID, stored.Captured, note))
 		return stored.Generation, err
 	}
 	_, stored, err := b.store.LoadState()
@@ -270,13 +271,13 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 	err := o.client().Cleanup(ctx, request)
 	if errors.Is(err, control.ErrNoDaemon) {
 		if o.rules && !o.protectGiven {
-			return exitError, daemon.ErrWhoseRules
+			return exitError, onrequest.ErrWhoseRules
 		}
 		o.maxRules = 0 // a chain that is left out could not be removed
 		_, err = withBench(ctx, o, true, func(b bench) (int, error) {
-			err := daemon.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules)
+			err := onrequest.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules)
 			state, _, _ := b.store.LoadState() // of a state that cannot be read, it is not known which tables canaryd made
-			daemon.RemoveMade(ctx, b.kernel, state.MadeTables)
+			onrequest.RemoveMade(ctx, b.kernel, state.MadeTables)
 			return exitOK, errors.Join(err, native.RemoveWitnesses(b.kernel.Port()), daemon.ForgetNative(o.stateDir), b.store.Forget())
 		})
 	}

@@ -11,8 +11,8 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/control"
-	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/here"
+	"github.com/canaryd/canaryd/internal/onrequest"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -92,7 +92,7 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 		return api.RestoreReply{}, err
 	}
 	base, name := b.baseline()
-	reply, result, err := daemon.Restoring(ctx, b.replayer(), r.Generation != "", job, r, base)
+	reply, result, err := onrequest.Restore(ctx, b.replayer(), r.Generation != "", job, r, base)
 	reply.Baseline = name
 	if err == nil && reply.Refused == "" && r.Generation == "" { // generations have iptables' rules only
 		var failed error
@@ -119,7 +119,7 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 	}
 	return reply, errors.Join(err, b.store.Save(stored),
 		b.store.SaveState(reload.State{Confirmed: state.Confirmed, Uptime: state.Uptime, Marks: state.Marks, MadeTables: state.MadeTables}),
-		b.store.SaveBytes(stored.Generation), daemon.KeepRemoval(ctx, b.o.stateDir, reply, result))
+		b.store.SaveBytes(stored.Generation), onrequest.KeepRemoval(ctx, b.o.stateDir, reply, result))
 }
 
 // dropUnread removes decided files from the list of stored files that cannot be read.

@@ -168,24 +168,3 @@ func (b *baseline) addTo(r *api.Flush, id rules.TableID, lost reload.Lost) {
 	}
 	r.NotInBaseline = &n
 }
-
-// notIn returns those of some rules, with their chains, that a baseline does not have; nothing
-// without one.
-func notIn(base *rules.Baseline, id rules.TableID, jumps []rules.Jump) []rules.Jump {
-	if base == nil {
-		return nil
-	}
-	var list []rules.Jump
-	for i := 0; i < len(jumps); {
-		chain, n := jumps[i].Chain, i
-		var of []rules.Rule
-		for ; n < len(jumps) && jumps[n].Chain == chain; n++ {
-			of = append(of, jumps[n].Rule)
-		}
-		for _, r := range base.Lacks(id.Family, id.Name, chain, of) {
-			list = append(list, rules.Jump{Chain: chain, Rule: r})
-		}
-		i = n
-	}
-	return list
-}

@@ -11,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/onrequest"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -34,7 +35,7 @@ type Kernel interface {
 	Reader
 	reload.Beginner
 	BackendChecker
-	TableRemover
+	onrequest.TableRemover
 	// Own reports whether a writer is this process or a child of it.
 	Own(pid uint32) bool
 	// Takings returns what the last commits took from the tables, on nft.

@@ -157,7 +157,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 // the loss stays open until it can be.
 func (d *Daemon) lostButUnread(st *state, result reload.Result) error {
 	var errs []error
-	for id, tr := range tablesOf(result) {
+	for id, tr := range flushes.TablesOf(result) {
 		errs = append(errs, st.lostUnread(id, tr.Finding))
 	}
 	return errors.Join(errs...)
@@ -174,7 +174,7 @@ func (st *state) lostUnread(id rules.TableID, finding canary.Finding) error {
 // hits returns what a replay found lost under guard.
 func hits(result reload.Result) map[rules.TableID]flushes.Hit {
 	found := map[rules.TableID]flushes.Hit{}
-	for id, tr := range tablesOf(result) {
+	for id, tr := range flushes.TablesOf(result) {
 		found[id] = flushes.Hit{Verdict: tr.Finding.Verdict, Lost: tr.Lost, Policies: tr.Policies, Finding: tr.Finding, Seen: result[id.Family].Seen, Table: tr.Seen}
 	}
 	return found

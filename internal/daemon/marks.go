@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -88,7 +89,7 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 // that could not be read.
 func unplanted(st *state, result reload.Result) error {
 	var errs []error
-	for id, tr := range tablesOf(result) {
+	for id, tr := range flushes.TablesOf(result) {
 		if tr.Mark.Nonce == "" && !st.table(id).spared {
 			errs = append(errs, fmt.Errorf("%s: %w", id, tr.Finding.Err))
 		}
@@ -207,6 +208,15 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 		}
 		if !fs.rotation.at.IsZero() {
 			fs.rotation.putOff(time.Now().Add(rotateShare * cost))
+		}
+	}
+}
+
+// addMade notes which tables a write of ours made: they did not exist when it was planned.
+func (st *state) addMade(f rules.Family, fr reload.FamilyResult) {
+	for t, tr := range fr.Tables {
+		if tr.Seen == nil && !tr.Absent && tr.Proved {
+			st.marks.madeTables = st.marks.madeTables.With(f, t)
 		}
 	}
 }

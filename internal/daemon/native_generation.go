@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/onrequest"
 	"github.com/canaryd/canaryd/internal/private"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -252,7 +253,7 @@ func (g nativeGeneration) text(s *NativeStore) string {
 		return ""
 	}
 	var text strings.Builder
-	text.WriteString(Heading(g.ID+" of table "+g.Name, g.Captured, s.foreign(g.Identity)))
+	text.WriteString(onrequest.Heading(g.ID+" of table "+g.Name, g.Captured, s.foreign(g.Identity)))
 	for l := range g.Table.Lines() {
 		fmt.Fprintln(&text, l.Text)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/here"
+	"github.com/canaryd/canaryd/internal/onrequest"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -52,15 +53,15 @@ type nativeReturned struct {
 }
 
 // removal is the record of what was taken away; false if that is nothing.
-func (n nativeReturned) removal(g nativeGeneration, now time.Time) (removal, bool) {
+func (n nativeReturned) removal(g nativeGeneration, now time.Time) (onrequest.Removal, bool) {
 	if !n.wrote || n.reply.Removes() == (api.Counts{}) {
-		return removal{}, false
+		return onrequest.Removal{}, false
 	}
-	r, counts := newRemoval(n.reply, now), n.reply.Removes()
-	r.record.Lost = api.Lost{Rules: counts.Rules, Chains: counts.Chains, Elements: counts.Elements}
-	r.record.Native = []api.NativeLoss{{Family: g.Family, Table: g.Name, Kind: api.Removed, Why: "generation " + g.ID + " was restored on request",
+	r, counts := onrequest.NewRemoval(n.reply, now), n.reply.Removes()
+	r.Record.Lost = api.Lost{Rules: counts.Rules, Chains: counts.Chains, Elements: counts.Elements}
+	r.Record.Native = []api.NativeLoss{{Family: g.Family, Table: g.Name, Kind: api.Removed, Why: "generation " + g.ID + " was restored on request",
 		Rules: counts.Rules, Chains: counts.Chains, Elements: counts.Elements}}
-	r.diff = []api.TableDiff{n.diff}
+	r.Diff = []api.TableDiff{n.diff}
 	return r, true
 }
 
@@ -229,7 +230,7 @@ func (d *Daemon) returnNative(ctx context.Context, st *state, r api.RestoreReque
 		}
 	}
 	if done.wrote && done.proved() {
-		logRestored(ctx, reply, "table", g.Name, "detail", reply.Native[0].Detail)
+		onrequest.LogRestored(ctx, reply, "table", g.Name, "detail", reply.Native[0].Detail)
 	}
 	if known {
 		d.adoptReturned(ctx, st, g.Table.ID, done)
@@ -296,7 +297,7 @@ func (s *NativeStore) RestoreGeneration(ctx context.Context, kernel NativeKernel
 		return done.reply, true, err
 	}
 	if gone, any := done.removal(g, time.Now()); any {
-		err = gone.keep(ctx, filepath.Dir(s.path), done.reply)
+		err = gone.Keep(ctx, filepath.Dir(s.path), done.reply)
 	}
 	if !done.proved() {
 		return done.reply, true, err

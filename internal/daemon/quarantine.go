@@ -64,7 +64,7 @@ func partOf(h reload.QuarantinedRule) string { return "rule " + h.Chain + " " + 
 // match that only counts.
 func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 	log := klog.FromContext(ctx)
-	for id, tr := range tablesOf(result) {
+	for id, tr := range flushes.TablesOf(result) {
 		missing, waiting := reload.Quarantine{id: tr.Quarantined}.Split()
 		for _, h := range missing[id][:min(flushes.NamesKept, len(missing[id]))] {
 			next := "it is tried again"
@@ -223,7 +223,7 @@ func (st *state) quarantined() ([]api.Quarantined, []api.WaitingChain) {
 	var list, waits []api.Quarantined
 	missing, waiting := st.quarantine.rules.Split()
 	for _, part := range []reload.Quarantine{missing, waiting} {
-		for _, id := range tableIDs() {
+		for _, id := range flushes.TableIDs() {
 			for _, h := range part[id] {
 				q := api.QuarantinedOf(id, h)
 				if len(list) < api.QuarantinedShown {

@@ -23,7 +23,7 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 	fresh := flushes.Verdicts{}
 	q := inquiry{}
 	p := st.purges.current(time.Now())
-	for _, id := range tableIDs() {
+	for _, id := range flushes.TableIDs() {
 		h := found[id]
 		again := l.hit[id] != "" && p != nil && !l.recovery.back[id].IsZero() // a purge goes on
 		if !h.Verdict.Loss() || l.hit[id] != "" && !again {
@@ -190,7 +190,7 @@ func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result rel
 	log := st.flushLog(ctx)
 	tables := append([]string{l.hit.Text()}, l.record.NativeNames()...) // these rode with them
 	flushes.LogBack(log, "The rules", strings.Join(tables, ", "), l.record, l.attempts+1)
-	for id, tr := range tablesOf(result) {
+	for id, tr := range flushes.TablesOf(result) {
 		if n := len(tr.Skipped); n > 0 {
 			severity.Notices(log).Info("Chains were left as their owner had written them meanwhile", "flush", l.record.ID,
 				"family", id.Family, "table", id.Name, "count", n, "chains", tr.Skipped[:min(n, flushes.NamesKept)])

@@ -33,7 +33,7 @@ func (d *Daemon) showUnread(st *state) {
 	}
 	r := l.record
 	r.NoticedSeconds = l.noticed.Sub(r.Time).Seconds()
-	for _, id := range tableIDs() {
+	for _, id := range flushes.TableIDs() {
 		v := hit[id]
 		if v == "" {
 			continue

@@ -23,7 +23,7 @@ type recovery struct {
 
 // afterTry takes up the result of another try.
 func (r *recovery) afterTry(hit flushes.Verdicts, result reload.Result) {
-	for id, tr := range tablesOf(result) {
+	for id, tr := range flushes.TablesOf(result) {
 		v := tr.Finding.Verdict
 		switch {
 		case hit[id] == "" || !tr.Proved && v == canary.Unknown:

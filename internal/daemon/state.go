@@ -8,7 +8,6 @@ import (
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -118,19 +117,6 @@ func (d *Daemon) newState() *state {
 	return st
 }
 
-// tableIDs returns the tables of iptables that canaryd guards, in their order. The list is shared:
-// each step walks it several times.
-func tableIDs() []rules.TableID { return guardedTables }
-
-var guardedTables = func() (ids []rules.TableID) {
-	for _, f := range rules.Families() {
-		for _, t := range protect.Tables() {
-			ids = append(ids, f.Table(t))
-		}
-	}
-	return ids
-}()
-
 // inOrder yields what is known of each family, in their order.
 func (st *state) inOrder() iter.Seq2[rules.Family, *familyState] {
 	return func(yield func(rules.Family, *familyState) bool) {
@@ -145,7 +131,7 @@ func (st *state) inOrder() iter.Seq2[rules.Family, *familyState] {
 // tables yields what is known of each table, in their order.
 func (st *state) tables() iter.Seq2[rules.TableID, *tableState] {
 	return func(yield func(rules.TableID, *tableState) bool) {
-		for _, id := range tableIDs() {
+		for _, id := range flushes.TableIDs() {
 			if fs := st.families[id.Family]; fs != nil && !yield(id, fs.tables[id.Name]) {
 				return
 			}
@@ -165,14 +151,3 @@ func anyOf[M ~map[K]V, K comparable, V any](m M, is func(V) bool) bool {
 
 // anyFamily reports whether something is so of any family.
 func (st *state) anyFamily(is func(*familyState) bool) bool { return anyOf(st.families, is) }
-
-// tablesOf yields what a replay came to for each table, in their order.
-func tablesOf(result reload.Result) iter.Seq2[rules.TableID, reload.TableResult] {
-	return func(yield func(rules.TableID, reload.TableResult) bool) {
-		for _, id := range tableIDs() {
-			if tr, ok := result[id.Family].Tables[id.Name]; ok && !yield(id, tr) {
-				return
-			}
-		}
-	}
-}

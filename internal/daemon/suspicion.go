@@ -213,7 +213,7 @@ func (w *decision) add(found map[rules.TableID]flushes.Hit) flushes.Verdicts {
 	if !anyOf(found, func(h flushes.Hit) bool { return h.Lost.Rules > 0 }) {
 		return fresh
 	}
-	for _, id := range tableIDs() {
+	for _, id := range flushes.TableIDs() {
 		h, hit := found[id]
 		if !hit || w.waiting[id] != "" {
 			continue

@@ -1,4 +1,6 @@
-package daemon
+// Package onrequest does what an operator asks for, with a daemon and without: it previews a
+// restore, wants agreement to what that takes away, records it, and cleans up.
+package onrequest
 
 import (
 	"context"
@@ -29,7 +31,7 @@ func countsOf(p reload.Part) api.Counts {
 func changesOf(changes reload.Changes, lines bool, base *rules.Baseline) []api.TableChange {
 	var list []api.TableChange
 	left := flushes.DiffRoom()
-	for _, id := range tableIDs() {
+	for _, id := range flushes.TableIDs() {
 		c := changes[id]
 		if c.Empty() {
 			continue
@@ -89,7 +91,7 @@ func previewOf(generation string, p reload.Preview, lines bool, base *rules.Base
 // changedBy returns what a checked replay changed, as far as it was written.
 func changedBy(result reload.Result) reload.Changes {
 	changes := reload.Changes{}
-	for id, tr := range tablesOf(result) {
+	for id, tr := range flushes.TablesOf(result) {
 		if tr.Proved || tr.Unproved || tr.Replayed && !result[id.Family].Written.IsZero() {
 			changes[id] = tr.Changed
 		}
@@ -109,40 +111,45 @@ func refusal(result reload.Result) error {
 
 // untouched reports whether a check refused a replay before anything was written.
 func untouched(result reload.Result) bool {
-	return refusal(result) != nil && !anyOf(result, func(fr reload.FamilyResult) bool { return len(fr.Tables) > 0 && fr.Outcome != reload.Skipped })
+	for _, fr := range result {
+		if len(fr.Tables) > 0 && fr.Outcome != reload.Skipped {
+			return false
+		}
+	}
+	return refusal(result) != nil
 }
 
-// A removal is the record of what canaryd took away on request.
-type removal struct {
-	record api.Flush
-	diff   []api.TableDiff
+// A Removal is the record of what canaryd took away on request.
+type Removal struct {
+	Record api.Flush
+	Diff   []api.TableDiff
 }
 
-// newRemoval returns a record that names no table yet.
-func newRemoval(reply api.RestoreReply, now time.Time) removal {
-	return removal{record: api.Flush{
+// NewRemoval returns a record that names no table yet.
+func NewRemoval(reply api.RestoreReply, now time.Time) Removal {
+	return Removal{Record: api.Flush{
 		ID: fmt.Sprintf("%x", now.UnixMicro()), Time: now, Kind: api.Removed, Outcome: api.Requested, Attempts: 1,
 		Culprit: api.Culprit{Time: now, PID: uint32(os.Getpid()), Comm: "canaryd", Command: "canaryd restore --generation " + reply.Generation},
 		Detail:  undoing(reply),
 	}}
 }
 
-// removalBy returns what a replay took away; false if that is nothing.
-func removalBy(reply api.RestoreReply, result reload.Result, now time.Time) (removal, bool) {
-	r := newRemoval(reply, now)
+// RemovalBy returns what a replay took away; false if that is nothing.
+func RemovalBy(reply api.RestoreReply, result reload.Result, now time.Time) (Removal, bool) {
+	r := NewRemoval(reply, now)
 	left := flushes.DiffRoom()
 	changes := changedBy(result)
-	for _, id := range tableIDs() {
+	for _, id := range flushes.TableIDs() {
 		c := changes[id]
 		if c.Removed.Empty() {
 			continue
 		}
-		flushes.AddLoss(&r.record, id, flushes.Hit{Verdict: api.Removed, Lost: lostBy(id.Name, c.Removed)})
+		flushes.AddLoss(&r.Record, id, flushes.Hit{Verdict: api.Removed, Lost: lostBy(id.Name, c.Removed)})
 		diff, _ := diffOfChange(id, c, nil, &left)
-		r.diff = append(r.diff, diff)
+		r.Diff = append(r.Diff, diff)
 	}
-	r.record.Kind = api.Removed // addLoss has it from the verdicts
-	return r, len(r.diff) > 0
+	r.Record.Kind = api.Removed // addLoss has it from the verdicts
+	return r, len(r.Diff) > 0
 }
 
 // lostBy returns a removed part as a loss.
@@ -178,8 +185,8 @@ func undoing(r api.RestoreReply) string {
 	return fmt.Sprintf("`canaryd restore --generation %s --yes` brings the rules back that `canaryd restore --generation %s` took away", r.Undo, r.Generation)
 }
 
-// logRemoval says what a replay took away; it says nothing if that is nothing.
-func logRemoval(ctx context.Context, reply api.RestoreReply, record api.Flush) {
+// LogRemoval says what a replay took away; it says nothing if that is nothing.
+func LogRemoval(ctx context.Context, reply api.RestoreReply, record api.Flush) {
 	var where []string
 	for _, c := range reply.Changes {
 		if c.Removal != "" {
@@ -191,26 +198,19 @@ func logRemoval(ctx context.Context, reply api.RestoreReply, record api.Flush) {
 		"removed", strings.Join(where, ", "), "undo", reply.Undo)
 }
 
-// takeRemoval records and logs what an asked-for replay took away.
-func (d *Daemon) takeRemoval(ctx context.Context, st *state, r removal, reply api.RestoreReply) {
-	st.journal.Remember(r.record)
-	d.write(ctx, r.record, r.diff)
-	logRemoval(ctx, reply, r.record)
-}
-
 // KeepRemoval records in the journal of the state folder what a replay without a daemon took
 // away. The next daemon lists it among the flushes of before.
 func KeepRemoval(ctx context.Context, dir string, reply api.RestoreReply, result reload.Result) error {
-	if r, any := removalBy(reply, result, time.Now()); any {
-		return r.keep(ctx, dir, reply)
+	if r, any := RemovalBy(reply, result, time.Now()); any {
+		return r.Keep(ctx, dir, reply)
 	}
 	return nil
 }
 
-// keep is KeepRemoval of one that is known.
-func (r removal) keep(ctx context.Context, dir string, reply api.RestoreReply) error {
-	logRemoval(ctx, reply, r.record)
-	entry, err := flushes.EntryOf(r.record, r.diff)
+// Keep is KeepRemoval of one that is known.
+func (r Removal) Keep(ctx context.Context, dir string, reply api.RestoreReply) error {
+	LogRemoval(ctx, reply, r.Record)
+	entry, err := flushes.EntryOf(r.Record, r.Diff)
 	if err != nil {
 		return err
 	}
@@ -224,10 +224,10 @@ func (r removal) keep(ctx context.Context, dir string, reply api.RestoreReply) e
 	return nil
 }
 
-// Restoring puts a generation into force: exactly that one if force, else what is lost of
+// Restore puts a generation into force: exactly that one if force, else what is lost of
 // it. What that takes away must be agreed to, by what is read right before it is written. What
 // base does not have is marked; nil is no baseline.
-func Restoring(ctx context.Context, replayer reload.Replayer, force bool, job reload.Job, r api.RestoreRequest, base *rules.Baseline) (api.RestoreReply, reload.Result, error) {
+func Restore(ctx context.Context, replayer reload.Replayer, force bool, job reload.Job, r api.RestoreRequest, base *rules.Baseline) (api.RestoreReply, reload.Result, error) {
 	replay, preview := replayer.Heal, replayer.PreviewHeal
 	if force {
 		replay, preview = replayer.Force, replayer.PreviewForce
@@ -255,7 +255,7 @@ func Restoring(ctx context.Context, replayer reload.Replayer, force bool, job re
 		again.Refused = refusal(result).Error()
 		return again, nil, errors.Join(err, previewErr)
 	}
-	reply = replyOf(id, result)
+	reply = ReplyOf(id, result)
 	reply.Changes = changesOf(changedBy(result), false, base)
 	if refused := refusal(result); refused != nil {
 		reply.Refused = refused.Error()

@@ -1,7 +1,8 @@
-package daemon
+package onrequest
 
 import (
 	"context"
+	"errors"
 
 	"k8s.io/klog/v2"
 
@@ -14,15 +15,6 @@ import (
 type TableRemover interface {
 	// RemoveEmpty deletes a table that nothing is in, and reports whether it did.
 	RemoveEmpty(context.Context, rules.Family, rules.TableName) (bool, error)
-}
-
-// addMade notes which tables a write of ours made: they did not exist when it was planned.
-func (st *state) addMade(f rules.Family, fr reload.FamilyResult) {
-	for t, tr := range fr.Tables {
-		if tr.Seen == nil && !tr.Absent && tr.Proved {
-			st.marks.madeTables = st.marks.madeTables.With(f, t)
-		}
-	}
 }
 
 // RemoveMade deletes those of the tables that canaryd made in which nothing is any more, and
@@ -40,4 +32,18 @@ func RemoveMade(ctx context.Context, kernel TableRemover, made reload.Tables) {
 			}
 		}
 	}
+}
+
+// ErrWhoseRules: a cleanup is to remove rules, and no word says whose. The owners that auto finds
+// may be more than an operator thinks of.
+var ErrWhoseRules = errors.New("--rules removes rules of all owners that --protect=auto finds: name those whose rules are to go, such as --protect=kube,cni, or --protect=auto for all")
+
+// RemoveAll removes canaryd's marks, and with everything what it protects, and
+// returns nil only if a read shows that they are gone.
+func RemoveAll(ctx context.Context, replayer reload.Replayer, job reload.Job, everything bool) error {
+	result, err := replayer.Remove(ctx, job, everything)
+	for _, fr := range result {
+		err = errors.Join(err, fr.Err)
+	}
+	return err
 }
