@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/here"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/onrequest"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -49,7 +50,7 @@ func withBench(ctx context.Context, o *options, writes bool, do func(bench) (int
 
 // expandGeneration makes the beginning of a stored generation's ID, where no daemon runs, the ID.
 func (o *options) expandGeneration() (err error) {
-	o.generation, err = reload.ExpandID(o.generation, append(reload.StoredIDs(o.stateDir), daemon.StoredNativeIDs(o.stateDir)...))
+	o.generation, err = reload.ExpandID(o.generation, append(reload.StoredIDs(o.stateDir), nativestore.IDs(o.stateDir)...))
 	return err
 }
 
@@ -278,7 +279,7 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 			err := onrequest.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules)
 			state, _, _ := b.store.LoadState() // of a state that cannot be read, it is not known which tables canaryd made
 			onrequest.RemoveMade(ctx, b.kernel, state.MadeTables)
-			return exitOK, errors.Join(err, native.RemoveWitnesses(b.kernel.Port()), daemon.ForgetNative(o.stateDir), b.store.Forget())
+			return exitOK, errors.Join(err, native.RemoveWitnesses(b.kernel.Port()), nativestore.Forget(o.stateDir), b.store.Forget())
 		})
 	}
 	if err != nil {

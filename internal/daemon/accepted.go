@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -167,7 +168,7 @@ func (q inquiry) committer(c nft.Commit) *api.Culprit {
 // acceptNative takes up what the owner of a native table took, if it is to be said: the table is
 // about to be learned without it. What a person has accepted needs no word.
 func (d *Daemon) acceptNative(st *state, t *nativeTable, now nativeLearned) {
-	if t.want == nil || t.old || t.accept || t.inForce == nativeID(now.Digest) {
+	if t.want == nil || t.old || t.accept || t.inForce == nativestore.IDOf(now.Digest) {
 		return
 	}
 	commits := map[*native.Deed]nft.Commit{}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -40,8 +41,8 @@ var failures = []failure{
 	{is(nft.ErrTooBig), "the tables are larger than canaryd may send at once", "give canaryd CAP_NET_ADMIN in the first user namespace, or raise net.core.wmem_max"},
 	{isAny(syscall.ENOMEM, syscall.ENOBUFS), "the kernel has no memory for the rules", "raise the memory limit of canaryd's group"},
 	{refusedFor(iptables.ReasonOther), "iptables or the kernel refuses the rules", keepsTrying},
-	{isAny(reload.ErrUnproved, errNotInForce), "after the write the rules are not in force", keepsTrying},
-	{isAny(errOwnerWrote, nft.ErrStale, nft.ErrInterrupted), "other processes write in the middle of each try", keepsTrying},
+	{isAny(reload.ErrUnproved, nativestore.ErrNotInForce), "after the write the rules are not in force", keepsTrying},
+	{isAny(nativestore.ErrOwnerWrote, nft.ErrStale, nft.ErrInterrupted), "other processes write in the middle of each try", keepsTrying},
 	{isAny(fs.ErrNotExist, fs.ErrPermission), "a program or a file that canaryd needs cannot be opened", keepsTrying},
 	{is(context.DeadlineExceeded), "it took too long", keepsTrying},
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/copies"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/sdnotify"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
@@ -364,7 +365,7 @@ func choresWorld(t *testing.T, backend iptables.Backend) (*Daemon, world) {
 	w.standby = newFakeStandby(w.fake)
 	w.standby.native = newFakeNativeStandby(w.guarded)
 	return configure(t, w.fake, setup{store: openStore(t, dir, identity(backend)), keeper: w.keeper, standby: w.standby, guarded: w.guarded,
-		nativeStandby: w.standby.native, nativeStore: &NativeStore{path: dir + "/native.json"}}).d, w
+		nativeStandby: w.standby.native, nativeStore: nativestore.New(dir, nativestore.Identity{})}).d, w
 }
 
 // tryChore does a chore while that fails, and returns how often the chore asked what may fail.

@@ -25,6 +25,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/internal/testkit/testlog"
@@ -103,7 +104,7 @@ type setup struct {
 	// rehearse says whether the kernel would take one of them again; nil: that is not asked.
 	rehearse func(*native.Table) error
 	// nativeStore keeps them; nil: nothing does.
-	nativeStore *NativeStore
+	nativeStore *nativestore.Store
 	// leftOut names the chains that are left out; nil: none are.
 	leftOut func() []iptables.LeftOut
 	// settle is --settle; 0 is its default.

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -134,7 +135,7 @@ func TestANativeRecordGoesOnOverARestart(t *testing.T) {
 	for _, mode := range []api.Mode{api.Observe, api.Heal} {
 		t.Run(string(mode), func(t *testing.T) {
 			dir, records := t.TempDir(), t.TempDir()
-			nativeNode(t, setup{nativeStore: &NativeStore{path: dir + "/native.json"}, journal: records, mode: mode}, func(t *testing.T, r *rig, k *fakeNative) {
+			nativeNode(t, setup{nativeStore: nativestore.New(dir, nativestore.Identity{}), journal: records, mode: mode}, func(t *testing.T, r *rig, k *fakeNative) {
 				r.after(10 * time.Second)
 				if mode == api.Heal {
 					must(t, errorOf(r.d.Pause(t.Context(), api.PauseRequest{Seconds: 3600})))
@@ -145,7 +146,7 @@ func TestANativeRecordGoesOnOverARestart(t *testing.T) {
 				r.stop()
 				time.Sleep(30 * time.Second)
 
-				n := run(t, r.fake, setup{guarded: k, nativeStore: &NativeStore{path: dir + "/native.json"}, journal: records})
+				n := run(t, r.fake, setup{guarded: k, nativeStore: nativestore.New(dir, nativestore.Identity{}), journal: records})
 				must(t, errorOf(n.d.Resume(t.Context())))
 				n.after(2 * pace.LastTry)
 				got := n.wantOneFlush("emptied", reload.Proved)

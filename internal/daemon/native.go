@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -21,15 +22,13 @@ import (
 // A NativeKernel is what the daemon asks of nf_tables about native tables: *native.Kernel, but for
 // tests.
 type NativeKernel interface {
+	nativestore.Kernel
 	Genid() (uint32, error)
 	Hear(genid uint32) (commits []native.Commit, missed bool, err error)
 	Suspect(f func(native.Commit) bool)
 	Follow(wanted func(nft.Table) bool) (*native.Ruleset, error)
 	Refresh(budget time.Duration) (sets int, err error)
-	Capture(wanted func(nft.Table) bool) (*native.Ruleset, error)
-	Witness(family tableid.Family) (native.Witness, error)
 	Append(b *nft.Batch, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
-	Write(genid uint32, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
 }
 
 // NativeConfig is what guarding native tables needs.
@@ -38,7 +37,7 @@ type NativeConfig struct {
 	Protects func(tableid.TableID) bool  // which are guarded
 	Named    []tableid.TableID           // those of them that are named one by one
 	Rehearse func(t *native.Table) error // whether the kernel would take a table again; nil: that is not asked
-	Store    *NativeStore                // nil: nothing is kept
+	Store    *nativestore.Store          // nil: nothing is kept
 	Cleanup  func() error                // removes the witnesses
 	// Wake opens Kernel if a table stands that wanted accepts, without wanted in any case, and
 	// reports whether it is open. nil: it is open.
@@ -48,8 +47,6 @@ type NativeConfig struct {
 const (
 	// deedsKept bounds what is remembered of commits to one table while it is not read.
 	deedsKept = 512
-	// nativeStale bounds how often a repair is planned again because another process wrote.
-	nativeStale = 5
 	// interruptedMost is how often in a row the question whether to wake may be interrupted by
 	// commits. The list of tables fits into one datagram nearly always.
 	interruptedMost = 20
@@ -173,7 +170,7 @@ func (d *Daemon) newNativeRealm() nativeRealm {
 
 // standsOf reports whether a table is in force with the content of that ID.
 func (r *nativeRealm) standsOf(id string) bool {
-	return anyOf(r.tables, func(t *nativeTable) bool { return !t.lost() && nativeID(t.digest) == id })
+	return anyOf(r.tables, func(t *nativeTable) bool { return !t.lost() && nativestore.IDOf(t.digest) == id })
 }
 
 func (d *Daemon) guardsNative() bool { return d.cfg.Native.Kernel != nil }
@@ -186,15 +183,7 @@ func (d *Daemon) hintNative(st *state, now time.Time) {
 }
 
 // lost reports whether the table lacks what ought to be in force.
-func (t *nativeTable) lost() bool { return nativeLost(t.finding.Verdict) }
-
-func nativeLost(v native.Verdict) bool {
-	switch v {
-	case "", native.Intact, native.Changed:
-		return false
-	}
-	return true
-}
+func (t *nativeTable) lost() bool { return nativestore.Lost(t.finding.Verdict) }
 
 // ids returns the guarded tables in their order.
 func (r *nativeRealm) ids() []tableid.TableID {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -19,13 +20,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
-
-// errNotInForce: a write was taken, and a read after it does not show what it wrote.
-var errNotInForce = errors.New("after the write a read does not show the tables as they ought to be")
-
-// errOwnerWrote: another process wrote between the write and the read after it. kube-proxy at 10
-// changes a second did so after one replay in ten (test/kubeproxy).
-var errOwnerWrote = errors.New("another process wrote after the write")
 
 // healNative answers a loss of native tables: it waits until the flusher is done, puts back what is
 // lost and proves it. In observe mode and in a pause it only reports.
@@ -44,7 +38,7 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 		return
 	}
 	last := nft.ErrStale
-	for range nativeStale {
+	for range nativestore.Tries {
 		used := d.cpu()
 		plan, err := d.planNative(ctx, st, r.mayBeLost, false)
 		if err != nil {
@@ -73,8 +67,8 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 			return
 		case errors.Is(err, nft.ErrStale):
 			last = nft.ErrStale
-		case errors.Is(err, errOwnerWrote): // what the owner wrote is learned, or more is lost
-			last = errOwnerWrote
+		case errors.Is(err, nativestore.ErrOwnerWrote): // what the owner wrote is learned, or more is lost
+			last = nativestore.ErrOwnerWrote
 			if r.limited() {
 				if again { // else perhaps the owner alone
 					r.contend(ctx)
@@ -89,7 +83,7 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 			return
 		}
 	}
-	d.retryNative(ctx, st, fmt.Errorf("%d times: %w", nativeStale, last))
+	d.retryNative(ctx, st, fmt.Errorf("%d times: %w", nativestore.Tries, last))
 }
 
 // limited puts the next try off if replays have cost too much lately.
@@ -163,17 +157,17 @@ func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeT
 		t, remedy := r.tables[id], f.Remedy
 		switch {
 		case asked:
-			remedy = askedRemedy(f, plan.seen.Tables[id])
+			remedy = nativestore.AskedRemedy(f, plan.seen.Tables[id])
 		case t.old:
 			remedy = native.NoRemedy
 		}
-		if remedy != native.NoRemedy || nativeLost(f.Verdict) {
+		if remedy != native.NoRemedy || nativestore.Lost(f.Verdict) {
 			t.finding = f
 		}
 		switch {
 		case remedy != native.NoRemedy:
 			plan.add(t, remedy)
-		case !nativeLost(f.Verdict):
+		case !nativestore.Lost(f.Verdict):
 			d.adoptNative(ctx, st, id, plan.seen, f)
 		case asked:
 			plan.left = append(plan.left, t.want)
@@ -328,12 +322,12 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 	d.sweepNative(back, l.intact)
 	if len(missing) > 0 && !untouched {
 		l.replayed = true // the kernel took the write, and the next read judges what followed
-		return errOwnerWrote
+		return nativestore.ErrOwnerWrote
 	}
 	if len(missing) > 0 {
 		l.unproved = true
 		slices.Sort(missing)
-		return fmt.Errorf("%s: %w", strings.Join(missing, ", "), errNotInForce)
+		return fmt.Errorf("%s: %w", strings.Join(missing, ", "), nativestore.ErrNotInForce)
 	}
 	l.replayed = true
 	return nil

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -51,7 +52,7 @@ func (d *Daemon) learnBefore(ctx context.Context, st *state, c native.Commit) {
 			continue
 		}
 		seen := nativeSight{Ruleset: &native.Ruleset{Genid: before.Genid, Tables: map[tableid.TableID]*native.Table{id: before.Table}}}
-		if f := d.judgeNative(id, t, seen, nil); f.Remedy == native.NoRemedy && !nativeLost(f.Verdict) {
+		if f := d.judgeNative(id, t, seen, nil); f.Remedy == native.NoRemedy && !nativestore.Lost(f.Verdict) {
 			now := nativeLearned{id, before, time.Now()}
 			if f.Verdict == native.Changed {
 				d.acceptNative(st, t, now)

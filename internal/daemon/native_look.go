@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -199,7 +200,7 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 			} else if d.loseNative(st, id); st.heals() || !r.loss.hit[id] { // it may have been back
 				r.loss.retry.At = now
 			}
-		case nativeLost(f.Verdict):
+		case nativestore.Lost(f.Verdict):
 			if t.finding = f; d.awaitsSibling(r, id, t) {
 				continue
 			}
@@ -390,7 +391,7 @@ func (d *Daemon) witnessesLost(ctx context.Context, r *nativeRealm) (map[tableid
 // judgeNative returns the verdict on a table. A table that was deleted alone stays so until it is
 // in the kernel again; but while its report is put off, its process may become known.
 func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSight, stand map[tableid.Family]string) native.Finding {
-	if t.inForce != "" && seen.Tables[id] != nil && nativeID(seen.Digest(id)) == t.inForce {
+	if t.inForce != "" && seen.Tables[id] != nil && nativestore.IDOf(seen.Digest(id)) == t.inForce {
 		return native.Finding{Verdict: native.Intact, Why: "its content is the one that was last in force"}
 	}
 	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Missed: t.missed || t.old || t.finding.Open(), Habits: owners.HabitsOf(id)}

@@ -3,14 +3,13 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
 
-	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -18,9 +17,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
-
-// partOfIt is why a table is partial.
-const partOfIt = "a part of it could not be put back"
 
 // hold takes up which parts of a table are in quarantine.
 func (d *Daemon) hold(st *state, t *nativeTable, held []native.Held) {
@@ -67,7 +63,7 @@ func (d *Daemon) holdRefused(ctx context.Context, st *state, repair native.Repai
 		l.partial = true
 		t.heldFor = l.record.ID
 	}
-	d.hold(st, t, slices.Concat(still, lasting(refused)))
+	d.hold(st, t, slices.Concat(still, nativestore.Lasting(refused)))
 }
 
 // logHeld logs the parts that a replay left out of a native table.
@@ -128,7 +124,7 @@ func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID
 	switch {
 	case t == nil: // one process owns it now
 		return nil
-	case nativeLost(f.Verdict) || seen.Tables[id] == nil:
+	case nativestore.Lost(f.Verdict) || seen.Tables[id] == nil:
 		t.touch(time.Now(), time.Now(), true) // a read judges it
 		return nil
 	case f.Verdict == native.Changed:
@@ -158,7 +154,7 @@ func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID
 		return err
 	case !repairs[0].Repaired(proof.Tables[id], false):
 		t.touch(time.Now(), time.Now(), true)
-		return errNotInForce
+		return nativestore.ErrNotInForce
 	}
 	t.held = nil // its owner has decided nothing
 	d.adopt(ctx, st, nativeSight{Ruleset: proof}.learned(id))
@@ -202,36 +198,4 @@ func (d *Daemon) dismissHeld(ctx context.Context, st *state) (lost, waiting int)
 		r.readmit.In(0, time.Now())
 	}
 	return lost, waiting
-}
-
-// lasting returns the refused parts that are tried again: not those that time or packets take away.
-func lasting(held []native.Held) []native.Held {
-	return slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return h.Fleeting })
-}
-
-// errPartsLeft: the kernel refused parts of a table, and the rest is in force.
-var errPartsLeft = errors.New("could not be put back and is in quarantine")
-
-// partsLeft is errPartsLeft with the first part; nil if there are none.
-func partsLeft(held []native.Held) error {
-	if len(held) == 0 {
-		return nil
-	}
-	more := ""
-	if n := len(held) - 1; n > 0 {
-		more = fmt.Sprintf(", with %d more,", n)
-	}
-	return fmt.Errorf("%s%s %w: %s", held[0].Text, more, errPartsLeft, held[0].Why)
-}
-
-// publishHeld returns a table's parts in quarantine for a Status. Parts that wait come last.
-func publishHeld(held []native.Held) (list []api.NativeQuarantined) {
-	waits := func(h native.Held) bool { return h.Waits }
-	refused := slices.DeleteFunc(slices.Clone(held), waits)
-	waiting := slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return !waits(h) })
-	sorted := slices.Concat(refused, waiting)
-	for _, h := range sorted[:min(len(sorted), api.QuarantinedShown)] {
-		list = append(list, api.NativeQuarantined{Kind: h.Kind.String(), Name: h.Name, Text: h.Text, Reason: h.Why, Waits: h.Waits})
-	}
-	return list
 }

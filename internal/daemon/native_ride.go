@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -94,7 +95,7 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 		}
 		native.recorded = true
 		switch {
-		case errors.Is(err, errOwnerWrote), err == nil && st.native.moreLost():
+		case errors.Is(err, nativestore.ErrOwnerWrote), err == nil && st.native.moreLost():
 			native.retry.At = time.Now() // healNative goes on, and ends the record
 		case err != nil:
 			d.retryNative(ctx, st, err)

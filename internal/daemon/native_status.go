@@ -2,15 +2,13 @@ package daemon
 
 import (
 	"cmp"
-	"errors"
 	"slices"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
-	"github.com/canaryd/canaryd/pkg/native"
-	"github.com/canaryd/canaryd/pkg/reload"
 )
 
 // publishNative puts the native tables into a status.
@@ -28,10 +26,10 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 			row.Verdict, row.Why = canary.Unknown, "it could not be read yet"
 		}
 		if row.QuarantinedParts = len(t.held); len(t.held) > 0 && !t.lost() {
-			row.Verdict, row.Why = canary.Partial, partOfIt
+			row.Verdict, row.Why = canary.Partial, nativestore.PartOfIt
 		}
-		row.Quarantined, row.UnreplayableParts = publishHeld(t.held), len(t.refusedParts)
-		row.Generation = nativeID(t.digest)
+		row.Quarantined, row.UnreplayableParts = nativestore.PublishHeld(t.held), len(t.refusedParts)
+		row.Generation = nativestore.IDOf(t.digest)
 		row.Unreplayable, row.Awaiting = t.refused.What, r.waiting[id] != nil
 		row.Standby, row.Witness = d.nativeStandbyOf(st, id), r.witness[id.Family].Table
 		s.Native = append(s.Native, row)
@@ -50,7 +48,7 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 	s.NativeBeyond = r.beyond
 	for _, k := range r.disk.kept {
 		s.NativeStored = append(s.NativeStored, api.StoredNativeGeneration{ID: k.ID, Family: k.Family, Table: k.Name, Captured: k.Captured,
-			Made: k.Made, Chains: k.Chains, Rules: k.Rules, Elements: k.Elements, Foreign: k.foreign})
+			Made: k.Made, Chains: k.Chains, Rules: k.Rules, Elements: k.Elements, Foreign: k.Foreign})
 	}
 	s.Contended = s.Contended || r.calmAt.After(time.Now())
 	for _, w := range r.waitingRecords() {
@@ -67,29 +65,3 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		s.LastKnown = pace.Earliest(s.LastKnown, r.known)
 	}
 }
-
-// nativeOutcome returns what a reply says of a table.
-func nativeOutcome(t *native.Table, outcome api.Outcome, err error) api.NativeRestored {
-	row := api.NativeRestored{Family: t.ID.Family.NFT(), Table: t.ID.NFT(), Outcome: outcome}
-	row.Chains, row.Rules, row.Elements = t.Counts()
-	if err != nil {
-		row.Detail = err.Error()
-	}
-	return row
-}
-
-// nativeOutcomes is nativeOutcome for tables to put back, and for those that cannot be put back.
-func nativeOutcomes(repairs []native.Repair, left []*native.Table) []api.NativeRestored {
-	var rows []api.NativeRestored
-	for _, repair := range repairs {
-		rows = append(rows, nativeOutcome(repair.Want, "", nil))
-	}
-	for _, t := range left {
-		rows = append(rows, nativeOutcome(t, reload.Failed, errOwnersNewer))
-	}
-	slices.SortFunc(rows, func(a, b api.NativeRestored) int { return cmp.Compare(a.Table, b.Table) })
-	return rows
-}
-
-// errOwnersNewer: an asked-for replay would undo what the owner has written.
-var errOwnersNewer = errors.New("its owner has changed it since; it has to write it again, or `canaryd dismiss` accepts it")

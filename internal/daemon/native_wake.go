@@ -7,12 +7,10 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/nft"
 )
-
-// errNoNFTables: an earlier run guarded native tables, and the kernel cannot have any now.
-var errNoNFTables = errors.New("the kernel has no nf_tables any more")
 
 // wakeNative asks whether a table stands that is to be guarded, and reports whether it does. Until
 // then a preset costs this one question: canaryd hears of no commits and reads no table. Tables
@@ -53,7 +51,7 @@ func (d *Daemon) wakeNative(ctx context.Context, st *state) bool {
 func (d *Daemon) awaken(st *state, wanted func(nft.Table) bool) (awake bool, err error) {
 	awake, err = d.cfg.Native.Wake(wanted)
 	if err == nil && !awake && wanted == nil {
-		err = errNoNFTables
+		err = nativestore.ErrNoNFTables
 	}
 	if err != nil || !awake {
 		return false, err

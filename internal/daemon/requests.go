@@ -279,7 +279,7 @@ func (d *Daemon) Render(ctx context.Context, r api.RenderRequest) (text string, 
 		return onrequest.RenderFamilies(want, r.Family), nil
 	}
 	if kept, isNative, err := d.nativeGeneration(r.Generation); err != nil || isNative {
-		return kept.text(d.cfg.Native.Store), err
+		return kept.Text(d.cfg.Native.Store), err
 	}
 	if d.cfg.Store == nil {
 		return "", fmt.Errorf("%w: %s is not in force, and no state folder is in use", api.ErrNoGeneration, r.Generation)
