@@ -14,7 +14,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
-	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 // canaryd learns what the owners of rules remove. What is so much that it may be a flush all the
@@ -100,9 +99,9 @@ func (d *Daemon) sayAccepted(ctx context.Context, st *state) {
 	a.said = a.lately(now)
 	for _, f := range a.fresh {
 		if f.Native {
-			f.By = q.committer(f.commit)
+			f.By = q.Committer(f.commit)
 		} else {
-			f.By, f.Likely = q.taker(d.charge(st, f.Family.Table(f.Table), f.finding, f.upto), f.seen), q.legacy || f.steps
+			f.By, f.Likely = q.Taker(d.charge(st, f.Family.Table(f.Table), f.finding, f.upto), f.seen), q.Legacy || f.steps
 		}
 		i := slices.IndexFunc(a.said, f.Accepted.SamePlace)
 		if i >= 0 {
@@ -134,35 +133,6 @@ func (a *acceptances) withdraw(id rules.TableID, since time.Time) {
 	a.said = slices.DeleteFunc(slices.Clone(a.said), old)
 	a.fresh = slices.DeleteFunc(a.fresh, func(f acceptance) bool { return old(f.Accepted) })
 	delete(a.shrinking, id)
-}
-
-// taker returns the process that took what a charge is about, nil if it is not known. On legacy it
-// is the one that held the lock last before a read was the first to show it.
-func (q inquiry) taker(c charge, seen time.Time) *api.Culprit {
-	var by []watch.Writer
-	if q.legacy {
-		by = slices.DeleteFunc(q.writers.Holders(seen.Add(-holderWindow)), func(w watch.Writer) bool {
-			return w.Time.After(seen.Add(holderLate)) || q.own(w.PID) || onlyReads(w.Command)
-		})
-	} else {
-		for _, k := range q.about(c) {
-			by = append(by, q.writers.Of(k.Commit))
-		}
-	}
-	if len(by) == 0 {
-		return nil
-	}
-	culprit := api.CulpritOf(by[len(by)-1])
-	return &culprit
-}
-
-// committer returns the process that made a commit to a native table, nil if it is not known.
-func (q inquiry) committer(c nft.Commit) *api.Culprit {
-	if c.PID == 0 {
-		return nil
-	}
-	culprit := api.CulpritOf(q.writers.Of(c))
-	return &culprit
 }
 
 // acceptNative takes up what the owner of a native table took, if it is to be said: the table is

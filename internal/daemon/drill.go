@@ -17,8 +17,6 @@ import (
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
-	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -340,10 +338,7 @@ func (d *Daemon) tookToo(ctx context.Context, st *state, id rules.TableID, h flu
 		return true
 	}
 	c := d.charge(st, id, h.Finding, h.Seen)
-	return slices.ContainsFunc(q.takings.List, func(k iptables.Taking) bool {
-		return k.Family.Table(k.Table) == id && !k.Commit.Own && !q.own(k.Commit.PID) && k.Took(drillChain) &&
-			nft.Newer(k.Commit.Genid, c.since()) && !nft.Newer(k.Commit.Genid, c.upto)
-	})
+	return q.TookFrom(c, drillChain)
 }
 
 // nameDrill marks the open record as a drill's if a drill took all that was found, also one of

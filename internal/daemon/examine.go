@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -85,7 +86,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	d.judgeProxy(ctx, st, f, snapshot, found, x.readEnd)
 	for _, t := range protect.Tables() {
 		d.takeExamined(ctx, st, f.Table(t), found[t], start)
-		fs.tables[t].setSettled(read{snapshot.Digest, start})
+		fs.tables[t].setSettled(culprit.Read{Digest: snapshot.Digest, At: start})
 	}
 	d.lookAtUnguarded(st, f, reload.OnDemandOf(snapshot), x.readEnd)
 	if st.loss != nil {

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -35,7 +36,7 @@ type tableState struct {
 	missingSaid time.Time // when the log said so last
 	policies    policies
 	// settled is the last read that the generation has all of.
-	settled read
+	settled culprit.Read
 	// standing is what the last read showed of it while nothing was lost.
 	standing standing
 }
@@ -281,7 +282,7 @@ func (fs *familyState) setKnown(at time.Time) {
 }
 
 // setSettled notes that the generation has all that a read showed of a table.
-func (ts *tableState) setSettled(at read) {
+func (ts *tableState) setSettled(at culprit.Read) {
 	if ts.verdict == canary.Intact {
 		ts.settled = at
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -143,8 +144,8 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 		st.loss.retry.In(0, time.Now())
 		return
 	}
-	if d.goesOn(st, time.Now()) {
-		st.loss.retry.In(purgeTry, time.Now())
+	if st.purges.GoesOn(st.loss.record.Time, time.Now()) {
+		st.loss.retry.In(culprit.PurgeTry, time.Now())
 		d.keepOpen(ctx, st.loss)
 		return
 	}
@@ -223,7 +224,7 @@ func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result) {
 	l := st.loss
 	st.loss = nil
-	st.purges.flushed, st.purges.backAt = l.hit, time.Now()
+	st.purges.BackIs(l.hit, time.Now())
 	st.looking.afterReplay(time.Now())
 	if l.record.Drill == "" {
 		d.countReplay(ctx, st, l)

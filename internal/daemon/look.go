@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
@@ -325,7 +326,7 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probe
 		return true
 	}
 	d.openLossNow(st, f, probed.Digest)
-	st.loss.byName = st.loss.byName || d.deletedByName(marks, f, probed)
+	st.loss.byName = st.loss.byName || culprit.DeletedByName(d.cfg.Canary, marks, f, probed)
 	return false
 }
 

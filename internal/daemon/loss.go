@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -43,6 +44,11 @@ type loss struct {
 
 	trouble pace.Trouble // why it lasts, for the log
 	failed  error        // the last try's; nil: it did not fail
+}
+
+// bounds returns between which times and genids the loss came about.
+func (l *loss) bounds() culprit.Bounds {
+	return culprit.Bounds{First: l.record.Time, Written: l.window, Noticed: l.noticed, Intact: l.intact, Heard: l.heard}
 }
 
 // openLoss opens a flush record, unless one is open already.
@@ -89,7 +95,7 @@ func (d *Daemon) dateLoss(st *state, f rules.Family, digest uint64) {
 	}
 	intact := uint32(fs.looked.intact)
 	for _, ts := range fs.tables {
-		intact = later(intact, uint32(ts.inForce))
+		intact = culprit.Later(intact, uint32(ts.inForce))
 	}
 	if list := d.cfg.Writers.Between(intact, uint32(digest)); len(list) > 0 && d.cfg.Writers.Heard(intact, uint32(digest)) {
 		l.evidence = pace.Latest(l.evidence, list[0].Time)

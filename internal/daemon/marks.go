@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -149,7 +150,7 @@ func (r *rotation) heldUntil() time.Time {
 	if r.removedSince.IsZero() || r.released {
 		return time.Time{}
 	}
-	return pace.Earliest(r.removedLast.Add(holdQuiet), r.removedSince.Add(purgeKept))
+	return pace.Earliest(r.removedLast.Add(holdQuiet), r.removedSince.Add(culprit.PurgeKept))
 }
 
 // putOff has marks that were to be renewed wait until then at least.

@@ -13,11 +13,9 @@ import (
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
-	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
-	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 // A jump that was deleted by name, and a chain that was emptied, may be the first step of their
@@ -187,14 +185,14 @@ func (d *Daemon) followMissing(ctx context.Context, st *state, id rules.TableID,
 		}
 		m := &ts.missing[i]
 		c := d.charge(st, id, m.alone(id), x.Seen)
-		if w, found := q.lastTaker(c); found {
+		if w, found := q.LastTaker(c); found {
 			by := api.CulpritOf(w)
 			m.since, m.inForce, m.by = w.Time, time.Time{}, &by
 			if m.noticed.Before(m.since) { // it came back and was deleted again between two reads
 				m.noticed = time.Now()
 			}
 		} else if !known {
-			m.by = q.taker(c, m.since)
+			m.by = q.Taker(c, m.since)
 		}
 	}
 	by := "unknown"
@@ -222,20 +220,6 @@ func missingTexts(id rules.TableID, list []missing) (texts []string) {
 		texts = append(texts, m.text(id))
 	}
 	return texts
-}
-
-// lastTaker returns the process whose commit took last what a charge is about, since the table was
-// known to be well. It returns false on legacy, and where that commit is not known.
-func (q inquiry) lastTaker(c charge) (w watch.Writer, found bool) {
-	if q.legacy {
-		return w, false
-	}
-	for _, k := range q.about(c) {
-		if nft.Newer(k.Commit.Genid, c.sound) {
-			w = q.writers.Of(k.Commit)
-		}
-	}
-	return w, !w.Time.IsZero()
 }
 
 // countFromDeletion has the loss, if it was opened just now, begin when the rules were deleted that

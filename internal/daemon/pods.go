@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/cniresults"
+	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -43,10 +44,10 @@ type podWatch struct {
 	edition  int
 	readAt   time.Time // when the folder was read last
 	unread   pace.Trouble
-	untaken  pace.Trouble           // why rules of the gone stand
-	robbed   map[robberyKey]robbery // of pods that live
-	followed map[rules.Family]read  // the last that showed who was robbed
-	removeAt time.Time              // when rules are removed that should not have come back; zero: none are
+	untaken  pace.Trouble                  // why rules of the gone stand
+	robbed   map[robberyKey]robbery        // of pods that live
+	followed map[rules.Family]culprit.Read // the last that showed who was robbed
+	removeAt time.Time                     // when rules are removed that should not have come back; zero: none are
 }
 
 // attached is one container of which a file was read.

@@ -9,16 +9,15 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
-	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 // A pod's rules go by name at its DEL, and its file goes behind them. An agent that cleans up, as
@@ -51,12 +50,6 @@ const (
 	robberOther          // not the owner
 	robberOwner          // a CNI plugin
 )
-
-// A read is a full read of one family, and when it began.
-type read struct {
-	digest uint64
-	at     time.Time
-}
 
 type robberyKey struct {
 	family     rules.Family
@@ -126,9 +119,9 @@ func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family,
 		return lost // the next read that looks has all since the last one that did
 	}
 	if w.followed == nil {
-		w.followed = map[rules.Family]read{}
+		w.followed = map[rules.Family]culprit.Read{}
 	}
-	w.followed[f] = read{st.families[f].examined.digest, st.families[f].examined.at}
+	w.followed[f] = culprit.Read{Digest: st.families[f].examined.digest, At: st.families[f].examined.at}
 	return lost
 }
 
@@ -246,28 +239,15 @@ func (r robbery) addTo(lost *reload.Lost, want rules.Section) {
 // robberOf returns what is known of the processes that took from these chains since the read
 // before: a plugin among them is taken for the one that did it. whole: the read before showed all
 // rules of the pod.
-func (d *Daemon) robberOf(ctx context.Context, st *state, f rules.Family, lack protect.Lack, before read, whole bool) robber {
+func (d *Daemon) robberOf(ctx context.Context, st *state, f rules.Family, lack protect.Lack, before culprit.Read, whole bool) robber {
 	q := d.inquire(ctx)
 	chains := slices.Clone(lack.Chains)
 	for _, h := range lack.Rules {
 		chains = append(chains, h.Chain)
 	}
-	var by []watch.Writer
-	if q.legacy {
-		by = slices.DeleteFunc(lastOf(q.writers.Holders(before.at.Add(-holderWindow))), func(w watch.Writer) bool {
-			return q.own(w.PID) || onlyReads(w.Command)
-		})
-	} else if before.digest != 0 && q.takings.Reach(uint32(before.digest)) {
-		var takings []iptables.Taking
-		for _, k := range q.takings.List {
-			if k.Family.Table(k.Table) == f.Table(rules.Nat) && q.tookSince(k, uint32(before.digest), uint32(st.families[f].examined.digest), chains) {
-				takings = append(takings, k)
-				by = append(by, q.writers.Of(k.Commit))
-			}
-		}
-		if whole && slices.ContainsFunc(lack.LeadIn(), func(h rules.Jump) bool { return wentAhead(takings, h) }) {
-			return robberOther
-		}
+	by, takings := q.TakersOf(f.Table(rules.Nat), before, culprit.Read{Digest: st.families[f].examined.digest}, chains)
+	if whole && slices.ContainsFunc(lack.LeadIn(), func(h rules.Jump) bool { return wentAhead(takings, h) }) {
+		return robberOther
 	}
 	known := len(by) > 0
 	for _, w := range by {
@@ -295,11 +275,4 @@ func wentAhead(takings []iptables.Taking, h rules.Jump) bool {
 		}
 	}
 	return last >= 0 && last < chain
-}
-
-// tookSince reports whether another process's commit between two genids took from one of these
-// chains.
-func (q inquiry) tookSince(k iptables.Taking, after, upto uint32, chains []string) bool {
-	return !k.Commit.Own && !q.own(k.Commit.PID) && nft.Newer(k.Commit.Genid, after) && !nft.Newer(k.Commit.Genid, upto) &&
-		slices.ContainsFunc(chains, k.Took)
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -21,8 +22,8 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 	l := st.loss
 	d.nameDrill(ctx, st, found)
 	fresh := flushes.Verdicts{}
-	q := inquiry{}
-	p := st.purges.current(time.Now())
+	q := culprit.Inquiry{}
+	p := st.purges.Current(time.Now())
 	for _, id := range flushes.TableIDs() {
 		h := found[id]
 		again := l.hit[id] != "" && p != nil && !l.recovery.back[id].IsZero() // a purge goes on
@@ -30,7 +31,7 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 			continue
 		}
 		if p != nil {
-			p.last = time.Now()
+			p.WroteAt(time.Now())
 		}
 		if again {
 			flushes.AddMore(&l.record, id, h)
@@ -40,19 +41,19 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 		}
 		if len(fresh) == 0 {
 			q = d.inquire(ctx)
-			q.purge = p
+			q.Purge = p
 		}
 		if !l.recorded && len(fresh) == 0 {
 			l.record.Culprits, l.record.CulpritsMissed, l.record.CulpritsLikely = nil, false, false // those suspected so far
 		}
 		if l.record.Drill == "" {
 			var missed bool
-			h.By, missed = q.answer(d.charge(st, id, h.Finding, h.Seen))
+			h.By, missed = q.Answer(d.charge(st, id, h.Finding, h.Seen))
 			l.record.CulpritsMissed = l.record.CulpritsMissed || missed
 			h.Others, h.Unsure = d.unprotectedGone(st, id, h, q)
 			d.cfg.Metrics.ObserveUnprotected(id.Family, id.Name, h.Others, h.Unsure)
 		}
-		l.heard = later(l.heard, uint32(h.Seen))
+		l.heard = culprit.Later(l.heard, uint32(h.Seen))
 		fresh[id], l.hit[id] = h.Verdict, h.Verdict
 		flushes.AddLoss(&l.record, id, h)
 		st.baseline.addTo(&l.record, id, h.Lost)
@@ -67,7 +68,7 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 		now := func() string { return contentID(st.generation.learned.Generation[id]) }
 		l.record.Older = cmp.Or(l.record.Older, st.older.takenFrom(id, now))
 	}
-	l.addWriters(q)
+	q.AddWriters(&l.record, l.bounds(), l.hit)
 	flushes.SettleCulprit(&l.record)
 	if l.record.Drill != "" { // canaryd itself took what is lost, no other process
 		l.record.Culprit, l.record.Culprits, l.record.Writers = api.Culprit{}, nil, nil

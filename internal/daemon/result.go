@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -26,7 +27,7 @@ func (d *Daemon) applyResult(ctx context.Context, st *state, f rules.Family, fr 
 		if tr, ok := fr.Tables[t]; ok {
 			d.takeWritten(ctx, st, f.Table(t), tr, fr.Digest, now)
 			if fr.Digest != 0 && tr.Read {
-				fs.tables[t].setSettled(read{fr.Digest, now.Add(-fr.Took)})
+				fs.tables[t].setSettled(culprit.Read{Digest: fr.Digest, At: now.Add(-fr.Took)})
 			}
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -43,12 +44,12 @@ type state struct {
 	looking looking // when the next look comes, and why
 
 	// What is done about a loss.
-	loss       *loss       // the open one; nil while nothing is lost
-	pace       reload.Pace // of the last replays
-	contention contention  // with a process that undoes replays
-	pause      pause       // of replays
-	keptBy     keeperBasis // of the last decision about the keeper
-	purges     purges      // what was removed lately, and who deletes marks by name
+	loss       *loss          // the open one; nil while nothing is lost
+	pace       reload.Pace    // of the last replays
+	contention contention     // with a process that undoes replays
+	pause      pause          // of replays
+	keptBy     keeperBasis    // of the last decision about the keeper
+	purges     culprit.Purges // what was removed lately, and who deletes marks by name
 	// observedSince is since when rules are missing that canaryd only watches, and that their owner
 	// has not put back; zero: none are.
 	observedSince time.Time

@@ -1,14 +1,10 @@
 package daemon
 
 import (
-	"slices"
-
+	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/pkg/canary"
-	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
-	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 // A standing is what a read showed of a table in which nothing was lost.
@@ -28,31 +24,15 @@ func (ts *tableState) setStanding(table *rules.Table, digest uint64) {
 // flush. That is not known where the table was not read as it was right before, or where
 // another process wrote to it as well. What was taken while all marks stand is no flush: rules
 // of others are not near it.
-func (d *Daemon) unprotectedGone(st *state, id rules.TableID, h flushes.Hit, q inquiry) (gone int, unsure bool) {
+func (d *Daemon) unprotectedGone(st *state, id rules.TableID, h flushes.Hit, q culprit.Inquiry) (gone int, unsure bool) {
 	if !h.TookMarks() {
 		return 0, false
 	}
 	intact, before := st.families[id.Family].looked.intact, st.table(id).standing
 	// A look in the middle of the flush finds those tables intact that the flusher comes to later.
-	asOf := before.digest == intact || !q.legacy && q.takings.Reach(uint32(before.digest))
-	if before.table == nil || !asOf || q.othersWrote(id, uint32(before.digest), uint32(h.Seen), h.By) {
+	asOf := before.digest == intact || !q.Legacy && q.Takings.Reach(uint32(before.digest))
+	if before.table == nil || !asOf || q.OthersWrote(id, uint32(before.digest), uint32(h.Seen), h.By) {
 		return 0, true
 	}
 	return d.protection(st).OthersIn(before.table, st.want()[id], canary.IsMark).Gone(h.Table), false
-}
-
-// othersWrote reports whether a process that took nothing wrote to the table meanwhile, or
-// may have. On legacy nothing is heard of single writes: what was read around the flush
-// has to do.
-func (q inquiry) othersWrote(id rules.TableID, from, upto uint32, by []watch.Writer) bool {
-	switch {
-	case q.legacy:
-		return false
-	case !q.takings.Reach(from):
-		return len(by) == 0 // else they were the only ones
-	}
-	return slices.ContainsFunc(q.takings.List, func(k iptables.Taking) bool {
-		return k.Family.Table(k.Table) == id && nft.Newer(k.Commit.Genid, from) && !nft.Newer(k.Commit.Genid, upto) &&
-			!slices.ContainsFunc(by, func(w watch.Writer) bool { return w.PID == k.Commit.PID })
-	})
 }

@@ -1,4 +1,4 @@
-package daemon
+package culprit
 
 import (
 	"slices"
@@ -38,33 +38,33 @@ func (t touches) over(now time.Time) bool {
 }
 
 // others reports whether a known process outside the purge wrote to the table.
-func (t touches) others(p *purge) bool {
+func (t touches) others(p *Purge) bool {
 	return slices.ContainsFunc(t.any, func(x deed) bool { return x.by.Known() && !p.is(x.by) })
 }
 
-// A span is the time between two reads of a family.
-type span struct{ after, upto read }
+// A Span is the time between two reads of a family.
+type Span struct{ After, Upto Read }
 
 // over reports whether the processes of the span's deeds are known by now, or never will be.
-func (s span) over() bool { return settledBy(s.upto.at, time.Now()) }
+func (s Span) over() bool { return settledBy(s.Upto.At, time.Now()) }
 
 // settledBy reports whether no more will be known of deeds at that time.
 func settledBy(at, now time.Time) bool { return now.Sub(at) > purgeGap+purgeGap/10 }
 
 // touched returns the deeds to a table in a span; none if some of its writers are not known.
-func (q inquiry) touched(id rules.TableID, s span) touches {
-	if q.legacy {
-		return touches{any: slices.DeleteFunc(q.lockDeeds(s.after.at), func(x deed) bool { return x.from.After(s.upto.at) })}
+func (q Inquiry) touched(id rules.TableID, s Span) touches {
+	if q.Legacy {
+		return touches{any: slices.DeleteFunc(q.lockDeeds(s.After.At), func(x deed) bool { return x.from.After(s.Upto.At) })}
 	}
-	t, after, upto := touches{some: map[string][]deed{}}, uint32(s.after.digest), uint32(s.upto.digest)
-	if !q.takings.Reach(after) {
+	t, after, upto := touches{some: map[string][]deed{}}, uint32(s.After.Digest), uint32(s.Upto.Digest)
+	if !q.Takings.Reach(after) {
 		return t
 	}
-	for _, k := range q.takings.List {
+	for _, k := range q.Takings.List {
 		if !nft.Newer(k.Commit.Genid, after) || nft.Newer(k.Commit.Genid, upto) || k.Family.Table(k.Table) != id || !q.foreign(k) {
 			continue
 		}
-		w := q.writers.Of(k.Commit)
+		w := q.Writers.Of(k.Commit)
 		one := deed{w.Doer(), w.Time, w.Time}
 		if k.Deleted || k.More || k.WroteMore {
 			t.any = append(t.any, one)
@@ -78,19 +78,19 @@ func (q inquiry) touched(id rules.TableID, s span) touches {
 }
 
 // foreign reports whether a commit was another process's.
-func (q inquiry) foreign(k iptables.Taking) bool { return !k.Commit.Own && !q.own(k.Commit.PID) }
+func (q Inquiry) foreign(k iptables.Taking) bool { return !k.Commit.Own && !q.Own(k.Commit.PID) }
 
 // lockDeeds returns the processes that held the lock since then and may have written; none if there
 // were more than are remembered. A process writes between the two messages that it opened the lock,
 // and that it closed it.
-func (q inquiry) lockDeeds(since time.Time) (list []deed) {
-	all := q.writers.Holders(since.Add(-purgeGap))
+func (q Inquiry) lockDeeds(since time.Time) (list []deed) {
+	all := q.Writers.Holders(since.Add(-purgeGap))
 	first := slices.IndexFunc(all, func(w watch.Writer) bool { return !w.Time.Before(since) })
 	if first < 0 || first == 0 && len(all) == watch.WritersKept {
 		return nil
 	}
 	for _, w := range lastOf(all[first:]) {
-		if !q.own(w.PID) && !onlyReads(w.Command) {
+		if !q.Own(w.PID) && !onlyReads(w.Command) {
 			opened := slices.IndexFunc(all, func(o watch.Writer) bool { return o.PID == w.PID })
 			list = append(list, deed{w.Doer(), all[opened].Time, w.Time})
 		}
@@ -99,12 +99,12 @@ func (q inquiry) lockDeeds(since time.Time) (list []deed) {
 }
 
 // acts returns the writes of known other processes to all tables since then.
-func (q inquiry) acts(since time.Time) (list []deed) {
-	if q.legacy {
+func (q Inquiry) acts(since time.Time) (list []deed) {
+	if q.Legacy {
 		list = q.lockDeeds(since)
 	} else {
-		for _, w := range q.writers.Since(since) {
-			if !q.own(w.PID) {
+		for _, w := range q.Writers.Since(since) {
+			if !q.Own(w.PID) {
 				list = append(list, deed{w.Doer(), w.Time, w.Time})
 			}
 		}
@@ -113,7 +113,7 @@ func (q inquiry) acts(since time.Time) (list []deed) {
 }
 
 // did reports whether there are deeds, and all of them are the purge's.
-func (p *purge) did(q inquiry, deeds []deed) bool {
+func (p *Purge) did(q Inquiry, deeds []deed) bool {
 	for _, x := range deeds {
 		if !p.is(x.by) && !p.near(q, x) {
 			return false
@@ -123,12 +123,12 @@ func (p *purge) did(q inquiry, deeds []deed) bool {
 }
 
 // is reports whether a process is known to belong to the purge.
-func (p *purge) is(by watch.Doer) bool { return slices.ContainsFunc(p.by, by.Is) }
+func (p *Purge) is(by watch.Doer) bool { return slices.ContainsFunc(p.by, by.Is) }
 
 // near reports whether a command that ended before it could be read counts for the purge. Known
 // processes that wrote less than purgeGap before or after it all belong to the purge, or those that
 // wrote last before it and first after it do: a busy machine executes few commands in a second.
-func (p *purge) near(q inquiry, x deed) bool {
+func (p *Purge) near(q Inquiry, x deed) bool {
 	if x.by.Known() || !onlyOneRule(x.by.Comm) || x.at.IsZero() || time.Since(x.at) <= purgeGap {
 		return false
 	}
@@ -157,7 +157,7 @@ func onlyOneRule(comm string) bool {
 }
 
 // keepAwake notes when a process of the purge wrote last, to whichever table.
-func (p *purge) keepAwake(q inquiry) {
+func (p *Purge) keepAwake(q Inquiry) {
 	for _, x := range q.acts(p.last) {
 		if p.is(x.by) {
 			p.last = pace.Latest(p.last, x.at)
@@ -171,27 +171,24 @@ func (p *purge) keepAwake(q inquiry) {
 // probed too late to show that; then it takes a second command of the same process. On nft it takes
 // a second one, too, where a command ended before its line could be read: the kernel names the
 // rule.
-func (d *Daemon) purgers(st *state, q inquiry) (list []watch.Writer) {
-	if st.loss.drill != nil || st.drill != nil {
-		return nil
-	}
-	if q.legacy {
-		for _, w := range lastOf(q.writers.Holders(st.loss.record.Time.Add(-holderWindow))) {
-			if !q.own(w.PID) && w.Doer().OneJob() && d.namesMark(w.Command, canary.IsMarkComment) {
+func (q Inquiry) purgers(b Bounds, byName bool, marks canary.Marks) (list []watch.Writer) {
+	if q.Legacy {
+		for _, w := range lastOf(q.Writers.Holders(b.First.Add(-holderWindow))) {
+			if !q.Own(w.PID) && w.Doer().OneJob() && q.namesMark(w.Command, canary.IsMarkComment) {
 				list = append(list, w)
 			}
 		}
 		return slices.DeleteFunc(slices.Clone(list), func(w watch.Writer) bool {
 			another := slices.ContainsFunc(list, func(o watch.Writer) bool { return o.Command != w.Command && o.Doer().Is(w.Doer()) })
-			return !st.loss.byName && !another
+			return !byName && !another
 		})
 	}
 	gone, unread := map[rules.TableID]int{}, []watch.Writer(nil)
-	for _, k := range q.takings.List {
+	for _, k := range q.Takings.List {
 		if !q.foreign(k) {
 			continue
 		}
-		id, w, now := k.Family.Table(k.Table), q.writers.Of(k.Commit), nft.Newer(k.Commit.Genid, st.loss.intact)
+		id, w, now := k.Family.Table(k.Table), q.Writers.Of(k.Commit), nft.Newer(k.Commit.Genid, b.Intact)
 		mark := ""
 		for _, r := range k.Rules {
 			if r.Comment != "" {
@@ -201,17 +198,17 @@ func (d *Daemon) purgers(st *state, q inquiry) (list []watch.Writer) {
 				}
 			}
 		}
-		last := now && gone[id] > len(st.marks.current[id].Witnessed)
+		last := now && gone[id] > len(marks[id].Witnessed)
 		if mark == "" || k.Deleted || k.Count != 1 || last || !w.Doer().OneJob() {
 			continue
 		}
 		switch {
-		case w.Command == "" && onlyOneRule(w.Comm) && time.Since(w.Time) <= purgeKept:
+		case w.Command == "" && onlyOneRule(w.Comm) && time.Since(w.Time) <= PurgeKept:
 			unread = append(unread, w)
 			if another := slices.ContainsFunc(unread, func(o watch.Writer) bool { return o.PID != w.PID && o.Doer().Is(w.Doer()) }); !now || !another {
 				continue
 			}
-		case !now || !d.namesMark(w.Command, func(word string) bool { return word == mark }):
+		case !now || !q.namesMark(w.Command, func(word string) bool { return word == mark }):
 			continue
 		}
 		list = append(list, w)
@@ -220,7 +217,7 @@ func (d *Daemon) purgers(st *state, q inquiry) (list []watch.Writer) {
 }
 
 // namesMark reports whether a command line of iptables' deletes a mark by name.
-func (d *Daemon) namesMark(command string, comment func(word string) bool) bool {
+func (q Inquiry) namesMark(command string, comment func(word string) bool) bool {
 	option, chain, named := "", "", false
 	words := strings.Fields(command)
 	for i, w := range words {
@@ -233,18 +230,18 @@ func (d *Daemon) namesMark(command string, comment func(word string) bool) bool 
 		}
 		named = named || comment(strings.Trim(w, `"'`))
 	}
-	return strings.EqualFold(option, "d") && named || option != "" && chain == d.cfg.Canary
+	return strings.EqualFold(option, "d") && named || option != "" && chain == q.Canary
 }
 
-// deletedByName reports whether a probe saw that marks are gone without a flush of the table: a
+// DeletedByName reports whether a probe saw that marks are gone without a flush of the table: a
 // flush of it takes a canary with its witnesses, and a flush of a built-in chain takes more than
 // the witness.
-func (d *Daemon) deletedByName(marks canary.Marks, f rules.Family, probed iptables.Probed) bool {
+func DeletedByName(chain string, marks canary.Marks, f rules.Family, probed iptables.Probed) bool {
 	for id, m := range marks {
 		if id.Family != f || m.Nonce == "" {
 			continue
 		}
-		canaryStands := marks.CanaryPresent(f, id.Name, d.cfg.Canary, probed)
+		canaryStands := marks.CanaryPresent(f, id.Name, chain, probed)
 		for _, w := range m.Witnessed {
 			held := probed.Holdings[iptables.Place{Table: id.Name, Chain: w}]
 			stands := slices.Contains(held.Comments, m.Nonce.WitnessComment())
@@ -258,9 +255,15 @@ func (d *Daemon) deletedByName(marks canary.Marks, f rules.Family, probed iptabl
 
 // named returns the writer as a record names it: of a purge the process that decided on it, and not
 // each program that it executed.
-func (q inquiry) named(w watch.Writer) watch.Writer {
-	if by := w.Doer(); q.purge != nil && q.purge.is(by) {
+func (q Inquiry) named(w watch.Writer) watch.Writer {
+	if by := w.Doer(); q.Purge != nil && q.Purge.is(by) {
 		return w.OfDoer(by)
 	}
 	return w
+}
+
+// A Read is a full read of one family, and when it began.
+type Read struct {
+	Digest uint64
+	At     time.Time
 }

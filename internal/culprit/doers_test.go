@@ -1,4 +1,4 @@
-package daemon
+package culprit
 
 import (
 	"testing"
@@ -31,10 +31,10 @@ func TestLegacyDeedsOfASpan(t *testing.T) {
 	} {
 		writers := &watch.Writers{}
 		for _, ms := range tt.noted {
-			writers.Note(watch.Writer{Time: at(ms), PID: 7, Comm: "iptables", Command: "iptables -D", By: puppet})
+			writers.Note(watch.Writer{Time: at(ms), PID: 7, Comm: "iptables", Command: "iptables -D", By: watch.Doer{PID: 4711, Start: 1, Comm: "puppet", Command: "puppet agent"}})
 		}
-		q := inquiry{writers: writers, own: func(uint32) bool { return false }, legacy: true}
-		got := q.touched(rules.IPv4.Table(rules.Nat), span{after: read{at: at(100)}, upto: read{at: at(200)}}).of("KUBE-SERVICES")
+		q := Inquiry{Writers: writers, Own: func(uint32) bool { return false }, Legacy: true}
+		got := q.touched(rules.IPv4.Table(rules.Nat), Span{After: Read{At: at(100)}, Upto: Read{At: at(200)}}).of("KUBE-SERVICES")
 		if diff := cmp.Diff(tt.counts, len(got) == 1); diff != "" {
 			t.Errorf("a hold %s (-want +got):\n%s", tt.hold, diff)
 		}
