@@ -22,6 +22,7 @@ import (
 	"github.com/canaryd/canaryd/internal/here"
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/pods"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/internal/web"
 	"github.com/canaryd/canaryd/pkg/conntrack"
@@ -189,7 +190,7 @@ func (o *options) keeperOf(kernel *iptables.Kernel) daemon.Keeper {
 }
 
 // attachments returns libcni's files; nil if canaryd must not read them.
-func (o *options) attachments() daemon.Attachments {
+func (o *options) attachments() pods.Attachments {
 	if o.cniResults == "" {
 		return nil
 	}

@@ -69,7 +69,7 @@ func (d *Daemon) newChores() []chore {
 		{"apply the declaration", func(st *state) time.Time { return st.declared.retry.At }, (*state).mayWrite, writeLimit, d.apply},
 		{"empty the quarantine", func(st *state) time.Time { return st.quarantine.retry.At }, (*state).mayWrite, writeLimit, d.readmit},
 		{"remove doubled jumps", perFamily(func(fs *familyState) time.Time { return fs.undoubleAt }), (*state).mayWrite, writeLimit, d.undouble},
-		{"remove what pods that are gone left", func(st *state) time.Time { return st.pods.removeAt }, (*state).mayWrite, writeLimit, d.removeGoneContainers},
+		{"remove what pods that are gone left", func(st *state) time.Time { return st.pods.RemoveAt }, (*state).mayWrite, writeLimit, d.removeGoneContainers},
 		{"renew the marks", perFamily(rotationAt), (*state).nothingLost, writeLimit, d.rotate},
 		{"end the contention", func(st *state) time.Time { return st.contention.calmAt }, (*state).nothingLost, briefLimit, d.endContention},
 		{"count unguarded rules", d.inventoryAt, d.mayTakeInventory, readLimit, d.takeInventory},

@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/internal/onrequest"
 	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/internal/pods"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -94,7 +95,7 @@ type Config struct {
 	Journal *journal.Journal // nil: flush records are kept in memory only
 	Flows   Tracker          // nil: flows are left alone
 	// Attachments are libcni's files; nil: they are not read.
-	Attachments Attachments
+	Attachments pods.Attachments
 	Keeper      Keeper                  // nil: a flush may break established connections
 	Standby     StandbyConfig           // what translates while nat's rules are missing
 	Sets        Sets                    // nil: only chains are put back, not the ipsets that rules depend on
@@ -277,7 +278,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	}
 	j.LeaveAbsent = func(f rules.Family, t rules.TableName) bool { return d.spares(st, f, t) }
 	now := time.Now()
-	j.Robbed = d.robbedNow(st, now)
+	j.Robbed = st.pods.RobbedNow(now)
 	j.Over = func(id rules.TableID, h rules.Jump) bool { return d.graceOver(st, id, h, now) }
 	if st.loss != nil {
 		j.Memory = st.loss.memory

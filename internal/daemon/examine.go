@@ -82,7 +82,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	d.judgeDecision(ctx, st, snapshot)
 	d.recallLate(st)
 	found := d.judge(ctx, st, f, snapshot, start)
-	st.pods.disbelieve(found[rules.Nat].Section, found[rules.Nat].Finding, start)
+	st.pods.Disbelieve(found[rules.Nat].Section, found[rules.Nat].Finding, start)
 	d.judgeProxy(ctx, st, f, snapshot, found, x.readEnd)
 	for _, t := range protect.Tables() {
 		d.takeExamined(ctx, st, f.Table(t), found[t], start)
@@ -150,7 +150,7 @@ func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, 
 		}
 	}
 	d.planGraces(st, id, x.Finding)
-	if _, due := d.keptFor(st, id.Family); id.Name == rules.Nat && due.After(start) {
+	if _, due := st.pods.KeptFor(id.Family); id.Name == rules.Nat && due.After(start) {
 		fs.examined.plan(due)
 	}
 }

@@ -185,7 +185,7 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 		return
 	}
 	seen = d.supplement(st, id, seen)
-	kept, _ := d.keptFor(st, f)
+	kept, _ := st.pods.KeptFor(f)
 	if t == rules.Nat {
 		seen = reload.KeepContainers(st.generation.learned.Generation[id], seen, kept)
 	}

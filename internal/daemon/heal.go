@@ -105,8 +105,8 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 	st.loss.record.Attempts++
 	d.recordLosses(ctx, st, hits(result))
 	d.concludeRide(ctx, st, ride)
-	st.pods.addPods(&st.loss.record, st.loss.gone, true)
-	st.pods.setReturned(result, time.Now())
+	st.pods.AddPods(&st.loss.record, st.loss.gone, true)
+	st.pods.SetReturned(result, time.Now())
 	st.loss.recovery.afterTry(st.loss.hit, result)
 	st.loss.memory = st.loss.memory.After(result)
 	st.pace = st.pace.After(result)

@@ -217,7 +217,7 @@ func situations() map[string]situation {
 		},
 		"empty the quarantine":                now(func(st *state) *time.Time { return &st.quarantine.retry.At }),
 		"remove doubled jumps":                ipv4(func(fs *familyState) *time.Time { return &fs.undoubleAt }),
-		"remove what pods that are gone left": now(func(st *state) *time.Time { return &st.pods.removeAt }),
+		"remove what pods that are gone left": now(func(st *state) *time.Time { return &st.pods.RemoveAt }),
 		"renew the marks": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			fs := st.families[rules.IPv4]
 			fs.rotation.at, fs.rotation.by = time.Now(), time.Now()

@@ -26,6 +26,7 @@ import (
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/internal/nativestore"
+	"github.com/canaryd/canaryd/internal/pods"
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/internal/testkit/testlog"
@@ -124,7 +125,7 @@ type setup struct {
 	// listenRequired is --metrics-required.
 	listenRequired bool
 	// attachments are libcni's files; nil is that nothing reads them.
-	attachments Attachments
+	attachments pods.Attachments
 	// elsewhere opens the other backend; nil is that it cannot be.
 	elsewhere func(context.Context, iptables.Backend) (Reader, func(), error)
 }

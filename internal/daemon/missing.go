@@ -238,10 +238,8 @@ func (d *Daemon) countFromDeletion(st *state, id rules.TableID, f canary.Finding
 			l.record.LastInForce = pace.Earliest(l.record.LastInForce, inForce)
 		}
 	}
-	for a, r := range st.pods.robbed {
-		if a.family == id.Family && id.Name == rules.Nat && d.robbedFor(r, time.Now()) && st.pods.lives(a.attachment) {
-			began(r.since, r.since, r.inForce)
-		}
+	for _, r := range st.pods.LostSince(id, time.Now()) {
+		began(r.Since, r.Since, r.InForce)
 	}
 	for _, m := range st.table(id).missing {
 		if !m.lost(id, f) || slices.Contains(f.Witnesses, m.jump.Chain) {
@@ -258,7 +256,7 @@ func (st *state) missingRecord() (r api.Flush, waits bool) {
 	var inForce, noticed time.Time
 	pods := map[protect.Attachment]bool{}
 	for id, ts := range st.tables() {
-		missed := st.pods.missedIn(id)
+		missed := st.pods.MissedIn(id)
 		if len(ts.missing)+len(missed) == 0 || ts.verdict.Loss() {
 			continue
 		}
@@ -279,9 +277,9 @@ func (st *state) missingRecord() (r api.Flush, waits bool) {
 			}
 		}
 		for a, robbed := range missed {
-			r.Time, noticed = pace.Earliest(r.Time, robbed.since), pace.Earliest(noticed, robbed.since)
-			inForce = pace.Earliest(inForce, robbed.inForce)
-			robbed.addTo(&h.Lost, st.want()[id])
+			r.Time, noticed = pace.Earliest(r.Time, robbed.Since), pace.Earliest(noticed, robbed.Since)
+			inForce = pace.Earliest(inForce, robbed.InForce)
+			robbed.AddTo(&h.Lost, st.want()[id])
 			pods[a] = true
 		}
 		flushes.AddLoss(&r, id, h)
@@ -294,7 +292,7 @@ func (st *state) missingRecord() (r api.Flush, waits bool) {
 			r.LastInForce = inForce
 		}
 		flushes.SettleCulprit(&r)
-		st.pods.addPods(&r, pods, false)
+		st.pods.AddPods(&r, pods, false)
 	}
 	return r, waits
 }
@@ -317,8 +315,8 @@ func (d *Daemon) publishMissing(st *state, s *api.Status) {
 				s.OwnerUntil = pace.Earliest(s.OwnerUntil, end)
 			}
 		}
-		for _, r := range st.pods.missedIn(id) {
-			if end := r.since.Add(d.robberyGrace(r)); st.heals() && !ts.verdict.Loss() && end.After(time.Now()) {
+		for _, r := range st.pods.MissedIn(id) {
+			if end := st.pods.LostAt(r); st.heals() && !ts.verdict.Loss() && end.After(time.Now()) {
 				s.OwnerUntil = pace.Earliest(s.OwnerUntil, end)
 			}
 		}

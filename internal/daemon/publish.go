@@ -119,7 +119,7 @@ func (st *state) shownVerdict(id rules.TableID) canary.Verdict {
 		return canary.Unknown
 	case v == canary.Drifted && st.declared.unapplied[id] && st.refuses(id):
 		return canary.Refused
-	case !v.Loss() && len(st.table(id).missing)+len(st.pods.missedIn(id)) > 0:
+	case !v.Loss() && len(st.table(id).missing)+len(st.pods.MissedIn(id)) > 0:
 		return st.table(id).missingKind(id)
 	case v != canary.Intact && v != canary.Changed:
 		return v

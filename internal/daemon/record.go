@@ -9,6 +9,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pods"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -57,7 +58,7 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 		fresh[id], l.hit[id] = h.Verdict, h.Verdict
 		flushes.AddLoss(&l.record, id, h)
 		st.baseline.addTo(&l.record, id, h.Lost)
-		st.pods.addPods(&l.record, lostPods(h.Lost), false)
+		st.pods.AddPods(&l.record, pods.LostPods(h.Lost), false)
 		l.diff = append(l.diff, flushes.DiffOf(id, h.Lost, &l.room))
 		l.unkept = l.diff
 	}

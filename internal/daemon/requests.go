@@ -203,7 +203,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 		d.concludeHeal(ctx, st, &nativeRide{}, result, nil)
 	} else {
 		d.endDrill(ctx, st, api.DrillVoid, "canaryd restore put back what the drill had taken, before that was noticed")
-		st.pods.setReturned(result, time.Now())
+		st.pods.SetReturned(result, time.Now())
 		for f, fr := range result {
 			d.applyResult(ctx, st, f, fr)
 			d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)

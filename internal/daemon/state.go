@@ -8,6 +8,7 @@ import (
 	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/internal/pods"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -30,8 +31,8 @@ type state struct {
 	refused    refused    // declared rules that are refused
 	quarantine quarantine // rules that cannot be put back yet
 	incomplete []incomplete
-	sets       sets     // ipsets that rules depend on
-	pods       podWatch // containers that CNI plugins attached
+	sets       sets       // ipsets that rules depend on
+	pods       pods.Watch // containers that CNI plugins attached
 	accepted   acceptances
 	// policiesFresh are policies that have become DROP, which is said at policiesAt; zero: none.
 	policiesFresh []api.PolicyDrop
@@ -109,6 +110,7 @@ func (d *Daemon) newState() *state {
 	st := &state{families: map[rules.Family]*familyState{}, pace: d.cfg.Pace, native: d.newNativeRealm(), standby: d.newStandby()}
 	st.contention.limit, st.looking.storm = reload.NewLimiter(), pace.Bucket{Share: pace.StormShare}
 	st.quarantine.stood = map[rules.Family]map[iptables.Place]bool{}
+	st.pods.Grace = d.cfg.JumpGrace
 	first := d.cfg.Kernel.Evidence()
 	st.choice = choice{reason: first.Reason, mixed: first.Mixed}
 	families := d.cfg.Kernel.Families()

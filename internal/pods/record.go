@@ -1,4 +1,4 @@
-package daemon
+package pods
 
 import (
 	"slices"
@@ -11,9 +11,9 @@ import (
 // podsListed is how many pods one record names.
 const podsListed = 50
 
-// addPods names in a record, in order, the pods of a list that lost host ports. gone: these did not
+// AddPods names in a record, in order, the pods of a list that lost host ports. gone: these did not
 // come back.
-func (w *podWatch) addPods(r *api.Flush, list map[protect.Attachment]bool, gone bool) {
+func (w *Watch) AddPods(r *api.Flush, list map[protect.Attachment]bool, gone bool) {
 	r.Pods = slices.Clone(r.Pods) // a copy of the record may be in use
 	for a := range list {
 		k, ok := w.known[a]

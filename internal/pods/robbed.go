@@ -1,7 +1,6 @@
-package daemon
+package pods
 
 import (
-	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -12,7 +11,6 @@ import (
 	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
-	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -24,20 +22,20 @@ import (
 // Cilium does, deletes the same rules of pods that live. While the file stands it is not known
 // which of the two it was: the rules stay in the generation. The process decides, and then time:
 // a plugin, or its child, is the owner; the work of another process is lost after the jump grace,
-// and that of an unknown one after delLasts. Of that one the rules are missed after the jump grace,
+// and that of an unknown one after DelLasts. Of that one the rules are missed after the jump grace,
 // well behind most DELs: from then on the node is not healthy, and its status has a record.
 
-// delLasts is for how long a DEL may take behind the first rule that it removes. kubelet gives a
+// DelLasts is for how long a DEL may take behind the first rule that it removes. kubelet gives a
 // runtime two minutes (--runtime-request-timeout), and then asks again.
-const delLasts = 3 * time.Minute
+const DelLasts = 3 * time.Minute
 
-// A robbery is one family's rules of a pod that are missing while its file stands.
-type robbery struct {
-	since   time.Time
+// A Robbery is one family's rules of a pod that are missing while its file stands.
+type Robbery struct {
+	Since   time.Time
 	by      robber
 	size    int // how much is missing
 	lack    protect.Lack
-	inForce time.Time // when all of it was last known to be in force
+	InForce time.Time // when all of it was last known to be in force
 	// missed: the process is not known, the jump grace is over, and the rules still wait.
 	missed bool
 }
@@ -56,23 +54,34 @@ type robberyKey struct {
 	attachment protect.Attachment
 }
 
-// followRobberies takes up what a full read showed of the pods that live, and reports whether the
-// rules of one count as lost from now on.
-func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family, nat rules.Section, finding canary.Finding, now time.Time) bool {
-	w := &st.pods
-	if d.cfg.Attachments == nil || finding.MarkLost || finding.Verdict == canary.Unknown {
-		return false
-	}
-	lacks, looked := map[protect.Attachment]protect.Lack{}, !st.pause.on()
-	if finding.Verdict != canary.Intact && !st.pause.on() {
-		lacks = protect.Lacking(st.want()[f.Table(rules.Nat)], nat, w.living)
-		dead := func(a protect.Attachment, _ protect.Lack) bool { return !w.lives(a) }
-		if maps.DeleteFunc(lacks, dead); len(lacks) > 0 && !d.readPods(ctx, st) {
-			clear(lacks)
-			looked = false
-		}
-		maps.DeleteFunc(lacks, dead)
-	}
+// A Sight is what a full read showed of a family's pods that live.
+type Sight struct {
+	Family  rules.Family
+	Lacks   map[protect.Attachment]protect.Lack // by pod
+	Looked  bool                                // lacks is known
+	InForce time.Time                           // when all of it was last known to be in force
+	Read    culprit.Read
+	Now     time.Time
+	Inquire func() culprit.Inquiry // costs a question to the kernel
+}
+
+// Lacking returns which of its rules each pod that lives lacks in a section.
+func (w *Watch) Lacking(want, nat rules.Section) map[protect.Attachment]protect.Lack {
+	lacks := protect.Lacking(want, nat, w.living)
+	w.leaveLiving(lacks)
+	return lacks
+}
+
+// leaveLiving leaves out the pods that do not live.
+func (w *Watch) leaveLiving(lacks map[protect.Attachment]protect.Lack) {
+	maps.DeleteFunc(lacks, func(a protect.Attachment, _ protect.Lack) bool { return !w.lives(a) })
+}
+
+// Follow takes up what a full read showed of the pods that live, and reports whether the rules of
+// one count as lost from now on.
+func (w *Watch) Follow(ctx context.Context, s Sight) bool {
+	f, now, lacks := s.Family, s.Now, s.Lacks
+	w.leaveLiving(lacks)
 	for k, r := range w.robbed {
 		if _, still := lacks[k.attachment]; k.family == f && !still {
 			delete(w.robbed, k)
@@ -86,7 +95,7 @@ func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family,
 		k := robberyKey{f, a}
 		r, known := w.robbed[k]
 		if !known {
-			r.since, r.inForce = now, cmp.Or(st.families[f].known.at, st.absence.lastRun)
+			r.Since, r.InForce = now, s.InForce
 		}
 		r.lack = lack
 		// What becomes of it later shows in the file. Other pods may come to their end meanwhile.
@@ -96,46 +105,37 @@ func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family,
 		case lack.Ahead:
 			r.by = robberOther
 		case grown:
-			r.by = d.robberOf(ctx, st, f, lack, last, !known)
+			r.by = robberOf(s, lack, last, !known)
 		}
 		r.size = size
-		if r.by == robberUnknown && w.known[a].removedAgain(f, r.since) {
+		if r.by == robberUnknown && w.known[a].removedAgain(f, r.Since) {
 			r.by = robberOwner // it is removed again: its DEL may fail time after time
 			severity.Warnings(klog.FromContext(ctx)).Info("The rules of a pod were removed once more by a process that is not known; they are not put back", "family", f, "pod", w.name(a))
 		}
-		missed := r.by == robberUnknown && now.Sub(r.since) >= d.cfg.JumpGrace
+		missed := r.by == robberUnknown && now.Sub(r.Since) >= w.Grace
 		if missed && !r.missed {
 			severity.Warnings(klog.FromContext(ctx)).Info("Rules of a running pod are missing; canaryd waits for their owner, and then puts them back",
-				"family", f, "pod", w.name(a), "rules", size, "missingFor", now.Sub(r.since).Round(time.Second), "until", r.since.Add(d.robberyGrace(r)).UTC().Format(time.RFC3339))
+				"family", f, "pod", w.name(a), "rules", size, "missingFor", now.Sub(r.Since).Round(time.Second), "until", w.LostAt(r).UTC().Format(time.RFC3339))
 		}
 		r.missed = missed
 		if w.robbed == nil {
-			w.robbed = map[robberyKey]robbery{}
+			w.robbed = map[robberyKey]Robbery{}
 		}
 		w.robbed[k] = r
-		lost = lost || d.robbedFor(r, now)
+		lost = lost || w.lostFor(r, now)
 	}
-	if !looked {
+	if !s.Looked {
 		return lost // the next read that looks has all since the last one that did
 	}
 	if w.followed == nil {
 		w.followed = map[rules.Family]culprit.Read{}
 	}
-	w.followed[f] = culprit.Read{Digest: st.families[f].examined.digest, At: st.families[f].examined.at}
+	w.followed[f] = s.Read
 	return lost
 }
 
-// followWritten is followRobberies for the read behind a write, which may be the first to show what
-// another process removed meanwhile. Nothing else would examine it.
-func (d *Daemon) followWritten(ctx context.Context, st *state, id rules.TableID, nat rules.Section, now time.Time) {
-	d.followRobberies(ctx, st, id.Family, d.supplement(st, id, nat), canary.Finding{Verdict: canary.Changed}, now)
-	if _, due := d.keptFor(st, id.Family); !due.IsZero() {
-		st.families[id.Family].examined.plan(pace.Latest(due, now))
-	}
-}
-
 // living yields the pods that are known to live.
-func (w *podWatch) living(yield func(protect.Attachment) bool) {
+func (w *Watch) living(yield func(protect.Attachment) bool) {
 	for a := range w.known {
 		if w.lives(a) && !yield(a) {
 			return
@@ -144,7 +144,7 @@ func (w *podWatch) living(yield func(protect.Attachment) bool) {
 }
 
 // lives reports whether a pod has a file that goes with it.
-func (w *podWatch) lives(a protect.Attachment) bool {
+func (w *Watch) lives(a protect.Attachment) bool {
 	k, ok := w.known[a]
 	return ok && k.gone.IsZero() && k.Ends
 }
@@ -156,24 +156,24 @@ func (k attached) removedAgain(f rules.Family, since time.Time) bool {
 	return !back.IsZero() && since.After(back) && since.Sub(back) < returnedFor
 }
 
-// robberyGrace returns for how long a pod's rules are missing before they are lost.
-func (d *Daemon) robberyGrace(r robbery) time.Duration {
+// graceOf returns for how long a pod's rules are missing before they are lost.
+func (w *Watch) graceOf(r Robbery) time.Duration {
 	if r.by == robberOther {
-		return d.cfg.JumpGrace
+		return w.Grace
 	}
-	return max(delLasts, d.cfg.JumpGrace)
+	return max(DelLasts, w.Grace)
 }
 
-// robbedFor reports whether rules that are missing are lost.
-func (d *Daemon) robbedFor(r robbery, now time.Time) bool {
-	return r.by != robberOwner && now.Sub(r.since) >= d.robberyGrace(r)
+// lostFor reports whether rules that are missing are lost.
+func (w *Watch) lostFor(r Robbery, now time.Time) bool {
+	return r.by != robberOwner && now.Sub(r.Since) >= w.graceOf(r)
 }
 
-// robbedNow returns the pods of each family whose rules are lost.
-func (d *Daemon) robbedNow(st *state, now time.Time) map[rules.Family]map[protect.Attachment]bool {
+// RobbedNow returns the pods of each family whose rules are lost.
+func (w *Watch) RobbedNow(now time.Time) map[rules.Family]map[protect.Attachment]bool {
 	all := map[rules.Family]map[protect.Attachment]bool{}
-	for k, r := range st.pods.robbed {
-		if d.robbedFor(r, now) && st.pods.lives(k.attachment) {
+	for k, r := range w.robbed {
+		if w.lostFor(r, now) && w.lives(k.attachment) {
 			if all[k.family] == nil {
 				all[k.family] = map[protect.Attachment]bool{}
 			}
@@ -183,15 +183,15 @@ func (d *Daemon) robbedNow(st *state, now time.Time) map[rules.Family]map[protec
 	return all
 }
 
-// keptFor returns the pods whose rules stay in the generation although they are missing, and when
+// KeptFor returns the pods whose rules stay in the generation although they are missing, and when
 // the first of them is missed or lost; zero: none will be.
-func (d *Daemon) keptFor(st *state, f rules.Family) (kept map[protect.Attachment]bool, due time.Time) {
+func (w *Watch) KeptFor(f rules.Family) (kept map[protect.Attachment]bool, due time.Time) {
 	kept = map[protect.Attachment]bool{}
-	for k, r := range st.pods.robbed {
+	for k, r := range w.robbed {
 		if k.family == f && r.by != robberOwner {
 			kept[k.attachment] = true
-			at := r.since.Add(d.robberyGrace(r))
-			if missedAt := r.since.Add(d.cfg.JumpGrace); !r.missed {
+			at := w.LostAt(r)
+			if missedAt := r.Since.Add(w.Grace); !r.missed {
 				at = pace.Earliest(at, missedAt)
 			}
 			due = pace.Earliest(due, at)
@@ -200,12 +200,25 @@ func (d *Daemon) keptFor(st *state, f rules.Family) (kept map[protect.Attachment
 	return kept, due
 }
 
-// missedIn returns the robberies of a table that the node is not healthy for, by pod.
-func (w *podWatch) missedIn(id rules.TableID) map[protect.Attachment]robbery {
+// LostSince returns the robberies of a table whose rules are lost.
+func (w *Watch) LostSince(id rules.TableID, now time.Time) (list []Robbery) {
+	for k, r := range w.robbed {
+		if k.family == id.Family && id.Name == rules.Nat && w.lostFor(r, now) && w.lives(k.attachment) {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// LostAt returns when rules that are missing are lost.
+func (w *Watch) LostAt(r Robbery) time.Time { return r.Since.Add(w.graceOf(r)) }
+
+// MissedIn returns the robberies of a table that the node is not healthy for, by pod.
+func (w *Watch) MissedIn(id rules.TableID) map[protect.Attachment]Robbery {
 	if id.Name != rules.Nat || len(w.robbed) == 0 {
 		return nil
 	}
-	list := map[protect.Attachment]robbery{}
+	list := map[protect.Attachment]Robbery{}
 	for k, r := range w.robbed {
 		if k.family == id.Family && r.missed && w.lives(k.attachment) {
 			list[k.attachment] = r
@@ -214,8 +227,8 @@ func (w *podWatch) missedIn(id rules.TableID) map[protect.Attachment]robbery {
 	return list
 }
 
-// addTo adds it to what a table lost. want is what the generation has.
-func (r robbery) addTo(lost *reload.Lost, want rules.Section) {
+// AddTo adds it to what a table lost. want is what the generation has.
+func (r Robbery) AddTo(lost *reload.Lost, want rules.Section) {
 	lost.Rules += len(r.lack.Rules)
 	in := map[string][]rules.Rule{}
 	for _, h := range r.lack.Rules {
@@ -239,13 +252,12 @@ func (r robbery) addTo(lost *reload.Lost, want rules.Section) {
 // robberOf returns what is known of the processes that took from these chains since the read
 // before: a plugin among them is taken for the one that did it. whole: the read before showed all
 // rules of the pod.
-func (d *Daemon) robberOf(ctx context.Context, st *state, f rules.Family, lack protect.Lack, before culprit.Read, whole bool) robber {
-	q := d.inquire(ctx)
+func robberOf(s Sight, lack protect.Lack, before culprit.Read, whole bool) robber {
 	chains := slices.Clone(lack.Chains)
 	for _, h := range lack.Rules {
 		chains = append(chains, h.Chain)
 	}
-	by, takings := q.TakersOf(f.Table(rules.Nat), before, culprit.Read{Digest: st.families[f].examined.digest}, chains)
+	by, takings := s.Inquire().TakersOf(s.Family.Table(rules.Nat), before, s.Read, chains)
 	if whole && slices.ContainsFunc(lack.LeadIn(), func(h rules.Jump) bool { return wentAhead(takings, h) }) {
 		return robberOther
 	}
