@@ -60,8 +60,8 @@ func (d *Daemon) newChores() []chore {
 		{"heal", func(st *state) time.Time { return st.loss.retry.At }, func(st *state) bool { return st.loss != nil }, d.settleLimit(), d.heal},
 	}, d.nativeChores(), []chore{
 		{"examine", perFamily(func(fs *familyState) time.Time { return fs.examined.dueAt }), nil, readLimit, d.examine},
-		{"say what was accepted", func(st *state) time.Time { return st.accepted.at }, nil, briefLimit, d.sayAccepted},
-		{"say which policies have become DROP", func(st *state) time.Time { return st.policiesAt }, nil, briefLimit, d.sayPolicies},
+		{"say what was accepted", func(st *state) time.Time { return st.accepted.At }, nil, briefLimit, d.sayAccepted},
+		{"say which policies have become DROP", func(st *state) time.Time { return st.closings.At }, nil, briefLimit, d.sayPolicies},
 		{"ask kube-proxy for a full sync", perFamily(func(fs *familyState) time.Time { return fs.proxy.askAt }), (*state).mayWrite, writeLimit, d.askForSyncs},
 		{"plant", func(st *state) time.Time { return st.marks.retry.At }, func(st *state) bool { return !st.allPlanted() }, writeLimit, d.plant},
 		{"keep connections", d.keepAt, d.mayKeep, briefLimit, d.keep},

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/accepted"
 	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/internal/pace"
@@ -34,7 +35,7 @@ type tableState struct {
 	// missing is what the last full read did not show, and its owner may be about to write.
 	missing     []missing
 	missingSaid time.Time // when the log said so last
-	policies    policies
+	policies    accepted.Policies
 	// settled is the last read that the generation has all of.
 	settled culprit.Read
 	// standing is what the last read showed of it while nothing was lost.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/accepted"
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
@@ -135,7 +136,7 @@ type nativeTable struct {
 	rehearsal    rehearsal
 	refused      pace.Trouble
 	refusedParts []native.Held
-	policies     policies
+	policies     accepted.Policies
 	// inForce is the ID of the content that was in force when the last run ended, where want is
 	// older; else "".
 	inForce string

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/accepted"
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/onrequest"
@@ -88,7 +89,7 @@ func (d *Daemon) adoptReturned(ctx context.Context, st *state, id tableid.TableI
 	}
 	if t := r.tables[id]; t != nil {
 		_, known := seen.Tables[id].Policies()
-		t.policies = policies{known: known}
+		t.policies = accepted.Policies{Known: known}
 	}
 	if r.tables[id] == nil {
 		r.tables[id] = &nativeTable{}

@@ -68,8 +68,8 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 		t := r.tables[id]
 		row := nativestore.Row{Witness: t.witness, Verdict: t.finding.Verdict, Held: t.held, HeldFor: t.heldFor,
 			Generation: nativestore.GenerationOf(t.want, t.digest, t.made, t.captured, up-start.Sub(t.leftAt))}
-		if len(t.policies.drops) > 0 {
-			row.Policies = t.policies.known
+		if len(t.policies.Drops) > 0 {
+			row.Policies = t.policies.Known
 		}
 		stored.Tables = append(stored.Tables, row)
 	}
@@ -130,7 +130,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 		t := &nativeTable{heldFor: s.HeldFor, want: g.Table, witness: s.Witness, digest: g.Table.Digest(), missed: true, old: age > d.cfg.MaxStoredAge,
 			made: g.Made, captured: g.Captured, read: now.Add(-(d.cfg.Uptime() - g.Read)), wrote: now}
 		t.leftAt = t.read
-		t.policies.known, t.inForce = s.Policies, s.InForce
+		t.policies.Known, t.inForce = s.Policies, s.InForce
 		if s.Verdict == native.Unattributed {
 			t.finding.Verdict = s.Verdict
 		}

@@ -40,7 +40,7 @@ func (d *Daemon) publish(st *state) {
 		Owners:           st.guards.found,
 		Unguarded:        st.unguardedNow(),
 		LeadsOut:         st.leadsOut.shown,
-		Accepted:         st.accepted.lately(time.Now()),
+		Accepted:         st.accepted.Lately(time.Now()),
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),
 		Standby:          d.standbys(st),

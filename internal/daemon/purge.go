@@ -49,7 +49,7 @@ func (d *Daemon) recallPurged(st *state, q culprit.Inquiry) (found bool) {
 	learned, from := st.purges.Recall(q, st.generation.learned, d.cfg.Protection.Piecewise, now)
 	for _, id := range from {
 		st.relearn(learned, now, st.families[id.Family])
-		st.accepted.withdraw(id, now.Add(-culprit.PurgeKept))
+		st.accepted.Withdraw(id, now.Add(-culprit.PurgeKept))
 	}
 	return len(from) > 0
 }

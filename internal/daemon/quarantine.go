@@ -161,7 +161,10 @@ func (d *Daemon) releaseRemoved(st *state, id rules.TableID, before rules.Sectio
 	if len(list) == 0 {
 		return next
 	}
-	removed := chainsByName(before)
+	removed := make(map[string]rules.Chain, len(before.Chains))
+	for _, c := range before.Chains {
+		removed[c.Name] = c
+	}
 	emptied := map[string]bool{}
 	for _, c := range next.Generation[id].Chains {
 		emptied[c.Name] = len(c.Rules) == 0 && len(removed[c.Name].Rules) > 0

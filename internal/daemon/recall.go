@@ -66,7 +66,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	st.disk.keptAt, st.disk.written, st.disk.kept = known.Confirmed, st.generation.changes, st.generation.changes
 	st.marks.madeTables = known.MadeTables
 	for id, ts := range st.tables() {
-		ts.policies.known = known.Policies[id.Family][id.Name]
+		ts.policies.Known = known.Policies[id.Family][id.Name]
 	}
 	d.cfg.Store.Resume(stored.ID)
 	st.disk.saveAt = time.Now().Add(confirmEvery) // also if nothing is learned that is new

@@ -4,6 +4,7 @@ import (
 	"iter"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/accepted"
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/flushes"
@@ -33,12 +34,10 @@ type state struct {
 	incomplete []incomplete
 	sets       sets       // ipsets that rules depend on
 	pods       pods.Watch // containers that CNI plugins attached
-	accepted   acceptances
-	// policiesFresh are policies that have become DROP, which is said at policiesAt; zero: none.
-	policiesFresh []api.PolicyDrop
-	policiesAt    time.Time
-	owners        ownersOnDisk // what the disk has of the owners of rules
-	ownerless     pace.Trouble // kube-proxy's rules have no owner
+	accepted   accepted.List
+	closings   accepted.Closings // policies that have become DROP
+	owners     ownersOnDisk      // what the disk has of the owners of rules
+	ownerless  pace.Trouble      // kube-proxy's rules have no owner
 
 	// How it is watched.
 	marks   marking // canaries and witnesses

@@ -2,9 +2,9 @@ package daemon
 
 import (
 	"maps"
-	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/accepted"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -35,7 +35,7 @@ func (d *Daemon) lookAtUnguarded(st *state, f rules.Family, seen map[rules.Table
 		}
 		table := seen[t]
 		u := fs.unguarded[t]
-		a, much := goneFrom(u.before, table)
+		a, much := accepted.GoneFrom(u.before, table)
 		switch {
 		case !much:
 			u = unguarded{before: table}
@@ -45,8 +45,8 @@ func (d *Daemon) lookAtUnguarded(st *state, f rules.Family, seen map[rules.Table
 		case now.Sub(u.since) < unguardedGrace:
 			fs.examined.plan(u.since.Add(unguardedGrace))
 		default:
-			a.Time, a.Family, a.Table, a.seen, a.upto = now, f, t, u.came, u.upto
-			st.accepted.fresh, st.accepted.at = append(st.accepted.fresh, a), now
+			a.Time, a.Family, a.Table, a.Seen, a.Upto = now, f, t, u.came, u.upto
+			st.accepted.Add(a, now)
 			d.cfg.Metrics.ObserveUnprotected(f, t, a.Rules, false)
 			u = unguarded{before: table}
 		}
@@ -55,33 +55,4 @@ func (d *Daemon) lookAtUnguarded(st *state, f rules.Family, seen map[rules.Table
 		}
 		fs.unguarded[t] = u
 	}
-}
-
-// goneFrom returns what a table lost, and whether that is much: all that it held, or more than half
-// of it. What its owner wrote in the place of other rules is not lost.
-func goneFrom(before, now *rules.Table) (a acceptance, much bool) {
-	if before == nil || leavesOut(before) || leavesOut(now) {
-		return a, false
-	}
-	a.NotGuarded = true
-	was := 0
-	for _, c := range before.Chains {
-		left := len(now.Rules(c.Name))
-		was += len(c.Rules)
-		if left < len(c.Rules) {
-			a.Rules += len(c.Rules) - left
-			a.finding.Emptied = append(a.finding.Emptied, c.Name)
-		}
-	}
-	if now != nil {
-		for _, c := range now.Chains {
-			a.Left += len(c.Rules)
-		}
-	}
-	return a, a.Rules > 0 && 2*a.Left < was
-}
-
-// leavesOut reports whether a table has a chain of which the rules were not read.
-func leavesOut(t *rules.Table) bool {
-	return t != nil && slices.ContainsFunc(t.Chains, func(c rules.Chain) bool { return c.LeftOut() })
 }

@@ -1,8 +1,7 @@
-package daemon
+package accepted
 
 import (
 	"cmp"
-	"context"
 	"slices"
 	"time"
 
@@ -15,33 +14,35 @@ import (
 // removalsJoin is how close removals of several tables by one process must be for one record.
 const removalsJoin = 10 * time.Second
 
-// recordRemoval records that most of a table, or of a large set of a native one, was removed by
-// name, and that its owner is not known to have done it. Nothing is put back; the record names the
-// process.
-func (d *Daemon) recordRemoval(ctx context.Context, st *state, a acceptance) {
-	largeSet := a.Set != "" && a.Rules >= muchOfTable
-	if a.Chain+a.Set+a.Rule != "" && !largeSet || a.NotGuarded || st.removedByOwner(a) {
-		return
-	}
-	r := api.Flush{Time: cmp.Or(a.seen, a.Time), Outcome: api.TakenForOwners}
-	if len(st.journal) > 0 {
-		if last := st.journal[0]; last.Kind == api.RemovedByOwner && a.By != nil && last.Culprit.PID == a.By.PID && r.Time.Sub(last.Time).Abs() < removalsJoin {
+// IsRemoval reports whether it has a record, unless its owner has done it: most of a guarded table
+// is gone, or of a large set of a native one.
+func (a Removal) IsRemoval() bool {
+	return (a.Chain+a.Set+a.Rule == "" || a.largeSet()) && !a.NotGuarded
+}
+
+func (a Removal) largeSet() bool { return a.Set != "" && a.Rules >= muchOfTable }
+
+// Record returns its record: the last one, if the same process has just removed other rules.
+func (a Removal) Record(journal flushes.History, newID func(time.Time) string) api.Flush {
+	r := api.Flush{Time: cmp.Or(a.Seen, a.Time), Outcome: api.TakenForOwners}
+	if len(journal) > 0 {
+		if last := journal[0]; last.Kind == api.RemovedByOwner && a.By != nil && last.Culprit.PID == a.By.PID && r.Time.Sub(last.Time).Abs() < removalsJoin {
 			r = last
 		}
 	}
 	if r.ID == "" {
-		r.ID = st.newFlushID(r.Time)
+		r.ID = newID(r.Time)
 	}
 	var by []uint32
 	if a.By != nil {
 		flushes.AddCulprit(&r, *a.By)
-		r.CulpritsLikely = r.CulpritsLikely || a.steps
+		r.CulpritsLikely = r.CulpritsLikely || a.Steps
 		by = []uint32{a.By.PID}
 	}
 	if a.Native {
 		id := a.Family.Table(a.Table)
 		loss := api.NativeLoss{Family: id.Family.NFT(), Table: id.NFT(), Kind: api.RemovedByOwner, By: by}
-		if largeSet {
+		if a.largeSet() {
 			loss.Elements = a.Rules
 		} else {
 			loss.Chains, loss.Rules, loss.Elements = a.chains, a.Rules, a.elements
@@ -55,25 +56,22 @@ func (d *Daemon) recordRemoval(ctx context.Context, st *state, a acceptance) {
 	}
 	r.Kind = api.RemovedByOwner
 	flushes.SettleCulprit(&r)
-	st.journal.Rewrite(r)
-	d.write(ctx, r, nil)
+	return r
 }
 
-// removedByOwner reports whether a removal is known to be that of the owner of all that lost rules,
-// or is that of a kube-proxy that leaves: its last step takes its canary, too. A program that owns
-// rules may remove others', as kube-router does that restores a whole table.
-func (st *state) removedByOwner(a acceptance) bool {
+// ByOwner reports whether a removal is known to be that of the owner of all that lost rules, or is
+// that of a kube-proxy that leaves: its last step takes its canary, too, which stands else. A
+// program that owns rules may remove others', as kube-router does that restores a whole table.
+func (a Removal) ByOwner(proxyStands bool) bool {
 	if a.By != nil && len(a.By.Ancestors) > 0 {
 		names := append([]string{a.By.Comm}, a.By.Ancestors...)
 		by := func(writes func(comm string) bool) bool { return slices.ContainsFunc(names, writes) }
 		if a.Native {
 			return by(func(comm string) bool { return owners.WritesTable(comm, a.Family.Table(a.Table)) })
 		}
-		return by(owners.Writes) && !slices.ContainsFunc(a.finding.Emptied, func(chain string) bool {
+		return by(owners.Writes) && !slices.ContainsFunc(a.Finding.Emptied, func(chain string) bool {
 			return !by(func(comm string) bool { return owners.WritesChain(comm, chain) })
 		})
 	}
-	section := st.generation.learned.Generation[a.Family.Table(a.Table)]
-	_, stands := section.Chain(owners.ProxyCanary)
-	return !a.Native && !stands
+	return !a.Native && !proxyStands
 }

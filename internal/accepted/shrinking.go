@@ -1,4 +1,4 @@
-package daemon
+package accepted
 
 import (
 	"maps"
@@ -29,7 +29,7 @@ type shrinking struct {
 }
 
 // shrink returns the losses of a table that a loss of now would follow.
-func (a *acceptances) shrink(id rules.TableID, now time.Time) *shrinking {
+func (a *List) shrink(id rules.TableID, now time.Time) *shrinking {
 	s := a.shrinking[id]
 	if s == nil || now.Sub(s.last) >= shrinksOn || now.Sub(s.began) >= shrinksFor {
 		if s = (&shrinking{began: now}); a.shrinking == nil {
@@ -42,7 +42,7 @@ func (a *acceptances) shrink(id rules.TableID, now time.Time) *shrinking {
 
 // take adds the losses of a section, and returns those that are much of it by now. A chain that no
 // protected rule leads to any more is not lost for that.
-func (s *shrinking) take(before, after rules.Section, now time.Time) []acceptance {
+func (s *shrinking) take(before, after rules.Section, now time.Time) []Removal {
 	if before.RuleCount() != s.left {
 		*s = shrinking{began: now} // rules came back otherwise than by their owner
 	}
@@ -58,12 +58,12 @@ func (s *shrinking) take(before, after rules.Section, now time.Time) []acceptanc
 	s.add(stood, left, now)
 	step := before.RuleCount() - s.left
 	if s.rules = max(0, s.rules+step); s.rules >= muchOfTable && s.rules > s.left {
-		a := acceptance{Accepted: api.Accepted{Rules: s.rules, Left: s.left}, steps: s.rules > step,
-			finding: canary.Finding{Emptied: slices.Sorted(maps.Keys(s.chains))}}
+		a := Removal{Accepted: api.Accepted{Rules: s.rules, Left: s.left}, Steps: s.rules > step,
+			Finding: canary.Finding{Emptied: slices.Sorted(maps.Keys(s.chains))}}
 		s.rules, s.chains = 0, nil
-		return []acceptance{a}
+		return []Removal{a}
 	}
-	var list []acceptance
+	var list []Removal
 	for _, c := range before.Chains {
 		now, stands := left[c.Name]
 		step := len(c.Rules) - len(now.Rules)
@@ -77,15 +77,15 @@ func (s *shrinking) take(before, after rules.Section, now time.Time) []acceptanc
 			continue
 		}
 		delete(s.chains, c.Name)
-		list = append(list, acceptance{Accepted: api.Accepted{Chain: c.Name, Rules: gone, Left: len(now.Rules)}, steps: gone > step,
-			finding: canary.Finding{Emptied: []string{c.Name}}})
+		list = append(list, Removal{Accepted: api.Accepted{Chain: c.Name, Rules: gone, Left: len(now.Rules)}, Steps: gone > step,
+			Finding: canary.Finding{Emptied: []string{c.Name}}})
 	}
 	for i, h := range before.Jumps {
 		if !h.Named && (len(left[h.Into()].Rules) == 0 || jumpsTo(after, h.Into())) || rules.Copies(after.Jumps, h) > rules.Copies(before.Jumps[:i], h) {
 			continue // its chain went too, or its owner wrote it in other words, or it stands
 		}
-		list = append(list, acceptance{Accepted: api.Accepted{Chain: h.Chain, Rule: h.Rule.Label(), Rules: 1},
-			finding: canary.Finding{Jumps: []rules.Jump{h}}})
+		list = append(list, Removal{Accepted: api.Accepted{Chain: h.Chain, Rule: h.Rule.Label(), Rules: 1},
+			Finding: canary.Finding{Jumps: []rules.Jump{h}}})
 	}
 	return list
 }
