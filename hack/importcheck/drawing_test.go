@@ -98,10 +98,10 @@ func TestDraw(t *testing.T) {
 		{ImportPath: module + "pkg/rules"},
 	})
 	want := "" +
-		"cmd                    ┐\n" +
-		"internal/daemon        ● ┐\n" +
-		"pkg/nft                · ● ┐\n" +
-		"pkg/rules              ● ● · ┐\n"
+		"cmd                  ┐\n" +
+		"internal/daemon      ● ┐\n" +
+		"pkg/nft              · ● ┐\n" +
+		"pkg/rules            ● ● · ┐\n"
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the drawing (-want +got):\n%s", diff)
 	}

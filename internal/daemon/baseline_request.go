@@ -4,24 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/internal/flushes"
-	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/internal/baseline"
 	"github.com/canaryd/canaryd/pkg/reload"
-	"github.com/canaryd/canaryd/pkg/rules"
-)
-
-// What a reply quotes of rules. A chain gets a tenth of it at most: one that
-// is filled up hides no other.
-const (
-	baselineChains = 2000
-	baselineLines  = 5000
-	baselineBytes  = 2 << 20
 )
 
 // awaitBaseline waits until what the disk has is taken up.
@@ -56,7 +45,8 @@ func (d *Daemon) Baseline(ctx context.Context, r api.BaselineRequest) (api.Basel
 		if err := d.cfg.Store.ForgetBaseline(); err != nil {
 			return api.BaselineReply{}, err
 		}
-		return d.setBaseline(ctx, &baseline{taken: true})
+		none := baseline.None()
+		return d.setBaseline(ctx, &none)
 	default:
 		return d.setBaseline(ctx, nil)
 	}
@@ -91,62 +81,25 @@ func (d *Daemon) confirmBaseline(ctx context.Context, id string) (api.BaselineRe
 	if next, err = d.cfg.Store.SaveBaseline(next); err != nil {
 		return api.BaselineReply{}, err
 	}
-	confirmed := baselineOf(next, nil)
+	confirmed := baseline.Of(next, nil)
 	return d.setBaseline(ctx, &confirmed)
 }
 
 // setBaseline has the loop compare with another baseline, unless it is nil, and says what that
 // shows.
-func (d *Daemon) setBaseline(ctx context.Context, next *baseline) (api.BaselineReply, error) {
+func (d *Daemon) setBaseline(ctx context.Context, next *baseline.Known) (api.BaselineReply, error) {
 	var reply api.BaselineReply
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		if next != nil {
-			reply.Replaced = st.baseline.name()
+			reply.Replaced = st.baseline.Name()
 			st.baseline = *next
 			log := klog.FromContext(ctx)
-			if next.base == nil {
-				severity.Notices(log).Info("The baseline was forgotten on request")
-			} else {
-				severity.Notices(log).Info("A baseline was confirmed on request", "generation", next.stored.ID, "rules", next.stored.Rules, "chains", next.stored.Chains)
-			}
+			next.LogSet(log)
 		}
 		st.compareBaseline()
-		reply.Baseline, reply.Present = st.baseline.public(), d.generation(st)
-		listChanges(&reply, st.baseline.changes)
+		reply.Baseline, reply.Present = st.baseline.Public(), d.generation(st)
+		st.baseline.List(&reply)
 		d.publish(st)
 	})
 	return reply, err
-}
-
-// listChanges puts chains that differ into a reply, as long as there is room.
-func listChanges(r *api.BaselineReply, changes []rules.ChainChange) {
-	rank := func(c rules.ChainChange) int {
-		switch {
-		case rules.Builtin(c.Table, c.Chain):
-			return 0
-		case c.Known:
-			return 1
-		default:
-			return 2
-		}
-	}
-	changes = slices.Clone(changes)
-	slices.SortStableFunc(changes, func(a, b rules.ChainChange) int { return rank(a) - rank(b) })
-	left := flushes.Room{Lines: baselineLines, Bytes: baselineBytes}
-	for i, c := range changes {
-		if i == baselineChains {
-			r.More = len(changes) - i
-			return
-		}
-		w := flushes.DiffWriter{Room: flushes.Room{Lines: min(left.Lines, baselineLines/10), Bytes: min(left.Bytes, baselineBytes/10)}}
-		w.Rules("", c.Chain, c.Appeared)
-		left.Lines -= len(w.Diff.Lines)
-		for _, line := range w.Diff.Lines {
-			left.Bytes -= len(line)
-		}
-		r.Changes = append(r.Changes, api.BaselineChange{
-			Family: c.Family, Table: c.Table, Chain: c.Chain, Known: c.Known, Appeared: len(c.Appeared), Gone: c.Gone, Reordered: c.Reordered,
-			Rules: w.Diff.Lines, More: w.Diff.More,
-		})
-	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/baseline"
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/internal/onrequest"
@@ -203,7 +204,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	background.Go(func() { check.run(ctx, found) })
 	defer close(d.sweeps)
 	background.Go(func() { d.runSweeps(ctx) })
-	baselines := make(chan baseline, 1)
+	baselines := make(chan baseline.Known, 1)
 	go func() { baselines <- d.loadBaseline() }()
 	defer stop() // first of all: a step that panics is to end canaryd, not to wait for the background
 

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/baseline"
 	"github.com/canaryd/canaryd/internal/copies"
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
@@ -232,7 +233,7 @@ func situations() map[string]situation {
 			st.generation.edition++
 		},
 		"compare with the baseline": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
-			st.baseline = baseline{taken: true, base: rules.NewBaseline(nil)}
+			st.baseline = baseline.Known{Base: rules.NewBaseline(nil)}
 		},
 		"drill by schedule": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
 			d.cfg.DrillEvery, st.drillAt = period, time.Now()

@@ -46,7 +46,7 @@ func (d *Daemon) publish(st *state) {
 		Standby:          d.standbys(st),
 	}
 	if d.cfg.Store != nil {
-		s.Baseline = st.baseline.public()
+		s.Baseline = st.baseline.Public()
 	}
 	if !st.removed {
 		s.RulesWithoutOwner = d.ownerless(st, time.Now())

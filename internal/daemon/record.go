@@ -57,7 +57,7 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 		l.heard = culprit.Later(l.heard, uint32(h.Seen))
 		fresh[id], l.hit[id] = h.Verdict, h.Verdict
 		flushes.AddLoss(&l.record, id, h)
-		st.baseline.addTo(&l.record, id, h.Lost)
+		st.baseline.AddTo(&l.record, id, h.Lost)
 		st.pods.AddPods(&l.record, pods.LostPods(h.Lost), false)
 		l.diff = append(l.diff, flushes.DiffOf(id, h.Lost, &l.room))
 		l.unkept = l.diff

@@ -128,8 +128,8 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 		}
 	} else {
 		undo := d.keepForUndo(ctx, st, job, r)
-		reply, result, err = onrequest.Restore(ctx, d.replayer(ctx, st), force, job, r, st.baseline.base)
-		reply.Baseline, reply.Undo = st.baseline.name(), undo
+		reply, result, err = onrequest.Restore(ctx, d.replayer(ctx, st), force, job, r, st.baseline.Base)
+		reply.Baseline, reply.Undo = st.baseline.Name(), undo
 	}
 	if result == nil {
 		reply.Undo = "" // nothing was written

@@ -6,6 +6,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/accepted"
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/baseline"
 	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
@@ -77,7 +78,7 @@ type state struct {
 	disk      saving             // what the state folder has
 	absence   absence            // when everything was in force
 	journal   flushes.History    // flush records
-	baseline  baseline           // that the generation is compared with
+	baseline  baseline.Known     // that the generation is compared with
 	opaque    opaqueRules        // rules of the generation that have no text
 	leftOut   []iptables.LeftOut // chains that the last read left out
 	ledTo     ledTo              // chains of other owners that are guarded
