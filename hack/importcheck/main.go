@@ -19,7 +19,7 @@ const module = "github.com/canaryd/canaryd/"
 // rooms lists the house from the roof to the ground. A package imports only what
 // stands behind it in this list.
 var rooms = []string{
-	"cmd", "internal/web", "internal/control", "internal/sdnotify", "internal/daemon", "internal/accepted", "internal/pods", "internal/culprit", "internal/nativestore", "internal/onrequest", "internal/baseline", "internal/flushes", "internal/copies", "internal/pace", "internal/here", "internal/metrics", "internal/serve", "internal/api",
+	"cmd", "internal/web", "internal/control", "internal/sdnotify", "internal/daemon", "internal/drill", "internal/accepted", "internal/pods", "internal/culprit", "internal/nativestore", "internal/onrequest", "internal/baseline", "internal/flushes", "internal/copies", "internal/pace", "internal/here", "internal/metrics", "internal/serve", "internal/api",
 	"pkg/reload", "pkg/standby", "pkg/native", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/conntrack", "pkg/nft",
 	"internal/journal", "internal/cniresults", "internal/cgroup", "internal/source",
 	"pkg/rules/kube", "pkg/protect", "pkg/rules", "internal/private", "internal/terminal", "internal/severity", "pkg/ruleset", "pkg/owners", "pkg/tableid",
@@ -30,7 +30,7 @@ var faces = []string{"internal/web", "internal/control", "internal/serve", "inte
 
 // subjects are the rooms in which the loop's subjects keep their state. They know the loop by the
 // values that it hands them, and of the faces the values of internal/api.
-var subjects = []string{"internal/pace", "internal/here", "internal/flushes", "internal/copies", "internal/onrequest", "internal/nativestore", "internal/culprit", "internal/pods", "internal/accepted", "internal/baseline"}
+var subjects = []string{"internal/pace", "internal/here", "internal/flushes", "internal/copies", "internal/onrequest", "internal/nativestore", "internal/culprit", "internal/pods", "internal/accepted", "internal/baseline", "internal/drill"}
 
 // helpers are packages for tests, by purpose. What only tests may import is no room.
 var helpers = []string{

@@ -137,8 +137,8 @@ func (d *Daemon) endContention(ctx context.Context, st *state) {
 // flushLog returns the log for lines about one flush. In a contention only -v=2 shows them.
 func (st *state) flushLog(ctx context.Context) klog.Logger {
 	log := klog.FromContext(ctx)
-	if st.drill != nil {
-		log = st.drill.tee(log)
+	if x := st.drills.Under; x != nil {
+		log = x.Tee(log)
 	}
 	if !st.contention.since.IsZero() {
 		return log.V(2)

@@ -16,6 +16,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/baseline"
 	"github.com/canaryd/canaryd/internal/copies"
+	"github.com/canaryd/canaryd/internal/drill"
 	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/sdnotify"
@@ -154,7 +155,7 @@ func situations() map[string]situation {
 	return map[string]situation{
 		"end the pause": now(func(st *state) *time.Time { return &st.pause.until }),
 		"end a drill that is not answered": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
-			st.drill = &drill{by: time.Now(), done: make(chan struct{})}
+			st.drills.Under = &drill.Drill{By: time.Now(), Done: make(chan struct{})}
 		},
 		"judge what the last run left": func(t *testing.T, d *Daemon, st *state, fake *iptablestest.Fake) {
 			must(t, fake.Flush(rules.IPv4, rules.Nat, ""))
@@ -236,7 +237,7 @@ func situations() map[string]situation {
 			st.baseline = baseline.Known{Base: rules.NewBaseline(nil)}
 		},
 		"drill by schedule": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
-			d.cfg.DrillEvery, st.drillAt = period, time.Now()
+			d.cfg.DrillEvery, st.drills.At = period, time.Now()
 		},
 		"look at native tables": now(func(st *state) *time.Time { return &st.native.lookAt }),
 		"heal native tables": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {

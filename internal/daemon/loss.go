@@ -6,6 +6,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/culprit"
+	"github.com/canaryd/canaryd/internal/drill"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -17,7 +18,7 @@ import (
 // loss is a flush record in the making.
 type loss struct {
 	record       api.Flush
-	drill        *drill // that ended before the loss: what it took is no flush
+	drill        *drill.Drill // that ended before the loss: what it took is no flush
 	noticed      time.Time
 	window       time.Time                   // what is lost stood then: the end of the last write; zero: none is known
 	early        bool                        // a missed packet showed it: the flusher's commit may be under way
@@ -64,7 +65,7 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 	}
 	defer st.boundAbsence(f)
 	st.loss = &loss{
-		record: api.Flush{ID: st.newFlushID(at), Time: at, Outcome: api.Pending}, drill: st.doubtAt(now),
+		record: api.Flush{ID: st.newFlushID(at), Time: at, Outcome: api.Pending}, drill: st.drills.DoubtAt(now),
 		window: st.families[f].written, hit: flushes.Verdicts{}, noticed: now, retry: pace.Retry{At: now},
 		intact: uint32(st.families[f].looked.intact), heard: uint32(digest), room: flushes.DiffRoom(),
 	}

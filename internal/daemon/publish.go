@@ -83,7 +83,7 @@ func (d *Daemon) publish(st *state) {
 	}
 	s.Failing = st.failing()
 	d.publishNative(st, &s)
-	if s.LastDrill = st.lastDrill; s.LastDrill == nil {
+	if s.LastDrill = st.drills.Last; s.LastDrill == nil {
 		s.LastDrill = api.LastDrillOf(st.journal)
 	}
 	s.LearningPendingSince = pendingSince(st)

@@ -109,7 +109,7 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 	if st.loss.jumpsDeleted {
 		what = "Rules that were deleted by name are still missing after --jump-grace"
 	}
-	if st.drills() {
+	if st.drills.TookAll(st.losses()) {
 		what, log = "A canary is gone, as the drill wants it", severity.Notices(log)
 	}
 	when := []any{"noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10 * time.Microsecond)}

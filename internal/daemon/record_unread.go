@@ -24,7 +24,7 @@ type unreadLoss struct {
 // loss gets none.
 func (d *Daemon) showUnread(st *state) {
 	l := st.loss
-	if l.recorded || st.drill != nil {
+	if l.recorded || st.drills.Under != nil {
 		return
 	}
 	hit := st.losses()

@@ -8,6 +8,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/baseline"
 	"github.com/canaryd/canaryd/internal/culprit"
+	"github.com/canaryd/canaryd/internal/drill"
 	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/pods"
@@ -61,10 +62,7 @@ type state struct {
 	native nativeRealm
 
 	// What operators try.
-	drill     *drill        // the one that is under way; nil: none
-	doubt     *drill        // one whose write failed, and which may have taken something all the same
-	lastDrill *api.DrillEnd // of this run; nil: none
-	drillAt   time.Time     // the next one by --drill-every; zero: there is none
+	drills drill.Drills
 
 	// What the last run left.
 	suspicion *suspicion // not judged yet; nil: nothing is left to judge

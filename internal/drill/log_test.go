@@ -1,4 +1,4 @@
-package daemon
+package drill
 
 import (
 	"testing"
@@ -27,8 +27,8 @@ func (s levelSink) At(level severity.Level) klog.LogSink { return levelSink{leve
 // a drill, and is in the reply.
 func TestLevelsInDrill(t *testing.T) {
 	var got []severity.Level
-	x := &drill{}
-	log := x.tee(klog.New(levelSink{severity.Info, &got}))
+	x := &Drill{}
+	log := x.Tee(klog.New(levelSink{severity.Info, &got}))
 	severity.Errors(log).Info("A rule is in quarantine")
 	severity.Warnings(log).Error(nil, "The rules are back")
 	severity.Notices(log.WithValues("flush", "f1")).Info("The drill has passed")
@@ -36,7 +36,7 @@ func TestLevelsInDrill(t *testing.T) {
 	if diff := cmp.Diff([]severity.Level{severity.Error, severity.Warning, severity.Notice, severity.Info}, got); diff != "" {
 		t.Errorf("levels (-want +got):\n%s", diff)
 	}
-	if len(x.reply.Log) != 4 {
-		t.Errorf("the reply has %q", x.reply.Log)
+	if len(x.Reply.Log) != 4 {
+		t.Errorf("the reply has %q", x.Reply.Log)
 	}
 }

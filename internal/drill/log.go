@@ -1,4 +1,4 @@
-package daemon
+package drill
 
 import (
 	"fmt"
@@ -10,17 +10,17 @@ import (
 	"github.com/canaryd/canaryd/internal/severity"
 )
 
-// drillLines is how many lines of the log a drill's reply has at most.
-const drillLines = 50
+// logLines is how many lines of the log a drill's reply has at most.
+const logLines = 50
 
 // A teeSink logs, and keeps each line for the drill that is under way.
 type teeSink struct {
 	klog.LogSink
-	drill *drill
+	drill *Drill
 }
 
-// tee returns log with its lines kept for the drill's reply.
-func (x *drill) tee(log klog.Logger) klog.Logger {
+// Tee returns log with its lines kept for the drill's reply.
+func (x *Drill) Tee(log klog.Logger) klog.Logger {
 	sink := log.GetSink()
 	if deeper, ok := sink.(interface{ WithCallDepth(int) klog.LogSink }); ok {
 		sink = deeper.WithCallDepth(1)
@@ -58,8 +58,8 @@ func (s teeSink) WithName(name string) klog.LogSink {
 }
 
 // keep adds a line as the log has it, without its time and place.
-func (x *drill) keep(message string, values []any) {
-	if len(x.reply.Log) >= drillLines {
+func (x *Drill) keep(message string, values []any) {
+	if len(x.Reply.Log) >= logLines {
 		return
 	}
 	var b strings.Builder
@@ -72,5 +72,5 @@ func (x *drill) keep(message string, values []any) {
 			fmt.Fprintf(&b, " %v=%q", values[i], fmt.Sprint(v))
 		}
 	}
-	x.reply.Log = append(x.reply.Log, b.String())
+	x.Reply.Log = append(x.Reply.Log, b.String())
 }
