@@ -2,12 +2,16 @@ package daemon
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/baseline"
 	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/pkg/reload"
 )
 
 // canaryd learns what stands in protected chains, and puts it back after a flush, whichever
@@ -42,4 +46,95 @@ func (st *state) compareBaseline() {
 	if edition := st.generation.edition; st.baseline.Behind(edition) {
 		st.baseline.Compare(edition, st.want())
 	}
+}
+
+// awaitBaseline waits until what the disk has is taken up.
+func (d *Daemon) awaitBaseline(ctx context.Context) error {
+	select {
+	case <-d.baselineTaken:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Baseline shows the baseline, or confirms or forgets it. Nothing but what is shown depends on it.
+func (d *Daemon) Baseline(ctx context.Context, r api.BaselineRequest) (api.BaselineReply, error) {
+	if err := d.awaitBaseline(ctx); err != nil {
+		return api.BaselineReply{}, err
+	}
+	switch {
+	case r.Confirm && r.Forget || r.Generation != "" && !r.Confirm:
+		return api.BaselineReply{}, errors.New("a baseline is shown, confirmed (one generation at most), or forgotten")
+	case (r.Confirm || r.Forget) && d.cfg.Store == nil:
+		return api.BaselineReply{}, errors.New("no state folder is in use, so a baseline cannot be kept")
+	case r.Confirm:
+		id, err := d.fullID(r.Generation)
+		if err != nil {
+			return api.BaselineReply{}, err
+		}
+		return d.confirmBaseline(ctx, id)
+	case r.Forget:
+		d.confirming.Lock()
+		defer d.confirming.Unlock()
+		if err := d.cfg.Store.ForgetBaseline(); err != nil {
+			return api.BaselineReply{}, err
+		}
+		none := baseline.None()
+		return d.setBaseline(ctx, &none)
+	default:
+		return d.setBaseline(ctx, nil)
+	}
+}
+
+// confirmBaseline writes a generation as the baseline. The loop goes on meanwhile: at 5,000
+// services it takes half a second.
+func (d *Daemon) confirmBaseline(ctx context.Context, id string) (api.BaselineReply, error) {
+	d.confirming.Lock()
+	defer d.confirming.Unlock()
+	next := reload.Baseline{Confirmed: time.Now()}
+	err := d.askGuard(ctx, func(_ context.Context, st *state) error {
+		if !st.allPlanted() || st.generation.captured.IsZero() {
+			return errors.New("not every table has been read yet, so what stands in all of them is not known")
+		}
+		next.Captured, next.Generation = st.generation.captured, st.want()
+		return nil
+	})
+	if err != nil {
+		return api.BaselineReply{}, err
+	}
+	if id != "" && id != next.Generation.ID() {
+		stored, _, err := d.cfg.Store.Show(id)
+		if errors.Is(err, reload.ErrNothingStored) {
+			return api.BaselineReply{}, fmt.Errorf("%w: %s is not in force any more and is not stored; `canaryd baseline` shows the present one", api.ErrNoGeneration, id)
+		}
+		if err != nil {
+			return api.BaselineReply{}, err
+		}
+		next.Captured, next.Generation = stored.Captured, stored.Generation
+	}
+	if next, err = d.cfg.Store.SaveBaseline(next); err != nil {
+		return api.BaselineReply{}, err
+	}
+	confirmed := baseline.Of(next, nil)
+	return d.setBaseline(ctx, &confirmed)
+}
+
+// setBaseline has the loop compare with another baseline, unless it is nil, and says what that
+// shows.
+func (d *Daemon) setBaseline(ctx context.Context, next *baseline.Known) (api.BaselineReply, error) {
+	var reply api.BaselineReply
+	err := d.ask(ctx, func(ctx context.Context, st *state) {
+		if next != nil {
+			reply.Replaced = st.baseline.Name()
+			st.baseline = *next
+			log := klog.FromContext(ctx)
+			next.LogSet(log)
+		}
+		st.compareBaseline()
+		reply.Baseline, reply.Present = st.baseline.Public(), d.generation(st)
+		st.baseline.List(&reply)
+		d.publish(st)
+	})
+	return reply, err
 }

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/cniresults"
 	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/pace"
@@ -235,4 +236,63 @@ func podName(p cniresults.Pod, container string) string {
 		return container
 	}
 	return strings.TrimPrefix(p.Namespace+"/"+p.Name, "/")
+}
+
+// Kept returns the containers of which a restart must not forget that they had a file:
+// those for which the generation has rules.
+func (w *Watch) Kept() []reload.AttachedPod {
+	var list []reload.AttachedPod
+	for a, k := range w.known {
+		if w.rules[a] {
+			list = append(list, reload.AttachedPod{
+				Attachment: a, Namespace: k.Namespace, Name: k.Name, HostPorts: k.HostPorts, Gone: !k.gone.IsZero(), Returned: !k.returned.IsZero(),
+			})
+		}
+	}
+	slices.SortFunc(list, func(a, b reload.AttachedPod) int {
+		return strings.Compare(a.Network+"/"+a.Container, b.Network+"/"+b.Container)
+	})
+	return list
+}
+
+// Recall takes up what the last run knew of pods.
+func (w *Watch) Recall(known reload.Owners) {
+	w.Folder, w.known = known.Folder, map[protect.Attachment]attached{}
+	for _, p := range known.Pods {
+		k := attached{Pod: cniresults.Pod{Namespace: p.Namespace, Name: p.Name, HostPorts: p.HostPorts}}
+		if p.Returned {
+			k.returned = time.Now()
+		}
+		if p.Gone {
+			k.gone = time.Now()
+		}
+		w.known[p.Attachment] = k
+	}
+}
+
+// podsListed is how many pods one record names.
+const podsListed = 50
+
+// AddPods names in a record, in order, the pods of a list that lost host ports. gone: these did not
+// come back.
+func (w *Watch) AddPods(r *api.Flush, list map[protect.Attachment]bool, gone bool) {
+	r.Pods = slices.Clone(r.Pods) // a copy of the record may be in use
+	for a := range list {
+		k, ok := w.known[a]
+		if !ok || len(k.HostPorts) == 0 {
+			continue
+		}
+		i := slices.IndexFunc(r.Pods, func(p api.LostPod) bool { return p.Container == a.Container })
+		switch {
+		case i >= 0:
+			r.Pods[i].Gone = r.Pods[i].Gone || gone
+		case len(r.Pods) == podsListed:
+			r.MorePods++
+		default:
+			r.Pods = append(r.Pods, api.LostPod{Namespace: k.Namespace, Name: k.Name, Container: a.Container, HostPorts: k.HostPorts, Gone: gone})
+		}
+	}
+	slices.SortFunc(r.Pods, func(a, b api.LostPod) int {
+		return strings.Compare(a.Namespace+"/"+a.Name+"/"+a.Container, b.Namespace+"/"+b.Name+"/"+b.Container)
+	})
 }
