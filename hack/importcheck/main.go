@@ -30,7 +30,10 @@ var faces = []string{"internal/web", "internal/control", "internal/serve", "inte
 
 // subjects are the rooms in which the loop's subjects keep their state. They know the loop by the
 // values that it hands them, and of the faces the values of internal/api.
-var subjects = []string{"internal/pace", "internal/here", "internal/flushes", "internal/copies", "internal/onrequest", "internal/nativestore", "internal/culprit", "internal/pods", "internal/accepted", "internal/baseline", "internal/drill"}
+var subjects = []string{
+	"internal/drill", "internal/accepted", "internal/pods", "internal/culprit", "internal/nativestore", "internal/onrequest", "internal/baseline",
+	"internal/flushes", "internal/copies", "internal/pace", "internal/here",
+}
 
 // helpers are packages for tests, by purpose. What only tests may import is no room.
 var helpers = []string{

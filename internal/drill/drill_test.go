@@ -62,7 +62,7 @@ func TestWhatADrillExplains(t *testing.T) {
 	emptied.Emptied = []string{"KUBE-SERVICES"}
 	elsewhere := jumps
 	elsewhere.Witnesses = []string{"OUTPUT"}
-	_, real := begun(t, api.DrillRequest{ForReal: true})
+	_, forReal := begun(t, api.DrillRequest{ForReal: true})
 	_, quiet := begun(t, api.DrillRequest{})
 	for name, test := range map[string]struct {
 		drill   *Drill
@@ -70,10 +70,10 @@ func TestWhatADrillExplains(t *testing.T) {
 		finding canary.Finding
 		want    bool
 	}{
-		"its jumps":               {real, nat, jumps, true},
-		"of another table":        {real, rules.IPv4.Table(rules.Filter), jumps, false},
-		"of another chain":        {real, nat, elsewhere, false},
-		"a chain was emptied too": {real, nat, emptied, false},
+		"its jumps":               {forReal, nat, jumps, true},
+		"of another table":        {forReal, rules.IPv4.Table(rules.Filter), jumps, false},
+		"of another chain":        {forReal, nat, elsewhere, false},
+		"a chain was emptied too": {forReal, nat, emptied, false},
 		"a drill of the canary":   {quiet, nat, jumps, false},
 		"no drill":                {nil, nat, jumps, false},
 	} {
