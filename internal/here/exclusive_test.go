@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/testkit"
 )
 
 // TestExcludeForParent is no test: it is the second daemon.
@@ -194,7 +195,7 @@ func TestOneOfManyStarts(t *testing.T) {
 				if n := alone.Add(1); n > 1 {
 					t.Errorf("%d at a time", n)
 				}
-				time.Sleep(10 * time.Millisecond)
+				testkit.Pass(t, 10*time.Millisecond, "how long a canaryd has the name")
 				alone.Add(-1)
 				release()
 			}
