@@ -27,12 +27,12 @@ type natCopy struct {
 	id tableid.TableID
 
 	section     rules.Section // that was copied
-	lag         standbyLag    // of section
+	lag         copies.Lag    // of section
 	outstanding int           // chains in which it differs from the generation,
 	counted     int           // of that edition
 
 	latest    rules.Section // that was translated; opening writes it, too
-	latestLag standbyLag
+	latestLag copies.Lag
 
 	moved   uint64       // the digest at which another process had written already; 0: none had
 	basis   standbyBasis // of the last decision; while it is the same, so is the copy
@@ -48,7 +48,7 @@ type standbyBasis struct {
 }
 
 func (b standbyBasis) equal(o standbyBasis) bool {
-	return b.edition == o.edition && b.mode == o.mode && slices.EqualFunc(b.base, o.base, sameChain)
+	return b.edition == o.edition && b.mode == o.mode && slices.EqualFunc(b.base, o.base, copies.SameChain)
 }
 
 func (d *Daemon) hasStandby() bool { return d.cfg.Standby.Table != nil && d.cfg.Standby.Off == "" }
@@ -147,7 +147,7 @@ func (c *natCopy) took(want copies.Want, copied copies.Copy) bool {
 	if copied.Err != nil {
 		return false
 	}
-	current := standbyLag{checked: true, edition: c.basis.edition}
+	current := copies.CurrentIn(c.basis.edition)
 	if c.latest, c.latestLag = want.Nat.Section, current; copied.Unfinished {
 		return false
 	}
@@ -163,7 +163,7 @@ func (c *natCopy) gone() { *c = natCopy{id: c.id, basis: c.basis, moved: c.moved
 // behind counts again only for another edition of the generation.
 func (c *natCopy) behind(st *state) (chains int, behind bool) {
 	if edition := st.generation.edition; c.counted != edition {
-		c.counted, c.outstanding = edition, otherChains(c.section, c.ought(st))
+		c.counted, c.outstanding = edition, copies.OtherChains(c.section, c.ought(st))
 	}
 	return c.outstanding, c.outstanding > 0
 }
@@ -174,12 +174,12 @@ func (c *natCopy) wantsOpen(st *state) bool {
 
 // openOrder says not to open without what is outstanding, if what is written is too old by itself.
 func (c *natCopy) openOrder(st *state, now time.Time) (order copies.Order, since time.Time, ok bool) {
-	want := c.ought(st)
+	want, g := c.ought(st), &st.generation
 	switch {
-	case c.latestLag.tooLong(c.latest, want, &st.generation, now):
-		return copies.Shut, c.latestLag.since, false
-	case c.unkept && c.lag.tooLong(c.section, want, &st.generation, now):
-		return copies.OpenCurrent, c.lag.since, true
+	case c.latestLag.TooLong(c.latest, want, g.edition, g.captured, now):
+		return copies.Shut, c.latestLag.Since, false
+	case c.unkept && c.lag.TooLong(c.section, want, g.edition, g.captured, now):
+		return copies.OpenCurrent, c.lag.Since, true
 	}
 	return copies.Open, time.Time{}, true
 }
@@ -202,43 +202,4 @@ func (d *Daemon) openMeanwhile(ctx context.Context, st *state, f rules.Family, v
 	}
 	d.take(st, tableFinding{id: s.id, source: lossesOnly, finding: canary.Finding{Verdict: v}})
 	return d.openGate(ctx, st, s)
-}
-
-// A standbyLag is since when a section is behind what ought to be in force.
-type standbyLag struct {
-	since   time.Time // zero: it is not
-	checked bool
-	edition int // in which that was checked
-}
-
-// tooLong reports whether a section is behind for longer than copies.Most. It compares once in each
-// edition.
-func (l *standbyLag) tooLong(has, want rules.Section, g *generation, now time.Time) bool {
-	if !l.checked || l.edition != g.edition {
-		l.checked, l.edition = true, g.edition
-		switch {
-		case want.Equal(has):
-			l.since = time.Time{}
-		case l.since.IsZero():
-			l.since = g.captured
-		}
-	}
-	return !l.since.IsZero() && now.Sub(l.since) >= copies.Most
-}
-
-func sameChain(a, b rules.Chain) bool { return a.Name == b.Name && slices.Equal(a.Rules, b.Rules) }
-
-// otherChains returns how many chains only one of two sections has, or has otherwise.
-func otherChains(a, b rules.Section) (n int) {
-	has := make(map[string]rules.Chain, len(a.Chains))
-	for _, c := range a.Chains {
-		has[c.Name] = c
-	}
-	for _, c := range b.Chains {
-		if was, ok := has[c.Name]; !ok || !sameChain(was, c) {
-			n++
-		}
-		delete(has, c.Name)
-	}
-	return n + len(has)
 }
