@@ -33,7 +33,7 @@ func TestLossesInSteps(t *testing.T) {
 	}{
 		"at once":          {[]int{muchOfTable}, time.Second, 3 * muchOfTable, false},
 		"in steps":         {[]int{3 * muchOfTable, 2 * muchOfTable, muchOfTable}, time.Second, 3 * muchOfTable, true},
-		"far apart":        {[]int{3 * muchOfTable, 2*muchOfTable + 1}, 2 * shrinksOn, 0, false},
+		"far apart":        {[]int{3 * muchOfTable, 2*muchOfTable - 1}, 2 * shrinksOn, 0, false},
 		"a little":         {[]int{4*muchOfTable - 1}, time.Second, 0, false},
 		"and it came back": {[]int{3 * muchOfTable, 4 * muchOfTable, 3 * muchOfTable}, time.Second, 0, false},
 	} {
