@@ -9,6 +9,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -33,7 +34,7 @@ func (o *options) guardNative(kernel *iptables.Kernel) (nativeGuard, error) {
 	if !o.selector.Native() {
 		return nativeGuard{closeIt: func() {}}, nil
 	}
-	store, err := daemon.OpenNativeStore(o.stateDir)
+	store, err := nativestore.Open(o.stateDir)
 	if err != nil {
 		return nativeGuard{}, err
 	}
@@ -59,7 +60,7 @@ func (b bench) restoreNative(dry bool) ([]api.NativeRestored, error) {
 	if !b.o.selector.Native() {
 		return nil, nil
 	}
-	return withNative(b, func(kernel daemon.NativeKernel, store *daemon.NativeStore) ([]api.NativeRestored, error) {
+	return withNative(b, func(kernel daemon.NativeKernel, store *nativestore.Store) ([]api.NativeRestored, error) {
 		return store.RestoreStored(kernel, b.o.selector.ProtectsTable, dry)
 	})
 }
@@ -70,7 +71,7 @@ func (b bench) checkNative() []api.NativeTable {
 	if !b.o.selector.Native() {
 		return nil
 	}
-	rows, err := withNative(b, func(kernel daemon.NativeKernel, store *daemon.NativeStore) ([]api.NativeTable, error) {
+	rows, err := withNative(b, func(kernel daemon.NativeKernel, store *nativestore.Store) ([]api.NativeTable, error) {
 		return store.CheckStored(kernel, b.o.selector.ProtectsTable)
 	})
 	if err != nil {
@@ -85,7 +86,7 @@ func (b bench) returnNative(ctx context.Context, r api.RestoreRequest) (reply ap
 	if r.Generation == "" {
 		return api.RestoreReply{}, false, nil
 	}
-	reply, err = withNative(b, func(kernel daemon.NativeKernel, store *daemon.NativeStore) (reply api.RestoreReply, err error) {
+	reply, err = withNative(b, func(kernel daemon.NativeKernel, store *nativestore.Store) (reply api.RestoreReply, err error) {
 		reply, found, err = store.RestoreGeneration(ctx, kernel, b.o.selector.ProtectsTable, r)
 		return reply, err
 	})
@@ -99,8 +100,8 @@ func (b bench) returnNative(ctx context.Context, r api.RestoreRequest) (reply ap
 
 // withNative does something with native tables and what the last daemon stored of them. The kernel
 // that do gets is nil if it has no nf_tables.
-func withNative[T any](b bench, do func(daemon.NativeKernel, *daemon.NativeStore) (T, error)) (none T, err error) {
-	store, err := daemon.OpenNativeStore(b.o.stateDir)
+func withNative[T any](b bench, do func(daemon.NativeKernel, *nativestore.Store) (T, error)) (none T, err error) {
+	store, err := nativestore.Open(b.o.stateDir)
 	if err != nil {
 		return none, err
 	}
@@ -121,7 +122,7 @@ func renderNative(o *options, to streams) (shown bool, err error) {
 	if o.generation == "" {
 		return false, nil
 	}
-	store, err := daemon.OpenNativeStore(o.stateDir)
+	store, err := nativestore.Open(o.stateDir)
 	if err != nil {
 		return false, err
 	}

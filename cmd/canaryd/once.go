@@ -12,6 +12,9 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/here"
+	"github.com/canaryd/canaryd/internal/nativestore"
+	"github.com/canaryd/canaryd/internal/onrequest"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -30,7 +33,7 @@ type bench struct {
 
 // withBench runs do without a daemon, and lets none start meanwhile. writes says that do may write.
 func withBench(ctx context.Context, o *options, writes bool, do func(bench) (int, error)) (code int, err error) {
-	release, err := daemon.Exclude()
+	release, err := here.Exclude()
 	if err != nil {
 		return exitError, fmt.Errorf("%w, but not at --socket %s", err, o.socket)
 	}
@@ -47,7 +50,7 @@ func withBench(ctx context.Context, o *options, writes bool, do func(bench) (int
 
 // expandGeneration makes the beginning of a stored generation's ID, where no daemon runs, the ID.
 func (o *options) expandGeneration() (err error) {
-	o.generation, err = reload.ExpandID(o.generation, append(reload.StoredIDs(o.stateDir), daemon.StoredNativeIDs(o.stateDir)...))
+	o.generation, err = reload.ExpandID(o.generation, append(reload.StoredIDs(o.stateDir), nativestore.IDs(o.stateDir)...))
 	return err
 }
 
@@ -119,7 +122,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 			judged.Families[f] = verdicts
 		}
 		judged.Native = b.checkNative()
-		for _, u := range b.store.LoadUnread(daemon.BootedAt(daemon.Uptime())) {
+		for _, u := range b.store.LoadUnread(here.BootedAt(here.Uptime())) {
 			judged.StateUnread = append(judged.StateUnread, daemon.PublicUnread(u))
 		}
 		return report(o, to, judged)
@@ -189,7 +192,7 @@ func (b bench) generation(ctx context.Context, to streams) (rules.Generation, er
 		if err != nil {
 			return nil, fmt.Errorf("%w; %s", err, b.store.Offer())
 		}
-		_, err = fmt.Fprint(to.out, daemon.Heading(stored.ID, stored.Captured, note))
+		_, err = fmt.Fprint(to.out, onrequest.Heading(stored.ID, stored.Captured, note))
 		return stored.Generation, err
 	}
 	_, stored, err := b.store.LoadState()
@@ -269,14 +272,14 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 	err := o.client().Cleanup(ctx, request)
 	if errors.Is(err, control.ErrNoDaemon) {
 		if o.rules && !o.protectGiven {
-			return exitError, daemon.ErrWhoseRules
+			return exitError, onrequest.ErrWhoseRules
 		}
 		o.maxRules = 0 // a chain that is left out could not be removed
 		_, err = withBench(ctx, o, true, func(b bench) (int, error) {
-			err := daemon.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules)
+			err := onrequest.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules)
 			state, _, _ := b.store.LoadState() // of a state that cannot be read, it is not known which tables canaryd made
-			daemon.RemoveMade(ctx, b.kernel, state.MadeTables)
-			return exitOK, errors.Join(err, native.RemoveWitnesses(b.kernel.Port()), daemon.ForgetNative(o.stateDir), b.store.Forget())
+			onrequest.RemoveMade(ctx, b.kernel, state.MadeTables)
+			return exitOK, errors.Join(err, native.RemoveWitnesses(b.kernel.Port()), nativestore.Forget(o.stateDir), b.store.Forget())
 		})
 	}
 	if err != nil {

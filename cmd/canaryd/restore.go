@@ -11,7 +11,8 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/control"
-	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/here"
+	"github.com/canaryd/canaryd/internal/onrequest"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -91,7 +92,7 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 		return api.RestoreReply{}, err
 	}
 	base, name := b.baseline()
-	reply, result, err := daemon.Restoring(ctx, b.replayer(), r.Generation != "", job, r, base)
+	reply, result, err := onrequest.Restore(ctx, b.replayer(), r.Generation != "", job, r, base)
 	reply.Baseline = name
 	if err == nil && reply.Refused == "" && r.Generation == "" { // generations have iptables' rules only
 		var failed error
@@ -108,7 +109,7 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 		}
 	}
 	if reply.Proved() {
-		state.Confirmed, state.Uptime = time.Now(), daemon.Uptime()
+		state.Confirmed, state.Uptime = time.Now(), here.Uptime()
 	}
 	if undo != stored.ID {
 		reply.Undo = undo
@@ -118,12 +119,12 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 	}
 	return reply, errors.Join(err, b.store.Save(stored),
 		b.store.SaveState(reload.State{Confirmed: state.Confirmed, Uptime: state.Uptime, Marks: state.Marks, MadeTables: state.MadeTables}),
-		b.store.SaveBytes(stored.Generation), daemon.KeepRemoval(ctx, b.o.stateDir, reply, result))
+		b.store.SaveBytes(stored.Generation), onrequest.KeepRemoval(ctx, b.o.stateDir, reply, result))
 }
 
 // dropUnread removes decided files from the list of stored files that cannot be read.
 func (b bench) dropUnread(decided func(reload.Unread) bool) error {
-	return b.store.SaveUnread(slices.DeleteFunc(b.store.LoadUnread(daemon.BootedAt(daemon.Uptime())), decided))
+	return b.store.SaveUnread(slices.DeleteFunc(b.store.LoadUnread(here.BootedAt(here.Uptime())), decided))
 }
 
 // baseline returns the confirmed baseline and its name; both are nil without one.

@@ -19,8 +19,10 @@ import (
 	"github.com/canaryd/canaryd/internal/cniresults"
 	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/here"
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/pods"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/internal/web"
 	"github.com/canaryd/canaryd/pkg/conntrack"
@@ -33,7 +35,7 @@ import (
 
 // runDaemon runs the daemon until ctx ends.
 func runDaemon(ctx context.Context, o *options, _ streams) (int, error) {
-	release, err := daemon.Exclude()
+	release, err := here.Exclude()
 	if err != nil {
 		return exitError, err
 	}
@@ -67,7 +69,7 @@ func open(ctx context.Context, o *options, writes bool) (*iptables.Kernel, *relo
 	if err != nil {
 		return nil, nil, err
 	}
-	identity, err := daemon.Identify(kernel.Info())
+	identity, err := here.Identify(kernel.Info())
 	if err == nil {
 		var store *reload.Store
 		if store, err = reload.OpenStore(o.stateDir, identity); err == nil {
@@ -87,12 +89,12 @@ func open(ctx context.Context, o *options, writes bool) (*iptables.Kernel, *relo
 // lastBackend returns the backend that canaryd guarded before in this boot and network namespace;
 // "" if the state folder has none. After a flush of everything there is no other evidence.
 func (o *options) lastBackend(ctx context.Context) iptables.Backend {
-	here, err := daemon.Identify(iptables.Info{})
+	identity, err := here.Identify(iptables.Info{})
 	if err != nil {
 		klog.FromContext(ctx).V(1).Info("Which backend was guarded before is not known", "reason", err)
 		return ""
 	}
-	last := iptables.Backend(reload.LastBackend(o.stateDir, here))
+	last := iptables.Backend(reload.LastBackend(o.stateDir, identity))
 	if last != iptables.NFT && last != iptables.Legacy {
 		return ""
 	}
@@ -141,9 +143,9 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Mode: api.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
 		Protection: o.learned(), Protect: protect.Join(o.protect), Declared: files.declaration(), Declarations: files.changes,
 		BrokenSources: files.broken, SourceErrors: files.news, Canary: o.canaryChain,
-		PollInterval: o.poll, Settle: o.settle, JumpGrace: o.jumpGrace, DrillEvery: o.drillEvery, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, FreeMemory: freeMemory,
+		PollInterval: o.poll, Settle: o.settle, JumpGrace: o.jumpGrace, DrillEvery: o.drillEvery, MaxStoredAge: o.maxStoredAge, Uptime: here.Uptime, FreeMemory: freeMemory,
 		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Standby: standby, Attachments: o.attachments(), Disabled: disabled, NativeTables: o.strangerTables, Native: guarded.cfg, LeftOut: kernel.LeftOut,
-		Sets: iptables.NewSets(), CPU: daemon.CPUTime, ListenRequired: o.metricsRequired,
+		Sets: iptables.NewSets(), CPU: here.CPUTime, ListenRequired: o.metricsRequired,
 		Elsewhere: o.elsewhere, Node: nodeName(),
 	})
 	socket, err := control.Listen(ctx, o.socket)
@@ -188,7 +190,7 @@ func (o *options) keeperOf(kernel *iptables.Kernel) daemon.Keeper {
 }
 
 // attachments returns libcni's files; nil if canaryd must not read them.
-func (o *options) attachments() daemon.Attachments {
+func (o *options) attachments() pods.Attachments {
 	if o.cniResults == "" {
 		return nil
 	}

@@ -7,6 +7,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/cgroup"
+	"github.com/canaryd/canaryd/internal/copies"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -32,7 +33,7 @@ func (o *options) openStandby(kernel *iptables.Kernel, hints *watch.Hints) (cfg 
 	if legacy { // copies of native tables have no misses
 		missed = nil
 	}
-	opened, err := daemon.OpenStandby(kernel, room, missed)
+	opened, err := copies.OpenNFT(kernel, room, missed)
 	switch {
 	case err != nil && legacy: // such a kernel may have no nf_tables
 		cfg.NativeOff = err.Error()

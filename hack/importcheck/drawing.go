@@ -32,7 +32,7 @@ func draw(packages []Package) string {
 	}
 	var out strings.Builder
 	for _, line := range built {
-		row := fmt.Sprintf("%-22s", rooms[line])
+		row := fmt.Sprintf("%-20s", rooms[line])
 		for _, column := range built {
 			switch {
 			case column == line:

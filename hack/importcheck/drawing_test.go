@@ -62,7 +62,7 @@ func TestTheDrawingIsTheHouse(t *testing.T) {
 		t.Errorf("the drawing is not the house; -update draws it (-drawn +is):\n%s", diff)
 	}
 	for line := range strings.Lines(is) {
-		if n := len([]rune(line)); n > 100 {
+		if n := len([]rune(strings.TrimSuffix(line, "\n"))); n > 100 {
 			t.Errorf("a line of the drawing has %d columns", n)
 		}
 	}
@@ -98,10 +98,10 @@ func TestDraw(t *testing.T) {
 		{ImportPath: module + "pkg/rules"},
 	})
 	want := "" +
-		"cmd                    ┐\n" +
-		"internal/daemon        ● ┐\n" +
-		"pkg/nft                · ● ┐\n" +
-		"pkg/rules              ● ● · ┐\n"
+		"cmd                  ┐\n" +
+		"internal/daemon      ● ┐\n" +
+		"pkg/nft              · ● ┐\n" +
+		"pkg/rules            ● ● · ┐\n"
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the drawing (-want +got):\n%s", diff)
 	}

@@ -6,7 +6,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -79,20 +79,8 @@ func (d *Daemon) stalledAfter() time.Duration { return d.cfg.PollInterval + d.cf
 // that is longer ago than a look can be while the loop turns.
 func (d *Daemon) boundStall(st *state, f rules.Family) {
 	fs, r := st.families[f], &st.loss.record
-	last := latest(latest(st.looking.before, fs.known.at), fs.written)
+	last := pace.Latest(pace.Latest(st.looking.before, fs.known.at), fs.written)
 	if r.LastInForce.IsZero() && !last.IsZero() && r.Time.Sub(last) > d.stalledAfter() {
 		r.LastInForce, r.Stalled = last, true
 	}
-}
-
-// endAbsence takes down that everything was back at that time. It returns how long it was
-// absent or, where no canaryd ran when it was lost, for how long at most.
-func endAbsence(r *api.Flush, at time.Time) time.Duration {
-	since := r.Time
-	if r.AbsentAtMost = !r.LastInForce.IsZero(); r.AbsentAtMost {
-		since = r.LastInForce
-	}
-	absent := at.Sub(since)
-	r.AbsentSeconds = absent.Seconds()
-	return absent
 }

@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
@@ -37,7 +38,7 @@ type backendCheck struct {
 	last    iptables.Evidence
 	confirm bool // last was the first to speak against the backend in use
 	wait    time.Duration
-	trouble trouble
+	trouble pace.Trouble
 }
 
 // run sends what it finds until ctx ends.
@@ -49,7 +50,7 @@ func (s *backendCheck) run(ctx context.Context, found chan<- iptables.Evidence) 
 		case <-time.After(s.wait):
 		}
 		moved, err := s.check(ctx)
-		if ctx.Err() == nil && s.trouble.report(warnings(ctx), err, "Which backend is in use cannot be looked at any more; what was known stands until it can") {
+		if ctx.Err() == nil && s.trouble.Report(pace.Warnings(ctx), err, "Which backend is in use cannot be looked at any more; what was known stands until it can") {
 			severity.Notices(klog.FromContext(ctx)).Info("Which backend is in use can be looked at again")
 		}
 		if !moved {

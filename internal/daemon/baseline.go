@@ -3,199 +3,138 @@ package daemon
 import (
 	"context"
 	"errors"
-	"strings"
+	"fmt"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/baseline"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
-	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // canaryd learns what stands in protected chains, and puts it back after a flush, whichever
 // process wrote it. A baseline shows an operator what came since rules were last
 // confirmed. Nothing is done by it: no verdict, no replay and no refusal rests on it.
 
-// compareShare keeps the comparison with the baseline below 2 % of a core.
-const compareShare = 49
-
-// baseline is what the loop knows of the baseline.
-type baseline struct {
-	taken  bool // what the disk has was taken up, or an operator has decided since
-	stored reload.Baseline
-	base   *rules.Baseline // nil: there is none, or its file is not believed
-	err    error           // why it is not believed
-
-	edition    int // of the generation that was compared last
-	comparedAt time.Time
-	cost       time.Duration
-	changes    []rules.ChainChange
-}
-
-// baselineOf returns a stored baseline with what compares it. That may take 0.3 s: not in the loop.
-func baselineOf(stored reload.Baseline, err error) baseline {
-	if err != nil {
-		if errors.Is(err, reload.ErrNothingStored) {
-			err = nil
-		}
-		return baseline{taken: true, err: err}
-	}
-	base := rules.NewBaseline(stored.Generation)
-	stored.Generation = nil
-	return baseline{taken: true, stored: stored, base: base}
-}
-
 // loadBaseline reads the baseline, outside of the loop.
-func (d *Daemon) loadBaseline() baseline {
+func (d *Daemon) loadBaseline() baseline.Known {
 	if d.cfg.Store == nil {
-		return baseline{taken: true}
+		return baseline.None()
 	}
-	return baselineOf(d.cfg.Store.LoadBaseline())
+	return baseline.Of(d.cfg.Store.LoadBaseline())
 }
 
 // takeBaseline takes up what the disk has.
-func (d *Daemon) takeBaseline(ctx context.Context, st *state, read baseline) {
+func (d *Daemon) takeBaseline(ctx context.Context, st *state, read baseline.Known) {
 	defer close(d.baselineTaken)
 	st.baseline = read
-	if read.err != nil {
-		severity.Warnings(klog.FromContext(ctx)).Error(read.err, "The confirmed baseline is not believed; rules that appeared since are not shown, and nothing else depends on it",
+	if read.Err != nil {
+		severity.Warnings(klog.FromContext(ctx)).Error(read.Err, "The confirmed baseline is not believed; rules that appeared since are not shown, and nothing else depends on it",
 			"confirmAgain", "canaryd baseline --confirm", "forgetIt", "canaryd baseline --forget")
 	}
 }
 
 // compareAt returns when the generation is to be compared with the baseline.
 func (d *Daemon) compareAt(st *state) time.Time {
-	b := &st.baseline
-	switch {
-	case !st.baselineBehind():
-		return time.Time{}
-	case b.comparedAt.IsZero():
-		return d.made
-	default:
-		return b.comparedAt.Add(compareShare * b.cost)
-	}
-}
-
-// baselineBehind reports whether the generation is not the one that was compared last.
-func (st *state) baselineBehind() bool {
-	b := &st.baseline
-	return b.base != nil && (b.comparedAt.IsZero() || b.edition != st.generation.edition)
+	return st.baseline.CompareAt(st.generation.edition, d.made)
 }
 
 // compareBaseline finds in what the generation differs from the baseline.
 func (st *state) compareBaseline() {
-	b := &st.baseline
-	if !st.baselineBehind() {
-		return
+	if edition := st.generation.edition; st.baseline.Behind(edition) {
+		st.baseline.Compare(edition, st.want())
 	}
-	start := time.Now()
-	b.changes = b.base.Since(st.want())
-	b.edition, b.comparedAt = st.generation.edition, time.Now()
-	b.cost = b.comparedAt.Sub(start)
 }
 
-// name names the baseline, nil if there is none.
-func (b *baseline) name() *api.BaselineName {
-	switch {
-	case b.err != nil:
-		return &api.BaselineName{Error: b.err.Error()}
-	case !b.taken:
-		return &api.BaselineName{Reading: true}
-	case b.base == nil:
+// awaitBaseline waits until what the disk has is taken up.
+func (d *Daemon) awaitBaseline(ctx context.Context) error {
+	select {
+	case <-d.baselineTaken:
 		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Baseline shows the baseline, or confirms or forgets it. Nothing but what is shown depends on it.
+func (d *Daemon) Baseline(ctx context.Context, r api.BaselineRequest) (api.BaselineReply, error) {
+	if err := d.awaitBaseline(ctx); err != nil {
+		return api.BaselineReply{}, err
+	}
+	switch {
+	case r.Confirm && r.Forget || r.Generation != "" && !r.Confirm:
+		return api.BaselineReply{}, errors.New("a baseline is shown, confirmed (one generation at most), or forgotten")
+	case (r.Confirm || r.Forget) && d.cfg.Store == nil:
+		return api.BaselineReply{}, errors.New("no state folder is in use, so a baseline cannot be kept")
+	case r.Confirm:
+		id, err := d.fullID(r.Generation)
+		if err != nil {
+			return api.BaselineReply{}, err
+		}
+		return d.confirmBaseline(ctx, id)
+	case r.Forget:
+		d.confirming.Lock()
+		defer d.confirming.Unlock()
+		if err := d.cfg.Store.ForgetBaseline(); err != nil {
+			return api.BaselineReply{}, err
+		}
+		none := baseline.None()
+		return d.setBaseline(ctx, &none)
 	default:
-		return &api.BaselineName{Generation: b.stored.ID, Confirmed: b.stored.Confirmed}
+		return d.setBaseline(ctx, nil)
 	}
 }
 
-// public returns the baseline as a Status has it, nil if there is none.
-func (b *baseline) public() *api.Baseline {
-	name := b.name()
-	switch {
-	case name == nil:
+// confirmBaseline writes a generation as the baseline. The loop goes on meanwhile: at 5,000
+// services it takes half a second.
+func (d *Daemon) confirmBaseline(ctx context.Context, id string) (api.BaselineReply, error) {
+	d.confirming.Lock()
+	defer d.confirming.Unlock()
+	next := reload.Baseline{Confirmed: time.Now()}
+	err := d.askGuard(ctx, func(_ context.Context, st *state) error {
+		if !st.allPlanted() || st.generation.captured.IsZero() {
+			return errors.New("not every table has been read yet, so what stands in all of them is not known")
+		}
+		next.Captured, next.Generation = st.generation.captured, st.want()
 		return nil
-	case b.base != nil && b.comparedAt.IsZero(), name.Reading:
-		return &api.Baseline{BaselineName: api.BaselineName{Reading: true}}
+	})
+	if err != nil {
+		return api.BaselineReply{}, err
 	}
-	p := api.Baseline{BaselineName: *name, Rules: b.stored.Rules, Chains: b.stored.Chains}
-	for _, c := range b.changes {
-		p.AppearedRules += len(c.Appeared)
-		p.GoneRules += c.Gone
-		if len(c.Appeared) > 0 {
-			p.AppearedChains++
+	if id != "" && id != next.Generation.ID() {
+		stored, _, err := d.cfg.Store.Show(id)
+		if errors.Is(err, reload.ErrNothingStored) {
+			return api.BaselineReply{}, fmt.Errorf("%w: %s is not in force any more and is not stored; `canaryd baseline` shows the present one", api.ErrNoGeneration, id)
 		}
-		if c.Reordered {
-			p.ReorderedChains++
+		if err != nil {
+			return api.BaselineReply{}, err
 		}
+		next.Captured, next.Generation = stored.Captured, stored.Generation
 	}
-	return &p
+	if next, err = d.cfg.Store.SaveBaseline(next); err != nil {
+		return api.BaselineReply{}, err
+	}
+	confirmed := baseline.Of(next, nil)
+	return d.setBaseline(ctx, &confirmed)
 }
 
-// unconfirmedListed is how many chains with rules that are not in the baseline a record names.
-const unconfirmedListed = 10
-
-// addTo puts into a record which rules that a table lost are not in the baseline. Where that
-// is not known, the record says nothing.
-func (b *baseline) addTo(r *api.Flush, id rules.TableID, lost reload.Lost) {
-	if b.base == nil {
-		return
-	}
-	n := api.NotInBaseline{BaselineName: *b.name()}
-	if r.NotInBaseline != nil {
-		n = *r.NotInBaseline // a copy of the record may be in use
-		n.Chains = n.Chains[:len(n.Chains):len(n.Chains)]
-	}
-	add := func(chain string, list []rules.Rule) {
-		lacking := len(b.base.Lacks(id.Family, id.Name, chain, list))
-		n.Rules += lacking
-		switch {
-		case lacking == 0:
-		case len(n.Chains) == unconfirmedListed:
-			n.More++
-		default:
-			n.Chains = append(n.Chains, api.ChainName{Family: id.Family, Table: id.Name, Chain: strings.Clone(chain), Rules: lacking})
+// setBaseline has the loop compare with another baseline, unless it is nil, and says what that
+// shows.
+func (d *Daemon) setBaseline(ctx context.Context, next *baseline.Known) (api.BaselineReply, error) {
+	var reply api.BaselineReply
+	err := d.ask(ctx, func(ctx context.Context, st *state) {
+		if next != nil {
+			reply.Replaced = st.baseline.Name()
+			st.baseline = *next
+			log := klog.FromContext(ctx)
+			next.LogSet(log)
 		}
-	}
-	for _, chain := range rules.BuiltinChains(id.Name) {
-		add(chain, jumpsIn(lost.Jumps, chain))
-	}
-	for _, c := range lost.Chains {
-		gone, _ := c.Apart()
-		add(c.Name, gone)
-	}
-	r.NotInBaseline = &n
-}
-
-// jumpsIn returns the rules of those jumps that stand in a chain.
-func jumpsIn(jumps []rules.Jump, chain string) []rules.Rule {
-	var list []rules.Rule
-	for _, h := range jumps {
-		if h.Chain == chain {
-			list = append(list, h.Rule)
-		}
-	}
-	return list
-}
-
-// notIn returns those of some rules, with their chains, that a baseline does not have; nothing
-// without one.
-func notIn(base *rules.Baseline, id rules.TableID, jumps []rules.Jump) []rules.Jump {
-	if base == nil {
-		return nil
-	}
-	var list []rules.Jump
-	for i := 0; i < len(jumps); {
-		chain, n := jumps[i].Chain, i
-		var of []rules.Rule
-		for ; n < len(jumps) && jumps[n].Chain == chain; n++ {
-			of = append(of, jumps[n].Rule)
-		}
-		for _, r := range base.Lacks(id.Family, id.Name, chain, of) {
-			list = append(list, rules.Jump{Chain: chain, Rule: r})
-		}
-		i = n
-	}
-	return list
+		st.compareBaseline()
+		reply.Baseline, reply.Present = st.baseline.Public(), d.generation(st)
+		st.baseline.List(&reply)
+		d.publish(st)
+	})
+	return reply, err
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/pace"
 )
 
 // A step is one stretch of work. It leaves in the state what comes next.
@@ -50,31 +52,31 @@ func (d *Daemon) settleLimit() time.Duration { return writeLimit + readLimit + 1
 func (d *Daemon) newChores() []chore {
 	return slices.Concat(d.standbyChores(), []chore{
 		{"end the pause", func(st *state) time.Time { return st.pause.until }, nil, briefLimit, func(ctx context.Context, st *state) { d.unpause(ctx, st, "The pause has run out") }},
-		{"end a drill that is not answered", func(st *state) time.Time { return st.drill.by }, func(st *state) bool { return st.drill != nil }, briefLimit, d.drillTooLong},
-		{"drill by schedule", func(st *state) time.Time { return st.drillAt }, func(st *state) bool { return st.drill == nil && st.mayWrite() }, writeLimit, d.drillBySchedule},
-		{"judge what the last run left", func(st *state) time.Time { return st.suspicion.retry.at }, func(st *state) bool { return st.suspicion != nil }, readLimit, d.judgeRemains},
+		{"end a drill that is not answered", func(st *state) time.Time { return st.drills.Under.By }, func(st *state) bool { return st.drills.Under != nil }, briefLimit, d.drillTooLong},
+		{"drill by schedule", func(st *state) time.Time { return st.drills.At }, func(st *state) bool { return st.drills.Under == nil && st.mayWrite() }, writeLimit, d.drillBySchedule},
+		{"judge what the last run left", func(st *state) time.Time { return st.suspicion.retry.At }, func(st *state) bool { return st.suspicion != nil }, readLimit, d.judgeRemains},
 		{"look", func(st *state) time.Time { return st.looking.at }, nil, readLimit, d.lookEverywhere},
 		{"look at native tables before the heal", d.firstNativeLookAt, nil, readLimit, d.lookNativeFirst},
-		{"heal", func(st *state) time.Time { return st.loss.retry.at }, func(st *state) bool { return st.loss != nil }, d.settleLimit(), d.heal},
+		{"heal", func(st *state) time.Time { return st.loss.retry.At }, func(st *state) bool { return st.loss != nil }, d.settleLimit(), d.heal},
 	}, d.nativeChores(), []chore{
 		{"examine", perFamily(func(fs *familyState) time.Time { return fs.examined.dueAt }), nil, readLimit, d.examine},
-		{"say what was accepted", func(st *state) time.Time { return st.accepted.at }, nil, briefLimit, d.sayAccepted},
-		{"say which policies have become DROP", func(st *state) time.Time { return st.policiesAt }, nil, briefLimit, d.sayPolicies},
+		{"say what was accepted", func(st *state) time.Time { return st.accepted.At }, nil, briefLimit, d.sayAccepted},
+		{"say which policies have become DROP", func(st *state) time.Time { return st.closings.At }, nil, briefLimit, d.sayPolicies},
 		{"ask kube-proxy for a full sync", perFamily(func(fs *familyState) time.Time { return fs.proxy.askAt }), (*state).mayWrite, writeLimit, d.askForSyncs},
-		{"plant", func(st *state) time.Time { return st.marks.retry.at }, func(st *state) bool { return !st.allPlanted() }, writeLimit, d.plant},
+		{"plant", func(st *state) time.Time { return st.marks.retry.At }, func(st *state) bool { return !st.allPlanted() }, writeLimit, d.plant},
 		{"keep connections", d.keepAt, d.mayKeep, briefLimit, d.keep},
 		{"follow with the standby", d.followAt, (*state).nothingLost, writeLimit, d.followStandby},
-		{"apply the declaration", func(st *state) time.Time { return st.declared.retry.at }, (*state).mayWrite, writeLimit, d.apply},
-		{"empty the quarantine", func(st *state) time.Time { return st.quarantine.retry.at }, (*state).mayWrite, writeLimit, d.readmit},
+		{"apply the declaration", func(st *state) time.Time { return st.declared.retry.At }, (*state).mayWrite, writeLimit, d.apply},
+		{"empty the quarantine", func(st *state) time.Time { return st.quarantine.retry.At }, (*state).mayWrite, writeLimit, d.readmit},
 		{"remove doubled jumps", perFamily(func(fs *familyState) time.Time { return fs.undoubleAt }), (*state).mayWrite, writeLimit, d.undouble},
-		{"remove what pods that are gone left", func(st *state) time.Time { return st.pods.removeAt }, (*state).mayWrite, writeLimit, d.removeGoneContainers},
+		{"remove what pods that are gone left", func(st *state) time.Time { return st.pods.RemoveAt }, (*state).mayWrite, writeLimit, d.removeGoneContainers},
 		{"renew the marks", perFamily(rotationAt), (*state).nothingLost, writeLimit, d.rotate},
 		{"end the contention", func(st *state) time.Time { return st.contention.calmAt }, (*state).nothingLost, briefLimit, d.endContention},
 		{"count unguarded rules", d.inventoryAt, d.mayTakeInventory, readLimit, d.takeInventory},
 		{"find owners", d.ownersAt, d.mayFindOwners, briefLimit, d.findOwners},
 		{"compare with the baseline", d.compareAt, nil, briefLimit, func(_ context.Context, st *state) { st.compareBaseline() }},
-		{"save", func(st *state) time.Time { return earliest(st.disk.markedAt, st.disk.saveAt) }, nil, diskLimit, func(ctx context.Context, st *state) { d.save(ctx, st, false) }},
-		{"give memory back", func(st *state) time.Time { return st.memory.freeAt }, nil, briefLimit, d.freeMemory},
+		{"save", func(st *state) time.Time { return pace.Earliest(st.disk.markedAt, st.disk.saveAt) }, nil, diskLimit, func(ctx context.Context, st *state) { d.save(ctx, st, false) }},
+		{"give memory back", func(st *state) time.Time { return st.memory.FreeAt }, nil, briefLimit, d.freeMemory},
 	})
 }
 
@@ -90,7 +92,7 @@ func (c chore) dueAt(st *state) time.Time {
 func (d *Daemon) next(st *state) *chore {
 	now := time.Now()
 	for i := range d.chores {
-		if c := &d.chores[i]; due(c.dueAt(st), now) {
+		if c := &d.chores[i]; pace.Due(c.dueAt(st), now) {
 			return c
 		}
 	}
@@ -101,7 +103,7 @@ func (d *Daemon) next(st *state) *chore {
 func (d *Daemon) wakeAt(st *state) time.Time {
 	var at time.Time
 	for _, c := range d.chores {
-		at = earliest(at, c.dueAt(st))
+		at = pace.Earliest(at, c.dueAt(st))
 	}
 	return at
 }
@@ -111,7 +113,7 @@ func perFamily(at func(*familyState) time.Time) func(*state) time.Time {
 	return func(st *state) time.Time {
 		var first time.Time
 		for _, fs := range st.families {
-			first = earliest(first, at(fs))
+			first = pace.Earliest(first, at(fs))
 		}
 		return first
 	}
@@ -129,7 +131,7 @@ func (d *Daemon) keepAt(st *state) time.Time {
 	if st.keptBy != st.keeperBasis() {
 		return d.made
 	}
-	return perFamily(func(fs *familyState) time.Time { return fs.keeper.making.tryAt })(st)
+	return perFamily(func(fs *familyState) time.Time { return fs.keeper.making.TryAt })(st)
 }
 
 // A running step is what the loop is at.
@@ -173,4 +175,12 @@ func (d *Daemon) Alive() error {
 		return fmt.Errorf("the loop has not turned for %s", idle.Round(time.Second))
 	}
 	return nil
+}
+
+// freeMemory gives memory back to the kernel.
+func (d *Daemon) freeMemory(_ context.Context, st *state) {
+	st.memory.Gave(time.Now())
+	if d.cfg.FreeMemory != nil {
+		d.cfg.FreeMemory()
+	}
 }

@@ -7,6 +7,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
@@ -63,7 +65,7 @@ func (d *Daemon) limited(ctx context.Context, st *state) bool {
 		d.blame(ctx, st, &l)
 		st.contention.start(ctx, &l)
 	}
-	st.loss.retry.at = now.Add(wait)
+	st.loss.retry.At = now.Add(wait)
 	return true
 }
 
@@ -73,7 +75,7 @@ func (c *contention) start(ctx context.Context, l *loss) {
 	// It ends also if the rules' owner, and no replay, is the last to put them back.
 	c.calmAt = c.since.Add(calmFor)
 	severity.Warnings(klog.FromContext(ctx)).Info("A process keeps undoing the replays; until that stops, replays are limited and the log has no line for each",
-		"flush", l.record.ID, "by", culpritsText(l.record))
+		"flush", l.record.ID, "by", flushes.CulpritsText(l.record))
 }
 
 // spend charges the limit with what a replay cost since the daemon had used that much CPU time; in
@@ -128,15 +130,15 @@ func (d *Daemon) countReplay(ctx context.Context, st *state, l *loss) {
 func (d *Daemon) endContention(ctx context.Context, st *state) {
 	c := &st.contention
 	severity.Notices(klog.FromContext(ctx)).Info("What was replayed stays in place again; replays are not limited any more",
-		"lasted", latest(c.healed, c.since).Sub(c.since).Round(time.Millisecond), "replays", c.replays)
+		"lasted", pace.Latest(c.healed, c.since).Sub(c.since).Round(time.Millisecond), "replays", c.replays)
 	c.since, c.calmAt, c.jumpsDeleted, c.undone = time.Time{}, time.Time{}, 0, 0
 }
 
 // flushLog returns the log for lines about one flush. In a contention only -v=2 shows them.
 func (st *state) flushLog(ctx context.Context) klog.Logger {
 	log := klog.FromContext(ctx)
-	if st.drill != nil {
-		log = st.drill.tee(log)
+	if x := st.drills.Under; x != nil {
+		log = x.Tee(log)
 	}
 	if !st.contention.since.IsZero() {
 		return log.V(2)

@@ -9,8 +9,12 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/baseline"
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/onrequest"
+	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/internal/pods"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -33,7 +37,7 @@ type Kernel interface {
 	Reader
 	reload.Beginner
 	BackendChecker
-	TableRemover
+	onrequest.TableRemover
 	// Own reports whether a writer is this process or a child of it.
 	Own(pid uint32) bool
 	// Takings returns what the last commits took from the tables, on nft.
@@ -92,7 +96,7 @@ type Config struct {
 	Journal *journal.Journal // nil: flush records are kept in memory only
 	Flows   Tracker          // nil: flows are left alone
 	// Attachments are libcni's files; nil: they are not read.
-	Attachments Attachments
+	Attachments pods.Attachments
 	Keeper      Keeper                  // nil: a flush may break established connections
 	Standby     StandbyConfig           // what translates while nat's rules are missing
 	Sets        Sets                    // nil: only chains are put back, not the ipsets that rules depend on
@@ -124,8 +128,8 @@ type Daemon struct {
 	edition        int          // of the generation that status describes
 	chores         []chore
 	running        atomic.Pointer[running] // the step that the loop is at; nil: none
-	journalTrouble sharedTrouble           // why the last flush record is not on disk
-	listenTrouble  sharedTrouble           // why HTTP is not served
+	journalTrouble pace.Shared             // why the last flush record is not on disk
+	listenTrouble  pace.Shared             // why HTTP is not served
 	// baselineTaken is closed once the loop has what the disk says of the baseline.
 	baselineTaken chan struct{}
 	confirming    sync.Mutex   // held while a request changes the baseline
@@ -160,7 +164,7 @@ func (d *Daemon) Status() api.Status { return *d.status.Load() }
 // ReportListening takes up why HTTP cannot be served, or with nil that it is. Any goroutine
 // may call it.
 func (d *Daemon) ReportListening(err error) {
-	d.listenTrouble.take(err, time.Now())
+	d.listenTrouble.Take(err, time.Now())
 }
 
 // begin returns the state with which a run begins: what is configured, and what the last run
@@ -200,7 +204,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	background.Go(func() { check.run(ctx, found) })
 	defer close(d.sweeps)
 	background.Go(func() { d.runSweeps(ctx) })
-	baselines := make(chan baseline, 1)
+	baselines := make(chan baseline.Known, 1)
 	go func() { baselines <- d.loadBaseline() }()
 	defer stop() // first of all: a step that panics is to end canaryd, not to wait for the background
 
@@ -275,7 +279,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	}
 	j.LeaveAbsent = func(f rules.Family, t rules.TableName) bool { return d.spares(st, f, t) }
 	now := time.Now()
-	j.Robbed = d.robbedNow(st, now)
+	j.Robbed = st.pods.RobbedNow(now)
 	j.Over = func(id rules.TableID, h rules.Jump) bool { return d.graceOver(st, id, h, now) }
 	if st.loss != nil {
 		j.Memory = st.loss.memory

@@ -6,12 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -36,11 +37,11 @@ type decision struct {
 	identity   reload.Identity  // that it is bound to
 	backend    iptables.Backend // that it was guarded on
 	reason     string           // why it is not replayed unasked
-	waiting    verdicts         // of the tables that lack rules
+	waiting    flushes.Verdicts // of the tables that lack rules
 	diff       []api.TableDiff
-	room       room
-	kept       bool    // it is on disk
-	trouble    trouble // why it is not
+	room       flushes.Room
+	kept       bool         // it is on disk
+	trouble    pace.Trouble // why it is not
 }
 
 // of reports whether the decision is about the generation of that ID.
@@ -53,7 +54,7 @@ func (w *decision) waitsIn(f rules.Family) bool { return w != nil && len(tableid
 func (w *decision) public(ours iptables.Backend) api.Decision {
 	p := api.Decision{
 		Flush: w.record.ID, Since: w.record.Time, Generation: w.id, Reason: w.reason,
-		Tables: w.waiting.public(), Restore: "canaryd restore --generation " + w.id, Dismiss: dismissCommand,
+		Tables: w.waiting.Public(), Restore: "canaryd restore --generation " + w.id, Dismiss: dismissCommand,
 	}
 	if w.backend != ours {
 		p.Restore = fmt.Sprintf("canaryd run --backend=%s, and then %s", w.backend, p.Restore)
@@ -74,7 +75,7 @@ func (w *decision) addTo(s *api.Status) {
 			shown[id.Name] = v
 		}
 	}
-	s.LossSince = earliest(s.LossSince, w.record.Time)
+	s.LossSince = pace.Earliest(s.LossSince, w.record.Time)
 }
 
 // logAwaiting says what is lost, and what an operator is to do.
@@ -85,7 +86,7 @@ func (d *Daemon) logAwaiting(ctx context.Context, w *decision) {
 		log = log.WithValues("lastInForce", w.record.LastInForce.UTC().Format(time.RFC3339))
 	}
 	log.Error(errors.New(w.reason), "Rules were lost while canaryd did not run; they are not put back unasked, and a decision is needed",
-		"flush", w.record.ID, "tables", w.waiting.text(), "rules", lost.Rules, "chains", lost.Chains, "jumps", lost.Jumps,
+		"flush", w.record.ID, "tables", w.waiting.Text(), "rules", lost.Rules, "chains", lost.Chains, "jumps", lost.Jumps,
 		"generation", w.id, "bringThemBack", p.Restore, "acceptTheLoss", p.Dismiss)
 }
 
@@ -116,15 +117,15 @@ func (d *Daemon) endDecision(ctx context.Context, st *state, outcome api.Outcome
 		what = "The rules that were lost while canaryd did not run are back"
 	}
 	if outcome != api.Dismissed && !w.record.LastInForce.IsZero() {
-		d.cfg.Metrics.ObserveRecovery(endAbsence(&w.record, now), nil)
+		d.cfg.Metrics.ObserveRecovery(flushes.EndAbsence(&w.record, now), nil)
 	}
-	st.rewrite(w.record)
+	st.journal.Rewrite(w.record)
 	d.write(ctx, w.record, nil)
 	log := klog.FromContext(ctx)
 	if w.record.AbsentAtMost {
-		log = log.WithValues(absentKey(w.record), api.Seconds(w.record.AbsentSeconds).Round(time.Millisecond))
+		log = log.WithValues(flushes.AbsentKey(w.record), api.Seconds(w.record.AbsentSeconds).Round(time.Millisecond))
 	}
-	severity.Notices(log).Info(what, "flush", w.record.ID, "generation", w.id, "tables", recorded(w.record).text(), "outcome", outcome)
+	severity.Notices(log).Info(what, "flush", w.record.ID, "generation", w.id, "tables", flushes.Recorded(w.record).Text(), "outcome", outcome)
 	// Where the marks of now are on disk yet, those of before are no evidence any more.
 	forget := d.cfg.Store.ForgetPending
 	if !d.cfg.Store.Holds() {
@@ -133,25 +134,6 @@ func (d *Daemon) endDecision(ctx context.Context, st *state, outcome api.Outcome
 	if err := forget(); err != nil {
 		severity.Warnings(log).Error(err, "The decision is not on disk; after a restart canaryd would ask for it again")
 	}
-}
-
-// recorded returns the tables of a record.
-func recorded(r api.Flush) verdicts {
-	tables := verdicts{}
-	for _, t := range r.Lost.Tables {
-		tables[t.Family.Table(t.Table)] = t.Kind
-	}
-	return tables
-}
-
-// rewrite puts a record in the place of the one with its ID, or before all others.
-func (st *state) rewrite(record api.Flush) {
-	if i := slices.IndexFunc(st.journal, func(f api.Flush) bool { return f.ID == record.ID }); i >= 0 {
-		record.Earlier = st.journal[i].Earlier
-		st.journal[i] = record
-		return
-	}
-	st.remember(record)
 }
 
 // keepDecision has the decision on disk, and returns false if that fails: then what is
@@ -167,7 +149,7 @@ func (d *Daemon) keepDecision(ctx context.Context, st *state) bool {
 	}
 	w.kept = err == nil
 	d.countStateError(err)
-	w.trouble.report(warnings(ctx), err, "The loss that waits for a decision is not on disk; canaryd writes no state until it is")
+	w.trouble.Report(pace.Warnings(ctx), err, "The loss that waits for a decision is not on disk; canaryd writes no state until it is")
 	return w.kept
 }
 
@@ -195,7 +177,7 @@ func (d *Daemon) recallDecision(ctx context.Context, st *state) {
 		return
 	}
 	w := &decision{record: record, id: pending.ID, identity: pending.Identity, backend: iptables.Backend(pending.Identity.Backend),
-		reason: pending.Reason, room: diffRoom(), kept: true, waiting: verdicts{}}
+		reason: pending.Reason, room: flushes.DiffRoom(), kept: true, waiting: flushes.Verdicts{}}
 	for _, t := range w.record.Lost.Tables {
 		if st.families[t.Family] != nil && t.Rules > 0 {
 			w.waiting[t.Family.Table(t.Table)] = t.Kind
@@ -233,7 +215,7 @@ func (st *state) settleEarlier() {
 	}
 	if w := st.decision; w != nil {
 		w.record.Earlier = true
-		st.rewrite(w.record)
+		st.journal.Rewrite(w.record)
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -42,11 +44,11 @@ type declared struct {
 	retired map[string]bool   // chains that were declared once and are claimed no more
 	broken  []api.SourceError // what is wrong with the files
 	inForce *Declaration      // what was written and proved last; nil: nothing yet
-	retry   retry             // when it is written; zero: it is in force
+	retry   pace.Retry        // when it is written; zero: it is in force
 	// unapplied are the tables whose declaration could not be written.
 	unapplied map[rules.TableID]bool
-	trouble   trouble     // why
-	drifts    []time.Time // of the last minute
+	trouble   pace.Trouble // why
+	drifts    []time.Time  // of the last minute
 }
 
 // with returns the declaration with another generation.
@@ -79,7 +81,7 @@ func (st *state) declare(next Declaration, now time.Time) {
 	st.generation.made = reload.MadeDeclared
 	st.generation.change(now)
 	if st.mode == api.Heal {
-		st.declared.retry.at = now
+		st.declared.retry.At = now
 		return
 	}
 	st.examineAll(now) // how far the claimed chains are from what is declared
@@ -125,17 +127,17 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	d.countLocked(st, result, err)
 	st.looking.plan(time.Now())
 	if err != nil {
-		st.declared.retry.failed(err, time.Now())
+		st.declared.retry.Failed(err, time.Now())
 		st.setUnapplied()
 		for f := range result {
 			st.families[f].examined.plan(st.looking.at) // by what is in force
 		}
-		st.declared.trouble.report(ctx, err, "Not all of the declared generation could be written; what was in force stays", "retryIn", st.declared.retry.wait)
+		st.declared.trouble.Report(ctx, err, "Not all of the declared generation could be written; what was in force stays", "retryIn", st.declared.retry.Wait)
 		return
 	}
-	st.declared.trouble.over()
+	st.declared.trouble.Over()
 	st.declared.inForce, st.declared.unapplied = new(st.declared.now), nil
-	st.declared.retry = retry{}
+	st.declared.retry = pace.Retry{}
 	st.generation.change(time.Now())
 	st.disk.saveSoon(time.Now())
 	for f, fr := range result {
@@ -182,7 +184,7 @@ func (d *Daemon) countDrift(ctx context.Context, st *state, finding canary.Findi
 	st.declared.drifts = slices.DeleteFunc(st.declared.drifts, func(t time.Time) bool { return now.Sub(t) > driftWindow })
 	log := klog.FromContext(ctx)
 	differences := finding.Drift.Lines()
-	severity.Warnings(log).Info("Claimed chains are not as declared", "differences", differences[:min(namesKept, len(differences))])
+	severity.Warnings(log).Info("Claimed chains are not as declared", "differences", differences[:min(flushes.NamesKept, len(differences))])
 	if len(st.declared.drifts) > driftsKept {
 		d.giveUp(ctx, st, "another process keeps changing the chains that the declared source claims")
 	}
@@ -200,7 +202,7 @@ func (d *Daemon) yieldToOwner(ctx context.Context, st *state, snapshot iptables.
 
 // giveUp drops to observe mode for the rest of this run.
 func (d *Daemon) giveUp(ctx context.Context, st *state, reason string) {
-	st.mode, st.declared.retry.at, st.declared.unapplied = api.Observe, time.Time{}, nil
+	st.mode, st.declared.retry.At, st.declared.unapplied = api.Observe, time.Time{}, nil
 	st.refused.list = nil // a canaryd that only observes asks the kernel for nothing
 	d.takeRefused(ctx, st, nil)
 	st.generation.change(time.Now())

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -68,7 +69,7 @@ func (d *Daemon) withoutDoubles(fs *familyState, ts *tableState, known, seen rul
 				left--
 				return left < 0
 			})
-			fs.undoubleAt = latest(fs.undoubleAt, now.Add(d.cfg.JumpGrace))
+			fs.undoubleAt = pace.Latest(fs.undoubleAt, now.Add(d.cfg.JumpGrace))
 		}
 		kept = append(kept, p)
 	}
@@ -96,13 +97,13 @@ func (d *Daemon) undouble(ctx context.Context, st *state) {
 	job := d.job(st)
 	job.Doubled = map[rules.TableID][]rules.Jump{}
 	for f, fs := range st.inOrder() {
-		if !due(fs.undoubleAt, now) {
+		if !pace.Due(fs.undoubleAt, now) {
 			continue
 		}
 		fs.undoubleAt = time.Time{}
 		jumps := fs.doubled()
 		if quietAt := fs.examined.moved.Add(d.cfg.JumpGrace); len(jumps) > 0 && (now.Before(quietAt) || !fs.examined.dirty.IsZero()) {
-			fs.undoubleAt = latest(quietAt, now.Add(captureMost))
+			fs.undoubleAt = pace.Latest(quietAt, now.Add(captureMost))
 			continue
 		}
 		if len(jumps) > 0 {

@@ -7,6 +7,8 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/culprit"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -27,27 +29,27 @@ type examined struct {
 	pause     time.Duration // between readEnd and the next read
 	notBefore time.Time     // after a read that failed: no other one before this
 	wait      time.Duration // after the last read that failed; 0: the last one did not
-	trouble   trouble       // why the last read failed
+	trouble   pace.Trouble  // why the last read failed
 	moved     time.Time     // when something protected changed last
 }
 
 // plan asks for an examination at that time, or before.
-func (x *examined) plan(at time.Time) { x.dueAt = earliest(x.dueAt, at) }
+func (x *examined) plan(at time.Time) { x.dueAt = pace.Earliest(x.dueAt, at) }
 
 // markDirty plans an examination of what moved.
 func (x *examined) markDirty(now time.Time) {
 	if x.dirty.IsZero() {
 		x.dirty = now
 	}
-	at := earliest(now.Add(captureQuiet), x.dirty.Add(captureMost))
-	x.dueAt = latest(latest(at, x.readEnd.Add(x.pause)), x.notBefore)
+	at := pace.Earliest(now.Add(captureQuiet), x.dirty.Add(captureMost))
+	x.dueAt = pace.Latest(pace.Latest(at, x.readEnd.Add(x.pause)), x.notBefore)
 }
 
 // examine reads the families in which something moved, judges them, and
 // learns what their owners decided.
 func (d *Daemon) examine(ctx context.Context, st *state) {
 	for f, fs := range st.inOrder() {
-		if due(fs.examined.dueAt, time.Now()) {
+		if pace.Due(fs.examined.dueAt, time.Now()) {
 			d.examineFamily(ctx, st, f, fs)
 		}
 	}
@@ -61,30 +63,30 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	x := &fs.examined
 	x.dueAt, x.readEnd = time.Time{}, time.Now()
 	x.pause = d.readPause(x.readEnd.Sub(start), used)
-	st.memory.scheduleFree(x.readEnd)
+	st.memory.ScheduleFree(x.readEnd)
 	if err != nil {
 		d.examinationFailed(ctx, st, f, err)
 		return
 	}
 	x.notBefore, x.wait = time.Time{}, 0
-	if x.trouble.over() {
+	if x.trouble.Over() {
 		if st.loss != nil && st.heals() { // this may be all that kept it open
-			st.loss.retry.at = earliest(st.loss.retry.at, x.readEnd)
+			st.loss.retry.At = pace.Earliest(st.loss.retry.At, x.readEnd)
 		}
 		severity.Notices(klog.FromContext(ctx)).Info("The tables can be read again", "family", f)
 	}
-	x.since = earliest(start, x.dirty)
+	x.since = pace.Earliest(start, x.dirty)
 	x.digest, x.at, x.dirty = snapshot.Digest, start, time.Time{}
 	d.yieldToOwner(ctx, st, snapshot)
 	st.readmitReturned(snapshot)
 	d.judgeDecision(ctx, st, snapshot)
 	d.recallLate(st)
 	found := d.judge(ctx, st, f, snapshot, start)
-	st.pods.disbelieve(found[rules.Nat].Section, found[rules.Nat].Finding, start)
+	st.pods.Disbelieve(found[rules.Nat].Section, found[rules.Nat].Finding, start)
 	d.judgeProxy(ctx, st, f, snapshot, found, x.readEnd)
 	for _, t := range protect.Tables() {
 		d.takeExamined(ctx, st, f.Table(t), found[t], start)
-		fs.tables[t].setSettled(read{snapshot.Digest, start})
+		fs.tables[t].setSettled(culprit.Read{Digest: snapshot.Digest, At: start})
 	}
 	d.lookAtUnguarded(st, f, reload.OnDemandOf(snapshot), x.readEnd)
 	if st.loss != nil {
@@ -111,9 +113,9 @@ func (d *Daemon) examinationFailed(ctx context.Context, st *state, f rules.Famil
 	if fs.lacks() {
 		st.openLoss(f, x.digest)
 	}
-	x.trouble.report(ctx, err, tablesUnread, "family", f)
+	x.trouble.Report(ctx, err, tablesUnread, "family", f)
 	// An owner that removes its chains may make one read fail, and a flush may follow at once.
-	x.wait = min(max(2*x.wait, firstTry), d.cfg.PollInterval)
+	x.wait = min(max(2*x.wait, pace.FirstTry), d.cfg.PollInterval)
 	// By what the read cost, and not by how long it lasted: after canaryd was suspended for 30 s
 	// in the middle of one, nine times as long would be spent in the dark.
 	x.notBefore = x.readEnd.Add(max(x.wait, x.pause))
@@ -130,7 +132,7 @@ func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, 
 	// An unknown table without an error can be read, and could not be when canaryd planted the
 	// canaries. It is planted again, and that is logged there.
 	if x.Finding.Verdict != canary.Unknown || x.Finding.Err != nil {
-		ts.trouble.report(ctx, x.Finding.Err, "A table could not be examined; whether it lost rules is unknown", "family", id.Family, "table", id.Name)
+		ts.trouble.Report(ctx, x.Finding.Err, "A table could not be examined; whether it lost rules is unknown", "family", id.Family, "table", id.Name)
 	}
 	switch {
 	case ts.verdict.Loss():
@@ -148,7 +150,7 @@ func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, 
 		}
 	}
 	d.planGraces(st, id, x.Finding)
-	if _, due := d.keptFor(st, id.Family); id.Name == rules.Nat && due.After(start) {
+	if _, due := st.pods.KeptFor(id.Family); id.Name == rules.Nat && due.After(start) {
 		fs.examined.plan(due)
 	}
 }

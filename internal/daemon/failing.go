@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -26,7 +28,7 @@ const keepsTrying = "canaryd keeps trying, and the record has the error in full"
 
 // failures are the known reasons, the most telling first: a replay may fail for several.
 var failures = []failure{
-	{lockReason, "another process holds the xtables lock", "fuser -v /run/xtables.lock names it"},
+	{pace.LockReason, "another process holds the xtables lock", "fuser -v /run/xtables.lock names it"},
 	{is(nft.ErrPermission), "the kernel refuses canaryd access to the tables", "give it CAP_NET_ADMIN in the network namespace"},
 	{is(nft.ErrNone), "the kernel has no nf_tables", "load the module nf_tables"},
 	{is(native.ErrImmune), "one process owns the table, and the kernel lets no other write it", "restart that process"},
@@ -39,8 +41,8 @@ var failures = []failure{
 	{is(nft.ErrTooBig), "the tables are larger than canaryd may send at once", "give canaryd CAP_NET_ADMIN in the first user namespace, or raise net.core.wmem_max"},
 	{isAny(syscall.ENOMEM, syscall.ENOBUFS), "the kernel has no memory for the rules", "raise the memory limit of canaryd's group"},
 	{refusedFor(iptables.ReasonOther), "iptables or the kernel refuses the rules", keepsTrying},
-	{isAny(reload.ErrUnproved, errNotInForce), "after the write the rules are not in force", keepsTrying},
-	{isAny(errOwnerWrote, nft.ErrStale, nft.ErrInterrupted), "other processes write in the middle of each try", keepsTrying},
+	{isAny(reload.ErrUnproved, nativestore.ErrNotInForce), "after the write the rules are not in force", keepsTrying},
+	{isAny(nativestore.ErrOwnerWrote, nft.ErrStale, nft.ErrInterrupted), "other processes write in the middle of each try", keepsTrying},
 	{isAny(fs.ErrNotExist, fs.ErrPermission), "a program or a file that canaryd needs cannot be opened", keepsTrying},
 	{is(context.DeadlineExceeded), "it took too long", keepsTrying},
 }
@@ -77,7 +79,7 @@ func failureOf(err error) failure {
 		}
 	}
 	reason := "the log has the reason"
-	if cause := causeOf(err); cause != "" {
+	if cause := pace.CauseOf(err); cause != "" {
 		reason = "the kernel says: " + cause
 	}
 	return failure{reason: reason, advice: keepsTrying}
@@ -94,10 +96,10 @@ func (st *state) failing() []api.Failing {
 		list = append(list, api.Failing{Flush: id, Attempts: attempts, Retry: retry, Reason: f.reason, Advice: f.advice})
 	}
 	if l := st.loss; l != nil {
-		add(l.record.ID, l.attempts, l.failed, l.retry.at)
+		add(l.record.ID, l.attempts, l.failed, l.retry.At)
 	}
 	if l := st.native.loss; l != nil {
-		add(l.record.ID, l.attempts, l.failed, l.retry.at)
+		add(l.record.ID, l.attempts, l.failed, l.retry.At)
 	}
 	return list
 }

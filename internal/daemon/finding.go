@@ -4,7 +4,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/accepted"
+	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -17,7 +20,7 @@ type tableState struct {
 	seen    rules.Section // of the last read
 	known   bool          // seen is of a read
 	pending bool          // the generation does not have yet what was seen
-	trouble trouble       // why the table could not be read
+	trouble pace.Trouble  // why the table could not be read
 	// learningStopped: observe mode read a loss, which lasts until the owner has put its rules
 	// back; see take.
 	learningStopped bool
@@ -32,9 +35,9 @@ type tableState struct {
 	// missing is what the last full read did not show, and its owner may be about to write.
 	missing     []missing
 	missingSaid time.Time // when the log said so last
-	policies    policies
+	policies    accepted.Policies
 	// settled is the last read that the generation has all of.
-	settled read
+	settled culprit.Read
 	// standing is what the last read showed of it while nothing was lost.
 	standing standing
 }
@@ -183,7 +186,7 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 		return
 	}
 	seen = d.supplement(st, id, seen)
-	kept, _ := d.keptFor(st, f)
+	kept, _ := st.pods.KeptFor(f)
 	if t == rules.Nat {
 		seen = reload.KeepContainers(st.generation.learned.Generation[id], seen, kept)
 	}
@@ -280,7 +283,7 @@ func (fs *familyState) setKnown(at time.Time) {
 }
 
 // setSettled notes that the generation has all that a read showed of a table.
-func (ts *tableState) setSettled(at read) {
+func (ts *tableState) setSettled(at culprit.Read) {
 	if ts.verdict == canary.Intact {
 		ts.settled = at
 	}

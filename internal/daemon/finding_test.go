@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -53,7 +54,7 @@ func TestStoppedLearning(t *testing.T) {
 
 // TestReminder: the log is reminded of a trouble that lasts, and has other words at once.
 func TestReminder(t *testing.T) {
-	var tr trouble
+	var tr pace.Trouble
 	a, b := errors.New("a"), errors.New("b")
 	start := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 	for _, step := range []struct {
@@ -61,7 +62,7 @@ func TestReminder(t *testing.T) {
 		err    error
 		want   bool
 	}{{0, a, true}, {1, a, false}, {29, a, false}, {30, a, true}, {31, b, true}, {32, a, true}, {33, a, false}} {
-		if got := tr.metAgain(step.err, start.Add(time.Duration(step.second)*time.Second)); got != step.want {
+		if got := tr.MetAgain(step.err, start.Add(time.Duration(step.second)*time.Second)); got != step.want {
 			t.Errorf("second %d: the log has it: %t", step.second, got)
 		}
 	}

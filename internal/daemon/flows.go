@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/here"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -165,4 +166,13 @@ func (d *Daemon) sweep(ctx context.Context, f rules.Family, since time.Time, s s
 		log.Info("Ended flows that began while the rules were missing; their next packets are translated", "family", f,
 			"tcp", count[rules.TCP], "udp", count[rules.UDP], "sctp", count[rules.SCTP], "unmasqueraded", deleted.Unmasqueraded)
 	}
+}
+
+// threadCPU returns the CPU time that the calling thread has used; 0 where CPU time is not asked
+// for.
+func (d *Daemon) threadCPU() time.Duration {
+	if d.cfg.CPU == nil {
+		return 0
+	}
+	return here.ThreadCPU()
 }

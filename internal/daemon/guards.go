@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/baseline"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -42,7 +43,7 @@ func (d *Daemon) ownersAt(st *state) time.Time {
 	case g.said == nil:
 		return d.made
 	case g.edition != st.generation.edition || !sameTables(g.native, st.native.tables):
-		return g.at.Add(max(findEvery, compareShare*g.cost))
+		return g.at.Add(max(findEvery, baseline.CompareShare*g.cost))
 	}
 	return time.Time{}
 }

@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/culprit"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -52,7 +55,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	}
 	d.concludeHeal(ctx, st, ride, result, err)
 	if more && st.loss != nil {
-		st.loss.retry.in(0, time.Now())
+		st.loss.retry.In(0, time.Now())
 	}
 }
 
@@ -102,8 +105,8 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 	st.loss.record.Attempts++
 	d.recordLosses(ctx, st, hits(result))
 	d.concludeRide(ctx, st, ride)
-	st.pods.addPods(&st.loss.record, st.loss.gone, true)
-	st.pods.setReturned(result, time.Now())
+	st.pods.AddPods(&st.loss.record, st.loss.gone, true)
+	st.pods.SetReturned(result, time.Now())
 	st.loss.recovery.afterTry(st.loss.hit, result)
 	st.loss.memory = st.loss.memory.After(result)
 	st.pace = st.pace.After(result)
@@ -133,16 +136,16 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 		if anyOf(result, reload.FamilyResult.Beaten) {
 			// Nothing was refused, but another process wrote in the middle of it. It may be done by
 			// now; if it is not, replays are limited.
-			st.loss.retry.in(firstTry, time.Now())
+			st.loss.retry.In(pace.FirstTry, time.Now())
 		}
 		return
 	}
 	if purged {
-		st.loss.retry.in(0, time.Now())
+		st.loss.retry.In(0, time.Now())
 		return
 	}
-	if d.goesOn(st, time.Now()) {
-		st.loss.retry.in(purgeTry, time.Now())
+	if st.purges.GoesOn(st.loss.record.Time, time.Now()) {
+		st.loss.retry.In(culprit.PurgeTry, time.Now())
 		d.keepOpen(ctx, st.loss)
 		return
 	}
@@ -155,7 +158,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 // the loss stays open until it can be.
 func (d *Daemon) lostButUnread(st *state, result reload.Result) error {
 	var errs []error
-	for id, tr := range tablesOf(result) {
+	for id, tr := range flushes.TablesOf(result) {
 		errs = append(errs, st.lostUnread(id, tr.Finding))
 	}
 	return errors.Join(errs...)
@@ -170,10 +173,10 @@ func (st *state) lostUnread(id rules.TableID, finding canary.Finding) error {
 }
 
 // hits returns what a replay found lost under guard.
-func hits(result reload.Result) map[rules.TableID]hit {
-	found := map[rules.TableID]hit{}
-	for id, tr := range tablesOf(result) {
-		found[id] = hit{verdict: tr.Finding.Verdict, lost: tr.Lost, policies: tr.Policies, finding: tr.Finding, seen: result[id.Family].Seen, table: tr.Seen}
+func hits(result reload.Result) map[rules.TableID]flushes.Hit {
+	found := map[rules.TableID]flushes.Hit{}
+	for id, tr := range flushes.TablesOf(result) {
+		found[id] = flushes.Hit{Verdict: tr.Finding.Verdict, Lost: tr.Lost, Policies: tr.Policies, Finding: tr.Finding, Seen: result[id.Family].Seen, Table: tr.Seen}
 	}
 	return found
 }
@@ -191,7 +194,7 @@ func (d *Daemon) countRefusal(f rules.Family, err error) {
 // countLocked counts a session that could not begin because another process holds the lock.
 // No family has a result of its own then.
 func (d *Daemon) countLocked(st *state, result reload.Result, err error) {
-	if result != nil || !lockReason(err) {
+	if result != nil || !pace.LockReason(err) {
 		return
 	}
 	for f := range st.families {
@@ -204,10 +207,10 @@ func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 	l := st.loss
 	l.attempts++
 	l.failed = err
-	if lockReason(err) {
+	if pace.LockReason(err) {
 		d.seekLockHolder(st)
 	}
-	l.retry.failed(err, time.Now())
+	l.retry.Failed(err, time.Now())
 	l.record.Outcome = reload.Failed
 	if err != nil {
 		l.record.Detail = err.Error()
@@ -221,7 +224,7 @@ func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result) {
 	l := st.loss
 	st.loss = nil
-	st.purges.flushed, st.purges.backAt = l.hit, time.Now()
+	st.purges.BackIs(l.hit, time.Now())
 	st.looking.afterReplay(time.Now())
 	if l.record.Drill == "" {
 		d.countReplay(ctx, st, l)
@@ -247,7 +250,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	}
 	d.logQuarantined(ctx, result)
 	st.keepIncomplete(l)
-	absent := endAbsence(&l.record, l.recovery.provedAt())
+	absent := flushes.EndAbsence(&l.record, l.recovery.provedAt())
 	for _, fr := range result {
 		if written := fr.Written.Sub(l.record.Time).Seconds(); !fr.Written.IsZero() && written > l.record.WrittenSeconds {
 			l.record.WrittenSeconds, l.record.KernelSeconds = written, fr.Kernel.Seconds()

@@ -6,35 +6,18 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/internal/journal"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/severity"
 )
-
-// A flushDetail is what the journal keeps of a flush in addition to its record.
-type flushDetail struct {
-	Diff []api.TableDiff `json:"diff"`
-}
 
 // journal keeps a finished record, newest first.
 func (d *Daemon) journal(ctx context.Context, st *state, l *loss) {
 	d.keepRecord(ctx, st, l.record, len(l.unkept) == 0, func() { d.write(ctx, l.record, l.unkept) })
-}
-
-// remember puts a record before the others.
-func (st *state) remember(record api.Flush) {
-	st.journal = slices.Insert(st.journal, 0, record)
-	if len(st.journal) > journalKept {
-		st.journal = st.journal[:journalKept]
-	}
-	if len(st.journal) > recordsListed {
-		dropLists(&st.journal[recordsListed])
-	}
 }
 
 // keepOpen has the journal write a loss that lasts. If canaryd is killed meanwhile, only the
@@ -52,7 +35,7 @@ func (d *Daemon) write(ctx context.Context, record api.Flush, diff []api.TableDi
 	if d.cfg.Journal == nil {
 		return
 	}
-	e, err := entryOf(record, diff)
+	e, err := flushes.EntryOf(record, diff)
 	if err == nil {
 		err = d.cfg.Journal.Keep(e)
 	}
@@ -61,22 +44,13 @@ func (d *Daemon) write(ctx context.Context, record api.Flush, diff []api.TableDi
 	}
 }
 
-// entryOf returns what the journal has of a record; without a diff that has no detail.
-func entryOf(record api.Flush, diff []api.TableDiff) (e journal.Entry, err error) {
-	e = journal.Entry{ID: record.ID, About: record.Summary()}
-	if e.Record, err = json.Marshal(record); err == nil && len(diff) > 0 {
-		e.Detail, err = json.Marshal(flushDetail{diff})
-	}
-	return e, err
-}
-
 // reportJournal takes up whether the journal could be written. Any goroutine may call it.
 func (d *Daemon) reportJournal(ctx context.Context, err error) {
 	if err != nil {
 		d.cfg.Metrics.ObserveJournalError()
 	}
 	log := klog.FromContext(ctx)
-	switch changed := d.journalTrouble.take(err, time.Now()); {
+	switch changed := d.journalTrouble.Take(err, time.Now()); {
 	case changed && err != nil:
 		severity.Warnings(log).Error(err, "A flush record is not on disk; it will be lost when canaryd restarts")
 	case changed:
@@ -90,46 +64,29 @@ func (d *Daemon) recallFlushes(ctx context.Context, st *state) {
 	if d.cfg.Journal == nil {
 		return
 	}
-	entries, err := d.cfg.Journal.Load(journalKept)
+	entries, err := d.cfg.Journal.Load(flushes.Kept)
 	if err != nil {
 		severity.Warnings(klog.FromContext(ctx)).Error(err, "Not all flush records of before can be read")
 	}
 	for _, e := range entries {
-		if record, ok := storedFlush(e); ok {
-			st.remember(ofEarlier(record))
+		if record, ok := flushes.StoredFlush(e); ok {
+			st.journal.Remember(flushes.OfEarlier(record))
 			d.keepUnanswered(st, record)
 		}
 	}
 }
 
-// storedFlush reads what write wrote.
-func storedFlush(e journal.Entry) (api.Flush, bool) {
-	var record api.Flush
-	err := json.Unmarshal(e.Record, &record)
-	return record, err == nil && record.ID == e.ID && !record.Time.IsZero() && (record.Kind.Loss() || record.Requested())
-}
-
-// ofEarlier returns the record as one of an earlier run. If it was not closed it
-// never will be.
-func ofEarlier(r api.Flush) api.Flush {
-	r.Earlier = true
-	if r.Unanswered() {
-		r.Outcome = api.Interrupted
-	}
-	return r
-}
-
 // Flush returns all that is known of one flush.
 func (d *Daemon) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply, error) {
-	list := d.Status().Flushes
+	list := flushes.History(d.Status().Flushes)
 	reply := api.FlushReply{Diff: []api.TableDiff{}}
-	id, i := r.Name, find(list, r.Name)
+	id, i := r.Name, list.Find(r.Name)
 	if i >= 0 {
 		id = list[i].ID
 	}
 	kept, diff, err := d.kept(ctx, id)
 	if i < 0 && err != nil {
-		if i = countsFlush(list, id); i >= 0 {
+		if i = list.Counting(id); i >= 0 {
 			kept, diff, err = d.kept(ctx, list[i].ID)
 		}
 	}
@@ -138,12 +95,12 @@ func (d *Daemon) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply,
 	}
 	switch {
 	case i < 0 && err != nil:
-		return api.FlushReply{}, fmt.Errorf("%w: %q; %s", api.ErrNoFlush, r.Name, offer(list))
+		return api.FlushReply{}, fmt.Errorf("%w: %q; %s", api.ErrNoFlush, r.Name, list.Offer())
 	case err != nil:
 		reply.NoDiff = err.Error()
 		return reply, nil
 	case i < 0 && kept.Time.Before(d.made):
-		reply.Flush = ofEarlier(kept)
+		reply.Flush = flushes.OfEarlier(kept)
 	case i < 0:
 		reply.Flush = kept
 	case kept.Lost.Rules == reply.Flush.Lost.Rules:
@@ -164,40 +121,72 @@ func (d *Daemon) kept(ctx context.Context, id string) (api.Flush, []api.TableDif
 	if err != nil {
 		return api.Flush{}, nil, err
 	}
-	record, ok := storedFlush(e)
+	record, ok := flushes.StoredFlush(e)
 	if !ok {
 		return api.Flush{}, nil, fmt.Errorf("the journal's record of flush %s cannot be read", id)
 	}
-	var detail flushDetail
+	var detail flushes.FlushDetail
 	if e.Detail != nil {
 		err = json.Unmarshal(e.Detail, &detail)
 	}
 	return record, detail.Diff, err
 }
 
-// flushIDLength is that of an ID, at least: the microseconds since 1970 as a
-// hexadecimal number, since 1978.
-const flushIDLength = 13
-
-// find returns the index of the flush of that number or ID, or -1.
-func find(list []api.Flush, name string) int {
-	if n, err := strconv.Atoi(name); err == nil && len(name) < flushIDLength {
-		if 1 <= n && n <= len(list) {
-			return n - 1
-		}
-		return -1
+// keepRecord keeps a finished record, unless it is counted in another one. open: the journal has it
+// as an open one, which the next run would go on with.
+func (d *Daemon) keepRecord(ctx context.Context, st *state, record api.Flush, open bool, write func()) {
+	into := st.journal.FoldsInto(record)
+	if open || into == nil || into.Outcome != record.Outcome {
+		st.journal.Remember(record)
+		write()
+		return
 	}
-	return slices.IndexFunc(list, func(f api.Flush) bool { return f.ID == name })
+	if into.Repeated == nil {
+		severity.Warnings(klog.FromContext(ctx)).Info("The same process flushes the same tables again and again; further flushes are counted in one record",
+			"flush", into.ID, "by", flushes.CulpritsText(record))
+	}
+	next := api.Repeated{Times: 1, Last: record.Time, MostAbsentSeconds: record.AbsentSeconds}
+	if r := into.Repeated; r != nil {
+		next.Times, next.MostAbsentSeconds = r.Times+1, max(r.MostAbsentSeconds, next.MostAbsentSeconds)
+	}
+	into.Repeated = &next
+	if !slices.Contains(st.disk.folded, into.ID) {
+		st.disk.folded = append(st.disk.folded, into.ID)
+	}
 }
 
-// offer says what may be asked for.
-func offer(list []api.Flush) string {
-	switch len(list) {
-	case 0:
-		return "none was seen"
-	case 1:
-		return "there is 1"
-	default:
-		return fmt.Sprintf("there are 1 to %d, the newest is 1", len(list))
+// writeFolded writes the records in which flushes were counted since they were written.
+func (d *Daemon) writeFolded(ctx context.Context, st *state) {
+	for _, id := range st.disk.folded {
+		if i := st.journal.Find(id); i >= 0 {
+			d.write(ctx, st.journal[i], nil)
+		}
 	}
+	st.disk.folded = nil
+}
+
+// comingsLogged is how many lines a minute the log has of tables that come and go: a program may
+// make and delete one 100 times a second.
+const comingsLogged = 40
+
+// comings counts these lines.
+type comings struct {
+	since time.Time
+	lines int
+}
+
+// log returns the log for one more line.
+func (c *comings) log(ctx context.Context) klog.Logger {
+	log, now := klog.FromContext(ctx), time.Now()
+	if now.Sub(c.since) > time.Minute {
+		*c = comings{since: now}
+	}
+	switch c.lines++; {
+	case c.lines == comingsLogged:
+		log.Info("Native tables come and go too often for a line each; the others of this minute have theirs with -v=2")
+		return log.V(2)
+	case c.lines > comingsLogged:
+		return log.V(2)
+	}
+	return log
 }

@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -32,7 +33,7 @@ func (st *state) keepIncomplete(l *loss) {
 	if l.record.Outcome == reload.Partial && r.missing.Count() > 0 {
 		st.incomplete = append(st.incomplete, r)
 	}
-	if over := len(st.incomplete) - journalKept; over > 0 { // their records are forgotten, too
+	if over := len(st.incomplete) - flushes.Kept; over > 0 { // their records are forgotten, too
 		st.incomplete = slices.Delete(st.incomplete, 0, over)
 	}
 }
@@ -74,10 +75,10 @@ func (d *Daemon) completeRecord(ctx context.Context, st *state, id string, outco
 	}
 	record := &st.journal[i]
 	record.Outcome, record.Detail = outcome, ""
-	absent := endAbsence(record, time.Now())
+	absent := flushes.EndAbsence(record, time.Now())
 	d.write(ctx, *record, nil)
 	severity.Notices(klog.FromContext(ctx)).Info("Nothing that a flush took is missing any more", "flush", id, "outcome", outcome,
-		absentKey(*record), absent.Round(10*time.Microsecond))
+		flushes.AbsentKey(*record), absent.Round(10*time.Microsecond))
 }
 
 // lostMore probes the marks that are known to stand, and reports whether some are lost: what takes

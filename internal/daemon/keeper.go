@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -24,7 +25,7 @@ type Keeper interface {
 type keeping struct {
 	state  api.KeeperState
 	reason string
-	making making
+	making pace.Making
 }
 
 // keeperBasis is what decides about the keeper. While it is the same, so is the decision.
@@ -48,8 +49,8 @@ func (d *Daemon) keep(ctx context.Context, st *state) {
 	st.keptBy = st.keeperBasis()
 	g, now := st.want(), time.Now()
 	for f, fs := range st.inOrder() {
-		if due(fs.keeper.making.tryAt, now) {
-			fs.keeper.making.tryAt = time.Time{}
+		if pace.Due(fs.keeper.making.TryAt, now) {
+			fs.keeper.making.TryAt = time.Time{}
 		}
 		switch {
 		case st.mode != api.Heal:
@@ -64,18 +65,18 @@ func (d *Daemon) keep(ctx context.Context, st *state) {
 
 // keepFamily makes the family's table unless it stands, or is to be tried later.
 func (d *Daemon) keepFamily(ctx context.Context, f rules.Family, k *keeping) {
-	if k.state == api.KeeperKept || !k.making.tryAt.IsZero() {
+	if k.state == api.KeeperKept || !k.making.TryAt.IsZero() {
 		return
 	}
 	if err := d.cfg.Keeper.Keep(f); err != nil {
 		k.state, k.reason = api.KeeperUnavailable, err.Error()
-		if k.making.failed(err, iptables.ErrKeeperKernel, iptables.ErrKeeperTaken) {
+		if k.making.Failed(err, iptables.ErrKeeperKernel, iptables.ErrKeeperTaken) {
 			severity.Warnings(klog.FromContext(ctx)).Info("A flush may break established connections, which the keeper would prevent; nothing else depends on it",
 				"family", f, "reason", err)
 		}
 		return
 	}
-	*k = keeping{state: api.KeeperKept, making: k.making.over()}
+	*k = keeping{state: api.KeeperKept, making: k.making.Over()}
 	klog.FromContext(ctx).Info("Established connections live through a flush: an empty table keeps the kernel's NAT and connection tracking in place",
 		"family", f, "table", iptables.KeeperTable)
 }
@@ -84,14 +85,14 @@ func (d *Daemon) keepFamily(ctx context.Context, f rules.Family, k *keeping) {
 func (d *Daemon) release(ctx context.Context, f rules.Family, k *keeping, into api.KeeperState, why string) {
 	if k.state == api.KeeperKept {
 		if err := d.cfg.Keeper.Release(f); err != nil {
-			if k.making.stays(err) {
+			if k.making.Stays(err) {
 				severity.Warnings(klog.FromContext(ctx)).Error(err, "The keeper's table stays for now", "family", f, "table", iptables.KeeperTable)
 			}
 			return
 		}
 		klog.FromContext(ctx).Info("The keeper's table is deleted", "family", f, "table", iptables.KeeperTable, "because", why)
 	}
-	*k = keeping{state: into, making: k.making.over()}
+	*k = keeping{state: into, making: k.making.Over()}
 }
 
 // stopKeeping deletes the keeper's tables after a cleanup.

@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -57,6 +58,6 @@ func (d *Daemon) takeLeadsOut(ctx context.Context, st *state) {
 	}
 	if len(news) > 0 {
 		severity.Warnings(klog.FromContext(ctx)).Error(errLeadsOut, "Rules that --protect names are NOT guarded",
-			"rules", len(news), "first", strings.Join(news[:min(len(news), namesKept)], "; "))
+			"rules", len(news), "first", strings.Join(news[:min(len(news), flushes.NamesKept)], "; "))
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -46,7 +47,7 @@ func takeLedTo(ctx context.Context, st *state) {
 	l.logged = named
 	if len(news) > 0 {
 		klog.FromContext(ctx).Info("Chains of other owners are guarded too, because protected rules lead to them",
-			"chains", len(news), "names", strings.Join(news[:min(len(news), namesKept)], "; "))
+			"chains", len(news), "names", strings.Join(news[:min(len(news), flushes.NamesKept)], "; "))
 	}
 }
 

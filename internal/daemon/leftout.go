@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -50,7 +51,7 @@ func (d *Daemon) takeLeftOut(ctx context.Context, st *state) {
 // largest names the first few of a list.
 func largest(list []iptables.LeftOut) string {
 	var names []string
-	for _, l := range list[:min(len(list), namesKept)] {
+	for _, l := range list[:min(len(list), flushes.NamesKept)] {
 		names = append(names, api.LeftOut(l).String())
 	}
 	return strings.Join(names, "; ")

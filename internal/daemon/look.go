@@ -7,7 +7,9 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -41,7 +43,7 @@ type looking struct {
 	woken    bool          // by a hint, not by the poll: look closely
 	evidence time.Time     // since when what the present look finds may be so
 	followUp time.Duration // distance of the looks that follow a replay
-	storm    bucket        // of looks that hints ask for
+	storm    pace.Bucket   // of looks that hints ask for
 	misses   uint64        // the hints of misses that looks have answered
 	missed   bool          // the present look answers one: its commit may not be heard of yet
 }
@@ -49,12 +51,12 @@ type looking struct {
 // hint asks for a close look because of something that happened just now: at once, but next to an
 // owner that commits hundreds of times a second each 5 ms.
 func (l *looking) hint(now time.Time) {
-	l.hinted, l.woken = earliest(l.hinted, now), true
-	l.plan(latest(now, l.storm.readyAt()))
+	l.hinted, l.woken = pace.Earliest(l.hinted, now), true
+	l.plan(pace.Latest(now, l.storm.ReadyAt()))
 }
 
 // plan asks for a look at that time, or before.
-func (l *looking) plan(at time.Time) { l.at = earliest(l.at, at) }
+func (l *looking) plan(at time.Time) { l.at = pace.Earliest(l.at, at) }
 
 // begin starts a look, and reports whether a hint asked for it.
 func (l *looking) begin(now time.Time) (woken bool) {
@@ -96,16 +98,16 @@ type looked struct {
 	unasked time.Time      // when the first hint came that has to wait for a stamp; zero: none does
 	unseen  time.Time      // since when something may have been written that no probe has seen; zero: nothing was
 	intact  uint64         // digest of the last probe that saw all marks standing
-	trouble trouble        // why the last probe failed
-	budget  budget         // what stamps and probes may cost
+	trouble pace.Trouble   // why the last probe failed
+	budget  pace.Budget    // what stamps and probes may cost
 }
 
 // lookEverywhere looks, and plans the look at native tables if a hint asked for this one: hints do
 // not say what they are of.
 func (d *Daemon) lookEverywhere(ctx context.Context, st *state) {
 	if l, now := &st.looking, time.Now(); l.woken {
-		if !now.Before(l.storm.readyAt()) { // a tick may come before
-			l.storm.spend(now, stormCharge)
+		if !now.Before(l.storm.ReadyAt()) { // a tick may come before
+			l.storm.Spend(now, pace.StormCharge)
 		}
 		d.hintNative(st, l.hinted)
 	}
@@ -159,8 +161,8 @@ func (d *Daemon) askStamps(ctx context.Context, st *state, woken bool, free func
 		if fs == nil || !st.anyPlanted(f) {
 			continue
 		}
-		if ready := fs.looked.budget.stampAt(fs.looked.stamp); woken && !fs.looked.at.IsZero() && !free() && time.Now().Before(ready) {
-			fs.looked.unasked = earliest(fs.looked.unasked, st.looking.evidence)
+		if ready := fs.looked.budget.StampAt(fs.looked.stamp); woken && !fs.looked.at.IsZero() && !free() && time.Now().Before(ready) {
+			fs.looked.unasked = pace.Earliest(fs.looked.unasked, st.looking.evidence)
 			st.looking.plan(ready)
 			continue
 		}
@@ -175,20 +177,20 @@ func (d *Daemon) askStamps(ctx context.Context, st *state, woken bool, free func
 // something was written or, where a stamp is not exact, may have been.
 func (d *Daemon) askStamp(ctx context.Context, st *state, f rules.Family, woken bool) (asked, bool) {
 	fs, l := st.families[f], &st.families[f].looked
-	a := asked{family: f, start: time.Now(), since: earliest(l.unasked, st.looking.evidence)}
+	a := asked{family: f, start: time.Now(), since: pace.Earliest(l.unasked, st.looking.evidence)}
 	cost := d.metered(l.stamp)
 	var err error
 	a.stamp, err = d.cfg.Kernel.Stamp(ctx, f)
 	end := time.Now()
 	a.took = end.Sub(a.start)
 	a.cost = cost(a.took)
-	l.budget.urgent.spend(end, a.cost)
+	l.budget.Urgent.Spend(end, a.cost)
 	if err != nil {
 		d.probeFailed(ctx, fs, f, err, a.took)
 		return a, false
 	}
 	woken, l.unasked = woken || !l.unasked.IsZero(), time.Time{}
-	still := !l.trouble.there() && !l.at.IsZero() && a.stamp == l.stamp
+	still := !l.trouble.There() && !l.at.IsZero() && a.stamp == l.stamp
 	if still && (a.stamp.Exact || !woken && l.unseen.IsZero() && a.start.Sub(l.at) < quietWalk) {
 		if a.stamp.Exact {
 			fs.setKnown(a.start)
@@ -197,7 +199,7 @@ func (d *Daemon) askStamp(ctx context.Context, st *state, f rules.Family, woken 
 		return a, false
 	}
 	if woken || !still {
-		l.unseen = earliest(l.unseen, a.since)
+		l.unseen = pace.Earliest(l.unseen, a.since)
 	}
 	return a, true
 }
@@ -221,7 +223,7 @@ func (d *Daemon) probeUrgent(ctx context.Context, st *state, families []asked) b
 		start, cost := time.Now(), d.metered(a.stamp)
 		result, err := d.cfg.Kernel.ProbeOnly(ctx, f, places)
 		end := time.Now()
-		l.budget.urgent.spend(end, cost(end.Sub(start)))
+		l.budget.Urgent.Spend(end, cost(end.Sub(start)))
 		if err != nil {
 			continue // the probe will show it
 		}
@@ -262,18 +264,18 @@ type probed struct {
 // probe probes all marks of a family; false if it could not, or has to wait for its budget.
 func (d *Daemon) probe(ctx context.Context, st *state, a asked, free func() bool) (probed, bool) {
 	fs, start := st.families[a.family], time.Now()
-	if ready := fs.looked.budget.probeAt(a.stamp); !free() && start.Before(ready) {
+	if ready := fs.looked.budget.ProbeAt(a.stamp); !free() && start.Before(ready) {
 		st.looking.plan(ready)
 		return probed{}, false
 	}
-	st.looking.evidence = earliest(st.looking.evidence, fs.looked.unseen)
+	st.looking.evidence = pace.Earliest(st.looking.evidence, fs.looked.unseen)
 	cost := d.metered(a.stamp)
 	result, err := d.cfg.Kernel.Probe(ctx, a.family, st.marks.current.Places(a.family, d.cfg.Canary))
 	end := time.Now()
 	a.took += end.Sub(start)
 	a.cost += cost(end.Sub(start))
 	if err != nil {
-		fs.looked.budget.walks.spend(end, a.cost)
+		fs.looked.budget.Walks.Spend(end, a.cost)
 		d.probeFailed(ctx, fs, a.family, err, a.took)
 		return probed{}, false
 	}
@@ -286,10 +288,10 @@ func (d *Daemon) judgeProbe(ctx context.Context, st *state, p probed, free func(
 	fs := st.families[f]
 	l := &fs.looked
 	l.stamp, l.urgent, l.at, l.unseen = a.stamp, a.stamp, a.start, time.Time{}
-	if l.trouble.there() {
-		fs.examined.dueAt = latest(p.end, fs.examined.notBefore)
+	if l.trouble.There() {
+		fs.examined.dueAt = pace.Latest(p.end, fs.examined.notBefore)
 	}
-	if l.trouble.over() {
+	if l.trouble.Over() {
 		severity.Notices(klog.FromContext(ctx)).Info("The tables can be looked at again", "family", f)
 	}
 	if d.judgeMarks(st, f, st.marks.current, p.result) {
@@ -299,7 +301,7 @@ func (d *Daemon) judgeProbe(ctx context.Context, st *state, p probed, free func(
 		}
 	}
 	if !free() {
-		l.budget.walks.spend(p.end, a.cost)
+		l.budget.Walks.Spend(p.end, a.cost)
 	}
 	fs.setKnown(a.start)
 	d.cfg.Metrics.ObserveProbe(f, fs.probeResult(), a.took)
@@ -324,7 +326,7 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probe
 		return true
 	}
 	d.openLossNow(st, f, probed.Digest)
-	st.loss.byName = st.loss.byName || d.deletedByName(marks, f, probed)
+	st.loss.byName = st.loss.byName || culprit.DeletedByName(d.cfg.Canary, marks, f, probed)
 	return false
 }
 
@@ -337,7 +339,7 @@ func (d *Daemon) probeFailed(ctx context.Context, fs *familyState, f rules.Famil
 	}
 	d.cfg.Metrics.ObserveProbe(f, metrics.ProbeUnknown, took)
 	fs.setUnknown()
-	if fs.looked.trouble.met(err, time.Now()) {
+	if fs.looked.trouble.Met(err, time.Now()) {
 		klog.FromContext(ctx).Error(err, tablesUnread, "family", f)
 	}
 }

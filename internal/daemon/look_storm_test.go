@@ -3,26 +3,28 @@ package daemon
 import (
 	"testing"
 	"time"
+
+	"github.com/canaryd/canaryd/internal/pace"
 )
 
 // TestLooksInAStorm: 200 hints are answered at once, and those of a storm each 5 ms.
 // After a quiet second they are answered at once again.
 func TestLooksInAStorm(t *testing.T) {
-	l := looking{storm: bucket{share: stormShare}}
+	l := looking{storm: pace.Bucket{Share: pace.StormShare}}
 	now := time.Unix(1e9, 0)
 	storm := func() (looks, atOnce int, longest time.Duration) {
 		var hinted time.Time
 		for end := now.Add(10 * time.Second); now.Before(end); now = now.Add(time.Millisecond) {
 			if now.UnixMilli()%2 == 0 {
 				l.hint(now)
-				hinted = earliest(hinted, now)
+				hinted = pace.Earliest(hinted, now)
 			}
-			if !due(l.at, now) {
+			if !pace.Due(l.at, now) {
 				continue
 			}
 			waited := now.Sub(hinted)
 			longest = max(longest, waited)
-			l.storm.spend(now, stormCharge)
+			l.storm.Spend(now, pace.StormCharge)
 			if !l.begin(now) || l.evidence != hinted {
 				t.Fatalf("a look for a hint of %v has evidence since %v", hinted, l.evidence)
 			}

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/onrequest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
@@ -246,7 +247,7 @@ func TestACleanupOfRulesSaysWhose(t *testing.T) {
 		r.settled()
 		before := r.fake.Save(rules.IPv4)
 		err := r.d.Cleanup(t.Context(), api.CleanupRequest{Rules: true})
-		if !errors.Is(err, ErrWhoseRules) || !strings.Contains(err.Error(), "docker (") {
+		if !errors.Is(err, onrequest.ErrWhoseRules) || !strings.Contains(err.Error(), "docker (") {
 			t.Errorf("a cleanup of everybody's rules ends with %v", err)
 		}
 		if r.fake.Save(rules.IPv4) != before {

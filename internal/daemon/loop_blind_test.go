@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -168,4 +169,29 @@ func (r *rig) followed(tracker *flows) (asked, nudged int) {
 		}
 	}
 	return len(families), nudged
+}
+
+// TestErrorsInTurnsDoNotFillTheLog: the kernel refuses with one reason and another.
+func TestErrorsInTurnsDoNotFillTheLog(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		fail := map[string]func(error){
+			"probes": r.fake.FailProbes, "reads": r.fake.FailReads,
+			"a table": func(err error) { r.fake.DropTableFromReads(rules.IPv4, rules.Nat, err) },
+		}
+		for name, fails := range fail {
+			before := r.logged("could not be ")
+			for i := range 120 {
+				fails(fmt.Errorf("refused, for the reason %d", i%2))
+				r.write(rules.Nat, fmt.Sprintf("-A PREROUTING -s 198.51.100.%d -j ACCEPT", i))
+				r.after(500 * time.Millisecond)
+			}
+			if n := r.logged("could not be ") - before; n < 1 || n > 6 {
+				t.Errorf("%s: the log has %d lines of it in a minute, want one for each family in 30 s", name, n)
+			}
+			fails(nil)
+			r.after(40 * time.Second)
+			r.wantReady()
+		}
+	})
 }

@@ -14,6 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/baseline"
+	"github.com/canaryd/canaryd/internal/copies"
+	"github.com/canaryd/canaryd/internal/drill"
+	"github.com/canaryd/canaryd/internal/nativestore"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/sdnotify"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -150,7 +155,7 @@ func situations() map[string]situation {
 	return map[string]situation{
 		"end the pause": now(func(st *state) *time.Time { return &st.pause.until }),
 		"end a drill that is not answered": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
-			st.drill = &drill{by: time.Now(), done: make(chan struct{})}
+			st.drills.Under = &drill.Drill{By: time.Now(), Done: make(chan struct{})}
 		},
 		"judge what the last run left": func(t *testing.T, d *Daemon, st *state, fake *iptablestest.Fake) {
 			must(t, fake.Flush(rules.IPv4, rules.Nat, ""))
@@ -158,7 +163,7 @@ func situations() map[string]situation {
 			st.suspicion = &suspicion{
 				remains: reload.Remains{Identity: identity(iptables.NFT), ID: "0123456789ab", Generation: st.want()},
 				todo:    map[rules.TableID]bool{rules.IPv4.Table(rules.Nat): true},
-				read:    map[rules.Family]bool{}, retry: retry{at: time.Now()},
+				read:    map[rules.Family]bool{}, retry: pace.Retry{At: time.Now()},
 			}
 		},
 		"look": now(func(st *state) *time.Time { return &st.looking.at }),
@@ -170,7 +175,7 @@ func situations() map[string]situation {
 		"examine":                        ipv4(func(fs *familyState) *time.Time { return &fs.examined.dueAt }),
 		"ask kube-proxy for a full sync": ipv4(func(fs *familyState) *time.Time { return &fs.proxy.askAt }),
 		"plant": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
-			st.marks.current, st.marks.retry.at = nil, time.Now()
+			st.marks.current, st.marks.retry.At = nil, time.Now()
 		},
 		"keep connections": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) { st.generation.edition++ },
 		"follow with the standby": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
@@ -183,9 +188,9 @@ func situations() map[string]situation {
 			st.families[rules.IPv4].tables[rules.Nat].verdict = "emptied"
 		},
 		"shut the standby": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
-			_, err := d.cfg.Standby.Table.Gate(StandbyWant{ID: rules.IPv4.Table(rules.Nat)}, OpenGate)
+			_, err := d.cfg.Standby.Table.Gate(copies.Want{ID: rules.IPv4.Table(rules.Nat)}, copies.Open)
 			must(t, err)
-			st.standby[rules.IPv4.Table(rules.Nat)].gate.opened = time.Now()
+			st.standby[rules.IPv4.Table(rules.Nat)].gate.Opened = time.Now()
 		},
 		"look at native tables before the heal": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
 			d.cfg.Native.Kernel.(*fakeNative).flushRuleset()
@@ -201,9 +206,9 @@ func situations() map[string]situation {
 			d.loseNative(st, proxyTable)
 		},
 		"shut the standby" + ofNative: func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
-			_, err := d.cfg.Standby.Table.Gate(StandbyWant{ID: proxyTable, Native: NativeWant{Table: st.native.tables[proxyTable].want}}, OpenGate)
+			_, err := d.cfg.Standby.Table.Gate(copies.Want{ID: proxyTable, Native: copies.Native{Table: st.native.tables[proxyTable].want}}, copies.Open)
 			must(t, err)
-			st.standby[proxyTable].gate.opened = time.Now()
+			st.standby[proxyTable].gate.Opened = time.Now()
 		},
 		"apply the declaration": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			own := rules.Section{Chains: []rules.Chain{{Name: "OPS", Rules: []rules.Rule{{Spec: "-j RETURN", Target: "RETURN"}}}}}
@@ -212,9 +217,9 @@ func situations() map[string]situation {
 				Claims:     func(chain string) bool { return chain == "OPS" },
 			}, time.Now())
 		},
-		"empty the quarantine":                now(func(st *state) *time.Time { return &st.quarantine.retry.at }),
+		"empty the quarantine":                now(func(st *state) *time.Time { return &st.quarantine.retry.At }),
 		"remove doubled jumps":                ipv4(func(fs *familyState) *time.Time { return &fs.undoubleAt }),
-		"remove what pods that are gone left": now(func(st *state) *time.Time { return &st.pods.removeAt }),
+		"remove what pods that are gone left": now(func(st *state) *time.Time { return &st.pods.RemoveAt }),
 		"renew the marks": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			fs := st.families[rules.IPv4]
 			fs.rotation.at, fs.rotation.by = time.Now(), time.Now()
@@ -229,10 +234,10 @@ func situations() map[string]situation {
 			st.generation.edition++
 		},
 		"compare with the baseline": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
-			st.baseline = baseline{taken: true, base: rules.NewBaseline(nil)}
+			st.baseline = baseline.Known{Base: rules.NewBaseline(nil)}
 		},
 		"drill by schedule": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
-			d.cfg.DrillEvery, st.drillAt = period, time.Now()
+			d.cfg.DrillEvery, st.drills.At = period, time.Now()
 		},
 		"look at native tables": now(func(st *state) *time.Time { return &st.native.lookAt }),
 		"heal native tables": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
@@ -261,7 +266,7 @@ func situations() map[string]situation {
 				t.Fatal("there is nothing to be held")
 			}
 			d.hold(st, st.native.tables[proxyTable], r.Held())
-			st.native.readmit.at = time.Now()
+			st.native.readmit.At = time.Now()
 		},
 		"rehearse native tables": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
 			d.cfg.Native.Rehearse = func(*native.Table) error { return errNativeBroken }
@@ -270,7 +275,7 @@ func situations() map[string]situation {
 		"plant witnesses":    now(func(st *state) *time.Time { return &st.native.plantAt }),
 		"save native tables": now(func(st *state) *time.Time { return &st.native.disk.saveAt }),
 		"save":               now(func(st *state) *time.Time { return &st.disk.saveAt }),
-		"give memory back":   now(func(st *state) *time.Time { return &st.memory.freeAt }),
+		"give memory back":   now(func(st *state) *time.Time { return &st.memory.FreeAt }),
 	}
 }
 
@@ -362,7 +367,7 @@ func choresWorld(t *testing.T, backend iptables.Backend) (*Daemon, world) {
 	w.standby = newFakeStandby(w.fake)
 	w.standby.native = newFakeNativeStandby(w.guarded)
 	return configure(t, w.fake, setup{store: openStore(t, dir, identity(backend)), keeper: w.keeper, standby: w.standby, guarded: w.guarded,
-		nativeStandby: w.standby.native, nativeStore: &NativeStore{path: dir + "/native.json"}}).d, w
+		nativeStandby: w.standby.native, nativeStore: nativestore.New(dir, nativestore.Identity{})}).d, w
 }
 
 // tryChore does a chore while that fails, and returns how often the chore asked what may fail.
@@ -371,7 +376,7 @@ func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situa
 	log := &logText{}
 	ctx, st := log.context(t.Context(), 1), d.newState()
 	st.mode = api.Heal
-	st.looking.at, st.marks.retry.at = time.Now(), time.Now()
+	st.looking.at, st.marks.retry.At = time.Now(), time.Now()
 	for range 200 { // it begins as in Run
 		if c := d.next(st); c != nil {
 			c.do(ctx, st)
@@ -392,11 +397,11 @@ func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situa
 		fails.fail(t, w)
 	}
 	c := &d.chores[slices.IndexFunc(d.chores, func(c chore) bool { return c.name == name })]
-	if now := time.Now(); !due(c.dueAt(st), now) {
+	if now := time.Now(); !pace.Due(c.dueAt(st), now) {
 		t.Fatalf("%q is not due", name)
 	}
 	c.do(ctx, st)
-	if at := c.dueAt(st); due(at, time.Now()) {
+	if at := c.dueAt(st); pace.Due(at, time.Now()) {
 		t.Errorf("%q is due at %s after it was done, which is now", name, at)
 	}
 	// Nor do chores make each other due without end.

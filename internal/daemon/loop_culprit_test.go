@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -156,7 +157,7 @@ func TestManyCulpritsInAList(t *testing.T) {
 		"iptables, pid 7 (+1)": {one, {PID: 7}, {PID: 8}},
 	} {
 		f := api.Flush{Culprits: list}
-		settleCulprit(&f)
+		flushes.SettleCulprit(&f)
 		if got := f.ByText(); got != want {
 			t.Errorf("%+v: %q, want %q", list, got, want)
 		}
@@ -179,14 +180,6 @@ func TestLegacyReaderIsNoCulprit(t *testing.T) {
 			t.Errorf("the culprit is %+v of %+v", record.Culprits, record.Writers)
 		}
 	})
-	for command, want := range map[string]bool{
-		"": false, "iptables -t nat -F": false, "iptables-restore -w 5": false, "sh -c iptables -S": false, "nft -S": false,
-		"/sbin/ip6tables-legacy -C INPUT -j ACCEPT": true, "iptables-legacy-save -t nat": true, "iptables-save": true, "iptables --list": true,
-	} {
-		if got := onlyReads(command); got != want {
-			t.Errorf("%q only reads: %t, want %t", command, got, want)
-		}
-	}
 }
 
 // TestLegacyHolders: a syncing owner holds the lock after the flusher. The kernel does not say

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
 )
@@ -82,7 +83,7 @@ func TestAFailingReplaySaysWhy(t *testing.T) {
 				r.after(20 * time.Second)
 				r.wantFailing(tt.reason, tt.advice)
 				over()
-				r.after(2 * lastTry)
+				r.after(2 * pace.LastTry)
 				r.wantBack(before, left)
 				r.wantNoFailing()
 			})

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -40,8 +41,8 @@ func TestAnEmptyTableThatIsDeletedMakesNoRecord(t *testing.T) {
 				}
 				r.after(time.Minute)
 				list := r.d.Status().Flushes
-				if tt.want != (len(list) > 0) || len(list) > foldFrom {
-					t.Errorf("%d records, want some %t, %d at most: %+v", len(list), tt.want, foldFrom, list)
+				if tt.want != (len(list) > 0) || len(list) > flushes.FoldFrom {
+					t.Errorf("%d records, want some %t, %d at most: %+v", len(list), tt.want, flushes.FoldFrom, list)
 				}
 				r.wantReady()
 				if n := strings.Count(r.log.String(), "\n"); n > 60 {
@@ -61,10 +62,10 @@ func withoutRules(t *native.Table) *native.Table {
 }
 
 // TestFlushesThatFollowFold: the same process flushes the same tables every two seconds. The
-// history has foldFrom records, and the newest of them counts the others, on disk too; another
+// history has FoldFrom records, and the newest of them counts the others, on disk too; another
 // process's flush has a record of its own.
 func TestFlushesThatFollowFold(t *testing.T) {
-	const flushes = 40
+	const times = 40
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()
 		r := start(t, backend, setup{journal: dir})
@@ -72,12 +73,12 @@ func TestFlushesThatFollowFold(t *testing.T) {
 			must(t, r.fake.As(4242, comm).Flush(rules.IPv4, rules.Nat, ""))
 			r.after(2 * time.Second)
 		}
-		for range flushes {
+		for range times {
 			flush("iptables")
 		}
 		flush("other")
 		r.after(2 * time.Minute)
-		want := foldFrom
+		want := flushes.FoldFrom
 		if backend == iptables.NFT { // the kernel says who it was
 			want++
 		}
@@ -90,7 +91,7 @@ func TestFlushesThatFollowFold(t *testing.T) {
 			t.Fatalf("no record counts the others: %+v", list)
 		}
 		counts := list[i]
-		if n := flushes + 1 - want; counts.Repeated.Times != n || counts.Repeated.MostAbsentSeconds == 0 || counts.Outcome != reload.Proved {
+		if n := times + 1 - want; counts.Repeated.Times != n || counts.Repeated.MostAbsentSeconds == 0 || counts.Outcome != reload.Proved {
 			t.Errorf("%s: %+v, want %d more", counts.Outcome, counts.Repeated, n)
 		}
 		if got := r.full(fmt.Sprintf("%x", counts.Repeated.Last.UnixMicro())); got.Flush.ID != counts.ID {
@@ -136,7 +137,7 @@ func TestAFlushThatLastsDoesNotFold(t *testing.T) {
 				p, end := r.reported()
 				defer end()
 				flush := func() { must(t, r.fake.As(4242, "iptables").Bypassing().Flush(rules.IPv4, rules.Nat, "")) }
-				for range foldFrom + 2 {
+				for range flushes.FoldFrom + 2 {
 					flush()
 					r.after(2 * time.Second)
 				}

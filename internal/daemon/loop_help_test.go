@@ -25,6 +25,8 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/nativestore"
+	"github.com/canaryd/canaryd/internal/pods"
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/internal/testkit/testlog"
@@ -103,7 +105,7 @@ type setup struct {
 	// rehearse says whether the kernel would take one of them again; nil: that is not asked.
 	rehearse func(*native.Table) error
 	// nativeStore keeps them; nil: nothing does.
-	nativeStore *NativeStore
+	nativeStore *nativestore.Store
 	// leftOut names the chains that are left out; nil: none are.
 	leftOut func() []iptables.LeftOut
 	// settle is --settle; 0 is its default.
@@ -123,7 +125,7 @@ type setup struct {
 	// listenRequired is --metrics-required.
 	listenRequired bool
 	// attachments are libcni's files; nil is that nothing reads them.
-	attachments Attachments
+	attachments pods.Attachments
 	// elsewhere opens the other backend; nil is that it cannot be.
 	elsewhere func(context.Context, iptables.Backend) (Reader, func(), error)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/journal"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -39,7 +40,7 @@ func TestARecordEndsWithItsLastRule(t *testing.T) {
 				}
 				r.after(time.Minute)
 				must(t, r.fake.RestoreNoflush(rules.IPv4, test.write))
-				r.after(lastTry + time.Second)
+				r.after(pace.LastTry + time.Second)
 				r.wantQuarantine(0)
 				f := r.d.Status().Flushes[0]
 				whole := test.want == reload.Proved

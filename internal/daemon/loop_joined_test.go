@@ -8,6 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -49,7 +51,7 @@ func TestARecordGoesOnOverARestart(t *testing.T) {
 
 				r := run(t, first.fake, setup{store: openStore(t, dir, identity(backend)), journal: records})
 				must(t, errorOf(r.d.Resume(t.Context())))
-				r.after(2 * lastTry)
+				r.after(2 * pace.LastTry)
 				r.wantBack(before, left)
 				list := r.d.Status().Flushes
 				if len(list) != 1 {
@@ -107,7 +109,7 @@ func TestARecordDoesNotGoOnInAnotherFlush(t *testing.T) {
 				for range 2 { // the second run reads what the first has written
 					r := node(func(s setup) *rig { return run(t, first.fake, s) })
 					must(t, errorOf(r.d.Resume(t.Context())))
-					r.after(2 * lastTry)
+					r.after(2 * pace.LastTry)
 					var got []api.Outcome
 					for _, f := range r.d.Status().Flushes {
 						got = append(got, f.Outcome)
@@ -119,7 +121,7 @@ func TestARecordDoesNotGoOnInAnotherFlush(t *testing.T) {
 				}
 				must(t, first.fake.Flush(rules.IPv4, rules.Nat, ""))
 				r := node(func(s setup) *rig { return run(t, first.fake, s) })
-				r.after(2 * lastTry)
+				r.after(2 * pace.LastTry)
 				if got := r.d.Status().Flushes[0]; got.ID == was.ID || got.Outcome != reload.Proved {
 					t.Errorf("a later flush goes on in the closed record: %+v", got)
 				}
@@ -133,7 +135,7 @@ func TestANativeRecordGoesOnOverARestart(t *testing.T) {
 	for _, mode := range []api.Mode{api.Observe, api.Heal} {
 		t.Run(string(mode), func(t *testing.T) {
 			dir, records := t.TempDir(), t.TempDir()
-			nativeNode(t, setup{nativeStore: &NativeStore{path: dir + "/native.json"}, journal: records, mode: mode}, func(t *testing.T, r *rig, k *fakeNative) {
+			nativeNode(t, setup{nativeStore: nativestore.New(dir, nativestore.Identity{}), journal: records, mode: mode}, func(t *testing.T, r *rig, k *fakeNative) {
 				r.after(10 * time.Second)
 				if mode == api.Heal {
 					must(t, errorOf(r.d.Pause(t.Context(), api.PauseRequest{Seconds: 3600})))
@@ -144,9 +146,9 @@ func TestANativeRecordGoesOnOverARestart(t *testing.T) {
 				r.stop()
 				time.Sleep(30 * time.Second)
 
-				n := run(t, r.fake, setup{guarded: k, nativeStore: &NativeStore{path: dir + "/native.json"}, journal: records})
+				n := run(t, r.fake, setup{guarded: k, nativeStore: nativestore.New(dir, nativestore.Identity{}), journal: records})
 				must(t, errorOf(n.d.Resume(t.Context())))
-				n.after(2 * lastTry)
+				n.after(2 * pace.LastTry)
 				got := n.wantOneFlush("emptied", reload.Proved)
 				if got.ID != was.ID || got.AbsentSeconds < 40 || !got.AbsentAtMost || got.Lost.Rules != was.Lost.Rules || len(got.Native) != 1 {
 					t.Errorf("the record is %+v, and was %+v", got, was)

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
@@ -222,7 +223,7 @@ func TestKeeperIsRefused(t *testing.T) {
 					t.Errorf("logged %d times, want once for each family:\n%s", n, r.log)
 				}
 				k.fail(nil)
-				r.after(makeAgain)
+				r.after(pace.MakeAgain)
 				r.wantKeeper(k, api.KeeperKept, rules.Families()...)
 			})
 		})

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -16,7 +17,7 @@ func everyTable(tableid.TableID) bool { return true }
 // TestNativeStoredImmune: while no canaryd runs, one process has made a stored table its own. That
 // table is intact, and costs no other its way back.
 func TestNativeStoredImmune(t *testing.T) {
-	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 		r.stop()
 		k.flushRuleset()
 		owned := tableOf(dockerTable, "o")
@@ -47,21 +48,21 @@ func TestNativeStoredUnknown(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		noKernel bool
-		identity func(*NativeIdentity)
+		identity func(*nativestore.Identity)
 		protects func(tableid.TableID) bool
 		want     string // the error; "" if there is none
 	}{
-		{"the kernel has no nf_tables", true, func(*NativeIdentity) {}, everyTable, errNoNFTables.Error()},
-		{"nor is any table protected", true, func(*NativeIdentity) {}, none, ""},
-		{"another boot", false, func(i *NativeIdentity) { i.BootID = "later" }, everyTable, `boot "b", here "later"`},
-		{"another network namespace", false, func(i *NativeIdentity) { i.NetNS = "m" }, everyTable, `network namespace "n", here "m"`},
+		{"the kernel has no nf_tables", true, func(*nativestore.Identity) {}, everyTable, nativestore.ErrNoNFTables.Error()},
+		{"nor is any table protected", true, func(*nativestore.Identity) {}, none, ""},
+		{"another boot", false, func(i *nativestore.Identity) { i.BootID = "later" }, everyTable, `boot "b", here "later"`},
+		{"another network namespace", false, func(i *nativestore.Identity) { i.NetNS = "m" }, everyTable, `network namespace "n", here "m"`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 				generation := r.present(proxyTable)
 				r.stop()
 				k.flushRuleset()
-				test.identity(&store.identity)
+				test.identity(&store.Identity)
 				var kernel NativeKernel = k
 				if test.noKernel {
 					kernel = nil

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -111,7 +112,7 @@ func TestNativeRestoreEndsStale(t *testing.T) {
 // from putting them back.
 func TestNativeDryRestoreFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k, store := newFakeNative(tableOf(proxyTable, "a", "b")), &NativeStore{path: t.TempDir() + "/native.json"}
+		k, store := newFakeNative(tableOf(proxyTable, "a", "b")), nativestore.New(t.TempDir(), nativestore.Identity{})
 		r := start(t, iptables.NFT, setup{guarded: k, nativeStore: store})
 		time.Sleep(time.Minute)
 		r.stop()
@@ -134,7 +135,7 @@ func TestNativeDryRestoreFirst(t *testing.T) {
 // that the node lacks, and the reply names them.
 func TestNativeRestoreStoredDevices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k, store := newFakeNative(tableOf(proxyTable, "a", "b")), &NativeStore{path: t.TempDir() + "/native.json"}
+		k, store := newFakeNative(tableOf(proxyTable, "a", "b")), nativestore.New(t.TempDir(), nativestore.Identity{})
 		r := start(t, iptables.NFT, setup{guarded: k, nativeStore: store})
 		time.Sleep(time.Minute)
 		r.stop()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -15,7 +16,7 @@ import (
 
 // openNative is open with the store of native tables.
 func (f *fullDisk) openNative() setup {
-	return setup{store: f.open(), nativeStore: &NativeStore{path: filepath.Join(f.dir, nativeFile), identity: NativeIdentity{BootID: f.id.BootID, NetNS: "n", Release: "6.18"}}}
+	return setup{store: f.open(), nativeStore: nativestore.New(f.dir, nativestore.Identity{BootID: f.id.BootID, NetNS: "n", Release: "6.18"})}
 }
 
 // TestOlderNativeGeneration: what was in force of native tables could not be kept, and canaryd is

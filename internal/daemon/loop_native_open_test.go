@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -96,7 +97,7 @@ func TestNativePartLostBetweenRuns(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store := &NativeStore{path: t.TempDir() + "/native.json", identity: NativeIdentity{BootID: "b"}}
+				store := nativestore.New(t.TempDir(), nativestore.Identity{BootID: "b"})
 				k := wordNode()
 				r := start(t, iptables.NFT, setup{guarded: k, nativeStore: store})
 				r.after(2 * time.Second)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -215,7 +216,7 @@ func TestANativeQuarantineSurvivesARestart(t *testing.T) {
 	for _, flushed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("flushed between them: %t", flushed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				k, store := newFakeNative(tableOf(proxyTable, "a", "b")), &NativeStore{path: t.TempDir() + "/native.json"}
+				k, store := newFakeNative(tableOf(proxyTable, "a", "b")), nativestore.New(t.TempDir(), nativestore.Identity{})
 				r := start(t, iptables.NFT, setup{guarded: k, nativeStore: store})
 				r.after(time.Minute)
 				k.with(func() { k.refusesRule = "b" })

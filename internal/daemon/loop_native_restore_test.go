@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -113,7 +114,7 @@ func TestNativeRestoreFails(t *testing.T) {
 		})
 		r.settled()
 		r.wantNotReady("ip kube-proxy is disabled")
-		r.restoreNatively(false, restoredRow(reload.Failed, errOwnersNewer.Error()))
+		r.restoreNatively(false, restoredRow(reload.Failed, nativestore.ErrOwnersNewer.Error()))
 
 		k.again(tableOf(proxyTable, "a", "b"))
 		r.settled()
@@ -149,7 +150,7 @@ func TestNativeRestoreStored(t *testing.T) {
 			{"flush table", func(k *fakeNative) { k.flushTable(proxyTable) }, restoredRow(reload.Proved, ""), "emptied"},
 			{"its owner wrote another", func(k *fakeNative) { k.again(tableOf(proxyTable, "z")) }, nil, "changed"},
 		} {
-			k, store := newFakeNative(tableOf(proxyTable, "a", "b")), &NativeStore{path: t.TempDir() + "/native.json"}
+			k, store := newFakeNative(tableOf(proxyTable, "a", "b")), nativestore.New(t.TempDir(), nativestore.Identity{})
 			r := start(t, iptables.NFT, setup{guarded: k, nativeStore: store})
 			time.Sleep(time.Minute)
 			r.stop()
@@ -188,21 +189,21 @@ func TestNativeRestoredAloneThenDeleted(t *testing.T) {
 	all := func(tableid.TableID) bool { return true }
 	for _, test := range []struct {
 		name    string
-		restore func(r *rig, k *fakeNative, store *NativeStore, generation string) []api.NativeRestored
+		restore func(r *rig, k *fakeNative, store *nativestore.Store, generation string) []api.NativeRestored
 	}{
-		{"a generation", func(r *rig, k *fakeNative, store *NativeStore, generation string) []api.NativeRestored {
+		{"a generation", func(r *rig, k *fakeNative, store *nativestore.Store, generation string) []api.NativeRestored {
 			reply, _, err := store.RestoreGeneration(r.t.Context(), k, all, api.RestoreRequest{Generation: generation})
 			must(r.t, err)
 			return reply.Native
 		}},
-		{"what is lost", func(r *rig, k *fakeNative, store *NativeStore, _ string) []api.NativeRestored {
+		{"what is lost", func(r *rig, k *fakeNative, store *nativestore.Store, _ string) []api.NativeRestored {
 			rows, err := store.RestoreStored(k, func(id tableid.TableID) bool { return id == proxyTable }, false)
 			must(r.t, err)
 			return rows
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 				generation := r.present(proxyTable)
 				r.stop()
 				k.flushRuleset()

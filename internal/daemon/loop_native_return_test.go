@@ -12,17 +12,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
-	"github.com/canaryd/canaryd/internal/private"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // storedNode is nativeNode with a state folder, in which the generations of now are stored.
-func storedNode(t *testing.T, body func(t *testing.T, r *rig, k *fakeNative, store *NativeStore)) {
+func storedNode(t *testing.T, body func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store)) {
 	t.Helper()
-	store := &NativeStore{path: t.TempDir() + "/native.json", identity: NativeIdentity{BootID: "b", NetNS: "n", Release: "6.18"}}
+	store := nativestore.New(t.TempDir(), nativestore.Identity{BootID: "b", NetNS: "n", Release: "6.18"})
 	nativeNode(t, setup{nativeStore: store}, func(t *testing.T, r *rig, k *fakeNative) {
 		r.after(2 * time.Second)
 		body(t, r, k, store)
@@ -55,7 +54,7 @@ func (r *rig) storedIDs(id tableid.TableID) (ids []string) {
 // sees what is in an older one, what bringing it back would change, has to agree to what that takes
 // away, and has it then: no other table changes, it is guarded, and the way back is named.
 func TestNativeGenerationRestored(t *testing.T) {
-	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, _ *NativeStore) {
+	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, _ *nativestore.Store) {
 		first := r.present(proxyTable)
 		k.sync(tableOf(proxyTable, "a", "c"))
 		r.after(10 * time.Second)
@@ -90,8 +89,8 @@ func TestNativeGenerationRestored(t *testing.T) {
 		must(t, err)
 		reply, err = r.d.Restore(t.Context(), api.RestoreRequest{Generation: first, Agreed: dry.Agreement()})
 		must(t, err)
-		if !reply.Proved() || reply.Undo != nativeID(third.Digest()) {
-			t.Errorf("the reply is %+v, want proved, and %s as the way back", reply, nativeID(third.Digest()))
+		if !reply.Proved() || reply.Undo != nativestore.IDOf(third.Digest()) {
+			t.Errorf("the reply is %+v, want proved, and %s as the way back", reply, nativestore.IDOf(third.Digest()))
 		}
 		r.wantLog(`"Restored on request" generation="` + first + `" table="ip kube-proxy" detail="" undo="` + reply.Undo + `"`)
 		k.wantNative(t, tableOf(proxyTable, "a", "b"))
@@ -127,7 +126,7 @@ func TestNativeGenerationOfALostTable(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, _ *NativeStore) {
+			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, _ *nativestore.Store) {
 				id := r.present(proxyTable)
 				do(r, k)
 				r.settled()
@@ -153,7 +152,7 @@ func TestNativeGenerationOfALostTable(t *testing.T) {
 // TestNativeGenerationRefused: what was made elsewhere, or is refused by the kernel, is not put
 // into force, and each answer says why.
 func TestNativeGenerationRefused(t *testing.T) {
-	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 		id := r.present(proxyTable)
 		k.sync(tableOf(proxyTable, "z"))
 		r.after(10 * time.Second)
@@ -161,15 +160,15 @@ func TestNativeGenerationRefused(t *testing.T) {
 		must(t, err)
 		agreed := api.RestoreRequest{Generation: id, Agreed: dry.Agreement()}
 
-		elsewhere := store.identity
-		store.identity.Release = "6.19"
+		elsewhere := store.Identity
+		store.Identity.Release = "6.19"
 		if _, err := r.d.Restore(t.Context(), agreed); err == nil || !strings.Contains(err.Error(), `kernel "6.18", here "6.19"`) {
 			t.Errorf("of another kernel: %v", err)
 		}
 		if text, err := r.d.Render(t.Context(), api.RenderRequest{Generation: id}); err != nil || !strings.Contains(text, "# canaryd does not restore it here: ") {
 			t.Errorf("of another kernel it is rendered as\n%s%v", text, err)
 		}
-		store.identity = elsewhere
+		store.Identity = elsewhere
 
 		k.with(func() { k.refuses[proxyTable] = true })
 		reply, err := r.d.Restore(t.Context(), agreed)
@@ -192,7 +191,7 @@ func TestNativeGenerationRefused(t *testing.T) {
 // TestNativeGenerationsKept: five of each table are kept, and the present one of each. One that was
 // tampered with is refused, and costs no other.
 func TestNativeGenerationsKept(t *testing.T) {
-	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 		var ids []string
 		for _, rule := range []string{"1", "2", "3", "4", "5", "6", "7"} {
 			k.sync(tableOf(proxyTable, rule))
@@ -200,21 +199,21 @@ func TestNativeGenerationsKept(t *testing.T) {
 			ids = append(ids, r.present(proxyTable))
 		}
 		slices.Reverse(ids)
-		if d := cmp.Diff(ids[:nativeKeptEach], r.storedIDs(proxyTable)); d != "" {
+		if d := cmp.Diff(ids[:5], r.storedIDs(proxyTable)); d != "" {
 			t.Errorf("stored generations (-want +got):\n%s", d)
 		}
 		if n := len(r.storedIDs(dockerTable)); n != 1 {
 			t.Errorf("%d generations of the other table", n)
 		}
-		text, err := os.ReadFile(store.file(ids[1]))
+		text, err := os.ReadFile(filepath.Join(filepath.Dir(store.Path()), "native", ids[1]+".json"))
 		must(t, err)
-		must(t, os.WriteFile(store.file(ids[1]), []byte(strings.Replace(string(text), `"Name":"services"`, `"Name":"servicez"`, 1)), 0o600))
+		must(t, os.WriteFile(filepath.Join(filepath.Dir(store.Path()), "native", ids[1]+".json"), []byte(strings.Replace(string(text), `"Name":"services"`, `"Name":"servicez"`, 1)), 0o600))
 		if _, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: ids[1]}); err == nil || !strings.Contains(err.Error(), "corrupt") {
 			t.Errorf("a generation that was tampered with: %v", err)
 		}
 		r.stop() // which writes a file that is gone again
-		must(t, os.Remove(store.file(ids[0])))
-		if _, err := store.load(); !errors.Is(err, reload.ErrNothingStored) {
+		must(t, os.Remove(filepath.Join(filepath.Dir(store.Path()), "native", ids[0]+".json")))
+		if _, err := store.Load(); !errors.Is(err, reload.ErrNothingStored) {
 			t.Errorf("the present generation is gone: %v", err)
 		}
 	})
@@ -223,7 +222,7 @@ func TestNativeGenerationsKept(t *testing.T) {
 // TestNativeGenerationRestoredAlone: without a daemon an older generation is put into force, and
 // the next start takes it for what ought to be.
 func TestNativeGenerationRestoredAlone(t *testing.T) {
-	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 		first := r.present(proxyTable)
 		k.sync(tableOf(proxyTable, "c"))
 		r.after(10 * time.Second)
@@ -237,7 +236,7 @@ func TestNativeGenerationRestoredAlone(t *testing.T) {
 		if must(t, err); !reply.Proved() || reply.Undo == "" {
 			t.Errorf("the reply is %+v", reply)
 		}
-		kept, err := os.ReadFile(filepath.Join(filepath.Dir(store.path), "journal.jsonl"))
+		kept, err := os.ReadFile(filepath.Join(filepath.Dir(store.Path()), "journal.jsonl"))
 		if must(t, err); !strings.Contains(string(kept), `"about":"requested: ip kube-proxy removed; by `) {
 			t.Errorf("the journal has\n%s", kept)
 		}
@@ -250,7 +249,7 @@ func TestNativeGenerationRestoredAlone(t *testing.T) {
 		k.wantNative(t, tableOf(dockerTable, "c"))
 		next.wantReady()
 		none := func(tableid.TableID) bool { return false }
-		if _, _, err := store.RestoreGeneration(t.Context(), k, none, api.RestoreRequest{Generation: first}); !errors.Is(err, errNotProtected) {
+		if _, _, err := store.RestoreGeneration(t.Context(), k, none, api.RestoreRequest{Generation: first}); !errors.Is(err, nativestore.ErrNotProtected) {
 			t.Errorf("a table that is not protected: %v", err)
 		}
 	})
@@ -259,11 +258,11 @@ func TestNativeGenerationRestoredAlone(t *testing.T) {
 // TestNativeGenerationWithoutItsDevices: a generation that came back less devices that the node
 // lacks is not called proved, and is guarded as it is now.
 func TestNativeGenerationWithoutItsDevices(t *testing.T) {
-	ways := map[string]func(r *rig, k *fakeNative, store *NativeStore, asked api.RestoreRequest) (api.RestoreReply, error){
-		"with a daemon": func(r *rig, _ *fakeNative, _ *NativeStore, asked api.RestoreRequest) (api.RestoreReply, error) {
+	ways := map[string]func(r *rig, k *fakeNative, store *nativestore.Store, asked api.RestoreRequest) (api.RestoreReply, error){
+		"with a daemon": func(r *rig, _ *fakeNative, _ *nativestore.Store, asked api.RestoreRequest) (api.RestoreReply, error) {
 			return r.d.Restore(r.t.Context(), asked)
 		},
-		"without one": func(r *rig, k *fakeNative, store *NativeStore, asked api.RestoreRequest) (api.RestoreReply, error) {
+		"without one": func(r *rig, k *fakeNative, store *nativestore.Store, asked api.RestoreRequest) (api.RestoreReply, error) {
 			r.stop()
 			reply, _, err := store.RestoreGeneration(r.t.Context(), k, func(tableid.TableID) bool { return true }, asked)
 			return reply, err
@@ -271,7 +270,7 @@ func TestNativeGenerationWithoutItsDevices(t *testing.T) {
 	}
 	for name, restored := range ways {
 		t.Run(name, func(t *testing.T) {
-			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 				first := r.present(proxyTable)
 				k.sync(tableOf(proxyTable, "a", "b", "c"))
 				r.after(10 * time.Second)
@@ -280,7 +279,7 @@ func TestNativeGenerationWithoutItsDevices(t *testing.T) {
 				k.with(func() { k.lacking = []string{"eth9"} })
 				reply, err := restored(r, k, store, api.RestoreRequest{Generation: first, Agreed: dry.Agreement()})
 				must(t, err)
-				want := nativeOutcome(tableOf(proxyTable, "a", "b"), reload.Partial, devicesLeft([]string{"eth9"}))
+				want := nativestore.Outcome(tableOf(proxyTable, "a", "b"), reload.Partial, nativestore.DevicesLeft([]string{"eth9"}))
 				if d := cmp.Diff([]api.NativeRestored{want}, reply.Native); d != "" || reply.Proved() || reply.Undo == "" {
 					t.Errorf("%+v (-want +got):\n%s", reply, d)
 				}
@@ -295,30 +294,5 @@ func TestNativeGenerationWithoutItsDevices(t *testing.T) {
 				k.wantNative(t, stands)
 			})
 		})
-	}
-}
-
-// TestNativeKilledWhileSaving: whatever was written when canaryd is killed, what the older file
-// names is there.
-func TestNativeKilledWhileSaving(t *testing.T) {
-	store := &NativeStore{path: filepath.Join(t.TempDir(), "native.json")}
-	row := func(t *native.Table) storedNativeTable {
-		return storedNativeTable{Verdict: native.Intact, generation: generationOf(t, t.Digest(), reload.MadeAtStart, time.Unix(7, 0), time.Hour)}
-	}
-	old, next := tableOf(proxyTable, "a"), tableOf(proxyTable, "b")
-	must(t, store.save(storedNative{Tables: []storedNativeTable{row(old)}}))
-	must(t, store.keep(row(next).generation)) // and killed
-	left := filepath.Join(store.folder(), ".7"+private.Unfinished)
-	must(t, os.WriteFile(left, []byte("{"), 0o600))
-	stored, err := (&NativeStore{path: store.path}).load()
-	must(t, err)
-	if d := cmp.Diff(old, stored.Tables[0].generation.Table); d != "" {
-		t.Errorf("the table (-want +got):\n%s", d)
-	}
-	last := storedNative{Tables: []storedNativeTable{row(next)}}
-	must(t, store.save(last))
-	must(t, store.prune(last))
-	if _, err := os.Stat(left); err == nil {
-		t.Error("what the killed process left is there still")
 	}
 }

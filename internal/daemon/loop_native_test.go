@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -327,7 +328,7 @@ func TestNativeRestarts(t *testing.T) {
 		{"owner's own", func(k *fakeNative) { k.again(tableOf(proxyTable, "a", "b")) }, time.Hour, "", true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			store := &NativeStore{path: t.TempDir() + "/native.json"}
+			store := nativestore.New(t.TempDir(), nativestore.Identity{})
 			nativeNode(t, setup{nativeStore: store}, func(t *testing.T, r *rig, k *fakeNative) {
 				r.stop()
 				test.do(k)
@@ -359,14 +360,14 @@ func TestNativeRestarts(t *testing.T) {
 // TestNativeConfirmedAfterARestart: nothing changes after a restart, and the disk has all the same
 // that the tables are in force: a kill an hour later is no hour in which that was not known.
 func TestNativeConfirmedAfterARestart(t *testing.T) {
-	store := &NativeStore{path: t.TempDir() + "/native.json"}
+	store := nativestore.New(t.TempDir(), nativestore.Identity{})
 	nativeNode(t, setup{nativeStore: store}, func(t *testing.T, r *rig, k *fakeNative) {
 		r.after(5 * time.Second)
 		r.stop()
 		k.Hear(0)
 		r = run(t, r.fake, setup{guarded: k, nativeStore: store})
 		r.after(time.Hour)
-		stored, err := (&NativeStore{path: store.path}).load()
+		stored, err := store.Load()
 		must(t, err)
 		if ago := bubbleUptime() - stored.Confirmed; ago > 2*confirmEvery {
 			t.Errorf("on disk the tables were in force %s ago", ago)

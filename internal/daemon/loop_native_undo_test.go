@@ -3,6 +3,7 @@ package daemon
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/private"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -31,10 +33,10 @@ func TestNativeUndoNotKept(t *testing.T) {
 			detail: "what stood before could not be kept, and there is no undo: "},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 				first := r.present(proxyTable)
 				k.sync(test.stands)
-				must(t, os.MkdirAll(store.file(nativeID(test.stands.Digest()))+"/in/the/way", 0o700))
+				must(t, os.MkdirAll(filepath.Join(filepath.Dir(store.Path()), "native", nativestore.IDOf(test.stands.Digest())+".json/in/the/way"), 0o700))
 				reply, err := r.d.Restore(t.Context(), r.agreed(first))
 				if test.refused != "" {
 					if err == nil || !strings.Contains(err.Error(), test.refused) {
@@ -64,7 +66,7 @@ func TestNativeUndoNotKept(t *testing.T) {
 // TestNativeGenerationInForce: a restore of the very generation that stands writes nothing, and
 // canaryd does not call itself the one who made it.
 func TestNativeGenerationInForce(t *testing.T) {
-	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, _ *NativeStore) {
+	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, _ *nativestore.Store) {
 		first := r.present(proxyTable)
 		reply, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: first})
 		must(t, err)
@@ -84,10 +86,10 @@ func TestNativeGenerationInForce(t *testing.T) {
 	})
 }
 
-// TestNativeStoreForgets: the store remembers the tables that its index names, and no other: a glob
+// TestNativeStoreForgets: the index names the tables that are guarded now, and no other: a glob
 // meets ever new names, and what was kept for an undo is in force no more.
 func TestNativeStoreForgets(t *testing.T) {
-	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 		first := r.present(proxyTable)
 		for _, name := range []string{"a", "b", "c"} {
 			k.again(tableOf(tableid.IPv4.Table(name), name))
@@ -104,40 +106,24 @@ func TestNativeStoreForgets(t *testing.T) {
 		_, err := r.d.Restore(t.Context(), request) // the undo is kept, and nothing is written
 		must(t, err)
 		r.stop()
-		want := map[tableid.TableID]*native.Table{}
-		stored, err := store.load()
+		var named []string
+		stored, err := store.Load()
 		must(t, err)
 		for _, row := range stored.Tables {
-			want[row.generation.Table.ID] = row.generation.Table
+			named = append(named, row.Generation.Name)
 		}
-		if d := cmp.Diff(want, store.written); d != "" || len(want) != 2 {
-			t.Errorf("the tables that the store remembers (-want +got):\n%s", d)
+		slices.Sort(named)
+		if d := cmp.Diff([]string{dockerTable.NFT(), proxyTable.NFT()}, named); d != "" {
+			t.Errorf("the tables that the index names (-want +got):\n%s", d)
 		}
 	})
-}
-
-// TestNativeUndoForgotten: what is kept for an undo is not taken for what the index names.
-func TestNativeUndoForgotten(t *testing.T) {
-	store := &NativeStore{path: t.TempDir() + "/native.json"}
-	named, undo := tableOf(proxyTable, "a"), tableOf(proxyTable, "z")
-	row := storedNativeTable{Verdict: native.Intact, generation: generationOf(named, named.Digest(), reload.MadeAtStart, time.Unix(7, 0), time.Hour)}
-	must(t, store.save(storedNative{Tables: []storedNativeTable{row}}))
-	n := nativeReturn{store: store, uptime: func() time.Duration { return time.Hour }, want: row.generation}
-	id, err := n.keepForUndo(undo)
-	must(t, err)
-	if _, err := store.read(id); err != nil {
-		t.Error(err)
-	}
-	if store.written[proxyTable] != named {
-		t.Errorf("the store remembers %v", store.written)
-	}
 }
 
 // TestNativeOldNotRemoved: old generations that cannot be removed are called that: the present
 // ones are on disk.
 func TestNativeOldNotRemoved(t *testing.T) {
-	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
-		must(t, os.MkdirAll(filepath.Join(store.folder(), ".7"+private.Unfinished, "in the way"), 0o700))
+	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
+		must(t, os.MkdirAll(filepath.Join(filepath.Join(filepath.Dir(store.Path()), "native"), ".7"+private.Unfinished, "in the way"), 0o700))
 		k.sync(tableOf(proxyTable, "z"))
 		r.after(10 * time.Minute)
 		if strings.Contains(r.log.String(), "is not on disk") {

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -35,7 +36,7 @@ func unproveds() []unproved {
 	return []unproved{
 		{"the read after it is interrupted", func(k *fakeNative) { k.with(func() { k.brokenReads = nft.ErrInterrupted }) },
 			saying("it was written, and whether it is in force is unknown: " + nft.ErrInterrupted.Error()), old},
-		{"its owner writes", func(k *fakeNative) { k.sync(newer) }, saying("ip kube-proxy: " + errOwnerWrote.Error()), newer},
+		{"its owner writes", func(k *fakeNative) { k.sync(newer) }, saying("ip kube-proxy: " + nativestore.ErrOwnerWrote.Error()), newer},
 	}
 }
 
@@ -59,7 +60,7 @@ func TestNativeGenerationUnproved(t *testing.T) {
 				name += ", and the table did not stand"
 			}
 			t.Run(name, func(t *testing.T) {
-				storedNode(t, func(t *testing.T, r *rig, k *fakeNative, _ *NativeStore) {
+				storedNode(t, func(t *testing.T, r *rig, k *fakeNative, _ *nativestore.Store) {
 					first := r.present(proxyTable)
 					k.sync(tableOf(proxyTable, "z"))
 					if !known {
@@ -81,7 +82,7 @@ func TestNativeGenerationUnproved(t *testing.T) {
 					k.with(func() { k.brokenReads, k.brokenHears = nil, nil })
 					r.settled()
 					r.wantReady()
-					if d := cmp.Diff(nativeID(test.now.Digest()), r.present(proxyTable)); d != "" {
+					if d := cmp.Diff(nativestore.IDOf(test.now.Digest()), r.present(proxyTable)); d != "" {
 						t.Errorf("the generation that is guarded (-want +got):\n%s", d)
 					}
 					var removed []api.Flush
@@ -106,7 +107,7 @@ func TestNativeGenerationUnproved(t *testing.T) {
 func TestNativeGenerationUnprovedAlone(t *testing.T) {
 	for _, test := range unproveds() {
 		t.Run(test.name, func(t *testing.T) {
-			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 				first := r.present(proxyTable)
 				k.sync(tableOf(proxyTable, "z"))
 				r.after(10 * time.Second)
@@ -118,7 +119,7 @@ func TestNativeGenerationUnprovedAlone(t *testing.T) {
 				if d := cmp.Diff([]api.NativeRestored{test.want}, reply.Native); d != "" {
 					t.Errorf("the reply (-want +got):\n%s", d)
 				}
-				text, err := os.ReadFile(filepath.Join(filepath.Dir(store.path), "journal.jsonl"))
+				text, err := os.ReadFile(filepath.Join(filepath.Dir(store.Path()), "journal.jsonl"))
 				if err != nil || !strings.Contains(string(text), `"kind":"removed"`) {
 					t.Errorf("the journal has\n%s%v", text, err)
 				}
@@ -132,9 +133,9 @@ func TestNativeGenerationUnprovedAlone(t *testing.T) {
 func TestNativeRestoreUnprovedAlone(t *testing.T) {
 	for _, test := range unproveds() {
 		t.Run(test.name, func(t *testing.T) {
-			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 				r.stop()
-				before, err := os.ReadFile(store.path)
+				before, err := os.ReadFile(store.Path())
 				must(t, err)
 				k.flushRuleset()
 				k.with(func() { k.between = func() { test.do(k) } })
@@ -143,7 +144,7 @@ func TestNativeRestoreUnprovedAlone(t *testing.T) {
 				if d := cmp.Diff([]api.NativeRestored{test.want}, rows); d != "" {
 					t.Errorf("the reply (-want +got):\n%s", d)
 				}
-				after, err := os.ReadFile(store.path)
+				after, err := os.ReadFile(store.Path())
 				must(t, err)
 				if d := cmp.Diff(string(before), string(after)); d != "" {
 					t.Errorf("what is stored (-before +after):\n%s", d)

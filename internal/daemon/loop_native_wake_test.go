@@ -5,6 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -69,7 +70,7 @@ func TestNativeAsleepUnknown(t *testing.T) {
 // TestNativeAsleepRestart: tables that an earlier run guarded are looked for, although none stands.
 func TestNativeAsleepRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &NativeStore{path: t.TempDir() + "/native.json"}
+		store := nativestore.New(t.TempDir(), nativestore.Identity{})
 		k := newFakeNative(tableOf(proxyTable, "a", "b"))
 		r := start(t, iptables.NFT, setup{guarded: k, nativeStore: store, asleep: true})
 		r.settled()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/cniresults"
+	"github.com/canaryd/canaryd/internal/pods"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -337,7 +338,7 @@ func (d *Daemon) pauseFor(t *testing.T, length time.Duration) error {
 
 // A folder that changes right behind the reading that a replay rests on.
 type folderThen struct {
-	Attachments
+	pods.Attachments
 	then func()
 }
 
@@ -360,7 +361,7 @@ func TestAFileThatGoesBetweenReadingAndWriting(t *testing.T) {
 			c.d.cfg.Attachments = folder
 			folder.then = func() { c.forget(gatewayID) }
 			c.flushAll()
-			st.pods.readAt = time.Now() // so that the next reading is the replay's
+			st.pods.ReadAt = time.Now() // so that the next reading is the replay's
 		}))
 		c.after(900 * time.Millisecond)
 		if folder.then != nil {

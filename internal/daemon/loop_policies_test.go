@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -246,7 +247,7 @@ func TestNativePolicyDrop(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			store := &NativeStore{path: t.TempDir() + "/native.json", identity: NativeIdentity{BootID: "b", NetNS: "n", Release: "6.18"}}
+			store := nativestore.New(t.TempDir(), nativestore.Identity{BootID: "b", NetNS: "n", Release: "6.18"})
 			k := newFakeNative(withPolicy(tableOf(proxyTable, "a", "b"), 1), withPolicy(tableOf(dockerTable, "c"), 0))
 			nativeNode(t, setup{guarded: k, nativeStore: store}, func(t *testing.T, r *rig, k *fakeNative) {
 				r.after(20 * time.Second)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -243,7 +244,7 @@ func TestAReturnedChainIsNoReasonToTryForEver(t *testing.T) {
 		}
 		r.wantQuarantine(2)
 		r.fake.FailRestores(0, "")
-		r.after(lastTry + time.Second)
+		r.after(pace.LastTry + time.Second)
 		r.wantQuarantine(0)
 	})
 }
@@ -307,7 +308,7 @@ func TestASetThatNobodyCanMakeHoldsBackItsRuleAlone(t *testing.T) {
 			t.Errorf("it was tried %d times in 10 minutes, want about 25", tried)
 		}
 		r.fake.Sets().Put(clusterIPs) // by its owner
-		r.after(lastTry + time.Second)
+		r.after(pace.LastTry + time.Second)
 		r.wantReady()
 		r.wantQuarantine(0)
 		if saved := r.fake.SaveTable(rules.IPv4, rules.Nat); strings.Count(saved, "-A KUBE-SERVICES ") != 2 {

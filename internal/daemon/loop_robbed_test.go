@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pods"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -156,7 +157,7 @@ func TestRulesOfAPodThatGoDuringAWrite(t *testing.T) {
 			want := write()
 			c.after(17 * time.Second)
 			if backend == iptables.Legacy && chain { // the order is not known there
-				c.after(delLasts)
+				c.after(pods.DelLasts)
 			}
 			c.wantBack(want, want)
 			c.wantNothingPending()
@@ -284,8 +285,8 @@ func TestRulesOfAPodThatAreMissingAreSaid(t *testing.T) {
 				if at := waiting.Time.Sub(began); at > time.Second || !s.LossSince.Equal(waiting.Time) {
 					t.Errorf("they are missing since %s, the status says %s; they were deleted at %s", waiting.Time, s.LossSince, began)
 				}
-				if until := s.OwnerUntil.Sub(began); until < delLasts || until > delLasts+time.Second {
-					t.Errorf("canaryd waits for %s, want %s", until, delLasts)
+				if until := s.OwnerUntil.Sub(began); until < pods.DelLasts || until > pods.DelLasts+time.Second {
+					t.Errorf("canaryd waits for %s, want %s", until, pods.DelLasts)
 				}
 				c.wantLog("Rules of a running pod are missing")
 				if test.dies {
@@ -305,11 +306,11 @@ func TestRulesOfAPodThatAreMissingAreSaid(t *testing.T) {
 					t.Errorf("of the pod (-want +got):\n%s", d)
 				}
 				r := c.oneRecord()
-				most := delLasts + 5*time.Second
+				most := pods.DelLasts + 5*time.Second
 				if backend == iptables.Legacy { // the time of the deletion is a bound
 					most += time.Minute
 				}
-				if r.ID != waiting.ID || r.Outcome != reload.Proved || r.AbsentSeconds < delLasts.Seconds() || r.AbsentSeconds > most.Seconds() || r.NoticedSeconds > 1 {
+				if r.ID != waiting.ID || r.Outcome != reload.Proved || r.AbsentSeconds < pods.DelLasts.Seconds() || r.AbsentSeconds > most.Seconds() || r.NoticedSeconds > 1 {
 					t.Errorf("the record is %s, %s; absent for %v s, noticed after %v s; while it waited it was %s", r.ID, r.Outcome, r.AbsentSeconds, r.NoticedSeconds, waiting.ID)
 				}
 				if backend == iptables.Legacy && !r.AbsentAtMost {

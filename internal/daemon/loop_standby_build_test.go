@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/standby"
 )
@@ -86,7 +87,7 @@ func TestANativeTableThatCannotBeCopied(t *testing.T) {
 			set.nativeStandby.followErr = fmt.Errorf("%w: it filters before it translates", standby.ErrUnavailable)
 		})
 		r.wantNativeStandby(s, api.StandbyUnavailable)
-		r.after(makeAgain - 10*time.Second)
+		r.after(pace.MakeAgain - 10*time.Second)
 		if diff := cmp.Diff(1, len(s.named("follow ip kube-proxy", time.Time{}))); diff != "" {
 			t.Errorf("tries (-want +got):\n%s", diff)
 		}

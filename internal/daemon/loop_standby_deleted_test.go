@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 )
 
 // tableDeleted is what the log says of a table that is deleted.
@@ -64,7 +65,7 @@ func TestAStandbyTableThatStays(t *testing.T) {
 			t.Error("it is gone, or the log says so")
 		}
 		s.set(func(s *fakeNativeStandby) { s.releaseErr = nil })
-		r.after(makeAgain)
+		r.after(pace.MakeAgain)
 		r.wantLog(tableDeleted)
 		if s.holds(proxyTable) != nil {
 			t.Error("it is not tried again")

@@ -11,6 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/copies"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/standby"
@@ -94,7 +96,7 @@ func TestStandbyWhoseTableIsGone(t *testing.T) {
 		}
 		s.set(func(s *fakeStandby) { s.gateErr = nil })
 		r.fake.FailRestores(0, iptables.ReasonMissingSet)
-		r.after(2 * makeAgain)
+		r.after(2 * pace.MakeAgain)
 		r.wantReady()
 		r.wantStandby(s, api.StandbyArmed)
 	})
@@ -131,7 +133,7 @@ func TestStandbysWhoseSocketWasClosed(t *testing.T) {
 		r.wantReady()
 		r.wantStandby(s, api.StandbyUnavailable)
 		s.set(func(s *fakeStandby) { s.shutErr, s.followErr = nil, nil })
-		r.after(2 * makeAgain)
+		r.after(2 * pace.MakeAgain)
 		r.wantStandby(s, api.StandbyArmed)
 	})
 }
@@ -141,7 +143,7 @@ func TestStandbysWhoseSocketWasClosed(t *testing.T) {
 func TestStandbyThatCannotBeReadOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
-		s.set(func(s *fakeStandby) { s.followErr = ErrStandbyUnread })
+		s.set(func(s *fakeStandby) { s.followErr = copies.ErrUnread })
 		r.endpoint(1, true)
 		r.after(10 * time.Second)
 		opens := func() int {
@@ -157,13 +159,13 @@ func TestStandbyThatCannotBeReadOn(t *testing.T) {
 		if opens() == 0 {
 			t.Error("a copy that is 10 s behind was not opened")
 		}
-		r.after(standbyMost)
+		r.after(copies.Most)
 		if n := opens(); n > 0 {
 			t.Errorf("a copy that is 40 s behind was opened %d times", n)
 		}
 		r.wantLog("The standby stays shut: its copy is out of date")
 		s.set(func(s *fakeStandby) { s.followErr = nil })
-		r.after(2 * makeAgain)
+		r.after(2 * pace.MakeAgain)
 		r.wantStandby(s, api.StandbyArmed)
 		if opens() == 0 {
 			t.Error("a copy that is not behind any more was not opened")
@@ -316,7 +318,7 @@ func TestStandbyThatFailedIsWrittenAtOnce(t *testing.T) {
 		s.set(func(s *fakeStandby) { s.followErr = errors.New("the kernel has no memory") })
 		until(2, func() bool { return r.d.Status().Standby[rules.IPv4].State == api.StandbyUnavailable })
 		s.set(func(s *fakeStandby) { s.followErr = nil })
-		r.after(firstTry + 10*time.Millisecond)
+		r.after(pace.FirstTry + 10*time.Millisecond)
 		if late := time.Since(written); late >= standbyEvery {
 			t.Fatalf("the try came after %s", late)
 		}

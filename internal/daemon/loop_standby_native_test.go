@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/copies"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/standby"
@@ -177,8 +179,8 @@ func TestNativeStandbyShuts(t *testing.T) {
 		r, k, s := lost(t)
 		opened := s.named("open ip kube-proxy", time.Time{})[0].at
 		r.after(time.Minute)
-		if shut := s.named("shut ip kube-proxy", opened); s.isOpen(proxyTable) || len(shut) != 1 || shut[0].at.Sub(opened) != standbyMost {
-			t.Errorf("shut: %+v, want once after %s", shut, standbyMost)
+		if shut := s.named("shut ip kube-proxy", opened); s.isOpen(proxyTable) || len(shut) != 1 || shut[0].at.Sub(opened) != copies.Most {
+			t.Errorf("shut: %+v, want once after %s", shut, copies.Most)
 		}
 		r.wantLog("The standby translates no more, although rules are still missing")
 		again := time.Now()
@@ -206,7 +208,7 @@ func TestNativeStandbyShuts(t *testing.T) {
 		r.wantReady()
 		r.wantNativeStandby(s, api.StandbyUnavailable)
 		s.set(func(s *fakeNativeStandby) { s.shutErr, s.followErr = nil, nil })
-		r.after(makeAgain)
+		r.after(pace.MakeAgain)
 		r.wantNativeStandby(s, api.StandbyArmed)
 	})
 }
@@ -343,7 +345,7 @@ func TestNativeStandbyWhereItIsNeeded(t *testing.T) {
 		r.wantNativeStandby(s, api.StandbyUnavailable)
 		s.set(func(s *fakeNativeStandby) { s.gateErr = nil })
 		k.with(func() { k.refuses[proxyTable] = false })
-		r.after(2 * makeAgain)
+		r.after(2 * pace.MakeAgain)
 		r.wantNativeStandby(s, api.StandbyArmed)
 	})
 	bubble(t, "the kernel cannot", func(t *testing.T) {
@@ -352,7 +354,7 @@ func TestNativeStandbyWhereItIsNeeded(t *testing.T) {
 		})
 		r.wantNativeStandby(s, api.StandbyUnavailable)
 		s.set(func(s *fakeNativeStandby) { s.followErr = nil })
-		r.after(2 * makeAgain)
+		r.after(2 * pace.MakeAgain)
 		r.wantNativeStandby(s, api.StandbyArmed)
 		_ = k
 	})

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -35,7 +36,7 @@ func TestStandbysOfBothRealmsShareASocket(t *testing.T) {
 			r.after(3 * time.Second)
 			s.set(func(s *fakeStandby) { s.followErr = nil })
 			n.set(func(s *fakeNativeStandby) { s.followErr = nil })
-			r.after(makeAgain)
+			r.after(pace.MakeAgain)
 			r.wantStandby(s, api.StandbyArmed)
 			r.wantNativeStandby(n, api.StandbyArmed)
 			for _, f := range []rules.Family{rules.IPv4, rules.IPv6} {

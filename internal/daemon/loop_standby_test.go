@@ -11,6 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/copies"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -292,8 +294,8 @@ func TestStandbyShuts(t *testing.T) {
 		if s.anyOpen() {
 			t.Error("open for more than a minute")
 		}
-		if shut := s.named("shut ipv4", opened); len(shut) != 1 || shut[0].at.Sub(opened) != standbyMost {
-			t.Errorf("shut: %+v, want once after %s", shut, standbyMost)
+		if shut := s.named("shut ipv4", opened); len(shut) != 1 || shut[0].at.Sub(opened) != copies.Most {
+			t.Errorf("shut: %+v, want once after %s", shut, copies.Most)
 		}
 		r.wantLog("The standby translates no more, although rules are still missing")
 		again := time.Now()
@@ -323,7 +325,7 @@ func TestStandbyShuts(t *testing.T) {
 			t.Errorf("the status says %+v of a table that is gone", now)
 		}
 		s.set(func(s *fakeStandby) { s.shutErr, s.followErr = nil, nil })
-		r.after(makeAgain)
+		r.after(pace.MakeAgain)
 		r.wantStandby(s, api.StandbyArmed)
 	})
 }

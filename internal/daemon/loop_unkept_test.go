@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -88,7 +89,7 @@ func TestStateCannotBeKept(t *testing.T) {
 		}
 		must(t, os.Remove(dir))
 		must(t, os.Rename(dir+"-away", dir))
-		r.after(lastTry + 5*time.Second)
+		r.after(pace.LastTry + 5*time.Second)
 		if s := r.d.Status(); s.StateError != "" || s.StateBehind != 0 || time.Since(s.StateSaved) > confirmEvery {
 			t.Errorf("the disk is well: %q, %d behind, saved %s ago", s.StateError, s.StateBehind, time.Since(s.StateSaved))
 		}
@@ -135,7 +136,7 @@ func TestGenerationHasNoRoom(t *testing.T) {
 		}
 		must(t, os.Remove(generations))
 		must(t, os.Rename(generations+"-away", generations))
-		r.after(lastTry + 5*time.Second)
+		r.after(pace.LastTry + 5*time.Second)
 		if s := r.d.Status(); s.StateError != "" || s.StateBehind != 0 {
 			t.Errorf("the disk is well: %q, %d behind", s.StateError, s.StateBehind)
 		}

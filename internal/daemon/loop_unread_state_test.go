@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -277,7 +278,7 @@ func TestUnreadNative(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						dir := t.TempDir()
 						open := func() setup {
-							s := &NativeStore{path: filepath.Join(dir, "native.json"), identity: NativeIdentity{"boot", "cookie:1", "6.1"}}
+							s := nativestore.New(dir, nativestore.Identity{BootID: "boot", NetNS: "cookie:1", Release: "6.1"})
 							return setup{store: openStore(t, dir, identity(iptables.NFT)), nativeStore: s}
 						}
 						k := newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c"))
@@ -336,7 +337,7 @@ func TestUnreadNativeTablesAreRestoredOneByOne(t *testing.T) {
 		now := []string{r.present(proxyTable), r.present(dockerTable)}
 		r.stop()
 		for _, id := range now {
-			damage(t, filepath.Join(disk.dir, nativeFolder, id+".json"), damages["truncated"])
+			damage(t, filepath.Join(disk.dir, "native", id+".json"), damages["truncated"])
 		}
 		k.flushRuleset()
 		k.Hear(0)

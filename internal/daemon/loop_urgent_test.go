@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -216,11 +217,11 @@ func TestPeeksBesideABusyWriter(t *testing.T) {
 		}
 		took := time.Duration(k.probing.Load() - before)
 		ticks := 4 * stampCost * time.Duration(busy/time.Second) // they wait for no budget
-		if most := busy/urgentShare + ticks + 2*(walkBurst+urgentCost); took > most || took < busy/urgentShare/2 {
+		if most := busy/pace.UrgentShare + ticks + 2*(pace.WalkBurst+urgentCost); took > most || took < busy/pace.UrgentShare/2 {
 			t.Errorf("urgentProbes took %s in %s, want at most %s and not nearly nothing", took, busy, most)
 		}
 		took = time.Duration(k.spent.Load() - spent)
-		if most := busy/walkShare + 2*(walkBurst+k.cost); took > most {
+		if most := busy/pace.WalkShare + 2*(pace.WalkBurst+k.cost); took > most {
 			t.Errorf("walks took %s in %s, want at most %s", took, busy, most)
 		}
 		r.after(time.Minute)

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
@@ -70,10 +72,10 @@ func TestWalksBesideABusyWriter(t *testing.T) {
 				}
 				took := time.Duration(k.spent.Load() - spent)
 				// Both families may spend a burst and overdraw it by one walk.
-				if most := busy/walkShare + 2*(walkBurst+k.cost); took > most {
+				if most := busy/pace.WalkShare + 2*(pace.WalkBurst+k.cost); took > most {
 					t.Errorf("walks took %s in %s, want at most %s", took, busy, most)
 				}
-				if least := busy / walkShare / 2; took < least {
+				if least := busy / pace.WalkShare / 2; took < least {
 					t.Errorf("walks took %s in %s: hardly anything was looked at", took, busy)
 				}
 				r.wantReady()
@@ -113,7 +115,7 @@ func TestWalksAfterQuietAreImmediate(t *testing.T) {
 			if noticed := time.Duration(records[0].NoticedSeconds * float64(time.Second)); noticed > 2*k.cost+time.Millisecond {
 				t.Errorf("flush %d was noticed after %s, want after one walk of each family, %s", n, noticed, 2*k.cost)
 			}
-			r.after(foldWithin) // each has its own record
+			r.after(flushes.FoldWithin) // each has its own record
 		}
 		r.wantReady()
 	})

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -103,7 +104,7 @@ func TestNoWar(t *testing.T) {
 				if s := r.d.Status(); s.Contended || r.logged("A process keeps undoing") != 0 {
 					t.Error("that is called a war")
 				}
-				if records := r.records(0); len(records) != min(test.times, journalKept) {
+				if records := r.records(0); len(records) != min(test.times, flushes.Kept) {
 					t.Errorf("%d records", len(records))
 				}
 			})

@@ -9,6 +9,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/culprit"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -32,8 +35,8 @@ const (
 // marking is what the loop knows of the marks.
 type marking struct {
 	current canary.Marks // those that were planted last
-	retry   retry        // when tables without marks get them
-	trouble trouble      // why the last planting failed
+	retry   pace.Retry   // when tables without marks get them
+	trouble pace.Trouble // why the last planting failed
 	// madeTables are the tables that did not exist before canaryd wrote to them.
 	madeTables reload.Tables
 }
@@ -52,7 +55,7 @@ type rotation struct {
 func (d *Daemon) plant(ctx context.Context, st *state) {
 	families := d.plantable(st)
 	if len(families) == 0 {
-		st.marks.retry.at = st.suspicion.retry.at
+		st.marks.retry.At = st.suspicion.retry.At
 		return
 	}
 	result, err := d.replayer(ctx, st).Plant(ctx, d.job(st, families...))
@@ -67,12 +70,12 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 	}
 	if err != nil {
 		st.looking.plan(time.Now())
-		st.marks.retry.failed(err, time.Now())
-		st.marks.trouble.report(ctx, err, "Not every table has a canary; a flush of those without one is not noticed", "retryIn", st.marks.retry.wait)
+		st.marks.retry.Failed(err, time.Now())
+		st.marks.trouble.Report(ctx, err, "Not every table has a canary; a flush of those without one is not noticed", "retryIn", st.marks.retry.Wait)
 		return
 	}
-	st.marks.retry.wait = 0
-	st.marks.trouble.over()
+	st.marks.retry.Wait = 0
+	st.marks.trouble.Over()
 	st.looking.plan(time.Now())
 	if st.mode == api.Observe && st.declared.now.Generation != nil {
 		st.examineAll(st.looking.at)
@@ -87,7 +90,7 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 // that could not be read.
 func unplanted(st *state, result reload.Result) error {
 	var errs []error
-	for id, tr := range tablesOf(result) {
+	for id, tr := range flushes.TablesOf(result) {
 		if tr.Mark.Nonce == "" && !st.table(id).spared {
 			errs = append(errs, fmt.Errorf("%s: %w", id, tr.Finding.Err))
 		}
@@ -127,8 +130,8 @@ func (st *state) allPlanted() bool {
 
 // plan asks for a new nonce when the owners have been quiet.
 func (r *rotation) plan(now time.Time) {
-	r.at = latest(now.Add(rotateQuiet), r.at)
-	r.by = earliest(r.by, now.Add(rotateMost))
+	r.at = pace.Latest(now.Add(rotateQuiet), r.at)
+	r.by = pace.Earliest(r.by, now.Add(rotateMost))
 }
 
 // hold keeps the marks for a while after a single command removed rules.
@@ -147,12 +150,12 @@ func (r *rotation) heldUntil() time.Time {
 	if r.removedSince.IsZero() || r.released {
 		return time.Time{}
 	}
-	return earliest(r.removedLast.Add(holdQuiet), r.removedSince.Add(purgeKept))
+	return pace.Earliest(r.removedLast.Add(holdQuiet), r.removedSince.Add(culprit.PurgeKept))
 }
 
 // putOff has marks that were to be renewed wait until then at least.
 func (r *rotation) putOff(until time.Time) {
-	r.at, r.by = latest(r.at, until), latest(r.by, until)
+	r.at, r.by = pace.Latest(r.at, until), pace.Latest(r.by, until)
 }
 
 // rotationAt returns when the family's marks may be renewed; zero: not before an examination.
@@ -160,7 +163,7 @@ func (r *rotation) putOff(until time.Time) {
 // it has a latest time. That is safe, because a renewal reads under guard and leaves alone
 // what it finds lost.
 func rotationAt(fs *familyState) time.Time {
-	if fs.looked.trouble.there() || fs.examined.trouble.there() {
+	if fs.looked.trouble.There() || fs.examined.trouble.There() {
 		return time.Time{}
 	}
 	at := fs.rotation.at
@@ -175,7 +178,7 @@ func rotationAt(fs *familyState) time.Time {
 	if at.IsZero() {
 		return at
 	}
-	return latest(at, fs.rotation.heldUntil())
+	return pace.Latest(at, fs.rotation.heldUntil())
 }
 
 // rotate renews the nonce of families whose generation changed, so that a file
@@ -183,7 +186,7 @@ func rotationAt(fs *familyState) time.Time {
 func (d *Daemon) rotate(ctx context.Context, st *state) {
 	var families []rules.Family
 	for f, fs := range st.inOrder() {
-		if due(rotationAt(fs), time.Now()) {
+		if pace.Due(rotationAt(fs), time.Now()) {
 			families = append(families, f)
 		}
 	}
@@ -206,6 +209,15 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 		}
 		if !fs.rotation.at.IsZero() {
 			fs.rotation.putOff(time.Now().Add(rotateShare * cost))
+		}
+	}
+}
+
+// addMade notes which tables a write of ours made: they did not exist when it was planned.
+func (st *state) addMade(f rules.Family, fr reload.FamilyResult) {
+	for t, tr := range fr.Tables {
+		if tr.Seen == nil && !tr.Absent && tr.Proved {
+			st.marks.madeTables = st.marks.madeTables.With(f, t)
 		}
 	}
 }

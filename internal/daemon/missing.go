@@ -9,13 +9,13 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
-	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
-	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 // A jump that was deleted by name, and a chain that was emptied, may be the first step of their
@@ -101,20 +101,20 @@ func (m missing) text(id rules.TableID) string {
 func (d *Daemon) graceEnds(st *state, id rules.TableID, m missing) time.Time {
 	end := m.since.Add(d.cfg.JumpGrace)
 	if !rules.Builtin(id.Name, m.jump.Chain) && st.generation.learned.Shrunk(id.Family, id.Name, m.jump.Chain).IsZero() {
-		end = latest(end, st.families[id.Family].examined.moved.Add(d.cfg.JumpGrace))
+		end = pace.Latest(end, st.families[id.Family].examined.moved.Add(d.cfg.JumpGrace))
 	}
 	return end
 }
 
 // graceOver reports whether the grace of h is over, which a table misses.
 func (d *Daemon) graceOver(st *state, id rules.TableID, h rules.Jump, now time.Time) bool {
-	return slices.ContainsFunc(st.table(id).missing, func(m missing) bool { return m.is(id, h) && due(d.graceEnds(st, id, m), now) })
+	return slices.ContainsFunc(st.table(id).missing, func(m missing) bool { return m.is(id, h) && pace.Due(d.graceEnds(st, id, m), now) })
 }
 
 // anyGraceOver reports whether the grace of anything that is missing is over.
 func (d *Daemon) anyGraceOver(st *state, now time.Time) bool {
 	for id, ts := range st.tables() {
-		if slices.ContainsFunc(ts.missing, func(m missing) bool { return due(d.graceEnds(st, id, m), now) }) {
+		if slices.ContainsFunc(ts.missing, func(m missing) bool { return pace.Due(d.graceEnds(st, id, m), now) }) {
 			return true
 		}
 	}
@@ -156,9 +156,9 @@ func (d *Daemon) planGraces(st *state, id rules.TableID, f canary.Finding) {
 			m := ts.missing[i]
 			at = d.graceEnds(st, id, m)
 			if sayAt := m.since.Add(missingSaidAfter); !m.said && sayAt.After(fs.examined.readEnd) {
-				at = earliest(at, sayAt)
+				at = pace.Earliest(at, sayAt)
 			}
-			at = latest(at, fs.examined.readEnd.Add(captureMost))
+			at = pace.Latest(at, fs.examined.readEnd.Add(captureMost))
 		}
 		fs.examined.plan(at)
 	}
@@ -185,14 +185,14 @@ func (d *Daemon) followMissing(ctx context.Context, st *state, id rules.TableID,
 		}
 		m := &ts.missing[i]
 		c := d.charge(st, id, m.alone(id), x.Seen)
-		if w, found := q.lastTaker(c); found {
+		if w, found := q.LastTaker(c); found {
 			by := api.CulpritOf(w)
 			m.since, m.inForce, m.by = w.Time, time.Time{}, &by
 			if m.noticed.Before(m.since) { // it came back and was deleted again between two reads
 				m.noticed = time.Now()
 			}
 		} else if !known {
-			m.by = q.taker(c, m.since)
+			m.by = q.Taker(c, m.since)
 		}
 	}
 	by := "unknown"
@@ -204,7 +204,7 @@ func (d *Daemon) followMissing(ctx context.Context, st *state, id rules.TableID,
 		}
 		m.said = true
 		if list = append(list, *m); m.by != nil {
-			by = culpritText(*m.by)
+			by = flushes.CulpritText(*m.by)
 		}
 	}
 	if len(list) == 0 {
@@ -216,24 +216,10 @@ func (d *Daemon) followMissing(ctx context.Context, st *state, id rules.TableID,
 }
 
 func missingTexts(id rules.TableID, list []missing) (texts []string) {
-	for _, m := range list[:min(len(list), namesKept)] {
+	for _, m := range list[:min(len(list), flushes.NamesKept)] {
 		texts = append(texts, m.text(id))
 	}
 	return texts
-}
-
-// lastTaker returns the process whose commit took last what a charge is about, since the table was
-// known to be well. It returns false on legacy, and where that commit is not known.
-func (q inquiry) lastTaker(c charge) (w watch.Writer, found bool) {
-	if q.legacy {
-		return w, false
-	}
-	for _, k := range q.about(c) {
-		if nft.Newer(k.Commit.Genid, c.sound) {
-			w = q.writers.Of(k.Commit)
-		}
-	}
-	return w, !w.Time.IsZero()
 }
 
 // countFromDeletion has the loss, if it was opened just now, begin when the rules were deleted that
@@ -244,18 +230,16 @@ func (d *Daemon) countFromDeletion(st *state, id rules.TableID, f canary.Finding
 		return
 	}
 	began := func(since, noticed, inForce time.Time) {
-		l.noticed = earliest(l.noticed, noticed)
+		l.noticed = pace.Earliest(l.noticed, noticed)
 		if since.Before(l.record.Time) {
 			l.record.Time, l.record.ID = since, st.newFlushID(since)
 		}
 		if !inForce.IsZero() && inForce.Before(l.record.Time) {
-			l.record.LastInForce = earliest(l.record.LastInForce, inForce)
+			l.record.LastInForce = pace.Earliest(l.record.LastInForce, inForce)
 		}
 	}
-	for a, r := range st.pods.robbed {
-		if a.family == id.Family && id.Name == rules.Nat && d.robbedFor(r, time.Now()) && st.pods.lives(a.attachment) {
-			began(r.since, r.since, r.inForce)
-		}
+	for _, r := range st.pods.LostSince(id, time.Now()) {
+		began(r.Since, r.Since, r.InForce)
 	}
 	for _, m := range st.table(id).missing {
 		if !m.lost(id, f) || slices.Contains(f.Witnesses, m.jump.Chain) {
@@ -272,33 +256,33 @@ func (st *state) missingRecord() (r api.Flush, waits bool) {
 	var inForce, noticed time.Time
 	pods := map[protect.Attachment]bool{}
 	for id, ts := range st.tables() {
-		missed := st.pods.missedIn(id)
+		missed := st.pods.MissedIn(id)
 		if len(ts.missing)+len(missed) == 0 || ts.verdict.Loss() {
 			continue
 		}
-		h := hit{verdict: ts.missingKind(id)}
+		h := flushes.Hit{Verdict: ts.missingKind(id)}
 		var by []uint32
 		for _, m := range ts.missing {
-			r.Time, noticed = earliest(r.Time, m.since), earliest(noticed, m.noticed)
-			inForce = earliest(inForce, cmp.Or(m.inForce, m.since))
+			r.Time, noticed = pace.Earliest(r.Time, m.since), pace.Earliest(noticed, m.noticed)
+			inForce = pace.Earliest(inForce, cmp.Or(m.inForce, m.since))
 			if rules.Builtin(id.Name, m.jump.Chain) {
-				h.lost.Jumps, h.lost.Rules = append(h.lost.Jumps, m.jump), h.lost.Rules+1
+				h.Lost.Jumps, h.Lost.Rules = append(h.Lost.Jumps, m.jump), h.Lost.Rules+1
 			} else if c, ok := st.want()[id].Chain(m.jump.Chain); ok {
-				h.lost.Chains = append(h.lost.Chains, reload.LostChain{Name: c.Name, Was: c.Rules, Stands: true})
-				h.lost.Rules += len(c.Rules)
+				h.Lost.Chains = append(h.Lost.Chains, reload.LostChain{Name: c.Name, Was: c.Rules, Stands: true})
+				h.Lost.Rules += len(c.Rules)
 			}
 			if m.by != nil {
-				addCulprit(&r, *m.by)
+				flushes.AddCulprit(&r, *m.by)
 				by = append(by, m.by.PID)
 			}
 		}
 		for a, robbed := range missed {
-			r.Time, noticed = earliest(r.Time, robbed.since), earliest(noticed, robbed.since)
-			inForce = earliest(inForce, robbed.inForce)
-			robbed.addTo(&h.lost, st.want()[id])
+			r.Time, noticed = pace.Earliest(r.Time, robbed.Since), pace.Earliest(noticed, robbed.Since)
+			inForce = pace.Earliest(inForce, robbed.InForce)
+			robbed.AddTo(&h.Lost, st.want()[id])
 			pods[a] = true
 		}
-		addLoss(&r, id, h)
+		flushes.AddLoss(&r, id, h)
 		slices.Sort(by)
 		r.Lost.Tables[len(r.Lost.Tables)-1].By = slices.Compact(by)
 	}
@@ -307,8 +291,8 @@ func (st *state) missingRecord() (r api.Flush, waits bool) {
 		if inForce.Before(r.Time) {
 			r.LastInForce = inForce
 		}
-		settleCulprit(&r)
-		st.pods.addPods(&r, pods, false)
+		flushes.SettleCulprit(&r)
+		st.pods.AddPods(&r, pods, false)
 	}
 	return r, waits
 }
@@ -320,7 +304,7 @@ func (d *Daemon) publishMissing(st *state, s *api.Status) {
 	if !waits || st.removed {
 		return
 	}
-	s.LossSince = earliest(s.LossSince, r.Time)
+	s.LossSince = pace.Earliest(s.LossSince, r.Time)
 	if st.loss != nil {
 		return
 	}
@@ -328,12 +312,12 @@ func (d *Daemon) publishMissing(st *state, s *api.Status) {
 	for id, ts := range st.tables() {
 		for _, m := range ts.missing {
 			if end := d.graceEnds(st, id, m); st.heals() && !ts.verdict.Loss() && end.After(time.Now()) {
-				s.OwnerUntil = earliest(s.OwnerUntil, end)
+				s.OwnerUntil = pace.Earliest(s.OwnerUntil, end)
 			}
 		}
-		for _, r := range st.pods.missedIn(id) {
-			if end := r.since.Add(d.robberyGrace(r)); st.heals() && !ts.verdict.Loss() && end.After(time.Now()) {
-				s.OwnerUntil = earliest(s.OwnerUntil, end)
+		for _, r := range st.pods.MissedIn(id) {
+			if end := st.pods.LostAt(r); st.heals() && !ts.verdict.Loss() && end.After(time.Now()) {
+				s.OwnerUntil = pace.Earliest(s.OwnerUntil, end)
 			}
 		}
 	}

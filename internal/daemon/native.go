@@ -6,7 +6,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/accepted"
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -20,15 +23,13 @@ import (
 // A NativeKernel is what the daemon asks of nf_tables about native tables: *native.Kernel, but for
 // tests.
 type NativeKernel interface {
+	nativestore.Kernel
 	Genid() (uint32, error)
 	Hear(genid uint32) (commits []native.Commit, missed bool, err error)
 	Suspect(f func(native.Commit) bool)
 	Follow(wanted func(nft.Table) bool) (*native.Ruleset, error)
 	Refresh(budget time.Duration) (sets int, err error)
-	Capture(wanted func(nft.Table) bool) (*native.Ruleset, error)
-	Witness(family tableid.Family) (native.Witness, error)
 	Append(b *nft.Batch, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
-	Write(genid uint32, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
 }
 
 // NativeConfig is what guarding native tables needs.
@@ -37,7 +38,7 @@ type NativeConfig struct {
 	Protects func(tableid.TableID) bool  // which are guarded
 	Named    []tableid.TableID           // those of them that are named one by one
 	Rehearse func(t *native.Table) error // whether the kernel would take a table again; nil: that is not asked
-	Store    *NativeStore                // nil: nothing is kept
+	Store    *nativestore.Store          // nil: nothing is kept
 	Cleanup  func() error                // removes the witnesses
 	// Wake opens Kernel if a table stands that wanted accepts, without wanted in any case, and
 	// reports whether it is open. nil: it is open.
@@ -47,8 +48,6 @@ type NativeConfig struct {
 const (
 	// deedsKept bounds what is remembered of commits to one table while it is not read.
 	deedsKept = 512
-	// nativeStale bounds how often a repair is planned again because another process wrote.
-	nativeStale = 5
 	// interruptedMost is how often in a row the question whether to wake may be interrupted by
 	// commits. The list of tables fits into one datagram nearly always.
 	interruptedMost = 20
@@ -84,15 +83,15 @@ type nativeRealm struct {
 	torn      int                            // how often in a row that question was interrupted
 	known     time.Time                      // when it was last known what all of them hold
 	beyond    int                            // tables that are too many
-	trouble   trouble                        // why they cannot be looked at
-	limits    trouble                        // too many tables
-	unplanted trouble                        // why a witness does not stand
+	trouble   pace.Trouble                   // why they cannot be looked at
+	limits    pace.Trouble                   // too many tables
+	unplanted pace.Trouble                   // why a witness does not stand
 	loss      *nativeLoss                    // the open one; nil while nothing is to be put back
 	waiting   map[tableid.TableID]*api.Flush // records of tables that are lost and not put back
 	limit     *reload.Limiter
-	readmit   retry     // of parts in quarantine
-	calmAt    time.Time // until then something keeps flushing
-	wrote     time.Time // when another process was last heard to commit
+	readmit   pace.Retry // of parts in quarantine
+	calmAt    time.Time  // until then something keeps flushing
+	wrote     time.Time  // when another process was last heard to commit
 	comings   comings
 	// removed is when an owner was last heard to delete its table, by the table's name.
 	removed map[string]time.Time
@@ -135,9 +134,9 @@ type nativeTable struct {
 	// rehearsal asks the kernel whether it would take the table again. refused is why it would not,
 	// and refusedParts the parts of the table; empty for all of it.
 	rehearsal    rehearsal
-	refused      trouble
+	refused      pace.Trouble
 	refusedParts []native.Held
-	policies     policies
+	policies     accepted.Policies
 	// inForce is the ID of the content that was in force when the last run ended, where want is
 	// older; else "".
 	inForce string
@@ -172,7 +171,7 @@ func (d *Daemon) newNativeRealm() nativeRealm {
 
 // standsOf reports whether a table is in force with the content of that ID.
 func (r *nativeRealm) standsOf(id string) bool {
-	return anyOf(r.tables, func(t *nativeTable) bool { return !t.lost() && nativeID(t.digest) == id })
+	return anyOf(r.tables, func(t *nativeTable) bool { return !t.lost() && nativestore.IDOf(t.digest) == id })
 }
 
 func (d *Daemon) guardsNative() bool { return d.cfg.Native.Kernel != nil }
@@ -180,20 +179,12 @@ func (d *Daemon) guardsNative() bool { return d.cfg.Native.Kernel != nil }
 // hintNative asks for a look because of something that happened just now.
 func (d *Daemon) hintNative(st *state, now time.Time) {
 	if d.guardsNative() {
-		st.native.hinted, st.native.lookAt = earliest(st.native.hinted, now), now
+		st.native.hinted, st.native.lookAt = pace.Earliest(st.native.hinted, now), now
 	}
 }
 
 // lost reports whether the table lacks what ought to be in force.
-func (t *nativeTable) lost() bool { return nativeLost(t.finding.Verdict) }
-
-func nativeLost(v native.Verdict) bool {
-	switch v {
-	case "", native.Intact, native.Changed:
-		return false
-	}
-	return true
-}
+func (t *nativeTable) lost() bool { return nativestore.Lost(t.finding.Verdict) }
 
 // ids returns the guarded tables in their order.
 func (r *nativeRealm) ids() []tableid.TableID {
@@ -213,10 +204,10 @@ func (r *nativeRealm) families() []tableid.Family {
 func (d *Daemon) nativeChores() []chore {
 	return []chore{
 		{"look at native tables", func(st *state) time.Time { return st.native.lookAt }, nil, readLimit, d.lookNative},
-		{"heal native tables", func(st *state) time.Time { return st.native.loss.retry.at }, func(st *state) bool { return st.native.loss != nil }, d.settleLimit(), d.healNative},
+		{"heal native tables", func(st *state) time.Time { return st.native.loss.retry.At }, func(st *state) bool { return st.native.loss != nil }, d.settleLimit(), d.healNative},
 		{"read native tables", func(st *state) time.Time { return st.native.readAt }, mayReadNative, readLimit, d.readNative},
 		{"read what packets add to native tables", func(st *state) time.Time { return st.native.refreshAt }, noNativeReplay, readLimit, d.refreshNative},
-		{"empty the quarantine of native tables", func(st *state) time.Time { return st.native.readmit.at }, mayWriteNative, writeLimit, d.readmitNative},
+		{"empty the quarantine of native tables", func(st *state) time.Time { return st.native.readmit.At }, mayWriteNative, writeLimit, d.readmitNative},
 		{"rehearse native tables", func(st *state) time.Time { return st.native.rehearseAt() }, noNativeReplay, readLimit, d.rehearseNative},
 		{"plant witnesses", func(st *state) time.Time { return st.native.plantAt }, mayReadNative, briefLimit, d.plantWitnesses},
 		{"save native tables", func(st *state) time.Time { return st.native.disk.saveAt }, nil, diskLimit, d.saveNative},
@@ -229,7 +220,7 @@ func (d *Daemon) nativeChores() []chore {
 // witness is one more thing for it to delete.
 func mayReadNative(st *state) bool {
 	r, now := &st.native, time.Now()
-	return noNativeReplay(st) || r.loss.retry.at.After(now) && !r.calmAt.After(now)
+	return noNativeReplay(st) || r.loss.retry.At.After(now) && !r.calmAt.After(now)
 }
 
 // noNativeReplay reports whether no replay is due that reads and plants by itself.
@@ -238,7 +229,7 @@ func noNativeReplay(st *state) bool { return st.native.loss == nil || !st.heals(
 // nativeSound reports whether all native tables are known to be in force.
 func (d *Daemon) nativeSound(st *state) bool {
 	r := &st.native
-	return r.begun && !r.all && r.loss == nil && !r.trouble.there() && !anyOf(r.tables, (*nativeTable).lost)
+	return r.begun && !r.all && r.loss == nil && !r.trouble.There() && !anyOf(r.tables, (*nativeTable).lost)
 }
 
 // lookAgain plans a look in the place of one that failed.

@@ -12,19 +12,14 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
-
-// errNotInForce: a write was taken, and a read after it does not show what it wrote.
-var errNotInForce = errors.New("after the write a read does not show the tables as they ought to be")
-
-// errOwnerWrote: another process wrote between the write and the read after it. kube-proxy at 10
-// changes a second did so after one replay in ten (test/kubeproxy).
-var errOwnerWrote = errors.New("another process wrote after the write")
 
 // healNative answers a loss of native tables: it waits until the flusher is done, puts back what is
 // lost and proves it. In observe mode and in a pause it only reports.
@@ -36,14 +31,14 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 		r.contend(ctx)
 		return
 	}
-	if due(r.calmAt, time.Now()) {
+	if pace.Due(r.calmAt, time.Now()) {
 		r.calmAt = time.Time{}
 	}
 	if d.settleNative(ctx, st) || d.iptablesFirst(ctx, st) {
 		return
 	}
 	last := nft.ErrStale
-	for range nativeStale {
+	for range nativestore.Tries {
 		used := d.cpu()
 		plan, err := d.planNative(ctx, st, r.mayBeLost, false)
 		if err != nil {
@@ -72,8 +67,8 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 			return
 		case errors.Is(err, nft.ErrStale):
 			last = nft.ErrStale
-		case errors.Is(err, errOwnerWrote): // what the owner wrote is learned, or more is lost
-			last = errOwnerWrote
+		case errors.Is(err, nativestore.ErrOwnerWrote): // what the owner wrote is learned, or more is lost
+			last = nativestore.ErrOwnerWrote
 			if r.limited() {
 				if again { // else perhaps the owner alone
 					r.contend(ctx)
@@ -88,7 +83,7 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 			return
 		}
 	}
-	d.retryNative(ctx, st, fmt.Errorf("%d times: %w", nativeStale, last))
+	d.retryNative(ctx, st, fmt.Errorf("%d times: %w", nativestore.Tries, last))
 }
 
 // limited puts the next try off if replays have cost too much lately.
@@ -96,7 +91,7 @@ func (r *nativeRealm) limited() bool {
 	now := time.Now()
 	wait := r.limit.Wait(now)
 	if wait > 0 {
-		r.loss.retry.at = now.Add(wait)
+		r.loss.retry.At = now.Add(wait)
 	}
 	return wait > 0
 }
@@ -108,7 +103,7 @@ func (r *nativeRealm) contend(ctx context.Context) {
 		severity.Warnings(klog.FromContext(ctx)).Info("Another process keeps undoing what is replayed of native tables; until that stops, replays are limited",
 			"flush", r.loss.record.ID)
 	}
-	r.calmAt = r.loss.retry.at.Add(calmFor)
+	r.calmAt = r.loss.retry.At.Add(calmFor)
 }
 
 // lostAgain reports whether a table is to be put back that was written for this loss already.
@@ -162,17 +157,17 @@ func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeT
 		t, remedy := r.tables[id], f.Remedy
 		switch {
 		case asked:
-			remedy = askedRemedy(f, plan.seen.Tables[id])
+			remedy = nativestore.AskedRemedy(f, plan.seen.Tables[id])
 		case t.old:
 			remedy = native.NoRemedy
 		}
-		if remedy != native.NoRemedy || nativeLost(f.Verdict) {
+		if remedy != native.NoRemedy || nativestore.Lost(f.Verdict) {
 			t.finding = f
 		}
 		switch {
 		case remedy != native.NoRemedy:
 			plan.add(t, remedy)
-		case !nativeLost(f.Verdict):
+		case !nativestore.Lost(f.Verdict):
 			d.adoptNative(ctx, st, id, plan.seen, f)
 		case asked:
 			plan.left = append(plan.left, t.want)
@@ -303,7 +298,7 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 		l.unproved = true
 		return err
 	}
-	st.memory.scheduleFree(time.Now())
+	st.memory.ScheduleFree(time.Now())
 	d.noteDrift(ctx, proof)
 	seen := nativeSight{Ruleset: proof}
 	var missing []string
@@ -327,12 +322,12 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 	d.sweepNative(back, l.intact)
 	if len(missing) > 0 && !untouched {
 		l.replayed = true // the kernel took the write, and the next read judges what followed
-		return errOwnerWrote
+		return nativestore.ErrOwnerWrote
 	}
 	if len(missing) > 0 {
 		l.unproved = true
 		slices.Sort(missing)
-		return fmt.Errorf("%s: %w", strings.Join(missing, ", "), errNotInForce)
+		return fmt.Errorf("%s: %w", strings.Join(missing, ", "), nativestore.ErrNotInForce)
 	}
 	l.replayed = true
 	return nil
@@ -352,18 +347,18 @@ func (d *Daemon) retryNative(ctx context.Context, st *state, err error) {
 	l := st.native.loss
 	l.attempts++
 	l.failed = err
-	l.retry.failed(err, time.Now())
+	l.retry.Failed(err, time.Now())
 	if errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
-		l.retry.in(firstTry, time.Now())
+		l.retry.In(pace.FirstTry, time.Now())
 	}
 	l.record.Outcome, l.record.Detail = reload.Failed, err.Error()
 	if l.recorded && !l.kept {
 		l.kept = true
 		d.writeNativeRecord(ctx, l)
 	}
-	if l.trouble.met(err, time.Now()) {
+	if l.trouble.Met(err, time.Now()) {
 		klog.FromContext(ctx).Error(err, "Native tables are still missing rules", "flush", l.record.ID, "tables", strings.Join(l.record.NativeNames(), ", "),
-			"attempt", l.attempts, "retryIn", l.retry.wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", failureOf(err).advice)
+			"attempt", l.attempts, "retryIn", l.retry.Wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", failureOf(err).advice)
 	}
 }
 
@@ -376,9 +371,9 @@ func (d *Daemon) holdNative(ctx context.Context, st *state) {
 			t.rest(r.all)
 		}
 	}
-	l.record.Outcome, l.retry.at = api.WaitingPaused, st.pause.until
+	l.record.Outcome, l.retry.At = api.WaitingPaused, st.pause.until
 	if st.mode == api.Observe {
-		l.record.Outcome, l.retry.at = api.WaitingObserve, time.Time{}
+		l.record.Outcome, l.retry.At = api.WaitingObserve, time.Time{}
 	}
 	d.writeNativeRecord(ctx, l)
 	d.witnessesDue(st)
@@ -387,6 +382,6 @@ func (d *Daemon) holdNative(ctx context.Context, st *state) {
 // resumeNative has a loss tried at once, after a pause.
 func (st *state) resumeNative() {
 	if l := st.native.loss; l != nil {
-		l.retry.at = time.Now()
+		l.retry.At = time.Now()
 	}
 }

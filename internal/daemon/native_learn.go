@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/nativestore"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -50,7 +52,7 @@ func (d *Daemon) learnBefore(ctx context.Context, st *state, c native.Commit) {
 			continue
 		}
 		seen := nativeSight{Ruleset: &native.Ruleset{Genid: before.Genid, Tables: map[tableid.TableID]*native.Table{id: before.Table}}}
-		if f := d.judgeNative(id, t, seen, nil); f.Remedy == native.NoRemedy && !nativeLost(f.Verdict) {
+		if f := d.judgeNative(id, t, seen, nil); f.Remedy == native.NoRemedy && !nativestore.Lost(f.Verdict) {
 			now := nativeLearned{id, before, time.Now()}
 			if f.Verdict == native.Changed {
 				d.acceptNative(st, t, now)
@@ -108,7 +110,7 @@ func (d *Daemon) refreshNative(ctx context.Context, st *state) {
 	}
 	defer func() {
 		end := time.Now()
-		r.refreshAt = latest(end.Add(refreshEvery), end.Add(refreshShare*end.Sub(start)))
+		r.refreshAt = pace.Latest(end.Add(refreshEvery), end.Add(refreshShare*end.Sub(start)))
 	}()
 	if r.all {
 		return // they are read whole

@@ -9,6 +9,8 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/nativestore"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -34,7 +36,7 @@ func (d *Daemon) lookNative(ctx context.Context, st *state) {
 		return
 	}
 	now := time.Now()
-	if r.trouble.over() {
+	if r.trouble.Over() {
 		severity.Notices(klog.FromContext(ctx)).Info("The native tables can be looked at again")
 	}
 	r.hinted = time.Time{}
@@ -48,7 +50,7 @@ func (d *Daemon) lookNative(ctx context.Context, st *state) {
 // hearNative takes in what commits did up to a genid.
 func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error {
 	r, now := &st.native, time.Now()
-	since := notBefore(earliest(r.hinted, now), r.heard)
+	since := notBefore(pace.Earliest(r.hinted, now), r.heard)
 	commits, missed, err := d.cfg.Native.Kernel.Hear(genid)
 	if err == nil {
 		if !r.heard.IsZero() && now.Sub(r.heard) > d.stalledAfter() {
@@ -129,7 +131,7 @@ func (d *Daemon) takeDeed(r *nativeRealm, id tableid.TableID, deed nativeDeed) {
 
 // touch notes that the table may differ from what ought to be in force.
 func (t *nativeTable) touch(since, now time.Time, urgent bool) {
-	t.dirty, t.moved = earliest(t.dirty, since), now
+	t.dirty, t.moved = pace.Earliest(t.dirty, since), now
 	t.urgent = t.urgent || urgent
 }
 
@@ -143,19 +145,19 @@ func (t *nativeTable) gone() bool {
 // owner was quiet what else has changed.
 func (r *nativeRealm) planReads(now time.Time) {
 	r.readAt = time.Time{}
-	plan := func(at time.Time) { r.readAt = earliest(r.readAt, latest(at, r.pace.again)) }
+	plan := func(at time.Time) { r.readAt = pace.Earliest(r.readAt, pace.Latest(at, r.pace.again)) }
 	if r.all || r.fresh {
-		plan(latest(now, r.pace.ready))
+		plan(pace.Latest(now, r.pace.ready))
 	}
 	for _, t := range r.tables {
 		switch {
 		case t.dirty.IsZero():
 		case t.gone():
-			plan(latest(now, t.reportAt))
+			plan(pace.Latest(now, t.reportAt))
 		case t.urgent:
-			plan(latest(now, r.pace.alarmAt()))
+			plan(pace.Latest(now, r.pace.alarmAt()))
 		default:
-			plan(latest(earliest(t.moved.Add(captureQuiet), t.dirty.Add(captureMost)), r.pace.ready))
+			plan(pace.Latest(pace.Earliest(t.moved.Add(captureQuiet), t.dirty.Add(captureMost)), r.pace.ready))
 		}
 	}
 }
@@ -196,9 +198,9 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 			if t.finding = f; waits { // for the next try
 				t.rest(r.all)
 			} else if d.loseNative(st, id); st.heals() || !r.loss.hit[id] { // it may have been back
-				r.loss.retry.at = now
+				r.loss.retry.At = now
 			}
-		case nativeLost(f.Verdict):
+		case nativestore.Lost(f.Verdict):
 			if t.finding = f; d.awaitsSibling(r, id, t) {
 				continue
 			}
@@ -220,7 +222,7 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 func (r *nativeRealm) finishRead(end time.Time, seen nativeSight, alarm bool) {
 	first := !r.begun
 	r.begun = r.begun || seen.all
-	if !first && (r.loss == nil || r.loss.retry.at.After(end)) { // neither a start nor a loss is a busy owner's fault
+	if !first && (r.loss == nil || r.loss.retry.At.After(end)) { // neither a start nor a loss is a busy owner's fault
 		r.pace.spend(end, seen.took, alarm)
 	}
 	r.planReads(end)
@@ -319,7 +321,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 		r.all, r.fresh = r.all || seen.all, r.fresh || fresh
 		return nativeSight{}, err
 	}
-	st.memory.scheduleFree(time.Now())
+	st.memory.ScheduleFree(time.Now())
 	d.noteDrift(ctx, seen.Ruleset)
 	if seen.all {
 		r.immune = map[tableid.TableID]bool{}
@@ -360,11 +362,11 @@ var errDrifted = errors.New("the kernel's notifications do not add up to what it
 // noteBeyond says once that there are more tables than are guarded.
 func (d *Daemon) noteBeyond(ctx context.Context, r *nativeRealm, beyond int) {
 	if r.beyond = beyond; beyond == 0 {
-		r.limits.over()
+		r.limits.Over()
 		return
 	}
 	err := fmt.Errorf("%d native tables have no place among the %d that canaryd guards, first those that --protect names one by one", beyond, protect.MaxNative)
-	if r.limits.met(err, time.Now()) {
+	if r.limits.Met(err, time.Now()) {
 		severity.Warnings(klog.FromContext(ctx)).Error(err, "Not all native tables are guarded")
 	}
 }
@@ -389,7 +391,7 @@ func (d *Daemon) witnessesLost(ctx context.Context, r *nativeRealm) (map[tableid
 // judgeNative returns the verdict on a table. A table that was deleted alone stays so until it is
 // in the kernel again; but while its report is put off, its process may become known.
 func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSight, stand map[tableid.Family]string) native.Finding {
-	if t.inForce != "" && seen.Tables[id] != nil && nativeID(seen.Digest(id)) == t.inForce {
+	if t.inForce != "" && seen.Tables[id] != nil && nativestore.IDOf(seen.Digest(id)) == t.inForce {
 		return native.Finding{Verdict: native.Intact, Why: "its content is the one that was last in force"}
 	}
 	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Missed: t.missed || t.old || t.finding.Open(), Habits: owners.HabitsOf(id)}

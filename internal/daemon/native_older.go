@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -19,10 +20,10 @@ import (
 // nativeBehind returns the note that the native tables on disk are behind.
 func (d *Daemon) nativeBehind(st *state) *reload.Behind {
 	r := &st.native
-	b := &reload.Behind{Stored: d.cfg.Native.Store.index, Saved: r.disk.keptAt, Changes: r.disk.changes - r.disk.keptChanges}
+	b := &reload.Behind{Stored: d.cfg.Native.Store.Index(), Saved: r.disk.keptAt, Changes: r.disk.changes - r.disk.keptChanges}
 	for _, id := range r.ids() {
 		t := r.tables[id]
-		b.Tables = append(b.Tables, reload.BehindTable{Name: id.NFT(), ID: nativeID(t.digest), Witness: t.witness})
+		b.Tables = append(b.Tables, reload.BehindTable{Name: id.NFT(), ID: nativestore.IDOf(t.digest), Witness: t.witness})
 	}
 	return b
 }
@@ -31,38 +32,38 @@ func (d *Daemon) nativeBehind(st *state) *reload.Behind {
 // tables on disk that count. A table that the note lacks was removed by its owner since. A table
 // with an older content is put back from disk, with a word in log and record, unless the kernel's
 // table is as it was.
-func (d *Daemon) recallNativeBehind(ctx context.Context, st *state, stored storedNative) []storedNativeTable {
+func (d *Daemon) recallNativeBehind(ctx context.Context, st *state, stored nativestore.Stored) []nativestore.Row {
 	if d.cfg.Store == nil {
 		return stored.Tables
 	}
 	r := &st.native
-	b, err := d.cfg.Store.LoadNativeBehind(d.cfg.Native.Store.index)
+	b, err := d.cfg.Store.LoadNativeBehind(d.cfg.Native.Store.Index())
 	switch {
 	case errors.Is(err, reload.ErrNothingStored):
 		return stored.Tables
 	case err != nil:
 		tables := map[tableid.TableID]string{}
 		for _, s := range stored.Tables {
-			tables[s.generation.Table.ID] = s.generation.ID
+			tables[s.Generation.Table.ID] = s.Generation.ID
 		}
 		r.older = mayBeOlder(ctx, err, tables)
 		return stored.Tables
 	}
 	kept := map[string]bool{}
-	list := slices.DeleteFunc(slices.Clone(stored.Tables), func(s storedNativeTable) bool {
-		kept[s.generation.Name] = true
-		_, guarded := b.Table(s.generation.Name)
+	list := slices.DeleteFunc(slices.Clone(stored.Tables), func(s nativestore.Row) bool {
+		kept[s.Generation.Name] = true
+		_, guarded := b.Table(s.Generation.Name)
 		return !guarded
 	})
 	for i := range list {
 		s := &list[i]
-		now, _ := b.Table(s.generation.Name)
-		if s.Witness = now.Witness; now.ID == s.generation.ID {
+		now, _ := b.Table(s.Generation.Name)
+		if s.Witness = now.Witness; now.ID == s.Generation.ID {
 			continue
 		}
-		s.inForce = now.ID
+		s.InForce = now.ID
 		r.older.text = olderText(b.Saved, b.Changes)
-		r.older.tables = tableid.With(r.older.tables, s.generation.Table.ID, s.generation.ID)
+		r.older.tables = tableid.With(r.older.tables, s.Generation.Table.ID, s.Generation.ID)
 	}
 	for _, t := range b.Tables {
 		if !kept[t.Name] {
@@ -91,4 +92,4 @@ func (d *Daemon) judgeUnreadNative(ctx context.Context, st *state) {
 	}
 }
 
-func (t *nativeTable) contentID() string { return nativeID(t.digest) }
+func (t *nativeTable) contentID() string { return nativestore.IDOf(t.digest) }

@@ -3,6 +3,7 @@ package daemon
 import (
 	"time"
 
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -41,14 +42,14 @@ func (p *nativePace) spend(end time.Time, took time.Duration, alarm bool) {
 	p.ready = end.Add(readShare * took)
 	if alarm {
 		p.last = readShare * took
-		p.quiet = latest(p.quiet, end).Add(p.last)
+		p.quiet = pace.Latest(p.quiet, end).Add(p.last)
 	}
 }
 
 // interrupted has reads wait for a busy writer, but for those of tables that are gone.
 func (p *nativePace) interrupted(now time.Time) {
-	p.ready = now.Add(firstTry)
-	p.quiet, p.last = latest(p.quiet, p.ready), 0
+	p.ready = now.Add(pace.FirstTry)
+	p.quiet, p.last = pace.Latest(p.quiet, p.ready), 0
 }
 
 // alarmed reports whether a possible flush asks for a read of the wanted tables. Of tables that are

@@ -3,22 +3,20 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
 
-	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/nativestore"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
-
-// partOfIt is why a table is partial.
-const partOfIt = "a part of it could not be put back"
 
 // hold takes up which parts of a table are in quarantine.
 func (d *Daemon) hold(st *state, t *nativeTable, held []native.Held) {
@@ -27,11 +25,11 @@ func (d *Daemon) hold(st *state, t *nativeTable, held []native.Held) {
 	case len(held) == 0 && len(t.held) == 0:
 		return
 	case grown:
-		r.readmit.in(firstTry, now)
+		r.readmit.In(pace.FirstTry, now)
 	}
 	t.held = held
 	if !anyOf(r.tables, func(t *nativeTable) bool { return len(t.held) > 0 }) {
-		r.readmit = retry{}
+		r.readmit = pace.Retry{}
 	}
 	r.disk.changed(now)
 }
@@ -48,7 +46,7 @@ func (d *Daemon) holdOn(ctx context.Context, st *state, t *nativeTable, now nati
 	}
 	d.hold(st, t, still)
 	if len(still) > 0 { // an owner that writes one by one may be about to write them
-		st.native.readmit.at = earliest(st.native.readmit.at, time.Now().Add(ownersPause))
+		st.native.readmit.At = pace.Earliest(st.native.readmit.At, time.Now().Add(ownersPause))
 		return
 	}
 	d.completeNative(ctx, st, t)
@@ -65,14 +63,14 @@ func (d *Daemon) holdRefused(ctx context.Context, st *state, repair native.Repai
 		l.partial = true
 		t.heldFor = l.record.ID
 	}
-	d.hold(st, t, slices.Concat(still, lasting(refused)))
+	d.hold(st, t, slices.Concat(still, nativestore.Lasting(refused)))
 }
 
 // logHeld logs the parts that a replay left out of a native table.
 func logHeld(ctx context.Context, id tableid.TableID, held []native.Held) {
 	log, waiting := klog.FromContext(ctx), 0
 	missing := slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return h.Waits })
-	for _, h := range missing[:min(namesKept, len(missing))] {
+	for _, h := range missing[:min(flushes.NamesKept, len(missing))] {
 		next := "it is tried again"
 		if h.Fleeting {
 			next = "its time is running out, and it is not tried again"
@@ -83,7 +81,7 @@ func logHeld(ctx context.Context, id tableid.TableID, held []native.Held) {
 		first := held[slices.IndexFunc(held, func(h native.Held) bool { return h.Waits })]
 		severity.Errors(log).Info(rulesWait, "table", id.NFT(), "rules", waiting, "chain", first.Name, "reason", first.Why, "next", waitNext)
 	}
-	if more := len(missing) - namesKept; more > 0 {
+	if more := len(missing) - flushes.NamesKept; more > 0 {
 		severity.Errors(log).Info("More parts of a native table are in quarantine", "table", id.NFT(), "parts", more)
 	}
 }
@@ -97,7 +95,7 @@ func (d *Daemon) readmitNative(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
 	r := &st.native
-	r.readmit.failed(nil, time.Now())
+	r.readmit.Failed(nil, time.Now())
 	for _, id := range r.ids() {
 		if t := r.tables[id]; len(t.held) == 0 || t.lost() || t.old {
 			continue
@@ -105,12 +103,12 @@ func (d *Daemon) readmitNative(ctx context.Context, st *state) {
 		if err := d.readmitTable(ctx, st, id); err != nil {
 			klog.FromContext(ctx).V(1).Info("Parts in quarantine could not be put back yet", "table", id.NFT(), "reason", err)
 			if errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
-				r.readmit.in(firstTry, time.Now())
+				r.readmit.In(pace.FirstTry, time.Now())
 			}
 		}
 	}
 	if !anyOf(r.tables, func(t *nativeTable) bool { return len(t.held) > 0 }) { // their owners have deleted them
-		r.readmit = retry{}
+		r.readmit = pace.Retry{}
 	}
 	r.planReads(time.Now())
 }
@@ -126,7 +124,7 @@ func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID
 	switch {
 	case t == nil: // one process owns it now
 		return nil
-	case nativeLost(f.Verdict) || seen.Tables[id] == nil:
+	case nativestore.Lost(f.Verdict) || seen.Tables[id] == nil:
 		t.touch(time.Now(), time.Now(), true) // a read judges it
 		return nil
 	case f.Verdict == native.Changed:
@@ -156,7 +154,7 @@ func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID
 		return err
 	case !repairs[0].Repaired(proof.Tables[id], false):
 		t.touch(time.Now(), time.Now(), true)
-		return errNotInForce
+		return nativestore.ErrNotInForce
 	}
 	t.held = nil // its owner has decided nothing
 	d.adopt(ctx, st, nativeSight{Ruleset: proof}.learned(id))
@@ -189,7 +187,7 @@ func (d *Daemon) dismissHeld(ctx context.Context, st *state) (lost, waiting int)
 		t := r.tables[id]
 		waits := slices.DeleteFunc(slices.Clone(t.held), func(h native.Held) bool { return !h.Waits })
 		gone := slices.DeleteFunc(slices.Clone(t.held), func(h native.Held) bool { return h.Waits })
-		for _, h := range gone[:min(namesKept, len(gone))] {
+		for _, h := range gone[:min(flushes.NamesKept, len(gone))] {
 			severity.Notices(klog.FromContext(ctx)).Info(partAccepted, "table", id.NFT(), "part", h.Text, "reason", h.Why)
 		}
 		lost, waiting = lost+len(gone), waiting+len(waits)
@@ -197,39 +195,7 @@ func (d *Daemon) dismissHeld(ctx context.Context, st *state) (lost, waiting int)
 		t.heldFor = ""
 	}
 	if waiting > 0 {
-		r.readmit.in(0, time.Now())
+		r.readmit.In(0, time.Now())
 	}
 	return lost, waiting
-}
-
-// lasting returns the refused parts that are tried again: not those that time or packets take away.
-func lasting(held []native.Held) []native.Held {
-	return slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return h.Fleeting })
-}
-
-// errPartsLeft: the kernel refused parts of a table, and the rest is in force.
-var errPartsLeft = errors.New("could not be put back and is in quarantine")
-
-// partsLeft is errPartsLeft with the first part; nil if there are none.
-func partsLeft(held []native.Held) error {
-	if len(held) == 0 {
-		return nil
-	}
-	more := ""
-	if n := len(held) - 1; n > 0 {
-		more = fmt.Sprintf(", with %d more,", n)
-	}
-	return fmt.Errorf("%s%s %w: %s", held[0].Text, more, errPartsLeft, held[0].Why)
-}
-
-// publishHeld returns a table's parts in quarantine for a Status. Parts that wait come last.
-func publishHeld(held []native.Held) (list []api.NativeQuarantined) {
-	waits := func(h native.Held) bool { return h.Waits }
-	refused := slices.DeleteFunc(slices.Clone(held), waits)
-	waiting := slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return !waits(h) })
-	sorted := slices.Concat(refused, waiting)
-	for _, h := range sorted[:min(len(sorted), api.QuarantinedShown)] {
-		list = append(list, api.NativeQuarantined{Kind: h.Kind.String(), Name: h.Name, Text: h.Text, Reason: h.Why, Waits: h.Waits})
-	}
-	return list
 }

@@ -12,6 +12,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -26,12 +28,12 @@ import (
 type nativeLoss struct {
 	record   api.Flush
 	hit      map[tableid.TableID]bool // tables recorded so far
-	lost     []lostTable              // what they lost; empty once the journal has it
+	lost     []flushes.LostTable      // what they lost; empty once the journal has it
 	intact   time.Time                // when all tables were last known to be in force; zero: that is not known
 	recorded bool
 	kept     bool // the journal has it
 	attempts int
-	retry    retry
+	retry    pace.Retry
 	written  time.Time // the last write's end
 	replayed bool      // something was put back and proved
 	lacking  bool      // devices were left out
@@ -40,7 +42,7 @@ type nativeLoss struct {
 	// unswept are tables that were written, and no read has proved it: flows that began in the gap
 	// are ended when the loss ends.
 	unswept map[tableid.TableID]bool
-	trouble trouble
+	trouble pace.Trouble
 	failed  error // the last try's; nil: it did not fail
 }
 
@@ -50,15 +52,15 @@ func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
 	r, now := &st.native, time.Now()
 	if r.loss != nil {
 		if known = r.loss.hit[id]; !known {
-			r.loss.retry.at = now
+			r.loss.retry.At = now
 		}
 		return known
 	}
 	if r.loss = d.unansweredNative(st, id); r.loss != nil {
-		r.loss.retry.at, r.loss.intact = now, r.known
+		r.loss.retry.At, r.loss.intact = now, r.known
 		return false
 	}
-	r.loss = &nativeLoss{record: d.newNativeRecord(st, r.tables[id]), hit: map[tableid.TableID]bool{}, retry: retry{at: now}, intact: r.known}
+	r.loss = &nativeLoss{record: d.newNativeRecord(st, r.tables[id]), hit: map[tableid.TableID]bool{}, retry: pace.Retry{At: now}, intact: r.known}
 	return false
 }
 
@@ -112,7 +114,7 @@ func (d *Daemon) addNativeLosses(st *state, repairs []native.Repair) (added int)
 			if repair.Want.Empty() { // packets do not miss it
 				continue
 			}
-			l.lost = append(l.lost, lostTable{repair.Want, repair.Now})
+			l.lost = append(l.lost, flushes.LostTable{Want: repair.Want, Now: repair.Now})
 			d.addNativeLoss(st, &l.record, id)
 			l.record.Older = cmp.Or(l.record.Older, st.native.older.takenFrom(id, st.native.tables[id].contentID))
 			added++
@@ -137,7 +139,7 @@ func (d *Daemon) announceNative(log klog.Logger, record api.Flush, added int, co
 		lost.Rules, lost.Chains, lost.Elements = lost.Rules+l.Rules, lost.Chains+l.Chains, lost.Elements+l.Elements
 	}
 	severity.Warnings(log).Info("Rules of native tables were lost", "flush", record.ID, "tables", strings.Join(names, ", "),
-		"rules", lost.Rules, "chains", lost.Chains, "elements", lost.Elements, "by", culpritsText(record))
+		"rules", lost.Rules, "chains", lost.Chains, "elements", lost.Elements, "by", flushes.CulpritsText(record))
 }
 
 // nativeLog returns the log for what is said of each flush: while something keeps flushing that
@@ -168,9 +170,9 @@ func (d *Daemon) addNativeLoss(st *state, r *api.Flush, id tableid.TableID) {
 		}
 	}
 	loss.Parts, loss.More = lostParts(t)
-	loss.By = accuse(r, d.takersOf(t))
+	loss.By = flushes.Accuse(r, d.takersOf(t))
 	r.CulpritsMissed = r.CulpritsMissed || t.missed && len(loss.By) > 0
-	settleCulprit(r)
+	flushes.SettleCulprit(r)
 	r.Native = append(r.Native, loss)
 	r.Lost.Chains += loss.Chains
 	r.Lost.Rules += loss.Rules
@@ -285,12 +287,12 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 	d.addNativeLoss(st, &record, id)
 	r.waiting[id] = &record
 	d.cfg.Metrics.ObserveNativeFlush(record.Time, record.Native)
-	if st.foldsInto(record) != nil {
+	if st.journal.FoldsInto(record) != nil {
 		return // the log has its like, and the disk gets the count
 	}
-	d.write(ctx, record, nativeDiff([]lostTable{{t.want, now}}))
+	d.write(ctx, record, flushes.NativeDiff([]flushes.LostTable{{Want: t.want, Now: now}}))
 	klog.FromContext(ctx).Error(errors.New(t.finding.Why), "A native table is lost and is not put back unasked; its owner has to write it again, or a decision is needed",
-		"flush", record.ID, "table", id.NFT(), "verdict", t.finding.Verdict, "by", culpritsText(record), "bringItBack", restoreCommand, "acceptTheLoss", dismissCommand)
+		"flush", record.ID, "table", id.NFT(), "verdict", t.finding.Verdict, "by", flushes.CulpritsText(record), "bringItBack", restoreCommand, "acceptTheLoss", dismissCommand)
 }
 
 // nativeBack notes that a table is as its owner wants it: losses of it that are open are over. The
@@ -306,7 +308,7 @@ func (d *Daemon) nativeBack(ctx context.Context, st *state, id tableid.TableID, 
 	d.endWaiting(ctx, st, id, outcome, what)
 	r.tables[id].finding = native.Finding{Verdict: native.Changed}
 	if st.nativeBackUnasked() {
-		r.loss.retry.at = time.Now()
+		r.loss.retry.At = time.Now()
 	}
 }
 
@@ -348,13 +350,13 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	if l.replayed || l.unproved {
 		l.record.WrittenSeconds = l.written.Sub(l.record.Time).Seconds()
 	}
-	d.cfg.Metrics.ObserveRecovery(endAbsence(&l.record, time.Now()), l.record.Standby)
+	d.cfg.Metrics.ObserveRecovery(flushes.EndAbsence(&l.record, time.Now()), l.record.Standby)
 	d.countNativeReplay(l.record.Native, l.record.Outcome)
 	d.keepRecord(ctx, st, l.record, len(l.lost) == 0, func() { d.writeNativeRecord(ctx, l) })
 	for id := range l.hit { // a flush took it while it waited for a decision
 		d.endWaiting(ctx, st, id, l.record.Outcome, "A native table is back and in force again")
 	}
-	logBack(d.nativeLog(ctx, st), "The native tables", strings.Join(l.record.NativeNames(), ", "), l.record, l.attempts+1)
+	flushes.LogBack(d.nativeLog(ctx, st), "The native tables", strings.Join(l.record.NativeNames(), ", "), l.record, l.attempts+1)
 }
 
 // writeNativeRecord gives the record to the journal, with what was lost unless it has that.
@@ -362,7 +364,7 @@ func (d *Daemon) writeNativeRecord(ctx context.Context, l *nativeLoss) {
 	if d.cfg.Journal == nil {
 		return
 	}
-	d.write(ctx, l.record, nativeDiff(l.lost))
+	d.write(ctx, l.record, flushes.NativeDiff(l.lost))
 	l.lost = nil
 }
 

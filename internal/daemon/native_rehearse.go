@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -40,7 +41,7 @@ func (h *rehearsal) plan(now time.Time) {
 	if h.at.IsZero() {
 		h.at = now
 		if !h.began.IsZero() {
-			h.at = latest(now, h.began.Add(rehearseEvery))
+			h.at = pace.Latest(now, h.began.Add(rehearseEvery))
 		}
 	}
 }
@@ -48,7 +49,7 @@ func (h *rehearsal) plan(now time.Time) {
 // rehearseAt returns when the next piece of a native table is rehearsed; zero: none is.
 func (r *nativeRealm) rehearseAt() (at time.Time) {
 	for _, t := range r.tables {
-		at = earliest(at, t.rehearsal.at)
+		at = pace.Earliest(at, t.rehearsal.at)
 	}
 	return at
 }
@@ -58,7 +59,7 @@ func (r *nativeRealm) rehearseAt() (at time.Time) {
 func (d *Daemon) rehearseNative(ctx context.Context, st *state) {
 	r := &st.native
 	for _, id := range r.ids() {
-		if t := r.tables[id]; due(t.rehearsal.at, time.Now()) {
+		if t := r.tables[id]; pace.Due(t.rehearsal.at, time.Now()) {
 			d.rehearse(ctx, st, id, t)
 			return
 		}
@@ -77,7 +78,7 @@ func (d *Daemon) rehearse(ctx context.Context, st *state, id tableid.TableID, t 
 	wait := end.Add(rehearseShare * end.Sub(start))
 	for _, other := range st.native.tables { // one at a time
 		if !other.rehearsal.at.IsZero() {
-			other.rehearsal.at = latest(other.rehearsal.at, wait)
+			other.rehearsal.at = pace.Latest(other.rehearsal.at, wait)
 		}
 	}
 	var refused *native.UnreplayableError
@@ -124,7 +125,7 @@ func (h *rehearsal) report(ctx context.Context, id tableid.TableID, t *nativeTab
 	log := klog.FromContext(ctx)
 	t.refusedParts = nil
 	if h.first == nil {
-		if t.refused.over() {
+		if t.refused.Over() {
 			severity.Notices(log).Info("A native table could be put back again", "table", id.NFT())
 		}
 		return
@@ -135,7 +136,7 @@ func (h *rehearsal) report(ctx context.Context, id tableid.TableID, t *nativeTab
 	} else {
 		t.refusedParts = h.found
 	}
-	if t.refused.met(err, time.Now()) {
+	if t.refused.Met(err, time.Now()) {
 		severity.Warnings(log).Error(err, "A native table could not be put back if it were lost", "table", id.NFT(), "parts", fmt.Sprint(len(h.found)))
 	}
 }

@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/nativestore"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -68,7 +70,7 @@ func (r *nativeRealm) mayRide(repairs []native.Repair) bool {
 	for _, repair := range repairs {
 		chains, rules, elements := repair.Want.Counts()
 		size += chains + rules + elements + len(repair.Want.Sets)
-		if r.tables[repair.Want.ID].refused.there() {
+		if r.tables[repair.Want.ID].refused.There() {
 			return false
 		}
 	}
@@ -93,8 +95,8 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 		}
 		native.recorded = true
 		switch {
-		case errors.Is(err, errOwnerWrote), err == nil && st.native.moreLost():
-			native.retry.at = time.Now() // healNative goes on, and ends the record
+		case errors.Is(err, nativestore.ErrOwnerWrote), err == nil && st.native.moreLost():
+			native.retry.At = time.Now() // healNative goes on, and ends the record
 		case err != nil:
 			d.retryNative(ctx, st, err)
 		default:
@@ -105,7 +107,7 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 	d.shutStandby(ctx, st)
 	d.endNative(st)
 	joinRecord(&l.record, native.record)
-	l.diff = append(l.diff, nativeDiff(native.lost)...)
+	l.diff = append(l.diff, flushes.NativeDiff(native.lost)...)
 	l.unkept = l.diff
 	d.announceNative(st.flushLog(ctx), l.record, added, l.counted)
 	d.countNativeReplay(native.record.Native, native.outcome())
@@ -126,13 +128,13 @@ func joinRecord(to *api.Flush, from api.Flush) {
 	to.Lost.Rules += from.Lost.Rules
 	to.Lost.Chains += from.Lost.Chains
 	to.Lost.Elements += from.Lost.Elements
-	if slices.Index(gravity, from.Kind) > slices.Index(gravity, to.Kind) {
+	if flushes.Graver(from.Kind, to.Kind) {
 		to.Kind = from.Kind
 	}
 	for _, c := range from.Culprits {
-		addCulprit(to, c)
+		flushes.AddCulprit(to, c)
 	}
-	to.LastInForce, to.Stalled = earliest(to.LastInForce, from.LastInForce), to.Stalled || from.Stalled
+	to.LastInForce, to.Stalled = pace.Earliest(to.LastInForce, from.LastInForce), to.Stalled || from.Stalled
 	to.CulpritsMissed = to.CulpritsMissed || from.CulpritsMissed
-	settleCulprit(to)
+	flushes.SettleCulprit(to)
 }

@@ -2,14 +2,13 @@ package daemon
 
 import (
 	"cmp"
-	"errors"
 	"slices"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/nativestore"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
-	"github.com/canaryd/canaryd/pkg/native"
-	"github.com/canaryd/canaryd/pkg/reload"
 )
 
 // publishNative puts the native tables into a status.
@@ -23,15 +22,15 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		t := r.tables[id]
 		row := api.NativeTable{Family: id.Family.NFT(), Table: id.NFT(), Verdict: canary.Verdict(t.finding.Verdict), Why: t.finding.Why, Captured: t.read}
 		row.Chains, row.Rules, row.Elements = t.want.Counts()
-		if !t.lost() && (!r.begun || r.all || r.trouble.there()) {
+		if !t.lost() && (!r.begun || r.all || r.trouble.There()) {
 			row.Verdict, row.Why = canary.Unknown, "it could not be read yet"
 		}
 		if row.QuarantinedParts = len(t.held); len(t.held) > 0 && !t.lost() {
-			row.Verdict, row.Why = canary.Partial, partOfIt
+			row.Verdict, row.Why = canary.Partial, nativestore.PartOfIt
 		}
-		row.Quarantined, row.UnreplayableParts = publishHeld(t.held), len(t.refusedParts)
-		row.Generation = nativeID(t.digest)
-		row.Unreplayable, row.Awaiting = t.refused.what, r.waiting[id] != nil
+		row.Quarantined, row.UnreplayableParts = nativestore.PublishHeld(t.held), len(t.refusedParts)
+		row.Generation = nativestore.IDOf(t.digest)
+		row.Unreplayable, row.Awaiting = t.refused.What, r.waiting[id] != nil
 		row.Standby, row.Witness = d.nativeStandbyOf(st, id), r.witness[id.Family].Table
 		s.Native = append(s.Native, row)
 	}
@@ -41,54 +40,28 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 	}
 	slices.SortFunc(s.Native, func(a, b api.NativeTable) int { return cmp.Compare(a.Table, b.Table) })
 	switch {
-	case r.trouble.there():
-		s.NativeError = r.trouble.what
+	case r.trouble.There():
+		s.NativeError = r.trouble.What
 	case !r.begun:
 		s.NativeError = "they were not read yet"
 	}
 	s.NativeBeyond = r.beyond
 	for _, k := range r.disk.kept {
 		s.NativeStored = append(s.NativeStored, api.StoredNativeGeneration{ID: k.ID, Family: k.Family, Table: k.Name, Captured: k.Captured,
-			Made: k.Made, Chains: k.Chains, Rules: k.Rules, Elements: k.Elements, Foreign: k.foreign})
+			Made: k.Made, Chains: k.Chains, Rules: k.Rules, Elements: k.Elements, Foreign: k.Foreign})
 	}
 	s.Contended = s.Contended || r.calmAt.After(time.Now())
 	for _, w := range r.waitingRecords() {
-		s.LossSince = earliest(s.LossSince, w.Time)
+		s.LossSince = pace.Earliest(s.LossSince, w.Time)
 		s.Flushes = insertRecord(s.Flushes, w)
 	}
 	if l := r.loss; l != nil {
-		s.LossSince = earliest(s.LossSince, l.record.Time)
+		s.LossSince = pace.Earliest(s.LossSince, l.record.Time)
 		if l.recorded {
 			s.Flushes = slices.Insert(s.Flushes, 0, l.record)
 		}
 	}
 	if !r.known.IsZero() {
-		s.LastKnown = earliest(s.LastKnown, r.known)
+		s.LastKnown = pace.Earliest(s.LastKnown, r.known)
 	}
 }
-
-// nativeOutcome returns what a reply says of a table.
-func nativeOutcome(t *native.Table, outcome api.Outcome, err error) api.NativeRestored {
-	row := api.NativeRestored{Family: t.ID.Family.NFT(), Table: t.ID.NFT(), Outcome: outcome}
-	row.Chains, row.Rules, row.Elements = t.Counts()
-	if err != nil {
-		row.Detail = err.Error()
-	}
-	return row
-}
-
-// nativeOutcomes is nativeOutcome for tables to put back, and for those that cannot be put back.
-func nativeOutcomes(repairs []native.Repair, left []*native.Table) []api.NativeRestored {
-	var rows []api.NativeRestored
-	for _, repair := range repairs {
-		rows = append(rows, nativeOutcome(repair.Want, "", nil))
-	}
-	for _, t := range left {
-		rows = append(rows, nativeOutcome(t, reload.Failed, errOwnersNewer))
-	}
-	slices.SortFunc(rows, func(a, b api.NativeRestored) int { return cmp.Compare(a.Table, b.Table) })
-	return rows
-}
-
-// errOwnersNewer: an asked-for replay would undo what the owner has written.
-var errOwnersNewer = errors.New("its owner has changed it since; it has to write it again, or `canaryd dismiss` accepts it")

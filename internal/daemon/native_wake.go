@@ -7,12 +7,10 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/nativestore"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/nft"
 )
-
-// errNoNFTables: an earlier run guarded native tables, and the kernel cannot have any now.
-var errNoNFTables = errors.New("the kernel has no nf_tables any more")
 
 // wakeNative asks whether a table stands that is to be guarded, and reports whether it does. Until
 // then a preset costs this one question: canaryd hears of no commits and reads no table. Tables
@@ -40,7 +38,7 @@ func (d *Daemon) wakeNative(ctx context.Context, st *state) bool {
 		d.nativeUnknown(ctx, st, err)
 		return false
 	}
-	if r.trouble.over() {
+	if r.trouble.Over() {
 		severity.Notices(klog.FromContext(ctx)).Info("The native tables can be looked at again")
 	}
 	if !awake {
@@ -53,7 +51,7 @@ func (d *Daemon) wakeNative(ctx context.Context, st *state) bool {
 func (d *Daemon) awaken(st *state, wanted func(nft.Table) bool) (awake bool, err error) {
 	awake, err = d.cfg.Native.Wake(wanted)
 	if err == nil && !awake && wanted == nil {
-		err = errNoNFTables
+		err = nativestore.ErrNoNFTables
 	}
 	if err != nil || !awake {
 		return false, err
@@ -66,7 +64,7 @@ func (d *Daemon) awaken(st *state, wanted func(nft.Table) bool) (awake bool, err
 
 // nativeUnknown notes that nothing can be said of native tables now. It puts nothing back.
 func (d *Daemon) nativeUnknown(ctx context.Context, st *state, err error) {
-	if st.native.trouble.met(err, time.Now()) {
+	if st.native.trouble.Met(err, time.Now()) {
 		klog.FromContext(ctx).Error(err, "The native tables could not be read; whether they lost rules is unknown until they can")
 	}
 	st.native.lookAgain(ctx, d.cfg.PollInterval)

@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -47,7 +48,7 @@ func (d *Daemon) askWitness(ctx context.Context, r *nativeRealm, family tableid.
 func (d *Daemon) witnessesDue(st *state) {
 	for _, family := range st.native.families() {
 		if st.native.witness[family].Nonce == "" {
-			st.native.plantAt = earliest(st.native.plantAt, time.Now())
+			st.native.plantAt = pace.Earliest(st.native.plantAt, time.Now())
 		}
 	}
 }
@@ -58,13 +59,13 @@ func (d *Daemon) plantWitnesses(ctx context.Context, st *state) {
 	r.plantAt = time.Time{}
 	err := d.plantNow(ctx, st)
 	if errors.Is(err, nft.ErrStale) {
-		r.plantAt = time.Now().Add(firstTry)
+		r.plantAt = time.Now().Add(pace.FirstTry)
 		return
 	}
 	if err != nil {
 		r.plantAt = time.Now().Add(d.cfg.PollInterval)
 	}
-	r.unplanted.report(warnings(ctx), err, "A witness could not be planted; canaryd may take a flush of the ruleset for an owner that deletes its table")
+	r.unplanted.Report(pace.Warnings(ctx), err, "A witness could not be planted; canaryd may take a flush of the ruleset for an owner that deletes its table")
 }
 
 func (d *Daemon) plantNow(ctx context.Context, st *state) error {

@@ -9,6 +9,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -42,7 +44,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 		err = errors.Join(err, fr.Err)
 		st.families[f].examined.dueAt = time.Now().Add(captureQuiet)
 	}
-	st.memory.scheduleFree(time.Now())
+	st.memory.ScheduleFree(time.Now())
 	st.disk.marksChanged(time.Now())
 	if err != nil {
 		d.healFailed(ctx, st, err)
@@ -51,7 +53,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 	l := st.loss
 	st.loss = nil
 	if l.recorded {
-		st.observedSince = earliest(st.observedSince, l.record.Time)
+		st.observedSince = pace.Earliest(st.observedSince, l.record.Time)
 		l.record.Outcome = api.WaitingObserve
 		d.journal(ctx, st, l)
 		return
@@ -64,7 +66,7 @@ func (d *Daemon) observeUnguarded(ctx context.Context, st *state, err error) {
 	before := st.stoppedTables()
 	found, unread := d.readLoss(ctx, st)
 	for id, h := range found {
-		d.take(st, tableFinding{id: id, source: watching, finding: h.finding})
+		d.take(st, tableFinding{id: id, source: watching, finding: h.Finding})
 	}
 	d.recordLosses(ctx, st, observed(before, found))
 	d.healFailed(ctx, st, errors.Join(err, unread))
@@ -81,19 +83,19 @@ func (st *state) stoppedTables() map[rules.TableID]bool {
 
 // observed returns what reads found lost, without what was recorded before: a table that was
 // learned no more is lost once more if its marks are.
-func observed(before map[rules.TableID]bool, found map[rules.TableID]hit) map[rules.TableID]hit {
-	maps.DeleteFunc(found, func(id rules.TableID, h hit) bool {
-		again := h.finding.MarkLost || len(h.finding.Witnesses) > 0
-		return !h.verdict.Loss() || before[id] && !again
+func observed(before map[rules.TableID]bool, found map[rules.TableID]flushes.Hit) map[rules.TableID]flushes.Hit {
+	maps.DeleteFunc(found, func(id rules.TableID, h flushes.Hit) bool {
+		again := h.Finding.MarkLost || len(h.Finding.Witnesses) > 0
+		return !h.Verdict.Loss() || before[id] && !again
 	})
 	return found
 }
 
 // readLoss reads every family where nothing is to be written. The error says
 // what could not be read or judged of it.
-func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]hit, error) {
-	st.memory.scheduleFree(time.Now())
-	found := map[rules.TableID]hit{}
+func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]flushes.Hit, error) {
+	st.memory.ScheduleFree(time.Now())
+	found := map[rules.TableID]flushes.Hit{}
 	var unread []error
 	for f := range st.inOrder() {
 		snapshot, err := d.cfg.Kernel.Read(ctx, f)
@@ -105,7 +107,7 @@ func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]hit
 		st.loss.remember(f, examined)
 		for t, x := range examined {
 			id := f.Table(t)
-			found[id] = hitOf(x)
+			found[id] = flushes.HitOf(x)
 			unread = append(unread, st.lostUnread(id, x.Finding))
 		}
 	}
@@ -122,7 +124,7 @@ func (d *Daemon) resumeLearning(ctx context.Context, st *state, outcome api.Outc
 	absent, lost := now.Sub(st.observedSince), false
 	for i := range st.journal {
 		if r := &st.journal[i]; r.Outcome == api.WaitingObserve && !r.Earlier {
-			absent, lost = max(absent, endAbsence(r, now)), lost || r.Lost.Rules > 0
+			absent, lost = max(absent, flushes.EndAbsence(r, now)), lost || r.Lost.Rules > 0
 			r.Outcome = outcome
 			d.write(ctx, *r, nil)
 		}

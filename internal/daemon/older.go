@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -51,9 +52,9 @@ func (d *Daemon) noteBehind(ctx context.Context, save func(*reload.Behind) error
 }
 
 // tookWrite takes up the result of a write to the state folder. b is the note if it failed.
-func (d *Daemon) tookWrite(ctx context.Context, t *trouble, err error, save func(*reload.Behind) error, b *reload.Behind) {
+func (d *Daemon) tookWrite(ctx context.Context, t *pace.Trouble, err error, save func(*reload.Behind) error, b *reload.Behind) {
 	tables := len(b.Tables)
-	over := t.report(warnings(ctx), err, "The generation is not on disk; after a restart canaryd would know an older one, or none",
+	over := t.Report(pace.Warnings(ctx), err, "The generation is not on disk; after a restart canaryd would know an older one, or none",
 		"lastSaved", b.Saved, "changesSince", b.Changes, "nativeTables", tables)
 	if err == nil {
 		b = nil

@@ -3,14 +3,11 @@ package daemon
 import (
 	"context"
 	"reflect"
-	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
 
-	"github.com/canaryd/canaryd/internal/cniresults"
-	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -18,15 +15,15 @@ import (
 // ownersOnDisk is what the disk has of the owners of rules.
 type ownersOnDisk struct {
 	kept    reload.Owners
-	at      time.Time // when it was last seen to
-	trouble trouble   // why the disk does not have what is known
+	at      time.Time    // when it was last seen to
+	trouble pace.Trouble // why the disk does not have what is known
 }
 
 // recallOwners takes up what the last run knew of the owners of rules.
 func (d *Daemon) recallOwners(ctx context.Context, st *state) {
 	known, err := d.cfg.Store.LoadOwners()
 	if err != nil {
-		unusable(klog.FromContext(ctx), err).Error(err, "What is stored of the owners of rules is not used")
+		pace.Unusable(klog.FromContext(ctx), err).Error(err, "What is stored of the owners of rules is not used")
 		return
 	}
 	for f, uptime := range known.Proxy {
@@ -34,7 +31,7 @@ func (d *Daemon) recallOwners(ctx context.Context, st *state) {
 			fs.proxy = recallProxy(uptime, d.cfg.Uptime())
 		}
 	}
-	st.pods.recall(known)
+	st.pods.Recall(known)
 	st.owners.kept = known
 }
 
@@ -51,40 +48,8 @@ func (d *Daemon) owners(st *state) reload.Owners {
 		}
 		o.Proxy[f] = uptime
 	}
-	o.Folder, o.Pods = st.pods.folder, st.pods.kept()
+	o.Folder, o.Pods = st.pods.Folder, st.pods.Kept()
 	return o
-}
-
-// kept returns the containers of which a restart must not forget that they had a file:
-// those for which the generation has rules.
-func (w *podWatch) kept() []reload.AttachedPod {
-	var list []reload.AttachedPod
-	for a, k := range w.known {
-		if w.rules[a] {
-			list = append(list, reload.AttachedPod{
-				Attachment: a, Namespace: k.Namespace, Name: k.Name, HostPorts: k.HostPorts, Gone: !k.gone.IsZero(), Returned: !k.returned.IsZero(),
-			})
-		}
-	}
-	slices.SortFunc(list, func(a, b reload.AttachedPod) int {
-		return strings.Compare(a.Network+"/"+a.Container, b.Network+"/"+b.Container)
-	})
-	return list
-}
-
-// recall takes up what the last run knew of pods.
-func (w *podWatch) recall(known reload.Owners) {
-	w.folder, w.known = known.Folder, map[protect.Attachment]attached{}
-	for _, p := range known.Pods {
-		k := attached{Pod: cniresults.Pod{Namespace: p.Namespace, Name: p.Name, HostPorts: p.HostPorts}}
-		if p.Returned {
-			k.returned = time.Now()
-		}
-		if p.Gone {
-			k.gone = time.Now()
-		}
-		w.known[p.Attachment] = k
-	}
 }
 
 // keepOwners writes what is known of owners when it has changed, once in each poll
@@ -100,7 +65,7 @@ func (d *Daemon) keepOwners(ctx context.Context, st *state, last bool) {
 	}
 	err := d.cfg.Store.SaveOwners(now)
 	d.countStateError(err)
-	st.owners.trouble.report(warnings(ctx), err, "After a restart canaryd would not know which rules have no owner")
+	st.owners.trouble.Report(pace.Warnings(ctx), err, "After a restart canaryd would not know which rules have no owner")
 	if err == nil {
 		st.owners.kept = now
 	}

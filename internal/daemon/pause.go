@@ -111,7 +111,7 @@ func (d *Daemon) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply,
 		st.disk.marksChanged(time.Now())
 		reply.Until = st.pause.until
 		if st.loss != nil { // it is recorded, and no longer tried
-			st.loss.retry.at = time.Now()
+			st.loss.retry.At = time.Now()
 		}
 		st.resumeNative()
 		severity.Notices(klog.FromContext(ctx)).Info("Paused on request: what is lost is recorded, but not replayed",
@@ -143,7 +143,7 @@ func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 		next = "replaying what is lost"
 	}
 	if st.loss != nil {
-		st.loss.retry.at, next = time.Now(), "replaying what is lost"
+		st.loss.retry.At, next = time.Now(), "replaying what is lost"
 		if st.loss.record.Outcome == api.WaitingPaused {
 			st.loss.record.Outcome = api.Pending
 		}
@@ -160,7 +160,7 @@ func (d *Daemon) recordPaused(ctx context.Context, st *state) {
 		return
 	}
 	for id, h := range found {
-		d.take(st, tableFinding{id: id, source: lossesOnly, finding: h.finding})
+		d.take(st, tableFinding{id: id, source: lossesOnly, finding: h.Finding})
 	}
 	d.recordLosses(ctx, st, found)
 	if l := st.loss; !l.recorded { // its owner was faster
@@ -177,7 +177,7 @@ func (d *Daemon) recordPaused(ctx context.Context, st *state) {
 	}
 	st.loss.record.Outcome = api.WaitingPaused
 	d.keepOpen(ctx, st.loss)
-	st.loss.retry.at = st.pause.until
+	st.loss.retry.At = st.pause.until
 }
 
 // recordMore has a loss of a pause recorded again if it has grown.
@@ -187,7 +187,7 @@ func (st *state) recordMore() {
 	}
 	for id, ts := range st.tables() {
 		if ts.verdict.Loss() && st.loss.hit[id] == "" {
-			st.loss.retry.at = time.Now()
+			st.loss.retry.At = time.Now()
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -104,7 +105,7 @@ func (fs *familyState) renewAfterAsking(now time.Time) { fs.rotation.plan(now) }
 // askForSyncs asks kube-proxy for the full syncs that are pending.
 func (d *Daemon) askForSyncs(ctx context.Context, st *state) {
 	for f, fs := range st.inOrder() {
-		if !due(fs.proxy.askAt, time.Now()) {
+		if !pace.Due(fs.proxy.askAt, time.Now()) {
 			continue
 		}
 		fs.proxy.askUntil, fs.proxy.askAt = time.Time{}, time.Time{}
@@ -137,7 +138,7 @@ func (d *Daemon) ownerless(st *state, now time.Time) *api.OwnerlessRules {
 		if o == nil {
 			o = &api.OwnerlessRules{Since: fs.proxy.gone, Choices: ownerChoices(d.cfg.Node)}
 		}
-		o.Since, o.Families = earliest(o.Since, fs.proxy.gone), append(o.Families, f)
+		o.Since, o.Families = pace.Earliest(o.Since, fs.proxy.gone), append(o.Families, f)
 	}
 	return o
 }
@@ -160,12 +161,12 @@ var errOwnerless = errors.New("KUBE-PROXY-CANARY is not back, so no process corr
 func (d *Daemon) logOwnerless(ctx context.Context, st *state) {
 	log, now := klog.FromContext(ctx), time.Now()
 	o := d.ownerless(st, now)
-	if o != nil && st.ownerless.met(errOwnerless, now) {
+	if o != nil && st.ownerless.Met(errOwnerless, now) {
 		severity.Warnings(log).Error(nil, "kube-proxy's rules have no owner: they are in force, but KUBE-PROXY-CANARY is not back, so no process corrects them",
 			"families", o.Families, "missingFor", now.Sub(o.Since).Round(time.Second),
 			"ifItBelongsHere", o.Choices[0].Command, "ifItHasLeft", o.Choices[len(o.Choices)-1].Command)
 	}
-	if o == nil && st.ownerless.over() {
+	if o == nil && st.ownerless.Over() {
 		severity.Notices(log).Info("No rules of kube-proxy's are without an owner any more")
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -39,13 +40,13 @@ func (d *Daemon) publish(st *state) {
 		Owners:           st.guards.found,
 		Unguarded:        st.unguardedNow(),
 		LeadsOut:         st.leadsOut.shown,
-		Accepted:         st.accepted.lately(time.Now()),
+		Accepted:         st.accepted.Lately(time.Now()),
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),
 		Standby:          d.standbys(st),
 	}
 	if d.cfg.Store != nil {
-		s.Baseline = st.baseline.public()
+		s.Baseline = st.baseline.Public()
 	}
 	if !st.removed {
 		s.RulesWithoutOwner = d.ownerless(st, time.Now())
@@ -73,7 +74,7 @@ func (d *Daemon) publish(st *state) {
 	d.publishMissing(st, &s)
 	st.decision.addTo(&s)
 	if st.loss != nil {
-		s.LossSince = earliest(s.LossSince, st.loss.record.Time)
+		s.LossSince = pace.Earliest(s.LossSince, st.loss.record.Time)
 		if st.loss.recorded {
 			s.Flushes = slices.Insert(s.Flushes, 0, st.loss.record)
 		} else if st.loss.unread != nil {
@@ -82,14 +83,14 @@ func (d *Daemon) publish(st *state) {
 	}
 	s.Failing = st.failing()
 	d.publishNative(st, &s)
-	if s.LastDrill = st.lastDrill; s.LastDrill == nil {
+	if s.LastDrill = st.drills.Last; s.LastDrill == nil {
 		s.LastDrill = api.LastDrillOf(st.journal)
 	}
 	s.LearningPendingSince = pendingSince(st)
 	st.publishUnkept(&s)
 	st.publishUnread(&s)
-	s.JournalError = d.journalTrouble.text()
-	s.ListenRequired, s.ListenError = d.cfg.ListenRequired, d.listenTrouble.text()
+	s.JournalError = d.journalTrouble.Text()
+	s.ListenRequired, s.ListenError = d.cfg.ListenRequired, d.listenTrouble.Text()
 	s.Quarantined, s.WaitingChains = st.quarantined()
 	s.PolicyDrops = st.policyDrops()
 	s.NothingProtected = d.nothing(st, s)
@@ -102,9 +103,9 @@ func (d *Daemon) publish(st *state) {
 // unreadable returns why the family's tables cannot be read; "" if they can, or if the kernel has
 // no words for it.
 func (fs *familyState) unreadable() string {
-	cause := cmp.Or(fs.looked.trouble.cause, fs.examined.trouble.cause)
+	cause := cmp.Or(fs.looked.trouble.Cause, fs.examined.trouble.Cause)
 	for _, ts := range fs.tables {
-		cause = cmp.Or(cause, ts.trouble.cause)
+		cause = cmp.Or(cause, ts.trouble.Cause)
 	}
 	return cause
 }
@@ -118,7 +119,7 @@ func (st *state) shownVerdict(id rules.TableID) canary.Verdict {
 		return canary.Unknown
 	case v == canary.Drifted && st.declared.unapplied[id] && st.refuses(id):
 		return canary.Refused
-	case !v.Loss() && len(st.table(id).missing)+len(st.pods.missedIn(id)) > 0:
+	case !v.Loss() && len(st.table(id).missing)+len(st.pods.MissedIn(id)) > 0:
 		return st.table(id).missingKind(id)
 	case v != canary.Intact && v != canary.Changed:
 		return v
@@ -177,7 +178,7 @@ func lastKnown(st *state) time.Time {
 		if fs.known.at.IsZero() {
 			return time.Time{}
 		}
-		last = earliest(last, fs.known.at)
+		last = pace.Earliest(last, fs.known.at)
 	}
 	return last
 }
@@ -187,9 +188,9 @@ func lastKnown(st *state) time.Time {
 func pendingSince(st *state) time.Time {
 	var since time.Time
 	for _, fs := range st.families {
-		since = earliest(since, fs.examined.dirty, fs.looked.unseen, fs.looked.unasked)
+		since = pace.Earliest(since, fs.examined.dirty, fs.looked.unseen, fs.looked.unasked)
 		if fs.anyTable(func(ts *tableState) bool { return ts.pending }) {
-			since = earliest(since, fs.examined.moved)
+			since = pace.Earliest(since, fs.examined.moved)
 		}
 	}
 	return since

@@ -10,6 +10,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -23,7 +25,7 @@ const ownersPause = 2 * time.Second
 // quarantine are the rules that cannot be put back yet.
 type quarantine struct {
 	rules reload.Quarantine
-	retry retry // when they are tried again
+	retry pace.Retry // when they are tried again
 	// stood are the chains that quarantined rules lacked when they were put
 	// there, and that the last examination saw.
 	stood map[rules.Family]map[iptables.Place]bool
@@ -40,9 +42,9 @@ func (d *Daemon) setQuarantine(st *state, id rules.TableID, list []reload.Quaran
 	}
 	switch {
 	case st.quarantine.rules.Count() == 0:
-		st.quarantine.retry = retry{}
+		st.quarantine.retry = pace.Retry{}
 	case len(list) > len(before):
-		st.quarantine.retry.in(firstTry, time.Now())
+		st.quarantine.retry.In(pace.FirstTry, time.Now())
 	}
 }
 
@@ -62,9 +64,9 @@ func partOf(h reload.QuarantinedRule) string { return "rule " + h.Chain + " " + 
 // match that only counts.
 func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 	log := klog.FromContext(ctx)
-	for id, tr := range tablesOf(result) {
+	for id, tr := range flushes.TablesOf(result) {
 		missing, waiting := reload.Quarantine{id: tr.Quarantined}.Split()
-		for _, h := range missing[id][:min(namesKept, len(missing[id]))] {
+		for _, h := range missing[id][:min(flushes.NamesKept, len(missing[id]))] {
 			next := "it is tried again"
 			if _, opaque := h.Rule.Opaque(); opaque && !h.Refused {
 				next = "its owner has to put it back"
@@ -76,10 +78,10 @@ func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 			list = append(list, api.QuarantinedOf(id, h))
 		}
 		chains := api.WaitingChains(list)
-		for _, w := range chains[:min(namesKept, len(chains))] {
+		for _, w := range chains[:min(flushes.NamesKept, len(chains))] {
 			severity.Errors(log).Info(rulesWait, "table", id.String(), "chain", w.Chain, "rules", w.Rules, "reason", w.Reason, "next", waitNext)
 		}
-		for _, h := range tr.Weakened[:min(namesKept, len(tr.Weakened))] {
+		for _, h := range tr.Weakened[:min(flushes.NamesKept, len(tr.Weakened))] {
 			severity.Warnings(log).Info("A rule was put back without its nfacct match, which only counts", "family", id.Family, "table", id.Name,
 				"chain", h.Chain, "rule", h.Rule.Label(), "reason", h.Reason)
 		}
@@ -97,7 +99,7 @@ func (d *Daemon) readmit(ctx context.Context, st *state) {
 			families = append(families, f)
 		}
 	}
-	st.quarantine.retry.failed(nil, time.Now())
+	st.quarantine.retry.Failed(nil, time.Now())
 	job := d.job(st, families...)
 	job.Interrupted = func() bool { return d.lostMore(ctx, st) }
 	result, err := d.replayer(ctx, st).Readmit(ctx, job)
@@ -127,7 +129,7 @@ func (st *state) readmitReturned(snapshot iptables.Snapshot) {
 	now, before := st.quarantine.rules.Standing(snapshot), st.quarantine.stood[snapshot.Family]
 	for place := range now {
 		if !before[place] {
-			st.quarantine.retry.at = earliest(st.quarantine.retry.at, time.Now())
+			st.quarantine.retry.At = pace.Earliest(st.quarantine.retry.At, time.Now())
 		}
 	}
 	st.quarantine.stood[snapshot.Family] = now
@@ -144,7 +146,7 @@ func (d *Daemon) supplement(st *state, id rules.TableID, seen rules.Section) rul
 		d.setQuarantine(st, id, next[id], seen)
 		// An owner that puts its rules back one by one may be about to write those that wait.
 		if len(next[id]) > 0 {
-			st.quarantine.retry.in(ownersPause, time.Now())
+			st.quarantine.retry.In(ownersPause, time.Now())
 		}
 	}
 	return full
@@ -159,7 +161,10 @@ func (d *Daemon) releaseRemoved(st *state, id rules.TableID, before rules.Sectio
 	if len(list) == 0 {
 		return next
 	}
-	removed := chainsByName(before)
+	removed := make(map[string]rules.Chain, len(before.Chains))
+	for _, c := range before.Chains {
+		removed[c.Name] = c
+	}
 	emptied := map[string]bool{}
 	for _, c := range next.Generation[id].Chains {
 		emptied[c.Name] = len(c.Rules) == 0 && len(removed[c.Name].Rules) > 0
@@ -183,7 +188,7 @@ func (d *Daemon) releaseRemoved(st *state, id rules.TableID, before rules.Sectio
 }
 
 // quarantines reports whether one of these tables has a rule in quarantine.
-func (st *state) quarantines(tables verdicts) bool {
+func (st *state) quarantines(tables flushes.Verdicts) bool {
 	for id := range tables {
 		if len(st.quarantine.rules[id]) > 0 {
 			return true
@@ -203,14 +208,14 @@ func (d *Daemon) dismissQuarantined(ctx context.Context, st *state) (lost, waiti
 	}
 	for id, list := range dismissed {
 		d.setQuarantine(st, id, left[id], st.table(id).seen)
-		for _, h := range list[:min(namesKept, len(list))] {
+		for _, h := range list[:min(flushes.NamesKept, len(list))] {
 			severity.Notices(klog.FromContext(ctx)).Info(partAccepted, "table", id.String(), "part", partOf(h), "reason", h.Reason)
 		}
 		st.families[id.Family].examined.plan(now)
 	}
 	st.relearn(st.generation.learned.WithoutQuarantined(dismissed), now, slices.Collect(maps.Values(st.families))...)
 	if waiting = st.quarantine.rules.Count(); waiting > 0 {
-		st.quarantine.retry.in(0, now)
+		st.quarantine.retry.In(0, now)
 	}
 	return dismissed.Count(), waiting
 }
@@ -221,7 +226,7 @@ func (st *state) quarantined() ([]api.Quarantined, []api.WaitingChain) {
 	var list, waits []api.Quarantined
 	missing, waiting := st.quarantine.rules.Split()
 	for _, part := range []reload.Quarantine{missing, waiting} {
-		for _, id := range tableIDs() {
+		for _, id := range flushes.TableIDs() {
 			for _, h := range part[id] {
 				q := api.QuarantinedOf(id, h)
 				if len(list) < api.QuarantinedShown {

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -19,7 +20,7 @@ import (
 // version. The first look shows whether it is still in force. What is lost and too old is not
 // taken up: `canaryd restore` can bring it back.
 func (d *Daemon) recall(ctx context.Context, st *state) {
-	st.looking.at, st.marks.retry.at = time.Now(), time.Now()
+	st.looking.at, st.marks.retry.At = time.Now(), time.Now()
 	if d.cfg.Store == nil {
 		return
 	}
@@ -42,7 +43,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	case errors.Is(err, reload.ErrNothingStored):
 		return
 	case err != nil:
-		unusable(log, err).Error(err, "The stored generation is not used; canaryd starts from what the kernel has now")
+		pace.Unusable(log, err).Error(err, "The stored generation is not used; canaryd starts from what the kernel has now")
 		d.suspect(ctx, st, err.Error())
 		return
 	}
@@ -65,7 +66,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	st.disk.keptAt, st.disk.written, st.disk.kept = known.Confirmed, st.generation.changes, st.generation.changes
 	st.marks.madeTables = known.MadeTables
 	for id, ts := range st.tables() {
-		ts.policies.known = known.Policies[id.Family][id.Name]
+		ts.policies.Known = known.Policies[id.Family][id.Name]
 	}
 	d.cfg.Store.Resume(stored.ID)
 	st.disk.saveAt = time.Now().Add(confirmEvery) // also if nothing is learned that is new

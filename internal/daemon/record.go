@@ -6,101 +6,60 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/culprit"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pods"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
-	"github.com/canaryd/canaryd/pkg/watch"
 )
-
-// A hit is what one table lost.
-type hit struct {
-	verdict  canary.Verdict
-	lost     reload.Lost
-	policies []string
-	finding  canary.Finding
-	seen     uint64       // the digest of the read that showed it
-	table    *rules.Table // as that read showed it
-	by       []watch.Writer
-	others   int  // rules that went with them and are not protected
-	unsure   bool // that is not known
-}
-
-// hitOf returns what a read without a replay showed of a table.
-func hitOf(x reload.Examined) hit {
-	return hit{verdict: x.Finding.Verdict, lost: x.Lost, finding: x.Finding, seen: x.Seen, table: x.Table}
-}
-
-// verdicts are those of some tables.
-type verdicts map[rules.TableID]canary.Verdict
-
-// public returns them as a Status and metrics have them.
-func (v verdicts) public() map[rules.Family]api.Verdicts {
-	all := map[rules.Family]api.Verdicts{}
-	for id, verdict := range v {
-		if all[id.Family] == nil {
-			all[id.Family] = api.Verdicts{}
-		}
-		all[id.Family][id.Name] = verdict
-	}
-	return all
-}
-
-// text names the tables for the log.
-func (v verdicts) text() string { return api.TablesText(v.public()) }
-
-// gravity orders the kinds of loss; a record gets the gravest.
-var gravity = []canary.Verdict{
-	canary.Drifted, canary.JumpsMissing, canary.Emptied, canary.Replaced, canary.ChainDeleted, canary.TableDeleted,
-}
 
 // recordLosses puts what a read under guard showed into the open record, counts it and logs
 // it. Tables that the record has already are passed over, so that a replay that is tried again
 // counts nothing twice.
-func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.TableID]hit) {
+func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.TableID]flushes.Hit) {
 	l := st.loss
 	d.nameDrill(ctx, st, found)
-	fresh := verdicts{}
-	q := inquiry{}
-	p := st.purges.current(time.Now())
-	for _, id := range tableIDs() {
+	fresh := flushes.Verdicts{}
+	q := culprit.Inquiry{}
+	p := st.purges.Current(time.Now())
+	for _, id := range flushes.TableIDs() {
 		h := found[id]
 		again := l.hit[id] != "" && p != nil && !l.recovery.back[id].IsZero() // a purge goes on
-		if !h.verdict.Loss() || l.hit[id] != "" && !again {
+		if !h.Verdict.Loss() || l.hit[id] != "" && !again {
 			continue
 		}
 		if p != nil {
-			p.last = time.Now()
+			p.WroteAt(time.Now())
 		}
 		if again {
-			addMore(&l.record, id, h)
-			l.diff = append(l.diff, diffOf(id, h.lost, &l.room))
+			flushes.AddMore(&l.record, id, h)
+			l.diff = append(l.diff, flushes.DiffOf(id, h.Lost, &l.room))
 			l.unkept = l.diff
 			continue
 		}
 		if len(fresh) == 0 {
 			q = d.inquire(ctx)
-			q.purge = p
+			q.Purge = p
 		}
 		if !l.recorded && len(fresh) == 0 {
 			l.record.Culprits, l.record.CulpritsMissed, l.record.CulpritsLikely = nil, false, false // those suspected so far
 		}
 		if l.record.Drill == "" {
 			var missed bool
-			h.by, missed = q.answer(d.charge(st, id, h.finding, h.seen))
+			h.By, missed = q.Answer(d.charge(st, id, h.Finding, h.Seen))
 			l.record.CulpritsMissed = l.record.CulpritsMissed || missed
-			h.others, h.unsure = d.unprotectedGone(st, id, h, q)
-			d.cfg.Metrics.ObserveUnprotected(id.Family, id.Name, h.others, h.unsure)
+			h.Others, h.Unsure = d.unprotectedGone(st, id, h, q)
+			d.cfg.Metrics.ObserveUnprotected(id.Family, id.Name, h.Others, h.Unsure)
 		}
-		l.heard = later(l.heard, uint32(h.seen))
-		fresh[id], l.hit[id] = h.verdict, h.verdict
-		addLoss(&l.record, id, h)
-		st.baseline.addTo(&l.record, id, h.lost)
-		st.pods.addPods(&l.record, lostPods(h.lost), false)
-		l.diff = append(l.diff, diffOf(id, h.lost, &l.room))
+		l.heard = culprit.Later(l.heard, uint32(h.Seen))
+		fresh[id], l.hit[id] = h.Verdict, h.Verdict
+		flushes.AddLoss(&l.record, id, h)
+		st.baseline.AddTo(&l.record, id, h.Lost)
+		st.pods.AddPods(&l.record, pods.LostPods(h.Lost), false)
+		l.diff = append(l.diff, flushes.DiffOf(id, h.Lost, &l.room))
 		l.unkept = l.diff
 	}
 	if len(fresh) == 0 {
@@ -110,8 +69,8 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 		now := func() string { return contentID(st.generation.learned.Generation[id]) }
 		l.record.Older = cmp.Or(l.record.Older, st.older.takenFrom(id, now))
 	}
-	l.addWriters(q)
-	settleCulprit(&l.record)
+	q.AddWriters(&l.record, l.bounds(), l.hit)
+	flushes.SettleCulprit(&l.record)
 	if l.record.Drill != "" { // canaryd itself took what is lost, no other process
 		l.record.Culprit, l.record.Culprits, l.record.Writers = api.Culprit{}, nil, nil
 		l.record.CulpritsMissed, l.record.CulpritsLikely = false, false
@@ -127,12 +86,12 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 // count counts tables of a record. A record without a rule is not counted: the flush took
 // marks or empty chains, which packets do not meet. A drift and saved rules count all the same: it
 // may be a rule too many, or in another place.
-func (d *Daemon) count(l *loss, fresh verdicts) {
+func (d *Daemon) count(l *loss, fresh flushes.Verdicts) {
 	switch {
 	case l.counted:
-		d.cfg.Metrics.ObserveFurtherLoss(fresh.public())
+		d.cfg.Metrics.ObserveFurtherLoss(fresh.Public())
 	case l.record.Lost.Rules > 0, l.record.Kind == canary.Drifted, l.record.Kind == canary.Replaced && l.record.Lost.Chains > 0:
-		d.cfg.Metrics.ObserveFlush(l.record.Time, l.hit.public())
+		d.cfg.Metrics.ObserveFlush(l.record.Time, l.hit.Public())
 		l.counted = true
 	}
 }
@@ -150,7 +109,7 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 	if st.loss.jumpsDeleted {
 		what = "Rules that were deleted by name are still missing after --jump-grace"
 	}
-	if st.drills() {
+	if st.drills.TookAll(st.losses()) {
 		what, log = "A canary is gone, as the drill wants it", severity.Notices(log)
 	}
 	when := []any{"noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10 * time.Microsecond)}
@@ -161,12 +120,12 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 		what = "Rules that were lost before canaryd was restarted are still missing"
 		when = []any{"since", st.loss.record.Time.UTC().Format(time.RFC3339)}
 	}
-	log.Info(what, append([]any{"flush", st.loss.record.ID, "tables", st.losses().text()}, append(when, "next", next)...)...)
+	log.Info(what, append([]any{"flush", st.loss.record.ID, "tables", st.losses().Text()}, append(when, "next", next)...)...)
 }
 
 // losses returns the tables that are lost as far as is known.
-func (st *state) losses() verdicts {
-	lost := verdicts{}
+func (st *state) losses() flushes.Verdicts {
+	lost := flushes.Verdicts{}
 	for id, ts := range st.tables() {
 		if ts.verdict.Loss() {
 			lost[id] = ts.verdict
@@ -176,7 +135,7 @@ func (st *state) losses() verdicts {
 }
 
 // logLost logs what exactly is lost.
-func (d *Daemon) logLost(ctx context.Context, st *state, fresh verdicts) {
+func (d *Daemon) logLost(ctx context.Context, st *state, fresh flushes.Verdicts) {
 	l, log := st.loss, st.flushLog(ctx)
 	lost := l.record.Lost
 	what, level := "Rules were lost", severity.Warnings
@@ -186,8 +145,8 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh verdicts) {
 	case lost.Rules+lost.Chains+lost.Jumps == 0 && l.record.Kind != canary.Drifted:
 		what = "Marks of canaryd were lost, and no protected rule of iptables' tables"
 	}
-	level(log).Info(what, "flush", l.record.ID, "tables", fresh.text(),
-		"rules", lost.Rules, "chains", lost.Chains, "jumps", lost.Jumps, "by", culpritsText(l.record))
+	level(log).Info(what, "flush", l.record.ID, "tables", fresh.Text(),
+		"rules", lost.Rules, "chains", lost.Chains, "jumps", lost.Jumps, "by", flushes.CulpritsText(l.record))
 	if lost.Unprotected > 0 {
 		severity.Warnings(log).Info("Rules that --protect does not name were lost, too; their owners have to put them back", "flush", l.record.ID, "rules", lost.Unprotected)
 	}
@@ -202,7 +161,7 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh verdicts) {
 			"flush", l.record.ID, "tables", strings.Join(unknown, ", "))
 	}
 	if len(l.record.Pods) > 0 {
-		severity.Warnings(log).Info("Host ports of pods were lost", "flush", l.record.ID, "pods", podTexts(l.record), "more", l.record.MorePods)
+		severity.Warnings(log).Info("Host ports of pods were lost", "flush", l.record.ID, "pods", flushes.PodTexts(l.record), "more", l.record.MorePods)
 	}
 	for _, p := range l.record.Policies {
 		severity.Warnings(log).Info("A built-in policy is another than before; canaryd never sets policies", "flush", l.record.ID, "policy", p)
@@ -218,25 +177,25 @@ func (d *Daemon) logRetry(ctx context.Context, st *state, err error) {
 		what = "Rules may be missing"
 	}
 	log := st.flushLog(ctx)
-	if err != nil && !l.trouble.metAgain(err, time.Now()) {
+	if err != nil && !l.trouble.MetAgain(err, time.Now()) {
 		log = log.V(2) // not a line for each try
 	}
 	if !log.Enabled() {
 		return
 	}
 	log.Error(err, what,
-		"flush", l.record.ID, "attempt", l.attempts, "retryIn", l.retry.wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", advice)
+		"flush", l.record.ID, "attempt", l.attempts, "retryIn", l.retry.Wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", advice)
 }
 
 // logRecovery logs how a loss ended.
 func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result reload.Result) {
 	log := st.flushLog(ctx)
-	tables := append([]string{l.hit.text()}, l.record.NativeNames()...) // these rode with them
-	logBack(log, "The rules", strings.Join(tables, ", "), l.record, l.attempts+1)
-	for id, tr := range tablesOf(result) {
+	tables := append([]string{l.hit.Text()}, l.record.NativeNames()...) // these rode with them
+	flushes.LogBack(log, "The rules", strings.Join(tables, ", "), l.record, l.attempts+1)
+	for id, tr := range flushes.TablesOf(result) {
 		if n := len(tr.Skipped); n > 0 {
 			severity.Notices(log).Info("Chains were left as their owner had written them meanwhile", "flush", l.record.ID,
-				"family", id.Family, "table", id.Name, "count", n, "chains", tr.Skipped[:min(n, namesKept)])
+				"family", id.Family, "table", id.Name, "count", n, "chains", tr.Skipped[:min(n, flushes.NamesKept)])
 		}
 	}
 	for f, fr := range result {
@@ -247,31 +206,6 @@ func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result rel
 			severity.Warnings(log).Error(fr.Aftercare, "The rules are back, but not all that follows worked", "flush", l.record.ID, "family", f)
 		}
 	}
-}
-
-// logBack logs by the record's outcome how the loss of what is named, in those tables, ended.
-func logBack(log klog.Logger, what, tables string, r api.Flush, attempts int) {
-	log = severity.Notices(log)
-	switch r.Outcome {
-	case api.Drilled:
-		what = "The drill's canary is back and proved"
-	case reload.Skipped:
-		what += " are back: their owner was faster"
-	case reload.Partial:
-		log = severity.Errors(log)
-		what += " are back, but for what was left out"
-	default:
-		what += " are back and proved"
-	}
-	log.Info(what, "flush", r.ID, "tables", tables, "outcome", r.Outcome, absentKey(r), api.Seconds(r.AbsentSeconds).Round(10*time.Microsecond), "attempts", attempts)
-}
-
-// absentKey is what the log calls how long rules were absent.
-func absentKey(r api.Flush) string {
-	if r.AbsentAtMost {
-		return "absentAtMost"
-	}
-	return "absent"
 }
 
 // tablesUnread is what the log says of a family that cannot be probed or read.

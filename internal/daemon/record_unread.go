@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -15,14 +17,14 @@ import (
 // counted the lost rules yet: the flusher may hold the xtables lock for long.
 type unreadLoss struct {
 	record api.Flush
-	hit    verdicts
+	hit    flushes.Verdicts
 }
 
 // showUnread gives the open loss a record for the status while nothing has been read. A drill's
 // loss gets none.
 func (d *Daemon) showUnread(st *state) {
 	l := st.loss
-	if l.recorded || st.drill != nil {
+	if l.recorded || st.drills.Under != nil {
 		return
 	}
 	hit := st.losses()
@@ -31,12 +33,12 @@ func (d *Daemon) showUnread(st *state) {
 	}
 	r := l.record
 	r.NoticedSeconds = l.noticed.Sub(r.Time).Seconds()
-	for _, id := range tableIDs() {
+	for _, id := range flushes.TableIDs() {
 		v := hit[id]
 		if v == "" {
 			continue
 		}
-		if slices.Index(gravity, v) > slices.Index(gravity, r.Kind) {
+		if flushes.Graver(v, r.Kind) {
 			r.Kind = v
 		}
 		if !slices.Contains(r.Families, id.Family) {
@@ -48,7 +50,7 @@ func (d *Daemon) showUnread(st *state) {
 	}
 	r.Lost.Unread = true
 	if st.heals() && d.cfg.Kernel.Info().Backend == iptables.Legacy {
-		if r.LockedBy = l.lockedBy; r.LockedBy != "" || lockReason(l.failed) {
+		if r.LockedBy = l.lockedBy; r.LockedBy != "" || pace.LockReason(l.failed) {
 			r.Outcome = api.WaitingLock
 		}
 	}
@@ -66,12 +68,12 @@ func (d *Daemon) backUnread(ctx context.Context, st *state, l *loss) {
 	}
 	l.record = l.unread.record
 	l.record.Outcome, l.record.Detail, l.record.LockedBy = reload.Skipped, "", ""
-	absent := endAbsence(&l.record, time.Now())
+	absent := flushes.EndAbsence(&l.record, time.Now())
 	l.record.AbsentAtMost = true // no read saw the moment
-	d.cfg.Metrics.ObserveFlush(l.record.Time, l.unread.hit.public())
+	d.cfg.Metrics.ObserveFlush(l.record.Time, l.unread.hit.Public())
 	d.cfg.Metrics.ObserveRecovery(absent, l.record.Standby)
 	d.journal(ctx, st, l)
-	logBack(log, "The rules", l.unread.hit.text(), l.record, l.record.Attempts)
+	flushes.LogBack(log, "The rules", l.unread.hit.Text(), l.record, l.record.Attempts)
 }
 
 // seekLockHolder finds out which process holds the xtables lock, for which a replay has to wait.

@@ -5,14 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/onrequest"
 	"github.com/canaryd/canaryd/internal/severity"
-	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -51,7 +50,7 @@ func (d *Daemon) Look(ctx context.Context) (api.Status, error) {
 		d.look(ctx, st)
 		if st.loss == nil {
 			for _, fs := range st.families {
-				if !fs.looked.trouble.there() {
+				if !fs.looked.trouble.There() {
 					fs.examined.plan(now)
 				}
 			}
@@ -100,7 +99,7 @@ func (d *Daemon) Restore(ctx context.Context, r api.RestoreRequest) (reply api.R
 }
 
 func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest) (reply api.RestoreReply, err error) {
-	if r.Generation == "" && !r.DryRun && st.mayWrite() && !st.declared.retry.at.IsZero() {
+	if r.Generation == "" && !r.DryRun && st.mayWrite() && !st.declared.retry.At.IsZero() {
 		d.apply(ctx, st) // what keeps it from being in force may be gone by now
 	}
 	job := d.job(st, d.cfg.Kernel.Families()...)
@@ -125,19 +124,19 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 	var result reload.Result
 	if !force && st.mode == api.Heal && !r.DryRun { // as the loop does by itself: there is nothing to agree to
 		if result, err = d.replayer(ctx, st).Heal(ctx, job); result != nil {
-			reply = replyOf(job.Generation.ID(), result)
+			reply = onrequest.ReplyOf(job.Generation.ID(), result)
 		}
 	} else {
 		undo := d.keepForUndo(ctx, st, job, r)
-		reply, result, err = Restoring(ctx, d.replayer(ctx, st), force, job, r, st.baseline.base)
-		reply.Baseline, reply.Undo = st.baseline.name(), undo
+		reply, result, err = onrequest.Restore(ctx, d.replayer(ctx, st), force, job, r, st.baseline.Base)
+		reply.Baseline, reply.Undo = st.baseline.Name(), undo
 	}
 	if result == nil {
 		reply.Undo = "" // nothing was written
 		return reply, err
 	}
 	d.takeReplay(ctx, st, job, result, reply)
-	if gone, any := removalBy(reply, result, time.Now()); any {
+	if gone, any := onrequest.RemovalBy(reply, result, time.Now()); any {
 		d.takeRemoval(ctx, st, gone, reply)
 	}
 	st.addRefused(&reply)
@@ -189,25 +188,6 @@ func (d *Daemon) keepForUndo(ctx context.Context, st *state, job reload.Job, r a
 	return id
 }
 
-// replyOf returns a replay's result as a reply. A table that could not be read is not
-// proved, whatever became of the others.
-func replyOf(generation string, result reload.Result) api.RestoreReply {
-	reply := api.RestoreReply{Generation: generation, Outcomes: map[rules.Family]api.Outcome{}}
-	for f, fr := range result {
-		reply.Outcomes[f] = fr.Outcome
-		if fr.Err != nil {
-			reply.Detail = fr.Err.Error()
-		}
-		for t, tr := range fr.Tables {
-			if tr.Finding.Verdict == canary.Unknown && tr.Finding.Err != nil && fr.Outcome.Done() {
-				reply.Outcomes[f] = reload.Partial
-				reply.Detail = fmt.Sprintf("%s %s could not be read: %v", f, t, tr.Finding.Err)
-			}
-		}
-	}
-	return reply
-}
-
 // takeReplay takes an asked-for replay into the state.
 func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, result reload.Result, reply api.RestoreReply) {
 	if reply.Proved() {
@@ -223,13 +203,13 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 		d.concludeHeal(ctx, st, &nativeRide{}, result, nil)
 	} else {
 		d.endDrill(ctx, st, api.DrillVoid, "canaryd restore put back what the drill had taken, before that was noticed")
-		st.pods.setReturned(result, time.Now())
+		st.pods.SetReturned(result, time.Now())
 		for f, fr := range result {
 			d.applyResult(ctx, st, f, fr)
 			d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 			d.countRefusal(f, fr.Err)
 		}
-		logRestored(ctx, reply, "outcomes", reply.Outcomes)
+		onrequest.LogRestored(ctx, reply, "outcomes", reply.Outcomes)
 	}
 	d.resumeLearning(ctx, st, worst(result), backOnRequest)
 }
@@ -237,19 +217,6 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 // backOnRequest is the log's sentence about rules that were missing until an operator asked for
 // them.
 const backOnRequest = "The rules are back: they were restored on request"
-
-// logRestored logs a restore that an operator asked for.
-func logRestored(ctx context.Context, reply api.RestoreReply, values ...any) {
-	values = append([]any{"generation", reply.Generation}, values...)
-	if reply.Undo != "" {
-		values = append(values, "undo", reply.Undo)
-	}
-	severity.Notices(klog.FromContext(ctx)).Info("Restored on request", values...)
-}
-
-// ErrWhoseRules: a cleanup is to remove rules, and no word says whose. The owners that auto finds
-// may be more than an operator thinks of.
-var ErrWhoseRules = errors.New("--rules removes rules of all owners that --protect=auto finds: name those whose rules are to go, such as --protect=kube,cni, or --protect=auto for all")
 
 // Cleanup removes canaries and witnesses, with r.Rules also the protected
 // chains and jumps, or those of them that r.Protect names, and stops the loop's work
@@ -266,7 +233,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 		}
 	}
 	if _, auto := namesAuto(d.cfg.Protect); auto && r.Rules && r.Protect == "" {
-		return fmt.Errorf("%w; it found %s", ErrWhoseRules, api.OwnersText(d.Status().Owners, strconv.Itoa))
+		return fmt.Errorf("%w; it found %s", onrequest.ErrWhoseRules, api.OwnersText(d.Status().Owners, strconv.Itoa))
 	}
 	var failed error
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
@@ -281,9 +248,9 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 		if r.Protect != "" {
 			replayer.Protection = only.Protection()
 		}
-		failed = RemoveAll(ctx, replayer, d.job(st, d.cfg.Kernel.Families()...), r.Rules)
+		failed = onrequest.RemoveAll(ctx, replayer, d.job(st, d.cfg.Kernel.Families()...), r.Rules)
 		failed = errors.Join(failed, nativeFailed)
-		RemoveMade(ctx, d.cfg.Kernel, st.marks.madeTables)
+		onrequest.RemoveMade(ctx, d.cfg.Kernel, st.marks.madeTables)
 		if d.cfg.Store != nil {
 			failed = errors.Join(failed, d.cfg.Store.Forget())
 		}
@@ -295,16 +262,6 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 		d.publish(st)
 	})
 	return errors.Join(err, failed)
-}
-
-// RemoveAll removes canaryd's marks, and with everything what it protects, and
-// returns nil only if a read shows that they are gone.
-func RemoveAll(ctx context.Context, replayer reload.Replayer, job reload.Job, everything bool) error {
-	result, err := replayer.Remove(ctx, job, everything)
-	for _, fr := range result {
-		err = errors.Join(err, fr.Err)
-	}
-	return err
 }
 
 // Render returns a generation as iptables-restore input for one family: the one that ought
@@ -319,10 +276,10 @@ func (d *Daemon) Render(ctx context.Context, r api.RenderRequest) (text string, 
 		return "", err
 	}
 	if r.Generation == "" || r.Generation == want.ID() {
-		return renderFamilies(want, r.Family), nil
+		return onrequest.RenderFamilies(want, r.Family), nil
 	}
 	if kept, isNative, err := d.nativeGeneration(r.Generation); err != nil || isNative {
-		return kept.text(d.cfg.Native.Store), err
+		return kept.Text(d.cfg.Native.Store), err
 	}
 	if d.cfg.Store == nil {
 		return "", fmt.Errorf("%w: %s is not in force, and no state folder is in use", api.ErrNoGeneration, r.Generation)
@@ -334,25 +291,12 @@ func (d *Daemon) Render(ctx context.Context, r api.RenderRequest) (text string, 
 	if err != nil {
 		return "", err
 	}
-	return Heading(stored.ID, stored.Captured, note) + renderFamilies(stored.Generation, r.Family), nil
+	return onrequest.Heading(stored.ID, stored.Captured, note) + onrequest.RenderFamilies(stored.Generation, r.Family), nil
 }
 
-func renderFamilies(g rules.Generation, only rules.Family) string {
-	text := ""
-	for _, f := range rules.Families() {
-		if f == only || only == 0 {
-			text += rules.Render(g, f)
-		}
-	}
-	return text
-}
-
-// Heading is a comment before a stored generation: when it was learned and, if it must not be
-// restored here, why.
-func Heading(generation string, learned time.Time, note string) string {
-	text := fmt.Sprintf("# generation %s, learned %s\n", generation, learned.UTC().Format(time.RFC3339))
-	if note != "" {
-		text += "# canaryd does not restore it here: " + strings.ReplaceAll(note, "\n", " ") + "\n"
-	}
-	return text
+// takeRemoval records and logs what an asked-for replay took away.
+func (d *Daemon) takeRemoval(ctx context.Context, st *state, r onrequest.Removal, reply api.RestoreReply) {
+	st.journal.Remember(r.Record)
+	d.write(ctx, r.Record, r.Diff)
+	onrequest.LogRemoval(ctx, reply, r.Record)
 }

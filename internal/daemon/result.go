@@ -4,7 +4,9 @@ import (
 	"context"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/culprit"
 	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -14,18 +16,18 @@ import (
 // applyResult takes what a write and its proof showed of one family into the state.
 func (d *Daemon) applyResult(ctx context.Context, st *state, f rules.Family, fr reload.FamilyResult) {
 	fs, now := st.families[f], time.Now()
-	fs.examined.since = earliest(now, fs.examined.dirty)
+	fs.examined.since = pace.Earliest(now, fs.examined.dirty)
 	if fr.Digest != 0 {
 		fs.examined.digest, fs.examined.at = fr.Digest, now
 	}
-	st.memory.scheduleFree(now)
+	st.memory.ScheduleFree(now)
 	fs.proxy.saw(fr.ProxyCanaryStands(), fr.ProxyKnown(), now)
 	st.addMade(f, fr)
 	for _, t := range protect.Tables() {
 		if tr, ok := fr.Tables[t]; ok {
 			d.takeWritten(ctx, st, f.Table(t), tr, fr.Digest, now)
 			if fr.Digest != 0 && tr.Read {
-				fs.tables[t].setSettled(read{fr.Digest, now.Add(-fr.Took)})
+				fs.tables[t].setSettled(culprit.Read{Digest: fr.Digest, At: now.Add(-fr.Took)})
 			}
 		}
 	}
@@ -74,7 +76,7 @@ func notBefore(at, first time.Time) time.Time {
 	if at.IsZero() {
 		return at
 	}
-	return latest(at, first)
+	return pace.Latest(at, first)
 }
 
 // takeWritten takes what a write and its proof showed of one table into the state. The digest

@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
@@ -24,9 +25,9 @@ type saving struct {
 	saveAt      time.Time // when the generation is written; zero: nothing to write
 	savedAt     time.Time
 	cost        time.Duration // of the last save
-	retry       retry         // of a save that failed
-	trouble     trouble       // why the last one failed
-	noBytes     trouble       // why the bytes of rules are not on disk
+	retry       pace.Retry    // of a save that failed
+	trouble     pace.Trouble  // why the last one failed
+	noBytes     pace.Trouble  // why the bytes of rules are not on disk
 	keptAt      time.Time     // when the state was last written, with the present generation
 	written     int           // the generation's changes that its file has
 	kept        int           // those that the state names
@@ -37,10 +38,10 @@ type saving struct {
 }
 
 // saveSoon has the generation written a moment later.
-func (s *saving) saveSoon(now time.Time) { s.saveAt = earliest(s.saveAt, now.Add(saveQuiet)) }
+func (s *saving) saveSoon(now time.Time) { s.saveAt = pace.Earliest(s.saveAt, now.Add(saveQuiet)) }
 
 // marksChanged has the state written, because marks are not as the disk has them.
-func (s *saving) marksChanged(now time.Time) { s.markedAt = earliest(s.markedAt, now) }
+func (s *saving) marksChanged(now time.Time) { s.markedAt = pace.Earliest(s.markedAt, now) }
 
 // save writes marks at once and a changed generation when its time has come, and plans the
 // next confirmation. While something is lost or unknown, it confirms nothing and writes no
@@ -51,7 +52,7 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	d.keepOwners(ctx, st, last)
 	d.writeFolded(ctx, st)
 	if d.sound(st) {
-		d.captureSets(ctx, st, last || due(st.disk.saveAt, time.Now()))
+		d.captureSets(ctx, st, last || pace.Due(st.disk.saveAt, time.Now()))
 	}
 	if d.cfg.Store == nil || st.removed {
 		st.disk.saveAt = time.Now().Add(confirmEvery)
@@ -67,7 +68,7 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	switch sound := d.sound(st); {
 	case !sound:
 		st.disk.saveAt = start.Add(confirmEvery)
-	case last || due(st.disk.saveAt, start) || !d.cfg.Store.Holds():
+	case last || pace.Due(st.disk.saveAt, start) || !d.cfg.Store.Holds():
 		err = d.saveGeneration(st)
 		wrote = err == nil
 		st.disk.savedAt, st.disk.cost = time.Now(), time.Since(start)
@@ -101,8 +102,8 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 
 // planSave has the generation written once it has been quiet for a moment.
 func (st *state) planSave(now time.Time) {
-	st.disk.saveAt = earliest(st.disk.saveAt, latest(now.Add(saveQuiet), st.disk.savedAt.Add(saveShare*st.disk.cost)))
-	st.memory.scheduleFree(st.disk.saveAt)
+	st.disk.saveAt = pace.Earliest(st.disk.saveAt, pace.Latest(now.Add(saveQuiet), st.disk.savedAt.Add(saveShare*st.disk.cost)))
+	st.memory.ScheduleFree(st.disk.saveAt)
 }
 
 // saveGeneration writes what ought to be in force.
@@ -117,7 +118,7 @@ func (d *Daemon) saveGeneration(st *state) error {
 // saveBytes writes the bytes of the rules that ought to be in force. An error is no error of the
 // generation, which is on disk: the next confirmation tries again.
 func (d *Daemon) saveBytes(ctx context.Context, st *state) {
-	if st.disk.noBytes.report(warnings(ctx), d.cfg.Store.SaveBytes(st.want()), "The bytes of rules are not on disk; rules that are flushed while canaryd is down will be written by iptables") {
+	if st.disk.noBytes.Report(pace.Warnings(ctx), d.cfg.Store.SaveBytes(st.want()), "The bytes of rules are not on disk; rules that are flushed while canaryd is down will be written by iptables") {
 		klog.FromContext(ctx).Info("The bytes of rules are on disk again")
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -27,7 +28,7 @@ type sets struct {
 	known   map[string]iptables.Set // as captured
 	names   []string                // those that the generation names
 	edition int                     // of the generation that names are of
-	trouble trouble                 // why they could not be captured
+	trouble pace.Trouble            // why they could not be captured
 	unkept  bool                    // the disk lacks them
 }
 
@@ -35,7 +36,7 @@ type sets struct {
 func (d *Daemon) recallSets(ctx context.Context, st *state) {
 	var err error
 	if st.sets.known, err = d.cfg.Store.LoadSets(); err != nil {
-		unusable(klog.FromContext(ctx), err).Error(err, "The stored ipsets are not used; one that is missing now cannot be put back")
+		pace.Unusable(klog.FromContext(ctx), err).Error(err, "The stored ipsets are not used; one that is missing now cannot be put back")
 	}
 }
 
@@ -81,7 +82,7 @@ func (d *Daemon) captureSets(ctx context.Context, st *state, all bool) {
 		d.countStateError(failed)
 		st.sets.unkept, err = failed != nil, errors.Join(err, failed)
 	}
-	st.sets.trouble.report(warnings(ctx), err, "Not every ipset that protected rules name is kept; one that is not cannot be put back")
+	st.sets.trouble.Report(pace.Warnings(ctx), err, "Not every ipset that protected rules name is kept; one that is not cannot be put back")
 }
 
 func equalSets(a, b iptables.Set) bool {

@@ -9,6 +9,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/copies"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/standby"
@@ -25,7 +27,7 @@ func (d *Daemon) followAt(st *state) (first time.Time) {
 		return d.made
 	}
 	for _, s := range st.standby {
-		first = earliest(first, s.kind.followAt(d, st, s))
+		first = pace.Earliest(first, s.kind.followAt(d, st, s))
 	}
 	return first
 }
@@ -47,13 +49,13 @@ func (d *Daemon) followStandby(ctx context.Context, st *state) {
 		st.standby[id] = &standbyOf{id: id, kind: &nativeCopy{id: id}}
 	}
 	now := time.Now()
-	var nats, natives []StandbyWant
+	var nats, natives []copies.Want
 	for _, s := range st.copies() {
-		if !due(s.kind.followAt(d, st, s), now) {
+		if !pace.Due(s.kind.followAt(d, st, s), now) {
 			continue
 		}
-		want := s.kind.decide(st, !s.making.tryAt.IsZero())
-		s.making.tryAt = time.Time{}
+		want := s.kind.decide(st, !s.making.TryAt.IsZero())
+		s.making.TryAt = time.Time{}
 		switch why := d.idle(st, s); {
 		case st.mode != api.Heal:
 			d.releaseStandby(ctx, st, s, api.StandbyOff, why)
@@ -82,13 +84,13 @@ func (d *Daemon) idle(st *state, s *standbyOf) string {
 }
 
 // follow brings copies to the content that ought to be in force.
-func (d *Daemon) follow(ctx context.Context, st *state, wants ...StandbyWant) {
+func (d *Daemon) follow(ctx context.Context, st *state, wants ...copies.Want) {
 	start := time.Now()
-	copies := d.cfg.Standby.Table.Follow(ctx, wants...)
+	all := d.cfg.Standby.Table.Follow(ctx, wants...)
 	end := time.Now()
-	st.memory.scheduleFree(end)
+	st.memory.ScheduleFree(end)
 	for _, want := range wants {
-		s, copied := st.standby[want.ID], copies[want.ID]
+		s, copied := st.standby[want.ID], all[want.ID]
 		s.next = end.Add(s.kind.rest(end.Sub(start)))
 		d.takeCopy(ctx, s, want, copied)
 		if errors.Is(copied.Err, net.ErrClosed) {
@@ -98,13 +100,13 @@ func (d *Daemon) follow(ctx context.Context, st *state, wants ...StandbyWant) {
 }
 
 // takeCopy takes up the result for one copy.
-func (d *Daemon) takeCopy(ctx context.Context, s *standbyOf, want StandbyWant, copied StandbyCopy) {
+func (d *Daemon) takeCopy(ctx context.Context, s *standbyOf, want copies.Want, copied copies.Copy) {
 	written := s.kind.took(want, copied)
 	switch err := copied.Err; {
-	case errors.Is(err, ErrStandbyMoved):
+	case errors.Is(err, copies.ErrMoved):
 		return
-	case errors.Is(err, ErrStandbyUnread) && (s.has() || s.begun):
-		if s.making.failed(err, standby.ErrKernel, standby.ErrTaken) {
+	case errors.Is(err, copies.ErrUnread) && (s.has() || s.begun):
+		if s.making.Failed(err, standby.ErrKernel, standby.ErrTaken) {
 			severity.Warnings(klog.FromContext(ctx)).Info("The standby stays as it was: the table could not be read", "table", s.kind.name(), "reason", err)
 		}
 		return
@@ -116,12 +118,12 @@ func (d *Daemon) takeCopy(ctx context.Context, s *standbyOf, want StandbyWant, c
 		s.state, s.reason, s.pieceAt = api.StandbyBuilding, "", time.Now().Add(pieceRest)
 		return
 	}
-	s.making.trouble.over()
+	s.making.Trouble.Over()
 	if !written {
 		return
 	}
 	had := s.has()
-	s.copy, s.state, s.reason, s.making = copied, api.StandbyArmed, "", s.making.over()
+	s.copy, s.state, s.reason, s.making = copied, api.StandbyArmed, "", s.making.Over()
 	if !had {
 		klog.FromContext(ctx).Info("The standby is ready to translate while rules are missing",
 			"table", s.kind.name(), "standby", standby.NameOf(s.id), "chains", copied.Chains, "uncopied", copied.Uncopied)
@@ -130,11 +132,11 @@ func (d *Daemon) takeCopy(ctx context.Context, s *standbyOf, want StandbyWant, c
 
 // standbyFailed notes a try that failed, and plans the next one.
 func (d *Daemon) standbyFailed(ctx context.Context, s *standbyOf, err error) {
-	s.state, s.reason, s.copy, s.begun = api.StandbyUnavailable, err.Error(), StandbyCopy{}, false
+	s.state, s.reason, s.copy, s.begun = api.StandbyUnavailable, err.Error(), copies.Copy{}, false
 	s.kind.gone()
-	log := s.making.failed(err, standby.ErrKernel, standby.ErrTaken)
+	log := s.making.Failed(err, standby.ErrKernel, standby.ErrTaken)
 	if s.native() && errors.Is(err, standby.ErrUnavailable) { // as long as the table is of its kind
-		s.making.tryAt = time.Now().Add(makeAgain)
+		s.making.TryAt = time.Now().Add(pace.MakeAgain)
 	}
 	if log {
 		severity.Notices(klog.FromContext(ctx)).Info("There is no standby: while rules are missing, new connections are not translated; nothing else depends on it",
@@ -155,7 +157,7 @@ func (d *Daemon) standbySocketGone(ctx context.Context, st *state, err error) {
 func (d *Daemon) releaseStandby(ctx context.Context, st *state, s *standbyOf, into api.StandbyState, why string) {
 	if s.has() || s.begun || s.state == api.StandbyUnavailable {
 		if err := d.cfg.Standby.Table.Release(s.id); err != nil {
-			if s.making.stays(err) {
+			if s.making.Stays(err) {
 				severity.Warnings(klog.FromContext(ctx)).Error(err, "The standby's table stays for now", "table", s.kind.name(), "standby", standby.NameOf(s.id))
 			}
 			return
@@ -164,7 +166,7 @@ func (d *Daemon) releaseStandby(ctx context.Context, st *state, s *standbyOf, in
 			klog.FromContext(ctx).Info("The standby's table is deleted", "table", s.kind.name(), "standby", standby.NameOf(s.id), "because", why)
 		}
 	}
-	if s.gate.isOpen() {
+	if s.gate.IsOpen() {
 		d.gateShut(st, s, time.Now())
 	}
 	if s.native() && st.native.tables[s.id] == nil {
@@ -172,7 +174,7 @@ func (d *Daemon) releaseStandby(ctx context.Context, st *state, s *standbyOf, in
 		return
 	}
 	s.kind.gone()
-	*s = standbyOf{id: s.id, kind: s.kind, state: into, reason: why, making: s.making.over()}
+	*s = standbyOf{id: s.id, kind: s.kind, state: into, reason: why, making: s.making.Over()}
 }
 
 // stopStandby deletes the copies after a cleanup.
@@ -211,7 +213,7 @@ func (s *standbyOf) status(st *state) api.FamilyStandby {
 	if s == nil || s.state == "" {
 		return api.FamilyStandby{State: api.StandbyBuilding}
 	}
-	now := api.FamilyStandby{State: s.state, Reason: s.reason, OpenSince: s.gate.opened, Chains: s.copy.Chains, Uncopied: s.copy.Uncopied}
+	now := api.FamilyStandby{State: s.state, Reason: s.reason, OpenSince: s.gate.Opened, Chains: s.copy.Chains, Uncopied: s.copy.Uncopied}
 	if !s.has() {
 		return now
 	}

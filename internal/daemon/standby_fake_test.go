@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/copies"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -21,8 +22,8 @@ type fakeStandbys struct {
 	native *fakeNativeStandby
 }
 
-func (s fakeStandbys) Follow(ctx context.Context, wants ...StandbyWant) map[tableid.TableID]StandbyCopy {
-	all, nat := map[tableid.TableID]StandbyCopy{}, map[rules.Family]StandbyNat{}
+func (s fakeStandbys) Follow(ctx context.Context, wants ...copies.Want) map[tableid.TableID]copies.Copy {
+	all, nat := map[tableid.TableID]copies.Copy{}, map[rules.Family]copies.Nat{}
 	for _, want := range wants {
 		if want.ID.Name == rules.Nat {
 			nat[want.ID.Family] = want.Nat
@@ -38,7 +39,7 @@ func (s fakeStandbys) Follow(ctx context.Context, wants ...StandbyWant) map[tabl
 	return all
 }
 
-func (s fakeStandbys) Gate(want StandbyWant, order GateOrder) (StandbyGate, error) {
+func (s fakeStandbys) Gate(want copies.Want, order copies.Order) (copies.Answer, error) {
 	if want.ID.Name == rules.Nat {
 		return s.nat.Gate(want.ID.Family, order)
 	}
@@ -68,7 +69,7 @@ func (s setup) standbyConfig() StandbyConfig {
 type fakeStandby struct {
 	mu    sync.Mutex
 	fake  *iptablestest.Fake
-	nat   map[rules.Family]StandbyNat // what was copied
+	nat   map[rules.Family]copies.Nat // what was copied
 	open  map[rules.Family]bool
 	calls []standbyCall
 	// native is the standby of native tables next to it; nil: there is none.
@@ -93,7 +94,7 @@ type standbyCall struct {
 }
 
 func newFakeStandby(fake *iptablestest.Fake) *fakeStandby {
-	return &fakeStandby{fake: fake, nat: map[rules.Family]StandbyNat{}, open: map[rules.Family]bool{}, built: map[rules.Family]int{}}
+	return &fakeStandby{fake: fake, nat: map[rules.Family]copies.Nat{}, open: map[rules.Family]bool{}, built: map[rules.Family]int{}}
 }
 
 // questions returns how often it, or the one of native tables, was asked something.
@@ -109,23 +110,23 @@ func (s *fakeStandby) note(what string, f rules.Family) {
 	s.calls = append(s.calls, standbyCall{fmt.Sprint(what, " ", f), time.Now(), s.fake.Reads(), s.fake.Restores(), s.fake.Probes()})
 }
 
-func (s *fakeStandby) Follow(_ context.Context, nat map[rules.Family]StandbyNat) map[rules.Family]StandbyCopy {
+func (s *fakeStandby) Follow(_ context.Context, nat map[rules.Family]copies.Nat) map[rules.Family]copies.Copy {
 	s.mu.Lock()
 	takes := s.takes
 	s.mu.Unlock()
 	time.Sleep(takes)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := map[rules.Family]StandbyCopy{}
+	all := map[rules.Family]copies.Copy{}
 	for f, n := range nat {
 		s.note("follow", f)
 		if s.followErr == nil && s.built[f] < s.pieces {
 			s.built[f]++
 			s.fake.CommitElsewhere()
-			all[f] = StandbyCopy{Unfinished: true}
+			all[f] = copies.Copy{Unfinished: true}
 			continue
 		}
-		if all[f] = (StandbyCopy{Chains: len(n.Section.Chains), Err: s.followErr}); s.followErr == nil {
+		if all[f] = (copies.Copy{Chains: len(n.Section.Chains), Err: s.followErr}); s.followErr == nil {
 			if n.Write {
 				s.fake.CommitElsewhere()
 				s.note("write", f)
@@ -136,10 +137,10 @@ func (s *fakeStandby) Follow(_ context.Context, nat map[rules.Family]StandbyNat)
 	return all
 }
 
-func (s *fakeStandby) Gate(f rules.Family, order GateOrder) (StandbyGate, error) {
+func (s *fakeStandby) Gate(f rules.Family, order copies.Order) (copies.Answer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	what, fault, open := "shut", s.shutErr, order != ShutGate
+	what, fault, open := "shut", s.shutErr, order != copies.Shut
 	if open {
 		what, fault = "open", s.gateErr
 	}
@@ -149,14 +150,14 @@ func (s *fakeStandby) Gate(f rules.Family, order GateOrder) (StandbyGate, error)
 		shut, s.limit = s.limit, time.Time{}
 	}
 	switch {
-	case order == OpenCurrent && s.outdated != nil:
-		return StandbyGate{Open: s.open[f]}, fmt.Errorf("%w: %w", ErrStandbyOutdated, s.outdated)
+	case order == copies.OpenCurrent && s.outdated != nil:
+		return copies.Answer{Open: s.open[f]}, fmt.Errorf("%w: %w", copies.ErrOutdated, s.outdated)
 	case fault != nil && !open: // the table had to go
 		delete(s.nat, f)
 		s.open[f] = false
-		return StandbyGate{}, fault
+		return copies.Answer{}, fault
 	case fault != nil || s.open[f] == open || open && s.barred != "":
-		got := StandbyGate{Open: s.open[f], Shut: shut}
+		got := copies.Answer{Open: s.open[f], Shut: shut}
 		if open && s.barred != "" {
 			got.Barred = map[string]string{"postrouting": s.barred}
 			got.Open, s.open[f] = false, false
@@ -165,9 +166,9 @@ func (s *fakeStandby) Gate(f rules.Family, order GateOrder) (StandbyGate, error)
 	}
 	s.fake.CommitElsewhere()
 	if s.open[f] = open; !open {
-		return StandbyGate{Commits: 1, Shut: shut}, nil
+		return copies.Answer{Commits: 1, Shut: shut}, nil
 	}
-	return StandbyGate{Open: true, Commits: 1, Outdated: s.outdated}, nil
+	return copies.Answer{Open: true, Commits: 1, Outdated: s.outdated}, nil
 }
 
 func (s *fakeStandby) Release(f rules.Family) error {

@@ -11,6 +11,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/copies"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -43,7 +45,7 @@ func (d *Daemon) openAt(st *state) time.Time {
 // or was not open for too long for that flush.
 func (s *standbyOf) mayOpen(st *state) bool {
 	record := s.kind.record(st)
-	return record != nil && s.has() && !s.gate.isOpen() && s.gate.mayOpen(record.ID) && s.kind.wantsOpen(st)
+	return record != nil && s.has() && !s.gate.IsOpen() && s.gate.MayOpen(record.ID) && s.kind.wantsOpen(st)
 }
 
 // openStandby opens the gates of lost tables, and returns how many commits of canaryd's own that
@@ -61,10 +63,10 @@ func (d *Daemon) openStandby(ctx context.Context, st *state) (commits int) {
 // becomes of it, the replay goes on.
 func (d *Daemon) openGate(ctx context.Context, st *state, s *standbyOf) (commits int) {
 	record := s.kind.record(st)
-	if s.gate.spent(record.ID) || !s.has() {
+	if s.gate.Spent(record.ID) || !s.has() {
 		return 0
 	}
-	s.gate.try(record.ID)
+	s.gate.Try(record.ID)
 	order, since, ok := s.kind.openOrder(st, time.Now())
 	if !ok {
 		d.staysShut(ctx, st, s, "behindSince", since)
@@ -73,77 +75,60 @@ func (d *Daemon) openGate(ctx context.Context, st *state, s *standbyOf) (commits
 	got, err := d.cfg.Standby.Table.Gate(s.kind.toOpen(st), order)
 	now := time.Now()
 	switch {
-	case errors.Is(err, ErrStandbyOutdated):
+	case errors.Is(err, copies.ErrOutdated):
 		d.staysShut(ctx, st, s, "behindSince", since, "reason", err)
 		return got.Commits
 	case err != nil:
 		d.openFailed(ctx, st, s, err)
 		return got.Commits
 	}
-	s.gate.ajar.over()
+	s.gate.Trouble.Over()
 	log := s.kind.log(ctx, d, st)
 	for _, hook := range slices.Sorted(maps.Keys(got.Barred)) {
-		if s.gate.bars(hook) {
+		if s.gate.Bars(hook) {
 			severity.Warnings(log).Info("The standby stays shut for a hook", s.fields("hook", hook, "reason", got.Barred[hook])...)
 		}
 	}
-	if !got.Open && s.gate.isOpen() {
+	if !got.Open && s.gate.IsOpen() {
 		open := d.gateShut(st, s, now)
-		s.gate.waits, s.state = true, api.StandbyArmed
+		s.gate.Waits, s.state = true, api.StandbyArmed
 		severity.Warnings(log).Info("The standby translates no more: another owner wrote to nat what keeps a hook shut", s.fields("open", open.Round(10*time.Microsecond))...)
 	}
-	if !got.Open || s.gate.isOpen() {
+	if !got.Open || s.gate.IsOpen() {
 		return got.Commits
 	}
-	s.gate.open(now)
+	s.gate.Open(now)
 	s.state = api.StandbyOpen
 	after := now.Sub(record.Time)
-	severity.Notices(log).Info("The standby translates until the rules are back"+got.less(), got.fields(s.fields("after", after.Round(10*time.Microsecond))...)...)
+	severity.Notices(log).Info("The standby translates until the rules are back"+got.Less(), got.Fields(s.fields("after", after.Round(10*time.Microsecond))...)...)
 	s.kind.opened(d, st, got, after)
 	return got.Commits
 }
 
 // staysShut says once in each flush that a gate stays shut, because its copy is out of date.
 func (d *Daemon) staysShut(ctx context.Context, st *state, s *standbyOf, fields ...any) {
-	if s.gate.bars("") {
+	if s.gate.Bars("") {
 		severity.Warnings(s.kind.log(ctx, d, st)).Info("The standby stays shut: its copy is out of date", s.fields(fields...)...)
 	}
 }
 
 // fields returns the fields of a log line about the gate in a flush.
 func (s *standbyOf) fields(more ...any) []any {
-	return append([]any{"flush", s.gate.flush, "table", s.kind.name()}, more...)
+	return append([]any{"flush", s.gate.Flush, "table", s.kind.name()}, more...)
 }
 
 // openFailed notes that the kernel did not open a gate.
 func (d *Daemon) openFailed(ctx context.Context, st *state, s *standbyOf, err error) {
-	if s.gate.ajar.met(err, time.Now()) {
+	if s.gate.Trouble.Met(err, time.Now()) {
 		severity.Warnings(s.kind.log(ctx, d, st)).Error(err, "The standby could not be opened; the replay does not wait for it", s.fields()...)
 	}
 	if !errors.Is(err, standby.ErrNotBuilt) {
 		return
 	}
-	if s.gate.isOpen() { // its table went with another one's, or by its limit
+	if s.gate.IsOpen() { // its table went with another one's, or by its limit
 		d.gateShut(st, s, time.Now())
 	}
 	d.standbyFailed(ctx, s, err)
-}
-
-// less is what the log says behind that the standby translates: nothing, unless its copy is out of
-// date.
-func (g StandbyGate) less() string {
-	if g.Outdated == nil {
-		return ""
-	}
-	return ", but its copy is out of date"
-}
-
-// fields returns fields of a log line, with the reason of what less says.
-func (g StandbyGate) fields(fields ...any) []any {
-	if g.Outdated == nil {
-		return fields
-	}
-	return append(fields, "reason", g.Outdated)
 }
 
 // passOwn returns the stamps after so many commits of canaryd's own; stamps themselves if another
@@ -167,7 +152,7 @@ func (d *Daemon) passOwn(ctx context.Context, st *state, stamps map[rules.Family
 // shutAt returns when a gate is shut: as soon as it is not to be open any more.
 func (d *Daemon) shutAt(st *state) (first time.Time) {
 	for _, s := range st.standby {
-		first = earliest(first, s.gate.dueShut(s.kind.wantsOpen(st), d.made))
+		first = pace.Earliest(first, s.gate.DueShut(s.kind.wantsOpen(st), d.made))
 	}
 	return first
 }
@@ -176,20 +161,20 @@ func (d *Daemon) shutAt(st *state) (first time.Time) {
 func (d *Daemon) shutStandby(ctx context.Context, st *state) {
 	now := time.Now()
 	for _, s := range st.copies() {
-		wanted := s.gate.isOpen() && s.kind.wantsOpen(st)
-		if !s.gate.isOpen() || wanted && now.Before(s.gate.until) {
+		wanted := s.gate.IsOpen() && s.kind.wantsOpen(st)
+		if !s.gate.IsOpen() || wanted && now.Before(s.gate.Until) {
 			continue
 		}
 		if d.shutGate(ctx, st, s); wanted {
 			severity.Warnings(s.kind.log(ctx, d, st)).Info("The standby translates no more, although rules are still missing: what it has may be out of date",
-				s.fields("limit", standbyMost)...)
+				s.fields("limit", copies.Most)...)
 		}
 	}
 }
 
 // shutGate shuts one gate. Whatever the kernel answers, no hook is open then.
 func (d *Daemon) shutGate(ctx context.Context, st *state, s *standbyOf) {
-	got, err := d.cfg.Standby.Table.Gate(StandbyWant{ID: s.id}, ShutGate)
+	got, err := d.cfg.Standby.Table.Gate(copies.Want{ID: s.id}, copies.Shut)
 	open := d.gateShut(st, s, cmp.Or(got.Shut, time.Now()))
 	s.state = api.StandbyArmed
 	if err != nil { // the table had to go
@@ -206,12 +191,12 @@ func (d *Daemon) shutGate(ctx context.Context, st *state, s *standbyOf) {
 
 // gateShut takes up that a gate is shut since at, and returns for how long it was open.
 func (d *Daemon) gateShut(st *state, s *standbyOf, at time.Time) (open time.Duration) {
-	open = s.gate.shut(at)
+	open = s.gate.Shut(at)
 	if !s.native() {
 		d.cfg.Metrics.ObserveStandby(s.id.Family, open)
 	}
 	if record := s.kind.record(st); record != nil {
-		record.Standby = record.Standby.Ended(s.gate.total)
+		record.Standby = record.Standby.Ended(s.gate.Total)
 	}
 	return open
 }

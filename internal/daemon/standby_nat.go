@@ -9,6 +9,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/copies"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -25,12 +27,12 @@ type natCopy struct {
 	id tableid.TableID
 
 	section     rules.Section // that was copied
-	lag         standbyLag    // of section
+	lag         copies.Lag    // of section
 	outstanding int           // chains in which it differs from the generation,
 	counted     int           // of that edition
 
 	latest    rules.Section // that was translated; opening writes it, too
-	latestLag standbyLag
+	latestLag copies.Lag
 
 	moved   uint64       // the digest at which another process had written already; 0: none had
 	basis   standbyBasis // of the last decision; while it is the same, so is the copy
@@ -46,10 +48,8 @@ type standbyBasis struct {
 }
 
 func (b standbyBasis) equal(o standbyBasis) bool {
-	return b.edition == o.edition && b.mode == o.mode && slices.EqualFunc(b.base, o.base, sameChain)
+	return b.edition == o.edition && b.mode == o.mode && slices.EqualFunc(b.base, o.base, copies.SameChain)
 }
-
-func sameChain(a, b rules.Chain) bool { return a.Name == b.Name && slices.Equal(a.Rules, b.Rules) }
 
 func (d *Daemon) hasStandby() bool { return d.cfg.Standby.Table != nil && d.cfg.Standby.Off == "" }
 
@@ -93,7 +93,7 @@ func (c *natCopy) basisOf(st *state) (standbyBasis, bool) {
 	if st.mode != api.Heal {
 		return b, true
 	}
-	calm := st.loss == nil && nat.verdict == canary.Intact && !nat.pending && !nat.learningStopped && fs.examined.dirty.IsZero() && !st.standby[c.id].gate.isOpen()
+	calm := st.loss == nil && nat.verdict == canary.Intact && !nat.pending && !nat.learningStopped && fs.examined.dirty.IsZero() && !st.standby[c.id].gate.IsOpen()
 	return b, calm && !st.generation.captured.IsZero()
 }
 
@@ -102,24 +102,24 @@ func (c *natCopy) followAt(d *Daemon, st *state, s *standbyOf) time.Time {
 	switch {
 	case !known, c.moved != 0 && c.moved == st.families[c.id.Family].examined.digest: // examined first
 		return time.Time{}
-	case !s.making.tryAt.IsZero():
-		return s.making.tryAt
+	case !s.making.TryAt.IsZero():
+		return s.making.TryAt
 	case !basis.equal(c.basis):
-		return latest(d.made, s.next)
+		return pace.Latest(d.made, s.next)
 	case s.begun:
-		return latest(d.made, s.pieceAt)
+		return pace.Latest(d.made, s.pieceAt)
 	case c.unkept:
 		return c.written.Add(standbyEvery)
 	}
 	return time.Time{}
 }
 
-func (c *natCopy) decide(st *state, again bool) StandbyWant {
+func (c *natCopy) decide(st *state, again bool) copies.Want {
 	basis, _ := c.basisOf(st)
 	known := !again && basis.equal(c.basis)
 	c.basis, c.moved = basis, 0
-	return StandbyWant{ID: c.id, Nat: StandbyNat{Section: c.ought(st), Digest: st.families[c.id.Family].examined.digest,
-		Known: known, Write: due(c.written.Add(standbyEvery), time.Now())}}
+	return copies.Want{ID: c.id, Nat: copies.Nat{Section: c.ought(st), Digest: st.families[c.id.Family].examined.digest,
+		Known: known, Write: pace.Due(c.written.Add(standbyEvery), time.Now())}}
 }
 
 // idle leaves a copy that is there until a replay is estimated to take half of standbyFrom: its
@@ -140,14 +140,14 @@ func (c *natCopy) idle(d *Daemon, st *state, has bool) string {
 
 func (c *natCopy) rest(took time.Duration) time.Duration { return min(standbyShare*took, standbyEvery) }
 
-func (c *natCopy) took(want StandbyWant, copied StandbyCopy) bool {
-	if errors.Is(copied.Err, ErrStandbyMoved) {
+func (c *natCopy) took(want copies.Want, copied copies.Copy) bool {
+	if errors.Is(copied.Err, copies.ErrMoved) {
 		c.basis, c.moved = standbyBasis{}, want.Nat.Digest
 	}
 	if copied.Err != nil {
 		return false
 	}
-	current := standbyLag{checked: true, edition: c.basis.edition}
+	current := copies.CurrentIn(c.basis.edition)
 	if c.latest, c.latestLag = want.Nat.Section, current; copied.Unfinished {
 		return false
 	}
@@ -163,24 +163,9 @@ func (c *natCopy) gone() { *c = natCopy{id: c.id, basis: c.basis, moved: c.moved
 // behind counts again only for another edition of the generation.
 func (c *natCopy) behind(st *state) (chains int, behind bool) {
 	if edition := st.generation.edition; c.counted != edition {
-		c.counted, c.outstanding = edition, otherChains(c.section, c.ought(st))
+		c.counted, c.outstanding = edition, copies.OtherChains(c.section, c.ought(st))
 	}
 	return c.outstanding, c.outstanding > 0
-}
-
-// otherChains returns how many chains only one of two sections has, or has otherwise.
-func otherChains(a, b rules.Section) (n int) {
-	has := make(map[string]rules.Chain, len(a.Chains))
-	for _, c := range a.Chains {
-		has[c.Name] = c
-	}
-	for _, c := range b.Chains {
-		if was, ok := has[c.Name]; !ok || !sameChain(was, c) {
-			n++
-		}
-		delete(has, c.Name)
-	}
-	return n + len(has)
 }
 
 func (c *natCopy) wantsOpen(st *state) bool {
@@ -188,21 +173,21 @@ func (c *natCopy) wantsOpen(st *state) bool {
 }
 
 // openOrder says not to open without what is outstanding, if what is written is too old by itself.
-func (c *natCopy) openOrder(st *state, now time.Time) (order GateOrder, since time.Time, ok bool) {
-	want := c.ought(st)
+func (c *natCopy) openOrder(st *state, now time.Time) (order copies.Order, since time.Time, ok bool) {
+	want, g := c.ought(st), &st.generation
 	switch {
-	case c.latestLag.tooLong(c.latest, want, &st.generation, now):
-		return ShutGate, c.latestLag.since, false
-	case c.unkept && c.lag.tooLong(c.section, want, &st.generation, now):
-		return OpenCurrent, c.lag.since, true
+	case c.latestLag.TooLong(c.latest, want, g.edition, g.captured, now):
+		return copies.Shut, c.latestLag.Since, false
+	case c.unkept && c.lag.TooLong(c.section, want, g.edition, g.captured, now):
+		return copies.OpenCurrent, c.lag.Since, true
 	}
-	return OpenGate, time.Time{}, true
+	return copies.Open, time.Time{}, true
 }
 
 // toOpen is the ID only: the latest copy is translated already.
-func (c *natCopy) toOpen(*state) StandbyWant { return StandbyWant{ID: c.id} }
+func (c *natCopy) toOpen(*state) copies.Want { return copies.Want{ID: c.id} }
 
-func (c *natCopy) opened(d *Daemon, st *state, _ StandbyGate, after time.Duration) {
+func (c *natCopy) opened(d *Daemon, st *state, _ copies.Answer, after time.Duration) {
 	f := c.id.Family
 	st.loss.record.Standby = st.loss.record.Standby.With(f, after)
 	d.sweepNat(st.want(), f, st.families[f].known.natIntact)
@@ -217,26 +202,4 @@ func (d *Daemon) openMeanwhile(ctx context.Context, st *state, f rules.Family, v
 	}
 	d.take(st, tableFinding{id: s.id, source: lossesOnly, finding: canary.Finding{Verdict: v}})
 	return d.openGate(ctx, st, s)
-}
-
-// A standbyLag is since when a section is behind what ought to be in force.
-type standbyLag struct {
-	since   time.Time // zero: it is not
-	checked bool
-	edition int // in which that was checked
-}
-
-// tooLong reports whether a section is behind for longer than standbyMost. It compares once in each
-// edition.
-func (l *standbyLag) tooLong(has, want rules.Section, g *generation, now time.Time) bool {
-	if !l.checked || l.edition != g.edition {
-		l.checked, l.edition = true, g.edition
-		switch {
-		case want.Equal(has):
-			l.since = time.Time{}
-		case l.since.IsZero():
-			l.since = g.captured
-		}
-	}
-	return !l.since.IsZero() && now.Sub(l.since) >= standbyMost
 }

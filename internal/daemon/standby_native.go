@@ -8,6 +8,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/copies"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/standby"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -68,31 +70,31 @@ func (c *nativeCopy) known(st *state) bool {
 }
 
 func (c *nativeCopy) followAt(d *Daemon, st *state, s *standbyOf) time.Time {
-	if !c.known(st) || s.gate.isOpen() {
+	if !c.known(st) || s.gate.IsOpen() {
 		return time.Time{}
 	}
 	t, idle := st.native.tables[c.id], d.idle(st, s)
 	switch {
-	case !s.making.tryAt.IsZero():
-		return s.making.tryAt
+	case !s.making.TryAt.IsZero():
+		return s.making.TryAt
 	case idle != "" && s.reason == idle && t != nil:
 		return time.Time{}
 	case idle != "":
 		return d.made
 	case s.begun:
-		return latest(d.made, s.pieceAt)
+		return pace.Latest(d.made, s.pieceAt)
 	case s.has() && c.of == t.digest:
 		return time.Time{}
 	}
-	return latest(d.made, s.next)
+	return pace.Latest(d.made, s.next)
 }
 
-func (c *nativeCopy) decide(st *state, _ bool) StandbyWant { return c.toOpen(st) }
+func (c *nativeCopy) decide(st *state, _ bool) copies.Want { return c.toOpen(st) }
 
-func (c *nativeCopy) toOpen(st *state) StandbyWant {
-	want := StandbyWant{ID: c.id}
+func (c *nativeCopy) toOpen(st *state) copies.Want {
+	want := copies.Want{ID: c.id}
 	if t := st.native.tables[c.id]; t != nil {
-		want.Native = NativeWant{t.want, t.digest}
+		want.Native = copies.Native{Table: t.want, Digest: t.digest}
 	}
 	return want
 }
@@ -120,7 +122,7 @@ func (c *nativeCopy) rest(took time.Duration) time.Duration {
 	return min(max(standbyEvery, (standbyShare-1)*took), nativeFollowMost)
 }
 
-func (c *nativeCopy) took(want StandbyWant, copied StandbyCopy) bool {
+func (c *nativeCopy) took(want copies.Want, copied copies.Copy) bool {
 	if copied.Err != nil || copied.Unfinished {
 		return false
 	}
@@ -141,15 +143,15 @@ func (c *nativeCopy) wantsOpen(st *state) bool {
 	return st.native.loss != nil && st.heals() && t != nil && t.want != nil && !t.old && t.lost() && t.finding.Remedy != native.NoRemedy
 }
 
-// openOrder says not to open without what is outstanding, if the copy is behind for standbyMost.
-func (c *nativeCopy) openOrder(_ *state, now time.Time) (order GateOrder, since time.Time, ok bool) {
-	if !c.behindSince.IsZero() && now.Sub(c.behindSince) >= standbyMost {
-		return OpenCurrent, c.behindSince, true
+// openOrder says not to open without what is outstanding, if the copy is behind for copies.Most.
+func (c *nativeCopy) openOrder(_ *state, now time.Time) (order copies.Order, since time.Time, ok bool) {
+	if !c.behindSince.IsZero() && now.Sub(c.behindSince) >= copies.Most {
+		return copies.OpenCurrent, c.behindSince, true
 	}
-	return OpenGate, c.behindSince, true
+	return copies.Open, c.behindSince, true
 }
 
-func (c *nativeCopy) opened(d *Daemon, st *state, got StandbyGate, after time.Duration) {
+func (c *nativeCopy) opened(d *Daemon, st *state, got copies.Answer, after time.Duration) {
 	if got.Outdated == nil {
 		c.behindSince = time.Time{}
 	}

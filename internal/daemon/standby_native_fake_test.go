@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/copies"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -53,7 +54,7 @@ func (s *fakeNativeStandby) commit() {
 	s.k.commit(true, func(func(tableid.TableID) *native.Deed, *native.Commit) {})
 }
 
-func (s *fakeNativeStandby) Follow(of NativeWant) StandbyCopy {
+func (s *fakeNativeStandby) Follow(of copies.Native) copies.Copy {
 	want := of.Table
 	s.mu.Lock()
 	takes := s.takes
@@ -65,21 +66,21 @@ func (s *fakeNativeStandby) Follow(of NativeWant) StandbyCopy {
 	if s.followErr != nil {
 		delete(s.held, want.ID)
 		delete(s.built, want.ID)
-		return StandbyCopy{Err: s.followErr}
+		return copies.Copy{Err: s.followErr}
 	}
 	s.commit()
 	if s.held[want.ID] == nil && s.built[want.ID] < s.pieces {
 		s.built[want.ID]++
-		return StandbyCopy{Unfinished: true}
+		return copies.Copy{Unfinished: true}
 	}
 	s.held[want.ID] = want
-	return StandbyCopy{Chains: len(want.Chains)}
+	return copies.Copy{Chains: len(want.Chains)}
 }
 
-func (s *fakeNativeStandby) Gate(id tableid.TableID, want *native.Table, order GateOrder) (StandbyGate, error) {
+func (s *fakeNativeStandby) Gate(id tableid.TableID, want *native.Table, order copies.Order) (copies.Answer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	what, fault, open := "shut", s.shutErr, order != ShutGate
+	what, fault, open := "shut", s.shutErr, order != copies.Shut
 	if open {
 		what, fault = "open", s.gateErr
 	}
@@ -87,22 +88,22 @@ func (s *fakeNativeStandby) Gate(id tableid.TableID, want *native.Table, order G
 	if fault != nil && !open { // the table had to go
 		delete(s.held, id)
 		delete(s.open, id)
-		return StandbyGate{}, fault
+		return copies.Answer{}, fault
 	}
-	if order == OpenCurrent && s.outdated != nil {
-		return StandbyGate{}, fmt.Errorf("%w: %w", ErrStandbyOutdated, s.outdated)
+	if order == copies.OpenCurrent && s.outdated != nil {
+		return copies.Answer{}, fmt.Errorf("%w: %w", copies.ErrOutdated, s.outdated)
 	}
 	if fault != nil || s.open[id] == open {
-		return StandbyGate{Open: s.open[id]}, fault
+		return copies.Answer{Open: s.open[id]}, fault
 	}
 	s.commit()
 	if s.open[id] = open; !open {
-		return StandbyGate{}, nil
+		return copies.Answer{}, nil
 	}
 	if s.outdated == nil {
 		s.held[id] = want
 	}
-	return StandbyGate{Open: true, Outdated: s.outdated}, nil
+	return copies.Answer{Open: true, Outdated: s.outdated}, nil
 }
 
 func (s *fakeNativeStandby) Release(id tableid.TableID) error {

@@ -4,9 +4,15 @@ import (
 	"iter"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/accepted"
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/baseline"
+	"github.com/canaryd/canaryd/internal/culprit"
+	"github.com/canaryd/canaryd/internal/drill"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/internal/pods"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -28,26 +34,24 @@ type state struct {
 	refused    refused    // declared rules that are refused
 	quarantine quarantine // rules that cannot be put back yet
 	incomplete []incomplete
-	sets       sets     // ipsets that rules depend on
-	pods       podWatch // containers that CNI plugins attached
-	accepted   acceptances
-	// policiesFresh are policies that have become DROP, which is said at policiesAt; zero: none.
-	policiesFresh []api.PolicyDrop
-	policiesAt    time.Time
-	owners        ownersOnDisk // what the disk has of the owners of rules
-	ownerless     trouble      // kube-proxy's rules have no owner
+	sets       sets       // ipsets that rules depend on
+	pods       pods.Watch // containers that CNI plugins attached
+	accepted   accepted.List
+	closings   accepted.Closings // policies that have become DROP
+	owners     ownersOnDisk      // what the disk has of the owners of rules
+	ownerless  pace.Trouble      // kube-proxy's rules have no owner
 
 	// How it is watched.
 	marks   marking // canaries and witnesses
 	looking looking // when the next look comes, and why
 
 	// What is done about a loss.
-	loss       *loss       // the open one; nil while nothing is lost
-	pace       reload.Pace // of the last replays
-	contention contention  // with a process that undoes replays
-	pause      pause       // of replays
-	keptBy     keeperBasis // of the last decision about the keeper
-	purges     purges      // what was removed lately, and who deletes marks by name
+	loss       *loss          // the open one; nil while nothing is lost
+	pace       reload.Pace    // of the last replays
+	contention contention     // with a process that undoes replays
+	pause      pause          // of replays
+	keptBy     keeperBasis    // of the last decision about the keeper
+	purges     culprit.Purges // what was removed lately, and who deletes marks by name
 	// observedSince is since when rules are missing that canaryd only watches, and that their owner
 	// has not put back; zero: none are.
 	observedSince time.Time
@@ -58,10 +62,7 @@ type state struct {
 	native nativeRealm
 
 	// What operators try.
-	drill     *drill        // the one that is under way; nil: none
-	doubt     *drill        // one whose write failed, and which may have taken something all the same
-	lastDrill *api.DrillEnd // of this run; nil: none
-	drillAt   time.Time     // the next one by --drill-every; zero: there is none
+	drills drill.Drills
 
 	// What the last run left.
 	suspicion *suspicion // not judged yet; nil: nothing is left to judge
@@ -74,8 +75,8 @@ type state struct {
 	// What is kept and shown.
 	disk      saving             // what the state folder has
 	absence   absence            // when everything was in force
-	journal   []api.Flush        // flush records, the newest first
-	baseline  baseline           // that the generation is compared with
+	journal   flushes.History    // flush records
+	baseline  baseline.Known     // that the generation is compared with
 	opaque    opaqueRules        // rules of the generation that have no text
 	leftOut   []iptables.LeftOut // chains that the last read left out
 	ledTo     ledTo              // chains of other owners that are guarded
@@ -83,7 +84,7 @@ type state struct {
 	leadsOut  leadsOut           // rules that --protect names in vain
 	inventory inventory          // rules and native tables that --protect does not name
 	choice    choice             // of the backend
-	memory    memoryUse          // when memory is given back
+	memory    pace.Memory        // when memory is given back
 }
 
 // familyState is what the loop knows of one family.
@@ -105,29 +106,17 @@ type familyState struct {
 // newState returns the state of a daemon that has not looked at anything yet.
 func (d *Daemon) newState() *state {
 	st := &state{families: map[rules.Family]*familyState{}, pace: d.cfg.Pace, native: d.newNativeRealm(), standby: d.newStandby()}
-	st.contention.limit, st.looking.storm = reload.NewLimiter(), bucket{share: stormShare}
+	st.contention.limit, st.looking.storm = reload.NewLimiter(), pace.Bucket{Share: pace.StormShare}
 	st.quarantine.stood = map[rules.Family]map[iptables.Place]bool{}
+	st.pods.Grace = d.cfg.JumpGrace
 	first := d.cfg.Kernel.Evidence()
 	st.choice = choice{reason: first.Reason, mixed: first.Mixed}
 	families := d.cfg.Kernel.Families()
 	for _, f := range families {
-		st.families[f] = &familyState{tables: newTables(), examined: examined{moved: time.Now()}, looked: looked{budget: newBudget(len(families))}}
+		st.families[f] = &familyState{tables: newTables(), examined: examined{moved: time.Now()}, looked: looked{budget: pace.NewBudget(len(families))}}
 	}
 	return st
 }
-
-// tableIDs returns the tables of iptables that canaryd guards, in their order. The list is shared:
-// each step walks it several times.
-func tableIDs() []rules.TableID { return guardedTables }
-
-var guardedTables = func() (ids []rules.TableID) {
-	for _, f := range rules.Families() {
-		for _, t := range protect.Tables() {
-			ids = append(ids, f.Table(t))
-		}
-	}
-	return ids
-}()
 
 // inOrder yields what is known of each family, in their order.
 func (st *state) inOrder() iter.Seq2[rules.Family, *familyState] {
@@ -143,7 +132,7 @@ func (st *state) inOrder() iter.Seq2[rules.Family, *familyState] {
 // tables yields what is known of each table, in their order.
 func (st *state) tables() iter.Seq2[rules.TableID, *tableState] {
 	return func(yield func(rules.TableID, *tableState) bool) {
-		for _, id := range tableIDs() {
+		for _, id := range flushes.TableIDs() {
 			if fs := st.families[id.Family]; fs != nil && !yield(id, fs.tables[id.Name]) {
 				return
 			}
@@ -163,36 +152,3 @@ func anyOf[M ~map[K]V, K comparable, V any](m M, is func(V) bool) bool {
 
 // anyFamily reports whether something is so of any family.
 func (st *state) anyFamily(is func(*familyState) bool) bool { return anyOf(st.families, is) }
-
-// tablesOf yields what a replay came to for each table, in their order.
-func tablesOf(result reload.Result) iter.Seq2[rules.TableID, reload.TableResult] {
-	return func(yield func(rules.TableID, reload.TableResult) bool) {
-		for _, id := range tableIDs() {
-			if tr, ok := result[id.Family].Tables[id.Name]; ok && !yield(id, tr) {
-				return
-			}
-		}
-	}
-}
-
-// earliest returns the earliest of the times that are not zero.
-func earliest(times ...time.Time) time.Time {
-	var first time.Time
-	for _, t := range times {
-		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
-			first = t
-		}
-	}
-	return first
-}
-
-// latest returns the later of two times.
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
-// due reports whether a time that may be zero, for never, has come.
-func due(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }

@@ -10,6 +10,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -28,8 +30,8 @@ type suspicion struct {
 	read    map[rules.Family]bool  // the families that were read
 	// unmarked: what was in force cannot be read, and a table lost its marks.
 	unmarked bool
-	retry    retry
-	trouble  trouble // why they could not be read
+	retry    pace.Retry
+	trouble  pace.Trouble // why they could not be read
 }
 
 // suspect plans a read of what became of the rules that an earlier run guarded.
@@ -38,7 +40,7 @@ func (d *Daemon) suspect(ctx context.Context, st *state, reason string) {
 	if !ok {
 		return
 	}
-	s := &suspicion{remains: remains, reason: reason, retry: retry{at: time.Now()},
+	s := &suspicion{remains: remains, reason: reason, retry: pace.Retry{At: time.Now()},
 		todo: map[rules.TableID]bool{}, read: map[rules.Family]bool{}}
 	for id := range st.tables() {
 		s.todo[id] = true
@@ -49,10 +51,10 @@ func (d *Daemon) suspect(ctx context.Context, st *state, reason string) {
 
 // why returns what keeps the suspicion open; nil if there is none.
 func (s *suspicion) why() error {
-	if s == nil || !s.trouble.there() {
+	if s == nil || !s.trouble.There() {
 		return nil
 	}
-	return fmt.Errorf("what became of the rules of the last run is not known: %s", s.trouble.what)
+	return fmt.Errorf("what became of the rules of the last run is not known: %s", s.trouble.What)
 }
 
 // plantable returns the families in which marks may be planted. A table that cannot be
@@ -76,7 +78,7 @@ func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
 		return
 	}
 	defer done()
-	found := map[rules.TableID]hit{}
+	found := map[rules.TableID]flushes.Hit{}
 	var failed error
 	for _, f := range rules.Families() {
 		if len(tableid.Of(s.todo, f)) == 0 {
@@ -94,8 +96,8 @@ func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
 		st.suspicion = nil
 		return
 	}
-	s.retry.failed(nil, time.Now())
-	s.trouble.report(ctx, failed, "The tables could not be read; whether the rules of the last run were lost is unknown until they can", "retryIn", s.retry.wait)
+	s.retry.Failed(nil, time.Now())
+	s.trouble.Report(ctx, failed, "The tables could not be read; whether the rules of the last run were lost is unknown until they can", "retryIn", s.retry.Wait)
 }
 
 // guardedBefore returns what reads the backend that the earlier run guarded.
@@ -115,7 +117,7 @@ func (d *Daemon) guardedBefore(ctx context.Context, r reload.Remains) (Reader, f
 // where the rules' owner has written them again, also on the other backend, there is
 // none. Where the earlier marks are not known, any canary shows that none was lost. The
 // error is for what could not be read.
-func (d *Daemon) lostSince(ctx context.Context, st *state, f rules.Family, there Reader) (map[rules.TableName]hit, error) {
+func (d *Daemon) lostSince(ctx context.Context, st *state, f rules.Family, there Reader) (map[rules.TableName]flushes.Hit, error) {
 	snapshot, err := there.Read(ctx, f)
 	if err != nil {
 		return nil, err
@@ -132,7 +134,7 @@ func (d *Daemon) lostSince(ctx context.Context, st *state, f rules.Family, there
 	if remains.Marks == nil {
 		job.Marks = unknownMarks(f)
 	}
-	hits, unread := map[rules.TableName]hit{}, error(nil)
+	hits, unread := map[rules.TableName]flushes.Hit{}, error(nil)
 	for t, x := range d.examiner(st).Examine(snapshot, job) {
 		id := f.Table(t)
 		want := job.Generation[id]
@@ -153,7 +155,7 @@ func (d *Daemon) lostSince(ctx context.Context, st *state, f rules.Family, there
 		case !x.Finding.Verdict.Loss(), remains.Marks == nil && x.Finding.Verdict == canary.Replaced:
 		case canary.Covers(want, snapshot.Tables[t]), canary.Covers(want, here.Tables[t]):
 		default:
-			hits[t] = hitOf(x)
+			hits[t] = flushes.HitOf(x)
 		}
 	}
 	return hits, unread
@@ -171,13 +173,13 @@ func unknownMarks(f rules.Family) canary.Marks {
 
 // openDecision opens a decision about what was found lost, or adds to the open one. Tables
 // that lost no rule are recorded with others, and alone are no loss.
-func (d *Daemon) openDecision(ctx context.Context, st *state, found map[rules.TableID]hit) {
+func (d *Daemon) openDecision(ctx context.Context, st *state, found map[rules.TableID]flushes.Hit) {
 	w, s, now := st.decision, st.suspicion, time.Now()
 	first := w == nil
 	if first {
 		w = &decision{
 			id: s.remains.ID, generation: st.unclaimed(s.remains.Generation), identity: s.remains.Identity,
-			backend: iptables.Backend(s.remains.Identity.Backend), reason: s.reason, waiting: verdicts{}, room: diffRoom(),
+			backend: iptables.Backend(s.remains.Identity.Backend), reason: s.reason, waiting: flushes.Verdicts{}, room: flushes.DiffRoom(),
 			record: api.Flush{ID: fmt.Sprintf("%x", now.UnixMicro()), Time: now, Outcome: api.AwaitingDecision, Detail: s.reason},
 		}
 		if s.remains.Uptime > 0 {
@@ -191,14 +193,14 @@ func (d *Daemon) openDecision(ctx context.Context, st *state, found map[rules.Ta
 	st.decision, w.kept = w, false
 	st.generation.edition++ // what the generation on disk depends on is kept, too
 	if first {
-		d.cfg.Metrics.ObserveFlush(w.record.Time, fresh.public())
+		d.cfg.Metrics.ObserveFlush(w.record.Time, fresh.Public())
 	} else {
-		d.cfg.Metrics.ObserveFurtherLoss(fresh.public())
+		d.cfg.Metrics.ObserveFurtherLoss(fresh.Public())
 	}
 	for id := range fresh {
-		d.cfg.Metrics.ObserveUnprotected(id.Family, id.Name, 0, found[id].tookMarks())
+		d.cfg.Metrics.ObserveUnprotected(id.Family, id.Name, 0, found[id].TookMarks())
 	}
-	st.rewrite(w.record)
+	st.journal.Rewrite(w.record)
 	d.write(ctx, w.record, w.diff)
 	d.keepDecision(ctx, st)
 	d.logAwaiting(ctx, w)
@@ -206,23 +208,23 @@ func (d *Daemon) openDecision(ctx context.Context, st *state, found map[rules.Ta
 
 // add takes up what was found lost and returns the tables that are new, none if no rule
 // was lost.
-func (w *decision) add(found map[rules.TableID]hit) verdicts {
-	fresh := verdicts{}
-	if !anyOf(found, func(h hit) bool { return h.lost.Rules > 0 }) {
+func (w *decision) add(found map[rules.TableID]flushes.Hit) flushes.Verdicts {
+	fresh := flushes.Verdicts{}
+	if !anyOf(found, func(h flushes.Hit) bool { return h.Lost.Rules > 0 }) {
 		return fresh
 	}
-	for _, id := range tableIDs() {
+	for _, id := range flushes.TableIDs() {
 		h, hit := found[id]
 		if !hit || w.waiting[id] != "" {
 			continue
 		}
-		fresh[id] = h.verdict
-		if h.lost.Rules > 0 {
-			w.waiting[id] = h.verdict
+		fresh[id] = h.Verdict
+		if h.Lost.Rules > 0 {
+			w.waiting[id] = h.Verdict
 		}
-		h.unsure = h.tookMarks() // canaryd did not run: what else the table held was never read
-		addLoss(&w.record, id, h)
-		w.diff = append(w.diff, diffOf(id, h.lost, &w.room))
+		h.Unsure = h.TookMarks() // canaryd did not run: what else the table held was never read
+		flushes.AddLoss(&w.record, id, h)
+		w.diff = append(w.diff, flushes.DiffOf(id, h.Lost, &w.room))
 	}
 	return fresh
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -47,7 +48,7 @@ func (st *state) resumeRecord() {
 	}
 	lost := st.losses()
 	record, ok := st.takeUnanswered(func(r api.Flush) bool {
-		hit := hitsOf(r)
+		hit := flushes.Recorded(r)
 		for id := range lost {
 			if hit[id] == "" {
 				return false
@@ -58,17 +59,8 @@ func (st *state) resumeRecord() {
 	if !ok {
 		return
 	}
-	l.record, l.hit = record, hitsOf(record)
+	l.record, l.hit = record, flushes.Recorded(record)
 	l.recorded, l.counted, l.blamed = true, true, true
-}
-
-// hitsOf returns the tables of iptables that a record has.
-func hitsOf(r api.Flush) verdicts {
-	hit := verdicts{}
-	for _, t := range r.Lost.Tables {
-		hit[t.Family.Table(t.Table)] = t.Kind
-	}
-	return hit
 }
 
 // unansweredNative is resumeRecord for a native table that the first read finds lost.

@@ -2,9 +2,12 @@ package daemon
 
 import (
 	"maps"
-	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/accepted"
+	"github.com/canaryd/canaryd/internal/culprit"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -35,7 +38,7 @@ func (d *Daemon) lookAtUnguarded(st *state, f rules.Family, seen map[rules.Table
 		}
 		table := seen[t]
 		u := fs.unguarded[t]
-		a, much := goneFrom(u.before, table)
+		a, much := accepted.GoneFrom(u.before, table)
 		switch {
 		case !much:
 			u = unguarded{before: table}
@@ -45,8 +48,8 @@ func (d *Daemon) lookAtUnguarded(st *state, f rules.Family, seen map[rules.Table
 		case now.Sub(u.since) < unguardedGrace:
 			fs.examined.plan(u.since.Add(unguardedGrace))
 		default:
-			a.Time, a.Family, a.Table, a.seen, a.upto = now, f, t, u.came, u.upto
-			st.accepted.fresh, st.accepted.at = append(st.accepted.fresh, a), now
+			a.Time, a.Family, a.Table, a.Seen, a.Upto = now, f, t, u.came, u.upto
+			st.accepted.Add(a, now)
 			d.cfg.Metrics.ObserveUnprotected(f, t, a.Rules, false)
 			u = unguarded{before: table}
 		}
@@ -57,31 +60,32 @@ func (d *Daemon) lookAtUnguarded(st *state, f rules.Family, seen map[rules.Table
 	}
 }
 
-// goneFrom returns what a table lost, and whether that is much: all that it held, or more than half
-// of it. What its owner wrote in the place of other rules is not lost.
-func goneFrom(before, now *rules.Table) (a acceptance, much bool) {
-	if before == nil || leavesOut(before) || leavesOut(now) {
-		return a, false
-	}
-	a.NotGuarded = true
-	was := 0
-	for _, c := range before.Chains {
-		left := len(now.Rules(c.Name))
-		was += len(c.Rules)
-		if left < len(c.Rules) {
-			a.Rules += len(c.Rules) - left
-			a.finding.Emptied = append(a.finding.Emptied, c.Name)
-		}
-	}
-	if now != nil {
-		for _, c := range now.Chains {
-			a.Left += len(c.Rules)
-		}
-	}
-	return a, a.Rules > 0 && 2*a.Left < was
+// A standing is what a read showed of a table in which nothing was lost.
+type standing struct {
+	table  *rules.Table // nil: nothing was read yet, or there is no such table
+	digest uint64
 }
 
-// leavesOut reports whether a table has a chain of which the rules were not read.
-func leavesOut(t *rules.Table) bool {
-	return t != nil && slices.ContainsFunc(t.Chains, func(c rules.Chain) bool { return c.LeftOut() })
+// setStanding takes up what a read showed of a table in which nothing is lost.
+func (ts *tableState) setStanding(table *rules.Table, digest uint64) {
+	if !ts.verdict.Loss() && ts.verdict != canary.Unknown && digest != 0 {
+		ts.standing = standing{table, digest}
+	}
+}
+
+// unprotectedGone counts the rules that --protect does not name and that went in the same
+// flush. That is not known where the table was not read as it was right before, or where
+// another process wrote to it as well. What was taken while all marks stand is no flush: rules
+// of others are not near it.
+func (d *Daemon) unprotectedGone(st *state, id rules.TableID, h flushes.Hit, q culprit.Inquiry) (gone int, unsure bool) {
+	if !h.TookMarks() {
+		return 0, false
+	}
+	intact, before := st.families[id.Family].looked.intact, st.table(id).standing
+	// A look in the middle of the flush finds those tables intact that the flusher comes to later.
+	asOf := before.digest == intact || !q.Legacy && q.Takings.Reach(uint32(before.digest))
+	if before.table == nil || !asOf || q.OthersWrote(id, uint32(before.digest), uint32(h.Seen), h.By) {
+		return 0, true
+	}
+	return d.protection(st).OthersIn(before.table, st.want()[id], canary.IsMark).Gone(h.Table), false
 }

@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
@@ -16,13 +17,13 @@ import (
 
 // failed plans the next save after one that failed.
 func (s *saving) failed(now time.Time) {
-	s.retry.failed(nil, now)
-	s.saveAt = latest(s.retry.at, s.savedAt.Add(saveShare*s.cost))
+	s.retry.Failed(nil, now)
+	s.saveAt = pace.Latest(s.retry.At, s.savedAt.Add(saveShare*s.cost))
 }
 
 // lacksGeneration reports whether a generation could not be written, and is not on disk yet.
 func (s *saving) lacksGeneration(st *state) bool {
-	return s.trouble.there() && s.written != st.generation.changes
+	return s.trouble.There() && s.written != st.generation.changes
 }
 
 // countStateError counts an error of a write to the state folder, unless it is nil.
@@ -38,14 +39,14 @@ func (d *Daemon) tookSave(ctx context.Context, st *state, err error) {
 	d.countStateError(err)
 	if err == nil && st.disk.lacksGeneration(st) {
 		b := st.behind()
-		b.Reason = st.disk.trouble.what
+		b.Reason = st.disk.trouble.What
 		d.noteBehind(ctx, d.cfg.Store.SaveBehind, b)
 		return
 	}
 	if d.tookWrite(ctx, &st.disk.trouble, err, d.cfg.Store.SaveBehind, st.behind()); err != nil {
 		return
 	}
-	st.disk.retry = retry{}
+	st.disk.retry = pace.Retry{}
 	if n := d.cfg.Store.Remade(); n != st.disk.remade {
 		st.disk.remade = n
 		klog.FromContext(ctx).Info("The state folder was gone, and is made again; flush records and a confirmed baseline that it had are lost")
@@ -61,7 +62,7 @@ func (d *Daemon) keepAllAgain(st *state) {
 		st.decision.kept = false
 	}
 	st.unread.unkept = len(st.unread.files) > 0
-	st.native.disk.saveAt = earliest(st.native.disk.saveAt, time.Now())
+	st.native.disk.saveAt = pace.Earliest(st.native.disk.saveAt, time.Now())
 	st.disk.saveSoon(time.Now())
 }
 
@@ -69,9 +70,9 @@ func (d *Daemon) keepAllAgain(st *state) {
 func (st *state) publishUnkept(s *api.Status) {
 	decision := ""
 	if st.decision != nil {
-		decision = st.decision.trouble.what
+		decision = st.decision.trouble.What
 	}
-	s.StateError = cmp.Or(st.disk.trouble.what, decision, st.unread.trouble.what, st.native.disk.trouble.what, st.owners.trouble.what)
+	s.StateError = cmp.Or(st.disk.trouble.What, decision, st.unread.trouble.What, st.native.disk.trouble.What, st.owners.trouble.What)
 	s.StateSaved = st.disk.keptAt
 	for _, o := range []older{st.older, st.native.older} {
 		if o.replayed {
@@ -81,7 +82,7 @@ func (st *state) publishUnkept(s *api.Status) {
 	if s.StateError != "" {
 		s.StateBehind = st.generation.changes - st.disk.kept
 	}
-	if n := &st.native.disk; n.trouble.there() {
+	if n := &st.native.disk; n.trouble.There() {
 		s.StateBehind += n.changes - n.keptChanges
 		if n.keptAt.Before(s.StateSaved) {
 			s.StateSaved = n.keptAt

@@ -9,6 +9,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/here"
+	"github.com/canaryd/canaryd/internal/pace"
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -22,15 +24,12 @@ import (
 // unreads are the stored files that an operator has to decide about.
 type unreads struct {
 	files   []reload.Unread
-	unkept  bool    // the disk has another list
-	trouble trouble // why
+	unkept  bool         // the disk has another list
+	trouble pace.Trouble // why
 }
 
 // booted returns when the machine was booted, by the clock on the wall.
-func (d *Daemon) booted() time.Time { return BootedAt(d.cfg.Uptime()) }
-
-// BootedAt returns when a machine was booted that has been up for so long.
-func BootedAt(uptime time.Duration) time.Time { return time.Now().Add(-uptime) }
+func (d *Daemon) booted() time.Time { return here.BootedAt(d.cfg.Uptime()) }
 
 // recallUnread takes up what an earlier run could not read.
 func (d *Daemon) recallUnread(ctx context.Context, st *state) {
@@ -65,7 +64,7 @@ func (d *Daemon) keepUnread(ctx context.Context, st *state) bool {
 	err := d.cfg.Store.SaveUnread(st.unread.files)
 	st.unread.unkept = err != nil
 	d.countStateError(err)
-	st.unread.trouble.report(warnings(ctx), err, "The list of stored files that cannot be read is not on disk; canaryd writes no state until it is")
+	st.unread.trouble.Report(pace.Warnings(ctx), err, "The list of stored files that cannot be read is not on disk; canaryd writes no state until it is")
 	return err == nil
 }
 

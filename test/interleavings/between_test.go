@@ -19,6 +19,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/here"
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
@@ -236,7 +237,7 @@ func (k *intruded) run() (d *daemon.Daemon, stop func() string) {
 		Metrics: metrics.NewMetrics(prometheus.NewRegistry(), metrics.MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot"}}),
 		Mode:    api.Heal, Source: "snapshot", Protection: selector.Protection(), Canary: canary.DefaultChain,
 		PollInterval: 250 * time.Millisecond, Settle: 20 * time.Millisecond, JumpGrace: 15 * time.Second, MaxStoredAge: 10 * time.Minute,
-		Uptime: daemon.Uptime,
+		Uptime: here.Uptime,
 	})
 	var log bytes.Buffer
 	ctx, cancel := context.WithCancel(klog.NewContext(n.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))))

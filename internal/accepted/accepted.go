@@ -1,0 +1,245 @@
+// Package accepted knows what canaryd accepts as an owner's doing and says all the same: large
+// removals, also in steps, and policies that close a chain.
+package accepted
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/culprit"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/owners"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+const (
+	// acceptedFor is for how long a status has what was accepted.
+	acceptedFor = time.Hour
+	// Of a chain that keeps rules, and of a table, so many rules must be gone: an endpoint that
+	// goes is no news.
+	muchOfChain = native.MuchOfPart
+	muchOfTable = native.MuchOfTable
+)
+
+// A List is what was accepted lately.
+type List struct {
+	said  []api.Accepted // the newest first
+	fresh []Removal
+	At    time.Time // when fresh is to be said; zero: there is none
+	// shrinking are tables that have lost rules lately.
+	shrinking map[rules.TableID]*shrinking
+}
+
+// A Removal was just learned.
+type Removal struct {
+	api.Accepted
+	Finding canary.Finding // it as if it were a loss
+	Seen    time.Time      // when a read was the first to show it
+	Upto    uint64         // the digest of the read with which it was learned
+	Commit  nft.Commit     // of a native table
+	// Steps: it was learned in several steps, and By may have done no more than the last one.
+	Steps bool
+	// chains and elements are how many of the table are gone, too, where most of it is.
+	chains, elements int
+}
+
+// Learn takes up what a table's owners took, if it is to be said. before and after are the
+// generation's, read the first read that showed after, and learned what was learned.
+func (a *List) Learn(id rules.TableID, before, after rules.Section, read culprit.Read, learned reload.Learned, now time.Time) {
+	for _, x := range a.shrink(id, now).take(before, after, now) {
+		x.Time, x.Family, x.Table, x.Upto, x.Seen = now, id.Family, id.Name, read.Digest, read.At
+		if at := learned.Shrunk(id.Family, id.Name, x.Chain); !at.IsZero() {
+			x.Seen = at
+		}
+		a.Add(x, now)
+	}
+}
+
+// Add has a removal said.
+func (a *List) Add(x Removal, now time.Time) { a.fresh, a.At = append(a.fresh, x), now }
+
+func chainsByName(s rules.Section) map[string]rules.Chain {
+	by := make(map[string]rules.Chain, len(s.Chains))
+	for _, c := range s.Chains {
+		by[c.Name] = c
+	}
+	return by
+}
+
+// allGone reports whether each rule of a chain led to a chain that is gone.
+func allGone(c rules.Chain, before, left map[string]rules.Chain) bool {
+	return !slices.ContainsFunc(c.Rules, func(r rules.Rule) bool {
+		_, stood := before[r.Target]
+		_, stands := left[r.Target]
+		return !stood || stands
+	})
+}
+
+func jumpsTo(s rules.Section, chain string) bool {
+	return slices.ContainsFunc(s.Jumps, func(h rules.Jump) bool { return h.Into() == chain })
+}
+
+func leadsTo(s rules.Section, chain string) bool {
+	return jumpsTo(s, chain) || slices.ContainsFunc(s.Chains, func(c rules.Chain) bool {
+		return slices.ContainsFunc(c.Rules, func(r rules.Rule) bool { return r.Target == chain })
+	})
+}
+
+// Due returns what is to be said now.
+func (a *List) Due(now time.Time) (fresh []Removal) {
+	a.said = a.Lately(now)
+	fresh = a.fresh
+	a.fresh, a.At = nil, time.Time{}
+	return fresh
+}
+
+// Counts reports whether rules were taken from the same place within acceptedFor: then these count
+// with the others.
+func (a *List) Counts(x *Removal) bool {
+	i := slices.IndexFunc(a.said, x.Accepted.SamePlace)
+	if i < 0 {
+		return false
+	}
+	x.Rules += a.said[i].Rules
+	a.said = slices.Delete(slices.Clone(a.said), i, i+1)
+	return true
+}
+
+// Keep keeps what was said.
+func (a *List) Keep(x Removal) {
+	a.said = slices.Insert(slices.Clone(a.said), 0, x.Accepted)
+}
+
+// Trim keeps no more than a status shows.
+func (a *List) Trim() { a.said = a.said[:min(len(a.said), api.AcceptedShown)] }
+
+// Lately returns what was accepted within acceptedFor.
+func (a *List) Lately(now time.Time) []api.Accepted {
+	return slices.DeleteFunc(slices.Clone(a.said), func(x api.Accepted) bool { return now.Sub(x.Time) >= acceptedFor })
+}
+
+// Withdraw forgets what was accepted of a table since then: it is wanted again.
+func (a *List) Withdraw(id rules.TableID, since time.Time) {
+	old := func(x api.Accepted) bool { return x.Family == id.Family && x.Table == id.Name && !x.Time.Before(since) }
+	a.said = slices.DeleteFunc(slices.Clone(a.said), old)
+	a.fresh = slices.DeleteFunc(a.fresh, func(f Removal) bool { return old(f.Accepted) })
+	delete(a.shrinking, id)
+}
+
+// OfNative returns a removal from a native table that a read of that time showed.
+func OfNative(id tableid.TableID, read time.Time, r native.Removed, commit nft.Commit) Removal {
+	a := Removal{Commit: commit,
+		Accepted: api.Accepted{Time: read, Family: id.Family, Table: id.Name, Native: true, Rules: r.Gone, Left: r.Left}}
+	switch r.Kind {
+	case nft.Tables:
+		a.chains, a.elements = r.Chains, r.Elements
+	case nft.Chains:
+		a.Chain = r.Name
+	case nft.Sets:
+		a.Set = r.Name
+	case nft.Rules:
+		a.Chain, a.Rule = r.Name, "the last jump to it"
+	}
+	return a
+}
+
+// GoneFrom returns what a table lost, and whether that is much: all that it held, or more than half
+// of it. What its owner wrote in the place of other rules is not lost.
+func GoneFrom(before, now *rules.Table) (a Removal, much bool) {
+	if before == nil || leavesOut(before) || leavesOut(now) {
+		return a, false
+	}
+	a.NotGuarded = true
+	was := 0
+	for _, c := range before.Chains {
+		left := len(now.Rules(c.Name))
+		was += len(c.Rules)
+		if left < len(c.Rules) {
+			a.Rules += len(c.Rules) - left
+			a.Finding.Emptied = append(a.Finding.Emptied, c.Name)
+		}
+	}
+	if now != nil {
+		for _, c := range now.Chains {
+			a.Left += len(c.Rules)
+		}
+	}
+	return a, a.Rules > 0 && 2*a.Left < was
+}
+
+// leavesOut reports whether a table has a chain of which the rules were not read.
+func leavesOut(t *rules.Table) bool {
+	return t != nil && slices.ContainsFunc(t.Chains, func(c rules.Chain) bool { return c.LeftOut() })
+}
+
+// removalsJoin is how close removals of several tables by one process must be for one record.
+const removalsJoin = 10 * time.Second
+
+// IsRemoval reports whether it has a record, unless its owner has done it: most of a guarded table
+// is gone, or of a large set of a native one.
+func (a Removal) IsRemoval() bool {
+	return (a.Chain+a.Set+a.Rule == "" || a.largeSet()) && !a.NotGuarded
+}
+
+func (a Removal) largeSet() bool { return a.Set != "" && a.Rules >= muchOfTable }
+
+// Record returns its record: the last one, if the same process has just removed other rules.
+func (a Removal) Record(journal flushes.History, newID func(time.Time) string) api.Flush {
+	r := api.Flush{Time: cmp.Or(a.Seen, a.Time), Outcome: api.TakenForOwners}
+	if len(journal) > 0 {
+		if last := journal[0]; last.Kind == api.RemovedByOwner && a.By != nil && last.Culprit.PID == a.By.PID && r.Time.Sub(last.Time).Abs() < removalsJoin {
+			r = last
+		}
+	}
+	if r.ID == "" {
+		r.ID = newID(r.Time)
+	}
+	var by []uint32
+	if a.By != nil {
+		flushes.AddCulprit(&r, *a.By)
+		r.CulpritsLikely = r.CulpritsLikely || a.Steps
+		by = []uint32{a.By.PID}
+	}
+	if a.Native {
+		id := a.Family.Table(a.Table)
+		loss := api.NativeLoss{Family: id.Family.NFT(), Table: id.NFT(), Kind: api.RemovedByOwner, By: by}
+		if a.largeSet() {
+			loss.Elements = a.Rules
+		} else {
+			loss.Chains, loss.Rules, loss.Elements = a.chains, a.Rules, a.elements
+		}
+		r.Native = append(slices.Clone(r.Native), loss)
+		r.Lost.Chains, r.Lost.Rules, r.Lost.Elements = r.Lost.Chains+loss.Chains, r.Lost.Rules+loss.Rules, r.Lost.Elements+loss.Elements
+	} else {
+		r.Lost.Tables = slices.Clone(r.Lost.Tables)
+		flushes.AddLoss(&r, a.Family.Table(a.Table), flushes.Hit{Verdict: api.RemovedByOwner, Lost: reload.Lost{Rules: a.Rules}})
+		r.Lost.Tables[len(r.Lost.Tables)-1].By = by
+	}
+	r.Kind = api.RemovedByOwner
+	flushes.SettleCulprit(&r)
+	return r
+}
+
+// ByOwner reports whether a removal is known to be that of the owner of all that lost rules, or is
+// that of a kube-proxy that leaves: its last step takes its canary, too, which stands else. A
+// program that owns rules may remove others', as kube-router does that restores a whole table.
+func (a Removal) ByOwner(proxyStands bool) bool {
+	if a.By != nil && len(a.By.Ancestors) > 0 {
+		names := append([]string{a.By.Comm}, a.By.Ancestors...)
+		by := func(writes func(comm string) bool) bool { return slices.ContainsFunc(names, writes) }
+		if a.Native {
+			return by(func(comm string) bool { return owners.WritesTable(comm, a.Family.Table(a.Table)) })
+		}
+		return by(owners.Writes) && !slices.ContainsFunc(a.Finding.Emptied, func(chain string) bool {
+			return !by(func(comm string) bool { return owners.WritesChain(comm, chain) })
+		})
+	}
+	return !a.Native && !proxyStands
+}

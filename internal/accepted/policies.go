@@ -1,0 +1,81 @@
+package accepted
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
+)
+
+// policyDrop is the policy that closes a chain.
+const policyDrop = "DROP"
+
+// Policies are those of the built-in chains of one of iptables' tables, or of the base chains of a
+// native one.
+type Policies struct {
+	Known map[string]string
+	Drops []api.PolicyDrop // the chains whose policy has become DROP since
+}
+
+// Follow takes up the policies of chains that a read showed, and returns those that have become
+// DROP. d is their table, when that was seen, and the flush that was under way then.
+func (p *Policies) Follow(chains []string, seen map[string]string, d api.PolicyDrop) (fresh []api.PolicyDrop) {
+	known := maps.Clone(p.Known)
+	if known == nil {
+		known = map[string]string{}
+	}
+	p.Drops = slices.DeleteFunc(slices.Clone(p.Drops), func(d api.PolicyDrop) bool { return seen[d.Chain] != policyDrop })
+	for _, chain := range chains {
+		switch is, was := seen[chain], known[chain]; {
+		case is == "": // the table is gone, or the chain
+		case is != policyDrop || was == "" || was == policyDrop:
+			known[chain] = is
+		case !slices.ContainsFunc(p.Drops, func(d api.PolicyDrop) bool { return d.Chain == chain }):
+			d.Chain, d.Was = chain, was
+			p.Drops, fresh = append(p.Drops, d), append(fresh, d)
+		}
+	}
+	p.Known = known
+	return fresh
+}
+
+// Closings are the policies that have become DROP and are not said yet.
+type Closings struct {
+	fresh []api.PolicyDrop
+	At    time.Time // when they are said; zero: there are none
+}
+
+// Add has policies said.
+func (c *Closings) Add(fresh []api.PolicyDrop) {
+	if len(fresh) > 0 {
+		c.fresh, c.At = append(c.fresh, fresh...), time.Now()
+	}
+}
+
+// Say logs which policies have become DROP. acceptIt is the command that accepts it.
+func (c *Closings) Say(ctx context.Context, acceptIt string) {
+	for _, p := range c.fresh {
+		what := "The policy of a built-in chain has become DROP; canaryd sets none, so the kernel drops what no rule accepts"
+		if p.Native {
+			what = "The policy of a base chain has become DROP; canaryd leaves it so, and the kernel drops what no rule accepts"
+		}
+		severity.Warnings(klog.FromContext(ctx)).Info(what,
+			"family", p.Family, "table", p.Table, "chain", p.Chain, "was", p.Was, "flush", p.Flush, "acceptIt", acceptIt)
+	}
+	c.fresh, c.At = nil, time.Time{}
+}
+
+// Dismiss accepts the policies that have become DROP, and returns their chains' names.
+func (p *Policies) Dismiss() (chains []string) {
+	for _, d := range p.Drops {
+		chains = append(chains, d.String())
+		p.Known[d.Chain] = policyDrop
+	}
+	p.Drops = nil
+	return chains
+}

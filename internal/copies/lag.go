@@ -1,0 +1,51 @@
+package copies
+
+import (
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Lag is since when a section is behind what ought to be in force.
+type Lag struct {
+	Since   time.Time // zero: it is not
+	checked bool
+	edition int // in which that was checked
+}
+
+// CurrentIn returns the lag of a section that is what ought to be in force in an edition.
+func CurrentIn(edition int) Lag { return Lag{checked: true, edition: edition} }
+
+// TooLong reports whether a section is behind for longer than Most. It compares once in each
+// edition.
+func (l *Lag) TooLong(has, want rules.Section, edition int, captured, now time.Time) bool {
+	if !l.checked || l.edition != edition {
+		l.checked, l.edition = true, edition
+		switch {
+		case want.Equal(has):
+			l.Since = time.Time{}
+		case l.Since.IsZero():
+			l.Since = captured
+		}
+	}
+	return !l.Since.IsZero() && now.Sub(l.Since) >= Most
+}
+
+// SameChain reports whether two chains have the same name and rules.
+func SameChain(a, b rules.Chain) bool { return a.Name == b.Name && slices.Equal(a.Rules, b.Rules) }
+
+// OtherChains returns how many chains only one of two sections has, or has otherwise.
+func OtherChains(a, b rules.Section) (n int) {
+	has := make(map[string]rules.Chain, len(a.Chains))
+	for _, c := range a.Chains {
+		has[c.Name] = c
+	}
+	for _, c := range b.Chains {
+		if was, ok := has[c.Name]; !ok || !SameChain(was, c) {
+			n++
+		}
+		delete(has, c.Name)
+	}
+	return n + len(has)
+}

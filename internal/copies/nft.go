@@ -1,0 +1,374 @@
+package copies
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/standby"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// An OnNFT is the Standby of a Kernel on nft. OpenNFT opens one, and Close ends it. Only
+// the loop's step calls its methods; the limits of gates run next to that.
+type OnNFT struct {
+	kernel *iptables.Kernel
+	tables *standby.Standby
+	conn   *nft.Conn // for probes, so that none waits for a read of the mirror's
+
+	room   func() int64  // how much memory is free; nil: that does not matter
+	limit  time.Duration // how long a gate may be open
+	mu     sync.Mutex
+	limits map[tableid.TableID]*gateLimit // that shut a gate by themselves
+	// pending are copies that may be newer than what is written. Only the loop's step has them.
+	pending map[tableid.TableID]pendingCopy
+	ending  sync.WaitGroup // of those that run
+
+	misses  *standby.Misses // nil: none are heard of
+	hearing sync.WaitGroup  // of misses
+}
+
+// A pendingCopy is a copy and, of a native table, the digest of what it was made of.
+type pendingCopy struct {
+	copy *standby.Copy
+	of   native.Digest
+}
+
+// OpenNFT opens the sockets of a Standby. It writes nothing. Its commits count as the kernel's
+// own. room returns how many bytes of memory the process may still use; nil: as many as it wants.
+// missed is called, by a goroutine that Close ends, for a packet that nat did not translate and the
+// copy would; nil, or a kernel without nfnetlink_log: never.
+func OpenNFT(kernel *iptables.Kernel, room func() int64, missed func()) (*OnNFT, error) {
+	conn, err := nft.Dial()
+	if err != nil {
+		return nil, err
+	}
+	s := &OnNFT{kernel: kernel, conn: conn, room: room, limit: Most + time.Second, limits: map[tableid.TableID]*gateLimit{}}
+	if missed != nil {
+		s.listen(missed)
+	}
+	if err := s.dial(); err != nil {
+		return nil, errors.Join(err, conn.Close(), s.deafen())
+	}
+	return s, nil
+}
+
+// listen begins to listen to misses. Without them the end of the flusher's commit is waited for.
+func (s *OnNFT) listen(missed func()) {
+	misses, err := standby.ListenMisses()
+	if err != nil {
+		klog.Background().Info("The standby opens only when a flusher's commit is done: missed packets cannot be heard of", "reason", err)
+		return
+	}
+	s.misses = misses
+	s.hearing.Go(func() {
+		for {
+			if err := misses.Receive(); err != nil {
+				if !errors.Is(err, net.ErrClosed) {
+					severity.Warnings(klog.Background()).Error(err, "The standby opens only when a flusher's commit is done from now on")
+				}
+				return
+			}
+			missed()
+		}
+	})
+}
+
+// deafen ends what listen began.
+func (s *OnNFT) deafen() error {
+	if s.misses == nil {
+		return nil
+	}
+	err := s.misses.Close()
+	s.hearing.Wait()
+	return err
+}
+
+// dial opens the socket that owns the tables. It is done again if the library had to close it,
+// because a gate could be shut in no other way.
+func (s *OnNFT) dial() error {
+	cfg := standby.Config{Unheard: s.kernel.Unheard, Room: s.room}
+	if s.misses != nil {
+		cfg.Misses = s.misses.Group()
+	}
+	tables, err := standby.Dial(cfg)
+	if err != nil {
+		return err
+	}
+	s.tables, s.pending = tables, map[tableid.TableID]pendingCopy{}
+	s.kernel.AlsoOwn(tables.Port())
+	return nil
+}
+
+// Close ends the standby; the kernel removes its tables.
+func (s *OnNFT) Close() error {
+	s.mu.Lock()
+	for _, limit := range s.limits {
+		if limit.timer.Stop() {
+			s.ending.Done()
+		}
+	}
+	clear(s.limits)
+	s.mu.Unlock()
+	s.ending.Wait()
+	return errors.Join(s.tables.Close(), s.conn.Close(), s.deafen())
+}
+
+// Follow implements Standby. All tables are translated before one is written, because each write
+// moves the genid.
+func (s *OnNFT) Follow(ctx context.Context, wants ...Want) map[tableid.TableID]Copy {
+	all := map[tableid.TableID]Copy{}
+	for _, want := range wants {
+		all[want.ID] = Copy{Err: s.prepare(ctx, want)}
+	}
+	for _, want := range wants {
+		switch {
+		case want.isNat() && !want.Nat.Write, all[want.ID].Err != nil:
+		case s.pending[want.ID].copy == nil: // it went with the socket, just now
+			all[want.ID] = Copy{Err: net.ErrClosed}
+		default:
+			all[want.ID] = s.write(want.ID)
+		}
+	}
+	return all
+}
+
+// isNat reports whether the table is iptables' nat.
+func (w Want) isNat() bool { return w.Native.Table == nil }
+
+// prepare translates a table, unless that was done. A copy that the loop says is not there takes no
+// memory.
+func (s *OnNFT) prepare(ctx context.Context, want Want) error {
+	if !want.isNat() {
+		_, err := s.translateNative(want)
+		return s.orReleased(want.ID, err)
+	}
+	if want.Nat.Known && s.pending[want.ID].copy != nil {
+		return nil
+	}
+	c, err := s.translate(ctx, want)
+	switch {
+	case err == nil:
+		s.pending[want.ID] = pendingCopy{copy: c}
+	case errors.Is(err, standby.ErrUnavailable):
+		return s.orReleased(want.ID, err)
+	case !errors.Is(err, ErrMoved):
+		return fmt.Errorf("%w: %w", ErrUnread, err)
+	}
+	return err
+}
+
+// orReleased releases a copy with an error, to which it adds that of releasing.
+func (s *OnNFT) orReleased(id tableid.TableID, err error) error {
+	if err != nil {
+		return errors.Join(err, s.Release(id))
+	}
+	return nil
+}
+
+// write brings a copy into the kernel. After an error there is none: it is built again at the next
+// try.
+func (s *OnNFT) write(id tableid.TableID) Copy {
+	pending, stood := s.pending[id], s.tables.Held(id) != nil
+	more, err := s.tables.PutPiece(pending.copy)
+	if errors.Is(err, net.ErrClosed) {
+		err = errors.Join(err, s.dial())
+	}
+	switch err = s.orReleased(id, err); {
+	case err != nil:
+	case more && stood: // a native table's is built again, with room in its sets for what they hold now
+		delete(s.pending, id)
+	case !more:
+		s.hold(id)
+	}
+	now := s.tables.Status(id)
+	return Copy{Chains: now.Chains, Uncopied: now.LeftOut, Unfinished: more, Err: err}
+}
+
+// hold notes that the kernel has what is pending: a copy of nat is without its rules then.
+func (s *OnNFT) hold(id tableid.TableID) {
+	s.pending[id] = pendingCopy{s.tables.Held(id), s.pending[id].of}
+}
+
+// translateNative makes the copy of a native table, or returns what it made of the same content.
+// Another value comes every 2 s where packets add to sets and after each replay, and an opening
+// does not wait for what that changes.
+func (s *OnNFT) translateNative(want Want) (*standby.Copy, error) {
+	if p := s.pending[want.ID]; p.copy != nil && p.of == want.Native.Digest {
+		return p.copy, nil
+	}
+	c, err := standby.TranslateNative(want.Native.Table, s.tables.Held(want.ID))
+	if err == nil {
+		s.pending[want.ID] = pendingCopy{c, want.Native.Digest}
+	}
+	return c, err
+}
+
+// translate makes a family's copy of what the mirror holds, if that is what was examined.
+func (s *OnNFT) translate(ctx context.Context, want Want) (c *standby.Copy, err error) {
+	nat := want.Nat
+	protected := make(map[string]bool, len(nat.Section.Chains))
+	for _, chain := range nat.Section.Chains {
+		protected[chain.Name] = !nat.Section.IsLedTo(chain.Name)
+	}
+	err = s.kernel.RawTable(ctx, want.ID, func(raw nft.RawTable) error {
+		if uint64(raw.Genid) != nat.Digest {
+			return ErrMoved
+		}
+		var err error
+		c, err = standby.Translate(standby.Source{RawTable: raw, Protects: func(chain string) bool { return protected[chain] }}, s.tables.Held(want.ID))
+		return err
+	})
+	return c, err
+}
+
+// Gate implements Standby. A gate that is open for so long that the loop must be hanging is shut
+// all the same.
+func (s *OnNFT) Gate(want Want, order Order) (got Answer, err error) {
+	before := s.tables.Commits()
+	switch {
+	case order == Shut:
+		got.Shut, err = s.shut(want.ID)
+	case s.tables.Held(want.ID) == nil:
+		err = standby.ErrNotBuilt
+	case want.isNat():
+		got, err = s.openNat(want.ID, order)
+	default: // all hooks: the table's one owner has no exemptions of others in it
+		pending, refused := s.translateNative(want)
+		got.Outdated, err = s.openHooks(want.ID, s.tables.Held(want.ID).Hooks(), pending, refused, order)
+	}
+	got.Open = len(s.tables.OpenHooks(want.ID)) > 0
+	got.Commits = int(s.tables.Commits() - before)
+	return got, err
+}
+
+// shut shuts a gate; limit is when its limit did so before. Without a table the error is
+// standby.ErrNotBuilt.
+func (s *OnNFT) shut(id tableid.TableID) (limit time.Time, err error) {
+	limit = s.endLimit(id)
+	if err = s.tables.Shut(id); err == nil && s.tables.Held(id) == nil {
+		err = standby.ErrNotBuilt
+	}
+	return limit, err
+}
+
+// openNat opens the hooks of nat whose path lost something and that may be opened, and says why
+// others stay shut. Where one of those is open it shuts all: nat has changed.
+func (s *OnNFT) openNat(id tableid.TableID, order Order) (got Answer, err error) {
+	held, already := s.tables.Held(id), s.tables.OpenHooks(id)
+	losses, err := held.Probe(s.conn)
+	if err != nil {
+		return got, fmt.Errorf("asking what became of nat's base chains: %w", err)
+	}
+	hooks, shut := held.Openable(losses)
+	got.Barred = map[string]string{}
+	for h, why := range shut {
+		got.Barred[h.String()] = why
+	}
+	if slices.ContainsFunc(already, func(h standby.Hook) bool { return shut[h] != "" }) {
+		_, err = s.shut(id)
+		return got, s.orNotBuilt(id, err)
+	}
+	if !slices.ContainsFunc(hooks, func(h standby.Hook) bool { return !slices.Contains(already, h) }) {
+		return got, nil
+	}
+	got.Outdated, err = s.openHooks(id, hooks, s.pending[id].copy, nil, order)
+	if err == nil && got.Outdated == nil {
+		s.hold(id)
+	}
+	return got, err
+}
+
+// openHooks opens hooks of a copy with what is pending, or without that if it cannot be written or,
+// as refused says, translated; outdated is why. With OpenCurrent it opens nothing then. If the
+// table is gone after an error, that is standby.ErrNotBuilt, too.
+func (s *OnNFT) openHooks(id tableid.TableID, hooks []standby.Hook, pending *standby.Copy, refused error, order Order) (outdated, err error) {
+	if pending == s.tables.Held(id) {
+		pending = nil
+	}
+	if outdated = refused; outdated == nil {
+		outdated = s.tables.Open(id, hooks, pending)
+	}
+	switch {
+	case outdated == nil:
+	case pending == nil && refused == nil, errors.Is(outdated, standby.ErrNotBuilt):
+		return nil, s.orNotBuilt(id, outdated)
+	case order == OpenCurrent:
+		return nil, fmt.Errorf("%w: %w", ErrOutdated, outdated)
+	default:
+		if err := s.tables.Open(id, hooks, nil); err != nil {
+			return nil, s.orNotBuilt(id, err)
+		}
+	}
+	s.beginLimit(id)
+	return outdated, nil
+}
+
+// orNotBuilt adds to an error that the table went with it, if it did.
+func (s *OnNFT) orNotBuilt(id tableid.TableID, err error) error {
+	if err != nil && s.tables.Held(id) == nil && !errors.Is(err, standby.ErrNotBuilt) {
+		return errors.Join(err, standby.ErrNotBuilt)
+	}
+	return err
+}
+
+// A gateLimit shuts the gate of one copy.
+type gateLimit struct {
+	timer *time.Timer
+	shut  time.Time // when it did; zero: it did not yet
+}
+
+// beginLimit shuts the gate of a table's copy a little after the loop should have done so.
+func (s *OnNFT) beginLimit(id tableid.TableID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if limit := s.limits[id]; limit != nil && limit.shut.IsZero() {
+		return
+	}
+	tables, limit := s.tables, &gateLimit{}
+	s.limits[id] = limit
+	s.ending.Add(1)
+	limit.timer = time.AfterFunc(s.limit, func() {
+		defer s.ending.Done()
+		s.mu.Lock()
+		ended := s.limits[id] != limit
+		s.mu.Unlock()
+		if ended { // just now
+			return
+		}
+		_ = tables.Shut(id) // if the kernel refuses, the table is removed, which the step sees
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		limit.shut = time.Now()
+	})
+}
+
+// endLimit ends what beginLimit began, and returns when it shut the gate; zero if it did not.
+func (s *OnNFT) endLimit(id tableid.TableID) (shut time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if limit := s.limits[id]; limit != nil {
+		if shut = limit.shut; limit.timer.Stop() {
+			s.ending.Done()
+		}
+	}
+	delete(s.limits, id)
+	return shut
+}
+
+// Release implements Standby.
+func (s *OnNFT) Release(id tableid.TableID) error {
+	s.endLimit(id)
+	delete(s.pending, id)
+	return s.tables.Remove(id)
+}

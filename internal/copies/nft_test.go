@@ -1,0 +1,310 @@
+package copies
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/standby"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// natV4 is the table that the stories flush.
+var natV4 = rules.IPv4.Table(rules.Nat)
+
+// onNFT runs a story of an OnNFT next to the scenarios' node in a namespace.
+func onNFT(t *testing.T, story func(t *testing.T, s *OnNFT, follow func(write bool) Copy)) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft", "iptables-nft")
+		programs := scenario.Programs{With: iptables.NFT}
+		must(t, scenario.Load(t.Context(), programs, rules.IPv4))
+		kernel, err := iptables.Open(t.Context(), iptables.Config{Backend: iptables.NFT, Families: []rules.Family{rules.IPv4}})
+		must(t, err)
+		defer func() { must(t, kernel.Close()) }()
+		s, err := OpenNFT(kernel, nil, nil)
+		must(t, err)
+		defer func() { must(t, s.Close()) }()
+		follow := func(write bool) Copy {
+			t.Helper()
+			snapshot, err := kernel.Read(t.Context(), rules.IPv4)
+			must(t, err)
+			var nat rules.Section
+			for _, c := range snapshot.Tables[rules.Nat].Chains {
+				if !rules.Builtin(rules.Nat, c.Name) && (strings.HasPrefix(c.Name, "KUBE-") || strings.HasPrefix(c.Name, "CNI-")) {
+					nat.Chains = append(nat.Chains, c)
+				}
+			}
+			return s.Follow(t.Context(), Want{ID: natV4, Nat: Nat{Section: nat, Digest: snapshot.Digest, Write: write}})[natV4]
+		}
+		story(t, s, follow)
+	})
+}
+
+// gate moves the gate and fails unless it is as wanted then.
+func (s *OnNFT) gate(t *testing.T, open, want bool, commits int) {
+	t.Helper()
+	order := Shut
+	if open {
+		order = Open
+	}
+	got, err := s.Gate(Want{ID: natV4}, order)
+	must(t, err)
+	if got.Open != want || got.Commits != commits {
+		t.Errorf("open: %t after %d commits, want %t after %d", got.Open, got.Commits, want, commits)
+	}
+}
+
+// TestOnNFT: the gate opens for what is lost, and for more once more is lost; not while
+// everything stands, and once only.
+func TestOnNFT(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
+		if _, err := s.Gate(Want{ID: natV4}, Open); !errors.Is(err, standby.ErrNotBuilt) {
+			t.Errorf("a gate without a copy: %v", err)
+		}
+		copied := follow(true)
+		must(t, copied.Err)
+		if copied.Chains < 50 {
+			t.Errorf("%d chains are copied", copied.Chains)
+		}
+		if s.pending[natV4].copy != s.tables.Held(natV4) {
+			t.Error("the rules of what was written stay in memory")
+		}
+		s.gate(t, true, false, 0)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F", "PREROUTING")
+		s.gate(t, true, true, 0)
+		s.gate(t, true, true, 0)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		s.gate(t, true, true, 0)
+		s.gate(t, false, false, 1)
+		s.gate(t, false, false, 0)
+		must(t, s.Release(natV4))
+		if tables := nstest.Command(t, "nft", "list", "tables"); strings.Contains(tables, standby.TableName) {
+			t.Errorf("there is still a table:\n%s", tables)
+		}
+	})
+}
+
+// TestStandbyCopiesOnlyWhatWasExamined: if another process has written since, nothing is copied,
+// whether that was a flush or not.
+func TestStandbyCopiesOnlyWhatWasExamined(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
+		must(t, follow(true).Err)
+		held := s.tables.Held(natV4)
+		snapshot, err := s.kernel.Read(t.Context(), rules.IPv4)
+		must(t, err)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		got := s.Follow(context.Background(), Want{ID: natV4, Nat: Nat{Digest: snapshot.Digest, Write: true}})
+		if !errors.Is(got[natV4].Err, ErrMoved) {
+			t.Errorf("it says %+v", got)
+		}
+		if s.tables.Held(natV4) != held {
+			t.Error("the copy is another one")
+		}
+	})
+}
+
+// TestStandbyThatCannotFollow: a copy that is not available any more leaves no table.
+func TestStandbyThatCannotFollow(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
+		must(t, follow(true).Err)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		if err := follow(true).Err; !errors.Is(err, standby.ErrUnavailable) {
+			t.Errorf("it says %v", err)
+		}
+		if tables := nstest.Command(t, "nft", "list", "tables"); strings.Contains(tables, standby.TableName) {
+			t.Errorf("there is still a table:\n%s", tables)
+		}
+	})
+}
+
+// TestStandbyOpensWithWhatIsOutstanding: a change that was translated and not written is in the
+// copy that is open.
+func TestStandbyOpensWithWhatIsOutstanding(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
+		must(t, follow(true).Err)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-I", "KUBE-SERVICES", "-d", "203.0.113.77", "-p", "tcp", "-j", "DNAT", "--to-destination", "203.0.113.78:80")
+		must(t, follow(false).Err)
+		shown := func() bool {
+			return strings.Contains(nstest.Command(t, "nft", "list", "chain", "ip", standby.TableName, "KUBE-SERVICES"), "203.0.113.77")
+		}
+		if shown() {
+			t.Error("it was written before it was asked for")
+		}
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F", "PREROUTING")
+		s.gate(t, true, true, 1)
+		if !shown() {
+			t.Error("what is open lacks the last change")
+		}
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		s.gate(t, true, true, 0) // nothing is outstanding any more
+	})
+}
+
+// TestStandbyShutsWhatMustNotBeOpen: a hook that was opened is shut when another owner writes to
+// nat what its packets must not pass by.
+func TestStandbyShutsWhatMustNotBeOpen(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
+		must(t, follow(true).Err)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F", "PREROUTING")
+		s.gate(t, true, true, 0)
+		nstest.CommandInput(t, "*nat\n-F POSTROUTING\n-A POSTROUTING -s 203.0.113.9 -j ACCEPT\nCOMMIT\n", "iptables-nft-restore", "--noflush")
+		s.gate(t, true, false, 1)
+		if limit := s.limits[natV4]; limit != nil {
+			t.Error("the limit of a gate that is shut goes on")
+		}
+		s.gate(t, true, false, 0)
+	})
+}
+
+// TestStandbyShutsByItself: a gate that the loop does not shut is shut after the limit, and one
+// that it does shut has no limit any more.
+func TestStandbyShutsByItself(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
+		must(t, follow(true).Err)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		s.gate(t, true, true, 0)
+		s.gate(t, false, false, 1)
+		if diff := cmp.Diff(0, len(s.limits)); diff != "" {
+			t.Errorf("limits of gates that are shut (-want +got):\n%s", diff)
+		}
+		s.limit = 200 * time.Millisecond
+		s.gate(t, true, true, 0)
+		s.ending.Wait()
+		ended := time.Now()
+		if open := s.tables.Status(natV4).Open; len(open) > 0 {
+			t.Errorf("%v are open behind the limit", open)
+		}
+		got, err := s.Gate(Want{ID: natV4}, Shut)
+		must(t, err)
+		if got.Shut.IsZero() || got.Shut.After(ended) {
+			t.Errorf("it was shut at %s, want by its limit", got.Shut)
+		}
+		s.gate(t, true, true, 0)
+		must(t, s.tables.Remove(natV4)) // as the limit does if the kernel refuses
+		if got, err := s.Gate(Want{ID: natV4}, Shut); !errors.Is(err, standby.ErrNotBuilt) || got.Open {
+			t.Errorf("a gate whose table is gone: %+v, %v", got, err)
+		}
+	})
+}
+
+// TestStandbyAfterItsSocketWasClosed: it is dialled again, and the next try builds the copy.
+func TestStandbyAfterItsSocketWasClosed(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
+		must(t, follow(true).Err)
+		must(t, s.tables.Close())
+		if err := follow(true).Err; !errors.Is(err, net.ErrClosed) {
+			t.Errorf("it says %v", err)
+		}
+		must(t, follow(true).Err)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		s.gate(t, true, true, 0)
+		s.gate(t, false, false, 1)
+	})
+}
+
+// nativeNAT is a native table that translates.
+const nativeNAT = `table ip proxy {
+	set clients { type ipv4_addr; size 65535; flags dynamic,timeout; timeout 1h; elements = { CLIENT } }
+	chain nat { type nat hook prerouting priority PRIORITY; ip daddr 10.2.0.1 update @clients { ip saddr } dnat to ADDRESS; }
+}
+`
+
+// proxyOf loads nativeNAT and returns it as it was captured.
+func proxyOf(t *testing.T, s *OnNFT, priority, address, client string) Want {
+	t.Helper()
+	id := tableid.IPv4.Table("proxy")
+	text := strings.NewReplacer("PRIORITY", priority, "ADDRESS", address, "CLIENT", client).Replace(nativeNAT)
+	nstest.CommandInput(t, "table ip proxy {}\ndelete table ip proxy\n"+text, "nft", "-f", "-")
+	r, err := native.Capture(s.conn, func(of nft.Table) bool { return of.Family.Table(of.Name) == id })
+	must(t, err)
+	return Want{ID: id, Native: Native{r.Tables[id], r.Digest(id)}}
+}
+
+// followNative follows a native table until its copy stands, and returns in how many steps.
+func (s *OnNFT) followNative(t *testing.T, want Want) (steps int) {
+	t.Helper()
+	for {
+		copied := s.Follow(t.Context(), want)[want.ID]
+		must(t, copied.Err)
+		if steps++; !copied.Unfinished {
+			return steps
+		}
+	}
+}
+
+// TestNativeStandbyThatTakesNoChange: what is outstanding is in what opens; a difference that the
+// copy cannot take is said, and with OpenCurrent the gate stays shut. The next time it is followed,
+// it is built again in steps.
+func TestNativeStandbyThatTakesNoChange(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *OnNFT, _ func(bool) Copy) {
+		first := proxyOf(t, s, "dstnat", "10.3.0.1", "10.9.0.1")
+		built := s.followNative(t, first)
+		for _, story := range []struct {
+			priority, address string
+			order             Order
+			open              bool
+			outdated, err     error
+		}{
+			{"dstnat", "10.3.0.2", OpenCurrent, true, nil, nil},
+			{"dstnat - 5", "10.3.0.2", OpenCurrent, false, nil, ErrOutdated},
+			{"dstnat - 5", "10.3.0.2", Open, true, native.ErrWhole, nil},
+		} {
+			want := proxyOf(t, s, story.priority, story.address, "10.9.0.1")
+			nstest.Command(t, "nft", "delete", "table", "ip", "proxy")
+			got, err := s.Gate(want, story.order)
+			if got.Open != story.open || !errors.Is(got.Outdated, story.outdated) || !errors.Is(err, story.err) {
+				t.Errorf("open: %t, outdated: %v, error: %v, want %+v", got.Open, got.Outdated, err, story)
+			}
+			_, err = s.Gate(want, Shut)
+			must(t, err)
+		}
+		whole := proxyOf(t, s, "dstnat - 5", "10.3.0.2", "10.9.0.1")
+		if diff := cmp.Diff([]int{built + 1, 1}, []int{s.followNative(t, whole), s.followNative(t, whole)}); diff != "" {
+			t.Errorf("steps until it is built again, and once it is (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestAnOpeningTranslatesChangesOnly: another value of a table whose content is the same is no
+// reason to translate it again: its clients are read every 2 s.
+func TestAnOpeningTranslatesChangesOnly(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *OnNFT, _ func(bool) Copy) {
+		first := proxyOf(t, s, "dstnat", "10.3.0.1", "10.9.0.1")
+		s.followNative(t, first)
+		held := s.tables.Held(first.ID)
+		for name, story := range map[string]struct {
+			address, client string
+			same            bool
+		}{
+			"nothing":  {"10.3.0.1", "10.9.0.1", true},
+			"a client": {"10.3.0.1", "10.9.0.2", true},
+			"a rule":   {"10.3.0.2", "10.9.0.1", false},
+		} {
+			want := proxyOf(t, s, "dstnat", story.address, story.client)
+			s.pending[want.ID] = pendingCopy{held, first.Native.Digest}
+			got, err := s.translateNative(want)
+			must(t, err)
+			if diff := cmp.Diff(story.same, got == held); diff != "" {
+				t.Errorf("%s: the copy is the one that is held (-want +got):\n%s", name, diff)
+			}
+		}
+	})
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,269 @@
+package culprit
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
+)
+
+// This file decides which processes belong to a purge. In doubt a deletion is the owner's decision:
+// a stale rule does more harm than a purge that succeeds.
+
+// A deed is a write of a process to a chain, or its use of the xtables lock.
+type deed struct {
+	by   watch.Doer
+	from time.Time // on legacy it may have written since then; else at
+	at   time.Time
+}
+
+// Touches are the deeds of other processes to one table, each in order.
+type touches struct {
+	any  []deed // to any chain, as far as is known
+	some map[string][]deed
+}
+
+// of returns the deeds to a chain.
+func (t touches) of(chain string) []deed { return slices.Concat(t.any, t.some[chain]) }
+
+// over reports whether the processes of all deeds are known by now, or never will be.
+func (t touches) over(now time.Time) bool {
+	return !slices.ContainsFunc(t.any, func(x deed) bool { return !settledBy(x.at, now) })
+}
+
+// others reports whether a known process outside the purge wrote to the table.
+func (t touches) others(p *Purge) bool {
+	return slices.ContainsFunc(t.any, func(x deed) bool { return x.by.Known() && !p.is(x.by) })
+}
+
+// A Span is the time between two reads of a family.
+type Span struct{ After, Upto Read }
+
+// over reports whether the processes of the span's deeds are known by now, or never will be.
+func (s Span) over() bool { return settledBy(s.Upto.At, time.Now()) }
+
+// settledBy reports whether no more will be known of deeds at that time.
+func settledBy(at, now time.Time) bool { return now.Sub(at) > purgeGap+purgeGap/10 }
+
+// touched returns the deeds to a table in a span; none if some of its writers are not known.
+func (q Inquiry) touched(id rules.TableID, s Span) touches {
+	if q.Legacy {
+		return touches{any: slices.DeleteFunc(q.lockDeeds(s.After.At), func(x deed) bool { return x.from.After(s.Upto.At) })}
+	}
+	t, after, upto := touches{some: map[string][]deed{}}, uint32(s.After.Digest), uint32(s.Upto.Digest)
+	if !q.Takings.Reach(after) {
+		return t
+	}
+	for _, k := range q.Takings.List {
+		if !nft.Newer(k.Commit.Genid, after) || nft.Newer(k.Commit.Genid, upto) || k.Family.Table(k.Table) != id || !q.foreign(k) {
+			continue
+		}
+		w := q.Writers.Of(k.Commit)
+		one := deed{w.Doer(), w.Time, w.Time}
+		if k.Deleted || k.More || k.WroteMore {
+			t.any = append(t.any, one)
+			continue
+		}
+		for _, chain := range slices.Concat(k.Chains, k.Wrote) {
+			t.some[chain] = append(t.some[chain], one)
+		}
+	}
+	return t
+}
+
+// foreign reports whether a commit was another process's.
+func (q Inquiry) foreign(k iptables.Taking) bool { return !k.Commit.Own && !q.Own(k.Commit.PID) }
+
+// lockDeeds returns the processes that held the lock since then and may have written; none if there
+// were more than are remembered. A process writes between the two messages that it opened the lock,
+// and that it closed it.
+func (q Inquiry) lockDeeds(since time.Time) (list []deed) {
+	all := q.Writers.Holders(since.Add(-purgeGap))
+	first := slices.IndexFunc(all, func(w watch.Writer) bool { return !w.Time.Before(since) })
+	if first < 0 || first == 0 && len(all) == watch.WritersKept {
+		return nil
+	}
+	for _, w := range lastOf(all[first:]) {
+		if !q.Own(w.PID) && !onlyReads(w.Command) {
+			opened := slices.IndexFunc(all, func(o watch.Writer) bool { return o.PID == w.PID })
+			list = append(list, deed{w.Doer(), all[opened].Time, w.Time})
+		}
+	}
+	return list
+}
+
+// acts returns the writes of known other processes to all tables since then.
+func (q Inquiry) acts(since time.Time) (list []deed) {
+	if q.Legacy {
+		list = q.lockDeeds(since)
+	} else {
+		for _, w := range q.Writers.Since(since) {
+			if !q.Own(w.PID) {
+				list = append(list, deed{w.Doer(), w.Time, w.Time})
+			}
+		}
+	}
+	return slices.DeleteFunc(list, func(x deed) bool { return !x.by.Known() })
+}
+
+// did reports whether there are deeds, and all of them are the purge's.
+func (p *Purge) did(q Inquiry, deeds []deed) bool {
+	for _, x := range deeds {
+		if !p.is(x.by) && !p.near(q, x) {
+			return false
+		}
+	}
+	return len(deeds) > 0
+}
+
+// is reports whether a process is known to belong to the purge.
+func (p *Purge) is(by watch.Doer) bool { return slices.ContainsFunc(p.by, by.Is) }
+
+// near reports whether a command that ended before it could be read counts for the purge. Known
+// processes that wrote less than purgeGap before or after it all belong to the purge, or those that
+// wrote last before it and first after it do: a busy machine executes few commands in a second.
+func (p *Purge) near(q Inquiry, x deed) bool {
+	if x.by.Known() || !onlyOneRule(x.by.Comm) || x.at.IsZero() || time.Since(x.at) <= purgeGap {
+		return false
+	}
+	nearby, before, after, behind := false, false, false, false
+	for _, o := range q.acts(x.at.Add(-purgeQuiet)) {
+		is := p.is(o.by)
+		if o.at.Sub(x.at).Abs() <= purgeGap {
+			if !is {
+				return false
+			}
+			nearby = true
+		}
+		if !o.at.After(x.at) {
+			before = is
+		} else if !behind {
+			after, behind = is, true
+		}
+	}
+	return nearby || before && after
+}
+
+// onlyOneRule reports whether a program may be an iptables that changes one rule at a time. On
+// legacy the name of an ended process is not known.
+func onlyOneRule(comm string) bool {
+	return comm == "" || strings.HasPrefix(strings.Replace(comm, "ip6tables", "iptables", 1), "iptables") && !strings.Contains(comm, "-r")
+}
+
+// keepAwake notes when a process of the purge wrote last, to whichever table.
+func (p *Purge) keepAwake(q Inquiry) {
+	for _, x := range q.acts(p.last) {
+		if p.is(x.by) {
+			p.last = pace.Latest(p.last, x.at)
+		}
+	}
+}
+
+// purgers returns the commands that deleted a mark by name, for an agent or a script. Two witnesses
+// have to agree: the command line names the mark, and another mark of its table, or another rule of
+// its chain, outlived it, which a flush would have taken too. On legacy the tables may have been
+// probed too late to show that; then it takes a second command of the same process. On nft it takes
+// a second one, too, where a command ended before its line could be read: the kernel names the
+// rule.
+func (q Inquiry) purgers(b Bounds, byName bool, marks canary.Marks) (list []watch.Writer) {
+	if q.Legacy {
+		for _, w := range lastOf(q.Writers.Holders(b.First.Add(-holderWindow))) {
+			if !q.Own(w.PID) && w.Doer().OneJob() && q.namesMark(w.Command, canary.IsMarkComment) {
+				list = append(list, w)
+			}
+		}
+		return slices.DeleteFunc(slices.Clone(list), func(w watch.Writer) bool {
+			another := slices.ContainsFunc(list, func(o watch.Writer) bool { return o.Command != w.Command && o.Doer().Is(w.Doer()) })
+			return !byName && !another
+		})
+	}
+	gone, unread := map[rules.TableID]int{}, []watch.Writer(nil)
+	for _, k := range q.Takings.List {
+		if !q.foreign(k) {
+			continue
+		}
+		id, w, now := k.Family.Table(k.Table), q.Writers.Of(k.Commit), nft.Newer(k.Commit.Genid, b.Intact)
+		mark := ""
+		for _, r := range k.Rules {
+			if r.Comment != "" {
+				mark = r.Comment
+				if now {
+					gone[id]++
+				}
+			}
+		}
+		last := now && gone[id] > len(marks[id].Witnessed)
+		if mark == "" || k.Deleted || k.Count != 1 || last || !w.Doer().OneJob() {
+			continue
+		}
+		switch {
+		case w.Command == "" && onlyOneRule(w.Comm) && time.Since(w.Time) <= PurgeKept:
+			unread = append(unread, w)
+			if another := slices.ContainsFunc(unread, func(o watch.Writer) bool { return o.PID != w.PID && o.Doer().Is(w.Doer()) }); !now || !another {
+				continue
+			}
+		case !now || !q.namesMark(w.Command, func(word string) bool { return word == mark }):
+			continue
+		}
+		list = append(list, w)
+	}
+	return list
+}
+
+// namesMark reports whether a command line of iptables' deletes a mark by name.
+func (q Inquiry) namesMark(command string, comment func(word string) bool) bool {
+	option, chain, named := "", "", false
+	words := strings.Fields(command)
+	for i, w := range words {
+		switch w {
+		case "-D", "--delete", "-F", "--flush", "-X", "--delete-chain":
+			option = strings.TrimLeft(w, "-")[:1]
+			if i+1 < len(words) {
+				chain = words[i+1]
+			}
+		}
+		named = named || comment(strings.Trim(w, `"'`))
+	}
+	return strings.EqualFold(option, "d") && named || option != "" && chain == q.Canary
+}
+
+// DeletedByName reports whether a probe saw that marks are gone without a flush of the table: a
+// flush of it takes a canary with its witnesses, and a flush of a built-in chain takes more than
+// the witness.
+func DeletedByName(chain string, marks canary.Marks, f rules.Family, probed iptables.Probed) bool {
+	for id, m := range marks {
+		if id.Family != f || m.Nonce == "" {
+			continue
+		}
+		canaryStands := marks.CanaryPresent(f, id.Name, chain, probed)
+		for _, w := range m.Witnessed {
+			held := probed.Holdings[iptables.Place{Table: id.Name, Chain: w}]
+			stands := slices.Contains(held.Comments, m.Nonce.WitnessComment())
+			if stands != canaryStands || !stands && held.Rules > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// named returns the writer as a record names it: of a purge the process that decided on it, and not
+// each program that it executed.
+func (q Inquiry) named(w watch.Writer) watch.Writer {
+	if by := w.Doer(); q.Purge != nil && q.Purge.is(by) {
+		return w.OfDoer(by)
+	}
+	return w
+}
+
+// A Read is a full read of one family, and when it began.
+type Read struct {
+	Digest uint64
+	At     time.Time
+}

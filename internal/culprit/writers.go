@@ -1,0 +1,118 @@
+package culprit
+
+import (
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/watch"
+)
+
+const (
+	// holderWindow is how long before the first evidence of a loss a holder
+	// of the xtables lock may have done it.
+	holderWindow = time.Second
+	// holderLate is how much later than the loss it may be heard of that a
+	// holder let go of the lock: both begin with the same close.
+	holderLate = 5 * time.Millisecond
+)
+
+// Newest returns the last genid that is known of.
+func (q Inquiry) Newest(genid uint32) uint32 {
+	if n := len(q.Takings.List); n > 0 {
+		genid = Later(genid, q.Takings.List[n-1].Commit.Genid)
+	}
+	return genid
+}
+
+// AddWriters puts into a record which processes wrote, or held the lock, while the loss came about,
+// and weighs its culprits by what they took from the tables that were hit.
+func (q Inquiry) AddWriters(r *api.Flush, b Bounds, hit flushes.Verdicts) {
+	var list []watch.Writer
+	if q.Legacy {
+		list = q.holders(b)
+	} else {
+		list = q.Writers.Between(b.Intact, b.Heard)
+	}
+	r.Writers = nil
+	for i, w := range list {
+		list[i] = q.named(w)
+	}
+	for _, w := range lastOf(list) {
+		if q.Own(w.PID) {
+			continue
+		}
+		r.Writers = append(r.Writers, api.CulpritOf(w))
+		if q.Legacy && !onlyReads(w.Command) {
+			// The kernel does not say what a holder did.
+			flushes.AddCulprit(r, api.CulpritOf(w))
+			r.CulpritsLikely = true
+		}
+	}
+	q.weigh(r, b.Intact, hit)
+}
+
+// weigh counts the rules that each culprit deleted in the tables of the record, where the kernel
+// says so.
+func (q Inquiry) weigh(r *api.Flush, intact uint32, hit flushes.Verdicts) {
+	for i := range r.Culprits {
+		c := &r.Culprits[i]
+		c.Took = 0
+		for _, k := range q.Takings.List {
+			if k.Commit.PID == c.PID && !k.Commit.Own && hit[k.Family.Table(k.Table)] != "" && nft.Newer(k.Commit.Genid, intact) {
+				c.Took += k.Count
+			}
+		}
+	}
+}
+
+// onlyReads reports whether a command line is one of iptables' that takes the lock and
+// changes nothing, as kube-proxy's look for its canary.
+func onlyReads(command string) bool {
+	words := strings.Fields(command)
+	if len(words) == 0 {
+		return false
+	}
+	switch program := path.Base(words[0]); {
+	case strings.HasSuffix(program, "tables-save"), strings.HasSuffix(program, "tables-legacy-save"):
+		return true
+	case !strings.HasSuffix(program, "tables") && !strings.HasSuffix(program, "tables-legacy"):
+		return false
+	}
+	return slices.ContainsFunc(words[1:], func(w string) bool {
+		return slices.Contains([]string{"-C", "--check", "-L", "--list", "-S", "--list-rules"}, w)
+	})
+}
+
+// holders returns the processes that held the lock shortly before the loss was noticed, each once.
+// One that let go of it before canaryd held it last, for the replay before, took nothing since.
+func (q Inquiry) holders(b Bounds) []watch.Writer {
+	first := pace.Latest(b.First.Add(-holderWindow), b.Written)
+	list := slices.DeleteFunc(q.Writers.Holders(time.Time{}), func(w watch.Writer) bool { return w.Time.After(b.Noticed.Add(holderLate)) })
+	return slices.DeleteFunc(lastOf(list), func(w watch.Writer) bool { return w.Time.Before(first) && !w.Opened })
+}
+
+// lastOf keeps the last message about each process. A process that opens the lock is named
+// twice, and the one that closed it last wrote last.
+func lastOf(writers []watch.Writer) []watch.Writer {
+	var last []watch.Writer
+	for i, w := range writers {
+		if !slices.ContainsFunc(writers[i+1:], func(later watch.Writer) bool { return later.PID == w.PID }) {
+			last = append(last, w)
+		}
+	}
+	return last
+}
+
+// Later returns the newer of two genids.
+func Later(a, b uint32) uint32 {
+	if nft.Newer(b, a) {
+		return b
+	}
+	return a
+}

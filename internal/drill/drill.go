@@ -1,0 +1,234 @@
+// Package drill knows what a drill takes, whether that explains a loss, how the drill ended, and
+// when the next one is due.
+package drill
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// Chain is the chain from which a drill for real takes the protected jumps.
+const Chain = "PREROUTING"
+
+// patience is how long a drill may take, besides two polls and the wait for quiet. A replay at
+// 5,000 services takes 2 s, and 13 s by iptables-restore.
+const patience = 30 * time.Second
+
+// errForReal: the request wants another table or kind, and would not get it.
+var errForReal = errors.New("a drill for real takes the protected jumps of nat PREROUTING and nothing else: leave out --table and --kind")
+
+// Drills are the drill that is under way, the last ones, and the next.
+type Drills struct {
+	Under *Drill        // nil: none
+	doubt *Drill        // one whose write failed, and which may have taken something all the same
+	Last  *api.DrillEnd // of this run; nil: none
+	At    time.Time     // the next one by --drill-every; zero: there is none
+}
+
+// A Drill takes something away, or has done so.
+type Drill struct {
+	Reply api.DrillReply
+	taken canary.Marks // of the tables from which something was taken
+	Start time.Time    // when the kernel had that
+	By    time.Time    // when it has failed
+	Done  chan struct{}
+}
+
+// Plan plans the next drill; every 0: there is none. recorded is the last one that a record has.
+func (s *Drills) Plan(every time.Duration, recorded *api.DrillEnd, now time.Time) {
+	switch last := cmp.Or(s.Last, recorded); {
+	case every == 0:
+	case last == nil:
+		s.At = now.Add(rand.N(every))
+	default:
+		s.At = pace.Latest(now.Add(Again(every)), last.Time.Add(every))
+	}
+}
+
+// Again returns how long a drill by schedule waits after a start, or after it was refused.
+func Again(every time.Duration) time.Duration { return min(every/10, time.Hour) }
+
+// Had reports whether a drill of this run was less than a period ago.
+func (s *Drills) Had(every time.Duration, now time.Time) bool {
+	return s.Last != nil && now.Before(s.Last.Time.Add(every))
+}
+
+// New returns the drill that a request asks for. It is refused, until something is taken.
+func New(r api.DrillRequest) (next *Drill, err error) {
+	next = &Drill{Done: make(chan struct{}), Reply: api.DrillReply{
+		DrillEnd: api.DrillEnd{Time: time.Now(), Sort: api.DrillCanary, Result: api.DrillRefused},
+		Table:    r.Table, Kind: r.Kind, Alert: api.AlertOfFlush(r.ForReal),
+	}}
+	reply := &next.Reply
+	if reply.Table == "" {
+		reply.Table = rules.Nat
+	}
+	if reply.Kind == "" {
+		reply.Kind = canary.ChainDeleted
+	}
+	if r.ForReal && (reply.Table != rules.Nat || r.Kind != "" && r.Kind != canary.JumpsMissing) {
+		err = errForReal
+	}
+	if r.ForReal {
+		reply.Sort, reply.Table, reply.Kind = api.DrillForReal, rules.Nat, canary.JumpsMissing
+	}
+	return next, err
+}
+
+// Doubts notes a drill whose write failed.
+func (s *Drills) Doubts(x *Drill, now time.Time) {
+	x.By = now.Add(patience)
+	s.doubt, s.Last = x, &x.Reply.DrillEnd
+}
+
+// DoubtAt returns the drill that may have taken what is found to be lost now; nil if there is none.
+func (s *Drills) DoubtAt(now time.Time) *Drill {
+	if s.doubt == nil || now.After(s.doubt.By) {
+		return nil
+	}
+	return s.doubt
+}
+
+// What returns what is to be taken away.
+func (x *Drill) What() reload.Drill {
+	what := reload.Drill{Table: x.Reply.Table, Kind: x.Reply.Kind}
+	if x.Reply.Sort == api.DrillForReal {
+		what.Chain = Chain
+	}
+	return what
+}
+
+// Took notes of which tables something was taken, or may have been.
+func (x *Drill) Took(done reload.Drilled) {
+	x.taken = maps.Clone(done.Marks)
+	for id, mark := range done.Tried {
+		x.taken = x.taken.With(id, *mark.Tried)
+	}
+}
+
+// Begin has a drill under way that took something. quiet is how much longer than drillPatience it
+// may take.
+func (s *Drills) Begin(x *Drill, done reload.Drilled, quiet time.Duration) {
+	for _, f := range rules.Families() {
+		if _, ok := done.Marks[f.Table(x.Reply.Table)]; ok {
+			x.Reply.Families = append(x.Reply.Families, f)
+		}
+	}
+	x.Start, x.Reply.Time, x.Reply.Jumps = done.Written, done.Written, done.Jumps
+	x.By = done.Written.Add(patience + quiet)
+	x.step(done.Written, "canaryd has taken away "+x.Takes())
+	s.Under, s.doubt = x, nil
+}
+
+// Takes says what the drill takes.
+func (x *Drill) Takes() string {
+	if x.Reply.Sort == api.DrillForReal {
+		return fmt.Sprintf("the protected jumps of %s %s", x.Reply.Table, Chain)
+	}
+	return fmt.Sprintf("its canary of table %s", x.Reply.Table)
+}
+
+// step adds a line to the timeline.
+func (x *Drill) step(at time.Time, what string) {
+	x.Reply.Steps = append(x.Reply.Steps, api.DrillStep{Seconds: max(at.Sub(x.Start), 0).Seconds(), What: what})
+}
+
+// A Course is what became of the loss that a drill met.
+type Course struct {
+	Record   api.Flush
+	Recorded bool // it was read under guard what is lost
+	Noticed  time.Time
+	Hit      flushes.Verdicts
+}
+
+// Answered takes up that the loss has ended, and returns how the drill ended and, unless it has
+// passed, why.
+func (x *Drill) Answered(c Course) (result api.DrillResult, reason string) {
+	x.timeline(c)
+	switch r := c.Record; {
+	case !c.Recorded:
+		x.Reply.Flush = ""
+		return api.DrillFailed, "the canary stood again when the tables were read under guard: another process put it back"
+	case r.Drill != x.Reply.Sort:
+		return api.DrillVoid, "another process flushed rules meanwhile, and canaryd answered that: see the flush record"
+	case r.Outcome == api.Drilled, r.Outcome == reload.Proved, r.Outcome == reload.Raced:
+		return api.DrillPassed, ""
+	default:
+		return api.DrillFailed, fmt.Sprintf("the replay ended as %s: %s", r.Outcome, r.Detail)
+	}
+}
+
+// Lasts takes up that the loss lasts too long, and why, and returns how the drill ended.
+func (x *Drill) Lasts(c Course, why string) (result api.DrillResult, reason string) {
+	x.timeline(c)
+	if c.Recorded && c.Record.Drill != x.Reply.Sort {
+		return api.DrillVoid, "another process flushed rules meanwhile, which are not back either: see the flush record"
+	}
+	return api.DrillFailed, fmt.Sprintf("it is not back after %s: %s", time.Since(x.Start).Round(time.Millisecond), why)
+}
+
+// timeline adds what the record of a loss says.
+func (x *Drill) timeline(c Course) {
+	r := c.Record
+	x.Reply.Flush = r.ID
+	x.step(r.Time, "a hint: something was written")
+	x.step(c.Noticed, "noticed: "+c.Hit.Text())
+	if r.WrittenSeconds > 0 {
+		x.step(r.Time.Add(api.Seconds(r.WrittenSeconds)), "no process wrote any more: put back")
+	}
+	if r.AbsentSeconds > 0 {
+		x.step(r.Time.Add(api.Seconds(r.AbsentSeconds)), "proved by a read of all tables")
+	}
+}
+
+// End has the result in the reply and the log.
+func (x *Drill) End(log klog.Logger, result api.DrillResult, reason string) {
+	x.Reply.Result, x.Reply.Reason = result, reason
+	if result == api.DrillPassed {
+		severity.Notices(log).Info("The drill has passed", "flush", x.Reply.Flush, "after", time.Since(x.Start).Round(10*time.Microsecond))
+	} else {
+		severity.Warnings(log).Info("The drill has NOT passed", "result", result, "flush", x.Reply.Flush, "reason", reason)
+	}
+}
+
+// TookAll reports whether all tables that are known to be lost are those from which the drill that
+// is under way took its canary.
+func (s *Drills) TookAll(lost flushes.Verdicts) bool {
+	if s.Under == nil || s.Under.Reply.Sort != api.DrillCanary {
+		return false
+	}
+	for id := range lost {
+		if _, ok := s.Under.taken[id]; !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// Explains reports whether the drill took everything that a hit shows as lost.
+func (x *Drill) Explains(id rules.TableID, h flushes.Hit) bool {
+	if h.Finding.OnlyDrilled() {
+		return true
+	}
+	if x == nil || x.Reply.Sort != api.DrillForReal {
+		return false
+	}
+	_, taken := x.taken[id]
+	f := h.Finding
+	return taken && f.Verdict == canary.JumpsMissing && slices.Equal(f.Witnesses, []string{Chain}) && len(f.Emptied)+len(f.Missing) == 0
+}

@@ -1,0 +1,112 @@
+package flushes
+
+import (
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// Room is how much more a diff may hold.
+type Room struct{ Lines, Bytes int }
+
+// DiffRoom is that of all tables of one flush together; one table takes half of
+// it at most.
+func DiffRoom() Room { return Room{Lines: 500, Bytes: 64 << 10} }
+
+// DiffOf returns what is lost of one table as lines, as long as there is room; jumps first.
+func DiffOf(id rules.TableID, lost reload.Lost, left *Room) api.TableDiff {
+	half := DiffRoom()
+	w := NewDiffWriter(id, Room{min(left.Lines, half.Lines/2), min(left.Bytes, half.Bytes/2)})
+	before := w.Room
+	for _, h := range lost.Jumps {
+		w.Add("-", h.String())
+	}
+	for _, c := range lost.Chains {
+		w.chain(c)
+	}
+	left.Lines -= before.Lines - w.Room.Lines
+	left.Bytes -= before.Bytes - w.Room.Bytes
+	return w.Diff
+}
+
+// A DiffWriter writes lines until its room is used up, and counts the others.
+type DiffWriter struct {
+	Diff api.TableDiff
+	Room Room
+}
+
+func NewDiffWriter(id tableid.TableID, left Room) DiffWriter {
+	return DiffWriter{api.TableDiff{Family: id.Family, Table: id.Name, Lines: []string{}}, left}
+}
+
+func NewNativeDiffWriter(id tableid.TableID, left Room) DiffWriter {
+	w := NewDiffWriter(id, left)
+	w.Diff.Native = true
+	return w
+}
+
+func (w *DiffWriter) chain(c reload.LostChain) {
+	if !c.Stands {
+		w.Add("-", ":"+c.Name+" - [0:0]")
+	}
+	gone, instead := c.Apart()
+	if len(gone)+len(instead) == 0 {
+		gone, instead = c.Was, c.Is // the same rules in another order
+	}
+	w.Rules("-", c.Name, gone)
+	w.Rules("+", c.Name, instead)
+}
+
+func (w *DiffWriter) Rules(sign, chain string, list []rules.Rule) {
+	addAll(w, sign, list, func(r rules.Rule) string { return rules.Jump{Chain: chain, Rule: r}.String() })
+}
+
+func (w *DiffWriter) Lines(sign string, list []native.Line) {
+	addAll(w, sign, list, func(l native.Line) string { return l.Text })
+}
+
+// addAll writes a line for each of a list. It makes no text of those that do not fit.
+func addAll[T any](w *DiffWriter, sign string, list []T, text func(T) string) {
+	for i, x := range list {
+		if w.full() {
+			w.Diff.More += len(list) - i
+			return
+		}
+		w.Add(sign, text(x))
+	}
+}
+
+// Add writes a line or, from the first that does not fit, counts it.
+func (w *DiffWriter) Add(sign, text string) {
+	if w.full() || len(text) >= w.Room.Bytes {
+		w.Room = Room{}
+		w.Diff.More++
+		return
+	}
+	w.Room.Lines--
+	w.Room.Bytes -= len(sign) + len(text)
+	w.Diff.Lines = append(w.Diff.Lines, sign+text)
+}
+
+func (w *DiffWriter) full() bool { return w.Room.Lines <= 0 || w.Room.Bytes <= 0 }
+
+// A LostTable is what a native table ought to hold, and what stood when it was found lost; nil:
+// nothing.
+type LostTable struct{ Want, Now *native.Table }
+
+// NativeDiff says in words what tables lost, and what stood in its place, as long as there is room.
+// It is made when the tables are back.
+func NativeDiff(lost []LostTable) (all []api.TableDiff) {
+	left := DiffRoom()
+	for _, l := range lost {
+		w := NewNativeDiffWriter(l.Want.ID, left)
+		gone, instead := native.Difference(l.Want, l.Now)
+		w.Lines("-", gone)
+		w.Lines("+", instead)
+		left = w.Room
+		all = append(all, w.Diff)
+	}
+	return all
+}

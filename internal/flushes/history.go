@@ -1,0 +1,183 @@
+// Package flushes says what one flush took, in numbers, names and words, and keeps the records of
+// the last ones.
+package flushes
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/journal"
+)
+
+// History is the flush records that are kept in memory, the newest first.
+type History []api.Flush
+
+// Remember puts a record before the others.
+func (h *History) Remember(record api.Flush) {
+	list := slices.Insert(*h, 0, record)
+	if len(list) > Kept {
+		list = list[:Kept]
+	}
+	if len(list) > recordsListed {
+		dropLists(&list[recordsListed])
+	}
+	*h = list
+}
+
+// Rewrite puts a record in the place of the one with its ID, or before all others.
+func (h *History) Rewrite(record api.Flush) {
+	if i := h.Index(record.ID); i >= 0 {
+		record.Earlier = (*h)[i].Earlier
+		(*h)[i] = record
+		return
+	}
+	h.Remember(record)
+}
+
+// flushIDLength is that of an ID, at least: the microseconds since 1970 as a
+// hexadecimal number, since 1978.
+const flushIDLength = 13
+
+// Find returns the index of the flush of that number or ID, or -1.
+func (h History) Find(name string) int {
+	if n, err := strconv.Atoi(name); err == nil && len(name) < flushIDLength {
+		if 1 <= n && n <= len(h) {
+			return n - 1
+		}
+		return -1
+	}
+	return h.Index(name)
+}
+
+// Index returns the index of the flush of that ID, or -1.
+func (h History) Index(id string) int {
+	return slices.IndexFunc(h, func(f api.Flush) bool { return f.ID == id })
+}
+
+// Offer says what may be asked for.
+func (h History) Offer() string {
+	switch len(h) {
+	case 0:
+		return "none was seen"
+	case 1:
+		return "there is 1"
+	default:
+		return fmt.Sprintf("there are 1 to %d, the newest is 1", len(h))
+	}
+}
+
+// Around returns the ID of the flush that was under way less than margin before or after that time;
+// "" if there was none.
+func (h History) Around(at time.Time, margin time.Duration) string {
+	for _, f := range h {
+		end := f.Time.Add(api.Seconds(f.AbsentSeconds) + margin)
+		if f.Drill == "" && !f.Requested() && !f.Earlier && at.After(f.Time.Add(-margin)) && (at.Before(end) || f.Open()) {
+			return f.ID
+		}
+	}
+	return ""
+}
+
+// A FlushDetail is what the journal keeps of a flush in addition to its record.
+type FlushDetail struct {
+	Diff []api.TableDiff `json:"diff"`
+}
+
+// EntryOf returns what the journal has of a record; without a diff that has no detail.
+func EntryOf(record api.Flush, diff []api.TableDiff) (e journal.Entry, err error) {
+	e = journal.Entry{ID: record.ID, About: record.Summary()}
+	if e.Record, err = json.Marshal(record); err == nil && len(diff) > 0 {
+		e.Detail, err = json.Marshal(FlushDetail{diff})
+	}
+	return e, err
+}
+
+// StoredFlush reads what write wrote.
+func StoredFlush(e journal.Entry) (api.Flush, bool) {
+	var record api.Flush
+	err := json.Unmarshal(e.Record, &record)
+	return record, err == nil && record.ID == e.ID && !record.Time.IsZero() && (record.Kind.Loss() || record.Requested())
+}
+
+// OfEarlier returns the record as one of an earlier run. If it was not closed it
+// never will be.
+func OfEarlier(r api.Flush) api.Flush {
+	r.Earlier = true
+	if r.Unanswered() {
+		r.Outcome = api.Interrupted
+	}
+	return r
+}
+
+// A process that flushes the same tables again and again would push all other flushes out of the
+// history. So the first FoldFrom such flushes have records, and those that follow are counted in
+// the newest of these, for as long as no more than FoldWithin passes between two.
+const (
+	FoldFrom   = 10
+	FoldWithin = time.Minute
+)
+
+// fewChains is of how many chains at most the names count in a likeness. Of a whole table they
+// change with each service.
+const fewChains = 3
+
+// likeness names the flushes that fold: those of the same tables, kinds and process, and of the
+// same chains where a table lost few. A process that is executed for each flush has another pid
+// each time.
+func likeness(f api.Flush) string {
+	var b strings.Builder
+	for _, t := range f.TablesHit() {
+		fmt.Fprintf(&b, "%s %s %s\n", t.Family, t.Table, t.Kind)
+		if len(t.PerChain) <= fewChains {
+			var names []string
+			for _, c := range t.PerChain {
+				names = append(names, c.Chain)
+			}
+			fmt.Fprintln(&b, slices.Sorted(slices.Values(names)))
+		}
+	}
+	for _, l := range f.Native {
+		fmt.Fprintf(&b, "%s %s\n", l.Table, l.Kind)
+	}
+	fmt.Fprintf(&b, "%q %q %q", f.Culprit.Comm, f.Culprit.Unit, f.Culprit.ContainerID)
+	return b.String()
+}
+
+// FoldsInto returns the record in which a flush is counted; nil: it has a record of its own, as one
+// that lasted long always has. Records of an earlier run, of drills and of requests count nothing.
+func (h History) FoldsInto(f api.Flush) *api.Flush {
+	if f.Drill != "" || f.Requested() || len(f.Lost.Tables)+len(f.Native) == 0 || api.Seconds(f.AbsentSeconds) >= api.LastsLong {
+		return nil
+	}
+	like, alike, into := likeness(f), 0, -1
+	for i := range h {
+		r := &h[i]
+		if r.Earlier || r.Drill != "" || f.Time.Sub(r.Latest()) > FoldWithin || likeness(*r) != like {
+			continue
+		}
+		if alike++; into < 0 || r.Repeated != nil {
+			into = i
+		}
+	}
+	if into < 0 || alike < FoldFrom && h[into].Repeated == nil {
+		return nil
+	}
+	return &h[into]
+}
+
+// Counting returns the index of the record in which the flush of that ID is counted, or -1: the log
+// has IDs of flushes that have no record of their own.
+func (h History) Counting(id string) int {
+	at, err := strconv.ParseInt(id, 16, 64)
+	if err != nil || len(id) < flushIDLength {
+		return -1
+	}
+	return slices.IndexFunc(h, func(f api.Flush) bool {
+		return f.Repeated != nil && at > f.Time.UnixMicro() && at <= f.Repeated.Last.UnixMicro()
+	})
+}

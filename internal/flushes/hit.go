@@ -1,0 +1,154 @@
+package flushes
+
+import (
+	"iter"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
+)
+
+// EndAbsence takes down that everything was back at that time. It returns how long it was
+// absent or, where no canaryd ran when it was lost, for how long at most.
+func EndAbsence(r *api.Flush, at time.Time) time.Duration {
+	since := r.Time
+	if r.AbsentAtMost = !r.LastInForce.IsZero(); r.AbsentAtMost {
+		since = r.LastInForce
+	}
+	absent := at.Sub(since)
+	r.AbsentSeconds = absent.Seconds()
+	return absent
+}
+
+// JumpsIn returns the rules of those jumps that stand in a chain.
+func JumpsIn(jumps []rules.Jump, chain string) []rules.Rule {
+	var list []rules.Rule
+	for _, h := range jumps {
+		if h.Chain == chain {
+			list = append(list, h.Rule)
+		}
+	}
+	return list
+}
+
+// Recorded returns the tables of a record.
+func Recorded(r api.Flush) Verdicts {
+	tables := Verdicts{}
+	for _, t := range r.Lost.Tables {
+		tables[t.Family.Table(t.Table)] = t.Kind
+	}
+	return tables
+}
+
+// PodTexts are the pods of a record as the log has them.
+func PodTexts(r api.Flush) []string {
+	var list []string
+	for _, p := range r.Pods[:min(len(r.Pods), NamesKept)] {
+		list = append(list, p.String())
+	}
+	return list
+}
+
+// A Hit is what one table lost.
+type Hit struct {
+	Verdict  canary.Verdict
+	Lost     reload.Lost
+	Policies []string
+	Finding  canary.Finding
+	Seen     uint64       // the digest of the read that showed it
+	Table    *rules.Table // as that read showed it
+	By       []watch.Writer
+	Others   int  // rules that went with them and are not protected
+	Unsure   bool // that is not known
+}
+
+// HitOf returns what a read without a replay showed of a table.
+func HitOf(x reload.Examined) Hit {
+	return Hit{Verdict: x.Finding.Verdict, Lost: x.Lost, Finding: x.Finding, Seen: x.Seen, Table: x.Table}
+}
+
+// TookMarks reports whether a built-in chain was flushed, or the whole table: marks went with it.
+func (h Hit) TookMarks() bool { return h.Finding.MarkLost || len(h.Finding.Witnesses) > 0 }
+
+// Verdicts are those of some tables.
+type Verdicts map[rules.TableID]canary.Verdict
+
+// Public returns them as a Status and metrics have them.
+func (v Verdicts) Public() map[rules.Family]api.Verdicts {
+	all := map[rules.Family]api.Verdicts{}
+	for id, verdict := range v {
+		if all[id.Family] == nil {
+			all[id.Family] = api.Verdicts{}
+		}
+		all[id.Family][id.Name] = verdict
+	}
+	return all
+}
+
+// Text names the tables for the log.
+func (v Verdicts) Text() string { return api.TablesText(v.Public()) }
+
+// gravity orders the kinds of loss; a record gets the gravest.
+var gravity = []canary.Verdict{
+	canary.Drifted, canary.JumpsMissing, canary.Emptied, canary.Replaced, canary.ChainDeleted, canary.TableDeleted,
+}
+
+// Graver reports whether a kind of loss is graver than another one.
+func Graver(a, b canary.Verdict) bool { return slices.Index(gravity, a) > slices.Index(gravity, b) }
+
+// LogBack logs by the record's outcome how the loss of what is named, in those tables, ended.
+func LogBack(log klog.Logger, what, tables string, r api.Flush, attempts int) {
+	log = severity.Notices(log)
+	switch r.Outcome {
+	case api.Drilled:
+		what = "The drill's canary is back and proved"
+	case reload.Skipped:
+		what += " are back: their owner was faster"
+	case reload.Partial:
+		log = severity.Errors(log)
+		what += " are back, but for what was left out"
+	default:
+		what += " are back and proved"
+	}
+	log.Info(what, "flush", r.ID, "tables", tables, "outcome", r.Outcome, AbsentKey(r), api.Seconds(r.AbsentSeconds).Round(10*time.Microsecond), "attempts", attempts)
+}
+
+// AbsentKey is what the log calls how long rules were absent.
+func AbsentKey(r api.Flush) string {
+	if r.AbsentAtMost {
+		return "absentAtMost"
+	}
+	return "absent"
+}
+
+// TableIDs returns the tables of iptables that canaryd guards, in their order. The list is shared:
+// each step walks it several times.
+func TableIDs() []rules.TableID { return guardedTables }
+
+var guardedTables = func() (ids []rules.TableID) {
+	for _, f := range rules.Families() {
+		for _, t := range protect.Tables() {
+			ids = append(ids, f.Table(t))
+		}
+	}
+	return ids
+}()
+
+// TablesOf yields what a replay came to for each table, in their order.
+func TablesOf(result reload.Result) iter.Seq2[rules.TableID, reload.TableResult] {
+	return func(yield func(rules.TableID, reload.TableResult) bool) {
+		for _, id := range TableIDs() {
+			if tr, ok := result[id.Family].Tables[id.Name]; ok && !yield(id, tr) {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,161 @@
+package nativestore
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// A Kernel reads and writes native tables: *native.Kernel, but for tests.
+type Kernel interface {
+	Capture(wanted func(nft.Table) bool) (*native.Ruleset, error)
+	Witness(family tableid.Family) (native.Witness, error)
+	Write(genid uint32, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
+}
+
+// Tries bounds how often a repair is planned again because another process wrote.
+const Tries = 5
+
+func Lost(v native.Verdict) bool {
+	switch v {
+	case "", native.Intact, native.Changed:
+		return false
+	}
+	return true
+}
+
+// ErrNotInForce: a write was taken, and a read after it does not show what it wrote.
+var ErrNotInForce = errors.New("after the write a read does not show the tables as they ought to be")
+
+// ErrOwnerWrote: another process wrote between the write and the read after it. kube-proxy at 10
+// changes a second did so after one replay in ten (test/kubeproxy).
+var ErrOwnerWrote = errors.New("another process wrote after the write")
+
+// ErrPartsLeft: the kernel refused parts of a table, and the rest is in force.
+var errPartsLeft = errors.New("could not be put back and is in quarantine")
+
+// PartsLeft is errPartsLeft with the first part; nil if there are none.
+func PartsLeft(held []native.Held) error {
+	if len(held) == 0 {
+		return nil
+	}
+	more := ""
+	if n := len(held) - 1; n > 0 {
+		more = fmt.Sprintf(", with %d more,", n)
+	}
+	return fmt.Errorf("%s%s %w: %s", held[0].Text, more, errPartsLeft, held[0].Why)
+}
+
+// AskedRemedy returns how a table is put back when an operator asks for it: also one that was
+// deleted alone, that only the flag dormant disables, or of which a part is gone and the commit was
+// missed.
+func AskedRemedy(f native.Finding, now *native.Table) native.Remedy {
+	switch {
+	case f.Remedy != native.NoRemedy:
+		return f.Remedy
+	case !Lost(f.Verdict):
+		return native.NoRemedy
+	case now == nil:
+		return native.ByCreate
+	case f.Open():
+		return native.ByRefill
+	case f.Verdict == native.Disabled && len(f.Changes) == 1 && f.Changes[0].Kind == nft.Tables:
+		return native.ByReplace
+	}
+	return native.NoRemedy
+}
+
+// ErrDevicesLeft: a chain or flowtable came back without network devices that it had.
+var ErrDevicesLeft = errors.New("network devices that the node lacks were left out")
+
+// DevicesLeft is errDevicesLeft with the devices; nil if there are none.
+func DevicesLeft(left []string) error {
+	if len(left) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %s", ErrDevicesLeft, strings.Join(left, ", "))
+}
+
+// A Write is what became of repairs that were written at once.
+type Write struct {
+	Wrote bool            // the kernel took them
+	left  []string        // devices that the node lacks
+	Proof *native.Ruleset // the last read; nil: there is none after the write
+	err   error           // nil: they are in force, but for devices and parts that were left out
+}
+
+// WriteAndProve writes repairs under the genid of a read, and proves them by another one.
+func WriteAndProve(kernel Kernel, genid uint32, repairs []native.Repair) (w Write) {
+	if w.left, w.err = kernel.Write(genid, repairs, nil); w.err != nil {
+		return w
+	}
+	w.Wrote = true
+	wanted := func(t nft.Table) bool {
+		return slices.ContainsFunc(repairs, func(r native.Repair) bool { return r.Want.ID == t.Family.Table(t.Name) })
+	}
+	if w.Proof, w.err = kernel.Capture(wanted); w.err != nil {
+		w.err = fmt.Errorf("it was written, and whether it is in force is unknown: %w", w.err)
+		return w
+	}
+	for _, repair := range repairs {
+		if id := repair.Want.ID; !repair.Repaired(w.Proof.Tables[id], len(w.left) > 0) {
+			why := ErrNotInForce
+			if w.Proof.Genid != nft.Following(genid) {
+				why = ErrOwnerWrote
+			}
+			w.err = fmt.Errorf("%s: %w", id.NFT(), why)
+		}
+	}
+	return w
+}
+
+// Proved reports whether the read shows them in force, perhaps less what was left out.
+func (w Write) Proved() bool { return w.Proof != nil && w.err == nil }
+
+// stale reports whether nothing was written, because another process wrote after the read.
+func (w Write) stale() bool { return !w.Wrote && errors.Is(w.err, nft.ErrStale) }
+
+// row returns what a reply says of a repair.
+func (w Write) row(repair native.Repair) api.NativeRestored {
+	if w.err != nil {
+		return Outcome(repair.Want, reload.Failed, w.err)
+	}
+	if why := errors.Join(DevicesLeft(w.left), PartsLeft(repair.Held())); why != nil {
+		return Outcome(repair.Want, reload.Partial, why)
+	}
+	return Outcome(repair.Want, reload.Proved, nil)
+}
+
+// Outcome returns what a reply says of a table.
+func Outcome(t *native.Table, outcome api.Outcome, err error) api.NativeRestored {
+	row := api.NativeRestored{Family: t.ID.Family.NFT(), Table: t.ID.NFT(), Outcome: outcome}
+	row.Chains, row.Rules, row.Elements = t.Counts()
+	if err != nil {
+		row.Detail = err.Error()
+	}
+	return row
+}
+
+// Outcomes is nativeOutcome for tables to put back, and for those that cannot be put back.
+func Outcomes(repairs []native.Repair, left []*native.Table) []api.NativeRestored {
+	var rows []api.NativeRestored
+	for _, repair := range repairs {
+		rows = append(rows, Outcome(repair.Want, "", nil))
+	}
+	for _, t := range left {
+		rows = append(rows, Outcome(t, reload.Failed, ErrOwnersNewer))
+	}
+	slices.SortFunc(rows, func(a, b api.NativeRestored) int { return cmp.Compare(a.Table, b.Table) })
+	return rows
+}
+
+// ErrOwnersNewer: an asked-for replay would undo what the owner has written.
+var ErrOwnersNewer = errors.New("its owner has changed it since; it has to write it again, or `canaryd dismiss` accepts it")

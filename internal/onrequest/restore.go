@@ -1,0 +1,264 @@
+// Package onrequest does what an operator asks for, with a daemon and without: it previews a
+// restore, wants agreement to what that takes away, records it, and cleans up.
+package onrequest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/flushes"
+	"github.com/canaryd/canaryd/internal/journal"
+	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+func countsOf(p reload.Part) api.Counts {
+	return api.Counts{Rules: len(p.Rules), Chains: len(p.Chains)}
+}
+
+// changesOf returns the changes of each table that changes, with their lines if these are
+// wanted.
+func changesOf(changes reload.Changes, lines bool, base *rules.Baseline) []api.TableChange {
+	var list []api.TableChange
+	left := flushes.DiffRoom()
+	for _, id := range flushes.TableIDs() {
+		c := changes[id]
+		if c.Empty() {
+			continue
+		}
+		fresh := notIn(base, id, c.Added.Rules)
+		change := api.TableChange{
+			Family: id.Family, Table: id.Name, Adds: countsOf(c.Added), Removes: countsOf(c.Removed),
+			Reorders: len(c.Reordered), Removal: c.Removed.Digest(), NotInBaseline: len(fresh),
+		}
+		if lines {
+			diff, n := diffOfChange(id, c, fresh, &left)
+			change.Lines, change.More, change.NewLines = diff.Lines, diff.More, n
+		}
+		list = append(list, change)
+	}
+	return list
+}
+
+// diffOfChange returns what is removed, then what is added, as long as there is room. Before
+// both come those of the added rules that are fresh, in so many lines.
+func diffOfChange(id rules.TableID, c reload.Change, fresh []rules.Jump, left *flushes.Room) (api.TableDiff, int) {
+	w := flushes.NewDiffWriter(id, *left)
+	first := map[string]int{}
+	for _, r := range fresh {
+		w.Add("+", r.String())
+		first["+"+r.String()]++
+	}
+	shown := len(w.Diff.Lines)
+	for _, side := range []struct {
+		sign string
+		part reload.Part
+	}{{"-", c.Removed}, {"+", c.Added}} {
+		for _, name := range side.part.Chains {
+			w.Add(side.sign, ":"+name+" - [0:0]")
+		}
+		for _, r := range side.part.Rules {
+			if line := side.sign + r.String(); first[line] > 0 {
+				first[line]--
+				continue
+			}
+			w.Add(side.sign, r.String())
+		}
+	}
+	*left = w.Room
+	return w.Diff, shown
+}
+
+// previewOf says what a restore would do. Nothing was written.
+func previewOf(generation string, p reload.Preview, lines bool, base *rules.Baseline) api.RestoreReply {
+	reply := api.RestoreReply{Generation: generation, Outcomes: map[rules.Family]api.Outcome{}, Changes: changesOf(p.Changes, lines, base)}
+	if err := errors.Join(p.Unread...); err != nil {
+		reply.Detail = "left as it is, because it cannot be read: " + strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
+	return reply
+}
+
+// changedBy returns what a checked replay changed, as far as it was written.
+func changedBy(result reload.Result) reload.Changes {
+	changes := reload.Changes{}
+	for id, tr := range flushes.TablesOf(result) {
+		if tr.Proved || tr.Unproved || tr.Replayed && !result[id.Family].Written.IsZero() {
+			changes[id] = tr.Changed
+		}
+	}
+	return changes
+}
+
+// refusal returns why a checked replay wrote not all, or nothing; nil if no check refused.
+func refusal(result reload.Result) error {
+	for _, f := range rules.Families() {
+		if err := result[f].Err; errors.Is(err, reload.ErrNotAgreed) {
+			return err
+		}
+	}
+	return nil
+}
+
+// untouched reports whether a check refused a replay before anything was written.
+func untouched(result reload.Result) bool {
+	for _, fr := range result {
+		if len(fr.Tables) > 0 && fr.Outcome != reload.Skipped {
+			return false
+		}
+	}
+	return refusal(result) != nil
+}
+
+// A Removal is the record of what canaryd took away on request.
+type Removal struct {
+	Record api.Flush
+	Diff   []api.TableDiff
+}
+
+// NewRemoval returns a record that names no table yet.
+func NewRemoval(reply api.RestoreReply, now time.Time) Removal {
+	return Removal{Record: api.Flush{
+		ID: fmt.Sprintf("%x", now.UnixMicro()), Time: now, Kind: api.Removed, Outcome: api.Requested, Attempts: 1,
+		Culprit: api.Culprit{Time: now, PID: uint32(os.Getpid()), Comm: "canaryd", Command: "canaryd restore --generation " + reply.Generation},
+		Detail:  undoing(reply),
+	}}
+}
+
+// RemovalBy returns what a replay took away; false if that is nothing.
+func RemovalBy(reply api.RestoreReply, result reload.Result, now time.Time) (Removal, bool) {
+	r := NewRemoval(reply, now)
+	left := flushes.DiffRoom()
+	changes := changedBy(result)
+	for _, id := range flushes.TableIDs() {
+		c := changes[id]
+		if c.Removed.Empty() {
+			continue
+		}
+		flushes.AddLoss(&r.Record, id, flushes.Hit{Verdict: api.Removed, Lost: lostBy(id.Name, c.Removed)})
+		diff, _ := diffOfChange(id, c, nil, &left)
+		r.Diff = append(r.Diff, diff)
+	}
+	r.Record.Kind = api.Removed // addLoss has it from the verdicts
+	return r, len(r.Diff) > 0
+}
+
+// lostBy returns a removed part as a loss.
+func lostBy(t rules.TableName, removed reload.Part) reload.Lost {
+	lost := reload.Lost{Rules: len(removed.Rules)}
+	at := map[string]int{}
+	chain := func(name string) *reload.LostChain {
+		if _, ok := at[name]; !ok {
+			at[name] = len(lost.Chains)
+			lost.Chains = append(lost.Chains, reload.LostChain{Name: name, Stands: !slices.Contains(removed.Chains, name)})
+		}
+		return &lost.Chains[at[name]]
+	}
+	for _, name := range removed.Chains {
+		chain(name)
+	}
+	for _, r := range removed.Rules {
+		if rules.Builtin(t, r.Chain) {
+			lost.Jumps = append(lost.Jumps, r)
+			continue
+		}
+		c := chain(r.Chain)
+		c.Was = append(c.Was, r.Rule)
+	}
+	return lost
+}
+
+// undoing says how to bring back what a restore took away.
+func undoing(r api.RestoreReply) string {
+	if r.Undo == "" {
+		return ""
+	}
+	return fmt.Sprintf("`canaryd restore --generation %s --yes` brings the rules back that `canaryd restore --generation %s` took away", r.Undo, r.Generation)
+}
+
+// LogRemoval says what a replay took away; it says nothing if that is nothing.
+func LogRemoval(ctx context.Context, reply api.RestoreReply, record api.Flush) {
+	var where []string
+	for _, c := range reply.Changes {
+		if c.Removal != "" {
+			removed := api.Lost{Rules: c.Removes.Rules, Chains: c.Removes.Chains, Elements: c.Removes.Elements}
+			where = append(where, c.Name()+": "+removed.Text(strconv.Itoa))
+		}
+	}
+	severity.Notices(klog.FromContext(ctx)).Info("Protected rules were removed on request", "flush", record.ID, "generation", reply.Generation,
+		"removed", strings.Join(where, ", "), "undo", reply.Undo)
+}
+
+// KeepRemoval records in the journal of the state folder what a replay without a daemon took
+// away. The next daemon lists it among the flushes of before.
+func KeepRemoval(ctx context.Context, dir string, reply api.RestoreReply, result reload.Result) error {
+	if r, any := RemovalBy(reply, result, time.Now()); any {
+		return r.Keep(ctx, dir, reply)
+	}
+	return nil
+}
+
+// Keep is KeepRemoval of one that is known.
+func (r Removal) Keep(ctx context.Context, dir string, reply api.RestoreReply) error {
+	LogRemoval(ctx, reply, r.Record)
+	entry, err := flushes.EntryOf(r.Record, r.Diff)
+	if err != nil {
+		return err
+	}
+	j := journal.New(dir)
+	err = j.Keep(entry)
+	j.Close()
+	j.Run(func(written error) { err = errors.Join(err, written) })
+	if err != nil {
+		return fmt.Errorf("recording what was removed: %w", err)
+	}
+	return nil
+}
+
+// Restore puts a generation into force: exactly that one if force, else what is lost of
+// it. What that takes away must be agreed to, by what is read right before it is written. What
+// base does not have is marked; nil is no baseline.
+func Restore(ctx context.Context, replayer reload.Replayer, force bool, job reload.Job, r api.RestoreRequest, base *rules.Baseline) (api.RestoreReply, reload.Result, error) {
+	replay, preview := replayer.Heal, replayer.PreviewHeal
+	if force {
+		replay, preview = replayer.Force, replayer.PreviewForce
+	}
+	id := job.Generation.ID()
+	show := func() (api.RestoreReply, reload.Preview, error) {
+		p, err := preview(ctx, job)
+		return previewOf(id, p, r.DryRun, base), p, err
+	}
+	reply, p, err := show()
+	if err != nil || r.DryRun {
+		return reply, nil, err
+	}
+	if err := r.Agreed.Check(p.Changes); err != nil {
+		reply.Refused = err.Error()
+		return reply, nil, nil
+	}
+	job.Check = r.Agreed.Check
+	result, err := replay(ctx, job)
+	if result == nil {
+		return api.RestoreReply{}, nil, err
+	}
+	if untouched(result) {
+		again, _, previewErr := show()
+		again.Refused = refusal(result).Error()
+		return again, nil, errors.Join(err, previewErr)
+	}
+	reply = ReplyOf(id, result)
+	reply.Changes = changesOf(changedBy(result), false, base)
+	if refused := refusal(result); refused != nil {
+		reply.Refused = refused.Error()
+	}
+	return reply, result, err
+}

@@ -1,0 +1,61 @@
+// Package pace says how often: when what failed is tried again and logged again, and how much time
+// looking and giving memory back may take.
+package pace
+
+import (
+	"errors"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+// What failed is tried again for as long as its reason lasts, after 100 ms at first and every
+// 30 s at last. For the lock it is always 100 ms: the lock comes free at any moment, while a
+// rule that the kernel refuses stays refused.
+const (
+	FirstTry = 100 * time.Millisecond
+	LastTry  = 30 * time.Second
+)
+
+// A Retry is when something is tried, for the first time or again.
+type Retry struct {
+	At   time.Time // zero: there is nothing to try
+	Wait time.Duration
+}
+
+// Failed plans the next try after one that failed.
+func (r *Retry) Failed(err error, now time.Time) {
+	wait := min(max(2*r.Wait, FirstTry), LastTry)
+	if LockReason(err) {
+		wait = FirstTry
+	}
+	r.In(wait, now)
+}
+
+// In plans the next try.
+func (r *Retry) In(wait time.Duration, now time.Time) { r.Wait, r.At = wait, now.Add(wait) }
+
+// LockReason reports whether another process held the lock, so that nothing was written.
+func LockReason(err error) bool { return errors.Is(err, iptables.ErrLocked) }
+
+// Earliest returns the earliest of the times that are not zero.
+func Earliest(times ...time.Time) time.Time {
+	var first time.Time
+	for _, t := range times {
+		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
+			first = t
+		}
+	}
+	return first
+}
+
+// Latest returns the later of two times.
+func Latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// Due reports whether a time that may be zero, for never, has come.
+func Due(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }

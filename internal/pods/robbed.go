@@ -1,0 +1,290 @@
+package pods
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/culprit"
+	"github.com/canaryd/canaryd/internal/pace"
+	"github.com/canaryd/canaryd/internal/severity"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/owners"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A pod's rules go by name at its DEL, and its file goes behind them. An agent that cleans up, as
+// Cilium does, deletes the same rules of pods that live. While the file stands it is not known
+// which of the two it was: the rules stay in the generation. The process decides, and then time:
+// a plugin, or its child, is the owner; the work of another process is lost after the jump grace,
+// and that of an unknown one after DelLasts. Of that one the rules are missed after the jump grace,
+// well behind most DELs: from then on the node is not healthy, and its status has a record.
+
+// DelLasts is for how long a DEL may take behind the first rule that it removes. kubelet gives a
+// runtime two minutes (--runtime-request-timeout), and then asks again.
+const DelLasts = 3 * time.Minute
+
+// A Robbery is one family's rules of a pod that are missing while its file stands.
+type Robbery struct {
+	Since   time.Time
+	by      robber
+	size    int // how much is missing
+	lack    protect.Lack
+	InForce time.Time // when all of it was last known to be in force
+	// missed: the process is not known, the jump grace is over, and the rules still wait.
+	missed bool
+}
+
+// A robber is what is known of the process that removed rules of a pod.
+type robber int
+
+const (
+	robberUnknown robber = iota
+	robberOther          // not the owner
+	robberOwner          // a CNI plugin
+)
+
+type robberyKey struct {
+	family     rules.Family
+	attachment protect.Attachment
+}
+
+// A Sight is what a full read showed of a family's pods that live.
+type Sight struct {
+	Family  rules.Family
+	Lacks   map[protect.Attachment]protect.Lack // by pod
+	Looked  bool                                // lacks is known
+	InForce time.Time                           // when all of it was last known to be in force
+	Read    culprit.Read
+	Now     time.Time
+	Inquire func() culprit.Inquiry // costs a question to the kernel
+}
+
+// Lacking returns which of its rules each pod that lives lacks in a section.
+func (w *Watch) Lacking(want, nat rules.Section) map[protect.Attachment]protect.Lack {
+	lacks := protect.Lacking(want, nat, w.living)
+	w.leaveLiving(lacks)
+	return lacks
+}
+
+// leaveLiving leaves out the pods that do not live.
+func (w *Watch) leaveLiving(lacks map[protect.Attachment]protect.Lack) {
+	maps.DeleteFunc(lacks, func(a protect.Attachment, _ protect.Lack) bool { return !w.lives(a) })
+}
+
+// Follow takes up what a full read showed of the pods that live, and reports whether the rules of
+// one count as lost from now on.
+func (w *Watch) Follow(ctx context.Context, s Sight) bool {
+	f, now, lacks := s.Family, s.Now, s.Lacks
+	w.leaveLiving(lacks)
+	for k, r := range w.robbed {
+		if _, still := lacks[k.attachment]; k.family == f && !still {
+			delete(w.robbed, k)
+			if r.missed {
+				severity.Notices(klog.FromContext(ctx)).Info("The rules of a pod are not missed any more: they are back, or the pod is gone", "family", f, "pod", w.name(k.attachment))
+			}
+		}
+	}
+	lost, last := false, w.followed[f]
+	for a, lack := range lacks {
+		k := robberyKey{f, a}
+		r, known := w.robbed[k]
+		if !known {
+			r.Since, r.InForce = now, s.InForce
+		}
+		r.lack = lack
+		// What becomes of it later shows in the file. Other pods may come to their end meanwhile.
+		size := len(lack.Rules) + len(lack.Chains)
+		switch grown := size > r.size; {
+		case r.by != robberUnknown:
+		case lack.Ahead:
+			r.by = robberOther
+		case grown:
+			r.by = robberOf(s, lack, last, !known)
+		}
+		r.size = size
+		if r.by == robberUnknown && w.known[a].removedAgain(f, r.Since) {
+			r.by = robberOwner // it is removed again: its DEL may fail time after time
+			severity.Warnings(klog.FromContext(ctx)).Info("The rules of a pod were removed once more by a process that is not known; they are not put back", "family", f, "pod", w.name(a))
+		}
+		missed := r.by == robberUnknown && now.Sub(r.Since) >= w.Grace
+		if missed && !r.missed {
+			severity.Warnings(klog.FromContext(ctx)).Info("Rules of a running pod are missing; canaryd waits for their owner, and then puts them back",
+				"family", f, "pod", w.name(a), "rules", size, "missingFor", now.Sub(r.Since).Round(time.Second), "until", w.LostAt(r).UTC().Format(time.RFC3339))
+		}
+		r.missed = missed
+		if w.robbed == nil {
+			w.robbed = map[robberyKey]Robbery{}
+		}
+		w.robbed[k] = r
+		lost = lost || w.lostFor(r, now)
+	}
+	if !s.Looked {
+		return lost // the next read that looks has all since the last one that did
+	}
+	if w.followed == nil {
+		w.followed = map[rules.Family]culprit.Read{}
+	}
+	w.followed[f] = s.Read
+	return lost
+}
+
+// living yields the pods that are known to live.
+func (w *Watch) living(yield func(protect.Attachment) bool) {
+	for a := range w.known {
+		if w.lives(a) && !yield(a) {
+			return
+		}
+	}
+}
+
+// lives reports whether a pod has a file that goes with it.
+func (w *Watch) lives(a protect.Attachment) bool {
+	k, ok := w.known[a]
+	return ok && k.gone.IsZero() && k.Ends
+}
+
+// removedAgain reports whether a replay had put rules of it back in that family, not long before
+// they were seen to be missing.
+func (k attached) removedAgain(f rules.Family, since time.Time) bool {
+	back := k.returnedTo[f]
+	return !back.IsZero() && since.After(back) && since.Sub(back) < returnedFor
+}
+
+// graceOf returns for how long a pod's rules are missing before they are lost.
+func (w *Watch) graceOf(r Robbery) time.Duration {
+	if r.by == robberOther {
+		return w.Grace
+	}
+	return max(DelLasts, w.Grace)
+}
+
+// lostFor reports whether rules that are missing are lost.
+func (w *Watch) lostFor(r Robbery, now time.Time) bool {
+	return r.by != robberOwner && now.Sub(r.Since) >= w.graceOf(r)
+}
+
+// RobbedNow returns the pods of each family whose rules are lost.
+func (w *Watch) RobbedNow(now time.Time) map[rules.Family]map[protect.Attachment]bool {
+	all := map[rules.Family]map[protect.Attachment]bool{}
+	for k, r := range w.robbed {
+		if w.lostFor(r, now) && w.lives(k.attachment) {
+			if all[k.family] == nil {
+				all[k.family] = map[protect.Attachment]bool{}
+			}
+			all[k.family][k.attachment] = true
+		}
+	}
+	return all
+}
+
+// KeptFor returns the pods whose rules stay in the generation although they are missing, and when
+// the first of them is missed or lost; zero: none will be.
+func (w *Watch) KeptFor(f rules.Family) (kept map[protect.Attachment]bool, due time.Time) {
+	kept = map[protect.Attachment]bool{}
+	for k, r := range w.robbed {
+		if k.family == f && r.by != robberOwner {
+			kept[k.attachment] = true
+			at := w.LostAt(r)
+			if missedAt := r.Since.Add(w.Grace); !r.missed {
+				at = pace.Earliest(at, missedAt)
+			}
+			due = pace.Earliest(due, at)
+		}
+	}
+	return kept, due
+}
+
+// LostSince returns the robberies of a table whose rules are lost.
+func (w *Watch) LostSince(id rules.TableID, now time.Time) (list []Robbery) {
+	for k, r := range w.robbed {
+		if k.family == id.Family && id.Name == rules.Nat && w.lostFor(r, now) && w.lives(k.attachment) {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// LostAt returns when rules that are missing are lost.
+func (w *Watch) LostAt(r Robbery) time.Time { return r.Since.Add(w.graceOf(r)) }
+
+// MissedIn returns the robberies of a table that the node is not healthy for, by pod.
+func (w *Watch) MissedIn(id rules.TableID) map[protect.Attachment]Robbery {
+	if id.Name != rules.Nat || len(w.robbed) == 0 {
+		return nil
+	}
+	list := map[protect.Attachment]Robbery{}
+	for k, r := range w.robbed {
+		if k.family == id.Family && r.missed && w.lives(k.attachment) {
+			list[k.attachment] = r
+		}
+	}
+	return list
+}
+
+// AddTo adds it to what a table lost. want is what the generation has.
+func (r Robbery) AddTo(lost *reload.Lost, want rules.Section) {
+	lost.Rules += len(r.lack.Rules)
+	in := map[string][]rules.Rule{}
+	for _, h := range r.lack.Rules {
+		if rules.Builtin(rules.Nat, h.Chain) {
+			lost.Jumps = append(lost.Jumps, h)
+		} else {
+			in[h.Chain] = append(in[h.Chain], h.Rule)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(in)) {
+		lost.Chains = append(lost.Chains, reload.LostChain{Name: name, Was: in[name], Stands: true})
+	}
+	for _, name := range r.lack.Chains {
+		if c, ok := want.Chain(name); ok {
+			lost.Rules += len(c.Rules)
+			lost.Chains = append(lost.Chains, reload.LostChain{Name: name, Was: c.Rules})
+		}
+	}
+}
+
+// robberOf returns what is known of the processes that took from these chains since the read
+// before: a plugin among them is taken for the one that did it. whole: the read before showed all
+// rules of the pod.
+func robberOf(s Sight, lack protect.Lack, before culprit.Read, whole bool) robber {
+	chains := slices.Clone(lack.Chains)
+	for _, h := range lack.Rules {
+		chains = append(chains, h.Chain)
+	}
+	by, takings := s.Inquire().TakersOf(s.Family.Table(rules.Nat), before, s.Read, chains)
+	if whole && slices.ContainsFunc(lack.LeadIn(), func(h rules.Jump) bool { return wentAhead(takings, h) }) {
+		return robberOther
+	}
+	known := len(by) > 0
+	for _, w := range by {
+		if owners.IsCNIPlugin(w.Comm) || slices.ContainsFunc(w.Origin.Ancestors, owners.IsCNIPlugin) {
+			return robberOwner
+		}
+		known = known && len(w.Origin.Ancestors) > 0
+	}
+	if known {
+		return robberOther
+	}
+	return robberUnknown
+}
+
+// wentAhead reports whether a rule went before the chain that it led to: portmap flushes the chain
+// first. Rules of other pods stand next to it, so each commit that took from there counts.
+func wentAhead(takings []iptables.Taking, h rules.Jump) bool {
+	last, chain := -1, -1
+	for i, k := range takings {
+		if k.Took(h.Chain) {
+			last = i
+		}
+		if k.Took(h.Rule.Target) && chain < 0 {
+			chain = i
+		}
+	}
+	return last >= 0 && last < chain
+}
