@@ -20,6 +20,7 @@ import (
 func (d *Daemon) observe(ctx context.Context, st *state) {
 	before := st.stoppedTables()
 	job := d.job(st, d.cfg.Kernel.Families()...)
+	job.Latest = d.latest(st)
 	// The state file gets the new marks before they are planted, and must keep those
 	// that were lost.
 	job.Judged = func(f rules.Family, tables map[rules.TableName]reload.TableResult) {
@@ -96,7 +97,7 @@ func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]hit
 	found := map[rules.TableID]hit{}
 	var unread []error
 	for f := range st.inOrder() {
-		snapshot, err := d.cfg.Kernel.Read(ctx, f)
+		snapshot, err := d.read(ctx, st, f)
 		if err != nil {
 			unread = append(unread, err)
 			continue

@@ -145,6 +145,9 @@ type Job struct {
 	// means that another process wrote meanwhile, and that the job is planned again. nil means that
 	// the flusher is quiet.
 	Settle func(context.Context, Memory) (now Memory, again bool)
+	// Latest, if set, is called after each guarded read of a family, with the digest of the read, and
+	// returns the generation that takes the place of Generation.
+	Latest func(f rules.Family, digest uint64) rules.Generation
 	// Rider, if set, returns what another realm adds to the write that is about to begin; nil if
 	// nothing. It is called once for each try, after the families were read.
 	Rider func() *iptables.Rider
