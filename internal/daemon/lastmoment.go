@@ -29,10 +29,10 @@ func (d *Daemon) latest(st *state) func(rules.Family, uint64) rules.Generation {
 }
 
 // learnLastMoment adds to the generation what owners wrote between the last read of a table and a
-// commit that took marks, jumps or all rules of a chain, as far as a read with that digest shows the
-// commit: on nft the kernel's notifications say how the tables stood before it. Nothing is removed
-// from the generation: a removal shows in reads, and this may be the half of one. Of a table that
-// was lost then, or in which rules are in quarantine, nothing is added.
+// commit that took marks, jumps or all rules of a chain, as far as a read with that digest shows
+// the commit: on nft the kernel's notifications say how the tables stood before it. Nothing is
+// removed from the generation: a removal shows in reads, and this may be the half of one. Of a
+// table that was lost then, or in which rules are in quarantine, nothing is added.
 func (d *Daemon) learnLastMoment(st *state, f rules.Family, digest uint64) {
 	fs, now := st.families[f], time.Now()
 	for t, before := range d.cfg.Kernel.Before(f, digest) {

@@ -91,9 +91,9 @@ func (f *familyText) Taking(genid uint32, missed bool) {
 }
 
 // Before returns, by table, a family as it stood right before the last commit of another process
-// that may have flushed a part of that table, if no read was needed to know that. Once a commit took
-// marks of the table, it is the state before that one. Only commits that a read with that digest
-// shows are meant. Each is returned once. On legacy there are none.
+// that may have flushed a part of that table, if no read was needed to know that. Once a commit
+// took marks of the table, it is the state before that one. Only commits that a read with that
+// digest shows are meant. Each is returned once. On legacy there are none.
 func (k *Kernel) Before(family rules.Family, digest uint64) map[rules.TableName]Snapshot {
 	if k.mirror == nil || k.mirror.families[family] == nil {
 		return nil

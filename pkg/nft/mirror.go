@@ -128,8 +128,8 @@ func (m *Mirror) Read(ctx context.Context, f *FamilyMirror, filler MirrorFiller)
 	}
 }
 
-// refresh reads what has to be read of a part. A commit up to the genid that is asked for after that
-// may be in it.
+// refresh reads what has to be read of a part. A commit up to the genid that is asked for after
+// that may be in it.
 func (m *Mirror) refresh(ctx context.Context, f *FamilyMirror) error {
 	reads := f.stale || f.Dirty()
 	err := f.refresh(ctx)

@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestMirrorFollows: commands whose notifications say all that the mirror needs to know make it read
-// nothing. After the others it reads.
+// TestMirrorFollows: commands whose notifications say all that the mirror needs to know make it
+// read nothing. After the others it reads.
 func TestMirrorFollows(t *testing.T) {
 	const start = `table inet guarded {
 		chain base { type filter hook input priority 0; tcp dport 1 accept; jump plain; }

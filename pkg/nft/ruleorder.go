@@ -123,7 +123,8 @@ func (o *RuleOrder[R]) Remove(handle uint64) (R, error) {
 	return n.rule, nil
 }
 
-// Replace puts a rule into the place of another one, whose handle it gets. The error is ErrUnplaced.
+// Replace puts a rule into the place of another one, whose handle it gets. The error is
+// ErrUnplaced.
 func (o *RuleOrder[R]) Replace(handle uint64, rule R) error {
 	n := o.nodes[handle]
 	if n == nil {

@@ -203,8 +203,8 @@ func keepAnchors(old, seen []rules.Jump, alone []string) []rules.Jump {
 	return merged
 }
 
-// Grown returns old with what seen has more: chains, rules next to all of a chain's former ones, and
-// jumps. It takes nothing away, so that seen may be half of a removal.
+// Grown returns old with the chains and jumps that only seen has, and with the rules that it has
+// next to all of a chain's former ones. It takes nothing away: seen may be half of a removal.
 func Grown(old, seen rules.Section) rules.Section {
 	grown, more := old, false
 	grown.Chains = slices.Clone(old.Chains)

@@ -88,7 +88,7 @@ func TestFlushesInNumbers(t *testing.T) {
 		start := execs()
 		for i := range flushes {
 			n.Flush()
-			// A flush of six commands may have several records, and the node is healthy between them.
+			// A flush of six commands may have several records: the node is healthy in between.
 			n.Until(fmt.Sprintf("the %d. repair", i+1), func() error {
 				if s := n.Looked(); len(s.Flushes) <= i || !s.Healthy || !slices.Equal(protected, n.Protected()) {
 					return fmt.Errorf("%d flush records, healthy %t, or rules are missing", len(s.Flushes), s.Healthy)

@@ -142,8 +142,8 @@ func TestBefore(t *testing.T) {
 }
 
 // TestBeforeOfRulesThatOnlyIptablesSpells: a rule of which no text is known yet is there by its
-// bytes, and comes back by them; a rule with the number of an ipset is not certain, and so nothing is
-// shown.
+// bytes, and comes back by them. A rule with the number of an ipset is not certain, and so nothing
+// is shown.
 func TestBeforeOfRulesThatOnlyIptablesSpells(t *testing.T) {
 	for _, test := range []struct {
 		name, prepare, rule string
