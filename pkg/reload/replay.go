@@ -145,7 +145,7 @@ type Job struct {
 	// means that another process wrote meanwhile, and that the job is planned again. nil means that
 	// the flusher is quiet.
 	Settle func(context.Context, Memory) (now Memory, again bool)
-	// Latest, if set, is called after each guarded read of a family, with the digest of the read. It
+	// Latest, if set, is called after each guarded read of a family with the digest of that. It
 	// returns the generation that takes the place of Generation.
 	Latest func(f rules.Family, digest uint64) rules.Generation
 	// Rider, if set, returns what another realm adds to the write that is about to begin; nil if
