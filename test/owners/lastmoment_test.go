@@ -16,6 +16,38 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
+// TestTheLastMomentAtSize: so it is where the notifications of a flush are too many for the socket.
+func TestTheLastMomentAtSize(t *testing.T) {
+	testkit.Large(t, "5,000 services")
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Must(n.Programs.Restore(n.Context(), rules.IPv4, n.Services(5000)))
+		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, "*nat\n:CNI-HOSTPORT-DNAT - [0:0]\n-A PREROUTING -j CNI-HOSTPORT-DNAT\nCOMMIT\n"))
+		n.Start("--settle=200ms")
+		for i, flush := range []struct {
+			command string
+			do      func() error
+		}{
+			{"iptables -t nat -F", func() error { return n.Programs.Flush(n.Context(), rules.IPv4, rules.Nat, "") }},
+			{"nft flush ruleset", func() error { return n.Programs.FlushRuleset(n.Context()) }},
+			{"iptables-restore of an empty table", func() error { return n.Programs.Restore(n.Context(), rules.IPv4, "*nat\nCOMMIT\n") }},
+		} {
+			port, before := 20000+i, flushes(n)
+			n.Learned()
+			n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, hostPort(port)))
+			n.Must(flush.do())
+			n.Until("the flush to be healed", func() error {
+				if s := n.Looked(); flushes(n) <= before || !s.Healthy {
+					return errors.New("it is not")
+				}
+				return nodetest.Ready()
+			})
+			if !standsOnce(n, port) {
+				n.Errorf("after %s a host port of the last moment is not back once", flush.command)
+			}
+		}
+	})
+}
+
 // TestTheLastMomentBeforeAFlush: on nft an owner changes a chain up to 50 times a second, and a CNI
 // plugin opens a host port right before a flush of any kind. The port is open again after it.
 func TestTheLastMomentBeforeAFlush(t *testing.T) {
@@ -44,14 +76,14 @@ func TestTheLastMomentBeforeAFlush(t *testing.T) {
 			lost := 0
 			for range tries {
 				port++
-				before := n.Status().Count()
+				before := flushes(n)
 				busy.meanwhile(func() {
 					n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, hostPort(port)))
 					n.Must(s.Do(n.Context(), n.Programs))
 				})
 				n.Until("the flush to be healed", func() error {
-					if s := n.Looked(); s.Count() <= before || !s.Healthy {
-						return fmt.Errorf("%d flushes after %d, healthy: %t", s.Count(), before, s.Healthy)
+					if s, now := n.Looked(), flushes(n); now <= before || !s.Healthy {
+						return fmt.Errorf("%.0f flushes after %.0f, healthy: %t", now, before, s.Healthy)
 					}
 					return nodetest.Ready()
 				})
@@ -67,6 +99,12 @@ func TestTheLastMomentBeforeAFlush(t *testing.T) {
 			n.Error("the busy owner wrote nothing")
 		}
 	})
+}
+
+// flushes counts flushes: the status has the last records only.
+func flushes(n *nodetest.Node) float64 {
+	n.Helper()
+	return nodetest.Sum(n.Metrics(), "flush_events_total{")
 }
 
 func hostPort(port int) string {
@@ -114,7 +152,7 @@ func startBusyOwner(n *nodetest.Node) *busyOwner {
 			case <-tick.C:
 			}
 			b.meanwhile(func() {
-				text := fmt.Sprintf("*nat\n:KUBE-SEP-BUSY - [0:0]\n-A KUBE-SEP-BUSY -s 10.200.%d.%d/32 -j RETURN\nCOMMIT\n", b.commits/250%250, b.commits%250)
+				text := fmt.Sprintf("*nat\n:KUBE-SEP-BUSYBUSYBUSYBUSY - [0:0]\n-A KUBE-SEP-BUSYBUSYBUSYBUSY -s 10.200.%d.%d/32 -j RETURN\nCOMMIT\n", b.commits/250%250, b.commits%250)
 				if n.Programs.RestoreNoflush(n.Context(), rules.IPv4, text) == nil { // at the test's end it fails
 					b.commits++
 				}
