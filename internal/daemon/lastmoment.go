@@ -32,7 +32,7 @@ func (d *Daemon) latest(st *state) func(rules.Family, uint64) rules.Generation {
 // commit that took marks, jumps or all rules of a chain, as far as a read with that digest shows
 // the commit: on nft the kernel's notifications say how the tables stood before it. Nothing is
 // removed from the generation: a removal shows in reads, and this may be the half of one. Of a
-// table that was lost then, or in which rules are in quarantine, nothing is added.
+// table that was lost then nothing is added: what stands there may come from a saved file.
 func (d *Daemon) learnLastMoment(st *state, f rules.Family, digest uint64) {
 	fs, now := st.families[f], time.Now()
 	for t, before := range d.cfg.Kernel.Before(f, digest) {
@@ -41,7 +41,7 @@ func (d *Daemon) learnLastMoment(st *state, f rules.Family, digest uint64) {
 		switch {
 		case ts == nil || ts.settled.at.IsZero() || !before.Later(ts.settled.digest):
 			continue
-		case !learned.Knows(f, t) || ts.learningStopped || st.decision.waitsIn(f) || len(st.quarantine.rules[id]) > 0:
+		case !learned.Knows(f, t) || ts.learningStopped || st.decision.waitsIn(f):
 			continue
 		}
 		x := d.examiner(st).Examine(before, d.job(st, f))[t]

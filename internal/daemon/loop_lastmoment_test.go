@@ -9,6 +9,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -121,6 +122,94 @@ func TestTheLastMomentThatWasMissed(t *testing.T) {
 		r.youngPod()
 		must(t, r.fake.FlushRuleset())
 		r.fake.ForgetTakings()
+		r.settled()
+		r.wantYoungPod("after the flush", false)
+		r.wantReady()
+	})
+}
+
+// TestTheLastMomentOfASavedFile: in a pause a saved file brings back the rules of a pod that is
+// gone, and is flushed. They do not come back with the rest.
+func TestTheLastMomentOfASavedFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, iptables.NFT, setup{})
+		r.youngPod()
+		r.after(20 * time.Second)
+		saved := map[rules.Family]string{}
+		for _, f := range rules.Families() {
+			saved[f] = r.fake.Save(f)
+			must(t, r.fake.As(77, "portmap").RestoreNoflush(f, section(rules.Nat, "-D CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j CNI-DN-young",
+				"-F CNI-DN-young", "-X CNI-DN-young")))
+		}
+		r.after(30 * time.Second)
+		must(t, r.d.pauseFor(t, time.Minute))
+		for _, f := range rules.Families() {
+			must(t, r.fake.Restore(f, saved[f]))
+		}
+		r.after(time.Second)
+		r.wantYoungPod("by the file", true)
+		must(t, r.fake.FlushRuleset())
+		r.after(2 * time.Minute)
+		r.wantYoungPod("after the pause", false)
+		r.wantReady()
+	})
+}
+
+// TestTheLastMomentWhileLearningIsStopped: in observe mode a loss stops the learning of a table
+// until its owner has put the rules back. What another one writes there is not learned, also if a
+// second flush follows at once.
+func TestTheLastMomentWhileLearningIsStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, iptables.NFT, setup{mode: api.Observe})
+		want := r.d.Status().Generation.ID
+		flush := func() {
+			for _, f := range rules.Families() {
+				must(t, r.fake.Flush(f, rules.Nat, ""))
+			}
+		}
+		flush()
+		r.settled()
+		r.youngPod()
+		flush()
+		r.settled()
+		if got := r.d.Status().Generation.ID; got != want {
+			t.Errorf("the generation is %s, want %s as before the first flush", got, want)
+		}
+	})
+}
+
+// anEarlierMoment shows a state that is older than the last read.
+type anEarlierMoment struct {
+	*iptablestest.Fake
+	armed *bool
+	old   map[rules.TableName]iptables.Snapshot
+}
+
+func (k anEarlierMoment) Before(f rules.Family, _ uint64) map[rules.TableName]iptables.Snapshot {
+	if !*k.armed || f != rules.IPv4 {
+		return nil
+	}
+	return k.old
+}
+
+// TestTheLastMomentIsNoOlderThanARead: rules that a read showed to be gone are not learned of an
+// older state.
+func TestTheLastMomentIsNoOlderThanARead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fake, armed, old := loadedFake(t, iptables.NFT), false, map[rules.TableName]iptables.Snapshot{}
+		r := startOn(t, fake, setup{kernel: anEarlierMoment{fake, &armed, old}})
+		r.youngPod()
+		r.after(20 * time.Second)
+		snapshot, err := fake.Read(t.Context(), rules.IPv4)
+		must(t, err)
+		old[rules.Nat] = snapshot
+		for _, f := range rules.Families() {
+			must(t, r.fake.As(77, "portmap").RestoreNoflush(f, section(rules.Nat, "-D CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j CNI-DN-young",
+				"-F CNI-DN-young", "-X CNI-DN-young")))
+		}
+		r.after(30 * time.Second)
+		armed = true
+		must(t, fake.FlushRuleset())
 		r.settled()
 		r.wantYoungPod("after the flush", false)
 		r.wantReady()

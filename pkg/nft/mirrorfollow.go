@@ -151,12 +151,11 @@ func (f *FamilyMirror) end(by Commit, at uint32) {
 	for table := range o.tables {
 		f.forget(table)
 	}
-	later := Newer(by.Genid, f.upTo)
 	for place, c := range o.chains {
 		switch {
 		case f.tables[place.Table] == nil:
 			f.stale = true
-		case c.odd || !later || !f.follow(c):
+		case c.odd || !f.follow(c):
 			delete(f.live, place)
 			f.readAgain(c)
 		}
@@ -216,7 +215,8 @@ func (t *mirrorTable) renamed(name string, h change) bool {
 }
 
 // follow applies what a commit did to a chain; false if that does not fit, and the chain has to be
-// read.
+// read. A commit that is in what was read already does not fit, or changes nothing: no handle is
+// given twice, so that its rules stand already or go with a commit of which it is yet to hear.
 func (f *FamilyMirror) follow(c *chainChanges) bool {
 	t, n := f.tables[c.place.Table], f.live[c.place]
 	if n == nil {

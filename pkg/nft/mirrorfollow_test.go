@@ -147,3 +147,39 @@ func TestMirrorBeforeAnOverflow(t *testing.T) {
 		}
 	})
 }
+
+// TestMirrorBeforeACommit: right before a commit of another process that takes something, the mirror
+// says how it stands, if it stands as the kernel did. While a chain waits to be read it says nothing.
+func TestMirrorBeforeACommit(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		do   func(x mirrorTest)
+		want []string
+	}{
+		{"as heard", func(mirrorTest) {}, []string{"missed false, 2 rules, young: true"}},
+		{"a chain waits to be read", func(x mirrorTest) { x.f.Reread(Place{"guarded", "c"}) }, nil},
+		{"the commit may have been read", func(x mirrorTest) { x.f.upTo += 10 }, nil},
+		{"it is its own", func(x mirrorTest) { x.m.events.own = func(uint32, uint32) bool { return true } }, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "nft")
+				x := newMirrorTest(t, nil)
+				view := &takingView{x: &x}
+				x.f.cfg.View = view
+				nstest.CommandInput(t, "table inet guarded { chain c { accept; }; }", "nft", "-f", "-")
+				x.want(t, "the start")
+				nstest.Command(t, "nft", "add chain inet guarded young; add rule inet guarded c drop")
+				test.do(x)
+				nstest.Command(t, "nft", "flush", "chain", "inet", "guarded", "c")
+				x.want(t, "the flush")
+				for i, seen := range view.seen {
+					_, view.seen[i], _ = strings.Cut(seen, ", ")
+				}
+				if diff := cmp.Diff(test.want, view.seen); diff != "" {
+					t.Errorf("what it says of the moment before (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}

@@ -91,10 +91,10 @@ func TestBefore(t *testing.T) {
 				first := read()
 				k.Before(v4, first)
 				test.do(w)
+				digest := read()
 				if early := k.Before(v4, first); len(early) > 0 {
 					t.Errorf("the read before the commits shows %v", early)
 				}
-				digest := read()
 				got := map[rules.TableName][]string{}
 				for name, s := range k.Before(v4, digest) {
 					for _, r := range s.Tables[rules.Nat].Chain("PORTS").Rules {
@@ -139,6 +139,38 @@ func TestBefore(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestBeforeOwnCommits: canaryd's own commits are no flush.
+func TestBeforeOwnCommits(t *testing.T) {
+	run := func(t *testing.T, k beforeKernel) {
+		session, err := k.Begin(t.Context())
+		must(t, err)
+		defer func() { must(t, session.Close()) }()
+		for _, text := range []string{beforeStart, "*nat\n:PORTS - [0:0]\nCOMMIT\n"} {
+			_, err = session.Read(t.Context(), v4)
+			must(t, err)
+			must(t, session.Restore(t.Context(), iptables.Payload{v4: mustParseScripts(t, text)})[v4].Err)
+		}
+		snapshot, err := k.Read(t.Context(), v4)
+		must(t, err)
+		if n := len(snapshot.Tables[rules.Nat].Chain("PORTS").Rules); n != 0 {
+			t.Errorf("%d rules are left", n)
+		}
+		if before := k.Before(v4, snapshot.Digest); len(before) > 0 {
+			t.Errorf("a moment is shown: %v", before)
+		}
+	}
+	t.Run("fake", func(t *testing.T) { run(t, iptablestest.NewFake(iptables.NFT)) })
+	t.Run("kernel", func(t *testing.T) {
+		nstest.Run(t, func(t *testing.T) {
+			nstest.NeedProgram(t, "iptables-nft")
+			k, err := iptables.Open(t.Context(), iptables.Config{Backend: iptables.NFT})
+			must(t, err)
+			defer func() { must(t, k.Close()) }()
+			run(t, k)
+		})
+	})
 }
 
 // TestBeforeOfRulesThatOnlyIptablesSpells: a rule of which no text is known yet is there by its
