@@ -38,10 +38,7 @@ func (d *Daemon) learnLastMoment(st *state, f rules.Family, digest uint64) {
 	for t, before := range d.cfg.Kernel.Before(f, digest) {
 		id, ts := f.Table(t), fs.tables[t]
 		learned := st.generation.learned
-		switch {
-		case ts == nil || ts.settled.at.IsZero() || !before.Later(ts.settled.digest):
-			continue
-		case !learned.Knows(f, t) || ts.learningStopped || st.decision.waitsIn(f):
+		if ts == nil || !learned.Knows(f, t) || ts.settled.at.IsZero() || !before.Later(ts.settled.digest) {
 			continue
 		}
 		x := d.examiner(st).Examine(before, d.job(st, f))[t]

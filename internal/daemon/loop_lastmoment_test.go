@@ -207,7 +207,7 @@ func TestTheLastMomentIsNoOlderThanARead(t *testing.T) {
 			must(t, r.fake.As(77, "portmap").RestoreNoflush(f, section(rules.Nat, "-D CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j CNI-DN-young",
 				"-F CNI-DN-young", "-X CNI-DN-young")))
 		}
-		r.after(30 * time.Second)
+		r.after(4 * time.Second) // the marks are those of the older state still
 		armed = true
 		must(t, fake.FlushRuleset())
 		r.settled()

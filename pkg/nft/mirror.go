@@ -176,7 +176,7 @@ func (m *Mirror) Listen() (genid uint32, heard bool, err error) {
 	lost := m.events
 	m.events = nil
 	if errors.Is(err, unix.ENOBUFS) {
-		m.salvage(lost)
+		m.salvage(lost.Drain)
 	}
 	if cerr := lost.Close(); cerr != nil || !errors.Is(err, unix.ENOBUFS) {
 		return 0, false, errors.Join(err, cerr)
@@ -187,9 +187,9 @@ func (m *Mirror) Listen() (genid uint32, heard bool, err error) {
 // salvage takes in what was heard before notifications were dropped: they wait in their order, and
 // the kernel adds none while they do (netlink_overrun, Linux 6.18). The commit of which some are
 // missing is not taken in.
-func (m *Mirror) salvage(lost *Events) {
+func (m *Mirror) salvage(drain func(func(Event)) error) {
 	torn := false
-	_ = lost.Drain(func(e Event) { // what fails ends it
+	_ = drain(func(e Event) { // what fails ends it
 		if torn = torn || e.Kind == unix.NFT_MSG_NEWGEN && e.By.Genid != Following(m.at); torn {
 			return
 		}
