@@ -89,6 +89,7 @@ func TestTheLastMomentBeforeAFlush(t *testing.T) {
 				})
 				if !standsOnce(n, port) {
 					lost++
+					n.Logf("host port %d after %s: %q", port, s.Command, portLines(n, port))
 				}
 			}
 			if n.Logf("%s: %d of %d host ports came back", s.Name, tries-lost, tries); lost > 0 {
@@ -110,6 +111,13 @@ func flushes(n *nodetest.Node) float64 {
 func hostPort(port int) string {
 	chain := fmt.Sprintf("CNI-DN-%d", port)
 	return fmt.Sprintf("*nat\n:%s - [0:0]\n-A %[1]s -p tcp --dport %d -j RETURN\n-A CNI-HOSTPORT-DNAT -p tcp --dport %[2]d -j %[1]s\nCOMMIT\n", chain, port)
+}
+
+// portLines returns the rules of a host port, and those of the chain that leads to it.
+func portLines(n *nodetest.Node, port int) []string {
+	n.Helper()
+	chains := []string{"CNI-HOSTPORT-DNAT", fmt.Sprintf("CNI-DN-%d", port)}
+	return n.Lines(func(_ rules.TableName, name string) bool { return slices.Contains(chains, name) }, func(rules.Rule) bool { return false })
 }
 
 // standsOnce reports whether both rules of a host port stand, once each.
