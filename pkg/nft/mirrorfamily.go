@@ -65,8 +65,8 @@ type FamilyMirror struct {
 	// dirty are the chains to read again; true: the chain itself, not only its rules.
 	dirty   map[Place]bool
 	changed int // how many of dirty are true
-	// upTo is the genid up to which a commit may be in what was read last, or not. Until all commits
-	// up to it were heard, the mirror stands at no genid.
+	// upTo is the genid up to which a commit may be in what was read last, or not. Until all
+	// commits up to it were heard, the mirror stands at no genid.
 	upTo     uint32
 	open     commitChanges        // the commit of which the end was not heard yet
 	live     map[Place]*following // chains that commits changed since they were shown

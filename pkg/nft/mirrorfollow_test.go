@@ -150,8 +150,9 @@ func TestMirrorBeforeAnOverflow(t *testing.T) {
 	})
 }
 
-// TestMirrorBeforeACommit: right before a commit of another process that takes something, the mirror
-// says how it stands, if it stands as the kernel did. While a chain waits to be read it says nothing.
+// TestMirrorBeforeACommit: right before a commit of another process that takes something, the
+// mirror says how it stands, if it stands as the kernel did. While a chain waits to be read it says
+// nothing.
 func TestMirrorBeforeACommit(t *testing.T) {
 	for _, test := range []struct {
 		name string
