@@ -42,6 +42,9 @@ type Kernel interface {
 	Own(pid uint32) bool
 	// Takings returns what the last commits took from the tables, on nft.
 	Takings(context.Context) iptables.Takings
+	// Before returns, by table, a family as it stood right before a commit that may be a part of a
+	// flush and that a read with this digest shows, on nft. Each is returned once.
+	Before(f rules.Family, digest uint64) map[rules.TableName]iptables.Snapshot
 	Info() iptables.Info
 	Families() []rules.Family
 }

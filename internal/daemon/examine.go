@@ -59,7 +59,7 @@ func (d *Daemon) examine(ctx context.Context, st *state) {
 // examineFamily reads one family and takes what it shows into the state.
 func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, fs *familyState) {
 	start, used := time.Now(), d.cpu()
-	snapshot, err := d.cfg.Kernel.Read(ctx, f)
+	snapshot, err := d.read(ctx, st, f)
 	x := &fs.examined
 	x.dueAt, x.readEnd = time.Time{}, time.Now()
 	x.pause = d.readPause(x.readEnd.Sub(start), used)

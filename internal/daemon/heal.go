@@ -41,6 +41,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	st.loss.gone = d.gonePods(ctx, st)
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	job.Generation = protect.DetachAll(job.Generation, st.loss.gone)
+	job.Latest = d.latest(st)
 	job.Settle = settle
 	more := false
 	job.Interrupted = func() bool {

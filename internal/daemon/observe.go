@@ -22,6 +22,7 @@ import (
 func (d *Daemon) observe(ctx context.Context, st *state) {
 	before := st.stoppedTables()
 	job := d.job(st, d.cfg.Kernel.Families()...)
+	job.Latest = d.latest(st)
 	// The state file gets the new marks before they are planted, and must keep those
 	// that were lost.
 	job.Judged = func(f rules.Family, tables map[rules.TableName]reload.TableResult) {
@@ -98,7 +99,7 @@ func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]flu
 	found := map[rules.TableID]flushes.Hit{}
 	var unread []error
 	for f := range st.inOrder() {
-		snapshot, err := d.cfg.Kernel.Read(ctx, f)
+		snapshot, err := d.read(ctx, st, f)
 		if err != nil {
 			unread = append(unread, err)
 			continue

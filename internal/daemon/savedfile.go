@@ -64,7 +64,7 @@ func (st *state) looked() map[rules.Family]iptables.Stamp {
 // readLost reads a family that lost something. If it cannot be read, the replay fails and
 // logs that.
 func (d *Daemon) readLost(ctx context.Context, st *state, f rules.Family) {
-	if snapshot, err := d.cfg.Kernel.Read(ctx, f); err == nil {
+	if snapshot, err := d.read(ctx, st, f); err == nil {
 		st.loss.remember(f, d.examiner(st).Examine(snapshot, d.job(st, f)))
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -27,9 +28,10 @@ type lexicon struct {
 	entries []entry   // by nft.RuleID; 0 is none
 	byKey   nft.Index // of rules' numbers
 	seed    maphash.Seed
-	small   int      // how many entries there were when it was last tidied up
-	noBytes bool     // opaque rules are not to hold their bytes: nothing would write them
-	sets    setIndex // nil: rules that name ipsets are known by numbers
+	small   int           // how many entries there were when it was last tidied up
+	noBytes bool          // opaque rules are not to hold their bytes: nothing would write them
+	sets    setIndex      // nil: rules that name ipsets are known by numbers
+	named   atomic.Uint64 // how often a rule with the number of an ipset was met
 	// earlier has the rules that were met before canaryd started; nil if none are kept. recalled is
 	// when they were met last; recalling guards it.
 	earlier   Earlier
@@ -74,6 +76,7 @@ func (l lexicons) raw(family rules.Family, rule rules.Rule, room []byte) (nft.Ru
 // its chain until after that.
 func (l *lexicon) Intern(raw nft.Rule) (nft.RuleID, error) {
 	if l.sets != nil && mayHoldNumbers(raw) {
+		l.named.Add(1)
 		raw, _ = nameSets(raw, l.sets.name) // without the names the rule is read all the same
 	}
 	l.mu.Lock()

@@ -30,7 +30,10 @@ func (k *Kernel) newMirror(r nftReader) *mirror {
 		known[family] = newLexicon(family)
 		known[family].noBytes = k.cfg.Replay == ReplayText
 		known[family].sets = k.sets
-		f := &familyText{family: family, lexicon: known[family], printer: k.printer(), shelf: k.shelf, budget: budget, tables: map[rules.TableName]*tableText{}}
+		f := &familyText{
+			family: family, lexicon: known[family], printer: k.printer(), shelf: k.shelf, budget: budget, taken: &m.taken,
+			tables: map[rules.TableName]*tableText{},
+		}
 		f.raw = m.raw.Add(nft.FamilyConfig{
 			Family: family,
 			Tables: func(name string) bool { return tableName(name) != "" },
@@ -65,6 +68,7 @@ func (m *mirror) read(ctx context.Context, family rules.Family) (Snapshot, error
 		f.shelf.drop(family)
 	}
 	f.forgetUnused()
+	f.before.named = f.lexicon.numbers()
 	return f.snapshot(uint64(genid)), nil
 }
 

@@ -22,6 +22,8 @@ type familyText struct {
 	printer printer
 	shelf   *shelf
 	budget  *budget
+	taken   *takingsLog // of the mirror
+	before  lastMoment
 	tables  map[rules.TableName]*tableText // those that exist
 }
 

@@ -197,6 +197,31 @@ func (c *openChain) lose(data []byte) {
 	c.of.Rules = append(c.of.Rules, r)
 }
 
+// mayFlush returns the tables of a family of which the commit whose end was not heard yet may be a
+// part of a flush: it took a mark, a jump of a built-in chain or the table, or all rules of a chain
+// that it left. marks: it took marks. had is how many rules a chain held before.
+func (l *takingsLog) mayFlush(f rules.Family, had func(Place) int) (marks map[rules.TableName]bool) {
+	marks = map[rules.TableName]bool{}
+	for _, t := range l.open {
+		if t.Family != f {
+			continue
+		}
+		took := t.Deleted || t.More || slices.ContainsFunc(t.Rules, func(r TakenRule) bool { return r.Comment != "" })
+		may := took || len(t.Rules) > 0
+		for name, c := range t.chains {
+			if may {
+				break
+			}
+			n := had(Place{Table: t.Table, Chain: name})
+			may = !c.gone && c.net < 0 && n > 0 && n+c.net <= 0
+		}
+		if may {
+			marks[t.Table] = took
+		}
+	}
+	return marks
+}
+
 // end notes that all of a commit was heard.
 func (l *takingsLog) end(by nft.Commit, now time.Time) {
 	open := l.open

@@ -167,10 +167,7 @@ func (f *follower) value(id tableid.TableID) (*Table, Digest) {
 	return t.value()
 }
 
-var (
-	errNotFollowed = errors.New("a table that cannot be followed")
-	errUnplaced    = errors.New("a notification that fits nothing")
-)
+var errNotFollowed = errors.New("a table that cannot be followed")
 
 // A followed is one table as the notifications have made it.
 type followed struct {
@@ -246,7 +243,7 @@ func (f *followed) apply(n nft.Notification, now time.Time) error {
 		return nil
 	}
 	if f.gone {
-		return errUnplaced
+		return nft.ErrUnplaced
 	}
 	var kind nft.ObjectKind
 	var take func(d decoded, attrs []byte) error
@@ -270,7 +267,7 @@ func (f *followed) apply(n nft.Notification, now time.Time) error {
 	case unix.NFT_MSG_DELOBJ:
 		kind, take = nft.Objects, f.deleteObject
 	default:
-		return fmt.Errorf("%w: number %d", errUnplaced, n.Kind)
+		return fmt.Errorf("%w: number %d", nft.ErrUnplaced, n.Kind)
 	}
 	d, err := decode(kind, attrs)
 	if err != nil {
@@ -289,7 +286,7 @@ func (f *followed) newTable(attrs []byte, now time.Time) error {
 	case f.gone:
 		f.begin(*t, now)
 	case t.Handle != f.head.Handle:
-		return errUnplaced
+		return nft.ErrUnplaced
 	default:
 		f.head = *t
 	}
@@ -361,7 +358,7 @@ type roster[K, V comparable] struct {
 // add adds the newest object.
 func (r *roster[K, V]) add(key K, handle uint64, v V) error {
 	if _, there := r.byKey[key]; there || handle <= r.highest {
-		return errUnplaced // a chain that was renamed keeps its handle
+		return nft.ErrUnplaced // a chain that was renamed keeps its handle
 	}
 	if r.byKey == nil {
 		r.byKey, r.gone = map[K]V{}, map[V]bool{}

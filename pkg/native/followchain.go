@@ -2,12 +2,14 @@ package native
 
 import (
 	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
 )
 
 // A followedChain is a chain of a followed table.
 type followedChain struct {
 	Chain
-	rules  *ruleList // while a commit changes them
+	rules  *nft.RuleOrder[Rule] // while a commit changes them
 	digest Digest
 	known  bool // the digest is
 }
@@ -24,12 +26,23 @@ func (c *followedChain) finish() error {
 	if c.rules == nil {
 		return nil
 	}
-	if len(c.rules.waiting) > 0 {
-		return errUnplaced
+	if !c.rules.Whole() {
+		return nft.ErrUnplaced
 	}
-	c.Rules = c.rules.all()
+	c.Rules = inOrder(c.rules)
 	c.rules = nil
 	return nil
+}
+
+func inOrder(o *nft.RuleOrder[Rule]) []Rule {
+	if o.Len() == 0 {
+		return nil
+	}
+	out := make([]Rule, 0, o.Len())
+	for _, r := range o.All() {
+		out = append(out, r)
+	}
+	return out
 }
 
 func (f *followed) addChain(c Chain) error {
@@ -50,7 +63,7 @@ func (f *followed) newChain(d decoded, attrs []byte) error {
 	case was == nil:
 		return f.addChain(c)
 	case was.Handle != c.Handle || was.Bound != c.Bound || was.Base != c.Base:
-		return errUnplaced
+		return nft.ErrUnplaced
 	}
 	was.Attrs, was.known = c.Attrs, false
 	return nil
@@ -62,7 +75,7 @@ func (f *followed) deleteChain(d decoded, _ []byte) error {
 	}
 	c := f.chains.byKey[d.name]
 	if c == nil || c.Handle != d.handle {
-		return errUnplaced
+		return nft.ErrUnplaced
 	}
 	f.removeChain(c)
 	return nil
@@ -75,9 +88,15 @@ func (f *followed) removeChain(c *followedChain) {
 }
 
 // list returns the chain's rules for changes.
-func (f *followed) list(c *followedChain) *ruleList {
+func (f *followed) list(c *followedChain) *nft.RuleOrder[Rule] {
 	if c.rules == nil {
-		c.rules = newRuleList(c.Rules)
+		c.rules = nft.NewRuleOrder(len(c.Rules), func(yield func(uint64, Rule) bool) {
+			for _, r := range c.Rules {
+				if !yield(r.Handle, r) {
+					return
+				}
+			}
+		})
 		f.touchedChains[c] = true
 	}
 	c.known = false
@@ -87,13 +106,9 @@ func (f *followed) list(c *followedChain) *ruleList {
 func (f *followed) newRule(d decoded, attrs []byte, appended bool) error {
 	c := f.chains.byKey[d.name]
 	if c == nil {
-		return errUnplaced
+		return nft.ErrUnplaced
 	}
-	list, r := f.list(c), Rule{d.handle, d.attrs}
-	if before := handleBefore(attrs); before != 0 || !appended {
-		return list.insert(before, r)
-	}
-	return list.append(r)
+	return f.list(c).Add(d.handle, handleBefore(attrs), appended, Rule{d.handle, d.attrs})
 }
 
 func (f *followed) deleteRule(d decoded, _ []byte) error {
@@ -102,9 +117,9 @@ func (f *followed) deleteRule(d decoded, _ []byte) error {
 	}
 	c := f.chains.byKey[d.name]
 	if c == nil {
-		return errUnplaced
+		return nft.ErrUnplaced
 	}
-	r, err := f.list(c).remove(d.handle)
+	r, err := f.list(c).Remove(d.handle)
 	if err == nil {
 		f.unbind(r)
 	}
@@ -124,7 +139,7 @@ func (f *followed) unbind(r Rule) {
 		}
 		rules := c.Rules
 		if c.rules != nil {
-			rules = c.rules.all()
+			rules = inOrder(c.rules)
 		}
 		f.removeChain(c)
 		f.went[c.Handle] = true
@@ -146,7 +161,7 @@ func (f *followed) newObject(d decoded, attrs []byte) error {
 	case was == nil:
 		return f.addObject(o)
 	case was.Handle != o.Handle:
-		return errUnplaced
+		return nft.ErrUnplaced
 	}
 	*was = o
 	return nil
@@ -155,112 +170,8 @@ func (f *followed) newObject(d decoded, attrs []byte) error {
 func (f *followed) deleteObject(d decoded, attrs []byte) error {
 	key := objectKey{d.name, number(attrs, unix.NFTA_OBJ_TYPE)}
 	if o := f.objects.byKey[key]; o == nil || o.Handle != d.handle {
-		return errUnplaced
+		return nft.ErrUnplaced
 	}
 	f.objects.remove(key)
 	return nil
-}
-
-// A ruleList is a chain's rules while a commit changes them. A notification says behind which rule
-// a new one stands in the list that the kernel has at that moment: with all new ones in it, also
-// those of which it speaks later, and less those of which it has said that they went
-// (nf_tables_commit, nf_tables_rule_notify; Linux 6.18). Of the first and of the last rule it does
-// not say it.
-type ruleList struct {
-	nodes   map[uint64]*ruleNode
-	waiting map[uint64]Rule // for the rule before them, by its handle
-	first   ruleNode        // stands before all
-	last    *ruleNode
-	// headless: the first rule went, and others stayed; nothing came since.
-	headless bool
-}
-
-type ruleNode struct {
-	Rule
-	before, next *ruleNode
-}
-
-func newRuleList(rules []Rule) *ruleList {
-	l := &ruleList{nodes: make(map[uint64]*ruleNode, len(rules)), waiting: map[uint64]Rule{}}
-	l.last = &l.first
-	for _, r := range rules {
-		l.put(l.last, r)
-	}
-	return l
-}
-
-func (l *ruleList) put(before *ruleNode, r Rule) *ruleNode {
-	n := &ruleNode{Rule: r, before: before, next: before.next}
-	if n.next != nil {
-		n.next.before = n
-	} else {
-		l.last = n
-	}
-	before.next, l.headless = n, false
-	l.nodes[r.Handle] = n
-	return n
-}
-
-// append puts a rule behind all others. A rule that replaced the first one looks the same.
-func (l *ruleList) append(r Rule) error {
-	if l.headless {
-		return errUnplaced
-	}
-	return l.insert(l.last.Handle, r)
-}
-
-// insert puts a rule behind that with a handle, 0 for the first place.
-func (l *ruleList) insert(before uint64, r Rule) error {
-	if l.nodes[r.Handle] != nil || r.Handle == 0 {
-		return errUnplaced
-	}
-	at := &l.first
-	if before != 0 {
-		at = l.nodes[before]
-	}
-	if at == nil {
-		if _, taken := l.waiting[before]; taken || before == r.Handle {
-			return errUnplaced
-		}
-		l.waiting[before] = r
-		return nil
-	}
-	for {
-		at = l.put(at, r)
-		next, there := l.waiting[r.Handle]
-		if !there {
-			return nil
-		}
-		delete(l.waiting, r.Handle)
-		if r = next; l.nodes[r.Handle] != nil {
-			return errUnplaced
-		}
-	}
-}
-
-func (l *ruleList) remove(handle uint64) (Rule, error) {
-	n := l.nodes[handle]
-	if n == nil {
-		return Rule{}, errUnplaced
-	}
-	n.before.next = n.next
-	if n.next != nil {
-		n.next.before = n.before
-	} else {
-		l.last = n.before
-	}
-	l.headless = l.first.next != nil && (l.headless || n.before == &l.first)
-	delete(l.nodes, handle)
-	return n.Rule, nil
-}
-
-func (l *ruleList) all() []Rule {
-	if len(l.nodes) == 0 {
-		return nil
-	}
-	out := make([]Rule, 0, len(l.nodes))
-	for n := l.first.next; n != nil; n = n.next {
-		out = append(out, n.Rule)
-	}
-	return out
 }

@@ -76,7 +76,7 @@ func (f *followed) newSet(d decoded, attrs []byte) error {
 	case was == nil:
 		return f.addSet(s)
 	case was.Handle != s.Handle || was.Flags != s.Flags:
-		return errUnplaced
+		return nft.ErrUnplaced
 	}
 	was.Attrs, was.known = s.Attrs, false
 	return nil
@@ -85,7 +85,7 @@ func (f *followed) newSet(d decoded, attrs []byte) error {
 func (f *followed) deleteSet(d decoded, _ []byte) error {
 	s := f.sets.byKey[d.name]
 	if s == nil || s.Handle != d.handle {
-		return errUnplaced
+		return nft.ErrUnplaced
 	}
 	f.sets.remove(s.Name)
 	delete(f.in.anonymous, s.Name)
@@ -97,7 +97,7 @@ func (f *followed) deleteSet(d decoded, _ []byte) error {
 func (f *followed) elements(attrs []byte, went bool, now time.Time) error {
 	s := f.sets.byKey[nft.String(attrOf(attrs, unix.NFTA_SET_ELEM_LIST_SET))]
 	if s == nil {
-		return errUnplaced
+		return nft.ErrUnplaced
 	}
 	f.touchedSets[s] = true
 	return decodeElements(attrs, func(e Element) {
@@ -226,7 +226,7 @@ func (s *followedSet) inPlace(in *contents) ([]Element, error) {
 // may have brought it.
 func (s *followedSet) count(c elementChange, found bool, in *contents) error {
 	if !found && !c.made && c.moved && !s.fleeting() {
-		return errUnplaced
+		return nft.ErrUnplaced
 	}
 	if c.now != nil {
 		s.uncount(c.now, in)

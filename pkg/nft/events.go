@@ -28,7 +28,8 @@ type Event struct {
 	Table  []byte
 	Chain  []byte // of a rule, or the chain itself
 	Handle uint64 // of a chain
-	Data   []byte // of a deleted rule: all that is said of it
+	Append bool   // of a new rule: see Notification
+	Data   []byte // of a rule or a chain: all that is said of it
 	By     Commit // of a NEWGEN, which ends what is said of a commit
 }
 
@@ -184,7 +185,7 @@ func (e *Events) take(datagram []byte, f func(Event)) error {
 // event reads what an Event has of a notification. The family is 0 of a NEWGEN, and of sets,
 // objects and flow tables, of which nothing is said yet.
 func (n Notification) event() (e Event, err error) {
-	e = Event{Kind: n.Kind, Family: n.Family, By: n.By}
+	e = Event{Kind: n.Kind, Family: n.Family, Append: n.Append, By: n.By}
 	switch n.Kind {
 	case unix.NFT_MSG_NEWGEN:
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
@@ -200,13 +201,12 @@ func (n Notification) event() (e Event, err error) {
 		if handle, err = AttrOf(n.Attrs, unix.NFTA_CHAIN_HANDLE); err == nil && handle != nil {
 			e.Handle, err = AttrUint64(handle)
 		}
+		e.Data = n.message
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
 		if e.Table, err = nameOf(n.Attrs, unix.NFTA_RULE_TABLE); err == nil {
 			e.Chain, err = nameOf(n.Attrs, unix.NFTA_RULE_CHAIN)
 		}
-		if n.Kind == unix.NFT_MSG_DELRULE {
-			e.Data = n.message
-		}
+		e.Data = n.message
 	default: // sets, objects, flow tables
 		return Event{}, nil
 	}

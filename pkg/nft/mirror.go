@@ -13,7 +13,8 @@ import (
 )
 
 // A Mirror holds the chains and rules of tables, and keeps up with the kernel at a cost in
-// proportion to what changes: notifications say which chains to read again.
+// proportion to what changes: notifications say what changed, and which chains to read again where
+// that cannot be applied to what the mirror holds.
 //
 // A read is accepted when every notification up to the kernel's present genid was received and
 // no chain that one of them named has yet to be read: then no commit came in between, and the
@@ -29,6 +30,7 @@ type Mirror struct {
 	cfg    MirrorConfig
 	turn   chan struct{} // of capacity 1
 	events *Events       // nil before the first read and after an overflow
+	at     uint32        // the genid of the last commit that was taken in
 	parts  []*FamilyMirror
 }
 
@@ -102,7 +104,7 @@ func (m *Mirror) Read(ctx context.Context, f *FamilyMirror, filler MirrorFiller)
 		if _, _, err := m.Listen(); err != nil {
 			return err
 		}
-		return f.refresh(ctx)
+		return m.refresh(ctx, f)
 	}
 	for {
 		if err := ctx.Err(); err != nil {
@@ -115,7 +117,7 @@ func (m *Mirror) Read(ctx context.Context, f *FamilyMirror, filler MirrorFiller)
 		if heard && !f.stale && !f.Dirty() && (filler == nil || !filler.Wants()) {
 			return genid, nil
 		}
-		if err := f.refresh(ctx); err != nil {
+		if err := m.refresh(ctx, f); err != nil {
 			return 0, err
 		}
 		if filler != nil {
@@ -124,6 +126,22 @@ func (m *Mirror) Read(ctx context.Context, f *FamilyMirror, filler MirrorFiller)
 			}
 		}
 	}
+}
+
+// refresh reads what has to be read of a part. A commit up to the genid that is asked for after
+// that may be in it.
+func (m *Mirror) refresh(ctx context.Context, f *FamilyMirror) error {
+	reads := f.stale || f.Dirty()
+	err := f.refresh(ctx)
+	if !reads {
+		return err
+	}
+	upTo, asked := m.cfg.Genid()
+	if asked != nil {
+		f.ForgetAll()
+	}
+	f.upTo = upTo
+	return errors.Join(err, asked)
 }
 
 // mirrorPatience is how long notifications are waited for at a time. Those of a commit of 40,000
@@ -138,7 +156,8 @@ func (m *Mirror) Listen() (genid uint32, heard bool, err error) {
 			m.events = nil
 			return 0, false, err
 		}
-		m.cfg.Begun(m.events.UpTo())
+		m.at = m.events.UpTo()
+		m.cfg.Begun(m.at)
 		for _, f := range m.parts {
 			f.ForgetAll()
 		}
@@ -148,19 +167,48 @@ func (m *Mirror) Listen() (genid uint32, heard bool, err error) {
 	}
 	heard, err = m.events.Wait(genid, time.Now().Add(mirrorPatience), m.take)
 	if err == nil {
+		for _, f := range m.parts {
+			f.settle()
+		}
 		return genid, heard, nil
 	}
 	// An overflow, or a message that cannot be read: what it said is lost.
 	lost := m.events
 	m.events = nil
+	if errors.Is(err, unix.ENOBUFS) {
+		m.salvage(lost.Drain)
+	}
 	if cerr := lost.Close(); cerr != nil || !errors.Is(err, unix.ENOBUFS) {
 		return 0, false, errors.Join(err, cerr)
 	}
 	return genid, false, nil
 }
 
+// salvage takes in what was heard before notifications were dropped: they wait in their order, and
+// the kernel adds none while they do (netlink_overrun, Linux 6.18). The commit of which some are
+// missing is not taken in.
+func (m *Mirror) salvage(drain func(func(Event)) error) {
+	torn := false
+	_ = drain(func(e Event) { // what fails ends it
+		if torn = torn || e.Kind == unix.NFT_MSG_NEWGEN && e.By.Genid != Following(m.at); torn {
+			return
+		}
+		m.take(e)
+		torn = slices.ContainsFunc(m.parts, func(f *FamilyMirror) bool { return f.open.count >= tornFrom })
+	})
+	for _, f := range m.parts {
+		f.miss(m.at)
+	}
+}
+
 // take takes in one notification.
 func (m *Mirror) take(e Event) {
+	if e.Kind == unix.NFT_MSG_NEWGEN {
+		for _, f := range m.parts {
+			f.end(e.By, m.at)
+		}
+		m.at = e.By.Genid
+	}
 	m.cfg.Heard(e)
 	if e.Kind == unix.NFT_MSG_NEWGEN {
 		return
@@ -209,6 +257,7 @@ func (m *Mirror) Silently(written []Rewrite, others []*Subscription, write func(
 	case err == nil && now == before:
 	case err == nil && failed == nil && now == Following(before):
 		m.events.SkipTo(now)
+		m.at = now
 		for _, f := range m.parts {
 			f.rewritten(written)
 		}

@@ -20,6 +20,8 @@ type Weight struct{ Rules, Bytes int }
 // Add adds one rule of so many bytes.
 func (w *Weight) Add(bytes int) { w.Rules, w.Bytes = w.Rules+1, w.Bytes+bytes }
 
+func (w *Weight) remove(bytes int) { w.Rules, w.Bytes = w.Rules-1, w.Bytes-bytes }
+
 // Units is the weight in rules of usual length.
 func (w Weight) Units() int { return max(w.Rules, w.Bytes/bytesPerRule) }
 

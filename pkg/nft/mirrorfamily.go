@@ -6,8 +6,6 @@ import (
 	"maps"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -24,8 +22,6 @@ type FamilyConfig struct {
 	Rules  Rulebook
 	Budget MirrorBudget // nil: all rules are kept
 	View   MirrorView   // nil: the user asks Chain
-	// KeepHandles keeps the handles of all rules, 8 bytes each.
-	KeepHandles bool
 }
 
 // A Rulebook numbers rules for a Mirror. A RuleStore is one.
@@ -46,6 +42,10 @@ type MirrorView interface {
 	Reshaped(table, chain string)
 	// Took says what a chain holds now; same reports that these are the rules that it held.
 	Took(place Place, now Content, same bool)
+	// Taking says that the mirror stands as it was at a genid, and that a commit of another process
+	// is about to be taken in that took something; missed: or commits of which notifications are
+	// lost.
+	Taking(genid uint32, missed bool)
 }
 
 // blind is the view of a mirror without one.
@@ -53,6 +53,7 @@ type blind struct{}
 
 func (blind) Reshaped(string, string)   {}
 func (blind) Took(Place, Content, bool) {}
+func (blind) Taking(uint32, bool)       {}
 
 // A FamilyMirror is what a Mirror holds of one family.
 type FamilyMirror struct {
@@ -64,6 +65,12 @@ type FamilyMirror struct {
 	// dirty are the chains to read again; true: the chain itself, not only its rules.
 	dirty   map[Place]bool
 	changed int // how many of dirty are true
+	// upTo is the genid up to which a commit may be in what was read last, or not. Until all
+	// commits up to it were heard, the mirror stands at no genid.
+	upTo     uint32
+	open     commitChanges        // the commit of which the end was not heard yet
+	live     map[Place]*following // chains that commits changed since they were shown
+	settling bool                 // they are being shown
 	// versions counts what chains were seen to hold.
 	versions uint64
 	room
@@ -73,6 +80,7 @@ type FamilyMirror struct {
 type mirrorTable struct {
 	chains  map[string]*MirrorChain
 	highest uint64 // of all chains' handles
+	before  uint64 // what that was before the commit that is taken in
 	dormant bool
 }
 
@@ -81,7 +89,7 @@ type MirrorChain struct {
 	Handle  uint64
 	Base    *Chain   // nil for a chain without a hook
 	IDs     []RuleID // its rules; none if they are not kept
-	Handles []uint64 // of its rules, with KeepHandles
+	Handles []uint64 // of its rules
 	version uint64   // see RawChain
 	read    bool
 	weight  Weight // of its rules when they were read
@@ -117,7 +125,7 @@ func (f *FamilyMirror) Dormant(table string) bool {
 
 // ForgetAll makes the next read ask for everything.
 func (f *FamilyMirror) ForgetAll() {
-	f.stale, f.dirty, f.changed = true, map[Place]bool{}, 0
+	f.stale, f.dirty, f.changed, f.open, f.live = true, map[Place]bool{}, 0, commitChanges{}, nil
 	for table, t := range f.tables {
 		for chain := range t.chains {
 			f.dirty[Place{table, chain}] = false
@@ -138,56 +146,14 @@ func (f *FamilyMirror) RereadItself(p Place) { f.dirty[p] = true }
 // Purge lets the rulebook forget what no chain has.
 func (f *FamilyMirror) Purge(purge func(held []*[]RuleID)) { purge(f.held()) }
 
-// take takes in one notification.
-func (f *FamilyMirror) take(e Event, table string) {
-	t := f.tables[table]
-	switch e.Kind {
-	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
-		f.forget(table)
-	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		switch {
-		case t == nil:
-			f.stale = true
-		case t.renamed(e):
-			// The jumps to it changed too, of which the kernel sends nothing.
-			f.forget(table)
-		case !f.dirty[Place{table, string(e.Chain)}]:
-			f.RereadItself(Place{table, string(e.Chain)})
-			f.changed++
-		}
-	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
-		if t == nil {
-			f.stale = true
-			return
-		}
-		if c := t.chains[string(e.Chain)]; c != nil && c.out != nil && !f.wantsCount(c, e.Kind) {
-			return
-		}
-		// The name is copied only if the chain is not to be read already: events are many.
-		if _, dirty := f.dirty[Place{table, string(e.Chain)}]; !dirty {
-			f.dirty[Place{table, string(e.Chain)}] = false
-		}
-	}
-}
-
 // forget makes the next read ask for all of a table.
 func (f *FamilyMirror) forget(table string) {
 	f.stale = true
 	if f.tables[table] != nil {
+		maps.DeleteFunc(f.live, func(p Place, _ *following) bool { return p.Table == table })
 		delete(f.tables, table)
 		f.cfg.View.Reshaped(table, "")
 	}
-}
-
-// renamed reports whether a notification can mean that a chain got another name: no new chain
-// has a handle that is not higher than all before.
-func (t *mirrorTable) renamed(e Event) bool {
-	if c := t.chains[string(e.Chain)]; c != nil && c.Handle == e.Handle {
-		return false
-	}
-	known := e.Handle <= t.highest
-	t.highest = max(t.highest, e.Handle)
-	return known && e.Kind == unix.NFT_MSG_NEWCHAIN
 }
 
 // listFrom is how many changed chains cost more, asked for one by one (7 µs),

@@ -222,12 +222,10 @@ func (f *FamilyMirror) keep(t *mirrorTable, place Place, now Content) {
 		f.versions++
 		c.IDs, c.read, c.out, c.version = now.IDs, true, nil, f.versions
 	}
-	if f.cfg.KeepHandles {
-		c.Handles = now.Handles
-	}
+	c.Handles = now.Handles
 	f.cfg.View.Took(place, now, same)
 	f.kept += c.weight.Units()
-	if most := f.cfg.Budget.Most(); now.LeftOut || !f.fits(f.kept-most/4) {
+	if most := f.cfg.Budget.Most(); !f.settling && (now.LeftOut || !f.fits(f.kept-most/4)) {
 		f.trim()
 	}
 }

@@ -29,7 +29,9 @@ type Rule struct {
 type RuleMessage struct {
 	Table, Chain []byte
 	Handle       uint64
-	Rule         Rule
+	// Before is the handle of the rule before it; 0: it is the first, or the message says nothing.
+	Before uint64
+	Rule   Rule
 }
 
 // ParseRule reads NFT_MSG_NEWRULE without copying. It sets the counters inside
@@ -43,6 +45,8 @@ func ParseRule(data []byte) (m RuleMessage, err error) {
 			m.Chain = UntilNUL(value)
 		case unix.NFTA_RULE_HANDLE:
 			m.Handle, err = AttrUint64(value)
+		case unix.NFTA_RULE_POSITION:
+			m.Before, err = AttrUint64(value)
 		case unix.NFTA_RULE_EXPRESSIONS:
 			m.Rule.Expressions = value
 		case unix.NFTA_RULE_USERDATA:

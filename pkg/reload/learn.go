@@ -203,6 +203,42 @@ func keepAnchors(old, seen []rules.Jump, alone []string) []rules.Jump {
 	return merged
 }
 
+// Grown returns old with the chains and jumps that only seen has, and with the rules that it has
+// next to all of a chain's former ones. It takes nothing away: seen may be half of a removal.
+func Grown(old, seen rules.Section) rules.Section {
+	grown, more := old, false
+	grown.Chains = slices.Clone(old.Chains)
+	at := make(map[string]int, len(old.Chains))
+	for i, c := range old.Chains {
+		at[c.Name] = i
+	}
+	for _, c := range seen.Chains {
+		switch i, there := at[c.Name]; {
+		case !there:
+			grown.Chains, more = append(grown.Chains, c), true
+		case len(c.Rules) > len(old.Chains[i].Rules) && holds(c.Rules, old.Chains[i].Rules):
+			grown.Chains[i], more = c, true
+		}
+	}
+	grown.Jumps = keepJumps(seen.Jumps, old.Jumps, func(rules.Jump) bool { return true })
+	if !more && len(grown.Jumps) == len(old.Jumps) {
+		return old
+	}
+	grown.LedTo = union(old.LedTo, seen.LedTo)
+	grown.DependsOn = grown.NotLedTo(union(old.DependsOn, seen.DependsOn))
+	return grown
+}
+
+// holds reports whether a list has all rules of another one, in their order.
+func holds(list, part []rules.Rule) bool {
+	for _, r := range list {
+		if len(part) > 0 && part[0].Equal(r) {
+			part = part[1:]
+		}
+	}
+	return len(part) == 0
+}
+
 // keepLedTo returns seen's LedTo with those of old that are kept.
 func keepLedTo(old, seen rules.Section, kept map[string]bool) []string {
 	var names []string

@@ -38,9 +38,9 @@
 //
 //   - If other processes commit between read and restore five times in a row, the next write
 //     rests on an old read, and counts as raced.
-//   - What was written less than 250 ms before a flush, or removed less than 2 s before, is not
-//     learned yet. The older state comes back, and stays unless its owner is kube-proxy or checks
-//     its rules.
+//   - Rules that were removed less than 2 s before a flush, and on legacy rules that were written
+//     less than 250 ms before it, are not learned yet. The older state comes back, and stays
+//     unless its owner is kube-proxy or checks its rules.
 //   - CNI plugins write once, rule by rule. What one removes between flush and replay comes back
 //     if the flush deleted chains as well, or if the rule led to no chain of its own. What one
 //     adds stays, and chains that Protection.Piecewise names get the missing rules of the others
@@ -145,6 +145,9 @@ type Job struct {
 	// means that another process wrote meanwhile, and that the job is planned again. nil means that
 	// the flusher is quiet.
 	Settle func(context.Context, Memory) (now Memory, again bool)
+	// Latest, if set, is called after each guarded read of a family with the digest of that. It
+	// returns the generation that takes the place of Generation.
+	Latest func(f rules.Family, digest uint64) rules.Generation
 	// Rider, if set, returns what another realm adds to the write that is about to begin; nil if
 	// nothing. It is called once for each try, after the families were read.
 	Rider func() *iptables.Rider

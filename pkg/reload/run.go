@@ -358,6 +358,9 @@ func (r Replayer) examine(ctx context.Context, s iptables.Session, f rules.Famil
 	if err != nil {
 		return nil, iptables.Snapshot{}, fmt.Errorf("reading %s: %w", f, err)
 	}
+	if job.Latest != nil {
+		job.Generation = job.Latest(f, snapshot.Digest)
+	}
 	job.Generation = job.withTexts(s, f)
 	examiner := Examiner{Canary: r.Canary, Protection: r.Protection}
 	return examiner.tasks(snapshot, job), snapshot, nil

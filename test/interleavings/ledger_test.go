@@ -221,10 +221,30 @@ func (l *ledger) once(f rules.Family) {
 // knew their newest version.
 func (l *ledger) unknown(p place) {
 	for q, c := range l.chapters {
-		if q.family == p.family && q.table == p.table && !c.during && c.captured != len(c.versions)-1 {
+		if q.family == p.family && q.table == p.table && !c.during && !l.heard(q, c) {
 			c.excused = "the table was flushed before canaryd knew it"
 		}
 	}
+}
+
+// heard reports whether canaryd has to know the newest version of a chain that is being flushed: it
+// said so, or on nft that version only added to each one that it may know, while its table was
+// whole.
+func (l *ledger) heard(p place, c *chapter) bool {
+	newest := len(c.versions) - 1
+	if c.captured == newest {
+		return true
+	}
+	if l.fake.Info().Backend != iptables.NFT || c.during || l.outage[place{p.family, p.table, ""}] != "" {
+		return false
+	}
+	for _, known := range c.versions[max(c.captured, 0):newest] {
+		if len(c.newest()) <= len(known) || !rules.EqualRules(lacking(known, c.newest()), nil) || !rules.EqualRules(known, lacking(c.newest(), lacking(c.newest(), known))) {
+			return false
+		}
+	}
+	c.captured = newest
+	return true
 }
 
 func content(c *rules.Chain) []rules.Rule {
@@ -263,7 +283,7 @@ func (l *ledger) changed(who writer, p place, was, is *rules.Table) {
 		}
 		c.excused, c.during = "", l.outage[place{p.family, p.table, ""}] != ""
 	case who == byFlusher || who == byStranger:
-		if c := l.chapter(p); c.captured != len(c.versions)-1 {
+		if c := l.chapter(p); !l.heard(p, c) {
 			c.excused = "it was flushed before canaryd knew it"
 		}
 	case who == byCanaryd:

@@ -56,6 +56,7 @@ type Fake struct {
 	counts     counts
 	payloads   map[rules.Family][]string
 	takings    iptables.Takings
+	before     map[rules.TableID]lastMoment
 	passenger  Passenger // nil: none
 }
 
@@ -76,6 +77,7 @@ func NewFake(backend iptables.Backend, families ...rules.Family) *Fake {
 		genid:      1,
 		unreadable: map[rules.TableID]error{},
 		payloads:   map[rules.Family][]string{},
+		before:     map[rules.TableID]lastMoment{},
 	}
 	f.Writer = Writer{fake: f, pid: 4242, comm: "iptables"}
 	return f
@@ -217,11 +219,16 @@ func (f *Fake) read(ctx context.Context, family rules.Family, holder bool) (ipta
 	if err := f.mayReadAs(ctx, family, f.faults.reads, holder); err != nil {
 		return iptables.Snapshot{}, err
 	}
+	return f.snapshot(family, f.digest(family)), nil
+}
+
+// snapshot returns what the tables hold now. Call with the Fake locked.
+func (f *Fake) snapshot(family rules.Family, digest uint64) iptables.Snapshot {
 	snap := iptables.Snapshot{
 		Family:     family,
 		Tables:     rules.Ruleset{},
 		Unreadable: map[rules.TableName]error{},
-		Digest:     f.digest(family),
+		Digest:     digest,
 	}
 	for _, t := range f.ordered(family) {
 		if err := f.unreadable[family.Table(t.Name)]; err != nil {
@@ -230,7 +237,7 @@ func (f *Fake) read(ctx context.Context, family rules.Family, holder bool) (ipta
 		}
 		snap.Tables[t.Name] = printed(t)
 	}
-	return snap, nil
+	return snap
 }
 
 // mayRead says why a read that is not the lock holder's must fail now.

@@ -2,6 +2,7 @@ package iptablestest
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -129,6 +130,8 @@ func (f *Fake) touch(family rules.Family, table rules.TableName) {
 // and returns what informs the listeners. Call with the Fake locked.
 func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Table, by nft.Commit) (announce func()) {
 	by.Genid = f.genid + 1
+	before := maps.Clone(f.tables)
+	defer func() { f.keepBefore(by, before) }()
 	for name, t := range tables {
 		delete(f.sums, f.tables[family.Table(name)])
 		if f.backend() == iptables.NFT {

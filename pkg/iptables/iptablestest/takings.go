@@ -24,6 +24,50 @@ func (f *Fake) ForgetTakings() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.takings = iptables.Takings{Since: f.genid}
+	clear(f.before)
+}
+
+// A lastMoment is a family before a commit that may be a part of a flush of a table.
+type lastMoment struct {
+	tables map[rules.TableID]*rules.Table
+	genid  uint32
+	marks  bool // the commit took marks
+}
+
+// Before is Kernel.Before.
+func (f *Fake) Before(family rules.Family, digest uint64) map[rules.TableName]iptables.Snapshot {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all, now := map[rules.TableName]iptables.Snapshot{}, f.tables
+	for id, before := range f.before {
+		if id.Family == family && uint64(before.genid) < digest {
+			f.tables = before.tables
+			all[id.Name] = f.snapshot(family, uint64(before.genid))
+			delete(f.before, id)
+		}
+	}
+	f.tables = now
+	return all
+}
+
+// keepBefore keeps what stood before a commit that may be a part of a flush, as Kernel.Before says.
+// Call with the Fake locked.
+func (f *Fake) keepBefore(by nft.Commit, tables map[rules.TableID]*rules.Table) {
+	if by.Own || f.backend() == iptables.Legacy {
+		return
+	}
+	for _, k := range f.takings.List {
+		id := k.Family.Table(k.Table)
+		emptied := func(chain string) bool {
+			c := f.tables[id].Chain(chain)
+			return c != nil && len(c.Rules) == 0
+		}
+		marks := k.Deleted || slices.ContainsFunc(k.Rules, func(r iptables.TakenRule) bool { return r.Comment != "" })
+		may := marks || len(k.Rules) > 0 || slices.ContainsFunc(k.Chains, emptied)
+		if k.Commit.Genid == by.Genid && may && !f.before[id].marks {
+			f.before[id] = lastMoment{tables, by.Genid - 1, marks}
+		}
+	}
 }
 
 // take notes what a commit makes of a table. Call with the Fake locked.

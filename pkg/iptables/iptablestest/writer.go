@@ -3,6 +3,7 @@ package iptablestest
 import (
 	"context"
 	"errors"
+	"maps"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -159,7 +160,7 @@ func (w Writer) FlushRuleset() error {
 		f.mu.Unlock()
 		return errNFTOnly
 	}
-	found, by := false, w.author()
+	found, by, before := false, w.author(), maps.Clone(f.tables)
 	by.Genid = f.genid + 1
 	for id, t := range f.tables {
 		found = true
@@ -168,6 +169,7 @@ func (w Writer) FlushRuleset() error {
 	clear(f.tables)
 	announce := func() {}
 	if found {
+		f.keepBefore(by, before)
 		announce = f.publish(f.families[0], nil, w.author())
 	}
 	f.mu.Unlock()

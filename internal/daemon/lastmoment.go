@@ -1,0 +1,58 @@
+package daemon
+
+import (
+	"context"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// read reads a family, and learns what its owners wrote right before what the read shows lost.
+func (d *Daemon) read(ctx context.Context, st *state, f rules.Family) (iptables.Snapshot, error) {
+	snapshot, err := d.cfg.Kernel.Read(ctx, f)
+	if err == nil {
+		d.learnLastMoment(st, f, snapshot.Digest)
+	}
+	return snapshot, err
+}
+
+// latest returns what a replay asks for the generation after each read; see reload.Job.
+func (d *Daemon) latest(st *state) func(rules.Family, uint64) rules.Generation {
+	return func(f rules.Family, digest uint64) rules.Generation {
+		d.learnLastMoment(st, f, digest)
+		return protect.DetachAll(st.want(), st.loss.gone)
+	}
+}
+
+// learnLastMoment adds to the generation what owners wrote between the last read of a table and a
+// commit that took marks, jumps or all rules of a chain, as far as a read with that digest shows
+// the commit: on nft the kernel's notifications say how the tables stood before it. Nothing is
+// removed from the generation: a removal shows in reads, and this may be the half of one. Of a
+// table that was lost then nothing is added: what stands there may come from a saved file.
+func (d *Daemon) learnLastMoment(st *state, f rules.Family, digest uint64) {
+	fs, now := st.families[f], time.Now()
+	for t, before := range d.cfg.Kernel.Before(f, digest) {
+		id, ts := f.Table(t), fs.tables[t]
+		learned := st.generation.learned
+		if ts == nil || !learned.Knows(f, t) || ts.settled.at.IsZero() || !before.Later(ts.settled.digest) {
+			continue
+		}
+		x := d.examiner(st).Examine(before, d.job(st, f))[t]
+		if v := x.Finding.Verdict; x.Finding.Err != nil || v != canary.Intact && v != canary.Changed {
+			continue
+		}
+		_, seen := x.Section.Split(st.declared.now.Claims)
+		was := learned.Generation[id]
+		grown := reload.Grown(was, seen)
+		if grown.Equal(was) {
+			continue
+		}
+		learned.Generation = learned.Generation.With(id, grown)
+		st.generation.made = reload.MadeByOwners
+		st.relearn(learned, now, fs)
+	}
+}

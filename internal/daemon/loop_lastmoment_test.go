@@ -1,0 +1,219 @@
+package daemon
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// youngPod is a host port as the portmap plugin writes it, in both families.
+func (r *rig) youngPod() {
+	r.t.Helper()
+	for _, f := range rules.Families() {
+		must(r.t, r.fake.As(77, "portmap").RestoreNoflush(f, section(rules.Nat, ":CNI-DN-young - [0:0]",
+			"-A CNI-DN-young -p tcp --dport 8088 -j RETURN", "-A CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j CNI-DN-young")))
+	}
+}
+
+// wantYoungPod fails unless the pod's rules stand, once each, or none of them does.
+func (r *rig) wantYoungPod(when string, stands bool) {
+	r.t.Helper()
+	for _, f := range r.fake.Families() {
+		want := 0
+		if stands {
+			want = 1
+		}
+		for _, rule := range []string{"-A CNI-DN-young -p tcp -m tcp --dport 8088 -j RETURN", "-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 8088 -j CNI-DN-young"} {
+			if n := strings.Count(r.fake.SaveTable(f, rules.Nat), rule); n != want {
+				r.t.Errorf("%s: %v nat holds %d times %q, want %d", when, f, n, rule, want)
+			}
+		}
+	}
+}
+
+// TestTheLastMomentBeforeAFlush: an owner writes rules, and a flush follows at once, before any
+// read. On nft the rules come back with the others.
+func TestTheLastMomentBeforeAFlush(t *testing.T) {
+	for _, s := range scenario.All() {
+		if !s.On(iptables.NFT) {
+			continue
+		}
+		t.Run(s.Name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := start(t, iptables.NFT, setup{})
+				if s.Prepare != nil {
+					must(t, s.Prepare(t.Context(), r.programs()))
+					r.after(20 * time.Second)
+				}
+				r.youngPod()
+				must(t, s.Do(t.Context(), r.programs()))
+				r.after(20 * time.Second)
+				saved := strings.Contains(s.Command, "restore")
+				r.wantYoungPod("after "+s.Command, !saved || len(s.Lost) > 0)
+				r.wantReady()
+			})
+		})
+	}
+}
+
+// TestTheLastMomentIsNotHalfAFlush: what an owner writes between two commands of a flush is its
+// own, and the state between them is not learned.
+func TestTheLastMomentIsNotHalfAFlush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, iptables.NFT, setup{})
+		want := r.d.Status().Generation
+		for _, f := range rules.Families() {
+			for _, table := range []rules.TableName{rules.Mangle, rules.Filter, rules.Nat} {
+				must(t, r.fake.Flush(f, table, ""))
+				r.after(5 * time.Millisecond)
+				must(t, r.fake.DeleteChains(f, table))
+			}
+		}
+		r.after(20 * time.Second)
+		r.wantReady()
+		if got := r.d.Status().Generation; got.ID != want.ID {
+			t.Errorf("the generation is %+v, want %+v", got, want)
+		}
+	})
+}
+
+// TestTheLastMomentInAPause: the rules of the last moment before a flush are in the generation that
+// the end of a pause puts back, and in the one that observe mode keeps.
+func TestTheLastMomentInAPause(t *testing.T) {
+	for _, mode := range []api.Mode{api.Heal, api.Observe} {
+		t.Run(string(mode), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := start(t, iptables.NFT, setup{mode: mode})
+				rulesBefore := r.d.Status().Generation.Rules
+				if mode == api.Heal {
+					must(t, r.d.pauseFor(t, time.Minute))
+				}
+				r.youngPod()
+				must(t, r.fake.FlushRuleset())
+				r.settled()
+				r.wantYoungPod("in the pause", false)
+				if mode == api.Observe {
+					if record := r.oneRecord(); record.Outcome != api.WaitingObserve {
+						t.Errorf("the record is %+v", record)
+					}
+					if got := r.d.Status().Generation.Rules; got != rulesBefore+4 {
+						t.Errorf("the generation has %d rules, want %d and the pod's four", got, rulesBefore)
+					}
+					return
+				}
+				r.after(2 * time.Minute)
+				r.wantYoungPod("after the pause", true)
+			})
+		})
+	}
+}
+
+// TestTheLastMomentThatWasMissed: where the kernel dropped notifications, the last read counts.
+func TestTheLastMomentThatWasMissed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, iptables.NFT, setup{})
+		r.youngPod()
+		must(t, r.fake.FlushRuleset())
+		r.fake.ForgetTakings()
+		r.settled()
+		r.wantYoungPod("after the flush", false)
+		r.wantReady()
+	})
+}
+
+// TestTheLastMomentOfASavedFile: in a pause a saved file brings back the rules of a pod that is
+// gone, and is flushed. They do not come back with the rest.
+func TestTheLastMomentOfASavedFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, iptables.NFT, setup{})
+		r.youngPod()
+		r.after(20 * time.Second)
+		saved := map[rules.Family]string{}
+		for _, f := range rules.Families() {
+			saved[f] = r.fake.Save(f)
+			must(t, r.fake.As(77, "portmap").RestoreNoflush(f, section(rules.Nat, "-D CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j CNI-DN-young",
+				"-F CNI-DN-young", "-X CNI-DN-young")))
+		}
+		r.after(30 * time.Second)
+		must(t, r.d.pauseFor(t, time.Minute))
+		for _, f := range rules.Families() {
+			must(t, r.fake.Restore(f, saved[f]))
+		}
+		r.after(time.Second)
+		r.wantYoungPod("by the file", true)
+		must(t, r.fake.FlushRuleset())
+		r.after(2 * time.Minute)
+		r.wantYoungPod("after the pause", false)
+		r.wantReady()
+	})
+}
+
+// TestTheLastMomentWhileLearningIsStopped: in observe mode a loss stops the learning of a table
+// until its owner has put the rules back. What another one writes there is not learned, also if a
+// second flush follows at once.
+func TestTheLastMomentWhileLearningIsStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, iptables.NFT, setup{mode: api.Observe})
+		want := r.d.Status().Generation.ID
+		flush := func() {
+			for _, f := range rules.Families() {
+				must(t, r.fake.Flush(f, rules.Nat, ""))
+			}
+		}
+		flush()
+		r.settled()
+		r.youngPod()
+		flush()
+		r.settled()
+		if got := r.d.Status().Generation.ID; got != want {
+			t.Errorf("the generation is %s, want %s as before the first flush", got, want)
+		}
+	})
+}
+
+// anEarlierMoment shows a state that is older than the last read.
+type anEarlierMoment struct {
+	*iptablestest.Fake
+	armed *bool
+	old   map[rules.TableName]iptables.Snapshot
+}
+
+func (k anEarlierMoment) Before(f rules.Family, _ uint64) map[rules.TableName]iptables.Snapshot {
+	if !*k.armed || f != rules.IPv4 {
+		return nil
+	}
+	return k.old
+}
+
+// TestTheLastMomentIsNoOlderThanARead: rules that a read showed to be gone are not learned of an
+// older state.
+func TestTheLastMomentIsNoOlderThanARead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fake, armed, old := loadedFake(t, iptables.NFT), false, map[rules.TableName]iptables.Snapshot{}
+		r := startOn(t, fake, setup{kernel: anEarlierMoment{fake, &armed, old}})
+		r.youngPod()
+		r.after(20 * time.Second)
+		snapshot, err := fake.Read(t.Context(), rules.IPv4)
+		must(t, err)
+		old[rules.Nat] = snapshot
+		for _, f := range rules.Families() {
+			must(t, r.fake.As(77, "portmap").RestoreNoflush(f, section(rules.Nat, "-D CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j CNI-DN-young",
+				"-F CNI-DN-young", "-X CNI-DN-young")))
+		}
+		r.after(100 * time.Millisecond) // the rule is known to be gone, and the marks are the same still
+		armed = true
+		must(t, fake.FlushRuleset())
+		r.settled()
+		if text := r.fake.SaveTable(rules.IPv4, rules.Nat); strings.Contains(text, "-j CNI-DN-young") {
+			t.Errorf("a rule is back that its owner had removed:\n%s", text)
+		}
+		r.wantReady()
+	})
+}

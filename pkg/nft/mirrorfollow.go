@@ -1,0 +1,381 @@
+package nft
+
+import (
+	"golang.org/x/sys/unix"
+)
+
+// This file takes the notifications of a commit into a mirrored family: what they say of a chain is
+// applied where it fits, and else the chain is read again.
+
+const (
+	// followMost bounds the bytes of new rules that are kept of one commit: 5,000 services have 20
+	// MB. What a larger commit touched is read again.
+	followMost = 32 << 20
+	// tornFrom is from how many notifications on a commit is taken for the one of which the kernel
+	// dropped some: fewer come in one piece (nft_commit_notify, Linux 6.18).
+	tornFrom = 512
+)
+
+// A change is a notification of a chain, or of a rule of it.
+type change struct {
+	kind   uint16
+	append bool   // see Notification
+	size   int32  // of the rule
+	handle uint64 // of the rule, or of the chain
+	before uint64 // of a new rule, see RuleMessage
+	rule   *Rule  // that is new
+	chain  *Chain // that is new, or has another policy
+}
+
+// A chainChanges is what one commit did to a chain, in order.
+type chainChanges struct {
+	place Place
+	list  []change
+	odd   bool // a notification could not be read, or is not kept
+}
+
+// A commitChanges is what one commit did to a family, as far as it was heard.
+type commitChanges struct {
+	chains map[Place]*chainChanges
+	last   *chainChanges // most notifications are of the same chain as the one before
+	tables map[string]bool
+	size   int  // of the rules that are new
+	count  int  // of notifications
+	takes  bool // a rule, a chain or a table goes
+}
+
+// of returns what the commit did to a chain. The name is copied only if the chain is not the one of
+// the notification before: they are many.
+func (o *commitChanges) of(table string, chain []byte) *chainChanges {
+	if c := o.last; c != nil && c.place.Table == table && c.place.Chain == string(chain) {
+		return c
+	}
+	place := Place{table, string(chain)}
+	c := o.chains[place]
+	if c == nil {
+		if o.chains == nil {
+			o.chains = map[Place]*chainChanges{}
+		}
+		c = &chainChanges{place: place}
+		o.chains[place] = c
+	}
+	o.last = c
+	return c
+}
+
+// take keeps one notification until its commit ends.
+func (f *FamilyMirror) take(e Event, table string) {
+	o := &f.open
+	o.count++
+	switch e.Kind {
+	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
+		if o.tables == nil {
+			o.tables = map[string]bool{}
+		}
+		o.tables[table], o.takes = true, o.takes || e.Kind == unix.NFT_MSG_DELTABLE
+	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_NEWRULE:
+		o.of(table, e.Chain).take(e, f, o)
+	case unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE:
+		o.takes = true
+		o.of(table, e.Chain).take(e, f, o)
+	}
+}
+
+// take adds a notification.
+func (c *chainChanges) take(e Event, f *FamilyMirror, o *commitChanges) {
+	h := change{kind: e.Kind, handle: e.Handle, append: e.Append}
+	c.odd = c.odd || f.reads(c.place)
+	var err error
+	switch e.Kind {
+	case unix.NFT_MSG_NEWCHAIN:
+		var chain Chain
+		chain, err = ParseChain(e.Data)
+		h.chain = &chain
+	case unix.NFT_MSG_DELRULE:
+		var size int
+		h.handle, size, err = parseGone(e.Data)
+		h.size = int32(size)
+	case unix.NFT_MSG_NEWRULE:
+		var m RuleMessage
+		m, err = ParseRule(e.Data)
+		h.handle, h.before, h.size = m.Handle, m.Before, int32(m.Rule.size())
+		if o.size += m.Rule.size(); o.size > followMost || err != nil {
+			c.odd = true
+		} else if !c.odd {
+			rule := m.Rule.Clone()
+			h.rule = &rule
+		}
+	}
+	c.odd = c.odd || err != nil
+	c.list = append(c.list, h)
+}
+
+// parseGone reads the handle and the size of a rule that went.
+func parseGone(data []byte) (handle uint64, size int, err error) {
+	err = eachAttrOf(data, func(kind uint16, value []byte) (err error) {
+		switch kind {
+		case unix.NFTA_RULE_HANDLE:
+			handle, err = AttrUint64(value)
+		case unix.NFTA_RULE_EXPRESSIONS, unix.NFTA_RULE_USERDATA:
+			size += len(value)
+		}
+		return err
+	})
+	return handle, size, err
+}
+
+// reads reports whether a chain is about to be read, whatever is done to it.
+func (f *FamilyMirror) reads(place Place) bool {
+	_, dirty := f.dirty[place]
+	return dirty || f.stale || f.tables[place.Table] == nil
+}
+
+// exact reports whether the mirror stands as it was at a genid, up to which all was heard.
+func (f *FamilyMirror) exact(genid uint32) bool {
+	return !f.stale && !f.Dirty() && !Newer(f.upTo, genid)
+}
+
+// end takes in a commit of which all was heard. at is the genid before it.
+func (f *FamilyMirror) end(by Commit, at uint32) {
+	o := f.open
+	if f.open = (commitChanges{}); len(o.chains) == 0 && len(o.tables) == 0 {
+		return
+	}
+	if o.takes && !by.Own && f.exact(at) {
+		f.settle()
+		f.cfg.View.Taking(at, false)
+	}
+	for _, t := range f.tables {
+		t.before = t.highest
+	}
+	for table := range o.tables {
+		f.forget(table)
+	}
+	for place, c := range o.chains {
+		switch {
+		case f.tables[place.Table] == nil:
+			f.stale = true
+		case c.odd || !f.follow(c):
+			delete(f.live, place)
+			f.readAgain(c)
+		}
+	}
+}
+
+// miss says that notifications behind that genid were dropped.
+func (f *FamilyMirror) miss(at uint32) {
+	if f.open = (commitChanges{}); f.exact(at) {
+		f.settle()
+		f.cfg.View.Taking(at, true)
+	}
+}
+
+// readAgain has a chain read that a commit touched.
+func (f *FamilyMirror) readAgain(c *chainChanges) {
+	for _, h := range c.list {
+		t := f.tables[c.place.Table]
+		if t == nil {
+			return
+		}
+		f.touched(t, c.place, h)
+	}
+	if chain := f.Chain(c.place); c.odd && (chain == nil || chain.out == nil) {
+		f.Reread(c.place)
+	}
+}
+
+// touched notes that something changed that has to be read.
+func (f *FamilyMirror) touched(t *mirrorTable, place Place, h change) {
+	switch h.kind {
+	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
+		switch {
+		case t.renamed(place.Chain, h):
+			// The jumps to it changed too, of which the kernel sends nothing.
+			f.forget(place.Table)
+		case !f.dirty[place]:
+			f.RereadItself(place)
+			f.changed++
+		}
+	default:
+		if c := t.chains[place.Chain]; c == nil || c.out == nil || f.wantsCount(c, h.kind) {
+			f.Reread(place)
+		}
+	}
+}
+
+// renamed reports whether a notification can mean that a chain got another name: no new chain
+// has a handle that is not higher than all before.
+func (t *mirrorTable) renamed(name string, h change) bool {
+	if c := t.chains[name]; c != nil && c.Handle == h.handle {
+		return false
+	}
+	known := h.handle <= t.before
+	t.highest = max(t.highest, h.handle)
+	return known && h.kind == unix.NFT_MSG_NEWCHAIN
+}
+
+// follow applies what a commit did to a chain; false if that does not fit, and the chain has to be
+// read. A commit that is in what was read already does not fit, or changes nothing: no handle is
+// given twice, so that its rules stand already or go with a commit of which it is yet to hear.
+func (f *FamilyMirror) follow(c *chainChanges) bool {
+	t, n := f.tables[c.place.Table], f.live[c.place]
+	if n == nil {
+		was := t.chains[c.place.Chain]
+		if was != nil && (was.out != nil || !was.read) {
+			return false
+		}
+		if n = (&following{was: was}); was != nil {
+			n.handle = was.Handle
+		}
+	}
+	for i := 0; i < len(c.list); i++ {
+		h := c.list[i]
+		if i+1 < len(c.list) && h.replacedBy(c.list[i+1]) {
+			if i++; !n.replace(f, h, c.list[i]) {
+				return false
+			}
+		} else if !n.apply(f, t, h) {
+			return false
+		}
+	}
+	if n.order != nil && !n.order.Whole() {
+		return false
+	}
+	if f.live == nil {
+		f.live = map[Place]*following{}
+	}
+	f.live[c.place] = n
+	return true
+}
+
+// settle shows the chains that were followed as the last commit left them.
+func (f *FamilyMirror) settle() {
+	if len(f.live) == 0 {
+		return
+	}
+	live := f.live
+	f.live, f.settling = nil, true
+	for place, n := range live {
+		if t := f.tables[place.Table]; t != nil {
+			n.show(f, t, place)
+		}
+	}
+	f.settling = false
+	f.trim()
+}
+
+// A following is a chain that commits change, since it was shown.
+type following struct {
+	was    *MirrorChain // whose rules it had at first; nil: none
+	handle uint64       // of the chain; 0: it does not stand
+	fresh  bool         // it is not the chain that was shown
+	base   *Chain       // what is new of a chain with a hook
+	weight Weight
+	order  *RuleOrder[RuleID]
+}
+
+// rules returns the rules for changes.
+func (n *following) rules() *RuleOrder[RuleID] {
+	if n.order != nil {
+		return n.order
+	}
+	var ids []RuleID
+	var handles []uint64
+	if n.was != nil {
+		ids, handles, n.weight = n.was.IDs, n.was.Handles, n.was.weight
+	}
+	n.order = NewRuleOrder(len(ids), func(yield func(uint64, RuleID) bool) {
+		for i, id := range ids {
+			if !yield(handles[i], id) {
+				return
+			}
+		}
+	})
+	return n.order
+}
+
+// apply takes in one notification; false if it does not fit.
+func (n *following) apply(f *FamilyMirror, t *mirrorTable, h change) bool {
+	switch h.kind {
+	case unix.NFT_MSG_NEWCHAIN:
+		switch {
+		case n.handle == 0 && h.handle > t.before:
+			*n = following{handle: h.handle, fresh: true}
+			t.highest = max(t.highest, h.handle)
+		case n.handle == 0 || n.handle != h.handle || !h.chain.Base:
+			return false
+		}
+		if h.chain.Base {
+			n.base = h.chain
+		}
+	case unix.NFT_MSG_DELCHAIN:
+		if n.handle == 0 || n.handle != h.handle {
+			return false
+		}
+		*n = following{fresh: true}
+	case unix.NFT_MSG_NEWRULE:
+		return n.handle != 0 && n.add(f, h, func(id RuleID) bool { return n.order.Add(h.handle, h.before, h.append, id) == nil })
+	case unix.NFT_MSG_DELRULE:
+		if n.handle == 0 {
+			return false
+		}
+		_, err := n.rules().Remove(h.handle)
+		n.weight.remove(int(h.size))
+		return err == nil
+	}
+	return true
+}
+
+// add puts a new rule into its place.
+func (n *following) add(f *FamilyMirror, h change, put func(RuleID) bool) bool {
+	n.rules()
+	if n.weight.Add(int(h.size)); !f.fits(n.weight.Units()) {
+		return false
+	}
+	id, err := f.cfg.Rules.Intern(*h.rule)
+	return err == nil && put(id)
+}
+
+// replacedBy reports whether a rule that went was replaced: "iptables -R" and -Z have the new one
+// under the same handle (Linux 6.18).
+func (h change) replacedBy(next change) bool {
+	return h.kind == unix.NFT_MSG_DELRULE && next.kind == unix.NFT_MSG_NEWRULE && h.handle == next.handle
+}
+
+// replace puts a rule into the place of another one.
+func (n *following) replace(f *FamilyMirror, old, next change) bool {
+	if n.handle == 0 {
+		return false
+	}
+	n.rules()
+	n.weight.remove(int(old.size))
+	return n.add(f, next, func(id RuleID) bool { return n.order.Replace(old.handle, id) == nil })
+}
+
+// show has the mirror and its view hold the chain as it is.
+func (n *following) show(f *FamilyMirror, t *mirrorTable, place Place) {
+	if n.fresh {
+		f.drop(t, place) // the one of before, if there was one
+	}
+	if n.handle == 0 {
+		return
+	}
+	if n.fresh || n.base != nil {
+		chain := Chain{Table: place.Table, Name: place.Chain, Handle: n.handle}
+		if n.base != nil {
+			chain = *n.base
+		}
+		if t.see(chain) {
+			f.cfg.View.Reshaped(place.Table, place.Chain)
+		}
+	}
+	order := n.rules()
+	now := Content{weight: n.weight}
+	if order.Len() > 0 {
+		now.IDs, now.Handles = make([]RuleID, 0, order.Len()), make([]uint64, 0, order.Len())
+	}
+	for handle, id := range order.All() {
+		now.IDs, now.Handles = append(now.IDs, id), append(now.Handles, handle)
+	}
+	f.keep(t, place, now)
+}

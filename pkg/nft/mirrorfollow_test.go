@@ -1,0 +1,237 @@
+package nft
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// TestMirrorFollows: commands whose notifications say all that the mirror needs to know make it
+// read nothing. After the others it reads.
+func TestMirrorFollows(t *testing.T) {
+	const start = `table inet guarded {
+		chain base { type filter hook input priority 0; tcp dport 1 accept; jump plain; }
+		chain plain { tcp dport 1 accept; tcp dport 2 accept; tcp dport 3 accept; }
+		chain empty { }
+	}`
+	for _, test := range []struct {
+		command string
+		reads   bool
+	}{
+		{"add rule inet guarded plain tcp dport 4 accept", false},
+		{"insert rule inet guarded plain tcp dport 4 accept", false},
+		{"add rule inet guarded plain index 1 tcp dport 4 accept", false},
+		{"insert rule inet guarded plain index 1 tcp dport 4 accept", false},
+		{"add rule inet guarded plain accept; add rule inet guarded plain drop; insert rule inet guarded plain accept", false},
+		{"flush chain inet guarded plain", false},
+		{"flush chain inet guarded plain; add rule inet guarded plain tcp dport 9 accept", false},
+		{"flush table inet guarded", false},
+		{"add chain inet guarded new; add rule inet guarded new accept; add rule inet guarded base jump new", false},
+		{"delete chain inet guarded empty", false},
+		{"delete chain inet guarded empty; add chain inet guarded empty; add rule inet guarded empty accept", false},
+		{"chain inet guarded base { policy drop; }", false},
+		{"add chain inet guarded other { type filter hook output priority 0; }; add rule inet guarded other accept", false},
+		{"add rule inet elsewhere c accept", false},
+		{"rename chain inet guarded empty renamed", true},
+		{"delete table inet guarded", true},
+		{"add table inet guarded2; add chain inet guarded2 c", true},
+		{"flush ruleset", true},
+	} {
+		t.Run(test.command, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "nft")
+				x := newMirrorTest(t, nil)
+				nstest.CommandInput(t, start+"\ntable inet elsewhere { chain c { }; }", "nft", "-f", "-")
+				x.want(t, "the start")
+				nstest.Command(t, "nft", test.command)
+				if follows := x.follows(t); follows == test.reads {
+					t.Errorf("it follows: %t, want that it reads: %t", follows, test.reads)
+				}
+				x.want(t, test.command)
+			})
+		})
+	}
+}
+
+// TestMirrorFollowsIptables: so it is with what iptables does to counters and rules in place, which
+// keep their handles.
+func TestMirrorFollowsIptables(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "iptables-nft")
+		x := newMirrorTest(t, nil)
+		x.m.parts[0].cfg.Family, x.m.parts[0].cfg.Tables = tableid.IPv4, func(name string) bool { return name == "filter" }
+		words := func() (words []string) {
+			x.read(t)
+			for _, chain := range x.f.Chains("filter") {
+				c := x.f.Chain(Place{"filter", chain})
+				for i, id := range c.IDs {
+					words = append(words, fmt.Sprintf("%s %d %x", chain, c.Handles[i], x.store.Rule(id, nil)))
+				}
+			}
+			return slices.Sorted(slices.Values(words))
+		}
+		dumped := func() (words []string) {
+			err := x.conn.EachRuleIn(tableid.IPv4, "filter", func(m RuleMessage) error {
+				words = append(words, fmt.Sprintf("%s %d %x", m.Chain, m.Handle, m.Rule))
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return slices.Sorted(slices.Values(words))
+		}
+		nstest.CommandInput(t, "*filter\n:A - [0:0]\n-A INPUT -j A\n-A INPUT -p tcp -j A\n-A A -j RETURN\n-A A -p tcp -j RETURN\n-A A -p udp -j RETURN\nCOMMIT\n", "iptables-nft-restore")
+		words()
+		for _, command := range []string{
+			"-P INPUT ACCEPT", "-Z", "-Z A 2", "-R A 1 -p sctp -j RETURN", "-R A 3 -p icmp -j RETURN", "-I A 2 -j RETURN", "-D A 1", "-P INPUT DROP", "-N B", "-A B -j A", "-F B", "-X B", "-F",
+		} {
+			nstest.Command(t, "iptables-nft", strings.Fields(command)...)
+			if !x.follows(t) {
+				t.Errorf("it reads after iptables %s", command)
+			}
+			if diff := cmp.Diff(dumped(), words()); diff != "" {
+				t.Fatalf("after iptables %s (-kernel +mirror):\n%s", command, diff)
+			}
+		}
+	})
+}
+
+// A takingView notes what the mirror held when Taking was called.
+type takingView struct {
+	blind
+	x    *mirrorTest
+	seen []string
+}
+
+func (v *takingView) Taking(genid uint32, missed bool) {
+	c := v.x.f.Chain(Place{"guarded", "young"})
+	v.seen = append(v.seen, fmt.Sprintf("at %d, missed %t, %d rules, young: %t", genid, missed, len(v.x.f.Chain(Place{"guarded", "c"}).IDs), c != nil))
+}
+
+// TestMirrorBeforeAnOverflow: the kernel drops a part of a large commit's notifications. The mirror
+// takes in the commits that came whole, says how the table stood then, and reads everything again.
+func TestMirrorBeforeAnOverflow(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		x := newMirrorTest(t, nil)
+		view := &takingView{x: &x}
+		x.f.cfg.View = view
+		var script strings.Builder
+		script.WriteString("add table inet guarded\nadd chain inet guarded c\n")
+		const many = 4000
+		for i := range many {
+			fmt.Fprintf(&script, "add rule inet guarded c tcp dport %d accept\n", i+1)
+		}
+		nstest.CommandInput(t, script.String(), "nft", "-f", "-")
+		x.want(t, "the start")
+		if err := x.m.events.conn.SetReadBuffer(64 << 10); err != nil {
+			t.Fatal(err)
+		}
+		nstest.Command(t, "nft", "add chain inet guarded young; add rule inet guarded c tcp dport 9999 drop")
+		at, err := x.conn.Genid()
+		if err != nil {
+			t.Fatal(err)
+		}
+		nstest.Command(t, "nft", "flush", "chain", "inet", "guarded", "c")
+		nstest.Command(t, "nft", "add", "rule", "inet", "guarded", "c", "accept")
+		x.want(t, "an overflow")
+		want := []string{fmt.Sprintf("at %d, missed true, %d rules, young: true", at, many+1)}
+		if diff := cmp.Diff(want, view.seen); diff != "" {
+			t.Errorf("what it says of the moment before (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestMirrorBeforeACommit: right before a commit of another process that takes something, the
+// mirror says how it stands, if it stands as the kernel did. While a chain waits to be read it says
+// nothing.
+func TestMirrorBeforeACommit(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		do   func(x mirrorTest)
+		want []string
+	}{
+		{"as heard", func(mirrorTest) {}, []string{"missed false, 2 rules, young: true"}},
+		{"a chain waits to be read", func(x mirrorTest) { x.f.Reread(Place{"guarded", "c"}) }, nil},
+		{"the commit may have been read", func(x mirrorTest) { x.f.upTo += 10 }, nil},
+		{"it is its own", func(x mirrorTest) { x.m.events.own = func(uint32, uint32) bool { return true } }, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "nft")
+				x := newMirrorTest(t, nil)
+				view := &takingView{x: &x}
+				x.f.cfg.View = view
+				nstest.CommandInput(t, "table inet guarded { chain c { accept; }; }", "nft", "-f", "-")
+				x.want(t, "the start")
+				nstest.Command(t, "nft", "add chain inet guarded young; add rule inet guarded c drop")
+				test.do(x)
+				nstest.Command(t, "nft", "flush", "chain", "inet", "guarded", "c")
+				x.want(t, "the flush")
+				for i, seen := range view.seen {
+					_, view.seen[i], _ = strings.Cut(seen, ", ")
+				}
+				if diff := cmp.Diff(test.want, view.seen); diff != "" {
+					t.Errorf("what it says of the moment before (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// TestMirrorTakesInNoTornCommit: of the commits that wait behind dropped notifications it takes in
+// neither a large one, of which some may be missing, nor any behind a missing one.
+func TestMirrorTakesInNoTornCommit(t *testing.T) {
+	end := func(genid uint32) Event { return Event{Kind: unix.NFT_MSG_NEWGEN, By: Commit{Genid: genid}} }
+	young := func(name string) Event {
+		data := append(make([]byte, nfgenmsgLen), Strings(StringAttr{unix.NFTA_CHAIN_TABLE, "guarded"}, StringAttr{unix.NFTA_CHAIN_NAME, name})...)
+		data = AppendAttr(data, unix.NFTA_CHAIN_HANDLE, binary.BigEndian.AppendUint64(nil, 99), 0)
+		return Event{Kind: unix.NFT_MSG_NEWCHAIN, Family: tableid.Inet, Table: []byte("guarded"), Chain: []byte(name), Handle: 99, Data: data}
+	}
+	gone := Event{Kind: unix.NFT_MSG_DELRULE, Family: tableid.Inet, Table: []byte("guarded"), Chain: []byte("c"), Data: make([]byte, nfgenmsgLen)}
+	for _, test := range []struct {
+		name   string
+		events func(at uint32) []Event
+		want   string // at which genid, from at on
+		young  bool
+	}{
+		{"small ones in their order", func(at uint32) []Event { return []Event{young("young"), end(at + 1)} }, "at 1", true},
+		{"one is missing", func(at uint32) []Event { return []Event{young("young"), end(at + 2)} }, "at 0", false},
+		{"a large one", func(at uint32) []Event {
+			return append(slices.Repeat([]Event{gone}, tornFrom), end(at+1), young("young"), end(at+2))
+		}, "at 0", false},
+		{"a small one, and a large one", func(at uint32) []Event {
+			return slices.Concat([]Event{young("young"), end(at + 1)}, slices.Repeat([]Event{gone}, tornFrom), []Event{end(at + 2)})
+		}, "at 1", true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "nft")
+				x := newMirrorTest(t, nil)
+				view := &takingView{x: &x}
+				x.f.cfg.View = view
+				nstest.CommandInput(t, "table inet guarded { chain c { accept; }; }", "nft", "-f", "-")
+				x.want(t, "the start")
+				at := x.m.at
+				x.m.salvage(func(take func(Event)) error {
+					for _, e := range test.events(at) {
+						take(e)
+					}
+					return nil
+				})
+				want := []string{fmt.Sprintf("at %d, missed true, 1 rules, young: %t", at+uint32(test.want[3]-'0'), test.young)}
+				if diff := cmp.Diff(want, view.seen); diff != "" {
+					t.Errorf("what it says of the moment before (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
