@@ -217,3 +217,31 @@ func TestTheLastMomentIsNoOlderThanARead(t *testing.T) {
 		r.wantReady()
 	})
 }
+
+// TestTheLastMomentWhileAReplayIsProved: a flush begins with a table that holds no rule. That one is
+// put back, and the next one is flushed before the proof: what was written right before the flush
+// comes back all the same.
+func TestTheLastMomentWhileAReplayIsProved(t *testing.T) {
+	for _, step := range []string{"begin", "restore", "restored", "closed"} {
+		t.Run(step, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				fake, armed := loadedFake(t, iptables.NFT), false
+				r := startOn(t, fake, setup{kernel: stepping{fake, func(what string, _ iptables.Session) {
+					if armed && what == step {
+						armed = false
+						must(t, fake.Flush(rules.IPv4, rules.Nat, ""))
+					}
+				}}})
+				r.youngPod()
+				armed = true
+				must(t, fake.Flush(rules.IPv4, rules.Mangle, ""))
+				r.after(20 * time.Second)
+				if armed {
+					t.Fatal("nothing was written")
+				}
+				r.wantYoungPod("after the flush", true)
+				r.wantReady()
+			})
+		})
+	}
+}
