@@ -114,6 +114,7 @@ func (m *Mirror) Read(ctx context.Context, f *FamilyMirror, filler MirrorFiller)
 		if err != nil {
 			return 0, err
 		}
+		f.rereadWritten()
 		if heard && !f.stale && !f.Dirty() && (filler == nil || !filler.Wants()) {
 			return genid, nil
 		}

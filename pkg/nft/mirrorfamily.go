@@ -71,6 +71,7 @@ type FamilyMirror struct {
 	open     commitChanges        // the commit of which the end was not heard yet
 	live     map[Place]*following // chains that commits changed since they were shown
 	settling bool                 // they are being shown
+	wrote    []Place              // chains that the user's own commits wrote since the last read
 	// versions counts what chains were seen to hold.
 	versions uint64
 	room

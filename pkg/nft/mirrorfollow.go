@@ -158,8 +158,19 @@ func (f *FamilyMirror) end(by Commit, at uint32) {
 		case c.odd || !f.follow(c):
 			delete(f.live, place)
 			f.readAgain(c)
+		case by.Own:
+			f.wrote = append(f.wrote, place)
 		}
 	}
+}
+
+// rereadWritten makes the next refresh ask for the chains that the user's own commits wrote: what a
+// write did is proved by a read, and not by what was heard of it.
+func (f *FamilyMirror) rereadWritten() {
+	for _, place := range f.wrote {
+		f.Reread(place)
+	}
+	f.wrote = nil
 }
 
 // miss says that notifications behind that genid were dropped.
@@ -302,7 +313,7 @@ func (n *following) apply(f *FamilyMirror, t *mirrorTable, h change) bool {
 		case n.handle == 0 && h.handle > t.before:
 			*n = following{handle: h.handle, fresh: true}
 			t.highest = max(t.highest, h.handle)
-		case n.handle == 0 || n.handle != h.handle || !h.chain.Base:
+		case n.handle == 0 || n.handle != h.handle:
 			return false
 		}
 		if h.chain.Base {

@@ -38,6 +38,7 @@ func TestMirrorFollows(t *testing.T) {
 		{"delete chain inet guarded empty", false},
 		{"delete chain inet guarded empty; add chain inet guarded empty; add rule inet guarded empty accept", false},
 		{"chain inet guarded base { policy drop; }", false},
+		{"add chain inet guarded plain; add rule inet guarded plain accept", false},
 		{"add chain inet guarded other { type filter hook output priority 0; }; add rule inet guarded other accept", false},
 		{"add rule inet elsewhere c accept", false},
 		{"rename chain inet guarded empty renamed", true},
@@ -163,6 +164,10 @@ func TestMirrorBeforeACommit(t *testing.T) {
 		{"a chain waits to be read", func(x mirrorTest) { x.f.Reread(Place{"guarded", "c"}) }, nil},
 		{"the commit may have been read", func(x mirrorTest) { x.f.upTo += 10 }, nil},
 		{"it is its own", func(x mirrorTest) { x.m.events.own = func(uint32, uint32) bool { return true } }, nil},
+		{"one of its own came before", func(x mirrorTest) {
+			own := true // the first of the two
+			x.m.events.own = func(uint32, uint32) bool { was := own; own = false; return was }
+		}, []string{"missed false, 2 rules, young: true"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
@@ -230,6 +235,29 @@ func TestMirrorTakesInNoTornCommit(t *testing.T) {
 				want := []string{fmt.Sprintf("at %d, missed true, 1 rules, young: %t", at+uint32(test.want[3]-'0'), test.young)}
 				if diff := cmp.Diff(want, view.seen); diff != "" {
 					t.Errorf("what it says of the moment before (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// TestMirrorReadsItsOwnWrites: what the user's own commits wrote is read, and not only heard of.
+func TestMirrorReadsItsOwnWrites(t *testing.T) {
+	for _, own := range []bool{true, false} {
+		t.Run(fmt.Sprint(own), func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "nft")
+				x := newMirrorTest(t, nil)
+				nstest.CommandInput(t, "table inet guarded { chain c { accept; }; }", "nft", "-f", "-")
+				x.want(t, "the start")
+				x.m.events.own = func(uint32, uint32) bool { return own }
+				nstest.Command(t, "nft", "add rule inet guarded c drop")
+				x.follows(t)
+				x.f.tables["guarded"].chains["c"].IDs[1] = 1 // as if it had misheard
+				got, _ := x.read(t)
+				want, _ := x.kernel(t)
+				if same := cmp.Equal(want, got); same != own {
+					t.Errorf("the mirror has what the kernel has: %t, want %t", same, own)
 				}
 			})
 		})
