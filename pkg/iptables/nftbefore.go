@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"maps"
 	"slices"
 	"sync"
 
@@ -60,7 +61,7 @@ const notAskedYet = "it was not known yet what iptables prints of it"
 
 // Taking implements nft.MirrorView: it keeps what stands before a commit that may be a part of a
 // flush. It executes nothing: a rule of which the text is not known is opaque.
-func (f *familyText) Taking(genid uint32, missed bool) {
+func (f *familyText) Taking(genid uint32, tables []string, missed bool) {
 	marks := f.taken.mayFlush(f.family, func(p Place) int {
 		if c := f.raw.Chain(p); c != nil {
 			return len(c.IDs)
@@ -68,10 +69,11 @@ func (f *familyText) Taking(genid uint32, missed bool) {
 		return 0
 	})
 	if missed { // it is not known what was taken
-		for _, name := range f.raw.Tables() {
+		for _, name := range tables {
 			marks[name] = true
 		}
 	}
+	maps.DeleteFunc(marks, func(name rules.TableName, _ bool) bool { return !slices.Contains(tables, name) })
 	// The name of an ipset that a rule has by a number is certain only while the rule stands.
 	if len(marks) == 0 || f.before.named != f.lexicon.numbers() {
 		return
@@ -79,7 +81,8 @@ func (f *familyText) Taking(genid uint32, missed bool) {
 	for name, t := range f.tables {
 		for chain, held := range t.textless {
 			if f.lexicon.anyFickle(held.IDs) {
-				return // its bytes do not say what it means
+				delete(marks, name) // the bytes do not say what the rule means
+				continue
 			}
 			t.fresh[chain] = f.shared(Place{Table: name, Chain: chain}, f.lexicon.textsOr(held.IDs, notAskedYet))
 		}

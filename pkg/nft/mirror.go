@@ -132,16 +132,23 @@ func (m *Mirror) Read(ctx context.Context, f *FamilyMirror, filler MirrorFiller)
 // refresh reads what has to be read of a part. A commit up to the genid that is asked for after
 // that may be in it.
 func (m *Mirror) refresh(ctx context.Context, f *FamilyMirror) error {
-	reads := f.stale || f.Dirty()
-	err := f.refresh(ctx)
-	if !reads {
-		return err
+	if !f.stale && !f.Dirty() {
+		return f.refresh(ctx)
 	}
+	read, all := map[string]bool{}, f.lists()
+	for place := range f.dirty {
+		read[place.Table] = true
+	}
+	err := f.refresh(ctx)
 	upTo, asked := m.cfg.Genid()
 	if asked != nil {
 		f.ForgetAll()
 	}
-	f.upTo = upTo
+	for name, t := range f.tables {
+		if all || read[name] {
+			t.upTo = upTo
+		}
+	}
 	return errors.Join(err, asked)
 }
 

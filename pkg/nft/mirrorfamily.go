@@ -42,18 +42,17 @@ type MirrorView interface {
 	Reshaped(table, chain string)
 	// Took says what a chain holds now; same reports that these are the rules that it held.
 	Took(place Place, now Content, same bool)
-	// Taking says that the mirror stands as it was at a genid, and that a commit of another process
-	// is about to be taken in that took something; missed: or commits of which notifications are
-	// lost.
-	Taking(genid uint32, missed bool)
+	// Taking says that tables stand as they were at a genid, and that a commit of another process is
+	// about to be taken in that took something; missed: or commits of which notifications are lost.
+	Taking(genid uint32, tables []string, missed bool)
 }
 
 // blind is the view of a mirror without one.
 type blind struct{}
 
-func (blind) Reshaped(string, string)   {}
-func (blind) Took(Place, Content, bool) {}
-func (blind) Taking(uint32, bool)       {}
+func (blind) Reshaped(string, string)       {}
+func (blind) Took(Place, Content, bool)     {}
+func (blind) Taking(uint32, []string, bool) {}
 
 // A FamilyMirror is what a Mirror holds of one family.
 type FamilyMirror struct {
@@ -63,11 +62,8 @@ type FamilyMirror struct {
 	// stale: which tables and chains exist must be asked.
 	stale bool
 	// dirty are the chains to read again; true: the chain itself, not only its rules.
-	dirty   map[Place]bool
-	changed int // how many of dirty are true
-	// upTo is the genid up to which a commit may be in what was read last, or not. Until all
-	// commits up to it were heard, the mirror stands at no genid.
-	upTo     uint32
+	dirty    map[Place]bool
+	changed  int                  // how many of dirty are true
 	open     commitChanges        // the commit of which the end was not heard yet
 	live     map[Place]*following // chains that commits changed since they were shown
 	settling bool                 // they are being shown
@@ -82,6 +78,9 @@ type mirrorTable struct {
 	chains  map[string]*MirrorChain
 	highest uint64 // of all chains' handles
 	before  uint64 // what that was before the commit that is taken in
+	// upTo is the genid up to which a commit may be in what was read last, or not. Until all
+	// commits up to it were heard, the table stands at no genid.
+	upTo    uint32
 	dormant bool
 }
 
@@ -164,9 +163,12 @@ const listFrom = 1000
 // Dirty reports whether chains have to be read.
 func (f *FamilyMirror) Dirty() bool { return len(f.dirty) > 0 }
 
+// lists reports whether the next refresh asks which tables and chains exist.
+func (f *FamilyMirror) lists() bool { return f.stale || f.changed > listFrom }
+
 // refresh reads what has to be read. What commits interrupt it leaves for the next time.
 func (f *FamilyMirror) refresh(ctx context.Context) error {
-	if f.stale || f.changed > listFrom {
+	if f.lists() {
 		if err := f.list(); err != nil {
 			return err
 		}

@@ -1,6 +1,8 @@
 package nft
 
 import (
+	"slices"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -130,9 +132,27 @@ func (f *FamilyMirror) reads(place Place) bool {
 	return dirty || f.stale || f.tables[place.Table] == nil
 }
 
-// exact reports whether the mirror stands as it was at a genid, up to which all was heard.
-func (f *FamilyMirror) exact(genid uint32) bool {
-	return !f.stale && !f.Dirty() && !Newer(f.upTo, genid)
+// exact reports whether a table stands as it was at a genid, up to which all was heard.
+func (f *FamilyMirror) exact(table string, genid uint32) bool {
+	t := f.tables[table]
+	if f.stale || t == nil || Newer(t.upTo, genid) {
+		return false
+	}
+	for place := range f.dirty {
+		if place.Table == table {
+			return false
+		}
+	}
+	return true
+}
+
+// taking tells the view how the tables stand before something is taken from them.
+func (f *FamilyMirror) taking(at uint32, missed bool) {
+	exact := slices.DeleteFunc(f.Tables(), func(table string) bool { return !f.exact(table, at) })
+	if len(exact) > 0 {
+		f.settle()
+		f.cfg.View.Taking(at, exact, missed)
+	}
 }
 
 // end takes in a commit of which all was heard. at is the genid before it.
@@ -141,9 +161,8 @@ func (f *FamilyMirror) end(by Commit, at uint32) {
 	if f.open = (commitChanges{}); len(o.chains) == 0 && len(o.tables) == 0 {
 		return
 	}
-	if o.takes && !by.Own && f.exact(at) {
-		f.settle()
-		f.cfg.View.Taking(at, false)
+	if o.takes && !by.Own {
+		f.taking(at, false)
 	}
 	for _, t := range f.tables {
 		t.before = t.highest
@@ -175,10 +194,8 @@ func (f *FamilyMirror) rereadWritten() {
 
 // miss says that notifications behind that genid were dropped.
 func (f *FamilyMirror) miss(at uint32) {
-	if f.open = (commitChanges{}); f.exact(at) {
-		f.settle()
-		f.cfg.View.Taking(at, true)
-	}
+	f.open = commitChanges{}
+	f.taking(at, true)
 }
 
 // readAgain has a chain read that a commit touched.
