@@ -218,9 +218,9 @@ func TestTheLastMomentIsNoOlderThanARead(t *testing.T) {
 	})
 }
 
-// TestTheLastMomentWhileAReplayIsProved: a flush begins with a table that holds no rule. That one is
-// put back, and the next one is flushed before the proof: what was written right before the flush
-// comes back all the same.
+// TestTheLastMomentWhileAReplayIsProved: a flush begins with a table that holds no rule. The marks
+// of that one are put back, and the next one is flushed before the proof: rules that were written
+// right before the flush come back all the same.
 func TestTheLastMomentWhileAReplayIsProved(t *testing.T) {
 	for _, step := range []string{"begin", "restore", "restored", "closed"} {
 		t.Run(step, func(t *testing.T) {

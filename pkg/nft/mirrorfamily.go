@@ -42,8 +42,9 @@ type MirrorView interface {
 	Reshaped(table, chain string)
 	// Took says what a chain holds now; same reports that these are the rules that it held.
 	Took(place Place, now Content, same bool)
-	// Taking says that tables stand as they were at a genid, and that a commit of another process is
-	// about to be taken in that took something; missed: or commits of which notifications are lost.
+	// Taking says that tables stand as they were at a genid, and that a commit of another process
+	// is about to be taken in that took something; missed: or commits of which notifications are
+	// lost.
 	Taking(genid uint32, tables []string, missed bool)
 }
 

@@ -146,7 +146,7 @@ func (f *FamilyMirror) exact(table string, genid uint32) bool {
 	return true
 }
 
-// taking tells the view how the tables stand before something is taken from them.
+// taking has the view look at the tables that stand as they were before something is taken.
 func (f *FamilyMirror) taking(at uint32, missed bool) {
 	exact := slices.DeleteFunc(f.Tables(), func(table string) bool { return !f.exact(table, at) })
 	if len(exact) > 0 {
