@@ -47,7 +47,7 @@ elsewhere=(./test/alerts ./test/flushers ./test/kernels ./test/kubeproxy ./test/
 # Programs that measure for long, and their tests, which run them for a minute or two.
 measuring=(./hack/soak ./hack/bench/heal ./hack/bench/detect)
 # Where goroutines of ours meet, and the race detector costs seconds: make test has it there.
-meeting=(./internal/control ./internal/journal ./internal/metrics ./internal/sdnotify ./internal/serve ./internal/source ./internal/web ./pkg/conntrack ./pkg/watch)
+meeting=(./internal/control ./internal/copies ./internal/here ./internal/journal ./internal/metrics ./internal/sdnotify ./internal/serve ./internal/source ./internal/web ./pkg/conntrack ./pkg/watch)
 # Some of their tests start goroutines next to the kernel's readers and writers (hack/meeting). The
 # others have one goroutine, and executed programs take most of their time.
 partly=(./pkg/iptables ./pkg/iptables/iptablestest ./pkg/native ./pkg/nft ./pkg/standby)

@@ -289,7 +289,9 @@ func (f *FamilyMirror) settle() {
 		}
 	}
 	f.settling = false
-	f.trim()
+	if !f.stale && !f.Dirty() { // else the chains that are read next count, too
+		f.trim()
+	}
 }
 
 // A following is a chain that commits change, since it was shown.
