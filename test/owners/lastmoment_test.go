@@ -51,7 +51,7 @@ func TestTheLastMomentAtSize(t *testing.T) {
 // TestTheLastMomentBeforeAFlush: on nft an owner changes a chain up to 50 times a second, and a CNI
 // plugin opens a host port right before a flush of any kind. The port is open again after it.
 func TestTheLastMomentBeforeAFlush(t *testing.T) {
-	tries := testkit.Size(1, 20)
+	tries := testkit.Size(1, 3)
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
 		n.Start("--settle=200ms")
