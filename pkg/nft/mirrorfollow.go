@@ -243,8 +243,9 @@ func (t *mirrorTable) renamed(name string, h change) bool {
 }
 
 // follow applies what a commit did to a chain; false if that does not fit, and the chain has to be
-// read. A commit that is in what was read already does not fit, or changes nothing: no handle is
-// given twice, so that its rules stand already or go with a commit of which it is yet to hear.
+// read. A commit that is in what was read already does not fit, or changes nothing in the end: only
+// a rule that replaces another one has a handle that was there before, so that a rule which the
+// mirror adds once more stands already, or goes with a commit that is yet to be heard of.
 func (f *FamilyMirror) follow(c *chainChanges) bool {
 	t, n := f.tables[c.place.Table], f.live[c.place]
 	if n == nil {

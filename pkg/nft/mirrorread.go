@@ -7,8 +7,8 @@ import (
 
 // This file reads what chains of a mirrored family hold: one chain, or a table at once.
 
-// A Content is what a chain held at one moment. Equal ones are the same rules in every sense: a
-// handle is never used again while its table stands.
+// A Content is what a chain held at one moment. Equal ones are the same rules in every sense: while
+// a table stands, only a rule that replaces another one gets a handle that was there before.
 type Content struct {
 	IDs     []RuleID
 	Handles []uint64
