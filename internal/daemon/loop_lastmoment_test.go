@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -192,30 +193,39 @@ func (k anEarlierMoment) Before(f rules.Family, _ uint64) map[rules.TableName]ip
 	return k.old
 }
 
-// TestTheLastMomentIsNoOlderThanARead: rules that a read showed to be gone are not learned of an
-// older state.
+// TestTheLastMomentIsNoOlderThanARead: a rule that a read showed to be gone is not learned of an
+// older state, also while a chain waits that shrank before that state.
 func TestTheLastMomentIsNoOlderThanARead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		fake, armed, old := loadedFake(t, iptables.NFT), false, map[rules.TableName]iptables.Snapshot{}
-		r := startOn(t, fake, setup{kernel: anEarlierMoment{fake, &armed, old}})
-		r.youngPod()
-		r.after(20 * time.Second)
-		snapshot, err := fake.Read(t.Context(), rules.IPv4)
-		must(t, err)
-		old[rules.Nat] = snapshot
-		for _, f := range rules.Families() {
-			must(t, r.fake.As(77, "portmap").RestoreNoflush(f, section(rules.Nat, "-D CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j CNI-DN-young",
-				"-F CNI-DN-young", "-X CNI-DN-young")))
-		}
-		r.after(100 * time.Millisecond) // the rule is known to be gone, and the marks are the same still
-		armed = true
-		must(t, fake.FlushRuleset())
-		r.settled()
-		if text := r.fake.SaveTable(rules.IPv4, rules.Nat); strings.Contains(text, "-j CNI-DN-young") {
-			t.Errorf("a rule is back that its owner had removed:\n%s", text)
-		}
-		r.wantReady()
-	})
+	for _, waits := range []bool{false, true} {
+		t.Run(fmt.Sprint(waits), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				fake, armed, old := loadedFake(t, iptables.NFT), false, map[rules.TableName]iptables.Snapshot{}
+				r := startOn(t, fake, setup{kernel: anEarlierMoment{fake, &armed, old}})
+				r.youngPod()
+				r.after(20 * time.Second)
+				write := func(lines ...string) {
+					for _, f := range rules.Families() {
+						must(t, r.fake.As(77, "portmap").RestoreNoflush(f, section(rules.Nat, lines...)))
+					}
+					r.after(100 * time.Millisecond) // a read shows it, and the marks are the same still
+				}
+				if waits {
+					write("-F CNI-DN-young")
+				}
+				snapshot, err := fake.Read(t.Context(), rules.IPv4)
+				must(t, err)
+				old[rules.Nat] = snapshot
+				write("-D CNI-HOSTPORT-DNAT -p tcp --dport 8088 -j CNI-DN-young")
+				armed = true
+				must(t, fake.FlushRuleset())
+				r.settled()
+				if text := r.fake.SaveTable(rules.IPv4, rules.Nat); strings.Contains(text, "-j CNI-DN-young") {
+					t.Errorf("a rule is back that its owner had removed:\n%s", text)
+				}
+				r.wantReady()
+			})
+		})
+	}
 }
 
 // TestTheLastMomentWhileAReplayIsProved: a flush begins with a table that holds no rule. The marks
