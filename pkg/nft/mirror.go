@@ -184,7 +184,7 @@ func (m *Mirror) Listen() (genid uint32, heard bool, err error) {
 	lost := m.events
 	m.events = nil
 	if errors.Is(err, unix.ENOBUFS) {
-		m.salvage(lost.Drain)
+		m.salvage(lost)
 	}
 	if cerr := lost.Close(); cerr != nil || !errors.Is(err, unix.ENOBUFS) {
 		return 0, false, errors.Join(err, cerr)
@@ -192,18 +192,14 @@ func (m *Mirror) Listen() (genid uint32, heard bool, err error) {
 	return genid, false, nil
 }
 
-// salvage takes in what was heard before notifications were dropped: they wait in their order, and
-// the kernel adds none while they do (netlink_overrun, Linux 6.18). The commit of which some are
-// missing is not taken in.
-func (m *Mirror) salvage(drain func(func(Event)) error) {
-	torn := false
-	_ = drain(func(e Event) { // what fails ends it
-		if torn = torn || e.Kind == unix.NFT_MSG_NEWGEN && e.By.Genid != Following(m.at); torn {
-			return
-		}
-		m.take(e)
-		torn = slices.ContainsFunc(m.parts, func(f *FamilyMirror) bool { return f.open.count >= tornFrom })
-	})
+// salvage takes in the commits that were heard whole before notifications were dropped. These wait
+// in their order, and the kernel adds none until all were received (netlink_overrun and
+// netlink_rcv_wake, Linux 6.18); from then on the socket hears nothing any more. So the commit of
+// which some are missing has no end, and is not taken in.
+func (m *Mirror) salvage(lost *Events) {
+	if lost.Leave() == nil {
+		_ = lost.Drain(m.take) // what fails ends it
+	}
 	for _, f := range m.parts {
 		f.miss(m.at)
 	}

@@ -9,14 +9,9 @@ import (
 // This file takes the notifications of a commit into a mirrored family: what they say of a chain is
 // applied where it fits, and else the chain is read again.
 
-const (
-	// followMost bounds the bytes of new rules that are kept of one commit: 5,000 services have 20
-	// MB. What a larger commit touched is read again.
-	followMost = 32 << 20
-	// tornFrom is from how many notifications on a commit is taken for the one of which the kernel
-	// dropped some: fewer come in one piece (nft_commit_notify, Linux 6.18).
-	tornFrom = 512
-)
+// followMost bounds the bytes of new rules that are kept of one commit: 5,000 services have 20 MB.
+// What a larger commit touched is read again.
+const followMost = 32 << 20
 
 // A change is a notification of a chain, or of a rule of it.
 type change struct {
@@ -42,7 +37,6 @@ type commitChanges struct {
 	last   *chainChanges // most notifications are of the same chain as the one before
 	tables map[string]bool
 	size   int  // of the rules that are new
-	count  int  // of notifications
 	takes  bool // a rule, a chain or a table goes
 }
 
@@ -68,7 +62,6 @@ func (o *commitChanges) of(table string, chain []byte) *chainChanges {
 // take keeps one notification until its commit ends.
 func (f *FamilyMirror) take(e Event, table string) {
 	o := &f.open
-	o.count++
 	switch e.Kind {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
 		if o.tables == nil {

@@ -1,14 +1,12 @@
 package nft
 
 import (
-	"encoding/binary"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -145,7 +143,9 @@ func TestMirrorBeforeAnOverflow(t *testing.T) {
 			t.Fatal(err)
 		}
 		nstest.Command(t, "nft", "flush", "chain", "inet", "guarded", "c")
-		nstest.Command(t, "nft", "add", "rule", "inet", "guarded", "c", "accept")
+		for range 20 { // what comes behind the gap is not taken in
+			nstest.Command(t, "nft", "add", "rule", "inet", "guarded", "c", "accept")
+		}
 		x.want(t, "an overflow")
 		want := []string{fmt.Sprintf("at %d, missed true, %d rules, young: true", at, many+1)}
 		if diff := cmp.Diff(want, view.seen); diff != "" {
@@ -189,55 +189,6 @@ func TestMirrorBeforeACommit(t *testing.T) {
 					_, view.seen[i], _ = strings.Cut(seen, ", ")
 				}
 				if diff := cmp.Diff(test.want, view.seen); diff != "" {
-					t.Errorf("what it says of the moment before (-want +got):\n%s", diff)
-				}
-			})
-		})
-	}
-}
-
-// TestMirrorTakesInNoTornCommit: of the commits that wait behind dropped notifications it takes in
-// neither a large one, of which some may be missing, nor any behind a missing one.
-func TestMirrorTakesInNoTornCommit(t *testing.T) {
-	end := func(genid uint32) Event { return Event{Kind: unix.NFT_MSG_NEWGEN, By: Commit{Genid: genid}} }
-	young := func(name string) Event {
-		data := append(make([]byte, nfgenmsgLen), Strings(StringAttr{unix.NFTA_CHAIN_TABLE, "guarded"}, StringAttr{unix.NFTA_CHAIN_NAME, name})...)
-		data = AppendAttr(data, unix.NFTA_CHAIN_HANDLE, binary.BigEndian.AppendUint64(nil, 99), 0)
-		return Event{Kind: unix.NFT_MSG_NEWCHAIN, Family: tableid.Inet, Table: []byte("guarded"), Chain: []byte(name), Handle: 99, Data: data}
-	}
-	gone := Event{Kind: unix.NFT_MSG_DELRULE, Family: tableid.Inet, Table: []byte("guarded"), Chain: []byte("c"), Data: make([]byte, nfgenmsgLen)}
-	for _, test := range []struct {
-		name   string
-		events func(at uint32) []Event
-		want   string // at which genid, from at on
-		young  bool
-	}{
-		{"small ones in their order", func(at uint32) []Event { return []Event{young("young"), end(at + 1)} }, "at 1", true},
-		{"one is missing", func(at uint32) []Event { return []Event{young("young"), end(at + 2)} }, "at 0", false},
-		{"a large one", func(at uint32) []Event {
-			return append(slices.Repeat([]Event{gone}, tornFrom), end(at+1), young("young"), end(at+2))
-		}, "at 0", false},
-		{"a small one, and a large one", func(at uint32) []Event {
-			return slices.Concat([]Event{young("young"), end(at + 1)}, slices.Repeat([]Event{gone}, tornFrom), []Event{end(at + 2)})
-		}, "at 1", true},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			nstest.Run(t, func(t *testing.T) {
-				nstest.NeedProgram(t, "nft")
-				x := newMirrorTest(t, nil)
-				view := &takingView{x: &x}
-				x.f.cfg.View = view
-				nstest.CommandInput(t, "table inet guarded { chain c { accept; }; }", "nft", "-f", "-")
-				x.want(t, "the start")
-				at := x.m.at
-				x.m.salvage(func(take func(Event)) error {
-					for _, e := range test.events(at) {
-						take(e)
-					}
-					return nil
-				})
-				want := []string{fmt.Sprintf("at %d, missed true, 1 rules, young: %t", at+uint32(test.want[3]-'0'), test.young)}
-				if diff := cmp.Diff(want, view.seen); diff != "" {
 					t.Errorf("what it says of the moment before (-want +got):\n%s", diff)
 				}
 			})
