@@ -99,7 +99,7 @@ func (n returning) do(r api.RestoreRequest) (Returned, error) {
 				n.want.Name, n.store.folder(), unkept)
 		}
 		repairs := []native.Repair{n.repair(now)}
-		w := WriteAndProve(n.kernel, seen.Genid, repairs)
+		w := writeAndProve(n.kernel, seen.Genid, repairs)
 		if w.stale() {
 			continue
 		}

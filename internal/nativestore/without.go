@@ -75,7 +75,7 @@ func (s *Store) RestoreStored(kernel Kernel, protects func(tableid.TableID) bool
 		if judgeErr != nil || dry || len(repairs) == 0 {
 			return Outcomes(repairs, left), judgeErr
 		}
-		w := WriteAndProve(kernel, seen.Genid, repairs)
+		w := writeAndProve(kernel, seen.Genid, repairs)
 		if err = w.err; w.stale() {
 			continue
 		}

@@ -92,8 +92,8 @@ type Write struct {
 	err   error           // nil: they are in force, but for devices and parts that were left out
 }
 
-// WriteAndProve writes repairs under the genid of a read, and proves them by another one.
-func WriteAndProve(kernel Kernel, genid uint32, repairs []native.Repair) (w Write) {
+// writeAndProve writes repairs under the genid of a read, and proves them by another one.
+func writeAndProve(kernel Kernel, genid uint32, repairs []native.Repair) (w Write) {
 	if w.left, w.err = kernel.Write(genid, repairs, nil); w.err != nil {
 		return w
 	}

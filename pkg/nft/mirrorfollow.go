@@ -119,10 +119,12 @@ func parseGone(data []byte) (handle uint64, size int, err error) {
 	return handle, size, err
 }
 
-// reads reports whether a chain is about to be read, whatever is done to it.
+// reads reports whether a chain is about to be read, whatever is done to it, or is not kept: its new
+// rules are not wanted.
 func (f *FamilyMirror) reads(place Place) bool {
 	_, dirty := f.dirty[place]
-	return dirty || f.stale || f.tables[place.Table] == nil
+	chain := f.Chain(place)
+	return dirty || f.stale || f.tables[place.Table] == nil || chain != nil && chain.out != nil
 }
 
 // exact reports whether a table stands as it was at a genid, up to which all was heard.
