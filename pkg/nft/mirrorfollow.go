@@ -119,8 +119,8 @@ func parseGone(data []byte) (handle uint64, size int, err error) {
 	return handle, size, err
 }
 
-// reads reports whether a chain is about to be read, whatever is done to it, or is not kept: its new
-// rules are not wanted.
+// reads reports whether the new rules of a chain are not wanted: the chain is about to be read, or
+// is left out.
 func (f *FamilyMirror) reads(place Place) bool {
 	_, dirty := f.dirty[place]
 	chain := f.Chain(place)
