@@ -18,8 +18,8 @@ import (
 
 // ownersRules are rules that Docker, kubelet, CNI plugins (portmap, bridge, firewall, flannel),
 // kube-proxy, service meshes and network policies write: nothing is executed to learn them. A is an
-// address, in brackets where a port follows, B the unspecified one, N a network; ICMP stands before
-// a type.
+// address, in brackets where a port follows, C a higher one, B the unspecified one, N a network.
+// ICMP is followed by a type, HOPS and SETHOPS by the end of an option of ttl or hl.
 const ownersRules = `
 filter -i docker0 ! -o docker0 -j ACCEPT
 filter -i docker0 -o docker0 -j DROP
@@ -79,6 +79,52 @@ filter -m pkttype ! --pkt-type unicast -j DROP
 filter -m set --match-set cali40s:abc src -j GOAL
 filter -m set ! --match-set cali40s:abc dst -m set --match-set PAIRS src,dst -j DROP
 nat -m set --match-set PAIRS dst,dst -j RETURN
+filter -m length --length 100 -j ACCEPT
+filter -m length ! --length 100:200 -j ACCEPT
+filter HOPS-eq 5 -j ACCEPT
+filter HOPSnot-eq 5 -j ACCEPT
+filter HOPS-lt 5 -j ACCEPT
+filter HOPS-gt 5 -j ACCEPT
+filter -m dscp --dscp 0x0a -j ACCEPT
+filter -m dscp ! --dscp 0x2e -j ACCEPT
+filter -m iprange --src-range A-C -j ACCEPT
+filter -m iprange ! --src-range A-C --dst-range A-C -j DROP
+filter -p tcp -m connlimit --connlimit-above 20 --connlimit-mask 24 -j DROP
+filter -p tcp -m connlimit --connlimit-upto 20 --connlimit-daddr -j ACCEPT
+filter -m string --string badbot --algo bm -j DROP
+filter -m string ! --string "bad bot" --algo kmp --from 10 --to 100 --icase -j DROP
+filter -p tcp -m tcpmss --mss 536 -j DROP
+filter -p tcp -m tcpmss ! --mss 1:536 -j DROP
+filter -m helper --helper ftp -j ACCEPT
+filter -m helper ! --helper ftp-2121 -j ACCEPT
+filter -m tos --tos 0x10/0x3f -j ACCEPT
+filter -m tos ! --tos 0x10 -j ACCEPT
+filter -m policy --dir in --pol ipsec -j ACCEPT
+filter -m policy --dir out --pol none -j ACCEPT
+filter -s N -m policy --dir in --pol ipsec --reqid 1 --proto esp -j ACCEPT
+filter -m policy --dir in --pol ipsec ! --reqid 4294967295 ! --spi 0x10 ! --proto ah ! --mode transport -j ACCEPT
+filter -m policy --dir out --pol ipsec --strict --reqid 1 --next --spi 0x10 --mode transport -j ACCEPT
+filter -m physdev --physdev-in tap0 --physdev-is-bridged -j ACCEPT
+filter -m physdev ! --physdev-out tap+ --physdev-is-out --physdev-is-bridged -j ACCEPT
+filter -p esp -j ACCEPT
+filter -p ah -j ACCEPT
+filter -p udplite -j ACCEPT
+filter -j NFLOG --nflog-group 1 --nflog-prefix "DPI|x" --nflog-size 80
+filter -j NFLOG --nflog-prefix plain
+filter -j NFLOG --nflog-group 5 --nflog-threshold 3
+filter -j NFQUEUE --queue-num 0
+filter -j NFQUEUE --queue-num 3 --queue-bypass
+filter -j NFQUEUE --queue-balance 0:3 --queue-bypass --queue-cpu-fanout
+mangle -j SETHOPS-set 64
+mangle -j SETHOPS-dec 1
+mangle -j SETHOPS-inc 1
+mangle -j DSCP --set-dscp 0x2e
+mangle -j TOS --set-tos 0x10/0x3f
+mangle -j TEE --gateway A
+mangle -j TEE --gateway A --oif eth0
+mangle -p udp -m udp --dport 68 -j CHECKSUM --checksum-fill
+nat -j SNAT --to-source A-C
+nat -p tcp -j DNAT --to-destination [A-C]:80-90
 filter ICMP8 -j ACCEPT
 filter ICMPnot8 -j ACCEPT
 filter ICMP3/4 -j ACCEPT
@@ -86,12 +132,13 @@ filter ICMP3/4 -j ACCEPT
 
 // ownersText returns them as input of iptables-restore, in chains MINE.
 func ownersText(family rules.Family) string {
-	address, bracketed, network := "10.1.2.3", "10.1.2.3", "10.64.0.0/10"
-	unspecified, icmp, option := "0.0.0.0", "-p icmp -m icmp", " --icmp-type "
+	address, last, bracketed, network := "10.1.2.3", "10.1.2.9", "10.1.2.3", "10.64.0.0/10"
+	unspecified, icmp, option, hops := "0.0.0.0", "-p icmp -m icmp", " --icmp-type ", "ttl"
 	if family == rules.IPv6 {
-		address, bracketed, network = "fd00::3", "[fd00::3]", "fd00:1::/44"
-		unspecified, icmp, option = "::", "-p ipv6-icmp -m icmp6", " --icmpv6-type "
+		address, last, bracketed, network = "fd00::3", "fd00::9", "[fd00::3]", "fd00:1::/44"
+		unspecified, icmp, option, hops = "::", "-p ipv6-icmp -m icmp6", " --icmpv6-type ", "hl"
 	}
+	brackets, inverted := strings.NewReplacer("[A]", bracketed, "[A-C]", strings.Replace(bracketed, address, address+"-"+last, 1)), map[bool]string{true: " !"}
 	byTable := map[string][]string{}
 	for line := range strings.Lines(strings.TrimSpace(ownersRules)) {
 		table, rule, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -100,17 +147,24 @@ func ownersText(family rules.Family) string {
 			switch word {
 			case "A":
 				words[i] = address
+			case "A-C":
+				words[i] = address + "-" + last
 			case "N":
 				words[i] = network
 			case "B":
 				words[i] = unspecified
 			}
 			if kind, found := strings.CutPrefix(word, "ICMP"); found {
-				not := strings.HasPrefix(kind, "not")
-				words[i] = icmp + map[bool]string{true: " !"}[not] + option + strings.TrimPrefix(kind, "not")
+				words[i] = icmp + inverted[strings.HasPrefix(kind, "not")] + option + strings.TrimPrefix(kind, "not")
+			}
+			if order, found := strings.CutPrefix(word, "HOPS"); found {
+				words[i] = "-m " + hops + inverted[strings.HasPrefix(order, "not")] + " --" + hops + strings.TrimPrefix(order, "not")
+			}
+			if mode, found := strings.CutPrefix(word, "SETHOPS"); found {
+				words[i] = strings.ToUpper(hops) + " --" + hops + mode
 			}
 		}
-		byTable[table] = append(byTable[table], strings.ReplaceAll(strings.Join(words, " "), "[A]", bracketed))
+		byTable[table] = append(byTable[table], brackets.Replace(strings.Join(words, " ")))
 	}
 	var text strings.Builder
 	for _, table := range slices.Sorted(maps.Keys(byTable)) {

@@ -115,6 +115,9 @@ func (d *decoder) expression(name string, data *fields) bool {
 	case "target":
 		d.ended = true
 		return d.counted && d.xtTarget(data)
+	case "log":
+		d.ended = true
+		return d.counted && d.log(data)
 	}
 	return false
 }
@@ -205,6 +208,7 @@ func (d *decoder) cmp(data *fields) bool {
 // protocols are those of which every iptables prints the same name.
 var protocols = map[byte]string{
 	unix.IPPROTO_ICMP: "icmp", unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_ICMPV6: "ipv6-icmp", unix.IPPROTO_SCTP: "sctp",
+	unix.IPPROTO_ESP: "esp", unix.IPPROTO_AH: "ah", unix.IPPROTO_UDPLITE: "udplite",
 }
 
 func (d *decoder) compareProtocol(not bool, value []byte) bool {

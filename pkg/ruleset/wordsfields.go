@@ -96,6 +96,16 @@ func allZero(data []byte) bool {
 	return true
 }
 
+// allOnes reports whether each bit of the bytes is set.
+func allOnes(data []byte) bool {
+	for _, b := range data {
+		if b != 0xff {
+			return false
+		}
+	}
+	return true
+}
+
 // untilZero returns the text before the first zero, if nothing but zeros stands from there on.
 func untilZero(data []byte) (text []byte, ended bool) {
 	text, rest, ended := bytes.Cut(data, []byte{0})

@@ -31,6 +31,16 @@ const (
 	pkttypeMatch
 	rpfilterMatch
 	socketMatch
+	connlimitMatch
+	dscpMatch
+	helperMatch
+	hopsMatch
+	iprangeMatch
+	lengthMatch
+	policyMatch
+	stringMatch
+	tcpmssMatch
+	tosMatch
 )
 
 // once reports whether the rule had no match of that kind yet.
@@ -87,7 +97,7 @@ func (d *decoder) match(data *fields) bool {
 	case name == "socket" && revision == 3:
 		return d.once(socketMatch) && d.flagged(name, info, "--transparent", "--nowildcard", "--restore-skmark")
 	}
-	return false
+	return d.hostMatch(name, revision, info)
 }
 
 // hasPorts reports whether the rule's protocol is one with ports.
@@ -364,10 +374,8 @@ func (d *decoder) recent(x xtInfo) bool {
 	if d.family == tableid.IPv4 && allZero(x[maskAt+4:maskEnd]) { // after --mask; IPv4 does not read the rest
 		used = maskAt + 4
 	}
-	for _, b := range x[maskAt:used] {
-		if b != 0xff {
-			return false
-		}
+	if !allOnes(x[maskAt:used]) {
+		return false
 	}
 	do, flags := recentDeeds[x[8]&15], x[8]&^15
 	name, ended := untilZero(x[nameAt:sideAt])

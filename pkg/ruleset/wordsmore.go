@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net/netip"
 	"strconv"
@@ -60,30 +61,55 @@ func (d *decoder) owner(x xtInfo) bool {
 	return true
 }
 
-// physdev reads struct xt_physdev_info of a rule that names no device.
+// physdev reads struct xt_physdev_info.
 func (d *decoder) physdev(x xtInfo) bool {
-	const invertAt, maskAt, bridged, isIn, isOut = 64, 65, 4, 8, 16
-	if len(x) != 72 || !allZero(x[:invertAt]) || !x.zeroFrom(maskAt+1) {
+	const invertAt, maskAt, in, out, bridged, isIn, isOut = 64, 65, 1, 2, 4, 8, 16
+	if len(x) != 72 || !x.zeroFrom(maskAt+1) {
 		return false
 	}
 	mask, invert := x[maskAt], x[invertAt]
-	if mask == 0 || mask&^(bridged|isIn|isOut) != 0 || invert&^mask != 0 {
+	if mask == 0 || mask&^(in|out|bridged|isIn|isOut) != 0 || invert&^mask != 0 {
 		return false
+	}
+	devices := [2]string{}
+	for i, bit := range [2]byte{in, out} {
+		name, plain := deviceName(x[32*i : 32*i+32])
+		if plain != (mask&bit != 0) || !plain && !allZero(x[32*i:32*i+32]) {
+			return false
+		}
+		devices[i] = name
 	}
 	d.say(" -m physdev")
 	for _, o := range []struct {
-		bit  byte
-		name string
-	}{{isIn, " --physdev-is-in"}, {isOut, " --physdev-is-out"}, {bridged, " --physdev-is-bridged"}} {
+		bit         byte
+		name, value string
+	}{
+		{isIn, " --physdev-is-in", ""}, {in, " --physdev-in ", devices[0]},
+		{isOut, " --physdev-is-out", ""}, {out, " --physdev-out ", devices[1]}, {bridged, " --physdev-is-bridged", ""},
+	} {
 		if mask&o.bit == 0 {
 			continue
 		}
 		if invert&o.bit != 0 {
 			d.say(" !")
 		}
-		d.say(o.name)
+		d.say(o.name + o.value)
 	}
 	return true
+}
+
+// deviceName reads the name of an interface, and the mask behind it: of the whole name with its
+// zero, or of the beginning of names, which has a + behind it.
+func deviceName(x xtInfo) (name string, plain bool) {
+	text, ended := untilZero(x[:unix.IFNAMSIZ])
+	bare, begins := bytes.CutSuffix(text, []byte{'+'})
+	masked := len(text) + 1
+	if begins {
+		masked = len(bare)
+	}
+	plain = ended && plainName(bare) && !bytes.ContainsAny(bare, "+/") &&
+		allOnes(x[unix.IFNAMSIZ:unix.IFNAMSIZ+masked]) && x.zeroFrom(unix.IFNAMSIZ+masked)
+	return string(text), plain
 }
 
 // pkttype reads struct xt_pkttype_info.

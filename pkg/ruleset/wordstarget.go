@@ -2,7 +2,6 @@ package ruleset
 
 import (
 	"bytes"
-	"net/netip"
 	"strconv"
 	"strings"
 
@@ -67,7 +66,7 @@ func (d *decoder) xtTarget(data *fields) bool {
 	case name == "CONNMARK" && revision == 2:
 		return d.connmark(x)
 	case name == "LOG" && revision == 0:
-		return d.log(x)
+		return d.xtLog(x)
 	case name == "REJECT" && revision == 0:
 		return d.reject(x)
 	case name == "TCPMSS" && revision == 0:
@@ -85,7 +84,7 @@ func (d *decoder) xtTarget(data *fields) bool {
 	case name == "REDIRECT" && revision == 0: // 1.8.7 prints --random next to ports only
 		return d.nat(x, revision, "", natPorts)
 	}
-	return false
+	return d.hostTarget(name, revision, x)
 }
 
 // setMark reads struct xt_mark_tginfo2.
@@ -126,8 +125,8 @@ func (d *decoder) connmark(x xtInfo) bool {
 // logFlags are what LOG adds to a line, by the bits of xt_log.h. Others have no option.
 var logFlags = []string{" --log-tcp-sequence", " --log-tcp-options", " --log-ip-options", " --log-uid", "", " --log-macdecode"}
 
-// log reads struct xt_log_info.
-func (d *decoder) log(x xtInfo) bool {
+// xtLog reads struct xt_log_info.
+func (d *decoder) xtLog(x xtInfo) bool {
 	const prefixAt, size, usualLevel = 2, 32, 4
 	if len(x) != size || x[0] > 7 {
 		return false
@@ -232,18 +231,18 @@ func (d *decoder) nat(x xtInfo, revision uint32, to string, may uint32) bool {
 	flags, portsAt := x.u32(0), 4+2*addressLen
 	low, high := x[4:4+addressLen], x[4+addressLen:portsAt]
 	first, last := x.port(portsAt), x.port(portsAt+2)
-	if flags&^may != 0 || !bytes.Equal(low, high) || !x.zeroFrom(portsAt+4) || first > last {
+	if flags&^may != 0 || !x.zeroFrom(portsAt+4) || first > last {
 		return false
 	}
 	if flags&natPorts == 0 && last != 0 || flags&natPorts != 0 && (first == 0 || !d.hasPorts()) {
 		return false
 	}
 	if to == "" {
-		if !allZero(low) {
+		if !allZero(low) || !allZero(high) {
 			return false
 		}
 		to = "--to-ports"
-	} else if flags&natAddresses == 0 || !d.natAddress(low, flags, to) {
+	} else if flags&natAddresses == 0 || !d.natAddresses(low, high, flags, to) {
 		return false
 	}
 	if flags&natPorts != 0 {
@@ -269,22 +268,17 @@ func (d *decoder) nat(x xtInfo, revision uint32, to string, may uint32) bool {
 	return true
 }
 
-// natAddress says the one address that packets are translated to.
-func (d *decoder) natAddress(address []byte, flags uint32, to string) bool {
-	if d.family == tableid.IPv4 {
-		if !allZero(address[4:]) {
-			return false
-		}
-		address = address[:4]
+// natAddresses says the address, or the range of addresses, that packets are translated to. Those of
+// IPv6 are in brackets where ports follow.
+func (d *decoder) natAddresses(low, high []byte, flags uint32, to string) bool {
+	text, plain := d.address(low)
+	if !bytes.Equal(low, high) {
+		last, too := d.address(high)
+		text, plain = text+"-"+last, plain && too
 	}
-	addr, _ := netip.AddrFromSlice(address)
-	if !plainAddress(addr) || addr.IsUnspecified() {
-		return false
-	}
-	text := addr.String()
-	if addr.Is6() && flags&natPorts != 0 {
+	if d.family == tableid.IPv6 && flags&natPorts != 0 {
 		text = "[" + text + "]"
 	}
 	d.target = append(append(append(append(d.target, ' '), to...), ' '), text...)
-	return true
+	return plain
 }

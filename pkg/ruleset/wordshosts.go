@@ -1,0 +1,400 @@
+package ruleset
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// This file reads the extensions that host firewalls, hypervisors and VPN gateways use (ufw, CSF,
+// libvirt, strongSwan, Suricata); see wordsmatch.go for the sources.
+
+// hostMatch reads one of their matches. A rule has each of them once only.
+func (d *decoder) hostMatch(name string, revision uint32, x xtInfo) bool {
+	for _, m := range hostMatches {
+		if m.name == name && m.revision == revision {
+			return d.once(m.kind) && m.read(d, x)
+		}
+	}
+	return false
+}
+
+// hostMatches are those matches by the kernel's names.
+var hostMatches = []struct {
+	name     string
+	revision uint32
+	kind     uint
+	read     func(*decoder, xtInfo) bool
+}{
+	{"connlimit", 1, connlimitMatch, (*decoder).connlimit},
+	{"dscp", 0, dscpMatch, (*decoder).dscp},
+	{"helper", 0, helperMatch, (*decoder).helper},
+	{"hl", 0, hopsMatch, func(d *decoder, x xtInfo) bool { return d.hops("hl", x) }},
+	{"iprange", 1, iprangeMatch, (*decoder).iprange},
+	{"length", 0, lengthMatch, func(d *decoder, x xtInfo) bool { return d.size("length", "--length", x) }},
+	{"policy", 0, policyMatch, (*decoder).policy},
+	{"string", 1, stringMatch, (*decoder).string},
+	{"tcpmss", 0, tcpmssMatch, func(d *decoder, x xtInfo) bool {
+		return d.protocol == unix.IPPROTO_TCP && d.size("tcpmss", "--mss", x)
+	}},
+	{"tos", 1, tosMatch, (*decoder).tos},
+	{"ttl", 0, hopsMatch, func(d *decoder, x xtInfo) bool { return d.hops("ttl", x) }},
+}
+
+// size reads struct xt_length_info or xt_tcpmss_match_info.
+func (d *decoder) size(name, option string, x xtInfo) bool {
+	if len(x) != 8 || x[4] > 1 || !x.zeroFrom(5) || x.u16(0) > x.u16(2) {
+		return false
+	}
+	d.say(" -m " + name)
+	d.matches = appendPorts(d.matches, x[4] == 1, option, x.u16(0), x.u16(2))
+	return true
+}
+
+// hops reads struct ipt_ttl_info or ip6t_hl_info.
+func (d *decoder) hops(name string, x xtInfo) bool {
+	if len(x) != 8 || int(x[0]) >= len(hopsOrders) || !x.zeroFrom(2) {
+		return false
+	}
+	order := hopsOrders[x[0]]
+	d.say(" -m " + name)
+	d.matches = strconv.AppendUint(option(d.matches, order.not, "--"+name+order.name, ""), uint64(x[1]), 10)
+	return true
+}
+
+var hopsOrders = []struct {
+	not  bool
+	name string
+}{{false, "-eq"}, {true, "-eq"}, {false, "-lt"}, {false, "-gt"}}
+
+// dscp reads struct xt_dscp_info.
+func (d *decoder) dscp(x xtInfo) bool {
+	if len(x) != 8 || x[0] > maxDSCP || x[1] > 1 || !x.zeroFrom(2) {
+		return false
+	}
+	d.say(" -m dscp")
+	d.matches = fmt.Appendf(option(d.matches, x[1] == 1, "--dscp", ""), "0x%02x", x[0])
+	return true
+}
+
+const maxDSCP = 0x3f // XT_DSCP_MAX
+
+// tos reads struct xt_tos_match_info.
+func (d *decoder) tos(x xtInfo) bool {
+	if len(x) != 8 || x[2] > 1 || !x.zeroFrom(3) {
+		return false
+	}
+	d.say(" -m tos")
+	d.matches = fmt.Appendf(option(d.matches, x[2] == 1, "--tos", ""), "0x%02x/0x%02x", x[1], x[0])
+	return true
+}
+
+// helper reads struct xt_helper_info.
+func (d *decoder) helper(x xtInfo) bool {
+	const nameAt, end = 4, 34
+	if len(x) != 40 || x.u32(0) > 1 || !x.zeroFrom(end) {
+		return false
+	}
+	name, ended := untilZero(x[nameAt:end])
+	if !ended || !plainName(name) {
+		return false
+	}
+	d.say(" -m helper")
+	if x.u32(0) == 1 {
+		d.say(" !")
+	}
+	d.matches = appendQuoted(append(d.matches, " --helper"...), name)
+	return true
+}
+
+// iprange reads struct xt_iprange_mtinfo.
+func (d *decoder) iprange(x xtInfo) bool {
+	const flagsAt, invert = 64, 4
+	if len(x) != 72 || !x.zeroFrom(flagsAt+1) || x[flagsAt]&3 == 0 || x[flagsAt]>>invert&^x[flagsAt] != 0 || x[flagsAt]&0xcc != 0 {
+		return false
+	}
+	d.say(" -m iprange")
+	for i, name := range [2]string{"--src-range", "--dst-range"} {
+		at, bit := i*2*netip6Len, byte(1)<<i
+		low, okLow := d.address(x[at : at+netip6Len])
+		high, okHigh := d.address(x[at+netip6Len : at+2*netip6Len])
+		switch {
+		case x[flagsAt]&bit == 0:
+			if !allZero(x[at : at+2*netip6Len]) {
+				return false
+			}
+		case !okLow || !okHigh:
+			return false
+		default:
+			d.matches = option(d.matches, x[flagsAt]&(bit<<invert) != 0, name, low+"-"+high)
+		}
+	}
+	return true
+}
+
+// address returns an address as everyone writes it, of a union nf_inet_addr.
+func (d *decoder) address(x []byte) (text string, plain bool) {
+	size := 4
+	if d.family == tableid.IPv6 {
+		size = netip6Len
+	}
+	addr, _ := netip.AddrFromSlice(x[:size])
+	return addr.String(), plainAddress(addr) && !addr.IsUnspecified() && (len(x) == size || allZero(x[size:]))
+}
+
+// connlimit reads struct xt_connlimit_info.
+func (d *decoder) connlimit(x xtInfo) bool {
+	const limitAt, flagsAt, end, upTo, destination = 16, 20, 24, 1, 2
+	size := 4
+	if d.family == tableid.IPv6 {
+		size = netip6Len
+	}
+	if len(x) != 32 || x.u32(flagsAt)&^3 != 0 || !x.zeroFrom(end) {
+		return false
+	}
+	bits := prefixOf(x[:size])
+	if every := bits == 8*size && allOnes(x[:limitAt]); bits < 0 || !every && !allZero(x[size:limitAt]) {
+		return false // IPv4 does not read the rest, which is all ones without --connlimit-mask
+	}
+	name, side := " --connlimit-above ", " --connlimit-saddr"
+	if x.u32(flagsAt)&upTo != 0 {
+		name = " --connlimit-upto "
+	}
+	if x.u32(flagsAt)&destination != 0 {
+		side = " --connlimit-daddr"
+	}
+	d.matches = fmt.Appendf(d.matches, " -m connlimit%s%d --connlimit-mask %d%s", name, x.u32(limitAt), bits, side)
+	return true
+}
+
+// string reads struct xt_string_info of a pattern that is printed as it is.
+func (d *decoder) string(x xtInfo) bool {
+	const algorithmAt, patternAt, lengthAt, flagsAt, end = 4, 20, 148, 149, 152
+	const invert, ignoreCase, last = 1, 2, 0xffff
+	if len(x) != 160 || int(x[lengthAt]) > lengthAt-patternAt || x[lengthAt] == 0 || x[flagsAt]&^3 != 0 || !x.zeroFrom(flagsAt+1) {
+		return false
+	}
+	algorithm, ended := untilZero(x[algorithmAt:patternAt])
+	pattern, rest := x[patternAt:patternAt+int(x[lengthAt])], x[patternAt+int(x[lengthAt]):lengthAt]
+	if !ended || !plainName(algorithm) || !printable(pattern) || bytes.ContainsAny(pattern, `"'\`) || !allZero(rest) {
+		return false
+	}
+	d.say(" -m string")
+	d.matches = append(option(d.matches, x[flagsAt]&invert != 0, "--string", `"`), pattern...)
+	d.say(`" --algo ` + string(algorithm))
+	if from := x.u16(0); from != 0 {
+		d.matches = strconv.AppendUint(append(d.matches, " --from "...), uint64(from), 10)
+	}
+	if to := x.u16(2); to == 0 {
+		return false
+	} else if to != last {
+		d.matches = strconv.AppendUint(append(d.matches, " --to "...), uint64(to), 10)
+	}
+	if x[flagsAt]&ignoreCase != 0 {
+		d.say(" --icase")
+	}
+	return true
+}
+
+// policy reads struct xt_policy_info of a rule without addresses of tunnels.
+func (d *decoder) policy(x xtInfo) bool {
+	const elements, size, flagsAt, lengthAt, end = 4, 76, 304, 306, 308
+	const in, out, none, strict = 1, 2, 4, 8
+	if len(x) != 312 || !x.zeroFrom(end) || x.u16(lengthAt) > elements {
+		return false
+	}
+	flags, used := x.u16(flagsAt), int(x.u16(lengthAt))
+	if flags&^(in|out|none|strict) != 0 || flags&in != 0 == (flags&out != 0) || flags&none != 0 && flags&strict != 0 ||
+		flags&none != 0 == (used > 0) || flags&strict == 0 && used > 1 || !allZero(x[used*size:flagsAt]) {
+		return false
+	}
+	d.say(" -m policy --dir ")
+	d.say([]string{"in", "out"}[flags>>1&1])
+	d.say(" --pol ")
+	d.say([]string{"ipsec", "none"}[flags>>2&1])
+	if flags&strict != 0 {
+		d.say(" --strict")
+	}
+	for i := range used {
+		if i > 0 {
+			d.say(" --next")
+		}
+		if !d.policyElement(x[i*size : (i+1)*size]) {
+			return false
+		}
+	}
+	return true
+}
+
+// policyElement reads struct xt_policy_elem.
+func (d *decoder) policyElement(x xtInfo) bool {
+	const spiAt, requestAt, protoAt, modeAt, matchAt, invertAt = 64, 68, 72, 73, 74, 75
+	const proto, mode, spi, request = 4, 8, 16, 32
+	match, invert := x[matchAt], x[invertAt]
+	if !allZero(x[:spiAt]) || match&^(proto|mode|spi|request) != 0 || invert&^match != 0 {
+		return false
+	}
+	if match&request == 0 && x.u32(requestAt) != 0 || match&spi == 0 && x.u32(spiAt) != 0 ||
+		match&proto == 0 && x[protoAt] != 0 || match&mode == 0 && x[modeAt] != 0 {
+		return false
+	}
+	if match&request != 0 {
+		d.matches = strconv.AppendUint(option(d.matches, invert&request != 0, "--reqid", ""), uint64(x.u32(requestAt)), 10)
+	}
+	if match&spi != 0 {
+		d.matches = fmt.Appendf(option(d.matches, invert&spi != 0, "--spi", ""), "0x%x", x.u32(spiAt)) // as it was given
+	}
+	if match&proto != 0 {
+		name := map[byte]string{unix.IPPROTO_ESP: "esp", unix.IPPROTO_AH: "ah"}[x[protoAt]]
+		if d.matches = option(d.matches, invert&proto != 0, "--proto", name); name == "" {
+			return false
+		}
+	}
+	if match&mode != 0 {
+		name := map[byte]string{0: "transport", 1: "tunnel"}[x[modeAt]] // XT_POLICY_MODE_*
+		if d.matches = option(d.matches, invert&mode != 0, "--mode", name); name == "" {
+			return false
+		}
+	}
+	return true
+}
+
+// hostTarget reads a target of theirs, whose name stands in d.target.
+func (d *decoder) hostTarget(name string, revision uint32, x xtInfo) bool {
+	switch {
+	case name == "CHECKSUM" && revision == 0:
+		d.target = append(d.target, " --checksum-fill"...)
+		return len(x) == 8 && x[0] == 1 && x.zeroFrom(1)
+	case name == "DSCP" && revision == 0:
+		d.target = fmt.Appendf(d.target, " --set-dscp 0x%02x", first(x))
+		return len(x) == 8 && x[0] <= maxDSCP && x.zeroFrom(1)
+	case name == "TOS" && revision == 1 && len(x) == 8:
+		d.target = fmt.Appendf(d.target, " --set-tos 0x%02x/0x%02x", x[0], x[1])
+		return x.zeroFrom(2)
+	case (name == "TTL" || name == "HL") && revision == 0:
+		return d.setHops(map[string]string{"TTL": "--ttl", "HL": "--hl"}[name], x)
+	case name == "NFQUEUE" && revision == 3:
+		return d.queue(x)
+	case name == "NFLOG" && revision == 0:
+		return d.nflog(x)
+	case name == "TEE" && revision == 1:
+		return d.tee(x)
+	}
+	return false
+}
+
+func first(x xtInfo) byte {
+	if len(x) == 0 {
+		return 0
+	}
+	return x[0]
+}
+
+// setHops reads struct ipt_TTL_info or ip6t_HL_info.
+func (d *decoder) setHops(name string, x xtInfo) bool {
+	modes := []string{"-set ", "-inc ", "-dec "}
+	if len(x) != 8 || int(x[0]) >= len(modes) || !x.zeroFrom(2) {
+		return false
+	}
+	d.target = strconv.AppendUint(append(d.target, " "+name+modes[x[0]]...), uint64(x[1]), 10)
+	return true
+}
+
+// queue reads struct xt_NFQ_info_v3.
+func (d *decoder) queue(x xtInfo) bool {
+	const bypass, fanout = 1, 2
+	if len(x) != 8 || x.u16(2) == 0 || x.u16(4)&^(bypass|fanout) != 0 || !x.zeroFrom(6) {
+		return false
+	}
+	queue, count := uint64(x.u16(0)), uint64(x.u16(2))
+	if count == 1 {
+		d.target = strconv.AppendUint(append(d.target, " --queue-num "...), queue, 10)
+	} else {
+		d.target = fmt.Appendf(d.target, " --queue-balance %d:%d", queue, queue+count-1)
+	}
+	if x.u16(4)&bypass != 0 {
+		d.target = append(d.target, " --queue-bypass"...)
+	}
+	if x.u16(4)&fanout != 0 {
+		d.target = append(d.target, " --queue-cpu-fanout"...)
+	}
+	return queue+count <= 1<<16
+}
+
+// nflog reads struct xt_nflog_info, without --nflog-range.
+func (d *decoder) nflog(x xtInfo) bool {
+	const lengthAt, groupAt, thresholdAt, flagsAt, padAt, prefixAt, end, copies = 0, 4, 6, 8, 10, 12, 76, 1
+	if len(x) != 80 || !x.zeroFrom(end) || x.u16(padAt) != 0 || x.u16(flagsAt) > copies || x.u16(flagsAt) == 0 && x.u32(lengthAt) != 0 {
+		return false
+	}
+	prefix, ended := untilZero(x[prefixAt:end])
+	d.sayNFLOG(prefix, x.u16(groupAt), x.u16(flagsAt) == copies, x.u32(lengthAt), x.u16(thresholdAt))
+	return ended && printable(prefix)
+}
+
+// log reads the expression that iptables-nft 1.8.8 and later write for NFLOG.
+func (d *decoder) log(data *fields) bool {
+	const longest = 64
+	var prefix string
+	if data.has(unix.NFTA_LOG_PREFIX) {
+		if prefix = data.text(unix.NFTA_LOG_PREFIX); prefix == "" || len(prefix) >= longest || !printable([]byte(prefix)) {
+			return false
+		}
+	}
+	group := data.bytes(unix.NFTA_LOG_GROUP, 2)
+	copies, length := data.has(unix.NFTA_LOG_SNAPLEN), uint32(0)
+	if copies {
+		length = data.number(unix.NFTA_LOG_SNAPLEN)
+	}
+	threshold := []byte{0, 0}
+	if data.has(unix.NFTA_LOG_QTHRESHOLD) {
+		if threshold = data.bytes(unix.NFTA_LOG_QTHRESHOLD, 2); allZero(threshold) {
+			return false
+		}
+	}
+	if !data.done() || copies && length == 0 {
+		return false
+	}
+	d.target = append(d.target, " -j NFLOG"...)
+	d.sayNFLOG([]byte(prefix), binary.BigEndian.Uint16(group), copies, length, binary.BigEndian.Uint16(threshold))
+	return true
+}
+
+func (d *decoder) sayNFLOG(prefix []byte, group uint16, copies bool, length uint32, threshold uint16) {
+	if len(prefix) > 0 {
+		d.target = appendQuoted(append(d.target, " --nflog-prefix"...), prefix)
+	}
+	if group != 0 {
+		d.target = strconv.AppendUint(append(d.target, " --nflog-group "...), uint64(group), 10)
+	}
+	if copies {
+		d.target = strconv.AppendUint(append(d.target, " --nflog-size "...), uint64(length), 10)
+	}
+	if threshold != 0 {
+		d.target = strconv.AppendUint(append(d.target, " --nflog-threshold "...), uint64(threshold), 10)
+	}
+}
+
+// tee reads struct xt_tee_tginfo.
+func (d *decoder) tee(x xtInfo) bool {
+	const deviceAt, end = 16, 32
+	if len(x) != 40 || !x.zeroFrom(end) {
+		return false
+	}
+	gateway, plain := d.address(x[:deviceAt])
+	device, ended := untilZero(x[deviceAt:end])
+	if !plain || !ended || len(device) > 0 && !plainName(device) {
+		return false
+	}
+	d.target = append(append(d.target, " --gateway "...), gateway...)
+	if len(device) > 0 {
+		d.target = append(append(d.target, " --oif "...), device...)
+	}
+	return true
+}
