@@ -220,8 +220,9 @@ func (found *unguardedFound) add(f rules.Family, t rules.TableName, list []prote
 
 // ruleText returns a rule's text, or why it has none, of ruleBytes at most.
 func ruleText(r rules.Rule) string {
-	text := r.Spec
-	if reason, opaque := r.Opaque(); opaque {
+	text, readable := r.Readable()
+	if !readable {
+		reason, _ := r.Opaque()
 		text = "(a rule without a text: " + reason + ")"
 	} else if text == "" {
 		text = "(any packet, without a target)"

@@ -56,11 +56,8 @@ func (m *lastMoment) take(upTo uint64) map[rules.TableName]Snapshot {
 	return all
 }
 
-// notAskedYet is why a rule has no text in a Snapshot that was not waited for.
-const notAskedYet = "it was not known yet what iptables prints of it"
-
 // Taking implements nft.MirrorView: it keeps what stands before a commit that may be a part of a
-// flush. It executes nothing: a rule of which the text is not known is opaque.
+// flush.
 func (f *familyText) Taking(genid uint32, tables []string, missed bool) {
 	marks := f.taken.mayFlush(f.family, func(p Place) int {
 		if c := f.raw.Chain(p); c != nil {
@@ -77,15 +74,6 @@ func (f *familyText) Taking(genid uint32, tables []string, missed bool) {
 	// The name of an ipset that a rule has by a number is certain only while the rule stands.
 	if len(marks) == 0 || f.before.named != f.lexicon.numbers() {
 		return
-	}
-	for name, t := range f.tables {
-		for chain, held := range t.textless {
-			if f.lexicon.anyFickle(held.IDs) {
-				delete(marks, name) // the bytes do not say what the rule means
-				continue
-			}
-			t.fresh[chain] = f.shared(Place{Table: name, Chain: chain}, f.lexicon.textsOr(held.IDs, notAskedYet))
-		}
 	}
 	shown := f.snapshot(uint64(genid))
 	for name, took := range marks {
@@ -106,13 +94,6 @@ func (k *Kernel) Before(family rules.Family, digest uint64) map[rules.TableName]
 
 // numbers counts the rules that named an ipset by its number when they were met.
 func (l *lexicon) numbers() uint64 { return l.named.Load() }
-
-// anyFickle reports whether the bytes of one of the rules do not say what it means.
-func (l *lexicon) anyFickle(ids []nft.RuleID) bool {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	return slices.ContainsFunc(ids, func(id nft.RuleID) bool { return l.entries[id].fickle })
-}
 
 // Later reports whether a Snapshot of nf_tables shows a later state than that of another digest.
 func (s Snapshot) Later(digest uint64) bool { return nft.Newer(uint32(s.Digest), uint32(digest)) }

@@ -33,7 +33,7 @@ type rawSource interface {
 type directWriter struct {
 	conn   *nft.Conn
 	source rawSource
-	taught taught // bytes that are right as long as the trial chains stand
+	taught taught // bytes that are right as long as the chains of texts exist
 	sets   *usedNumbers
 	batch  *nft.Batch
 	writes bool // the batch has content
@@ -54,9 +54,6 @@ var errNotDirect = errors.New("cannot be written directly")
 func (w *directWriter) add(family rules.Family, script *Script) error {
 	if script.Empty() {
 		return nil
-	}
-	if script.AsText {
-		return fmt.Errorf("%s %s %w: it is to be written as text", family, script.Table, errNotDirect)
 	}
 	before := w.batch.Mark()
 	plan := tablePlan{directWriter: w, family: family, table: script.Table, chains: map[string]*chainPlan{}, exist: map[string]bool{}}

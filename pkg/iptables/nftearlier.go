@@ -10,16 +10,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A RawRule is a rule as nf_tables holds it, to be kept on disk. Bytes are the Kernel's own format.
-// Text is the rule's text, and empty where the bytes alone say it: pkg/ruleset spells most rules.
-type RawRule struct {
-	Text  string
-	Bytes []byte
-}
-
-// Earlier calls add with each rule of a family that was kept before the Kernel was opened. The
-// Bytes are the callee's for the call only.
-type Earlier func(f rules.Family, add func(RawRule))
+// Earlier calls add with the bytes of each rule of a family that was kept before the Kernel was
+// opened, in the Kernel's own format. They are the callee's for the call only.
+type Earlier func(f rules.Family, add func([]byte))
 
 // KnowEarlier has rules written by their bytes that this Kernel has not met: those of a generation
 // on disk, which were flushed while canaryd did not run. It is called before the first Read.
@@ -31,34 +24,32 @@ func (k *Kernel) KnowEarlier(earlier Earlier) {
 	}
 }
 
-// RawRule returns a rule with a text as nf_tables holds it; false if this Kernel has not met the
-// rule, or if other bytes may mean the same. On legacy it is always false. Bytes are in room, if it
-// is large enough. It may be called concurrently.
-func (k *Kernel) RawRule(f rules.Family, r rules.Rule, room []byte) (RawRule, bool) {
+// RawRule returns a rule as nf_tables holds it, to be kept on disk. It is false if this Kernel has
+// not met the rule, if canaryd has no words for its bytes, or if the rule has its bytes itself. On
+// legacy it is always false. The bytes are in room, if it is large enough. It may be called
+// concurrently.
+func (k *Kernel) RawRule(f rules.Family, r rules.Rule, room []byte) ([]byte, bool) {
 	source, is := k.source.(lexicons)
 	if !is || source[f] == nil {
-		return RawRule{}, false
+		return nil, false
 	}
 	l := source[f]
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	id := l.find(r.Key())
-	if id == 0 {
-		return RawRule{}, false
+	if id == 0 || !l.entries[id].spelled {
+		return nil, false
 	}
 	scratch, _ := scratches.Get().(*[]byte)
 	if scratch == nil {
 		scratch = new([]byte)
 	}
 	rule := l.store.Rule(id, (*scratch)[:0])
-	raw := RawRule{Bytes: appendRaw(room[:0], rule)}
+	raw := appendRaw(room[:0], rule)
 	if cap(rule.Expressions) > cap(*scratch) {
 		*scratch = rule.Expressions
 	}
 	scratches.Put(scratch)
-	if !l.entries[id].spelled {
-		raw.Text = r.Spec
-	}
 	return raw, true
 }
 
@@ -108,21 +99,9 @@ func (l *lexicon) recall(key rules.Key, room []byte) (nft.Rule, bool) {
 	return l.met(key, room)
 }
 
-// meet takes in a rule that was kept. A text that cannot be its own is not believed.
-func (l *lexicon) meet(kept RawRule) {
-	raw, err := parseRaw(kept.Bytes)
-	if err != nil {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	id, err := l.intern(raw)
-	if err != nil {
-		return
-	}
-	if e := &l.entries[id]; kept.Text != "" && !e.learned && !e.fickle {
-		if rule, err := rules.ParseRule(kept.Text); err == nil {
-			_ = l.pair(id, rule) // without a text the rule is not found
-		}
+// meet takes in a rule that was kept.
+func (l *lexicon) meet(kept []byte) {
+	if raw, err := parseRaw(kept); err == nil {
+		_, _ = l.Intern(raw) // if it cannot be taken in, the rule is not found
 	}
 }

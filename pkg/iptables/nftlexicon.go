@@ -1,10 +1,9 @@
 package iptables
 
 import (
-	"errors"
 	"hash/maphash"
 	"math"
-	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,10 +13,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/ruleset"
 )
 
-// A lexicon translates between rules as nf_tables holds them and their text.
-// pkg/ruleset spells the rules of kube-proxy, CNI plugins and Docker. The text of
-// all others is the one that iptables printed for the very same bytes. It may be
-// used concurrently.
+// A lexicon translates between rules as nf_tables holds them and rules as values. pkg/ruleset spells
+// the rules of kube-proxy, CNI plugins, Docker and host firewalls. A rule that it cannot spell has
+// the text that iptables-restore made it of, if this Kernel had that done (see teach), and else it
+// is opaque: its bytes are all that is needed to know it and to write it again. It may be used
+// concurrently.
 //
 // It implements nft.Rulebook for the mirror.
 type lexicon struct {
@@ -29,7 +29,6 @@ type lexicon struct {
 	byKey   nft.Index // of rules' numbers
 	seed    maphash.Seed
 	small   int           // how many entries there were when it was last tidied up
-	noBytes bool          // opaque rules are not to hold their bytes: nothing would write them
 	sets    setIndex      // nil: rules that name ipsets are known by numbers
 	named   atomic.Uint64 // how often a rule with the number of an ipset was met
 	// earlier has the rules that were met before canaryd started; nil if none are kept. recalled is
@@ -39,13 +38,10 @@ type lexicon struct {
 	recalled  time.Time
 }
 
-// An entry is the text of a raw rule, if that is known.
+// An entry is a raw rule as a value.
 type entry struct {
-	rule    rules.Rule
-	left    uint32 // when a chain was last without it that had it, in seconds
-	learned bool   // the text is there
-	// fickle: its bytes do not say what it means; see indexed.
-	fickle bool
+	rule rules.Rule
+	left uint32 // when a chain was last without it that had it, in seconds
 	// spelled: pkg/ruleset says the text.
 	spelled bool
 }
@@ -71,6 +67,14 @@ func (l lexicons) raw(family rules.Family, rule rules.Rule, room []byte) (nft.Ru
 	return l[family].raw(rule, room)
 }
 
+// name is lexicon.name of one family.
+func (l lexicons) name(family rules.Family, raw nft.Rule, rule rules.Rule) error {
+	if l[family] == nil {
+		return nil
+	}
+	return l[family].name(raw, rule)
+}
+
 // Intern implements nft.Rulebook. A rule that names ipsets is known by their names: while it
 // stands, they are those of the numbers in its bytes. The read counts only if no commit touched
 // its chain until after that.
@@ -90,23 +94,53 @@ func (l *lexicon) intern(raw nft.Rule) (nft.RuleID, error) {
 	if err != nil || int(id) < len(l.entries) {
 		return id, err
 	}
-	e := entry{left: l.now(), fickle: indexed(raw)}
-	if comment, ok := markOf(raw); ok && !e.fickle {
-		e.rule, e.learned = rules.Rule{Spec: markStart + comment + markEnd}, true
-	} else if odd := shapeOf(l.family, raw).odd; odd != "" {
-		e.rule, e.learned, e.fickle = l.without(raw, odd), true, false
-	}
+	e := entry{left: l.now()}
+	e.rule, e.spelled = spell(l.family, raw)
 	l.entries = append(l.entries, e)
-	bare, sets, _ := withoutNames(raw)
-	if words, ok := ruleset.Words(l.family, bare.Expressions, bare.Userdata, sets); ok && !e.learned {
-		// If it cannot be paired, iptables is asked.
-		l.entries[id].spelled = l.pair(id, compactRule(rules.PrintedRule(words))) == nil
-	}
+	l.index(id)
 	return id, nil
 }
 
+// spell returns a raw rule as a value: with its words, or opaque.
+func spell(family rules.Family, raw nft.Rule) (rule rules.Rule, spelled bool) {
+	if comment, ok := markOf(raw); ok {
+		return rules.Rule{Spec: markStart + comment + markEnd}, true
+	}
+	bare, sets, _ := withoutNames(raw)
+	if words, ok := ruleset.Words(family, bare.Expressions, bare.Userdata, sets); ok {
+		rule = compactRule(rules.PrintedRule(words))
+		if _, opaque := rule.Opaque(); !opaque {
+			return rule, true
+		}
+	}
+	return opaque(family, raw), false
+}
+
+// compactRule returns the rule in memory of its own, and no more than it needs:
+// it may stay for ever.
+func compactRule(rule rules.Rule) rules.Rule {
+	rule.Spec = strings.Clone(rule.Spec)
+	if i := strings.LastIndex(rule.Spec, rule.Target); i >= 0 {
+		rule.Target = rule.Spec[i : i+len(rule.Target)]
+	}
+	return rule
+}
+
+// name has the bytes shown as the text from which iptables-restore made them, unless they have words.
+func (l *lexicon) name(raw nft.Rule, rule rules.Rule) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	id, err := l.intern(raw)
+	if err != nil || l.entries[id].spelled {
+		return err
+	}
+	l.entries[id].rule = compactRule(rule)
+	l.index(id)
+	return nil
+}
+
 // keep returns the bytes of an opaque rule, and has them shown as this rule from now on, unless
-// their text is known: what is written without a text is to be read back as the same.
+// they have a text: a reason that an earlier canaryd gave would make it another rule.
 func (l *lexicon) keep(rule rules.Rule) (nft.Rule, bool) {
 	raw, ok := heldBytes(rule)
 	if !ok {
@@ -118,42 +152,24 @@ func (l *lexicon) keep(rule rules.Rule) (nft.Rule, bool) {
 	if err != nil {
 		return nft.Rule{}, false
 	}
-	if e := &l.entries[id]; !e.learned {
-		e.rule, e.learned, e.fickle = rule, true, false
+	if e := &l.entries[id]; e.opaque() {
+		e.rule = rule
 	}
 	return raw, true
 }
 
-// texts returns the texts of raw rules, if all are known and certain.
-func (l *lexicon) texts(ids []nft.RuleID) ([]rules.Rule, bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, id := range ids {
-		if e := &l.entries[id]; !e.learned || e.fickle {
-			return nil, false
-		}
-	}
+// texts returns raw rules as values.
+func (l *lexicon) texts(ids []nft.RuleID) []rules.Rule {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
 	found := make([]rules.Rule, len(ids))
 	for i, id := range ids {
 		found[i] = l.entries[id].rule
 	}
-	return found, true
-}
-
-// textsOr returns the texts of raw rules that are certain. All others are opaque for that reason.
-func (l *lexicon) textsOr(ids []nft.RuleID, reason string) []rules.Rule {
-	found := make([]rules.Rule, len(ids))
-	for i, id := range ids {
-		var certain bool
-		if found[i], certain = l.known(id); !certain {
-			found[i] = l.opaque(id, reason)
-		}
-	}
 	return found
 }
 
-// raw returns a rule as nf_tables would hold it; false if no such rule was met,
-// or if its bytes are not certain to mean the same again. It may use room,
+// raw returns a rule as nf_tables would hold it; false if no such rule was met. It may use room,
 // which is overwritten.
 func (l *lexicon) raw(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	if comment, ok := cutMark(rule.Spec); ok {
@@ -179,95 +195,26 @@ func (l *lexicon) met(key rules.Key, room []byte) (nft.Rule, bool) {
 	return l.store.Rule(id, room), true
 }
 
-// find returns the rule that is certain to have this Key, 0 if there is none.
+// find returns the rule that has this Key, 0 if there is none. An opaque rule has its bytes itself.
 func (l *lexicon) find(key rules.Key) nft.RuleID {
 	return nft.RuleID(l.byKey.Find(maphash.String(l.seed, string(key)), func(n uint32) bool {
 		e := &l.entries[n]
-		return e.learned && !e.fickle && !e.odd() && e.rule.Key() == key
+		return !e.opaque() && e.rule.Key() == key
 	}))
 }
 
-// index lets find know of a rule's Key.
+// index lets find know of a rule's Key. Of other bytes of the same Key, which another version of
+// iptables wrote, the first ones are found.
 func (l *lexicon) index(id nft.RuleID) {
-	if l.find(l.entries[id].rule.Key()) != 0 {
-		return // other bytes that mean the same: see inSameWords
+	if e := &l.entries[id]; !e.opaque() && l.find(e.rule.Key()) == 0 {
+		l.byKey.Add(uint32(id), func(n uint32) uint64 { return maphash.String(l.seed, string(l.entries[n].rule.Key())) })
 	}
-	l.byKey.Add(uint32(id), func(n uint32) uint64 { return maphash.String(l.seed, string(l.entries[n].rule.Key())) })
 }
 
-var errPair = errors.New("the text is of another rule")
-
-// learn takes what iptables printed for the rule. It refuses a text whose
-// comment or target is not the rule's. A rule that was printed in two ways
-// is fickle from now on.
-func (l *lexicon) learn(id nft.RuleID, rule rules.Rule) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.pair(id, rule)
-}
-
-// pair is learn; l.mu must be held.
-func (l *lexicon) pair(id nft.RuleID, rule rules.Rule) error {
-	e := &l.entries[id]
-	if e.learned && (e.rule == rule || e.odd()) {
-		return nil
-	}
-	shape := shapeOf(l.family, l.store.Rule(id, nil))
-	if err := shape.agrees(rule); err != nil {
-		return err
-	}
-	switch {
-	case e.fickle:
-	case e.learned:
-		e.fickle = true
-	default:
-		e.rule = rule
-		if other := l.find(rule.Key()); other != 0 && inSameWords(l.family, l.store.Rule(id, nil), l.store.Rule(other, nil)) {
-			e.rule = l.without(l.store.Rule(id, nil), "iptables prints another rule in the same words")
-		}
-		if !e.odd() {
-			l.index(id)
-		}
-		e.learned = true
-	}
-	return nil
-}
-
-// odd reports whether the rule has no text that may be written back.
-func (e *entry) odd() bool {
+// opaque reports whether the rule has no text that may be written back.
+func (e *entry) opaque() bool {
 	_, opaque := e.rule.Opaque()
 	return opaque
-}
-
-// known returns the text of a rule if it is certain.
-func (l *lexicon) known(id nft.RuleID) (rules.Rule, bool) {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	e := &l.entries[id]
-	return e.rule, e.learned && !e.fickle
-}
-
-// opaque returns a rule without text, for a reason that is not the rule's own.
-func (l *lexicon) opaque(id nft.RuleID, reason string) rules.Rule {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	return l.without(l.store.Rule(id, nil), reason)
-}
-
-// without returns the rule of such bytes that has no text, for a reason.
-func (l *lexicon) without(raw nft.Rule, reason string) rules.Rule {
-	if l.noBytes {
-		return identityOf(raw).OpaqueRule(shapeOf(l.family, raw).target, reason)
-	}
-	return opaque(l.family, raw, reason)
-}
-
-// anyOdd reports whether one of the rules is known to be odd, and perhaps printed over several
-// lines.
-func (l *lexicon) anyOdd(ids []nft.RuleID) bool {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	return slices.ContainsFunc(ids, func(id nft.RuleID) bool { return l.entries[id].odd() })
 }
 
 // givenUp is when a rule was left that is not to be remembered.
@@ -357,9 +304,7 @@ func (l *lexicon) keepOnly(keep []bool, held []*[]nft.RuleID) {
 		}
 		renamed[id] = name
 		fresh.entries = append(fresh.entries, l.entries[id])
-		if e := l.entries[id]; e.learned && !e.fickle && !e.odd() {
-			fresh.index(name)
-		}
+		fresh.index(name)
 	}
 	for _, ids := range held {
 		for i, id := range *ids {

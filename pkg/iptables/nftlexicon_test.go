@@ -1,8 +1,11 @@
 package iptables
 
 import (
-	"errors"
+	"encoding/binary"
 	"fmt"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,6 +34,22 @@ func jump(chain string) nfttest.Encode {
 	})
 }
 
+// commented returns a match comment as iptables-nft writes it.
+func commented(text string) nft.Expression {
+	return xtOf("match", "comment", 0, nfttest.CommentInfo(text))
+}
+
+// counting0 and goes are a counter and a jump as the kernel shows them.
+var counting0 = nft.Expression{Name: "counter", Data: slices.Concat(
+	nft.AppendAttr(nil, unix.NFTA_COUNTER_BYTES, make([]byte, 8), 0), nft.AppendAttr(nil, unix.NFTA_COUNTER_PACKETS, make([]byte, 8), 0))}
+
+func goes(chain string) nft.Expression {
+	verdict := nft.AppendAttr(nil, unix.NFTA_VERDICT_CODE, binary.BigEndian.AppendUint32(nil, 0xfffffffd), 0) // NFT_JUMP
+	verdict = nft.AppendAttr(verdict, unix.NFTA_VERDICT_CHAIN, chain, 1)
+	data := nft.AppendAttr(nil, unix.NFTA_IMMEDIATE_DREG, make([]byte, 4), 0)
+	return nft.Expression{Name: "immediate", Data: nft.AppendAttr(data, unix.NFTA_IMMEDIATE_DATA, nft.AppendAttr(nil, unix.NFTA_DATA_VERDICT, verdict, 0), 0)}
+}
+
 func rawOf(t testing.TB, userdata []byte, expressions ...nfttest.Encode) nft.Rule {
 	t.Helper()
 	return mustParseRaw(t, nfttest.RuleMessage(t, userdata, expressions...)).Rule
@@ -45,39 +64,21 @@ func mustIntern(t testing.TB, l *lexicon, raw nft.Rule) nft.RuleID {
 	return id
 }
 
-// text returns what the lexicon knows of one rule.
-func (l *lexicon) text(id nft.RuleID) (rules.Rule, bool) {
-	found, ok := l.texts([]nft.RuleID{id})
-	if !ok {
-		return rules.Rule{}, false
-	}
-	return found[0], true
-}
+// text returns one rule as a value.
+func (l *lexicon) text(id nft.RuleID) rules.Rule { return l.texts([]nft.RuleID{id})[0] }
 
 var rawContent = cmp.AllowUnexported(nft.Rule{})
 
-func TestLexiconLearns(t *testing.T) {
+// A rule that can be spelled is known by its words, and its bytes by these.
+func TestLexiconSpells(t *testing.T) {
 	l := newLexicon(rules.IPv4)
-	raw := rawOf(t, nil, nfttest.XTMatch("comment", nfttest.CommentInfo("hi")), nfttest.Counter(3, 4), jump("X"))
+	raw := nft.Rule{Expressions: exprs(commented("hi"), counting0, goes("X"))}
 	rule := rules.Rule{Spec: "-m comment --comment hi -j X", Target: "X"}
-	id := mustIntern(t, l, raw)
-	if got, ok := l.text(id); ok {
-		t.Errorf("it knows the text %v, which nobody told", got)
+	if got := l.text(mustIntern(t, l, raw)); got != rule {
+		t.Errorf("the rule is %v", got)
 	}
-	for _, wrong := range []rules.Rule{
-		{Spec: "-m comment --comment hi -j Y", Target: "Y"},
-		{Spec: "-m comment --comment ho -j X", Target: "X"},
-		{Spec: "-j X", Target: "X"},
-	} {
-		if err := l.learn(id, wrong); !errors.Is(err, errPair) {
-			t.Errorf("it takes %v: %v", wrong, err)
-		}
-	}
-	if err := l.learn(id, rule); err != nil {
-		t.Fatal(err)
-	}
-	if got, ok := l.text(mustIntern(t, l, raw)); !ok || got != rule {
-		t.Errorf("text is %v, %t", got, ok)
+	if err := l.name(raw, rules.Rule{Spec: "-j Y -m comment --comment hi", Target: "Y"}); err != nil || l.text(mustIntern(t, l, raw)) != rule {
+		t.Errorf("another text takes the place of its words: %v", err)
 	}
 	got, ok := l.raw(rule, nil)
 	if diff := cmp.Diff(raw, got, rawContent); diff != "" || !ok {
@@ -87,8 +88,9 @@ func TestLexiconLearns(t *testing.T) {
 		t.Errorf("it knows %v", got)
 	}
 	// The same bytes with user data, even with none in it, are another rule.
+	id := mustIntern(t, l, raw)
 	for _, userdata := range [][]byte{{}, {1}, {0, 1}} {
-		other := rawOf(t, userdata, nfttest.XTMatch("comment", nfttest.CommentInfo("hi")), nfttest.Counter(3, 4), jump("X"))
+		other := nft.Rule{Expressions: raw.Expressions, Userdata: userdata}
 		if mustIntern(t, l, other) == id {
 			t.Errorf("user data %v makes no difference", userdata)
 		}
@@ -98,30 +100,46 @@ func TestLexiconLearns(t *testing.T) {
 	}
 }
 
-// What has an index, and what was printed in two ways, is never answered.
-func TestLexiconDoubts(t *testing.T) {
+// A rule that cannot be spelled is opaque: it has its bytes and says what can be said of it. Once
+// iptables-restore made the same bytes of a text, that is its text.
+func TestLexiconKeepsBytes(t *testing.T) {
 	l := newLexicon(rules.IPv4)
-	indexed := mustIntern(t, l, rawOf(t, nil, nfttest.XTMatch("set", []byte{1, 0, 0, 0}), nfttest.Counter(0, 0), jump("X")))
-	double := mustIntern(t, l, rawOf(t, nil, nfttest.Counter(0, 0), jump("X")))
-	for _, c := range []struct {
-		id    nft.RuleID
-		specs []string
-	}{
-		{indexed, []string{"-m set --match-set a src -j X"}},
-		{double, []string{"-j X", "-p all -j X"}},
+	raw := nft.Rule{Expressions: exprs(commented("hi"), xtOf("match", "unheardof", 0, []byte{1, 2, 3, 4}), counting0, goes("X"))}
+	id := mustIntern(t, l, raw)
+	rule := l.text(id)
+	label := regexp.MustCompile(`^-m comment --comment hi -m unheardof \[[0-9a-f]{8}\] -j X$`)
+	if !label.MatchString(rule.Label()) || rule.Target != "X" || !rule.HasBytes() {
+		t.Errorf("the rule is %v with the label %q", rule, rule.Label())
+	}
+	got, ok := l.raw(rule, nil)
+	if diff := cmp.Diff(raw, got, rawContent); diff != "" || !ok {
+		t.Errorf("raw, %t (-want +got):\n%s", ok, diff)
+	}
+	named := rules.Rule{Spec: "-m comment --comment hi -m unheardof --of 1 -j X", Target: "X"}
+	if err := l.name(raw, named); err != nil || l.text(id) != named {
+		t.Errorf("it is %v: %v", l.text(id), err)
+	}
+	for _, r := range []rules.Rule{rule, named} {
+		got, ok := l.raw(r, nil)
+		if diff := cmp.Diff(raw, got, rawContent); diff != "" || !ok || l.text(id) != named {
+			t.Errorf("raw of %v, %t (-want +got):\n%s", r, ok, diff)
+		}
+	}
+}
+
+// A rule that holds a number of the kernel's is opaque and has no bytes.
+func TestLexiconKeepsNoNumbers(t *testing.T) {
+	for name, e := range map[string]nfttest.Encode{
+		"ipset's match": nfttest.XTMatch("set", make([]byte, 8)), "ipset's target": nfttest.XTTarget("SET"), "a set of nft's": nfttest.Expression("lookup", nil),
+		"a map of nft's": nfttest.Expression("objref", nil), "a meter of nft's": nfttest.Expression("dynset", nil),
 	} {
-		for _, spec := range c.specs {
-			if err := l.learn(c.id, rules.Rule{Spec: spec, Target: "X"}); err != nil {
-				t.Error(err)
-			}
+		l := newLexicon(rules.IPv4)
+		rule := l.text(mustIntern(t, l, rawOf(t, nil, e, nfttest.Counter(0, 0), jump("X"))))
+		if _, opaque := rule.Opaque(); !opaque || rule.HasBytes() || !strings.Contains(rule.Spec, errNotPortable.Error()) {
+			t.Errorf("%s: %v", name, rule)
 		}
-		if got, ok := l.text(c.id); ok {
-			t.Errorf("it answers %v", got)
-		}
-		for _, spec := range c.specs {
-			if _, ok := l.raw(rules.Rule{Spec: spec}, nil); ok {
-				t.Errorf("it answers %q", spec)
-			}
+		if _, ok := l.raw(rule, nil); ok {
+			t.Errorf("%s has bytes", name)
 		}
 	}
 }
@@ -132,12 +150,9 @@ func TestLexiconForgets(t *testing.T) {
 		raws := map[string]nft.Rule{}
 		var held, gone []nft.RuleID
 		for i := range 3 * fewEntries {
-			raw := rawOf(t, nil, nfttest.XTMatch("comment", nfttest.CommentInfo(fmt.Sprint("c", i))), nfttest.Counter(0, 0), jump("X"))
+			raw := nft.Rule{Expressions: exprs(commented(fmt.Sprint("c", i)), counting0, goes("X"))}
 			spec := fmt.Sprintf("-m comment --comment c%d -j X", i)
 			id := mustIntern(t, l, raw)
-			if err := l.learn(id, rules.Rule{Spec: spec, Target: "X"}); err != nil {
-				t.Fatal(err)
-			}
 			if i%3 == 0 {
 				held, raws[spec] = append(held, id), raw
 			} else {
@@ -150,8 +165,7 @@ func TestLexiconForgets(t *testing.T) {
 		time.Sleep(remember / 2)
 		l.Release(gone[:1], false)
 		time.Sleep(remember/2 + 2*time.Second)
-		kept, _ := l.text(gone[0])
-		raws[kept.Spec] = l.store.Rule(gone[0], nil)
+		raws[l.text(gone[0]).Spec] = l.store.Rule(gone[0], nil)
 		l.forget([]*[]nft.RuleID{&held})
 		if got, want := len(l.entries), 1+len(held)+1; got != want {
 			t.Errorf("%d entries are left, want %d", got, want)
@@ -166,8 +180,8 @@ func TestLexiconForgets(t *testing.T) {
 			}
 		}
 		for i, id := range held {
-			if got, ok := l.text(id); !ok || got.Spec != fmt.Sprintf("-m comment --comment c%d -j X", 3*i) {
-				t.Fatalf("rule %d is called %v, %t", 3*i, got, ok)
+			if got := l.text(id); got.Spec != fmt.Sprintf("-m comment --comment c%d -j X", 3*i) {
+				t.Fatalf("rule %d is called %v", 3*i, got)
 			}
 		}
 	})
@@ -187,10 +201,7 @@ func TestLexiconKnowsMarks(t *testing.T) {
 		l := newLexicon(rules.IPv4)
 		var found []rules.Rule
 		if err := conn.EachRule(rules.IPv4, rules.Nat, "X", func(m nft.RuleMessage) error {
-			rule, ok := l.text(mustIntern(t, l, m.Rule))
-			if ok {
-				found = append(found, rule)
-			}
+			found = append(found, l.text(mustIntern(t, l, m.Rule)))
 			made, _ := l.raw(rules.Rule{Spec: spec}, nil)
 			if diff := cmp.Diff(m.Rule, made, rawContent); diff != "" {
 				t.Errorf("as in the kernel and as made (-kernel +made):\n%s", diff)
@@ -224,7 +235,7 @@ func FuzzLexicon(f *testing.F) {
 		if err != nil {
 			return
 		}
-		_ = l.learn(id, rules.Rule{Spec: spec, Target: target}) // must not panic
+		_ = l.name(m.Rule, rules.Rule{Spec: spec, Target: target}) // must not panic
 		again, err := l.intern(l.store.Rule(id, nil))
 		if err != nil || again != id {
 			t.Errorf("built again it is rule %d, not %d: %v", again, id, err)

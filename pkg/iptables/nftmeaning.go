@@ -90,28 +90,6 @@ func userdataComment(data []byte) (string, bool) {
 	return "", false
 }
 
-// indexed reports whether the rule holds numbers that mean something only as
-// long as it stands: ipset's match "set" and target "SET" name their set by
-// its number in the kernel, unless it has its name (see nameSets), and lookup,
-// dynset and objref refer to objects of the same table. A rule that cannot be
-// read counts as indexed.
-func indexed(raw nft.Rule) bool {
-	found, numbers, names := false, false, false
-	err := raw.Each(func(e nft.Expression) error {
-		switch e.Name {
-		case "lookup", "dynset", "objref":
-			found = true
-		case "match", "target":
-			found = found || extensionName(e) == ""
-			numbers = numbers || namesSet(e)
-		case setNames:
-			names = true
-		}
-		return nil
-	})
-	return found || numbers && !names || err != nil
-}
-
 // tableName returns the iptables table of that name, "" for any other.
 func tableName[T string | []byte](name T) rules.TableName {
 	for _, t := range [...]rules.TableName{rules.Nat, rules.Filter, rules.Mangle, rules.Raw, rules.Security} {

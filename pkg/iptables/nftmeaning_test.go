@@ -56,32 +56,6 @@ func TestMeaningOf(t *testing.T) {
 	}
 }
 
-func TestRawRuleIndexed(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		does nfttest.Encode
-		want bool
-	}{
-		{"ipset's match", nfttest.XTMatch("set", make([]byte, 8)), true},
-		{"ipset's target", nfttest.XTTarget("SET"), true},
-		{"native set", nfttest.Expression("lookup", nil), true},
-		{"native map", nfttest.Expression("objref", nil), true},
-		{"native meter", nfttest.Expression("dynset", nil), true},
-		{"comment that says set", nfttest.XTMatch("comment", nfttest.CommentInfo("set")), false},
-		{"another target", nfttest.XTTarget("DNAT"), false},
-		{"verdict", nfttest.Expression("immediate", nil), false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if got := indexed(mustParseRaw(t, nfttest.RuleMessage(t, nil, nfttest.Counter(1, 1), c.does)).Rule); got != c.want {
-				t.Errorf("indexed is %t, want %t", got, c.want)
-			}
-		})
-	}
-	if !indexed(nft.Rule{Expressions: []byte{9, 0, 1, 0}}) {
-		t.Error("a rule that cannot be read is no secure identity, but is not indexed")
-	}
-}
-
 func FuzzMeaning(f *testing.F) {
 	f.Add(nfttest.RuleMessage(f, []byte{0, 3, 'h', 'i', 0}, nfttest.XTMatch("comment", nfttest.CommentInfo("hi")), nfttest.Counter(1, 2), nfttest.XTTarget("SET")))
 	f.Add(nfttest.RuleMessage(f, nil, nfttest.Meta(unix.NFTA_META_SREG)))
@@ -91,8 +65,9 @@ func FuzzMeaning(f *testing.F) {
 			return
 		}
 		_, _ = meaningOf(m.Rule) // none may panic
-		indexed(m.Rule)
-		shape := shapeOf(rules.IPv4, m.Rule)
-		_ = shape.agrees(rules.Rule{Spec: "-i a -m comment --comment x -j X", Target: "X"})
+		for _, family := range rules.Families() {
+			rule, _ := spell(family, m.Rule)
+			rule.Label()
+		}
 	})
 }

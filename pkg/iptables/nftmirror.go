@@ -10,9 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A mirror is the text of an nft.Mirror: what iptables-save would print of iptables' tables, kept
-// up to date at a cost in proportion to what changes. It executes nothing for rules whose text is
-// known.
+// A mirror is an nft.Mirror as values: what iptables-save would print of iptables' tables, kept up to
+// date at a cost in proportion to what changes. It executes nothing.
 type mirror struct {
 	raw      *nft.Mirror
 	timeout  time.Duration // of a read
@@ -28,10 +27,9 @@ func (k *Kernel) newMirror(r nftReader) *mirror {
 	m.raw = nft.NewMirror(r.conn, nft.MirrorConfig{Genid: r.genid, Own: k.OwnCommit, Begun: m.taken.restart, Heard: m.hear})
 	for family, budget := range k.budgets {
 		known[family] = newLexicon(family)
-		known[family].noBytes = k.cfg.Replay == ReplayText
 		known[family].sets = k.sets
 		f := &familyText{
-			family: family, lexicon: known[family], printer: k.printer(), shelf: k.shelf, budget: budget, taken: &m.taken,
+			family: family, lexicon: known[family], shelf: k.shelf, budget: budget, taken: &m.taken,
 			tables: map[rules.TableName]*tableText{},
 		}
 		f.raw = m.raw.Add(nft.FamilyConfig{
@@ -58,13 +56,11 @@ func (m *mirror) read(ctx context.Context, family rules.Family) (Snapshot, error
 	}
 	defer done()
 	f := m.families[family]
-	f.doubt(time.Now())
-	genid, err := m.raw.Read(ctx, f.raw, f)
+	genid, err := m.raw.Read(ctx, f.raw)
 	if err != nil {
 		return Snapshot{}, err
 	}
-	f.relearn()
-	if f.budget.shed() { // in these is the text of rules that are left out by now
+	if f.budget.shed() { // in these are rules that are left out by now
 		f.shelf.drop(family)
 	}
 	f.forgetUnused()

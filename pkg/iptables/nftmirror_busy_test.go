@@ -3,7 +3,6 @@ package iptables
 import (
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -17,7 +16,7 @@ import (
 
 // Next to a writer that never rests, each Read is one state that was: never two
 // commits mixed, never an older one than the last, never older than its own
-// digest says. New texts have to be asked for all the time, too.
+// digest says.
 func TestMirrorBesideBusyWriter(t *testing.T) {
 	number := regexp.MustCompile(`--comment (\d+)`)
 	for _, family := range rules.Families() {
@@ -161,96 +160,5 @@ func countPrograms(t *testing.T, k *Kernel, family rules.Family) func() int {
 			t.Fatal(err)
 		}
 		return len(files)
-	}
-}
-
-// A rule that takes another's place just before iptables prints the chain: what is printed must not
-// be taken for the text of the one that was read. Here and in the next tests iptables is asked for
-// the match length: ruleset.Words does not know it.
-func TestMirrorPairsNothingThatMoved(t *testing.T) {
-	nstest.Run(t, func(t *testing.T) {
-		nstest.NeedProgram(t, "iptables-nft")
-		k := openKernel(t, Config{Backend: NFT})
-		const one, two = " X 1 -m length --length 1 -j ACCEPT", " X 1 -m length --length 2 -j ACCEPT"
-		iptablesCommand(t, NFT, rules.IPv4, "-t nat -N X")
-		iptablesCommand(t, NFT, rules.IPv4, "-t nat -I"+one)
-		real, once := k.tools[rules.IPv4], t.TempDir()+"/once"
-		standIn(t, k, rules.IPv4, "[ -e "+once+" ] || { touch "+once+"; "+real.iptables+" -t nat -R"+two+"; }\nexec "+real.restore+" \"$@\"")
-		mustRead(t, k, rules.IPv4)
-		k.tools[rules.IPv4] = real
-		wantAsSaved(t, k, rules.IPv4, "the second rule")
-		iptablesCommand(t, NFT, rules.IPv4, "-t nat -R"+one)
-		wantAsSaved(t, k, rules.IPv4, "the first one again")
-	})
-}
-
-// A chain that changes whenever a program starts is read all the same: it is asked for when the
-// program has started. Without that a read would never end.
-func TestMirrorBesideAWriterAtEachStart(t *testing.T) {
-	nstest.Run(t, func(t *testing.T) {
-		nstest.NeedProgram(t, "iptables-nft")
-		k := openKernel(t, Config{Backend: NFT})
-		for _, command := range []string{"-N X", "-A X -m length --length 100 -j ACCEPT", "-N GOES", "-A GOES -m length --length 9 -j ACCEPT"} {
-			iptablesCommand(t, NFT, rules.IPv4, "-t nat "+command)
-		}
-		real, starts := k.tools[rules.IPv4], t.TempDir()+"/starts"
-		standIn(t, k, rules.IPv4, "echo >> "+starts+"; n=$(wc -l < "+starts+")\n"+
-			real.iptables+" -t nat -R X 1 -m length --length $((100 + n)) -j ACCEPT\n"+
-			"[ $n -gt 1 ] || { "+real.iptables+" -t nat -F GOES && "+real.iptables+" -t nat -X GOES; }\n"+
-			"case $1 in --noflush) exec "+real.restore+" \"$@\";; *) exec "+real.iptables+" \"$@\";; esac")
-		nat := mustRead(t, k, rules.IPv4).Tables[rules.Nat]
-		if x := nat.Chain("X"); len(x.Rules) != 1 || x.Rules[0].Spec != "-m length --length 101 -j ACCEPT" || nat.Chain("GOES") != nil {
-			t.Errorf("nat holds %v", nat.Chains)
-		}
-		if text, err := os.ReadFile(starts); err != nil || len(text) != 1 {
-			t.Errorf("%d programs were executed (%v), want 1", len(text), err)
-		}
-		k.tools[rules.IPv4] = real
-		wantAsSaved(t, k, rules.IPv4, "the writer")
-	})
-}
-
-// What changes while chains are printed: their table goes, or comes back another one, when the
-// program has started; and a chain that was printed gets another rule before the next program has.
-func TestMirrorWhileChainsArePrinted(t *testing.T) {
-	const x = "-N X\n-A X -m length --length 1 -j ACCEPT\n"
-	y := strings.Repeat("Y", rules.MaxName+1)
-	for _, test := range []struct {
-		story  string
-		parted bool   // by a chain of which iptables takes no name: X and Z are not printed by one program
-		at     int    // the start of a program,
-		change string // and what happens then
-	}{
-		{"the table goes", false, 1, "nft delete table ip nat"},
-		{"the table is another one", false, 1, "nft delete table ip nat; $iptables -t nat -N X; $iptables -t nat -A X -m length --length 2 -j ACCEPT"},
-		{"a printed chain changes", true, 2, "$iptables -t nat -R X 1 -m length --length 2 -j ACCEPT"},
-		{"a printed chain goes", true, 2, "$iptables -t nat -F X; $iptables -t nat -X X"},
-	} {
-		t.Run(test.story, func(t *testing.T) {
-			nstest.Run(t, func(t *testing.T) {
-				nstest.NeedProgram(t, "iptables-nft", "nft")
-				k := openKernel(t, Config{Backend: NFT})
-				text := "*nat\n" + x + "-N Z\n-A Z -m length --length 3 -j ACCEPT\nCOMMIT\n"
-				if err := restoreNFT(t.Context(), text); err != nil {
-					t.Fatal(err)
-				}
-				if test.parted {
-					nstest.Command(t, "nft", "add chain ip nat "+y+"; add rule ip nat "+y+" tcp dport 5 accept")
-				}
-				real, starts := k.tools[rules.IPv4], t.TempDir()+"/starts"
-				standIn(t, k, rules.IPv4, "echo >> "+starts+"; iptables="+real.iptables+"\n"+
-					"[ $(wc -l < "+starts+") != "+fmt.Sprint(test.at)+" ] || { "+test.change+"; } >&2\n"+
-					"case $1 in --noflush) exec "+real.restore+" \"$@\";; *) exec "+real.iptables+" \"$@\";; esac")
-				mustRead(t, k, rules.IPv4)
-				if text, err := os.ReadFile(starts); err != nil || len(text) < test.at {
-					t.Errorf("%d programs were executed (%v), want %d: this shows nothing", len(text), err, test.at)
-				}
-				k.tools[rules.IPv4] = real
-				if test.parted {
-					nstest.Command(t, "nft", "flush chain ip nat "+y+"; delete chain ip nat "+y)
-				}
-				wantAsSaved(t, k, rules.IPv4, test.story) // what was paired wrongly stays so
-			})
-		})
 	}
 }

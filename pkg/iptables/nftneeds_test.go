@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -137,8 +138,12 @@ func FuzzWhatARuleNeeds(f *testing.F) {
 			family = rules.IPv6
 		}
 		rule := nft.Rule{Expressions: data}
-		if _, err := needsOf(rule, family); err == nil && indexed(rule) {
-			t.Error("a rule with a number of the kernel's passes")
-		}
+		_, err := needsOf(rule, family)
+		_ = rule.Each(func(e nft.Expression) error {
+			if err == nil && slices.Contains([]string{"lookup", "dynset", "objref"}, e.Name) {
+				t.Errorf("a rule with %s passes", e.Name)
+			}
+			return nil
+		})
 	})
 }

@@ -58,6 +58,10 @@ func (k *Kernel) encodeSeeking(payload Payload, known taught, message int) *dire
 	for _, family := range slices.Sorted(maps.Keys(payload)) {
 		for i := range payload[family] {
 			script := &payload[family][i]
+			if k.goesAsText(script) {
+				result.left[family] = append(result.left[family], *script)
+				continue
+			}
 			if err := w.add(family, script); err != nil {
 				result.left[family] = append(result.left[family], *script)
 				result.detour[family] = oneLine([]error{result.detour[family], err})
@@ -146,7 +150,7 @@ func (k *Kernel) notDirectly(err error, payload Payload) directResult {
 // directConn returns the connection of the direct path, nil if there is none.
 func (k *Kernel) directConn() *nft.Conn {
 	reader, ok := k.reader.(nftReader)
-	if !ok || k.source == nil || k.cfg.Replay == ReplayText {
+	if !ok || k.source == nil {
 		return nil
 	}
 	return reader.conn

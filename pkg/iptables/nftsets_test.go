@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // xtOf is an xt extension of some revision with data.
@@ -79,8 +80,11 @@ func TestNumbersOfIpsetsAreReplacedByNames(t *testing.T) {
 			if again, err := nameSets(known, then.name); err != nil || !again.Equal(known) {
 				t.Errorf("named once more it is %x, %v", again, err)
 			}
-			if indexed(known) || !indexed(bare) {
-				t.Errorf("indexed: %t with names, %t without", indexed(known), indexed(bare))
+			if _, err := needsOf(known, rules.IPv4); err != nil {
+				t.Errorf("with names: %v", err)
+			}
+			if _, err := needsOf(bare, rules.IPv4); !errors.Is(err, errNotPortable) {
+				t.Errorf("without names: %v", err)
 			}
 			got, err := numberSets(known, now.number)
 			if diff := cmp.Diff(rule(c.after), got); err != nil || diff != "" {
@@ -167,7 +171,7 @@ func FuzzNumbersOfIpsets(f *testing.F) {
 			_, err := fmt.Sscanf(name, "n%d", &n)
 			return n, err
 		}
-		shapeOf(0, r)
+		spell(rules.IPv4, r)
 		if _, _, mine := withoutNames(r); mine {
 			_, _ = numberSets(r, number)
 			return

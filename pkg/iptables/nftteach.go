@@ -3,7 +3,6 @@ package iptables
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -14,16 +13,18 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A script may hold rules that have only bytes next to rules that have only a text: those of a
-// generation from disk, which were never read on this node, and those that name an ipset. No
-// program takes both. So iptables-restore writes the latter to a chain that nothing jumps to, and
-// their bytes are read there. Then one transaction writes everything. As long as that chain
-// stands, the numbers of ipsets in those bytes mean the same.
+// Of declared rules, and of a generation that another node or version wrote, only the texts are
+// known. iptables-restore writes such rules to a chain that nothing jumps to, and their bytes are
+// read there. Then one transaction writes everything, and from now on these bytes are read as that
+// text: no guess pairs the two. As long as that chain exists, the numbers of ipsets in those bytes
+// mean the same.
 
 const (
-	// TrialChain is a chain to which rules are written on trial, and TrialTarget is where those
-	// rules jump whose own target does not exist. No packet reaches either. Nothing protects them,
-	// because no glob matches a name that ends in -CANARY.
+	// TextChain is the chain to which texts are written, so that their bytes can be read. TrialChain
+	// is a chain to which rules are written on trial, and TrialTarget is where rules of both jump
+	// whose own target does not exist. No packet reaches any of them. Nothing protects them, because
+	// no glob matches a name that ends in -CANARY.
+	TextChain   = "KUBE-CANARYD-TEXT-CANARY"
 	TrialChain  = "KUBE-CANARYD-TRIAL-CANARY"
 	TrialTarget = "KUBE-CANARYD-TRIAL-TO-CANARY"
 )
@@ -31,20 +32,20 @@ const (
 // taught are the bytes of rules that have only a text, by their Key.
 type taught map[rules.TableID]map[rules.Key]nft.Rule
 
-// teach encodes what is due once more, where a script mixes rules that have only bytes with rules
-// that have only a text. It returns the genid that the batch goes with, and what takes the trial
-// chains away again. The error is nft.ErrStale.
+// teach encodes what is due once more, where a script has rules of which only the text is known. It
+// returns the genid that the batch goes with, and a function that removes the chains of texts. The
+// error is nft.ErrStale.
 func (s *genidSession) teach(ctx context.Context, batch *directBatch, due Payload, genid uint64, anyway bool) (*directBatch, uint64, func(), error) {
 	known, trials, commits := taught{}, Payload{}, uint64(0)
 	var failed error
 	for _, family := range slices.Sorted(maps.Keys(batch.left())) {
 		for i := range batch.result.left[family] {
 			script := &batch.result.left[family][i]
-			if script.textless() == nil || failed != nil {
+			if failed != nil || s.kernel.goesAsText(script) || !s.kernel.lacksBytes(family, script) {
 				continue
 			}
 			trials[family] = append(trials[family], Script{Table: script.Table, Steps: []Step{
-				{Verb: Flush, Chain: TrialChain}, {Verb: Drop, Chain: TrialChain}, {Verb: Drop, Chain: TrialTarget},
+				{Verb: Flush, Chain: TextChain}, {Verb: Drop, Chain: TextChain}, {Verb: Drop, Chain: TrialTarget},
 			}})
 			commits++
 			known[family.Table(script.Table)], failed = s.kernel.bytesOf(ctx, family, script)
@@ -79,7 +80,17 @@ func (b *directBatch) left() Payload {
 	return b.result.left
 }
 
-// endTrials deletes trial chains, as far as they stand.
+// goesAsText reports whether a script is to be written as text, whatever is known of its rules.
+func (k *Kernel) goesAsText(script *Script) bool {
+	return script.AsText || k.cfg.Replay == ReplayText && script.textless() == nil
+}
+
+// lacksBytes reports whether a rule of the script has no bytes that can be written.
+func (k *Kernel) lacksBytes(family rules.Family, script *Script) bool {
+	return slices.ContainsFunc(script.Steps, func(s Step) bool { return s.Rule != (rules.Rule{}) && !k.hasBytes(family, s.Rule) })
+}
+
+// endTrials deletes the chains of texts, as far as they exist.
 func (s *genidSession) endTrials(ctx context.Context, trials Payload) {
 	for family, scripts := range trials {
 		for _, script := range scripts {
@@ -99,10 +110,10 @@ func (s *genidSession) endTrials(ctx context.Context, trials Payload) {
 	}
 }
 
-// bytesOf has iptables write those of the script's rules to the trial chain of which no bytes can
-// be written, and returns their bytes.
+// bytesOf has iptables-restore write the script's rules without bytes to the chain of texts, and
+// returns their bytes.
 func (k *Kernel) bytesOf(ctx context.Context, family rules.Family, script *Script) (map[rules.Key]nft.Rule, error) {
-	trial := Script{Table: script.Table, Declare: []string{TrialChain, TrialTarget}}
+	trial := Script{Table: script.Table, Declare: []string{TextChain, TrialTarget}}
 	var asked []rules.Rule
 	met, declared := map[rules.Key]bool{}, map[string]bool{}
 	for _, name := range script.Declare {
@@ -118,26 +129,31 @@ func (k *Kernel) bytesOf(ctx context.Context, family rules.Family, script *Scrip
 		if declared[r.Target] {
 			r = r.WithTarget(TrialTarget)
 		}
-		trial.Steps = append(trial.Steps, Step{Verb: Append, Chain: TrialChain, Rule: r})
+		trial.Steps = append(trial.Steps, Step{Verb: Append, Chain: TextChain, Rule: r})
 	}
 	if err := k.restore(ctx, family, Scripts{trial}); err != nil {
 		return nil, err
 	}
+	known, _ := k.source.(lexicons)
 	learned, n := make(map[rules.Key]nft.Rule, len(asked)), 0
-	err := k.directConn().EachRule(family, script.Table, TrialChain, func(m nft.RuleMessage) error {
+	err := k.directConn().EachRule(family, script.Table, TextChain, func(m nft.RuleMessage) error {
 		if n == len(asked) {
-			return errors.New("the trial chain holds more rules than were written to it")
+			return fmt.Errorf("chain %s holds more rules than were written to it", TextChain)
 		}
 		r := m.Rule.Clone()
 		if target := asked[n].Target; declared[target] {
 			r.Expressions = retargeted(r.Expressions, target, jumpPath...)
 		}
 		learned[asked[n].Key()] = r
+		named, err := nameSets(r, k.sets.name)
+		if err == nil {
+			err = known.name(family, named, asked[n])
+		}
 		n++
-		return nil
+		return err
 	})
 	if err == nil && n < len(asked) {
-		err = fmt.Errorf("the trial chain holds %d of the %d rules that were written to it", n, len(asked))
+		err = fmt.Errorf("chain %s holds %d of the %d rules that were written to it", TextChain, n, len(asked))
 	}
 	return learned, err
 }

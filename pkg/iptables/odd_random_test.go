@@ -49,9 +49,9 @@ func TestWhatIsPrintedYieldsTheSameBytesOrIsOpaque(t *testing.T) {
 				continue
 			}
 			rule, bytes := onlyRule(t, k, backend, family, "MINE")
-			if reason, is := rule.Opaque(); is && !odd {
+			if reason, is := rule.Opaque(); is && !odd && backend == Legacy {
 				t.Errorf("%q is opaque: %s", args, reason)
-			} else if !odd {
+			} else if !is && !odd {
 				// iptables-nft writes some things in another way than it prints them, which is
 				// the same to the kernel: ! --dport 0:80 and --dport 81:65535.
 				iptablesCommand(t, backend, family, "-F MINE")

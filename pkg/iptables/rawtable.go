@@ -27,7 +27,7 @@ func (k *Kernel) RawTable(ctx context.Context, id tableid.TableID, use func(nft.
 	}
 	defer done()
 	f := k.mirror.families[id.Family]
-	genid, err := k.mirror.raw.Read(ctx, f.raw, nil)
+	genid, err := k.mirror.raw.Read(ctx, f.raw)
 	if err != nil {
 		return err
 	}

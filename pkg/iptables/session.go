@@ -127,7 +127,7 @@ func (s *genidSession) Read(ctx context.Context, family rules.Family) (Snapshot,
 // Writes implements Session.
 func (s *genidSession) Writes(rule rules.Rule) bool {
 	_, opaque := rule.Opaque()
-	return !opaque || rule.HasBytes() && s.kernel.directConn() != nil
+	return !opaque || rule.HasBytes()
 }
 
 // Text implements Session: no read of nf_tables tries texts.

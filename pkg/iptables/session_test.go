@@ -93,7 +93,7 @@ func TestSessionRaced(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
 				nstest.NeedProgram(t, "iptables-nft", "nft")
-				k := openKernel(t, Config{Backend: NFT})
+				k := openKernel(t, Config{Backend: NFT, Replay: ReplayText})
 				standInRestore(t, k, rules.IPv4, c.script)
 				s := begin(t, k)
 				mustRead(t, s, rules.IPv4)
@@ -128,9 +128,10 @@ func TestSessionAfterRefusal(t *testing.T) {
 func TestSessionStages(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		k := openKernel(t, Config{Backend: backend})
-		// Of a rule that is no mark the direct path knows no raw form here.
 		stage := func(table, source string) Payload {
-			return Payload{family: mustParseScripts(t, "*"+table+"\n:X - [0:0]\n-A X -m comment --comment \""+source+"\"\nCOMMIT\n")}
+			scripts := mustParseScripts(t, "*"+table+"\n:X - [0:0]\n-A X -m comment --comment \""+source+"\"\nCOMMIT\n")
+			scripts[0].AsText = strings.HasPrefix(source, "by-text")
+			return Payload{family: scripts}
 		}
 		comments := func(table rules.TableName) []string {
 			place := Place{Table: table, Chain: "X"}

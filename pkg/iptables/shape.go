@@ -1,33 +1,28 @@
 package iptables
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A ruleShape is what a rule's bytes say that its text must say too: what stands in each rule at
-// a known place. Names are printed as they are, without quotes; a name with a space in it can look
-// like options, and only the bytes say which.
+// A ruleShape is what the bytes of a rule of x_tables say that its text must say too: what is in
+// each rule at a known place. Names are printed as they are, without quotes; a name with a space in
+// it can look like options, and only the bytes say which.
 type ruleShape struct {
-	in, out string // interfaces as iptables prints them; empty for none
-	// matches are the names of xt matches, in order. The text has no others, but for those in
-	// native: nf_tables has expressions of its own that iptables prints as matches.
-	matches  []string
-	native   []string
-	needs    [][]string // of each of these the text has one
-	target   string     // empty for none, or if the bytes do not say
-	noTarget bool       // it is certain that there is none
+	in, out  string   // interfaces as iptables prints them; empty for none
+	matches  []string // their names in order
+	target   string   // empty for none, or if the bytes do not say
+	noTarget bool     // it is certain that there is none
 	comments []string
-	ipsets   []string // names of ipsets in their order, if named: without the names they are not known
-	named    bool
 	// odd says why the rule has no text that may be written back, whatever iptables prints.
-	odd string
-	// identity names the rule if it is opaque; of nft's rules it is taken from their bytes.
-	identity rules.Identity
-	// The rest is legacy's only. base is what no other rule that is printed in the same words
+	odd      string
+	identity rules.Identity // names the rule if it is opaque
+	// base is what no other rule that is printed in the same words
 	// may differ in, and kinds are the names and revisions of its extensions. plain: iptables
 	// prints all that the bytes say. content names the bytes of a rule that names an ipset.
 	// everyIn and everyOut: it has an interface of no letters, inverted. iptables 1.8.11 prints it
@@ -39,6 +34,8 @@ type ruleShape struct {
 	exact             []byte // to write the rule by, with a jump to goal; nil if it cannot be
 	goal              string
 }
+
+var errPair = errors.New("the text is of another rule")
 
 // agrees returns why a text is not this rule's, or nil.
 func (s *ruleShape) agrees(rule rules.Rule) error {
@@ -65,9 +62,7 @@ func (s *ruleShape) agrees(rule rules.Rule) error {
 		return fmt.Errorf("%w: its interfaces are %q and %q, not %q and %q", errPair, printed.in, printed.out, s.in, s.out)
 	case len(s.comments) > 0 && !slices.Equal(printed.comments, s.comments):
 		return fmt.Errorf("%w: its comments are %q, not %q", errPair, printed.comments, s.comments)
-	case s.named && !slices.Equal(rule.Needs().Sets, s.ipsets):
-		return fmt.Errorf("%w: its ipsets are %q, not %q", errPair, rule.Needs().Sets, s.ipsets)
-	case !s.hasMatches(printed.matches):
+	case !slices.Equal(printed.matches, s.matches):
 		return fmt.Errorf("%w: its matches are %q, not %q", errPair, printed.matches, s.matches)
 	}
 	return nil
@@ -76,25 +71,6 @@ func (s *ruleShape) agrees(rule rules.Rule) error {
 // isPrinted reports whether iptables may print such an interface of a rule with this one.
 func isPrinted(printed, iface string, every bool) bool {
 	return printed == iface || every && printed == "+"
-}
-
-// hasMatches reports whether a text with such matches can be the rule's.
-func (s *ruleShape) hasMatches(printed []string) bool {
-	due := s.matches
-	for _, name := range printed {
-		switch {
-		case len(due) > 0 && due[0] == name:
-			due = due[1:]
-		case !slices.Contains(s.native, name):
-			return false
-		}
-	}
-	for _, one := range s.needs {
-		if !slices.ContainsFunc(one, func(name string) bool { return slices.Contains(printed, name) }) {
-			return false
-		}
-	}
-	return len(due) == 0
 }
 
 // readPrinted reads the words of a rule as iptables prints it: options of no extension come
@@ -141,4 +117,34 @@ func (s ruleShape) readMatches(words []string) ruleShape {
 		}
 	}
 	return s
+}
+
+// interfaceName returns the name of an interface as iptables prints it. Odd is set if it would be
+// read back as another one.
+func interfaceName(value []byte, whole bool, odd *string) string {
+	bare := string(nft.UntilNUL(value))
+	name := bare
+	if !whole {
+		name += "+"
+	}
+	reason := oddName(bare)
+	switch {
+	case reason != "":
+	case len(bytes.Trim(value[len(bare):], "\x00")) > 0:
+		reason = fmt.Sprintf("(%q) has something behind its end", value)
+	case whole && (bare == "" || bare[len(bare)-1] == '+'):
+		reason = fmt.Sprintf("(%q) is printed like the beginning of others", bare)
+	}
+	if reason != "" && *odd == "" {
+		*odd = "the name of an interface " + reason
+	}
+	return name
+}
+
+// matchName returns one name for the matches that iptables prints by two.
+func matchName(name string) string {
+	if name == "state" {
+		return "conntrack"
+	}
+	return name
 }

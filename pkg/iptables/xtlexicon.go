@@ -35,6 +35,10 @@ type xtLexicon struct {
 	exact map[Place]map[xtKey]rules.Rule
 }
 
+// doubtFor is how long a rule stays opaque of which iptables printed what cannot be its text: the
+// bytes say nothing of that, so that another try may do better.
+const doubtFor = 5 * time.Minute
+
 // An xtKey names a rule by its bytes. The zero key is no rule's.
 type xtKey [2]uint64
 

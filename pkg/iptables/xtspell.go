@@ -109,13 +109,13 @@ func fitsLines(walked xtFamily, printed rules.Ruleset) bool {
 	return true
 }
 
-// printUnknown has each chain printed alone that has rules of which the text is not known.
+// printUnknown has each rule printed alone of which the text is not known.
 func (k *Kernel) printUnknown(ctx context.Context, family rules.Family, walked xtFamily) (rules.Ruleset, error) {
-	p, set := k.printer(), rules.Ruleset{}
+	set := rules.Ruleset{}
 	for i := range walked.tables {
 		t := &walked.tables[i]
-		built, asked := rules.NewTable(t.name), map[string][]int{}
-		var plain []printedChain
+		built := rules.NewTable(t.name)
+		var unknown []ruleAt
 		for i, c := range t.chains {
 			policy, _ := c.policyName(t.name) // as iptables prints it
 			if c.out {
@@ -123,60 +123,34 @@ func (k *Kernel) printUnknown(ctx context.Context, family rules.Family, walked x
 				continue
 			}
 			names := t.names(i)
-			place := Place{Table: t.name, Chain: c.name}
-			unknown, odd := k.words[family].unknown(place, names)
 			built.Add(rules.Chain{Name: c.name, Policy: policy, Rules: make([]rules.Rule, len(names))})
-			if asked[c.name] = unknown; len(unknown) > 0 && !odd {
-				plain = append(plain, printedChain{place, len(names)})
-				asked[c.name] = nil
-			}
+			unknown = append(unknown, k.words[family].unknown(Place{Table: t.name, Chain: c.name}, names)...)
 		}
-		take := func(place Place, found []rules.Rule, err error) {
-			if err == nil {
-				built.Chain(place.Chain).Rules = found
-				return
-			}
-			at := slices.IndexFunc(t.chains, func(c xtChain) bool { return c.name == place.Chain })
-			asked[place.Chain], _ = k.words[family].unknown(place, t.names(at))
-		}
-		for plain := range slices.Chunk(plain, printMost) {
-			if err := p.print(ctx, family, plain, take); err != nil {
-				return nil, err
-			}
-		}
-		for chain, unknown := range asked {
-			list := built.Chain(chain).Rules
-			err := p.printRules(ctx, family, Place{Table: t.name, Chain: chain}, unknown, func(i int, rule rules.Rule, err error) {
-				if list[i] = rule; err != nil {
-					list[i] = rules.OpaqueRule(nil, "", err.Error())
-				}
-			})
+		err := k.printer().print(ctx, family, t.name, unknown, func(at ruleAt, rule rules.Rule, err error) {
 			if err != nil {
-				return nil, err
+				rule = rules.OpaqueRule(nil, "", err.Error())
 			}
+			built.Chain(at.chain).Rules[at.index] = rule
+		})
+		if err != nil {
+			return nil, err
 		}
 		set[t.name] = built
 	}
 	return set, nil
 }
 
-// unknown returns the indexes of the rules of which the text is not known, and whether one of the
-// others is known to be odd.
-func (l *xtLexicon) unknown(place Place, names []xtName) (unknown []int, odd bool) {
+// unknown returns the rules of a chain of which the text is not known.
+func (l *xtLexicon) unknown(place Place, names []xtName) (unknown []ruleAt) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now, exact := l.now(), l.exact[place]
 	for i, n := range names {
-		rule, known := l.nameText(n, exact, now)
-		if !known {
-			unknown = append(unknown, i)
-			continue
-		}
-		if _, opaque := rule.Opaque(); opaque {
-			odd = true
+		if _, known := l.nameText(n, exact, now); !known {
+			unknown = append(unknown, ruleAt{place.Chain, i})
 		}
 	}
-	return unknown, odd
+	return unknown
 }
 
 // nameText returns the text of a rule if it is known, or known to be none. exact are the rules of

@@ -10,10 +10,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TextChain is the chain to which texts are written on legacy, so that their bytes can be read. No
-// rule of another chain jumps to it.
-const TextChain = "KUBE-CANARYD-TEXT-CANARY"
-
 // maxTextTrials bounds the restores of one trial. All texts take one; each that is refused takes up
 // to twice as many as halving a list has steps.
 const maxTextTrials = 64

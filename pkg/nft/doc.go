@@ -14,8 +14,8 @@
 //
 // A [Mirror] holds tables of any family, and reads only what changed. What it does not decide is
 // behind small interfaces: how rules are numbered ([Rulebook]; a [RuleStore] keeps the bytes of
-// many rules in little memory), how many are kept ([MirrorBudget]), and what is made of them
-// ([MirrorView], [MirrorFiller]).
+// many rules in little memory), how many are kept ([MirrorBudget]), and who is told of them
+// ([MirrorView]).
 //
 // A Conn and an Asker may be used concurrently. Events, a Batch and a Subscription's Receive are
 // for one goroutine, a Mirror for the one that has its turn; Close of a Subscription ends a Receive

@@ -139,7 +139,7 @@ func ExampleMirror() {
 		panic(err)
 	}
 	defer done()
-	genid, err := mirror.Read(ctx, netavark, nil) // again later: only what changed
+	genid, err := mirror.Read(ctx, netavark) // again later: only what changed
 	if err != nil {
 		panic(err)
 	}

@@ -86,26 +86,9 @@ func (m *Mirror) Turn(ctx context.Context) (done func(), err error) {
 	}
 }
 
-// A MirrorFiller adds to a read what the raw rules do not say, such as their text.
-type MirrorFiller interface {
-	// Wants reports whether something is missing.
-	Wants() bool
-	// Fill gets what is missing, as far as the chains did not change meanwhile. It may call
-	// catchUp, which takes in what was committed since and reads the chains that changed again,
-	// as far as further commits let it.
-	Fill(ctx context.Context, catchUp func() error) error
-}
-
-// Read brings one part up to date and returns the genid at which it stands. The filler may
-// be nil.
-func (m *Mirror) Read(ctx context.Context, f *FamilyMirror, filler MirrorFiller) (genid uint32, err error) {
+// Read brings one part up to date and returns the genid at which it stands.
+func (m *Mirror) Read(ctx context.Context, f *FamilyMirror) (genid uint32, err error) {
 	f.countAgain(time.Now())
-	catchUp := func() error {
-		if _, _, err := m.Listen(); err != nil {
-			return err
-		}
-		return m.refresh(ctx, f)
-	}
 	for {
 		if err := ctx.Err(); err != nil {
 			return 0, fmt.Errorf("the %v tables changed all the time while they were read: %w", f.cfg.Family, err)
@@ -115,16 +98,11 @@ func (m *Mirror) Read(ctx context.Context, f *FamilyMirror, filler MirrorFiller)
 			return 0, err
 		}
 		f.rereadWritten()
-		if heard && !f.stale && !f.Dirty() && (filler == nil || !filler.Wants()) {
+		if heard && !f.stale && !f.Dirty() {
 			return genid, nil
 		}
 		if err := m.refresh(ctx, f); err != nil {
 			return 0, err
-		}
-		if filler != nil {
-			if err := filler.Fill(ctx, catchUp); err != nil {
-				return 0, err
-			}
 		}
 	}
 }
@@ -177,6 +155,9 @@ func (m *Mirror) Listen() (genid uint32, heard bool, err error) {
 	if err == nil {
 		for _, f := range m.parts {
 			f.settle()
+		}
+		if heard && Newer(m.at, genid) {
+			genid = m.at // more was committed, and heard, since the question
 		}
 		return genid, heard, nil
 	}

@@ -48,7 +48,7 @@ func (x mirrorTest) read(t *testing.T) (words map[string][]string, genid uint32)
 		t.Fatal(err)
 	}
 	defer done()
-	if genid, err = x.m.Read(t.Context(), x.f, nil); err != nil {
+	if genid, err = x.m.Read(t.Context(), x.f); err != nil {
 		t.Fatal(err)
 	}
 	words = map[string][]string{}

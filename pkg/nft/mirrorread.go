@@ -197,15 +197,6 @@ func (f *FamilyMirror) gather(c *Content, m RuleMessage) error {
 	return err
 }
 
-// Still reports whether a chain holds what it held, by asking the kernel.
-func (f *FamilyMirror) Still(place Place, before Content) (bool, error) {
-	after, err := f.content(place)
-	if errors.Is(err, ErrInterrupted) {
-		return false, nil
-	}
-	return err == nil && after.Equal(before), err
-}
-
 // keep takes over what a chain holds. While a table is read for the first time, what is above the
 // limit goes at once: it must not be in memory, not even until all is read.
 func (f *FamilyMirror) keep(t *mirrorTable, place Place, now Content) {

@@ -54,8 +54,8 @@ func parseRule(word string) (ruleGlob, error) {
 // of reports whether the word is about the built-in chain.
 func (g ruleGlob) of(t rules.TableName, chain string) bool { return g.table == t && g.chain == chain }
 
-// matches reports whether the glob matches the whole text of a rule, as iptables-save prints it
-// behind the chain's name, or the whole of one of its comments.
+// matches reports whether the glob matches the whole text of a rule, as canaryd shows it and
+// iptables-save prints it behind the chain's name, or the whole of one of its comments.
 func (g ruleGlob) matches(text string, words []string) bool {
 	if g.is(text) {
 		return true
@@ -76,17 +76,14 @@ func (g ruleGlob) isFlat(text string) bool {
 	return ok
 }
 
-// namesRule reports whether a word rule: names a rule of a built-in chain. A rule without a text
-// has nothing that a glob could match.
+// namesRule reports whether a word rule: names a rule of a built-in chain, by its text or its label.
 func (s Selector) namesRule(t rules.TableName, chain string, r rules.Rule) bool {
 	if !slices.ContainsFunc(s.ruleGlobs, func(g ruleGlob) bool { return g.of(t, chain) }) {
 		return false
 	}
-	if _, opaque := r.Opaque(); opaque {
-		return false
-	}
-	words, err := r.Words()
-	return err == nil && slices.ContainsFunc(s.ruleGlobs, func(g ruleGlob) bool {
-		return g.of(t, chain) && g.matches(r.Spec, words)
+	text, readable := r.Readable()
+	words, err := rules.Split(text)
+	return readable && err == nil && slices.ContainsFunc(s.ruleGlobs, func(g ruleGlob) bool {
+		return g.of(t, chain) && g.matches(text, words)
 	})
 }

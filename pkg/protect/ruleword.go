@@ -38,7 +38,7 @@ func Propose(list []Unguarded, t rules.TableName, in []*rules.Table, most int) (
 	forms := map[string]map[rules.Key]bool{} // the rules of each form
 	for _, u := range list {
 		if p.hasForm(u) {
-			form := numberless(u.Rule.Spec)
+			form := numberless(u.Rule.Label())
 			if forms[form] == nil {
 				forms[form] = map[rules.Key]bool{}
 			}
@@ -55,8 +55,9 @@ func Propose(list []Unguarded, t rules.TableName, in []*rules.Table, most int) (
 			proposals[i-1].Count++
 			continue
 		}
-		made, form := Proposal{Unguarded: u, Count: 1}, numberless(u.Rule.Spec)
-		_, opaque := u.Rule.Opaque()
+		made, form := Proposal{Unguarded: u, Count: 1}, numberless(u.Rule.Label())
+		_, readable := u.Rule.Readable()
+		opaque := !readable
 		g := group{owner: u.Owner, manager: u.Manager, opaque: opaque}
 		full := len(proposals) >= most
 		switch {
@@ -68,7 +69,7 @@ func Propose(list []Unguarded, t rules.TableName, in []*rules.Table, most int) (
 			}
 		case u.Owner != "" || !full: // of others nothing is shown
 			if made.Word = p.wordFor(u.Rule); made.Word == "" {
-				g.form = u.Rule.Spec
+				g.form = u.Rule.Label()
 			}
 			g.word = made.Word
 		default:
@@ -92,8 +93,8 @@ func Propose(list []Unguarded, t rules.TableName, in []*rules.Table, most int) (
 // hasForm reports whether a rule may be proposed together with others of its form: it has a text
 // and leads nowhere, and nothing is known of its owner.
 func (p proposer) hasForm(u Unguarded) bool {
-	_, opaque := u.Rule.Opaque()
-	return !opaque && u.Owner == "" && u.Manager == "" && !p.leads(u.Rule.Target)
+	_, readable := u.Rule.Readable()
+	return readable && u.Owner == "" && u.Manager == "" && !p.leads(u.Rule.Target)
 }
 
 // A proposer finds words for rules of one built-in chain.
@@ -116,12 +117,13 @@ func newProposer(t rules.TableName, chain string, in []*rules.Table) proposer {
 	seen := map[rules.Key]bool{}
 	for _, table := range in {
 		for _, r := range table.Rules(chain) {
-			words, err := r.Words()
-			if _, opaque := r.Opaque(); opaque || err != nil || seen[r.Key()] {
+			text, readable := r.Readable()
+			words, err := rules.Split(text)
+			if !readable || err != nil || seen[r.Key()] {
 				continue
 			}
 			seen[r.Key()] = true
-			worded := wordedRule{r.Key(), []string{flat.Replace(r.Spec)}}
+			worded := wordedRule{r.Key(), []string{flat.Replace(text)}}
 			for i := range len(words) - 1 {
 				if words[i] == "--comment" {
 					worded.texts = append(worded.texts, flat.Replace(words[i+1]))
@@ -143,8 +145,9 @@ func newProposer(t rules.TableName, chain string, in []*rules.Table) proposer {
 
 // wordFor returns the word for one rule; "" if there is none.
 func (p proposer) wordFor(r rules.Rule) string {
-	words, err := r.Words()
-	if _, opaque := r.Opaque(); opaque || err != nil {
+	text, readable := r.Readable()
+	words, err := rules.Split(text)
+	if !readable || err != nil {
 		return ""
 	}
 	if p.leads(r.Target) {
@@ -154,7 +157,7 @@ func (p proposer) wordFor(r rules.Rule) string {
 		return o.Preset
 	}
 	own := map[rules.Key]bool{r.Key(): true}
-	text := literal(r.Spec)
+	text = literal(text)
 	if len(text) > maxRuleGlob {
 		text = text[:maxRuleGlob-1] + "*"
 	}

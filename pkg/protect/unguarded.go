@@ -79,8 +79,9 @@ func ofChain(name string) (owner, manager string) {
 // single returns a rule with its likely owner.
 func single(t rules.TableName, chain string, r rules.Rule, managers map[string]bool) Unguarded {
 	u := Unguarded{Chain: chain, Single: true, Rule: r}
-	words, err := r.Words()
-	if _, opaque := r.Opaque(); opaque || err != nil {
+	text, readable := r.Readable()
+	words, err := rules.Split(text)
+	if !readable || err != nil {
 		return u
 	}
 	if o, known := owners.OfRule(t, chain, words); known {

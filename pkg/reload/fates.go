@@ -55,13 +55,12 @@ func (f *fates) of(r rules.Rule) fate {
 	if f.leads(r) {
 		return f.chain(r.Target)
 	}
-	_, opaque := r.Opaque()
 	switch {
 	case r.Target == "ACCEPT" && f.nat, r.Target == "DROP", r.Target == "REJECT":
 		return keeps
 	case r.Target == "ACCEPT", slices.Contains([]string{"DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP"}, r.Target):
 		return grants
-	case r.Target == "RETURN", r.Target == "" && !opaque, slices.Contains(passing, r.Target):
+	case r.Target == "RETURN", r.Matches(), slices.Contains(passing, r.Target):
 		return 0
 	case r.LeftOut() && f.nat:
 		return grants // so large a chain of nat is one of services
@@ -123,8 +122,7 @@ func (f *fates) from(last bool) map[string]bool {
 
 // follow notes the chains that packets come to by a rule.
 func (f *fates) follow(r rules.Rule, reached map[string]bool) {
-	_, opaque := r.Opaque()
-	if reached[lastHook] && (r.Target == "CONNMARK" || opaque && r.Target == "") {
+	if reached[lastHook] && (r.Target == "CONNMARK" || r.Target == "" && !r.Matches()) {
 		f.connections = true
 	}
 	if r.Target == "" || reached[r.Target] {
@@ -180,8 +178,8 @@ func (f *fates) decides(r rules.Rule) bool {
 }
 
 // leaves reports whether a packet does not come back behind a rule that leads to a chain, because
-// it uses -g. Of an opaque rule that is not known.
+// it uses -g. Of an opaque rule without a label that is not known.
 func (f *fates) leaves(r rules.Rule) bool {
-	_, opaque := r.Opaque()
-	return f.leads(r) && (opaque || r.Goto())
+	_, readable := r.Readable()
+	return f.leads(r) && (!readable || r.Goto())
 }

@@ -15,14 +15,13 @@ import (
 	"sync"
 
 	"github.com/canaryd/canaryd/internal/private"
-	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // A RawSource knows rules as nf_tables holds them. iptables.Kernel is one.
 type RawSource interface {
 	// RawRule is iptables.Kernel.RawRule.
-	RawRule(f rules.Family, r rules.Rule, room []byte) (iptables.RawRule, bool)
+	RawRule(f rules.Family, r rules.Rule, room []byte) ([]byte, bool)
 }
 
 // A byteFile keeps the bytes of the rules that generations on disk have as text. A rule that is
@@ -64,10 +63,12 @@ const (
 	mostRecord = 128 << 10
 )
 
-// A record is one rule of the file.
+// A record is one rule of the file. Earlier versions of canaryd kept a text with the bytes that
+// iptables had printed of them: such a record counts for nothing.
 type record struct {
 	family rules.Family
-	iptables.RawRule
+	text   bool
+	bytes  []byte
 }
 
 // hash identifies a record in this process.
@@ -75,19 +76,16 @@ func (r record) hash() uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
 	_, _ = h.WriteString(r.family.String())
-	_, _ = h.WriteString(r.Text)
-	_ = h.WriteByte(0)
-	_, _ = h.Write(r.Bytes)
+	_, _ = h.Write(r.bytes)
 	return h.Sum64()
 }
 
-// write writes the record: family, and text and bytes with the length before each.
+// write writes the record: family, the length of the text, which is 0, and the bytes with their
+// length before them.
 func (r record) write(out io.Writer) error {
-	head := binary.AppendUvarint([]byte{byte(r.family)}, uint64(len(r.Text)))
-	head = binary.AppendUvarint(append(head, r.Text...), uint64(len(r.Bytes)))
-	_, err := out.Write(head)
+	_, err := out.Write(binary.AppendUvarint([]byte{byte(r.family), 0}, uint64(len(r.bytes))))
 	if err == nil {
-		_, err = out.Write(r.Bytes)
+		_, err = out.Write(r.bytes)
 	}
 	return err
 }
@@ -111,8 +109,8 @@ func readRecord(in *bufio.Reader, room *[]byte) (r record, err error) {
 		}
 		return *room
 	}
-	r.Text = string(piece())
-	r.Bytes = piece()
+	r.text = len(piece()) > 0
+	r.bytes = piece()
 	return r, err
 }
 
@@ -178,7 +176,9 @@ func (b *byteFile) records(do func(record) error, held func()) (size int64, err 
 				err = fmt.Errorf("more than %d rules", mostRecords)
 				break
 			}
-			err = do(r)
+			if !r.text {
+				err = do(r)
+			}
 		}
 		if !errors.Is(err, io.EOF) || inflated.N == 0 {
 			return 0, fmt.Errorf("%s is corrupt: %w", b.path, err)
@@ -208,12 +208,12 @@ func (b *byteFile) checkHead(in *bufio.Reader) error {
 }
 
 // earlier calls add with each rule of a family in the file.
-func (b *byteFile) earlier(f rules.Family, add func(iptables.RawRule)) {
+func (b *byteFile) earlier(f rules.Family, add func([]byte)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	_, _ = b.each(func(r record) { // rules behind an error are written as text
 		if r.family == f {
-			add(r.RawRule)
+			add(r.bytes)
 		}
 	})
 }
@@ -290,10 +290,11 @@ func (b *byteFile) missing(g rules.Generation, from RawSource, write func(record
 				continue // it holds its bytes
 			}
 			raw, ok := from.RawRule(id.Family, rule, room)
-			if room = raw.Bytes; !ok || len(raw.Bytes) > mostRecord || len(raw.Text) > mostRecord {
+			if !ok || len(raw) > mostRecord {
 				continue
 			}
-			r := record{id.Family, raw}
+			room = raw
+			r := record{family: id.Family, bytes: raw}
 			hash := r.hash()
 			if _, has := slices.BinarySearch(b.known, hash); has || met[hash] {
 				continue
@@ -369,7 +370,7 @@ func (s *Store) KeepBytes(from RawSource) { s.rawRules = from }
 
 // Earlier calls add with each rule of a family whose bytes were kept. It may be called concurrently
 // with everything else.
-func (s *Store) Earlier(f rules.Family, add func(iptables.RawRule)) { s.bytes.earlier(f, add) }
+func (s *Store) Earlier(f rules.Family, add func([]byte)) { s.bytes.earlier(f, add) }
 
 // SaveBytes writes the bytes of a generation's rules that are not on disk yet. It comes after
 // SaveState: without the bytes all the same comes back, by a program.

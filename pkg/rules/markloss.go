@@ -33,9 +33,19 @@ var markTargets = []string{"MARK", "CONNMARK", "HMARK"}
 // markOptions are the options by which other matches and targets change the mark of a packet.
 var markOptions = []string{"--restore-skmark", "--map-mark", "--tproxy-mark"}
 
+// markExtensions are the extensions that look at marks or change them.
+var markExtensions = []string{"mark", "connmark", "bpf", "socket", "rpfilter", "SET", "TPROXY", "MARK", "CONNMARK", "HMARK"}
+
 // MarkLoss returns how marks may differ where the rule is lost. Rules of a chain that it leads to
 // are not counted.
 func (r Rule) MarkLoss() MarkLoss {
+	if _, opaque := r.Opaque(); opaque {
+		text, known := r.decoded(markExtensions...)
+		if !known {
+			return AnyMark
+		}
+		r = text
+	}
 	if slices.ContainsFunc(markOptions, r.Mentions) {
 		return AnyMark
 	}
@@ -121,7 +131,9 @@ type markTest struct {
 // markTests returns how the rule looks at marks; false if that is not known.
 func (r Rule) markTests() (tests []markTest, known bool) {
 	if _, opaque := r.Opaque(); opaque {
-		return nil, false
+		if r, known = r.decoded(markExtensions...); !known {
+			return nil, false
+		}
 	}
 	if !r.Mentions("mark") && !r.Mentions("-m bpf") {
 		return nil, true

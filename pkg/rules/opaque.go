@@ -13,12 +13,12 @@ import (
 
 // opaqueStart begins the Spec of an opaque rule; no text of iptables' begins with it.
 //
-// An opaque rule stands in the kernel, but has no text that may be written back: iptables prints
-// it over several lines, prints what iptables-restore would read as something else, prints another
-// rule in the same words, or does not understand it at all. Its Spec names it by a digest, so that
-// it can be compared and counted like any other rule. Where the kernel's bytes of the rule are its
-// own, as on nft, the Spec has them too, and a replay writes them. Without them a replay leaves the
-// rule out and says why.
+// An opaque rule is in the kernel, but has no text that may be written back. On nft canaryd has no
+// words for it. On legacy iptables prints it over several lines, prints what iptables-restore would
+// read as something else, prints another rule in the same words, or does not understand it at all.
+// Its Spec names it by a digest, so that it can be compared and counted like any other rule. Where
+// the kernel's bytes of the rule are its own, the Spec has them too, and a replay writes them.
+// Without them a replay leaves the rule out and says why.
 const opaqueStart = "# rule "
 
 // bytesStart begins, behind the digest, the bytes of an opaque rule, and setsStart, behind the
@@ -122,8 +122,47 @@ func (r Rule) IdentityText() (digest string, opaque bool) {
 	return rest[:min(len(rest), 2*len(Identity{}))], true
 }
 
-// Label returns the rule's text as people read it: the Spec without the bytes of an opaque rule.
+// decodedStart begins the reason of an opaque rule that was decoded in part, before its label, and
+// matchingStart that of a rule that does nothing but match and count.
+const (
+	decodedStart  = "canaryd knows only its bytes, which say "
+	matchingStart = "canaryd knows only its bytes, which do nothing but match: "
+)
+
+// Decoded returns the reason of an opaque rule of which this label is all that is known, and whether
+// it does more than match and count.
+func Decoded(label string, acts bool) (reason string) {
+	if !acts {
+		return matchingStart + label
+	}
+	return decodedStart + label
+}
+
+// Matches reports whether the rule is known to do nothing but match and count.
+func (r Rule) Matches() bool {
+	reason, opaque := r.Opaque()
+	return r.Target == "" && (!opaque || strings.HasPrefix(reason, matchingStart))
+}
+
+// Readable returns the rule's text, or the label of an opaque rule: its words, as far as it has any.
+// It is false for an opaque rule without a label.
+func (r Rule) Readable() (text string, ok bool) {
+	reason, opaque := r.Opaque()
+	if !opaque {
+		return r.Spec, true
+	}
+	if label, ok := strings.CutPrefix(reason, matchingStart); ok {
+		return label, true
+	}
+	return strings.CutPrefix(reason, decodedStart)
+}
+
+// Label returns the rule as people read it: its text, or that of its label, or the Spec of an opaque
+// rule without its bytes.
 func (r Rule) Label() string {
+	if text, ok := r.Readable(); ok {
+		return text
+	}
 	at := len(opaqueStart) + 2*len(Identity{})
 	if !strings.HasPrefix(r.Spec, opaqueStart) || !strings.HasPrefix(r.Spec[min(at, len(r.Spec)):], bytesStart) {
 		return r.Spec

@@ -2,8 +2,11 @@ package ruleset
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +41,66 @@ func Words(family tableid.Family, expressions, userdata []byte, sets []string) (
 	return d.words(), true
 }
 
+// Label returns a rule as far as it can be said in words, for people: an extension or an expression
+// that Words does not know is named, with a digest of its data in brackets. The arguments are those
+// of Words.
+func Label(family tableid.Family, expressions []byte, sets []string) string {
+	d := decoder{family: family, sets: sets}
+	for rest := (fields{rest: expressions}); len(rest.rest) > 0; {
+		e := rest.nested(unix.NFTA_LIST_ELEM)
+		name, data := e.text(unix.NFTA_EXPR_NAME), e.nested(unix.NFTA_EXPR_DATA)
+		if rest.bad || e.bad {
+			d.unknown("", rest.rest)
+			break
+		}
+		before, content := d.copy(), data.rest
+		d.counted = d.counted || name == "immediate" || name == "target" // nft counts only where it is told to
+		if !d.expression(name, &data) || !data.done() {
+			d = before
+			d.unknown(name, content)
+		}
+	}
+	if !d.closeTransport() || d.loaded != nothing {
+		d.unknown("", nil)
+	}
+	return d.words()
+}
+
+// copy returns the decoder as it is, whatever becomes of the original.
+func (d *decoder) copy() decoder {
+	c := *d
+	for _, text := range []*[]byte{&c.source, &c.destination, &c.in, &c.out, &c.proto, &c.matches, &c.target, &c.mask, &c.fragments, &c.native.source, &c.native.destination, &c.native.flags} {
+		*text = slices.Clip(*text)
+	}
+	return c
+}
+
+// unknown says an expression that has no words.
+func (d *decoder) unknown(name string, data []byte) {
+	_ = d.closeTransport() // what was compared so far has words
+	d.loaded, d.mask = nothing, nil
+	said, sum := &d.matches, sha256.Sum256(data)
+	if d.counted {
+		said = &d.target
+	}
+	f := fields{rest: data}
+	if extension := f.text(unix.NFTA_MATCH_NAME); (name == "match" || name == "target") && !f.bad && plainName([]byte(extension)) {
+		*said = fmt.Appendf(*said, " %s %s [%x", map[string]string{"match": "-m", "target": "-j"}[name], extension, sum[:4])
+		places := map[string]int{"set": 1, "SET": 3}[extension]
+		for _, set := range d.sets[:min(places, len(d.sets))] {
+			if set != "" {
+				*said = fmt.Appendf(*said, " %q", set)
+			}
+		}
+		d.sets, *said = d.sets[min(places, len(d.sets)):], append(*said, ']')
+		return
+	}
+	if !plainName([]byte(name)) {
+		name = "?"
+	}
+	*said = fmt.Appendf(*said, " [%s %x]", name, sum[:4])
+}
+
 // A decoder reads the expressions of one rule, in the order in which iptables-nft writes them: what
 // belongs to no extension, matches, one counter, a target.
 type decoder struct {
@@ -55,6 +118,7 @@ type decoder struct {
 	loaded                   load
 	register, offset, length uint32
 	mask                     []byte // of what is loaded; nil for all of it
+	fragments                []byte
 }
 
 // A load is what the register holds that the next expression compares.
@@ -72,7 +136,7 @@ const (
 
 // words puts the rule together.
 func (d *decoder) words() string {
-	parts := [...][]byte{d.source, d.destination, d.in, d.out, d.proto, d.matches, d.target}
+	parts := [...][]byte{d.source, d.destination, d.in, d.out, d.proto, d.fragments, d.matches, d.target}
 	all := bytes.Join(parts[:], nil)
 	return string(bytes.TrimPrefix(all, []byte(" ")))
 }
@@ -257,7 +321,19 @@ func plainName(name []byte) bool {
 const (
 	netip6Len  = 16
 	protocolAt = 9 // in IPv4's header
+	fragmentAt = 6
 )
+
+// compareFragment reads -f: the offset of a fragment, which is not 0.
+func (d *decoder) compareFragment(not bool, value []byte) bool {
+	if !d.atHead() || d.fragments != nil || !bytes.Equal(d.mask, []byte{0x1f, 0xff}) || len(value) != 2 || !allZero(value) {
+		return false
+	}
+	if d.fragments = []byte(" -f"); !not {
+		d.fragments = []byte(" ! -f")
+	}
+	return true
+}
 
 // compareAddress reads -s or -d. iptables loads no more bytes of an address than its prefix has,
 // if these are whole ones.
@@ -267,8 +343,11 @@ func (d *decoder) compareAddress(not bool, value []byte) bool {
 		size, source, destination = netip6Len, 8, 24
 	}
 	words, name := &d.source, "-s"
-	if d.family == tableid.IPv4 && d.offset == protocolAt && d.length == 1 { // 1.8.10 and later
+	switch {
+	case d.family == tableid.IPv4 && d.offset == protocolAt && d.length == 1: // 1.8.10 and later
 		return d.compareProtocol(not, value)
+	case d.family == tableid.IPv4 && d.offset == fragmentAt && d.length == 2:
+		return d.compareFragment(not, value)
 	}
 	switch d.offset {
 	case source:

@@ -38,6 +38,7 @@ var hostMatches = []struct {
 	{"hl", 0, hopsMatch, func(d *decoder, x xtInfo) bool { return d.hops("hl", x) }},
 	{"iprange", 1, iprangeMatch, (*decoder).iprange},
 	{"length", 0, lengthMatch, func(d *decoder, x xtInfo) bool { return d.size("length", "--length", x) }},
+	{"nfacct", 1, nfacctMatch, (*decoder).nfacct},
 	{"policy", 0, policyMatch, (*decoder).policy},
 	{"string", 1, stringMatch, (*decoder).string},
 	{"tcpmss", 0, tcpmssMatch, func(d *decoder, x xtInfo) bool {
@@ -111,6 +112,17 @@ func (d *decoder) helper(x xtInfo) bool {
 	}
 	d.matches = appendQuoted(append(d.matches, " --helper"...), name)
 	return true
+}
+
+// nfacct reads struct xt_nfacct_match_info_v1. iptables prints two spaces before the name.
+func (d *decoder) nfacct(x xtInfo) bool {
+	const end = 32
+	if len(x) != 40 || !x.zeroFrom(end) {
+		return false
+	}
+	name, ended := untilZero(x[:end])
+	d.matches = append(append(d.matches, " -m nfacct --nfacct-name "...), name...)
+	return ended && plainName(name)
 }
 
 // iprange reads struct xt_iprange_mtinfo.

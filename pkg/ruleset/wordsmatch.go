@@ -37,6 +37,7 @@ const (
 	hopsMatch
 	iprangeMatch
 	lengthMatch
+	nfacctMatch
 	policyMatch
 	stringMatch
 	tcpmssMatch

@@ -1,0 +1,77 @@
+package iptables
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/ruleset"
+)
+
+// opaque returns a rule of nf_tables without a text. It holds its bytes if these make the rule again.
+func opaque(family rules.Family, r nft.Rule) rules.Rule {
+	bare, names, named := withoutNames(r)
+	meaning, err := meaningOf(r)
+	target, reason := targetOf(r), rules.Decoded(ruleset.Label(family, bare.Expressions, names), meaning.target || err != nil)
+	switch _, err := needsOf(r, family); {
+	case err != nil:
+		return identityOf(r).OpaqueRule(target, err.Error())
+	case named:
+		return rules.OpaqueSets(bare.Expressions, bare.Userdata, names, target, reason)
+	}
+	return rules.OpaqueBytes(r.Expressions, r.Userdata, target, reason)
+}
+
+// statementTargets are the targets of iptables that do the same as expressions of nf_tables.
+var statementTargets = map[string]string{
+	"masq": "MASQUERADE", "redir": "REDIRECT", "reject": "REJECT", "log": "LOG", "notrack": "NOTRACK", "tproxy": "TPROXY", "queue": "NFQUEUE", "dup": "TEE",
+}
+
+// targetOf returns where a rule goes, or what it does at its end, in iptables' words; "" if it does
+// nothing, or something else.
+func targetOf(r nft.Rule) string {
+	target := ""
+	err := r.Each(func(e nft.Expression) error {
+		switch e.Name {
+		case "immediate":
+			if to := verdictOf(e.Data); to != "" {
+				target = to
+			}
+		case "target":
+			target = extensionName(e)
+		case "meta":
+			if nft.AttrPath(e.Data, unix.NFTA_META_SREG) != nil && nft.AttrNumber(e.Data, unix.NFTA_META_KEY) == unix.NFT_META_MARK {
+				target = "MARK"
+			}
+		case "nat":
+			target = map[uint32]string{unix.NFT_NAT_SNAT: "SNAT", unix.NFT_NAT_DNAT: "DNAT"}[nft.AttrNumber(e.Data, unix.NFTA_NAT_TYPE)]
+		default:
+			if to, known := statementTargets[e.Name]; known {
+				target = to
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return ""
+	}
+	return target
+}
+
+// verdictOf returns what an "immediate" expression puts into the verdict register: a chain's name or
+// a verdict's, "" if it is anything else.
+func verdictOf(data []byte) string {
+	verdict := nft.AttrPath(data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT)
+	if chain := nft.AttrPath(verdict, unix.NFTA_VERDICT_CHAIN); chain != nil {
+		return nft.String(chain)
+	}
+	switch int32(nft.AttrNumber(verdict, unix.NFTA_VERDICT_CODE)) {
+	case 0: // NF_DROP
+		return "DROP"
+	case nfAccept:
+		return "ACCEPT"
+	case unix.NFT_RETURN:
+		return "RETURN"
+	}
+	return ""
+}

@@ -1,0 +1,135 @@
+package iptables
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A familyText is one family's mirrored tables as values. It implements nft.MirrorView.
+type familyText struct {
+	family  rules.Family
+	raw     *nft.FamilyMirror
+	lexicon *lexicon
+	shelf   *shelf
+	budget  *budget
+	taken   *takingsLog // of the mirror
+	before  lastMoment
+	tables  map[rules.TableName]*tableText // those that exist
+}
+
+// A tableText is one mirrored table.
+type tableText struct {
+	fresh map[string][]rules.Rule // the rules of chains that the view does not show yet
+	view  tableView
+}
+
+// table returns a table, which it begins if there is none.
+func (f *familyText) table(name rules.TableName) *tableText {
+	t := f.tables[name]
+	if t == nil {
+		t = &tableText{fresh: map[string][]rules.Rule{}}
+		f.tables[name] = t
+	}
+	return t
+}
+
+// shown returns the rules of a chain that the next Snapshot shows.
+func (t *tableText) shown(chain string) []rules.Rule {
+	if fresh, changed := t.fresh[chain]; changed {
+		return fresh
+	}
+	return t.view.ready.Rules(chain)
+}
+
+// Reshaped implements nft.MirrorView.
+func (f *familyText) Reshaped(table, chain string) {
+	if chain == "" {
+		f.reshapedTable(table)
+		return
+	}
+	t, c := f.table(table), f.raw.Chain(Place{Table: table, Chain: chain})
+	switch {
+	case c == nil:
+		delete(t.fresh, chain)
+		t.view.removed(chain)
+	case c.Base != nil || rules.Builtin(table, chain):
+		t.view.reshaped, t.view.order = true, nil
+	default:
+		t.view.added(chain)
+	}
+}
+
+// reshapedTable notes that any chain of a table may be another one.
+func (f *familyText) reshapedTable(table string) {
+	if !slices.Contains(f.raw.Tables(), table) {
+		delete(f.tables, table)
+		return
+	}
+	t := f.table(table)
+	t.view.reshaped, t.view.order = true, nil
+	maps.DeleteFunc(t.fresh, func(chain string, _ []rules.Rule) bool {
+		return f.raw.Chain(Place{Table: table, Chain: chain}) == nil
+	})
+}
+
+// Took implements nft.MirrorView. The same bytes may have another text than before: iptables-restore
+// was made to write it meanwhile.
+func (f *familyText) Took(p Place, now nft.Content, same bool) {
+	t := f.table(p.Table)
+	if now.LeftOut {
+		if !same {
+			t.fresh[p.Chain] = rules.LeftOut(p.Chain)
+		}
+		return
+	}
+	found := f.lexicon.texts(now.IDs)
+	if same && slices.Equal(found, t.shown(p.Chain)) {
+		return
+	}
+	t.fresh[p.Chain] = f.shared(p, found)
+}
+
+// shared returns found, or what the shelf has in memory of the same.
+func (f *familyText) shared(p Place, found []rules.Rule) []rules.Rule {
+	if earlier := f.shelf.chain(f.family, p); earlier != nil && slices.Equal(found, earlier.Rules) {
+		return earlier.Rules
+	}
+	return found
+}
+
+// fit returns how a chain fits its name; see hookFit. In a dormant table no built-in chain does.
+func (f *familyText) fit(p Place, c *nft.MirrorChain) hookFit {
+	fit := fitOf(p, c.Base)
+	if fit != stranger && rules.Builtin(p.Table, p.Chain) && f.raw.Dormant(p.Table) {
+		return misfit
+	}
+	return fit
+}
+
+// forgetUnused drops from the lexicon what no chain has held for long.
+func (f *familyText) forgetUnused() {
+	if f.lexicon.crowded() {
+		f.raw.Purge(f.lexicon.forget)
+	}
+}
+
+// snapshot returns what is mirrored.
+func (f *familyText) snapshot(genid uint64) Snapshot {
+	s := Snapshot{Family: f.family, Tables: rules.Ruleset{}, Unreadable: map[rules.TableName]error{}, Misfits: map[Place]error{}, Digest: genid}
+	changed := false
+	for _, name := range f.raw.Tables() {
+		t := f.table(name)
+		shown := t.view.ready
+		s.Tables[name] = f.show(name, t)
+		changed = changed || s.Tables[name] != shown
+		f.noteMisfits(name, s.Misfits)
+	}
+	if changed {
+		f.shelf.put(f.family, s.Tables, time.Now())
+	}
+	return s
+}

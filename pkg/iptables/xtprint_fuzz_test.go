@@ -1,0 +1,30 @@
+package iptables
+
+import (
+	"strings"
+	"testing"
+)
+
+// FuzzListing: of what "-S CHAIN NUMBER" printed no line is taken for a rule twice, none is split,
+// and none goes to another chain than those that were asked for.
+func FuzzListing(f *testing.F) {
+	f.Add("-A A -j RETURN\n-A INPUT -j A\n")
+	f.Add("-A A -m comment --comment \"x\ny\" -j DROP\n")
+	f.Add("-A A\n-A INPUT -j A")
+	f.Add("-A A -j A\r\n\x00-A INPUT\n")
+	wanted := []ruleAt{{"A", 0}, {"INPUT", 4}}
+	f.Fuzz(func(t *testing.T, text string) {
+		printed, whole := parseListing([]byte(text), wanted)
+		if whole != (len(printed) == len(wanted)) {
+			t.Fatalf("%d rules, whole: %t", len(printed), whole)
+		}
+		if lines := strings.Count(strings.TrimSuffix(text, "\n"), "\n") + 1; whole && lines != len(wanted) {
+			t.Errorf("%d rules of %d lines", len(printed), lines)
+		}
+		for _, r := range printed {
+			if strings.ContainsAny(r.Spec, "\n") {
+				t.Errorf("over several lines: %q", r.Spec)
+			}
+		}
+	})
+}
