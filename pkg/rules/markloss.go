@@ -41,10 +41,11 @@ var markExtensions = []string{"mark", "connmark", "bpf", "socket", "rpfilter", "
 func (r Rule) MarkLoss() MarkLoss {
 	if _, opaque := r.Opaque(); opaque {
 		text, known := r.decoded(markExtensions...)
-		if !known {
+		if _, readable := r.Readable(); readable && !known {
 			return AnyMark
+		} else if readable {
+			r = text
 		}
-		r = text
 	}
 	if slices.ContainsFunc(markOptions, r.Mentions) {
 		return AnyMark
