@@ -127,6 +127,8 @@ mangle -j TEE --gateway A --oif eth0
 mangle -p udp -m udp --dport 68 -j CHECKSUM --checksum-fill
 nat -j SNAT --to-source A-C
 nat -p tcp -j DNAT --to-destination [A-C]:80-90
+mangle -p udp -m udp --dport 4789 -m u32 --u32 "0x0>>0x16&0x3c@0xc&0xffffff00=0x100200" -j GOAL
+mangle -m u32 ! --u32 "0x0<<0x2=0x1,0x2:0x3&&0x4=0x0:0xffff" -j GOAL
 filter -m nfacct --nfacct-name account -j ACCEPT
 filter ICMP8 -j ACCEPT
 filter ICMPnot8 -j ACCEPT

@@ -2,11 +2,8 @@ package ruleset
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"encoding/binary"
-	"fmt"
 	"net/netip"
-	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -39,66 +36,6 @@ func Words(family tableid.Family, expressions, userdata []byte, sets []string) (
 		return "", false
 	}
 	return d.words(), true
-}
-
-// Label returns a rule as far as it can be said in words, for people: an extension or an expression
-// that Words does not know is named, with a digest of its data in brackets. The arguments are those
-// of Words.
-func Label(family tableid.Family, expressions []byte, sets []string) string {
-	d := decoder{family: family, sets: sets}
-	for rest := (fields{rest: expressions}); len(rest.rest) > 0; {
-		e := rest.nested(unix.NFTA_LIST_ELEM)
-		name, data := e.text(unix.NFTA_EXPR_NAME), e.nested(unix.NFTA_EXPR_DATA)
-		if rest.bad || e.bad {
-			d.unknown("", rest.rest)
-			break
-		}
-		before, content := d.copy(), data.rest
-		d.counted = d.counted || name == "immediate" || name == "target" // nft counts only where it is told to
-		if !d.expression(name, &data) || !data.done() {
-			d = before
-			d.unknown(name, content)
-		}
-	}
-	if !d.closeTransport() || d.loaded != nothing {
-		d.unknown("", nil)
-	}
-	return d.words()
-}
-
-// copy returns the decoder as it is, whatever becomes of the original.
-func (d *decoder) copy() decoder {
-	c := *d
-	for _, text := range []*[]byte{&c.source, &c.destination, &c.in, &c.out, &c.proto, &c.matches, &c.target, &c.mask, &c.fragments, &c.native.source, &c.native.destination, &c.native.flags} {
-		*text = slices.Clip(*text)
-	}
-	return c
-}
-
-// unknown says an expression that has no words.
-func (d *decoder) unknown(name string, data []byte) {
-	_ = d.closeTransport() // what was compared so far has words
-	d.loaded, d.mask = nothing, nil
-	said, sum := &d.matches, sha256.Sum256(data)
-	if d.counted {
-		said = &d.target
-	}
-	f := fields{rest: data}
-	if extension := f.text(unix.NFTA_MATCH_NAME); (name == "match" || name == "target") && !f.bad && plainName([]byte(extension)) {
-		*said = fmt.Appendf(*said, " %s %s [%x", map[string]string{"match": "-m", "target": "-j"}[name], extension, sum[:4])
-		places := map[string]int{"set": 1, "SET": 3}[extension]
-		for _, set := range d.sets[:min(places, len(d.sets))] {
-			if set != "" {
-				*said = fmt.Appendf(*said, " %q", set)
-			}
-		}
-		d.sets, *said = d.sets[min(places, len(d.sets)):], append(*said, ']')
-		return
-	}
-	if !plainName([]byte(name)) {
-		name = "?"
-	}
-	*said = fmt.Appendf(*said, " [%s %x]", name, sum[:4])
 }
 
 // A decoder reads the expressions of one rule, in the order in which iptables-nft writes them: what

@@ -42,6 +42,7 @@ const (
 	stringMatch
 	tcpmssMatch
 	tosMatch
+	u32Match
 )
 
 // once reports whether the rule had no match of that kind yet.
