@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -128,9 +127,6 @@ func (k *Kernel) textual(family rules.Family, scripts []Script) (may []Script, r
 	}
 	return scripts, nil
 }
-
-// errShifted is why a rule of a shifted chain has no text.
-var errShifted = errors.New("iptables prints no rule of its chain, which has another priority or type than iptables' own")
 
 // shiftedError says why a text cannot be written into a shifted chain, and what to do.
 func shiftedError(f rules.Family, p Place, base *nft.Chain) error {

@@ -283,16 +283,3 @@ func heldBytes(rule rules.Rule) (nft.Rule, bool) {
 	}
 	return raw, ok
 }
-
-// oddSetName returns why a set's name, which iptables prints as it is, reads back as another one,
-// or nothing.
-func oddSetName(name string) string {
-	reason := oddName(name)
-	if reason == "" && !plainSetName(name) {
-		reason = fmt.Sprintf("(%q) is one that iptables may read back as another one", name)
-	}
-	if reason == "" {
-		return ""
-	}
-	return "the name of an ipset " + reason
-}
