@@ -282,7 +282,7 @@ func TestRunbookNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	help += strings.ReplaceAll(string(manual), `\-`, "-")
-	others := []string{"--cleanup", "--display", "--iptables-min-sync-period"} // of kube-proxy and update-alternatives
+	others := []string{"--cleanup", "--display", "--iptables-min-sync-period", "--all"} // of kube-proxy, update-alternatives and podman
 	for _, flag := range regexp.MustCompile("--[a-z][a-z-]+").FindAllString(runbook, -1) {
 		if !regexp.MustCompile(regexp.QuoteMeta(flag)+`[ \n]`).MatchString(help) && !slices.Contains(others, flag) {
 			t.Errorf("the runbook names %s, which no command has", flag)
