@@ -19,7 +19,7 @@ build: ## build bin/canaryd
 	go build -trimpath -ldflags '$(LDFLAGS)' -o '$(BIN)/canaryd' ./cmd/canaryd
 
 .PHONY: plugin
-plugin: ## build bin/kubectl-canaryd, the plugin kubectl canaryd: docs/kubectl.md
+plugin: ## build bin/kubectl-canaryd, the plugin kubectl canaryd: docs/fleet.md
 	go build -trimpath -ldflags '$(LDFLAGS)' -o '$(BIN)/kubectl-canaryd' ./cmd/kubectl-canaryd
 
 # Folders of what is installed; DESTDIR goes before all of them. A package has PREFIX=/usr.
