@@ -80,7 +80,7 @@ var products = []product{
 	{"ferm, iptables-services, netfilter-persistent, Shorewall", "`systemctl restart iptables` restores a saved file, and all else is gone or is old", nil,
 		"Rules that the file lacks come back. Old copies of others' rules in the file are replaced by the present ones."},
 	{"firewalld, ufw, nftables.service", "a reload takes containers' rules away", nil,
-		"They write their own rules, which are never guarded unless a word names them. Rules of others that they flush come back: [which firewalls were tried](flushers.md)."},
+		"They write their own rules, which are never guarded unless a word names them. Rules of others that they flush come back: [which firewalls were tried](measured.md#firewalls)."},
 }
 
 // TestFlushedDocument: docs/my-rules-were-flushed.md is made from the table of owners, and has each
