@@ -97,7 +97,7 @@ func fieldsOf(of reflect.Type, path string) (names []string) {
 		case f.Anonymous:
 			names = append(names, fieldsOf(inner, path)...)
 			continue
-		case name == "culprits" || name == "writers" || name == "standby": // as culprit; see docs/standby.md
+		case name == "culprits" || name == "writers" || name == "standby": // as culprit; see docs/how-it-works.md
 			within = false
 		}
 		names = append(names, path+name)

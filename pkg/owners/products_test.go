@@ -60,13 +60,13 @@ var products = []product{
 	{name: "CrowdSec", owners: []string{"crowdsec"}, remark: "As fail2ban."},
 	{name: "wg-quick, PostUp", owners: []string{"wg-quick"}, remark: "`canaryd detect` prints [the words](presets.md#rules-of-built-in-chains). `PostDown` still works."},
 	{name: "your own script", flushes: "its commands", word: "`rule:TABLE:CHAIN:GLOB`", remark: "As wg-quick. Or declare chains with `--rules-dir`."},
-	{name: "Puppet (puppetlabs-firewall)", flushes: "purges rules with `iptables -D`", remark: "Set `purge => false`, or `ignore` for others' chains. canaryd recognizes [most purges](flushers.md#what-each-of-them-does)."},
+	{name: "Puppet (puppetlabs-firewall)", flushes: "purges rules with `iptables -D`", remark: "Set `purge => false`, or `ignore` for others' chains. canaryd recognizes [most purges](measured.md#purges)."},
 	{name: "Ansible, hardening scripts", flushes: "`iptables -F`, policies to DROP", remark: "Its own rules stay next to the replayed ones."},
 	{name: "CSF", flushes: "`csf -r`, hundreds of commands", remark: "canaryd replays after the last command."},
 	{name: "ferm, iptables-services, netfilter-persistent, Shorewall", flushes: "tables of its saved file", remark: "canaryd replaces old copies of others' rules."},
 	{name: "firewalld", flushes: "all tables at start, reload and stop", remark: "Its direct rules land above the jumps."},
-	{name: "ufw", flushes: "own rules; whole tables with `MANAGE_BUILTINS=yes`", remark: "With that, set [`--settle`](flushers.md#when-a-replay-comes-too-early-for-the-flusher)."},
-	{name: "nftables.service", flushes: "`flush ruleset`, all of nft", remark: "iptables-legacy keeps its rules. [Measurements](flushers.md)"},
+	{name: "ufw", flushes: "own rules; whole tables with `MANAGE_BUILTINS=yes`", remark: "With that, set [`--settle`](measured.md#a-replay-between-two-commands)."},
+	{name: "nftables.service", flushes: "`flush ruleset`, all of nft", remark: "iptables-legacy keeps its rules. [Measurements](measured.md#firewalls)"},
 }
 
 // TestProducts: the table of products in docs/troubleshoot.md is made from the table of owners, and
