@@ -95,7 +95,7 @@ func hostPorts(lines []string) []string {
 	return all
 }
 
-// tryRemoval takes canaryd away as docs/install.md says.
+// tryRemoval takes canaryd away as docs/fleet.md says.
 func tryRemoval(n *node) {
 	before, err := n.rules()
 	n.must(err)
