@@ -19,7 +19,7 @@ build: ## build bin/canaryd
 	go build -trimpath -ldflags '$(LDFLAGS)' -o '$(BIN)/canaryd' ./cmd/canaryd
 
 .PHONY: plugin
-plugin: ## build bin/kubectl-canaryd, the plugin kubectl canaryd: docs/kubectl.md
+plugin: ## build bin/kubectl-canaryd, the plugin kubectl canaryd: docs/fleet.md
 	go build -trimpath -ldflags '$(LDFLAGS)' -o '$(BIN)/kubectl-canaryd' ./cmd/kubectl-canaryd
 
 # Folders of what is installed; DESTDIR goes before all of them. A package has PREFIX=/usr.
@@ -205,7 +205,7 @@ wars: deps ## a process that flushes without end, on the kernel: what it costs, 
 	go test -tags wars -count=1 -v -run 'WithoutEnd$$|InReplay$$|MemoryShort$$' ./test/limits
 
 .PHONY: flushers
-flushers: ## the firewalls of the distribution against canaryd, as test-programs runs them too; writes the matrix into docs/flushers.md
+flushers: ## the firewalls of the distribution against canaryd, as test-programs runs them too; writes the matrix into docs/measured.md
 	@hack/install-deps.sh flushers
 	go test -count=1 -v -run 'TestFlushers' ./test/flushers -update
 
@@ -225,7 +225,7 @@ kubeproxy: deps ## a real kube-proxy in iptables and nftables mode next to canar
 # make cluster CLUSTER=legacy for one backend; CLUSTER_KEEP=1 keeps the node's files.
 CLUSTER ?= nft legacy
 .PHONY: cluster
-cluster: deps ## a whole node of Kubernetes with canaryd as its DaemonSet, in namespaces; builds Kubernetes for 20 minutes once; writes docs/cluster.md
+cluster: deps ## a whole node of Kubernetes with canaryd as its DaemonSet, in namespaces; builds Kubernetes for 20 minutes once; writes docs/measured.md
 	@CLUSTER_BACKENDS='$(CLUSTER)' CLUSTER_KEEP='$(CLUSTER_KEEP)' hack/cluster.sh -update
 
 # make kernels KERNELS='bullseye-amd64 sid-amd64' for some of them: a suite of Debian's and an architecture.

@@ -12,11 +12,11 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/versions"
 )
 
-// TestPlatformsAreTried: each row of "Tested" in docs/platforms.md is what a command tries. Rows of
+// TestPlatformsAreTried: each row of "Tested" in docs/measured.md is what a command tries. Rows of
 // other kernels and programs are all that make kernels and make versions have; the others name a
 // target of the Makefile.
 func TestPlatformsAreTried(t *testing.T) {
-	text, err := os.ReadFile("../docs/platforms.md")
+	text, err := os.ReadFile("../docs/measured.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,10 +24,10 @@ func TestPlatformsAreTried(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, tested, _ := strings.Cut(string(text), "\n## Tested\n")
-	tested, _, found := strings.Cut(tested, "\n## ")
+	_, tested, _ := strings.Cut(string(text), "\n### Tested\n")
+	tested, _, found := strings.Cut(tested, "\n##")
 	if !found {
-		t.Fatal("docs/platforms.md has no section Tested, or none behind it")
+		t.Fatal("docs/measured.md has no section Tested, or none behind it")
 	}
 	own := []string{"kernels", "versions"}
 	var rows []string
@@ -48,6 +48,6 @@ func TestPlatformsAreTried(t *testing.T) {
 		}
 	}
 	if diff := cmp.Diff(versions.Rows(), rows); diff != "" {
-		t.Errorf("what make kernels and make versions try, and docs/platforms.md (-want +got):\n%s", diff)
+		t.Errorf("what make kernels and make versions try, and docs/measured.md (-want +got):\n%s", diff)
 	}
 }

@@ -23,7 +23,7 @@ and single rules of built-in chains that nothing guards are listed with their li
 a word, of rules the first 200 lines. The words are those of the running daemon's --protect, or of
 --protect here. Needs no daemon, writes nothing, and executes iptables only to have it print rules
 that canaryd cannot spell. Warns of kernels on which canaryd is known not to work, or was never
-tried (docs/platforms.md). Exit code: 0, 2 trouble.
+tried (docs/measured.md#platforms). Exit code: 0, 2 trouble.
 `
 
 func (o *options) gatherEvidence(ctx context.Context) (iptables.Evidence, error) {

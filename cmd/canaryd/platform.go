@@ -8,7 +8,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// The oldest kernel that canaryd was ever run on; see docs/platforms.md.
+// The oldest kernel that canaryd was ever run on; see docs/measured.md.
 const oldestMajor, oldestMinor = 4, 18
 
 // kernelRelease returns what uname -r prints.

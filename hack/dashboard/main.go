@@ -41,7 +41,7 @@ func Render() ([]byte, error) {
 		"templating":  object{"list": variables()},
 		"annotations": object{"list": []object{flushes()}},
 		"links": []object{
-			link("Runbook", "https://github.com/canaryd/canaryd/blob/main/docs/runbook.md"),
+			link("Runbook", "https://github.com/canaryd/canaryd/blob/main/docs/troubleshoot.md#by-alert"),
 			link("Metrics", "https://github.com/canaryd/canaryd/blob/main/docs/metrics.md"),
 		},
 		"panels": place(panels()),

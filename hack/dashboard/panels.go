@@ -107,7 +107,7 @@ func now() []panel {
 			"- click a node in the tables to the left, or open `http://NODE:9475/`, where that address can be reached\n" +
 			"- on the node: `canaryd status`\n" +
 			"- in the log: lines with `flush=` and `by=`\n\n" +
-			"[What each alert asks for](https://github.com/canaryd/canaryd/blob/main/docs/runbook.md)",
+			"[What each alert asks for](https://github.com/canaryd/canaryd/blob/main/docs/troubleshoot.md#by-alert)",
 	}
 	return []panel{
 		stat("Nodes with a loss", "Nodes on which protected rules are missing now.", "none",

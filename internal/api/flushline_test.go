@@ -58,16 +58,16 @@ func TestFlushLine(t *testing.T) {
 	}
 }
 
-// TestFlushLineIsDocumented: docs/log.md has a row for each field of the line, and no other.
+// TestFlushLineIsDocumented: docs/operate.md has a row for each field of the line, and no other.
 func TestFlushLineIsDocumented(t *testing.T) {
-	page, err := os.ReadFile("../../docs/log.md")
+	page, err := os.ReadFile("../../docs/operate.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, table, found := strings.Cut(string(page), "<!-- fields of a flush -->")
 	table, _, ends := strings.Cut(table, "<!-- end -->")
 	if !found || !ends {
-		t.Fatal("docs/log.md has no table of fields between its two comments")
+		t.Fatal("docs/operate.md has no table of fields between its two comments")
 	}
 	var documented []string
 	for _, row := range regexp.MustCompile("(?m)^\\| (`.*?) \\|").FindAllStringSubmatch(table, -1) {
@@ -97,7 +97,7 @@ func fieldsOf(of reflect.Type, path string) (names []string) {
 		case f.Anonymous:
 			names = append(names, fieldsOf(inner, path)...)
 			continue
-		case name == "culprits" || name == "writers" || name == "standby": // as culprit; see docs/standby.md
+		case name == "culprits" || name == "writers" || name == "standby": // as culprit; see docs/how-it-works.md
 			within = false
 		}
 		names = append(names, path+name)

@@ -190,7 +190,7 @@ func (m *Metrics) zero(sources []string) {
 }
 
 // vainOutcomes returns the outcomes of replays that did not put everything back: alerts and
-// docs/rollout.md count them.
+// docs/fleet.md count them.
 func vainOutcomes() []api.Outcome { return []api.Outcome{reload.Failed, reload.Partial, reload.Raced} }
 
 // create creates a series for each value of the last label.

@@ -31,7 +31,7 @@ func digest(text string) string {
 }
 
 // runbook is the document that has a section for each alert; hack/where.sh knows the address.
-const runbook = "https://github.com/canaryd/canaryd/blob/main/docs/runbook.md#"
+const runbook = "https://github.com/canaryd/canaryd/blob/main/docs/troubleshoot.md#"
 
 // About names the node and the version of canaryd for the page. Both may be empty.
 type About struct{ Node, Version string }

@@ -10,7 +10,7 @@ import (
 
 // TestWarningsLinkToSections: the runbook has a section for each alert that a warning names.
 func TestWarningsLinkToSections(t *testing.T) {
-	document, err := os.ReadFile("../../docs/runbook.md")
+	document, err := os.ReadFile("../../docs/troubleshoot.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,7 +26,7 @@ func TestWarningsLinkToSections(t *testing.T) {
 		}
 		for _, alert := range regexp.MustCompile(`Alert: "(\w+)"`).FindAllStringSubmatch(string(text), -1) {
 			found++
-			if !strings.Contains(string(document), "\n## "+alert[1]+"\n") {
+			if !strings.Contains(string(document), "\n### "+alert[1]+"\n") {
 				t.Errorf("%s: the runbook has no section %s", file, alert[1])
 			}
 		}

@@ -195,7 +195,7 @@ func named(records []scenario.Record) string {
 	}
 	slices.Sort(all)
 	if all = slices.Compact(all); len(all) == 0 {
-		return "-"
+		return "none"
 	}
 	return strings.Join(all, ", ")
 }

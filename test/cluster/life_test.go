@@ -19,7 +19,7 @@ func tryRollout(n *node) {
 	started := time.Now()
 	n.want("kubectl", "apply", "-k", n.kustomization("updated", "v2", []string{"base"}, nil))
 	n.want("kubectl", "-n", "kube-system", "rollout", "status", "daemonset", "canaryd", rolloutIn)
-	n.results.step("rollout of another image, until it is Ready", time.Since(started))
+	n.results.step("rollout of another image", time.Since(started))
 	n.wantHealthy()
 	image := n.want("kubectl", "-n", "kube-system", "get", "pod", n.pod(), "-o=jsonpath={.spec.containers[0].image}")
 	if image != imageName+":v2" {
@@ -49,7 +49,7 @@ func tryRollout(n *node) {
 			n.Errorf("the flush while there was no canaryd ended %q", r.Outcome)
 		}
 	}
-	n.results.step("a flush of everything between two pods, until the rules are back", time.Since(flushed)-quietFor)
+	n.results.step("flush between two pods, until healed", time.Since(flushed)-quietFor)
 	n.want("kubectl", "-n", "kube-system", "rollout", "status", "daemonset", "canaryd", rolloutIn)
 	n.wantAnswers()
 }
@@ -95,7 +95,7 @@ func hostPorts(lines []string) []string {
 	return all
 }
 
-// tryRemoval takes canaryd away as docs/install.md says.
+// tryRemoval takes canaryd away as docs/fleet.md says.
 func tryRemoval(n *node) {
 	before, err := n.rules()
 	n.must(err)
@@ -106,7 +106,7 @@ func tryRemoval(n *node) {
 	leaving := n.kustomization("leaving", "v2", []string{"base"}, []string{"components/uninstall"})
 	n.want("kubectl", "apply", "-k", leaving)
 	n.want("kubectl", "-n", "kube-system", "rollout", "status", "daemonset", "canaryd", rolloutIn)
-	n.results.step("components/uninstall, until no mark is left", time.Since(started))
+	n.results.step("removal of all marks", time.Since(started))
 	if left := n.traces(); len(left) > 0 {
 		n.Errorf("after components/uninstall there are\n%s", strings.Join(left, "\n"))
 	}

@@ -19,19 +19,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// operator is a user who has the rights that docs/kubectl.md lists, and no other.
+// operator is a user who has the rights that docs/fleet.md lists, and no other.
 const operator = "operator"
 
 // tryPlugin asks the node by kubectl canaryd, as a user with the documented rights.
 func tryPlugin(n *node) {
 	n.settled()
 	n.wantHealthy()
-	document, err := os.ReadFile("../../docs/kubectl.md")
+	document, err := os.ReadFile("../../docs/fleet.md")
 	n.must(err)
-	_, role, _ := strings.Cut(string(document), "```yaml\n")
-	role, _, found := strings.Cut(role, "```\n")
+	const head = "apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\n"
+	_, role, _ := strings.Cut(string(document), "```yaml\n"+head)
+	role, _, found := strings.Cut(head+role, "```\n")
 	if !found {
-		n.Fatal("docs/kubectl.md has no role")
+		n.Fatal("docs/fleet.md has no role")
 	}
 	n.wantInput(role, "kubectl", "apply", "--server-side", "--validate=strict", "-f", "-")
 	n.want("kubectl", "-n", "kube-system", "create", "rolebinding", "canaryd-operator", "--role=canaryd-operator", "--user="+operator)

@@ -12,12 +12,12 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 )
 
-const page = "../../docs/cluster.md"
+const page = "../../docs/measured.md"
 
 // Results are what one run found out.
 type results struct {
 	versions []string
-	steps    []string // rows of a table
+	steps    []string // with how long they took
 	accepted int      // manifests
 	rules    int      // that canaryd protects
 	rows     []row
@@ -32,7 +32,7 @@ type row struct {
 
 // step notes how long a step took.
 func (r *results) step(what string, took time.Duration) {
-	r.steps = append(r.steps, fmt.Sprintf("| %s | %s |", what, took.Round(100*time.Millisecond)))
+	r.steps = append(r.steps, fmt.Sprintf("%s %s", what, took.Round(100*time.Millisecond)))
 }
 
 // publish prints the results, and with -update writes them into the document.
@@ -59,12 +59,22 @@ func (r *results) text() string {
 	var b strings.Builder
 	b.WriteString(wrapped(fmt.Sprintf("%s. canaryd protects %d rules. The API server accepted %d sets of manifests.",
 		strings.Join(r.versions, ", "), r.rules, r.accepted)))
-	fmt.Fprintf(&b, "\n\n| step | took |\n|---|---|\n%s\n\n", strings.Join(r.steps, "\n"))
-	b.WriteString("| flush | records | absent | named | longest gap: host port | services | failed connections | reset |\n")
-	b.WriteString("|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("\n\n" + wrapped("Took: "+strings.Join(r.steps, "; ")+".") + "\n\n")
+	b.WriteString("| flush | records | absent, s | longest gap, s | failed |\n|---|---|---|---|---|\n")
+	var records []scenario.Record
+	var resets []string
 	for _, row := range r.rows {
 		b.WriteString(row.text())
+		records = append(records, row.records...)
+		if len(row.seen.reset) > 0 {
+			resets = append(resets, fmt.Sprintf("`%s` %s", row.flush, strings.Join(row.seen.reset, ", ")))
+		}
 	}
+	if len(resets) == 0 {
+		resets = []string{"none"}
+	}
+	b.WriteString("\n" + wrapped(fmt.Sprintf("Flushers that the records name: %s. Connections that a flush reset: %s.",
+		named(records), strings.Join(resets, "; "))) + "\n")
 	return b.String()
 }
 
@@ -73,27 +83,19 @@ func (r row) text() string {
 	for _, record := range r.records {
 		absent += record.AbsentSeconds
 	}
-	var host, services time.Duration
-	for t, gap := range r.seen.gaps {
-		if t == targets[0] {
-			host = gap
-		} else {
-			services = max(services, gap)
-		}
+	var longest time.Duration
+	for _, gap := range r.seen.gaps {
+		longest = max(longest, gap)
 	}
-	reset := "none"
-	if len(r.seen.reset) > 0 {
-		reset = strings.Join(r.seen.reset, ", ")
-	}
-	return fmt.Sprintf("| `%s` | %s | %.2f s | %s | %s | %s | %d of %d | %s |\n", r.flush, countText(r.records), absent, named(r.records),
-		span(host), span(services), r.seen.failed, r.seen.asked, reset)
+	return fmt.Sprintf("| `%s` | %s | %.2f | %s | %d/%d |\n", r.flush, countText(r.records), absent,
+		span(longest), r.seen.failed, r.seen.asked)
 }
 
 func span(gap time.Duration) string {
 	if gap == 0 {
 		return "none"
 	}
-	return fmt.Sprintf("%.2f s", gap.Seconds())
+	return fmt.Sprintf("%.2f", gap.Seconds())
 }
 
 // wrapped breaks a paragraph into lines of at most 100 columns.

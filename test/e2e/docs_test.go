@@ -127,7 +127,7 @@ func shapes(log string) []string {
 
 func squeeze(text string) string { return regexp.MustCompile(` +`).ReplaceAllString(text, " ") }
 
-// TestDependencies: docs/dependencies.md lists the direct dependencies of
+// TestDependencies: docs/release.md lists the direct dependencies of
 // go.mod, and no others.
 func TestDependencies(t *testing.T) {
 	t.Parallel()
@@ -156,7 +156,7 @@ func TestDependencies(t *testing.T) {
 				want = append(want, r.Path)
 			}
 		}
-		for _, section := range strings.Split(document(t, "docs/dependencies.md"), "\n## ") {
+		for _, section := range strings.Split(document(t, "docs/release.md"), "\n## ") {
 			// A section that names no other module is about canaryd's.
 			title, about := strings.SplitN(section, "\n", 2)[0], modules[0]
 			for _, other := range modules[1:] {
@@ -174,7 +174,7 @@ func TestDependencies(t *testing.T) {
 		slices.Sort(want)
 		slices.Sort(got)
 		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("docs/dependencies.md lists other modules than %s (-go.mod +docs):\n%s", file, diff)
+			t.Errorf("docs/release.md lists other modules than %s (-go.mod +docs):\n%s", file, diff)
 		}
 	}
 }

@@ -22,12 +22,12 @@ import (
 const rowsDir = "CANARYD_TEST_ROWS"
 
 const (
-	page  = "../../docs/flushers.md"
+	page  = "../../docs/measured.md"
 	begin = "<!-- matrix: make flushers writes it -->\n"
 	end   = "<!-- end of the matrix -->\n"
 )
 
-var update = flag.Bool("update", false, "write the matrix into docs/flushers.md")
+var update = flag.Bool("update", false, "write the matrix into docs/measured.md")
 
 // A row is what was measured of a step on one backend.
 type row struct {
@@ -110,29 +110,27 @@ func matrix(dir string) (text string, complete bool, err error) {
 	return b.String(), complete, nil
 }
 
-// cell says what was lost, and the worst of the times.
+// cell is how often the step flushed, how many rules were lost, and the worst of the times, in ms:
+// noticed and back.
 func cell(records []scenario.Record) string {
 	if len(records) == 0 {
-		return "nothing lost"
+		return "none"
 	}
 	var noticed, absent float64
-	var lost, jumps int
+	var lost int
 	for _, r := range records {
 		noticed, absent = max(noticed, r.NoticedSeconds), max(absent, r.AbsentSeconds)
-		lost, jumps = lost+r.Lost.Rules, jumps+r.Lost.Jumps
+		lost += r.Lost.Rules
 	}
-	flushes := "1 flush"
-	if len(records) > 1 {
-		flushes = fmt.Sprintf("%d flushes", len(records))
-	}
+	flushes := fmt.Sprint(len(records))
 	if families := hit(records); len(families) == 1 {
-		flushes += fmt.Sprintf(" of %s alone", families[0])
+		flushes += fmt.Sprintf(" of %s", families[0])
 	}
-	return fmt.Sprintf("%s: %d rules, %d of them jumps; noticed %s, back %s", flushes, lost, jumps, milliseconds(noticed), milliseconds(absent))
+	return fmt.Sprintf("%s, %d, %d/%d", flushes, lost, milliseconds(noticed), milliseconds(absent))
 }
 
-func milliseconds(seconds float64) string {
-	return fmt.Sprintf("%d ms", time.Duration(seconds*float64(time.Second)).Round(time.Millisecond).Milliseconds())
+func milliseconds(seconds float64) int64 {
+	return time.Duration(seconds * float64(time.Second)).Round(time.Millisecond).Milliseconds()
 }
 
 // publish writes the matrix into the page.

@@ -108,7 +108,7 @@ func (k kernel) judge(t *testing.T, text string) {
 }
 
 // judgeItself wants the machine to have named the kernel and the programs that
-// docs/platforms.md names.
+// docs/measured.md names.
 func (k kernel) judgeItself(t *testing.T, words string) {
 	t.Helper()
 	i := slices.IndexFunc(versions.Suites, func(s versions.Suite) bool { return s.Name == k.Suite })

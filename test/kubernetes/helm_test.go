@@ -172,7 +172,7 @@ func TestChartRefuses(t *testing.T) {
 	}
 }
 
-// TestReleasedManifests: where an operator names a registry by newName alone, as docs/release.md
+// TestReleasedManifests: where an operator names a registry by newName alone, as docs/fleet.md
 // says, the digest stays that a release has written behind the image's name.
 func TestReleasedManifests(t *testing.T) {
 	const digest = "@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"

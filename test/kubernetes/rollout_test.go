@@ -14,11 +14,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-const rollout = "../../docs/rollout.md"
+const rollout = "../../docs/fleet.md"
 
 var block = regexp.MustCompile("(?s)```yaml\n# ([a-z.]+)\n(.*?)```")
 
-// TestRollout goes the way of docs/rollout.md, once with the chart and once with kustomize. A step
+// TestRollout goes the way of docs/fleet.md, once with the chart and once with kustomize. A step
 // is an edit of the files that the document shows. Both make the same objects in each step, and
 // each step changes what it says and nothing else.
 func TestRollout(t *testing.T) {

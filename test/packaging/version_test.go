@@ -22,7 +22,7 @@ func TestVersionIsSaidOnce(t *testing.T) {
 	for path, first := range map[string]*regexp.Regexp{
 		"CHANGELOG.md":                   regexp.MustCompile(`(?m)^## \[(\d[^\]]*)\]`),
 		"deploy/helm/canaryd/Chart.yaml": regexp.MustCompile(`(?m)^version: (\S+)-dev\n`),
-		"docs/upgrade.md":                regexp.MustCompile(`(?m)^\| (\d+\.\d+\.\d+) \|`),
+		"docs/fleet.md":                  regexp.MustCompile(`(?m)^\| (\d+\.\d+\.\d+) \|`),
 	} {
 		found := first.FindStringSubmatch(source(t, path))
 		if found == nil || found[1] != version {
@@ -123,8 +123,8 @@ func commandsUnder(document string, headings ...string) []string {
 	return all
 }
 
-// TestSigning runs what docs/release.md says about signing and verifying, with a key of its own.
-// Another key, a moved tag and a changed file are noticed.
+// TestSigning runs the commands of docs/release.md for signing, and those of docs/fleet.md for
+// verifying, with a key of its own. Another key, a moved tag and a changed file are noticed.
 func TestSigning(t *testing.T) {
 	nstest.NeedProgram(t, "ssh-keygen", "sha256sum")
 	document := source(t, "docs/release.md")
@@ -147,9 +147,13 @@ func TestSigning(t *testing.T) {
 cd bin/release; sha256sum canaryd* >SHA256SUMS`)
 	must(`echo '` + line[1] + `'"$(cat KEY.pub)" | tee allowed_signers >bin/release/allowed_signers`)
 
-	do := func(headings ...string) (string, error) {
+	do := func(document, heading string) (string, error) {
+		commands := commandsUnder(document, heading)
+		if len(commands) == 0 {
+			t.Fatalf("there are no commands under %q", heading)
+		}
 		var log strings.Builder
-		for _, command := range commandsUnder(document, headings...) {
+		for _, command := range commands {
 			if command == "make release" { // TestRelease
 				continue
 			}
@@ -164,10 +168,11 @@ cd bin/release; sha256sum canaryd* >SHA256SUMS`)
 		}
 		return log.String(), nil
 	}
-	if out, err := do("Signing"); err != nil {
+	verify := func() (string, error) { return do(source(t, "docs/fleet.md"), "Verify a release") }
+	if out, err := do(document, "Signing"); err != nil {
 		t.Fatalf("signing: %v\n%s", err, out)
 	}
-	out, err := do("Verifying")
+	out, err := verify()
 	for _, want := range []string{`Good "git" signature for canaryd@users.noreply.github.com`, `Good "file" signature for canaryd@users.noreply.github.com`, "canaryd_1.2.3_linux_amd64: OK"} {
 		if err != nil || !strings.Contains(out, want) {
 			t.Fatalf("verifying: %v, want %q of\n%s", err, want, out)
@@ -182,11 +187,11 @@ cd bin/release; sha256sum canaryd* >SHA256SUMS`)
 		"a tag without a signature": {"git tag --force v1.2.3 HEAD", before},
 	} {
 		must(change[0])
-		if out, err := do("Verifying"); err == nil {
+		if out, err := verify(); err == nil {
 			t.Errorf("%s is not noticed:\n%s", name, out)
 		}
 		must(change[1])
-		if out, err := do("Verifying"); err != nil {
+		if out, err := verify(); err != nil {
 			t.Fatalf("after %s: %v\n%s", name, err, out)
 		}
 	}

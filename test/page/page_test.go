@@ -26,10 +26,10 @@ import (
 var (
 	// pictures is a folder for pictures of all states in all looks, which a person looks at.
 	pictures = flag.String("pictures", "", "write pictures of TestStates into this `folder`")
-	ofDocs   = flag.Bool("of-docs", false, "write only the pictures that docs/page.md shows")
+	ofDocs   = flag.Bool("of-docs", false, "write only the pictures that docs/operate.md shows")
 )
 
-// documented are the pictures of docs/page.md: each look shows some of the states.
+// documented are the pictures of docs/operate.md: each look shows some of the states.
 var documented = map[string]browser.Look{
 	"history": desk, "outage": deskDark, "outage with replays that fail": phone, "native tables": phoneDark, "paused by ada": desk,
 	"unknown": phone, "one rule in quarantine": deskDark, "nothing yet": phoneDark, "stopped": phone, "a closed base chain": phoneDark,
@@ -41,10 +41,10 @@ func pictureOf(state string, look browser.Look) string {
 	return fmt.Sprintf("%s-%d-%s.png", strings.ReplaceAll(state, " ", "-"), look.Width, light)
 }
 
-// TestDocumentedStates: docs/page.md shows ten pictures, and the folder has these and no other.
+// TestDocumentedStates: docs/operate.md shows ten pictures, and the folder has these and no other.
 func TestDocumentedStates(t *testing.T) {
 	const folder = "../../docs/images/states"
-	text, err := os.ReadFile("../../docs/page.md")
+	text, err := os.ReadFile("../../docs/operate.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestDocumentedStates(t *testing.T) {
 	slices.Sort(shown)
 	slices.Sort(want)
 	if d := cmp.Diff(want, shown); d != "" {
-		t.Errorf("the pictures of docs/page.md (-want +got):\n%s", d)
+		t.Errorf("the pictures of docs/operate.md (-want +got):\n%s", d)
 	}
 	if d := cmp.Diff(want, kept); d != "" {
 		t.Errorf("the files in docs/images/states (-want +got):\n%s", d)

@@ -105,7 +105,7 @@ func TestVersions(t *testing.T) {
 				u := enter(t, suite)
 				c := column{Suite: suite, Programs: u.programs(), Cells: map[string]string{}}
 				if !strings.HasPrefix(c.Programs, of.Programs()) {
-					t.Errorf("the suite has %s, and docs/platforms.md says %s", c.Programs, of.Programs())
+					t.Errorf("the suite has %s, and docs/measured.md says %s", c.Programs, of.Programs())
 				}
 				for _, p := range parts() {
 					for _, o := range u.run(p) {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -92,7 +91,15 @@ func TestReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, line := range []string{
-		"| nft     | canaryd: flush's end to proved, settle time left out | 100 ms (90.0 ms - 110 ms) | 1.00 s (900 ms - 1.10 s) | 1.43   | 0.75 + 0.50                  | 70  |",
+		"| ms, of services | nft, 1000 | nft, 5000 |",
+		"| heal: flush's end to proof, without the settle time | 100 | 1000 |",
+		"| iptables-restore --noflush, or nft -f, by hand | 1000 | 10000 |",
+		"| ms, of services | 1000 | 5000 |",
+		"| manifest: objects to rules | - | 20 |",
+		"| at 5000 services | nft: CPU s | MiB |",
+		"| heal: flush's end to proof, without the settle time | 1.25 | 70 |",
+		"| canaryd at rest for 1 s | - | 50 |",
+		"| nft     | heal: flush's end to proof, without the settle time | 100 ms (90.0 ms - 110 ms) | 1.00 s (900 ms - 1.10 s) | 1.43   | 0.75 + 0.50                  | 70  |",
 		"| nft     | canaryd at rest for 1 s                              | -                         | 1.00 s (1.00 s - 1.00 s) | -      | -                            | 50  |",
 		"|         | manifest: objects to rules                           | -                         | 20.0 ms (20.0 ms - 20.0 ms) |",
 		"holds   0.1 of at most 0.7: nft: heal at 1000 services, of a bare iptables-nft-restore",
@@ -207,27 +214,34 @@ func TestBadFlags(t *testing.T) {
 	}
 }
 
-// TestDocs: docs/performance.md has the table of a whole run, made by the
-// program as it is now.
+// TestDocs: docs/measured.md has the tables of a whole run, made by the program as it is now. Its
+// numbers are those of one run.
 func TestDocs(t *testing.T) {
-	docs, err := os.ReadFile("../../../docs/performance.md")
+	docs, err := os.ReadFile("../../../docs/measured.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	table := squeeze(string(docs))
-	for _, title := range titles() {
-		for _, backend := range []string{"nft", "legacy"} {
-			if title.tool {
-				backend = ""
-			}
-			if row := squeeze("| " + backend + " | " + title.text + " |"); !strings.Contains(table, row) {
-				t.Errorf("docs/performance.md lacks the row %q: paste the table of a new run", row)
-			}
+	var b strings.Builder
+	whole := newReport(config{sizes: sizes(), backends: []iptables.Backend{iptables.NFT, iptables.Legacy, ofNative}})
+	if err := whole.brief(&b); err != nil {
+		t.Fatal(err)
+	}
+	text := squeeze(string(docs))
+	for line := range strings.Lines(squeeze(b.String())) {
+		want := strings.TrimSpace(line)
+		if want == "" || strings.HasPrefix(want, "|--") {
+			continue
+		}
+		if cells := strings.Split(want, "|"); !strings.Contains(cells[1], " services") { // not a head
+			want = "|" + cells[1] + "|"
+		}
+		if !strings.Contains(text, want) {
+			t.Errorf("docs/measured.md lacks the row %q: paste the tables of a new run", want)
 		}
 	}
-	for _, n := range sizes() {
-		if head := fmt.Sprintf("| %d services |", n); !strings.Contains(table, head) {
-			t.Errorf("docs/performance.md lacks the column %q", head)
+	for _, title := range titles() { // the tables leave none of them out
+		if name := title.inBrief(); !strings.Contains(text, "| "+name+" |") {
+			t.Errorf("docs/measured.md lacks the row %q", name)
 		}
 	}
 }

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
+	"strconv"
 	"strings"
 
 	"github.com/canaryd/canaryd/hack/bench/internal/measure"
@@ -12,36 +14,41 @@ import (
 
 // A title describes a measurement.
 type title struct {
-	what string
-	text string
-	tool bool // it belongs to no backend, as those of generation
+	what  string
+	text  string
+	short string // its text in the tables of docs/measured.md, where that is about native tables too
+	tool  bool   // it belongs to no backend, as those of generation
+	costs bool   // docs/measured.md has its processor time and memory
 }
 
 func titles() []title {
 	return []title{
-		{what: healRun, text: "canaryd: flush's end to proved, settle time left out"},
-		{what: inForceRun, text: "of it until the rules are in force, with the settle time"},
-		{what: kernelRun, text: "of that the kernel, for canaryd's transactions"},
-		{what: proofRun, text: "the proof, which comes after that"},
-		{what: noticeRun, text: "of it until the loss is noticed"},
-		{what: replayRun, text: "of it the replay: guarded read, restore, proof"},
-		{what: busyHealRun, text: "the same right after 60 changes in 3 s"},
-		{what: bareRun, text: "iptables-restore --noflush by hand"},
+		{what: healRun, text: "heal: flush's end to proof, without the settle time", costs: true},
+		{what: inForceRun, text: "flush's end to rules in force, with the settle time"},
+		{what: kernelRun, text: "the kernel, for canaryd's transactions", short: "the kernel, for the same transactions"},
+		{what: proofRun, text: "the proof"},
+		{what: noticeRun, text: "flush's end to loss noticed"},
+		{what: replayRun, text: "replay: guarded read, write, proof"},
+		{what: busyHealRun, text: "heal right after 60 changes in 3 s"},
+		{what: bareRun, text: "iptables-restore --noflush by hand", short: "iptables-restore --noflush, or nft -f, by hand", costs: true},
 		{what: replaceRun, text: "iptables-restore by hand, others' rules lost"},
 		{what: pollRun, text: "poll every 30 s, then iptables-restore --noflush"},
-		{what: restingRun, text: "canaryd at rest for 1 s"},
-		{what: firstRead, text: "capture: the first"},
-		{what: fullRead, text: "capture: after everything was rewritten"},
-		{what: oneRead, text: "capture: after one endpoint was replaced"},
+		{what: restingRun, text: "canaryd at rest for 1 s", costs: true},
+		{what: firstRead, text: "first capture"},
+		{what: fullRead, text: "capture after everything was rewritten"},
+		{what: oneRead, text: "capture after one endpoint was replaced"},
 		{what: learnedRun, text: "endpoint replaced to known to the daemon"},
 		{what: rushRun, text: "longest without a new generation, at 20 commits a second"},
-		{what: fullExamine, text: "examination: after everything was rewritten"},
-		{what: oneExamine, text: "examination: after one endpoint was replaced"},
+		{what: fullExamine, text: "examination after everything was rewritten"},
+		{what: oneExamine, text: "examination after one endpoint was replaced"},
 		{what: decodeRun, text: "manifest: YAML to objects", tool: true},
 		{what: generateRun, text: "manifest: objects to rules", tool: true},
 		{what: declareRun, text: "manifest: one endpoint changed to declared", tool: true},
 	}
 }
+
+// inBrief is the title's text in the tables of docs/measured.md.
+func (t title) inBrief() string { return cmp.Or(t.short, t.text) }
 
 // A report is everything that was measured, in the form of its JSON.
 type report struct {
@@ -129,8 +136,12 @@ func (r *report) exponent(backend, what string) float64 {
 	return measure.Exponent(r.seconds(backend, 1000, what), r.seconds(backend, 5000, what), 5)
 }
 
-// write writes the report for people: a table in Markdown, and which targets hold.
+// write writes the report for people: tables in Markdown, and which targets hold. The first three
+// are those of docs/measured.md.
 func (r *report) write(w io.Writer) error {
+	if err := r.brief(w); err != nil {
+		return err
+	}
 	head := []string{"backend", "what"}
 	for _, n := range r.sizes {
 		head = append(head, fmt.Sprintf("%d services", n))
@@ -151,14 +162,7 @@ func (r *report) write(w io.Writer) error {
 				growth = fmt.Sprintf("%.2f", e)
 			}
 			s := r.series(string(b), largest, t)
-			use, memory := "-", "-"
-			if s.UserSeconds.Median+s.SystemSeconds.Median > 0 {
-				use = fmt.Sprintf("%.2f + %.2f", s.UserSeconds.Median, s.SystemSeconds.Median)
-			}
-			if s.MiB.Median > 0 {
-				memory = fmt.Sprintf("%.0f", s.MiB.Median)
-			}
-			table.Row(append(row, growth, use, memory)...)
+			table.Row(append(row, growth, s.processor(), s.memory())...)
 		}
 	}
 	if _, err := table.WriteTo(w); err != nil {
@@ -175,4 +179,89 @@ func (r *report) write(w io.Writer) error {
 		}
 	}
 	return nil
+}
+
+// brief writes the tables of docs/measured.md: medians of times with a column for each backend and
+// size, the same of what belongs to no backend, and what some of it costs at the largest size.
+func (r *report) brief(w io.Writer) error {
+	largest := r.sizes[len(r.sizes)-1]
+	head, toolHead, costHead := []string{"ms, of services"}, []string{"ms, of services"}, []string{fmt.Sprintf("at %d services", largest)}
+	for _, b := range r.backends {
+		for _, n := range r.sizes {
+			head = append(head, fmt.Sprintf("%s, %d", b, n))
+		}
+		costHead = append(costHead, fmt.Sprintf("%s: CPU s", b), "MiB")
+	}
+	for _, n := range r.sizes {
+		toolHead = append(toolHead, strconv.Itoa(n))
+	}
+	times, tools, costs := measure.NewTable(head...), measure.NewTable(toolHead...), measure.NewTable(costHead...)
+	for _, t := range titles() {
+		row, cost := []string{t.inBrief()}, []string{t.inBrief()}
+		backends := r.backends
+		if t.tool {
+			backends = []iptables.Backend{""}
+		}
+		for _, b := range backends {
+			for _, n := range r.sizes {
+				row = append(row, milliseconds(r.seconds(string(b), n, t.what)))
+			}
+			s := r.series(string(b), largest, t)
+			cost = append(cost, s.allProcessor(), s.memory())
+		}
+		switch {
+		case t.tool:
+			tools.Row(row...)
+		case t.what != restingRun: // that takes a second
+			times.Row(row...)
+		}
+		if t.costs {
+			costs.Row(cost...)
+		}
+	}
+	for _, table := range []*measure.Table{times, tools, costs} {
+		if _, err := table.WriteTo(w); err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintln(w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// milliseconds returns a median with three digits.
+func milliseconds(s measure.Summary) string {
+	switch ms := 1000 * s.Median; {
+	case s.Count == 0:
+		return "-"
+	case ms == 0:
+		return "0"
+	case ms < 1000:
+		return fmt.Sprintf("%.3g", ms)
+	default:
+		unit := math.Pow10(int(math.Log10(ms)) - 2)
+		return fmt.Sprintf("%.0f", math.Round(ms/unit)*unit)
+	}
+}
+
+func (s series) processor() string {
+	if s.UserSeconds.Median+s.SystemSeconds.Median <= 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f + %.2f", s.UserSeconds.Median, s.SystemSeconds.Median)
+}
+
+func (s series) allProcessor() string {
+	if s.UserSeconds.Median+s.SystemSeconds.Median <= 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", s.UserSeconds.Median+s.SystemSeconds.Median)
+}
+
+func (s series) memory() string {
+	if s.MiB.Median <= 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f", s.MiB.Median)
 }

@@ -36,7 +36,7 @@ var Kernels = []Kernel{
 // String returns the kernel's name in KERNELS of make kernels.
 func (k Kernel) String() string { return k.Suite + "-" + k.Arch }
 
-// Rows returns the rows of docs/platforms.md's table of what is tried on other kernels and with
+// Rows returns the rows of docs/measured.md's table of what is tried on other kernels and with
 // other programs, as "what | command".
 func Rows() []string {
 	var rows []string
@@ -45,14 +45,14 @@ func Rows() []string {
 		if k.Release != "" {
 			release = strings.TrimSuffix(k.Release, ".")
 		}
-		rows = append(rows, fmt.Sprintf("| Linux %s, %s, with the programs of %s | `make kernels KERNELS=%s` |", release, k.Arch, k.Suite, k))
+		rows = append(rows, fmt.Sprintf("| Linux %s, %s, with programs of %s | `make kernels KERNELS=%s` |", release, k.Arch, k.Suite, k))
 	}
 	for _, s := range Suites {
 		programs := "the newest iptables and nft"
 		if s.IPTables != "" {
 			programs = s.Programs()
 		}
-		rows = append(rows, fmt.Sprintf("| %s, of Debian %s, on this machine's kernel | `make versions` |", programs, s.Name))
+		rows = append(rows, fmt.Sprintf("| %s, of Debian %s | `make versions` |", programs, s.Name))
 	}
 	return rows
 }

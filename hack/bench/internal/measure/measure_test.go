@@ -63,7 +63,7 @@ func TestTable(t *testing.T) {
 	if n, err := table.WriteTo(&b); err != nil || n != int64(b.Len()) {
 		t.Fatal(n, err)
 	}
-	want := "| what | took  |\n| ---- | ----- |\n| a µs | 1 ms  |\n| b    | 10 ms |\n"
+	want := "| what | took  |\n|------|-------|\n| a µs | 1 ms  |\n| b    | 10 ms |\n"
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("table (-want +got):\n%s", diff)
 	}

@@ -27,16 +27,18 @@ func (t *Table) WriteTo(w io.Writer) (int64, error) {
 			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 		}
 	}
-	rule := make([]string, len(t.head))
-	for i := range rule {
-		rule[i] = strings.Repeat("-", widths[i])
-	}
 	var b strings.Builder
-	for _, row := range append([][]string{t.head, rule}, t.rows...) {
+	for n, row := range append([][]string{t.head}, t.rows...) {
 		for i, cell := range row {
 			fmt.Fprintf(&b, "| %s%s ", cell, strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)))
 		}
 		b.WriteString("|\n")
+		if n == 0 {
+			for _, width := range widths {
+				b.WriteString("|" + strings.Repeat("-", width+2))
+			}
+			b.WriteString("|\n")
+		}
 	}
 	n, err := io.WriteString(w, b.String())
 	return int64(n), err
