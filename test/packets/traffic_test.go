@@ -103,23 +103,25 @@ func (n *node) ask(from string, number int, protocol string, to netip.AddrPort, 
 	var mine netip.Addr
 	var err error
 	n.in(from, func() {
-		deadline := time.Now().Add(wait)
 		var c net.Conn
 		if c, err = dialer.Dial(protocol, to.String()); err != nil {
 			return
 		}
 		defer c.Close()
 		mine = host(c.LocalAddr())
-		if err = c.SetDeadline(deadline); err != nil {
-			return
-		}
+		listen := func() error { return c.SetReadDeadline(time.Now().Add(wait)) }
 		if protocol == "tcp" {
-			answer, err = io.ReadAll(c)
+			if err = listen(); err == nil {
+				answer, err = io.ReadAll(c)
+			}
 			return
 		}
 		// Who sends from the node hears at once that OUTPUT lets nothing
 		// out, be it by DROP or by REJECT; only then comes the refusal.
-		if _, err = c.Write([]byte("who?")); err == nil || errors.Is(err, syscall.EPERM) {
+		if _, err = c.Write([]byte("who?")); err != nil && !errors.Is(err, syscall.EPERM) {
+			return
+		}
+		if err = listen(); err == nil {
 			answer = make([]byte, 100)
 			var length int
 			length, err = c.Read(answer)
