@@ -10,46 +10,61 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Earlier calls add with the bytes of each rule of a family that was kept before the Kernel was
-// opened, in the Kernel's own format. They are the callee's for the call only.
-type Earlier func(f rules.Family, add func([]byte))
+// A RawRule is a rule as nf_tables holds it, to be kept on disk. Bytes are the Kernel's own format.
+// Text is the text from which iptables-restore made them, and empty where the bytes alone say it:
+// pkg/ruleset spells most rules.
+type RawRule struct {
+	Text  string
+	Bytes []byte
+}
+
+// Earlier calls add with each rule of a family that was kept before the Kernel was opened. The
+// Bytes are the callee's for the call only.
+type Earlier func(f rules.Family, add func(RawRule))
 
 // KnowEarlier has rules written by their bytes that this Kernel has not met: those of a generation
 // on disk, which were flushed while canaryd did not run. It is called before the first Read.
 func (k *Kernel) KnowEarlier(earlier Earlier) {
 	if source, is := k.source.(lexicons); is {
-		for _, l := range source {
+		for family, l := range source {
 			l.earlier = earlier
+			earlier(family, func(kept RawRule) {
+				if kept.Text != "" { // the first read has to show it: other words would be another rule
+					l.meet(kept)
+				}
+			})
 		}
 	}
 }
 
-// RawRule returns a rule as nf_tables holds it, to be kept on disk. It is false if this Kernel has
-// not met the rule, if canaryd has no words for its bytes, or if the rule has its bytes itself. On
-// legacy it is always false. The bytes are in room, if it is large enough. It may be called
+// RawRule returns a rule with a text as nf_tables holds it; false if this Kernel has not met the
+// rule. On legacy it is always false. Bytes are in room, if it is large enough. It may be called
 // concurrently.
-func (k *Kernel) RawRule(f rules.Family, r rules.Rule, room []byte) ([]byte, bool) {
+func (k *Kernel) RawRule(f rules.Family, r rules.Rule, room []byte) (RawRule, bool) {
 	source, is := k.source.(lexicons)
 	if !is || source[f] == nil {
-		return nil, false
+		return RawRule{}, false
 	}
 	l := source[f]
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	id := l.find(r.Key())
-	if id == 0 || !l.entries[id].spelled {
-		return nil, false
+	if id == 0 {
+		return RawRule{}, false
 	}
 	scratch, _ := scratches.Get().(*[]byte)
 	if scratch == nil {
 		scratch = new([]byte)
 	}
 	rule := l.store.Rule(id, (*scratch)[:0])
-	raw := appendRaw(room[:0], rule)
+	raw := RawRule{Bytes: appendRaw(room[:0], rule)}
 	if cap(rule.Expressions) > cap(*scratch) {
 		*scratch = rule.Expressions
 	}
 	scratches.Put(scratch)
+	if !l.entries[id].spelled {
+		raw.Text = r.Spec
+	}
 	return raw, true
 }
 
@@ -99,9 +114,17 @@ func (l *lexicon) recall(key rules.Key, room []byte) (nft.Rule, bool) {
 	return l.met(key, room)
 }
 
-// meet takes in a rule that was kept.
-func (l *lexicon) meet(kept []byte) {
-	if raw, err := parseRaw(kept); err == nil {
-		_, _ = l.Intern(raw) // if it cannot be taken in, the rule is not found
+// meet takes in a rule that was kept. A text that leads to another target is not believed.
+func (l *lexicon) meet(kept RawRule) {
+	raw, err := parseRaw(kept.Bytes)
+	if err != nil {
+		return
 	}
+	if rule, err := rules.ParseRule(kept.Text); kept.Text != "" && err == nil && rule.Target == targetOf(raw) {
+		_ = l.name(raw, rule) // if it cannot be taken in, the rule is not found
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, _ = l.intern(raw)
 }

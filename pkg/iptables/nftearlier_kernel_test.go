@@ -34,7 +34,7 @@ func TestRulesOfBeforeAreWrittenByTheirBytes(t *testing.T) {
 		createSet(t, rules.IPv4, "addresses")
 		nstest.CommandInput(t, earlierRules, "iptables-nft-restore")
 		before := openKernel(t, Config{Backend: NFT})
-		var kept [][]byte
+		var kept []RawRule
 		want := mustRead(t, before, rules.IPv4).Tables[rules.Filter]
 		script, opaque := replayOf(rules.Filter, "KUBE-A", want.Rules("KUBE-A")), 0
 		script.Steps = append(script.Steps, Step{Verb: Append, Chain: "FORWARD", Rule: want.Rules("FORWARD")[0]})
@@ -54,12 +54,12 @@ func TestRulesOfBeforeAreWrittenByTheirBytes(t *testing.T) {
 		}
 		for _, tt := range []struct {
 			name     string
-			kept     [][]byte
+			kept     []RawRule
 			programs int
 		}{
 			{"as they were", kept, 0},
 			{"nothing is kept", nil, 1},
-			{"no rules", [][]byte{[]byte("hello"), {255}, nil}, 1},
+			{"no rules", []RawRule{{Text: "-j ACCEPT", Bytes: []byte("hello")}, {Bytes: []byte{255}}, {}}, 1},
 		} {
 			t.Run(tt.name, func(t *testing.T) {
 				iptablesCommand(t, NFT, rules.IPv4, "-F")
@@ -68,13 +68,7 @@ func TestRulesOfBeforeAreWrittenByTheirBytes(t *testing.T) {
 				createSet(t, rules.IPv4, "another")
 				createSet(t, rules.IPv4, "addresses")
 				k := openKernel(t, Config{Backend: NFT})
-				k.KnowEarlier(func(f rules.Family, add func([]byte)) {
-					if f == rules.IPv4 {
-						for _, raw := range tt.kept {
-							add(slices.Clone(raw))
-						}
-					}
-				})
+				k.KnowEarlier(earlierOf(rules.IPv4, tt.kept))
 				calls := countPrograms(t, k, rules.IPv4)
 				s := begin(t, k)
 				mustRead(t, s, rules.IPv4)
@@ -90,6 +84,43 @@ func TestRulesOfBeforeAreWrittenByTheirBytes(t *testing.T) {
 					t.Errorf("(-want +got):\n%s", diff)
 				}
 			})
+		}
+	})
+}
+
+// earlierOf returns rules of one family as they were kept.
+func earlierOf(family rules.Family, kept []RawRule) Earlier {
+	return func(f rules.Family, add func(RawRule)) {
+		for _, raw := range kept {
+			if f == family {
+				add(RawRule{raw.Text, slices.Clone(raw.Bytes)})
+			}
+		}
+	}
+}
+
+// A text that canaryd cannot spell, and whose bytes an earlier Kernel kept, is what the first read
+// shows: other words would be another rule. Bytes that go elsewhere than the text are not its own.
+func TestTheFirstReadShowsTheTextOfBefore(t *testing.T) {
+	onNFT(t, func(t *testing.T, family rules.Family) {
+		written := rules.Rule{Spec: "-p tcp -m cpu --cpu 0 -j ACCEPT", Target: "ACCEPT"}
+		before := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
+		restoreAll(t, before, family, replayOf(rules.Filter, "MINE", []rules.Rule{written}))
+		mustRead(t, before, family)
+		kept, ok := before.RawRule(family, written, nil)
+		if !ok || kept.Text != written.Spec {
+			t.Fatalf("kept is %+v, %t", kept, ok)
+		}
+		for name, c := range map[string]struct {
+			text   string
+			opaque bool
+		}{"the text": {written.Spec, false}, "a text that drops": {"-p tcp -m cpu --cpu 0 -j DROP", true}, "no text": {"", true}} {
+			k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
+			k.KnowEarlier(earlierOf(family, []RawRule{{c.text, kept.Bytes}}))
+			got := mustRead(t, k, family).Tables[rules.Filter].Rules("MINE")[0]
+			if _, opaque := got.Opaque(); opaque != c.opaque || !opaque && got != written {
+				t.Errorf("%s: %v", name, got)
+			}
 		}
 	})
 }

@@ -21,7 +21,7 @@ type setIndex interface {
 }
 
 // Words of ipset's protocol (linux/netfilter/ipset/ip_set.h). Version 7 and the questions for names
-// and numbers exist since Linux 4.20. Before, rules that name ipsets have no bytes.
+// and numbers exist since Linux 4.20; before, setsockopt.go asks them.
 const (
 	setSubsystem    = 6 << 8 // NFNL_SUBSYS_IPSET
 	setList         = 7      // IPSET_CMD_LIST
@@ -50,6 +50,11 @@ var errSetAnswer = errors.New("ipset's answer cannot be read")
 // name returns the name of the set of that number.
 func (s *setNumbers) name(number uint16) (string, error) {
 	value, err := s.ask(setGetByIndex, setAttrIndex|unix.NLA_F_NET_BYTEORDER, binary.BigEndian.AppendUint16(nil, number), setAttrName)
+	if err != nil && !errors.Is(err, ErrNoSet) {
+		if name, older := setNameByOption(number); older == nil {
+			return name, nil
+		}
+	}
 	if err != nil {
 		return "", fmt.Errorf("asking for ipset number %d: %w", number, err)
 	}
@@ -68,6 +73,11 @@ func (s *setNumbers) number(name string) (uint16, error) {
 	value, err := s.ask(setGetByName, setAttrName, append([]byte(name), 0), setAttrIndex)
 	if err == nil && (len(value) != 2 || binary.BigEndian.Uint16(value) == noSetNumber) {
 		err = errSetAnswer
+	}
+	if err != nil && !errors.Is(err, ErrNoSet) {
+		if number, older := setNumberByOption(name); older == nil {
+			return number, nil
+		}
 	}
 	if err != nil {
 		return 0, fmt.Errorf("asking for ipset %q: %w", name, err)

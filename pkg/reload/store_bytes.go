@@ -15,13 +15,14 @@ import (
 	"sync"
 
 	"github.com/canaryd/canaryd/internal/private"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // A RawSource knows rules as nf_tables holds them. iptables.Kernel is one.
 type RawSource interface {
 	// RawRule is iptables.Kernel.RawRule.
-	RawRule(f rules.Family, r rules.Rule, room []byte) ([]byte, bool)
+	RawRule(f rules.Family, r rules.Rule, room []byte) (iptables.RawRule, bool)
 }
 
 // A byteFile keeps the bytes of the rules that generations on disk have as text. A rule that is
@@ -63,12 +64,10 @@ const (
 	mostRecord = 128 << 10
 )
 
-// A record is one rule of the file. Earlier versions of canaryd kept a text with the bytes that
-// iptables had printed of them: such a record counts for nothing.
+// A record is one rule of the file.
 type record struct {
 	family rules.Family
-	text   bool
-	bytes  []byte
+	iptables.RawRule
 }
 
 // hash identifies a record in this process.
@@ -76,16 +75,19 @@ func (r record) hash() uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
 	_, _ = h.WriteString(r.family.String())
-	_, _ = h.Write(r.bytes)
+	_, _ = h.WriteString(r.Text)
+	_ = h.WriteByte(0)
+	_, _ = h.Write(r.Bytes)
 	return h.Sum64()
 }
 
-// write writes the record: family, the length of the text, which is 0, and the bytes with their
-// length before them.
+// write writes the record: family, and text and bytes with the length before each.
 func (r record) write(out io.Writer) error {
-	_, err := out.Write(binary.AppendUvarint([]byte{byte(r.family), 0}, uint64(len(r.bytes))))
+	head := binary.AppendUvarint([]byte{byte(r.family)}, uint64(len(r.Text)))
+	head = binary.AppendUvarint(append(head, r.Text...), uint64(len(r.Bytes)))
+	_, err := out.Write(head)
 	if err == nil {
-		_, err = out.Write(r.bytes)
+		_, err = out.Write(r.Bytes)
 	}
 	return err
 }
@@ -109,8 +111,8 @@ func readRecord(in *bufio.Reader, room *[]byte) (r record, err error) {
 		}
 		return *room
 	}
-	r.text = len(piece()) > 0
-	r.bytes = piece()
+	r.Text = string(piece())
+	r.Bytes = piece()
 	return r, err
 }
 
@@ -176,9 +178,7 @@ func (b *byteFile) records(do func(record) error, held func()) (size int64, err 
 				err = fmt.Errorf("more than %d rules", mostRecords)
 				break
 			}
-			if !r.text {
-				err = do(r)
-			}
+			err = do(r)
 		}
 		if !errors.Is(err, io.EOF) || inflated.N == 0 {
 			return 0, fmt.Errorf("%s is corrupt: %w", b.path, err)
@@ -208,12 +208,12 @@ func (b *byteFile) checkHead(in *bufio.Reader) error {
 }
 
 // earlier calls add with each rule of a family in the file.
-func (b *byteFile) earlier(f rules.Family, add func([]byte)) {
+func (b *byteFile) earlier(f rules.Family, add func(iptables.RawRule)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	_, _ = b.each(func(r record) { // rules behind an error are written as text
 		if r.family == f {
-			add(r.bytes)
+			add(r.RawRule)
 		}
 	})
 }
@@ -290,11 +290,10 @@ func (b *byteFile) missing(g rules.Generation, from RawSource, write func(record
 				continue // it holds its bytes
 			}
 			raw, ok := from.RawRule(id.Family, rule, room)
-			if !ok || len(raw) > mostRecord {
+			if room = raw.Bytes; !ok || len(raw.Bytes) > mostRecord || len(raw.Text) > mostRecord {
 				continue
 			}
-			room = raw
-			r := record{family: id.Family, bytes: raw}
+			r := record{id.Family, raw}
 			hash := r.hash()
 			if _, has := slices.BinarySearch(b.known, hash); has || met[hash] {
 				continue
@@ -370,7 +369,7 @@ func (s *Store) KeepBytes(from RawSource) { s.rawRules = from }
 
 // Earlier calls add with each rule of a family whose bytes were kept. It may be called concurrently
 // with everything else.
-func (s *Store) Earlier(f rules.Family, add func([]byte)) { s.bytes.earlier(f, add) }
+func (s *Store) Earlier(f rules.Family, add func(iptables.RawRule)) { s.bytes.earlier(f, add) }
 
 // SaveBytes writes the bytes of a generation's rules that are not on disk yet. It comes after
 // SaveState: without the bytes all the same comes back, by a program.

@@ -8,18 +8,18 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // knownBytes is a RawSource that knows every rule but those with "unknown", and counts its calls.
 type knownBytes struct{ asked int }
 
-func (k *knownBytes) RawRule(f rules.Family, r rules.Rule, room []byte) ([]byte, bool) {
+func (k *knownBytes) RawRule(f rules.Family, r rules.Rule, room []byte) (iptables.RawRule, bool) {
 	k.asked++
-	return append(room[:0], f.String()+" "+r.Spec...), !r.Mentions("unknown")
+	return iptables.RawRule{Text: r.Spec, Bytes: append(room[:0], f.String()+" "+r.Spec...)}, !r.Mentions("unknown")
 }
 
 // numbered returns a generation of one chain with these numbers' rules.
@@ -47,12 +47,11 @@ func lookUp(t *testing.T, s *Store, g rules.Generation) (found int) {
 				wanted[r.Spec] = wanted[r.Spec] || id.Family == f
 			}
 		}
-		s.Earlier(f, func(raw []byte) {
-			spec, own := strings.CutPrefix(string(raw), f.String()+" ")
-			if !own {
-				t.Errorf("%v has the bytes %s", f, raw)
+		s.Earlier(f, func(raw iptables.RawRule) {
+			if got := string(raw.Bytes); got != f.String()+" "+raw.Text {
+				t.Errorf("%s has the bytes %s", raw.Text, got)
 			}
-			if wanted[spec] {
+			if wanted[raw.Text] {
 				found++
 			}
 		})
@@ -273,9 +272,9 @@ func FuzzBytesFile(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		must(t, os.WriteFile(s.bytes.path, text, 0o600))
 		s.bytes.scan()
-		s.Earlier(v4, func(raw []byte) {
-			if len(raw) > mostRecord {
-				t.Errorf("a rule of %d bytes", len(raw))
+		s.Earlier(v4, func(raw iptables.RawRule) {
+			if len(raw.Text) > mostRecord || len(raw.Bytes) > mostRecord {
+				t.Errorf("a rule with a text of %d bytes, and %d bytes", len(raw.Text), len(raw.Bytes))
 			}
 		})
 		must(t, s.bytes.save(g, &knownBytes{}))

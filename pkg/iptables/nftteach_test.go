@@ -1,0 +1,55 @@
+package iptables
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A text that canaryd cannot spell is read back as it was written, in the words of the latest
+// writer. Another process knows it by its bytes, until it writes the same text.
+func TestATextIsReadBackAsItWasWritten(t *testing.T) {
+	onNFT(t, func(t *testing.T, family rules.Family) {
+		const usual, other = "-p tcp -m cpu --cpu 0 -j ACCEPT", "-m cpu --cpu 0 -p tcp -j ACCEPT"
+		script := func(spec string) Script {
+			return replayOf(rules.Filter, "MINE", []rules.Rule{{Spec: "-p udp -j RETURN", Target: "RETURN"}, {Spec: spec, Target: "ACCEPT"}})
+		}
+		texts := func(k *Kernel) (specs []string) {
+			for _, r := range mustRead(t, k, family).Tables[rules.Filter].Rules("MINE") {
+				if _, opaque := r.Opaque(); opaque {
+					specs = append(specs, "opaque")
+				} else {
+					specs = append(specs, r.Spec)
+				}
+			}
+			return specs
+		}
+		first := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
+		second := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
+		for _, step := range []struct {
+			writer *Kernel
+			spec   string
+			want   map[*Kernel]string
+		}{
+			{first, usual, map[*Kernel]string{first: usual, second: "opaque"}},
+			{second, usual, map[*Kernel]string{first: usual, second: usual}},
+			{first, other, map[*Kernel]string{first: other, second: usual}},
+		} {
+			if w := restoreAll(t, step.writer, family, script(step.spec)); w.Detour != nil || len(w.Direct) != 1 {
+				t.Errorf("%s: %+v", step.spec, w)
+			}
+			for k, want := range step.want {
+				if diff := cmp.Diff([]string{"-p udp -j RETURN", want}, texts(k)); diff != "" {
+					t.Errorf("after %s (-want +got):\n%s", step.spec, diff)
+				}
+			}
+		}
+		calls := countPrograms(t, first, family)
+		restoreAll(t, first, family, script(other))
+		if n := calls(); n != 0 {
+			t.Errorf("%d programs were executed for a text that is known", n)
+		}
+	})
+}
