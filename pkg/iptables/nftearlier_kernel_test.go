@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// earlierRules have matches that pkg/ruleset spells, and an ipset, whose number is another one after
-// the flush. The last rule of KUBE-A it does not spell.
+// earlierRules have matches that pkg/ruleset spells, and an ipset, whose number is another one
+// after the flush. The last rule of KUBE-A it does not spell.
 const earlierRules = `*filter
 :KUBE-A - [0:0]
 -A KUBE-A -s 10.0.0.0/8 -m comment --comment "it's a \"comment\"" -j ACCEPT

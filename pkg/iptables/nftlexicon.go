@@ -13,11 +13,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/ruleset"
 )
 
-// A lexicon translates between rules as nf_tables holds them and rules as values. pkg/ruleset spells
-// the rules of kube-proxy, CNI plugins, Docker and host firewalls. A rule that it cannot spell has
-// the text that iptables-restore made it of, if this Kernel had that done (see teach), and else it
-// is opaque: its bytes are all that is needed to know it and to write it again. It may be used
-// concurrently.
+// A lexicon translates between rules as nf_tables holds them and rules as values. pkg/ruleset
+// spells the rules of kube-proxy, CNI plugins, Docker and host firewalls. A rule that it cannot
+// spell has the text that iptables-restore made it of, if this Kernel had that done (see teach),
+// and else it is opaque: its bytes are all that is needed to know it and to write it again. It may
+// be used concurrently.
 //
 // It implements nft.Rulebook for the mirror.
 type lexicon struct {
@@ -126,7 +126,8 @@ func compactRule(rule rules.Rule) rules.Rule {
 	return rule
 }
 
-// name has the bytes shown as the text from which iptables-restore made them, unless they have words.
+// name has the bytes shown as the text from which iptables-restore made them, unless they have
+// words.
 func (l *lexicon) name(raw nft.Rule, rule rules.Rule) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -8,7 +8,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/ruleset"
 )
 
-// opaque returns a rule of nf_tables without a text. It holds its bytes if these make the rule again.
+// opaque returns a rule of nf_tables without a text. It holds its bytes if these make the rule
+// again.
 func opaque(family rules.Family, r nft.Rule) rules.Rule {
 	bare, names, named := withoutNames(r)
 	meaning, err := meaningOf(r)
@@ -58,8 +59,8 @@ func targetOf(r nft.Rule) string {
 	return target
 }
 
-// verdictOf returns what an "immediate" expression puts into the verdict register: a chain's name or
-// a verdict's, "" if it is anything else.
+// verdictOf returns what an "immediate" expression puts into the verdict register: a chain's name
+// or a verdict's, "" if it is anything else.
 func verdictOf(data []byte) string {
 	verdict := nft.AttrPath(data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT)
 	if chain := nft.AttrPath(verdict, unix.NFTA_VERDICT_CHAIN); chain != nil {

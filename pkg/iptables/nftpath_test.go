@@ -359,8 +359,8 @@ func TestARefusedTransactionGoesThroughTheTextPathAtOnce(t *testing.T) {
 	})
 }
 
-// iptables-restore says which bytes a rule has that is not known, and its table goes with all others
-// in one transaction.
+// iptables-restore says which bytes a rule has that is not known, and its table goes with all
+// others in one transaction.
 func TestARuleThatIsNotKnownGoesWithTheOthers(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
 		n := newLossyNode(t, Config{Replay: ReplayDirect}, lossyRules)

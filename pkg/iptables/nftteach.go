@@ -20,10 +20,10 @@ import (
 // mean the same.
 
 const (
-	// TextChain is the chain to which texts are written, so that their bytes can be read. TrialChain
-	// is a chain to which rules are written on trial, and TrialTarget is where rules of both jump
-	// whose own target does not exist. No packet reaches any of them. Nothing protects them, because
-	// no glob matches a name that ends in -CANARY.
+	// TextChain is the chain to which texts are written, so that their bytes can be read.
+	// TrialChain is a chain to which rules are written on trial, and TrialTarget is where rules of
+	// both jump whose own target does not exist. No packet reaches any of them. Nothing protects
+	// them, because no glob matches a name that ends in -CANARY.
 	TextChain   = "KUBE-CANARYD-TEXT-CANARY"
 	TrialChain  = "KUBE-CANARYD-TRIAL-CANARY"
 	TrialTarget = "KUBE-CANARYD-TRIAL-TO-CANARY"

@@ -76,8 +76,8 @@ func (f *familyText) reshapedTable(table string) {
 	})
 }
 
-// Took implements nft.MirrorView. The same bytes may have another text than before: iptables-restore
-// was made to write it meanwhile.
+// Took implements nft.MirrorView. The same bytes may have another text than before:
+// iptables-restore was made to write it meanwhile.
 func (f *familyText) Took(p Place, now nft.Content, same bool) {
 	t := f.table(p.Table)
 	if now.LeftOut {

@@ -198,9 +198,9 @@ func restoreText(t *testing.T, family rules.Family, text string, args ...string)
 	}
 }
 
-// asPrinted takes away in what versions of iptables differ: 1.8.7 prints a blank behind a comment and
-// two before the name of a log, and where the search for a string ends; all print two blanks before
-// an nfacct object.
+// asPrinted takes away in what versions of iptables differ: 1.8.7 prints a blank behind a comment
+// and two before the name of a log, and where the search for a string ends; all print two blanks
+// before an nfacct object.
 var asPrinted = strings.NewReplacer(" \n", "\n", "--nfacct-name  ", "--nfacct-name ", "--nflog-prefix  ", "--nflog-prefix ", " --to 65535", "")
 
 // The words that are decoded are those that iptables-save prints, and make the same bytes again:

@@ -46,8 +46,8 @@ var (
 	errName  = errors.New("its chain's name is none that iptables takes")
 )
 
-// print calls f with each of these rules of a table, or with why it has no text. As many at once are
-// asked for as are printed on one line each: each rule takes one line at least, so that as many
+// print calls f with each of these rules of a table, or with why it has no text. As many at once
+// are asked for as are printed on one line each: each rule takes one line at least, so that as many
 // lines as rules are one for each.
 func (p printer) print(ctx context.Context, family rules.Family, table rules.TableName, wanted []ruleAt, f func(ruleAt, rules.Rule, error)) error {
 	wanted = slices.DeleteFunc(slices.Clone(wanted), func(r ruleAt) bool {

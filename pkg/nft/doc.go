@@ -14,7 +14,7 @@
 //
 // A [Mirror] holds tables of any family, and reads only what changed. What it does not decide is
 // behind small interfaces: how rules are numbered ([Rulebook]; a [RuleStore] keeps the bytes of
-// many rules in little memory), how many are kept ([MirrorBudget]), and who is told of them
+// many rules in little memory), how many are kept ([MirrorBudget]), and who follows them
 // ([MirrorView]).
 //
 // A Conn and an Asker may be used concurrently. Events, a Batch and a Subscription's Receive are

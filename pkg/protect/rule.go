@@ -76,7 +76,8 @@ func (g ruleGlob) isFlat(text string) bool {
 	return ok
 }
 
-// namesRule reports whether a word rule: names a rule of a built-in chain, by its text or its label.
+// namesRule reports whether a word rule: names a rule of a built-in chain, by its text or its
+// label.
 func (s Selector) namesRule(t rules.TableName, chain string, r rules.Rule) bool {
 	if !slices.ContainsFunc(s.ruleGlobs, func(g ruleGlob) bool { return g.of(t, chain) }) {
 		return false

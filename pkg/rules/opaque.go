@@ -129,8 +129,8 @@ const (
 	matchingStart = "canaryd knows only its bytes, which do nothing but match: "
 )
 
-// Decoded returns the reason of an opaque rule of which this label is all that is known, and whether
-// it does more than match and count.
+// Decoded returns the reason of an opaque rule of which this label is all that is known, and
+// whether it does more than match and count.
 func Decoded(label string, acts bool) (reason string) {
 	if !acts {
 		return matchingStart + label
@@ -144,8 +144,8 @@ func (r Rule) Matches() bool {
 	return r.Target == "" && (!opaque || strings.HasPrefix(reason, matchingStart))
 }
 
-// Readable returns the rule's text, or the label of an opaque rule: its words, as far as it has any.
-// It is false for an opaque rule without a label.
+// Readable returns the rule's text, or the label of an opaque rule: its words, as far as it has
+// any. It is false for an opaque rule without a label.
 func (r Rule) Readable() (text string, ok bool) {
 	reason, opaque := r.Opaque()
 	if !opaque {
@@ -157,8 +157,8 @@ func (r Rule) Readable() (text string, ok bool) {
 	return strings.CutPrefix(reason, decodedStart)
 }
 
-// Label returns the rule as people read it: its text, or that of its label, or the Spec of an opaque
-// rule without its bytes.
+// Label returns the rule as people read it: its text, or that of its label, or the Spec of an
+// opaque rule without its bytes.
 func (r Rule) Label() string {
 	if text, ok := r.Readable(); ok {
 		return text

@@ -7,9 +7,9 @@ import (
 )
 
 // This file reads the labels of rules that canaryd knows by their bytes and decodes in part
-// (ruleset.Label): an extension that is not decoded stands as "-m NAME [DIGEST]" or
-// "-j NAME [DIGEST]", with the names of its ipsets behind the digest, and an expression of nf_tables
-// as "[NAME DIGEST]". A comment may look like one, and then counts as one.
+// (ruleset.Label): an extension that is not decoded stands as "-m NAME [DIGEST]" or "-j NAME
+// [DIGEST]", with the names of its ipsets behind the digest, and an expression of nf_tables as
+// "[NAME DIGEST]". A comment may look like one, and then counts as one.
 var (
 	undecodedExtension  = regexp.MustCompile(`( -[mj] (\S+)) \[[0-9a-f]{8}[^]]*\]`)
 	undecodedExpression = regexp.MustCompile(` \[\S+ [0-9a-f]{8}\]`)

@@ -23,7 +23,7 @@ func Label(family tableid.Family, expressions []byte, sets []string) string {
 			break
 		}
 		before, content := d.copy(), data.rest
-		d.counted = d.counted || name == "immediate" || name == "target" // nft counts only where it is told to
+		d.counted = d.counted || name == "immediate" || name == "target" // nft writes a counter on request only
 		if !d.expression(name, &data) || !data.done() {
 			d = before
 			d.unknown(name, content)

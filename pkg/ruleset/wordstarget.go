@@ -268,8 +268,8 @@ func (d *decoder) nat(x xtInfo, revision uint32, to string, may uint32) bool {
 	return true
 }
 
-// natAddresses says the address, or the range of addresses, that packets are translated to. Those of
-// IPv6 are in brackets where ports follow.
+// natAddresses says the address, or the range of addresses, that packets are translated to. Those
+// of IPv6 are in brackets where ports follow.
 func (d *decoder) natAddresses(low, high []byte, flags uint32, to string) bool {
 	text, plain := d.address(low)
 	if !bytes.Equal(low, high) {
