@@ -62,7 +62,7 @@ func (k *Kernel) RawRule(f rules.Family, r rules.Rule, room []byte) (RawRule, bo
 		*scratch = rule.Expressions
 	}
 	scratches.Put(scratch)
-	if !l.entries[id].spelled {
+	if e := &l.entries[id]; !e.spelled || !e.rule.Is(r) {
 		raw.Text = r.Spec
 	}
 	return raw, true
@@ -100,8 +100,8 @@ func parseRaw(text []byte) (nft.Rule, error) {
 }
 
 // recall meets the rules that were kept, at most once within the time that they are remembered, and
-// returns the rule of a Key among them.
-func (l *lexicon) recall(key rules.Key, room []byte) (nft.Rule, bool) {
+// returns a rule that is among them.
+func (l *lexicon) recall(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	if l.earlier == nil {
 		return nft.Rule{}, false
 	}
@@ -111,7 +111,7 @@ func (l *lexicon) recall(key rules.Key, room []byte) (nft.Rule, bool) {
 		l.recalled = now
 		l.earlier(l.family, l.meet)
 	}
-	return l.met(key, room)
+	return l.met(rule, room)
 }
 
 // meet takes in a rule that was kept. A text that leads to another target is not believed.

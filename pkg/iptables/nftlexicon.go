@@ -27,6 +27,8 @@ type lexicon struct {
 	store   nft.RuleStore
 	entries []entry   // by nft.RuleID; 0 is none
 	byKey   nft.Index // of rules' numbers
+	// written are the rules of which iptables-restore was made to write the text.
+	written map[rules.Key]nft.RuleID
 	seed    maphash.Seed
 	small   int           // how many entries there were when it was last tidied up
 	sets    setIndex      // nil: rules that name ipsets are known by numbers
@@ -53,6 +55,7 @@ func newLexicon(family rules.Family) *lexicon {
 		store:   nft.NewRuleStore(),
 		seed:    maphash.MakeSeed(),
 		entries: make([]entry, 1),
+		written: map[rules.Key]nft.RuleID{},
 	}
 }
 
@@ -126,17 +129,20 @@ func compactRule(rule rules.Rule) rules.Rule {
 	return rule
 }
 
-// name has the bytes shown as the text from which iptables-restore made them, unless they have
-// words.
+// name takes down from which text iptables-restore made these bytes. Unless they have words, they
+// are shown as that text from now on.
 func (l *lexicon) name(raw nft.Rule, rule rules.Rule) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	id, err := l.intern(raw)
-	if err != nil || l.entries[id].spelled {
+	if err != nil {
 		return err
 	}
-	l.entries[id].rule = compactRule(rule)
-	l.index(id)
+	rule = compactRule(rule)
+	l.written[rule.Key()] = id
+	if !l.entries[id].spelled {
+		l.entries[id].rule = rule
+	}
 	return nil
 }
 
@@ -179,25 +185,34 @@ func (l *lexicon) raw(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	if rule.HasBytes() {
 		return l.keep(rule)
 	}
-	if raw, ok := l.met(rule.Key(), room); ok {
+	if raw, ok := l.met(rule, room); ok {
 		return raw, true
 	}
-	return l.recall(rule.Key(), room)
+	return l.recall(rule, room)
 }
 
-// met returns the rule of a Key that was met, as nf_tables holds it. It may use room.
-func (l *lexicon) met(key rules.Key, room []byte) (nft.Rule, bool) {
+// met returns a rule that was met, as nf_tables holds it. It may use room. Bytes without words are
+// shown as this text from now on: it may be about to be written, in other words than before.
+func (l *lexicon) met(rule rules.Rule, room []byte) (nft.Rule, bool) {
 	l.mu.RLock()
-	defer l.mu.RUnlock()
-	id := l.find(key)
+	id := l.find(rule.Key())
 	if id == 0 {
+		l.mu.RUnlock()
 		return nft.Rule{}, false
 	}
-	return l.store.Rule(id, room), true
+	raw, again := l.store.Rule(id, room), !l.entries[id].spelled && l.entries[id].rule != rule
+	l.mu.RUnlock()
+	if again {
+		return raw, l.name(raw, rule) == nil
+	}
+	return raw, true
 }
 
 // find returns the rule that has this Key, 0 if there is none. An opaque rule has its bytes itself.
 func (l *lexicon) find(key rules.Key) nft.RuleID {
+	if id := l.written[key]; id != 0 {
+		return id
+	}
 	return nft.RuleID(l.byKey.Find(maphash.String(l.seed, string(key)), func(n uint32) bool {
 		e := &l.entries[n]
 		return !e.opaque() && e.rule.Key() == key
@@ -312,7 +327,12 @@ func (l *lexicon) keepOnly(keep []bool, held []*[]nft.RuleID) {
 			(*ids)[i] = renamed[id]
 		}
 	}
-	l.store, l.entries, l.byKey, l.seed = fresh.store, fresh.entries, fresh.byKey, fresh.seed
+	for key, id := range l.written {
+		if renamed[id] != 0 {
+			fresh.written[key] = renamed[id]
+		}
+	}
+	l.store, l.entries, l.byKey, l.written, l.seed = fresh.store, fresh.entries, fresh.byKey, fresh.written, fresh.seed
 	l.small = len(l.entries)
 }
 

@@ -80,9 +80,11 @@ func TestLexiconSpells(t *testing.T) {
 	if err := l.name(raw, rules.Rule{Spec: "-j Y -m comment --comment hi", Target: "Y"}); err != nil || l.text(mustIntern(t, l, raw)) != rule {
 		t.Errorf("another text takes the place of its words: %v", err)
 	}
-	got, ok := l.raw(rule, nil)
-	if diff := cmp.Diff(raw, got, rawContent); diff != "" || !ok {
-		t.Errorf("raw, %t (-want +got):\n%s", ok, diff)
+	for _, spec := range []string{rule.Spec, "-j Y -m comment --comment hi"} {
+		got, ok := l.raw(rules.Rule{Spec: spec}, nil)
+		if diff := cmp.Diff(raw, got, rawContent); diff != "" || !ok {
+			t.Errorf("raw of %s, %t (-want +got):\n%s", spec, ok, diff)
+		}
 	}
 	if got, ok := l.raw(rules.Rule{Spec: "-j X", Target: "X"}, nil); ok {
 		t.Errorf("it knows %v", got)

@@ -46,10 +46,17 @@ func TestATextIsReadBackAsItWasWritten(t *testing.T) {
 				}
 			}
 		}
+		// A text that means what canaryd spells otherwise is written once, too.
+		restoreAll(t, first, family, script("-p tcp --dport 22 -j ACCEPT"))
 		calls := countPrograms(t, first, family)
-		restoreAll(t, first, family, script(other))
+		for _, spec := range []string{other, usual, "-p tcp --dport 22 -j ACCEPT"} {
+			restoreAll(t, first, family, script(spec))
+			if got := mustRead(t, first, family).Tables[rules.Filter].Rules("MINE")[1]; !got.Equal(rules.Rule{Spec: spec, Target: "ACCEPT"}) {
+				t.Errorf("%s is read as %s", spec, got.Label())
+			}
+		}
 		if n := calls(); n != 0 {
-			t.Errorf("%d programs were executed for a text that is known", n)
+			t.Errorf("%d programs were executed for texts that are known", n)
 		}
 	})
 }
