@@ -68,11 +68,11 @@ func TestTheDrawingIsTheHouse(t *testing.T) {
 	}
 }
 
-// TestEveryRoomIsInTheTable: the table of docs/architecture.md has a line for each room that has
-// a package, in their order, and for no other.
+// TestEveryRoomIsInTheTable: the table of docs/architecture.md has a line for each room that has a
+// package, in their order, and for no other.
 func TestEveryRoomIsInTheTable(t *testing.T) {
 	var listed, built []string
-	_, table, _ := strings.Cut(readDocument(t), "| room | answers |\n|---|---|\n")
+	_, table, _ := strings.Cut(readDocument(t), "| package | purpose |\n|---|---|\n")
 	for line := range strings.Lines(table) {
 		if !strings.HasPrefix(line, "| `") {
 			break
@@ -84,7 +84,7 @@ func TestEveryRoomIsInTheTable(t *testing.T) {
 		built = append(built, strings.Fields(line)[0])
 	}
 	if diff := cmp.Diff(built, listed); diff != "" {
-		t.Errorf("the table of rooms (-built +listed):\n%s", diff)
+		t.Errorf("the table of packages (-built +listed):\n%s", diff)
 	}
 }
 
