@@ -158,7 +158,7 @@ func emptiedTable() string {
 		{named(is(EmptyNever)), "never leaves them empty", "puts them back, in about 0.1 s"},
 		{named(is(EmptyUnreferenced)), "empties them with, or after, all rules that lead to them", "puts them back, in about 0.1 s, if a rule leads to them"},
 		{named(is(EmptyBriefly)), "flushes them, and fills or deletes them with later commands", "puts them back after `--jump-grace`, if a rule leads to them and they are still empty"},
-		{"all others; these in other tables; those that only a glob names", "removes single rules, also the last one; `CNI-ADMIN` and `DOCKER-USER` have an operator's rules", "accepts it, unless chains that only they led to still hold rules; then it puts them back, shared chains after `--jump-grace`"},
+		{"all others; these in other tables; chains that only a glob names", "removes single rules, also the last one; `CNI-ADMIN` and `DOCKER-USER` have an operator's rules", "accepts it, unless chains that only they led to still hold rules; then it puts them back, shared chains after `--jump-grace`"},
 	} {
 		text += "| " + strings.Join(row[:], " | ") + " |\n"
 	}
