@@ -52,7 +52,7 @@ var containers = []Owner{
 			"-p udp -m udp --dport <port> -m u32 --u32 <vni> -m policy --dir in --pol ipsec -j ACCEPT",
 			"-p udp -m udp --dport <port> -m u32 --u32 <vni> -j DROP",
 		)),
-		Tables: []Table{{Name: "docker-bridges", Back: "each chain and map; `raw-PREROUTING` and `nat-prerouting-and-output` where nothing else went in that commit", Accepted: "`nat-prerouting-and-output`, where a network has the mode `nat-unprotected`", Families: both,
+		Tables: []Table{{Name: "docker-bridges", Back: "each chain and map; `raw-PREROUTING` and `nat-prerouting-and-output` if the commit took nothing else", Accepted: "`nat-prerouting-and-output`, if a network has the mode `nat-unprotected`", Families: both,
 			// moby 29, drivers/bridge/internal/nftabler: the chains and elements of a
 			// bridge stand as long as the network, and go with its chains in one
 			// commit. A port's rules go from several chains at once. A network of the
@@ -60,11 +60,11 @@ var containers = []Owner{
 			// other rule.
 			Habits: Habits{Known: true, Base: Keeps, Others: Keeps, Sets: Keeps, Rows: []HabitRow{
 				{Pattern: "raw-PREROUTING", Habit: Together}, {Pattern: "nat-prerouting-and-output", Habit: Together, But: "UNPROTECTED"}}}}},
-		Heals:     "only when firewalld says on D-Bus that it reloaded",
+		Heals:     "when firewalld reports a reload on D-Bus",
 		Processes: []string{"dockerd"},
 		Kin:       []string{"docker*"},
 		Removes:   ByName,
-		Breaks:    "published ports, containers' way out, and isolation of networks",
+		Breaks:    "published ports, containers' way out, isolation of networks",
 	},
 	{
 		Name: "podman", Title: "podman with netavark", Preset: "podman",
@@ -80,7 +80,7 @@ var containers = []Owner{
 			{Names: forms("NETAVARK_FORWARD", "NETAVARK_INPUT", "NETAVARK_ISOLATION_1", "NETAVARK_ISOLATION_2", "NETAVARK_ISOLATION_3"), Piecewise: true},
 			{Names: forms("NETAVARK-DN-<HEX:13>", "NETAVARK-<HEX:13>"), In: nat, Emptied: EmptyBriefly, Piecewise: true},
 		},
-		Tables: []Table{{Name: "netavark", Back: "each chain; `INPUT`, `NETAVARK-HOSTPORT-DNAT` and `NETAVARK-ISOLATION-*` where nothing else went in that commit", Accepted: "", Families: []tableid.Family{tableid.Inet},
+		Tables: []Table{{Name: "netavark", Back: "each chain; `INPUT`, `NETAVARK-HOSTPORT-DNAT` and `NETAVARK-ISOLATION-*` if the commit took nothing else", Accepted: "", Families: []tableid.Family{tableid.Inet},
 			// src/firewall/nft.rs of 1.15: the rules of a network go with its chain in
 			// one commit, and those of a port from two chains. What leads to other
 			// chains stays.
@@ -100,11 +100,11 @@ var containers = []Owner{
 			Names:     forms("LIBVIRT_INP", "LIBVIRT_OUT", "LIBVIRT_FWO", "LIBVIRT_FWI", "LIBVIRT_FWX", "LIBVIRT_PRT"),
 			Piecewise: true,
 		}},
-		Tables: []Table{{Name: "libvirt_network", Back: "`forward`; of the others two rules or more", Accepted: "one rule", Families: both,
+		Tables: []Table{{Name: "libvirt_network", Back: "`forward`; two rules or more of other chains", Accepted: "one rule", Families: both,
 			// libvirt 11, src/network/network_nftables.c: the jumps of forward stay.
 			// Each rule of a network is deleted by a program of its own.
 			Habits: Habits{Known: true, KeepsHandles: true, Base: Keeps, Others: Singly, Sets: Empties, Rows: []HabitRow{{Pattern: "guest_nat", Habit: Singly}}}}},
-		Heals:     "on firewalld's signal, or SIGHUP by hand",
+		Heals:     "on firewalld's signal, or SIGHUP",
 		Processes: []string{"libvirtd", "virtnetworkd"},
 		Removes:   ByName,
 		Breaks:    "guests' way out, DHCP and DNS",
@@ -117,7 +117,7 @@ var containers = []Owner{
 		Straight:  byComment("generated for LXD *", bridgePlaces...),
 		Tables:    []Table{{Name: "lxd", Families: []tableid.Family{tableid.Inet}}},
 		Processes: []string{"lxd"},
-		Heals:     "never, until LXD starts again",
+		Heals:     "at its next start",
 		Removes:   ByName,
 		Breaks:    "containers' way out, DHCP and DNS",
 	},
@@ -128,7 +128,7 @@ var containers = []Owner{
 		Straight:  byComment("generated for Incus *", bridgePlaces...),
 		Tables:    []Table{{Name: "incus", Families: []tableid.Family{tableid.Inet}}},
 		Processes: []string{"incusd"},
-		Heals:     "never, until Incus starts again",
+		Heals:     "at its next start",
 		Removes:   ByName,
 		Breaks:    "containers' way out, DHCP and DNS",
 	},
@@ -139,9 +139,9 @@ var containers = []Owner{
 		Docs:      "https://www.freedesktop.org/software/systemd/man/latest/systemd.network.html",
 		Tables:    []Table{{Name: "io.systemd.nat", Families: both}},
 		Processes: []string{"systemd-network", "systemd-nspawn"},
-		Heals:     "never, until systemd-networkd starts again",
+		Heals:     "at its next start",
 		Removes:   ByName,
-		Breaks:    "the way out of the networks that it masquerades",
+		Breaks:    "the way out of its networks",
 	},
 	{
 		Name: "fail2ban", Title: "fail2ban with iptables", Preset: "fail2ban",
@@ -152,7 +152,7 @@ var containers = []Owner{
 		Docs:      "https://github.com/fail2ban/fail2ban/wiki",
 		Chains:    []Chains{{Names: forms("f2b-*")}},
 		Processes: []string{"fail2ban-server"},
-		Heals:     "at the next ban of the jail, without the bans of before",
+		Heals:     "at the jail's next ban, without earlier bans",
 		Removes:   ByFlush,
 		Breaks:    "bans",
 	},
@@ -170,7 +170,7 @@ var containers = []Owner{
 		Tables:    []Table{{Name: "crowdsec", Families: []tableid.Family{tableid.IPv4}}, {Name: "crowdsec6", Families: []tableid.Family{tableid.IPv6}}},
 		Processes: []string{"crowdsec-firewa"},
 		Kin:       []string{"crowdsec*"},
-		Heals:     "never, until it starts again",
+		Heals:     "at its next start",
 		Removes:   ByFlush,
 		Breaks:    "block lists",
 	},

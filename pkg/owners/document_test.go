@@ -23,7 +23,7 @@ func TestPresetsDocument(t *testing.T) {
 	}
 	want := string(text)
 	for name, made := range map[string]string{
-		"presets": presetTable(), "emptied": emptiedTable(), "native": nativeTable(), "parts": partTable(), "owners": ownerTable(),
+		"presets": presetTable(), "emptied": emptiedTable(), "parts": partTable(), "owners": ownerTable(),
 	} {
 		begin, end := "<!-- "+name+": go test ./pkg/owners -update -->\n", "<!-- end -->\n"
 		before, rest, begun := strings.Cut(want, begin)
@@ -69,50 +69,68 @@ func namesOf(chains []Chains, wanted func(Chains) bool) []string {
 
 func every(Chains) bool { return true }
 
-// straightText returns the rules that an owner writes into built-in chains, by their targets.
+// straightText returns the rules that an owner writes into built-in chains: targets, or a comment,
+// and the places of these rules. Targets with the same places share them.
 func straightText(o Owner) string {
-	var places []string
-	targets := map[string][]string{}
+	var targets []string
+	places := map[string][]Straight{}
 	for _, s := range o.Straight {
-		place, target := s.Table+" `"+s.Chain+"`", "all with the comment `"+s.Comment+"`"
+		target := "comment `" + s.Comment + "`"
 		for i, word := range s.Words {
 			if word == "-j" {
 				target = s.Words[i+1]
 			}
 		}
-		if !slices.Contains(places, place) {
-			places = append(places, place)
+		if !slices.Contains(targets, target) {
+			targets = append(targets, target)
 		}
-		if !slices.Contains(targets[place], target) {
-			targets[place] = append(targets[place], target)
+		if !slices.ContainsFunc(places[target], func(p Straight) bool { return p.Table == s.Table && p.Chain == s.Chain }) {
+			places[target] = append(places[target], s)
 		}
 	}
-	for i, place := range places {
-		places[i] = place + ": " + strings.Join(targets[place], ", ")
+	var texts []string
+	shared := map[string][]string{}
+	for _, target := range targets {
+		text := placesText(places[target])
+		if !slices.Contains(texts, text) {
+			texts = append(texts, text)
+		}
+		shared[text] = append(shared[text], target)
 	}
-	return strings.Join(places, "; ")
+	for i, text := range texts {
+		texts[i] = strings.Join(shared[text], ", ") + ": " + text
+	}
+	return strings.Join(texts, "; ")
 }
 
-// presetTable has the words of --protect that name chains or rules.
+// placesText returns built-in chains, each table named once where its chains follow each other.
+func placesText(places []Straight) string {
+	var text, inTable string
+	for _, p := range places {
+		if text != "" {
+			text += ", "
+		}
+		if p.Table != inTable {
+			text += p.Table + " "
+		}
+		text, inTable = text+code(p.Chain), p.Table
+	}
+	return text
+}
+
+// presetTable has the presets, and all that each names. A preset of several owners has a row for
+// each.
 func presetTable() string {
-	text := "| preset | whose | chains | straight into built-in chains | written again after a flush |\n|---|---|---|---|---|\n"
+	text := "| preset | chains | rules in built-in chains | native tables |\n|---|---|---|---|\n"
 	for _, o := range All() {
-		if o.Preset == "" || len(o.Chains)+len(o.Straight) == 0 {
+		if o.Preset == "" {
 			continue
 		}
-		chains := code(namesOf(o.Chains, every)...)
-		if chains == "" {
-			chains = "none"
-		}
-		straight := straightText(o)
-		if straight == "" {
-			straight = "none"
-		}
 		word := code(o.Preset)
-		if o.Alone {
-			word += ", " + code(o.Name) + " for `cleanup --rules`"
+		if len(Named(o.Preset)) > 1 {
+			word += " (" + o.Name + ")"
 		}
-		text += fmt.Sprintf("| %s | %s | %s | %s | %s |\n", word, o.Title, chains, straight, o.Heals)
+		text += fmt.Sprintf("| %s | %s | %s | %s |\n", word, code(namesOf(o.Chains, every)...), straightText(o), ids(o.Tables))
 	}
 	return text
 }
@@ -132,20 +150,15 @@ func emptiedTable() string {
 		}
 		return strings.Join(cells, "; ")
 	}
-	var often []string
-	for _, o := range All() {
-		often = append(often, namesOf(o.Chains, func(c Chains) bool { return c.Emptied == EmptyOften && !c.Hint })...)
-	}
-	slices.Sort(often)
 	is := func(e Emptying) func(Chains, string) bool {
 		return func(c Chains, _ string) bool { return c.Emptied == e }
 	}
 	text := "| chains | their owner | what canaryd does |\n|---|---|---|\n"
 	for _, row := range [][3]string{
 		{named(is(EmptyNever)), "never leaves them empty", "puts them back, in about 0.1 s"},
-		{named(is(EmptyUnreferenced)), "empties them only with, or after, all rules that lead to them", "puts them back, in about 0.1 s, if a rule leads there"},
-		{named(is(EmptyBriefly)), "flushes them, and fills or deletes them by later commands: a pod's end, a start of Docker", "puts them back after `--jump-grace`, if a rule leads there and they are still empty"},
-		{code(slices.Compact(often)...) + "; those of the first rows in other tables; all that only a glob names", "removes single rules, also the last one; `CNI-ADMIN` and `DOCKER-USER` have an operator's rules", "puts them back, if chains that only they led to still hold rules: of chains that many containers or networks share after `--jump-grace`; else accepts it: nothing shows whether a container, network or service has gone"},
+		{named(is(EmptyUnreferenced)), "empties them with, or after, all rules that lead to them", "puts them back, in about 0.1 s, if a rule leads to them"},
+		{named(is(EmptyBriefly)), "flushes them, and fills or deletes them with later commands", "puts them back after `--jump-grace`, if a rule leads to them and they are still empty"},
+		{"all others; these in other tables; chains that only a glob names", "removes single rules, also the last one; `CNI-ADMIN` and `DOCKER-USER` have an operator's rules", "accepts it, unless chains that only they led to still hold rules; then it puts them back, shared chains after `--jump-grace`"},
 	} {
 		text += "| " + strings.Join(row[:], " | ") + " |\n"
 	}
@@ -163,35 +176,34 @@ func ids(tables []Table) string {
 	return code(names...)
 }
 
-// nativeTable has the words of --protect that name native tables.
-func nativeTable() string {
-	text := "| preset | owner | native tables |\n|---|---|---|\n"
-	for _, o := range All() {
-		if o.Preset != "" && len(o.Tables) > 0 {
-			text += fmt.Sprintf("| %s | %s | %s |\n", code(o.Preset), o.Title, ids(o.Tables))
-		}
-	}
-	return text
-}
-
-// partTable has what comes back of a part of a native table.
+// partTable has the parts of native tables that come back. Tables with the same parts share a row.
 func partTable() string {
-	text := "| table | comes back | is accepted |\n|---|---|---|\n"
+	var parts []string
+	names := map[string][]string{}
 	for _, o := range All() {
 		for _, t := range o.Tables {
-			if t.Habits.Known {
-				text += fmt.Sprintf("| %s | %s | %s |\n", code(t.Name), t.Back, t.Accepted)
+			if !t.Habits.Known {
+				continue
 			}
+			part := fmt.Sprintf("| %s | %s |\n", t.Back, t.Accepted)
+			if !slices.Contains(parts, part) {
+				parts = append(parts, part)
+			}
+			names[part] = append(names[part], t.Name)
 		}
 	}
-	return text + "| any other | a base chain of two rules or more | a deleted chain, a chain's only rule, other chains, and sets |\n"
+	text := "| table | canaryd puts back | canaryd accepts |\n|---|---|---|\n"
+	for _, part := range parts {
+		text += "| " + code(names[part]...) + " " + part
+	}
+	return text + "| any other | a base chain of two rules or more | a deleted chain, a chain's only rule, other chains, sets |\n"
 }
 
 // ownerTable has all owners, and how each is named.
 func ownerTable() string {
-	text := "| whose | a flush breaks | until the owner writes again | it removes rules | tests flush rules | `--protect` |\n|---|---|---|---|---|---|\n"
+	text := "| word: owner | a flush breaks | it writes them again | it removes by | tested with |\n|---|---|---|---|---|\n"
 	for _, o := range All() {
-		text += fmt.Sprintf("| [%s](%s) | %s | %s | %s | %s | %s |\n", o.Title, o.Docs, o.Breaks, o.Heals, o.Removes, o.TriedWith(), wordsFor(o))
+		text += fmt.Sprintf("| %s: [%s](%s) | %s | %s | %s | %s |\n", wordsFor(o), o.Title, o.Docs, o.Breaks, o.Heals, o.Removes, o.TriedWith())
 	}
 	return text
 }

@@ -34,13 +34,13 @@ var kubernetes = []Owner{
 			// one port of several goes.
 			Habits: Habits{Known: true, Base: Keeps, Others: Keeps, Sets: Keeps, Rows: []HabitRow{
 				{Pattern: "no-endpoint-services", Habit: OneAlone}, {Pattern: "no-endpoint-nodeports", Habit: OneAlone}}}}},
-		Heals: "within 30 s, if its canary in mangle went; in nftables mode within an hour",
+		Heals: "within 30 s if its canary in mangle is gone; in nftables mode within an hour",
 		// Distributions run it within their own program.
 		Processes: []string{"kube-proxy", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s"},
 		Kin:       []string{"k3s*", "rke2*"},
 		Canary:    ProxyCanary,
 		Removes:   ByName,
-		Breaks:    "Services, and the masquerade of traffic that leaves the cluster",
+		Breaks:    "Services, and masquerading out of the cluster",
 	},
 	{
 		Name: "kubelet", Title: "kubelet", Preset: "kube",
@@ -55,8 +55,8 @@ var kubernetes = []Owner{
 			{Names: forms(HintChain), Hint: true},
 		},
 		Canary: KubeletCanary,
-		Heals:  "within 60 s, if its canary in mangle went",
-		Breaks: "the DROP of packets from elsewhere to 127.0.0.0/8",
+		Heals:  "within 60 s if its canary in mangle is gone",
+		Breaks: "the DROP of others' packets to 127.0.0.0/8",
 	},
 	{
 		Name: "portmap", Title: "the CNI plugin portmap", Preset: "cni",
@@ -72,11 +72,11 @@ var kubernetes = []Owner{
 			{Names: forms("CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"), In: nat, Emptied: EmptyUnreferenced, Piecewise: true},
 			{Names: forms("CNI-DN-<hex>", "CNI-SN-<hex>"), In: nat, Emptied: EmptyBriefly},
 		},
-		Tables: []Table{{Name: "cni_hostport", Back: "`prerouting`, `output`; the others where another rule of the same container is left", Accepted: "the rules of whole containers", Families: both,
+		Tables: []Table{{Name: "cni_hostport", Back: "`prerouting`, `output`; others if a rule of the same container is left", Accepted: "the rules of whole containers", Families: both,
 			// portmap_nftables.go of 1.6: the jumps of prerouting and output stay, and
 			// each rule of a pod has the container's ID as its comment.
 			Habits: Habits{Known: true, Base: Keeps, Others: ByComment, Sets: Empties, Rows: []HabitRow{{Pattern: "masquerading", Habit: ByComment}}}}},
-		Heals:     "never, until the pod is made again",
+		Heals:     "for a new pod only",
 		Processes: []string{"portmap"},
 		Removes:   ByFlush,
 		Breaks:    "host ports",
@@ -92,7 +92,7 @@ var kubernetes = []Owner{
 		Tables: []Table{{Name: "cni_plugins_masquerade", Back: "`postrouting`", Accepted: "`masq_checks`", Families: []tableid.Family{tableid.Inet},
 			// ipmasq_nftables_linux.go of 1.6: the three rules of postrouting stay.
 			Habits: Habits{Known: true, Base: Keeps, Others: Empties, Sets: Empties}}},
-		Heals:     "never, until the pod is made again",
+		Heals:     "for a new pod only",
 		Processes: []string{"bridge", "ptp"},
 		Removes:   ByFlush,
 		Breaks:    "pods' traffic out of the cluster",
@@ -107,13 +107,13 @@ var kubernetes = []Owner{
 			{Names: forms("CNI-FORWARD", "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"), In: filter, Emptied: EmptyUnreferenced, Piecewise: true},
 			{Names: forms("CNI-ADMIN"), Piecewise: true},
 		},
-		Heals:     "never, until the pod is made again",
+		Heals:     "for a new pod only",
 		Processes: []string{"firewall"},
 		Removes:   ByName,
-		Breaks:    "pods' traffic where FORWARD drops, and isolation of bridges",
+		Breaks:    "pods' traffic if FORWARD drops, isolation of bridges",
 	},
 	{
-		Name: "crio", Title: "CRI-O's host ports, those of OpenShift and MicroShift too", Preset: "crio",
+		Name: "crio", Title: "CRI-O's host ports, also of OpenShift and MicroShift", Preset: "crio",
 		// A container's chains are written and deleted in one iptables-restore, which keeps
 		// the rules of other containers that it finds in the shared chains.
 		Source: "cri-o internal/hostport",
@@ -124,7 +124,7 @@ var kubernetes = []Owner{
 		},
 		Tables:    []Table{{Name: "crio-hostports", Families: both}},
 		Processes: []string{"crio"},
-		Heals:     "never, until the pod is made again",
+		Heals:     "for a new pod only",
 		Removes:   ByName,
 		Breaks:    "host ports",
 	},

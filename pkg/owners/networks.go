@@ -19,10 +19,10 @@ var networks = []Owner{
 			{Names: forms("ts-input", "ts-forward"), In: filter, Emptied: EmptyBriefly},
 			{Names: forms("ts-postrouting")},
 		},
-		Heals:     "never, until tailscaled restarts",
+		Heals:     "at its next start",
 		Processes: []string{"tailscaled"},
 		Removes:   ByFlush,
-		Breaks:    "subnet routes and exit nodes, and the DROP of forged addresses",
+		Breaks:    "subnet routes, exit nodes, the DROP of forged addresses",
 	},
 	{
 		Name: "calico", Title: "Calico in both modes, Canal", Preset: "calico",
@@ -43,12 +43,12 @@ var networks = []Owner{
 		},
 		Processes: []string{"calico-node"},
 		Kin:       []string{"calico*"},
-		Heals:     "within 60 to 180 s; in nftables mode not all of it",
+		Heals:     "within 60 to 180 s; in nftables mode partly",
 		Removes:   ByName,
 		Breaks:    "network policy, and pods' way out",
 	},
 	{
-		Name: "flannel", Title: "flannel, that of k3s too", Preset: "flannel",
+		Name: "flannel", Title: "flannel, also of k3s", Preset: "flannel",
 		// A restart empties the chains for seconds. FLANNEL-POSTRTG is to be first in POSTROUTING;
 		// 0.28 appends its jump. Where a rule is missing, it writes all of them again, in one
 		// iptables-restore.
@@ -67,12 +67,12 @@ var networks = []Owner{
 		},
 		Processes: []string{"flanneld", "k3s", "k3s-server", "k3s-agent"},
 		Kin:       []string{"flannel*"},
-		Heals:     "within 5 s; older ones, and in nftables mode, never",
+		Heals:     "within 5 s; older versions and nftables mode never",
 		Removes:   ByFlush,
-		Breaks:    "pods' way out, and their traffic where FORWARD drops",
+		Breaks:    "pods' way out, and their traffic if FORWARD drops",
 	},
 	{
-		Name: "kube-router", Title: "kube-router's network policies, those of k3s too", Preset: "kube-router",
+		Name: "kube-router", Title: "kube-router's policies, also of k3s", Preset: "kube-router",
 		// It saves the table filter, edits it and restores it as a whole: what other programs wrote
 		// between save and restore is lost.
 		Source: "kube-router pkg/controllers/netpol: one iptables-restore of the table filter, without --noflush",
@@ -89,7 +89,7 @@ var networks = []Owner{
 		Processes: []string{"kube-router", "k3s", "k3s-server", "k3s-agent"},
 		Heals:     "within 5 minutes",
 		Removes:   WholeTable,
-		Breaks:    "network policy: pods are open meanwhile",
+		Breaks:    "network policy: pods are open",
 	},
 	{
 		Name: "aws-node", Title: "AWS VPC CNI", Preset: "aws-node",
@@ -118,7 +118,7 @@ var networks = []Owner{
 		Docs:   "https://istio.io/latest/docs/ambient/architecture/traffic-redirection/",
 		Chains: []Chains{{Names: forms("ISTIO_POSTRT")}},
 		Kin:    []string{"istio*", "pilot-agent"},
-		Heals:  "never, until istio-cni starts again",
+		Heals:  "at istio-cni's next start",
 		Breaks: "kubelet's probes of pods under strict mTLS",
 	},
 	{
@@ -131,7 +131,7 @@ var networks = []Owner{
 		Chains:    []Chains{{Names: forms("CILIUM_*")}},
 		Processes: []string{"cilium-agent"},
 		Kin:       []string{"cilium*"},
-		Heals:     "at the agent's next start, or within 30 minutes",
+		Heals:     "at its next start, or within 30 minutes",
 		Removes:   ByName,
 		Breaks:    "masquerading, and traffic to Cilium's proxy",
 	},
@@ -155,7 +155,7 @@ var networks = []Owner{
 		Processes: []string{"weaver", "weave-npc", "weave-kube"},
 		Kin:       []string{"weave*"},
 		Canary:    "WEAVE-CANARY",
-		Heals:     "when its canary is gone",
+		Heals:     "once it finds its canary gone",
 		Removes:   ByName,
 		Breaks:    "pods' way out, and network policy",
 	},
@@ -172,17 +172,17 @@ var networks = []Owner{
 		Kin:       []string{"ovn*", "kube-ovn*"},
 		Heals:     "within seconds",
 		Removes:   ByName,
-		Breaks:    "pods' way out, and their traffic where FORWARD drops",
+		Breaks:    "pods' way out, and their traffic if FORWARD drops",
 	},
 	{
-		Name: "ovn-kubernetes", Title: "OVN-Kubernetes, that of OpenShift too", Preset: "ovn-kubernetes",
+		Name: "ovn-kubernetes", Title: "OVN-Kubernetes, also of OpenShift", Preset: "ovn-kubernetes",
 		Source:    "ovn-kubernetes go-controller/pkg/node, docs/design",
 		Docs:      "https://ovn-kubernetes.io/",
 		Chains:    []Chains{{Names: forms("OVN-KUBE-*")}},
 		Tables:    []Table{{Name: "ovn-kubernetes", Families: []tableid.Family{tableid.Inet}}},
 		Kin:       []string{"ovnkube*"},
 		Processes: []string{"ovnkube"},
-		Heals:     "node ports within minutes; the rest at its next start",
+		Heals:     "node ports within minutes, the rest at its next start",
 		Removes:   ByName,
 		Breaks:    "node ports, external addresses and egress addresses",
 	},
@@ -211,7 +211,7 @@ var networks = []Owner{
 		Breaks:    "pods' way out, and policies of nodes",
 	},
 	{
-		Name: "ip-masq-agent", Title: "ip-masq-agent, that of GKE too", Preset: "ip-masq-agent",
+		Name: "ip-masq-agent", Title: "ip-masq-agent, also of GKE", Preset: "ip-masq-agent",
 		// A sync declares its chain and fills it in one restore; the last rule is MASQUERADE.
 		Source:    "ip-masq-agent cmd/ip-masq-agent/ip-masq-agent.go and its tests; --masq-chain names the chain",
 		Docs:      "https://kubernetes.io/docs/tasks/administer-cluster/ip-masq-agent/",
@@ -229,7 +229,7 @@ var networks = []Owner{
 		Docs:     "https://microk8s.io/docs",
 		Straight: byComment("generated for MicroK8s pods", "filter FORWARD"),
 		Heals:    "at its next start",
-		Breaks:   "pods' traffic where FORWARD drops",
+		Breaks:   "pods' traffic if FORWARD drops",
 	},
 	{
 		Name: "kube2iam", Title: "kube2iam and kiam", Preset: "kube2iam",
@@ -238,7 +238,7 @@ var networks = []Owner{
 		Straight:  unsigned(straight("nat", "PREROUTING", "-d 169.254.169.254/32 -i <interface> -p tcp -m tcp --dport 80 -j DNAT --to-destination <address>")),
 		Processes: []string{"kube2iam", "kiam"},
 		Heals:     "at its next start",
-		Breaks:    "the cloud's roles of pods: these get the node's instead",
+		Breaks:    "cloud roles: pods get the node's",
 	},
 	{
 		Name: "node-local-dns", Title: "NodeLocal DNSCache", Preset: "node-local-dns",
@@ -262,7 +262,7 @@ var networks = []Owner{
 		Kin:       []string{"node-cache"},
 		Heals:     "within a minute",
 		Removes:   ByName,
-		Breaks:    "NOTRACK of DNS, and DNS itself where INPUT drops",
+		Breaks:    "NOTRACK of DNS, and DNS if INPUT drops",
 	},
 	{
 		Name: "wg-quick", Title: "wg-quick and its PostUp",

@@ -53,9 +53,9 @@ type Trial string
 
 // The origins of rules.
 const (
-	BySource  Trial = "as its source writes them" // of a row that says nothing
-	BySaved   Trial = "saved on nodes of its users"
-	ByProgram Trial = "written by the program itself"
+	BySource  Trial = "source"  // written as its source does; of a row that says nothing
+	BySaved   Trial = "nodes"   // saved on nodes of its users
+	ByProgram Trial = "program" // written by the program itself
 )
 
 // TriedWith returns where the rules come from with which tests try the row.
@@ -66,9 +66,9 @@ type Removal string
 
 // The ways to remove rules.
 const (
-	ByName     Removal = "by name"                  // rule by rule, or named chains in one restore
-	ByFlush    Removal = "by a flush of its chains" // iptables -F CHAIN, and then -X
-	WholeTable Removal = "by a restore of the whole table"
+	ByName     Removal = "name"  // rule by rule, or named chains in one restore
+	ByFlush    Removal = "flush" // iptables -F CHAIN, and then -X
+	WholeTable Removal = "table" // iptables-restore of all of a table
 )
 
 // Chains are chains of one owner that it treats alike.

@@ -81,7 +81,7 @@ func own(m *machine, o owner) {
 	m.Helper()
 	for _, row := range owners.Named(o.preset) {
 		if row.TriedWith() != owners.ByProgram {
-			m.Errorf("the table of owners says of %s that tests flush rules %s", row.Name, row.TriedWith())
+			m.Errorf("the table of owners says of %s that tests flush rules from %s", row.Name, row.TriedWith())
 		}
 	}
 	m.reset()
