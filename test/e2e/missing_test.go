@@ -61,8 +61,12 @@ func TestJumpDeletedOnABusyNode(t *testing.T) {
 			if len(s.Flushes) != 1 || s.Flushes[0].Outcome != api.WaitingOwner || s.Families[rules.IPv4][rules.Nat] != canary.JumpsMissing || s.Healthy {
 				return fmt.Errorf("%s: %v, %+v", s.Headline, s.Families, s.Flushes)
 			}
-			if since := s.LossSince; since.Before(began) || since.After(time.Now()) {
-				n.Errorf("missing since %s, deleted between %s and %s", since, began, deleted)
+			first := began
+			if waiting := s.Flushes[0]; waiting.Bound() { // the commit that deleted it is not known yet
+				first = waiting.LastInForce
+			}
+			if since := s.LossSince; since.Before(first) || since.After(time.Now()) {
+				n.Errorf("missing since %s, in force until %s, deleted between %s and %s", since, first, began, deleted)
 			}
 			seen = time.Now()
 			return nil
