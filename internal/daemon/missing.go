@@ -187,8 +187,12 @@ func (d *Daemon) followMissing(ctx context.Context, st *state, id rules.TableID,
 		c := d.charge(st, id, m.alone(id), x.Seen)
 		if w, found := q.LastTaker(c); found {
 			by := api.CulpritOf(w)
+			first := m.by == nil
 			m.since, m.inForce, m.by = w.Time, time.Time{}, &by
-			if m.noticed.Before(m.since) { // it came back and was deleted again between two reads
+			switch late := m.noticed.Before(m.since); {
+			case late && first: // the commit was heard of after the read that missed the rule
+				m.since = m.noticed
+			case late: // it came back and was deleted again between two reads
 				m.noticed = time.Now()
 			}
 		} else if !known {
