@@ -144,7 +144,7 @@ func sentencesOfMarkdown(name, text string) []sentence {
 		case m != "":
 			b.end()
 			b.add(i+1, lines[i][len(m):])
-		case strings.HasPrefix(lines[i], "    ") && len(b.lines) == 0 && breakable(line) && !item.MatchString(line):
+		case strings.HasPrefix(lines[i], "    ") && len(b.lines) == 0 && !item.MatchString(line):
 			// code that is indented
 		default:
 			b.add(i+1, strings.TrimPrefix(line, "> "))
@@ -186,7 +186,7 @@ func (f goFile) program() bool {
 	return !strings.HasSuffix(f.name, "_test.go") && !strings.HasPrefix(f.name, "test/") && !strings.HasPrefix(f.name, "hack/") && !strings.Contains(f.name, "testkit/")
 }
 
-// sentencesOfGo returns the sentences of comments, help, errors and log lines of a Go file, by line.
+// sentencesOfGo returns the sentences of a Go file's comments, help, errors and log lines, by line.
 // Names are the variables and constants of its package that hold messages.
 func sentencesOfGo(f goFile, names map[string]bool) []sentence {
 	if ast.IsGenerated(f.File) {
@@ -231,8 +231,8 @@ func sentencesOfComment(b *block, files *token.FileSet, group *ast.CommentGroup)
 	b.end()
 }
 
-// sentencesOfStrings takes messages of log lines, texts of errors, and all other strings of cmd. A
-// string without a space is no sentence.
+// sentencesOfStrings takes the messages of log lines, the texts of errors, and all other strings of
+// cmd. A string without a space is no sentence.
 func sentencesOfStrings(b *block, f goFile, names map[string]bool) {
 	known := map[ast.Expr]kind{}
 	ast.Inspect(f.File, func(n ast.Node) bool {
