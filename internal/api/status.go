@@ -2,9 +2,9 @@
 // ([Flush]), and the requests and replies of the control socket. Their JSON is the contract of the
 // control socket, of /api/v1/status and of -o json.
 //
-// A client reads a Status first. It lists the last flush records in short; a [FlushRequest] fetches
-// one in full. The names of the other requests say their command, such as [PauseRequest] and
-// [RestoreRequest].
+// A client reads a Status first. It lists the last flush records; a [FlushRequest] fetches one with
+// its lost rules and command lines. The names of the other requests say their command, such as
+// [PauseRequest] and [RestoreRequest].
 //
 // Errors that both sides of the socket distinguish are [ErrNoGeneration], [ErrNoFlush],
 // [ErrAlreadyRunning] and [ErrTooManyWatchers]. All types are values.

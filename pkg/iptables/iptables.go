@@ -2,8 +2,8 @@
 // kernel. It finds the backend, reads tables, and restores them under guard.
 //
 // [Open] finds the backend, iptables-nft or iptables-legacy, and its programs ([Choose] decides by
-// the rules of both). The [Kernel] that it returns has three ways to look, each more expensive than
-// the one before:
+// the content of both). The [Kernel] that it returns has three ways to look, each more expensive
+// than the one before:
 //
 //   - [Kernel.Stamp] returns a number that moves with each change. It reads no rule.
 //   - [Kernel.Probe] reads a few chains.
