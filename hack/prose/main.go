@@ -1,8 +1,11 @@
 // Prose checks the words of the project: comments and texts of Go files, and Markdown. It reports
-// words that docs/architecture.md has retired, and lines that are wider than 100 columns.
+// words that docs/architecture.md has retired, lines that are wider than 100 columns, and patterns
+// of sentences that are more frequent in 1,000 words than their ceilings allow.
 //
-//	go run ./hack/prose            report; the exit code is 1 if there is something
-//	go run ./hack/prose -w FILE.md wrap the paragraphs of these Markdown files
+//	go run ./hack/prose                    report; the exit code is 1 if there is something
+//	go run ./hack/prose -w FILE.md         wrap the paragraphs of these Markdown files
+//	go run ./hack/prose -count [PATH]      print the counts of all patterns, or -o json
+//	go run ./hack/prose -count -v PATTERN  print file, line and sentence of each hit of a pattern
 package main
 
 import (
@@ -17,11 +20,17 @@ import (
 
 func main() {
 	write := flag.Bool("w", false, "wrap the paragraphs of the Markdown files that are named")
+	counted := flag.Bool("count", false, "print counts of patterns in 1,000 words, of all files or those under the paths that are named")
+	pattern := flag.String("v", "", "with -count: print each hit of this `pattern`")
+	output := flag.String("o", "text", "with -count: text or json")
 	flag.Parse()
 	var err error
-	if *write {
+	switch {
+	case *write:
 		err = rewrap(flag.Args())
-	} else {
+	case *counted:
+		err = showCounts(os.Stdout, *output, *pattern, flag.Args())
+	default:
 		err = report(os.Stdout)
 	}
 	if err != nil {
@@ -47,30 +56,72 @@ func rewrap(files []string) error {
 	return nil
 }
 
-var errFound = errors.New("words or lines to mend, see above")
+// A file is one that git knows.
+type file struct {
+	name string
+	text []byte
+}
 
-// report writes a line for each finding in the files that git knows.
-func report(w io.Writer) error {
+// files returns the files of Go and Markdown that git knows.
+func files() ([]file, error) {
 	out, err := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.go", "*.md").Output()
 	if err != nil {
-		return fmt.Errorf("listing the files: %w", err)
+		return nil, fmt.Errorf("listing the files: %w", err)
 	}
-	found := false
+	var all []file
 	for name := range strings.SplitSeq(strings.TrimRight(string(out), "\x00"), "\x00") {
 		text, err := os.ReadFile(name)
 		if errors.Is(err, os.ErrNotExist) {
 			continue // deleted, and git does not know yet
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
-		for _, line := range check(name, text) {
-			found = true
-			fmt.Fprintln(w, line)
-		}
+		all = append(all, file{name, text})
 	}
-	if found {
-		return errFound
+	return all, nil
+}
+
+// showCounts writes the counts of the files under some paths, or of all. Only the counts of all can
+// be above a ceiling.
+func showCounts(w io.Writer, output, pattern string, under []string) error {
+	all, err := files()
+	if err != nil {
+		return err
+	}
+	found, err := sentences(all, under)
+	if err != nil {
+		return err
+	}
+	t := count(found)
+	if err := t.show(w, output, pattern); err != nil {
+		return err
+	}
+	if above := t.above(); len(under) == 0 && len(above) > 0 {
+		return errors.New(strings.Join(above, "\n"))
 	}
 	return nil
+}
+
+var errFound = errors.New("words, lines or sentences to mend, see above")
+
+// report writes a line for each finding in the files that git knows.
+func report(w io.Writer) error {
+	all, err := files()
+	if err != nil {
+		return err
+	}
+	var lines []string
+	for _, f := range all {
+		lines = append(lines, check(f.name, f.text)...)
+	}
+	found, err := sentences(all, nil)
+	if err != nil {
+		return err
+	}
+	if lines = append(lines, count(found).above()...); len(lines) == 0 {
+		return nil
+	}
+	fmt.Fprintln(w, strings.Join(lines, "\n"))
+	return errFound
 }

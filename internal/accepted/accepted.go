@@ -1,5 +1,12 @@
-// Package accepted knows what canaryd accepts as an owner's doing and says all the same: large
-// removals, also in steps, and policies that close a chain.
+// Package accepted decides which changes by a rule's owner are reported although canaryd accepts
+// them: large removals, also in several steps, and policies of built-in chains that become DROP.
+//
+// The loop hands each learned removal to [List.Learn], and logs the removals that [List.Due]
+// returns at [List.At]. [List.Lately] lists them for a status. [Policies.Follow] compares the
+// policies of one table with those of the last read, and [Closings] logs the new ones. A [Removal]
+// says how much a table lost, and makes the flush record of a large removal.
+//
+// No function fails. The values belong to the loop's goroutine.
 package accepted
 
 import (

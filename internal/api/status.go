@@ -1,6 +1,13 @@
-// Package api has what canaryd shows and what it is asked: status, flush records, requests and
-// replies. Their JSON is the contract of the control socket, of /api/v1/status and of -o json. All
-// types are values.
+// Package api holds the types that canaryd exchanges with its clients: [Status], flush records
+// ([Flush]), and the requests and replies of the control socket. Their JSON is the contract of the
+// control socket, of /api/v1/status and of -o json.
+//
+// A client reads a Status first. It lists the last flush records; a [FlushRequest] fetches one with
+// its lost rules and command lines. The names of the other requests say their command, such as
+// [PauseRequest] and [RestoreRequest].
+//
+// Errors that both sides of the socket distinguish are [ErrNoGeneration], [ErrNoFlush],
+// [ErrAlreadyRunning] and [ErrTooManyWatchers]. All types are values.
 package api
 
 import (

@@ -1,5 +1,12 @@
-// Package baseline compares the generation with rules that an operator has confirmed, and says what
-// appeared since. Nothing that decides rests on it.
+// Package baseline compares the generation with rules that an operator has confirmed, and reports
+// rules that appeared since then. No decision about a flush depends on it.
+//
+// [Of] prepares the stored baseline, and takes up to 0.3 s, so call it outside of the loop.
+// [Known.Compare] compares one edition of the generation, at the time that [Known.CompareAt]
+// returns. [Known.Public], [Known.List] and [Known.AddTo] report the result in a status, a reply
+// and a flush record.
+//
+// A baseline that cannot be read is not used: Known.Err says why. A Known is for one goroutine.
 package baseline
 
 import (

@@ -1,4 +1,8 @@
-// Package cgroup reads how much memory the control groups of this process allow.
+// Package cgroup reads the memory limits of the control groups of this process.
+//
+// [MemoryLimit] returns the smallest limit, [Limit.HeapLimit] the limit for the Go runtime, and
+// [Room] the memory that is still free. An error joins the limits that could not be read; the
+// result then counts the others. Any goroutine may call the functions.
 package cgroup
 
 import (

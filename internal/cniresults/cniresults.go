@@ -1,7 +1,11 @@
-// Package cniresults reads the files in which libcni records attachments: one for each container,
-// network and interface, by default in /var/lib/cni/results. A container runtime (containerd,
-// CRI-O) writes a file after the plugins' ADD and removes it after their DEL. It writes in place,
-// so a read may find half a file.
+// Package cniresults reads the files in which libcni records attachments: one file for each
+// container, network and interface, by default in /var/lib/cni/results. A container runtime
+// (containerd, CRI-O) writes a file after the plugins' ADD and removes it after their DEL. It
+// writes in place, so a read may find half a file.
+//
+// [New] names the folder, and [Folder.Read] returns a [Reading] of it: the attachments and their
+// pods. An error means that the content is unknown, not that the folder is empty. A Folder is for
+// one goroutine; a Reading is a value.
 package cniresults
 
 import (

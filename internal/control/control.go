@@ -1,5 +1,12 @@
-// Package control is the control socket: its server, which serves only root and canaryd's own user,
-// and the client that canaryd's commands use.
+// Package control is the control socket of the daemon. The server serves only root and canaryd's
+// own user; canaryd's commands use the client.
+//
+// A daemon calls [Listen], then [Serve] with the handler that [NewHandler] makes of a [Controller].
+// A command calls the methods of a [Client]; each call is one connection.
+//
+// A Client's error wraps [ErrNoDaemon], [ErrForbidden], [ErrNotCanaryd] or [ErrEnded], or is a
+// [*RefusedError] with the daemon's own answer. A Client is a value that any goroutine may use, and
+// the server calls a Controller from many goroutines.
 package control
 
 import (

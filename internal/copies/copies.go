@@ -1,5 +1,13 @@
-// Package copies holds what the loop and the standby say to each other about copies of tables and
-// their gates, and has copies made on nft.
+// Package copies connects the loop with the standby: it defines their requests and answers about
+// copies of tables, keeps the loop's state of each gate, and implements the standby on nft.
+//
+// [OpenNFT] opens a [Standby]. [Standby.Follow] makes the copies follow the tables that ought to be
+// in force. After a flush [Standby.Gate] opens the gate of a copy, and shuts it once the rules are
+// back. [Standby.Release] deletes a copy. A [Gate] records when its gate was open and for which
+// flush, so that it never stays open for longer than [Most].
+//
+// Callers distinguish [ErrUnread], [ErrMoved] and [ErrOutdated], and the errors of pkg/standby.
+// Only the loop's goroutine calls a Standby and a Gate.
 package copies
 
 import (

@@ -1,4 +1,14 @@
-// Package culprit finds out which processes took what is lost, and which delete marks by name.
+// Package culprit finds out which processes took the lost rules, and which processes delete marks
+// by name.
+//
+// An [Inquiry] holds the evidence of one moment: the commits that the kernel reported, and the
+// processes that wrote. [Inquiry.AddWriters] puts the writers and the culprits into a flush record,
+// and [Inquiry.Answer] names the processes that caused one table's loss, a [Charge]. [Purges]
+// remembers which processes delete rules one by one, and which rules such a [Purge] took before it
+// reached the marks.
+//
+// Missing evidence is no error: the answer is nil, or says that messages were missed. The values
+// belong to the loop's goroutine.
 package culprit
 
 import (

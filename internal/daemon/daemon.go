@@ -1,5 +1,32 @@
-// Package daemon is canaryd without its flags: the one loop from hint to proof,
-// and its faces: metrics, HTTP, control socket, journal.
+// Package daemon is canaryd without its flags: one loop that notices a flush, replays the lost
+// rules, and proves them.
+//
+// [New] makes a [Daemon] from a [Config], and [Daemon.Run] runs it until its context ends.
+// [Daemon.Status], [Daemon.Look], [Daemon.Watch] and [Daemon.Flush] report; [Daemon.Restore],
+// [Daemon.Pause], [Daemon.Drill], [Daemon.Dismiss] and [Daemon.Cleanup] act. [Daemon.Alive] says
+// whether the loop hangs. The servers of internal/control, internal/web and internal/sdnotify call
+// these methods.
+//
+// The loop is one goroutine with one state. The table of chores (newChores) lists its steps in the
+// order of their urgency, and the loop runs the first step that is due. A flush takes this way:
+//
+//   - A hint of pkg/watch or the poll interval wakes the loop, and lookEverywhere probes the marks.
+//   - take receives the finding of each table and sets its verdict. A loss opens a flush record
+//     (openLoss).
+//   - The standby opens its copy of nat, so that new connections reach their services meanwhile.
+//   - heal waits until the flusher is quiet (settle). Then a reload.Replayer reads, writes and
+//     proves all tables of iptables; healNative does the same for native tables; small ones that
+//     were deleted go into the first transaction (rider).
+//   - concludeHeal takes up the result: it closes the record, or plans another try.
+//   - examine reads the tables again and learns the changes of their owners, rotate gives the marks
+//     new nonces, and save writes generation and marks to disk.
+//
+// In observe mode and in a pause heal records the loss and writes nothing.
+//
+// A problem of a step is logged and tried again, and the status shows it; Run returns nil when its
+// context ends. Requests return the errors of internal/api, such as [api.ErrNoGeneration]. Run a
+// Daemon once. Any goroutine may call its other methods: they hand requests to the loop, or read
+// the published status.
 package daemon
 
 import (

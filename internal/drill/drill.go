@@ -1,5 +1,13 @@
-// Package drill knows what a drill takes, whether that explains a loss, how the drill ended, and
-// when the next one is due.
+// Package drill follows a drill: canaryd removes its own canary, or jumps, to show that it notices
+// and restores them.
+//
+// [New] makes a [Drill] of a request, and [Drill.What] names the objects that are to be removed.
+// After the removal [Drills.Begin] starts the drill. [Drill.Explains] reports whether the drill
+// caused a loss; [Drill.Answered] and [Drill.Lasts] return its result. [Drills.Plan] plans the
+// drills of --drill-every.
+//
+// New returns an error for a drill for real of any table but nat. The values belong to the loop's
+// goroutine; a client waits for Drill.Done and then reads the reply.
 package drill
 
 import (

@@ -1,5 +1,13 @@
-// Package flushes says what one flush took, in numbers, names and words, and keeps the records of
-// the last ones.
+// Package flushes describes one flush in numbers, names and words, and keeps the records of the
+// last flushes.
+//
+// [HitOf] counts the losses of one table, and [AddLoss] adds them to a record. [Accuse],
+// [AddCulprit] and [SettleCulprit] name the processes. [EndAbsence] ends the record, and [LogBack]
+// logs it. A [History] holds the last records, and [EntryOf] and [StoredFlush] convert a record for
+// the journal. [NewDiffWriter] and [NewNativeDiffWriter] write the lost rules as a diff of bounded
+// size.
+//
+// Records are values without locks: the loop's goroutine changes them, and readers get copies.
 package flushes
 
 import (

@@ -1,5 +1,10 @@
-// Package here says in which boot, network namespace and time canaryd runs, and sees to it that it
-// is the only one there.
+// Package here identifies the boot, the network namespace and the time in which canaryd runs, and
+// makes it the only canaryd of that namespace.
+//
+// A daemon calls [Exclude] first: its error wraps api.ErrAlreadyRunning if another canaryd runs.
+// [Identify] returns the identity that a stored generation is bound to. [Uptime] is a clock that
+// cannot be set; [CPUTime] and [ThreadCPU] measure canaryd's own cost. Any goroutine may call the
+// functions.
 package here
 
 import (

@@ -1,5 +1,12 @@
 // Package journal keeps records on disk, as lines of JSON in two files of bounded size. It writes
 // on a goroutine of its own, so that a slow or full disk delays no caller.
+//
+// Call [New], then [Journal.Load] for the entries of earlier runs, and [Journal.Run] on a
+// goroutine. [Journal.Keep] hands an entry to Run, and [Journal.Find] returns one. [Journal.Close]
+// ends Run after the last entry.
+//
+// Keep returns [ErrBusy] if too many entries wait, and Find [ErrNotFound]. Run reports each failed
+// write to its caller. Keep and Find may be called concurrently while Run works.
 package journal
 
 import (

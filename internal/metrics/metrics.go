@@ -1,6 +1,10 @@
-// Package metrics counts the daemon's work for Prometheus. Series that an alert compares with
-// their past exist from the first scrape on. The others appear with their first value that is not
-// 0, because a fleet pays for each series of each node.
+// Package metrics counts the daemon's work for Prometheus. Series that an alert compares with their
+// past exist from the first scrape on. The others appear with their first value that is not 0,
+// because a fleet pays for each series of each node.
+//
+// [NewMetrics] registers the metrics, and [Metrics] has one method for each event: Observe methods
+// count, Set methods record a state. NewMetrics panics if the registry has one of the metrics
+// already; nothing else fails. Any goroutine may call the methods.
 package metrics
 
 import (

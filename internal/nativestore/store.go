@@ -1,5 +1,14 @@
 // Package nativestore keeps generations of native nftables tables in the state folder, and puts
-// them back on request, with a daemon and without.
+// them back on request, with and without a daemon.
+//
+// A daemon calls [New], [Store.Load] at its start, and [Store.Save] after each change;
+// [Store.Prune] removes old generations. Commands call [Open], then [Store.CheckStored] to compare
+// the kernel with the folder, and [Store.RestoreStored] or [Store.RestoreGeneration] to write.
+// [Store.List] and [Store.Show] are for people.
+//
+// Callers distinguish [ErrNotProtected], [ErrOwnersNewer], [ErrNotInForce], [ErrOwnerWrote],
+// [ErrDevicesLeft] and [ErrNoNFTables]. Load returns the readable tables together with its error. A
+// Store is for one goroutine; only Show may be called by any.
 package nativestore
 
 import (

@@ -1,5 +1,13 @@
-// Package onrequest does what an operator asks for, with a daemon and without: it previews a
-// restore, wants agreement to what that takes away, records it, and cleans up.
+// Package onrequest carries out an operator's requests, with and without a daemon: restoring a
+// generation, and cleaning up.
+//
+// [Restore] previews a restore, requires agreement to the rules that it would remove, and writes
+// it; [ReplyOf] turns the result into a reply. [RemovalBy] and [KeepRemoval] record the removed
+// rules. [RemoveAll] removes canaryd's marks, and the protected rules if that is asked for;
+// [RemoveMade] deletes the empty tables that canaryd made.
+//
+// [ErrWhoseRules] refuses a cleanup that names no owner. The errors of pkg/reload are passed on.
+// The package keeps no state, but only one replay may run at a time.
 package onrequest
 
 import (

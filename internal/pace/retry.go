@@ -1,5 +1,13 @@
-// Package pace says how often: when what failed is tried again and logged again, and how much time
-// looking and giving memory back may take.
+// Package pace decides how often canaryd tries, looks and logs.
+//
+// A [Retry] is the time of the next try after a failure. A [Trouble] logs a lasting problem once,
+// and its end. A [Making] combines both for a table of canaryd's own that the kernel may refuse. A
+// [Budget] bounds the processor time of looks, and [Memory] plans when free memory returns to the
+// kernel.
+//
+// The package starts no timer: callers pass the present time, and sleep until the earliest time
+// ([Earliest]). No function fails. The values are for one goroutine; only [Shared] may be used by
+// any.
 package pace
 
 import (

@@ -1,5 +1,14 @@
-// Package pods knows the containers that CNI plugins attached: which are gone, of which rules came
-// back with a replay, and which were robbed of their rules while they live.
+// Package pods tracks the containers that CNI plugins attached. It knows the containers that are
+// gone, the rules of such containers that a replay put back, and the running containers that lost
+// their rules.
+//
+// [Watch.Read] reads libcni's files, and [Watch.HaveRules] notes which attachments the generation
+// has rules for. Before a replay [Watch.Gone] names the containers whose rules stay away; after it
+// [Watch.Leftovers] names those whose rules came back. [Watch.Follow] takes up a full read, and
+// [Watch.LostSince] returns a table's pods whose rules count as lost.
+//
+// If the files cannot be read, no container counts as gone. A Watch belongs to the loop's
+// goroutine.
 package pods
 
 import (

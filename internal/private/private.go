@@ -1,5 +1,10 @@
-// Package private makes folders and files that other users cannot read or change, and opens no
-// file that another user could have put there.
+// Package private reads and writes files that other users cannot change, and opens no file that
+// another user could have put there.
+//
+// [Folder] makes the folder. [Write] and [Stream] replace a file as a whole; [Summed] adds a
+// checksum. [Read] and [Open] open a file, and [SumHolds] verifies its checksum. A file of another
+// user is an error, and so is a folder that another user may change. Any goroutine may call the
+// functions.
 package private
 
 import (

@@ -1,5 +1,8 @@
 // Package sdnotify informs a service manager: that canaryd is ready, that it is alive, and how the
 // node is.
+//
+// Fill in a [Notifier] and call its Run once, next to the daemon. Run asks the daemon for its
+// status and whether its loop works. A message that cannot be sent is logged once, and is no error.
 package sdnotify
 
 import (

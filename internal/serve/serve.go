@@ -1,5 +1,9 @@
 // Package serve serves HTTP within bounds: a limited number of connections, each with a deadline.
-// It also finds out which process is at the other end of a Unix socket.
+// It also finds the process at the other end of a Unix socket.
+//
+// [Serve] runs a server until its context ends. [WriteCheck] and [WriteJSON] write answers;
+// [PeerOf] identifies a client. Serve returns nil after an orderly end, and else the error of the
+// server. Any goroutine may call the functions.
 package serve
 
 import (

@@ -1,5 +1,9 @@
 // Package severity gives log lines the levels that klog lacks. klog has information and errors;
-// syslog, journald and people also tell notices and warnings apart.
+// syslog, journald and people also distinguish notices and warnings.
+//
+// [Errors], [Warnings], [Notices] and [Infos] return a logger of that [Level]. A sink that
+// implements [Leveler] writes the level; any other sink writes the lines as klog's. The loggers may
+// be used by any goroutine.
 package severity
 
 import "github.com/go-logr/logr"

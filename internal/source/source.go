@@ -1,9 +1,13 @@
-// Package source loads the rules that files declare: a manifest of Kubernetes objects, and a
-// folder of the operator's own fragments. It checks them, and it watches the files.
+// Package source loads the rules that files declare: a manifest of Kubernetes objects, and a folder
+// of the operator's own fragments. It checks them, and it watches the files.
+//
+// [Load] loads a [Manifest] and a [RulesDir] once, into a value [Declared]. A daemon calls
+// [NewWatcher] instead, then [Watcher.Start], and [Watcher.Run] on a goroutine: [Watcher.Changes]
+// delivers each new declaration, and [Watcher.Problems] the broken files.
 //
 // If anything is wrong with a file, nothing of it is applied: the last good rules stay. A missing
-// or empty file or folder is wrong too: it never means "no rules". A file that is being written
-// is not read; see read for how that is noticed.
+// or empty file or folder is wrong too: it never means "no rules". A file that is being written is
+// not read; see read for how that is noticed.
 package source
 
 import (

@@ -1,5 +1,9 @@
-// Package terminal shows text of other processes without harm: escaped, in tables, in colours where
-// the writer is a terminal.
+// Package terminal shows text of other processes without harm: escaped, in tables, and in colours
+// where the writer is a terminal.
+//
+// [OnScreen] wraps a file, and marks it as a [Screen] if it shows colours. [Plain] escapes one
+// text, [Table] writes rows, and [JSON] writes a value. [Agreed] asks a question, and takes a
+// missing terminal for a no. The functions keep no state.
 package terminal
 
 import (

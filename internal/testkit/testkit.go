@@ -1,6 +1,10 @@
-// Package testkit knows the levels of tests: which tests the running level leaves to another one.
-// hack/progress counts these by themselves, and a test that is left is no failure in CI, which runs
-// all levels.
+// Package testkit knows the levels of tests, and waits for states. A level runs some tests and
+// leaves the others to another level. CI runs all levels, so that a left test is no failure there;
+// hack/progress counts left tests separately.
+//
+// [Until] waits for a state without a limit of its own, and [Pass] and [During] let time pass where
+// no state shows that something does not happen. [Large], [Size] and [LeaveTo] choose the tests of
+// the running level and their size.
 package testkit
 
 import (

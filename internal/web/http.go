@@ -1,5 +1,9 @@
-// Package web is what HTTP shows: metrics, health, readiness, and the status as JSON and as a page.
-// It changes nothing, and shows neither rules nor command lines.
+// Package web serves metrics, health, readiness, and the status as JSON and as a page over HTTP. It
+// changes nothing, and shows neither rules nor command lines.
+//
+// [NewHTTPHandler] makes the handler. [Listening] serves it at an address, and waits as long as
+// another process uses the port; [ServeHTTP] serves it on a listener. An address that can never be
+// used is an error of [Listening.Run]. Any goroutine may use the handler.
 package web
 
 import (

@@ -1,19 +1,19 @@
-// Package canary answers one question: is the generation still in force? It says which marks to
-// plant, what a probe shows of them, and what became of a table that was read.
+// Package canary answers one question: is the generation still in force? It defines the marks to
+// plant, evaluates a probe of them, and judges a table that was read.
 //
-// A flush does not say what it removed. So each table gets a [Mark]: a canary, which is a chain
-// with one rule that holds a [Nonce], and a witness with the same nonce in each built-in chain
-// that holds jumps. They do nothing to packets. [Marks] are those of all tables: Places says
-// what to probe, Standing and Verdicts say what a probe shows.
+// The kernel does not report which rules a flush removed. So each table gets a [Mark]: a canary,
+// which is a chain with one rule that holds a [Nonce], and a witness with the same nonce in each
+// built-in chain that holds jumps. They do nothing to packets. [Marks] hold the marks of all
+// tables: Places lists the chains to probe, and Standing and Verdicts evaluate the probe.
 //
-// Standing marks do not prove that nothing changed, and lost marks do not say what is missing.
-// [Judge] does: it compares what is [Wanted] of a table with what a read has [Seen], and returns
-// a [Finding] with a [Verdict]. It separates a flush from a decision of the rules' owner, which
-// may delete its own rules. [Verdict.Loss] says which verdicts are losses. [Covers] says whether
-// an owner has put its rules back by itself.
+// Present marks do not prove that nothing changed, and lost marks do not show which rules are
+// missing. [Judge] does: it compares the [Wanted] content of a table with the content that a read
+// has [Seen], and returns a [Finding] with a [Verdict]. It separates a flush from a decision of the
+// rules' owner, which may delete its own rules. [Verdict.Loss] says which verdicts are losses.
+// [Covers] says whether an owner has put its rules back by itself.
 //
-// The package has values and pure functions only, without I/O and without a clock: the caller
-// sets what depends on time, such as Seen.Over. Many goroutines may use it. A table that could
+// The package has values and pure functions only, without I/O and without a clock: the caller sets
+// the values that depend on time, such as Seen.Over. Many goroutines may use it. A table that could
 // not be read is [Unknown], with the error in Finding.Err: it is neither intact nor lost.
 package canary
 

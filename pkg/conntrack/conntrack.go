@@ -1,17 +1,18 @@
 // Package conntrack ends flows that began while nat rules were missing.
 //
-// The kernel asks nat once per flow, at its first packet, and keeps the answer as long as packets
-// come. A UDP client that first asked a service during an outage, and keeps its port, therefore
-// gets no answer long after the rules are back. SCTP behaves the same. A TCP client repeats its
-// SYN for two minutes, and each SYN keeps the entry without a translation alive. Once the entry
-// is deleted, the next packet is a first one.
+// The kernel consults nat once per flow, at its first packet, and keeps the answer as long as
+// packets arrive. A UDP client that first called a service during an outage, and keeps its port,
+// therefore gets no answer long after the rules are back. SCTP behaves the same. A TCP client
+// repeats its SYN for two minutes, and each SYN keeps the entry without a translation alive. Once
+// the entry is deleted, the next packet is a first one.
 //
 // A TCP flow that has seen an answer is a connection, wherever it leads, and never ended.
 //
-// [Kernel.Look] reads the node's addresses, rules.Generation.Translations says what the nat rules
-// do on it, and [Kernel.Sweep] ends the flows that these [Rules] would treat otherwise. The zero
-// Kernel is ready, and any number of goroutines may use it; Rules are for one at a time. After
-// an error, [Deleted] still counts what was ended.
+// [Kernel.Look] reads the node's addresses. rules.Generation.Translations computes how the nat
+// rules translate on that node, and [Kernel.Sweep] ends the flows that these [Rules] would
+// translate differently. After an error, [Deleted] still counts the ended flows.
+//
+// The zero Kernel is ready, and any number of goroutines may use it; Rules are for one at a time.
 package conntrack
 
 import (

@@ -102,8 +102,8 @@ func (e Evidence) Total(backend Backend) Count {
 // may still decide the backend.
 func (e Evidence) Empty() bool { return e.Total(NFT).weight() == 0 && e.Total(Legacy).weight() == 0 }
 
-// Prefer makes evidence for neither backend one for that which was guarded before in
-// this boot: a flush took everything else that showed it. "" is none.
+// Prefer returns evidence for the backend that canaryd guarded before in this boot, if the tables
+// are empty: a flush took the rules that showed the backend. An empty before changes nothing.
 func (e Evidence) Prefer(before Backend) Evidence {
 	if before != "" && e.Empty() {
 		e.Backend, e.Reason = before, fmt.Sprintf("iptables' tables hold no rules, and canaryd guarded %s before in this boot", before)

@@ -1,28 +1,28 @@
-// Package iptables is the only place that executes iptables or asks the kernel about its
-// tables: which backend, what a table holds, one guarded restore.
+// Package iptables is the only package that executes iptables or reads iptables' tables from the
+// kernel. It finds the backend, reads tables, and restores them under guard.
 //
-// [Open] finds the backend, iptables-nft or iptables-legacy, and its programs ([Choose] decides
-// by what both hold). Of the [Kernel] that it returns there are three ways to look, each dearer
+// [Open] finds the backend, iptables-nft or iptables-legacy, and its programs ([Choose] decides by
+// the content of both). The [Kernel] that it returns has three ways to look, each more expensive
 // than the one before:
 //
-//   - [Kernel.Stamp]: did anything move? One number, and no rule is read.
-//   - [Kernel.Probe]: what do these few chains hold?
-//   - [Kernel.Read]: everything, as a [Snapshot]. On nft it costs what changed since the last
-//     one.
+//   - [Kernel.Stamp] returns a number that moves with each change. It reads no rule.
+//   - [Kernel.Probe] reads a few chains.
+//   - [Kernel.Read] reads everything, as a [Snapshot]. On nft it reads only the changes since the
+//     last Snapshot.
 //
-// Writing is a [Session] from [Kernel.Begin]: read, compose a [Payload] of [Script], Restore.
-// What Restore writes rests on what Read returned, or [Written] says that it does not: legacy
-// holds the xtables lock meanwhile, nft compares the genid. [Sets] makes what rules need and no
-// table holds: ipsets and nfacct objects. A [Keeper] keeps NAT registered while rules are
-// missing.
+// To write, take a [Session] from [Kernel.Begin], read, compose a [Payload] of [Script], and call
+// Restore. Legacy holds the xtables lock from the read to the write, and nft compares the genid.
+// [Written] says if another process wrote in between all the same. [Sets] make objects that rules
+// need and no table holds: ipsets and nfacct objects. A [Keeper] keeps NAT registered while rules
+// are missing.
 //
-// Nothing is created by looking. A Kernel's methods may be called concurrently; a Session is
-// for one goroutine.
+// Looking creates nothing. A Kernel's methods may be called concurrently; a Session is for one
+// goroutine.
 //
-// What cannot be read is an error or in Snapshot.Unreadable, and is unknown; a table in neither
-// Tables nor Unreadable does not exist. Callers decide by [ErrLocked], [ErrNoFamily], the
-// errors of pkg/nft (ErrStale, ErrPermission), and a refused restore, a [*RestoreError] with
-// its [Reason].
+// A table that cannot be read is an error or in Snapshot.Unreadable, and is unknown; a table in
+// neither Tables nor Unreadable does not exist. Callers distinguish [ErrLocked], [ErrNoFamily], the
+// errors of pkg/nft (ErrStale, ErrPermission), and a refused restore, a [*RestoreError] with its
+// [Reason].
 //
 // The package iptablestest has the same in memory, for tests; users declare the two or three
 // methods that they need.

@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// heard sends the commits of a subscription in words, until that which made chain LAST, or until
-// some were missed.
+// heard sends the commits of a subscription in words, until a commit makes chain LAST, or until
+// commits were missed.
 func heard(t *testing.T, s *nft.Subscription) <-chan []string {
 	t.Helper()
 	all := make(chan []string, 1)

@@ -1,10 +1,17 @@
-// Package owners is the table of the programs that write rules for good: one row an [Owner].
+// Package owners is the table of the programs that write rules for good: one row for each [Owner].
 //
 // A row has the names of the owner's chains, the rules that it writes into built-in chains itself,
-// its native nftables tables, its processes, and its ways: when it empties a
-// chain, how it removes rules, whether it writes them again by itself. Presets of --protect, the
-// judges of lost rules, the words for a native table and docs/presets.md read this table; no other
-// package keeps such knowledge. The package does no I/O, and its values do not change.
+// its native nftables tables, its processes, and its habits: when it empties a chain, how it
+// removes rules, whether it writes them again by itself. Presets of --protect, the judges of lost
+// rules, the words for a native table and docs/presets.md read this table; no other package keeps
+// such knowledge.
+//
+// [All] lists the rows. [OfChain], [OfRule] and [OfTable] find the owner of an object, and [Named]
+// the rows of a word of --protect. [HabitsOf] and [EmptyingOf] return the habits of one table or
+// chain, and [WritesTable] and [WritesChain] match a process with its objects.
+//
+// The package does no I/O. A missing owner is no error: the functions return false or nothing. The
+// values do not change, so that any goroutine may read them.
 package owners
 
 import (

@@ -1,8 +1,14 @@
-// Package protect says what canaryd guards: which tables, which chains and which rules of
-// built-in chains, by owner. A preset names the rules of one owner, such as kube-proxy or CNI
-// plugins, and a word rule: names single rules; a [Selector] is the value of --protect. The package
-// does no I/O. Its values do not change after they were made, so that many goroutines may use them
-// at a time.
+// Package protect decides which tables, chains and rules of built-in chains canaryd guards, by
+// owner.
+//
+// [Split] and [NewSelector] parse the value of --protect. A preset names the rules of one owner,
+// such as kube-proxy or CNI plugins, and a word rule: names single rules. [Selector.Protection]
+// extracts the protected part of iptables' tables; [Selector.ProtectsTable] reports whether a
+// native table is protected. [UnguardedIn] lists rules that nothing guards, and [Propose] the words
+// that would guard them. [Attachments] and [Lacking] find the rules of single containers.
+//
+// NewSelector returns an error for a word that it does not know. The package does no I/O. Its
+// values do not change after they were made, so that many goroutines may use them at a time.
 package protect
 
 import "github.com/canaryd/canaryd/pkg/rules"

@@ -11,9 +11,9 @@ import (
 )
 
 // TestAPodThatCameDuringTheOutageKeepsNobodyOut: between flush and replay one of
-// many owners writes its rules to the chain that all share. The others' come back
-// next to them, in the order in which they stood, but for those of whom the owner
-// has gone; what stands is kept, also that which comes at the last moment.
+// many owners writes its rules to the chain that all share. The replay adds the others' rules next
+// to them, in their old order, but not the rules of an owner that has gone. It keeps every present
+// rule, even a rule that was written at the last moment.
 func TestAPodThatCameDuringTheOutageKeepsNobodyOut(t *testing.T) {
 	for _, test := range []struct {
 		name    string

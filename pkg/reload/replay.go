@@ -1,57 +1,57 @@
 // Package reload puts a generation back and proves it. It learns generations from the kernel, plans
 // and writes replays under guard, and keeps generations on disk.
 //
-// An [Examiner] judges a full read by a [Job]. The job says what ought to be in force: the
-// generation, the marks, and the memory of earlier tries for the same loss. What an owner decided
+// An [Examiner] judges a full read by a [Job]. The job holds the rules that ought to be in force:
+// the generation, the marks, and the memory of earlier tries for the same loss. An owner's decision
 // goes into [Learned], and so into the next generation. A [Replayer] writes: Plant makes marks,
-// Heal puts back what is lost, Rotate renews the marks, and Force restores a generation that an
-// operator names. PreviewHeal and PreviewForce return what Heal and Force would change. Each write
-// returns a [Result] with an [Outcome] for each family. Its marks, its [Quarantine] and its
-// findings go into the next Job. A [Store] keeps generations and state on disk, and a [Limiter]
+// Heal puts back lost rules, Rotate renews the marks, and Force restores a generation that an
+// operator names. PreviewHeal and PreviewForce return the changes that Heal and Force would make.
+// Each write returns a [Result] with an [Outcome] for each family. Its marks, its [Quarantine] and
+// its findings go into the next Job. A [Store] keeps generations and state on disk, and a [Limiter]
 // says when the next replay may begin.
 //
 // Jobs and results are values, and nothing is kept between calls: the caller is one loop that owns
 // its state. A Replayer may be copied, but only one replay at a time may run.
 //
 // An error of a Replayer's method means that no session could begin, and that nothing was read or
-// written (iptables.ErrLocked). What became of a family is in its [FamilyResult]: Outcome says how
-// it ended, and Err what went wrong first; callers distinguish [ErrUnproved], and three
-// errors of a Store: [ErrNothingStored], [ErrForeign] and [ErrNewer].
+// written (iptables.ErrLocked). A [FamilyResult] holds the Outcome of one family, and its first
+// error in Err; callers distinguish [ErrUnproved], and three errors of a Store: [ErrNothingStored],
+// [ErrForeign] and [ErrNewer].
 //
-// What a replay guarantees while owners go on writing:
+// Guarantees of a replay while owners go on writing:
 //
 //   - On nft, directly: the kernel takes the transaction only if no commit followed the read that
 //     it rests on, because it compares the genid itself. It writes all tables of both families or
 //     none. A long replay has two transactions: filter and mangle of both families, then nat.
 //   - On nft, by iptables-restore: canaryd compares the genid before it starts the program, and
 //     counts it afterwards. Each table is a transaction of its own. A commit in between makes the
-//     replay raced, and canaryd asks kube-proxy for a full sync. What another owner wrote to a
-//     replayed chain in those milliseconds, and does not write again, can be lost.
+//     replay raced, and canaryd asks kube-proxy for a full sync. A rule that another owner wrote to
+//     a replayed chain in those milliseconds, and does not write again, can be lost.
 //   - On legacy: canaryd holds the xtables lock from read to proof. It notices a writer that
 //     ignores the lock before the restore, but not during it.
 //
 // A replay is done only when a read after it shows every table as planned. If a flush may have
 // removed rules of kube-proxy, canaryd makes it do a full sync after the replay, so that its newest
-// rules stand in the end.
+// rules are in force in the end.
 //
-// What a replay does not guarantee:
+// Limits of a replay:
 //
-//   - If other processes commit between read and restore five times in a row, the next write
-//     rests on an old read, and counts as raced.
+//   - If other processes commit between read and restore five times in a row, the next write rests
+//     on an old read, and counts as raced.
 //   - Rules that were removed less than 2 s before a flush, and on legacy rules that were written
-//     less than 250 ms before it, are not learned yet. The older state comes back, and stays
-//     unless its owner is kube-proxy or checks its rules.
-//   - CNI plugins write once, rule by rule. What one removes between flush and replay comes back
-//     if the flush deleted chains as well, or if the rule led to no chain of its own. What one
-//     adds stays, and chains that Protection.Piecewise names get the missing rules of the others
-//     next to it. Any other chain that holds rules again stays as its owner wrote it.
-//   - Where saved rules replaced a table, everything protected becomes what it was before, even
-//     what an owner wrote in between; the same holds if they are flushed before the replay (see
+//     less than 250 ms before it, are not learned yet. The replay restores the older state, which
+//     stays unless its owner is kube-proxy or checks its rules.
+//   - CNI plugins write once, rule by rule. A rule that a plugin removes between flush and replay
+//     is put back if the flush deleted chains as well, or if the rule led to no chain of its own. A
+//     rule that it adds stays, and chains that Protection.Piecewise names get the missing rules of
+//     the others next to it. Any other chain that holds rules again stays as its owner wrote it.
+//   - Where saved rules replaced a table, everything protected returns to its state before, and an
+//     owner's writes in between are lost; the same holds if they are flushed before the replay (see
 //     Memory). A file that was saved after the last change but one, and before the marks were
 //     renewed, counts as its owner's decision. Marks are renewed 200 ms after a change, 10 s after
 //     single commands removed rules and no process added any, or every 10 s while changes go on.
-//   - A kube-proxy that noticed a flush may miss a second one, if its own full sync ends more
-//     than 15 s after the replay.
+//   - A kube-proxy that noticed a flush may miss a second one, if its own full sync ends more than
+//     15 s after the replay.
 //   - An owner that checks for its jump and inserts it in two commands, with a replay in between,
 //     leaves the jump doubled; see RemoveDoubles.
 package reload

@@ -1,27 +1,27 @@
-// Package rules holds a complete set of firewall rules as a value: it parses what iptables-save
-// prints, compares, renders and digests it. It does no I/O and reads no clock.
+// Package rules holds a complete set of firewall rules as a value: it parses the output of
+// iptables-save, and compares, renders and digests rules. It does no I/O and reads no clock.
 //
 // The way through it:
 //
-//   - [Parse] reads what one family's tables hold: a [Ruleset] of [Table], [Chain] and [Rule].
-//     [ParseFragment] reads what an operator declares.
+//   - [Parse] reads the tables of one family: a [Ruleset] of [Table], [Chain] and [Rule].
+//     [ParseFragment] reads an operator's declared rules.
 //   - A [Protection] says which chains are protected, and extracts a [Section] of a table: the
 //     protected chains and the jumps into them.
-//   - Sections by table are a [Generation], the complete set of rules that ought to be in
-//     force. Its ID is a digest.
+//   - Sections by table are a [Generation], the complete set of rules that ought to be in force.
+//     Its ID is a digest.
 //   - [Diff] lists the differences between two sections. [Rule.Equal] reports whether two rules
 //     mean the same, however they are spelled. [Render] writes text for iptables-restore.
-//   - [Generation.Translations] takes a flow's first packet through the nat rules. A
-//     [Baseline] says what appeared since an operator confirmed a generation.
+//   - [Generation.Translations] takes a flow's first packet through the nat rules. A [Baseline]
+//     lists the rules that appeared since an operator confirmed a generation.
 //
-// Everything is a value. Chains and rules are shared between values and never changed in place,
-// so that what did not change is the same memory, and comparing it costs next to nothing.
-// Values may be read by many goroutines at a time. A [Baseline] and [Translations] remember
-// what they computed: each is for one goroutine at a time.
+// Everything is a value. Chains and rules are shared between values and never changed in place. So
+// an unchanged part is the same memory, and comparing it costs next to nothing. Values may be read
+// by many goroutines at a time. A [Baseline] and [Translations] remember results: each is for one
+// goroutine at a time.
 //
-// A text that is no part of the format is a [*ParseError]. A rule whose text may not be written
-// back as it stands is not an error, but opaque: it keeps its place and is compared, and
-// [Render] leaves it out.
+// A text that does not follow the format is a [*ParseError]. A rule whose text may not be written
+// back unchanged is not an error, but opaque: it keeps its place and is compared, and [Render]
+// leaves it out.
 package rules
 
 import (

@@ -1,30 +1,30 @@
-// Package standby keeps a copy of the translating part of a nat table in a table of canaryd's own,
-// which translates while the rules of the real one are being put back.
+// Package standby keeps a copy of the translating part of a nat table in a table of canaryd's own.
+// The copy translates while the rules of the real table are being restored.
 //
-// A [Copy] is made by [Translate] from the raw objects of the protected table; it is a value, and
-// making it asks nothing. A [Standby] writes it into the kernel: one table for each table that is
-// copied, owned by one lasting socket (NFT_TABLE_F_OWNER, Linux 5.12). `nft flush ruleset` passes
-// such a table over, no other process can change it, and it vanishes with the socket, also when
-// the process is killed.
+// [Translate] makes a [Copy] from the raw objects of a protected iptables table, and
+// [TranslateNative] from a native table. A Copy is a value; making it sends no request to the
+// kernel. [Dial] opens a [Standby], and [Standby.Put] writes a Copy into the kernel: one table for
+// each copied table, owned by one lasting socket (NFT_TABLE_F_OWNER, Linux 5.12). `nft flush
+// ruleset` spares such a table, no other process can change it, and it vanishes with the socket,
+// even if the process is killed.
 //
-// The copy's base chains stand one behind the real ones, at priority +1. Of nat chains at one hook
-// the first that translates ends the walk. So while the real table translates, the copy is not
-// asked. A copy is shut: no packet gets behind the gate in front of a base chain. [Standby.Open]
-// opens hooks, without a transaction where it can, and [Standby.Shut] shuts them all. Opened is
-// what has lost something, not more and not always: an open copy translates what an exemption of
-// another owner's lets pass, and keeps a service alive that its owner removed. [Copy.Openable] says
-// what may be opened. A [Misses] hears of packets that the real table did not translate and the
-// copy would.
+// The copy's base chains are one step behind the real ones, at priority +1. The first nat chain of
+// a hook that translates a packet ends the walk, so the copy sees no packet that the real table
+// translates. A gate in front of each base chain is shut: no packet passes it.
 //
-// What the copy does not know as well as the real table it does not translate: packets that come to
-// such a rule are accepted as they are. A flow is translated as the whole real table would have,
-// or not at all.
+// After a flush [Copy.Probe] finds the hooks that lost rules, and [Copy.Openable] those hooks that
+// may be opened. [Standby.Open] opens them, without a transaction where it can, and [Standby.Shut]
+// shuts all. Open a hook only if it lost something, and not for ever. An open copy translates
+// packets that another owner's rule exempts, and keeps a service alive that its owner removed.
+// [Misses] report packets that the real table did not translate and the copy would.
 //
-// Of a native table [TranslateNative] makes a copy with the same objects.
+// The copy does not translate a packet for which it knows the rules less well than the real table:
+// it accepts such a packet. A flow is translated as the whole real table would translate it, or not
+// at all.
 //
-// Callers decide by [ErrUnavailable], [ErrKernel], [ErrTaken], [ErrMemory], [ErrOutdated] and
-// [ErrNotBuilt], and by the errors of package nft. A standby that fails is never a reason to put
-// off a replay.
+// Callers distinguish [ErrUnavailable], [ErrKernel], [ErrTaken], [ErrMemory], [ErrOutdated] and
+// [ErrNotBuilt], and the errors of package nft. A standby that fails is never a reason to delay a
+// replay.
 //
 // A Copy may be shared between goroutines. A Standby may be used concurrently; its calls wait for
 // each other.

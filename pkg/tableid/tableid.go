@@ -1,12 +1,13 @@
 // Package tableid names the kernel's tables, and keeps values by table.
 //
-// A [TableID] is a family and a name, such as "ipv4 nat"; it is comparable, so values by table
-// are a map[TableID]V. Such maps are values: [With] returns a changed copy, and a map that was
-// handed out is not written to. [Put] fills a map while it is being made. [Of] and [ByFamily]
-// show it by family; [Marshal] and [Unmarshal] are its form in JSON.
+// A [TableID] is a family and a name, such as "ipv4 nat"; it is comparable, so values by table are
+// a map[TableID]V. Such maps are values: [With] returns a changed copy, and a map that was handed
+// out is not written to. [Put] fills a map while it is being made. [Of] and [ByFamily] show it by
+// family; [Marshal] and [Unmarshal] are its form in JSON.
 //
-// Families are nf_tables' own, by the kernel's numbers. iptables has tables in IPv4 and IPv6
-// only.
+// Families are nf_tables' own, by the kernel's numbers. iptables has tables in IPv4 and IPv6 only.
+// Marshal and Unmarshal return the errors of encoding/json, and Unmarshal an error for an unknown
+// family. Any goroutine may read a map that is no longer filled.
 package tableid
 
 import (

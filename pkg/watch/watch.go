@@ -1,18 +1,17 @@
-// Package watch gives a hint when a table may have changed, and remembers who wrote: it hears
-// of commits to nf_tables, and sees the xtables lock being let go of.
+// Package watch gives a hint when a table may have changed, and remembers which process wrote. It
+// receives the commits to nf_tables, and sees when a process releases the xtables lock.
 //
-// A hint is a reason to look and never evidence. What a process is, and what started it, is
-// read from /proc while it lasts; all of that is text of other people's, bounded and escaped.
+// A hint is a reason to look and never evidence. The description of a process and of its parents is
+// read from /proc while the process lasts. It is text of other people's, bounded and escaped.
 //
 // A [CommitWatcher] receives commits from a [CommitSource], such as an iptables.Kernel's
-// subscription; a [LockWatcher] waits for the xtables lock to be let go of, which is all that
-// the legacy backend shows. Both can run at the same time: [Watchers] runs those that the
-// guarded tables need. Each gives [Hints], whose channel says when to look, and notes in
-// [Writers] which [Writer] it was, with its [Origin]. The reader of the channel looks, and
-// then asks Writers who wrote since the last look.
+// subscription. A [LockWatcher] waits for releases of the xtables lock, the only sign on the legacy
+// backend. [Watchers] runs those that the guarded tables need. Each gives [Hints], whose channel
+// wakes the reader, and notes in [Writers] the [Writer] with its [Origin]. The reader looks at the
+// tables, and then gets from Writers the processes that wrote since the last look.
 //
-// Run watches until its context ends, and then returns nil: whatever breaks meanwhile is set up
-// again, and is a hint, because something may have been missed. Hints and Writers may be used
+// Run watches until its context ends, and then returns nil. A watcher that breaks meanwhile is set
+// up again, and gives a hint, because it may have missed something. Hints and Writers may be used
 // by any number of goroutines.
 package watch
 

@@ -53,7 +53,7 @@ func (n *node) restarts() string {
 }
 
 // status returns the status that canaryd gives over its socket to the program on the host, or to
-// that which runs behind other words. The exit code 1 says "not healthy".
+// a program that other words start. The exit code 1 says "not healthy".
 func (n *node) status(words ...string) (s scenario.Status, healthy bool, err error) {
 	words = append(words, "canaryd", "status", "-o", "json")
 	out, errs, err := n.run("", words[0], words[1:]...)

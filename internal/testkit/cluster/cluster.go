@@ -1,6 +1,10 @@
 // Package cluster makes a cluster to send packets through. The namespace of the process is the
-// node. Three more hold the pods that answer, the pods that only ask, and a client outside. Each
-// answer names the pod that gave it.
+// node. Three more hold the pods that answer, the pods that only send requests, and a client
+// outside. Each answer names the pod that gave it.
+//
+// [New] makes the namespaces, and [Cluster.Rules] returns the rules of its services. [Cluster.In]
+// runs a function in one of the namespaces. [Service], [NodePort] and [HostPort] return the
+// addresses to send to.
 package cluster
 
 import (

@@ -1,5 +1,5 @@
-// Package golden compares a test's result with a file in the package's testdata. The flag -update
-// writes the file instead.
+// Package golden compares a test's result with a file in the package's testdata. [Compare] fails
+// the test if they differ. The flag -update writes the file instead.
 package golden
 
 import (

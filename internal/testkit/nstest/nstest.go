@@ -1,5 +1,9 @@
 // Package nstest runs tests in network namespaces of their own, so that they may write and flush
 // any table.
+//
+// [Run] executes the body of a test in its namespaces. [NeedProgram], [NeedFile], [NeedRoot] and
+// [NeedSetting] skip a test that this machine cannot run. [Command] runs a program, and [Without]
+// simulates a kernel that lacks a feature.
 package nstest
 
 import (

@@ -1,5 +1,5 @@
-// Package outcome reads what became of the tests of a binary that ran elsewhere: in another
-// userland, or on another kernel.
+// Package outcome reads the results of tests that a binary ran elsewhere: in another userland, or
+// on another kernel. [Of] reads them from the output of -test.v.
 package outcome
 
 import (

@@ -1,5 +1,6 @@
 // Package randrules draws random rules in many spellings, for tests that compare how canaryd and
-// iptables read them.
+// iptables read them. [Draw] draws a rule, [Rule.Spell] spells it in a random way, and
+// [Rule.Mutate] changes one of its options.
 package randrules
 
 import (

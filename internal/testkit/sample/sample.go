@@ -1,4 +1,5 @@
-// Package sample has values that tests of several packages print.
+// Package sample has values that tests of several packages print. [Status] returns a status with
+// every field set.
 package sample
 
 import (

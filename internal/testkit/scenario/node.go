@@ -1,5 +1,9 @@
 // Package scenario has the flushes that canaryd must survive, the rules that they flush, and the
 // comparison of the rules before and after. Tests and the demo share it.
+//
+// [Load] writes the rules of a node, and [LoadOwners] those of other programs. After a flush
+// [Tables] reads the tables, and [Compare] returns a line for each difference from the wanted
+// rules.
 package scenario
 
 import (

@@ -1,4 +1,4 @@
-// Package testlog has a log that a test can read while it is written.
+// Package testlog has a [Log] that a test can read while other goroutines write it.
 package testlog
 
 import (

@@ -1,6 +1,9 @@
-// Package versions says what differs between the versions of iptables and nft on which
-// canaryd is tried: what tests must know of the programs, and which tests fail with some of
-// them. All of it stands in differences.go. test/versions runs the tests with each version.
+// Package versions lists the differences between the versions of iptables and nft on which canaryd
+// is tried: the differences that tests must know, and the tests that fail with some versions. All
+// of it is in differences.go. test/versions runs the tests with each version.
+//
+// A test calls [Difference.Here] to learn whether the programs of this machine differ. [FailureOf]
+// returns the reason of a test that fails in a [Suite], a release of Debian.
 package versions
 
 import (

@@ -1,5 +1,8 @@
-// Package iptablestest is iptables in memory, for tests: a kernel, the programs that
-// write to it, and faults on demand.
+// Package iptablestest is iptables in memory, for tests: a kernel, the programs that write to it,
+// and faults on demand.
+//
+// A [Fake] has the methods of an iptables.Kernel, and those of other programs that write. Its
+// methods may be called from several goroutines.
 package iptablestest
 
 import (

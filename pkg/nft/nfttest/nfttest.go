@@ -1,3 +1,4 @@
+// Package nfttest builds netlink messages of nf_tables, for tests of the packages that read them.
 package nfttest
 
 import (
@@ -8,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// message builds the data of a netlink message: an nfgenmsg and attributes.
+// Message builds the data of a netlink message: an nfgenmsg and attributes.
 func Message(t testing.TB, attrs func(*netlink.AttributeEncoder)) []byte {
 	t.Helper()
 	ae := netlink.NewAttributeEncoder()

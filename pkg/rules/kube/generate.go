@@ -1,7 +1,15 @@
 // Package kube makes the rules that kube-proxy, in iptables mode, and kubelet write from Services,
 // EndpointSlices and a Node. The rules are spelled as iptables-save prints them.
 //
-// It follows Kubernetes 1.36: pkg/proxy/iptables/proxier.go for the rules,
+// [Decode] reads [Objects] from YAML or JSON, and a [Decoder] reads a set of files again and again.
+// [DefaultOptions] are the options of a kube-proxy without flags. [Generate] makes a generation of
+// the objects, and lists the objects that have no part in it, each a [Skip].
+//
+// The error of Generate joins an [*ObjectError] for each field that is wrong. A headless service or
+// another object that kube-proxy ignores is no error. Generate is a pure function that any
+// goroutine may call; a Decoder is for one goroutine.
+//
+// The package follows Kubernetes 1.36: pkg/proxy/iptables/proxier.go for the rules,
 // pkg/proxy/serviceport.go, endpointslicecache.go and topology.go for their input, and
 // cmd/kube-proxy/app for the options.
 package kube
