@@ -31,7 +31,7 @@ func (d *Daemon) takeBaseline(ctx context.Context, st *state, read baseline.Know
 	defer close(d.baselineTaken)
 	st.baseline = read
 	if read.Err != nil {
-		severity.Warnings(klog.FromContext(ctx)).Error(read.Err, "The confirmed baseline is not believed; rules that appeared since are not shown, and nothing else depends on it",
+		severity.Warnings(klog.FromContext(ctx)).Error(read.Err, "The confirmed baseline cannot be used; canaryd does not show which rules appeared since, and nothing else depends on it",
 			"confirmAgain", "canaryd baseline --confirm", "forgetIt", "canaryd baseline --forget")
 	}
 }

@@ -86,7 +86,7 @@ func (d *Daemon) beginDrill(ctx context.Context, st *state, r api.DrillRequest, 
 		severity.Warnings(klog.FromContext(ctx)).Info("A drill was refused; nothing was taken", "reason", err)
 		return nil, *reply
 	}
-	klog.FromContext(ctx).Error(err, "A drill has failed: whether anything was taken is not known; if it was, it is put back", "takes", next.Takes())
+	klog.FromContext(ctx).Error(err, "A drill has failed; if canaryd took anything for it, canaryd puts it back", "takes", next.Takes())
 	st.drills.Doubts(next, time.Now())
 	return nil, *reply
 }

@@ -37,7 +37,7 @@ func (d *Daemon) lookNative(ctx context.Context, st *state) {
 	}
 	now := time.Now()
 	if r.trouble.Over() {
-		severity.Notices(klog.FromContext(ctx)).Info("The native tables can be looked at again")
+		severity.Notices(klog.FromContext(ctx)).Info("The native tables can be read again")
 	}
 	r.hinted = time.Time{}
 	d.seekSwitch(st)
@@ -353,7 +353,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 // noteDrift says where following went wrong, and a read has put it right.
 func (d *Daemon) noteDrift(ctx context.Context, r *native.Ruleset) {
 	for _, id := range r.Drifted {
-		severity.Warnings(klog.FromContext(ctx)).Error(errDrifted, "A native table was followed to something else than it is; it was read again", "table", id.NFT())
+		severity.Warnings(klog.FromContext(ctx)).Error(errDrifted, "canaryd's copy of a native table differed from the kernel's; canaryd read the table again", "table", id.NFT())
 	}
 }
 
@@ -441,5 +441,5 @@ func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID,
 	d.ownerRemoved(&st.native, id, st.native.tables[id])
 	delete(st.native.tables, id)
 	st.native.disk.moved(time.Now())
-	severity.Notices(st.native.comings.log(ctx)).Info("A native table is guarded no more", "table", id.NFT(), "because", f.Why)
+	severity.Notices(st.native.comings.log(ctx)).Info("A native table is no longer guarded", "table", id.NFT(), "because", f.Why)
 }
