@@ -268,7 +268,7 @@ func (s *OnNFT) openNat(id tableid.TableID, order Order) (got Answer, err error)
 	held, already := s.tables.Held(id), s.tables.OpenHooks(id)
 	losses, err := held.Probe(s.conn)
 	if err != nil {
-		return got, fmt.Errorf("asking what became of nat's base chains: %w", err)
+		return got, fmt.Errorf("probing nat's base chains: %w", err)
 	}
 	hooks, shut := held.Openable(losses)
 	got.Barred = map[string]string{}

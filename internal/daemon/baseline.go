@@ -95,7 +95,7 @@ func (d *Daemon) confirmBaseline(ctx context.Context, id string) (api.BaselineRe
 	next := reload.Baseline{Confirmed: time.Now()}
 	err := d.askGuard(ctx, func(_ context.Context, st *state) error {
 		if !st.allPlanted() || st.generation.captured.IsZero() {
-			return errors.New("not every table has been read yet, so what stands in all of them is not known")
+			return errors.New("canaryd has not read every table yet")
 		}
 		next.Captured, next.Generation = st.generation.captured, st.want()
 		return nil

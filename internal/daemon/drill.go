@@ -43,7 +43,7 @@ func (d *Daemon) Drill(ctx context.Context, r api.DrillRequest) (api.DrillReply,
 	case <-begun.Done:
 		return begun.Reply, nil
 	case <-ctx.Done():
-		return api.DrillReply{}, fmt.Errorf("the drill goes on, and its result will be in the status: %w", ctx.Err())
+		return api.DrillReply{}, fmt.Errorf("the drill continues, and its result will be in the status: %w", ctx.Err())
 	}
 }
 
@@ -105,7 +105,7 @@ func (d *Daemon) drillRefused(st *state, r api.DrillReply) error {
 	case st.drills.Under != nil:
 		return errors.New("another drill is under way")
 	case d.Status().NothingProtected != nil:
-		return errors.New("there is no rule to guard: a drill that passes would say nothing; canaryd detect shows what is there")
+		return errors.New("there is no rule to guard, so a drill would prove nothing; canaryd detect lists the rules of the node")
 	case protect.OnDemand(r.Table) && !anyOf(st.families, func(fs *familyState) bool { return !fs.tables[r.Table].spared }):
 		return fmt.Errorf("nothing is protected in %s, so that it has no canary", r.Table)
 	case st.mode == api.Observe:

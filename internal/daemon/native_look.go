@@ -357,7 +357,7 @@ func (d *Daemon) noteDrift(ctx context.Context, r *native.Ruleset) {
 	}
 }
 
-var errDrifted = errors.New("the kernel's notifications do not add up to what it dumps")
+var errDrifted = errors.New("the kernel's notifications do not add up to its dump")
 
 // noteBeyond says once that there are more tables than are guarded.
 func (d *Daemon) noteBeyond(ctx context.Context, r *nativeRealm, beyond int) {
@@ -365,7 +365,7 @@ func (d *Daemon) noteBeyond(ctx context.Context, r *nativeRealm, beyond int) {
 		r.limits.Over()
 		return
 	}
-	err := fmt.Errorf("%d native tables have no place among the %d that canaryd guards, first those that --protect names one by one", beyond, protect.MaxNative)
+	err := fmt.Errorf("%d native tables are beyond the limit of %d; canaryd prefers tables that --protect names one by one", beyond, protect.MaxNative)
 	if r.limits.Met(err, time.Now()) {
 		severity.Warnings(klog.FromContext(ctx)).Error(err, "Not all native tables are guarded")
 	}
@@ -392,7 +392,7 @@ func (d *Daemon) witnessesLost(ctx context.Context, r *nativeRealm) (map[tableid
 // in the kernel again; but while its report is put off, its process may become known.
 func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSight, stand map[tableid.Family]string) native.Finding {
 	if t.inForce != "" && seen.Tables[id] != nil && nativestore.IDOf(seen.Digest(id)) == t.inForce {
-		return native.Finding{Verdict: native.Intact, Why: "its content is the one that was last in force"}
+		return native.Finding{Verdict: native.Intact, Why: "it has the content that was last in force"}
 	}
 	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Missed: t.missed || t.old || t.finding.Open(), Habits: owners.HabitsOf(id)}
 	if e.Now == nil && t.finding.Verdict == native.Unattributed {

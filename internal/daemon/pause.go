@@ -166,7 +166,7 @@ func (d *Daemon) recordPaused(ctx context.Context, st *state) {
 	if l := st.loss; !l.recorded { // its owner was faster
 		st.loss = nil
 		d.backUnread(ctx, st, l)
-		d.endDrill(ctx, st, api.DrillVoid, "replays were paused, and another process put back what the drill had taken")
+		d.endDrill(ctx, st, api.DrillVoid, "replays were paused, and another process undid the drill")
 		// On legacy what it put back may have the digest of before, so that no
 		// look calls for it.
 		for _, fs := range st.families {

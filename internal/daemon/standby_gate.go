@@ -180,7 +180,7 @@ func (d *Daemon) shutGate(ctx context.Context, st *state, s *standbyOf) {
 	if err != nil { // the table had to go
 		d.standbyFailed(ctx, s, err)
 	}
-	s.kind.openOrder(st, time.Now()) // notes since when the copy lacks what was learned meanwhile
+	s.kind.openOrder(st, time.Now()) // notes since when the copy lacks the latest rules meanwhile
 	fields := []any{"table", s.kind.name(), "open", open.Round(10 * time.Microsecond)}
 	if !got.Shut.IsZero() {
 		severity.Warnings(klog.FromContext(ctx)).Info("The standby's limit shut it before canaryd did", fields...)

@@ -54,7 +54,7 @@ func (s *suspicion) why() error {
 	if s == nil || !s.trouble.There() {
 		return nil
 	}
-	return fmt.Errorf("what became of the rules of the last run is not known: %s", s.trouble.What)
+	return fmt.Errorf("canaryd does not know whether rules of the last run were lost: %s", s.trouble.What)
 }
 
 // plantable returns the families in which marks may be planted. A table that cannot be

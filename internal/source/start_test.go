@@ -68,7 +68,7 @@ func TestStartWithBrokenFiles(t *testing.T) {
 	if !strings.Contains(log.String(), "the rules that an earlier run read from the same files stay in force") {
 		t.Errorf("the log:\n%s", log)
 	}
-	if _, where := stored.Origin(rules.IPv4, rules.Filter, "SITE", rules.Rule{Spec: "-j DROP", Target: "DROP"}); !strings.Contains(where, "canaryd stored") {
+	if _, where := stored.Origin(rules.IPv4, rules.Filter, "SITE", rules.Rule{Spec: "-j DROP", Target: "DROP"}); !strings.Contains(where, "the stored fragments of") {
 		t.Errorf("a rule from disk is said to stand in %q", where)
 	}
 

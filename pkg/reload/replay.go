@@ -1,7 +1,7 @@
 // Package reload puts a generation back and proves it. It learns generations from the kernel, plans
 // and writes replays under guard, and keeps generations on disk.
 //
-// An [Examiner] judges a full read by a [Job]. The job says what ought to be in force: the
+// An [Examiner] judges a full read by a [Job]. The job says guarded now: the
 // generation, the marks, and the memory of earlier tries for the same loss. What an owner decided
 // goes into [Learned], and so into the next generation. A [Replayer] writes: Plant makes marks,
 // Heal puts back what is lost, Rotate renews the marks, and Force restores a generation that an
