@@ -110,7 +110,7 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 		what = "Rules that were deleted by name are still missing after --jump-grace"
 	}
 	if st.drills.TookAll(st.losses()) {
-		what, log = "A canary is gone, as the drill wants it", severity.Notices(log)
+		what, log = "A canary is gone: the drill took it", severity.Notices(log)
 	}
 	when := []any{"noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10 * time.Microsecond)}
 	if since := st.loss.record.LastInForce; st.loss.record.Stalled {

@@ -255,7 +255,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 			failed = errors.Join(failed, d.cfg.Store.Forget())
 		}
 		if failed != nil {
-			severity.Warnings(klog.FromContext(ctx)).Error(failed, "Cleaned up on request, but not all of it; nothing is watched any more", "rules", r.Rules)
+			severity.Warnings(klog.FromContext(ctx)).Error(failed, "Cleaned up on request, but not completely; nothing is watched any more", "rules", r.Rules)
 		} else {
 			severity.Notices(klog.FromContext(ctx)).Info("Cleaned up on request; nothing is watched any more", "rules", r.Rules)
 		}
