@@ -13,10 +13,11 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-const aboutBaseline = `canaryd learns what stands in protected chains, whichever process wrote it, and puts it back after a
-flush. This shows what it learned since rules were last confirmed, chain by chain, jumps first. With
---confirm the rules of now are the baseline, with --generation those that were shown: a rule that
-came meanwhile is not confirmed unseen. Restarts keep it. No verdict and no replay depends on it.
+const aboutBaseline = `canaryd learns all rules of protected chains, whichever process wrote them, and puts them back after
+a flush. This command lists the rules that canaryd learned since the last confirmation, chain by
+chain, jumps first. --confirm makes the present rules the baseline. With --generation it confirms
+only the listed rules, and no rule that a process added meanwhile. The baseline survives restarts.
+No verdict and no replay depends on it.
 Exit code: 0 no rule appeared or no baseline, 1 rules appeared, 2 baseline unusable or trouble.
 `
 
@@ -31,7 +32,7 @@ func runBaseline(ctx context.Context, o *options, to streams) (int, error) {
 	case o.confirm && o.forget:
 		return exitError, errors.New("--confirm and --forget exclude each other")
 	case o.generation != "" && !o.confirm:
-		return exitError, errors.New("--generation says what --confirm takes, and is of no use without it")
+		return exitError, errors.New("--generation needs --confirm")
 	}
 	reply, err := o.client().Baseline(ctx, api.BaselineRequest{Confirm: o.confirm, Forget: o.forget, Generation: o.generation})
 	if err != nil {
@@ -57,7 +58,7 @@ func baselineText(o *options, r api.BaselineReply) string {
 	case o.forget:
 		return "the " + baselineName(*r.Replaced) + " is forgotten\n"
 	case b == nil:
-		return fmt.Sprintf("no baseline is confirmed\nwhat ought to be in force: %s\nto confirm it: canaryd baseline --confirm --generation %s\n", present, r.Present.ID)
+		return fmt.Sprintf("no baseline is confirmed\nguarded now: %s\nto confirm it: canaryd baseline --confirm --generation %s\n", present, r.Present.ID)
 	case b.Error != "":
 		return "to replace it: canaryd baseline --confirm; to remove it: canaryd baseline --forget\n"
 	}
@@ -70,12 +71,12 @@ func baselineText(o *options, r api.BaselineReply) string {
 	if o.confirm && r.Replaced != nil {
 		fmt.Fprintf(&text, "it takes the place of the %s\n", baselineName(*r.Replaced))
 	}
-	fmt.Fprintf(&text, "what ought to be in force: %s; %s\n", present, sinceText(*b))
+	fmt.Fprintf(&text, "guarded now: %s; %s\n", present, sinceText(*b))
 	if len(r.Changes) == 0 {
 		return text.String()
 	}
 	writeChanges(&text, r)
-	fmt.Fprintf(&text, "\nto confirm what is shown: canaryd baseline --confirm --generation %s\n", r.Present.ID)
+	fmt.Fprintf(&text, "\nto confirm these rules: canaryd baseline --confirm --generation %s\n", r.Present.ID)
 	return text.String()
 }
 

@@ -15,15 +15,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/protect"
 )
 
-const aboutDetect = `Prints what each backend holds, our own marks left out, and which one run would watch. Each weighs
-as much as it has rules, and 100 more with kubelet's hint chain; the heavier one wins, and of equal
-ones nft. Where there are no rules yet, run takes the one whose programs are installed. Native
-nftables tables are listed with the word of --protect that guards them. Chains of iptables' tables
-and single rules of built-in chains that nothing guards are listed with their likely owner and such
-a word, of rules the first 200 lines. The words are those of the running daemon's --protect, or of
---protect here. Needs no daemon, writes nothing, and executes iptables only to have it print rules
-that canaryd cannot spell. Warns of kernels on which canaryd is known not to work, or was never
-tried (docs/measured.md#platforms). Exit code: 0, 2 trouble.
+const aboutDetect = `Prints the rules of each backend, without canaryd's own marks, and the backend that run would watch.
+A backend weighs as much as it has rules, and 100 more with kubelet's hint chain. The heavier
+backend wins; nft wins a tie. Without any rules run takes the backend whose programs are installed.
+Lists native nftables tables with the word of --protect that guards them. Lists unguarded chains of
+iptables' tables, and unguarded single rules of built-in chains, with their likely owner and such a
+word; of rules the first 200 lines. Uses the running daemon's --protect, or the --protect given
+here. Needs no daemon, writes nothing, and executes iptables only to print rules that canaryd cannot
+spell. Warns of kernels on which canaryd is known not to work, or was never tried
+(docs/measured.md#platforms). Exit code: 0, 2 trouble.
 `
 
 func (o *options) gatherEvidence(ctx context.Context) (iptables.Evidence, error) {

@@ -13,12 +13,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-const aboutDismiss = `Where rules were lost while canaryd did not run, and it may not put them back unasked, the node is
-not healthy until the rules are back; so it is where a native table was deleted alone, or made
-dormant, and where rules were lost and could not be put back. This accepts the loss: what the tables
-hold now is what ought to be in force. Rules that waited behind a rule that could not be put back
-are put back without it, as soon as canaryd may write. It also accepts policies of built-in chains
-that have become DROP: status and metrics no longer show them. The stored generation stays on disk.
+const aboutDismiss = `Accepts a loss, and makes the present rules the generation. A node is not healthy after a loss that
+canaryd does not put back unasked: rules lost while canaryd did not run, or a native table that was
+deleted alone or made dormant. Nor is it while lost rules could not be put back. Rules that waited
+behind such a rule are put back without it, as soon as canaryd may write. The command also accepts
+policies of built-in chains that have become DROP: status and metrics no longer show them. The
+stored generation stays on disk.
 Exit code: 0 also if nothing waited for a decision, 2 no daemon or trouble.
 `
 
@@ -36,7 +36,7 @@ func dismissalText(reply api.DismissReply) string {
 		what = append(what, fmt.Sprintf("the loss of flush %s is accepted: %s; generation %s stays on disk", reply.Flush, count(reply.Rules, "rule"), reply.Generation))
 	}
 	for _, table := range reply.Native {
-		what = append(what, fmt.Sprintf("what became of native table %s is accepted", plain(table)))
+		what = append(what, fmt.Sprintf("native table %s is accepted as it is now", plain(table)))
 	}
 	if n := reply.Unread; n > 0 {
 		what = append(what, fmt.Sprintf("the stored rules cannot be read (%s): the present rules are accepted", count(n, "file")))

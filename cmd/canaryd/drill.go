@@ -15,11 +15,11 @@ import (
 )
 
 const aboutDrill = `A game day without an outage: the running daemon takes away its own canary, which packets do not
-meet, and has to notice that, put it back and prove it. Prints what happened when, the log's lines,
-and the alert that a flush would raise. It is recorded as a drill, and counts as no flush.
+meet, and has to notice that, put it back and prove it. Prints a timeline, the log's lines, and the
+alert that a flush would raise. canaryd records it as a drill, and counts no flush.
 With --for-real it takes the protected jumps of nat PREROUTING, after a question: then new
-connections to services fail until the jumps are back, it counts as a flush, and its alert fires.
-While canaryd is paused, observes, or is not healthy, it takes nothing and says what would happen.
+connections to services fail until the jumps are back, the drill counts as a flush, and its alert
+fires. While canaryd is paused, observes, or is not healthy, it takes nothing and says why.
 Exit code: 0 passed, 1 not passed, 2 refused, no daemon or trouble.
 `
 
@@ -64,7 +64,7 @@ func drillText(w io.Writer, r api.DrillReply) string {
 		if n := len(r.Steps); n > 0 {
 			took = fmt.Sprintf("%.1f ms", 1000*r.Steps[n-1].Seconds)
 		}
-		fmt.Fprintln(&b, paint(w, green, fmt.Sprintf("The drill has passed: what canaryd took was back and proved after %s.", took)))
+		fmt.Fprintln(&b, paint(w, green, fmt.Sprintf("The drill has passed: canaryd noticed the loss, and put it back, proved after %s.", took)))
 	default:
 		fmt.Fprintln(&b, paint(w, red, fmt.Sprintf("The drill has NOT passed (%s): %s", r.Result, plain(oneLine(r.Reason)))))
 	}

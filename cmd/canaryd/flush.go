@@ -35,7 +35,7 @@ func flushText(r api.FlushReply) string {
 	if !f.LastInForce.IsZero() {
 		how := "the exact time is not known"
 		if f.Stalled {
-			how = "canaryd stood still when it happened"
+			how = "canaryd was stalled when it happened"
 		}
 		fmt.Fprintf(&b, "%s; the rules were last seen in force at %s\n", how, f.LastInForce.UTC().Format("2006-01-02 15:04:05 MST"))
 	}

@@ -36,7 +36,7 @@ func (g *generator) addTo(flags *pflag.FlagSet) {
 	flags.BoolVar(&k.MasqueradeAll, "masquerade-all", false, "masquerade all traffic to services")
 	flags.IntVar(&k.IPTablesMasqueradeBit, "iptables-masquerade-bit", k.IPTablesMasqueradeBit, "bit of the mark to masquerade")
 	flags.IntVar(&k.IPTablesDropBit, "iptables-drop-bit", k.IPTablesDropBit, "bit of the mark to drop")
-	flags.BoolVar(&k.MakeIPTablesUtilChains, "make-iptables-util-chains", false, "write what kubelets before 1.28 wrote")
+	flags.BoolVar(&k.MakeIPTablesUtilChains, "make-iptables-util-chains", false, "write the rules of kubelets before 1.28")
 	flags.StringVar((*string)(&k.DetectLocalMode), "detect-local-mode", string(k.DetectLocalMode), "ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix")
 	flags.StringSliceVar(&k.ClusterCIDRs, "cluster-cidr", nil, "CIDRs of the cluster's pods")
 	flags.StringVar(&k.PodBridgeInterface, "pod-bridge-interface", "", "the bridge of this node's pods")

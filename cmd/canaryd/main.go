@@ -47,16 +47,16 @@ type streams struct {
 // commands returns all commands, in the order of help.
 func commands() []command {
 	return []command{
-		{"run", "watch, and put back what is flushed (the default)", aboutRun, runFlags(), runDaemon},
+		{"run", "watch, and put back flushed rules (the default)", aboutRun, runFlags(), runDaemon},
 		{"check", "look once: exit 0 intact, 1 loss, 2 unknown", aboutCheck, lookFlags(), runCheck},
 		{"restore", "replay the generation now: exit 0 proved, 1 not proved", aboutRestore, append(lookFlags(), "generation", "dry-run", "yes"), runRestore},
 		{"render", "print the generation as iptables-restore input", aboutRender, renderFlags(), runRender},
-		{"status", "what the running daemon knows: exit 0 healthy, 1 not, 2 no daemon", aboutStatus, []string{"flush", "watch", "socket", "output"}, runStatus},
+		{"status", "show the daemon's status: exit 0 healthy, 1 not, 2 no daemon", aboutStatus, []string{"flush", "watch", "socket", "output"}, runStatus},
 		{"health", "a probe: does the daemon live, or with ready: is the node healthy", aboutHealth, []string{"socket", "output"}, runHealth},
 		{"pause", "pause replays for a while; still detects and counts", aboutPause, []string{"for", "why", "socket", "output"}, runPause},
-		{"resume", "end a pause; what is lost is replayed at once", aboutResume, []string{"socket", "output"}, runResume},
+		{"resume", "end a pause; lost rules are replayed at once", aboutResume, []string{"socket", "output"}, runResume},
 		{"dismiss", "accept a loss that waits for a decision", aboutDismiss, []string{"socket", "output"}, runDismiss},
-		{"drill", "a game day: take canaryd's own canary, and see it come back", aboutDrill, []string{"table", "kind", "for-real", "yes", "socket", "output"}, runDrill},
+		{"drill", "a game day: take canaryd's own canary; the daemon puts it back", aboutDrill, []string{"table", "kind", "for-real", "yes", "socket", "output"}, runDrill},
 		{"baseline", "rules that appeared since an operator confirmed them", aboutBaseline, []string{"confirm", "generation", "forget", "socket", "output"}, runBaseline},
 		{"detect", "which backend is in use, and the evidence for it", aboutDetect, []string{"protect", "backend", "ip-family", "canary-chain", "output"}, runDetect},
 		{"cleanup", "remove the canaries; with --rules the protected rules too", aboutCleanup, append(lookFlags(), "rules", "stay"), runCleanup},
@@ -88,52 +88,51 @@ bash: source <(canaryd completion); zsh: into a folder of fpath as _canaryd; fis
 	// aboutRun is in the manual only; the help of run lists the commands instead.
 	aboutRun = `With --source=manifest it takes the generator's flags, which are those of render, too.
 `
-	aboutCheck = `Asks the running daemon to look now. Without one it reads the kernel and compares with what the
-last daemon stored, native tables too. Prints a row per family and table, and writes nothing. With
--o line it is a plugin of node-problem-detector: what is wrong, and also trouble, is one short line.
+	aboutCheck = `Asks the running daemon to look now. Without a daemon it compares the kernel's rules with the last
+daemon's stored rules, native tables too. Prints a row per family and table, and writes nothing.
+With -o line it is a plugin of node-problem-detector: it prints a problem or trouble as one short
+line.
 Exit code: 0 intact or changed by its owner, 1 loss, or rules that could not be put back or are
 refused, 2 unknown or trouble.
 `
-	aboutRestore = `Puts the generation back: through the running daemon, or without one from what the last daemon
-stored. With --generation it makes the protected rules exactly those of a stored generation, which
-canaryd status lists, or a native table what one of its own has. It removes no protected rule
-without --yes, and prints what it would remove.
+	aboutRestore = `Puts the generation back: through the running daemon, or without a daemon the generation that the
+last daemon stored. With --generation it makes the protected rules, or a native table, exactly those
+of a stored generation; canaryd status lists the stored generations. Without --yes it removes no
+protected rule, and prints the rules that it would remove.
 Exit code: 0 proved to be in force, 1 not proved, 2 trouble, or --yes is needed.
 `
-	aboutRender = `Prints the running daemon's generation, without one the stored one, without that what the kernel
-holds now; with --source=manifest what the generator makes of --manifest, which needs no kernel.
-It loads into empty tables: canaryd render | iptables-restore. With --check it prints no rules: it
-tries each that files declare in a chain that nothing jumps to, and names those that the kernel
-refuses. Needs root. Exit code then: 0 all are taken, 1 some are refused, 2 broken file or trouble.
+	aboutRender = `Prints the running daemon's generation; without a daemon the stored one, else the kernel's rules.
+With --source=manifest it prints the generator's rules for --manifest, and needs no kernel. The
+output loads into empty tables: canaryd render | iptables-restore. With --check it only tries each
+declared rule in a chain that nothing jumps to, and names the rules that the kernel refuses. Needs
+root. Exit code then: 0 all are taken, 1 some are refused, 2 broken file or trouble.
 With --generation of a native table it prints the table in nft's words, for people only.
 `
-	aboutStatus = `Lists the last flushes, those seen by earlier runs too. With --flush it shows one in full: which
-processes wrote meanwhile, with command lines, and the lost rules, as a diff of what iptables-save
-or nft prints. With --watch it shows verdicts and flushes as they happen, until Ctrl-C: a screen on
-a terminal, else a line for each change. With -o json that is a line of JSON with the last 10
-flushes.
-It waits for a daemon that is not there.
+	aboutStatus = `Lists the last flushes, also of earlier runs. With --flush it shows one flush in full: the processes
+that wrote meanwhile, with command lines, and the lost rules, as a diff in the words of
+iptables-save or nft. With --watch it shows verdicts and flushes as they happen, until Ctrl-C: a
+screen on a terminal, else a line for each change. With -o json each line is JSON with the last 10
+flushes. --watch waits for a daemon that does not run yet.
 Exit code: 0 healthy, 1 not healthy, 2 no daemon or trouble; with --flush 0, 1 no such flush, 2;
 with --watch 0 after Ctrl-C, 2 trouble.
 `
 	aboutHealth = `For probes, through the control socket, which connections of other users cannot fill up.
-Prints ok or what is wrong, in one line. live is the default; it says nothing of losses.
+Prints ok or the problem, in one line. live is the default; it says nothing of losses.
 Exit code: 0 ok, 1 not, 2 no daemon or trouble.
 `
 	aboutPause = `For planned work on the rules. The daemon detects and counts as before and is not ready; when
-the time is over it replays what is still lost. A second pause takes the place of the first. A pause
-survives a restart of the daemon. Status, page and log show who paused, since when, until when and,
+the time is over it replays rules that are still lost. A second pause replaces the first. A pause
+survives a restart of the daemon. Status, page and log show the user, the beginning, the end and,
 with --why, the reason.
 `
 	aboutResume = `Exit code: 0 also if there was no pause, 2 no daemon or trouble.
 `
-	aboutCleanup = `Removes canaries and witnesses; with --rules the protected chains and the jumps into them too, with
---protect only those that it names (kube-proxy: kube without kubelet's). Where canaryd runs with
---protect=auto, --rules needs --protect: auto is all of it. A running daemon does it itself
-and watches nothing any more until it is started again. It deletes its tables canaryd-keeper and
-canaryd-standby too, which else vanish with its process, and on nft the tables that canaryd had
-made, if they are empty. With --stay it then waits for SIGTERM, as the container of a DaemonSet's
-pod has to.
+	aboutCleanup = `Removes canaries and witnesses; with --rules also the protected chains and the jumps into them, with
+--protect only the chains that it names (kube-proxy: kube without kubelet's). Where canaryd runs
+with --protect=auto, --rules needs --protect: auto is all of it. A running daemon does the cleanup
+itself, and watches nothing until a restart. It also deletes its tables canaryd-keeper and
+canaryd-standby, which else vanish with its process, and on nft the empty tables that canaryd had
+made. With --stay it then waits for SIGTERM, as the container of a DaemonSet's pod has to.
 `
 )
 

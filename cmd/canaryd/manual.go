@@ -18,7 +18,7 @@ func runManual(_ context.Context, _ *options, to streams) (int, error) {
 }
 
 // manualDate is when the text in manual was last changed.
-const manualDate = "2026-11-23"
+const manualDate = "2026-11-28"
 
 // manual returns the manual page in the man(7) language, with the texts of help.
 func manual() string {
@@ -32,8 +32,8 @@ canaryd \- notices when a process flushes iptables rules, puts them back, and pr
 .RI [ command ]
 .RI [ flags ]
 .SH DESCRIPTION
-canaryd looks at what the kernel holds in iptables' tables of IPv4 and IPv6, on iptables-nft and iptables-legacy, and in the native nftables tables that --protect names.
-What a flush takes of the protected rules it puts back within milliseconds, reads it again, and reports what was lost, by which process and for
+canaryd watches iptables' tables of IPv4 and IPv6, on iptables-nft and iptables-legacy, and the native nftables tables that --protect names.
+After a flush it puts the protected rules back within milliseconds, and reads them again as a proof. It reports which rules were lost, by which process and for
 how long.
 .PP
 Without a command it is the daemon.
@@ -62,15 +62,15 @@ CANARYD_FLAGS, the flags of the daemon under systemd.
 The control socket, for root and the user that the daemon runs as.
 .TP
 .I /var/lib/canaryd
-The stored generations, and journal.jsonl with the flushes that were seen, a line of JSON for each; an older part of it is
-journal.1.jsonl.
+The stored generations, and journal.jsonl with a line of JSON for each flush. journal.1.jsonl has the older
+lines.
 .TP
 .I /run/xtables.lock
-The lock that programs share which write iptables rules.
+The lock that programs that write iptables rules share.
 .SH SIGNALS
 SIGTERM and SIGINT end the daemon; canaries and rules stay in place.
 .SH EXIT STATUS
-0 is yes, 1 is no and 2 is trouble or wrong usage; the commands say what is asked.
+0 is yes, 1 is no and 2 is trouble or wrong usage; each command states its question.
 .SH SEE ALSO
 .BR iptables (8),
 .BR nft (8),

@@ -30,7 +30,7 @@ func startNotifier(ctx context.Context, group *errgroup.Group, d *daemon.Daemon)
 	}
 	watchdog, err := systemd.SdWatchdogEnabled(false)
 	if err != nil {
-		severity.Warnings(klog.FromContext(ctx)).Error(err, "The service manager's watchdog is not fed")
+		severity.Warnings(klog.FromContext(ctx)).Error(err, "canaryd cannot feed the service manager's watchdog")
 	}
 	n := sdnotify.Notifier{Send: notifyManager, Status: d.Status, Alive: d.Alive, Watchdog: watchdog}
 	group.Go(func() error { return n.Run(ctx) })

@@ -158,7 +158,7 @@ func runRender(ctx context.Context, o *options, to streams) (int, error) {
 		return renderDeclared(ctx, o, to, family)
 	}
 	if o.check {
-		return exitError, errors.New("--check is for what files declare: name them with --rules-dir, or --source=manifest and --manifest")
+		return exitError, errors.New("--check is for declared rules: name their files with --rules-dir, or --source=manifest and --manifest")
 	}
 	if len(o.families) > 1 {
 		_, _ = fmt.Fprintln(to.err, "canaryd: printing ipv4; --ip-family=ipv6 prints the other family")
@@ -199,7 +199,7 @@ func (b bench) generation(ctx context.Context, to streams) (rules.Generation, er
 	if err == nil {
 		return stored.Generation, nil
 	}
-	_, _ = fmt.Fprintf(to.err, "canaryd: %s; printing what the kernel holds now\n", plain(oneLine(err.Error())))
+	_, _ = fmt.Fprintf(to.err, "canaryd: %s; printing the rules in the kernel\n", plain(oneLine(err.Error())))
 	g := rules.Generation{}
 	for _, f := range b.kernel.Families() {
 		snapshot, err := b.kernel.Read(ctx, f)

@@ -92,7 +92,7 @@ func (o *options) allFlags() *pflag.FlagSet {
 	all.DurationVar(&o.drillEvery, "drill-every", 0, "have a drill this often, such as 168h, at times of each node's own; 0: on request only")
 	all.StringVar(&o.lockFile, "lock-file", "/run/xtables.lock", "the xtables lock")
 	all.DurationVar(&o.lockWait, "lock-wait", 5*time.Second, "wait this long for the lock, then again later")
-	all.DurationVar(&o.maxStoredAge, "max-stored-age", 10*time.Minute, "replay at start only what is younger")
+	all.DurationVar(&o.maxStoredAge, "max-stored-age", 10*time.Minute, "replay at start only a younger generation")
 	all.StringVar(&o.stateDir, "state-dir", "/var/lib/canaryd", "folder of the stored generations")
 	all.StringVar(&o.cniResults, "cni-results", "/var/lib/cni/results", "`folder` in which libcni keeps a file per pod; empty: not read")
 	all.StringVar(&o.socket, "socket", "/run/canaryd/canaryd.sock", "the control socket")
@@ -109,14 +109,14 @@ func (o *options) allFlags() *pflag.FlagSet {
 	all.BoolVar(&o.rules, "rules", false, "remove the protected chains and their jumps as well")
 	all.BoolVar(&o.stay, "stay", false, "then wait for SIGTERM: for a DaemonSet's pod")
 
-	all.BoolVar(&o.dryRun, "dry-run", false, "print what would be added and removed, and write nothing")
+	all.BoolVar(&o.dryRun, "dry-run", false, "print the additions and removals, and write nothing")
 	all.BoolVar(&o.yes, "yes", false, "remove protected rules that the generation does not have")
 
 	all.BoolVar(&o.confirm, "confirm", false, "take the rules that ought to be in force now for the baseline")
 	all.BoolVar(&o.forget, "forget", false, "remove the baseline")
 
 	all.StringVar(&o.table, "table", "nat", "table whose canary is taken: "+strings.Join(api.Words(protect.Tables()), ", "))
-	all.StringVar(&o.kind, "kind", "chain_deleted", "what becomes of the canary: "+strings.Join(api.Words(canary.DrillKinds()), ", "))
+	all.StringVar(&o.kind, "kind", "chain_deleted", "how the canary is taken: "+strings.Join(api.Words(canary.DrillKinds()), ", "))
 	all.BoolVar(&o.forReal, "for-real", false, "take the protected jumps of nat PREROUTING instead")
 
 	all.DurationVar(&o.pause, "for", 10*time.Minute, "how long, at most 24h")

@@ -207,7 +207,7 @@ func troubleText(s api.Status) string {
 		fmt.Fprintf(&text, "flush records are NOT on disk: %s\n", plain(oneLine(s.JournalError)))
 	}
 	if s.ListenError != "" {
-		fmt.Fprintf(&text, "metrics and page are NOT served, and what answers there is not canaryd: %s\n", plain(oneLine(s.ListenError)))
+		fmt.Fprintf(&text, "metrics and page are NOT served, and another program may answer there: %s\n", plain(oneLine(s.ListenError)))
 	}
 	for _, f := range rules.Families() {
 		if why, ok := s.DisabledFamilies[f]; ok {
@@ -247,8 +247,8 @@ func sourceErrorsText(list []api.SourceError) string {
 	var text strings.Builder
 	for _, e := range list {
 		what := map[api.Instead]string{
-			api.LastGood:   "what it said before stays in force",
-			api.StoredGood: "what it said to an earlier run stays in force",
+			api.LastGood:   "its last good rules stay in force",
+			api.StoredGood: "the rules that an earlier run read from it stay in force",
 			api.NoneGood:   "NOTHING of it is in force",
 			api.AllButThis: "the rest of the file counts",
 		}[e.InForce]
@@ -350,7 +350,7 @@ func numberText(n *int) string {
 // madeText says what made a stored generation, and why it must not be restored here.
 func madeText(made reload.Made, foreign string) string {
 	text := cmp.Or(map[reload.Made]string{
-		reload.MadeAtStart:  "what stood at the start",
+		reload.MadeAtStart:  "the rules at the start",
 		reload.MadeByOwners: "changes of the rules' owners",
 		reload.MadeDeclared: "declared rules",
 		reload.MadeRestored: "canaryd restore",

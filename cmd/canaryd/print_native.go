@@ -56,7 +56,7 @@ func nativeText(s api.Status) string {
 	}
 	text += witnessText(s.Native)
 	if s.NativeBeyond > 0 {
-		text += fmt.Sprintf("NOT guarded: %s; canaryd guards %d, first those that --protect names one by one, so name fewer\n", count(s.NativeBeyond, "native table"), protect.MaxNative)
+		text += fmt.Sprintf("NOT guarded: %s; canaryd guards at most %d and prefers tables that --protect names one by one, so name fewer\n", count(s.NativeBeyond, "native table"), protect.MaxNative)
 	}
 	return text
 }
@@ -69,7 +69,7 @@ func witnessText(tables []api.NativeTable) (text string) {
 		case t.Immune || t.Verdict == canary.Unknown || said[t.Family]:
 			continue
 		case t.Witness == "":
-			text += fmt.Sprintf("no witness stands in family %s: canaryd may take a flush of the ruleset for the owner's doing\n", t.Family)
+			text += fmt.Sprintf("family %s has no witness: canaryd may take a flush of the ruleset for the owner's doing\n", t.Family)
 		case t.Witness != native.WitnessName:
 			text += fmt.Sprintf("the witness of family %s is table %s: another process has the name %s\n", t.Family, plain(t.Witness), native.WitnessName)
 		}

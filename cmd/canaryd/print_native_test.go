@@ -23,7 +23,7 @@ func TestWitnessText(t *testing.T) {
 		table("ip6", "kube-proxy", "", canary.Intact),
 	})
 	want := `the witness of family inet is table canaryd-witness-5f1e0c6a: another process has the name canaryd-witness
-no witness stands in family ip6: canaryd may take a flush of the ruleset for the owner's doing
+family ip6 has no witness: canaryd may take a flush of the ruleset for the owner's doing
 `
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("(-want +got):\n%s", d)

@@ -91,7 +91,7 @@ func open(ctx context.Context, o *options, writes bool) (*iptables.Kernel, *relo
 func (o *options) lastBackend(ctx context.Context) iptables.Backend {
 	identity, err := here.Identify(iptables.Info{})
 	if err != nil {
-		klog.FromContext(ctx).V(1).Info("Which backend was guarded before is not known", "reason", err)
+		klog.FromContext(ctx).V(1).Info("The backend of the last run is not known", "reason", err)
 		return ""
 	}
 	last := iptables.Backend(reload.LastBackend(o.stateDir, identity))

@@ -161,7 +161,7 @@ func printSkips(to streams, all source.Declared) (errs int) {
 // renderDeclared prints the rules that files declare, without a daemon and without the kernel.
 func renderDeclared(ctx context.Context, o *options, to streams, family rules.Family) (int, error) {
 	if o.generation != "" {
-		return exitError, errors.New("--generation names a stored generation; with --source=manifest the files say what is printed")
+		return exitError, errors.New("--generation names a stored generation; --source=manifest prints the rules of files")
 	}
 	// Every iptables that canaryd works with has --random-fully (1.6.2).
 	sources, err := o.declaredSources([]rules.Family{family}, true)

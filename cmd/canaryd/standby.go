@@ -39,7 +39,7 @@ func (o *options) openStandby(kernel *iptables.Kernel, hints *watch.Hints) (cfg 
 		cfg.NativeOff = err.Error()
 		return cfg, none, nil
 	case err != nil && cfg.Auto: // it was not asked for
-		severity.Notices(klog.Background()).Info("There is no standby: its sockets could not be opened; all else works as without one", "reason", err)
+		severity.Notices(klog.Background()).Info("There is no standby: its sockets could not be opened; nothing else depends on it", "reason", err)
 		cfg.Off, cfg.NativeOff = err.Error(), err.Error()
 		return cfg, none, nil
 	case err != nil:

@@ -184,7 +184,7 @@ func (v *screenView) draw(w io.Writer, now time.Time) {
 		fmt.Fprintln(w, paint(w, red, fmt.Sprintf("no daemon since %s, waiting for it: %s", v.since.UTC().Format("15:04:05"), plain(oneLine(v.err.Error())))))
 	}
 	if v.seen != nil && v.err != nil {
-		fmt.Fprintln(w, "what it said last:")
+		fmt.Fprintln(w, "its last status:")
 	}
 	if v.seen != nil {
 		writeStatus(w, *v.seen)

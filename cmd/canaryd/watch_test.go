@@ -88,7 +88,7 @@ func TestStatusWatch(t *testing.T) {
 			switch test.name {
 			case "screen":
 				if !strings.HasPrefix(text, enterScreen+"\x1b[H") || !strings.HasSuffix(text, leaveScreen) || strings.Contains(text, "\x1b[2J") ||
-					!strings.Contains(text, "no daemon since ") || !strings.Contains(text, "what it said last:") || errs.Len() > 0 {
+					!strings.Contains(text, "no daemon since ") || !strings.Contains(text, "its last status:") || errs.Len() > 0 {
 					t.Errorf("the screen got %q, and stderr %q", text, errs.String())
 				}
 				return

@@ -68,7 +68,7 @@ Usage: kubectl canaryd COMMAND [FLAGS] [NODE...]
 
 `
 	aboutExit = `
-Exit code: 0 all is well, 1 each node has answered and one is not well, 2 an answer is missing, or
+Exit code: 0 all is well, 1 all nodes answered and a node is not well, 2 an answer is missing, or
 trouble. A node that does not answer is unknown, and never well. kubectl canaryd COMMAND --help
 says more. Flags of all commands:
 

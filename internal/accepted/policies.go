@@ -60,11 +60,7 @@ func (c *Closings) Add(fresh []api.PolicyDrop) {
 // Say logs which policies have become DROP. acceptIt is the command that accepts it.
 func (c *Closings) Say(ctx context.Context, acceptIt string) {
 	for _, p := range c.fresh {
-		what := "The policy of a built-in chain has become DROP; canaryd sets none, so the kernel drops what no rule accepts"
-		if p.Native {
-			what = "The policy of a base chain has become DROP; canaryd leaves it so, and the kernel drops what no rule accepts"
-		}
-		severity.Warnings(klog.FromContext(ctx)).Info(what,
+		severity.Warnings(klog.FromContext(ctx)).Info("The policy of a chain has become DROP; canaryd leaves it, and the kernel drops packets that no rule accepts",
 			"family", p.Family, "table", p.Table, "chain", p.Chain, "was", p.Was, "flush", p.Flush, "acceptIt", acceptIt)
 	}
 	c.fresh, c.At = nil, time.Time{}

@@ -125,11 +125,11 @@ func (n Nothing) String() string {
 	}
 	switch {
 	case len(found) > 0 && n.Unknown:
-		return line + "; found instead: " + strings.Join(found, ", and ") + "; what else is there could not be listed"
+		return line + "; found instead: " + strings.Join(found, ", and ") + "; the rest could not be listed"
 	case len(found) > 0:
 		return line + "; found instead: " + strings.Join(found, ", and ")
 	case n.Unknown:
-		return line + "; what is there instead could not be listed"
+		return line + "; other rules could not be listed"
 	default:
 		return line + ", and no others were found"
 	}
@@ -283,9 +283,9 @@ func (e SourceError) Line() string {
 		return fmt.Sprintf("%s: a document in %s declares nothing, the rest of its file counts", e.Source, e.Where)
 	}
 	return fmt.Sprintf("%s cannot be used because of %s: %s", e.Source, e.Where, map[Instead]string{
-		LastGood:   "what it said before stays in force",
-		StoredGood: "what it said to an earlier run of canaryd is in force",
-		NoneGood:   "what it declares is not known, and not in force",
+		LastGood:   "its last good rules stay in force",
+		StoredGood: "the rules that an earlier run read from it are in force",
+		NoneGood:   "its rules are not known, and not in force",
 	}[e.InForce])
 }
 

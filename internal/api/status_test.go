@@ -87,7 +87,7 @@ func TestReady(t *testing.T) {
 	refused.DeclaredRefused, refused.SourceErrors = nil, []api.SourceError{{Source: "rules-dir", Where: "/etc/site/10.v4:7", InForce: api.StoredGood}}
 	broken := sample.Status()
 	broken.SourceErrors = refused.SourceErrors
-	const unusable = "rules-dir cannot be used because of /etc/site/10.v4:7: what it said to an earlier run of canaryd is in force"
+	const unusable = "rules-dir cannot be used because of /etc/site/10.v4:7: the rules that an earlier run read from it are in force"
 	forgotten := sample.Status()
 	delete(forgotten.Families[rules.IPv4], rules.Nat)
 	tests := []struct {

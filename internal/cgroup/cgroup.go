@@ -125,7 +125,7 @@ func used(root fs.FS, g group) (int64, error) {
 	}
 	stat, err := fs.ReadFile(root, path.Join(g.path, "memory.stat"))
 	if err != nil {
-		return 0, fmt.Errorf("reading what memory the control group uses: %w", err)
+		return 0, fmt.Errorf("reading the control group's use of memory: %w", err)
 	}
 	for line := range strings.Lines(string(stat)) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")

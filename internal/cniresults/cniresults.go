@@ -88,7 +88,7 @@ func New(path string) *Folder { return &Folder{path: path} }
 func (d *Folder) Read() (Reading, error) {
 	info, err := os.Stat(d.path)
 	if err != nil {
-		return Reading{}, fmt.Errorf("reading what libcni keeps: %w", err)
+		return Reading{}, fmt.Errorf("reading libcni's files: %w", err)
 	}
 	if d.calm && info.ModTime().Equal(d.moved) {
 		return d.last, nil
@@ -96,14 +96,14 @@ func (d *Folder) Read() (Reading, error) {
 	d.calm = false
 	folder, err := identity(d.path)
 	if err != nil {
-		return Reading{}, fmt.Errorf("reading what libcni keeps: %w", err)
+		return Reading{}, fmt.Errorf("reading libcni's files: %w", err)
 	}
 	entries, err := os.ReadDir(d.path)
 	if err != nil {
-		return Reading{}, fmt.Errorf("reading what libcni keeps: %w", err)
+		return Reading{}, fmt.Errorf("reading libcni's files: %w", err)
 	}
 	if len(entries) > maxFiles {
-		return Reading{}, fmt.Errorf("reading what libcni keeps: %s holds %d files, more than %d", d.path, len(entries), maxFiles)
+		return Reading{}, fmt.Errorf("reading libcni's files: %s holds %d files, more than %d", d.path, len(entries), maxFiles)
 	}
 	r := Reading{Folder: folder, Attached: map[protect.Attachment]Pod{}}
 	files := make(map[string]file, len(entries))

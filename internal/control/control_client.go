@@ -28,7 +28,7 @@ var ErrNoDaemon = errors.New("no canaryd is running")
 var ErrForbidden = errors.New("only root, and the user that canaryd runs as, may ask canaryd")
 
 // ErrNotCanaryd: the process that listens at the control socket does not answer as canaryd does.
-var ErrNotCanaryd = errors.New("what listens there is no canaryd")
+var ErrNotCanaryd = errors.New("the process that listens there is not canaryd")
 
 // statusTimeout bounds a request that a daemon answers from memory.
 const statusTimeout = 30 * time.Second

@@ -101,7 +101,7 @@ type Answer struct {
 var ErrMoved = errors.New("another process has written since nat was examined")
 
 // ErrOutdated: the copy cannot get what it lacks, and is not to be opened without that.
-var ErrOutdated = errors.New("the copy lacks what was learned")
+var ErrOutdated = errors.New("the copy lacks the latest rules")
 
 // ErrUnread: nat could not be read.
 var ErrUnread = errors.New("nat could not be read for the standby")

@@ -67,7 +67,7 @@ func OpenNFT(kernel *iptables.Kernel, room func() int64, missed func()) (*OnNFT,
 func (s *OnNFT) listen(missed func()) {
 	misses, err := standby.ListenMisses()
 	if err != nil {
-		klog.Background().Info("The standby opens only when a flusher's commit is done: missed packets cannot be heard of", "reason", err)
+		klog.Background().Info("canaryd cannot listen for missed packets; the standby opens only after a flusher's commit", "reason", err)
 		return
 	}
 	s.misses = misses
@@ -75,7 +75,7 @@ func (s *OnNFT) listen(missed func()) {
 		for {
 			if err := misses.Receive(); err != nil {
 				if !errors.Is(err, net.ErrClosed) {
-					severity.Warnings(klog.Background()).Error(err, "The standby opens only when a flusher's commit is done from now on")
+					severity.Warnings(klog.Background()).Error(err, "canaryd can no longer listen for missed packets; the standby opens only after a flusher's commit")
 				}
 				return
 			}
@@ -268,7 +268,7 @@ func (s *OnNFT) openNat(id tableid.TableID, order Order) (got Answer, err error)
 	held, already := s.tables.Held(id), s.tables.OpenHooks(id)
 	losses, err := held.Probe(s.conn)
 	if err != nil {
-		return got, fmt.Errorf("asking what became of nat's base chains: %w", err)
+		return got, fmt.Errorf("probing nat's base chains: %w", err)
 	}
 	hooks, shut := held.Openable(losses)
 	got.Barred = map[string]string{}

@@ -37,7 +37,7 @@ func (d *Daemon) finish(ctx context.Context, st *state) {
 	log := klog.FromContext(ctx)
 	severity.Notices(log).Info("Stopped; canaries and rules stay in place")
 	if st.pause.on() {
-		severity.Notices(log).Info("The pause goes on after a restart, until it is over", "until", st.pause.until.UTC().Format(time.RFC3339))
+		severity.Notices(log).Info("The pause continues after a restart", "until", st.pause.until.UTC().Format(time.RFC3339))
 	}
 }
 

@@ -37,7 +37,7 @@ func (d *Daemon) sayAccepted(ctx context.Context, st *state) {
 			f.By, f.Likely = q.Taker(d.charge(st, f.Family.Table(f.Table), f.Finding, f.Upto), f.Seen), q.Legacy || f.Steps
 		}
 		if again := st.accepted.Counts(&f); !again {
-			what := "Rules were removed, which canaryd accepts as their owner's doing; they are not put back"
+			what := "Rules were removed; canaryd accepts this as their owner's doing, and does not put them back"
 			if f.NotGuarded {
 				what = "Rules are gone from a table that canaryd does not guard; unless their owner removed them, it has to write them again"
 			}

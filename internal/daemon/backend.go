@@ -50,8 +50,8 @@ func (s *backendCheck) run(ctx context.Context, found chan<- iptables.Evidence) 
 		case <-time.After(s.wait):
 		}
 		moved, err := s.check(ctx)
-		if ctx.Err() == nil && s.trouble.Report(pace.Warnings(ctx), err, "Which backend is in use cannot be looked at any more; what was known stands until it can") {
-			severity.Notices(klog.FromContext(ctx)).Info("Which backend is in use can be looked at again")
+		if ctx.Err() == nil && s.trouble.Report(pace.Warnings(ctx), err, "The backends cannot be compared; canaryd keeps its last result until they can") {
+			severity.Notices(klog.FromContext(ctx)).Info("The backends can be compared again")
 		}
 		if !moved {
 			continue
@@ -116,10 +116,10 @@ func (d *Daemon) takeEvidence(ctx context.Context, st *state, e iptables.Evidenc
 	}
 	switch {
 	case is.mismatch && !was.mismatch:
-		severity.Errors(log).Info("The other backend is in use by now, and its rules are not guarded; restart canaryd to guard them, or say which backend is right with --backend",
+		severity.Errors(log).Info("The other backend is in use by now, and canaryd does not guard its rules; restart canaryd, or name the right backend with --backend",
 			"backend", ours, "evidence", e.Backend, "reason", e.Reason)
 	case was.mismatch && !is.mismatch:
-		severity.Notices(log).Info("The guarded backend is the one in use again", "backend", ours, "reason", is.reason)
+		severity.Notices(log).Info("The guarded backend is in use again", "backend", ours, "reason", is.reason)
 	}
 	st.choice = is
 }

@@ -31,7 +31,7 @@ func (d *Daemon) takeBaseline(ctx context.Context, st *state, read baseline.Know
 	defer close(d.baselineTaken)
 	st.baseline = read
 	if read.Err != nil {
-		severity.Warnings(klog.FromContext(ctx)).Error(read.Err, "The confirmed baseline is not believed; rules that appeared since are not shown, and nothing else depends on it",
+		severity.Warnings(klog.FromContext(ctx)).Error(read.Err, "The confirmed baseline cannot be used; canaryd does not show which rules appeared since, and nothing else depends on it",
 			"confirmAgain", "canaryd baseline --confirm", "forgetIt", "canaryd baseline --forget")
 	}
 }
@@ -95,7 +95,7 @@ func (d *Daemon) confirmBaseline(ctx context.Context, id string) (api.BaselineRe
 	next := reload.Baseline{Confirmed: time.Now()}
 	err := d.askGuard(ctx, func(_ context.Context, st *state) error {
 		if !st.allPlanted() || st.generation.captured.IsZero() {
-			return errors.New("not every table has been read yet, so what stands in all of them is not known")
+			return errors.New("canaryd has not read every table yet")
 		}
 		next.Captured, next.Generation = st.generation.captured, st.want()
 		return nil

@@ -96,7 +96,7 @@ func (d *Daemon) noticePurge(ctx context.Context, st *state) (recalled bool) {
 	now, q := time.Now(), d.inquire(ctx)
 	if st.loss.drill == nil && st.drills.Under == nil {
 		for _, w := range st.purges.Notice(q, st.loss.bounds(), st.loss.byName, st.marks.current, now) {
-			severity.Warnings(st.flushLog(ctx)).Info("A process deletes rules by name, and canaryd's marks among them; all that it deletes so is a loss",
+			severity.Warnings(st.flushLog(ctx)).Info("A process deletes rules by name, canaryd's marks among them; canaryd counts all its deletions as losses",
 				"flush", st.loss.record.ID, "by", flushes.CulpritText(api.CulpritOf(w.OfDoer(w.Doer()))))
 		}
 	}

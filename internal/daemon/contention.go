@@ -74,7 +74,7 @@ func (c *contention) start(ctx context.Context, l *loss) {
 	c.since, c.replays = time.Now(), 0
 	// It ends also if the rules' owner, and no replay, is the last to put them back.
 	c.calmAt = c.since.Add(calmFor)
-	severity.Warnings(klog.FromContext(ctx)).Info("A process keeps undoing the replays; until that stops, replays are limited and the log has no line for each",
+	severity.Warnings(klog.FromContext(ctx)).Info("A process keeps undoing the replays; until it stops, canaryd limits them and does not log each",
 		"flush", l.record.ID, "by", flushes.CulpritsText(l.record))
 }
 
@@ -129,7 +129,7 @@ func (d *Daemon) countReplay(ctx context.Context, st *state, l *loss) {
 // endContention ends a contention, because the last replay has stood for a while.
 func (d *Daemon) endContention(ctx context.Context, st *state) {
 	c := &st.contention
-	severity.Notices(klog.FromContext(ctx)).Info("What was replayed stays in place again; replays are not limited any more",
+	severity.Notices(klog.FromContext(ctx)).Info("Replayed rules stay in place again; canaryd no longer limits replays",
 		"lasted", pace.Latest(c.healed, c.since).Sub(c.since).Round(time.Millisecond), "replays", c.replays)
 	c.since, c.calmAt, c.jumpsDeleted, c.undone = time.Time{}, time.Time{}, 0, 0
 }

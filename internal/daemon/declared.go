@@ -132,7 +132,7 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 		for f := range result {
 			st.families[f].examined.plan(st.looking.at) // by what is in force
 		}
-		st.declared.trouble.Report(ctx, err, "Not all of the declared generation could be written; what was in force stays", "retryIn", st.declared.retry.Wait)
+		st.declared.trouble.Report(ctx, err, "Not all of the declared generation could be written; the rules in force stay", "retryIn", st.declared.retry.Wait)
 		return
 	}
 	st.declared.trouble.Over()

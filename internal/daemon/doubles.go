@@ -122,13 +122,13 @@ func (d *Daemon) undouble(ctx context.Context, st *state) {
 			d.applyResult(ctx, st, f, fr)
 		}
 		if ferr := errors.Join(err, fr.Err); ferr != nil {
-			log.V(1).Info("Jumps that stand twice could not be put right yet", "family", f, "reason", ferr)
+			log.V(1).Info("Duplicate jumps could not be removed yet", "family", f, "reason", ferr)
 			st.families[f].undoubleAt = time.Now().Add(d.cfg.JumpGrace)
 			continue
 		}
 		st.families[f].forgetDoubles()
 		if fr.Outcome != reload.Skipped {
-			severity.Notices(log).Info("Jumps stood twice, because their owner put them back in the moment in which they were replayed; one of each is left", "family", f, "jumps", tableid.Of(job.Doubled, f))
+			severity.Notices(log).Info("Duplicate jumps were removed: their owner had written them during a replay", "family", f, "jumps", tableid.Of(job.Doubled, f))
 		}
 	}
 	st.looking.plan(time.Now())

@@ -43,7 +43,7 @@ func (d *Daemon) Drill(ctx context.Context, r api.DrillRequest) (api.DrillReply,
 	case <-begun.Done:
 		return begun.Reply, nil
 	case <-ctx.Done():
-		return api.DrillReply{}, fmt.Errorf("the drill goes on, and its result will be in the status: %w", ctx.Err())
+		return api.DrillReply{}, fmt.Errorf("the drill continues, and its result will be in the status: %w", ctx.Err())
 	}
 }
 
@@ -86,7 +86,7 @@ func (d *Daemon) beginDrill(ctx context.Context, st *state, r api.DrillRequest, 
 		severity.Warnings(klog.FromContext(ctx)).Info("A drill was refused; nothing was taken", "reason", err)
 		return nil, *reply
 	}
-	klog.FromContext(ctx).Error(err, "A drill has failed: whether anything was taken is not known; if it was, it is put back", "takes", next.Takes())
+	klog.FromContext(ctx).Error(err, "A drill has failed; if canaryd took anything for it, canaryd puts it back", "takes", next.Takes())
 	st.drills.Doubts(next, time.Now())
 	return nil, *reply
 }
@@ -105,7 +105,7 @@ func (d *Daemon) drillRefused(st *state, r api.DrillReply) error {
 	case st.drills.Under != nil:
 		return errors.New("another drill is under way")
 	case d.Status().NothingProtected != nil:
-		return errors.New("there is no rule to guard: a drill that passes would say nothing; canaryd detect shows what is there")
+		return errors.New("there is no rule to guard, so a drill would prove nothing; canaryd detect lists the rules of the node")
 	case protect.OnDemand(r.Table) && !anyOf(st.families, func(fs *familyState) bool { return !fs.tables[r.Table].spared }):
 		return fmt.Errorf("nothing is protected in %s, so that it has no canary", r.Table)
 	case st.mode == api.Observe:

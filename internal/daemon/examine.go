@@ -132,7 +132,7 @@ func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, 
 	// An unknown table without an error can be read, and could not be when canaryd planted the
 	// canaries. It is planted again, and that is logged there.
 	if x.Finding.Verdict != canary.Unknown || x.Finding.Err != nil {
-		ts.trouble.Report(ctx, x.Finding.Err, "A table could not be examined; whether it lost rules is unknown", "family", id.Family, "table", id.Name)
+		ts.trouble.Report(ctx, x.Finding.Err, "A table could not be examined; canaryd does not know whether it lost rules", "family", id.Family, "table", id.Name)
 	}
 	switch {
 	case ts.verdict.Loss():

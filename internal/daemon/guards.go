@@ -103,7 +103,7 @@ func (d *Daemon) findOwners(ctx context.Context, st *state) {
 		if words := leaveOut(d.cfg.Protect, sinceLastRun); words != "" {
 			fields = append(fields, "leaveOut", "--protect="+words)
 		}
-		severity.Notices(log).Info("Rules are guarded of owners that the last run did not guard", fields...)
+		severity.Notices(log).Info("Guarding the rules of owners that the last run did not guard", fields...)
 	}
 }
 

@@ -66,7 +66,7 @@ func (d *Daemon) recallFlushes(ctx context.Context, st *state) {
 	}
 	entries, err := d.cfg.Journal.Load(flushes.Kept)
 	if err != nil {
-		severity.Warnings(klog.FromContext(ctx)).Error(err, "Not all flush records of before can be read")
+		severity.Warnings(klog.FromContext(ctx)).Error(err, "Some earlier flush records cannot be read")
 	}
 	for _, e := range entries {
 		if record, ok := flushes.StoredFlush(e); ok {
@@ -183,7 +183,7 @@ func (c *comings) log(ctx context.Context) klog.Logger {
 	}
 	switch c.lines++; {
 	case c.lines == comingsLogged:
-		log.Info("Native tables come and go too often for a line each; the others of this minute have theirs with -v=2")
+		log.Info("Native tables appear and disappear too often for a line each; -v=2 logs the others of this minute")
 		return log.V(2)
 	case c.lines > comingsLogged:
 		return log.V(2)

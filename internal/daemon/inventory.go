@@ -114,7 +114,7 @@ func (d *Daemon) takeInventory(ctx context.Context, st *state) {
 		if inv.unknown = err != nil; err == nil {
 			inv.tables = tables
 		} else {
-			klog.FromContext(ctx).V(1).Info("Which native tables are not guarded is not known", "reason", err)
+			klog.FromContext(ctx).V(1).Info("The native tables that are not guarded could not be listed", "reason", err)
 		}
 	}
 	st.inventory = inv

@@ -71,7 +71,7 @@ func (d *Daemon) keepFamily(ctx context.Context, f rules.Family, k *keeping) {
 	if err := d.cfg.Keeper.Keep(f); err != nil {
 		k.state, k.reason = api.KeeperUnavailable, err.Error()
 		if k.making.Failed(err, iptables.ErrKeeperKernel, iptables.ErrKeeperTaken) {
-			severity.Warnings(klog.FromContext(ctx)).Info("A flush may break established connections, which the keeper would prevent; nothing else depends on it",
+			severity.Warnings(klog.FromContext(ctx)).Info("There is no keeper: a flush may break established connections; nothing else depends on it",
 				"family", f, "reason", err)
 		}
 		return
@@ -86,7 +86,7 @@ func (d *Daemon) release(ctx context.Context, f rules.Family, k *keeping, into a
 	if k.state == api.KeeperKept {
 		if err := d.cfg.Keeper.Release(f); err != nil {
 			if k.making.Stays(err) {
-				severity.Warnings(klog.FromContext(ctx)).Error(err, "The keeper's table stays for now", "family", f, "table", iptables.KeeperTable)
+				severity.Warnings(klog.FromContext(ctx)).Error(err, "The keeper's table could not be deleted yet", "family", f, "table", iptables.KeeperTable)
 			}
 			return
 		}

@@ -292,7 +292,7 @@ func (d *Daemon) judgeProbe(ctx context.Context, st *state, p probed, free func(
 		fs.examined.dueAt = pace.Latest(p.end, fs.examined.notBefore)
 	}
 	if l.trouble.Over() {
-		severity.Notices(klog.FromContext(ctx)).Info("The tables can be looked at again", "family", f)
+		severity.Notices(klog.FromContext(ctx)).Info("The tables can be read again", "family", f)
 	}
 	if d.judgeMarks(st, f, st.marks.current, p.result) {
 		l.intact = p.result.Digest

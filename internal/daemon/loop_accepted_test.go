@@ -78,7 +78,7 @@ func TestWhatIsAcceptedIsSaid(t *testing.T) {
 					t.Errorf("%s: other users read %q, %+v", test.name, a.Rule, a.By)
 				}
 			}
-			const line = "accepts as their owner's doing"
+			const line = "accepts this as their owner's doing"
 			if n := strings.Count(r.log.String(), line); n != len(test.want) {
 				t.Errorf("%s: the log has it %d times, want %d", test.name, n, len(test.want))
 			}
@@ -110,7 +110,7 @@ func TestWhatIsAcceptedAgainIsCounted(t *testing.T) {
 			r.after(2 * time.Second)
 		}
 		list := r.d.Status().Accepted
-		if n := strings.Count(r.log.String(), "accepts as their owner's doing"); n != 1 || len(list) != 1 || list[0].Rules < 3 {
+		if n := strings.Count(r.log.String(), "accepts this as their owner's doing"); n != 1 || len(list) != 1 || list[0].Rules < 3 {
 			t.Errorf("the log has it %d times, and the status %v", n, list)
 		}
 	})
@@ -199,7 +199,7 @@ func TestWhatIsAcceptedOfNativeTablesIsSaid(t *testing.T) {
 					t.Errorf("the status says (-want +got):\n%s", diff)
 				}
 				for range test.want {
-					r.wantLog("Rules were removed, which canaryd accepts as their owner's doing")
+					r.wantLog("Rules were removed; canaryd accepts this as their owner's doing")
 				}
 				r.after(time.Hour)
 				if got := r.accepted(); len(got) > 0 {

@@ -136,7 +136,7 @@ func TestAnOwnerThatIsLeftOut(t *testing.T) {
 				r.settled()
 				r.after(2 * r.d.cfg.JumpGrace)
 				r.wantReady()
-				if strings.Contains(r.log.String(), "accepts as their owner") {
+				if strings.Contains(r.log.String(), "accepts this as their owner") {
 					t.Error("rules that stand are called removed")
 				}
 				if found := wordsOf(r.d.Status()); strings.Contains(found, "docker") || !strings.Contains(found, "podman/podman") {

@@ -18,9 +18,9 @@ const (
 	logMixed      = "Both backends hold rules"
 	logUnmixed    = "Only one backend holds rules again"
 	logMismatch   = "The other backend is in use by now"
-	logMatch      = "The guarded backend is the one in use again"
-	logUnchecked  = "Which backend is in use cannot be looked at any more"
-	logChecked    = "Which backend is in use can be looked at again"
+	logMatch      = "The guarded backend is in use again"
+	logUnchecked  = "The backends cannot be compared"
+	logChecked    = "The backends can be compared again"
 	aCheckAndMore = checkBackendEvery + time.Second
 )
 

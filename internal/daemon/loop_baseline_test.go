@@ -240,7 +240,7 @@ func TestBaselineIsNotBelieved(t *testing.T) {
 				must(t, spoil(filepath.Join(dir, "baseline.json")))
 				r.restart(t, backend, dir)
 				r.wantReady()
-				r.wantLog("The confirmed baseline is not believed")
+				r.wantLog("The confirmed baseline cannot be used")
 				b := r.d.Status().Baseline
 				if b == nil || b.Error == "" || b.Generation != "" || b.Rules != 0 || b.AppearedRules != 0 {
 					t.Errorf("the status says %+v", b)

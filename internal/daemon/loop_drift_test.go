@@ -395,7 +395,7 @@ func TestApplyFails(t *testing.T) {
 		r.wantDeclared(second)
 		r.wantReady()
 		r.wantNoLossTold()
-		r.wantLog("what was in force stays")
+		r.wantLog("the rules in force stay")
 	})
 }
 

@@ -175,7 +175,7 @@ func TestRestoreInDrill(t *testing.T) {
 		r := start(t, backend, setup{deaf: true})
 		end := r.drillAside(api.DrillRequest{})
 		r.restore(api.RestoreRequest{})
-		if reply := end(); reply.Result != api.DrillVoid || !strings.Contains(reply.Reason, "canaryd restore put back") {
+		if reply := end(); reply.Result != api.DrillVoid || !strings.Contains(reply.Reason, "canaryd restore undid the drill") {
 			t.Errorf("the reply: %+v", reply)
 		}
 		r.settled()

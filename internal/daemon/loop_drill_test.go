@@ -91,7 +91,7 @@ func TestDrill(t *testing.T) {
 				if _, flushed := s.LastFlush(); flushed || s.LastDrill == nil || *s.LastDrill != reply.DrillEnd {
 					t.Errorf("the last drill is %+v, the status says %+v", reply.DrillEnd, s.LastDrill)
 				}
-				for _, line := range []string{`"A canary is gone, as the drill wants it"`, `"A drill took the canary, and no rule"`, `"The drill's canary is back and proved"`} {
+				for _, line := range []string{`"A canary is gone: the drill took it"`, `"A drill took the canary, and no rule"`, `"The drill's canary is back and proved"`} {
 					r.wantLog(line)
 					if !strings.Contains(strings.Join(reply.Log, "\n"), line) {
 						t.Errorf("the reply's log lacks %s: %q", line, reply.Log)

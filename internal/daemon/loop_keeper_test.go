@@ -219,7 +219,7 @@ func TestKeeperIsRefused(t *testing.T) {
 				if n := k.asked(); n < 16 || n > c.most {
 					t.Errorf("asked %d times in 50 minutes, want 16 to %d", n, c.most)
 				}
-				if n := strings.Count(r.log.String(), "A flush may break established connections"); n != 2 {
+				if n := strings.Count(r.log.String(), "There is no keeper: a flush may break established connections"); n != 2 {
 					t.Errorf("logged %d times, want once for each family:\n%s", n, r.log)
 				}
 				k.fail(nil)

@@ -135,7 +135,7 @@ func TestOwnerIsDoneInTheGrace(t *testing.T) {
 					t.Errorf("ready: %v, records %+v", s.Ready(), s.Flushes)
 				}
 				r.wantNothingPending()
-				r.wantLog("What was deleted by name is back, or its owner deleted the rest")
+				r.wantLog("Rules that were deleted by name are back, or their owner deleted the rest")
 			})
 		})
 	}

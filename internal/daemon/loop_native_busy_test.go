@@ -36,7 +36,7 @@ func TestNativeOwnerWritesAfterCostlyReplay(t *testing.T) {
 		k.between = func() { k.sync(tableOf(proxyTable, "a", "newer")) }
 		k.flushRuleset()
 		r.settled()
-		if r.d.Status().Contended || r.logged("keeps undoing what is replayed of native tables") > 0 {
+		if r.d.Status().Contended || r.logged("keeps undoing the replays") > 0 {
 			t.Error("an owner's write is called a contention")
 		}
 		r.after(20 * time.Second)

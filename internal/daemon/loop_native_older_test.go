@@ -38,9 +38,9 @@ func TestOlderNativeGeneration(t *testing.T) {
 	sync := func(k *fakeNative) { k.sync(tableOf(proxyTable, "a", "b", "c")) }
 	for name, s := range map[string]story{
 		"flushed": {change: sync, down: flush, want: []*native.Table{tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c")}, older: older,
-			log: "The stored rules are older than those that were in force; what was flushed is put back from them"},
+			log: "The stored rules are older than the last rules in force; canaryd puts flushed rules back from them"},
 		"not flushed": {change: sync, down: func(*fakeNative) {}, want: []*native.Table{tableOf(proxyTable, "a", "b", "c"), tableOf(dockerTable, "c")},
-			log: "The stored rules are older than those that were in force"},
+			log: "The stored rules are older than the last rules in force"},
 		"only what is not older was flushed": {change: sync, down: func(k *fakeNative) { k.flushTable(dockerTable) },
 			want: []*native.Table{tableOf(proxyTable, "a", "b", "c"), tableOf(dockerTable, "c")}},
 		"its owner removed a rule, and all of the table was emptied": {change: func(k *fakeNative) { k.sync(tableOf(proxyTable, "a")) },
@@ -174,7 +174,7 @@ func TestUnreadableNoteOfNativeTables(t *testing.T) {
 		r = disk.start(r, k)
 		r.wantReady()
 		k.wantNative(t, tableOf(proxyTable, "a", "b"))
-		r.wantLog("the stored rules may be older than those that were in force")
+		r.wantLog("the stored rules may be older than the last rules in force")
 		const want = "a generation that may be older"
 		if s := r.d.Status(); len(s.Flushes) != 1 || !strings.Contains(s.Flushes[0].Older, want) || !strings.Contains(s.StateOlder, want) {
 			t.Errorf("older %q, records %+v", s.StateOlder, s.Flushes)
@@ -225,7 +225,7 @@ func TestNativeTablesOnDiskAgain(t *testing.T) {
 	disk := newFullDisk(t, iptables.NFT)
 	k := newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c"))
 	bubbleDisk(t, disk, k, func(t *testing.T, r *rig) {
-		const lost, over = `"The generation is not on disk`, `"What ought to be in force is on disk again"`
+		const lost, over = `"The generation is not on disk`, `"The generation is on disk again"`
 		disk.fill()
 		k.sync(tableOf(proxyTable, "a", "b", "c"))
 		r.after(time.Minute)

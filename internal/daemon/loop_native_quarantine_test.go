@@ -84,7 +84,7 @@ func TestARefusedRuleCostsItself(t *testing.T) {
 						t.Errorf("a record ends %s", f.Outcome)
 					}
 				}
-				for _, line := range []string{"A part of a table is in quarantine", "Parts of a table came back from quarantine", "Nothing that a flush took is missing any more"} {
+				for _, line := range []string{"A part of a table is in quarantine", "Parts of a table were put back from quarantine", "Nothing that a flush took is missing any more"} {
 					if !strings.Contains(r.log.String(), line) {
 						t.Errorf("the log lacks %q", line)
 					}

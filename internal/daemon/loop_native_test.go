@@ -185,7 +185,7 @@ func TestNativeStaleAndRefused(t *testing.T) {
 		if f := r.d.Status().Flushes[0]; f.Outcome != reload.Failed || !strings.Contains(f.Detail, "ipv4 kube-proxy") {
 			t.Errorf("the record says %+v", f)
 		}
-		if n := strings.Count(r.log.String(), "still missing rules"); n == 0 || n > 3 {
+		if n := strings.Count(r.log.String(), "Rules are still missing"); n == 0 || n > 3 {
 			t.Errorf("the log says %d times that rules are missing", n)
 		}
 		k.with(func() { delete(k.refuses, proxyTable) })
@@ -281,7 +281,7 @@ func TestNativeWar(t *testing.T) {
 				if n := k.count().heals; n < 15 || n > 60 {
 					t.Errorf("%d replays in a minute of flushes", n)
 				}
-				if !r.d.Status().Contended || r.logged("keeps undoing what is replayed of native tables") != 1 {
+				if !r.d.Status().Contended || r.logged("keeps undoing the replays") != 1 {
 					t.Errorf("contended: %t, said %d times", r.d.Status().Contended, r.logged("keeps undoing"))
 				}
 				r.after(20 * time.Second)

@@ -30,7 +30,7 @@ func TestNativeUndoNotKept(t *testing.T) {
 	}{
 		{name: "rules would go", stands: tableOf(proxyTable, "z"), refused: "so nothing was written; make room in "},
 		{name: "rules only come", stands: tableOf(proxyTable, "a"), outcomes: map[string]api.Outcome{"ip kube-proxy": reload.Proved},
-			detail: "what stood before could not be kept, and there is no undo: "},
+			detail: "the previous content could not be kept, so there is no undo: "},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {

@@ -94,7 +94,7 @@ func TestKubeletAloneIsNothing(t *testing.T) {
 			if protect[0] == "KUBE-FIREWALL" {
 				r.wantSomething() // no more was meant
 			} else {
-				r.wantNothing("but kubelet's own rules; what is there instead could not be listed")
+				r.wantNothing("but kubelet's own rules; other rules could not be listed")
 				must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Filter, ""))
 				r.settled()
 				r.wantNothing("but kubelet's own rules")

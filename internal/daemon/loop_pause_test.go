@@ -257,14 +257,14 @@ func TestPauseSurvivesARestart(t *testing.T) {
 		first.after(time.Minute)
 		first.wantHeld(lost)
 		first.stop()
-		first.wantLog("The pause goes on after a restart")
+		first.wantLog("The pause continues after a restart")
 		if diff := cmp.Diff(lost, without(first.tables())); diff != "" {
 			t.Errorf("SIGTERM in a pause wrote (-lost +now):\n%s", diff)
 		}
 		r := run(t, first.fake, setup{store: openStore(t, dir, id)})
 		r.settled()
 		r.wantHeld(lost)
-		r.wantLog("the pause of the last run goes on")
+		r.wantLog("the pause of the last run continues")
 		r.after(3 * time.Minute)
 		r.wantHeld(lost)
 		r.after(time.Minute)

@@ -201,7 +201,7 @@ func TestAPodWhoseRulesCameBack(t *testing.T) {
 				c.wantReady()
 				c.wantPod("once its file is gone", gatewayID, false)
 				c.wantPod("once its file is gone", webID, true)
-				c.wantLog("Rules of pods that were removed during the outage had come back with it; they are removed")
+				c.wantLog("A replay wrote rules of pods that are gone; they are removed")
 				c.oneRecord()
 				for _, line := range strings.Split(cmp.Diff(strings.Split(without(before), "\n"), strings.Split(without(c.tables()), "\n")), "\n") {
 					if strings.HasPrefix(line, "+") {
@@ -386,7 +386,7 @@ func TestRulesThatCannotBeTakenAwayYet(t *testing.T) {
 		c.after(3 * time.Second)
 		if backend == iptables.Legacy {
 			c.wantPod("while the lock is held", gatewayID, true)
-			c.wantLog("Rules of pods that are gone came back with a replay, and could not be removed yet")
+			c.wantLog("A replay wrote rules of pods that are gone; they could not be removed yet")
 		}
 		release()
 		c.after(20 * time.Second)

@@ -182,7 +182,7 @@ func TestRulesWithoutAnOwner(t *testing.T) {
 		must(t, r.fake.RestoreNoflush(rules.IPv6, section(rules.Mangle, ":"+proxyCanary+" - [0:0]")))
 		r.settled()
 		r.wantOwner(true)
-		r.wantLog("No rules of kube-proxy's are without an owner any more")
+		r.wantLog("kube-proxy's rules have an owner again, or are gone")
 		r.after(time.Hour)
 		r.wantOwner(true)
 	})

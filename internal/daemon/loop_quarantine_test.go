@@ -314,7 +314,7 @@ func TestASetThatNobodyCanMakeHoldsBackItsRuleAlone(t *testing.T) {
 		if saved := r.fake.SaveTable(rules.IPv4, rules.Nat); strings.Count(saved, "-A KUBE-SERVICES ") != 2 {
 			t.Errorf("nat is\n%s", saved)
 		}
-		if text := r.log.String(); !strings.Contains(text, "A part of a table is in quarantine") || !strings.Contains(text, "Parts of a table came back from quarantine") {
+		if text := r.log.String(); !strings.Contains(text, "A part of a table is in quarantine") || !strings.Contains(text, "Parts of a table were put back from quarantine") {
 			t.Error("the log does not tell")
 		}
 	})

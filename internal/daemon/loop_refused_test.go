@@ -153,7 +153,7 @@ func TestBrokenFiles(t *testing.T) {
 		r := run(t, bareNode(t, backend), setup{declared: medium(t), broken: broken})
 		r.settled()
 		r.wantDeclared(medium(t))
-		r.wantNotReady("rules-dir cannot be used because of /etc/site/10.v4:5: what it said to an earlier run of canaryd is in force")
+		r.wantNotReady("rules-dir cannot be used because of /etc/site/10.v4:5: the rules that an earlier run read from it are in force")
 		s := r.d.Status().Public()
 		if len(s.SourceErrors) != 1 || s.SourceErrors[0].Reason != "" || len(r.d.Status().SourceErrors[0].Reason) == 0 {
 			t.Errorf("over TCP: %+v", s.SourceErrors)

@@ -295,7 +295,7 @@ func TestRulesOfAPodThatAreMissingAreSaid(t *testing.T) {
 					c.wantReady()
 					c.wantNoFlush()
 					c.wantPod("that is gone", gatewayID, false)
-					c.wantLog("The rules of a pod are not missed any more")
+					c.wantLog("The rules of a pod are no longer missing")
 					return
 				}
 				c.after(2 * time.Minute)

@@ -220,7 +220,7 @@ func TestStandbyThatMustNotBeOpenAnyMore(t *testing.T) {
 				t.Errorf("open: %t, after %d tries; want it shut by one", s.anyOpen(), n)
 			}
 		}
-		if n := strings.Count(r.log.String(), "The standby translates no more: another owner wrote to nat"); n != 1 {
+		if n := strings.Count(r.log.String(), "The standby stopped translating: another owner's new rule in nat"); n != 1 {
 			t.Errorf("the log says %d times that it was shut", n)
 		}
 		s.set(func(s *fakeStandby) { s.barred = "" })

@@ -182,7 +182,7 @@ func TestNativeStandbyShuts(t *testing.T) {
 		if shut := s.named("shut ip kube-proxy", opened); s.isOpen(proxyTable) || len(shut) != 1 || shut[0].at.Sub(opened) != copies.Most {
 			t.Errorf("shut: %+v, want once after %s", shut, copies.Most)
 		}
-		r.wantLog("The standby translates no more, although rules are still missing")
+		r.wantLog("The standby stopped translating while rules are missing")
 		again := time.Now()
 		r.after(time.Minute)
 		if opened := s.named("open ip kube-proxy", again); len(opened) > 0 {

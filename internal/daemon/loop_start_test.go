@@ -49,10 +49,10 @@ func TestRestart(t *testing.T) {
 		{name: "intact", down: time.Minute, back: true, log: "Took up the stored generation"},
 		{name: "intact for long", down: time.Hour, back: true, log: "Took up the stored generation"},
 		{name: "flushed", down: time.Minute, flush: true, back: true, log: "The rules are back and proved"},
-		{name: "flushed long ago", down: time.Hour, flush: true, waits: true, log: "too old to be replayed unasked"},
+		{name: "flushed long ago", down: time.Hour, flush: true, waits: true, log: "too old for a replay"},
 		{name: "flushed, the clock set forward", down: time.Minute, flush: true, clock: 24 * time.Hour, back: true, log: "The rules are back and proved"},
-		{name: "flushed long ago, the clock set back", down: time.Hour, flush: true, clock: -24 * time.Hour, waits: true, log: "too old to be replayed unasked"},
-		{name: "flushed, in another time namespace", down: time.Minute, flush: true, asleep: time.Hour, waits: true, log: "too old to be replayed unasked"},
+		{name: "flushed long ago, the clock set back", down: time.Hour, flush: true, clock: -24 * time.Hour, waits: true, log: "too old for a replay"},
+		{name: "flushed, in another time namespace", down: time.Minute, flush: true, asleep: time.Hour, waits: true, log: "too old for a replay"},
 		{name: "another boot", down: time.Minute, flush: true, change: func(id *reload.Identity) { id.BootID = "later" }, log: "The stored generation is not used"},
 		{name: "another version", down: time.Minute, flush: true, change: func(id *reload.Identity) { id.Version = "1.8.10" }, waits: true, log: "The stored generation is not used"},
 	}

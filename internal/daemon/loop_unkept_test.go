@@ -93,7 +93,7 @@ func TestStateCannotBeKept(t *testing.T) {
 		if s := r.d.Status(); s.StateError != "" || s.StateBehind != 0 || time.Since(s.StateSaved) > confirmEvery {
 			t.Errorf("the disk is well: %q, %d behind, saved %s ago", s.StateError, s.StateBehind, time.Since(s.StateSaved))
 		}
-		r.wantLog("What ought to be in force is on disk again")
+		r.wantLog("The generation is on disk again")
 		before = r.tables()
 		r.stop()
 		r.flushNat()
@@ -130,7 +130,7 @@ func TestGenerationHasNoRoom(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(aside, "behind.json")); err != nil {
 			t.Errorf("the note that the state is behind: %v", err)
 		}
-		const over = "What ought to be in force is on disk again"
+		const over = "The generation is on disk again"
 		if strings.Contains(r.log.String(), over) {
 			t.Errorf("the log says %q", over)
 		}
@@ -192,7 +192,7 @@ func TestUnreadableNote(t *testing.T) {
 		r := run(t, first.fake, setup{store: disk.open()})
 		r.after(5 * time.Second)
 		r.wantReady()
-		r.wantLog("the stored rules may be older than those that were in force")
+		r.wantLog("the stored rules may be older than the last rules in force")
 		const want = "a generation that may be older"
 		if s := r.d.Status(); len(s.Flushes) != 1 || !strings.Contains(s.Flushes[0].Older, want) || !strings.Contains(s.Headline, want) {
 			t.Errorf("headline %q, records %+v", s.Headline, s.Flushes)
@@ -245,13 +245,13 @@ func TestOlderGeneration(t *testing.T) {
 					if len(s.Flushes) != 0 || s.StateOlder != "" {
 						t.Errorf("nothing was flushed: %+v, older: %q", s.Flushes, s.StateOlder)
 					}
-					r.wantLog("its marks stand, so canaryd begins with what stands")
+					r.wantLog("their marks are intact, so canaryd starts from the rules in the kernel")
 				} else {
 					const want = "2 changes since were not kept"
 					if len(s.Flushes) != 1 || !strings.Contains(s.Flushes[0].Older, want) || !strings.Contains(s.StateOlder, want) || !strings.Contains(s.Headline, want) {
 						t.Errorf("headline %q, older %q, records %+v", s.Headline, s.StateOlder, s.Flushes)
 					}
-					r.wantLog("The stored rules are older than those that were in force; what was flushed is put back from them")
+					r.wantLog("The stored rules are older than the last rules in force; canaryd puts flushed rules back from them")
 					addService(t, r.fake, "KUBE-SVC-CCCCCCCCCCCCCCCC") // nat is learned, and is no older one any more
 					r.after(10 * time.Second)
 					r.flushNat()

@@ -85,7 +85,7 @@ func TestUnreadState(t *testing.T) {
 						r.after(5 * time.Second)
 						if !flushed {
 							r.wantReady()
-							r.wantLog("its marks stand")
+							r.wantLog("their marks are intact")
 							return
 						}
 						r.wantUnread(dir)

@@ -68,7 +68,7 @@ func TestWar(t *testing.T) {
 				if s := r.d.Status(); s.Contended || len(r.metrics("contended")) != 0 {
 					t.Error("contended for ever")
 				}
-				if n := r.logged("stays in place again"); n != 1 {
+				if n := r.logged("stay in place again"); n != 1 {
 					t.Errorf("the log has the end %d times", n)
 				}
 				r.wantBack(before, left)
@@ -145,7 +145,7 @@ func TestWarOfJumps(t *testing.T) {
 		r.after(15*time.Second + 500*time.Millisecond)
 		r.wantBack(before, before)
 		r.after(30 * time.Second)
-		if r.d.Status().Contended || r.logged("stays in place again") != 1 {
+		if r.d.Status().Contended || r.logged("stay in place again") != 1 {
 			t.Error("contended for ever")
 		}
 	})
@@ -202,7 +202,7 @@ func TestSlowWar(t *testing.T) {
 			t.Errorf("the log has the beginning %d times", n)
 		}
 		r.after(6 * time.Second)
-		if r.d.Status().Contended || r.logged("stays in place again") != 1 {
+		if r.d.Status().Contended || r.logged("stay in place again") != 1 {
 			t.Error("contended for ever")
 		}
 	})

@@ -71,7 +71,7 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 	if err != nil {
 		st.looking.plan(time.Now())
 		st.marks.retry.Failed(err, time.Now())
-		st.marks.trouble.Report(ctx, err, "Not every table has a canary; a flush of those without one is not noticed", "retryIn", st.marks.retry.Wait)
+		st.marks.trouble.Report(ctx, err, "Some tables have no canary; canaryd does not notice when they are flushed", "retryIn", st.marks.retry.Wait)
 		return
 	}
 	st.marks.retry.Wait = 0

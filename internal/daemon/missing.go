@@ -170,7 +170,7 @@ func (d *Daemon) followMissing(ctx context.Context, st *state, id rules.TableID,
 	fs, ts := st.families[id.Family], st.table(id)
 	log := klog.FromContext(ctx).WithValues("family", id.Family, "table", id.Name)
 	if back := ts.forgetReturned(id, x.Finding); slices.ContainsFunc(back, func(m missing) bool { return m.said }) {
-		severity.Notices(log).Info("What was deleted by name is back, or its owner deleted the rest", "rules", missingTexts(id, back))
+		severity.Notices(log).Info("Rules that were deleted by name are back, or their owner deleted the rest", "rules", missingTexts(id, back))
 	}
 	if len(x.Finding.Waiting) == 0 {
 		return

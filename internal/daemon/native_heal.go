@@ -100,7 +100,7 @@ func (r *nativeRealm) limited() bool {
 // try.
 func (r *nativeRealm) contend(ctx context.Context) {
 	if r.calmAt.IsZero() {
-		severity.Warnings(klog.FromContext(ctx)).Info("Another process keeps undoing what is replayed of native tables; until that stops, replays are limited",
+		severity.Warnings(klog.FromContext(ctx)).Info("A process keeps undoing the replays; until it stops, canaryd limits them and does not log each",
 			"flush", r.loss.record.ID)
 	}
 	r.calmAt = r.loss.retry.At.Add(calmFor)
@@ -277,7 +277,7 @@ func (d *Daemon) noteLeft(ctx context.Context, st *state, left []string) {
 	}
 }
 
-// proveNative reads the repaired tables again. What they hold is what ought to be in force: what
+// proveNative reads the repaired tables again. What they hold is guarded now: what
 // was put back, with its owner's newer words. If another process wrote to them after the write,
 // which followed that genid, the error is errOwnerWrote.
 func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repairs []native.Repair) error {
@@ -357,7 +357,7 @@ func (d *Daemon) retryNative(ctx context.Context, st *state, err error) {
 		d.writeNativeRecord(ctx, l)
 	}
 	if l.trouble.Met(err, time.Now()) {
-		klog.FromContext(ctx).Error(err, "Native tables are still missing rules", "flush", l.record.ID, "tables", strings.Join(l.record.NativeNames(), ", "),
+		klog.FromContext(ctx).Error(err, "Rules are still missing", "flush", l.record.ID, "tables", strings.Join(l.record.NativeNames(), ", "),
 			"attempt", l.attempts, "retryIn", l.retry.Wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", failureOf(err).advice)
 	}
 }

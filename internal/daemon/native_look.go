@@ -37,7 +37,7 @@ func (d *Daemon) lookNative(ctx context.Context, st *state) {
 	}
 	now := time.Now()
 	if r.trouble.Over() {
-		severity.Notices(klog.FromContext(ctx)).Info("The native tables can be looked at again")
+		severity.Notices(klog.FromContext(ctx)).Info("The native tables can be read again")
 	}
 	r.hinted = time.Time{}
 	d.seekSwitch(st)
@@ -353,11 +353,11 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 // noteDrift says where following went wrong, and a read has put it right.
 func (d *Daemon) noteDrift(ctx context.Context, r *native.Ruleset) {
 	for _, id := range r.Drifted {
-		severity.Warnings(klog.FromContext(ctx)).Error(errDrifted, "A native table was followed to something else than it is; it was read again", "table", id.NFT())
+		severity.Warnings(klog.FromContext(ctx)).Error(errDrifted, "canaryd's copy of a native table differed from the kernel's; canaryd read the table again", "table", id.NFT())
 	}
 }
 
-var errDrifted = errors.New("the kernel's notifications do not add up to what it dumps")
+var errDrifted = errors.New("the kernel's notifications do not add up to its dump")
 
 // noteBeyond says once that there are more tables than are guarded.
 func (d *Daemon) noteBeyond(ctx context.Context, r *nativeRealm, beyond int) {
@@ -365,7 +365,7 @@ func (d *Daemon) noteBeyond(ctx context.Context, r *nativeRealm, beyond int) {
 		r.limits.Over()
 		return
 	}
-	err := fmt.Errorf("%d native tables have no place among the %d that canaryd guards, first those that --protect names one by one", beyond, protect.MaxNative)
+	err := fmt.Errorf("%d native tables are beyond the limit of %d; canaryd prefers tables that --protect names one by one", beyond, protect.MaxNative)
 	if r.limits.Met(err, time.Now()) {
 		severity.Warnings(klog.FromContext(ctx)).Error(err, "Not all native tables are guarded")
 	}
@@ -392,7 +392,7 @@ func (d *Daemon) witnessesLost(ctx context.Context, r *nativeRealm) (map[tableid
 // in the kernel again; but while its report is put off, its process may become known.
 func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSight, stand map[tableid.Family]string) native.Finding {
 	if t.inForce != "" && seen.Tables[id] != nil && nativestore.IDOf(seen.Digest(id)) == t.inForce {
-		return native.Finding{Verdict: native.Intact, Why: "its content is the one that was last in force"}
+		return native.Finding{Verdict: native.Intact, Why: "it has the content that was last in force"}
 	}
 	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Missed: t.missed || t.old || t.finding.Open(), Habits: owners.HabitsOf(id)}
 	if e.Now == nil && t.finding.Verdict == native.Unattributed {
@@ -441,5 +441,5 @@ func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID,
 	d.ownerRemoved(&st.native, id, st.native.tables[id])
 	delete(st.native.tables, id)
 	st.native.disk.moved(time.Now())
-	severity.Notices(st.native.comings.log(ctx)).Info("A native table is guarded no more", "table", id.NFT(), "because", f.Why)
+	severity.Notices(st.native.comings.log(ctx)).Info("A native table is no longer guarded", "table", id.NFT(), "because", f.Why)
 }

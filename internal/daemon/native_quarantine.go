@@ -82,7 +82,7 @@ func logHeld(ctx context.Context, id tableid.TableID, held []native.Held) {
 		severity.Errors(log).Info(rulesWait, "table", id.NFT(), "rules", waiting, "chain", first.Name, "reason", first.Why, "next", waitNext)
 	}
 	if more := len(missing) - flushes.NamesKept; more > 0 {
-		severity.Errors(log).Info("More parts of a native table are in quarantine", "table", id.NFT(), "parts", more)
+		severity.Errors(log).Info("More parts of a table are in quarantine", "table", id.NFT(), "parts", more)
 	}
 }
 

@@ -138,7 +138,7 @@ func (d *Daemon) announceNative(log klog.Logger, record api.Flush, added int, co
 		names = append(names, l.Table+" "+string(l.Kind))
 		lost.Rules, lost.Chains, lost.Elements = lost.Rules+l.Rules, lost.Chains+l.Chains, lost.Elements+l.Elements
 	}
-	severity.Warnings(log).Info("Rules of native tables were lost", "flush", record.ID, "tables", strings.Join(names, ", "),
+	severity.Warnings(log).Info("Rules were lost", "flush", record.ID, "tables", strings.Join(names, ", "),
 		"rules", lost.Rules, "chains", lost.Chains, "elements", lost.Elements, "by", flushes.CulpritsText(record))
 }
 
@@ -301,7 +301,7 @@ func (d *Daemon) nativeBack(ctx context.Context, st *state, id tableid.TableID, 
 	r, outcome, what := &st.native, api.Outcome(reload.Skipped), "A native table is as its owner wants it"
 	switch {
 	case r.tables[id].accept:
-		outcome, what = api.Dismissed, "An operator has accepted what became of a native table"
+		outcome, what = api.Dismissed, "An operator has accepted a native table as it is now"
 	case !stands:
 		outcome, what = api.OwnersDecision, "The owner of a native table has removed it; canaryd accepts that"
 	}
@@ -356,7 +356,7 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	for id := range l.hit { // a flush took it while it waited for a decision
 		d.endWaiting(ctx, st, id, l.record.Outcome, "A native table is back and in force again")
 	}
-	flushes.LogBack(d.nativeLog(ctx, st), "The native tables", strings.Join(l.record.NativeNames(), ", "), l.record, l.attempts+1)
+	flushes.LogBack(d.nativeLog(ctx, st), strings.Join(l.record.NativeNames(), ", "), l.record, l.attempts+1)
 }
 
 // writeNativeRecord gives the record to the journal, with what was lost unless it has that.

@@ -58,7 +58,7 @@ func (d *Daemon) rider(ctx context.Context, st *state, ride *nativeRide) *iptabl
 			if err == nil {
 				ride.at = time.Now()
 			} else if !errors.Is(err, nft.ErrStale) {
-				klog.FromContext(ctx).Info("Native tables are written after those of iptables and not together with them", "reason", err)
+				klog.FromContext(ctx).Info("Native tables are written after iptables' tables, not in the same transaction", "reason", err)
 			}
 		},
 	}

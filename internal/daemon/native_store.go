@@ -103,7 +103,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 		}
 	}
 	if err != nil {
-		pace.Unusable(klog.FromContext(ctx), err).Error(err, "Of what cannot be read, canaryd begins with the native tables that stand")
+		pace.Unusable(klog.FromContext(ctx), err).Error(err, "Stored native tables are not used; canaryd starts from the tables in the kernel")
 	}
 	if len(stored.Tables) == 0 && err != nil {
 		return

@@ -39,7 +39,7 @@ func (d *Daemon) wakeNative(ctx context.Context, st *state) bool {
 		return false
 	}
 	if r.trouble.Over() {
-		severity.Notices(klog.FromContext(ctx)).Info("The native tables can be looked at again")
+		severity.Notices(klog.FromContext(ctx)).Info("The native tables can be read again")
 	}
 	if !awake {
 		r.begun, r.known = true, now
@@ -65,7 +65,7 @@ func (d *Daemon) awaken(st *state, wanted func(nft.Table) bool) (awake bool, err
 // nativeUnknown notes that nothing can be said of native tables now. It puts nothing back.
 func (d *Daemon) nativeUnknown(ctx context.Context, st *state, err error) {
 	if st.native.trouble.Met(err, time.Now()) {
-		klog.FromContext(ctx).Error(err, "The native tables could not be read; whether they lost rules is unknown until they can")
+		klog.FromContext(ctx).Error(err, "The native tables could not be read; canaryd does not know whether they lost rules")
 	}
 	st.native.lookAgain(ctx, d.cfg.PollInterval)
 }

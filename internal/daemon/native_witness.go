@@ -37,7 +37,7 @@ func (d *Daemon) askWitness(ctx context.Context, r *nativeRealm, family tableid.
 		return "", err
 	}
 	if w.Taken && !r.witness[family].Taken {
-		severity.Warnings(klog.FromContext(ctx)).Info("Another process has a table of the name that canaryd's witness has; the witness gets another name",
+		severity.Warnings(klog.FromContext(ctx)).Info("Another process owns a table with the witness's name; canaryd gives its witness another name",
 			"table", family.Table(native.WitnessName).NFT())
 	}
 	r.witness[family] = w

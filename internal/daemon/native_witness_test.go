@@ -83,7 +83,7 @@ func TestTheWitnesssNameIsTaken(t *testing.T) {
 		if got := r.metrics("native_witness")["native_witness{family=ip,table=ip kube-proxy}"]; got != 1 {
 			t.Errorf("the metric is %v of %v", got, r.metrics("native_witness"))
 		}
-		if n := strings.Count(r.log.String(), "Another process has a table of the name"); n != 1 {
+		if n := strings.Count(r.log.String(), "Another process owns a table with the witness's name"); n != 1 {
 			t.Errorf("it is logged %d times", n)
 		}
 		k.flushRuleset()

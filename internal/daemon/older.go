@@ -34,7 +34,7 @@ func olderText(saved time.Time, changes int) string {
 
 // olderIsPutBack is the log's sentence about stored rules that are older than those that were in
 // force.
-const olderIsPutBack = "The stored rules are older than those that were in force; what was flushed is put back from them"
+const olderIsPutBack = "The stored rules are older than the last rules in force; canaryd puts flushed rules back from them"
 
 // behind returns the note that the state on disk is behind, with the marks of what is in force.
 func (st *state) behind() *reload.Behind {
@@ -47,7 +47,7 @@ func (d *Daemon) noteBehind(ctx context.Context, save func(*reload.Behind) error
 		return
 	}
 	if err := save(b); err != nil {
-		klog.FromContext(ctx).V(1).Info("The note about older rules on disk is out of date", "reason", err)
+		klog.FromContext(ctx).V(1).Info("The note about older rules on disk could not be written", "reason", err)
 	}
 }
 
@@ -63,14 +63,14 @@ func (d *Daemon) tookWrite(ctx context.Context, t *pace.Trouble, err error, save
 	}
 	d.noteBehind(ctx, save, b)
 	if over {
-		klog.FromContext(ctx).Info("What ought to be in force is on disk again", "nativeTables", tables)
+		klog.FromContext(ctx).Info("The generation is on disk again", "nativeTables", tables)
 	}
 }
 
 // mayBeOlder returns that stored tables may be older than those that were in force: the note cannot
 // be read.
 func mayBeOlder(ctx context.Context, err error, tables map[tableid.TableID]string) older {
-	severity.Warnings(klog.FromContext(ctx)).Error(err, "The note about older rules on disk cannot be read; the stored rules may be older than those that were in force", "tables", len(tables))
+	severity.Warnings(klog.FromContext(ctx)).Error(err, "The note about older rules on disk cannot be read; the stored rules may be older than the last rules in force", "tables", len(tables))
 	return older{text: "a generation that may be older; the note about its age cannot be read", tables: tables}
 }
 
@@ -101,7 +101,7 @@ func (d *Daemon) recallBehind(ctx context.Context, st *state, known *reload.Stat
 	}
 	log := severity.Warnings(klog.FromContext(ctx)).WithValues("lastSaved", b.Saved.UTC().Format(time.RFC3339), "changesSince", b.Changes, "reason", b.Reason)
 	if d.marksStand(ctx, st, b.Marks) {
-		log.Info("The stored generation is older than what was in force; its marks stand, so canaryd begins with what stands")
+		log.Info("The stored generation is older than the last rules in force; their marks are intact, so canaryd starts from the rules in the kernel")
 		return true
 	}
 	if loaded != nil {

@@ -23,7 +23,7 @@ type ownersOnDisk struct {
 func (d *Daemon) recallOwners(ctx context.Context, st *state) {
 	known, err := d.cfg.Store.LoadOwners()
 	if err != nil {
-		pace.Unusable(klog.FromContext(ctx), err).Error(err, "What is stored of the owners of rules is not used")
+		pace.Unusable(klog.FromContext(ctx), err).Error(err, "The stored list of rules' owners is not used")
 		return
 	}
 	for f, uptime := range known.Proxy {
@@ -65,7 +65,7 @@ func (d *Daemon) keepOwners(ctx context.Context, st *state, last bool) {
 	}
 	err := d.cfg.Store.SaveOwners(now)
 	d.countStateError(err)
-	st.owners.trouble.Report(pace.Warnings(ctx), err, "After a restart canaryd would not know which rules have no owner")
+	st.owners.trouble.Report(pace.Warnings(ctx), err, "The list of rules' owners is not on disk; after a restart canaryd would not know which rules have no owner")
 	if err == nil {
 		st.owners.kept = now
 	}

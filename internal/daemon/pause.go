@@ -50,7 +50,7 @@ func (d *Daemon) recallPause(ctx context.Context, st *state, kept *reload.Pause)
 		return
 	}
 	st.pause = pause{until: time.Now().Add(left), since: kept.Since, by: kept.By, why: kept.Why}
-	severity.Notices(klog.FromContext(ctx)).Info("Replays are still paused: the pause of the last run goes on", "until", st.pause.until.UTC().Format(time.RFC3339),
+	severity.Notices(klog.FromContext(ctx)).Info("Replays are still paused: the pause of the last run continues", "until", st.pause.until.UTC().Format(time.RFC3339),
 		"since", kept.Since.UTC().Format(time.RFC3339), "by", kept.By, "why", kept.Why, "end", "canaryd resume")
 }
 
@@ -114,7 +114,7 @@ func (d *Daemon) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply,
 			st.loss.retry.At = time.Now()
 		}
 		st.resumeNative()
-		severity.Notices(klog.FromContext(ctx)).Info("Paused on request: what is lost is recorded, but not replayed",
+		severity.Notices(klog.FromContext(ctx)).Info("Paused on request: canaryd records losses, but replays nothing",
 			"by", st.pause.by, "why", st.pause.why, "for", length, "until", reply.Until.UTC().Format(time.RFC3339), "wasPaused", reply.WasPaused)
 		return nil
 	})
@@ -166,7 +166,7 @@ func (d *Daemon) recordPaused(ctx context.Context, st *state) {
 	if l := st.loss; !l.recorded { // its owner was faster
 		st.loss = nil
 		d.backUnread(ctx, st, l)
-		d.endDrill(ctx, st, api.DrillVoid, "replays were paused, and another process put back what the drill had taken")
+		d.endDrill(ctx, st, api.DrillVoid, "replays were paused, and another process undid the drill")
 		// On legacy what it put back may have the digest of before, so that no
 		// look calls for it.
 		for _, fs := range st.families {

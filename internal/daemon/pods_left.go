@@ -79,7 +79,7 @@ func (d *Daemon) removeGoneContainers(ctx context.Context, st *state) {
 		}
 	}
 	st.looking.plan(time.Now())
-	w.Untaken.Report(pace.Warnings(ctx), err, "Rules of pods that are gone came back with a replay, and could not be removed yet", "pods", names)
+	w.Untaken.Report(pace.Warnings(ctx), err, "A replay wrote rules of pods that are gone; they could not be removed yet", "pods", names)
 	if err != nil {
 		w.RemoveAt = time.Now().Add(d.cfg.PollInterval)
 		return
@@ -87,7 +87,7 @@ func (d *Daemon) removeGoneContainers(ctx context.Context, st *state) {
 	st.forgetContainers(job.GoneContainers, time.Now())
 	for _, fr := range result {
 		if fr.Outcome != reload.Skipped {
-			severity.Notices(klog.FromContext(ctx)).Info("Rules of pods that were removed during the outage had come back with it; they are removed", "pods", names)
+			severity.Notices(klog.FromContext(ctx)).Info("A replay wrote rules of pods that are gone; they are removed", "pods", names)
 			return
 		}
 	}

@@ -167,7 +167,7 @@ func (d *Daemon) logOwnerless(ctx context.Context, st *state) {
 			"ifItBelongsHere", o.Choices[0].Command, "ifItHasLeft", o.Choices[len(o.Choices)-1].Command)
 	}
 	if o == nil && st.ownerless.Over() {
-		severity.Notices(log).Info("No rules of kube-proxy's are without an owner any more")
+		severity.Notices(log).Info("kube-proxy's rules have an owner again, or are gone")
 	}
 }
 
@@ -181,5 +181,5 @@ func (d *Daemon) judgeProxy(ctx context.Context, st *state, f rules.Family, snap
 		return
 	}
 	st.relearn(st.generation.learned.WithoutProxy(snapshot), now, fs)
-	severity.Notices(klog.FromContext(ctx)).Info("kube-proxy has removed its chains and its canary; a flush does not bring them back", "family", f)
+	severity.Notices(klog.FromContext(ctx)).Info("kube-proxy has removed its chains and its canary; canaryd no longer guards them", "family", f)
 }

@@ -51,9 +51,9 @@ func (d *Daemon) setQuarantine(st *state, id rules.TableID, list []reload.Quaran
 // The log says of all tables in these words that a part is in quarantine, or leaves it.
 const (
 	partHeld     = "A part of a table is in quarantine: it could not be put back"
-	rulesWait    = "Rules of a chain wait for rules that decide and are missing"
+	rulesWait    = "Rules of a chain wait, because missing rules decide which packets reach them"
 	waitNext     = "they are put back in their places when those are back"
-	partsBack    = "Parts of a table came back from quarantine"
+	partsBack    = "Parts of a table were put back from quarantine"
 	partAccepted = "An operator has accepted that a part of a table in quarantine is lost"
 )
 

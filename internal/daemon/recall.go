@@ -43,14 +43,14 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	case errors.Is(err, reload.ErrNothingStored):
 		return
 	case err != nil:
-		pace.Unusable(log, err).Error(err, "The stored generation is not used; canaryd starts from what the kernel has now")
+		pace.Unusable(log, err).Error(err, "The stored generation is not used; canaryd starts from the rules in the kernel")
 		d.suspect(ctx, st, err.Error())
 		return
 	}
 	age := d.cfg.Uptime() - known.Uptime
 	// A negative age comes from another clock: that of a container's own time.
 	if (age > d.cfg.MaxStoredAge || age < 0) && !d.marksStand(ctx, st, known.Marks) {
-		severity.Warnings(log).Info("The marks of the last run do not stand, and what it knew is too old to be replayed unasked; `canaryd restore --generation` does it",
+		severity.Warnings(log).Info("The marks of the last run are gone, and its generation is too old for a replay; `canaryd restore --generation` puts it back",
 			"generation", stored.ID, "age", age.Round(time.Second), "maxStoredAge", d.cfg.MaxStoredAge)
 		d.suspect(ctx, st, fmt.Sprintf("the rules were last seen in force longer ago than --max-stored-age (%s)", d.cfg.MaxStoredAge))
 		return

@@ -110,7 +110,7 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 		what = "Rules that were deleted by name are still missing after --jump-grace"
 	}
 	if st.drills.TookAll(st.losses()) {
-		what, log = "A canary is gone, as the drill wants it", severity.Notices(log)
+		what, log = "A canary is gone: the drill took it", severity.Notices(log)
 	}
 	when := []any{"noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10 * time.Microsecond)}
 	if since := st.loss.record.LastInForce; st.loss.record.Stalled {
@@ -157,14 +157,14 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh flushes.Verdicts)
 				unknown = append(unknown, table.Family.Table(table.Table).String())
 			}
 		}
-		severity.Warnings(log).Info("How many rules that --protect does not name were lost, too, is not known of some tables; their owners have to check them",
+		severity.Warnings(log).Info("Some tables may have lost rules that --protect does not name, too; their owners have to check them",
 			"flush", l.record.ID, "tables", strings.Join(unknown, ", "))
 	}
 	if len(l.record.Pods) > 0 {
 		severity.Warnings(log).Info("Host ports of pods were lost", "flush", l.record.ID, "pods", flushes.PodTexts(l.record), "more", l.record.MorePods)
 	}
 	for _, p := range l.record.Policies {
-		severity.Warnings(log).Info("A built-in policy is another than before; canaryd never sets policies", "flush", l.record.ID, "policy", p)
+		severity.Warnings(log).Info("The policy of a built-in chain has changed; canaryd never sets policies", "flush", l.record.ID, "policy", p)
 	}
 }
 
@@ -191,7 +191,7 @@ func (d *Daemon) logRetry(ctx context.Context, st *state, err error) {
 func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result reload.Result) {
 	log := st.flushLog(ctx)
 	tables := append([]string{l.hit.Text()}, l.record.NativeNames()...) // these rode with them
-	flushes.LogBack(log, "The rules", strings.Join(tables, ", "), l.record, l.attempts+1)
+	flushes.LogBack(log, strings.Join(tables, ", "), l.record, l.attempts+1)
 	for id, tr := range flushes.TablesOf(result) {
 		if n := len(tr.Skipped); n > 0 {
 			severity.Notices(log).Info("Chains were left as their owner had written them meanwhile", "flush", l.record.ID,
@@ -203,10 +203,10 @@ func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result rel
 			log.Info("Tables were written by iptables-restore, which takes longer", "flush", l.record.ID, "family", f, "directly", fr.Direct, "reason", fr.Detour)
 		}
 		if fr.Aftercare != nil {
-			severity.Warnings(log).Error(fr.Aftercare, "The rules are back, but not all that follows worked", "flush", l.record.ID, "family", f)
+			severity.Warnings(log).Error(fr.Aftercare, "kube-proxy could not be asked for a full sync", "flush", l.record.ID, "family", f)
 		}
 	}
 }
 
 // tablesUnread is what the log says of a family that cannot be probed or read.
-const tablesUnread = "The tables could not be read; whether rules were lost is unknown until they can"
+const tablesUnread = "The tables could not be read; canaryd does not know whether they lost rules"

@@ -63,7 +63,7 @@ func (d *Daemon) showUnread(st *state) {
 func (d *Daemon) backUnread(ctx context.Context, st *state, l *loss) {
 	log := severity.Notices(st.flushLog(ctx))
 	if l.unread == nil || len(l.unread.hit) == 0 || l.attempts == 0 {
-		log.Info("Nothing was lost any more when it was looked at under guard", "flush", l.record.ID)
+		log.Info("canaryd read the tables again and found nothing missing", "flush", l.record.ID)
 		return
 	}
 	l.record = l.unread.record
@@ -73,7 +73,7 @@ func (d *Daemon) backUnread(ctx context.Context, st *state, l *loss) {
 	d.cfg.Metrics.ObserveFlush(l.record.Time, l.unread.hit.Public())
 	d.cfg.Metrics.ObserveRecovery(absent, l.record.Standby)
 	d.journal(ctx, st, l)
-	flushes.LogBack(log, "The rules", l.unread.hit.Text(), l.record, l.record.Attempts)
+	flushes.LogBack(log, l.unread.hit.Text(), l.record, l.record.Attempts)
 }
 
 // seekLockHolder finds out which process holds the xtables lock, for which a replay has to wait.

@@ -18,11 +18,11 @@ import (
 )
 
 // errStopped answers requests after a cleanup.
-var errStopped = errors.New("canaryd's marks were removed by `canaryd cleanup`, and it stands still; restart it to begin again")
+var errStopped = errors.New("`canaryd cleanup` removed canaryd's marks, and canaryd guards nothing; restart it to begin again")
 
 // errDeclared answers a request for a generation that a declared source would
 // undo as drift at once.
-var errDeclared = errors.New("a declared source is in use: change what it declares instead of restoring an older generation")
+var errDeclared = errors.New("a declared source is in use: change its rules instead of restoring an older generation")
 
 // askGuard runs do between the loop's steps and publishes what came of it. It fails after a
 // cleanup.
@@ -202,7 +202,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 	if st.loss != nil {
 		d.concludeHeal(ctx, st, &nativeRide{}, result, nil)
 	} else {
-		d.endDrill(ctx, st, api.DrillVoid, "canaryd restore put back what the drill had taken, before that was noticed")
+		d.endDrill(ctx, st, api.DrillVoid, "canaryd restore undid the drill before canaryd noticed it")
 		st.pods.SetReturned(result, time.Now())
 		for f, fr := range result {
 			d.applyResult(ctx, st, f, fr)
@@ -255,7 +255,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 			failed = errors.Join(failed, d.cfg.Store.Forget())
 		}
 		if failed != nil {
-			severity.Warnings(klog.FromContext(ctx)).Error(failed, "Cleaned up on request, but not all of it; nothing is watched any more", "rules", r.Rules)
+			severity.Warnings(klog.FromContext(ctx)).Error(failed, "Cleaned up on request, but not completely; nothing is watched any more", "rules", r.Rules)
 		} else {
 			severity.Notices(klog.FromContext(ctx)).Info("Cleaned up on request; nothing is watched any more", "rules", r.Rules)
 		}
@@ -286,7 +286,7 @@ func (d *Daemon) Render(ctx context.Context, r api.RenderRequest) (text string, 
 	}
 	stored, note, err := d.cfg.Store.Show(r.Generation)
 	if errors.Is(err, reload.ErrNothingStored) {
-		return "", fmt.Errorf("%w: %w; canaryd status lists those that are stored", api.ErrNoGeneration, err)
+		return "", fmt.Errorf("%w: %w; canaryd status lists the stored generations", api.ErrNoGeneration, err)
 	}
 	if err != nil {
 		return "", err

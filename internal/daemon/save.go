@@ -118,7 +118,7 @@ func (d *Daemon) saveGeneration(st *state) error {
 // saveBytes writes the bytes of the rules that ought to be in force. An error is no error of the
 // generation, which is on disk: the next confirmation tries again.
 func (d *Daemon) saveBytes(ctx context.Context, st *state) {
-	if st.disk.noBytes.Report(pace.Warnings(ctx), d.cfg.Store.SaveBytes(st.want()), "The bytes of rules are not on disk; rules that are flushed while canaryd is down will be written by iptables") {
+	if st.disk.noBytes.Report(pace.Warnings(ctx), d.cfg.Store.SaveBytes(st.want()), "The bytes of rules are not on disk; iptables will write rules that are flushed while canaryd is down") {
 		klog.FromContext(ctx).Info("The bytes of rules are on disk again")
 	}
 }

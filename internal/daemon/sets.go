@@ -36,7 +36,7 @@ type sets struct {
 func (d *Daemon) recallSets(ctx context.Context, st *state) {
 	var err error
 	if st.sets.known, err = d.cfg.Store.LoadSets(); err != nil {
-		pace.Unusable(klog.FromContext(ctx), err).Error(err, "The stored ipsets are not used; one that is missing now cannot be put back")
+		pace.Unusable(klog.FromContext(ctx), err).Error(err, "The stored ipsets are not used; canaryd cannot put back an ipset that is missing now")
 	}
 }
 
@@ -82,7 +82,7 @@ func (d *Daemon) captureSets(ctx context.Context, st *state, all bool) {
 		d.countStateError(failed)
 		st.sets.unkept, err = failed != nil, errors.Join(err, failed)
 	}
-	st.sets.trouble.Report(pace.Warnings(ctx), err, "Not every ipset that protected rules name is kept; one that is not cannot be put back")
+	st.sets.trouble.Report(pace.Warnings(ctx), err, "Some ipsets that protected rules name are not stored; canaryd cannot put them back")
 }
 
 func equalSets(a, b iptables.Set) bool {

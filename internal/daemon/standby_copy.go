@@ -158,7 +158,7 @@ func (d *Daemon) releaseStandby(ctx context.Context, st *state, s *standbyOf, in
 	if s.has() || s.begun || s.state == api.StandbyUnavailable {
 		if err := d.cfg.Standby.Table.Release(s.id); err != nil {
 			if s.making.Stays(err) {
-				severity.Warnings(klog.FromContext(ctx)).Error(err, "The standby's table stays for now", "table", s.kind.name(), "standby", standby.NameOf(s.id))
+				severity.Warnings(klog.FromContext(ctx)).Error(err, "The standby's table could not be deleted yet", "table", s.kind.name(), "standby", standby.NameOf(s.id))
 			}
 			return
 		}

@@ -92,7 +92,7 @@ func (d *Daemon) openGate(ctx context.Context, st *state, s *standbyOf) (commits
 	if !got.Open && s.gate.IsOpen() {
 		open := d.gateShut(st, s, now)
 		s.gate.Waits, s.state = true, api.StandbyArmed
-		severity.Warnings(log).Info("The standby translates no more: another owner wrote to nat what keeps a hook shut", s.fields("open", open.Round(10*time.Microsecond))...)
+		severity.Warnings(log).Info("The standby stopped translating: another owner's new rule in nat keeps a hook shut", s.fields("open", open.Round(10*time.Microsecond))...)
 	}
 	if !got.Open || s.gate.IsOpen() {
 		return got.Commits
@@ -166,7 +166,7 @@ func (d *Daemon) shutStandby(ctx context.Context, st *state) {
 			continue
 		}
 		if d.shutGate(ctx, st, s); wanted {
-			severity.Warnings(s.kind.log(ctx, d, st)).Info("The standby translates no more, although rules are still missing: what it has may be out of date",
+			severity.Warnings(s.kind.log(ctx, d, st)).Info("The standby stopped translating while rules are missing: its copy may be out of date",
 				s.fields("limit", copies.Most)...)
 		}
 	}
@@ -180,7 +180,7 @@ func (d *Daemon) shutGate(ctx context.Context, st *state, s *standbyOf) {
 	if err != nil { // the table had to go
 		d.standbyFailed(ctx, s, err)
 	}
-	s.kind.openOrder(st, time.Now()) // notes since when the copy lacks what was learned meanwhile
+	s.kind.openOrder(st, time.Now()) // notes since when the copy lacks the latest rules meanwhile
 	fields := []any{"table", s.kind.name(), "open", open.Round(10 * time.Microsecond)}
 	if !got.Shut.IsZero() {
 		severity.Warnings(klog.FromContext(ctx)).Info("The standby's limit shut it before canaryd did", fields...)

@@ -54,7 +54,7 @@ func (s *suspicion) why() error {
 	if s == nil || !s.trouble.There() {
 		return nil
 	}
-	return fmt.Errorf("what became of the rules of the last run is not known: %s", s.trouble.What)
+	return fmt.Errorf("canaryd does not know whether rules of the last run were lost: %s", s.trouble.What)
 }
 
 // plantable returns the families in which marks may be planted. A table that cannot be
@@ -71,7 +71,7 @@ func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
 	s := st.suspicion
 	there, done, err := d.guardedBefore(ctx, s.remains)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Whether the rules of the last run were lost cannot be seen: the backend that it guarded cannot be read", "backend", s.remains.Identity.Backend)
+		klog.FromContext(ctx).Error(err, "The backend of the last run cannot be read; canaryd does not know whether its rules were lost", "backend", s.remains.Identity.Backend)
 		s.unmarked = true
 		d.judgeUnread(ctx, st)
 		st.suspicion = nil
@@ -97,7 +97,7 @@ func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
 		return
 	}
 	s.retry.Failed(nil, time.Now())
-	s.trouble.Report(ctx, failed, "The tables could not be read; whether the rules of the last run were lost is unknown until they can", "retryIn", s.retry.Wait)
+	s.trouble.Report(ctx, failed, "The tables could not be read; canaryd does not know whether rules of the last run were lost", "retryIn", s.retry.Wait)
 }
 
 // guardedBefore returns what reads the backend that the earlier run guarded.

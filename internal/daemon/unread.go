@@ -51,7 +51,7 @@ func (d *Daemon) noteUnread(ctx context.Context, st *state, u reload.Unread) {
 
 func (d *Daemon) logUnread(ctx context.Context, u reload.Unread) {
 	p := PublicUnread(u)
-	klog.FromContext(ctx).Error(errors.New(u.Reason), "What was in force cannot be read, and nothing shows that all of it stands; a decision is needed",
+	klog.FromContext(ctx).Error(errors.New(u.Reason), "Stored rules cannot be read, and canaryd does not know whether all are in force; a decision is needed",
 		"file", u.File, "table", u.Table, "older", p.Restore, "acceptWhatStands", dismissCommand)
 }
 
@@ -95,7 +95,7 @@ func (d *Daemon) dropStanding(ctx context.Context, st *state, native bool, stand
 		return u.Native == native && len(u.IDs) > 0 && !slices.ContainsFunc(u.IDs, func(id string) bool { return !stands(id) })
 	})
 	if n > 0 {
-		severity.Notices(klog.FromContext(ctx)).Info("What was in force could not be read, but all of it stands: its content has the same digest", "files", n)
+		severity.Notices(klog.FromContext(ctx)).Info("Stored rules could not be read, but all are in force: the kernel's rules have the same digest", "files", n)
 	}
 }
 
@@ -121,7 +121,7 @@ func (d *Daemon) judgeUnread(ctx context.Context, st *state) {
 	case s.unmarked:
 		d.noteUnread(ctx, st, *u)
 	default:
-		severity.Warnings(klog.FromContext(ctx)).Error(errors.New(u.Reason), "What was in force cannot be read, but its marks stand: no flush came, and canaryd begins with what stands", "file", u.File)
+		severity.Warnings(klog.FromContext(ctx)).Error(errors.New(u.Reason), "Stored rules cannot be read, but their marks are intact: canaryd starts from the rules in the kernel", "file", u.File)
 	}
 }
 

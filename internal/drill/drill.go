@@ -171,7 +171,7 @@ func (x *Drill) Answered(c Course) (result api.DrillResult, reason string) {
 	switch r := c.Record; {
 	case !c.Recorded:
 		x.Reply.Flush = ""
-		return api.DrillFailed, "the canary stood again when the tables were read under guard: another process put it back"
+		return api.DrillFailed, "another process put the canary back before canaryd read the tables"
 	case r.Drill != x.Reply.Sort:
 		return api.DrillVoid, "another process flushed rules meanwhile, and canaryd answered that: see the flush record"
 	case r.Outcome == api.Drilled, r.Outcome == reload.Proved, r.Outcome == reload.Raced:

@@ -104,19 +104,18 @@ var gravity = []canary.Verdict{
 // Graver reports whether a kind of loss is graver than another one.
 func Graver(a, b canary.Verdict) bool { return slices.Index(gravity, a) > slices.Index(gravity, b) }
 
-// LogBack logs by the record's outcome how the loss of what is named, in those tables, ended.
-func LogBack(log klog.Logger, what, tables string, r api.Flush, attempts int) {
+// LogBack logs by the record's outcome how the loss of rules in these tables ended.
+func LogBack(log klog.Logger, tables string, r api.Flush, attempts int) {
+	what := "The rules are back and proved"
 	log = severity.Notices(log)
 	switch r.Outcome {
 	case api.Drilled:
 		what = "The drill's canary is back and proved"
 	case reload.Skipped:
-		what += " are back: their owner was faster"
+		what = "The rules are back: their owner was faster"
 	case reload.Partial:
 		log = severity.Errors(log)
-		what += " are back, but for what was left out"
-	default:
-		what += " are back and proved"
+		what = "The rules are back, but canaryd had to leave out some"
 	}
 	log.Info(what, "flush", r.ID, "tables", tables, "outcome", r.Outcome, AbsentKey(r), api.Seconds(r.AbsentSeconds).Round(10*time.Microsecond), "attempts", attempts)
 }

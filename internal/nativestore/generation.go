@@ -122,7 +122,7 @@ func (s *Store) Read(id string) (g Generation, err error) {
 	case g.Format != format:
 		return Generation{}, fmt.Errorf("stored generation %s of a native table has format %d, and this canaryd reads %d", id, g.Format, format)
 	case g.Table == nil || g.Table.Digest().String() != g.Digest || g.ID != id || !strings.HasPrefix(g.Digest, id):
-		return Generation{}, fmt.Errorf("stored generation %s of a native table is corrupt: its content is not the one that was stored", id)
+		return Generation{}, fmt.Errorf("stored generation %s of a native table is corrupt: its content does not match its digest", id)
 	}
 	return g, nil
 }

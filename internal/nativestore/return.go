@@ -95,7 +95,7 @@ func (n returning) do(r api.RestoreRequest) (Returned, error) {
 		}
 		undo, unkept := n.keepForUndo(now)
 		if unkept != nil && removal != "" {
-			return Returned{}, fmt.Errorf("what table %s holds now could not be kept for an undo, so nothing was written; make room in %s and run it again: %w",
+			return Returned{}, fmt.Errorf("the present content of table %s could not be kept for an undo, so nothing was written; make room in %s and run it again: %w",
 				n.want.Name, n.store.folder(), unkept)
 		}
 		repairs := []native.Repair{n.repair(now)}
@@ -105,7 +105,7 @@ func (n returning) do(r api.RestoreRequest) (Returned, error) {
 		}
 		row := w.row(repairs[0])
 		if row.Outcome == reload.Proved && unkept != nil {
-			row.Detail = fmt.Sprintf("what stood before could not be kept, and there is no undo: %v", unkept)
+			row.Detail = fmt.Sprintf("the previous content could not be kept, so there is no undo: %v", unkept)
 		}
 		done.Reply.Undo, done.Reply.Native[0] = undo, row
 		done.Write, done.Held = w, repairs[0].Held()

@@ -48,7 +48,7 @@ func (s *Store) loadFor(kernel Kernel, protects func(tableid.TableID) bool) (Sto
 		return Stored{}, err
 	}
 	if stored.foreign != "" {
-		return Stored{}, fmt.Errorf("what is stored of native tables says nothing of those here: %s", stored.foreign)
+		return Stored{}, fmt.Errorf("the stored native tables cannot be used here: %s", stored.foreign)
 	}
 	if kernel == nil && slices.ContainsFunc(stored.Tables, func(t Row) bool { return protects(t.Generation.Table.ID) }) {
 		return Stored{}, ErrNoNFTables
@@ -215,7 +215,7 @@ func (s *Store) saveProved(kernel Kernel, stored Stored, proved []Row, proof *na
 		now := proof.Tables[g.Table.ID]
 		witness, err := kernel.Witness(g.Table.ID.Family)
 		if err != nil {
-			return fmt.Errorf("keeping what was restored: asking for the witness: %w", err)
+			return fmt.Errorf("keeping the restored table: reading the witness: %w", err)
 		}
 		t.Verdict, t.Witness, t.Held = native.Intact, witness.Nonce, Lasting(t.Held)
 		t.Generation = GenerationOf(now, now.Digest(), g.Made, g.Captured, here.Uptime()-time.Since(proof.At))

@@ -227,7 +227,7 @@ func (r Removal) Keep(ctx context.Context, dir string, reply api.RestoreReply) e
 	j.Close()
 	j.Run(func(written error) { err = errors.Join(err, written) })
 	if err != nil {
-		return fmt.Errorf("recording what was removed: %w", err)
+		return fmt.Errorf("recording the removed rules: %w", err)
 	}
 	return nil
 }

@@ -88,7 +88,7 @@ func (w *Watch) Read(ctx context.Context, files Attachments, now time.Time) (r c
 	r, err := files.Read()
 	if err != nil {
 		if w.Folder != "" && w.unread.Met(err, now) {
-			severity.Warnings(klog.FromContext(ctx)).Info("libcni's files cannot be read any more; pods that are removed during an outage are not known", "reason", err)
+			severity.Warnings(klog.FromContext(ctx)).Info("libcni's files cannot be read any more; canaryd does not know which pods are removed during an outage", "reason", err)
 		}
 		return r, false
 	}
@@ -109,7 +109,7 @@ func (w *Watch) Take(ctx context.Context, r cniresults.Reading, now time.Time) (
 		for _, a := range vanished {
 			delete(w.known, a)
 		}
-		severity.Warnings(klog.FromContext(ctx)).Info("All of libcni's files are gone at once, which is no sign that the pods are", "files", len(vanished))
+		severity.Warnings(klog.FromContext(ctx)).Info("All of libcni's files are gone at once; canaryd does not take their pods for gone", "files", len(vanished))
 	} else {
 		for _, a := range vanished {
 			k := w.known[a]

@@ -86,7 +86,7 @@ func (w *Watch) Follow(ctx context.Context, s Sight) bool {
 		if _, still := lacks[k.attachment]; k.family == f && !still {
 			delete(w.robbed, k)
 			if r.missed {
-				severity.Notices(klog.FromContext(ctx)).Info("The rules of a pod are not missed any more: they are back, or the pod is gone", "family", f, "pod", w.name(k.attachment))
+				severity.Notices(klog.FromContext(ctx)).Info("The rules of a pod are no longer missing: they are back, or the pod is gone", "family", f, "pod", w.name(k.attachment))
 			}
 		}
 	}
@@ -110,7 +110,7 @@ func (w *Watch) Follow(ctx context.Context, s Sight) bool {
 		r.size = size
 		if r.by == robberUnknown && w.known[a].removedAgain(f, r.Since) {
 			r.by = robberOwner // it is removed again: its DEL may fail time after time
-			severity.Warnings(klog.FromContext(ctx)).Info("The rules of a pod were removed once more by a process that is not known; they are not put back", "family", f, "pod", w.name(a))
+			severity.Warnings(klog.FromContext(ctx)).Info("An unknown process removed the rules of a pod once more; canaryd does not put them back", "family", f, "pod", w.name(a))
 		}
 		missed := r.by == robberUnknown && now.Sub(r.Since) >= w.Grace
 		if missed && !r.missed {

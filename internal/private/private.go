@@ -63,12 +63,12 @@ func checkFolder(path string, parent bool) error {
 	}
 	owner := info.Sys().(*syscall.Stat_t) // what Stat returns on Linux
 	if !isTrusted(owner.Uid) && (!parent || !isUnmapped(owner.Uid)) {
-		return fmt.Errorf("%s belongs to user %d, which could change what canaryd reads there%s", path, owner.Uid, advice(parent, "give it to root: chown root "+path))
+		return fmt.Errorf("%s belongs to user %d, which could change its content%s", path, owner.Uid, advice(parent, "give it to root: chown root "+path))
 	}
 	sticky := parent && info.Mode()&fs.ModeSticky != 0
 	groupWrites := info.Mode().Perm()&0o020 != 0 && owner.Gid != 0 && owner.Gid != uint32(os.Getegid())
 	if !sticky && (groupWrites || info.Mode().Perm()&0o002 != 0) {
-		return fmt.Errorf("other users may write to %s (mode %04o), and change what canaryd reads there%s", path, info.Mode().Perm(), advice(parent, "forbid that: chmod go-w "+path))
+		return fmt.Errorf("other users may write to %s (mode %04o), and change its content%s", path, info.Mode().Perm(), advice(parent, "forbid that: chmod go-w "+path))
 	}
 	return nil
 }

@@ -112,6 +112,6 @@ func oneLine(text string) string {
 func (s *session) send(words ...string) {
 	if err := s.Send(strings.Join(words, "\n")); err != nil && !s.failed {
 		s.failed = true
-		severity.Warnings(s.log).Error(err, "The service manager gets no notification of how canaryd is; it may restart it")
+		severity.Warnings(s.log).Error(err, "The service manager could not be notified of canaryd's state; it may restart canaryd")
 	}
 }

@@ -47,7 +47,7 @@ func (s Shelf) keep(source Source, said Declared) error {
 		err = private.Write(s.file(source.Name()), data)
 	}
 	if err != nil {
-		return fmt.Errorf("storing what the source %s declares: %w", source.Name(), err)
+		return fmt.Errorf("storing the rules of source %s: %w", source.Name(), err)
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ func (d RulesDir) recall(g rules.Generation) Declared {
 		source: d.Name(),
 		claims: func(chain string) bool { return own[chain] },
 		where: func(rules.Family, rules.TableName, string) string {
-			return "what canaryd stored of the fragments in " + d.Dir
+			return "the stored fragments of " + d.Dir
 		},
 	}}}
 }

@@ -49,7 +49,7 @@ func TestStartWithBrokenFiles(t *testing.T) {
 	if len(problems) != 1 || problems[0].Instead != Nothing || problems[0].Source != "rules-dir" || problems[0].Where != filepath.Join(dir, "r/site.v4")+":4" || problems[0].Since.IsZero() {
 		t.Errorf("problems: %+v", problems)
 	}
-	if !strings.Contains(log.String(), "none that were good are known") {
+	if !strings.Contains(log.String(), "canaryd has no earlier good rules") {
 		t.Errorf("the log:\n%s", log)
 	}
 
@@ -65,10 +65,10 @@ func TestStartWithBrokenFiles(t *testing.T) {
 	if len(problems) != 2 || problems[0].Instead != Stored || problems[1].Instead != Stored {
 		t.Errorf("problems: %+v", problems)
 	}
-	if !strings.Contains(log.String(), "those that an earlier run took from the same files stay") {
+	if !strings.Contains(log.String(), "the rules that an earlier run read from the same files stay in force") {
 		t.Errorf("the log:\n%s", log)
 	}
-	if _, where := stored.Origin(rules.IPv4, rules.Filter, "SITE", rules.Rule{Spec: "-j DROP", Target: "DROP"}); !strings.Contains(where, "canaryd stored") {
+	if _, where := stored.Origin(rules.IPv4, rules.Filter, "SITE", rules.Rule{Spec: "-j DROP", Target: "DROP"}); !strings.Contains(where, "the stored fragments of") {
 		t.Errorf("a rule from disk is said to stand in %q", where)
 	}
 

@@ -118,7 +118,7 @@ func (w *Watcher) Start(ctx context.Context) Declared {
 		if storedErr == nil {
 			s.good, s.instead, all = stored, Stored, next
 		} else if !errors.Is(storedErr, errNotKept) {
-			severity.Warnings(klog.FromContext(ctx)).Error(storedErr, "Could not read what the source declared in an earlier run", "source", s.Name())
+			severity.Warnings(klog.FromContext(ctx)).Error(storedErr, "The rules that the source declared in an earlier run could not be read", "source", s.Name())
 		}
 		w.fail(ctx, s, err)
 	}
@@ -287,9 +287,9 @@ func (w *Watcher) fail(ctx context.Context, s *state, err error) {
 	}
 	if text != s.broken {
 		klog.FromContext(ctx).Error(nil, map[Instead]string{
-			LastGood: "Declared rules cannot be used; the last good ones stay",
-			Stored:   "Declared rules cannot be used; those that an earlier run took from the same files stay",
-			Nothing:  "Declared rules cannot be used, and none that were good are known; nothing of this source is in force",
+			LastGood: "Declared rules cannot be used; the last good rules stay in force",
+			Stored:   "Declared rules cannot be used; the rules that an earlier run read from the same files stay in force",
+			Nothing:  "Declared rules cannot be used, and canaryd has no earlier good rules; nothing of this source is in force",
 		}[s.instead], "source", s.Name(), "reason", text)
 	}
 	s.broken = text

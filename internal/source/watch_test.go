@@ -192,7 +192,7 @@ func TestBrokenFilesChangeNothing(t *testing.T) {
 			write(t, dir, map[string]string{"services.yaml": a})
 			s := watch(t, dir, never, manifest(dir))
 			c.then(t, path)
-			s.breaks("manifest", c.says, "the last good ones stay", `source="manifest"`)
+			s.breaks("manifest", c.says, "the last good rules stay in force", `source="manifest"`)
 			must(t, os.RemoveAll(path))
 			write(t, dir, map[string]string{"services.yaml": b})
 			s.becomes("b")

@@ -62,7 +62,7 @@ func (s Listening) await(ctx context.Context) (net.Listener, error) {
 		case !errors.Is(err, unix.EADDRINUSE) && !errors.Is(err, unix.EADDRNOTAVAIL):
 			return nil, fmt.Errorf("%w (choose another with --metrics-bind-address, empty for none)", err)
 		case !tried:
-			severity.Warnings(log).Error(err, "No metrics, health and page over HTTP: the address cannot be had. What answers there is not canaryd. Rules are guarded all the same",
+			severity.Warnings(log).Error(err, "Metrics, health and page are not served: the address is not available, and another program may answer there; rules stay guarded",
 				"address", s.Address, "next", "trying again every "+retryListen.String())
 		}
 		s.Report(err)

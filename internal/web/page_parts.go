@@ -23,7 +23,7 @@ func refusedLines(s api.Status) []string {
 	if broken := s.BrokenSource(); broken != nil {
 		lines = append(lines, api.Upper(broken.Error())+".")
 	}
-	return append(lines, "These tables keep what was in force before; all others are as declared. canaryd status quotes the rule and the reason.")
+	return append(lines, "These tables keep their previous rules; all others are as declared. canaryd status quotes the rule and the reason.")
 }
 
 // partialLines names the tables that lack rules which could not be put back.
@@ -61,14 +61,14 @@ func drillWarning(s api.Status, now time.Time) []pageWarning {
 		return nil
 	}
 	return []pageWarning{{Name: "drill", Alert: "CanarydDrillFailed", Class: "warn", Title: "The last drill failed " + agoText(d.Time, now) + ".",
-		Text: "What canaryd took away for it was not noticed, or not put back in time; a flush may fare the same. The log says why. Once that is mended:", Command: "canaryd drill"}}
+		Text: "canaryd did not notice the loss, or did not put it back in time; a flush may fare the same. The log says why. After the repair:", Command: "canaryd drill"}}
 }
 
 func nativeWarnings(s api.Status) []pageWarning {
 	var list []pageWarning
 	awaiting := pageWarning{Name: "native-awaiting", Alert: "CanarydAwaitingDecision", Class: "bad", Title: "Native tables are lost and not put back unasked.",
 		Text: "Their owner may have meant it.", Choices: []api.Choice{
-			{If: "the tables are to come back", Command: "canaryd restore"}, {If: "their owner meant it", Command: "canaryd dismiss"}}}
+			{If: "the tables are still needed", Command: "canaryd restore"}, {If: "their owner meant it", Command: "canaryd dismiss"}}}
 	refused := pageWarning{Name: "native-refused", Alert: "CanarydNativeTableRefused", Class: "bad", Title: "Native tables could not be put back whole.",
 		Text: "The kernel would not take them, or parts of them, again if they were lost. Which, and why:", Command: "canaryd status"}
 	quarantined := pageWarning{Name: "native-quarantine", Alert: "CanarydReplayPartial", Class: "bad", Title: "Parts of native tables cannot be put back.",
@@ -126,14 +126,14 @@ func policyWarning(s api.Status, now time.Time) []pageWarning {
 		return nil
 	}
 	p := s.PolicyDrops[0]
-	w := pageWarning{Name: "policy", Class: "bad", Title: "A built-in chain drops what no rule accepts.",
+	w := pageWarning{Name: "policy", Class: "bad", Title: "A built-in chain drops packets that no rule accepts.",
 		Text: fmt.Sprintf("The policy of %s became DROP %s; %s. If no firewall wants that:", p, agoText(p.Since, now), p.Left())}
 	if !p.Native {
 		program := map[rules.Family]string{rules.IPv4: "iptables", rules.IPv6: "ip6tables"}[p.Family]
 		w.Command = fmt.Sprintf("%s -t %s -P %s %s", program, p.Table, p.Chain, p.Was)
 		return []pageWarning{w}
 	}
-	w.Title = "A base chain drops what no rule accepts."
+	w.Title = "A base chain drops packets that no rule accepts."
 	if !strings.ContainsAny(p.String(), "'\"\\;{}`$") { // an odd name is no text for a shell
 		w.Command = fmt.Sprintf("nft 'chain %s { policy %s; }'", p, strings.ToLower(p.Was))
 	}

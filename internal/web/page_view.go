@@ -154,20 +154,20 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 		return pageVerdict{Class: "partial", Title: api.Upper(s.PartialCount()), Lines: partialLines(s, all, now)}
 	case len(s.StateUnread) > 0:
 		return since("unknown", "Stored rules unreadable", s.StateUnread[0].Since,
-			"Whether all rules are in force that were when the last canaryd ended is not known. The present rules are guarded.")
+			"canaryd does not know whether all rules of its last run are in force. It guards the present rules.")
 	case len(s.Families) == 0:
 		return pageVerdict{Class: "unknown", Title: "Not known yet", Lines: []string{"No family has been looked at yet."}}
 	case len(unknown) > 0:
 		return since("unknown", "Unknown", s.LastKnown, unknownLines(s, unknown)...)
 	case !s.LastKnown.IsZero() && now.Sub(s.LastKnown) > blindAfter:
-		return since("unknown", "Unknown", s.LastKnown, "The canaries stand, but what the tables hold has not been known for "+spanText(now.Sub(s.LastKnown))+".")
+		return since("unknown", "Unknown", s.LastKnown, "The canaries are in place, but canaryd has not known the content of the tables for "+spanText(now.Sub(s.LastKnown))+".")
 	case len(s.DeclaredRefused) > 0:
 		return since("partial", "Declared rules refused", s.DeclaredRefused[0].Since, refusedLines(s)...)
 	case s.BrokenSource() != nil:
 		return pageVerdict{Class: "partial", Title: "Declared rules unknown", Lines: []string{api.Upper(s.BrokenSource().Error()) + ".",
 			"All else that ought to be in force is. The file is read again as soon as it changes."}}
 	case s.Paused:
-		v := pageVerdict{Class: "paused", Title: "Paused", Lines: []string{"The rules are in force. What is lost until then is recorded, but not put back."}}
+		v := pageVerdict{Class: "paused", Title: "Paused", Lines: []string{"The rules are in force. canaryd records losses until then, but puts nothing back."}}
 		if !s.PausedUntil.IsZero() {
 			v.Title, v.Since = "Paused until", s.PausedUntil
 		}
@@ -175,7 +175,7 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 	}
 	if n := s.NothingProtected; n != nil {
 		return pageVerdict{Class: "unknown", Title: "Nothing protected", Lines: []string{api.Upper(n.String()) + ".",
-			"A new node is so for a moment. If this one is not new, canaryd guards nothing that matters here: see --protect, and which mode kube-proxy is in."}}
+			"A new node has no such rule for a moment. On an older node, check --protect and the mode of kube-proxy."}}
 	}
 	if !health.Healthy() {
 		return pageVerdict{Class: "unknown", Title: "Not healthy", Lines: []string{api.Upper(health.Problem) + "."}}
@@ -323,7 +323,7 @@ func inForceLines(s api.Status, now time.Time) []string {
 		lines = append(lines, api.Upper(api.CountText(n, api.LedToShown, "chain"))+" of other owners are guarded too: "+strings.Join(names, "; ")+".")
 	}
 	if s.Mode == api.Observe {
-		lines = append(lines, "Observe mode: what is lost is recorded, but not put back.")
+		lines = append(lines, "Observe mode: canaryd records losses, but puts nothing back.")
 	}
 	if f, ok := s.LastFlush(); ok {
 		line := "Last flush " + agoText(f.Latest(), now)
@@ -349,7 +349,7 @@ func cellOf(v canary.Verdict) pageCell {
 	case canary.Partial:
 		c.Meaning = "rules of it were lost and could not be put back; all else of it is in force"
 	case canary.Refused:
-		c.Meaning = "a rule that is declared for it is refused; what was in force before stays"
+		c.Meaning = "a rule that is declared for it is refused; its previous rules stay"
 	case canary.Unknown:
 		c.Class, c.Sign, c.Meaning = "warn", "?", "it could not be read, or no canary is planted yet"
 	}
@@ -362,7 +362,7 @@ var kindMeanings = map[canary.Verdict]string{
 	canary.ChainDeleted:                 "chains were deleted, as iptables -X or a full restore does",
 	canary.TableDeleted:                 "the table was deleted, as nft flush ruleset does",
 	canary.Replaced:                     "saved rules were restored over it",
-	canary.Drifted:                      "another process changed what is declared",
+	canary.Drifted:                      "another process changed declared rules",
 	canary.Verdict(native.Disabled):     "the flag dormant was set: the kernel attaches none of the table's chains",
 	canary.Verdict(native.Unattributed): "the table was deleted alone, by its owner or another process",
 	api.Removed:                         "canaryd took rules away that the generation does not have which an operator asked for",
@@ -377,14 +377,14 @@ var outcomeMeanings = map[api.Outcome]string{
 	reload.Failed:        "nothing could be put back; it is tried again",
 	reload.Skipped:       "canaryd wrote nothing: the owner put the rules back",
 	api.OwnersDecision:   "the owner has removed it, and canaryd has accepted that",
-	api.WaitingPaused:    "replays are paused; the rules come back when the pause ends",
+	api.WaitingPaused:    "replays are paused; canaryd puts the rules back when the pause ends",
 	api.WaitingObserve:   "canaryd only observes; the rules' owner has to put them back",
 	api.TakenForOwners:   "canaryd takes it for the owner's doing, and puts nothing back",
-	api.WaitingLock:      "another process holds the xtables lock; the rules come back once it lets go",
+	api.WaitingLock:      "another process holds the xtables lock; canaryd puts the rules back once it lets go",
 	api.WaitingOwner:     "deleted by name: its owner has a moment to write it again or to delete the rest",
 	api.Pending:          "it is not answered yet",
 	api.Requested:        "an operator asked for it: there is nothing to put back",
-	api.Interrupted:      "canaryd ended before it was answered; what the next one found lost is a flush of its own",
+	api.Interrupted:      "canaryd ended before its replay; a loss that the next run found has a record of its own",
 	api.AwaitingDecision: "the rules are not put back unasked: an operator has to decide, or their owner to write them",
 	api.Dismissed:        "an operator has accepted the loss",
 }

@@ -22,7 +22,7 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 	list = append(list, pauseWarning(s)...)
 	if s.Contended {
 		w := pageWarning{Name: "contended", Alert: "CanarydContended", Class: "bad", Title: "A process keeps undoing the replays.",
-			Text: "Replays are limited until one has stood for 10 s. Stop that process, or pause the replays:", Command: "canaryd pause --for=1h"}
+			Text: "Replays are limited until one has lasted for 10 s. Stop that process, or pause the replays:", Command: "canaryd pause --for=1h"}
 		if s.Mode == api.Observe {
 			w.Text, w.Command = "Another process keeps writing the chains that are declared here; canaryd only observes.", ""
 		}
@@ -64,12 +64,12 @@ func quarantineWarning(s api.Status) []pageWarning {
 		return nil
 	}
 	w := pageWarning{Name: "quarantine", Alert: "CanarydReplayPartial", Class: "bad", Title: api.Upper(api.CountText(n, api.QuarantinedShown, "rule")) + " cannot be put back.",
-		Text: "They are quarantined: the kernel lacks what they depend on, or refuses them. They are tried again; the rest of their tables is in force.", Command: "canaryd status"}
+		Text: "They are quarantined: the kernel refuses them, or lacks their dependencies. They are tried again; the rest of their tables is in force.", Command: "canaryd status"}
 	if n == 1 {
-		w.Text = "It is quarantined: the kernel lacks what it depends on, or refuses it. It is tried again; the rest of its table is in force."
+		w.Text = "It is quarantined: the kernel refuses it, or lacks a dependency. It is tried again; the rest of its table is in force."
 	}
 	if len(s.WaitingChains) > 0 {
-		w.Text = "A rule of a chain could not be put back, and decides which packets meet the rules behind it: those wait, and come back with it. The rest is in force."
+		w.Text = "A rule that could not be put back decides which packets reach the rules behind it: they wait for it. The rest is in force."
 	}
 	for _, q := range s.Quarantined {
 		name := fmt.Sprintf("%s/%s/%s", q.Family, q.Table, q.Chain)

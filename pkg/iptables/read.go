@@ -89,7 +89,7 @@ func (k *Kernel) save(ctx context.Context, family rules.Family) (rules.Ruleset, 
 		return nil, nil, exitError(path, res)
 	}
 	if parseErr != nil {
-		return nil, nil, fmt.Errorf("%s printed what cannot be read: %w", filepath.Base(path), parseErr)
+		return nil, nil, fmt.Errorf("the output of %s cannot be read: %w", filepath.Base(path), parseErr)
 	}
 	for table := range unreadable {
 		delete(set, table)

@@ -260,7 +260,7 @@ func (s *xtSocket) entries(table rules.TableName, f func(xtInfo, []byte) error) 
 		}
 		last = err
 	}
-	return s.wrap(fmt.Sprintf("reading table %s, which does not stand still", table), last)
+	return s.wrap(fmt.Sprintf("reading table %s, which keeps changing", table), last)
 }
 
 // keptBuffer is the largest buffer that is kept between walks. Above it, memory

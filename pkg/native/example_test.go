@@ -65,7 +65,7 @@ func ExampleJudge() {
 	}
 	// Output:
 	// table_deleted - the ruleset was flushed: the witness went with it
-	// deleted_by_owner_or_unknown - it was deleted alone, while the witness stands
+	// deleted_by_owner_or_unknown - it was deleted alone: the witness is in place
 	// table_deleted - a process deleted it that is not its owner
 }
 

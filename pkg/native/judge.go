@@ -82,7 +82,7 @@ func Judge(e Evidence) Finding {
 
 // judgeGone is for a table that does not stand.
 func (e *Evidence) judgeGone(f *Finding) {
-	f.Verdict, f.Why = Unattributed, "it was deleted alone, while the witness stands"
+	f.Verdict, f.Why = Unattributed, "it was deleted alone: the witness is in place"
 	witness, with, by := e.WitnessLost && e.Missed, "", UnknownCommitter
 	for _, d := range e.Deeds {
 		if d.Deleted {

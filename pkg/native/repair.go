@@ -70,7 +70,7 @@ func (r Repair) writeWithHandles(b *nft.Batch, o Options) (left []string, err er
 	before := b.Mark()
 	switch {
 	case r.fills() && !r.emptied():
-		return nil, fmt.Errorf("table %s stands with rules: %w", r.Want.ID, ErrHandles)
+		return nil, fmt.Errorf("table %s exists with rules: %w", r.Want.ID, ErrHandles)
 	case r.Remedy != ByCreate:
 		Delete(b, r.Want.ID)
 	}

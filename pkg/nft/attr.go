@@ -35,7 +35,7 @@ func AppendAttr[T string | []byte](out []byte, kind uint16, value T, zeros int) 
 	return append(out, make([]byte, -len(out)&3)...) // to a multiple of NLA_ALIGNTO
 }
 
-var ErrAttribute = errors.New("a netlink attribute is longer than what holds it, or too short")
+var ErrAttribute = errors.New("a netlink attribute is longer than its container, or too short")
 
 // nlaTypeMask leaves the type without NLA_F_NESTED and NLA_F_NET_BYTEORDER.
 const nlaTypeMask = 0x3fff

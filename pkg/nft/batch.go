@@ -301,9 +301,9 @@ func FirstComplaint(fd int) (about uint32, errno syscall.Errno, err error) {
 			lost = err
 			continue
 		case errors.Is(err, unix.EAGAIN):
-			return 0, 0, Wrap("reading what became of a transaction", lost)
+			return 0, 0, Wrap("reading the result of a transaction", lost)
 		case err != nil:
-			return 0, 0, Wrap("reading what became of a transaction", err)
+			return 0, 0, Wrap("reading the result of a transaction", err)
 		}
 		about, errno, err := parseComplaint(buf[:n])
 		switch {

@@ -26,7 +26,7 @@ var ErrNone = errors.New("the kernel has no nf_tables (load the module nf_tables
 // out rules or listed them twice.
 var ErrInterrupted = errors.New("a commit interrupted the dump")
 
-var errTruncated = errors.New("a netlink datagram is larger than what the kernel puts into one")
+var errTruncated = errors.New("a netlink datagram is larger than the kernel makes one")
 
 // ErrTooBig: the batch is larger than the socket may send at once, and we may
 // not raise that (it takes CAP_NET_ADMIN in the initial user namespace).

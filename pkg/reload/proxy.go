@@ -23,7 +23,7 @@ func OtherOwner(snapshot iptables.Snapshot, claims func(chain string) bool) stri
 	if claims == nil || !claims(owners.ServicesChain) || len(tables) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("kube-proxy writes the chains that the manifest claims: its %s stands in %s %s", owners.ProxyCanary, snapshot.Family, tables[0])
+	return fmt.Sprintf("kube-proxy writes the chains that the manifest claims: its %s is in %s %s", owners.ProxyCanary, snapshot.Family, tables[0])
 }
 
 // needsProxySync reports whether kube-proxy has to do a full sync after this result. It has to if

@@ -44,7 +44,7 @@ func (s *Store) ownersPath() string { return filepath.Join(s.dir, "owners.json")
 // SaveOwners writes what is known of owners.
 func (s *Store) SaveOwners(o Owners) error {
 	if err := s.write(s.ownersPath(), storedOwners{everywhere, s.identity, o}); err != nil {
-		return fmt.Errorf("saving what is known of owners: %w", err)
+		return fmt.Errorf("saving the list of owners: %w", err)
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ func (s *Store) SaveUnread(list []Unread) error {
 		return removeFile(s.unreadPath(), "what could not be read")
 	}
 	if err := s.write(s.unreadPath(), storedUnread{everywhere, s.identity, list}); err != nil {
-		return fmt.Errorf("saving what could not be read: %w", err)
+		return fmt.Errorf("saving the list of unreadable files: %w", err)
 	}
 	return nil
 }

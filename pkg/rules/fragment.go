@@ -96,7 +96,7 @@ func (p *fragmentParser) line(text string) *ParseError {
 	case text[0] == '*':
 		reason = p.open(text)
 	case p.table == nil:
-		reason = "stands outside a table: begin one with a line such as *filter"
+		reason = "is outside a table: begin one with a line such as *filter"
 	case text == "COMMIT":
 		return p.close()
 	case text[0] == ':':
@@ -186,7 +186,7 @@ func (p *fragmentParser) rule(text string) (reason string) {
 		return reason
 	}
 	if reason, opaque := rule.Opaque(); opaque {
-		return "cannot stand in a fragment: " + reason
+		return "is not allowed in a fragment: " + reason
 	}
 	if key := (ChainRule{name, rule.Key()}); p.rules[key] == 0 {
 		p.rules[key] = p.number
@@ -237,7 +237,7 @@ func (p *fragmentParser) checkWords(spec string) string {
 		return ""
 	})
 	if strings.HasPrefix(reason, `"`) { // reasons of misread begin with the word
-		return "cannot stand in a fragment: " + reason
+		return "is not allowed in a fragment: " + reason
 	}
 	return reason
 }
@@ -253,7 +253,7 @@ var hostOptions = []string{
 // that family, or "".
 func checkAddress(text string, family Family) string {
 	if strings.Contains(text, ",") {
-		return fmt.Sprintf("lists addresses (%s), of which iptables makes several rules: write one rule for each", text)
+		return fmt.Sprintf("lists addresses (%s), which iptables splits into several rules: write one rule for each", text)
 	}
 	address, _, _ := strings.Cut(text, "/")
 	ip, err := netip.ParseAddr(address)
@@ -280,7 +280,7 @@ func (p *fragmentParser) close() *ParseError {
 		}
 		for _, o := range p.jumps[:i] {
 			if o.Same(h.Jump) {
-				return wrong(fmt.Sprintf("stands on line %d already", o.line))
+				return wrong(fmt.Sprintf("is on line %d already", o.line))
 			}
 		}
 		s = s.Then(Section{Jumps: []Jump{h.Jump}})

@@ -127,7 +127,7 @@ func TestParseFragmentRefuses(t *testing.T) {
 		"a rule's number":             {"*filter\n:X -\n-I INPUT 2 -j X", 3, "a rule's number"},
 		"no jump":                     {"*filter\n:X -\n-A INPUT -j DROP\nCOMMIT", 3, "jump to it from INPUT"},
 		"a jump into another's":       {"*filter\n-A INPUT -j DOCKER-USER\nCOMMIT", 2, "jumps to no chain of this table of this file"},
-		"a jump twice":                {"*filter\n:X -\n-A INPUT -p 6 -j X\n-A INPUT -p tcp -j X\nCOMMIT", 4, "stands on line 3 already"},
+		"a jump twice":                {"*filter\n:X -\n-A INPUT -p 6 -j X\n-A INPUT -p tcp -j X\nCOMMIT", 4, "is on line 3 already"},
 		"the other family":            {"*filter\n:X -\n-A X ! -s 2001:db8::/32 -j DROP", 3, "file of rules for ipv4"},
 		"a host's name":               {"*filter\n:X -\n-A X -d example.com -j DROP", 3, "names are not looked up"},
 		"a list of addresses":         {"*filter\n:X -\n-A X -d 10.0.0.1,10.0.0.2 -j DROP", 3, "one rule for each"},

@@ -49,7 +49,7 @@ func readOptions(words []string, base func(option, value string) string) string 
 		}
 		// getopt takes the first value whatever it is; the extension takes the second one.
 		if n == 3 && strings.HasPrefix(words[i+2], "-") {
-			return fmt.Sprintf("%q stands where the second value of %s is due", words[i+2], word)
+			return fmt.Sprintf("%q is in the place of the second value of %s", words[i+2], word)
 		}
 		if n > 1 && base != nil {
 			if reason := base(word, words[i+1]); reason != "" {

@@ -204,7 +204,7 @@ func (p *parser) line(text string) (reason string) {
 			p.table.Chains, p.table.index = make([]Chain, 0, n), make(map[string]int, n)
 		}
 	case p.table == nil:
-		return "stands outside a table"
+		return "is outside a table"
 	case text == "COMMIT":
 		p.set[p.table.Name] = p.table
 		p.table, p.known = nil, nil

@@ -206,7 +206,7 @@ func TestParseMakesOddRulesOpaque(t *testing.T) {
 		{"a match of a newer kernel module", "-m set [unsupported revision] -j A", "cannot print", "A"},
 		{"an interface that is an option", "-i a -h -j A", `"-h" is an option of the program iptables`, "A"},
 		{"one that is two", "-i x -M /tmp/evil -j A", `"-M" is an option of the program iptables`, "A"},
-		{"a set that is", "-m set --match-set a -h src -j A", `"-h" stands where the second value of --match-set`, "A"},
+		{"a set that is", "-m set --match-set a -h src -j A", `"-h" is in the place of the second value of --match-set`, "A"},
 		{"a list that is", "-m recent --rcheck --name a -tnat --rsource -j A", `"-tnat" is an option`, "A"},
 		{"a hash that is", "-m hashlimit --hashlimit-upto 3/sec --hashlimit-name a --modprobe=/x -j A", "--modprobe of the program", "A"},
 		{"an option of connlabel without it", "-m realm --realm 1 --set -j A", "short for --set-counters", "A"},

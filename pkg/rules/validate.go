@@ -33,7 +33,7 @@ func (s Section) validate(t TableName) error {
 			return fmt.Errorf("%q cannot be a protected chain", c.Name)
 		}
 		if stands[c.Name] {
-			return fmt.Errorf("chain %s stands twice", c.Name)
+			return fmt.Errorf("chain %s occurs twice", c.Name)
 		}
 		stands[c.Name] = true
 		for _, r := range c.Rules {

@@ -43,7 +43,7 @@ func TestValidateRefusesWhatNoCaptureMakes(t *testing.T) {
 		{"a chain beyond ASCII", name("KÜBE"), "protected chain"},
 		{"a name of 29 characters", name(strings.Repeat("A", 29)), "protected chain"},
 		{"a built-in chain as a protected one", name("OUTPUT"), "protected chain"},
-		{"a chain that stands twice", func(s *rules.Section) { s.Chains[1].Name = s.Chains[0].Name }, "stands twice"},
+		{"a chain that stands twice", func(s *rules.Section) { s.Chains[1].Name = s.Chains[0].Name }, "occurs twice"},
 		{"a jump in a user's chain", func(s *rules.Section) { s.Jumps[0].Chain = "KUBE-A" }, "built-in"},
 		{"a jump in another table's chain", func(s *rules.Section) { s.Jumps[0].Chain = "FORWARD" }, "built-in"},
 	}

@@ -215,7 +215,7 @@ func (n *nativeCopy) base(c *native.Chain) (*native.Chain, Hook, error) {
 	case n.filter && (kind == "nat" || n.hooks[h] == nil || err == nil && int32(priority) >= priorityOfDNAT), !n.filter && kind != "nat":
 		return nil, 0, nil
 	case err != nil || !slices.Contains(Hooks(), h) || n.filter && kind != "filter":
-		return nil, 0, fmt.Errorf("%w: base chain %s of type %s stands at %s", ErrUnavailable, c.Name, kind, h)
+		return nil, 0, fmt.Errorf("%w: base chain %s of type %s is at %s", ErrUnavailable, c.Name, kind, h)
 	}
 	policy := uint32(nfAccept)
 	if value := attr(c.Attrs, unix.NFTA_CHAIN_POLICY); value != nil {

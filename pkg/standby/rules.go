@@ -70,7 +70,7 @@ func readRule(family tableid.Family, raw nft.Rule) (reading, error) {
 func readShadow(family tableid.Family, raw nft.Rule) (reading, error) {
 	got, err := (&reader{family: family, shadow: true}).read(raw)
 	if err == nil && got.changed {
-		err = fmt.Errorf("what another owner's rule changes %w", errExpression)
+		err = fmt.Errorf("a change by another owner's rule %w", errExpression)
 	}
 	return got, err
 }

@@ -28,7 +28,7 @@ var (
 	ErrMemory = errors.New("there is no memory for the standby")
 	// ErrOutdated: the copy was made from an earlier one that is not what the kernel holds.
 	// Translate it again, with Standby.Held.
-	ErrOutdated = errors.New("the copy does not follow what the kernel holds")
+	ErrOutdated = errors.New("the copy does not match the rules in the kernel")
 	// ErrNotBuilt: there is nothing that could be opened.
 	ErrNotBuilt = errors.New("no standby is built")
 )

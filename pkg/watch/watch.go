@@ -80,7 +80,7 @@ func watchAgain(ctx context.Context, name string, hints *Hints, watch func(conte
 			pause, failing = firstRetry, false
 		}
 		if !failing {
-			log.Error(err, "A watch ended and is set up again; until then only the poll looks", "watch", name)
+			log.Error(err, "A watch ended; until it is set up again, only polls find changes", "watch", name)
 			failing = true
 		}
 		select {

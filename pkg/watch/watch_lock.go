@@ -116,7 +116,7 @@ func (w *LockWatcher) openers(ctx context.Context) *openerWatch {
 	openers, err := newOpenerWatch(w.Writers)
 	if err != nil {
 		// Most nodes: the capability is more than canaryd asks for.
-		klog.FromContext(ctx).V(1).Info("Who uses the xtables lock is looked up in /proc/locks, which misses the quickest", "reason", err)
+		klog.FromContext(ctx).V(1).Info("Users of the xtables lock are looked up in /proc/locks, which misses the quickest users", "reason", err)
 		return nil
 	}
 	return openers
@@ -198,5 +198,5 @@ func (a *armedLock) warn(ctx context.Context, err error) {
 		return
 	}
 	a.warned = true
-	klog.FromContext(ctx).Error(err, "The xtables lock cannot be watched; it is tried again", "path", a.path, "every", rearmEvery)
+	klog.FromContext(ctx).Error(err, "The xtables lock could not be watched; trying again", "path", a.path, "every", rearmEvery)
 }

@@ -111,7 +111,7 @@ func TestStoppedProcess(t *testing.T) {
 				n.Errorf("flushed at %s; the record says %s since %s, a bound: %t, stood still: %t", flushed, absent, f.LastInForce, f.AbsentAtMost, f.Stalled)
 			}
 		}
-		if text, _ := n.Want(0, "status", "--flush", "1"); !strings.Contains(text, "noticed after at most ") || !strings.Contains(text, "canaryd stood still when it happened") {
+		if text, _ := n.Want(0, "status", "--flush", "1"); !strings.Contains(text, "noticed after at most ") || !strings.Contains(text, "canaryd was stalled when it happened") {
 			n.Errorf("canaryd status --flush 1 prints\n%s", text)
 		}
 		process.Stop()

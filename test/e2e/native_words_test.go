@@ -56,7 +56,7 @@ func TestNativeNodeIsShownInItsWords(t *testing.T) {
 			record, _ := n.Want(0, "status", "--flush", "1")
 			says("record after "+flush.nft, record, "\nlost "+flush.lost+"\n", "@@ ip kube-proxy @@", "not jumps", "not ipv4 nat", "not lost 0 ", flush.diff)
 			says("page after "+flush.nft, n.Get("/"), strings.Split(flush.lost, ",")[0], "not 0 rules", "not 0 jumps")
-			d.WantLog("Rules of native tables were lost", flush.log)
+			d.WantLog("Rules were lost", flush.log)
 		}
 		if now := n.Metrics(); now[`flushes_total{family="ip",kind="table_deleted",table="ip kube-proxy"}`] != 1 || now[`native_table_in_force{family="ip",table="ip kube-proxy"}`] != 1 {
 			n.Errorf("the metrics say %v", now)

@@ -87,8 +87,8 @@ func TestNoRuleIsWrittenBehindARuleThatCannotBeHad(t *testing.T) {
 			n.Fatalf("before the flush these ports answer: %+v", got)
 		}
 		p := n.Start("--ip-family=ipv4")
-		n.Until("the sets to be read", logs(p, "Not every ipset that protected rules name is kept"))
-		p.WantLog("Not every ipset that protected rules name is kept", "stays")
+		n.Until("the sets to be read", logs(p, "Some ipsets that protected rules name are not stored"))
+		p.WantLog("Some ipsets that protected rules name are not stored", "stays")
 		n.Want(0, "pause") // so that the set can go before canaryd answers
 		for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
 			tool(n, rules.IPv4, "-t", string(table), "-F")

@@ -29,7 +29,7 @@ func TestATakenPort(t *testing.T) {
 		}
 		n.Until("canaryd to be healthy", healthy)
 		n.Want(0, "health")
-		d.WantLog("No metrics, health and page over HTTP", "address already in use", "trying again every 5s")
+		d.WantLog("Metrics, health and page are not served", "address already in use", "trying again every 5s")
 		n.Flush()
 		n.Until("a repaired flush", func() error {
 			if s := n.Looked(); len(s.Flushes) == 0 || !s.Healthy {

@@ -43,7 +43,7 @@ func TestPause(t *testing.T) {
 		}
 		next := n.Launch()
 		n.Until("canaryd to go on with the pause", paused)
-		next.WantLog("the pause of the last run goes on")
+		next.WantLog("the pause of the last run continues")
 		next.Kill()
 		next = n.Launch()
 		n.Until("canaryd after a kill in a pause", paused)

@@ -139,7 +139,7 @@ func TestFlusherWithoutEnd(t *testing.T) {
 			}
 			return nil
 		})
-		for _, line := range []string{"A process keeps undoing the replays", "What was replayed stays in place again"} {
+		for _, line := range []string{"A process keeps undoing the replays", "Replayed rules stay in place again"} {
 			if got := strings.Count(d.Log(), line); got != 1 {
 				n.Errorf("the log says %d times %q, want once", got, line)
 			}

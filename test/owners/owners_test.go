@@ -157,7 +157,7 @@ func TestSets(t *testing.T) {
 			}
 			return err
 		})
-		p.WantLog("Not every ipset that protected rules name is kept", "nobody-keeps")
+		p.WantLog("Some ipsets that protected rules name are not stored", "nobody-keeps")
 		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Nat, ""))
 		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Filter, ""))
 		// In between canaryd may have put a rule back that names it.

@@ -130,7 +130,7 @@ func TestStates(t *testing.T) {
 		}), false, "paused", "Paused until", []string{"Replays are paused by ada since " + soon.Add(-time.Hour).UTC().Format(time.RFC3339), "The reason: OPS-12: a <new> firewall."}},
 		{"a closed base chain", with(healthyNode, func(s *api.Status) {
 			s.PolicyDrops = []api.PolicyDrop{{Family: tableid.Inet, Table: "t", Native: true, Chain: "input", Was: "ACCEPT", Since: time.Now().Add(-time.Hour)}}
-		}), false, "partial", "Healthy, but policy of inet t input is DROP since ", []string{"A base chain drops what no rule accepts.", "canaryd leaves it so.", "nft 'chain inet t input { policy accept; }'"}},
+		}), false, "partial", "Healthy, but policy of inet t input is DROP since ", []string{"A base chain drops packets that no rule accepts.", "canaryd leaves it so.", "nft 'chain inet t input { policy accept; }'"}},
 		{"native tables", with(busy, func(s *api.Status) {
 			s.Families = map[rules.Family]api.Verdicts{}
 			s.Generation.Rules, s.Generation.Chains = 0, 0
