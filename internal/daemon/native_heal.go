@@ -277,7 +277,7 @@ func (d *Daemon) noteLeft(ctx context.Context, st *state, left []string) {
 	}
 }
 
-// proveNative reads the repaired tables again. What they hold is guarded now: what
+// proveNative reads the repaired tables again. What they hold is what ought to be in force: what
 // was put back, with its owner's newer words. If another process wrote to them after the write,
 // which followed that genid, the error is errOwnerWrote.
 func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repairs []native.Repair) error {
