@@ -34,9 +34,12 @@ type taught map[rules.TableID]map[rules.Key]nft.Rule
 
 // teach encodes what is due once more, where a script has rules of which only the text is known. It
 // returns the genid that the batch goes with, and a function that removes the chains of texts. The
-// error is nft.ErrStale.
+// error is nft.ErrStale, also where rules that are in force turned out to be those of the texts:
+// the script would write them a second time.
 func (s *genidSession) teach(ctx context.Context, batch *directBatch, due Payload, genid uint64, anyway bool) (*directBatch, uint64, func(), error) {
 	known, trials, commits := taught{}, Payload{}, uint64(0)
+	lexicons, _ := s.kernel.source.(lexicons)
+	revealed := lexicons.revealed()
 	var failed error
 	for _, family := range slices.Sorted(maps.Keys(batch.left())) {
 		for i := range batch.result.left[family] {
@@ -65,6 +68,9 @@ func (s *genidSession) teach(ctx context.Context, batch *directBatch, due Payloa
 		return batch, genid, end, nft.ErrStale
 	} else {
 		s.moved(moved)
+	}
+	if !anyway && lexicons.revealed() != revealed {
+		return batch, now, end, nft.ErrStale
 	}
 	if failed == nil {
 		batch = s.kernel.encodeWith(due, known)
