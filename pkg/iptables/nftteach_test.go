@@ -113,3 +113,26 @@ func TestATextOfTRACEIsKept(t *testing.T) {
 		}
 	})
 }
+
+// A jump that goes as text is known by its bytes from the first time on: else it would not be
+// proved, and each try would add one more.
+func TestAJumpThatGoesAsTextIsWrittenOnce(t *testing.T) {
+	onNFT(t, func(t *testing.T, family rules.Family) {
+		jump := rules.Rule{Spec: "-m cpu --cpu 0 -j MINE", Target: "MINE"}
+		k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}, Replay: ReplayText})
+		script := replayOf(rules.Filter, "MINE", []rules.Rule{{Spec: "-m cpu --cpu 1 -j ACCEPT", Target: "ACCEPT"}})
+		script.Steps = append(script.Steps, Step{Verb: Append, Chain: "INPUT", Rule: jump})
+		if w := restoreAll(t, k, family, script); len(w.Direct) != 0 {
+			t.Errorf("written directly: %v", w.Direct)
+		}
+		got := mustRead(t, k, family).Tables[rules.Filter]
+		if diff := cmp.Diff([]rules.Rule{jump}, got.Rules("INPUT")); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		for _, chain := range []string{TextChain, TrialTarget} {
+			if got.Chain(chain) != nil {
+				t.Errorf("%s was left behind", chain)
+			}
+		}
+	})
+}
