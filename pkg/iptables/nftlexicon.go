@@ -29,10 +29,12 @@ type lexicon struct {
 	byKey   nft.Index // of rules' numbers
 	// written are the rules of which iptables-restore was made to write the text.
 	written map[rules.Key]nft.RuleID
-	seed    maphash.Seed
-	small   int           // how many entries there were when it was last tidied up
-	sets    setIndex      // nil: rules that name ipsets are known by numbers
-	named   atomic.Uint64 // how often a rule with the number of an ipset was met
+	// revealed counts the opaque rules that got a text after they were met.
+	revealed atomic.Uint64
+	seed     maphash.Seed
+	small    int           // how many entries there were when it was last tidied up
+	sets     setIndex      // nil: rules that name ipsets are known by numbers
+	named    atomic.Uint64 // how often a rule with the number of an ipset was met
 	// earlier has the rules that were met before canaryd started; nil if none are kept. recalled is
 	// when they were met last; recalling guards it.
 	earlier   Earlier
@@ -76,6 +78,14 @@ func (l lexicons) name(family rules.Family, raw nft.Rule, rule rules.Rule) error
 		return nil
 	}
 	return l[family].name(raw, rule)
+}
+
+// revealed returns how many opaque rules got a text after they were met.
+func (l lexicons) revealed() (n uint64) {
+	for _, of := range l {
+		n += of.revealed.Load()
+	}
+	return n
 }
 
 // Intern implements nft.Rulebook. A rule that names ipsets is known by their names: while it
@@ -134,14 +144,19 @@ func compactRule(rule rules.Rule) rules.Rule {
 func (l *lexicon) name(raw nft.Rule, rule rules.Rule) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	before := len(l.entries)
 	id, err := l.intern(raw)
 	if err != nil {
 		return err
 	}
 	rule = compactRule(rule)
 	l.written[rule.Key()] = id
-	if !l.entries[id].spelled {
-		l.entries[id].rule = rule
+	e := &l.entries[id]
+	if e.opaque() && int(id) < before {
+		l.revealed.Add(1)
+	}
+	if !e.spelled {
+		e.rule = rule
 	}
 	return nil
 }

@@ -28,6 +28,9 @@ var statementTargets = map[string]string{
 	"masq": "MASQUERADE", "redir": "REDIRECT", "reject": "REJECT", "log": "LOG", "notrack": "NOTRACK", "tproxy": "TPROXY", "queue": "NFQUEUE", "dup": "TEE",
 }
 
+// metaTargets are those that set a packet's metadata.
+var metaTargets = map[uint32]string{unix.NFT_META_MARK: "MARK", unix.NFT_META_NFTRACE: "TRACE"}
+
 // targetOf returns where a rule goes, or what it does at its end, in iptables' words; "" if it does
 // nothing, or something else.
 func targetOf(r nft.Rule) string {
@@ -41,8 +44,8 @@ func targetOf(r nft.Rule) string {
 		case "target":
 			target = extensionName(e)
 		case "meta":
-			if nft.AttrPath(e.Data, unix.NFTA_META_SREG) != nil && nft.AttrNumber(e.Data, unix.NFTA_META_KEY) == unix.NFT_META_MARK {
-				target = "MARK"
+			if to := metaTargets[nft.AttrNumber(e.Data, unix.NFTA_META_KEY)]; to != "" && nft.AttrPath(e.Data, unix.NFTA_META_SREG) != nil {
+				target = to
 			}
 		case "nat":
 			target = map[uint32]string{unix.NFT_NAT_SNAT: "SNAT", unix.NFT_NAT_DNAT: "DNAT"}[nft.AttrNumber(e.Data, unix.NFTA_NAT_TYPE)]

@@ -32,23 +32,32 @@ const (
 // taught are the bytes of rules that have only a text, by their Key.
 type taught map[rules.TableID]map[rules.Key]nft.Rule
 
-// teach encodes what is due once more, where a script has rules of which only the text is known. It
-// returns the genid that the batch goes with, and a function that removes the chains of texts. The
-// error is nft.ErrStale.
+// teach encodes what is due once more, where a script has rules of which only the text is known.
+// The bytes of a script that goes as text have to be known, too: else it could not be proved, and
+// would be written again and again. teach returns the genid that the batch goes with, and a
+// function that removes the chains of texts. The error is nft.ErrStale, also where rules that are
+// in force turned out to be those of the texts: the script would write them a second time.
 func (s *genidSession) teach(ctx context.Context, batch *directBatch, due Payload, genid uint64, anyway bool) (*directBatch, uint64, func(), error) {
 	known, trials, commits := taught{}, Payload{}, uint64(0)
+	lexicons, _ := s.kernel.source.(lexicons)
+	revealed := lexicons.revealed()
 	var failed error
 	for _, family := range slices.Sorted(maps.Keys(batch.left())) {
 		for i := range batch.result.left[family] {
 			script := &batch.result.left[family][i]
-			if failed != nil || s.kernel.goesAsText(script) || !s.kernel.lacksBytes(family, script) {
+			if failed != nil || !s.kernel.lacksBytes(family, script) {
 				continue
 			}
 			trials[family] = append(trials[family], Script{Table: script.Table, Steps: []Step{
 				{Verb: Flush, Chain: TextChain}, {Verb: Drop, Chain: TextChain}, {Verb: Drop, Chain: TrialTarget},
 			}})
 			commits++
-			known[family.Table(script.Table)], failed = s.kernel.bytesOf(ctx, family, script)
+			bytes, err := s.kernel.bytesOf(ctx, family, script)
+			if err == nil {
+				known[family.Table(script.Table)] = bytes
+			} else if !s.kernel.goesAsText(script) { // else the write says what is wrong
+				failed = err
+			}
 		}
 	}
 	end := func() { s.endTrials(ctx, trials) }
@@ -66,6 +75,9 @@ func (s *genidSession) teach(ctx context.Context, batch *directBatch, due Payloa
 	} else {
 		s.moved(moved)
 	}
+	if !anyway && lexicons.revealed() != revealed {
+		return batch, now, end, nft.ErrStale
+	}
 	if failed == nil {
 		batch = s.kernel.encodeWith(due, known)
 	}
@@ -80,9 +92,11 @@ func (b *directBatch) left() Payload {
 	return b.result.left
 }
 
-// goesAsText reports whether a script is to be written as text, whatever is known of its rules.
+// goesAsText reports whether a script is to be written as text, whatever is known of its rules. The
+// chains of texts are deleted directly.
 func (k *Kernel) goesAsText(script *Script) bool {
-	return script.AsText || k.cfg.Replay == ReplayText && script.textless() == nil
+	others := func(s Step) bool { return s.Chain != TextChain && s.Chain != TrialTarget }
+	return script.AsText || k.cfg.Replay == ReplayText && script.textless() == nil && slices.ContainsFunc(script.Steps, others)
 }
 
 // lacksBytes reports whether a rule of the script has no bytes that can be written.

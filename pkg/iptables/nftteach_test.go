@@ -1,10 +1,12 @@
 package iptables
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -37,6 +39,12 @@ func TestATextIsReadBackAsItWasWritten(t *testing.T) {
 			{second, usual, map[*Kernel]string{first: usual, second: usual}},
 			{first, other, map[*Kernel]string{first: other, second: usual}},
 		} {
+			if step.writer == second {
+				writeStale(t, second, family, script(usual))
+				if got := texts(second)[1]; got != usual {
+					t.Errorf("the rule is in force, and read as %s", got)
+				}
+			}
 			if w := restoreAll(t, step.writer, family, script(step.spec)); w.Detour != nil || len(w.Direct) != 1 {
 				t.Errorf("%s: %+v", step.spec, w)
 			}
@@ -57,6 +65,74 @@ func TestATextIsReadBackAsItWasWritten(t *testing.T) {
 		}
 		if n := calls(); n != 0 {
 			t.Errorf("%d programs were executed for texts that are known", n)
+		}
+	})
+}
+
+// writeStale has a script written that turns out to be about rules that are in force.
+func writeStale(t *testing.T, k *Kernel, family rules.Family, script Script) {
+	t.Helper()
+	s := begin(t, k)
+	mustRead(t, s, family)
+	if w := s.Restore(t.Context(), Payload{family: {script}})[family]; !errors.Is(w.Err, nft.ErrStale) {
+		t.Errorf("written: %+v", w)
+	}
+}
+
+// A rule in a built-in chain that is in force as it was declared is not written a second time,
+// although its bytes say nothing of the declared text.
+func TestADeclaredRuleInForceIsNotDoubled(t *testing.T) {
+	onNFT(t, func(t *testing.T, family rules.Family) {
+		iptablesCommand(t, NFT, family, "-N MINE")
+		iptablesCommand(t, NFT, family, "-A INPUT -m cpu --cpu 0 -j MINE")
+		want := []rules.Rule{{Spec: "-m cpu --cpu 0 -j MINE", Target: "MINE"}}
+		k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
+		script := replayOf(rules.Filter, "MINE", nil)
+		script.Steps = append(script.Steps, Step{Verb: Append, Chain: "INPUT", Rule: want[0]})
+		writeStale(t, k, family, script)
+		if diff := cmp.Diff(want, mustRead(t, k, family).Tables[rules.Filter].Rules("INPUT")); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TRACE is an expression that sets packets' metadata, and a target to iptables.
+func TestATextOfTRACEIsKept(t *testing.T) {
+	onNFT(t, func(t *testing.T, family rules.Family) {
+		want := []rules.Rule{{Spec: "-p tcp -j TRACE", Target: "TRACE"}}
+		before := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
+		restoreAll(t, before, family, replayOf(rules.Raw, "MINE", want))
+		kept, ok := before.RawRule(family, want[0], nil)
+		if !ok {
+			t.Fatal("the rule's bytes are not known")
+		}
+		k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
+		k.KnowEarlier(earlierOf(family, []RawRule{kept}))
+		if diff := cmp.Diff(want, mustRead(t, k, family).Tables[rules.Raw].Rules("MINE")); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
+// A jump that goes as text is known by its bytes from the first time on: else it would not be
+// proved, and each try would add one more.
+func TestAJumpThatGoesAsTextIsWrittenOnce(t *testing.T) {
+	onNFT(t, func(t *testing.T, family rules.Family) {
+		jump := rules.Rule{Spec: "-m cpu --cpu 0 -j MINE", Target: "MINE"}
+		k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}, Replay: ReplayText})
+		script := replayOf(rules.Filter, "MINE", []rules.Rule{{Spec: "-m cpu --cpu 1 -j ACCEPT", Target: "ACCEPT"}})
+		script.Steps = append(script.Steps, Step{Verb: Append, Chain: "INPUT", Rule: jump})
+		if w := restoreAll(t, k, family, script); len(w.Direct) != 0 {
+			t.Errorf("written directly: %v", w.Direct)
+		}
+		got := mustRead(t, k, family).Tables[rules.Filter]
+		if diff := cmp.Diff([]rules.Rule{jump}, got.Rules("INPUT")); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		for _, chain := range []string{TextChain, TrialTarget} {
+			if got.Chain(chain) != nil {
+				t.Errorf("%s was left behind", chain)
+			}
 		}
 	})
 }

@@ -19,6 +19,8 @@ type familyText struct {
 	taken   *takingsLog // of the mirror
 	before  lastMoment
 	tables  map[rules.TableName]*tableText // those that exist
+	// revealed is the lexicon's count at the last Snapshot.
+	revealed uint64
 }
 
 // A tableText is one mirrored table.
@@ -117,8 +119,39 @@ func (f *familyText) forgetUnused() {
 	}
 }
 
+// reveal shows the texts of rules that were shown as opaque, and that iptables-restore was made to
+// write meanwhile. A rule that has a text keeps it: two texts may make the same bytes.
+func (f *familyText) reveal() {
+	now := f.lexicon.revealed.Load()
+	if now == f.revealed {
+		return
+	}
+	f.revealed = now
+	for _, name := range f.raw.Tables() {
+		t := f.table(name)
+		for _, chain := range f.raw.Chains(name) {
+			shown, found := t.shown(chain), f.lexicon.texts(f.raw.Chain(Place{Table: name, Chain: chain}).IDs)
+			if len(found) != len(shown) { // it is left out
+				continue
+			}
+			changed := false
+			for i, r := range shown {
+				_, opaque := r.Opaque()
+				if !opaque {
+					found[i] = r
+				}
+				changed = changed || found[i] != r
+			}
+			if changed {
+				t.fresh[chain] = found
+			}
+		}
+	}
+}
+
 // snapshot returns what is mirrored.
 func (f *familyText) snapshot(genid uint64) Snapshot {
+	f.reveal()
 	s := Snapshot{Family: f.family, Tables: rules.Ruleset{}, Unreadable: map[rules.TableName]error{}, Misfits: map[Place]error{}, Digest: genid}
 	changed := false
 	for _, name := range f.raw.Tables() {

@@ -85,6 +85,10 @@ func standInRestore(t *testing.T, k *Kernel, family rules.Family, script string)
 	k.tools[family] = tools
 }
 
+// passTrials is for standInRestore: the real one writes chains of texts, and the rest of the script
+// sees the write alone.
+const passTrials = `cat >"$0.in"; grep -q ` + TextChain + ` "$0.in" && exec "$RESTORE" "$@" <"$0.in"; exec <"$0.in"; `
+
 func TestSessionRaced(t *testing.T) {
 	for _, c := range []struct{ name, script string }{
 		{"before", "nft add table ip foreign && exec $RESTORE \"$@\""},
@@ -94,7 +98,7 @@ func TestSessionRaced(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
 				nstest.NeedProgram(t, "iptables-nft", "nft")
 				k := openKernel(t, Config{Backend: NFT, Replay: ReplayText})
-				standInRestore(t, k, rules.IPv4, c.script)
+				standInRestore(t, k, rules.IPv4, passTrials+c.script)
 				s := begin(t, k)
 				mustRead(t, s, rules.IPv4)
 				mustRead(t, s, rules.IPv6)
@@ -148,7 +152,7 @@ func TestSessionStages(t *testing.T) {
 		}
 
 		// What writes the first stage lets another process write behind it.
-		standInRestore(t, k, family, `"$RESTORE" "$@" && XTABLES_LOCKFILE=/run/another.lock `+program(backend, family, "")+` -w 5 -t mangle -N FOREIGN$$`)
+		standInRestore(t, k, family, passTrials+`"$RESTORE" "$@" && XTABLES_LOCKFILE=/run/another.lock `+program(backend, family, "")+` -w 5 -t mangle -N FOREIGN$$`)
 		w = s.Restore(t.Context(), stage("filter", "by-text"), stage("nat", "canaryd-3"))[family]
 		want := Written{Stages: 1, Err: nft.ErrStale, Raced: true, Detour: w.Detour}
 		if backend == Legacy {
@@ -164,7 +168,7 @@ func TestSessionStages(t *testing.T) {
 
 		// Without a guard the second stage is not of the state before the first: the rule
 		// that the new one goes before is gone by then.
-		standInRestore(t, k, family, program(backend, family, "")+` -w 5 -t nat -F X && "$RESTORE" "$@"`)
+		standInRestore(t, k, family, passTrials+program(backend, family, "")+` -w 5 -t nat -F X && "$RESTORE" "$@"`)
 		insert := Payload{family: mustParseScripts(t, "*nat\n-I X 1 -m comment --comment \"canaryd-4\"\nCOMMIT\n")}
 		w = s.RestoreAnyway(t.Context(), stage("filter", "by-text-too"), insert)[family]
 		if diff := cmp.Diff([]rules.TableName{rules.Nat}, w.Direct); diff != "" || w.Err != nil {
