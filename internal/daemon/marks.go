@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -86,13 +87,15 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 		"chain", d.cfg.Canary, "generation", want.ID(), "rules", count, "chains", chains)
 }
 
-// unplanted says which tables got no canary although nothing failed: those
-// that could not be read.
+// errNoCanary: a table was read, and got no canary.
+var errNoCanary = errors.New("it has no canary yet")
+
+// unplanted says which tables got no canary, and why.
 func unplanted(st *state, result reload.Result) error {
 	var errs []error
 	for id, tr := range flushes.TablesOf(result) {
 		if tr.Mark.Nonce == "" && !st.table(id).spared {
-			errs = append(errs, fmt.Errorf("%s: %w", id, tr.Finding.Err))
+			errs = append(errs, fmt.Errorf("%s: %w", id, cmp.Or(tr.Finding.Err, errNoCanary)))
 		}
 	}
 	return errors.Join(errs...)

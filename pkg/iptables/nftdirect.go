@@ -249,8 +249,8 @@ func (p *tablePlan) remove(c *chainPlan, step *Step) error {
 
 // raw returns the rule as the kernel would hold it, and whether that is known.
 func (p *tablePlan) raw(rule rules.Rule, room []byte) (nft.Rule, bool) {
-	if r, ok := p.taught[p.family.Table(p.table)][rule.Key()]; ok {
-		return r, true
+	if t, ok := p.taught[p.family.Table(p.table)][rule.Key()]; ok {
+		return t.raw, true
 	}
 	return p.source.raw(p.family, rule, room)
 }

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -30,7 +31,13 @@ const (
 )
 
 // taught are the bytes of rules that have only a text, by their Key.
-type taught map[rules.TableID]map[rules.Key]nft.Rule
+type taught map[rules.TableID]map[rules.Key]taughtRule
+
+// A taughtRule is a text and the bytes that iptables-restore made of it.
+type taughtRule struct {
+	rule rules.Rule
+	raw  nft.Rule
+}
 
 // teach encodes what is due once more, where a script has rules of which only the text is known.
 // The bytes of a script that goes as text have to be known, too: else it could not be proved, and
@@ -74,6 +81,14 @@ func (s *genidSession) teach(ctx context.Context, batch *directBatch, due Payloa
 		return batch, genid, end, nft.ErrStale
 	} else {
 		s.moved(moved)
+	}
+	for id, list := range known { // only now: no other process wrote to the chain of texts
+		for _, t := range list {
+			if named, err := nameSets(t.raw, s.kernel.sets.name); err == nil {
+				err = lexicons.name(id.Family, named, t.rule)
+				failed = cmp.Or(failed, err)
+			}
+		}
 	}
 	if !anyway && lexicons.revealed() != revealed {
 		return batch, now, end, nft.ErrStale
@@ -126,7 +141,7 @@ func (s *genidSession) endTrials(ctx context.Context, trials Payload) {
 
 // bytesOf has iptables-restore write the script's rules without bytes to the chain of texts, and
 // returns their bytes.
-func (k *Kernel) bytesOf(ctx context.Context, family rules.Family, script *Script) (map[rules.Key]nft.Rule, error) {
+func (k *Kernel) bytesOf(ctx context.Context, family rules.Family, script *Script) (map[rules.Key]taughtRule, error) {
 	trial := Script{Table: script.Table, Declare: []string{TextChain, TrialTarget}}
 	var asked []rules.Rule
 	met, declared := map[rules.Key]bool{}, map[string]bool{}
@@ -148,8 +163,7 @@ func (k *Kernel) bytesOf(ctx context.Context, family rules.Family, script *Scrip
 	if err := k.restore(ctx, family, Scripts{trial}); err != nil {
 		return nil, err
 	}
-	known, _ := k.source.(lexicons)
-	learned, n := make(map[rules.Key]nft.Rule, len(asked)), 0
+	learned, n := make(map[rules.Key]taughtRule, len(asked)), 0
 	err := k.directConn().EachRule(family, script.Table, TextChain, func(m nft.RuleMessage) error {
 		if n == len(asked) {
 			return fmt.Errorf("chain %s holds more rules than were written to it", TextChain)
@@ -158,13 +172,9 @@ func (k *Kernel) bytesOf(ctx context.Context, family rules.Family, script *Scrip
 		if target := asked[n].Target; declared[target] {
 			r.Expressions = retargeted(r.Expressions, target, jumpPath...)
 		}
-		learned[asked[n].Key()] = r
-		named, err := nameSets(r, k.sets.name)
-		if err == nil {
-			err = known.name(family, named, asked[n])
-		}
+		learned[asked[n].Key()] = taughtRule{asked[n], r}
 		n++
-		return err
+		return nil
 	})
 	if err == nil && n < len(asked) {
 		err = fmt.Errorf("chain %s holds %d of the %d rules that were written to it", TextChain, n, len(asked))

@@ -46,6 +46,7 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 		purged = job.Purged()
 	}
 	for _, table := range protect.Tables() {
+		leaveAbsent := job.LeaveAbsent != nil && job.LeaveAbsent(f, table)
 		list := job.Quarantine[f.Table(table)]
 		seen := seenOf(snapshot, table, e.Protection, list)
 		seen.Quiet, seen.Before = job.Quiet[f], job.Memory.Finding(f.Table(table))
@@ -57,7 +58,7 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 			CanaryChain: e.Canary,
 			Mark:        job.Marks[f.Table(table)],
 			Section:     section,
-			OnDemand:    protect.OnDemand(table),
+			OnDemand:    protect.OnDemand(table) && (leaveAbsent || job.LeaveAbsent == nil), // else rules are declared for it
 			Complete:    &section,
 			Claimed:     job.Claimed,
 			Piecewise:   e.Protection.Piecewise,
@@ -83,7 +84,7 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 		}
 		tasks = append(tasks, tableTask{
 			table: table, want: want, known: known, seen: seen, finding: finding, quarantined: list, misread: left,
-			leaveAbsent: job.LeaveAbsent != nil && job.LeaveAbsent(f, table),
+			leaveAbsent: leaveAbsent,
 		})
 	}
 	return tasks
