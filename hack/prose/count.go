@@ -28,7 +28,7 @@ type class struct {
 
 // classes are the patterns that are counted. The name is the argument of -v.
 var classes = []class{
-	{"what", 3, [4]float64{13, 3, 1, 1}, notInQuestion(pattern(`what`))},
+	{"what", 3, [4]float64{13, 3, 3, 3}, notInQuestion(pattern(`what`))},
 	{"of which", 0.2, [4]float64{1, 0.2, 0.2, 0.2}, pattern(`of which`)},
 	{"one that/of", 1.3, [4]float64{2, 1.3, 1.3, 1.3}, pattern(`one (?:that|of)`)},
 	{"those that", 0.2, [4]float64{1, 0.2, 0.2, 0.2}, pattern(`those that`)},
