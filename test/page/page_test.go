@@ -116,14 +116,14 @@ func TestStates(t *testing.T) {
 			s.Unreadable = map[rules.Family]string{rules.IPv6: "operation not permitted"}
 		}), false, "unknown", "Unknown since", []string{"The kernel says, of ipv6: operation not permitted."}},
 		{"long not looked", with(healthyNode, func(s *api.Status) { s.LastKnown = time.Now().Add(-5 * time.Minute) }), false, "unknown", "Unknown since",
-			[]string{"has not been known for 5 min"}},
+			[]string{"has not known the content of the tables for 5 min"}},
 		{"the loop is stuck", healthyNode, true, "unknown", "Unknown since", []string{"the loop has not turned for 12s"}},
 		{"nothing yet", func() api.Status { return api.Status{} }, false, "unknown", "Not known yet", []string{"No family has been looked at yet", "There is none yet: nothing could be put back"}},
 		{"one rule in quarantine", with(busy, func(s *api.Status) { s.Quarantined = outage().Quarantined[:1] }), false, "partial", "One rule was lost and could not be put back",
 			[]string{"In ipv4 filter. All else that ought to be in force is.", "One rule cannot be put back.", "ipv4/filter/KUBE-ROUTER-INPUT"}},
 		{"after a restart", with(busy, func(s *api.Status) {
 			s.Flushes[0].Outcome, s.Flushes[0].Earlier, s.Flushes[0].AbsentSeconds = api.Interrupted, true, 0
-		}), false, "healthy", "Healthy", []string{"Last flush 2 min ago.", "interrupted: canaryd ended before it was answered", ", seen by an earlier run of canaryd"}},
+		}), false, "healthy", "Healthy", []string{"Last flush 2 min ago.", "interrupted: canaryd ended before its replay", ", seen by an earlier run of canaryd"}},
 		{"paused", with(healthyNode, func(s *api.Status) { s.Paused, s.PausedUntil = true, soon }), false, "paused", "Paused until", []string{"The rules are in force."}},
 		{"paused by ada", with(healthyNode, func(s *api.Status) {
 			s.Paused, s.PausedUntil, s.PausedBy, s.PausedWhy, s.PausedSince = true, soon, "ada", "OPS-12: a <new> firewall", soon.Add(-time.Hour)
