@@ -110,8 +110,13 @@ func (b *directBatch) left() Payload {
 // goesAsText reports whether a script is to be written as text, whatever is known of its rules. The
 // chains of texts are deleted directly.
 func (k *Kernel) goesAsText(script *Script) bool {
+	return script.AsText || k.cfg.Replay == ReplayText && script.textless() == nil && !script.removesTexts()
+}
+
+// removesTexts reports whether the script does nothing but delete chains of texts.
+func (s *Script) removesTexts() bool {
 	others := func(s Step) bool { return s.Chain != TextChain && s.Chain != TrialTarget }
-	return script.AsText || k.cfg.Replay == ReplayText && script.textless() == nil && slices.ContainsFunc(script.Steps, others)
+	return len(s.Declare) == 0 && len(s.Steps) > 0 && !slices.ContainsFunc(s.Steps, others)
 }
 
 // lacksBytes reports whether a rule of the script has no bytes that can be written.
