@@ -177,9 +177,6 @@ func (f *fates) decides(r rules.Rule) bool {
 	return r.Target == "RETURN" || f.of(r) != 0 || f.leaves(r)
 }
 
-// leaves reports whether a packet does not come back behind a rule that leads to a chain, because
-// it uses -g. Of an opaque rule without a label that is not known.
-func (f *fates) leaves(r rules.Rule) bool {
-	_, readable := r.Readable()
-	return f.leads(r) && (!readable || r.Goto())
-}
+// leaves reports whether a packet may not come back behind a rule that leads to a chain, because it
+// uses -g.
+func (f *fates) leaves(r rules.Rule) bool { return f.leads(r) && r.Goto() }

@@ -33,8 +33,14 @@ func (r Rule) Comment() (comment string, found bool) {
 	return words[i+1], true
 }
 
-// Goto reports whether a packet does not come back behind the rule from the chain that it leads
-// to: the text has -g.
+// Goto reports whether a packet may not come back behind the rule from the chain that it leads to:
+// the text has -g, or the rule is opaque and its label does not say -j.
 func (r Rule) Goto() bool {
-	return r.Target != "" && strings.HasSuffix(" "+r.Spec, " -g "+r.Target)
+	text, _ := r.Readable()
+	end := " -g "
+	_, opaque := r.Opaque()
+	if opaque {
+		end = " -j "
+	}
+	return r.Target != "" && strings.HasSuffix(" "+text, end+r.Target) != opaque
 }
