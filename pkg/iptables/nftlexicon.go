@@ -180,6 +180,20 @@ func (l *lexicon) keep(rule rules.Rule) (nft.Rule, bool) {
 	return raw, true
 }
 
+// shown returns an opaque rule as its bytes are shown now, if they have a text.
+func (l *lexicon) shown(rule rules.Rule) rules.Rule {
+	raw, ok := heldBytes(rule)
+	if !ok {
+		return rule
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if id, err := l.intern(raw); err == nil && !l.entries[id].opaque() {
+		return l.entries[id].rule
+	}
+	return rule
+}
+
 // texts returns raw rules as values.
 func (l *lexicon) texts(ids []nft.RuleID) []rules.Rule {
 	l.mu.RLock()

@@ -129,6 +129,34 @@ func TestLexiconKeepsBytes(t *testing.T) {
 	}
 }
 
+// An opaque rule that an earlier version saved is the rule that its bytes have words for now. It has
+// its text, too, once that is known.
+func TestAnOpaqueRuleIsReadAnew(t *testing.T) {
+	l := newLexicon(rules.IPv4)
+	held := func(e ...nft.Expression) rules.Rule { return rules.OpaqueBytes(exprs(e...), nil, "X", "an earlier version had no words") }
+	spelled, odd := held(commented("hi"), counting0, goes("X")), held(xtOf("match", "unheardof", 0, []byte{1, 2, 3, 4}), counting0, goes("X"))
+	words := rules.Rule{Spec: "-m comment --comment hi -j X", Target: "X"}
+	if got, shown := Reread(rules.IPv4, spelled), l.shown(spelled); got != words || shown != words {
+		t.Errorf("it is read as %v and shown as %v", got, shown)
+	}
+	if got := l.shown(odd); got != odd {
+		t.Errorf("without a text it is shown as %v", got)
+	}
+	if got := Reread(rules.IPv4, odd); !got.HasBytes() || !strings.HasSuffix(got.Label(), "] -j X") {
+		t.Errorf("its label is %q", got.Label())
+	}
+	raw, _ := heldBytes(odd)
+	named := rules.Rule{Spec: "-m unheardof --of 1 -j X", Target: "X"}
+	if err := l.name(raw, named); err != nil || l.shown(odd) != named {
+		t.Errorf("with a text it is shown as %v: %v", l.shown(odd), err)
+	}
+	for _, r := range []rules.Rule{words, rules.OpaqueRule([]byte("x"), "X", "no bytes")} {
+		if got, shown := Reread(rules.IPv4, r), l.shown(r); got != r || shown != r {
+			t.Errorf("%v is read as %v and shown as %v", r, got, shown)
+		}
+	}
+}
+
 // A rule that holds a number of the kernel's is opaque and has no bytes.
 func TestLexiconKeepsNoNumbers(t *testing.T) {
 	for name, e := range map[string]nfttest.Encode{

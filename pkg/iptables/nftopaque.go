@@ -23,6 +23,17 @@ func opaque(family rules.Family, r nft.Rule) rules.Rule {
 	return rules.OpaqueBytes(r.Expressions, r.Userdata, target, reason)
 }
 
+// Reread returns a rule as this version reads its bytes, if it is opaque and holds those of
+// nf_tables: an earlier version may have had no words for them.
+func Reread(family rules.Family, rule rules.Rule) rules.Rule {
+	raw, held := heldBytes(rule)
+	if !held {
+		return rule
+	}
+	now, _ := spell(family, raw)
+	return now
+}
+
 // statementTargets are the targets of iptables that do the same as expressions of nf_tables.
 var statementTargets = map[string]string{
 	"masq": "MASQUERADE", "redir": "REDIRECT", "reject": "REJECT", "log": "LOG", "notrack": "NOTRACK", "tproxy": "TPROXY", "queue": "NFQUEUE", "dup": "TEE",

@@ -12,7 +12,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -370,23 +369,17 @@ func (r Replayer) examine(ctx context.Context, s iptables.Session, f rules.Famil
 // one, and that the session knows by now: it reads such a rule of another owner by its text, too. A
 // rule in quarantine stays as it is, because it is found there by its Key.
 func (j Job) withTexts(s iptables.Session, f rules.Family) rules.Generation {
-	with := j.Generation
-	for _, table := range protect.Tables() {
-		id := f.Table(table)
-		section, known := j.Generation[id]
-		if !known {
-			continue
+	return j.Generation.WithTexts(func(id rules.TableID, chain string, rule rules.Rule) rules.Rule {
+		if id.Family != f {
+			return rule
 		}
-		with = with.With(id, section.WithTexts(func(chain string, rule rules.Rule) rules.Rule {
-			held := func(h QuarantinedRule) bool { return h.Chain == chain && h.Rule == rule }
-			text := s.Text(f, rule)
-			if text != rule && slices.ContainsFunc(j.Quarantine[id], held) {
-				return rule
-			}
-			return text
-		}))
-	}
-	return with
+		held := func(h QuarantinedRule) bool { return h.Chain == chain && h.Rule == rule }
+		text := s.Text(f, rule)
+		if text != rule && slices.ContainsFunc(j.Quarantine[id], held) {
+			return rule
+		}
+		return text
+	})
 }
 
 // newResult returns the result of a family that was judged and not written yet.

@@ -266,6 +266,11 @@ func (s *Store) LoadState() (State, Stored, error) {
 		return State{}, Stored{}, err
 	}
 	state.Sum, s.stateID = "", state.ID
+	for id, list := range state.Quarantine {
+		for i, h := range list {
+			list[i].Rule = state.Identity.reread(id.Family, h.Rule)
+		}
+	}
 	stored, rests, err := s.loadIf(state.ID, s.checkIdentity)
 	if errors.Is(err, ErrNothingStored) {
 		return state, Stored{}, fmt.Errorf("%s names generation %s, and its file is missing", s.statePath(), state.ID)

@@ -10,7 +10,11 @@ import (
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/nft/nfttest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -88,6 +92,39 @@ func TestBytesOfRulesAreKept(t *testing.T) {
 	elsewhere.BootID = "another"
 	if found := lookUp(t, openStore(t, dir, elsewhere), longer); found != 0 {
 		t.Errorf("after a reboot it has the bytes of %d rules", found)
+	}
+}
+
+// TestOpaqueRulesOfAnEarlierVersionAreReadAnew: the loaded generation and quarantine have the words
+// that bytes have by now, as reads have. On legacy bytes are of another kind, and stay.
+func TestOpaqueRulesOfAnEarlierVersionAreReadAnew(t *testing.T) {
+	match := nft.AppendAttr(nil, unix.NFTA_MATCH_NAME, "comment", 1)
+	match = nft.AppendAttr(match, unix.NFTA_MATCH_REV, make([]byte, 4), 0)
+	match = nft.AppendAttr(match, unix.NFTA_MATCH_INFO, nfttest.CommentInfo("hi"), 0)
+	counter := nft.AppendAttr(nil, unix.NFTA_COUNTER_BYTES, make([]byte, 8), 0)
+	counter = nft.AppendAttr(counter, unix.NFTA_COUNTER_PACKETS, make([]byte, 8), 0)
+	var expressions []byte
+	for _, e := range []nft.Expression{{Name: "match", Data: match}, {Name: "counter", Data: counter}} {
+		one := nft.AppendAttr(nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, e.Name, 1), unix.NFTA_EXPR_DATA, e.Data, 0)
+		expressions = nft.AppendAttr(expressions, unix.NFTA_LIST_ELEM, one, 0)
+	}
+	held := rules.OpaqueBytes(expressions, nil, "", "an earlier version had no words")
+	filter := v4.Table(rules.Filter)
+	for backend, want := range map[iptables.Backend]rules.Rule{iptables.NFT: rule("-m comment --comment hi"), iptables.Legacy: held} {
+		there, dir := here, t.TempDir()
+		there.Backend = string(backend)
+		g := rules.Generation{filter: {Chains: []rules.Chain{{Name: "KUBE-A", Rules: []rules.Rule{rule("-j RETURN"), held}}}}}
+		s := openStore(t, dir, there)
+		must(t, s.Save(Stored{Generation: g}))
+		must(t, s.SaveState(State{Quarantine: Quarantine{filter: {{Chain: "KUBE-A", Rule: held}}}}))
+		state, stored, err := openStore(t, dir, there).LoadState()
+		must(t, err)
+		if got := stored.Generation[filter].Chains[0].Rules[1]; got != want {
+			t.Errorf("%s: the rule is %v", backend, got)
+		}
+		if got := state.Quarantine[filter][0].Rule; got != want {
+			t.Errorf("%s: the rule in quarantine is %v", backend, got)
+		}
 	}
 }
 

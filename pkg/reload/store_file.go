@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -99,8 +100,23 @@ func (s *Store) load(id string, check func(Identity) error) (Stored, *base, erro
 		if err != nil {
 			return Stored{}, nil, fmt.Errorf("stored generation %s: %w", id, err)
 		}
-		return stored, rests, checkContent(stored, id)
+		if err := checkContent(stored, id); err != nil {
+			return stored, rests, err
+		}
+		stored.Generation = stored.Generation.WithTexts(func(table rules.TableID, _ string, rule rules.Rule) rules.Rule {
+			return stored.Identity.reread(table.Family, rule)
+		})
+		return stored, rests, nil
 	}
+}
+
+// reread returns an opaque rule as this version reads its bytes. Another version saved it, and may
+// have had no words for it.
+func (o Identity) reread(family rules.Family, rule rules.Rule) rules.Rule {
+	if o.Backend != string(iptables.NFT) {
+		return rule
+	}
+	return iptables.Reread(family, rule)
 }
 
 // resolve returns the complete generation of a file, and the base that it rests on.

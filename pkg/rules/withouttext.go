@@ -11,8 +11,17 @@ type TextlessRule struct {
 	Rule  Rule
 }
 
-// WithTexts returns the section with what text returns for each opaque rule that holds its bytes.
-func (s Section) WithTexts(text func(chain string, rule Rule) Rule) Section {
+// WithTexts returns the generation with the result of text for each opaque rule that holds its
+// bytes.
+func (g Generation) WithTexts(text func(id TableID, chain string, rule Rule) Rule) Generation {
+	for id, section := range g {
+		g = g.With(id, section.withTexts(func(chain string, rule Rule) Rule { return text(id, chain, rule) }))
+	}
+	return g
+}
+
+// withTexts returns the section with what text returns for each opaque rule that holds its bytes.
+func (s Section) withTexts(text func(chain string, rule Rule) Rule) Section {
 	now := func(chain string, rule Rule) Rule {
 		if !rule.HasBytes() {
 			return rule
