@@ -1,6 +1,7 @@
 package nodetest
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // Learned waits until canaryd has looked at all tables again, has learned what their owners wrote
@@ -42,6 +44,42 @@ func learned(s scenario.Status) error {
 		}
 	}
 	return nil
+}
+
+// Prepare prepares a scenario, and waits until the tables that it loses have other marks than any file
+// that was saved meanwhile: canaryd takes a file with its present marks for its owner's word.
+func (n *Node) Prepare(s scenario.Scenario) {
+	n.Helper()
+	if s.Prepare == nil {
+		return
+	}
+	saves := &notedSaves{Flusher: n.Programs, sets: map[rules.Family]rules.Ruleset{}}
+	n.Must(s.Prepare(n.Context(), saves))
+	n.Until("other marks than those of a file that was saved before", func() error {
+		now := n.Save()
+		for id := range s.Lost {
+			saved := rules.Ruleset{id.Name: saves.sets[id.Family][id.Name]}
+			stands := rules.Ruleset{id.Name: now[id.Family][id.Name]}
+			if saved[id.Name] != nil && slices.Equal(marks(id.Family, saved), marks(id.Family, stands)) {
+				return fmt.Errorf("table %s has the same", id)
+			}
+		}
+		return nil
+	})
+}
+
+// notedSaves is a Flusher that notes the tables of each file that it saves.
+type notedSaves struct {
+	scenario.Flusher
+	sets map[rules.Family]rules.Ruleset
+}
+
+func (s *notedSaves) Save(ctx context.Context, family rules.Family) (string, error) {
+	text, err := s.Flusher.Save(ctx, family)
+	if err == nil {
+		s.sets[family], _, err = rules.Parse(strings.NewReader(text))
+	}
+	return text, err
 }
 
 // Renewed is Learned with time for canaryd to renew its marks, which it does when the owners have

@@ -198,9 +198,14 @@ func (n *Node) Divided() (protected, foreign []string) {
 // Marks returns canaryd's own chains and rules.
 func (n *Node) Marks() []string {
 	n.Helper()
-	return n.Lines(
-		func(_ rules.TableName, name string) bool { return name == canary.DefaultChain },
-		canary.IsMark)
+	return n.Lines(isCanary, canary.IsMark)
+}
+
+func isCanary(_ rules.TableName, name string) bool { return name == canary.DefaultChain }
+
+// marks returns canaryd's own chains and rules of a family.
+func marks(f rules.Family, set rules.Ruleset) []string {
+	return lines(map[rules.Family]rules.Ruleset{f: set}, isCanary, canary.IsMark)
 }
 
 // Same fails the test, without ending it, if the lists differ.
