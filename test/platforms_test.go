@@ -12,7 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/versions"
 )
 
-// TestPlatformsAreTried: each row of "Tested" in docs/measured.md is what a command tries. Rows of
+// TestPlatformsAreTried: a command tries each row of "Tested" in docs/measured.md. Rows of
 // other kernels and programs are all that make kernels and make versions have; the others name a
 // target of the Makefile.
 func TestPlatformsAreTried(t *testing.T) {

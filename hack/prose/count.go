@@ -205,7 +205,7 @@ func (t tally) table(w io.Writer) error {
 	return to.Flush()
 }
 
-// show writes what flags want to see of a tally: its table, JSON, or the hits of one class.
+// show writes the part of a tally that flags ask for: its table, JSON, or the hits of one class.
 func (t tally) show(w io.Writer, output, name string) error {
 	if name != "" {
 		if !slices.ContainsFunc(classes, func(c class) bool { return c.name == name }) {

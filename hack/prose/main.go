@@ -56,7 +56,7 @@ func rewrap(files []string) error {
 	return nil
 }
 
-// A file is one that git knows.
+// A file is known to git.
 type file struct {
 	name string
 	text []byte

@@ -154,7 +154,7 @@ func sentencesOfMarkdown(name, text string) []sentence {
 	return b.done
 }
 
-// endOfGenerated returns the line that ends what a program writes behind a line, or that line
+// endOfGenerated returns the line that ends the generated text behind a line, or that line
 // itself if none does.
 func endOfGenerated(lines []string, begin int) int {
 	for i := begin + 1; i < len(lines); i++ {
@@ -203,7 +203,7 @@ func sentencesOfGo(f goFile, names map[string]bool) []sentence {
 	return b.done
 }
 
-// sentencesOfComment leaves out directives, code, and what an Example prints.
+// sentencesOfComment leaves out directives, code, and the output of an Example.
 func sentencesOfComment(b *block, files *token.FileSet, group *ast.CommentGroup) {
 	for _, c := range group.List {
 		for i, line := range strings.Split(c.Text, "\n") {

@@ -25,7 +25,7 @@ COMMIT
 `
 
 // TestRulesOfBeforeAreWrittenByTheirBytes: a Kernel that never met a rule writes it by the bytes
-// that an earlier one kept, or by those that the rule has itself, and reads it back as the same.
+// that an earlier Kernel kept, or by the rule's own, and reads it back as the same.
 // Without them iptables-restore says which bytes a text has.
 func TestRulesOfBeforeAreWrittenByTheirBytes(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
@@ -99,8 +99,8 @@ func earlierOf(family rules.Family, kept []RawRule) Earlier {
 	}
 }
 
-// A text that canaryd cannot spell, and whose bytes an earlier Kernel kept, is what the first read
-// shows: other words would be another rule. Bytes that go elsewhere than the text are not its own.
+// The first read shows a text that canaryd cannot spell if an earlier Kernel kept its bytes: other
+// words would be another rule. Bytes that go elsewhere than the text are not its own.
 func TestTheFirstReadShowsTheTextOfBefore(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		written := rules.Rule{Spec: "-p tcp -m cpu --cpu 0 -j ACCEPT", Target: "ACCEPT"}

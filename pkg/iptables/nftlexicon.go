@@ -27,7 +27,7 @@ type lexicon struct {
 	store   nft.RuleStore
 	entries []entry   // by nft.RuleID; 0 is none
 	byKey   nft.Index // of rules' numbers
-	// written are the rules of which iptables-restore was made to write the text.
+	// written are the rules whose texts iptables-restore wrote to the chain of texts.
 	written map[rules.Key]nft.RuleID
 	// revealed counts the opaque rules that got a text after they were met.
 	revealed atomic.Uint64
@@ -180,7 +180,7 @@ func (l *lexicon) keep(rule rules.Rule) (nft.Rule, bool) {
 	return raw, true
 }
 
-// shown returns an opaque rule as its bytes are shown now, if they have a text.
+// shown returns an opaque rule as its bytes are shown now, if these have a text.
 func (l *lexicon) shown(rule rules.Rule) rules.Rule {
 	raw, ok := heldBytes(rule)
 	if !ok {
@@ -190,6 +190,14 @@ func (l *lexicon) shown(rule rules.Rule) rules.Rule {
 	defer l.mu.Unlock()
 	if id, err := l.intern(raw); err == nil && !l.entries[id].opaque() {
 		return l.entries[id].rule
+	}
+	return rule
+}
+
+// Text implements Session: the text is that of the rule's bytes.
+func (s *genidSession) Text(family rules.Family, rule rules.Rule) rules.Rule {
+	if lexicons, _ := s.kernel.source.(lexicons); lexicons[family] != nil {
+		return lexicons[family].shown(rule)
 	}
 	return rule
 }

@@ -102,7 +102,7 @@ func TestLexiconSpells(t *testing.T) {
 	}
 }
 
-// A rule that cannot be spelled is opaque: it has its bytes and says what can be said of it. Once
+// A rule that cannot be spelled is opaque: it has its bytes and a label. Once
 // iptables-restore made the same bytes of a text, that is its text.
 func TestLexiconKeepsBytes(t *testing.T) {
 	l := newLexicon(rules.IPv4)
@@ -129,11 +129,13 @@ func TestLexiconKeepsBytes(t *testing.T) {
 	}
 }
 
-// An opaque rule that an earlier version saved is the rule that its bytes have words for now. It has
-// its text, too, once that is known.
+// An opaque rule that an earlier version saved is the rule that its bytes have words for now. It
+// has its text, too, once that is known.
 func TestAnOpaqueRuleIsReadAnew(t *testing.T) {
 	l := newLexicon(rules.IPv4)
-	held := func(e ...nft.Expression) rules.Rule { return rules.OpaqueBytes(exprs(e...), nil, "X", "an earlier version had no words") }
+	held := func(e ...nft.Expression) rules.Rule {
+		return rules.OpaqueBytes(exprs(e...), nil, "X", "an earlier version had no words")
+	}
 	spelled, odd := held(commented("hi"), counting0, goes("X")), held(xtOf("match", "unheardof", 0, []byte{1, 2, 3, 4}), counting0, goes("X"))
 	words := rules.Rule{Spec: "-m comment --comment hi -j X", Target: "X"}
 	if got, shown := Reread(rules.IPv4, spelled), l.shown(spelled); got != words || shown != words {

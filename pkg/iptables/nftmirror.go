@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A mirror is an nft.Mirror as values: what iptables-save would print of iptables' tables, kept up
-// to date at a cost in proportion to what changes. It executes nothing.
+// A mirror is an nft.Mirror as values: iptables' tables as iptables-save would print them, kept up
+// to date at a cost in proportion to the changes. It executes nothing.
 type mirror struct {
 	raw      *nft.Mirror
 	timeout  time.Duration // of a read

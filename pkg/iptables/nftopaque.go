@@ -39,11 +39,11 @@ var statementTargets = map[string]string{
 	"masq": "MASQUERADE", "redir": "REDIRECT", "reject": "REJECT", "log": "LOG", "notrack": "NOTRACK", "tproxy": "TPROXY", "queue": "NFQUEUE", "dup": "TEE",
 }
 
-// metaTargets are those that set a packet's metadata.
+// metaTargets are the targets that set a packet's metadata.
 var metaTargets = map[uint32]string{unix.NFT_META_MARK: "MARK", unix.NFT_META_NFTRACE: "TRACE"}
 
-// targetOf returns where a rule goes, or what it does at its end, in iptables' words; "" if it does
-// nothing, or something else.
+// targetOf returns the chain that a rule goes to or the target at its end, in iptables' words; ""
+// if it has none, or another.
 func targetOf(r nft.Rule) string {
 	target := ""
 	err := r.Each(func(e nft.Expression) error {
@@ -73,8 +73,8 @@ func targetOf(r nft.Rule) string {
 	return target
 }
 
-// verdictOf returns what an "immediate" expression puts into the verdict register: a chain's name
-// or a verdict's, "" if it is anything else.
+// verdictOf returns the verdict of an "immediate" expression: a chain's name or a verdict's, "" for
+// anything else.
 func verdictOf(data []byte) string {
 	verdict := nft.AttrPath(data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT)
 	if chain := nft.AttrPath(verdict, unix.NFTA_VERDICT_CHAIN); chain != nil {

@@ -39,7 +39,7 @@ type taughtRule struct {
 	raw  nft.Rule
 }
 
-// teach encodes what is due once more, where a script has rules of which only the text is known.
+// teach encodes the payload once more, where a script has rules that have a text and no bytes.
 // The bytes of a script that goes as text have to be known, too: else it could not be proved, and
 // would be written again and again. teach returns the genid that the batch goes with, and a
 // function that removes the chains of texts. The error is nft.ErrStale, also where rules that are
@@ -62,7 +62,7 @@ func (s *genidSession) teach(ctx context.Context, batch *directBatch, due Payloa
 			bytes, err := s.kernel.bytesOf(ctx, family, script)
 			if err == nil {
 				known[family.Table(script.Table)] = bytes
-			} else if !s.kernel.goesAsText(script) { // else the write says what is wrong
+			} else if !s.kernel.goesAsText(script) { // else the write has the error
 				failed = err
 			}
 		}
@@ -82,7 +82,7 @@ func (s *genidSession) teach(ctx context.Context, batch *directBatch, due Payloa
 	} else {
 		s.moved(moved)
 	}
-	for id, list := range known { // only now: no other process wrote to the chain of texts
+	for id, list := range known { // without anyway the genid shows that no other process wrote to the chain of texts
 		for _, t := range list {
 			if named, err := nameSets(t.raw, s.kernel.sets.name); err == nil {
 				err = lexicons.name(id.Family, named, t.rule)

@@ -54,7 +54,7 @@ func TestATextIsReadBackAsItWasWritten(t *testing.T) {
 				}
 			}
 		}
-		// A text that means what canaryd spells otherwise is written once, too.
+		// A text in other words than canaryd's for the same rule is written once, too.
 		restoreAll(t, first, family, script("-p tcp --dport 22 -j ACCEPT"))
 		calls := countPrograms(t, first, family)
 		for _, spec := range []string{other, usual, "-p tcp --dport 22 -j ACCEPT"} {

@@ -18,7 +18,7 @@ type familyText struct {
 	budget  *budget
 	taken   *takingsLog // of the mirror
 	before  lastMoment
-	tables  map[rules.TableName]*tableText // those that exist
+	tables  map[rules.TableName]*tableText // the tables that exist
 	// revealed is the lexicon's count at the last Snapshot.
 	revealed uint64
 }
@@ -95,7 +95,7 @@ func (f *familyText) Took(p Place, now nft.Content, same bool) {
 	t.fresh[p.Chain] = f.shared(p, found)
 }
 
-// shared returns found, or what the shelf has in memory of the same.
+// shared returns found, or the same rules as the shelf has them in memory.
 func (f *familyText) shared(p Place, found []rules.Rule) []rules.Rule {
 	if earlier := f.shelf.chain(f.family, p); earlier != nil && slices.Equal(found, earlier.Rules) {
 		return earlier.Rules
@@ -112,7 +112,7 @@ func (f *familyText) fit(p Place, c *nft.MirrorChain) hookFit {
 	return fit
 }
 
-// forgetUnused drops from the lexicon what no chain has held for long.
+// forgetUnused drops rules from the lexicon that no chain has held for long.
 func (f *familyText) forgetUnused() {
 	if f.lexicon.crowded() {
 		f.raw.Purge(f.lexicon.forget)
@@ -149,7 +149,7 @@ func (f *familyText) reveal() {
 	}
 }
 
-// snapshot returns what is mirrored.
+// snapshot returns the mirrored family.
 func (f *familyText) snapshot(genid uint64) Snapshot {
 	f.reveal()
 	s := Snapshot{Family: f.family, Tables: rules.Ruleset{}, Unreadable: map[rules.TableName]error{}, Misfits: map[Place]error{}, Digest: genid}

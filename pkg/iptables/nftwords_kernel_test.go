@@ -198,9 +198,9 @@ func restoreText(t *testing.T, family rules.Family, text string, args ...string)
 	}
 }
 
-// asPrinted takes away in what versions of iptables differ: 1.8.7 prints a blank behind a comment
-// and two before the name of a log, and where the search for a string ends; all print two blanks
-// before an nfacct object.
+// asPrinted takes away the differences between versions of iptables: 1.8.7 prints a blank behind a
+// comment and two before the name of a log, and where the search for a string ends; all print two
+// blanks before an nfacct object.
 var asPrinted = strings.NewReplacer(" \n", "\n", "--nfacct-name  ", "--nfacct-name ", "--nflog-prefix  ", "--nflog-prefix ", " --to 65535", "")
 
 // The words that are decoded are those that iptables-save prints, and make the same bytes again:
@@ -392,14 +392,14 @@ func TestRulesBesideOneOfNFT(t *testing.T) {
 	})
 }
 
-// A statement is one expression of a rule: of which kind it is, and what it says.
+// A statement is one expression of a rule: its kind and its content.
 type statement struct {
 	kind string
 	says []byte
 }
 
-// statements returns what the expressions of a rule say. Versions differ in the registers that they
-// put values into, and in the ends of wide addresses, which IPv4 does not use.
+// statements returns the content of a rule's expressions. Versions differ in the registers that
+// they put values into, and in the ends of wide addresses, which IPv4 does not use.
 func statements(family rules.Family, r nft.Rule) ([]statement, error) {
 	var list []statement
 	err := r.Each(func(e nft.Expression) error {

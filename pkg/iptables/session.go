@@ -130,14 +130,6 @@ func (s *genidSession) Writes(rule rules.Rule) bool {
 	return !opaque || rule.HasBytes()
 }
 
-// Text implements Session: the text is that of the rule's bytes.
-func (s *genidSession) Text(family rules.Family, rule rules.Rule) rules.Rule {
-	if lexicons, _ := s.kernel.source.(lexicons); lexicons[family] != nil {
-		return lexicons[family].shown(rule)
-	}
-	return rule
-}
-
 // Prepare implements Session. What it encodes is of the state that was read: if
 // another process commits meanwhile, Restore finds it stale.
 func (s *genidSession) Prepare(_ context.Context, payloads ...Payload) {

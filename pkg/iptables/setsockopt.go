@@ -16,7 +16,7 @@ const (
 	setOption          = 83 // SO_IP_SET
 	setOptionByName    = 6  // IP_SET_OP_GET_BYNAME
 	setOptionByIndex   = 7  // IP_SET_OP_GET_BYINDEX
-	setOptionProtocol  = 6  // what kernels of every version take
+	setOptionProtocol  = 6  // kernels of every version take it
 	setOptionContentAt = 8  // struct ip_set_req_get_set: the operation, the version, a name or a number
 )
 

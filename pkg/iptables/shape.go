@@ -10,9 +10,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A ruleShape is what the bytes of a rule of x_tables say that its text must say too: what is in
-// each rule at a known place. Names are printed as they are, without quotes; a name with a space in
-// it can look like options, and only the bytes say which.
+// A ruleShape holds the facts in the bytes of a rule of x_tables that its text must have, too: each
+// rule has them at a known place. Names are printed as they are, without quotes; a name with a
+// space in it can look like options, and only the bytes say which.
 type ruleShape struct {
 	in, out  string   // interfaces as iptables prints them; empty for none
 	matches  []string // their names in order
@@ -22,11 +22,11 @@ type ruleShape struct {
 	// odd says why the rule has no text that may be written back, whatever iptables prints.
 	odd      string
 	identity rules.Identity // names the rule if it is opaque
-	// base is what no other rule that is printed in the same words
-	// may differ in, and kinds are the names and revisions of its extensions. plain: iptables
-	// prints all that the bytes say. content names the bytes of a rule that names an ipset.
-	// everyIn and everyOut: it has an interface of no letters, inverted. iptables 1.8.11 prints it
-	// as +, 1.8.9 not at all; a trial finds out where the text leads to.
+	// base has the bytes that all rules of the same printed words share, and kinds are the names
+	// and revisions of its extensions. plain: iptables prints all that the bytes say. content names
+	// the bytes of a rule that names an ipset. everyIn and everyOut: it has an interface of no
+	// letters, inverted. iptables 1.8.11 prints it as +, 1.8.9 not at all; a trial finds out where
+	// the text leads to.
 	base, kinds       []byte
 	plain             bool
 	everyIn, everyOut bool

@@ -35,8 +35,8 @@ type xtLexicon struct {
 	exact map[Place]map[xtKey]rules.Rule
 }
 
-// doubtFor is how long a rule stays opaque of which iptables printed what cannot be its text: the
-// bytes say nothing of that, so that another try may do better.
+// doubtFor is how long a rule stays opaque after iptables printed a text that cannot be its own:
+// its bytes have no part in that, so another try may do better.
 const doubtFor = 5 * time.Minute
 
 // An xtKey names a rule by its bytes. The zero key is no rule's.

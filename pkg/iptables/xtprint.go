@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A printer has iptables-legacy print single rules, where what it saves of a table does not fit the
-// table's bytes.
+// A printer has iptables-legacy print single rules, where its saved text of a table does not fit
+// the table's bytes.
 type printer struct {
 	tools   map[rules.Family]tools
 	timeout time.Duration
@@ -43,7 +43,7 @@ var (
 	errOverLines = errors.New("it is not printed on one line")
 	// errTries: see printTries.
 	errTries = errors.New("so many rules next to it are printed over several lines that it was not asked for alone")
-	errName  = errors.New("its chain's name is none that iptables takes")
+	errName  = errors.New("iptables does not take its chain's name")
 )
 
 // print calls f with each of these rules of a table, or with why it has no text. As many at once
@@ -124,7 +124,7 @@ func (p printer) list(ctx context.Context, family rules.Family, table rules.Tabl
 	return res, err
 }
 
-// parseListing reads what was printed of these rules. It is whole if there is one line of each.
+// parseListing reads the printed lines of these rules. It is whole if there is one line of each.
 func parseListing(text []byte, wanted []ruleAt) (printed []rules.Rule, whole bool) {
 	for line := range bytes.Lines(text) {
 		if len(printed) == len(wanted) {

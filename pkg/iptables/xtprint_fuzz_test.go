@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzListing: of what "-S CHAIN NUMBER" printed no line is taken for a rule twice, none is split,
-// and none goes to another chain than those that were asked for.
+// FuzzListing: no line that "-S CHAIN NUMBER" printed is taken for a rule twice, none is split, and
+// none goes to a chain that was not asked for.
 func FuzzListing(f *testing.F) {
 	f.Add("-A A -j RETURN\n-A INPUT -j A\n")
 	f.Add("-A A -m comment --comment \"x\ny\" -j DROP\n")

@@ -109,7 +109,7 @@ func fitsLines(walked xtFamily, printed rules.Ruleset) bool {
 	return true
 }
 
-// printUnknown has each rule printed alone of which the text is not known.
+// printUnknown has each rule without a known text printed alone.
 func (k *Kernel) printUnknown(ctx context.Context, family rules.Family, walked xtFamily) (rules.Ruleset, error) {
 	set := rules.Ruleset{}
 	for i := range walked.tables {
@@ -140,7 +140,7 @@ func (k *Kernel) printUnknown(ctx context.Context, family rules.Family, walked x
 	return set, nil
 }
 
-// unknown returns the rules of a chain of which the text is not known.
+// unknown returns the rules of a chain whose texts are not known.
 func (l *xtLexicon) unknown(place Place, names []xtName) (unknown []ruleAt) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

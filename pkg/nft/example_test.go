@@ -139,7 +139,7 @@ func ExampleMirror() {
 		panic(err)
 	}
 	defer done()
-	genid, err := mirror.Read(ctx, netavark) // again later: only what changed
+	genid, err := mirror.Read(ctx, netavark) // again later: it reads the changes only
 	if err != nil {
 		panic(err)
 	}

@@ -179,7 +179,7 @@ func (m *Mirror) Listen() (genid uint32, heard bool, err error) {
 // which some are missing has no end, and is not taken in.
 func (m *Mirror) salvage(lost *Events) {
 	if lost.Leave() == nil {
-		_ = lost.Drain(m.take) // what fails ends it
+		_ = lost.Drain(m.take) // an error ends it
 	}
 	for _, f := range m.parts {
 		f.miss(m.at)

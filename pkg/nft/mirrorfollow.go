@@ -10,7 +10,7 @@ import (
 // applied where it fits, and else the chain is read again.
 
 // followMost bounds the bytes of new rules that are kept of one commit: 5,000 services have 20 MB.
-// What a larger commit touched is read again.
+// The chains of a larger commit are read again.
 const followMost = 32 << 20
 
 // A change is a notification of a chain, or of a rule of it.

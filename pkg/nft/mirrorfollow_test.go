@@ -143,7 +143,7 @@ func TestMirrorBeforeAnOverflow(t *testing.T) {
 			t.Fatal(err)
 		}
 		nstest.Command(t, "nft", "flush", "chain", "inet", "guarded", "c")
-		for range 20 { // what comes behind the gap is not taken in
+		for range 20 { // messages behind the gap are not taken in
 			nstest.Command(t, "nft", "add", "rule", "inet", "guarded", "c", "accept")
 		}
 		x.want(t, "an overflow")

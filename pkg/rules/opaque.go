@@ -14,11 +14,11 @@ import (
 // opaqueStart begins the Spec of an opaque rule; no text of iptables' begins with it.
 //
 // An opaque rule is in the kernel, but has no text that may be written back. On nft canaryd has no
-// words for it. On legacy iptables prints it over several lines, prints what iptables-restore would
-// read as something else, prints another rule in the same words, or does not understand it at all.
-// Its Spec names it by a digest, so that it can be compared and counted like any other rule. Where
-// the kernel's bytes of the rule are its own, the Spec has them too, and a replay writes them.
-// Without them a replay leaves the rule out and says why.
+// words for it. On legacy iptables prints it over several lines, prints words that iptables-restore
+// would read as another rule, prints another rule in the same words, or does not understand it at
+// all. Its Spec names it by a digest, so that it can be compared and counted like any other rule.
+// Where the kernel's bytes of the rule are its own, the Spec has them too, and a replay writes
+// them. Without them a replay leaves the rule out and says why.
 const opaqueStart = "# rule "
 
 // bytesStart begins, behind the digest, the bytes of an opaque rule, and setsStart, behind the
@@ -129,8 +129,8 @@ const (
 	matchingStart = "canaryd knows only its bytes, which do nothing but match: "
 )
 
-// Decoded returns the reason of an opaque rule of which this label is all that is known, and
-// whether it does more than match and count.
+// Decoded returns the reason of an opaque rule that has only this label. acts: it does more than
+// match and count.
 func Decoded(label string, acts bool) (reason string) {
 	if !acts {
 		return matchingStart + label

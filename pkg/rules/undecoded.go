@@ -9,8 +9,8 @@ import (
 // This file reads the labels of rules that canaryd knows by their bytes and decodes in part
 // (ruleset.Label): an extension that is not decoded stands as "-m NAME [DIGEST]" or "-j NAME
 // [DIGEST]", with the names of its ipsets behind the digest, and an expression of nf_tables as
-// "[NAME DIGEST]". Nothing in quotes counts: a comment may look like one of them, or like the
-// beginning of one that ends behind another.
+// "[NAME DIGEST]". Nothing in quotes counts: a comment may look like such a name, or like the
+// beginning of a name that ends behind the next.
 var (
 	quoted              = regexp.MustCompile(`"(\\.|[^"\\])*"`)
 	undecodedExtension  = regexp.MustCompile(`( -[mj] (\S+)) \[[0-9a-f]{8}[^]]*\]`)

@@ -20,7 +20,7 @@ func (g Generation) WithTexts(text func(id TableID, chain string, rule Rule) Rul
 	return g
 }
 
-// withTexts returns the section with what text returns for each opaque rule that holds its bytes.
+// withTexts returns the section with the result of text for each opaque rule that holds its bytes.
 func (s Section) withTexts(text func(chain string, rule Rule) Rule) Section {
 	now := func(chain string, rule Rule) Rule {
 		if !rule.HasBytes() {

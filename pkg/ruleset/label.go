@@ -46,7 +46,7 @@ func (d *decoder) copy() decoder {
 
 // unknown says an expression that has no words.
 func (d *decoder) unknown(name string, data []byte) {
-	_ = d.closeTransport() // what was compared so far has words
+	_ = d.closeTransport() // the comparison so far has words
 	d.loaded, d.mask = nothing, nil
 	said, sum := &d.matches, sha256.Sum256(data)
 	if d.counted {

@@ -6,9 +6,9 @@
 //
 // A [CommitWatcher] receives commits from a [CommitSource], such as an iptables.Kernel's
 // subscription. A [LockWatcher] waits for releases of the xtables lock, the only sign on the legacy
-// backend. [Watchers] runs those that the guarded tables need. Each gives [Hints], whose channel
-// wakes the reader, and notes in [Writers] the [Writer] with its [Origin]. The reader looks at the
-// tables, and then gets from Writers the processes that wrote since the last look.
+// backend. [Watchers] runs the watchers that the guarded tables need. Each gives [Hints], whose
+// channel wakes the reader, and notes in [Writers] the [Writer] with its [Origin]. The reader looks
+// at the tables, and then gets from Writers the processes that wrote since the last look.
 //
 // Run watches until its context ends, and then returns nil. A watcher that breaks meanwhile is set
 // up again, and gives a hint, because it may have missed something. Hints and Writers may be used

@@ -33,10 +33,11 @@ func storm(n *nodetest.Node, _ *nodetest.Process) {
 	overtaken, learned := commits/2, 2
 	chain, old := endpoint(n)
 	address := netip.MustParseAddr(regexp.MustCompile(`-s ([0-9.]+)`).FindStringSubmatch(old[0].Spec)[1])
-	commit, finish := restoreOwner(n, chain, old, address)
+	owner := restoreOwner
 	if n.Programs.With == iptables.NFT {
-		commit, finish = netlinkOwner(n, chain, old, address)
+		owner = netlinkOwner
 	}
+	commit, finish := owner(n, chain, old, address)
 	var last netip.Addr
 	done, unknown, known := 0, 0, 0
 	start, before := time.Now(), n.Published().Generation.ID

@@ -46,8 +46,8 @@ func learned(s scenario.Status) error {
 	return nil
 }
 
-// Prepare prepares a scenario, and waits until the tables that it loses have other marks than any file
-// that was saved meanwhile: canaryd takes a file with its present marks for its owner's word.
+// Prepare prepares a scenario, and waits until the tables that it loses have other marks than any
+// file that was saved meanwhile: canaryd takes a file with its present marks for its owner's word.
 func (n *Node) Prepare(s scenario.Scenario) {
 	n.Helper()
 	if s.Prepare == nil {

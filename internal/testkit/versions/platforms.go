@@ -36,8 +36,8 @@ var Kernels = []Kernel{
 // String returns the kernel's name in KERNELS of make kernels.
 func (k Kernel) String() string { return k.Suite + "-" + k.Arch }
 
-// Rows returns the rows of docs/measured.md's table of what is tried on other kernels and with
-// other programs, as "what | command".
+// Rows returns the rows of docs/measured.md's table of trials on other kernels and with other
+// programs, as "what | command".
 func Rows() []string {
 	var rows []string
 	for _, k := range Kernels {
