@@ -51,6 +51,8 @@ remove_groups() {
 }
 
 # etcd and containerd write hundreds of MiB, for which /tmp in memory may have no room.
+# A run that was killed with SIGKILL left its folder.
+find /var/tmp -maxdepth 1 -name 'canaryd-cluster.*' -mtime +1 -exec rm -rf {} +
 work=$(mktemp -d /var/tmp/canaryd-cluster.XXXXXX)
 groups=() node=
 clean_up() {
@@ -61,7 +63,7 @@ clean_up() {
 	if [ "${CLUSTER_KEEP:-}" ]; then echo "cluster: the node's files are in $work"; else rm -rf "$work"; fi
 }
 trap clean_up EXIT
-trap 'exit 130' INT TERM
+trap 'exit 130' HUP INT TERM
 
 # Debian's packages of one suite, so that each machine runs the same.
 packages=(etcd-server containerd runc containernetworking-plugins)
