@@ -61,8 +61,8 @@ func (h *hanging) Begin(ctx context.Context) (iptables.Session, error) {
 }
 
 // TestStepThatHangs: a step does not end. /healthz names it, the log reports it once, and the
-// service manager hears nothing more. Other goroutines go on meanwhile, and canaryd goes on
-// when the step ends.
+// service manager hears nothing more. Other goroutines run meanwhile, and canaryd recovers when
+// the step ends.
 func TestStepThatHangs(t *testing.T) {
 	for _, test := range []struct {
 		name  string

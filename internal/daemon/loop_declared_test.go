@@ -173,7 +173,7 @@ func TestDeclaredAtStart(t *testing.T) {
 			if empty {
 				return
 			}
-			// The learned chains come back at the same time as the declared ones.
+			// canaryd restores the learned chains at the same time as the declared ones.
 			before := r.tables()
 			must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Nat, ""))
 			r.settled()

@@ -220,9 +220,9 @@ func TestFlowsAreEndedBeforeTheDaemonIs(t *testing.T) {
 	})
 }
 
-// TestFlowsOfNativeTables: after the replay of a native table canaryd looks for flows of its
-// families that began since the table was last known to be in force. It does so after a restore
-// too.
+// TestFlowsOfNativeTables: canaryd restores a native table. Then it looks for flows of the
+// table's families that began since the table was last known to be in force. It does so after a
+// restore too.
 func TestFlowsOfNativeTables(t *testing.T) {
 	table := tableOf(proxyTable, "a", "b")
 	table.Chains[0].Attrs = nft.AppendAttr(nil, unix.NFTA_CHAIN_TYPE, "nat", 1)

@@ -91,7 +91,7 @@ type setup struct {
 	// uptime is the machine's; nil is the bubble's.
 	uptime     func() time.Duration
 	freeMemory func() // nil: nothing
-	// protect is --protect; nil is what the scenarios' node needs.
+	// protect is --protect; nil names the owners of the scenarios' node.
 	protect []string
 	// flows are the node's; nil leaves them alone.
 	flows Tracker
@@ -400,8 +400,8 @@ func section(table rules.TableName, lines ...string) string {
 // A series has the metrics that are not 0, such as "replays_total{family=ipv4,result=proved}".
 type series map[string]float64
 
-// metrics returns the metrics whose names begin with one of the prefixes. A histogram counts
-// its observations.
+// metrics returns the metrics whose names have one of the prefixes. A histogram counts its
+// observations.
 func (r *rig) metrics(prefixes ...string) series {
 	r.t.Helper()
 	families, err := r.reg.Gather()

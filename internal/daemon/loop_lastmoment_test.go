@@ -230,8 +230,8 @@ func TestTheLastMomentIsNoOlderThanARead(t *testing.T) {
 }
 
 // TestTheLastMomentWhileAReplayIsProved: a flush begins with a table without rules. canaryd
-// restores its marks, and the flusher takes the next table before the proof. Rules that were
-// written right before the flush come back anyway.
+// restores its marks, and the flusher takes the next table before the proof. canaryd also
+// restores the rules that were written right before the flush.
 func TestTheLastMomentWhileAReplayIsProved(t *testing.T) {
 	for _, step := range []string{"begin", "restore", "restored", "closed"} {
 		t.Run(step, func(t *testing.T) {

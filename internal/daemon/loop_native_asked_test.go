@@ -40,8 +40,8 @@ func (r *rig) wantNativeAwaiting(want ...string) {
 	}
 }
 
-// TestNativeRestoreOfTwo: an operator requests two tables, and only one comes back. The reply
-// says so, and canaryd guards that one again.
+// TestNativeRestoreOfTwo: an operator requests two tables, and canaryd can restore only one.
+// The reply says so, and canaryd guards that one again.
 func TestNativeRestoreOfTwo(t *testing.T) {
 	for _, test := range []struct {
 		name     string

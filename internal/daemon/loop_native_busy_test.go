@@ -49,7 +49,7 @@ func TestNativeOwnerWritesAfterCostlyReplay(t *testing.T) {
 }
 
 // TestNativeFlushedWhileUnread: a loss begins with the commit that took the rules, and not with
-// an earlier write of the owner that canaryd had not read yet.
+// an earlier, still unread write of the owner.
 func TestNativeFlushedWhileUnread(t *testing.T) {
 	for name, do := range map[string]func(*fakeNative){
 		"nft flush ruleset": (*fakeNative).flushRuleset,

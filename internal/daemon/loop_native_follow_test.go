@@ -88,7 +88,7 @@ func TestNativeFollowed(t *testing.T) {
 }
 
 // TestNativePackets: canaryd reads elements that packets add from time to time, without a
-// commit, and restores them after a flush. Expired elements do not come back.
+// commit. It restores them after a flush, but not expired ones.
 func TestNativePackets(t *testing.T) {
 	with := func(elements ...string) *native.Table {
 		table := tableOf(proxyTable, "a", "b")

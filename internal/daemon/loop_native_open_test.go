@@ -51,7 +51,7 @@ func TestNativePartLostUnheard(t *testing.T) {
 				k.missing(func() { k.flushChain(test.table, "prerouting") })
 				r.settled()
 				if test.then != nil {
-					for range 2 { // the owner goes on, and canaryd misses nothing more
+					for range 2 { // the owner keeps writing, and canaryd misses nothing more
 						r.wantNotReady("table inet fw is emptied")
 						if f := r.wantOneFlush("emptied", api.AwaitingDecision); f.Lost.Rules != 1 {
 							t.Errorf("the record says %+v", f)

@@ -45,8 +45,8 @@ func (r *rig) wantParts(want int) {
 }
 
 // TestARefusedRuleCostsItself: after a flush the kernel refuses one rule. canaryd restores the
-// others at once and quarantines that one, which counts as no other loss. Once the kernel takes
-// it, it comes back, and the record ends.
+// others at once and quarantines that one, which counts as no other loss. It restores the rule
+// once the kernel takes it, and the record ends.
 func TestARefusedRuleCostsItself(t *testing.T) {
 	for _, how := range []struct {
 		name, kind string
@@ -193,8 +193,8 @@ func TestWhatIsLearnedIsRehearsed(t *testing.T) {
 	}
 }
 
-// TestARestoreOfARefusedRuleIsPartial: an operator requests a table, and the kernel refuses one
-// of its rules. The reply says so.
+// TestARestoreOfARefusedRuleIsPartial: an operator requests a table, and the kernel refuses a
+// rule in it. The reply says so.
 func TestARestoreOfARefusedRuleIsPartial(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.deleteTable(proxyTable)

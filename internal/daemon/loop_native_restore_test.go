@@ -34,8 +34,8 @@ func (r *rig) restoreNatively(dry bool, want []api.NativeRestored) {
 	}
 }
 
-// TestNativeRestore: an operator requests tables that canaryd does not restore by itself. They
-// come back once, and the record ends proved. A dry run only lists them.
+// TestNativeRestore: an operator requests tables that canaryd does not restore by itself.
+// canaryd writes them once, and the record ends proved. A dry run only lists them.
 func TestNativeRestore(t *testing.T) {
 	for _, test := range []struct {
 		name string

@@ -149,8 +149,8 @@ func TestNativeGenerationOfALostTable(t *testing.T) {
 	}
 }
 
-// TestNativeGenerationRefused: a generation of another machine, or one that the kernel refuses,
-// is not restored. Each answer has the reason.
+// TestNativeGenerationRefused: canaryd does not restore a generation of another machine, or a
+// table that the kernel refuses. Each answer has the reason.
 func TestNativeGenerationRefused(t *testing.T) {
 	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 		id := r.present(proxyTable)
@@ -255,8 +255,8 @@ func TestNativeGenerationRestoredAlone(t *testing.T) {
 	})
 }
 
-// TestNativeGenerationWithoutItsDevices: a generation comes back without devices that the node
-// lacks. It is not proved, and canaryd guards the table as it is now.
+// TestNativeGenerationWithoutItsDevices: canaryd restores a generation without devices that the
+// node lacks. That is not proved, and canaryd guards the table as it is now.
 func TestNativeGenerationWithoutItsDevices(t *testing.T) {
 	ways := map[string]func(r *rig, k *fakeNative, store *nativestore.Store, asked api.RestoreRequest) (api.RestoreReply, error){
 		"with a daemon": func(r *rig, _ *fakeNative, _ *nativestore.Store, asked api.RestoreRequest) (api.RestoreReply, error) {

@@ -82,9 +82,10 @@ func TestNativeDeletedByAnOwnerThatWasNotRead(t *testing.T) {
 	}
 }
 
-// TestNativeDeletedInTurn: kube-proxy deletes its tables of both families in turn, and one of
-// the two programs ends before canaryd can read it. The other one explains both deletions.
-// Until then the node is not healthy. A script's deletions wait for a decision.
+// TestNativeDeletedInTurn: kube-proxy deletes its tables of both families in turn, by two
+// programs. canaryd cannot read the process of the first or second in time. The other one
+// explains both deletions. Until then the node is not healthy. A script's deletions wait for a
+// decision.
 func TestNativeDeletedInTurn(t *testing.T) {
 	proxy6 := tableid.IPv6.Table("kube-proxy")
 	type by int

@@ -115,8 +115,8 @@ func TestNativeOwners(t *testing.T) {
 }
 
 // TestNativeDeletedAlone: a process deletes one table. canaryd reports and does not restore it,
-// also after missed commits and a flush of the ruleset, until its owner makes it again or an
-// operator accepts the loss.
+// also after missed commits and a flush of the ruleset. The loss ends when its owner makes the
+// table again, or an operator accepts it.
 func TestNativeDeletedAlone(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.deleteTable(proxyTable)

@@ -143,7 +143,8 @@ func TestRawIsGuarded(t *testing.T) {
 }
 
 // TestOwnerLeavesRaw: an owner deletes its rules in raw by name, and they stay deleted. With
-// the last one canaryd's marks are deleted. After a deletion of the table nothing comes back.
+// the last one canaryd's marks are deleted. After a deletion of the table canaryd restores
+// nothing.
 func TestOwnerLeavesRaw(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := loadedFake(t, backend)
@@ -216,7 +217,7 @@ func TestOwnerLeavesRaw(t *testing.T) {
 }
 
 // TestTableGoesBeforeItsMarks: a process deletes a table while canaryd waits to remove its own
-// marks there. No mark comes back.
+// marks there. canaryd plants none again.
 func TestTableGoesBeforeItsMarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fake := loadedFake(t, iptables.NFT)

@@ -23,7 +23,7 @@ func (r *rig) setPolicies(policy string, chains ...string) {
 }
 
 // wantClosed fails unless headline, readiness and metric say of these chains of filter that they
-// have become closed, and since then; "" is that they say nothing.
+// have become closed, and when; "" is no chain.
 func (r *rig) wantClosed(chains, since string) {
 	r.t.Helper()
 	r.wantClosedIn("policy_drops{family=ipv4,table=filter}", chains, since, "canaryd sets none")

@@ -25,9 +25,9 @@ func ofProxy(line string) bool {
 	return strings.Contains(line, "KUBE-")
 }
 
-// proxyCleansUp does the same as kube-proxy --cleanup, 1.36. In each family that deletes its
-// jumps one by one, then its chains and canaries in nat and in filter, each table by one
-// restore, and its canary in mangle last. A start in nftables mode does the same.
+// proxyCleansUp does the same as kube-proxy --cleanup, 1.36, and as a start in nftables mode.
+// In each family that deletes its jumps one by one, and then its chains and canaries in nat and
+// in filter, each table by one restore. Its canary in mangle is last.
 func (r *rig) proxyCleansUp() {
 	r.t.Helper()
 	for _, f := range rules.Families() {

@@ -16,9 +16,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// ipvsText is a short form of the rules of kube-proxy in ipvs mode: rules that depend on
-// ipsets, and a rule that depends on the canary of another owner, which only its owner may
-// restore.
+// ipvsText is a short form of the rules of kube-proxy in ipvs mode. Some depend on ipsets. One
+// depends on the canary of another owner, and only that owner may restore the canary.
 const ipvsText = `*nat
 :KUBE-LOAD-BALANCER - [0:0]
 :KUBE-MARK-MASQ - [0:0]
@@ -96,8 +95,8 @@ func (r *rig) wantQuarantine(want int) {
 	}
 }
 
-// TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt: the rule stays in the generation,
-// is reported, and comes back once the chain exists.
+// TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt: the rule stays in the generation
+// and is reported. canaryd restores it once the chain exists.
 func TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id0 := t.TempDir(), identity(backend)
@@ -134,8 +133,8 @@ func TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt(t *testing.T) {
 }
 
 // TestAQuarantinedRuleIsDismissed: an operator accepts the loss of a rule. The node is healthy
-// then, and the rule comes back neither with its chain nor after a flush. The rule that waited
-// behind it is back at once.
+// then, and canaryd restores the rule neither with its chain nor after a flush. It restores at
+// once the rule that waited behind it.
 func TestAQuarantinedRuleIsDismissed(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id0 := t.TempDir(), identity(backend)

@@ -43,7 +43,7 @@ func (c criRuntime) chainAway(by iptablestest.Writer, chain string, pause time.D
 	c.t.Helper()
 	for _, f := range rules.Families() {
 		led := slices.ContainsFunc(c.chain(f, rules.Nat, hostPorts), func(r string) bool { return strings.Contains(r, chain) })
-		if c.chain(f, rules.Nat, chain) != nil && !led { // nil: the chain is not back yet
+		if c.chain(f, rules.Nat, chain) != nil && !led { // led: it is back already
 			for _, command := range []string{"-F ", "-X "} {
 				_ = by.RestoreNoflush(f, section(rules.Nat, command+chain)) // it may be back between the two
 				c.after(pause)
@@ -53,7 +53,7 @@ func (c criRuntime) chainAway(by iptablestest.Writer, chain string, pause time.D
 }
 
 // TestRulesOfPodsThatLive: another agent's cleanup deletes rules of host ports by name, with or
-// without their chains and with pauses. All come back, once each and in their places.
+// without their chains and with pauses. canaryd restores all, once each and in their places.
 func TestRulesOfPodsThatLive(t *testing.T) {
 	for _, pause := range []time.Duration{0, 300 * time.Millisecond, 3 * time.Second, 11 * time.Second} {
 		for _, chains := range []bool{false, true} {
@@ -90,8 +90,8 @@ func TestRulesOfPodsThatLive(t *testing.T) {
 	}
 }
 
-// robbedDuring runs body for steps of canaryd's writes during which another process goes on:
-// meanwhile. The reads of such a write are the first that show the other process's removals.
+// robbedDuring runs body for steps of canaryd's writes during which another process deletes
+// rules: meanwhile. The reads of such a write are the first that show these removals.
 func robbedDuring(t *testing.T, body func(t *testing.T, backend iptables.Backend, startWith func(meanwhile func(criRuntime)) (c criRuntime, write func() map[rules.Family]rules.Ruleset))) {
 	replay := func(c criRuntime) map[rules.Family]rules.Ruleset {
 		want := c.tables()
@@ -144,8 +144,8 @@ func robbedDuring(t *testing.T, body func(t *testing.T, backend iptables.Backend
 	}
 }
 
-// TestRulesOfAPodThatGoDuringAWrite: the agent goes on while canaryd restores another pod's
-// rules, or renews marks. The rules come back too, some with their chain.
+// TestRulesOfAPodThatGoDuringAWrite: the agent deletes more rules while canaryd restores
+// another pod's rules, or renews marks. canaryd restores them too, some with their chain.
 func TestRulesOfAPodThatGoDuringAWrite(t *testing.T) {
 	for _, chain := range []bool{false, true} {
 		robbedDuring(t, func(t *testing.T, backend iptables.Backend, startWith func(func(criRuntime)) (criRuntime, func() map[rules.Family]rules.Ruleset)) {
@@ -260,8 +260,8 @@ func TestADELIsNeverUndone(t *testing.T) {
 
 // TestRulesOfAPodThatAreMissingAreSaid: an unknown process deletes rules of a pod in portmap's
 // order, and the pod's file stays. For the jump grace that may be a DEL, and canaryd reports
-// nothing. Then the node is not healthy, with a record that waits for the owner. Either the
-// rules come back, and the record becomes that of the loss; or the file is removed, and no
+// nothing. Then the node is not healthy, with a record that waits for the owner. Either canaryd
+// restores the rules, and the record becomes that of the loss; or the file is removed, and no
 // record stays.
 func TestRulesOfAPodThatAreMissingAreSaid(t *testing.T) {
 	for _, test := range []struct {
@@ -343,8 +343,8 @@ func TestADELThatIsKnownIsNotSaid(t *testing.T) {
 }
 
 // TestADELThatFailsForGood: the last plugin fails, libcni keeps its file, and the runtime
-// repeats the DEL. If canaryd knows the plugin, it restores nothing. Otherwise the rules come
-// back once, until the next DEL.
+// repeats the DEL. If canaryd knows the plugin, it restores nothing. Otherwise it restores the
+// rules once, until the next DEL.
 func TestADELThatFailsForGood(t *testing.T) {
 	for _, known := range []bool{true, false} {
 		eachBackend(t, func(t *testing.T, backend iptables.Backend) {

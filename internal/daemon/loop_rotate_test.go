@@ -14,7 +14,7 @@ import (
 
 // TestSavedRulesBesideABusyOwner: an owner adds and removes rules ten times a second, and so
 // never leaves the quiet in which marks are renewed. A file from before a new service still
-// counts as old, and the service comes back.
+// counts as old, and canaryd restores the service.
 func TestSavedRulesBesideABusyOwner(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

@@ -88,8 +88,8 @@ func TestRulesThatAWordNamesComeBack(t *testing.T) {
 	}
 }
 
-// TestWhatAWordNamesIsItsOwners: a rule that is deleted by name does not come back, not even
-// after a flush. A rule that its owner appends right after a replay exists once.
+// TestWhatAWordNamesIsItsOwners: canaryd never restores a rule that was deleted by name, not
+// even after a flush. A rule that its owner appends right after a replay exists once.
 func TestWhatAWordNamesIsItsOwners(t *testing.T) {
 	const wireguard, metadata = "FORWARD -i wg0 -j ACCEPT", "PREROUTING -d 169.254.169.254/32 -i cali+ -p tcp -m tcp --dport 80 -j DNAT --to-destination 192.0.2.10:8181"
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {

@@ -64,7 +64,7 @@ func (r *rig) ofOwners(f rules.Family) map[string][]string {
 // replaced them. The rules that the file lacked are lost, and not their owner's removal. Rules
 // that only the file had do not stay.
 func TestASavedFileIsFlushedBeforeItIsReplaced(t *testing.T) {
-	const between = 12 * time.Millisecond // long enough for canaryd to notice, while the flusher is not quiet yet
+	const between = 12 * time.Millisecond // canaryd notices, and the flusher is not quiet
 	type world struct {
 		*rig
 		saved map[rules.Family]string

@@ -100,7 +100,7 @@ func TestAnExaminationComesBeforeTheLook(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{deaf: true})
 		must(t, r.fake.RestoreNoflush(rules.IPv6, "*filter\n:FOREIGN - [0:0]\nCOMMIT\n"))
-		for r.d.Status().LearningPendingSince.IsZero() { // until the poll sees it, and plans the examination
+		for r.d.Status().LearningPendingSince.IsZero() { // until the poll sees it
 			time.Sleep(time.Millisecond)
 		}
 		r.fake.DropTableFromReads(rules.IPv6, rules.Nat, errors.New("a native rule"))
@@ -121,7 +121,7 @@ func TestAnExaminationComesBeforeTheLook(t *testing.T) {
 
 // TestALossThatAMissShows: a missed packet shows a loss during the flusher's commit. The quiet
 // before the replay begins with the kernel's notification of the commit, because the flusher
-// may go on. canaryd waits for a missing notification half a second.
+// may have more to do. canaryd waits for a missing notification half a second.
 func TestALossThatAMissShows(t *testing.T) {
 	for _, story := range []struct {
 		name  string

@@ -170,7 +170,7 @@ func TestWarEndedByTheOwner(t *testing.T) {
 }
 
 // TestFlushedBeforeTheFirstProof: a table gets its first marks, and another process flushes it
-// before the proof. The content at the planting is the generation, and comes back.
+// before the proof. The content at the planting is the generation, and canaryd restores it.
 func TestFlushedBeforeTheFirstProof(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake, flushed := loadedFake(t, backend), false

@@ -111,7 +111,7 @@ func TestTableComesIntoBeing(t *testing.T) {
 					r.after(5 * time.Second)
 					must(t, r.fake.RestoreNoflush(f, section(rules.Nat,
 						":KUBE-SERVICES - [0:0]", "-A OUTPUT -j KUBE-SERVICES", "-A KUBE-SERVICES -p tcp -j RETURN")))
-					must(t, r.fake.RestoreNoflush(f, section(rules.Mangle, ":KUBE-IPTABLES-HINT - [0:0]"))) // kubelet's, without a rule
+					must(t, r.fake.RestoreNoflush(f, section(rules.Mangle, ":KUBE-IPTABLES-HINT - [0:0]"))) // kubelet's: no rule
 					r.after(40 * time.Second)
 					r.wantReady()
 					if got := r.marked(f); !slices.Contains(got, rules.Nat) || !slices.Contains(got, rules.Mangle) {
