@@ -52,8 +52,8 @@ type death struct {
 	first bool         // it plants marks for the first time
 	do    func(r *rig) // makes it write otherwise
 	flush string       // the scenario of do; empty: none
-	// beside is true if another process writes between the writes of the two families, so that
-	// canaryd must read again. Only on nft.
+	// next to: another process writes between the writes of the two families, so that canaryd
+	// must read again; nft only.
 	beside bool
 	// only is the backend in make test, and make test-large has the other one. The steps of
 	// both replays are alike.
