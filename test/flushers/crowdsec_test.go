@@ -65,7 +65,7 @@ func (c *crowdsec) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	c.told = len(c.decisions)
-	_ = json.NewEncoder(w).Encode(map[string]any{"new": list, "deleted": []any{}}) // a client that hung up queries again
+	_ = json.NewEncoder(w).Encode(map[string]any{"new": list, "deleted": []any{}}) // the client repeats
 }
 
 func (c *crowdsec) start(m *machine) {

@@ -36,7 +36,7 @@ const (
 type machine struct {
 	*nodetest.Node
 	unpacks bool // its flusher was unpacked
-	hurry   bool // no measurement: a slow flusher may hurry
+	hurry   bool // nothing is measured: a slow flusher need not pause
 	runs    []*service
 }
 
