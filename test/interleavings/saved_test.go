@@ -86,7 +86,7 @@ func (pl *plot) begin(w *world) {
 		for _, c := range pl.troupe.pods {
 			pl.saved[c.family] = w.Save(c.family)
 			nat := pl.nat(w, c.family)
-			c.pods = slices.DeleteFunc(c.pods, func(n int) bool { return !complete(nat, n) }) // without the pods that canaryd could not know
+			c.pods = slices.DeleteFunc(c.pods, func(n int) bool { return !complete(nat, n) }) // canaryd cannot know the others
 			if len(c.pods) > 0 {
 				c.del(w.rng.IntN(len(c.pods)))
 			}
