@@ -147,7 +147,7 @@ func (m samples) sum(name string) (n int) {
 // Syncs are kube-proxy's counts of its syncs, both families together.
 type syncs struct {
 	all, full int
-	reloads   int // full syncs because its canary was missing: after a flush, or because canaryd requested one
+	reloads   int // full syncs because its canary was missing
 	failed    int
 	cameBack  int // failed syncs because a removed object was back, by a replay
 }

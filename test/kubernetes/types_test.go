@@ -59,7 +59,7 @@ func (p pair) filled(seed int64, missing float64) any {
 	return object
 }
 
-// strictly decodes as canaryd does and as it did with Kubernetes' types.
+// strictly decodes with an error for unknown fields, as canaryd does.
 func strictly(text []byte, into any) error {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
