@@ -190,7 +190,7 @@ func TestAChainThatIsTooLargeCostsItselfOnly(t *testing.T) {
 
 		// -X deletes the chains too, so the jumps have no target.
 		for _, table := range protect.Always() {
-			restore(n, string(table), "-F", "-X") // both at once: canaryd would heal the first before the second
+			restore(n, string(table), "-F", "-X") // both at once, before canaryd can heal
 		}
 		n.Until("the others to be back", func() error {
 			if diff := cmp.Diff(without, others(n, true)); diff != "" {

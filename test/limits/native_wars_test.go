@@ -72,7 +72,7 @@ func chainsOf(conn *nft.Conn) (n int, err error) {
 	var counts [2]int
 	for i := range counts {
 		err = errors.Join(err, conn.EachObject(nft.Chains, proxyTable.Family, table, func(attrs []byte) error {
-			if nft.String(nft.AttrPath(attrs, unix.NFTA_CHAIN_TABLE)) == proxyTable.Name { // the kernel sends the chains of all tables
+			if nft.String(nft.AttrPath(attrs, unix.NFTA_CHAIN_TABLE)) == proxyTable.Name { // the dump has all tables' chains
 				counts[i]++
 			}
 			return nil
