@@ -26,8 +26,8 @@ func ofProxy(line string) bool {
 }
 
 // proxyCleansUp does the same as kube-proxy --cleanup, 1.36, and as a start in nftables mode.
-// In each family that deletes its jumps one by one, and then its chains and canaries in nat and
-// in filter, each table by one restore. Its canary in mangle is last.
+// In each family it deletes the jumps one by one. One restore per table then deletes the chains
+// and canaries of nat, of filter, and last of mangle.
 func (r *rig) proxyCleansUp() {
 	r.t.Helper()
 	for _, f := range rules.Families() {

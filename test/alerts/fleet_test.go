@@ -149,9 +149,9 @@ const (
 )
 
 // TestUpgradeAlertsNot: the DaemonSet replaces 30 pods, a tenth at a time. Each node has no
-// target for one scrape, then a target that is down during the pull of its image, and a scrape
-// before its canaryd has looked. No alert fires, however long scrape interval and pull are. An
-// image that does not start stops the rollout, and an alert reports that.
+// target for one scrape. Then its target is down during the pull of the image. Then there is
+// one scrape before its canaryd has looked. No alert fires, however long scrape interval and
+// pull are. An image that does not start stops the rollout, and an alert reports that.
 func TestUpgradeAlertsNot(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ scrape, pull time.Duration }{

@@ -14,7 +14,7 @@ import (
 )
 
 // TestDiskFails: the state folder is full, then read-only. canaryd keeps replaying, the log
-// says what that means, and the generation is on disk once there is room again.
+// names the consequences, and the generation is on disk once there is room again.
 func TestDiskFails(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -116,7 +116,7 @@ func TestDiskIsReadOnlyAtStart(t *testing.T) {
 }
 
 // TestDiskIsFullAtStart: a state folder of 8 KiB is full. canaryd starts and heals without it,
-// and says what that means.
+// and the log names the consequences.
 func TestDiskIsFullAtStart(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()

@@ -1,5 +1,5 @@
-// Package faults tests the built canaryd while something that it depends on fails during a
-// loss: the restoring program, the lock, the kernel's answers, file descriptors, or the disk.
+// Package faults tests the built canaryd when a loss meets another failure. That is a failure
+// of the restoring program, the lock, the kernel's answers, file descriptors, or the disk.
 //
 // It also tests the next canaryd after a kill during a replay, after a flush without a canaryd,
 // and with damaged files on disk.

@@ -61,8 +61,8 @@ func firewalldFlushers() []flusher {
 }
 
 // letDown matches an error of iptables-nft and ebtables-nft 1.8.9. If another process commits
-// during a deleting restore, they delete again what they have already deleted. It was seen
-// three times in about 70 reloads on two processors at a load of 12 to 27.
+// during a deleting restore, they repeat a deletion that succeeded. It was seen three times in
+// about 70 reloads on two processors at a load of 12 to 27.
 var letDown = regexp.MustCompile(`(CHAIN_DEL|RULE_DELETE) failed \(No such file or directory\)`)
 
 // firewallCmd runs firewall-cmd, and once more after that error.

@@ -72,8 +72,8 @@ type step struct {
 
 // oneFlush are the flags for flushers that run -F and -X as separate commands. A replay in
 // between makes -X fail, and some scripts end there; on a busy machine that would happen.
-// netfilter-persistent tries to set the policy of each chain of Kubernetes before its next -F,
-// and 500 ms were not enough at a load of 17.
+// netfilter-persistent tries to set the policy of each chain of Kubernetes before its next -F.
+// For that 500 ms were not enough at a load of 17.
 var oneFlush = []string{"--settle=2s"}
 
 // A lateness is a flusher's place for rules after a replay.

@@ -35,8 +35,8 @@ type owner struct {
 	// syncs makes it write its rules again, or look for them; nil: only a restart does.
 	syncs func(m *machine)
 	// watches says that it looks for its rules all the time. It may miss a rule before a replay
-	// and write it afterwards, so that the rule is doubled: a jump until --jump-grace is over,
-	// a rule of its chains until it writes the chain again (docs/guarantees.md).
+	// and write it afterwards. The rule is then doubled: a jump until --jump-grace is over, a
+	// rule of its chains until it writes the chain again (docs/guarantees.md).
 	watches bool
 }
 

@@ -8,7 +8,7 @@ import (
 )
 
 // ufwFlushers are ufw with its defaults, which empties only its own chains, and ufw that
-// manages the built-in chains, of which its configuration warns.
+// manages the built-in chains. Its configuration warns of the latter.
 func ufwFlushers() []flusher {
 	return []flusher{
 		ufw("ufw", "no", nil),

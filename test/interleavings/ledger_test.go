@@ -75,7 +75,7 @@ func (c *chapter) partly(content []rules.Rule) bool {
 
 // joins reports whether canaryd completed a shared chain correctly in which a pod was added
 // since a flush. The present rules must keep their order. All rules of one version that canaryd
-// may know must be added in their order, except for those that lead to a missing chain.
+// may know must be added in their order, except for rules that lead to a missing chain.
 func (c *chapter) joins(old, now []rules.Rule, is *rules.Table) bool {
 	if len(old) == 0 {
 		return false // without a new pod it must be a version

@@ -118,7 +118,8 @@ func (l *life) tables() (guarded, awaiting int) {
 const leftRules = 20
 
 // guards returns an error unless canaryd is healthy, has learned all changes, and guards only
-// this mode: both native tables of kube-proxy in nftables mode, or its chains in iptables mode.
+// this mode. That is both native tables of kube-proxy in nftables mode, or its chains in
+// iptables mode.
 func (l *life) guards(mode string) error {
 	s := l.WholeStatus()
 	guarded, awaiting := l.tables()

@@ -92,9 +92,8 @@ func (s *space) readNFTables(ctx context.Context) (content, error) {
 }
 
 // parseNFTables adds nft's listing of a table, by chains and sets, without the comments of
-// elements. If another service takes over an element with the same verdict, kube-proxy
-// (ensureElem in pkg/proxy/nftables) does not change it, and the comment remains the former
-// service's.
+// elements. kube-proxy (ensureElem in pkg/proxy/nftables) does not change an element that
+// another service takes over with the same verdict. The comment remains the former service's.
 func parseNFTables(family, text string, to content) {
 	where := ""
 	for line := range strings.Lines(joined(text)) {

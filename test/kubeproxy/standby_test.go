@@ -52,8 +52,8 @@ type sides struct {
 	lines      []string
 }
 
-// TestStandby: next to a standby no more syncs of kube-proxy fail than without canaryd, and no
-// ipset is in use for longer than its owner wants. The copy follows, and in the end both nodes
+// TestStandby: with a standby no more syncs of kube-proxy fail than without canaryd. No ipset
+// stays in use for longer than its owner wants. The copy follows, and in the end both nodes
 // have the same rules. The test prints how much longer syncs take, which depends on the
 // machine.
 func TestStandby(t *testing.T) {

@@ -30,7 +30,7 @@ const mostMemory = 448 << 20
 // No race detector, because the tests measure memory and processor time.
 func TestMain(m *testing.M) { os.Exit(nodetest.MainWithTurns(m)) }
 
-// memory returns the daemon's present memory, and the most since its start or since forget.
+// memory returns the daemon's present memory, and the most since its start.
 func memory(n *nodetest.Node, d *nodetest.Process) (now, most int) {
 	n.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.PID()))

@@ -26,8 +26,8 @@ func comments(size int) (words []string) {
 	return words
 }
 
-// TestLongestRules: a rule of the greatest length that iptables-restore reads comes back after
-// a flush. Longer rules come back by their bytes, and no other rule is affected.
+// TestLongestRules: canaryd restores a rule of the greatest length that iptables-restore reads
+// after a flush. It restores longer rules by their bytes, and no other rule is affected.
 func TestLongestRules(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()

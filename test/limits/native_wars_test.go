@@ -217,8 +217,8 @@ func TestNativeKilledInReplay(t *testing.T) {
 }
 
 // TestNativeMemoryShort: canaryd's control group runs short of memory during a loss, so the
-// kernel refuses a write, or kills canaryd. The table is never partly there, and comes back
-// with more memory.
+// kernel refuses a write, or kills canaryd. The table is never partly there, and canaryd
+// restores it with more memory.
 func TestNativeMemoryShort(t *testing.T) {
 	onNativeWar(t, func(w *nativeWar) {
 		nstest.NeedRoot(w.T)

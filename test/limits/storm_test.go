@@ -19,9 +19,9 @@ const (
 )
 
 // TestStormOfCommits: another process creates, changes and deletes protected chains 500 times a
-// second. Meanwhile a table of the same family and one of the other are flushed. Both come
-// back. canaryd's share of a core, its memory and its log stay within bounds, and after the
-// storm it knows the present rules.
+// second. Meanwhile the test flushes a table of the same family and a table of the other
+// family. Both return. canaryd's share of a core, its memory and its log stay within bounds,
+// and after the storm it knows the present rules.
 func TestStormOfCommits(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Turn()

@@ -1,6 +1,6 @@
 //go:build wars
 
-// These tests run the built canaryd against programs that do not stop: they flush ten times a
+// These tests run the built canaryd against programs that do not stop. They flush ten times a
 // second, or delete jumps as soon as they are back.
 //
 // Only the tag "wars" builds them (make wars). They compare processor time with a limit, which

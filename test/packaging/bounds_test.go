@@ -96,7 +96,7 @@ func TestNoOtherAddresses(t *testing.T) {
 		n.Healed(1)
 		n.Same("protected rules", before, n.Protected())
 
-		// The drop-in is the one of deploy/README.md.
+		// The drop-in is copied from deploy/README.md.
 		readme := source(t, "deploy/README.md")
 		const line = "    IPAddressAllow=192.0.2.0/24\n"
 		if !strings.Contains(readme, line) {
