@@ -20,7 +20,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// TestWhatIsLeftIsRun: each test that make test leaves to another level is run by that level.
+// TestWhatIsLeftIsRun: each test that make test leaves to another level runs at that level.
 func TestWhatIsLeftIsRun(t *testing.T) {
 	makefile, script := text(t, "../Makefile"), text(t, "../hack/test.sh")
 	_, script, _ = strings.Cut(script, "\nprograms)\n")
@@ -40,12 +40,12 @@ func TestWhatIsLeftIsRun(t *testing.T) {
 		}
 	}
 
-	left := map[string]map[string][]string{} // by level, then package: its tests
+	left := map[string]map[string][]string{} // tests by level, then by package
 	for folder := range folders(t) {
 		for test, level := range leaving(t, "../"+folder) {
 			if level == "make test-programs" && slices.Contains(whole, "./"+folder) ||
 				slices.Contains([]string{"test/versions", "test/flushers", "test/kernels"}, folder) {
-				continue // all of it is a level's
+				continue // the level runs the whole package
 			}
 			if left[level] == nil {
 				left[level] = map[string][]string{}
@@ -76,8 +76,8 @@ func TestWhatIsLeftIsRun(t *testing.T) {
 	}
 }
 
-// TestRacedTestsExist: each test that make race names, and each that it leaves out, is one of a
-// package of make race. hack/meeting refuses the unknown names that it is given.
+// TestRacedTestsExist: each test that make race names or omits is in a package of make race.
+// hack/meeting refuses unknown names.
 func TestRacedTestsExist(t *testing.T) {
 	script := text(t, "../hack/test.sh")
 	_, script, _ = strings.Cut(script, "\nrace)\n")
@@ -102,8 +102,8 @@ func TestRacedTestsExist(t *testing.T) {
 	}
 }
 
-// TestGoroutinesAreRaced: hack/test.sh says of each package whose code or tests start a goroutine
-// at which level the race detector sees it, or that it does not.
+// TestGoroutinesAreRaced: the code or the tests of a package start a goroutine. hack/test.sh
+// says at which level the race detector runs on it, or that none does.
 func TestGoroutinesAreRaced(t *testing.T) {
 	script := text(t, "../hack/test.sh")
 	_, lists, _ := strings.Cut(script, "\nelsewhere=(")
@@ -168,8 +168,8 @@ func parsed(t *testing.T, folder string) callers.Folder {
 	return all
 }
 
-// leaving returns the tests of a folder that need something of nstest.Elsewhere, by themselves or
-// by a function of the folder that they call, and the level that has it.
+// leaving returns the tests of a folder that need a file or program of nstest.Elsewhere,
+// directly or through a function of the folder. The value is the level that has it.
 func leaving(t *testing.T, folder string) map[string]string {
 	t.Helper()
 	all := parsed(t, folder)
@@ -210,7 +210,7 @@ func stringConstants(files []*ast.File) map[string]ast.Expr {
 	return all
 }
 
-// begins returns how the value of an expression begins, as far as it is known.
+// begins returns the known beginning of an expression's value.
 func begins(e ast.Expr, constants map[string]ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.BasicLit:

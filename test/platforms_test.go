@@ -12,9 +12,9 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/versions"
 )
 
-// TestPlatformsAreTried: a command tries each row of "Tested" in docs/measured.md. Rows of
-// other kernels and programs are all that make kernels and make versions have; the others name a
-// target of the Makefile.
+// TestPlatformsAreTried: a command tests each row of "Tested" in docs/measured.md. Rows of
+// other kernels and programs are exactly those of make kernels and make versions; the others
+// name a target of the Makefile.
 func TestPlatformsAreTried(t *testing.T) {
 	text, err := os.ReadFile("../docs/measured.md")
 	if err != nil {

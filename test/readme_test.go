@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestReadmeListsFolders: the table of README.md lists each folder once, in their order, and
-// says "no" of those that have no test for the machine's root.
+// TestReadmeListsFolders: the table of README.md lists each folder once, in their order. It
+// says "no" for folders without a test for the machine's root.
 func TestReadmeListsFolders(t *testing.T) {
 	text, err := os.ReadFile("README.md")
 	if err != nil {

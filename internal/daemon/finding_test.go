@@ -11,7 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestStoppedLearning: what each road of a finding makes of a table whose learning is stopped.
+// TestStoppedLearning: each source of a finding has its own effect on a table whose learning is
+// stopped.
 func TestStoppedLearning(t *testing.T) {
 	d := configure(t, loadedFake(t, iptables.NFT), setup{}).d
 	id := rules.IPv4.Table(rules.Nat)
@@ -52,7 +53,7 @@ func TestStoppedLearning(t *testing.T) {
 	}
 }
 
-// TestReminder: the log is reminded of a trouble that lasts, and has other words at once.
+// TestReminder: a trouble that lasts is logged again after 30 s, and another error at once.
 func TestReminder(t *testing.T) {
 	var tr pace.Trouble
 	a, b := errors.New("a"), errors.New("b")

@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/sample"
 )
 
-// FuzzJournal: whatever stands in the journal, a start takes up what is
-// a flush record, and status, page and command line can tell of it.
+// FuzzJournal: the journal may contain any bytes. A start takes up only flush records, and
+// status, page and command line can print each of them.
 func FuzzJournal(f *testing.F) {
 	good, err := json.Marshal(sample.Status().Flushes[0])
 	if err != nil {

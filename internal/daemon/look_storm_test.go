@@ -7,8 +7,8 @@ import (
 	"github.com/canaryd/canaryd/internal/pace"
 )
 
-// TestLooksInAStorm: 200 hints are answered at once, and those of a storm each 5 ms.
-// After a quiet second they are answered at once again.
+// TestLooksInAStorm: the loop answers 200 hints at once, and in a storm one each 5 ms. After a
+// quiet second it answers at once again.
 func TestLooksInAStorm(t *testing.T) {
 	l := looking{storm: pace.Bucket{Share: pace.StormShare}}
 	now := time.Unix(1e9, 0)
@@ -37,7 +37,7 @@ func TestLooksInAStorm(t *testing.T) {
 	}
 	for _, round := range []string{"at first", "after a quiet second"} {
 		looks, atOnce, longest := storm()
-		// 200 of the burst, 5 ms for each of the others; meanwhile some are earned.
+		// 200 looks of the burst, and one each 5 ms. Meanwhile the bucket refills a little.
 		if looks < 2150 || looks > 2250 || atOnce < 200 || longest > 5*time.Millisecond {
 			t.Errorf("%s: %d looks, the first %d at once, and the longest wait was %s", round, looks, atOnce, longest)
 		}

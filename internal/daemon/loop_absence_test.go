@@ -26,8 +26,8 @@ func (r *rig) absentSum() time.Duration {
 	return 0
 }
 
-// TestAbsentWhileDown: what was lost while no canaryd ran was absent since it was last
-// known to be in force, at most, and everything that says how long says that too.
+// TestAbsentWhileDown: rules are lost while no canaryd runs. They count as absent since they
+// were last known to be in force, as a bound, and record and histogram agree.
 func TestAbsentWhileDown(t *testing.T) {
 	const down = 27 * time.Second
 	for _, test := range []struct {
@@ -41,7 +41,7 @@ func TestAbsentWhileDown(t *testing.T) {
 				first := start(t, backend, setup{store: openStore(t, dir, id)})
 				before := first.tables()
 				first.after(10*time.Minute + 13*time.Second)
-				if test.killed { // what is on disk now is what a killed one leaves
+				if test.killed { // a killed daemon leaves the present files
 					left := t.TempDir()
 					must(t, os.CopyFS(left, os.DirFS(dir)))
 					dir = left
@@ -80,7 +80,8 @@ func TestAbsentWhileDown(t *testing.T) {
 	}
 }
 
-// TestAbsentWhileDownObserved: the same where the owner has to put its rules back.
+// TestAbsentWhileDownObserved: the same in observe mode, where the owner must put its rules
+// back.
 func TestAbsentWhileDownObserved(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id := t.TempDir(), identity(backend)
@@ -101,8 +102,8 @@ func TestAbsentWhileDownObserved(t *testing.T) {
 	})
 }
 
-// TestFlushedAsItEnds: a run that ends looks once more, and does not call in force what
-// is lost already.
+// TestFlushedAsItEnds: a flush happens right before a run ends. The run looks once more, and
+// does not store that the lost rules are in force.
 func TestFlushedAsItEnds(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id := t.TempDir(), identity(backend)

@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// accepted is what a status says of removals, in its own words.
+// accepted returns the removals of the status as text.
 func (r *rig) accepted() (list []string) {
 	for _, a := range r.d.Status().Accepted {
 		text := a.String()
@@ -27,7 +27,7 @@ func (r *rig) accepted() (list []string) {
 	return list
 }
 
-// by appends the process of the Fake, which is known on nft.
+// by appends the process of the Fake, which only nft reveals.
 func by(backend iptables.Backend, texts []string) (list []string) {
 	for _, text := range texts {
 		if backend == iptables.NFT {
@@ -38,14 +38,15 @@ func by(backend iptables.Backend, texts []string) (list []string) {
 	return list
 }
 
-// TestWhatIsAcceptedIsSaid: an owner may empty some of its chains, and an operator his own. canaryd
-// puts nothing back, and says so: once in the log, and in the status for an hour.
+// TestWhatIsAcceptedIsSaid: an owner may empty some of its chains, and an operator may empty
+// his own. canaryd puts nothing back. It reports the removal once in the log, and in the status
+// for an hour.
 func TestWhatIsAcceptedIsSaid(t *testing.T) {
 	for i, test := range []struct {
 		name  string
 		table rules.TableName
-		first []string // what an operator wrote before
-		chain string   // that is flushed
+		first []string // rules that an operator wrote before
+		chain string   // the flushed chain
 		lines []string
 		want  []string
 	}{
@@ -87,7 +88,7 @@ func TestWhatIsAcceptedIsSaid(t *testing.T) {
 			r.wantNoFlush()
 			r.wantTables(left, left)
 			if i > 0 {
-				return // the hour is the same for each
+				return // the status forgets all cases alike
 			}
 			r.after(time.Hour)
 			if got := r.accepted(); len(got) > 0 {
@@ -97,8 +98,8 @@ func TestWhatIsAcceptedIsSaid(t *testing.T) {
 	}
 }
 
-// TestWhatIsAcceptedAgainIsCounted: kube-proxy's rejects come and go with endpoints. The log has
-// the first time, and the status all of them.
+// TestWhatIsAcceptedAgainIsCounted: kube-proxy adds and deletes rejects as endpoints change.
+// The log has the first removal, and the status counts all.
 func TestWhatIsAcceptedAgainIsCounted(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -135,11 +136,12 @@ func TestACleanupIsSaid(t *testing.T) {
 	})
 }
 
-// TestARemovalInStepsIsSaid: a script deletes all rules but the first one of chains, three by
-// three, and canaryd learns each step by itself. No step is much of its chain or of the table.
+// TestARemovalInStepsIsSaid: a script deletes all rules of chains but the first, three at a
+// time. canaryd learns each step by itself. No step is a large part of its chain or of the
+// table.
 func TestARemovalInStepsIsSaid(t *testing.T) {
 	for _, test := range []struct {
-		chains string // their names begin so
+		chains string // prefix of their names
 		want   string
 	}{
 		{"KUBE-SERVICES", "ipv4 nat KUBE-SERVICES lost "},
@@ -170,8 +172,9 @@ func TestARemovalInStepsIsSaid(t *testing.T) {
 	}
 }
 
-// TestWhatIsAcceptedOfNativeTablesIsSaid: an owner may empty chains and sets of its tables. canaryd
-// puts nothing back, and says so, unless the process is known to be the owner.
+// TestWhatIsAcceptedOfNativeTablesIsSaid: an owner may empty chains and sets of its tables.
+// canaryd puts nothing back, and reports the removal, unless the process is known to be the
+// owner.
 func TestWhatIsAcceptedOfNativeTablesIsSaid(t *testing.T) {
 	calicoTable := tableid.IPv4.Table("calico")
 	for _, test := range []struct {

@@ -17,7 +17,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// wordsOf returns the words of --protect of the owners that are found.
+// wordsOf returns the found owners, each after its word of --protect.
 func wordsOf(s api.Status) string {
 	var words []string
 	for _, o := range s.Owners {
@@ -26,7 +26,7 @@ func wordsOf(s api.Status) string {
 	return strings.Join(words, " ")
 }
 
-// owner has a program write its rules of both families.
+// owner has a program write its rules in both families.
 func (r *rig) owner(name string) {
 	r.t.Helper()
 	for _, f := range rules.Families() {
@@ -36,7 +36,7 @@ func (r *rig) owner(name string) {
 	}
 }
 
-// flushEverything is iptables -F of every table, IPv6's too.
+// flushEverything runs iptables -F on every table of both families.
 func (r *rig) flushEverything() {
 	r.t.Helper()
 	must(r.t, scenario.All()[0].Do(r.t.Context(), r.programs()))
@@ -44,8 +44,8 @@ func (r *rig) flushEverything() {
 
 var auto = setup{protect: []string{protect.Auto}}
 
-// TestAutoTakesInAnOwnerThatAppears: on a node of Kubernetes, Docker and flannel are started later.
-// The log names each once, and a flush takes none of their rules.
+// TestAutoTakesInAnOwnerThatAppears: Docker and flannel start later on a node of Kubernetes.
+// The log names each once, and their rules survive a flush.
 func TestAutoTakesInAnOwnerThatAppears(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, auto)
@@ -80,8 +80,8 @@ func TestAutoTakesInAnOwnerThatAppears(t *testing.T) {
 	})
 }
 
-// TestAnUpgradeToAuto: a canaryd that guarded kube,cni, the former default, is followed by a
-// canaryd with auto. That says once which owners are new, and removes or restores nothing.
+// TestAnUpgradeToAuto: a canaryd guarded kube,cni, the former default, and its successor guards
+// auto. The new one logs the new owners once, and removes or restores nothing.
 func TestAnUpgradeToAuto(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id := t.TempDir(), identity(backend)
@@ -98,7 +98,7 @@ func TestAnUpgradeToAuto(t *testing.T) {
 		r.settled()
 		r.wantLog(`leaveOut="--protect=auto,-docker,-podman,-libvirt,-tailscale"`)
 		r.wantBack(before, before)
-		if n := r.fake.Restores() - restores; n > 2 { // new nonces, because the generation is another one
+		if n := r.fake.Restores() - restores; n > 2 { // new nonces for another generation
 			t.Errorf("%d restores at the start", n)
 		}
 		r.flushEverything()
@@ -115,8 +115,9 @@ func TestAnUpgradeToAuto(t *testing.T) {
 	})
 }
 
-// TestAnOwnerThatIsLeftOut: canaryd is restarted with -docker. Docker's rules stand, and are
-// neither called lost nor removed by their owner; a flush while no canaryd runs takes them.
+// TestAnOwnerThatIsLeftOut: canaryd restarts with -docker. Docker's rules are in the tables, or
+// a flush took them while no canaryd ran. canaryd reports neither a loss nor a removal by their
+// owner.
 func TestAnOwnerThatIsLeftOut(t *testing.T) {
 	for name, flushed := range map[string]bool{"intact": false, "flushed": true} {
 		t.Run(name, func(t *testing.T) {
@@ -157,8 +158,8 @@ func TestAnOwnerThatIsLeftOut(t *testing.T) {
 	}
 }
 
-// TestAutoFindsNothing: on a node without an owner nothing is protected, which is ready and not
-// healthy. The rules of a firewall manager are not guarded, and no pointer to detect names them.
+// TestAutoFindsNothing: without an owner nothing is protected, and the node is ready but not
+// healthy. canaryd guards no rules of a firewall manager, and points to detect for none.
 func TestAutoFindsNothing(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := run(t, iptablestest.NewFake(backend), auto)
@@ -183,7 +184,7 @@ func TestAutoFindsNothing(t *testing.T) {
 	})
 }
 
-// TestStatusPointsToDetect: chains that nothing guards are counted, with a likely owner.
+// TestStatusPointsToDetect: the status counts unguarded chains, with a likely owner.
 func TestStatusPointsToDetect(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := loadedFake(t, backend)
@@ -201,9 +202,9 @@ func TestStatusPointsToDetect(t *testing.T) {
 	})
 }
 
-// TestStatusCountsAsTheGenerationDoes: a chain that protected rules lead to is in the generation
-// and is not counted. A jump counts with its chain, and a rule of a firewall manager not at all. No
-// text of a rule is in the status.
+// TestStatusCountsAsTheGenerationDoes: the generation has the chains to which protected rules
+// lead, so they do not count. A jump counts with its chain; rules of a firewall manager do not
+// count. The status has no text of a rule.
 func TestStatusCountsAsTheGenerationDoes(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := iptablestest.NewFake(backend)
@@ -239,8 +240,8 @@ COMMIT
 	})
 }
 
-// TestACleanupOfRulesSaysWhose: with auto, cleanup removes the rules of the owners that the request
-// names; without a name it removes nothing.
+// TestACleanupOfRulesSaysWhose: with auto, cleanup removes only the rules of the owners that
+// the request names. Without a name it removes nothing.
 func TestACleanupOfRulesSaysWhose(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := run(t, ownersFake(t, backend), auto)
@@ -260,8 +261,8 @@ func TestACleanupOfRulesSaysWhose(t *testing.T) {
 	})
 }
 
-// TestAnOlderGenerationIsNarrowed: canaryd restore of a generation from before -docker writes no
-// rule of Docker's, which nothing would guard, prove or remove any more.
+// TestAnOlderGenerationIsNarrowed: an operator restores a generation from before -docker.
+// canaryd writes no rule of Docker's, because it would not guard, prove or remove that rule.
 func TestAnOlderGenerationIsNarrowed(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id := t.TempDir(), identity(backend)
@@ -285,8 +286,8 @@ func TestAnOlderGenerationIsNarrowed(t *testing.T) {
 	})
 }
 
-// TestLeaveOut: the words that leave owners out keep the other words, and there are none without
-// auto or where another word names the owner.
+// TestLeaveOut: leaveOut appends words that leave owners out, and keeps the others. It returns
+// nothing without auto, or if another word names the owner.
 func TestLeaveOut(t *testing.T) {
 	docker := []api.GuardedOwner{{Owner: "docker", Word: "docker"}}
 	for value, want := range map[string]string{
@@ -304,7 +305,7 @@ func TestLeaveOut(t *testing.T) {
 	}
 }
 
-// TestSameTables: a native table that goes as another comes is a change.
+// TestSameTables: a table that replaces another one is a change, though their number stays.
 func TestSameTables(t *testing.T) {
 	a, b := tableid.IPv4.Table("docker-bridges"), tableid.Inet.Table("netavark")
 	known := map[tableid.TableID]bool{a: true}

@@ -24,7 +24,7 @@ const (
 	aCheckAndMore = checkBackendEvery + time.Second
 )
 
-// holds is what the rig's backend and the other one hold from now on.
+// holds sets the rules that the rig's backend and the other one have from now on.
 func (r *rig) holds(ours, other iptables.Count) {
 	if r.fake.Info().Backend == iptables.NFT {
 		r.fake.SetCounts(ours, other)
@@ -34,7 +34,7 @@ func (r *rig) holds(ours, other iptables.Count) {
 }
 
 // wantChoice fails unless status, metrics and the number of lines in the log
-// say the same of the choice of the backend.
+// agree on the choice of the backend.
 func (r *rig) wantChoice(when string, mixed, mismatch bool, lines map[string]int) {
 	r.t.Helper()
 	s := r.d.Status()
@@ -69,8 +69,8 @@ func (r *rig) wantReason(when, want string) {
 
 func plain(n int) iptables.Count { return iptables.Count{Rules: n} }
 
-// TestSecondBackendFillsUp: it is reported, once, and so is its end; while nothing
-// moves nothing is read.
+// TestSecondBackendFillsUp: the log reports rules on a second backend once. canaryd reads both
+// backends only when something changes.
 func TestSecondBackendFillsUp(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -97,8 +97,8 @@ func TestSecondBackendFillsUp(t *testing.T) {
 	})
 }
 
-// TestAlternativesAreSwitched: kubelet and kube-proxy write to the other
-// backend. Twice in a row is a mismatch; canaryd stays where it is.
+// TestAlternativesAreSwitched: kubelet and kube-proxy move to the other backend. Two counts in
+// a row are a mismatch, and canaryd stays on its backend.
 func TestAlternativesAreSwitched(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		other := backend.Other()
@@ -121,7 +121,7 @@ func TestAlternativesAreSwitched(t *testing.T) {
 		r.after(aCheckAndMore)
 		r.wantChoice("later", true, true, told)
 
-		// It guards what it guarded, and does not learn from the other side.
+		// canaryd guards its own backend, and learns nothing from the other one.
 		must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Nat, ""))
 		r.settled()
 		if record := r.oneRecord(); record.Outcome != reload.Proved {
@@ -148,11 +148,11 @@ func TestAlternativesAreSwitched(t *testing.T) {
 	})
 }
 
-// TestNoFlapping: evidence that changes its mind is no mismatch, however often.
+// TestNoFlapping: evidence that keeps changing is no mismatch.
 func TestNoFlapping(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
-		r.after(checkBackendEvery / 2) // between two looks
+		r.after(checkBackendEvery / 2) // between two checks
 		for range 20 {
 			r.holds(plain(0), plain(300))
 			r.after(checkBackendEvery)
@@ -167,7 +167,7 @@ func TestNoFlapping(t *testing.T) {
 	})
 }
 
-// TestForcedBackendIsNoMismatch, but mixed it may be.
+// TestForcedBackendIsNoMismatch: a forced backend may be mixed, but is never a mismatch.
 func TestForcedBackendIsNoMismatch(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -181,8 +181,8 @@ func TestForcedBackendIsNoMismatch(t *testing.T) {
 	})
 }
 
-// TestEvidenceCannotBeRead: unknown is not "no evidence": what was known
-// stands, and the log says it once.
+// TestEvidenceCannotBeRead: a failed read of the evidence is not "no evidence". The last known
+// choice remains, and the log reports the failure once.
 func TestEvidenceCannotBeRead(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -205,8 +205,8 @@ func TestEvidenceCannotBeRead(t *testing.T) {
 	})
 }
 
-// TestWeighingIsBounded: where the other backend moves all the time and is
-// large, checking takes 2 % of a core, and no flush waits for it.
+// TestWeighingIsBounded: the other backend is large and changes all the time. Checking it takes
+// 2 % of a core, and no flush waits for it.
 func TestWeighingIsBounded(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -222,7 +222,7 @@ func TestWeighingIsBounded(t *testing.T) {
 			t.Errorf("both backends were read %d times in %s, want at most %d", n, hour, most)
 		}
 
-		// In the middle of the next one.
+		// The flush happens during the next check.
 		for r.fake.EvidenceGathered() == n {
 			r.holds(plain(300), plain(1))
 			r.after(time.Second)
@@ -233,11 +233,11 @@ func TestWeighingIsBounded(t *testing.T) {
 			t.Errorf("a flush while both backends are read: %+v", record)
 		}
 		r.wantReady()
-		r.stop() // joins the checking: else the bubble would not end
+		r.stop() // ends the goroutine of the check, or the bubble would not end
 	})
 }
 
-// TestMixedFromTheStart is reported once.
+// TestMixedFromTheStart: rules on both backends at the start are reported once.
 func TestMixedFromTheStart(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := loadedFake(t, backend)

@@ -20,7 +20,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// poison is a rule that another process writes into a chain of kube-proxy's.
+// poison is a rule that another process adds to a chain of kube-proxy's.
 const poison = "-s 203.0.113.7/32 -m comment --comment SECRET -j ACCEPT"
 
 func (r *rig) baseline(request api.BaselineRequest) api.BaselineReply {
@@ -30,7 +30,8 @@ func (r *rig) baseline(request api.BaselineRequest) api.BaselineReply {
 	return reply
 }
 
-// poisoned has another process write into KUBE-FORWARD, and canaryd learn it.
+// poisoned has another process write to KUBE-FORWARD, and waits until canaryd has learned the
+// rule.
 func (r *rig) poisoned() {
 	r.t.Helper()
 	r.write(rules.Filter, "-A KUBE-FORWARD "+poison)
@@ -46,9 +47,9 @@ func (r *rig) wantSince(when string, rules, chains, gone int) {
 	}
 }
 
-// TestPoisonedGeneration: what another process wrote into a protected chain comes back after a
-// flush, as ever. Status, record and preview say that it came after the baseline; a restart
-// keeps that, and nothing else is done about it.
+// TestPoisonedGeneration: a flush takes a rule that another process added to a protected chain,
+// and canaryd restores it as ever. Status, record and preview say that it is newer than the
+// baseline, also after a restart. Nothing else happens to it.
 func TestPoisonedGeneration(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()
@@ -119,7 +120,7 @@ func TestPoisonedGeneration(t *testing.T) {
 	})
 }
 
-// restart ends a daemon and starts the next one on the same kernel and state folder.
+// restart ends the daemon and starts another one on the same kernel and state folder.
 func (r *rig) restart(t *testing.T, backend iptables.Backend, dir string) {
 	t.Helper()
 	r.stop()
@@ -127,8 +128,8 @@ func (r *rig) restart(t *testing.T, backend iptables.Backend, dir string) {
 	r.after(5 * time.Second)
 }
 
-// TestPreviewMarksWhatIsNotInTheBaseline: before a stored generation is brought back, the rules
-// that were never confirmed are shown first.
+// TestPreviewMarksWhatIsNotInTheBaseline: a preview of a restore lists the rules first that
+// were never confirmed.
 func TestPreviewMarksWhatIsNotInTheBaseline(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{store: openStore(t, t.TempDir(), identity(backend)), mode: api.Observe})
@@ -169,8 +170,9 @@ func TestPreviewMarksWhatIsNotInTheBaseline(t *testing.T) {
 	})
 }
 
-// TestConfirmWhatWasShown: a generation that an operator has seen is confirmed by its ID, and
-// not what another process wrote since; one that is on disk can be, one that is not cannot.
+// TestConfirmWhatWasShown: an operator confirms by its ID the generation that he has seen,
+// without the rules that another process added since. Only generations in memory or on disk can
+// be confirmed.
 func TestConfirmWhatWasShown(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{store: openStore(t, t.TempDir(), identity(backend))})
@@ -201,8 +203,8 @@ func TestConfirmWhatWasShown(t *testing.T) {
 	})
 }
 
-// TestBaselineThatIsBeingRead: until the disk has answered, nothing is said of a baseline, and not
-// that there is none.
+// TestBaselineThatIsBeingRead: until the file is read, the status says that it is being read,
+// and not that there is no baseline.
 func TestBaselineThatIsBeingRead(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		d, _ := choresWorld(t, backend)
@@ -219,8 +221,8 @@ func TestBaselineThatIsBeingRead(t *testing.T) {
 
 func errorOf[T any](_ T, err error) error { return err }
 
-// TestBaselineIsNotBelieved: a file of the baseline that is torn, another's, newer or too large is
-// reported, and changes nothing else: canaryd starts, guards, and takes the next confirmation.
+// TestBaselineIsNotBelieved: canaryd reports a baseline file that is damaged, another user's,
+// newer or too large. Nothing else changes: it starts, guards, and takes the next confirmation.
 func TestBaselineIsNotBelieved(t *testing.T) {
 	for name, spoil := range map[string]func(path string) error{
 		"torn":      func(path string) error { return os.Truncate(path, 300) },
@@ -271,8 +273,8 @@ func TestBaselineIsNotBelieved(t *testing.T) {
 	}
 }
 
-// TestBaselineOfManyChanges: an owner that changes its rules all the time costs comparisons for
-// 2 % of a core at most, and what is asked for is of now.
+// TestBaselineOfManyChanges: an owner changes its rules all the time. Comparisons take 2 % of a
+// core at most, and a request gets a present one.
 func TestBaselineOfManyChanges(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{store: openStore(t, t.TempDir(), identity(backend))})

@@ -12,7 +12,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A parent is a kernel of which one process that writes is a child of ours.
+// A parent is a kernel in which one writing process is a child of canaryd.
 type parent struct {
 	*iptablestest.Fake
 	child uint32
@@ -20,9 +20,8 @@ type parent struct {
 
 func (p parent) Own(pid uint32) bool { return pid == p.child || p.Fake.Own(pid) }
 
-// TestOurOwnRestoreIsNoCulprit: in a war another process flushes while our own
-// iptables-restore is at work, whose next commit is the last one before the loss is
-// seen.
+// TestOurOwnRestoreIsNoCulprit: another process flushes while canaryd's iptables-restore works.
+// The child's next commit is the last before canaryd sees the loss.
 func TestOurOwnRestoreIsNoCulprit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fake := loadedFake(t, iptables.NFT)

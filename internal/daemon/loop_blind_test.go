@@ -18,13 +18,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestLossStaysVisibleWhileNothingCanBeRead: who is blind after a loss knows of it
-// all the same, says so, and heals it when it sees again; also if first only
-// some of the tables can be read.
+// TestLossStaysVisibleWhileNothingCanBeRead: reads fail after a loss. The loss stays open and
+// visible, and canaryd heals it once it can read, also if only some tables are readable at
+// first.
 func TestLossStaysVisibleWhileNothingCanBeRead(t *testing.T) {
 	for _, test := range []struct {
 		name  string
-		chain string // of nat that is flushed; empty: all
+		chain string // the flushed chain of nat; empty: all
 		fail  func(*iptablestest.Fake, error)
 	}{
 		{"reads", "", (*iptablestest.Fake).FailReads},
@@ -36,13 +36,13 @@ func TestLossStaysVisibleWhileNothingCanBeRead(t *testing.T) {
 			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				r := start(t, backend, setup{})
 				before := r.chain(rules.IPv4, rules.Nat, "KUBE-SERVICES")
-				// It cannot begin to heal, so that the loss is only seen at first.
+				// Restores fail too, so that canaryd can only see the loss.
 				r.fake.FailRestores(-1, iptables.ReasonOther)
 				must(t, r.fake.Flush(rules.IPv4, rules.Nat, test.chain))
 				r.after(time.Second)
 				lost := r.d.Status()
 				test.fail(r.fake, errInjected)
-				must(t, r.fake.RestoreNoflush(rules.IPv4, section(rules.Nat, ":ELSE - [0:0]"))) // another process goes on
+				must(t, r.fake.RestoreNoflush(rules.IPv4, section(rules.Nat, ":ELSE - [0:0]"))) // another process
 				r.after(10 * time.Second)
 				s := r.d.Status()
 				if got := s.Families[rules.IPv4][rules.Nat]; got != canary.Emptied || !s.LossSince.Equal(lost.LossSince) || s.LossSince.IsZero() {
@@ -74,7 +74,7 @@ func TestLossStaysVisibleWhileNothingCanBeRead(t *testing.T) {
 // A blinding is a kernel whose next full probes fail.
 type blinding struct {
 	*iptablestest.Fake
-	fails atomic.Int64 // so many
+	fails atomic.Int64 // the number of probes that fail
 }
 
 func (b *blinding) Probe(ctx context.Context, f rules.Family, places []iptables.Place) (iptables.Probed, error) {
@@ -84,8 +84,8 @@ func (b *blinding) Probe(ctx context.Context, f rules.Family, places []iptables.
 	return b.Fake.Probe(ctx, f, places)
 }
 
-// TestWriterIsNotForgottenByAFailedProbe: what was written before a probe that
-// failed is pending since then, until one works.
+// TestWriterIsNotForgottenByAFailedProbe: another process writes, and the probes fail. The
+// change is pending since the write until a probe works.
 func TestWriterIsNotForgottenByAFailedProbe(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		kernel := &blinding{Fake: loadedFake(t, backend)}
@@ -108,9 +108,9 @@ func TestWriterIsNotForgottenByAFailedProbe(t *testing.T) {
 	})
 }
 
-// TestWhatFollowsAReplayFollowsAProofThatCameLate: the rules are back, and the
-// read that should prove it fails. Once it is proved the record says so,
-// kube-proxy has the last word, and flows that began meanwhile end; once each.
+// TestWhatFollowsAReplayFollowsAProofThatCameLate: the rules are back, and the read that should
+// prove them fails. After a later proof the record says so, kube-proxy has the last word, and
+// flows that began meanwhile end, each once.
 func TestWhatFollowsAReplayFollowsAProofThatCameLate(t *testing.T) {
 	for _, test := range []struct {
 		name       string
@@ -159,8 +159,8 @@ func TestWhatFollowsAReplayFollowsAProofThatCameLate(t *testing.T) {
 	}
 }
 
-// followed counts what followed replays: searches for flows, and canaries of
-// kube-proxy's that were deleted from mangle.
+// followed counts the consequences of replays: searches for flows, and deletions of
+// kube-proxy's canary in mangle.
 func (r *rig) followed(tracker *flows) (asked, nudged int) {
 	_, families := tracker.left()
 	for _, payload := range r.fake.Payloads(rules.IPv4) {
@@ -171,7 +171,7 @@ func (r *rig) followed(tracker *flows) (asked, nudged int) {
 	return len(families), nudged
 }
 
-// TestErrorsInTurnsDoNotFillTheLog: the kernel refuses with one reason and another.
+// TestErrorsInTurnsDoNotFillTheLog: the kernel refuses for two reasons in turn.
 func TestErrorsInTurnsDoNotFillTheLog(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

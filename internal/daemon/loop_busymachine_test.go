@@ -10,8 +10,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestWalksOnABusyMachine: a walk that mostly waits for a processor costs what it computes. Next to
-// a writer that never rests, a flush is noticed as on an idle machine.
+// TestWalksOnABusyMachine: a walk that mostly waits for a processor costs only its processor
+// time. So canaryd notices a flush as on an idle machine, though another process never stops
+// writing.
 func TestWalksOnABusyMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &dearKernel{Fake: loadedFake(t, iptables.Legacy), cost: 50 * time.Millisecond}
@@ -21,7 +22,7 @@ func TestWalksOnABusyMachine(t *testing.T) {
 		}
 		must(t, k.RestoreNoflush(rules.IPv4, section(rules.Nat, lines...)))
 		r := run(t, k.Fake, setup{kernel: k, cpu: func() time.Duration { return time.Duration(k.spent.Load()) / 50 }})
-		r.after(time.Minute) // the budget is full
+		r.after(time.Minute) // until the budget is full
 		r.wantReady()
 		busy := func(long time.Duration) {
 			for n, begin := 0, time.Now(); time.Since(begin) < long; n++ {

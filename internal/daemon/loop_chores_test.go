@@ -29,13 +29,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A hanging is a kernel that answers one kind of question no more.
+// A hanging is a kernel that stops answering one kind of question.
 type hanging struct {
 	*iptablestest.Fake
 	stamps, begins jump
 }
 
-// A jump keeps those who come by, once it is set, until the channel is closed.
+// A jump blocks its callers, once it is set, until the channel is closed.
 type jump struct{ at atomic.Pointer[chan struct{}] }
 
 func (h *jump) set() chan struct{} {
@@ -60,9 +60,9 @@ func (h *hanging) Begin(ctx context.Context) (iptables.Session, error) {
 	return h.Fake.Begin(ctx)
 }
 
-// TestStepThatHangs: a step that comes to no end is what /healthz names, the log says it
-// once, and the service manager hears nothing any more. Goroutines next to the loop go on
-// meanwhile, and when the step ends after all, canaryd lives on.
+// TestStepThatHangs: a step does not end. /healthz names it, the log reports it once, and the
+// service manager hears nothing more. Other goroutines run meanwhile, and canaryd recovers when
+// the step ends.
 func TestStepThatHangs(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -83,7 +83,7 @@ func TestStepThatHangs(t *testing.T) {
 				r := run(t, kernel.Fake, setup{kernel: kernel})
 				r.settled()
 				r.wantReady()
-				var heard []string // by the service manager
+				var heard []string // messages to the service manager
 				send := func(message string) error { heard = append(heard, message); return nil }
 				ctx, cancel := context.WithCancel(t.Context())
 				go func() {
@@ -95,7 +95,7 @@ func TestStepThatHangs(t *testing.T) {
 				end := sync.OnceFunc(func() { close(hung) })
 				defer end()
 				test.do(r)
-				r.after(test.limit - 2*time.Second) // it began within the poll of a second
+				r.after(test.limit - 2*time.Second) // the step began within the poll of a second
 				must(t, r.d.Alive())
 				r.after(4 * time.Second)
 				if err := r.d.Alive(); err == nil || !strings.Contains(err.Error(), `"`+test.step+`" has run for `) {
@@ -119,8 +119,8 @@ func TestStepThatHangs(t *testing.T) {
 	}
 }
 
-// TestSlowStepsAreAlive: a replay of many seconds, and a lock that another process
-// keeps, are no hanging.
+// TestSlowStepsAreAlive: neither a replay of many seconds nor a lock that another process holds
+// counts as a hang.
 func TestSlowStepsAreAlive(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -138,13 +138,13 @@ func TestSlowStepsAreAlive(t *testing.T) {
 	})
 }
 
-// A situation is what makes a chore due.
+// A situation makes a chore due.
 type situation func(t *testing.T, d *Daemon, st *state, fake *iptablestest.Fake)
 
-// ofNative is behind the name of a chore that has a second situation, for native tables.
+// ofNative follows the name of a chore in its second situation, for native tables.
 const ofNative = ", of a native table"
 
-// situations has one for each chore, by its name.
+// situations returns a situation for each chore, by the chore's name.
 func situations() map[string]situation {
 	now := func(at func(st *state) *time.Time) situation {
 		return func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) { *at(st) = time.Now() }
@@ -279,7 +279,7 @@ func situations() map[string]situation {
 	}
 }
 
-// A world is everything that a chore may ask, in memory.
+// A world has in memory everything that a chore may use.
 type world struct {
 	fake    *iptablestest.Fake
 	keeper  *keeper
@@ -287,9 +287,9 @@ type world struct {
 	standby *fakeStandby
 }
 
-// An ill is a fault that may occur while a chore is done.
+// An ill is a fault that may occur during a chore.
 type ill struct {
-	asked func(w world) int // how often that was asked so far which would fail
+	asked func(w world) int // counts the questions so far that the fault would fail
 	fail  func(t *testing.T, w world)
 }
 
@@ -302,7 +302,7 @@ func ills() map[string]ill {
 		}},
 		"the lock": {func(w world) int {
 			if w.fake.Info().Backend == iptables.NFT {
-				return 0 // nothing takes it
+				return 0 // nft has no lock
 			}
 			return w.fake.Begins()
 		}, func(t *testing.T, w world) { t.Cleanup(w.fake.HoldLock()) }},
@@ -315,9 +315,9 @@ func ills() map[string]ill {
 	}
 }
 
-// TestChoresEnd: a chore that is due is due no more once it was done, whatever failed: the
-// loop would never sleep again. Each chore is done once where nothing fails; what it asked then
-// fails the next time.
+// TestChoresEnd: a chore that was done is no longer due, even if something failed. Otherwise
+// the loop would never sleep. Each chore runs once without faults; then each kind of its
+// questions fails once.
 func TestChoresEnd(t *testing.T) {
 	prepared, tried := situations(), map[string]bool{}
 	d, _ := choresWorld(t, iptables.NFT)
@@ -334,7 +334,7 @@ func TestChoresEnd(t *testing.T) {
 			if prepared[what] == nil {
 				continue
 			}
-			var asked map[string]int // nil: -run leaves it out
+			var asked map[string]int // nil: -run left the chore out
 			try := func(name string, fails ill) {
 				t.Run(fmt.Sprintf("%s/%s/failing %s", what, backend, name), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
@@ -360,7 +360,7 @@ func TestChoresEnd(t *testing.T) {
 	}
 }
 
-// choresWorld returns a daemon that has all that chores may ask, and that does not run.
+// choresWorld returns a daemon with a world, without running its loop.
 func choresWorld(t *testing.T, backend iptables.Backend) (*Daemon, world) {
 	t.Helper()
 	dir, w := t.TempDir(), world{fake: loadedFake(t, backend), keeper: newKeeper(), guarded: newFakeNative(natTable(proxyTable, "a", "b"))}
@@ -370,14 +370,15 @@ func choresWorld(t *testing.T, backend iptables.Backend) (*Daemon, world) {
 		nativeStandby: w.standby.native, nativeStore: nativestore.New(dir, nativestore.Identity{})}).d, w
 }
 
-// tryChore does a chore while that fails, and returns how often the chore asked what may fail.
+// tryChore does a chore under a fault, and returns how often it asked the questions of each
+// ill.
 func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situation, fails ill) map[string]int {
 	d, w := choresWorld(t, backend)
 	log := &logText{}
 	ctx, st := log.context(t.Context(), 1), d.newState()
 	st.mode = api.Heal
 	st.looking.at, st.marks.retry.At = time.Now(), time.Now()
-	for range 200 { // it begins as in Run
+	for range 200 { // it begins as Run does
 		if c := d.next(st); c != nil {
 			c.do(ctx, st)
 		}
@@ -386,7 +387,7 @@ func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situa
 	if st.loss != nil || !st.allPlanted() {
 		t.Fatal("the daemon has not begun")
 	}
-	must(t, w.fake.RestoreNoflush(rules.IPv4, scenario.NewService)) // so that there is something to read
+	must(t, w.fake.RestoreNoflush(rules.IPv4, scenario.NewService)) // gives the chore something to read
 
 	prepare(t, d, st, w.fake)
 	asked := map[string]int{}
@@ -404,7 +405,7 @@ func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situa
 	if at := c.dueAt(st); pace.Due(at, time.Now()) {
 		t.Errorf("%q is due at %s after it was done, which is now", name, at)
 	}
-	// Nor do chores make each other due without end.
+	// Chores must not keep making each other due either.
 	for n := 0; d.next(st) != nil; n++ {
 		if n > 50 {
 			t.Fatalf("the loop spins: %q is due", d.next(st).name)

@@ -9,9 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestClaimsGrowAndShrink: a declaration that claims chains that were learned
-// takes them over, one that no longer claims them removes them, and what it
-// never had comes to no harm.
+// TestClaimsGrowAndShrink: a declaration that claims learned chains takes them over. A later
+// one without the claim removes them, and leaves the chains of others alone.
 func TestClaimsGrowAndShrink(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		first := medium(t)
@@ -35,7 +34,7 @@ func TestClaimsGrowAndShrink(t *testing.T) {
 			t.Errorf("after a drift it holds %q; %d records", got, len(r.records(0)))
 		}
 
-		// No longer claimed, it would go, but CNI's rules lead to it.
+		// Without the claim canaryd would delete the chain, but CNI's rules lead to it.
 		r.declare <- Declaration{Generation: first, Claims: claims}
 		r.after(time.Minute)
 		r.wantDeclared(first)

@@ -18,7 +18,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// whose says who took from which table, such as "ipv4 nat: 11 22".
+// whose lists each table with the processes that took from it, such as "ipv4 nat: 11 22".
 func whose(f api.Flush) []string {
 	var list []string
 	for _, t := range f.Lost.Tables {
@@ -35,8 +35,8 @@ func pidsOf(list []api.Culprit) (pids []uint32) {
 	return pids
 }
 
-// TestTwoFlushersInOneSettle: iptables -t nat -F, and nft flush ruleset before canaryd has
-// settled. Both are named, each for the tables that it took something from.
+// TestTwoFlushersInOneSettle: iptables -t nat -F runs, and nft flush ruleset before canaryd has
+// settled. The record names both, each at the tables that it took from.
 func TestTwoFlushersInOneSettle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.NFT, setup{})
@@ -60,8 +60,8 @@ func TestTwoFlushersInOneSettle(t *testing.T) {
 	})
 }
 
-// TestOwnerBesideAFlush: an owner that commits before and after a flush, to tables and
-// chains of its own, is not blamed for what the flusher took.
+// TestOwnerBesideAFlush: an owner commits to tables and chains of its own before and after a
+// flush. canaryd does not blame it for the flusher's takings.
 func TestOwnerBesideAFlush(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.NFT, setup{})
@@ -72,7 +72,7 @@ func TestOwnerBesideAFlush(t *testing.T) {
 				return
 			}
 			flushed = true
-			for i := range 5 { // to tables that the flush left, and to the one that it hit
+			for i := range 5 { // to tables that the flush spared, and to the flushed one
 				must(t, owner.RestoreNoflush(rules.IPv4, section(rules.Mangle, fmt.Sprintf(":KUBE-BUSY-%d - [0:0]", i))))
 				must(t, owner.RestoreNoflush(rules.IPv6, section(rules.Nat, fmt.Sprintf(":KUBE-BUSY-%d - [0:0]", i))))
 				must(t, owner.RestoreNoflush(rules.IPv4, section(rules.Nat, ":KUBE-MARK-MASQ - [0:0]", "-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000")))
@@ -91,8 +91,9 @@ func TestOwnerBesideAFlush(t *testing.T) {
 	})
 }
 
-// TestJumpDeletedBesideOthers: a jump is deleted by name, and the loss is seen only after
-// the grace. Neither who deleted another jump meanwhile nor who wrote last is blamed.
+// TestJumpDeletedBesideOthers: a process deletes a jump by name, and canaryd sees the loss only
+// after the grace. It blames neither the process that deleted another jump meanwhile nor the
+// last writer.
 func TestJumpDeletedBesideOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fake := loadedFake(t, iptables.NFT)
@@ -118,8 +119,8 @@ func TestJumpDeletedBesideOthers(t *testing.T) {
 	})
 }
 
-// TestCulpritWhereMessagesWereLost: what a commit did is not known after an overflow. Then
-// the only one that wrote is named, and of several none.
+// TestCulpritWhereMessagesWereLost: an overflow loses the contents of commits. Then canaryd
+// names the process that alone wrote, and none of several.
 func TestCulpritWhereMessagesWereLost(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -144,7 +145,8 @@ func TestCulpritWhereMessagesWereLost(t *testing.T) {
 	}
 }
 
-// TestManyCulpritsInAList: names once each, two of them, and how many processes more.
+// TestManyCulpritsInAList: a list has each name once, two names at most, and the number of the
+// other processes.
 func TestManyCulpritsInAList(t *testing.T) {
 	one, two, nft := api.Culprit{PID: 1, Comm: "iptables"}, api.Culprit{PID: 2, Comm: "iptables"}, api.Culprit{PID: 3, Comm: "nft"}
 	for want, list := range map[string][]api.Culprit{
@@ -167,8 +169,8 @@ func TestManyCulpritsInAList(t *testing.T) {
 	}
 }
 
-// TestLegacyReaderIsNoCulprit: of those who held the lock, one that only looked is not
-// named, although it held it last.
+// TestLegacyReaderIsNoCulprit: canaryd does not name a holder of the lock that only read,
+// although it was the last.
 func TestLegacyReaderIsNoCulprit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.Legacy, setup{})
@@ -183,8 +185,8 @@ func TestLegacyReaderIsNoCulprit(t *testing.T) {
 }
 
 // TestLegacyHolders: a syncing owner holds the lock after the flusher. The kernel does not say
-// which of them took the rules: both are named, as likely. An owner that let go of the lock before
-// the last replay is not.
+// which process took the rules, so both are named as likely. An owner that released the lock
+// before the last replay is not named.
 func TestLegacyHolders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.Legacy, setup{})

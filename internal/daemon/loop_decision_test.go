@@ -21,7 +21,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// flushAll is iptables -F in all tables of IPv4.
+// flushAll runs iptables -F on all tables of IPv4.
 func flushAll(t *testing.T, fake *iptablestest.Fake) {
 	t.Helper()
 	for _, table := range protect.Always() {
@@ -29,20 +29,20 @@ func flushAll(t *testing.T, fake *iptablestest.Fake) {
 	}
 }
 
-// A gap is a run that ended, a time without any, and the runs that follow.
+// A gap is a run that ended, a time without canaryd, and the runs that follow.
 type gap struct {
 	t          *testing.T
 	dir        string
 	id         reload.Identity
 	first      *rig
-	saved      string // what IPv4 held, with the marks
+	saved      string // the tables of IPv4, with the marks
 	generation string // its ID
 	before     map[rules.Family]rules.Ruleset
 	mode       api.Mode
 	elsewhere  func(context.Context, iptables.Backend) (Reader, func(), error)
 }
 
-// beginGap runs a daemon, ends it and lets an hour go by.
+// beginGap runs a daemon, ends it and lets an hour pass.
 func beginGap(t *testing.T, backend iptables.Backend) *gap {
 	t.Helper()
 	g := &gap{t: t, dir: t.TempDir(), id: identity(backend), mode: api.Heal}
@@ -53,7 +53,7 @@ func beginGap(t *testing.T, backend iptables.Backend) *gap {
 	return g
 }
 
-// next runs a daemon on what is there now.
+// next runs a daemon on the present kernel and files.
 func (g *gap) next() *rig {
 	g.t.Helper()
 	r := run(g.t, g.first.fake, setup{store: openStore(g.t, g.dir, g.id), journal: g.dir, mode: g.mode, elsewhere: g.elsewhere})
@@ -62,7 +62,7 @@ func (g *gap) next() *rig {
 }
 
 // wantAwaiting fails unless everything says that a decision is needed about the
-// generation, and what to do.
+// generation, and how to make it.
 func (r *rig) wantAwaiting(generation string) {
 	r.t.Helper()
 	r.wantNotReady("canaryd restore --generation " + generation)
@@ -111,9 +111,9 @@ func (g *gap) wantDecided(r *rig, outcome api.Outcome) {
 	}
 }
 
-// TestFlushedLongAgo: what was lost while no canaryd ran, longer than may be replayed
-// unasked, is recorded and the node is not healthy, over restarts, until an operator has
-// it restored.
+// TestFlushedLongAgo: a flush happens while no canaryd runs, too long ago for a replay without
+// a request. The loss is recorded, and the node is not healthy, also after restarts, until an
+// operator restores it.
 func TestFlushedLongAgo(t *testing.T) {
 	for _, mode := range []api.Mode{api.Heal, api.Observe} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -130,7 +130,8 @@ func TestFlushedLongAgo(t *testing.T) {
 					t.Errorf("metrics: %v", moved)
 				}
 
-				// What the tables hold meanwhile is learned, again and again, and kept.
+				// canaryd keeps learning the present tables meanwhile, and keeps the lost
+				// generation.
 				for n := range 8 {
 					r.write(rules.Filter, ":KUBE-NEW-"+string(rune('A'+n))+" - [0:0]", "-A KUBE-NEW-"+string(rune('A'+n))+" -j RETURN")
 					r.after(time.Minute)
@@ -169,13 +170,13 @@ func TestFlushedLongAgo(t *testing.T) {
 	}
 }
 
-// TestRestoredIsOld: after old rules were brought back, kube-proxy is asked for a full sync.
+// TestRestoredIsOld: after a restore of old rules canaryd requests a full sync of kube-proxy.
 func TestRestoredIsOld(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		g := beginGap(t, backend)
 		flushAll(t, g.first.fake)
 		r := g.next()
-		r.write(rules.Mangle, ":KUBE-PROXY-CANARY - [0:0]") // kube-proxy is at work again
+		r.write(rules.Mangle, ":KUBE-PROXY-CANARY - [0:0]") // kube-proxy works again
 		r.settled()
 		if r.tables()[rules.IPv4][rules.Mangle].Chain("KUBE-PROXY-CANARY") == nil {
 			t.Fatal("kube-proxy's canary does not stand")
@@ -190,7 +191,7 @@ func TestRestoredIsOld(t *testing.T) {
 	})
 }
 
-// TestOwnerEndsTheWait: what its owner writes again waits for nothing.
+// TestOwnerEndsTheWait: a table that its owner has written again needs no decision.
 func TestOwnerEndsTheWait(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		g := beginGap(t, backend)
@@ -213,7 +214,7 @@ func TestOwnerEndsTheWait(t *testing.T) {
 	})
 }
 
-// TestDismissed: an operator may accept a loss, and is not asked again.
+// TestDismissed: an operator accepts a loss, and canaryd never raises it again.
 func TestDismissed(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		g := beginGap(t, backend)
@@ -235,8 +236,8 @@ func TestDismissed(t *testing.T) {
 	})
 }
 
-// TestWhatIsLeftIsGuarded: while some tables wait for a decision, a flush of others is
-// healed, and so is one of what an owner has written meanwhile.
+// TestWhatIsLeftIsGuarded: some tables wait for a decision. canaryd heals a flush of other
+// tables, and a flush of rules that an owner has written meanwhile.
 func TestWhatIsLeftIsGuarded(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		g := beginGap(t, backend)
@@ -261,8 +262,7 @@ func TestWhatIsLeftIsGuarded(t *testing.T) {
 	})
 }
 
-// TestRefusedForOtherReasons: whatever keeps stored rules from being replayed, a flush of
-// them is one.
+// TestRefusedForOtherReasons: a flush is reported for each reason not to replay stored rules.
 func TestRefusedForOtherReasons(t *testing.T) {
 	corrupt := func(path string) func(*gap) {
 		return func(g *gap) { must(g.t, os.WriteFile(filepath.Join(g.dir, path), []byte(`{"format":2,"ident`), 0o600)) }
@@ -301,14 +301,14 @@ func TestRefusedForOtherReasons(t *testing.T) {
 	}
 }
 
-// TestTheOtherBackendWasFlushed: the node's backend is another one now, and what was
-// guarded on the first one is gone from both.
+// TestTheOtherBackendWasFlushed: the node has changed its backend, and the guarded rules are
+// gone from both backends.
 func TestTheOtherBackendWasFlushed(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		for _, test := range []struct {
 			name  string
 			flush bool
-			moved bool // the owner has written its rules on the other one
+			moved bool // the owner has written its rules to the other backend
 			waits bool
 		}{{"flushed", true, false, true}, {"flushed and moved", true, true, false}, {"left behind", false, false, false}} {
 			g := beginGap(t, backend)
@@ -333,7 +333,7 @@ func TestTheOtherBackendWasFlushed(t *testing.T) {
 			case test.moved:
 				r.wantReady()
 			case !test.waits:
-				r.wantBare() // what is guarded now holds nothing
+				r.wantBare() // the new backend has no rules to guard
 			}
 			if !test.waits {
 				continue
@@ -350,8 +350,7 @@ func TestTheOtherBackendWasFlushed(t *testing.T) {
 	})
 }
 
-// TestNothingWasLost: lost marks alone are no loss, and what is of another boot is
-// no evidence.
+// TestNothingWasLost: lost marks alone are no loss, and a state of another boot is no evidence.
 func TestNothingWasLost(t *testing.T) {
 	for name, happen := range map[string]func(*gap){
 		"a reboot":                  func(g *gap) { g.id.BootID = "later"; flushAll(g.t, g.first.fake) },
@@ -391,7 +390,7 @@ func TestNothingWasLost(t *testing.T) {
 	}
 }
 
-// sectionWithMarks is the canary chain of nat as iptables-save prints it.
+// sectionWithMarks returns the canary chain of nat in the words of iptables-save.
 func sectionWithMarks(saved string) string {
 	nat := saved[strings.Index(saved, "*nat"):]
 	nat = nat[:strings.Index(nat, "COMMIT")]
@@ -404,7 +403,7 @@ func sectionWithMarks(saved string) string {
 	return section(rules.Nat, lines...)
 }
 
-// TestRebootEndsTheWait: what was lost in another boot means nothing in this one.
+// TestRebootEndsTheWait: a loss of an earlier boot needs no decision.
 func TestRebootEndsTheWait(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		g := beginGap(t, backend)
@@ -417,8 +416,8 @@ func TestRebootEndsTheWait(t *testing.T) {
 	})
 }
 
-// TestFlushedAgainWhileItWaits: a second flush while no canaryd ran is added to what
-// waits, and one restore brings both back.
+// TestFlushedAgainWhileItWaits: a second flush happens while no canaryd runs. It joins the
+// outstanding loss, and one restore brings both back.
 func TestFlushedAgainWhileItWaits(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		g := beginGap(t, backend)
@@ -444,8 +443,8 @@ func TestFlushedAgainWhileItWaits(t *testing.T) {
 	})
 }
 
-// TestUnreadAtTheStart: whether something was lost is unknown until it can be read; no
-// mark is planted before that.
+// TestUnreadAtTheStart: while reads fail, canaryd does not know whether rules were lost. It
+// plants no mark before that is known.
 func TestUnreadAtTheStart(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		g := beginGap(t, backend)
@@ -463,7 +462,7 @@ func TestUnreadAtTheStart(t *testing.T) {
 	})
 }
 
-// TestOneTableUnreadAtTheStart: the others are judged and guarded meanwhile.
+// TestOneTableUnreadAtTheStart: canaryd judges and guards the other tables meanwhile.
 func TestOneTableUnreadAtTheStart(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		g := beginGap(t, backend)
@@ -482,20 +481,21 @@ func TestOneTableUnreadAtTheStart(t *testing.T) {
 	})
 }
 
-// TestNoRoomForTheDecision: what shows the loss stays on disk until the loss itself is.
+// TestNoRoomForTheDecision: canaryd keeps the evidence on disk until it has stored the loss
+// itself.
 func TestNoRoomForTheDecision(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		g := beginGap(t, backend)
 		must(t, g.first.fake.Flush(rules.IPv4, rules.Nat, ""))
 		blocked := filepath.Join(g.dir, "pending.json")
 		must(t, os.Mkdir(blocked, 0o700))
-		must(t, os.WriteFile(filepath.Join(blocked, "x"), nil, 0o600)) // so that it is not removed
+		must(t, os.WriteFile(filepath.Join(blocked, "x"), nil, 0o600)) // so that it stays
 		r := g.next()
 		r.after(3 * time.Minute)
 		r.wantAwaiting(g.generation)
 		r.wantLog("is not on disk")
 		r.stop()
-		r = g.next() // as a killed one's would
+		r = g.next() // as after a kill
 		r.wantAwaiting(g.generation)
 		must(t, os.RemoveAll(blocked))
 		r.after(2 * time.Minute)

@@ -18,8 +18,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// claims returns the chains that a manifest owns: kube-proxy's and kubelet's,
-// but for kubelet's hint.
+// claims says whether a manifest owns the chain. It owns kube-proxy's and kubelet's chains,
+// except for kubelet's hint.
 func claims(chain string) bool {
 	return kubeSelector().Protects(chain) && chain != "KUBE-IPTABLES-HINT"
 }
@@ -32,7 +32,7 @@ var kubeSelector = sync.OnceValue(func() protect.Selector {
 	return kube
 })
 
-// manifest returns what a manifest of these kube-proxy cases declares.
+// manifest returns the declaration of a manifest with these kube-proxy cases.
 func manifest(t *testing.T, v4, v6 string) rules.Generation {
 	t.Helper()
 	fake := iptablestest.NewFake(iptables.NFT)
@@ -124,7 +124,7 @@ func (r *rig) wantNoFlush() {
 	}
 }
 
-// joined returns how many rules and chains there are with that declaration.
+// joined returns the numbers of rules and chains with that declaration, learned ones included.
 func (r *rig) joined(g rules.Generation) (n, chains int) {
 	r.t.Helper()
 	n, chains = g.Counts()
@@ -138,9 +138,8 @@ func (r *rig) joined(g rules.Generation) (n, chains int) {
 	return n, chains
 }
 
-// TestDeclaredAtStart: what is declared is written into tables that have
-// nothing of it, even into none at all, and that is no loss. What others own
-// next to it is learned and protected as ever.
+// TestDeclaredAtStart: canaryd writes a declaration into tables without these rules, even into
+// empty ones, and that is no loss. It learns and protects the rules of other owners as ever.
 func TestDeclaredAtStart(t *testing.T) {
 	for _, empty := range []bool{true, false} {
 		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -174,7 +173,7 @@ func TestDeclaredAtStart(t *testing.T) {
 			if empty {
 				return
 			}
-			// The learned chains come back, too, and no later than the others.
+			// canaryd restores the learned chains at the same time as the declared ones.
 			before := r.tables()
 			must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Nat, ""))
 			r.settled()
@@ -186,7 +185,7 @@ func TestDeclaredAtStart(t *testing.T) {
 	}
 }
 
-// unclaimedText is everything but what the manifest claims.
+// unclaimedText returns all rules but the claimed ones.
 func (r *rig) unclaimedText() string {
 	r.t.Helper()
 	unclaimed := map[rules.Family]rules.Ruleset{}
@@ -208,8 +207,8 @@ func (r *rig) unclaimedText() string {
 	return without(unclaimed)
 }
 
-// TestDeclarationChanges: a new one is written, with what it no longer wants
-// taken out, and the old one back again; neither is a loss.
+// TestDeclarationChanges: canaryd writes a new declaration, removes the rules that it no longer
+// has, and then writes the old one again. Neither change is a loss.
 func TestDeclarationChanges(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := startDeclared(t, backend, setup{})
@@ -237,15 +236,14 @@ func TestDeclarationChanges(t *testing.T) {
 	})
 }
 
-// TestDeclaredScenarios: every flush on top of a declared generation heals to
-// what is declared and learned.
+// TestDeclaredScenarios: after each flush canaryd restores declared and learned rules.
 func TestDeclaredScenarios(t *testing.T) {
 	oneOfEachScenario(t, func(t *testing.T, backend iptables.Backend, s scenario.Scenario) {
 		want := medium(t)
 		r := startDeclared(t, backend, setup{declared: want})
 		foreign := leftBy(t, backend, s.Name)
 		if s.Prepare != nil {
-			// Its new service would be drift; here a new manifest brings one.
+			// The scenario's new service would be drift; here a new manifest brings it.
 			saved := r.fake.Save(rules.IPv4)
 			want = small(t)
 			r.declare <- Declaration{Generation: want, Claims: claims}

@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestRestartFromADifference: of a large generation a change is written as what is different,
-// a moment after it. The next run takes that up, and a flush meanwhile is undone by it.
+// TestRestartFromADifference: a large generation changes, and canaryd writes only the
+// difference a moment later. The next run loads it, and restores it after a flush.
 func TestRestartFromADifference(t *testing.T) {
 	for _, ends := range []string{"stopped", "killed"} {
 		for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
@@ -33,7 +33,7 @@ func TestRestartFromADifference(t *testing.T) {
 					first := run(t, fake, setup{store: openStore(t, dir, id), kernel: stepping{fake, k.step}})
 					t.Cleanup(func() { close(k.grave) })
 					first.settled()
-					first.after(time.Minute) // the first one is on disk
+					first.after(time.Minute) // the first generation is on disk
 					must(t, fake.RestoreNoflush(rules.IPv4, scenario.NewService))
 					first.after(4 * time.Second)
 					first.wantReady()

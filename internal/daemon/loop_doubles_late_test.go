@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestDoubledJumpThatIsReadLate: a copy that an owner made in the moment of a replay is taken away
-// too if canaryd could not read it before the grace was over.
+// TestDoubledJumpThatIsReadLate: an owner inserts its jump at the moment of a replay, and
+// canaryd cannot read it before the grace is over. canaryd removes the copy anyway.
 func TestDoubledJumpThatIsReadLate(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

@@ -10,18 +10,18 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestJumpThatItsOwnerPutBackInTheSameMoment: an owner looked for its jump before a
-// replay and inserts it afterwards. Once the owner is quiet one is left, the upper
-// one, and it comes back once after the next flush. Doubles that were known before,
-// and those that another process makes later, are their owners' business.
+// TestJumpThatItsOwnerPutBackInTheSameMoment: an owner looks for its jump before a replay, and
+// inserts it afterwards. Once the owner is quiet only the upper copy is left, and after the
+// next flush canaryd restores one. Copies that were known before, or that another process makes
+// later, stay.
 func TestJumpThatItsOwnerPutBackInTheSameMoment(t *testing.T) {
 	insert, remove := "-I OUTPUT "+hostport, "-D OUTPUT "+hostport
 	late := 16 * time.Second
 	for _, test := range []struct {
 		name   string
-		before []string // what the owner does before the flush
+		before []string // the owner's lines before the flush
 		wait   time.Duration
-		after  []string // after the replay and that wait
+		after  []string // its lines after the replay and that wait
 		want   int
 		slips  bool // the owner also inserts it between a replay's read and its write
 	}{
@@ -37,7 +37,7 @@ func TestJumpThatItsOwnerPutBackInTheSameMoment(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				if test.slips && backend == iptables.Legacy {
-					return // the lock keeps everyone out from the read to the proof
+					return // the lock keeps other processes out from the read to the proof
 				}
 				r := start(t, backend, setup{})
 				for _, line := range test.before {
@@ -53,7 +53,7 @@ func TestJumpThatItsOwnerPutBackInTheSameMoment(t *testing.T) {
 				})
 				r.flushNat()
 				r.after(100*time.Millisecond + test.wait)
-				// Who comes first decides which copy is whose.
+				// The position of this rule shows which copy is whose.
 				r.write(rules.Nat, "-I OUTPUT -j ACCEPT")
 				for _, line := range test.after {
 					r.write(rules.Nat, line)
@@ -90,7 +90,7 @@ func TestJumpThatItsOwnerPutBackInTheSameMoment(t *testing.T) {
 	}
 }
 
-// jumps counts how often the jump to host ports stands in OUTPUT of IPv4.
+// jumps counts the jumps to host ports in OUTPUT of IPv4.
 func (r *rig) jumps() int {
 	n := 0
 	for _, rule := range r.tables()[rules.IPv4][rules.Nat].Chain("OUTPUT").Rules {

@@ -20,8 +20,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// drifts are what strangers do to nat's claimed chains, as lines of
-// iptables-restore --noflush.
+// drifts returns changes by strangers to nat's claimed chains, as lines of iptables-restore
+// --noflush.
 func drifts(t *testing.T) []drift {
 	t.Helper()
 	nat := medium(t)[rules.IPv4.Table(rules.Nat)]
@@ -70,8 +70,8 @@ type drift struct {
 	lines []string
 }
 
-// TestDriftIsRepaired: whatever differs in what is claimed is put right at
-// once, without a grace, and reported once.
+// TestDriftIsRepaired: canaryd repairs any difference in claimed chains at once, without a
+// grace, and reports it once.
 func TestDriftIsRepaired(t *testing.T) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		for _, drift := range drifts(t) {
@@ -119,8 +119,8 @@ func (r *rig) canaries() string {
 	return strings.Join(found, "")
 }
 
-// TestUnclaimedIsJudgedAsEver: with a manifest, what others own next to it may
-// still be changed by its owners.
+// TestUnclaimedIsJudgedAsEver: next to a manifest, other owners may still change their own
+// rules.
 func TestUnclaimedIsJudgedAsEver(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := startDeclared(t, backend, setup{})
@@ -133,7 +133,7 @@ func TestUnclaimedIsJudgedAsEver(t *testing.T) {
 		if now := r.d.Status().Generation; now.Rules != before.Rules+2 {
 			t.Errorf("the generation is %+v, was %+v", now, before)
 		}
-		// A jump of theirs that is deleted by name waits for the grace.
+		// Another owner's jump that is deleted by name has a grace.
 		r.after(20 * time.Second)
 		deleted := time.Now()
 		r.write(rules.Nat, "-D OUTPUT "+hostport)
@@ -147,8 +147,7 @@ func TestUnclaimedIsJudgedAsEver(t *testing.T) {
 	})
 }
 
-// TestDriftAndFlushAtOnce: what is graver names the record, and both are put
-// right.
+// TestDriftAndFlushAtOnce: canaryd repairs both, and the record has the graver kind.
 func TestDriftAndFlushAtOnce(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		want := medium(t)
@@ -168,8 +167,8 @@ func TestDriftAndFlushAtOnce(t *testing.T) {
 	})
 }
 
-// TestDriftWithoutHints: the poll finds it, on legacy the walk every 30 s what
-// the fingerprint does not show.
+// TestDriftWithoutHints: the poll finds a drift. On legacy the walk each 30 s also finds a
+// drift that the fingerprint does not show.
 func TestDriftWithoutHints(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		want := medium(t)
@@ -187,8 +186,8 @@ func TestDriftWithoutHints(t *testing.T) {
 	})
 }
 
-// TestContended: who undoes a repair four times within a minute owns what the
-// manifest claims, and canaryd only observes from then on.
+// TestContended: another process undoes repairs four times within a minute. It counts as the
+// owner of the claimed chains, and canaryd only observes from then on.
 func TestContended(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := startDeclared(t, backend, setup{})
@@ -213,8 +212,8 @@ func TestContended(t *testing.T) {
 		r.wantLog("only observes from now on")
 		r.wantNotReady("ipv4 nat is drifted")
 		restores := r.fake.Restores()
-		// Not even a new declaration is written, from which other tables
-		// differ now; no further record of the same.
+		// canaryd writes no new declaration either, though more tables differ from it now. It
+		// makes only one record of that.
 		r.declare <- Declaration{Generation: small(t), Claims: claims}
 		for n := range 10 {
 			strange(10 + n)
@@ -226,7 +225,7 @@ func TestContended(t *testing.T) {
 		if n := len(r.records(0)); n != 5 {
 			t.Errorf("%d records, want 5", n)
 		}
-		// A flush is still reported.
+		// A flush still gets a record.
 		r.flushNat()
 		r.settled()
 		if s := r.d.Status(); len(s.Flushes) != 6 || s.Flushes[0].Kind != canary.Emptied {
@@ -238,8 +237,7 @@ func TestContended(t *testing.T) {
 	})
 }
 
-// TestRareDriftIsNoContention: four drifts, but never more than three in one
-// minute.
+// TestRareDriftIsNoContention: eight drifts, but never more than three within a minute.
 func TestRareDriftIsNoContention(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		want := medium(t)
@@ -274,7 +272,8 @@ func TestFlushesAreNoContention(t *testing.T) {
 	})
 }
 
-// TestKubeProxyAppears: its canary says whose chains they are.
+// TestKubeProxyAppears: kube-proxy's canary shows that it owns the chains, so canaryd only
+// observes.
 func TestKubeProxyAppears(t *testing.T) {
 	for _, declaring := range []bool{false, true} {
 		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -305,7 +304,7 @@ func TestKubeProxyAppears(t *testing.T) {
 	}
 }
 
-// TestKubeProxyIsThereAtStart: nothing of its is overwritten.
+// TestKubeProxyIsThereAtStart: canaryd overwrites no rule of a running kube-proxy.
 func TestKubeProxyIsThereAtStart(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := loadedFake(t, backend)
@@ -321,8 +320,8 @@ func TestKubeProxyIsThereAtStart(t *testing.T) {
 	})
 }
 
-// TestObserveDeclared: with --mode=observe nothing but marks is written, and
-// the difference is reported, once.
+// TestObserveDeclared: with --mode=observe canaryd writes nothing but marks, and reports the
+// difference once.
 func TestObserveDeclared(t *testing.T) {
 	for _, there := range []bool{false, true} {
 		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -363,8 +362,7 @@ func TestObserveDeclared(t *testing.T) {
 	}
 }
 
-// TestApplyFails: what is in force stays, and it is tried again ever more
-// rarely.
+// TestApplyFails: the rules in force stay, and the tries become rarer.
 func TestApplyFails(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		first, second := medium(t), small(t)
@@ -374,8 +372,8 @@ func TestApplyFails(t *testing.T) {
 		r.declare <- Declaration{Generation: second, Claims: claims}
 		r.after(5 * time.Minute)
 		r.wantDeclared(first)
-		// Each try is two: of both tables, and of the second alone. So are its trials,
-		// which end at once, because not even an empty chain is taken.
+		// A try has two restores: of both tables, and of the second alone. Its trials also have
+		// two, and end at once, because even an empty chain is refused.
 		if n := r.fake.Restores() - restores; n < 2*4*10 || n > 2*4*20 {
 			t.Errorf("%d restores in 5 minutes, want about four times 17 per family", n)
 		}
@@ -386,7 +384,7 @@ func TestApplyFails(t *testing.T) {
 		if got := r.metrics("restore_failures"); got["restore_failures_total{family=ipv4,reason=other}"] < 10 {
 			t.Errorf("metrics: %v", got)
 		}
-		// Other people's commits change nothing of that.
+		// Commits of other processes do not change that.
 		r.write(rules.Nat, "-A CNI-HOSTPORT-SETMARK -j RETURN")
 		r.after(time.Second)
 		r.wantNotReady("is refused")
@@ -406,7 +404,7 @@ func (r *rig) wantNoLossTold() {
 	}
 }
 
-// TestApplyWhileLocked: the lock comes free at any moment.
+// TestApplyWhileLocked: canaryd applies the declaration soon after the lock is free.
 func TestApplyWhileLocked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startDeclared(t, iptables.Legacy, setup{})
@@ -424,8 +422,8 @@ func TestApplyWhileLocked(t *testing.T) {
 	})
 }
 
-// TestFlushWhileApplyFails: a declaration that the kernel refuses is no reason
-// to leave the flushed one away.
+// TestFlushWhileApplyFails: the kernel refuses a declaration. A flush takes the one in force,
+// and canaryd restores that.
 func TestFlushWhileApplyFails(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		first := medium(t)
@@ -459,8 +457,8 @@ func TestFlushWhileApplyFails(t *testing.T) {
 	})
 }
 
-// TestRestartDeclared: what was declared is not learned from the stored
-// generation, and an unchanged manifest writes nothing.
+// TestRestartDeclared: a start does not learn declared rules from the stored generation, and an
+// unchanged manifest causes no write.
 func TestRestartDeclared(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id := t.TempDir(), identity(backend)
@@ -482,7 +480,7 @@ func TestRestartDeclared(t *testing.T) {
 		}
 		again.stop()
 
-		// Meanwhile the manifest shrinks, and nat is flushed.
+		// While no canaryd runs, the manifest shrinks, and nat is flushed.
 		r := &rig{t: t, fake: first.fake}
 		rest := r.unclaimedText()
 		r.flushNat()
@@ -505,7 +503,7 @@ func TestRestartDeclared(t *testing.T) {
 		}
 		r.stop()
 
-		// Without the manifest nothing more is claimed, and all is learned.
+		// Without the manifest no chain is claimed, and canaryd learns all of them.
 		r = run(t, first.fake, setup{store: openStore(t, dir, id)})
 		r.settled()
 		r.wantReady()
@@ -514,8 +512,8 @@ func TestRestartDeclared(t *testing.T) {
 	})
 }
 
-// TestRestartAfterDrift: a drift while canaryd was away is repaired,
-// whatever the age of what is stored.
+// TestRestartAfterDrift: canaryd repairs a drift that happened while it was away, however old
+// its stored rules are.
 func TestRestartAfterDrift(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id := t.TempDir(), identity(backend)
@@ -531,13 +529,12 @@ func TestRestartAfterDrift(t *testing.T) {
 	})
 }
 
-// TestRestoreDeclared: asked for, the declaration is written; an older
-// generation is not.
+// TestRestoreDeclared: a request writes the declaration, and no older generation.
 func TestRestoreDeclared(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()
 		r := startDeclared(t, backend, setup{store: openStore(t, dir, identity(backend))})
-		r.after(2 * time.Second) // it is on disk
+		r.after(2 * time.Second) // until it is on disk
 		old := r.d.Status().Generation.ID
 		want := small(t)
 		r.declare <- Declaration{Generation: want, Claims: claims}
@@ -564,7 +561,7 @@ func TestRestoreDeclared(t *testing.T) {
 	})
 }
 
-// TestNoFeedbackDeclared: in quiet times nothing but ticks is left.
+// TestNoFeedbackDeclared: while nothing changes, canaryd reads and writes nothing.
 func TestNoFeedbackDeclared(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := startDeclared(t, backend, setup{})

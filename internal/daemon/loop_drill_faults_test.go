@@ -15,8 +15,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestDrillForRealBesideOwner: a jump that its owner has just written is back after a drill, and
-// one that its owner has just deleted is not: a drill takes nothing then.
+// TestDrillForRealBesideOwner: a drill restores a jump that its owner has just written. It
+// takes nothing, and so restores nothing, if an owner has just deleted a jump.
 func TestDrillForRealBesideOwner(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -42,8 +42,8 @@ func TestDrillForRealBesideOwner(t *testing.T) {
 	}
 }
 
-// TestDrillFails: a drill whose replay is refused has failed, also after a restart. What it took is
-// a loss until it is back, counted once, and by no process but canaryd.
+// TestDrillFails: a drill whose replay is refused has failed, also after a restart. Until they
+// are back its takings are a loss, counted once and blamed on canaryd.
 func TestDrillFails(t *testing.T) {
 	for _, request := range []api.DrillRequest{{}, {ForReal: true}} {
 		sort, flushes := api.DrillCanary, 0.0
@@ -96,7 +96,8 @@ func TestDrillFails(t *testing.T) {
 	}
 }
 
-// TestPauseInDrill: the reason of a drill that a pause has kept from being answered names it.
+// TestPauseInDrill: a pause prevents the answer to a drill, and the drill's reason names the
+// pause.
 func TestPauseInDrill(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{settle: 200 * time.Millisecond})
@@ -118,8 +119,9 @@ func TestPauseInDrill(t *testing.T) {
 	})
 }
 
-// TestFlushInDrillForReal: another process flushes the chain from which a drill has taken the
-// jumps. The same jumps are missing then. The drill is void, and the record is of a flush.
+// TestFlushInDrillForReal: a drill has taken the jumps of a chain, and another process flushes
+// the same chain. The same jumps are missing then. The drill is void, and the record is a
+// flush's.
 func TestFlushInDrillForReal(t *testing.T) {
 	for _, flush := range []struct {
 		name  string
@@ -134,7 +136,7 @@ func TestFlushInDrillForReal(t *testing.T) {
 		t.Run(flush.name, func(t *testing.T) {
 			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				r := start(t, backend, setup{settle: 200 * time.Millisecond})
-				r.write(rules.Nat, "-A PREROUTING -p tcp -m tcp --dport 9 -j RETURN") // of another owner
+				r.write(rules.Nat, "-A PREROUTING -p tcp -m tcp --dport 9 -j RETURN") // another owner's
 				r.after(20 * time.Second)
 				end := r.drillAside(api.DrillRequest{ForReal: true})
 				r.after(20 * time.Millisecond)
@@ -152,8 +154,8 @@ func TestFlushInDrillForReal(t *testing.T) {
 	}
 }
 
-// TestDrillForRealOfAnotherTable: the drill does not take the jumps of nat where the operator has
-// asked for another table.
+// TestDrillForRealOfAnotherTable: an operator requests a drill of another table than nat for
+// real. canaryd refuses, and does not take the jumps of nat instead.
 func TestDrillForRealOfAnotherTable(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -169,7 +171,8 @@ func TestDrillForRealOfAnotherTable(t *testing.T) {
 	})
 }
 
-// TestRestoreInDrill: a drill that `canaryd restore` answers before it is noticed says nothing.
+// TestRestoreInDrill: `canaryd restore` undoes a drill before canaryd notices it. The drill is
+// void.
 func TestRestoreInDrill(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{deaf: true})
@@ -183,7 +186,8 @@ func TestRestoreInDrill(t *testing.T) {
 	})
 }
 
-// TestDrillOfNothing: where nothing is guarded a drill would pass and say nothing.
+// TestDrillOfNothing: canaryd refuses a drill without guarded rules, which would pass and prove
+// nothing.
 func TestDrillOfNothing(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := run(t, iptablestest.NewFake(backend), setup{})
@@ -195,8 +199,8 @@ func TestDrillOfNothing(t *testing.T) {
 	})
 }
 
-// TestNativeFlushInDrill: native tables that go in the middle of a drill are a flush with a record
-// of its own, and the drill's record stays a drill's.
+// TestNativeFlushInDrill: a process deletes native tables during a drill. That flush has a
+// record of its own, and the drill's record remains a drill's.
 func TestNativeFlushInDrill(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		end := r.drillAside(api.DrillRequest{})

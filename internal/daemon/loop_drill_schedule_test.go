@@ -8,17 +8,17 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// period is that of the drills.
+// period is the time between two drills.
 const period = 10 * time.Minute
 
-// drilled returns how many drills have passed, and how many were refused.
+// drilled returns the numbers of passed and refused drills.
 func (r *rig) drilled() (passed, refused float64) {
 	r.t.Helper()
 	now := r.metrics("drills_total")
 	return now["drills_total{result=passed}"], now["drills_total{result=refused}"]
 }
 
-// TestDrillBySchedule: drills come by themselves, one a period after the last.
+// TestDrillBySchedule: each drill begins a period after the last one.
 func TestDrillBySchedule(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()
@@ -45,7 +45,7 @@ func TestDrillBySchedule(t *testing.T) {
 		r.after(period - 2*time.Minute)
 		want("a period after that", 5, 0)
 
-		// A pause has no drill, and the end of the pause has the one that is due.
+		// During a pause no drill begins. The due drill begins at its end.
 		r.after(period - time.Minute)
 		r.pause(time.Hour)
 		r.after(2 * time.Minute)
@@ -54,7 +54,7 @@ func TestDrillBySchedule(t *testing.T) {
 		r.after(time.Minute)
 		want("after the pause", 6, 0)
 
-		// A canaryd that starts again goes on with the period that it finds.
+		// After a restart canaryd continues with the earlier period.
 		r.after(period / 2)
 		r.stop()
 		r = start(t, backend, setup{drillEvery: period, journal: dir})
@@ -65,7 +65,7 @@ func TestDrillBySchedule(t *testing.T) {
 	})
 }
 
-// TestDrillByScheduleRefused: a drill that was refused is tried again after a tenth of the period.
+// TestDrillByScheduleRefused: canaryd tries a refused drill again after a tenth of the period.
 func TestDrillByScheduleRefused(t *testing.T) {
 	oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{drillEvery: period, protect: []string{"NOBODYS-*"}})
@@ -78,7 +78,7 @@ func TestDrillByScheduleRefused(t *testing.T) {
 	})
 }
 
-// TestNoDrillInObserve: a canary that is not put back would be an outage of the watchdog.
+// TestNoDrillInObserve: in observe mode a drill would leave the table without its canary.
 func TestNoDrillInObserve(t *testing.T) {
 	oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{mode: api.Observe, drillEvery: time.Minute})

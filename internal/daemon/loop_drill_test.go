@@ -18,7 +18,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// drill asks for a drill and waits for its end.
+// drill requests a drill and waits for its end.
 func (r *rig) drill(request api.DrillRequest) api.DrillReply {
 	r.t.Helper()
 	reply, err := r.d.Drill(r.t.Context(), request)
@@ -26,7 +26,7 @@ func (r *rig) drill(request api.DrillRequest) api.DrillReply {
 	return reply
 }
 
-// drillAside asks for a drill, and returns what waits for its end.
+// drillAside requests a drill, and returns a function that waits for its end.
 func (r *rig) drillAside(request api.DrillRequest) func() api.DrillReply {
 	replies := make(chan api.DrillReply, 1)
 	go func() {
@@ -40,11 +40,11 @@ func (r *rig) drillAside(request api.DrillRequest) func() api.DrillReply {
 	return func() api.DrillReply { return <-replies }
 }
 
-// drillMetrics are the prefixes of all that a drill may move.
+// drillMetrics are the prefixes of all metrics that a drill may change.
 var drillMetrics = append([]string{"drills_total", "last_drill_passed", "last_flush", "conntrack"}, lossMetrics...)
 
-// TestDrill: the canary that canaryd takes away itself is noticed, put back and proved like any
-// other, and the reply says when. No rule is touched, and nothing counts as a flush.
+// TestDrill: canaryd takes its own canary, and notices, restores and proves that like any other
+// loss. The reply has the times. No rule changes, and nothing counts as a flush.
 func TestDrill(t *testing.T) {
 	for _, kind := range canary.DrillKinds() {
 		t.Run(string(kind), func(t *testing.T) {
@@ -105,7 +105,7 @@ func TestDrill(t *testing.T) {
 	}
 }
 
-// TestDrillWithoutHints: where no hint comes, the poll notices.
+// TestDrillWithoutHints: without hints the poll notices the drill.
 func TestDrillWithoutHints(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{deaf: true})
@@ -115,8 +115,8 @@ func TestDrillWithoutHints(t *testing.T) {
 	})
 }
 
-// TestDrillForReal: the protected jumps of PREROUTING go and come back, it is counted as the
-// flush that it is, and rules of others in that chain stay.
+// TestDrillForReal: a drill takes and restores the protected jumps of PREROUTING. It counts as
+// a flush, and rules of others in that chain stay.
 func TestDrillForReal(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -152,7 +152,8 @@ func TestDrillForReal(t *testing.T) {
 	})
 }
 
-// TestDrillRefused: what a drill would hide, or could not show, is a reason to take nothing.
+// TestDrillRefused: canaryd takes nothing if a drill would hide something, or could prove
+// nothing.
 func TestDrillRefused(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -186,7 +187,7 @@ func TestDrillRefused(t *testing.T) {
 	}
 }
 
-// TestDrillTwice: a second drill waits for the first.
+// TestDrillTwice: canaryd refuses a second drill during the first.
 func TestDrillTwice(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{deaf: true})
@@ -200,8 +201,8 @@ func TestDrillTwice(t *testing.T) {
 	})
 }
 
-// TestFlushInDrill: a flush in the middle of a drill is a flush, whether it takes the stand-in
-// or another table.
+// TestFlushInDrill: a flush during a drill counts as a flush, whether it takes the stand-in or
+// another table.
 func TestFlushInDrill(t *testing.T) {
 	oneOfEachScenario(t, func(t *testing.T, backend iptables.Backend, s scenario.Scenario) {
 		foreign := leftBy(t, backend, s.Name)
@@ -230,8 +231,8 @@ func TestFlushInDrill(t *testing.T) {
 	})
 }
 
-// TestOwnerInDrill: what an owner removes in the middle of a drill stays removed, and what it adds
-// stays. Without the stand-in the lost canary would bring it back.
+// TestOwnerInDrill: an owner adds and removes rules during a drill, and both last. Without the
+// stand-in the lost canary would make canaryd restore the removed rules.
 func TestOwnerInDrill(t *testing.T) {
 	for _, kind := range canary.DrillKinds() {
 		t.Run(string(kind), func(t *testing.T) {
@@ -262,8 +263,8 @@ func TestOwnerInDrill(t *testing.T) {
 	}
 }
 
-// TestManyDrills: however many drills there were, the next flush is answered at once, and no
-// contention is seen.
+// TestManyDrills: after many drills canaryd still answers the next flush at once, and sees no
+// contention.
 func TestManyDrills(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -282,7 +283,7 @@ func TestManyDrills(t *testing.T) {
 	})
 }
 
-// TestDrillOfDeclared: where rules are declared too, a drill touches none of them.
+// TestDrillOfDeclared: a drill touches no declared rule.
 func TestDrillOfDeclared(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := startDeclared(t, backend, setup{})
@@ -302,8 +303,8 @@ func TestDrillOfDeclared(t *testing.T) {
 	})
 }
 
-// TestRestartInDrill: a daemon that ends in the middle of a drill leaves a canary that the next one
-// puts back, without a flush; its journal knows the drill.
+// TestRestartInDrill: a daemon ends during a drill. The next one restores the canary without a
+// flush record, and knows the drill from the journal.
 func TestRestartInDrill(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()

@@ -13,11 +13,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// An unsure kernel writes what it is asked to, and once answers with an error.
+// An unsure kernel writes as requested, and once answers with an error.
 type unsure struct {
 	*iptablestest.Fake
 	armed atomic.Bool
-	at    bool // the error comes after it is known that all was written
+	at    bool // the error still says that everything was written
 }
 
 func (k *unsure) Begin(ctx context.Context) (iptables.Session, error) {
@@ -43,8 +43,8 @@ func (s unsureSession) Restore(ctx context.Context, p ...iptables.Payload) map[r
 	return all
 }
 
-// TestDrillIsUnsure: a drill whose write ends in an error may have taken all of it nevertheless. It
-// is not called refused, what it took has the drill's name and no other, and it has not passed
+// TestDrillIsUnsure: a write of a drill ends in an error, and may have taken everything. The
+// drill is not called refused, its takings are recorded as the drill's, and it has not passed
 // after a restart either.
 func TestDrillIsUnsure(t *testing.T) {
 	for _, test := range []struct {
@@ -94,8 +94,8 @@ func TestDrillIsUnsure(t *testing.T) {
 	}
 }
 
-// TestFlushInAFailedDrill: the record of a flush that comes while a drill fails is that of a flush,
-// and the drill says nothing.
+// TestFlushInAFailedDrill: a flush happens while a drill fails. The record is a flush's, and
+// the drill is void.
 func TestFlushInAFailedDrill(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -114,7 +114,8 @@ func TestFlushInAFailedDrill(t *testing.T) {
 	})
 }
 
-// TestDrillIsRefusedByIptables: what iptables-restore refuses took nothing, and is no failed drill.
+// TestDrillIsRefusedByIptables: iptables-restore refuses the write of a drill. It took nothing,
+// so the drill is refused, and not failed.
 func TestDrillIsRefusedByIptables(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

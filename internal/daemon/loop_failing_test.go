@@ -39,8 +39,8 @@ func (r *rig) wantNoFailing() {
 	}
 }
 
-// TestAFailingReplaySaysWhy: while a replay fails the reason and the advice are in headline and
-// readiness, and they go with the loss, and with a pause.
+// TestAFailingReplaySaysWhy: headline and readiness have the reason and the advice while a
+// replay fails, until the loss ends or a pause begins.
 func TestAFailingReplaySaysWhy(t *testing.T) {
 	refuse := func(reason iptables.Reason) func(*rig) func() {
 		return func(r *rig) func() {
@@ -67,7 +67,7 @@ func TestAFailingReplaySaysWhy(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			oneBackend(t, func(t *testing.T, backend iptables.Backend) {
 				if tt.name == "the lock" && backend == iptables.NFT {
-					return // no write takes it
+					return // no write on nft takes the lock
 				}
 				r := start(t, backend, setup{})
 				r.wantNoFailing()

@@ -15,9 +15,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestOwnWriteWithoutProof: marks are renewed, but what came of it cannot be
-// read, as when the kernel kills iptables-save for want of memory. No process
-// flushed anything.
+// TestOwnWriteWithoutProof: canaryd renews its marks, and the read that should prove them
+// fails, as when the kernel kills iptables-save for lack of memory. No process has flushed.
 func TestOwnWriteWithoutProof(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -42,9 +41,9 @@ func TestOwnWriteWithoutProof(t *testing.T) {
 	})
 }
 
-// TestNoTimeOfTheWallIsCompared: the clock on the wall may jump, and times that
-// carry the monotonic one do not. Those that came from the disk have lost it, and
-// are for people only. Bubbles have no monotonic clock, so this test takes time.
+// TestNoTimeOfTheWallIsCompared: the wall clock may jump, so canaryd compares only times with a
+// reading of the monotonic clock. Times from disk have none, and are for people only. Bubbles
+// have no monotonic clock, so this test takes time.
 func TestNoTimeOfTheWallIsCompared(t *testing.T) {
 	dir, id := t.TempDir(), identity(iptables.NFT)
 	fake := loadedFake(t, iptables.NFT)
@@ -65,12 +64,12 @@ func TestNoTimeOfTheWallIsCompared(t *testing.T) {
 	r.flushNat()
 	wait(r, "a repair", func(s api.Status) bool { return s.Healthy && len(s.Flushes) == 1 })
 	must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
-	time.Sleep(500 * time.Millisecond) // it is learned, and marks are renewed
+	time.Sleep(500 * time.Millisecond) // until it is learned, and the marks are renewed
 	var bare []string
 	must(t, r.d.ask(t.Context(), func(_ context.Context, st *state) {
 		bare = bareTimes(reflect.ValueOf(st), "state")
 	}))
-	// They are printed or written to disk, and compared with nothing.
+	// These times are printed or written to disk, and never compared.
 	bare = slices.DeleteFunc(bare, func(path string) bool {
 		return path == "state.absence.confirmed" || path == "state.generation.captured" || strings.HasPrefix(path, "state.disk.generations[")
 	})
@@ -82,8 +81,8 @@ func TestNoTimeOfTheWallIsCompared(t *testing.T) {
 	}
 }
 
-// bareTimes returns the paths of all times within v that are not zero and carry
-// no reading of the monotonic clock.
+// bareTimes returns the paths of all non-zero times within v that have no reading of the
+// monotonic clock.
 func bareTimes(v reflect.Value, path string) []string {
 	var found []string
 	switch v.Kind() {
@@ -93,7 +92,7 @@ func bareTimes(v reflect.Value, path string) []string {
 		}
 	case reflect.Struct:
 		if v.Type() == reflect.TypeFor[time.Time]() {
-			// The first bit of the first field says whether there is one.
+			// The first bit of the first field says whether there is a reading.
 			if wall := v.Field(0).Uint(); wall>>63 == 0 && !v.IsZero() {
 				found = append(found, path)
 			}

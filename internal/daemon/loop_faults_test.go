@@ -24,7 +24,7 @@ import (
 
 var errInjected = errors.New("injected: the kernel does not answer")
 
-// flushNat is the flush of most tests here.
+// flushNat is the flush of most tests of this package.
 func (r *rig) flushNat() {
 	r.t.Helper()
 	must(r.t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
@@ -44,8 +44,8 @@ func (r *rig) wantOnlyNat() {
 	}
 }
 
-// TestProbesFail: while nothing can be seen nothing is replayed and nothing is
-// healthy; a flush that came meanwhile is healed when the fault ends.
+// TestProbesFail: while probes fail, canaryd replays nothing and is not healthy. It heals a
+// flush of that time when the fault ends.
 func TestProbesFail(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -79,8 +79,8 @@ func TestProbesFail(t *testing.T) {
 	})
 }
 
-// TestUnreadableSaysWhy: the status has the kernel's words for what fails, and no other words: an
-// error of iptables may quote a rule.
+// TestUnreadableSaysWhy: the status has the kernel's words for a failure, and no other words,
+// because an error of iptables may quote a rule.
 func TestUnreadableSaysWhy(t *testing.T) {
 	for _, c := range []struct {
 		err  error
@@ -111,8 +111,7 @@ func TestUnreadableSaysWhy(t *testing.T) {
 	}
 }
 
-// TestReadsFail: the probe shows a loss, but what it takes to judge it cannot
-// be read.
+// TestReadsFail: the probe shows a loss, and the read that should judge it fails.
 func TestReadsFail(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -137,8 +136,8 @@ func TestReadsFail(t *testing.T) {
 	})
 }
 
-// TestLockHeld: another process flushes and keeps the xtables lock. What cannot be
-// had is unknown or still lost, and the release is the hint.
+// TestLockHeld: another process flushes and keeps the xtables lock. The table is unknown or
+// still lost, and the release of the lock is the hint.
 func TestLockHeld(t *testing.T) {
 	for _, readsToo := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -176,8 +175,8 @@ func TestLockHeld(t *testing.T) {
 	}
 }
 
-// TestTheOwnerIsFasterThanTheLock: the flushed rules are back before canaryd has the lock, and so
-// before any read under guard. The record that the status had stays, with the facts that are known.
+// TestTheOwnerIsFasterThanTheLock: the owner restores flushed rules before canaryd has the
+// lock, and so before any guarded read. The waiting record stays, with the known facts.
 func TestTheOwnerIsFasterThanTheLock(t *testing.T) {
 	for name, pause := range map[string]bool{"a replay": false, "a pause": true} {
 		t.Run(name, func(t *testing.T) {
@@ -229,8 +228,8 @@ func TestLockHeldWithoutFlush(t *testing.T) {
 	})
 }
 
-// TestUnreadableTable: one table that cannot be read is unknown; the others are
-// healed all the same, and nothing runs in circles about it.
+// TestUnreadableTable: a table that cannot be read is unknown. canaryd heals the others anyway,
+// and does not keep trying that one.
 func TestUnreadableTable(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -264,8 +263,8 @@ func TestUnreadableTable(t *testing.T) {
 	})
 }
 
-// TestUnreadableAtStart: a table with a native rule must not keep canaryd from
-// planting the others, nor from resting.
+// TestUnreadableAtStart: canaryd cannot read a table with a native rule. It plants marks in the
+// others, and then rests.
 func TestUnreadableAtStart(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := loadedFake(t, backend)
@@ -290,16 +289,16 @@ func TestUnreadableAtStart(t *testing.T) {
 	})
 }
 
-// TestRestoresFail: tried again after 100 ms, doubling to 30 s, for as long as
-// the loss lasts; lost all the while; one flush event.
+// TestRestoresFail: canaryd tries again after 100 ms, doubling to 30 s, until the loss ends.
+// All of that is one flush event.
 func TestRestoresFail(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
 		before, left := r.tables(), leftBy(t, backend, "flush-nat")
 		var tries []time.Time
 		r.fake.BeforeRestore(func() { tries = append(tries, time.Now()) })
-		// Each refusal is followed at once by a restore without rules: that it
-		// is refused, too, shows that single rules are not the reason.
+		// After each refusal a restore without rules follows at once. Its refusal shows that
+		// single rules are not the reason.
 		const refusals = 13
 		r.fake.FailRestores(2*refusals, iptables.ReasonMissingSet)
 		moved := r.moved(func() {
@@ -337,8 +336,8 @@ func TestRestoresFail(t *testing.T) {
 	})
 }
 
-// TestHalfReplays: what fails in the middle or only claims to have written is
-// found out by the proof, and completed.
+// TestHalfReplays: a restore fails in the middle, or reports writes that it did not make. The
+// proof finds that, and canaryd completes the replay.
 func TestHalfReplays(t *testing.T) {
 	faults := map[string]func(*iptablestest.Fake){
 		"partial": func(f *iptablestest.Fake) { f.PartialCommit(2) },
@@ -351,7 +350,7 @@ func TestHalfReplays(t *testing.T) {
 				before, left := r.tables(), leftBy(t, backend, "flush-all")
 				fault(r.fake)
 				must(t, scenario.All()[0].Do(t.Context(), r.programs()))
-				// The first try has failed by then. The next one follows 20 or 100 ms later.
+				// By now the first try has failed. The next one follows 20 or 100 ms later.
 				r.after(30 * time.Millisecond)
 				r.wantNotReady("emptied")
 				if s := r.d.Status(); s.LossSince.IsZero() || len(r.metrics("rules_absent")) != 0 {
@@ -376,9 +375,8 @@ func TestHalfReplays(t *testing.T) {
 	}
 }
 
-// TestOwnerIsFaster: kube-proxy writes a chain again between our read and our
-// restore, which overwrites it. That is called raced, and kube-proxy is
-// made to sync, so that it has the last word.
+// TestOwnerIsFaster: kube-proxy writes a chain again between canaryd's read and its restore,
+// which overwrites it. The write counts as raced, and canaryd makes kube-proxy sync once more.
 func TestOwnerIsFaster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.NFT, setup{})
@@ -393,7 +391,7 @@ func TestOwnerIsFaster(t *testing.T) {
 			}
 		})
 		r.flushNat()
-		for range 60 { // kube-proxy's monitor, every second
+		for range 60 { // kube-proxy's monitor looks each second
 			r.after(time.Second)
 			if r.chain(rules.IPv4, rules.Mangle, "KUBE-PROXY-CANARY") == nil {
 				synced++
@@ -416,8 +414,8 @@ func TestOwnerIsFaster(t *testing.T) {
 	})
 }
 
-// TestOwnerComesFirst: what the owner put back while we settled is not
-// overwritten with what it was before.
+// TestOwnerComesFirst: the owner writes a chain again while canaryd settles. canaryd does not
+// overwrite it with the old rules.
 func TestOwnerComesFirst(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// TestNoReplayPilesUp: whatever makes a replay fail, and however often it is tried, no rule and no
-// mark stands twice in the end.
+// TestNoReplayPilesUp: replays fail for various reasons, and canaryd tries often. No rule and
+// no mark is doubled in the end.
 func TestNoReplayPilesUp(t *testing.T) {
 	const jump = "-m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES"
 	faults := map[string]func(r *rig){
@@ -66,7 +66,7 @@ func TestNoReplayPilesUp(t *testing.T) {
 				for tries := r.fake.Begins(); r.fake.Begins()-tries < testkit.Size(12, 50); {
 					r.after(time.Minute)
 					r.hints.Give(watch.SourceLock)
-					if r.d.Status().LossSince.IsZero() { // the fault costs no table
+					if r.d.Status().LossSince.IsZero() { // the fault makes no table lost
 						must(t, r.fake.As(76, "flusher").Bypassing().Flush(rules.IPv4, rules.Filter, ""))
 					}
 				}
@@ -80,7 +80,7 @@ func TestNoReplayPilesUp(t *testing.T) {
 	}
 }
 
-// countRules counts the rules of a save, canaryd's marks by the chains that hold them.
+// countRules counts the rules of a save, and canaryd's marks by their chains.
 func countRules(text string) map[string]int {
 	counts := map[string]int{}
 	table := ""

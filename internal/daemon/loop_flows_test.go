@@ -22,7 +22,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// flows is a Tracker that holds some flows, none of them translated.
+// flows is a Tracker of untranslated flows.
 type flows struct {
 	mu    sync.Mutex
 	held  []rules.Flow // of IPv4
@@ -56,8 +56,7 @@ func (f *flows) Sweep(ctx context.Context, family rules.Family, since time.Time,
 	return deleted, f.err
 }
 
-// left returns where the flows go that are left, and which families were
-// searched.
+// left returns the destinations of the remaining flows, and the searched families.
 func (f *flows) left() (destinations []string, asked []rules.Family) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -77,8 +76,8 @@ func flowTo(protocol uint8, to string) rules.Flow {
 	return rules.Flow{Protocol: protocol, Source: netip.MustParseAddrPort("10.1.7.9:4000"), Destination: netip.MustParseAddrPort(to)}
 }
 
-// begunMeanwhile are flows to a cluster IP, a host port and a node port of the
-// scenarios' node, and one to a stranger.
+// begunMeanwhile returns flows to a cluster IP, a host port and a node port of the scenarios'
+// node, and a flow to a stranger.
 func begunMeanwhile() []rules.Flow {
 	return []rules.Flow{
 		flowTo(rules.UDP, "10.96.0.14:80"), flowTo(rules.UDP, "192.0.2.1:443"), flowTo(rules.SCTP, "192.0.2.1:30038"),
@@ -86,8 +85,8 @@ func begunMeanwhile() []rules.Flow {
 	}
 }
 
-// TestFlowsOfAnOutageEnd: after a replay that put nat back the flows that
-// began without it are ended, and counted; after others nothing is.
+// TestFlowsOfAnOutageEnd: after a replay of nat canaryd ends the flows that began without it,
+// and counts them. After other replays it ends none.
 func TestFlowsOfAnOutageEnd(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		tracker := &flows{held: begunMeanwhile()}
@@ -114,16 +113,16 @@ func TestFlowsOfAnOutageEnd(t *testing.T) {
 	})
 }
 
-// TestFlowsAreOfTheTimeSinceNatWasSeenIntact: rules may have been missing since
-// then, however late the flush was noticed; and since the first of two flushes,
-// where one sweep answers both.
+// TestFlowsAreOfTheTimeSinceNatWasSeenIntact: rules may be missing since nat was last seen
+// intact, even if the flush is noticed late. If one sweep serves two flushes, that time
+// precedes the first.
 func TestFlowsAreOfTheTimeSinceNatWasSeenIntact(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		tracker := &flows{held: begunMeanwhile(), takes: 2 * time.Second}
 		r := start(t, backend, setup{flows: tracker})
 		r.settled()
 		var flushed []time.Time
-		for range 3 { // the last two are answered by one sweep
+		for range 3 { // one sweep serves the last two
 			flushed = append(flushed, time.Now())
 			r.flushNat()
 			r.after(500 * time.Millisecond)
@@ -144,9 +143,8 @@ func TestFlowsAreOfTheTimeSinceNatWasSeenIntact(t *testing.T) {
 	})
 }
 
-// TestAFlushDoesNotWaitForFlows: a search that takes for ever costs a log line
-// and a count, and neither delays nor fails the replays meanwhile. What was
-// asked for meanwhile is done afterwards.
+// TestAFlushDoesNotWaitForFlows: a search does not end. It costs a log line and a count, and
+// neither delays nor fails the replays meanwhile. Later requests are served afterwards.
 func TestAFlushDoesNotWaitForFlows(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		tracker := &flows{held: begunMeanwhile(), takes: time.Hour}
@@ -178,7 +176,7 @@ func TestAFlushDoesNotWaitForFlows(t *testing.T) {
 	})
 }
 
-// TestTroubleWithFlowsIsTold: also what was deleted before it is counted.
+// TestTroubleWithFlowsIsTold: deletions before the failure count too.
 func TestTroubleWithFlowsIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tracker := &flows{held: begunMeanwhile(), err: errors.New("injected: conntrack says no")}
@@ -194,7 +192,7 @@ func TestTroubleWithFlowsIsTold(t *testing.T) {
 	})
 }
 
-// TestObserveEndsNoFlows: nothing was put back, so nothing is to be ended.
+// TestObserveEndsNoFlows: without a replay canaryd ends no flow.
 func TestObserveEndsNoFlows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tracker := &flows{held: begunMeanwhile()}
@@ -207,8 +205,8 @@ func TestObserveEndsNoFlows(t *testing.T) {
 	})
 }
 
-// TestFlowsAreEndedBeforeTheDaemonIs: the rules are back, and nothing else would
-// look.
+// TestFlowsAreEndedBeforeTheDaemonIs: the rules are back, and canaryd finishes the sweep before
+// it stops.
 func TestFlowsAreEndedBeforeTheDaemonIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tracker := &flows{held: begunMeanwhile(), takes: time.Second}
@@ -222,8 +220,9 @@ func TestFlowsAreEndedBeforeTheDaemonIs(t *testing.T) {
 	})
 }
 
-// TestFlowsOfNativeTables: after a native table is back, the flows of its families that began
-// meanwhile are looked for, from when it was last known to be in force; after a restore too.
+// TestFlowsOfNativeTables: canaryd restores a native table. Then it looks for flows of the
+// table's families that began since the table was last known to be in force. It does so after a
+// restore too.
 func TestFlowsOfNativeTables(t *testing.T) {
 	table := tableOf(proxyTable, "a", "b")
 	table.Chains[0].Attrs = nft.AppendAttr(nil, unix.NFTA_CHAIN_TYPE, "nat", 1)
@@ -262,7 +261,7 @@ func TestFlowsOfNativeTables(t *testing.T) {
 	})
 }
 
-// TestWaitingSweeps: sweeps of native tables that wait for another sweep are all done.
+// TestWaitingSweeps: requests for native tables that arrive during a sweep are all served.
 func TestWaitingSweeps(t *testing.T) {
 	d := &Daemon{cfg: Config{Flows: &flows{}}, sweeps: make(chan sweep, 1)}
 	for _, id := range []tableid.TableID{proxyTable, dockerTable, proxyTable} {

@@ -17,8 +17,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestAnEmptyTableThatIsDeletedMakesNoRecord: a process makes and deletes a table of a preset's
-// name 100 times a second. Packets do not meet it, so the history has nothing of it.
+// TestAnEmptyTableThatIsDeletedMakesNoRecord: a process makes and deletes a table 100 times a
+// second. Its name is a preset's, but no packet meets it, so the history ignores it.
 func TestAnEmptyTableThatIsDeletedMakesNoRecord(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -61,9 +61,9 @@ func withoutRules(t *native.Table) *native.Table {
 	return t
 }
 
-// TestFlushesThatFollowFold: the same process flushes the same tables every two seconds. The
-// history has FoldFrom records, and the newest of them counts the others, on disk too; another
-// process's flush has a record of its own.
+// TestFlushesThatFollowFold: one process flushes the same tables every two seconds. The history
+// has FoldFrom records, and the newest counts the others, on disk too. Another process's flush
+// has a record of its own.
 func TestFlushesThatFollowFold(t *testing.T) {
 	const times = 40
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -79,7 +79,7 @@ func TestFlushesThatFollowFold(t *testing.T) {
 		flush("other")
 		r.after(2 * time.Minute)
 		want := flushes.FoldFrom
-		if backend == iptables.NFT { // the kernel says who it was
+		if backend == iptables.NFT { // the kernel reveals the process
 			want++
 		}
 		list := r.d.Status().Flushes
@@ -110,8 +110,8 @@ func TestFlushesThatFollowFold(t *testing.T) {
 	})
 }
 
-// TestAFlushThatLastsDoesNotFold: the journal and the reports have a flush that lasts before it is
-// over, so it has a record of its own, and its end is in both.
+// TestAFlushThatLastsDoesNotFold: journal and reports have a lasting flush before it ends, so
+// it has a record of its own, and both get its end.
 func TestAFlushThatLastsDoesNotFold(t *testing.T) {
 	for name, lasts := range map[string]func(r *rig, flush func()){
 		"the replay fails": func(r *rig, flush func()) {

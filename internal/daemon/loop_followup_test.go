@@ -8,9 +8,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestLateWriterOfOneReload: a reload flushes once more 300 ms after the replay, and nothing hints
-// at it: on legacy it bypasses the lock. The looks that follow a replay, 50 ms after it and then
-// at doubling distances, notice it before the next poll.
+// TestLateWriterOfOneReload: a reload flushes again 300 ms after the replay, without a hint; on
+// legacy it bypasses the lock. The looks after a replay begin 50 ms later, at doubling
+// distances, and notice it before the next poll.
 func TestLateWriterOfOneReload(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{deaf: true})
@@ -25,8 +25,8 @@ func TestLateWriterOfOneReload(t *testing.T) {
 		for len(r.d.Status().Flushes) < 2 && time.Since(late) < time.Minute {
 			r.after(time.Millisecond)
 		}
-		// The looks come 50, 150 and 350 ms after the replay; the next poll is more than 600 ms
-		// away.
+		// The looks follow 50, 150 and 350 ms after the replay. The next poll is more than 600
+		// ms away.
 		if took := time.Since(late); took > 100*time.Millisecond {
 			t.Errorf("the second flush was noticed after %s", took)
 		}

@@ -44,10 +44,9 @@ func (s halfBlindSession) Read(ctx context.Context, f rules.Family) (iptables.Sn
 	return s.Session.Read(ctx, f)
 }
 
-// TestOneFamilyCannotBeRead: what the other one loses is noticed and healed,
-// whether reading fails from the start or later. The flush record stays open: of
-// the family that cannot be read nothing knows what the flush left of it. As soon as
-// it can be read the record is completed.
+// TestOneFamilyCannotBeRead: reads of one family fail, from the start or later. canaryd heals a
+// loss of the other family. The record stays open, because the flush may have taken more from
+// the unread family, and is completed once that can be read.
 func TestOneFamilyCannotBeRead(t *testing.T) {
 	for name, fromStart := range map[string]bool{"from the start": true, "later": false} {
 		t.Run(name, func(t *testing.T) {
@@ -72,7 +71,7 @@ func TestOneFamilyCannotBeRead(t *testing.T) {
 				r.wantNotReady("ipv4")
 				k.family.Store(0)
 				r.after(3 * time.Second)
-				// It says what became of the rules, and not of the last look at them.
+				// The record has the result of the first try, and not of the last look.
 				got := r.oneRecord()
 				if got.Outcome != reload.Proved || got.Detail != "" || got.AbsentSeconds > 0.1 {
 					t.Errorf("in the end the record says %s after %v s, %q; want what the first try came to", got.Outcome, got.AbsentSeconds, got.Detail)

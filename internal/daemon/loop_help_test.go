@@ -45,8 +45,8 @@ import (
 
 var backends = []iptables.Backend{iptables.NFT, iptables.Legacy}
 
-// eachBackend runs body for both backends, each in a bubble of virtual time. With the race detector
-// the test's name decides for one: the goroutines that meet are the same on both.
+// eachBackend runs body for both backends, each in a bubble of virtual time. With the race
+// detector the test's name chooses one, because the same goroutines meet on both.
 func eachBackend(t *testing.T, body func(t *testing.T, backend iptables.Backend)) {
 	all := backends
 	if testkit.Raced {
@@ -55,14 +55,14 @@ func eachBackend(t *testing.T, body func(t *testing.T, backend iptables.Backend)
 	onBackends(t, all, body)
 }
 
-// oneBackend is eachBackend for a case of a long table whose policy is the same on both: its name
-// decides where it runs. make test-large runs it on the other.
+// oneBackend is eachBackend for a case of a long table whose policy is the same on both
+// backends. The case's name chooses the backend, and make test-large runs the other.
 func oneBackend(t *testing.T, body func(t *testing.T, backend iptables.Backend)) {
 	at := chosen(t)
 	onBackends(t, backends[testkit.Size(at, 1-at):][:1], body)
 }
 
-// chosen returns the place of the backend that the test's name decides for.
+// chosen returns the index of the backend that the test's name chooses.
 func chosen(t *testing.T) int { return int(crc32.ChecksumIEEE([]byte(t.Name())) % 2) }
 
 func onBackends(t *testing.T, all []iptables.Backend, body func(t *testing.T, backend iptables.Backend)) {
@@ -73,60 +73,61 @@ func onBackends(t *testing.T, all []iptables.Backend, body func(t *testing.T, ba
 	}
 }
 
-// A setup is what differs from a daemon as `canaryd run` would start it.
+// A setup has the differences from a daemon that `canaryd run` starts.
 type setup struct {
 	mode  api.Mode
-	deaf  bool // no hint is ever given; only the poll looks
+	deaf  bool // the loop gets no hints, and only polls
 	store *reload.Store
 	// journal is the folder of the flush records; "" is none.
 	journal string
-	// declared is what a manifest declares at the start; nil is no manifest.
+	// declared is a manifest's declaration at the start; nil is no manifest.
 	declared rules.Generation
-	// origin is where that is declared; nil is not known.
+	// origin returns the place of a declared rule; nil is not known.
 	origin func(rules.Family, rules.TableName, string, rules.Rule) Origin
-	// broken is what is wrong with declared files at the start.
+	// broken are the errors of declared files at the start.
 	broken []api.SourceError
-	// kernel stands between the daemon and the Fake; nil is nothing.
+	// kernel replaces the Fake, mostly as a wrapper; nil is the Fake itself.
 	kernel Kernel
 	// uptime is the machine's; nil is the bubble's.
 	uptime     func() time.Duration
 	freeMemory func() // nil: nothing
-	// protect is --protect; nil is what the scenarios' node needs.
+	// protect is --protect; nil names the owners of the scenarios' node.
 	protect []string
-	// flows are the node's; nil is that they are left alone.
+	// flows are the node's; nil leaves them alone.
 	flows Tracker
-	cpu   func() time.Duration // nil: what reads cost is what they take
-	// native names nftables' own tables; nil is that they are not known.
+	cpu   func() time.Duration // nil: reads cost their duration
+	// native returns the names of nftables' own tables; nil is that they are not known.
 	native func(context.Context) ([]string, error)
-	// guarded are native tables that are guarded, all but those of iptables; nil: none are.
+	// guarded has the native tables that canaryd guards; nil: none.
 	guarded *fakeNative
-	named   string // a word for one more table, which is named and not only matched by a glob
-	asleep  bool   // guarded is opened only once one of its tables stands
-	// rehearse says whether the kernel would take one of them again; nil: that is not asked.
+	named   string // a word that names one more table, where globs match the others
+	asleep  bool   // guarded is opened only once one of its tables exists
+	// rehearse says whether the kernel would take a table again; nil: canaryd does not check
+	// that.
 	rehearse func(*native.Table) error
-	// nativeStore keeps them; nil: nothing does.
+	// nativeStore keeps native tables on disk; nil: no store.
 	nativeStore *nativestore.Store
-	// leftOut names the chains that are left out; nil: none are.
+	// leftOut returns the chains that were left out; nil: none.
 	leftOut func() []iptables.LeftOut
 	// settle is --settle; 0 is its default.
 	settle time.Duration
-	// drillEvery is --drill-every; 0: no drill comes by itself.
+	// drillEvery is --drill-every; 0: no scheduled drill.
 	drillEvery time.Duration
-	// keeper is what keeps connections; nil is that nothing does.
+	// keeper keeps connections; nil: none.
 	keeper Keeper
-	// standby is what translates meanwhile; nil is that nothing does.
+	// standby translates during a replay; nil: none.
 	standby *fakeStandby
-	// nativeStandby is what translates in the place of native tables; nil is that nothing does.
+	// nativeStandby translates in place of native tables; nil: none.
 	nativeStandby *fakeNativeStandby
-	// nativeStandbyOff is why nothing does.
+	// nativeStandbyOff is the reason for its absence.
 	nativeStandbyOff string
 	// standbyAuto is --standby=auto.
 	standbyAuto bool
 	// listenRequired is --metrics-required.
 	listenRequired bool
-	// attachments are libcni's files; nil is that nothing reads them.
+	// attachments are libcni's files; nil: canaryd reads none.
 	attachments pods.Attachments
-	// elsewhere opens the other backend; nil is that it cannot be.
+	// elsewhere opens the other backend; nil: it cannot be opened.
 	elsewhere func(context.Context, iptables.Backend) (Reader, func(), error)
 }
 
@@ -146,7 +147,7 @@ type rig struct {
 	ended   chan error
 }
 
-// loadedFake returns a Fake that holds the scenarios' node.
+// loadedFake returns a Fake with the rules of the scenarios' node.
 func loadedFake(t *testing.T, backend iptables.Backend) *iptablestest.Fake {
 	t.Helper()
 	loaded.Do(func() {
@@ -159,15 +160,15 @@ func loadedFake(t *testing.T, backend iptables.Backend) *iptablestest.Fake {
 	return loaded.fakes[backend].Copy()
 }
 
-// loaded has the Fakes that loadedFake copies: to write the node's rules takes longer than most
-// stories.
+// loaded has the Fakes that loadedFake copies, because writing the node's rules takes longer
+// than most stories.
 var loaded = struct {
 	sync.Once
 	fakes map[iptables.Backend]*iptablestest.Fake
 }{fakes: map[iptables.Backend]*iptablestest.Fake{iptables.NFT: nil, iptables.Legacy: nil}}
 
-// start runs a Daemon on a loaded Fake until the bubble ends, and returns when
-// it has captured what is there.
+// start runs a Daemon on a loaded Fake until the bubble ends. It returns once the Daemon has
+// captured the rules.
 func start(t *testing.T, backend iptables.Backend, s setup) *rig {
 	t.Helper()
 	return startOn(t, loadedFake(t, backend), s)
@@ -224,7 +225,7 @@ func configure(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		reg: prometheus.NewRegistry(), log: &logText{}, ended: make(chan error, 1),
 	}
 	metrics := metrics.NewMetrics(r.reg, metrics.MetricsOptions{Families: fake.Families(), Sources: []string{"snapshot"}, Hints: r.hints.Counts})
-	// Tests gather thousands of times, and these two are most of what that takes.
+	// Tests gather thousands of times, and these two collectors take most of that time.
 	r.reg.Unregister(collectors.NewGoCollector())
 	r.reg.Unregister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	cfg := Config{
@@ -238,7 +239,7 @@ func configure(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	cfg.Standby = s.standbyConfig()
 	hints, writers := r.hints, r.writers // a test may put another rig into this one
 	if s.guarded != nil {
-		if fake.Info().Backend == iptables.NFT { // one kernel has both
+		if fake.Info().Backend == iptables.NFT { // they share one kernel
 			s.guarded.kernel = fake
 			fake.Carries(s.guarded)
 		}
@@ -293,28 +294,28 @@ func configure(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	return r
 }
 
-// bubbleUptime is how long the bubble has been: they all begin at that time.
+// bubbleUptime returns the time since the bubble began. All bubbles begin at the same time.
 func bubbleUptime() time.Duration {
 	return time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC))
 }
 
-// stop is SIGTERM.
+// stop ends the daemon as SIGTERM does.
 func (r *rig) stop() { r.cancel() }
 
-// after lets time go by and what is due in it be done.
+// after lets that time pass, and waits until the due work is done.
 func (r *rig) after(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// settled waits until the daemon has dealt with everything that happened, new
-// nonces and follow-up looks included, but for graces of 2 s and more.
+// settled waits until the daemon has dealt with all events, new nonces and follow-up looks
+// included, but not graces of 2 s and more.
 func (r *rig) settled() { r.after(1900 * time.Millisecond) }
 
-// programs are other people's programs.
+// programs returns the programs of others.
 func (r *rig) programs() scenario.FakePrograms { return scenario.FakePrograms{Fake: r.fake} }
 
-// tables returns everything that the Fake holds. It is the Fake's memory: copy before a change.
+// tables returns all tables of the Fake. It is the Fake's memory: copy before a change.
 func (r *rig) tables() map[rules.Family]rules.Ruleset {
 	r.t.Helper()
 	all := map[rules.Family]rules.Ruleset{}
@@ -386,7 +387,7 @@ func (r *rig) chain(f rules.Family, table rules.TableName, name string) []string
 	return specs
 }
 
-// write is iptables-restore --noflush of one IPv4 table's lines.
+// write runs iptables-restore --noflush with lines for one IPv4 table.
 func (r *rig) write(table rules.TableName, lines ...string) {
 	r.t.Helper()
 	must(r.t, r.fake.RestoreNoflush(rules.IPv4, section(table, lines...)))
@@ -396,12 +397,11 @@ func section(table rules.TableName, lines ...string) string {
 	return fmt.Sprintf("*%s\n%s\nCOMMIT\n", table, strings.Join(lines, "\n"))
 }
 
-// A series are the metrics that are not 0, such as
-// "replays_total{family=ipv4,result=proved}".
+// A series has the metrics that are not 0, such as "replays_total{family=ipv4,result=proved}".
 type series map[string]float64
 
-// metrics returns those whose names begin with one of the prefixes; a
-// histogram is its count.
+// metrics returns the metrics whose names have one of the prefixes. A histogram counts its
+// observations.
 func (r *rig) metrics(prefixes ...string) series {
 	r.t.Helper()
 	families, err := r.reg.Gather()
@@ -430,8 +430,7 @@ func (r *rig) metrics(prefixes ...string) series {
 	return found
 }
 
-// moved returns by how much the metrics that begin with one of the prefixes
-// moved while do ran.
+// moved returns the changes of the metrics with one of the prefixes while do ran.
 func (r *rig) moved(do func(), prefixes ...string) series {
 	r.t.Helper()
 	before := r.metrics(prefixes...)
@@ -452,7 +451,7 @@ func (r *rig) moved(do func(), prefixes ...string) series {
 	return delta
 }
 
-// lossMetrics are the prefixes of all that a flush may move.
+// lossMetrics are the prefixes of all metrics that a flush may change.
 var lossMetrics = []string{"flush_events", "flushes", "replays_total", "restore_failures_total", "rules_absent_seconds", "loss_since"}
 
 // wantMoved fails unless exactly these metrics moved by that much.
@@ -463,7 +462,7 @@ func wantMoved(t *testing.T, got, want series) {
 	}
 }
 
-// healed is what one flush of the given tables moves, once it is healed.
+// healed returns the changes of metrics by healed flushes of the given tables.
 func healed(lost scenario.Lost, times float64) series {
 	want := series{"flush_events_total": times, "rules_absent_seconds": times}
 	for _, f := range rules.Families() {
@@ -479,7 +478,7 @@ func healed(lost scenario.Lost, times float64) series {
 	return want
 }
 
-// records returns the flush records that came after the first n, oldest first.
+// records returns the flush records after the first n, oldest first.
 func (r *rig) records(n int) []api.Flush {
 	flushes := slices.Clone(r.d.Status().Flushes)
 	slices.Reverse(flushes)
@@ -504,7 +503,7 @@ func (r *rig) wantLog(text string) {
 	}
 }
 
-// statusJSON is what status -o json prints.
+// statusJSON returns the output of status -o json.
 func (r *rig) statusJSON() map[string]any {
 	r.t.Helper()
 	text, err := json.Marshal(r.d.Status())
@@ -514,7 +513,7 @@ func (r *rig) statusJSON() map[string]any {
 	return object
 }
 
-// without returns tables without canaryd's own marks, as text that compares.
+// without returns the tables without canaryd's marks, as comparable text.
 func without(tables map[rules.Family]rules.Ruleset) string {
 	var b strings.Builder
 	for _, f := range rules.Families() {
@@ -550,7 +549,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// pageOf returns the page of a status, with its text as a browser shows it.
+// pageOf returns the page of a status as the text that a browser shows.
 func pageOf(t testing.TB, s api.Status) string {
 	t.Helper()
 	w := httptest.NewRecorder()

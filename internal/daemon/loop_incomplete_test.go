@@ -15,8 +15,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// TestARecordEndsWithItsLastRule: a flush of which rules wait in quarantine is partial until these
-// are back, and lasted until then.
+// TestARecordEndsWithItsLastRule: rules of a flush wait in quarantine. The record is partial
+// until they are back, and its absence lasts as long.
 func TestARecordEndsWithItsLastRule(t *testing.T) {
 	const corp = "*filter\n:CORP-CANARY - [0:0]\n-A CORP-CANARY -s 203.0.113.0/24 -j ACCEPT\nCOMMIT\n"
 	tests := []struct {
@@ -61,8 +61,9 @@ func TestARecordEndsWithItsLastRule(t *testing.T) {
 	}
 }
 
-// TestASearchForABadRuleSeesTheOtherFamily: while rules of one family are tried one by one, which
-// takes seconds, the other family is flushed. Its rules do not wait for the end of the search.
+// TestASearchForABadRuleSeesTheOtherFamily: canaryd tries rules of one family one by one, which
+// takes seconds, and the other family is flushed. Its rules do not wait for the end of the
+// search.
 func TestASearchForABadRuleSeesTheOtherFamily(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

@@ -15,13 +15,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestARecordGoesOnOverARestart: a flush that was not answered before a restart has one record,
-// which the next run ends.
+// TestARecordGoesOnOverARestart: canaryd restarts before it has answered a flush. The flush has
+// one record, which the next run ends.
 func TestARecordGoesOnOverARestart(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		mode api.Mode
-		wait func(r *rig) (over func()) // what keeps the rules away
+		wait func(r *rig) (over func()) // prevents the replay
 	}{
 		{"observed", api.Observe, func(*rig) func() { return func() {} }},
 		{"paused", api.Heal, func(r *rig) func() {
@@ -76,13 +76,13 @@ func TestARecordGoesOnOverARestart(t *testing.T) {
 	}
 }
 
-// TestARecordDoesNotGoOnInAnotherFlush: rules that were lost before a restart were back when the
-// next run began, or other tables are lost then. The record of before is closed, on disk too.
+// TestARecordDoesNotGoOnInAnotherFlush: when the next run begins, the lost rules are back, or
+// other tables are lost. The earlier record is closed, on disk too.
 func TestARecordDoesNotGoOnInAnotherFlush(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
 		meanwhile func(r *rig, before map[rules.Family]rules.Ruleset)
-		want      []api.Outcome // of the next run's records, the newest first
+		want      []api.Outcome // outcomes of the next run's records, the newest first
 	}{
 		{"its owner put it back", func(r *rig, before map[rules.Family]rules.Ruleset) {
 			r.write(rules.Nat, sectionOf(before[rules.IPv4][rules.Nat])...)
@@ -106,7 +106,7 @@ func TestARecordDoesNotGoOnInAnotherFlush(t *testing.T) {
 				was := first.d.Status().Flushes[0]
 				first.stop()
 				tt.meanwhile(first, before)
-				for range 2 { // the second run reads what the first has written
+				for range 2 { // the second run reads the files of the first
 					r := node(func(s setup) *rig { return run(t, first.fake, s) })
 					must(t, errorOf(r.d.Resume(t.Context())))
 					r.after(2 * pace.LastTry)

@@ -21,7 +21,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// full returns all that is known of one flush.
+// full returns all known facts of one flush.
 func (r *rig) full(name string) api.FlushReply {
 	r.t.Helper()
 	reply, err := r.d.Flush(r.t.Context(), api.FlushRequest{Name: name})
@@ -29,8 +29,8 @@ func (r *rig) full(name string) api.FlushReply {
 	return reply
 }
 
-// lostLines are the lines of nat's chains and jumps that protects names, as a diff
-// has them.
+// lostLines returns nat's rules in chains that protects names, and the jumps there, as lines of
+// a diff.
 func lostLines(table *rules.Table, protects func(string) bool) []string {
 	var lines []string
 	for _, c := range table.Chains {
@@ -44,8 +44,8 @@ func lostLines(table *rules.Table, protects func(string) bool) []string {
 	return lines
 }
 
-// TestFlushIsRemembered: what a flush took is reported rule by rule, by number and by
-// ID, also by the next canaryd.
+// TestFlushIsRemembered: canaryd reports the lost rules of a flush one by one, by its number
+// and by its ID, also after a restart.
 func TestFlushIsRemembered(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()
@@ -91,7 +91,7 @@ func TestFlushIsRemembered(t *testing.T) {
 	})
 }
 
-// TestUnknownFlush: what is there is offered instead.
+// TestUnknownFlush: the error says which flushes are known.
 func TestUnknownFlush(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{journal: t.TempDir()})
@@ -113,8 +113,8 @@ func TestUnknownFlush(t *testing.T) {
 	})
 }
 
-// TestKilledInALoss: who did it, and what it took, is known to the next canaryd,
-// which did not see it happen; a record that was not closed says so.
+// TestKilledInALoss: the next canaryd knows culprit and losses of a flush that it did not see.
+// The unfinished record counts as interrupted.
 func TestKilledInALoss(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()
@@ -127,7 +127,7 @@ func TestKilledInALoss(t *testing.T) {
 		if open.Flush.Outcome != api.WaitingPaused || len(open.Diff) != 1 || len(open.Diff[0].Lines) == 0 {
 			t.Errorf("a loss that lasts: %+v", open)
 		}
-		// What is on disk now is what a killed one leaves.
+		// A killed daemon leaves the present files.
 		left := t.TempDir()
 		must(t, os.CopyFS(left, os.DirFS(dir)))
 
@@ -141,8 +141,8 @@ func TestKilledInALoss(t *testing.T) {
 	})
 }
 
-// TestJournalOfStrangers: records that make no sense are left out, and those of
-// another boot are shown with their time; nothing is learned or replayed from them.
+// TestJournalOfStrangers: canaryd skips records that make no sense, and shows the records of
+// another boot with their time. It learns and replays nothing from them.
 func TestJournalOfStrangers(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()
@@ -170,7 +170,8 @@ func TestJournalOfStrangers(t *testing.T) {
 		if got := r.full("1"); got.NoDiff == "" || len(got.Diff) != 0 {
 			t.Errorf("a diff that cannot be read: %+v", got)
 		}
-		// In observe mode an absence ends when the owner is back: that of this run.
+		// In observe mode an absence ends when the owner has written its rules again, for this
+		// run's record only.
 		foreign := r.tables()
 		must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Nat, ""))
 		r.settled()
@@ -189,7 +190,7 @@ func TestJournalOfStrangers(t *testing.T) {
 	})
 }
 
-// sectionOf are the lines that write a table's chains again, but canaryd's.
+// sectionOf returns the lines that write a table's chains again, without canaryd's.
 func sectionOf(table *rules.Table) []string {
 	var declared, lines []string
 	for _, c := range table.Chains {
@@ -208,14 +209,14 @@ func sectionOf(table *rules.Table) []string {
 	return append(declared, lines...)
 }
 
-// TestJournalTrouble: a disk that takes nothing puts no replay off; status, metric
-// and log say so, and what was kept meanwhile is written later.
+// TestJournalTrouble: the disk refuses the journal. No replay waits for it; status, metric and
+// log report it, and the kept records are written later.
 func TestJournalTrouble(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()
 		blocked := filepath.Join(dir, "journal.jsonl")
 		r := start(t, backend, setup{journal: dir})
-		must(t, os.Remove(blocked)) // it is made at the start
+		must(t, os.Remove(blocked)) // the start has made it
 		must(t, os.Mkdir(blocked, 0o700))
 		moved := r.moved(func() {
 			must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Nat, ""))

@@ -10,9 +10,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestAJumpGoesWithItsChainsRules: one transaction deletes a jump and empties the chain that it
-// leads to. The chain is back at once, and the jump after its owner's grace. It is not learned as
-// removed, and the node is not healthy until then.
+// TestAJumpGoesWithItsChainsRules: one transaction deletes a jump and empties its target. The
+// chain is back at once, and the jump after its owner's grace. canaryd does not learn its
+// removal, and the node is not healthy until then.
 func TestAJumpGoesWithItsChainsRules(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

@@ -42,21 +42,21 @@ func (k *keeper) call(what string, f rules.Family, kept bool) error {
 	return k.err
 }
 
-// fail lets what is asked from now on fail; nil ends that.
+// fail makes later calls fail; nil ends that.
 func (k *keeper) fail(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.err = err
 }
 
-// questions returns how often something was asked since asked was.
+// questions returns the number of calls since asked was called.
 func (k *keeper) questions() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return len(k.calls)
 }
 
-// asked returns how often something was asked since the last time.
+// asked returns the number of calls since its last call.
 func (k *keeper) asked() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -92,7 +92,7 @@ func (r *rig) wantKeeper(k *keeper, state api.KeeperState, families ...rules.Fam
 }
 
 // TestKeeperKeepsWhatTranslates: from the first generation on the keeper has a table in each
-// family, through flushes, pauses and replays that fail, and is asked for it once.
+// family, through flushes, pauses and failing replays. canaryd requests it once.
 func TestKeeperKeepsWhatTranslates(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		k := newKeeper()
@@ -127,8 +127,9 @@ func TestKeeperKeepsWhatTranslates(t *testing.T) {
 	})
 }
 
-// TestKeeperFollowsItsOwners: without a rule that translates there is no table; it comes with
-// the first one and goes once it is learned that its owner took the last one away.
+// TestKeeperFollowsItsOwners: without a rule that translates there is no table. canaryd makes
+// it for the first such rule, and deletes it once it has learned that the owner removed the
+// last one.
 func TestKeeperFollowsItsOwners(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		k, fake := newKeeper(), iptablestest.NewFake(backend)
@@ -150,8 +151,8 @@ func TestKeeperFollowsItsOwners(t *testing.T) {
 	})
 }
 
-// TestKeeperIsOff: in observe mode and after a cleanup there is no table, and without a keeper
-// nothing is asked.
+// TestKeeperIsOff: there is no table in observe mode and after a cleanup. Without a keeper
+// canaryd makes no call.
 func TestKeeperIsOff(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		k := newKeeper()
@@ -173,8 +174,8 @@ func TestKeeperIsOff(t *testing.T) {
 	})
 }
 
-// TestKeeperOfAPredecessor: the table of a canaryd that died this moment goes within
-// milliseconds; that is waited for and not logged.
+// TestKeeperOfAPredecessor: the kernel deletes the table of a canaryd that has just died within
+// milliseconds. The next canaryd waits for that, and logs nothing.
 func TestKeeperOfAPredecessor(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		k := newKeeper()
@@ -191,12 +192,12 @@ func TestKeeperOfAPredecessor(t *testing.T) {
 	})
 }
 
-// TestKeeperIsRefused: it is logged once for each family, tried again at most every five
-// minutes in the end, however often the generation changes, and delays nothing.
+// TestKeeperIsRefused: the log has the refusal once for each family, and nothing is delayed.
+// canaryd tries at most every five minutes in the end, however often the generation changes.
 func TestKeeperIsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		err  error
-		most int // tries of both families in the first hour
+		most int // most tries of both families in the first hour
 	}{
 		"kernel": {fmt.Errorf("%w: before Linux 5.12", iptables.ErrKeeperKernel), 26},
 		"taken":  {fmt.Errorf("%w (EEXIST)", iptables.ErrKeeperTaken), 48},
@@ -230,8 +231,8 @@ func TestKeeperIsRefused(t *testing.T) {
 	}
 }
 
-// TestKeeperStaysWhereItCannotGo: a table that cannot be deleted is tried again later, and
-// makes the loop turn no faster, also while rules are lost.
+// TestKeeperStaysWhereItCannotGo: a table cannot be deleted. canaryd tries again later, and its
+// loop turns no faster, also while rules are lost.
 func TestKeeperStaysWhereItCannotGo(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		k, fake := newKeeper(), iptablestest.NewFake(backend, rules.IPv4)

@@ -18,14 +18,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A killer is the end of a daemon by SIGKILL at a step of a guarded write: what
-// it holds is let go of, and it does nothing any more.
+// A killer ends a daemon as SIGKILL does, at a step of a guarded write. The daemon's lock is
+// released, and it does nothing more.
 type killer struct {
 	armed atomic.Bool
 	left  atomic.Int32           // steps until the end
 	fell  atomic.Pointer[string] // the step that was not done
 	grave chan struct{}          // closed at the end of the test
-	// between is done after the first family is written; nil is nothing.
+	// between runs after the first family is written; nil: nothing.
 	between func()
 }
 
@@ -38,7 +38,7 @@ func (k *killer) step(what string, s iptables.Session) {
 	if k.armed.Load() && k.left.Add(-1) == 0 {
 		k.fell.Store(&what)
 		if s != nil {
-			_ = s.Close() // as the kernel does
+			_ = s.Close() // the kernel does that for a dead process
 		}
 	}
 	if k.fell.Load() != nil {
@@ -46,23 +46,22 @@ func (k *killer) step(what string, s iptables.Session) {
 	}
 }
 
-// A death is what a daemon is at when it is killed.
+// A death is a daemon's occupation when it is killed.
 type death struct {
 	name  string
-	first bool         // it plants for the first time
-	do    func(r *rig) // what makes it write otherwise
-	flush string       // the scenario that do is; empty: none
-	// next to: another process writes when one family is written and the other is not,
-	// so that it needs another read; nft only.
+	first bool         // it plants marks for the first time
+	do    func(r *rig) // makes it write otherwise
+	flush string       // the scenario of do; empty: none
+	// next to: another process writes between the writes of the two families, so that canaryd
+	// must read again; nft only.
 	beside bool
-	// only is the backend in make test, and make test-large has the other: the steps of the two
-	// replays are of one kind.
+	// only is the backend in make test, and make test-large has the other one. The steps of
+	// both replays are alike.
 	only iptables.Backend
 }
 
-// TestKilled: a daemon is killed at each step of what it writes. The next one
-// knows the dead one's writes for its own: nothing is lost, nothing is called a
-// flush that is none, no mark is there twice.
+// TestKilled: a daemon is killed at each step of its writes. The next one knows these writes as
+// canaryd's own: nothing is lost, only real flushes are reported, and no mark is doubled.
 func TestKilled(t *testing.T) {
 	flushAll := scenario.All()[0]
 	for _, at := range []death{
@@ -75,14 +74,14 @@ func TestKilled(t *testing.T) {
 	} {
 		for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 			if at.beside && backend == iptables.Legacy {
-				continue // it would wait for the lock
+				continue // the writer would wait for the lock
 			}
 			if at.only == "" && testkit.IsLarge() || at.only != "" && (backend == at.only) == testkit.IsLarge() {
 				continue
 			}
 			steps, asked := 0, false
 			for fell := true; fell; {
-				fell, asked = false, false // so it stays where -run asks for another one
+				fell, asked = false, false // false remains if -run names another subtest
 				t.Run(fmt.Sprintf("%s/%s/%d", at.name, backend, steps), func(t *testing.T) {
 					asked = true
 					synctest.Test(t, func(t *testing.T) { fell = at.killed(t, backend, steps) })
@@ -97,7 +96,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// killed kills a daemon at that step; it returns false if there is none.
+// killed kills a daemon at that step. It returns false if there is no such step.
 func (at death) killed(t *testing.T, backend iptables.Backend, step int) bool {
 	dir, id := t.TempDir(), identity(backend)
 	k := &killer{grave: make(chan struct{})}
@@ -105,7 +104,7 @@ func (at death) killed(t *testing.T, backend iptables.Backend, step int) bool {
 	k.armed.Store(at.first)
 	fake := loadedFake(t, backend)
 	first := run(t, fake, setup{store: openStore(t, dir, id), kernel: stepping{fake, k.step}})
-	t.Cleanup(func() { close(k.grave) }) // after the next daemon, before the end of this one
+	t.Cleanup(func() { close(k.grave) }) // after the next daemon ends, before this one
 	before, foreign := first.tables(), leftBy(t, backend, at.flush)
 	first.after(4 * time.Second)
 	if !at.first {
@@ -137,7 +136,7 @@ func (at death) killed(t *testing.T, backend iptables.Backend, step int) bool {
 	r.settled()
 	r.wantBack(before, foreign)
 	r.wantMarksOnce()
-	// The drill of a daemon that was killed is a record, and no flush.
+	// The drill of a killed daemon is a record, and no flush.
 	records, want := slices.DeleteFunc(r.records(0), func(f api.Flush) bool { return f.Drill != "" }), min(lost, 1)
 	drills := len(r.records(0)) - len(records)
 	if len(records) != want {
@@ -148,7 +147,7 @@ func (at death) killed(t *testing.T, backend iptables.Backend, step int) bool {
 			t.Errorf("killed at %q; the next daemon reports a flush: %s, %s", *k.fell.Load(), record.Kind, record.Outcome)
 		}
 	}
-	r.flushNat() // it guards as any other
+	r.flushNat() // canaryd guards as ever
 	r.settled()
 	r.wantReady()
 	if n := len(r.records(0)) - drills; n != want+1 {

@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// knownFor returns how old the last examination is.
+// knownFor returns the age of the last examination.
 func (r *rig) knownFor() time.Duration {
 	r.t.Helper()
 	at := r.d.Status().LastKnown
@@ -23,7 +23,7 @@ func (r *rig) knownFor() time.Duration {
 	return time.Since(at).Round(time.Millisecond)
 }
 
-// oldest returns the age that the timestamp reaches within that time.
+// oldest returns the greatest age of the last examination within that time.
 func (r *rig) oldest(within time.Duration) time.Duration {
 	r.t.Helper()
 	var most time.Duration
@@ -34,8 +34,8 @@ func (r *rig) oldest(within time.Duration) time.Duration {
 	return most
 }
 
-// TestQuietIsNotBlind: however little happens, the last examination is young:
-// on nft each look shows that nothing was written, on legacy a walk each 30 s.
+// TestQuietIsNotBlind: while nothing happens, the last examination stays young. On nft each
+// look shows that no process wrote; on legacy canaryd walks each 30 s.
 func TestQuietIsNotBlind(t *testing.T) {
 	for backend, most := range map[iptables.Backend]time.Duration{iptables.NFT: 1100 * time.Millisecond, iptables.Legacy: 31100 * time.Millisecond} {
 		t.Run(string(backend), func(t *testing.T) {
@@ -55,8 +55,7 @@ func TestQuietIsNotBlind(t *testing.T) {
 	}
 }
 
-// TestLossIsNotBlind: rules that stay lost, because canaryd may not put them back,
-// are known to be lost.
+// TestLossIsNotBlind: canaryd may not restore lost rules. It keeps knowing that they are lost.
 func TestLossIsNotBlind(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{mode: api.Observe})
@@ -70,8 +69,8 @@ func TestLossIsNotBlind(t *testing.T) {
 	})
 }
 
-// TestBusyIsNotBlind: next to a writer that never rests, and walks that are
-// dear, the last examination stays younger than what the alert asks for.
+// TestBusyIsNotBlind: a process writes all the time, and walks are costly. The last examination
+// stays younger than the alert's limit.
 func TestBusyIsNotBlind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := startDear(t, setup{})
@@ -88,8 +87,8 @@ func TestBusyIsNotBlind(t *testing.T) {
 	})
 }
 
-// TestBlind: where a family, or one table of it, cannot be read, or the marks
-// are gone with a cleanup, the last examination grows old, and comes back.
+// TestBlind: a family or a table cannot be read, or a cleanup has removed the marks. The last
+// examination grows old, and is young again afterwards.
 func TestBlind(t *testing.T) {
 	refused := errors.New("operation not permitted")
 	for name, blind := range map[string]func(f *iptablestest.Fake, yes bool){

@@ -14,7 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// youngPod is a host port as the portmap plugin writes it, in both families.
+// youngPod writes a host port as the portmap plugin does, in both families.
 func (r *rig) youngPod() {
 	r.t.Helper()
 	for _, f := range rules.Families() {
@@ -39,8 +39,8 @@ func (r *rig) wantYoungPod(when string, stands bool) {
 	}
 }
 
-// TestTheLastMomentBeforeAFlush: an owner writes rules, and a flush follows at once, before any
-// read. On nft the rules come back with the others.
+// TestTheLastMomentBeforeAFlush: an owner writes rules, and a flush follows before any read. On
+// nft canaryd restores them with the others.
 func TestTheLastMomentBeforeAFlush(t *testing.T) {
 	for _, s := range scenario.All() {
 		if !s.On(iptables.NFT) {
@@ -64,8 +64,8 @@ func TestTheLastMomentBeforeAFlush(t *testing.T) {
 	}
 }
 
-// TestTheLastMomentIsNotHalfAFlush: what an owner writes between two commands of a flush is its
-// own, and the state between them is not learned.
+// TestTheLastMomentIsNotHalfAFlush: a flush has several commands. canaryd does not learn the
+// states between them.
 func TestTheLastMomentIsNotHalfAFlush(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.NFT, setup{})
@@ -85,8 +85,8 @@ func TestTheLastMomentIsNotHalfAFlush(t *testing.T) {
 	})
 }
 
-// TestTheLastMomentInAPause: the rules of the last moment before a flush are in the generation that
-// the end of a pause puts back, and in the one that observe mode keeps.
+// TestTheLastMomentInAPause: rules are written right before a flush. The end of a pause
+// restores them, and observe mode keeps them in the generation.
 func TestTheLastMomentInAPause(t *testing.T) {
 	for _, mode := range []api.Mode{api.Heal, api.Observe} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -116,7 +116,8 @@ func TestTheLastMomentInAPause(t *testing.T) {
 	}
 }
 
-// TestTheLastMomentThatWasMissed: where the kernel dropped notifications, the last read counts.
+// TestTheLastMomentThatWasMissed: if the kernel dropped notifications, canaryd uses the last
+// read.
 func TestTheLastMomentThatWasMissed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.NFT, setup{})
@@ -129,8 +130,8 @@ func TestTheLastMomentThatWasMissed(t *testing.T) {
 	})
 }
 
-// TestTheLastMomentOfASavedFile: in a pause a saved file brings back the rules of a pod that is
-// gone, and is flushed. They do not come back with the rest.
+// TestTheLastMomentOfASavedFile: in a pause a saved file restores the rules of a deleted pod,
+// and a flush takes them. canaryd does not restore them with the rest.
 func TestTheLastMomentOfASavedFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.NFT, setup{})
@@ -157,8 +158,8 @@ func TestTheLastMomentOfASavedFile(t *testing.T) {
 }
 
 // TestTheLastMomentWhileLearningIsStopped: in observe mode a loss stops the learning of a table
-// until its owner has put the rules back. What another one writes there is not learned, also if a
-// second flush follows at once.
+// until its owner has restored the rules. canaryd learns nothing that another process writes
+// there meanwhile, also if a second flush follows at once.
 func TestTheLastMomentWhileLearningIsStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.NFT, setup{mode: api.Observe})
@@ -179,7 +180,7 @@ func TestTheLastMomentWhileLearningIsStopped(t *testing.T) {
 	})
 }
 
-// anEarlierMoment shows a state that is older than the last read.
+// anEarlierMoment shows a state from before the last read.
 type anEarlierMoment struct {
 	*iptablestest.Fake
 	armed *bool
@@ -193,8 +194,8 @@ func (k anEarlierMoment) Before(f rules.Family, _ uint64) map[rules.TableName]ip
 	return k.old
 }
 
-// TestTheLastMomentIsNoOlderThanARead: a rule that a read showed to be gone is not learned of an
-// older state, also while a chain waits that shrank before that state.
+// TestTheLastMomentIsNoOlderThanARead: a read shows that a rule is gone. canaryd does not learn
+// the rule from an older state, also while a chain that shrank before that state waits.
 func TestTheLastMomentIsNoOlderThanARead(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		t.Run(fmt.Sprint(waits), func(t *testing.T) {
@@ -207,7 +208,7 @@ func TestTheLastMomentIsNoOlderThanARead(t *testing.T) {
 					for _, f := range rules.Families() {
 						must(t, r.fake.As(77, "portmap").RestoreNoflush(f, section(rules.Nat, lines...)))
 					}
-					r.after(100 * time.Millisecond) // a read shows it, and the marks are the same still
+					r.after(100 * time.Millisecond) // a read shows it, and the marks are still the same
 				}
 				if waits {
 					write("-F CNI-DN-young")
@@ -228,9 +229,9 @@ func TestTheLastMomentIsNoOlderThanARead(t *testing.T) {
 	}
 }
 
-// TestTheLastMomentWhileAReplayIsProved: a flush begins with a table that holds no rule. The marks
-// of that one are put back, and the next one is flushed before the proof: rules that were written
-// right before the flush come back all the same.
+// TestTheLastMomentWhileAReplayIsProved: a flush begins with a table without rules. canaryd
+// restores its marks, and the flusher takes the next table before the proof. canaryd also
+// restores the rules that were written right before the flush.
 func TestTheLastMomentWhileAReplayIsProved(t *testing.T) {
 	for _, step := range []string{"begin", "restore", "restored", "closed"} {
 		t.Run(step, func(t *testing.T) {

@@ -14,7 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// ufwDocker is a node with ufw-docker: Docker's chain leads to chains of ufw, which hold the DROP.
+// ufwDocker is a node with ufw-docker: Docker's chain leads to ufw's chains, which have the
+// DROP.
 const ufwDocker = `*filter
 :FORWARD DROP [0:0]
 :DOCKER-USER - [0:0]
@@ -51,8 +52,9 @@ func (r *rig) ledTo() (names []string) {
 	return names
 }
 
-// TestChainsOfOthersAreNamed: those that protected rules lead to are guarded. Status and page say
-// so, and the log once. When no rule leads to one any more, the status names it no longer.
+// TestChainsOfOthersAreNamed: canaryd guards the chains of others to which protected rules
+// lead. Status and page name them, and the log once. Without such a rule the status no longer
+// names the chain.
 func TestChainsOfOthersAreNamed(t *testing.T) {
 	onUfw(t, func(t *testing.T, r *rig) {
 		both := []string{"ufw-docker-logging-deny from DOCKER-USER", "ufw-user-forward from DOCKER-USER"}
@@ -85,9 +87,9 @@ func TestChainsOfOthersAreNamed(t *testing.T) {
 	})
 }
 
-// TestAnOwnerReloadsItsChains: ufw empties its chains and writes them again. A flush in the middle
-// brings back what they held; what their owner left empty for two seconds is its word; and what it
-// wrote after a flush stays as it is.
+// TestAnOwnerReloadsItsChains: ufw empties its chains and writes them again. After a flush in
+// between canaryd restores their rules. A chain that ufw leaves empty for two seconds stays
+// empty, and rules that ufw writes after a flush stay.
 func TestAnOwnerReloadsItsChains(t *testing.T) {
 	const deny, allow = "ufw-docker-logging-deny", "ufw-user-forward"
 	empty := func(r *rig, chain string) { must(r.t, r.fake.Flush(rules.IPv4, rules.Filter, chain)) }

@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// What is left out is logged when it changes and not at each count, is in the status and in a
-// metric, and the node is healthy, but not in silence.
+// The log has the chains that were left out when they change, and not at each count. They are
+// in the status and in a metric, and the node is healthy, but its page shows them.
 func TestWhatIsLeftOutIsSaid(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		var now atomic.Pointer[[]iptables.LeftOut]

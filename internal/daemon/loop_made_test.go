@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestCleanupRemovesWhatItMade: on nft, tables that canaryd made and that nothing is in are
-// gone after a cleanup, also one of the next run; others stay, empty or not.
+// TestCleanupRemovesWhatItMade: on nft a cleanup deletes the empty tables that canaryd made,
+// also in an earlier run. Other tables stay, empty or not.
 func TestCleanupRemovesWhatItMade(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -23,7 +23,7 @@ func TestCleanupRemovesWhatItMade(t *testing.T) {
 			r := run(t, fake, setup{store: openStore(t, dir, identity(backend))})
 			r.settled()
 			r.wantBare()
-			must(t, fake.RestoreNoflush(rules.IPv6, "*nat\n-A OUTPUT -j RETURN\nCOMMIT\n")) // canaryd made it, another uses it
+			must(t, fake.RestoreNoflush(rules.IPv6, "*nat\n-A OUTPUT -j RETURN\nCOMMIT\n")) // canaryd made it
 			r.settled()
 			if restart {
 				r.stop()
@@ -39,7 +39,7 @@ func TestCleanupRemovesWhatItMade(t *testing.T) {
 					}
 				}
 			}
-			// On legacy canaryd makes none of them.
+			// On legacy canaryd makes no table.
 			want := map[rules.Family][]rules.TableName{rules.IPv4: {rules.Filter}, rules.IPv6: {rules.Nat}}
 			if diff := cmp.Diff(want, left); diff != "" {
 				t.Errorf("restart %t: tables that are left (-want +got):\n%s", restart, diff)

@@ -10,9 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestTidy: memory is given back once after the start and once after a burst,
-// not while it lasts, not more than twice a minute, and never while nothing
-// happens.
+// TestTidy: canaryd returns memory once after the start and once after a burst. It does so
+// neither during the burst nor more than twice a minute, and never while nothing happens.
 func TestTidy(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		var memoryFreed atomic.Int64

@@ -13,9 +13,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestAWrongWriteIsNeverLearned: iptables-restore makes an accepting rule of a text that accepts
-// nothing. canaryd removes it, says which rule is missing, keeps the generation, and never writes
-// that text again, whatever is flushed later.
+// TestAWrongWriteIsNeverLearned: iptables-restore makes an accepting rule of a text that
+// accepts nothing. canaryd removes it, names the missing rule and keeps the generation. It
+// never writes that text again, whatever is flushed later.
 func TestAWrongWriteIsNeverLearned(t *testing.T) {
 	const odd, chain = "-p esp -m esp --espspi 7 -j ACCEPT", "KUBE-FORWARD"
 	text := strings.Replace(ipvsText, "-A KUBE-FORWARD -m mark", "-A KUBE-FORWARD "+odd+"\n-A KUBE-FORWARD -m mark", 1)
@@ -27,7 +27,7 @@ func TestAWrongWriteIsNeverLearned(t *testing.T) {
 		r := run(t, fake, setup{})
 		r.settled()
 		id, before := r.d.Status().Generation.ID, r.chain(rules.IPv4, rules.Filter, chain)
-		want := before[:slices.Index(before, odd)] // the rule behind it waits: odd decides
+		want := before[:slices.Index(before, odd)] // the rule behind odd waits
 		if len(want) != len(before)-2 {
 			t.Fatalf("%s is %q", chain, before)
 		}
@@ -56,7 +56,7 @@ func TestAWrongWriteIsNeverLearned(t *testing.T) {
 		if got := payloads(); got != 1 {
 			t.Errorf("the text was written %d times, want once", got)
 		}
-		// Its owner puts it back, and canaryd the rule that waited.
+		// The owner restores its rule, and canaryd the rule that waited.
 		r.write(rules.Filter, "-I KUBE-FORWARD 2 "+odd)
 		r.after(time.Minute)
 		r.wantQuarantine(0)
@@ -66,9 +66,9 @@ func TestAWrongWriteIsNeverLearned(t *testing.T) {
 	})
 }
 
-// TestAMisreadRuleSurvivesAFlushChainByChain: the chain that lacks the misread rule is emptied or
-// deleted first, canaryd looks, and the rest follows. The text is not written again. If nothing
-// follows, the chain's owner has decided, and the quarantine ends.
+// TestAMisreadRuleSurvivesAFlushChainByChain: a flush first empties or deletes the chain that
+// lacks the misread rule, canaryd looks, and the rest follows. canaryd does not write the text
+// again. If nothing follows, the chain's owner has decided, and the quarantine ends.
 func TestAMisreadRuleSurvivesAFlushChainByChain(t *testing.T) {
 	const odd, chain = "-p udp -j ACCEPT", "KUBE-SVC-A"
 	for _, first := range [][]string{{"-F " + chain}, {"-D FORWARD -j " + chain, "-F " + chain, "-X " + chain}} {

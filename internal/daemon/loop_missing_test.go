@@ -16,7 +16,7 @@ import (
 )
 
 // wantLeft fails unless the node is not healthy since then, because rules wait for their owner, and
-// no metric has that as a flush.
+// no metric counts that as a flush.
 func (r *rig) wantLeft(kind canary.Verdict, since time.Time) {
 	r.t.Helper()
 	s := r.d.Status()
@@ -40,7 +40,7 @@ func (r *rig) wantLeft(kind canary.Verdict, since time.Time) {
 }
 
 // wantCounted fails unless the record counts from the deletion on. On legacy it has a bound: when
-// the table was last known to be whole.
+// the table was last known to be complete.
 func (r *rig) wantCounted(record api.Flush, deleted time.Time, backend iptables.Backend) {
 	r.t.Helper()
 	absent := time.Duration(record.AbsentSeconds * float64(time.Second))
@@ -59,7 +59,7 @@ func (r *rig) wantCounted(record api.Flush, deleted time.Time, backend iptables.
 	}
 }
 
-// natChains returns the rules of chains of nat.
+// natChains returns the rules of these chains of nat.
 func (r *rig) natChains(chains ...string) map[string][]string {
 	r.t.Helper()
 	all := map[string][]string{}
@@ -69,8 +69,8 @@ func (r *rig) natChains(chains ...string) map[string][]string {
 	return all
 }
 
-// TestJumpDeletedOnABusyNode: the grace ends, also while other processes write. Until then the node
-// is not healthy, and the record of what is put back counts from the deletion on.
+// TestJumpDeletedOnABusyNode: the grace ends although other processes keep writing. Until then
+// the node is not healthy, and the record of the replay counts from the deletion on.
 func TestJumpDeletedOnABusyNode(t *testing.T) {
 	const pod = "CNI-DN-31c7af326e67a1a733e30"
 	for name, delete := range map[string]func(r *rig){
@@ -86,7 +86,7 @@ func TestJumpDeletedOnABusyNode(t *testing.T) {
 				deleted := time.Now()
 				delete(r)
 				owner := r.fake.As(900, "kube-proxy")
-				for i := range 7 { // until 14 s after it
+				for i := range 7 { // until 14 s after the deletion
 					r.after(2 * time.Second)
 					r.wantLeft(kind, deleted)
 					if i%2 == 1 {
@@ -107,8 +107,8 @@ func TestJumpDeletedOnABusyNode(t *testing.T) {
 	}
 }
 
-// TestOwnerIsDoneInTheGrace: what its owner writes again, or deletes the rest of, leaves no record.
-// Deleted once more, its grace begins again.
+// TestOwnerIsDoneInTheGrace: an owner deletes a rule, and within the grace writes it again or
+// deletes the rest. There is no record. A later deletion has a full grace again.
 func TestOwnerIsDoneInTheGrace(t *testing.T) {
 	for name, end := range map[string]func(r *rig){
 		"it is back": func(r *rig) { r.write(rules.Nat, "-I PREROUTING "+portals) },
@@ -141,13 +141,13 @@ func TestOwnerIsDoneInTheGrace(t *testing.T) {
 	}
 }
 
-// TestGraceBeginsAnew: a jump that came back and is deleted again has its grace from then on, also
-// where no read showed it in between.
+// TestGraceBeginsAnew: an owner restores a jump and deletes it again. Its grace begins with the
+// last deletion, even if no read showed the jump in between.
 func TestGraceBeginsAnew(t *testing.T) {
 	for _, between := range []time.Duration{time.Millisecond, time.Second} {
 		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 			if between < captureQuiet && backend == iptables.Legacy {
-				return // the kernel says nothing of it
+				return // legacy's kernel does not report it
 			}
 			r := start(t, backend, setup{})
 			r.after(20 * time.Second)
@@ -166,8 +166,8 @@ func TestGraceBeginsAnew(t *testing.T) {
 	}
 }
 
-// TestMissingOverARestart: a canaryd that begins in the grace leaves the jump to its owner, too. It
-// knows only when the jump was last in force.
+// TestMissingOverARestart: a canaryd that starts within the grace also leaves the jump to its
+// owner. It knows only when the jump was last in force.
 func TestMissingOverARestart(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id := t.TempDir(), identity(backend)
@@ -190,8 +190,8 @@ func TestMissingOverARestart(t *testing.T) {
 	})
 }
 
-// TestMarksAreRenewedInTheGrace: a renewal of the marks while a jump waits for its owner proves
-// nothing of that jump, nor does it take the deletion out of what is looked at.
+// TestMarksAreRenewedInTheGrace: canaryd renews marks while a jump waits for its owner. The
+// renewal proves nothing about that jump, and canaryd still finds the process that deleted it.
 func TestMarksAreRenewedInTheGrace(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

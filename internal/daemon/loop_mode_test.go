@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestModeIsExported: canaryd_mode is 1 for the mode that canaryd runs in, also
-// where it drops to observe by itself.
+// TestModeIsExported: canaryd_mode is 1 for the present mode, also after canaryd has switched
+// to observe mode by itself.
 func TestModeIsExported(t *testing.T) {
 	want := func(r *rig, mode api.Mode) {
 		r.t.Helper()

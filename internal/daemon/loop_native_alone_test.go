@@ -14,8 +14,8 @@ import (
 
 func everyTable(tableid.TableID) bool { return true }
 
-// TestNativeStoredImmune: while no canaryd runs, one process has made a stored table its own. That
-// table is intact, and costs no other its way back.
+// TestNativeStoredImmune: while no canaryd runs, a process becomes the owner of a stored table.
+// That table is intact, and the others are restored.
 func TestNativeStoredImmune(t *testing.T) {
 	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 		r.stop()
@@ -41,8 +41,8 @@ func TestNativeStoredImmune(t *testing.T) {
 	})
 }
 
-// TestNativeStoredUnknown: what is stored cannot be compared with the kernel. That is unknown, and
-// no table is called intact or restored.
+// TestNativeStoredUnknown: canaryd cannot compare the stored tables with the kernel. It reports
+// no table as intact or restored.
 func TestNativeStoredUnknown(t *testing.T) {
 	none := func(tableid.TableID) bool { return false }
 	for _, test := range []struct {
@@ -50,7 +50,7 @@ func TestNativeStoredUnknown(t *testing.T) {
 		noKernel bool
 		identity func(*nativestore.Identity)
 		protects func(tableid.TableID) bool
-		want     string // the error; "" if there is none
+		want     string // the error, or ""
 	}{
 		{"the kernel has no nf_tables", true, func(*nativestore.Identity) {}, everyTable, nativestore.ErrNoNFTables.Error()},
 		{"nor is any table protected", true, func(*nativestore.Identity) {}, none, ""},

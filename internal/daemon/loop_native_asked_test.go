@@ -14,7 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// askNatively asks for a restore and returns what became of each native table.
+// askNatively requests a restore and returns the outcome of each native table.
 func (r *rig) askNatively(dry bool) map[string]api.Outcome {
 	r.t.Helper()
 	reply, err := r.d.Restore(r.t.Context(), api.RestoreRequest{DryRun: dry})
@@ -40,8 +40,8 @@ func (r *rig) wantNativeAwaiting(want ...string) {
 	}
 }
 
-// TestNativeRestoreOfTwo: a table that came back is called so and guarded again, whatever becomes
-// of another one that was asked for with it.
+// TestNativeRestoreOfTwo: an operator requests two tables, and canaryd can restore only one.
+// The reply says so, and canaryd guards that one again.
 func TestNativeRestoreOfTwo(t *testing.T) {
 	for _, test := range []struct {
 		name     string
@@ -87,8 +87,8 @@ func TestNativeRestoreOfTwo(t *testing.T) {
 	}
 }
 
-// TestNativeRestoreEndsStale: what a restore found lost, recorded and could not write, because
-// other processes kept writing, is left to the loop.
+// TestNativeRestoreEndsStale: a restore found and recorded a loss, and could not write because
+// other processes kept writing. The loop takes over.
 func TestNativeRestoreEndsStale(t *testing.T) {
 	nativeNode(t, setup{deaf: true}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.with(func() { k.after, k.stale = func() { k.deleteTable(dockerTable) }, -1 })
@@ -108,8 +108,8 @@ func TestNativeRestoreEndsStale(t *testing.T) {
 	})
 }
 
-// TestNativeDryRestoreFirst: a dry run that reads the tables before the loop could does not keep it
-// from putting them back.
+// TestNativeDryRestoreFirst: a dry run reads the tables before the loop could. The loop
+// restores them anyway.
 func TestNativeDryRestoreFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k, store := newFakeNative(tableOf(proxyTable, "a", "b")), nativestore.New(t.TempDir(), nativestore.Identity{})
@@ -131,8 +131,8 @@ func TestNativeDryRestoreFirst(t *testing.T) {
 	})
 }
 
-// TestNativeRestoreStoredDevices: without a daemon, too, a table comes back without the devices
-// that the node lacks, and the reply names them.
+// TestNativeRestoreStoredDevices: a restore without a daemon also leaves out the devices that
+// the node lacks, and the reply names them.
 func TestNativeRestoreStoredDevices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k, store := newFakeNative(tableOf(proxyTable, "a", "b")), nativestore.New(t.TempDir(), nativestore.Identity{})

@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// TestNativeOwnerWritesAfterReplay: an owner that writes between the write and its proof has the
-// last word, and the loss is over.
+// TestNativeOwnerWritesAfterReplay: an owner writes between canaryd's write and its proof. The
+// owner has the last word, and the loss is over.
 func TestNativeOwnerWritesAfterReplay(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.between = func() { k.sync(tableOf(proxyTable, "a", "newer")) }
@@ -25,8 +25,8 @@ func TestNativeOwnerWritesAfterReplay(t *testing.T) {
 	})
 }
 
-// TestNativeOwnerWritesAfterCostlyReplay: an owner that writes before a replay is proved undoes
-// nothing, also where this replay and the one before cost so much that the next one has to wait.
+// TestNativeOwnerWritesAfterCostlyReplay: an owner writes before a replay is proved. That
+// undoes nothing, even if the last replays cost so much that the next one must wait.
 func TestNativeOwnerWritesAfterCostlyReplay(t *testing.T) {
 	var used atomic.Int64
 	costly := func() time.Duration { return time.Duration(used.Add(int64(5 * time.Second))) }
@@ -49,7 +49,7 @@ func TestNativeOwnerWritesAfterCostlyReplay(t *testing.T) {
 }
 
 // TestNativeFlushedWhileUnread: a loss begins with the commit that took the rules, and not with
-// what the owner had written before and canaryd had not read yet.
+// an earlier, still unread write of the owner.
 func TestNativeFlushedWhileUnread(t *testing.T) {
 	for name, do := range map[string]func(*fakeNative){
 		"nft flush ruleset": (*fakeNative).flushRuleset,
@@ -71,9 +71,9 @@ func TestNativeFlushedWhileUnread(t *testing.T) {
 	}
 }
 
-// TestNativeLostWhileAnotherIsRefused: a table that the kernel refuses, and whose next try is far,
-// does not hide what happens to the others: what is lost of them is back at once, what their owner
-// writes is learned, and a second flush of everything is a flush.
+// TestNativeLostWhileAnotherIsRefused: the kernel refuses a table, and its next try is far.
+// canaryd restores losses of other tables at once and learns their owners' writes. A second
+// flush of everything is a flush.
 func TestNativeLostWhileAnotherIsRefused(t *testing.T) {
 	for name, do := range map[string]func(*fakeNative){
 		"nft flush ruleset": (*fakeNative).flushRuleset,
@@ -83,7 +83,7 @@ func TestNativeLostWhileAnotherIsRefused(t *testing.T) {
 			nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 				k.with(func() { k.refuses[proxyTable] = true })
 				k.flushRuleset()
-				r.after(10 * time.Second) // the next try comes at growing distances
+				r.after(10 * time.Second) // the tries have growing distances
 				newer := tableOf(dockerTable, "newer")
 				k.sync(newer)
 				r.after(time.Second)

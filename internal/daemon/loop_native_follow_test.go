@@ -12,10 +12,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestNativeRemovedRightBefore: what an owner did in the moment before a flush is its word: what it
-// removed does not come back, and what it wrote does.
+// TestNativeRemovedRightBefore: an owner removes and writes rules right before a flush. canaryd
+// restores the written rules, and not the removed ones.
 func TestNativeRemovedRightBefore(t *testing.T) {
-	// remove is an owner that takes one rule and writes nothing: a flush may look like that.
+	// remove takes one rule and writes nothing, as an owner may; that looks like a flush.
 	remove := func(k *fakeNative, left ...string) {
 		k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
 			next := *tableOf(proxyTable, left...)
@@ -64,8 +64,8 @@ func TestNativeRemovedRightBefore(t *testing.T) {
 	}
 }
 
-// TestNativeFollowed: a table is read once. Then its owner's changes and a flush's are followed;
-// only a replay and its proof read.
+// TestNativeFollowed: canaryd reads a table once. Then it follows the notifications of owners
+// and flushes, and reads only for a replay and its proof.
 func TestNativeFollowed(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		reads := k.count().captures
@@ -87,8 +87,8 @@ func TestNativeFollowed(t *testing.T) {
 	})
 }
 
-// TestNativePackets: elements that packets add are read from time to time, without a commit, and
-// come back after a flush; what time has taken does not.
+// TestNativePackets: canaryd reads elements that packets add from time to time, without a
+// commit. It restores them after a flush, but not expired ones.
 func TestNativePackets(t *testing.T) {
 	with := func(elements ...string) *native.Table {
 		table := tableOf(proxyTable, "a", "b")
@@ -130,8 +130,8 @@ func TestNativePackets(t *testing.T) {
 	})
 }
 
-// TestNativeWarOnOne: a flusher at ten a second against one table: replays are limited, the other
-// table and what its owner writes meanwhile stay, and the end is as the owner left it.
+// TestNativeWarOnOne: a process flushes one table ten times a second. Replays are limited, the
+// other table keeps its owner's writes, and in the end both are as their owners left them.
 func TestNativeWarOnOne(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		for n := range 300 {
@@ -157,7 +157,7 @@ func TestNativeWarOnOne(t *testing.T) {
 	})
 }
 
-// TestNativeFalseFlushes: what owners do that looks like a flush is none.
+// TestNativeFalseFlushes: some deeds of owners look like a flush, and are not taken for one.
 func TestNativeFalseFlushes(t *testing.T) {
 	renamed := proxyTable.Family.Table("renamed")
 	for _, test := range []struct {

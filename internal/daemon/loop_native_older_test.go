@@ -14,24 +14,24 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// openNative is open with the store of native tables.
+// openNative is open with a store of native tables.
 func (f *fullDisk) openNative() setup {
 	return setup{store: f.open(), nativeStore: nativestore.New(f.dir, nativestore.Identity{BootID: f.id.BootID, NetNS: "n", Release: "6.18"})}
 }
 
-// TestOlderNativeGeneration: what was in force of native tables could not be kept, and canaryd is
-// restarted. What stands as it was is learned, what was flushed meanwhile comes back from the older
-// generation, which record, log and status say; what was never on disk and does not stand is not
-// called healthy; and what its owner removed since does not come back.
+// TestOlderNativeGeneration: the disk refuses the last native tables, and canaryd restarts. It
+// learns unchanged tables, and restores flushed ones from the older generation. Record, log and
+// status say so. A lost table that was never on disk is not healthy, and a table that its owner
+// removed stays removed.
 func TestOlderNativeGeneration(t *testing.T) {
 	mine := tableid.Inet.Table("mine")
 	const older = "one change since was not kept"
 	flush := (*fakeNative).flushRuleset
 	type story struct {
 		change, down func(k *fakeNative) // while the disk is full, and while canaryd is down
-		want         []*native.Table     // that stand in the end
-		gone         tableid.TableID     // that does not
-		older        string              // that record, headline and status say; "": there is no record
+		want         []*native.Table     // tables that exist in the end
+		gone         tableid.TableID     // a table that does not
+		older        string              // text of record, headline and status; "": no record
 		unready      string
 		log          string
 	}
@@ -99,7 +99,7 @@ func TestOlderNativeGeneration(t *testing.T) {
 				if name != "flushed" {
 					return
 				}
-				k.sync(tableOf(proxyTable, "d")) // it is learned, and no older one any more
+				k.sync(tableOf(proxyTable, "d")) // canaryd learns it, so nothing is older any more
 				r.after(10 * time.Second)
 				k.flushRuleset()
 				r.after(10 * time.Second)
@@ -112,7 +112,8 @@ func TestOlderNativeGeneration(t *testing.T) {
 	}
 }
 
-// bubbleDisk runs a daemon with that state folder, in virtual time, until what stands is on disk.
+// bubbleDisk runs a daemon with that state folder, in virtual time, until its tables are on
+// disk.
 func bubbleDisk(t *testing.T, disk *fullDisk, k *fakeNative, body func(t *testing.T, r *rig)) {
 	t.Helper()
 	s := disk.openNative()
@@ -134,7 +135,7 @@ func (f *fullDisk) start(r *rig, k *fakeNative) *rig {
 }
 
 // TestOlderNativeGenerationAfterAReboot: the note and the stored tables are of another boot.
-// canaryd begins with the owners' tables, and says nothing of an older generation.
+// canaryd learns the owners' tables, and mentions no older generation.
 func TestOlderNativeGenerationAfterAReboot(t *testing.T) {
 	disk := newFullDisk(t, iptables.NFT)
 	k := newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c"))
@@ -157,8 +158,8 @@ func TestOlderNativeGenerationAfterAReboot(t *testing.T) {
 	})
 }
 
-// TestUnreadableNoteOfNativeTables: the note cannot be read. What is put back may be older, which
-// record and status say.
+// TestUnreadableNoteOfNativeTables: the note cannot be read. The restored tables may be older,
+// and record and status say so.
 func TestUnreadableNoteOfNativeTables(t *testing.T) {
 	disk := newFullDisk(t, iptables.NFT)
 	k := newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c"))
@@ -188,9 +189,8 @@ func TestUnreadableNoteOfNativeTables(t *testing.T) {
 	})
 }
 
-// TestOldAndOlderNativeGeneration: the disk was full for longer than --max-stored-age. What was
-// flushed while canaryd was down waits for a decision, and comes back with the word that it is
-// older.
+// TestOldAndOlderNativeGeneration: the disk was full for longer than --max-stored-age. A flush
+// while canaryd was down waits for a decision, and the restored table is reported as older.
 func TestOldAndOlderNativeGeneration(t *testing.T) {
 	disk := newFullDisk(t, iptables.NFT)
 	k := newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c"))
@@ -219,8 +219,8 @@ func TestOldAndOlderNativeGeneration(t *testing.T) {
 	})
 }
 
-// TestNativeTablesOnDiskAgain: the disk was full, and takes native tables again. The log says so of
-// them as of iptables' tables.
+// TestNativeTablesOnDiskAgain: the disk was full, and takes native tables again. The log says
+// so, as for iptables' tables.
 func TestNativeTablesOnDiskAgain(t *testing.T) {
 	disk := newFullDisk(t, iptables.NFT)
 	k := newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c"))

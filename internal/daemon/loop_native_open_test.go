@@ -20,9 +20,9 @@ func wordNode() *fakeNative {
 	return newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(wordTable, "c"))
 }
 
-// TestNativePartLostUnheard: canaryd does not hear of the commit that empties a base chain. What
-// its owner never does is put back; else it waits, until its owner, an operator or a flush ends it.
-// Meanwhile the generation of before is the present one, whatever its owner writes.
+// TestNativePartLostUnheard: canaryd misses the commit that empties a base chain. It restores
+// the chain if its owner never does that. Otherwise the loss waits for the owner, an operator
+// or a flush, and the generation does not change meanwhile.
 func TestNativePartLostUnheard(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -51,7 +51,7 @@ func TestNativePartLostUnheard(t *testing.T) {
 				k.missing(func() { k.flushChain(test.table, "prerouting") })
 				r.settled()
 				if test.then != nil {
-					for range 2 { // its owner writes on, and canaryd misses no more
+					for range 2 { // the owner keeps writing, and canaryd misses nothing more
 						r.wantNotReady("table inet fw is emptied")
 						if f := r.wantOneFlush("emptied", api.AwaitingDecision); f.Lost.Rules != 1 {
 							t.Errorf("the record says %+v", f)

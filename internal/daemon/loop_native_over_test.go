@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// nativeEnds returns the outcome of each table's record. A record of several tables has their names
-// with a comma in between.
+// nativeEnds returns the outcome of each record by the names of its tables, with a comma after
+// each.
 func (r *rig) nativeEnds() map[string]api.Outcome {
 	got := map[string]api.Outcome{}
 	for _, f := range r.d.Status().Flushes {
@@ -24,9 +24,9 @@ func (r *rig) nativeEnds() map[string]api.Outcome {
 	return got
 }
 
-// TestNativeOwnerEndsTheLoss: canaryd puts nothing back, and the owner of one table writes it again
-// right before canaryd plans what becomes of another. The first one's record ends then, and the
-// other one has its own.
+// TestNativeOwnerEndsTheLoss: canaryd restores nothing, and the owner of one table writes it
+// again right before canaryd plans another one. The first table's record ends then, and the
+// other table has its own.
 func TestNativeOwnerEndsTheLoss(t *testing.T) {
 	restore := func(dry bool) func(r *rig, k *fakeNative) {
 		return func(r *rig, k *fakeNative) {

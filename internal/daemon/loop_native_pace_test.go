@@ -10,12 +10,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// A slowRead is what a read of 1,000 services takes (Linux 6.18).
+// A slowRead is the time for a read of 1,000 services (Linux 6.18).
 const slowRead = 400 * time.Millisecond
 
-// TestNativeFlushedRightAfterRead: a read that took long does not delay the next one that a flush
-// asks for: not the first read, nor that after missed commits, nor that of an owner's doing that
-// looks like a flush.
+// TestNativeFlushedRightAfterRead: a slow read does not delay the read that a flush needs. The
+// slow one may be the first, one after missed commits, or one for an owner's deed that looks
+// like a flush.
 func TestNativeFlushedRightAfterRead(t *testing.T) {
 	for name, before := range map[string]func(k *fakeNative){
 		"the first read of a table":  func(k *fakeNative) { k.again(tableOf(proxyTable.Family.Table("later"), "x")) },
@@ -46,8 +46,9 @@ func TestNativeFlushedRightAfterRead(t *testing.T) {
 	}
 }
 
-// TestNativeLearnedRightAfterStart: what an owner changes right after a start is learned at once,
-// however long the first read took: 1.4 s at 5,000 services, after which a change waited for 13 s.
+// TestNativeLearnedRightAfterStart: canaryd learns a change right after its start at once,
+// however long the first read took. That was 1.4 s at 5,000 services, and a change then waited
+// for 13 s.
 func TestNativeLearnedRightAfterStart(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		r.stop()
@@ -68,8 +69,8 @@ func TestNativeLearnedRightAfterStart(t *testing.T) {
 	})
 }
 
-// TestNativeFalseAlarmsArePaced: an owner that never stops to do what looks like a flush, in a
-// table that has to be read each time, costs a fifth of a core at most.
+// TestNativeFalseAlarmsArePaced: an owner keeps doing deeds that look like a flush, and the
+// table must be read each time. That costs a fifth of a core at most.
 func TestNativeFalseAlarmsArePaced(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		r.after(time.Minute)
@@ -92,8 +93,8 @@ func TestNativeFalseAlarmsArePaced(t *testing.T) {
 	})
 }
 
-// TestNativeBrokenAndGone: a table that is gone asks for no read after the other while the kernel
-// does not answer.
+// TestNativeBrokenAndGone: tables are gone, and the kernel answers no read. canaryd does not
+// read without a pause.
 func TestNativeBrokenAndGone(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.with(func() { k.brokenReads = errNativeBroken })

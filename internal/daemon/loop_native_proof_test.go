@@ -9,9 +9,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// TestNativeProofFails: the kernel takes a replay, and the read after it fails. The rules are
-// canaryd's doing all the same: the record says when they were written, and the flows that began in
-// the gap are ended.
+// TestNativeProofFails: the kernel takes a replay, and the read after it fails. The rules still
+// count as canaryd's: the record has the time of the write, and the flows that began in the gap
+// end.
 func TestNativeProofFails(t *testing.T) {
 	for _, test := range []struct {
 		name string

@@ -44,9 +44,9 @@ func (r *rig) wantParts(want int) {
 	}
 }
 
-// TestARefusedRuleCostsItself: after a flush the kernel refuses one rule. All else is back at once,
-// the rule is in quarantine, and nothing calls its absence another loss; it comes back once the
-// kernel takes it, and that ends the record.
+// TestARefusedRuleCostsItself: after a flush the kernel refuses one rule. canaryd restores the
+// others at once and quarantines that one, which counts as no other loss. It restores the rule
+// once the kernel takes it, and the record ends.
 func TestARefusedRuleCostsItself(t *testing.T) {
 	for _, how := range []struct {
 		name, kind string
@@ -65,12 +65,12 @@ func TestARefusedRuleCostsItself(t *testing.T) {
 				r.wantParts(1)
 				r.wantOneFlush(how.kind, reload.Partial)
 				heals := k.count().heals
-				r.after(time.Minute) // it is tried again, and nothing is committed for that
+				r.after(time.Minute) // canaryd tries it again, without a commit
 				r.wantParts(1)
 				if n := k.count().heals; n != heals {
 					t.Errorf("%d replays, want %d", n, heals)
 				}
-				how.do(k) // what is in force is guarded as before
+				how.do(k) // the present rules are guarded as before
 				r.after(time.Second)
 				k.wantNative(t, tableOf(proxyTable, "a"))
 				r.wantParts(1)
@@ -94,9 +94,9 @@ func TestARefusedRuleCostsItself(t *testing.T) {
 	}
 }
 
-// TestAnOwnerEndsAQuarantine: what is in quarantine stays there while its owner writes other
-// things. It leaves when the owner writes it, its chain or its table again, or an operator accepts
-// that it is lost. Only what an operator accepts leaves the record partial.
+// TestAnOwnerEndsAQuarantine: a rule stays in quarantine while its owner writes other things.
+// It leaves when the owner writes it, its chain or its table again, or an operator accepts its
+// loss. Only the operator's decision leaves the record partial.
 func TestAnOwnerEndsAQuarantine(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -141,8 +141,8 @@ func TestAnOwnerEndsAQuarantine(t *testing.T) {
 	}
 }
 
-// TestWhatIsLearnedIsRehearsed: each change of a table is rehearsed, at the latest a minute later,
-// and a large table too; what the kernel would refuse is named.
+// TestWhatIsLearnedIsRehearsed: canaryd rehearses each change of a table, within a minute, also
+// of a large one. It names the parts that the kernel would refuse.
 func TestWhatIsLearnedIsRehearsed(t *testing.T) {
 	many := slices.Repeat([]string{"x"}, 3*rehearseMost)
 	for _, test := range []struct {
@@ -193,8 +193,8 @@ func TestWhatIsLearnedIsRehearsed(t *testing.T) {
 	}
 }
 
-// TestARestoreOfARefusedRuleIsPartial: an operator who asks for a table that the kernel refuses a
-// rule of learns that.
+// TestARestoreOfARefusedRuleIsPartial: an operator requests a table, and the kernel refuses a
+// rule in it. The reply says so.
 func TestARestoreOfARefusedRuleIsPartial(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.deleteTable(proxyTable)
@@ -210,8 +210,8 @@ func TestARestoreOfARefusedRuleIsPartial(t *testing.T) {
 	})
 }
 
-// TestANativeQuarantineSurvivesARestart: what is in quarantine is known to the next run, also where
-// the table was flushed between them, and to `canaryd check` without a daemon.
+// TestANativeQuarantineSurvivesARestart: the next run knows the quarantine, also if the table
+// was flushed in between. `canaryd check` without a daemon knows it too.
 func TestANativeQuarantineSurvivesARestart(t *testing.T) {
 	for _, flushed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("flushed between them: %t", flushed), func(t *testing.T) {

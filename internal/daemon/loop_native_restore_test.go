@@ -16,12 +16,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// restoredRow is what a reply says of kube-proxy's table.
+// restoredRow returns a reply's row of kube-proxy's table.
 func restoredRow(outcome api.Outcome, detail string) []api.NativeRestored {
 	return []api.NativeRestored{{Family: "ip", Table: "ip kube-proxy", Chains: 2, Rules: 3, Outcome: outcome, Detail: detail}}
 }
 
-// restoreNatively asks for a restore and compares what the reply says of native tables.
+// restoreNatively requests a restore and compares the reply's rows of native tables.
 func (r *rig) restoreNatively(dry bool, want []api.NativeRestored) {
 	r.t.Helper()
 	reply, err := r.d.Restore(r.t.Context(), api.RestoreRequest{DryRun: dry})
@@ -34,8 +34,8 @@ func (r *rig) restoreNatively(dry bool, want []api.NativeRestored) {
 	}
 }
 
-// TestNativeRestore: what is not put back unasked comes back when an operator asks for it, once,
-// with a record that ends proved; a dry run only says what would come.
+// TestNativeRestore: an operator requests tables that canaryd does not restore by itself.
+// canaryd writes them once, and the record ends proved. A dry run only lists them.
 func TestNativeRestore(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -79,7 +79,7 @@ func TestNativeRestore(t *testing.T) {
 				if k.count().heals != 1 {
 					t.Errorf("%d replays", k.count().heals)
 				}
-				k.flushRuleset() // what came back is guarded as before
+				k.flushRuleset() // the restored table is guarded as before
 				r.settled()
 				k.wantNative(t, tableOf(proxyTable, "a", "b"))
 			})
@@ -101,8 +101,8 @@ func TestNativeRestoreObserved(t *testing.T) {
 	})
 }
 
-// TestNativeRestoreFails: what the owner has changed is not undone, what the kernel refuses is
-// said, and what cannot be read is no success.
+// TestNativeRestoreFails: a restore does not undo an owner's change, reports the kernel's
+// refusal, and is no success without a proof.
 func TestNativeRestoreFails(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.dormant(proxyTable, true)
@@ -134,14 +134,14 @@ func TestNativeRestoreFails(t *testing.T) {
 	})
 }
 
-// TestNativeRestoreStored: without a daemon the stored tables come back.
+// TestNativeRestoreStored: a restore without a daemon writes the stored tables.
 func TestNativeRestoreStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, test := range []struct {
 			name string
 			do   func(k *fakeNative)
 			want []api.NativeRestored
-			// verdict is what a check says before.
+			// verdict is the verdict of a check before the restore.
 			verdict canary.Verdict
 		}{
 			{"nothing is lost", func(*fakeNative) {}, nil, canary.Intact},
@@ -182,9 +182,9 @@ func TestNativeRestoreStored(t *testing.T) {
 	})
 }
 
-// TestNativeRestoredAloneThenDeleted: while no canaryd runs, the ruleset is flushed, an operator
-// brings a table back, and its owner deletes it for good. The next start does not take that for the
-// flush of before. Another table, which that flush did take, comes back.
+// TestNativeRestoredAloneThenDeleted: while no canaryd runs, the ruleset is flushed, an
+// operator restores a table, and its owner deletes it for good. The next start does not confuse
+// that with the flush. It restores another table that the flush took.
 func TestNativeRestoredAloneThenDeleted(t *testing.T) {
 	all := func(tableid.TableID) bool { return true }
 	for _, test := range []struct {

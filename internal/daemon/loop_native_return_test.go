@@ -18,7 +18,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// storedNode is nativeNode with a state folder, in which the generations of now are stored.
+// storedNode is nativeNode with a state folder that has the present generations.
 func storedNode(t *testing.T, body func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store)) {
 	t.Helper()
 	store := nativestore.New(t.TempDir(), nativestore.Identity{BootID: "b", NetNS: "n", Release: "6.18"})
@@ -28,7 +28,7 @@ func storedNode(t *testing.T, body func(t *testing.T, r *rig, k *fakeNative, sto
 	})
 }
 
-// present returns the ID of the generation that a table has now.
+// present returns the ID of a table's present generation.
 func (r *rig) present(id tableid.TableID) string {
 	r.t.Helper()
 	for _, t := range r.d.Status().Native {
@@ -50,9 +50,9 @@ func (r *rig) storedIDs(id tableid.TableID) (ids []string) {
 	return ids
 }
 
-// TestNativeGenerationRestored: each content of a table is a generation of its own. An operator
-// sees what is in an older one, what bringing it back would change, has to agree to what that takes
-// away, and has it then: no other table changes, it is guarded, and the way back is named.
+// TestNativeGenerationRestored: each content of a table is a generation. An operator sees an
+// older one and the changes that it would cause, and must agree to removals. canaryd then
+// restores and guards it, changes no other table, and names the way back.
 func TestNativeGenerationRestored(t *testing.T) {
 	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, _ *nativestore.Store) {
 		first := r.present(proxyTable)
@@ -78,7 +78,7 @@ func TestNativeGenerationRestored(t *testing.T) {
 		if reply.Refused == "" || reply.Proved() || k.count().heals != 0 {
 			t.Errorf("without an agreement: %+v", reply)
 		}
-		k.sync(tableOf(proxyTable, "a", "c", "d")) // the agreement is to what stood before
+		k.sync(tableOf(proxyTable, "a", "c", "d")) // agreed to the content before
 		reply, err = r.d.Restore(t.Context(), api.RestoreRequest{Generation: first, Agreed: dry.Agreement()})
 		must(t, err)
 		if reply.Refused == "" || k.count().heals != 0 {
@@ -113,8 +113,8 @@ func TestNativeGenerationRestored(t *testing.T) {
 	})
 }
 
-// TestNativeGenerationOfALostTable: a table that its owner deleted comes back from an older
-// generation, and one that was deleted alone too: its record is over.
+// TestNativeGenerationOfALostTable: an older generation also restores a deleted table, whether
+// an operator has accepted its loss or not. The table's record ends.
 func TestNativeGenerationOfALostTable(t *testing.T) {
 	for name, do := range map[string]func(r *rig, k *fakeNative){
 		"deleted alone": func(_ *rig, k *fakeNative) { k.deleteTable(proxyTable) },
@@ -149,8 +149,8 @@ func TestNativeGenerationOfALostTable(t *testing.T) {
 	}
 }
 
-// TestNativeGenerationRefused: what was made elsewhere, or is refused by the kernel, is not put
-// into force, and each answer says why.
+// TestNativeGenerationRefused: canaryd does not restore a generation of another machine, or a
+// table that the kernel refuses. Each answer has the reason.
 func TestNativeGenerationRefused(t *testing.T) {
 	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 		id := r.present(proxyTable)
@@ -188,8 +188,8 @@ func TestNativeGenerationRefused(t *testing.T) {
 	})
 }
 
-// TestNativeGenerationsKept: five of each table are kept, and the present one of each. One that was
-// tampered with is refused, and costs no other.
+// TestNativeGenerationsKept: canaryd keeps five generations of each table, the present one
+// included. It refuses a changed file, and the other generations remain usable.
 func TestNativeGenerationsKept(t *testing.T) {
 	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 		var ids []string
@@ -211,7 +211,7 @@ func TestNativeGenerationsKept(t *testing.T) {
 		if _, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: ids[1]}); err == nil || !strings.Contains(err.Error(), "corrupt") {
 			t.Errorf("a generation that was tampered with: %v", err)
 		}
-		r.stop() // which writes a file that is gone again
+		r.stop() // the end writes the file once more
 		must(t, os.Remove(filepath.Join(filepath.Dir(store.Path()), "native", ids[0]+".json")))
 		if _, err := store.Load(); !errors.Is(err, reload.ErrNothingStored) {
 			t.Errorf("the present generation is gone: %v", err)
@@ -219,8 +219,8 @@ func TestNativeGenerationsKept(t *testing.T) {
 	})
 }
 
-// TestNativeGenerationRestoredAlone: without a daemon an older generation is put into force, and
-// the next start takes it for what ought to be.
+// TestNativeGenerationRestoredAlone: an operator restores an older generation without a daemon.
+// The next start takes it as the present one.
 func TestNativeGenerationRestoredAlone(t *testing.T) {
 	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 		first := r.present(proxyTable)
@@ -255,8 +255,8 @@ func TestNativeGenerationRestoredAlone(t *testing.T) {
 	})
 }
 
-// TestNativeGenerationWithoutItsDevices: a generation that came back less devices that the node
-// lacks is not called proved, and is guarded as it is now.
+// TestNativeGenerationWithoutItsDevices: canaryd restores a generation without devices that the
+// node lacks. That is not proved, and canaryd guards the table as it is now.
 func TestNativeGenerationWithoutItsDevices(t *testing.T) {
 	ways := map[string]func(r *rig, k *fakeNative, store *nativestore.Store, asked api.RestoreRequest) (api.RestoreReply, error){
 		"with a daemon": func(r *rig, _ *fakeNative, _ *nativestore.Store, asked api.RestoreRequest) (api.RestoreReply, error) {

@@ -15,24 +15,24 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// flushBoth is "nft flush ruleset": it takes iptables' tables and native ones.
+// flushBoth runs "nft flush ruleset", which takes iptables' tables and native ones.
 func (r *rig) flushBoth(k *fakeNative) {
 	r.t.Helper()
 	k.flushRuleset()
 	must(r.t, r.fake.FlushRuleset())
 }
 
-// many is a table with so many rules that iptables' tables are not to wait for it.
+// many returns a table with so many rules that it may not ride with iptables' tables.
 func many(id tableid.TableID) *native.Table {
 	return tableOf(id, strings.Split(strings.Repeat("x", rideMost), "")...)
 }
 
-// TestNativeRides: what one flush took from both realms is put back by one transaction, if the
-// kernel takes it and it is a short one; else by one each. A bad native table never costs
-// iptables' rules anything.
+// TestNativeRides: one flush takes tables of both realms. One transaction restores them if it
+// is short and the kernel takes it; otherwise each realm has its own. A bad native table costs
+// iptables no rule.
 func TestNativeRides(t *testing.T) {
 	type came struct {
-		Rode, Writes, Records int // writes of native tables: together with iptables', and all
+		Rode, Writes, Records int // writes of native tables: with iptables', and all
 		Proved                bool
 	}
 	joined, apart := came{1, 1, 1, true}, came{0, 1, 2, true}
@@ -42,7 +42,7 @@ func TestNativeRides(t *testing.T) {
 		before func(r *rig, k *fakeNative)
 		do     func(r *rig, k *fakeNative)
 		want   came
-		within time.Duration // iptables' rules are back; 0: five times the time to settle
+		within time.Duration // limit for iptables' rules; 0: five times --settle
 	}{
 		{name: "both lost", want: joined},
 		{name: "three times a process commits between the read and the write", before: func(_ *rig, k *fakeNative) {
@@ -105,7 +105,7 @@ func TestNativeRides(t *testing.T) {
 					test.do(r, k)
 				}
 				r.after(cmp.Or(test.within, 100*time.Millisecond))
-				r.wantTables(tables, nil) // whatever becomes of native tables
+				r.wantTables(tables, nil) // whatever happens to native tables
 				r.settled()
 				got := came{Records: len(r.d.Status().Flushes), Proved: r.d.Status().Ready() == nil}
 				k.with(func() { got.Rode, got.Writes = k.rode, k.heals })
@@ -122,8 +122,7 @@ func TestNativeRides(t *testing.T) {
 	}
 }
 
-// TestNativeRideRecord: one record says what the flush took from both realms, and the flush is
-// counted once.
+// TestNativeRideRecord: one record has the losses of both realms, and the flush counts once.
 func TestNativeRideRecord(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		r.flushBoth(k)
@@ -159,8 +158,8 @@ func TestNativeRideRecord(t *testing.T) {
 	})
 }
 
-// TestNativeRideIsHeldBack: in a pause and in observe mode nothing rides, and after a pause the
-// loss keeps the record that it has.
+// TestNativeRideIsHeldBack: in a pause and in observe mode nothing rides. After a pause the
+// loss keeps its record.
 func TestNativeRideIsHeldBack(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		_, err := r.d.Pause(t.Context(), api.PauseRequest{Seconds: 60})
@@ -187,8 +186,8 @@ func TestNativeRideIsHeldBack(t *testing.T) {
 	})
 }
 
-// TestNativeRideLeavesOthers: what rides after a pause does not end the record of a table that
-// stands and lacks its rules: that one is put back, too.
+// TestNativeRideLeavesOthers: a table rides after a pause. The record of another table, which
+// exists without its rules, stays open until canaryd restores these.
 func TestNativeRideLeavesOthers(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		docker := k.standing(dockerTable)
@@ -210,8 +209,8 @@ func TestNativeRideLeavesOthers(t *testing.T) {
 	})
 }
 
-// TestNativeOwnerWritesAfterRide: an owner that writes between a ride and its proof has the last
-// word, and nothing is called missing.
+// TestNativeOwnerWritesAfterRide: an owner writes between a ride and its proof. It has the last
+// word, and no rule counts as missing.
 func TestNativeOwnerWritesAfterRide(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.committed = func() { k.sync(tableOf(proxyTable, "a", "newer")) }
@@ -230,8 +229,8 @@ func TestNativeOwnerWritesAfterRide(t *testing.T) {
 	})
 }
 
-// TestNativeComesDuringALoss: a table that its owner makes while another one waits to be put back
-// is guarded from then on.
+// TestNativeComesDuringALoss: an owner makes a table while another one waits for its replay.
+// canaryd guards the new table from then on.
 func TestNativeComesDuringALoss(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		later := tableOf(proxyTable.Family.Table("later"), "x")
@@ -243,7 +242,7 @@ func TestNativeComesDuringALoss(t *testing.T) {
 			r.settled()
 			k.wantNative(t, later)
 			r.wantReady()
-			k.again(tableOf(later.ID)) // and goes
+			k.again(tableOf(later.ID)) // and is deleted again
 			k.deleteTable(later.ID)
 			r.settled()
 			_, err := r.d.Dismiss(t.Context())
@@ -253,8 +252,8 @@ func TestNativeComesDuringALoss(t *testing.T) {
 	})
 }
 
-// TestJoinedRecordsCountFromOneTime: what the standby did for native tables counts from the record
-// of iptables' tables, in which it is.
+// TestJoinedRecordsCountFromOneTime: the times of the standby for native tables count from the
+// record of iptables' tables that they join.
 func TestJoinedRecordsCountFromOneTime(t *testing.T) {
 	began := time.Now()
 	to := api.Flush{Time: began}

@@ -10,9 +10,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// TestNativeSwitchedMode: kube-proxy that is started in iptables mode deletes its native table and
-// then writes its canary and its rules. That is its decision. A canary that stood before says
-// nothing.
+// TestNativeSwitchedMode: kube-proxy starts in iptables mode. It deletes its native table and
+// then writes its canary and its rules, so the deletion is its decision. A canary from before
+// proves nothing.
 func TestNativeSwitchedMode(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		r.write(rules.Mangle, ":KUBE-PROXY-CANARY - [0:0]", "-X KUBE-PROXY-CANARY")
@@ -40,14 +40,14 @@ func TestNativeSwitchedMode(t *testing.T) {
 	})
 }
 
-// TestNativeDeletedByAnOwnerThatWasNotRead: nft had ended before it could be read. A process of
-// kube-proxy's next to it that has started since the table was written was started to remove it, or
-// will write it again. The one that wrote the table, and other programs, say nothing.
+// TestNativeDeletedByAnOwnerThatWasNotRead: nft ends before canaryd can read its process. A
+// kube-proxy next to it that started after the table was written is there to remove it, or will
+// write it again. An older kube-proxy and other programs prove nothing.
 func TestNativeDeletedByAnOwnerThatWasNotRead(t *testing.T) {
 	for _, test := range []struct {
 		name      string
 		neighbour watch.Neighbour
-		since     time.Duration // how long before the deletion it had started
+		since     time.Duration // its age at the deletion
 		line      string
 		owner     bool
 	}{
@@ -82,19 +82,19 @@ func TestNativeDeletedByAnOwnerThatWasNotRead(t *testing.T) {
 	}
 }
 
-// TestNativeDeletedInTurn: kube-proxy deletes its tables of both families, one after the other, and
-// one of the two programs had ended before it could be read. What is known of the other one says
-// whose doing both are. Until then the node is not healthy. A script's deletions wait for a
+// TestNativeDeletedInTurn: kube-proxy deletes its tables of both families in turn, by two
+// programs. canaryd cannot read the process of the first or second in time. The other one
+// explains both deletions. Until then the node is not healthy. A script's deletions wait for a
 // decision.
 func TestNativeDeletedInTurn(t *testing.T) {
 	proxy6 := tableid.IPv6.Table("kube-proxy")
 	type by int
 	const (
-		owner  by = iota // a process of kube-proxy's that has just started
-		unread           // gone before it could be read
-		half             // its command line was read, and its parent was gone
+		owner  by = iota // a kube-proxy that has just started
+		unread           // it ended before canaryd could read it
+		half             // canaryd read its command line; its parent was gone
 		script
-		halfScript // as half, and its commands are on the command line
+		halfScript // as half, with commands on the command line
 	)
 	for _, test := range []struct {
 		name          string
@@ -160,8 +160,8 @@ func TestNativeDeletedInTurn(t *testing.T) {
 	}
 }
 
-// TestNativeDeletedByAProcessThatIsNotedLate: on a busy node the loop hears of a deletion before
-// its process was noted. The process counts as soon as it is known, and a record names it.
+// TestNativeDeletedByAProcessThatIsNotedLate: on a busy node the loop hears of a deletion
+// before its process is noted. The process counts once it is known, and a record names it.
 func TestNativeDeletedByAProcessThatIsNotedLate(t *testing.T) {
 	for _, test := range []struct {
 		parent  string
@@ -192,9 +192,10 @@ func TestNativeDeletedByAProcessThatIsNotedLate(t *testing.T) {
 	}
 }
 
-// TestNativeDeletedAfterItWasWrittenAgain: kube-proxy deletes its tables, writes them again, and a
-// script deletes them a moment later. One of its programs had ended before it could be read; the
-// owner's deletion is of other tables than those, and both wait for a decision.
+// TestNativeDeletedAfterItWasWrittenAgain: kube-proxy deletes its tables, and writes them
+// again. A script deletes them a moment later, and one of its programs ends before canaryd can
+// read it. The owner's deletion does not explain the script's, and both tables wait for a
+// decision.
 func TestNativeDeletedAfterItWasWrittenAgain(t *testing.T) {
 	proxy6 := tableid.IPv6.Table("kube-proxy")
 	nativeNode(t, setup{guarded: newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(proxy6, "c"))}, func(t *testing.T, r *rig, k *fakeNative) {
@@ -221,8 +222,9 @@ func TestNativeDeletedAfterItWasWrittenAgain(t *testing.T) {
 	})
 }
 
-// TestNativeDeletedInTurnAndHeardLate: while a read takes long, kube-proxy writes a table, and
-// kube-proxy --cleanup deletes both. All of it is heard of at once, and is its owner's doing.
+// TestNativeDeletedInTurnAndHeardLate: during a slow read kube-proxy writes a table, and
+// kube-proxy --cleanup deletes both. canaryd hears of all that at once, and takes it for the
+// owner's doing.
 func TestNativeDeletedInTurnAndHeardLate(t *testing.T) {
 	proxy6 := tableid.IPv6.Table("kube-proxy")
 	nativeNode(t, setup{guarded: newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(proxy6, "c"), tableOf(dockerTable, "d"))}, func(t *testing.T, r *rig, k *fakeNative) {

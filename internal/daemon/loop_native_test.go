@@ -44,7 +44,8 @@ func (r *rig) wantOneFlush(kind string, outcome api.Outcome) api.Flush {
 	return list[0]
 }
 
-// TestNativeFlushes: what a flusher takes is back at once, recorded with who did it, and proved.
+// TestNativeFlushes: a flusher takes native tables. They are back at once, with a proved record
+// that names the process.
 func TestNativeFlushes(t *testing.T) {
 	for _, test := range []struct {
 		name, kind string
@@ -75,7 +76,7 @@ func TestNativeFlushes(t *testing.T) {
 				if k.count().heals != 1 || k.count().witness == "" {
 					t.Errorf("%d replays, the witness is %q", k.count().heals, k.count().witness)
 				}
-				test.do(k) // once more: what was put back is guarded as before
+				test.do(k) // the restored tables are guarded as before
 				r.settled()
 				k.wantNative(t, tableOf(proxyTable, "a", "b"))
 				r.wantReady()
@@ -84,7 +85,8 @@ func TestNativeFlushes(t *testing.T) {
 	}
 }
 
-// TestNativeOwners: what an owner writes is learned, is no flush, and comes back after one.
+// TestNativeOwners: canaryd learns an owner's writes, reports no flush for them, and restores
+// them after a flush.
 func TestNativeOwners(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.sync(tableOf(proxyTable, "a", "b", "new"))
@@ -112,8 +114,9 @@ func TestNativeOwners(t *testing.T) {
 	})
 }
 
-// TestNativeDeletedAlone: it is reported and not put back, also if commits are missed and the
-// ruleset is flushed afterwards, until its owner has made it again, or an operator accepts it.
+// TestNativeDeletedAlone: a process deletes one table. canaryd reports and does not restore it,
+// also after missed commits and a flush of the ruleset. The loss ends when its owner makes the
+// table again, or an operator accepts it.
 func TestNativeDeletedAlone(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.deleteTable(proxyTable)
@@ -147,7 +150,8 @@ func TestNativeDeletedAlone(t *testing.T) {
 	})
 }
 
-// TestNativeDormant: a table of which the kernel attaches nothing is an outage, and is reported.
+// TestNativeDormant: the kernel attaches nothing of a dormant table. That is an outage, and is
+// reported.
 func TestNativeDormant(t *testing.T) {
 	nativeNode(t, setup{journal: t.TempDir()}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.dormant(proxyTable, true)
@@ -167,8 +171,8 @@ func TestNativeDormant(t *testing.T) {
 	})
 }
 
-// TestNativeStaleAndRefused: another process that writes makes a replay plan again; a table that
-// the kernel refuses does not cost the others, and is tried again at growing distances.
+// TestNativeStaleAndRefused: a replay that meets another writer is planned again. A refused
+// table does not stop the others, and is tried again at growing distances.
 func TestNativeStaleAndRefused(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.with(func() { k.stale = 3 })
@@ -195,8 +199,8 @@ func TestNativeStaleAndRefused(t *testing.T) {
 	})
 }
 
-// TestNativeOneByOne: where each table is written by itself, what an owner writes between two of
-// them is newer than the read, and stays.
+// TestNativeOneByOne: canaryd writes each table by itself, and an owner writes between two of
+// them. Its rules are newer than the read, and stay.
 func TestNativeOneByOne(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		newer := tableOf(dockerTable, "newer")
@@ -228,7 +232,7 @@ func TestNativeObserved(t *testing.T) {
 	})
 }
 
-// TestNativePaused: a pause holds the replay, and its end does it.
+// TestNativePaused: a pause delays the replay until its end.
 func TestNativePaused(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		_, err := r.d.Pause(t.Context(), api.PauseRequest{Seconds: 60})
@@ -240,7 +244,7 @@ func TestNativePaused(t *testing.T) {
 		if k.count().heals != 0 {
 			t.Error("canaryd wrote in a pause")
 		}
-		k.again(tableOf(dockerTable)) // a part of it, which is read and changes nothing
+		k.again(tableOf(dockerTable)) // a part of the loss
 		k.flushTable(dockerTable)
 		reads := k.count().captures
 		r.after(10 * time.Second)
@@ -254,8 +258,8 @@ func TestNativePaused(t *testing.T) {
 	})
 }
 
-// TestNativeWar: against a flusher that does not stop replays are limited, and that is said,
-// whether it strikes between replays or before each is proved.
+// TestNativeWar: a flusher does not stop, and takes the tables between replays or before each
+// proof. Replays are limited, and the log says so.
 func TestNativeWar(t *testing.T) {
 	for name, strikes := range map[string]func(r *rig, k *fakeNative){
 		"between replays": func(r *rig, k *fakeNative) {
@@ -296,7 +300,8 @@ func TestNativeWar(t *testing.T) {
 	}
 }
 
-// TestNativeUnread: what cannot be read is unknown, not healthy, and nothing is written.
+// TestNativeUnread: while reads fail, the tables are unknown and not healthy, and canaryd
+// writes nothing.
 func TestNativeUnread(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.breakDown(errNativeBroken)
@@ -311,14 +316,15 @@ func TestNativeUnread(t *testing.T) {
 	})
 }
 
-// TestNativeRestarts: what was lost while no canaryd ran is put back if it is known well enough,
-// else reported; what was deleted alone stays so.
+// TestNativeRestarts: tables are lost while no canaryd runs. canaryd restores them if the
+// stored state is young enough, and otherwise reports them. A table that was deleted alone
+// stays deleted.
 func TestNativeRestarts(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		do   func(k *fakeNative)
 		down time.Duration
-		want string // not ready
+		want string // the reason of not ready
 		back bool
 	}{
 		{"flush ruleset", (*fakeNative).flushRuleset, time.Minute, "", true},
@@ -357,8 +363,8 @@ func TestNativeRestarts(t *testing.T) {
 	}
 }
 
-// TestNativeConfirmedAfterARestart: nothing changes after a restart, and the disk has all the same
-// that the tables are in force: a kill an hour later is no hour in which that was not known.
+// TestNativeConfirmedAfterARestart: nothing changes after a restart, and canaryd still keeps
+// storing that the tables are in force. So a kill an hour later leaves no unknown hour.
 func TestNativeConfirmedAfterARestart(t *testing.T) {
 	store := nativestore.New(t.TempDir(), nativestore.Identity{})
 	nativeNode(t, setup{nativeStore: store}, func(t *testing.T, r *rig, k *fakeNative) {
@@ -375,7 +381,8 @@ func TestNativeConfirmedAfterARestart(t *testing.T) {
 	})
 }
 
-// TestNativeBounds: tables that one process owns are skipped, and those that are too many reported.
+// TestNativeBounds: canaryd skips tables with an owner in the kernel, and reports the number of
+// tables beyond its limit.
 func TestNativeBounds(t *testing.T) {
 	k := newFakeNative(tableOf(proxyTable, "a", "b"))
 	owned := proxyTable.Family.Table("owned")
@@ -397,7 +404,7 @@ func TestNativeBounds(t *testing.T) {
 			t.Errorf("%d tables", n)
 		}
 
-		k.with(func() { k.owners[proxyTable] = 78 }) // its owner makes it again, so that no other can flush it
+		k.with(func() { k.owners[proxyTable] = 78 }) // it makes the table again as the kernel's owner
 		k.again(tableOf(proxyTable, "o"))
 		reads := k.count().captures
 		r.after(10 * time.Second)
@@ -411,8 +418,8 @@ func TestNativeBounds(t *testing.T) {
 	})
 }
 
-// TestNativeNamesBeforeGlobs: a table that --protect names has its place, however many tables its
-// globs match, and although they were there first. A slash is a character like others to a glob.
+// TestNativeNamesBeforeGlobs: a table that --protect names has its place, although globs match
+// more tables, and earlier ones. In a glob a slash is an ordinary character.
 func TestNativeNamesBeforeGlobs(t *testing.T) {
 	late := tableid.Inet.Table("z/late")
 	k := newFakeNative()
@@ -435,7 +442,7 @@ func TestNativeNamesBeforeGlobs(t *testing.T) {
 	})
 }
 
-// TestNativeQuiet: a quiet node's native tables are not read.
+// TestNativeQuiet: canaryd reads no native tables while nothing changes.
 func TestNativeQuiet(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		reads := k.count().captures
@@ -446,8 +453,8 @@ func TestNativeQuiet(t *testing.T) {
 	})
 }
 
-// TestNativeSeveralWait: losses that wait for a decision have one order in the status, and a newer
-// flush comes before them. What is dismissed is named.
+// TestNativeSeveralWait: losses that wait for a decision keep their order in the status, after
+// a newer flush. A dismissal names them.
 func TestNativeSeveralWait(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.deleteTable(proxyTable)

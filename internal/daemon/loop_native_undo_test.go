@@ -18,8 +18,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestNativeUndoNotKept: what stands cannot be kept for an undo. A restore that would take rules
-// away writes nothing; one that only adds says that there is no way back.
+// TestNativeUndoNotKept: the present content cannot be kept for an undo. A restore that would
+// remove rules writes nothing; a restore that only adds rules says that it has no way back.
 func TestNativeUndoNotKept(t *testing.T) {
 	for _, test := range []struct {
 		name     string
@@ -63,8 +63,8 @@ func TestNativeUndoNotKept(t *testing.T) {
 	}
 }
 
-// TestNativeGenerationInForce: a restore of the very generation that stands writes nothing, and
-// canaryd does not call itself the one who made it.
+// TestNativeGenerationInForce: a restore of the present generation writes nothing, and canaryd
+// does not count as its maker.
 func TestNativeGenerationInForce(t *testing.T) {
 	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, _ *nativestore.Store) {
 		first := r.present(proxyTable)
@@ -76,7 +76,7 @@ func TestNativeGenerationInForce(t *testing.T) {
 		if strings.Contains(r.log.String(), "Restored on request") {
 			t.Error("the log says that it was restored")
 		}
-		k.again(tableOf(proxyTable, "a", "b")) // the same content, written to disk once more
+		k.again(tableOf(proxyTable, "a", "b")) // the same content, stored once more
 		r.after(10 * time.Minute)
 		for _, g := range r.d.Status().NativeStored {
 			if g.ID == first && g.Made != reload.MadeAtStart {
@@ -86,8 +86,8 @@ func TestNativeGenerationInForce(t *testing.T) {
 	})
 }
 
-// TestNativeStoreForgets: the index names the tables that are guarded now, and no other: a glob
-// meets ever new names, and what was kept for an undo is in force no more.
+// TestNativeStoreForgets: the index names only the tables that are guarded now. A glob may
+// match ever new names, and a content that was kept for an undo is no longer in force.
 func TestNativeStoreForgets(t *testing.T) {
 	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 		first := r.present(proxyTable)
@@ -103,7 +103,7 @@ func TestNativeStoreForgets(t *testing.T) {
 		k.sync(tableOf(proxyTable, "z"))
 		request := r.agreed(first)
 		k.with(func() { k.refuses[proxyTable] = true })
-		_, err := r.d.Restore(t.Context(), request) // the undo is kept, and nothing is written
+		_, err := r.d.Restore(t.Context(), request) // keeps the undo, and writes nothing
 		must(t, err)
 		r.stop()
 		var named []string
@@ -119,8 +119,8 @@ func TestNativeStoreForgets(t *testing.T) {
 	})
 }
 
-// TestNativeOldNotRemoved: old generations that cannot be removed are called that: the present
-// ones are on disk.
+// TestNativeOldNotRemoved: old generations cannot be removed. The log says that, and not that
+// the present ones are not on disk.
 func TestNativeOldNotRemoved(t *testing.T) {
 	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *nativestore.Store) {
 		must(t, os.MkdirAll(filepath.Join(filepath.Join(filepath.Dir(store.Path()), "native"), ".7"+private.Unfinished, "in the way"), 0o700))

@@ -17,12 +17,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// An unproved is what may come between the write of a generation and its proof.
+// An unproved is an event between the write of a generation and its proof.
 type unproved struct {
 	name string
 	do   func(k *fakeNative)
 	want api.NativeRestored
-	now  *native.Table // what is in force from then on
+	now  *native.Table // in force from then on
 }
 
 func unproveds() []unproved {
@@ -40,7 +40,7 @@ func unproveds() []unproved {
 	}
 }
 
-// agreed returns a request for a generation that agrees to what a dry run shows.
+// agreed returns a request for a generation, with the agreement to the changes of a dry run.
 func (r *rig) agreed(generation string) api.RestoreRequest {
 	r.t.Helper()
 	dry, err := r.d.Restore(r.t.Context(), api.RestoreRequest{Generation: generation, DryRun: true})
@@ -48,8 +48,8 @@ func (r *rig) agreed(generation string) api.RestoreRequest {
 	return api.RestoreRequest{Generation: generation, Agreed: dry.Agreement()}
 }
 
-// TestNativeGenerationUnproved: the kernel takes an asked-for generation, and no read proves it.
-// What it took away is recorded, and what stands is read again and guarded.
+// TestNativeGenerationUnproved: the kernel takes a requested generation, and no read proves it.
+// The removals are recorded, and canaryd reads and guards the present table.
 func TestNativeGenerationUnproved(t *testing.T) {
 	hears := unproved{"the notifications cannot be read", func(k *fakeNative) { k.with(func() { k.brokenHears = errNativeBroken }) },
 		restoredRow(reload.Proved, "")[0], tableOf(proxyTable, "a", "b")}
@@ -103,7 +103,7 @@ func TestNativeGenerationUnproved(t *testing.T) {
 	}
 }
 
-// TestNativeGenerationUnprovedAlone: without a daemon, too, what was taken away is in the journal.
+// TestNativeGenerationUnprovedAlone: without a daemon the removals are also in the journal.
 func TestNativeGenerationUnprovedAlone(t *testing.T) {
 	for _, test := range unproveds() {
 		t.Run(test.name, func(t *testing.T) {
@@ -128,8 +128,8 @@ func TestNativeGenerationUnprovedAlone(t *testing.T) {
 	}
 }
 
-// TestNativeRestoreUnprovedAlone: without a daemon the kernel takes a table that was lost, and no
-// read proves it. The reply says why, and the disk does not call it proved.
+// TestNativeRestoreUnprovedAlone: without a daemon the kernel takes a lost table, and no read
+// proves it. The reply has the reason, and the stored state does not change.
 func TestNativeRestoreUnprovedAlone(t *testing.T) {
 	for _, test := range unproveds() {
 		t.Run(test.name, func(t *testing.T) {

@@ -13,8 +13,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestNativeAsleep: as long as no table stands that is to be guarded, canaryd asks for tables now
-// and then, and neither hears of commits nor reads nor writes. Once one stands, it is guarded.
+// TestNativeAsleep: while no table exists that --protect names, canaryd lists tables now and
+// then. It neither listens to commits nor reads nor writes. Once such a table exists, canaryd
+// guards it.
 func TestNativeAsleep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newFakeNative()
@@ -48,8 +49,8 @@ func TestNativeAsleep(t *testing.T) {
 	})
 }
 
-// TestNativeAsleepUnknown: where it cannot be asked which tables stand, the node is not healthy;
-// nor where commits keep interrupting the answer.
+// TestNativeAsleepUnknown: the kernel cannot list the tables, or commits keep interrupting its
+// answer. The node is not healthy.
 func TestNativeAsleepUnknown(t *testing.T) {
 	for _, err := range []error{errNativeBroken, nft.ErrInterrupted} {
 		t.Run(err.Error(), func(t *testing.T) {
@@ -67,7 +68,8 @@ func TestNativeAsleepUnknown(t *testing.T) {
 	}
 }
 
-// TestNativeAsleepRestart: tables that an earlier run guarded are looked for, although none stands.
+// TestNativeAsleepRestart: canaryd restores tables that an earlier run guarded, although none
+// exists.
 func TestNativeAsleepRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := nativestore.New(t.TempDir(), nativestore.Identity{})

@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// TestNativeLossIsCounted: record and log of a flush count the rules, chains and elements that it
-// took, also where the record is one with that of iptables' tables.
+// TestNativeLossIsCounted: record and log of a flush count the lost rules, chains and elements,
+// also if the record includes iptables' tables.
 func TestNativeLossIsCounted(t *testing.T) {
 	for _, test := range []struct {
 		name string

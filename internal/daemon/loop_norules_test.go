@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestRecordsOfNoRules: what took nothing but marks is recorded and put right, and no
-// alert hears of it.
+// TestRecordsOfNoRules: a process deletes only marks. canaryd records that and plants them
+// again, and no alert fires.
 func TestRecordsOfNoRules(t *testing.T) {
 	for _, mode := range []api.Mode{api.Heal, api.Observe} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -38,8 +38,8 @@ func TestRecordsOfNoRules(t *testing.T) {
 	}
 }
 
-// TestARecordThatGrowsIsCounted: the tables without rules are counted as soon as the
-// record has one with rules.
+// TestARecordThatGrowsIsCounted: a record first has a table without lost rules, and then one
+// with lost rules. From then on both count.
 func TestARecordThatGrowsIsCounted(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

@@ -49,8 +49,8 @@ func (r *rig) wantSomething() {
 	}
 }
 
-// TestNothingProtected: a node without any rule to guard is ready, as a new one is, but
-// not healthy, until its owner comes.
+// TestNothingProtected: a node without rules to guard is ready, as a new node is, but not
+// healthy until an owner writes rules.
 func TestNothingProtected(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		var native atomic.Pointer[[]string]
@@ -81,8 +81,8 @@ func TestNothingProtected(t *testing.T) {
 	})
 }
 
-// TestKubeletAloneIsNothing: kubelet writes some rules of its own next to a kube-proxy in
-// nftables mode. They are guarded, and called what they are.
+// TestKubeletAloneIsNothing: next to a kube-proxy in nftables mode, kubelet writes a few rules.
+// canaryd guards them, and names them as kubelet's own.
 func TestKubeletAloneIsNothing(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		for _, protect := range [][]string{{"kube", "cni"}, {"KUBE-FIREWALL"}} {
@@ -92,7 +92,7 @@ func TestKubeletAloneIsNothing(t *testing.T) {
 			r := run(t, fake, setup{protect: protect, native: func(context.Context) ([]string, error) { return nil, errors.New("refused") }})
 			r.settled()
 			if protect[0] == "KUBE-FIREWALL" {
-				r.wantSomething() // no more was meant
+				r.wantSomething() // --protect names no more
 			} else {
 				r.wantNothing("but kubelet's own rules; other rules could not be listed")
 				must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Filter, ""))
@@ -107,8 +107,8 @@ func TestKubeletAloneIsNothing(t *testing.T) {
 	})
 }
 
-// TestAPolicyIsSomething: a native table with a base chain decides on packets by its policy, even
-// without a rule. A table without such a chain and without rules decides on nothing.
+// TestAPolicyIsSomething: a native table with a base chain has a policy for packets, even
+// without a rule. Without base chain and rules it decides about no packet.
 func TestAPolicyIsSomething(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -131,7 +131,8 @@ func TestAPolicyIsSomething(t *testing.T) {
 	}
 }
 
-// TestUnknownIsNotNothing: a node that cannot be read is not known to hold nothing.
+// TestUnknownIsNotNothing: reads fail, so canaryd does not know that the node has nothing to
+// guard.
 func TestUnknownIsNotNothing(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := iptablestest.NewFake(backend)

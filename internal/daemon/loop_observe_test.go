@@ -16,7 +16,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// readSteps is a stepping kernel that also reports reads without a guard.
+// readSteps is a stepping kernel that also reports unguarded reads.
 type readSteps struct{ stepping }
 
 func (k readSteps) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, error) {
@@ -24,18 +24,17 @@ func (k readSteps) Read(ctx context.Context, f rules.Family) (iptables.Snapshot,
 	return k.stepping.Read(ctx, f)
 }
 
-// A slip is a second flush that comes at one step of what observe mode does because of
-// a first one.
+// A slip is a second flush, during a step of observe mode after a first flush.
 type slip struct {
 	step  int
 	table rules.TableName
-	kill  bool // canaryd is killed there, too
+	kill  bool // canaryd is killed at that step too
 }
 
-// TestObserveFlushedBetweenTwoReads: observe mode reads what a flush of nat took, and
-// another process flushes a table at each of the steps that follow. Whatever is lost is
-// recorded, and the next canaryd, in heal mode, puts all of it back. Each pair of a table, a
-// backend and a death is tried in make test; make test-large tries the others.
+// TestObserveFlushedBetweenTwoReads: observe mode reads the losses of a flush of nat, and
+// another process flushes a table at each of the next steps. All losses are recorded, and the
+// next canaryd, in heal mode, restores all of them. make test tries each pair of a table, a
+// backend and a death; make test-large tries the others.
 func TestObserveFlushedBetweenTwoReads(t *testing.T) {
 	for _, kill := range []bool{false, true} {
 		for _, table := range []rules.TableName{rules.Filter, rules.Nat} {
@@ -45,7 +44,7 @@ func TestObserveFlushedBetweenTwoReads(t *testing.T) {
 				}
 				steps := 0
 				for fell := true; fell; steps++ {
-					fell = false // so it stays where -run asks for another one
+					fell = false // false remains if -run names another subtest
 					t.Run(fmt.Sprintf("%s/%s/kill=%t/%d", table, backend, kill, steps), func(t *testing.T) {
 						synctest.Test(t, func(t *testing.T) { fell = slip{steps, table, kill}.observed(t, backend) })
 					})
@@ -68,7 +67,7 @@ func (at slip) observed(t *testing.T, backend iptables.Backend) bool {
 		if armed.Load() && fell == "" {
 			if left--; left < 0 {
 				fell = what
-				// Who waited for the lock would wait for the session that is open.
+				// A flush that waited for the lock would wait for the open session.
 				must(t, fake.Bypassing().Flush(rules.IPv4, at.table, ""))
 				k.armed.Store(at.kill)
 				k.left.Store(1)
@@ -100,7 +99,7 @@ func (at slip) observed(t *testing.T, backend iptables.Backend) bool {
 	return true
 }
 
-// recorded fails unless all that the flushes took is in a record.
+// recorded fails unless the records have all losses of the flushes.
 func (at slip) recorded(t *testing.T, r *rig, fell string) {
 	t.Helper()
 	lost := map[rules.TableName]int{}
@@ -128,8 +127,8 @@ func (at slip) recorded(t *testing.T, r *rig, fell string) {
 	}
 }
 
-// TestObserveBesideALock: where another process keeps the xtables lock no mark can be
-// planted, and what is lost is recorded all the same.
+// TestObserveBesideALock: another process holds the xtables lock, so canaryd can plant no mark.
+// It records the loss anyway.
 func TestObserveBesideALock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.Legacy, setup{mode: api.Observe})

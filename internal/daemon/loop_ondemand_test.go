@@ -18,7 +18,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// dnsLines are rules of NodeLocal DNSCache in raw; calicoLines are chains of Calico's there.
+// dnsLines returns rules of NodeLocal DNSCache in raw, and calicoLines chains of Calico's
+// there.
 func dnsLines(verb string) []string {
 	const skip = ` -m comment --comment "NodeLocal DNS Cache: skip conntrack" -j NOTRACK`
 	return []string{
@@ -36,8 +37,8 @@ func calicoLines() []string {
 	}
 }
 
-// onDemandNode returns a node whose raw has rules of both and a stranger's, and on which canaryd
-// guards both.
+// onDemandNode returns a node whose raw has rules of both and of a stranger. canaryd guards
+// both.
 func onDemandNode(t *testing.T, backend iptables.Backend) (*iptablestest.Fake, setup) {
 	fake := loadedFake(t, backend)
 	lines := append(calicoLines(), dnsLines("-A")...)
@@ -69,8 +70,8 @@ func (r *rig) wantRaw(what string, want map[string][]string) {
 	}
 }
 
-// TestRawIsGuarded: each kind of flush of raw is noticed, and all that is protected comes back in
-// its order, once each.
+// TestRawIsGuarded: canaryd notices each kind of flush of raw, and restores all protected rules
+// in their order, once each.
 func TestRawIsGuarded(t *testing.T) {
 	flushed := func(r *rig, tables ...rules.TableName) {
 		for _, table := range tables {
@@ -132,7 +133,7 @@ func TestRawIsGuarded(t *testing.T) {
 		}
 		r.stop()
 
-		// The next start puts back the rules that were in force at the end.
+		// The next start restores the last rules in force.
 		flushed(r, rules.Raw)
 		s.store = openStore(t, dir, identity(backend))
 		r = run(t, fake, s)
@@ -141,8 +142,9 @@ func TestRawIsGuarded(t *testing.T) {
 	})
 }
 
-// TestOwnerLeavesRaw: rules that their owner removes by name stay away. With the last of them
-// canaryd's marks go, and with the table nothing comes back.
+// TestOwnerLeavesRaw: an owner deletes its rules in raw by name, and they stay deleted. With
+// the last one canaryd's marks are deleted. After a deletion of the table canaryd restores
+// nothing.
 func TestOwnerLeavesRaw(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := loadedFake(t, backend)
@@ -214,8 +216,8 @@ func TestOwnerLeavesRaw(t *testing.T) {
 	})
 }
 
-// TestTableGoesBeforeItsMarks: a table is deleted while canaryd still waits to remove its own marks
-// from it. No mark comes back.
+// TestTableGoesBeforeItsMarks: a process deletes a table while canaryd waits to remove its own
+// marks there. canaryd plants none again.
 func TestTableGoesBeforeItsMarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fake := loadedFake(t, iptables.NFT)
@@ -239,8 +241,8 @@ func TestTableGoesBeforeItsMarks(t *testing.T) {
 	})
 }
 
-// TestNoRawIsMade: on a node without rules in raw and security nothing that canaryd does makes
-// these tables, and no mark comes into tables that other programs have made.
+// TestNoRawIsMade: a node has no rules in raw and security. canaryd never makes these tables,
+// and plants no mark in tables of other programs.
 func TestNoRawIsMade(t *testing.T) {
 	for _, there := range []bool{false, true} {
 		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -296,8 +298,8 @@ func tablesOf4(fake *iptablestest.Fake, t *testing.T) rules.Ruleset {
 	return (&rig{t: t, fake: fake}).tables()[rules.IPv4]
 }
 
-// TestMarksOfAForgottenRunAreRemoved: a canaryd whose state is gone, and whose --protect names
-// nothing in raw, removes the marks that the last run left there. Each other rule stays.
+// TestMarksOfAForgottenRunAreRemoved: the state is gone, and --protect names nothing in raw.
+// canaryd removes the last run's marks there, and no other rule.
 func TestMarksOfAForgottenRunAreRemoved(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake, s := onDemandNode(t, backend)

@@ -14,7 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// oneFamily returns a Fake that holds the scenarios' node with one family only.
+// oneFamily returns a Fake with the scenarios' node in one family only.
 func oneFamily(t *testing.T, backend iptables.Backend, f rules.Family) *iptablestest.Fake {
 	t.Helper()
 	fake := iptablestest.NewFake(backend, f)
@@ -22,8 +22,8 @@ func oneFamily(t *testing.T, backend iptables.Backend, f rules.Family) *iptables
 	return fake
 }
 
-// TestOneFamily: a node that has one family only is guarded as any other one. Each story ends with
-// everything back.
+// TestOneFamily: a node with one family is guarded as any other. Each story ends with all rules
+// back.
 func TestOneFamily(t *testing.T) {
 	flush := func(r *rig, f rules.Family, table rules.TableName) { must(r.t, r.fake.Flush(f, table, "")) }
 	for name, story := range map[string]func(r *rig, f rules.Family){
@@ -100,8 +100,8 @@ func TestOneFamily(t *testing.T) {
 	}
 }
 
-// TestTheOtherFamilyIsGone: a restart finds a node without IPv6, and an open record of both
-// families. The record is closed with the family that is left.
+// TestTheOtherFamilyIsGone: canaryd restarts on a node that has lost IPv6, with an open record
+// of both families. The record closes with the remaining family.
 func TestTheOtherFamilyIsGone(t *testing.T) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		t.Run(string(backend), func(t *testing.T) {

@@ -14,15 +14,15 @@ import (
 
 const (
 	orderFirst  = "-s 192.0.2.1/32 -j ACCEPT"
-	orderOdd    = "-p esp -m esp --espspi 7 -j RETURN" // canaryd cannot write it, and its owner can
+	orderOdd    = "-p esp -m esp --espspi 7 -j RETURN" // only its owner can write it
 	orderSecond = "-s 192.0.2.2/32 -j CNI-DN-0123"
 	orderThird  = "-s 192.0.2.3/32 -j ACCEPT"
 	orderNew    = "-s 192.0.2.4/32 -j ACCEPT"
 )
 
-// TestRulesThatWaitComeBackInTheirPlaces: after a flush a RETURN cannot be put back, and two rules
-// wait behind it. What its owner does next decides about the RETURN, and about the others only as
-// far as its owner writes or removes them.
+// TestRulesThatWaitComeBackInTheirPlaces: after a flush a RETURN cannot be put back, and two
+// rules wait behind it. The owner's next write decides about the RETURN, and about the others
+// only if it writes or removes them.
 func TestRulesThatWaitComeBackInTheirPlaces(t *testing.T) {
 	all := []string{orderFirst, orderOdd, orderSecond, orderThird}
 	const whole, piecewise = "KUBE-FORWARD", "CNI-HOSTPORT-DNAT" // how owners write to a chain
@@ -30,7 +30,7 @@ func TestRulesThatWaitComeBackInTheirPlaces(t *testing.T) {
 		name  string
 		chain string
 		write []string // CHAIN is the chain
-		want  []string // what the chain holds in the end
+		want  []string // the chain's rules in the end
 		left  int      // rules in quarantine then
 		ends  reload.Outcome
 	}{
@@ -93,8 +93,8 @@ func TestRulesThatWaitComeBackInTheirPlaces(t *testing.T) {
 	}
 }
 
-// TestAChainThatWaitsIsNamed: log and status say which chain waits, behind which rule, and how many
-// rules that are.
+// TestAChainThatWaitsIsNamed: log and status name the waiting chain, the rule that it waits
+// behind, and the number of waiting rules.
 func TestAChainThatWaitsIsNamed(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := iptablestest.NewFake(backend, rules.IPv4)

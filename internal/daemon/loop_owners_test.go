@@ -21,8 +21,8 @@ const (
 	latecome = "KUBE-SVC-LATECOMER2345672"
 )
 
-// removeService undoes scenario.NewService as kube-proxy does: one restore
-// that takes the rule out and deletes the chains.
+// removeService undoes scenario.NewService as kube-proxy does: one restore removes the rule and
+// deletes the chains.
 var removeService = section(rules.Nat,
 	":KUBE-SVC-LATECOMER2345672 - [0:0]",
 	":KUBE-SEP-LATECOMER2345673 - [0:0]",
@@ -48,7 +48,8 @@ func (r *rig) wantNothingPending() {
 	}
 }
 
-// TestGrowthIsCapturedAtOnce: after 50 ms of quiet, at the latest after 100 ms.
+// TestGrowthIsCapturedAtOnce: canaryd learns added rules after 50 ms of quiet, and within 100
+// ms.
 func TestGrowthIsCapturedAtOnce(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -70,8 +71,8 @@ func TestGrowthIsCapturedAtOnce(t *testing.T) {
 	})
 }
 
-// TestBusyOwnerIsCaptured: changes that never pause for 50 ms are captured
-// every 100 ms all the same.
+// TestBusyOwnerIsCaptured: changes never pause for 50 ms. canaryd learns them each 100 ms
+// anyway.
 func TestBusyOwnerIsCaptured(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -93,8 +94,8 @@ func TestBusyOwnerIsCaptured(t *testing.T) {
 	})
 }
 
-// TestRemovalIsAdoptedAfterTwoSeconds: until then it may be the beginning of
-// a flush, and the flush brings the former content back.
+// TestRemovalIsAdoptedAfterTwoSeconds: a removal may be the beginning of a flush. canaryd
+// learns it after 2 s, and until then a flush brings the former content back.
 func TestRemovalIsAdoptedAfterTwoSeconds(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -144,7 +145,8 @@ func ofKubeProxy(name string) bool {
 	return strings.HasPrefix(name, "KUBE-") && !strings.Contains(name, "CANARYD")
 }
 
-// deleteKubeProxysChains flushes and deletes them, by one restore for each table.
+// deleteKubeProxysChains flushes and deletes kube-proxy's chains, by one restore for each
+// table.
 func (r *rig) deleteKubeProxysChains() {
 	r.t.Helper()
 	for _, f := range rules.Families() {
@@ -162,7 +164,7 @@ func (r *rig) deleteKubeProxysChains() {
 	}
 }
 
-// deleteKubeProxysJumps deletes them one by one, with such pauses.
+// deleteKubeProxysJumps deletes kube-proxy's jumps one by one, with that pause after each.
 func (r *rig) deleteKubeProxysJumps(pause time.Duration) {
 	r.t.Helper()
 	for _, f := range rules.Families() {
@@ -179,14 +181,13 @@ func (r *rig) deleteKubeProxysJumps(pause time.Duration) {
 	}
 }
 
-// TestCleanupOfKubeProxy does what kube-proxy --cleanup does: it deletes its jumps, jump
-// by jump, then flushes and deletes its chains, one restore per table. No process
-// is to re-jump meanwhile, and nothing is to come back.
+// TestCleanupOfKubeProxy: kube-proxy --cleanup deletes its jumps one by one, then flushes and
+// deletes its chains, by one restore per table. canaryd restores none of them.
 func TestCleanupOfKubeProxy(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
 		moved := r.moved(func() {
-			r.after(20 * time.Second) // the node has long been quiet
+			r.after(20 * time.Second) // after a long quiet time
 			r.deleteKubeProxysJumps(100 * time.Millisecond)
 			r.deleteKubeProxysChains()
 			r.after(time.Minute)
@@ -235,8 +236,8 @@ func TestJumpReinserted(t *testing.T) {
 	})
 }
 
-// TestJumpDeletedByName: a jump that was deleted and left so is put back after
-// the grace, because what it jumps to still works.
+// TestJumpDeletedByName: a process deletes a jump, and its owner does not return it. canaryd
+// restores it after the grace, because its target still has its rules.
 func TestJumpDeletedByName(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -261,8 +262,8 @@ func TestJumpDeletedByName(t *testing.T) {
 	})
 }
 
-// TestJumpReworded: kube-proxy replaces its jump by one with another match, in
-// one commit or in two. The old one is not resurrected, not by a flush either.
+// TestJumpReworded: kube-proxy replaces its jump by another match, in one commit or in two.
+// canaryd does not restore the old one, also after a flush.
 func TestJumpReworded(t *testing.T) {
 	for _, gap := range []time.Duration{0, 20 * time.Millisecond} {
 		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -286,9 +287,9 @@ func TestJumpReworded(t *testing.T) {
 	}
 }
 
-// TestWitnessDeleted: a process that deletes our witness by name has flushed
-// nothing, but without it the next flush of the chain would look like a
-// decision; it is put back.
+// TestWitnessDeleted: a process deletes canaryd's witness by name, and flushes nothing. canaryd
+// plants it again, because without it the next flush of the chain would look like an owner's
+// decision.
 func TestWitnessDeleted(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -307,8 +308,8 @@ func TestWitnessDeleted(t *testing.T) {
 	})
 }
 
-// TestOwnerEmptiesAndRefills: an owner that rewrites a chain in two commits is
-// left alone, and its last word is what comes back.
+// TestOwnerEmptiesAndRefills: an owner rewrites a chain in two commits. canaryd does not
+// interfere, and restores the last content after a flush.
 func TestOwnerEmptiesAndRefills(t *testing.T) {
 	const pod = "CNI-DN-46d5e6e569f30aa7e18e0"
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -329,8 +330,9 @@ func TestOwnerEmptiesAndRefills(t *testing.T) {
 	})
 }
 
-// TestAChainThatIsFlushedAlone: what its owner never leaves empty comes back at once, what it
-// flushes before it fills or deletes it after the grace.
+// TestAChainThatIsFlushedAlone: canaryd restores a chain at once if its owner never leaves it
+// empty. If the owner flushes such a chain before it fills or deletes it, canaryd waits for the
+// grace.
 func TestAChainThatIsFlushedAlone(t *testing.T) {
 	for chain, grace := range map[string]time.Duration{
 		"KUBE-SEP-": 0, "KUBE-SVC-": 0, "CNI-HOSTPORT-SETMARK": 0, "CNI-HOSTPORT-MASQ": 0, "CNI-DN-": 15 * time.Second,
@@ -360,10 +362,10 @@ func TestAChainThatIsFlushedAlone(t *testing.T) {
 	}
 }
 
-// TestTheLastHostPortIsRemovedInTwoCommands: portmap deletes its jump first and its
-// chain after that, with other processes in between. After the first command the chain
-// that all pods share is empty, and full chains lead from nowhere, as if it had been
-// flushed. Put back, the jump would make the second command fail.
+// TestTheLastHostPortIsRemovedInTwoCommands: portmap deletes its jump and then its chain, with
+// other processes in between. After the first command the shared chain of all pods is empty,
+// and full chains have no jump, as after a flush. If canaryd restored the jump, the second
+// command would fail.
 func TestTheLastHostPortIsRemovedInTwoCommands(t *testing.T) {
 	const shared = "CNI-HOSTPORT-DNAT"
 	remove := "-D " + shared + " " + podJump("last")
@@ -398,7 +400,7 @@ func TestTheLastHostPortIsRemovedInTwoCommands(t *testing.T) {
 			t.Errorf("%s holds %q", shared, rs)
 		}
 	})
-	// No owner comes for the chain: then another process emptied the shared one.
+	// No owner deletes the chain: another process emptied the shared one.
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := begin(t, backend)
 		before := r.tables()
@@ -409,7 +411,7 @@ func TestTheLastHostPortIsRemovedInTwoCommands(t *testing.T) {
 		r.after(2 * time.Second)
 		r.wantBack(before, before)
 	})
-	// The same where an owner never rests.
+	// The same while an owner keeps writing.
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := begin(t, backend)
 		want := r.chain(rules.IPv4, rules.Nat, shared)

@@ -12,9 +12,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A waitingKernel is a Fake whose reads of IPv4, where everything is written, take
-// time and some of a processor: next to a busy writer they wait for its commits, on
-// a busy machine for their turn.
+// A waitingKernel is a Fake whose reads of IPv4, the written family, take time and some
+// processor time. Next to a busy writer such reads wait for its commits, and on a busy machine
+// for a processor.
 type waitingKernel struct {
 	*iptablestest.Fake
 	takes, costs time.Duration
@@ -29,9 +29,8 @@ func (k *waitingKernel) Read(ctx context.Context, f rules.Family) (iptables.Snap
 	return k.Fake.Read(ctx, f)
 }
 
-// TestPaceBesideABusyWriter: next to 20 commits a second the generation is never
-// older than 250 ms, although reads take long, as long as they cost little; where
-// they are dear, they take a tenth of a core.
+// TestPaceBesideABusyWriter: a process commits 20 times a second. The generation is never older
+// than 250 ms while reads are slow but cost little. Costly reads take a tenth of a core.
 func TestPaceBesideABusyWriter(t *testing.T) {
 	for name, c := range map[string]struct {
 		takes, costs  time.Duration

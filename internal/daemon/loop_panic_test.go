@@ -10,13 +10,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// brokenKernel has a fault that ends a step.
+// brokenKernel panics in a step.
 type brokenKernel struct{ Kernel }
 
 func (brokenKernel) Stamp(context.Context, rules.Family) (iptables.Stamp, error) { panic("a fault") }
 
-// TestAPanicEndsCanaryd: a fault in a step ends Run, and with it the process, which systemd or
-// kubelet starts again. What runs in the background keeps it from that no longer than it needs.
+// TestAPanicEndsCanaryd: a panic in a step ends Run, and so the process, which systemd or
+// kubelet restarts. Goroutines in the background delay the end no longer than they need.
 func TestAPanicEndsCanaryd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.NFT, setup{})
@@ -28,7 +28,7 @@ func TestAPanicEndsCanaryd(t *testing.T) {
 		d := New(cfg)
 		ended := make(chan any, 1)
 		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel() // or the bubble would wait where Run does
+		defer cancel() // or the bubble would wait for Run's goroutines
 		go func() {
 			defer func() { ended <- recover() }()
 			_ = d.Run(ctx)

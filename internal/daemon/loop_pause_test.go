@@ -17,10 +17,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// whyPaused is the reason of each pause.
+// whyPaused is the reason for each pause.
 const whyPaused = "a new firewall"
 
-// pause pauses for d.
+// pause requests a pause of d.
 func (r *rig) pause(d time.Duration) api.PauseReply {
 	r.t.Helper()
 	reply, err := r.d.Pause(r.t.Context(), api.PauseRequest{Seconds: d.Seconds(), By: "ada", Why: whyPaused})
@@ -39,7 +39,7 @@ func (r *rig) resume() api.PauseReply {
 }
 
 // wantHeld fails unless replays are held, nothing protected was written since
-// tables were as in left, and status and metrics say so.
+// the tables were as in left, and status and metrics say so.
 func (r *rig) wantHeld(left string) {
 	r.t.Helper()
 	if diff := cmp.Diff(left, without(r.tables())); diff != "" {
@@ -62,9 +62,8 @@ func (r *rig) wantNotHeld() {
 	}
 }
 
-// TestPause: in a pause a flush is noticed, reported and counted, and nothing is
-// replayed; when the pause ends, by itself or on request, everything is back at
-// once. One flush is one record.
+// TestPause: in a pause canaryd notices, reports and counts a flush, and replays nothing. When
+// the pause ends, by itself or on request, everything is back at once. One flush is one record.
 func TestPause(t *testing.T) {
 	for _, how := range []string{"it runs out", "resume"} {
 		t.Run(how, func(t *testing.T) {
@@ -116,8 +115,8 @@ func TestPause(t *testing.T) {
 	}
 }
 
-// TestPauseGrows: what else is lost in a pause is reported and counted with it, and
-// what owners write, in tables that are lost and in others, is left and learned.
+// TestPauseGrows: the record of a pause counts later losses too. canaryd leaves and learns the
+// owners' writes, in lost tables and in others.
 func TestPauseGrows(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -165,7 +164,7 @@ func TestPauseGrows(t *testing.T) {
 	})
 }
 
-// TestPauseAgain: a pause takes the place of the one before it, shorter or not.
+// TestPauseAgain: a new pause replaces the present one, shorter or not.
 func TestPauseAgain(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		for _, second := range []time.Duration{10 * time.Second, 5 * time.Minute} {
@@ -190,7 +189,7 @@ func TestPauseAgain(t *testing.T) {
 	})
 }
 
-// TestPauseWhileRetrying: replays that fail are held too.
+// TestPauseWhileRetrying: a pause also stops the tries of a failing replay.
 func TestPauseWhileRetrying(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -244,8 +243,8 @@ func TestWhyPaused(t *testing.T) {
 	}
 }
 
-// TestPauseSurvivesARestart: a pause lasts until its end, over a restart of canaryd, and what was
-// lost in it is replayed then.
+// TestPauseSurvivesARestart: a pause lasts until its end, over a restart of canaryd, and its
+// losses are replayed then.
 func TestPauseSurvivesARestart(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id := t.TempDir(), identity(backend)
@@ -278,8 +277,7 @@ func TestPauseSurvivesARestart(t *testing.T) {
 	})
 }
 
-// TestPauseAndRequests: what is asked for by name is done in a pause too, and
-// nonsense is refused.
+// TestPauseAndRequests: canaryd obeys requests in a pause too, and refuses nonsense.
 func TestPauseAndRequests(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -317,7 +315,7 @@ func TestPauseAndRequests(t *testing.T) {
 	})
 }
 
-// TestPauseHoldsDeclarations: a changed manifest is written when the pause ends.
+// TestPauseHoldsDeclarations: canaryd writes a changed manifest when the pause ends.
 func TestPauseHoldsDeclarations(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		first, second := medium(t), small(t)

@@ -9,16 +9,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestLastWordOfAProxyThatWasSyncing: a flush takes what kube-proxy wrote a moment ago
-// because of an earlier flush, before it planted its canary again. Nothing can ask it for
-// another sync right after the replay, and by itself it never looks again.
+// TestLastWordOfAProxyThatWasSyncing: kube-proxy has synced because of one flush, and a second
+// flush takes these rules before it plants its canary again. Right after the replay canaryd
+// cannot request another sync, and kube-proxy does not look again by itself.
 func TestLastWordOfAProxyThatWasSyncing(t *testing.T) {
 	const newer = "-p tcp -m tcp --dport 9999 -j KUBE-MARK-MASQ"
 	sync := section(rules.Nat, ":KUBE-NODEPORTS - [0:0]", ":KUBE-MARK-MASQ - [0:0]",
 		"-A KUBE-NODEPORTS "+newer, "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000")
 	for _, test := range []struct {
 		name  string
-		back  time.Duration // when its canary is back, from the flush
+		back  time.Duration // from the flush to the return of its canary
 		asked bool
 	}{
 		{"its canary is back at once", 300 * time.Millisecond, true},
@@ -53,9 +53,9 @@ func TestLastWordOfAProxyThatWasSyncing(t *testing.T) {
 	}
 }
 
-// TestASavedMangleDoesNotAnswerForTheProxy: kube-proxy was asked for a full sync, by
-// deleting its canary, and before it looks another process restores a file that brings the canary
-// back. It is asked once more, also if the file's rules are flushed at once.
+// TestASavedMangleDoesNotAnswerForTheProxy: canaryd deletes kube-proxy's canary to request a
+// full sync. Before kube-proxy looks, another process restores a file with that canary. canaryd
+// requests the sync again, also if the file's rules are flushed at once.
 func TestASavedMangleDoesNotAnswerForTheProxy(t *testing.T) {
 	for name, flushed := range map[string]bool{"restored": false, "restored and flushed": true} {
 		t.Run(name, func(t *testing.T) {

@@ -20,13 +20,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// The containers of the scenarios' node, of which libcni wrote these files.
+// The containers of the scenarios' node, for which libcni wrote these files.
 const (
 	webID     = "5f1e0c6a2b7d4e89a1c3f5d7b9e1a3c5"
 	gatewayID = "c2d94b1f8e6a47d0b3a5c7e9f1b3d5a7"
 )
 
-// A criRuntime is a container runtime: it runs plugins, and libcni keeps a file for each
+// A criRuntime is a container runtime, which runs plugins. libcni keeps a file for each
 // container.
 type criRuntime struct {
 	*rig
@@ -58,14 +58,14 @@ func startPodsOn(t *testing.T, fake *iptablestest.Fake, s setup) criRuntime {
 
 func (c criRuntime) file(id string) string { return filepath.Join(c.dir, "cbr0-"+id+"-eth0") }
 
-// forget is what libcni does behind a DEL.
+// forget removes a container's file, as libcni does after a DEL.
 func (c criRuntime) forget(id string) {
 	c.t.Helper()
 	must(c.t, os.Remove(c.file(id)))
 }
 
-// del is what the plugins do at DEL: what is not there is no error to them. libcni
-// removes its file behind it.
+// del removes a container's rules as the plugins do at DEL. Missing rules are no error to them.
+// libcni removes its file afterwards.
 func (c criRuntime) del(id string) {
 	c.t.Helper()
 	for _, f := range rules.Families() {
@@ -89,8 +89,8 @@ func (c criRuntime) del(id string) {
 	}
 }
 
-// standsOf returns the lines of the tables that are for a container: rules that name it,
-// and its chains.
+// standsOf returns the lines of iptables-save for a container: its chains, and the rules that
+// name it.
 func (c criRuntime) standsOf(id string) []string {
 	c.t.Helper()
 	chains := map[string][]string{
@@ -108,7 +108,7 @@ func (c criRuntime) standsOf(id string) []string {
 	return found
 }
 
-// line returns the first line of iptables-save that begins and contains so.
+// line returns the first line of iptables-save with that beginning and that text.
 func (c criRuntime) line(f rules.Family, begins, contains string) string {
 	c.t.Helper()
 	for line := range strings.Lines(c.fake.SaveTable(f, rules.Nat)) {
@@ -127,9 +127,9 @@ func (c criRuntime) wantPod(when, id string, there bool) {
 	}
 }
 
-// TestAPodRemovedDuringTheOutage: everything is flushed, chains too. A DEL finds nothing
-// to take away, and its file goes. Its rules do not come back, all others do, and the
-// record names whose host ports were lost.
+// TestAPodRemovedDuringTheOutage: a flush takes everything, chains too. A DEL then finds no
+// rule, and the pod's file is removed. canaryd restores all rules but the pod's, and the record
+// names the pods whose host ports were lost.
 func TestAPodRemovedDuringTheOutage(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		c := startPods(t, backend, setup{})
@@ -164,12 +164,12 @@ func TestAPodRemovedDuringTheOutage(t *testing.T) {
 	})
 }
 
-// TestAPodRemovedRightBeforeAFlush: a removal counts after 2 s, and where the file has gone
-// with it, at once.
+// TestAPodRemovedRightBeforeAFlush: a removal counts after 2 s, or at once if the pod's file is
+// gone too.
 func TestAPodRemovedRightBeforeAFlush(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		c := startPods(t, backend, setup{})
-		for _, f := range rules.Families() { // a pod without ipMasq: portmap's jump and chain are all it has
+		for _, f := range rules.Families() { // a pod without ipMasq has only portmap's jump and chain
 			must(t, c.fake.RestoreNoflush(f, section(rules.Nat, "-D "+strings.TrimPrefix(c.line(f, "-A POSTROUTING", gatewayID), "-A "),
 				"-F CNI-31c7af326e67a1a733e30223", "-X CNI-31c7af326e67a1a733e30223")))
 		}
@@ -185,8 +185,8 @@ func TestAPodRemovedRightBeforeAFlush(t *testing.T) {
 	})
 }
 
-// TestAPodWhoseRulesCameBack: its DEL is done between flush and replay, and the runtime
-// removes its file behind the replay only. What came back is taken away, and nothing else.
+// TestAPodWhoseRulesCameBack: a DEL runs between flush and replay, and the runtime removes the
+// file only after the replay. canaryd removes the restored rules of the pod, and nothing else.
 func TestAPodWhoseRulesCameBack(t *testing.T) {
 	for name, gap := range map[string]time.Duration{"right behind the replay": 200 * time.Millisecond, "minutes later": 5 * time.Minute} {
 		t.Run(name, func(t *testing.T) {
@@ -217,8 +217,8 @@ func TestAPodWhoseRulesCameBack(t *testing.T) {
 	}
 }
 
-// TestAPodThatHasNoFileYet: libcni writes the file behind the plugins' ADD. A pod whose
-// file was never seen is not gone.
+// TestAPodThatHasNoFileYet: libcni writes the file after the plugins' ADD. A pod without a file
+// so far is not gone.
 func TestAPodThatHasNoFileYet(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		c := startPods(t, backend, setup{})
@@ -237,8 +237,8 @@ func TestAPodThatHasNoFileYet(t *testing.T) {
 	})
 }
 
-// TestFilesThatSayNothing: whatever happens to the folder next to a DEL, everything is as
-// it is without one.
+// TestFilesThatSayNothing: damage to the folder next to a DEL proves nothing about pods, and
+// canaryd works as without a folder.
 func TestFilesThatSayNothing(t *testing.T) {
 	for name, harm := range map[string]func(criRuntime){
 		"torn": func(c criRuntime) { must(c.t, os.Truncate(c.file(gatewayID), 100)) },
@@ -251,7 +251,7 @@ func TestFilesThatSayNothing(t *testing.T) {
 			must(c.t, os.Rename(c.dir, c.dir+"-old"))
 			must(c.t, os.Mkdir(c.dir, 0o700))
 		},
-		// Its rules stand as the plugins wrote them: that was no DEL.
+		// The pod's rules are unchanged, so that was no DEL.
 		"removed by hand": func(c criRuntime) { c.forget(gatewayID) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -273,8 +273,7 @@ func TestFilesThatSayNothing(t *testing.T) {
 	}
 }
 
-// TestAPodRemovedWhileCanarydWasDown: what had a file when the last run saw it is known to
-// the next one.
+// TestAPodRemovedWhileCanarydWasDown: the next run knows which pods had a file in the last run.
 func TestAPodRemovedWhileCanarydWasDown(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()
@@ -296,8 +295,8 @@ func TestAPodRemovedWhileCanarydWasDown(t *testing.T) {
 	})
 }
 
-// TestAPodIsRemovedAndAddedAgain: a container of the same ID may come back. Until its file
-// is there again it is new, once what it had is forgotten.
+// TestAPodIsRemovedAndAddedAgain: a container with the same ID is added again. Once canaryd has
+// forgotten its rules, it counts as new until its file exists.
 func TestAPodIsRemovedAndAddedAgain(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		c := startPods(t, backend, setup{})
@@ -336,7 +335,7 @@ func (d *Daemon) pauseFor(t *testing.T, length time.Duration) error {
 	return err
 }
 
-// A folder that changes right behind the reading that a replay rests on.
+// A folderThen is a folder that changes right after the read for a replay.
 type folderThen struct {
 	pods.Attachments
 	then func()
@@ -351,8 +350,8 @@ func (f *folderThen) Read() (cniresults.Reading, error) {
 	return r, err
 }
 
-// TestAFileThatGoesBetweenReadingAndWriting: the replay still has its rules, and they are
-// taken away behind it.
+// TestAFileThatGoesBetweenReadingAndWriting: a pod's file is removed between canaryd's read and
+// its replay. The replay still has the pod's rules, and canaryd removes them afterwards.
 func TestAFileThatGoesBetweenReadingAndWriting(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		c := startPods(t, backend, setup{})
@@ -361,7 +360,7 @@ func TestAFileThatGoesBetweenReadingAndWriting(t *testing.T) {
 			c.d.cfg.Attachments = folder
 			folder.then = func() { c.forget(gatewayID) }
 			c.flushAll()
-			st.pods.ReadAt = time.Now() // so that the next reading is the replay's
+			st.pods.ReadAt = time.Now() // so that the replay makes the next read
 		}))
 		c.after(900 * time.Millisecond)
 		if folder.then != nil {
@@ -375,7 +374,8 @@ func TestAFileThatGoesBetweenReadingAndWriting(t *testing.T) {
 	})
 }
 
-// TestRulesThatCannotBeTakenAwayYet: the restore is refused, and tried again.
+// TestRulesThatCannotBeTakenAwayYet: the restore that removes a pod's rules is refused, and
+// tried again.
 func TestRulesThatCannotBeTakenAwayYet(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		c := startPods(t, backend, setup{})

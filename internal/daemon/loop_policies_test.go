@@ -23,7 +23,7 @@ func (r *rig) setPolicies(policy string, chains ...string) {
 }
 
 // wantClosed fails unless headline, readiness and metric say of these chains of filter that they
-// have become closed, and since then; "" is that nothing is said.
+// have become closed, and when; "" is no chain.
 func (r *rig) wantClosed(chains, since string) {
 	r.t.Helper()
 	r.wantClosedIn("policy_drops{family=ipv4,table=filter}", chains, since, "canaryd sets none")
@@ -51,8 +51,9 @@ func (r *rig) wantClosedIn(metric, chains, since, left string) {
 	}
 }
 
-// TestPolicyDrop: a policy that has become DROP, with a flush or without, is said until it is
-// another one or is accepted, over a restart, too. One that was DROP when canaryd began is not.
+// TestPolicyDrop: a policy becomes DROP, with a flush or without. The status says so until it
+// changes or an operator accepts it, over a restart too. A policy that was DROP at the start is
+// not reported.
 func TestPolicyDrop(t *testing.T) {
 	const both = "ipv4 filter INPUT, ipv4 filter OUTPUT"
 	flush := func(r *rig) { must(r.t, r.fake.Flush(rules.IPv4, rules.Filter, "")) }
@@ -150,9 +151,10 @@ func TestPolicyDrop(t *testing.T) {
 	})
 }
 
-// TestNativePolicyDrop: the policy of a base chain of a native table that stands becomes DROP, by a
-// process that is not the table's owner. That is said until the policy is another one or accepted,
-// over a restart, too. The owner's own change is not said, nor is a policy that always was DROP.
+// TestNativePolicyDrop: the policy of a base chain in a native table becomes DROP. If the
+// process is not the table's owner, the status says so until the policy changes or is accepted,
+// over a restart too. The owner's own change is not reported, nor a policy that always was
+// DROP.
 func TestNativePolicyDrop(t *testing.T) {
 	const chain = "ip kube-proxy prerouting"
 	drop := func(k *fakeNative) { k.setPolicy(proxyTable, 0) }
@@ -189,7 +191,7 @@ func TestNativePolicyDrop(t *testing.T) {
 			drop(k)
 			r.after(10 * time.Second)
 			closed(r, "flush 1")
-			k.flushRuleset() // the table comes back with the policy that it had
+			k.flushRuleset() // the table returns with its old policy
 			r.after(10 * time.Second)
 			closed(r, "flush 2")
 		},

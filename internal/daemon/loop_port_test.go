@@ -9,7 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestATakenPortInTheStatus: it is no part of health unless that was asked for.
+// TestATakenPortInTheStatus: a taken port affects health only with --metrics-required.
 func TestATakenPortInTheStatus(t *testing.T) {
 	for _, required := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

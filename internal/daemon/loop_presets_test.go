@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// ownersFake returns a Fake with all owners' rules among other people's.
+// ownersFake returns a Fake with all owners' rules among those of others.
 func ownersFake(t *testing.T, backend iptables.Backend) *iptablestest.Fake {
 	t.Helper()
 	fake := iptablestest.NewFake(backend)
@@ -21,13 +21,13 @@ func ownersFake(t *testing.T, backend iptables.Backend) *iptablestest.Fake {
 
 var ownersSetup = setup{protect: append([]string{"kube", "cni"}, scenario.Owners()...)}
 
-// TestOwnersThatWriteOnceGetTheirRulesBack: after every kind of flush, what
-// Docker, podman, libvirt and tailscaled wrote stands as it did, the rules that
-// Docker puts straight into built-in chains too, each once and in its place.
+// TestOwnersThatWriteOnceGetTheirRulesBack: after each kind of flush canaryd restores the rules
+// of Docker, podman, libvirt and tailscaled as they were, each once and in its place. That
+// includes Docker's rules in built-in chains.
 func TestOwnersThatWriteOnceGetTheirRulesBack(t *testing.T) {
 	oneOfEachScenario(t, func(t *testing.T, backend iptables.Backend, s scenario.Scenario) {
 		if s.Prepare != nil {
-			return // it changes kube-proxy's rules, and there is no kube-proxy here
+			return // it changes kube-proxy's rules, which this node lacks
 		}
 		control := &rig{t: t, fake: ownersFake(t, backend)}
 		must(t, s.Do(t.Context(), control.programs()))
@@ -44,8 +44,8 @@ func TestOwnersThatWriteOnceGetTheirRulesBack(t *testing.T) {
 	})
 }
 
-// TestWhatAnOwnerRemovedStaysRemoved: a network that is deleted goes with rules
-// deleted by name; neither the grace nor a later flush brings them back.
+// TestWhatAnOwnerRemovedStaysRemoved: the deletion of a network deletes its rules by name.
+// Neither the grace nor a later flush brings them back.
 func TestWhatAnOwnerRemovedStaysRemoved(t *testing.T) {
 	const bridge = "br-4f5a6b7c8d9e"
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -81,7 +81,7 @@ func TestWhatAnOwnerRemovedStaysRemoved(t *testing.T) {
 	})
 }
 
-// onlyForeign returns what iptables -F everywhere leaves of what stood before.
+// onlyForeign returns the rest of the tables after iptables -F everywhere.
 func (r *rig) onlyForeign(before map[rules.Family]rules.Ruleset) map[rules.Family]rules.Ruleset {
 	left := map[rules.Family]rules.Ruleset{}
 	for f, set := range before {
@@ -97,8 +97,8 @@ func (r *rig) onlyForeign(before map[rules.Family]rules.Ruleset) map[rules.Famil
 	return left
 }
 
-// TestAnotherNetworksRuleDoesNotStandForTheLostOne: after a flush of
-// POSTROUTING, a firewall writes a MASQUERADE of its own before canaryd looks.
+// TestAnotherNetworksRuleDoesNotStandForTheLostOne: after a flush of POSTROUTING, a firewall
+// writes a MASQUERADE of its own before canaryd looks. canaryd still restores Docker's.
 func TestAnotherNetworksRuleDoesNotStandForTheLostOne(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := run(t, ownersFake(t, backend), ownersSetup)

@@ -14,8 +14,8 @@ import (
 
 const proxyCanary = "KUBE-PROXY-CANARY"
 
-// ofProxy reports whether a line of iptables-save belongs to kube-proxy, as opposed to
-// kubelet and canaryd.
+// ofProxy reports whether a line of iptables-save belongs to kube-proxy, and not to kubelet or
+// canaryd.
 func ofProxy(line string) bool {
 	for _, word := range []string{"KUBE-FIREWALL", "KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY", "KUBE-CANARYD-CANARY"} {
 		if strings.Contains(line, word) {
@@ -25,9 +25,9 @@ func ofProxy(line string) bool {
 	return strings.Contains(line, "KUBE-")
 }
 
-// proxyCleansUp is kube-proxy --cleanup, 1.36: in each family it deletes its jumps one by
-// one, then its chains in nat and in filter with its canaries there, each table by one
-// restore, and its canary in mangle last. A start in nftables mode does the same.
+// proxyCleansUp does the same as kube-proxy --cleanup, 1.36, and as a start in nftables mode.
+// In each family it deletes the jumps one by one. One restore per table then deletes the chains
+// and canaries of nat, of filter, and last of mangle.
 func (r *rig) proxyCleansUp() {
 	r.t.Helper()
 	for _, f := range rules.Families() {
@@ -52,7 +52,7 @@ func (r *rig) proxyCleansUp() {
 	}
 }
 
-// proxyChains returns the chains of kube-proxy's that stand.
+// proxyChains returns the present chains of kube-proxy.
 func (r *rig) proxyChains() []string {
 	r.t.Helper()
 	var found []string
@@ -68,7 +68,7 @@ func (r *rig) proxyChains() []string {
 	return found
 }
 
-// flushAll is a firewall that flushes every table, and deletes every chain.
+// flushAll flushes every table, and deletes every chain, as a firewall does.
 func (r *rig) flushAll() {
 	r.t.Helper()
 	for _, f := range rules.Families() {
@@ -79,8 +79,8 @@ func (r *rig) flushAll() {
 	}
 }
 
-// TestAProxyThatLeftStaysAway: all of kube-proxy's chains and its canary are gone while
-// every mark stands. A flush 200 ms later brings back what is others', and nothing of it.
+// TestAProxyThatLeftStaysAway: all of kube-proxy's chains and its canary are gone, and every
+// mark is in force. After a flush 200 ms later canaryd restores only the rules of others.
 func TestAProxyThatLeftStaysAway(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -120,8 +120,8 @@ func (r *rig) wantNothingOf(chain string) {
 	}
 }
 
-// TestHalfOfAProxysChainsIsNotItsWord: as long as one chain of kube-proxy's stands, or its
-// canary does, what is gone waits for two seconds as before.
+// TestHalfOfAProxysChainsIsNotItsWord: one chain of kube-proxy's, or its canary, still exists.
+// Then the removal of the others counts after two seconds, as ever.
 func TestHalfOfAProxysChainsIsNotItsWord(t *testing.T) {
 	for name, leave := range map[string]func(*rig){
 		"its canary": func(r *rig) { r.write(rules.Mangle, ":"+proxyCanary+" - [0:0]") },
@@ -135,7 +135,7 @@ func TestHalfOfAProxysChainsIsNotItsWord(t *testing.T) {
 				r.proxyCleansUp()
 				leave(r) // before canaryd has read
 				r.after(time.Second)
-				// IPv6's are gone for good; of IPv4's none is forgotten.
+				// IPv6's chains are gone for good; all of IPv4's are still known.
 				if now := r.d.Status().Generation.Chains; now < before/2 {
 					t.Errorf("the generation has %d chains, had %d", now, before)
 				}
@@ -149,8 +149,8 @@ func TestHalfOfAProxysChainsIsNotItsWord(t *testing.T) {
 	}
 }
 
-// TestRulesWithoutAnOwner: kube-proxy has left, and a flush right behind it is answered
-// with its rules. Its canary does not come back.
+// TestRulesWithoutAnOwner: kube-proxy has left, and a flush right after that makes canaryd
+// restore its rules. Its canary does not come back, so the rules have no owner.
 func TestRulesWithoutAnOwner(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()
@@ -167,11 +167,11 @@ func TestRulesWithoutAnOwner(t *testing.T) {
 		r.wantOwner(true)
 		r.after(20 * time.Second)
 		r.wantOwner(false)
-		r.wantReady() // all of it is in force
+		r.wantReady() // all rules are in force
 		r.wantLog("kube-proxy's rules have no owner")
 		r.wantLog("canaryd cleanup --rules --protect=kube-proxy")
 
-		// A restart knows it at once.
+		// After a restart canaryd knows that at once.
 		r.stop()
 		r = run(t, r.fake, setup{store: openStore(t, dir, identity(backend))})
 		r.settled()
@@ -205,15 +205,15 @@ func (r *rig) wantOwner(has bool) {
 	if o == nil {
 		return
 	}
-	for i, word := range []string{"spec.nodeName=NODE", "k3s", "rke2", "canaryd cleanup"} { // of this node only
+	for i, word := range []string{"spec.nodeName=NODE", "k3s", "rke2", "canaryd cleanup"} { // on this node only
 		if c := o.Choices[i].Command; !strings.Contains(c, word) || strings.Contains(c, "rollout") {
 			r.t.Errorf("choice %d is %q, want %s", i, c, word)
 		}
 	}
 }
 
-// TestANudgedProxyThatIsGone: kube-proxy was killed. The replay asks it for a full sync,
-// and nothing answers.
+// TestANudgedProxyThatIsGone: kube-proxy was killed. The replay requests a full sync, and there
+// is no answer.
 func TestANudgedProxyThatIsGone(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -224,15 +224,15 @@ func TestANudgedProxyThatIsGone(t *testing.T) {
 		r.wantOwner(true)
 		r.after(3 * time.Minute)
 		r.wantOwner(false)
-		r.proxyCleansUp() // an operator takes the rules away
+		r.proxyCleansUp() // an operator removes the rules
 		r.settled()
 		r.wantOwner(true)
 		r.wantReady()
 	})
 }
 
-// TestAProxyThatNeverPlantedACanary: kube-proxy in ipvs mode and before 1.17 has none. Its
-// absence says nothing.
+// TestAProxyThatNeverPlantedACanary: kube-proxy in ipvs mode and before 1.17 has no canary, so
+// its absence proves nothing.
 func TestAProxyThatNeverPlantedACanary(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := loadedFake(t, backend)
@@ -250,11 +250,11 @@ func TestAProxyThatNeverPlantedACanary(t *testing.T) {
 	})
 }
 
-// TestARulesetWithoutKUBE is what Cilium's documentation removes kube-proxy's rules with:
-// iptables-save | grep -v KUBE | iptables-restore. It takes canaryd's chain with it, as a
-// firewall's saved file does, and nothing in the tables separates one from the other. So it is
-// a flush: a kube-proxy that lives has its services back at once, and one that is gone is
-// distinguished from it by its canary.
+// TestARulesetWithoutKUBE: an operator removes kube-proxy's rules as Cilium's documentation
+// says, with iptables-save | grep -v KUBE | iptables-restore. That also removes canaryd's
+// chain, as a firewall's saved file does, and the tables look the same after both. So it counts
+// as a flush, and a running kube-proxy has its services back at once. The missing canary shows
+// that kube-proxy is gone.
 func TestARulesetWithoutKUBE(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -295,8 +295,8 @@ func TestARulesetWithoutKUBE(t *testing.T) {
 	}
 }
 
-// TestCleanupOfOneOwnersRules: what a cleanup is narrowed to goes, what others protect
-// stays, kubelet's too.
+// TestCleanupOfOneOwnersRules: a cleanup removes the named owner's rules, and leaves the
+// protected rules of others, kubelet's too.
 func TestCleanupOfOneOwnersRules(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

@@ -21,10 +21,10 @@ type deletion struct {
 	table  rules.TableName
 	line   string
 	mark   bool
-	unread bool // its command has ended before its line could be read
+	unread bool // its command ended before canaryd could read its line
 }
 
-// deletions returns what deletes all rules of the node's IPv4 tables one by one.
+// deletions returns the deletions of all rules of the node's IPv4 tables.
 func (r *rig) deletions() (marks, others []deletion) {
 	r.t.Helper()
 	set := r.tables()[rules.IPv4]
@@ -42,8 +42,8 @@ func (r *rig) deletions() (marks, others []deletion) {
 	return marks, others
 }
 
-// delete deletes rules one by one with a command of iptables' each, by which another process
-// decides, and pauses behind each.
+// delete deletes rules one by one, with a command of iptables for each and a pause after it.
+// Another process has started these commands.
 func (r *rig) delete(by watch.Doer, pause time.Duration, list []deletion) {
 	r.t.Helper()
 	for _, d := range list {
@@ -72,9 +72,9 @@ var (
 	gone   = watch.Doer{PID: 8711, Comm: "iptables"}
 )
 
-// TestAPurgeDeletesMarksByName: what a process deleted that deletes marks, too, is lost, whenever
-// it comes to the marks and however slow it is. What kube-proxy removed right before and right
-// after stays removed, and what it added stays.
+// TestAPurgeDeletesMarksByName: a process deletes rules and marks by name. All its deletions
+// count as lost, however late it deletes the marks, and however slow it is. kube-proxy's
+// removals and additions right before and after that stay.
 func TestAPurgeDeletesMarksByName(t *testing.T) {
 	for _, pause := range []time.Duration{0, 50 * time.Millisecond, 300 * time.Millisecond} {
 		for _, place := range []float64{0, 0.5, 1} {
@@ -91,7 +91,7 @@ func TestAPurgeDeletesMarksByName(t *testing.T) {
 					before, foreign := r.tables(), r.tables()
 					list = slices.Insert(list, int(place*float64(len(list))), marks...)
 					r.delete(puppet, pause, list)
-					for f, set := range r.tables() { // what is not protected its owners put back
+					for f, set := range r.tables() { // owners restore their unprotected rules
 						foreign[f] = set
 					}
 					r.after(10 * time.Second)
@@ -120,16 +120,16 @@ func TestAPurgeDeletesMarksByName(t *testing.T) {
 	}
 }
 
-// TestWhoPurges: a mark that goes by name makes a purge of an agent or a script, and of nothing
-// that another process deletes. In doubt it is a decision.
+// TestWhoPurges: the deletion of a mark by name shows a purge by an agent or a script. It
+// proves nothing about other processes' deletions. In doubt a deletion is a decision.
 func TestWhoPurges(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
-		marks watch.Doer    // who deletes a mark,
-		rules [3]watch.Doer // and then three rules
-		line  string        // of the command that takes the mark; empty: it names it
-		back  int           // how many of the rules come back
-		slow  bool          // seconds are between two commands
+		marks watch.Doer    // deletes a mark,
+		rules [3]watch.Doer // and then these delete three rules
+		line  string        // the mark's command; empty: it names the mark
+		back  int           // the number of restored rules
+		slow  bool          // the commands are seconds apart
 	}{
 		{"an agent", puppet, [3]watch.Doer{puppet, puppet, puppet}, "", 3, false},
 		{"an agent, and a script", puppet, [3]watch.Doer{script, script, script}, "", 0, false},
@@ -187,18 +187,19 @@ func TestWhoPurges(t *testing.T) {
 				after := r.tables()
 				must(t, r.fake.RestoreNoflush(rules.IPv4, section(rules.Nat, "-F KUBE-SERVICES", "-F PREROUTING", "-F OUTPUT")))
 				r.after(10 * time.Second)
-				r.wantTables(after, r.tables()) // what is not protected stays away
+				r.wantTables(after, r.tables()) // unprotected rules stay deleted
 			})
 		})
 	}
 }
 
-// TestAPurgeWhoseCommandsAreUnread: on a busy node a command may end before its line can be read.
-// The kernel says that it deleted one mark and nothing else. By number a script may do that once.
+// TestAPurgeWhoseCommandsAreUnread: on a busy node a command may end before canaryd can read
+// its line. The kernel reports that it deleted one mark and nothing else. A script may do that
+// once, by number.
 func TestAPurgeWhoseCommandsAreUnread(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		by   []watch.Doer // who deletes a mark each
+		by   []watch.Doer // each deletes a mark
 		back bool
 	}{
 		{"one mark", []watch.Doer{puppet}, false},
@@ -217,7 +218,7 @@ func TestAPurgeWhoseCommandsAreUnread(t *testing.T) {
 				})
 				r.delete(puppet, 2*time.Second, list[:1])
 				for i, by := range tt.by {
-					marks, _ := r.deletions() // the replay may have renewed them
+					marks, _ := r.deletions() // the replay may have renewed the marks
 					chain := []string{"-D PREROUTING", "-D OUTPUT"}[i]
 					at := slices.IndexFunc(marks, func(d deletion) bool { return strings.HasPrefix(d.line, chain) })
 					marks[at].unread = true
@@ -239,8 +240,8 @@ func TestAPurgeWhoseCommandsAreUnread(t *testing.T) {
 	}
 }
 
-// TestAnAgentDeletesByName: without a mark among them, deletions by name are decisions, and so is
-// what a process deletes again that purged a while ago.
+// TestAnAgentDeletesByName: without a deleted mark, deletions by name are decisions. So are the
+// later deletions of a process that purged a while ago.
 func TestAnAgentDeletesByName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.NFT, setup{})
@@ -251,7 +252,7 @@ func TestAnAgentDeletesByName(t *testing.T) {
 			t.Fatalf("%d records", n)
 		}
 		before := r.tables()
-		marks, _ := r.deletions() // they are renewed
+		marks, _ := r.deletions() // the marks are renewed
 		r.delete(puppet, time.Minute, marks[:1])
 		r.wantTables(before, before)
 		r.delete(puppet, 0, list[i+1:i+2])
@@ -264,12 +265,13 @@ func TestAnAgentDeletesByName(t *testing.T) {
 	})
 }
 
-// TestAPurgeDeletesJumpsOnLegacy: only processes of the purge held the lock, so the jumps that went
-// meanwhile are back when it rests. Where an owner held it, too, a jump waits for its grace.
+// TestAPurgeDeletesJumpsOnLegacy: only processes of the purge held the lock, so the jumps that
+// were deleted meanwhile are back when it rests. If an owner also held it, a jump waits for its
+// grace.
 func TestAPurgeDeletesJumpsOnLegacy(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		by   watch.Doer // who deletes the jump in the middle
+		by   watch.Doer // deletes the jump in the middle
 		soon bool
 	}{
 		{"a script alone", script, true},
@@ -311,8 +313,9 @@ func TestAPurgeDeletesJumpsOnLegacy(t *testing.T) {
 	}
 }
 
-// TestAPurgeInAnyOrder: jumps that a purge took, learned as removed or not, come back in their
-// order, which decides what their packets meet. Some commands ended before they could be read.
+// TestAPurgeInAnyOrder: a purge takes jumps, and canaryd has learned some of the removals. All
+// come back in their order, which decides about packets. Some commands ended before canaryd
+// could read them.
 func TestAPurgeInAnyOrder(t *testing.T) {
 	for seed := range uint64(6) {
 		for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
@@ -334,9 +337,9 @@ func TestAPurgeInAnyOrder(t *testing.T) {
 						}
 						r.delete(by, 700*time.Millisecond, list[i:i+1])
 					}
-					marks, _ := r.deletions() // they may have been renewed
+					marks, _ := r.deletions() // the marks may have been renewed
 					r.delete(script, 300*time.Millisecond, marks)
-					for f, set := range r.tables() { // what is not protected its owners put back
+					for f, set := range r.tables() { // owners restore their unprotected rules
 						foreign[f] = set
 					}
 					r.after(time.Minute)

@@ -16,8 +16,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// ipvsText is what kube-proxy in ipvs mode writes, cut short: rules that depend on
-// ipsets, and one on the canary of another owner, which only its owner may bring back.
+// ipvsText is a short form of the rules of kube-proxy in ipvs mode. Some depend on ipsets. One
+// depends on the canary of another owner, and only that owner may restore the canary.
 const ipvsText = `*nat
 :KUBE-LOAD-BALANCER - [0:0]
 :KUBE-MARK-MASQ - [0:0]
@@ -76,7 +76,7 @@ func (r *rig) wantQuarantine(want int) {
 	if gauge != float64(want) {
 		r.t.Errorf("canaryd_quarantined_rules is %v, want %d", gauge, want)
 	}
-	// A rule that is lost and not back makes the node unhealthy, on every face alike.
+	// A lost rule in quarantine makes the node unhealthy, and all faces say so.
 	words := map[bool]string{true: "healthy", false: "NOT healthy: " + s.PartialCount() + ": "}[want == 0]
 	if !strings.HasPrefix(s.Headline, words) || (s.Ready() == nil) != (want == 0) || r.metrics("healthy")["healthy"] != map[bool]float64{true: 1}[want == 0] {
 		r.t.Errorf("with %d rules in quarantine: %q, ready: %v, metric %v", want, s.Headline, s.Ready(), r.metrics("healthy"))
@@ -95,8 +95,8 @@ func (r *rig) wantQuarantine(want int) {
 	}
 }
 
-// TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt: it stays in the
-// generation, is reported, and comes back as soon as the chain does.
+// TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt: the rule stays in the generation
+// and is reported. canaryd restores it once the chain exists.
 func TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id0 := t.TempDir(), identity(backend)
@@ -105,7 +105,7 @@ func TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt(t *testing.T) {
 		before, id := r.fake.SaveTable(rules.IPv4, rules.Filter), r.d.Status().Generation.ID
 		flushDelete(t, r.fake)
 		r.settled()
-		r.wantQuarantine(2) // it, and the rule behind it
+		r.wantQuarantine(2) // the rule, and the rule behind it
 		if f := r.d.Status().Flushes[0]; f.Outcome != reload.Partial || !strings.Contains(f.Detail, "chain CORP-CANARY is missing") {
 			t.Errorf("the flush ended %s: %s", f.Outcome, f.Detail)
 		}
@@ -114,7 +114,7 @@ func TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt(t *testing.T) {
 		if got := r.d.Status().Generation.ID; got != id {
 			t.Errorf("the generation is %s, want %s: what is in quarantine belongs to it", got, id)
 		}
-		// Another canaryd takes it up.
+		// The next run knows the quarantine.
 		r.stop()
 		r = run(t, r.fake, setup{store: openStore(t, dir, id0)})
 		r.settled()
@@ -132,9 +132,9 @@ func TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt(t *testing.T) {
 	})
 }
 
-// TestAQuarantinedRuleIsDismissed: an operator may accept that it is lost. The node is healthy
-// then, the rule does not come back with its chain, and no flush brings it back. The rule that
-// waited for it is back at once.
+// TestAQuarantinedRuleIsDismissed: an operator accepts the loss of a rule. The node is healthy
+// then, and canaryd restores the rule neither with its chain nor after a flush. It restores at
+// once the rule that waited behind it.
 func TestAQuarantinedRuleIsDismissed(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id0 := t.TempDir(), identity(backend)
@@ -169,15 +169,15 @@ func TestAQuarantinedRuleIsDismissed(t *testing.T) {
 	})
 }
 
-// TestRulesThatWaitAreNeverDismissed: they are not lost. As long as canaryd may not write, because
-// replays are paused or because their owner may be about to write them, they stay in quarantine,
-// however often an operator asks.
+// TestRulesThatWaitAreNeverDismissed: waiting rules are not lost. They stay in quarantine while
+// canaryd may not write, in a pause or while their owner may be about to write. More dismissals
+// do not change that.
 func TestRulesThatWaitAreNeverDismissed(t *testing.T) {
 	tests := []struct {
 		name string
 		hold func(r *rig) // keeps canaryd from writing
 		ends func(r *rig)
-		lost int // by the first dismissal
+		lost int // rules that the first dismissal drops
 	}{
 		{"paused", func(r *rig) { r.pause(time.Hour) }, func(r *rig) {
 			_, err := r.d.Resume(r.t.Context())
@@ -221,9 +221,8 @@ func TestRulesThatWaitAreNeverDismissed(t *testing.T) {
 	}
 }
 
-// TestAReturnedChainIsNoReasonToTryForEver: the chain that a rule lacked is back,
-// and the rule is refused all the same. Who writes often does not make it be tried
-// often.
+// TestAReturnedChainIsNoReasonToTryForEver: the missing chain is back, and its rule is refused
+// anyway. A busy writer does not make canaryd try it more often.
 func TestAReturnedChainIsNoReasonToTryForEver(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := run(t, ipvsFake(t, backend), setup{})
@@ -238,7 +237,7 @@ func TestAReturnedChainIsNoReasonToTryForEver(t *testing.T) {
 			must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n-A CORP-CANARY -s 203.0.113.0/24 -j ACCEPT\nCOMMIT\n"))
 			r.after(time.Second)
 		}
-		// Each try is one restore of the rules and one without.
+		// A try has two restores: with the rules and without.
 		if tried := (r.fake.Restores() - tries) / 2; tried < 2 || tried > 12 {
 			t.Errorf("it was tried %d times in a minute, want about 10", tried)
 		}
@@ -249,7 +248,7 @@ func TestAReturnedChainIsNoReasonToTryForEver(t *testing.T) {
 	})
 }
 
-// unmarked leaves out canaryd's marks, whose nonce changes.
+// unmarked removes canaryd's marks, whose nonce changes, from a text.
 func unmarked(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
@@ -266,7 +265,7 @@ func TestCapturedSetsComeBackWithTheirMembers(t *testing.T) {
 		r.settled()
 		newer := clusterIPs
 		newer.Members = append(newer.Members, "10.96.0.10,udp:53")
-		r.fake.Sets().Put(newer) // kube-proxy; no rule changes
+		r.fake.Sets().Put(newer) // as kube-proxy does; no rule changes
 		r.after(confirmEvery)
 		before := r.fake.SaveTable(rules.IPv4, rules.Nat)
 		for _, table := range protect.Always() {
@@ -288,8 +287,8 @@ func TestCapturedSetsComeBackWithTheirMembers(t *testing.T) {
 	})
 }
 
-// TestASetThatNobodyCanMakeHoldsBackItsRuleAlone: tried again with longer and
-// longer pauses, until its owner makes it.
+// TestASetThatNobodyCanMakeHoldsBackItsRuleAlone: an ipset cannot be made, and only its rule
+// waits. canaryd tries at growing distances, until the owner makes the set.
 func TestASetThatNobodyCanMakeHoldsBackItsRuleAlone(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := run(t, ipvsFake(t, backend), setup{})
@@ -307,7 +306,7 @@ func TestASetThatNobodyCanMakeHoldsBackItsRuleAlone(t *testing.T) {
 		if tried := r.fake.Begins() - tries; tried < 10 || tried > 60 {
 			t.Errorf("it was tried %d times in 10 minutes, want about 25", tried)
 		}
-		r.fake.Sets().Put(clusterIPs) // by its owner
+		r.fake.Sets().Put(clusterIPs) // as its owner does
 		r.after(pace.LastTry + time.Second)
 		r.wantReady()
 		r.wantQuarantine(0)

@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// withRule returns the generation with a rule more in a chain of IPv4's filter.
+// withRule returns the generation with one more rule in a chain of IPv4's filter.
 func withRule(t *testing.T, g rules.Generation, chain, spec string) rules.Generation {
 	t.Helper()
 	r, err := rules.ParseRule(spec)
@@ -27,7 +27,7 @@ func withRule(t *testing.T, g rules.Generation, chain, spec string) rules.Genera
 	return g.With(rules.IPv4.Table(rules.Filter), s)
 }
 
-// inSite is where all rules are declared.
+// inSite returns one place as the origin of all declared rules.
 func inSite(rules.Family, rules.TableName, string, rules.Rule) Origin {
 	return Origin{Source: "snapshot", Where: "/etc/site/10.v4:7"}
 }
@@ -68,8 +68,8 @@ func (r *rig) wantRefused() {
 	}
 }
 
-// TestRefusedAtStart: one declared rule that the kernel refuses keeps its own table as
-// it was, also after a flush, and no other. It is named until it is mended.
+// TestRefusedAtStart: the kernel refuses one declared rule. Only its table keeps its former
+// content, also after a flush, and canaryd names the rule until it is corrected.
 func TestRefusedAtStart(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		good := medium(t)
@@ -102,8 +102,8 @@ func TestRefusedAtStart(t *testing.T) {
 	})
 }
 
-// TestRefusedLater: the table keeps the last declaration that the kernel took, over
-// flushes and a restart, while the other tables follow the new one.
+// TestRefusedLater: a refused table keeps the last declaration that the kernel took, over
+// flushes and a restart. The other tables follow the new declaration.
 func TestRefusedLater(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, first, second := t.TempDir(), medium(t), small(t)
@@ -127,8 +127,8 @@ func TestRefusedLater(t *testing.T) {
 	})
 }
 
-// TestRefusedWhatStands: without anything on disk, the refused table keeps what an
-// earlier run left there, and a flush does not take it.
+// TestRefusedWhatStands: nothing is on disk. A refused table keeps the rules of an earlier run,
+// also after a flush.
 func TestRefusedWhatStands(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		first, second := medium(t), small(t)
@@ -145,8 +145,8 @@ func TestRefusedWhatStands(t *testing.T) {
 	})
 }
 
-// TestBrokenFiles: a node whose declared rules cannot be read is not healthy, from the
-// start on, although all that is known is in force and is put back.
+// TestBrokenFiles: the declared rules cannot be read. The node is not healthy from the start
+// on, though canaryd keeps the known rules in force.
 func TestBrokenFiles(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		broken := []api.SourceError{{Source: "rules-dir", Where: "/etc/site/10.v4:5", Reason: `/etc/site/10.v4:5: "hush" is no rule`, InForce: api.StoredGood}}

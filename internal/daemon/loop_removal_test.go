@@ -19,9 +19,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// TestMassDeletionIsRecorded: one restore that deletes most of nat by name is taken for the owner's
-// doing, with a record that names the process. A restore by kube-proxy itself has none. A program
-// that owns other rules is not the owner of these.
+// TestMassDeletionIsRecorded: one restore deletes most of nat by name. It counts as the owner's
+// doing, with a record that names the process. A restore by kube-proxy itself has no record. An
+// owner of other rules is not the owner of these.
 func TestMassDeletionIsRecorded(t *testing.T) {
 	for _, parent := range []string{"bash", "kube-proxy", "k3s-agent", "fail2ban-server", "crio", "kube-router", "flanneld", "dockerd"} {
 		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -76,9 +76,9 @@ func TestMassDeletionIsRecorded(t *testing.T) {
 	}
 }
 
-// TestMassDeletionInANativeTableIsRecorded: one commit that deletes most of a native table by name
-// is taken for the owner's doing, with a record, a line of JSON and a word in the status that name
-// the process. A deletion by the owner itself has no record, nor has a small one.
+// TestMassDeletionInANativeTableIsRecorded: one commit deletes most of a native table by name.
+// It counts as the owner's doing, and record, journal and status name the process. Neither a
+// deletion by the owner itself nor a small one has a record.
 func TestMassDeletionInANativeTableIsRecorded(t *testing.T) {
 	mine, calico := tableid.IPv4.Table("mine"), tableid.IPv4.Table("calico")
 	extra := func(chain string) bool { return strings.HasPrefix(chain, "extra") }
@@ -88,7 +88,7 @@ func TestMassDeletionInANativeTableIsRecorded(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		delete func(*fakeNative, tableid.TableID)
-		lost   api.Lost // the zero value: there is no record
+		lost   api.Lost // the zero value: no record
 		said   string
 	}{
 		{"elements", elements(25), api.Lost{Elements: 25}, "ips lost 25 elements, 5 left"},

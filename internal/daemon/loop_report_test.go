@@ -16,15 +16,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A press is where a daemon's reports of flushes go.
+// A press receives a daemon's reports of flushes.
 type press struct {
 	mu    sync.Mutex
 	lines []string
-	ids   map[string]int // numbers of IDs, by the order in which they came
+	ids   map[string]int // numbers of IDs, in order of arrival
 }
 
-// reported follows the rig's reports until the returned function is called. A line has the number
-// of the flush, how far it is, and its outcome.
+// reported follows the rig's reports until the returned function is called. A line has the
+// flush's number, whether it is final, and the outcome.
 func (r *rig) reported() (p *press, end func()) {
 	p = &press{ids: map[string]int{}}
 	ctx, cancel := context.WithCancel(r.t.Context())
@@ -57,8 +57,8 @@ func (p *press) want(t *testing.T, when string, want ...string) {
 	}
 }
 
-// TestReportsOfFlushes: a flush has one line when it is over. One that waits has a line when it
-// begins to, and one that canaryd cannot put back when it has lasted for ten seconds.
+// TestReportsOfFlushes: a flush has one line when it is over. It has another one when it begins
+// to wait, or when its replays have failed for ten seconds.
 func TestReportsOfFlushes(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -101,8 +101,8 @@ func TestReportsOfFlushes(t *testing.T) {
 	})
 }
 
-// TestReportsInObserveMode: a flush waits for the rules' owner, and its line is final when they are
-// back.
+// TestReportsInObserveMode: a flush waits for the rules' owner. Its line is final once the
+// rules are back.
 func TestReportsInObserveMode(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{mode: api.Observe})
@@ -117,8 +117,8 @@ func TestReportsInObserveMode(t *testing.T) {
 	})
 }
 
-// TestReportsAfterARestart: what an earlier run has reported is no news. A flush that still waits
-// has a line in each run's output, and one more when it is over.
+// TestReportsAfterARestart: a run does not repeat the reports of an earlier one. A flush that
+// still waits has a line in each run's output, and one more when it is over.
 func TestReportsAfterARestart(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()
@@ -159,8 +159,8 @@ func TestReportsOfNativeTables(t *testing.T) {
 	})
 }
 
-// TestReportsOfAWar: a process that flushes without end makes no more lines than there are records,
-// and no reader keeps the loop.
+// TestReportsOfAWar: a process flushes without end. There are no more lines than records, and a
+// slow reader does not delay the loop.
 func TestReportsOfAWar(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

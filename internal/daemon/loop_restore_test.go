@@ -18,8 +18,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// startEmpty runs a Daemon that learned of an empty node, whose owners came later, and
-// returns the ID of the empty generation, which is on disk.
+// startEmpty runs a Daemon that first learned an empty node, before its owners wrote rules. It
+// returns the ID of the empty generation on disk.
 func startEmpty(t *testing.T, backend iptables.Backend) (r *rig, empty string) {
 	t.Helper()
 	fake := iptablestest.NewFake(backend)
@@ -50,8 +50,8 @@ func (r *rig) wantUntouched(reply api.RestoreReply, before string) {
 	}
 }
 
-// TestRestoreRemovesNothingUnasked: an old empty generation takes no rule away before that
-// was agreed to; then it is recorded and logged, and the record names the way back.
+// TestRestoreRemovesNothingUnasked: an old empty generation removes no rule without an
+// agreement. With it the removal is recorded and logged, and the record names the way back.
 func TestRestoreRemovesNothingUnasked(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r, empty := startEmpty(t, backend)
@@ -100,7 +100,7 @@ func TestRestoreRemovesNothingUnasked(t *testing.T) {
 			t.Errorf("the diff lacks a chain: %+v", told)
 		}
 
-		// The way back only adds: there is nothing to agree to.
+		// The way back only adds, so it needs no agreement.
 		if reply := r.restore(api.RestoreRequest{Generation: id}); !reply.Proved() {
 			t.Errorf("the way back: %+v", reply)
 		}
@@ -118,8 +118,8 @@ func protectedOf(text string) int {
 	return strings.Count(text, "KUBE-") + strings.Count(text, "CNI-")
 }
 
-// TestRestoreHoldsForWhatIsWritten: an agreement is for what was shown. What an owner wrote
-// since, in the same tables or in others, is not taken away with it.
+// TestRestoreHoldsForWhatIsWritten: an agreement covers only the shown changes. A restore does
+// not remove rules that an owner wrote since, in the same tables or in others.
 func TestRestoreHoldsForWhatIsWritten(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r, empty := startEmpty(t, backend)
@@ -135,8 +135,8 @@ func TestRestoreHoldsForWhatIsWritten(t *testing.T) {
 	})
 }
 
-// TestRestoreInObserveMode: where canaryd only observes, its owner may have begun to write
-// again by the time an operator asks for a replay: its newer rules stay, unless agreed to.
+// TestRestoreInObserveMode: an owner has begun to write again before an operator requests a
+// replay. Its newer rules stay without an agreement.
 func TestRestoreInObserveMode(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{mode: api.Observe})
@@ -159,8 +159,8 @@ func TestRestoreInObserveMode(t *testing.T) {
 	})
 }
 
-// TestStoredGenerationsAreDescribed: status says of each stored generation how much it holds
-// and what made it, and offers an empty one last; render shows any.
+// TestStoredGenerationsAreDescribed: the status has the size and the origin of each stored
+// generation, and lists an empty one last. render shows any of them.
 func TestStoredGenerationsAreDescribed(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r, empty := startEmpty(t, backend)
@@ -207,7 +207,7 @@ func TestStoredGenerationsAreDescribed(t *testing.T) {
 	})
 }
 
-// TestGenerationByTheBeginningOfItsID: restore and render take it where it is unambiguous.
+// TestGenerationByTheBeginningOfItsID: restore and render take an unambiguous beginning.
 func TestGenerationByTheBeginningOfItsID(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{store: openStore(t, t.TempDir(), identity(backend))})
@@ -235,9 +235,9 @@ func TestGenerationByTheBeginningOfItsID(t *testing.T) {
 	})
 }
 
-// TestRestoreOfALossRecordsNoRemoval: in a pause another process restores a file that was saved
-// before one pod came and another one went. A restore puts back what is lost, and the rules of the
-// gone pod go with that: none of them counts as removed on request.
+// TestRestoreOfALossRecordsNoRemoval: in a pause another process restores a file from before
+// one pod was added and another one removed. A restore puts back the lost rules, and the
+// removed pod's rules are deleted with that. They do not count as removed on request.
 func TestRestoreOfALossRecordsNoRemoval(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

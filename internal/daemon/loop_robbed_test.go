@@ -25,7 +25,8 @@ const (
 	hostPorts    = "CNI-HOSTPORT-DNAT"
 )
 
-// deleteByName deletes the rules of a chain that name a container, one command each, with pauses.
+// deleteByName deletes the rules of a chain that name a container, by one command each, with
+// pauses.
 func (c criRuntime) deleteByName(by iptablestest.Writer, chain, id string, pause time.Duration) {
 	c.t.Helper()
 	for _, f := range rules.Families() {
@@ -42,7 +43,7 @@ func (c criRuntime) chainAway(by iptablestest.Writer, chain string, pause time.D
 	c.t.Helper()
 	for _, f := range rules.Families() {
 		led := slices.ContainsFunc(c.chain(f, rules.Nat, hostPorts), func(r string) bool { return strings.Contains(r, chain) })
-		if c.chain(f, rules.Nat, chain) != nil && !led { // it is back already
+		if c.chain(f, rules.Nat, chain) != nil && !led { // led: it is back already
 			for _, command := range []string{"-F ", "-X "} {
 				_ = by.RestoreNoflush(f, section(rules.Nat, command+chain)) // it may be back between the two
 				c.after(pause)
@@ -52,7 +53,7 @@ func (c criRuntime) chainAway(by iptablestest.Writer, chain string, pause time.D
 }
 
 // TestRulesOfPodsThatLive: another agent's cleanup deletes rules of host ports by name, with or
-// without their chains, however long it pauses. All come back, once each and in their places.
+// without their chains and with pauses. canaryd restores all, once each and in their places.
 func TestRulesOfPodsThatLive(t *testing.T) {
 	for _, pause := range []time.Duration{0, 300 * time.Millisecond, 3 * time.Second, 11 * time.Second} {
 		for _, chains := range []bool{false, true} {
@@ -89,8 +90,8 @@ func TestRulesOfPodsThatLive(t *testing.T) {
 	}
 }
 
-// robbedDuring runs body for steps of canaryd's writes at which another process goes on: meanwhile.
-// The reads of such a write are the first to show what that process removes.
+// robbedDuring runs body for steps of canaryd's writes during which another process deletes
+// rules: meanwhile. The reads of such a write are the first that show these removals.
 func robbedDuring(t *testing.T, body func(t *testing.T, backend iptables.Backend, startWith func(meanwhile func(criRuntime)) (c criRuntime, write func() map[rules.Family]rules.Ruleset))) {
 	replay := func(c criRuntime) map[rules.Family]rules.Ruleset {
 		want := c.tables()
@@ -103,7 +104,7 @@ func robbedDuring(t *testing.T, body func(t *testing.T, backend iptables.Backend
 	}
 	for _, test := range []struct {
 		name  string
-		write func(criRuntime) map[rules.Family]rules.Ruleset // leads to a write; returns the tables that are wanted
+		write func(criRuntime) map[rules.Family]rules.Ruleset // leads to a write; returns the expected tables
 		at    string
 	}{
 		{"before a replay's read", replay, "begin"},
@@ -143,8 +144,8 @@ func robbedDuring(t *testing.T, body func(t *testing.T, backend iptables.Backend
 	}
 }
 
-// TestRulesOfAPodThatGoDuringAWrite: the agent goes on while canaryd puts back another pod's rules,
-// or renews marks. They come back as well, some with their chain.
+// TestRulesOfAPodThatGoDuringAWrite: the agent deletes more rules while canaryd restores
+// another pod's rules, or renews marks. canaryd restores them too, some with their chain.
 func TestRulesOfAPodThatGoDuringAWrite(t *testing.T) {
 	for _, chain := range []bool{false, true} {
 		robbedDuring(t, func(t *testing.T, backend iptables.Backend, startWith func(func(criRuntime)) (criRuntime, func() map[rules.Family]rules.Ruleset)) {
@@ -156,7 +157,7 @@ func TestRulesOfAPodThatGoDuringAWrite(t *testing.T) {
 			})
 			want := write()
 			c.after(17 * time.Second)
-			if backend == iptables.Legacy && chain { // the order is not known there
+			if backend == iptables.Legacy && chain { // legacy hides the order
 				c.after(pods.DelLasts)
 			}
 			c.wantBack(want, want)
@@ -165,8 +166,8 @@ func TestRulesOfAPodThatGoDuringAWrite(t *testing.T) {
 	}
 }
 
-// TestADELDuringAWriteIsNotUndone: as TestRulesOfAPodThatGoDuringAWrite, by the plugins' DEL. Its
-// file goes later.
+// TestADELDuringAWriteIsNotUndone: as TestRulesOfAPodThatGoDuringAWrite, but by the plugins'
+// DEL. The pod's file is removed later.
 func TestADELDuringAWriteIsNotUndone(t *testing.T) {
 	robbedDuring(t, func(t *testing.T, backend iptables.Backend, startWith func(func(criRuntime)) (criRuntime, func() map[rules.Family]rules.Ruleset)) {
 		c, write := startWith(func(c criRuntime) { c.slowDEL(c.fake.Writer, gatewayID, gatewayChain, 0) })
@@ -182,8 +183,8 @@ func TestADELDuringAWriteIsNotUndone(t *testing.T) {
 	})
 }
 
-// TestRulesOfOnePodOfTwo: the other one's stay as they are, and what its DEL removes meanwhile does
-// not come back with them.
+// TestRulesOfOnePodOfTwo: an agent deletes one pod's rules, and a DEL removes the other pod.
+// canaryd restores only the first one's rules.
 func TestRulesOfOnePodOfTwo(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		c := startPods(t, backend, setup{})
@@ -207,7 +208,7 @@ func TestRulesOfOnePodOfTwo(t *testing.T) {
 	})
 }
 
-// slowDEL is portmap's DEL on a machine that is all but dead, and what follows it.
+// slowDEL is portmap's DEL on a very slow machine, and the next plugin's.
 func (c criRuntime) slowDEL(by iptablestest.Writer, id, chain string, pause time.Duration) {
 	c.t.Helper()
 	for _, f := range rules.Families() {
@@ -229,7 +230,7 @@ func (c criRuntime) slowDEL(by iptablestest.Writer, id, chain string, pause time
 	}
 }
 
-// TestADELIsNeverUndone: libcni removes its file behind the last plugin's DEL, which may be long
+// TestADELIsNeverUndone: libcni removes its file after the last plugin's DEL, which may be long
 // after portmap's.
 func TestADELIsNeverUndone(t *testing.T) {
 	for _, pause := range []time.Duration{0, 5 * time.Second} {
@@ -258,13 +259,14 @@ func TestADELIsNeverUndone(t *testing.T) {
 }
 
 // TestRulesOfAPodThatAreMissingAreSaid: an unknown process deletes rules of a pod in portmap's
-// order, and the pod's file stays. For the jump grace it may be a DEL, and nothing is said. Then
-// the node is not healthy, and the status has a record that waits for the owner. The rules come
-// back, and the record becomes that of the loss; or the file goes, and no record stays.
+// order, and the pod's file stays. For the jump grace that may be a DEL, and canaryd reports
+// nothing. Then the node is not healthy, with a record that waits for the owner. Either canaryd
+// restores the rules, and the record becomes that of the loss; or the file is removed, and no
+// record stays.
 func TestRulesOfAPodThatAreMissingAreSaid(t *testing.T) {
 	for _, test := range []struct {
 		name string
-		dies bool // its file goes
+		dies bool // its file is removed
 	}{{"the pod lives", false}, {"a long DEL", true}} {
 		t.Run(test.name, func(t *testing.T) {
 			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -321,8 +323,8 @@ func TestRulesOfAPodThatAreMissingAreSaid(t *testing.T) {
 	}
 }
 
-// TestADELThatIsKnownIsNotSaid: of a plugin's DEL, as of one by an unknown process within the jump
-// grace, the status says nothing, however long its file stays.
+// TestADELThatIsKnownIsNotSaid: the status reports nothing of a plugin's DEL, however long the
+// pod's file stays.
 func TestADELThatIsKnownIsNotSaid(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		c := startPods(t, backend, setup{})
@@ -340,9 +342,9 @@ func TestADELThatIsKnownIsNotSaid(t *testing.T) {
 	})
 }
 
-// TestADELThatFailsForGood: the last plugin fails, libcni keeps its file, and the runtime repeats
-// the DEL. Where the plugin is known, nothing ever comes back. Where it is not, the rules come back
-// once, and go at the next DEL.
+// TestADELThatFailsForGood: the last plugin fails, libcni keeps its file, and the runtime
+// repeats the DEL. If canaryd knows the plugin, it restores nothing. Otherwise it restores the
+// rules once, until the next DEL.
 func TestADELThatFailsForGood(t *testing.T) {
 	for _, known := range []bool{true, false} {
 		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -372,8 +374,8 @@ func TestADELThatFailsForGood(t *testing.T) {
 	}
 }
 
-// TestAnotherProcessIsKnown: what an agent that is known deletes is lost after the jump grace, also
-// in portmap's order.
+// TestAnotherProcessIsKnown: a known agent deletes rules in portmap's order. They count as lost
+// after the jump grace.
 func TestAnotherProcessIsKnown(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		c := startPods(t, backend, setup{})
@@ -406,7 +408,7 @@ func TestAnotherProcessIsKnown(t *testing.T) {
 	})
 }
 
-// TestInAPauseAPodsRulesMayGo: planned work is not undone.
+// TestInAPauseAPodsRulesMayGo: canaryd does not undo planned work.
 func TestInAPauseAPodsRulesMayGo(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		c := startPods(t, backend, setup{})
@@ -420,8 +422,8 @@ func TestInAPauseAPodsRulesMayGo(t *testing.T) {
 	})
 }
 
-// TestWithoutFilesNothingOfAPodComesBack: where libcni's files are not read, or stay for good, a
-// rule that is deleted by name is its owner's decision.
+// TestWithoutFilesNothingOfAPodComesBack: canaryd cannot use libcni's files. Then a rule that
+// is deleted by name is its owner's decision.
 func TestWithoutFilesNothingOfAPodComesBack(t *testing.T) {
 	for name, first := range map[string]func(criRuntime){
 		"none": func(c criRuntime) { c.forget(webID); c.forget(gatewayID) },

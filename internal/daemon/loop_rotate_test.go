@@ -12,9 +12,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestSavedRulesBesideABusyOwner: an owner that writes ten times a second, adds and
-// removes, never leaves the quiet in which marks are renewed. A file that was saved
-// before a service came is the past all the same, and the service comes back.
+// TestSavedRulesBesideABusyOwner: an owner adds and removes rules ten times a second, and so
+// never leaves the quiet in which marks are renewed. A file from before a new service still
+// counts as old, and canaryd restores the service.
 func TestSavedRulesBesideABusyOwner(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// ownChainless are rules that programs write straight into built-in chains, among others'.
+// ownChainless are rules that programs write to built-in chains, among others' rules.
 const ownChainless = `*mangle
 -A FORWARD -o wg0 -p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu
 COMMIT
@@ -39,7 +39,7 @@ COMMIT
 COMMIT
 `
 
-// ruleWords names all of them. inVain names a jump into a chain that no word names.
+// ruleWords names all of them. inVain names a jump to a chain that no word names.
 var ruleWords = []string{
 	"kube", "cni",
 	"rule:mangle:FORWARD:-o wg0 *--clamp-mss-to-pmtu",
@@ -61,8 +61,8 @@ func chainlessFake(t *testing.T, backend iptables.Backend) *iptablestest.Fake {
 	return fake
 }
 
-// TestRulesThatAWordNamesComeBack: after a flush of each kind they stand as often as they did,
-// among the rules of others that the flush left.
+// TestRulesThatAWordNamesComeBack: after a flush of each kind the named rules are back in their
+// former number, among the remaining rules of others.
 func TestRulesThatAWordNamesComeBack(t *testing.T) {
 	kinds := []string{"flush-all", "flush-delete-all", "flush-delete-nat", "flush-forward", "flush-prerouting", "flush-postrouting", "restore-filter", "nft-flush-ruleset"}
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
@@ -88,8 +88,8 @@ func TestRulesThatAWordNamesComeBack(t *testing.T) {
 	}
 }
 
-// TestWhatAWordNamesIsItsOwners: a rule that is deleted by name stays away, in time and after a
-// flush; a rule that its owner appends right behind a replay is there once.
+// TestWhatAWordNamesIsItsOwners: canaryd never restores a rule that was deleted by name, not
+// even after a flush. A rule that its owner appends right after a replay exists once.
 func TestWhatAWordNamesIsItsOwners(t *testing.T) {
 	const wireguard, metadata = "FORWARD -i wg0 -j ACCEPT", "PREROUTING -d 169.254.169.254/32 -i cali+ -p tcp -m tcp --dport 80 -j DNAT --to-destination 192.0.2.10:8181"
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -113,8 +113,8 @@ func TestWhatAWordNamesIsItsOwners(t *testing.T) {
 	})
 }
 
-// TestARuleThatLeadsIntoAnUnguardedChainIsSaid: log and status say that a word names it in vain.
-// Once the chain is named too, or the rule is gone, they say it no longer.
+// TestARuleThatLeadsIntoAnUnguardedChainIsSaid: log and status say that a word names such a
+// rule in vain, until the chain is named too or the rule is gone.
 func TestARuleThatLeadsIntoAnUnguardedChainIsSaid(t *testing.T) {
 	out := func(r *rig) (list []string) {
 		for _, l := range r.d.Status().LeadsOut {

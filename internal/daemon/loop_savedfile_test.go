@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// addPod does what portmap's ADD does, in both families, removePod what its DEL
-// does: what is not there is no error to it.
+// addPod does the same as portmap's ADD, in both families, and removePod the same as its DEL. A
+// DEL has no error for missing rules.
 func (r *rig) addPod(name string) {
 	r.t.Helper()
 	for _, f := range rules.Families() {
@@ -35,10 +35,10 @@ func podJump(name string) string {
 	return fmt.Sprintf(`-p tcp -m comment --comment "dnat name: %s" -j %s`, name, podChain(name))
 }
 
-// podChain ends in a hash, as portmap's chains do.
+// podChain returns a name that ends in a hash, as those of portmap's chains.
 func podChain(name string) string { return fmt.Sprintf("CNI-DN-%021x", name) }
 
-// ofOwners is what a family's tables hold of protected chains, and the jumps to them.
+// ofOwners returns a family's rules in protected chains, and the jumps to them.
 func (r *rig) ofOwners(f rules.Family) map[string][]string {
 	r.t.Helper()
 	found := map[string][]string{}
@@ -59,12 +59,12 @@ func (r *rig) ofOwners(f rules.Family) map[string][]string {
 	return found
 }
 
-// TestASavedFileIsFlushedBeforeItIsReplaced: another process restores a file that was saved
-// before a pod came and another one went, and another process flushes what it brought before
-// canaryd has replaced it. What the file lacked is lost and not its owner's to have
-// removed, and what only it had does not stay.
+// TestASavedFileIsFlushedBeforeItIsReplaced: a process restores a file from before one pod was
+// added and another one removed. Another process flushes these rules before canaryd has
+// replaced them. The rules that the file lacked are lost, and not their owner's removal. Rules
+// that only the file had do not stay.
 func TestASavedFileIsFlushedBeforeItIsReplaced(t *testing.T) {
-	const between = 12 * time.Millisecond // long enough to be noticed, and the flusher is not quiet yet
+	const between = 12 * time.Millisecond // canaryd notices, and the flusher is not quiet
 	type world struct {
 		*rig
 		saved map[rules.Family]string
@@ -123,8 +123,8 @@ func TestASavedFileIsFlushedBeforeItIsReplaced(t *testing.T) {
 	}
 }
 
-// TestAPodThatIsRemovedFromASavedFile: its chain was seen in the restored table and is
-// gone now. Its owner removed it, and a flush afterwards does not bring it back.
+// TestAPodThatIsRemovedFromASavedFile: canaryd saw a pod's chain in the restored table, and
+// then its owner removed the pod. A later flush does not bring it back.
 func TestAPodThatIsRemovedFromASavedFile(t *testing.T) {
 	for _, seen := range []bool{false, true} { // also if canaryd looks again before the flush
 		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -151,16 +151,16 @@ func TestAPodThatIsRemovedFromASavedFile(t *testing.T) {
 	}
 }
 
-// TestASavedFileLosesWhatItLacks: a record of a saved file counts the rules that the file lacks,
-// and not the chains that it has in other words. A file that has the rules in another order is a
-// flush, too.
+// TestASavedFileLosesWhatItLacks: the record of a saved file counts the rules that the file
+// lacks, and not the chains that it has in other words. A file with the rules in another order
+// is a flush too.
 func TestASavedFileLosesWhatItLacks(t *testing.T) {
 	const chain = "KUBE-SERVICES"
 	for _, test := range []struct {
 		name string
-		// write returns what the owner writes after the file was saved.
+		// write returns the owner's lines after the file was saved.
 		write func(was []string) []string
-		want  int // rules
+		want  int // lost rules
 	}{
 		{"two rules", func([]string) []string {
 			return []string{"-A " + chain + " -d 10.9.9.1/32 -j RETURN", "-A " + chain + " -d 10.9.9.2/32 -j RETURN"}
@@ -175,7 +175,7 @@ func TestASavedFileLosesWhatItLacks(t *testing.T) {
 				r := start(t, backend, setup{})
 				saved := r.fake.SaveTable(rules.IPv4, rules.Nat)
 				r.write(rules.Nat, test.write(r.chain(rules.IPv4, rules.Nat, chain))...)
-				r.after(20 * time.Second) // the marks are renewed
+				r.after(20 * time.Second) // until the marks are renewed
 				before := r.chain(rules.IPv4, rules.Nat, chain)
 				must(t, r.fake.Restore(rules.IPv4, saved))
 				r.settled()

@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// TestAFlusherOfSeveralCommands: canaryd does not replay half a flush, although a replay is
-// planned while the flusher may still be at work.
+// TestAFlusherOfSeveralCommands: canaryd plans a replay while the flusher may still work, but
+// does not replay half a flush.
 func TestAFlusherOfSeveralCommands(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -46,8 +46,8 @@ func TestAFlusherOfSeveralCommands(t *testing.T) {
 	})
 }
 
-// TestNoticedBeforeSettling: the log says at once that rules are being flushed, however long
-// --settle waits; and next to a process that never rests it waits 30 s at most.
+// TestNoticedBeforeSettling: the log reports a flush at once, however long --settle is. While a
+// process keeps writing, canaryd waits 30 s at most.
 func TestNoticedBeforeSettling(t *testing.T) {
 	const notice = "Rules are being flushed"
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -76,8 +76,8 @@ func TestNoticedBeforeSettling(t *testing.T) {
 	})
 }
 
-// TestATableThatCannotBeReadBesideTheFlusher: a read that fails while the flusher is at
-// work costs no try and no time.
+// TestATableThatCannotBeReadBesideTheFlusher: a read fails while the flusher works. That costs
+// neither a try nor time.
 func TestATableThatCannotBeReadBesideTheFlusher(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -93,14 +93,14 @@ func TestATableThatCannotBeReadBesideTheFlusher(t *testing.T) {
 	})
 }
 
-// TestAnExaminationComesBeforeTheLook: something was to be examined anyway when a flush
-// took everything and left one table unreadable. What no read shows of that table its
-// marks do, so the record stays open until the table is back.
+// TestAnExaminationComesBeforeTheLook: an examination is due when a flush takes everything and
+// makes one table unreadable. That table's marks still show its loss, so the record stays open
+// until it is back.
 func TestAnExaminationComesBeforeTheLook(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{deaf: true})
 		must(t, r.fake.RestoreNoflush(rules.IPv6, "*filter\n:FOREIGN - [0:0]\nCOMMIT\n"))
-		for r.d.Status().LearningPendingSince.IsZero() { // the poll sees it, and plans the examination
+		for r.d.Status().LearningPendingSince.IsZero() { // until the poll sees it
 			time.Sleep(time.Millisecond)
 		}
 		r.fake.DropTableFromReads(rules.IPv6, rules.Nat, errors.New("a native rule"))
@@ -119,15 +119,15 @@ func TestAnExaminationComesBeforeTheLook(t *testing.T) {
 	})
 }
 
-// TestALossThatAMissShows: a missed packet shows a loss in the middle of the flusher's commit. The
-// quiet before the replay begins when the kernel has notified of the commit: the flusher may have
-// more to do. A notification that never comes is waited for half a second.
+// TestALossThatAMissShows: a missed packet shows a loss during the flusher's commit. The quiet
+// before the replay begins with the kernel's notification of the commit, because the flusher
+// may have more to do. canaryd waits for a missing notification half a second.
 func TestALossThatAMissShows(t *testing.T) {
 	for _, story := range []struct {
 		name  string
 		hint  watch.Source
 		heard time.Duration // after the flush; 0: never
-		least time.Duration // that the rules are absent
+		least time.Duration // shortest absence of the rules
 	}{
 		{"a commit that takes long", watch.SourceMiss, 100 * time.Millisecond, 120 * time.Millisecond},
 		{"a commit of which no word comes", watch.SourceMiss, 0, 520 * time.Millisecond},

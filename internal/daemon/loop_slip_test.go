@@ -19,7 +19,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A slipping is a kernel next to which another process writes when a session begins.
+// A slipping is a kernel that another process writes to when a session begins.
 type slipping struct {
 	*iptablestest.Fake
 	write func()
@@ -34,17 +34,17 @@ func (s *slipping) Begin(ctx context.Context) (iptables.Session, error) {
 	return s.Fake.Begin(ctx)
 }
 
-// TestSeenFirstByAWrite: a loss under standing marks that the read of a renewal
-// is the first to show is healed all the same, and a jump that was deleted by
-// name just before a renewal or a replay has its grace and is put back.
+// TestSeenFirstByAWrite: the read of a renewal is the first to show a loss under intact marks.
+// canaryd heals it anyway. A jump that was deleted by name just before a renewal or a replay
+// has its grace, and is restored.
 func TestSeenFirstByAWrite(t *testing.T) {
 	renewal := func(r *rig, arm func()) {
 		arm()
 		r.write(rules.Mangle, "-A KUBE-IPTABLES-HINT -j RETURN")
 	}
 	flush := func(r *rig, arm func()) {
-		// Without kube-proxy there is no nudge after the replay, and nothing else
-		// that calls for an examination.
+		// Without kube-proxy the replay requests no sync, and nothing else causes an
+		// examination.
 		for _, table := range protect.Always() {
 			r.write(table, ":KUBE-PROXY-CANARY - [0:0]", "-X KUBE-PROXY-CANARY")
 		}
@@ -54,8 +54,8 @@ func TestSeenFirstByAWrite(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name  string
-		do    func(r *rig, arm func()) // what makes it write, once armed
-		slips string                   // what another process does to nat just before
+		do    func(r *rig, arm func()) // causes a write, once armed
+		slips string                   // line of another process for nat, just before
 	}{
 		{"emptied before a renewal", renewal, "-F KUBE-SERVICES"},
 		{"jumpsDeleted before a renewal", renewal, "-D OUTPUT " + hostport},
@@ -84,9 +84,9 @@ func TestSeenFirstByAWrite(t *testing.T) {
 	}
 }
 
-// TestJumpDeletedBeforeTheProof: a jump that was put back, and that another process deletes
-// by name before the proof has read it, is not forgotten: it has its grace and is
-// put back once more. (On legacy no process writes before the proof: the lock is held.)
+// TestJumpDeletedBeforeTheProof: canaryd restores a jump, and another process deletes it by
+// name before the proof. canaryd still knows it, and restores it again after the grace. (On
+// legacy the lock keeps other processes out until the proof.)
 func TestJumpDeletedBeforeTheProof(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fake := loadedFake(t, iptables.NFT)
@@ -125,8 +125,8 @@ func texts(c *rules.Chain) []string {
 	return specs
 }
 
-// TestConfirmedAfterARestart: a run that found everything as the last one left it
-// says on disk every minute that it is still in force, though it learns nothing.
+// TestConfirmedAfterARestart: a run finds everything as the last one left it, and learns
+// nothing. It still stores each minute that the rules are in force.
 func TestConfirmedAfterARestart(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id := t.TempDir(), identity(backend)
@@ -142,12 +142,12 @@ func TestConfirmedAfterARestart(t *testing.T) {
 	})
 }
 
-// TestWarEndedByTheOwner: a contention ends also if the last loss is put right by
-// the rules' owner while replays are held.
+// TestWarEndedByTheOwner: the owner restores the last loss during a pause. That ends a
+// contention too.
 func TestWarEndedByTheOwner(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
-		var held string // nat with the marks of now
+		var held string // nat with the present marks
 		for range 100 {
 			held = r.fake.Save(rules.IPv4)
 			r.flushNat()
@@ -169,9 +169,8 @@ func TestWarEndedByTheOwner(t *testing.T) {
 	})
 }
 
-// TestFlushedBeforeTheFirstProof: a table gets its first marks, and another process
-// flushes it before the proof has read it. What stood there when it was planted is the
-// generation: it comes back.
+// TestFlushedBeforeTheFirstProof: a table gets its first marks, and another process flushes it
+// before the proof. The content at the planting is the generation, and canaryd restores it.
 func TestFlushedBeforeTheFirstProof(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake, flushed := loadedFake(t, backend), false

@@ -18,7 +18,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// onlyFilter returns a node on which nothing but kubelet's filter rules of IPv4 stands.
+// onlyFilter returns a node with only kubelet's filter rules of IPv4.
 func onlyFilter(t *testing.T, backend iptables.Backend) *iptablestest.Fake {
 	t.Helper()
 	fake := iptablestest.NewFake(backend)
@@ -51,8 +51,8 @@ func (r *rig) marked(f rules.Family) []rules.TableName {
 	return names
 }
 
-// TestSparesTables: on legacy nothing that canaryd does makes a table in which nothing is
-// protected. On nft, where an empty table is all but free, all of them have a canary.
+// TestSparesTables: on legacy canaryd makes no table without protected rules. On nft, where an
+// empty table costs almost nothing, all tables have a canary.
 func TestSparesTables(t *testing.T) {
 	filter := []rules.TableName{rules.Filter}
 	t.Run("nft", func(t *testing.T) {
@@ -100,9 +100,8 @@ func TestSparesTables(t *testing.T) {
 	})
 }
 
-// TestTableComesIntoBeing: on legacy a table that another program makes later gets its
-// marks then, whether the program hints at it or not, and is guarded from then on. That it
-// had none before is no loss.
+// TestTableComesIntoBeing: on legacy another program makes a table later, with or without a
+// hint. It gets its marks then, and is guarded. Its former lack of marks is no loss.
 func TestTableComesIntoBeing(t *testing.T) {
 	for _, deaf := range []bool{false, true} {
 		for _, f := range rules.Families() {
@@ -136,8 +135,8 @@ func TestTableComesIntoBeing(t *testing.T) {
 	}
 }
 
-// TestDeclaredMakesTables: what is declared in a table that does not exist is written, and
-// guarded.
+// TestDeclaredMakesTables: canaryd writes and guards a declaration for a table that does not
+// exist.
 func TestDeclaredMakesTables(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := onlyFilter(t, backend)
@@ -161,8 +160,9 @@ func TestDeclaredMakesTables(t *testing.T) {
 	})
 }
 
-// TestATableThatComesUpIsNoReasonToBeUnready: another program makes a table in which nothing is to
-// be guarded, and keeps the lock, so that the marks have to wait. Nothing could be lost in it.
+// TestATableThatComesUpIsNoReasonToBeUnready: another program makes a table without rules to
+// guard, and keeps the lock, so that the marks must wait. No guarded rule can be lost there, so
+// the node is ready.
 func TestATableThatComesUpIsNoReasonToBeUnready(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fake := onlyFilter(t, iptables.Legacy)
@@ -183,7 +183,8 @@ func TestATableThatComesUpIsNoReasonToBeUnready(t *testing.T) {
 				t.Errorf("%s has no canary", table)
 			}
 		}
-		// What holds something protected is not known to be guarded before its marks stand.
+		// A table with protected rules is not guarded for certain before its marks are in
+		// force.
 		must(t, fake.RestoreNoflush(rules.IPv6, section(rules.Filter, ":KUBE-FIREWALL - [0:0]", "-A INPUT -j KUBE-FIREWALL")))
 		release := fake.HoldLock()
 		r.after(time.Second)

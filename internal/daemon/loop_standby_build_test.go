@@ -14,9 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/standby"
 )
 
-// TestAFlushDuringABuild: while the copy of a native table is being built, a flush is noticed
-// behind the piece that is being written, and opens nothing; the build goes on where it was once
-// the table is back.
+// TestAFlushDuringABuild: canaryd builds the copy of a native table, and notices a flush after
+// the present piece. The flush opens no gate, and the build continues once the table is back.
 func TestAFlushDuringABuild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const pieces, takes = 400, 50 * time.Millisecond
@@ -50,7 +49,7 @@ func TestAFlushDuringABuild(t *testing.T) {
 	})
 }
 
-// TestAFlushDuringABuildOfAFamily is the same of nat.
+// TestAFlushDuringABuildOfAFamily is the same for nat.
 func TestAFlushDuringABuildOfAFamily(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const pieces, takes = 400, 50 * time.Millisecond
@@ -79,8 +78,8 @@ func TestAFlushDuringABuildOfAFamily(t *testing.T) {
 	})
 }
 
-// TestANativeTableThatCannotBeCopied: it is tried again as rarely as a kernel that cannot have a
-// copy, and has one once it can.
+// TestANativeTableThatCannotBeCopied: canaryd tries as rarely as on a kernel without copies,
+// and makes the copy once it can.
 func TestANativeTableThatCannotBeCopied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _, s := withNativeStandby(t, func(set *setup) {
@@ -97,8 +96,8 @@ func TestANativeTableThatCannotBeCopied(t *testing.T) {
 	})
 }
 
-// TestNatThatCannotBeCopied: unlike a native table it is tried again soon, for a rule that cannot
-// be copied may go at any time.
+// TestNatThatCannotBeCopied: canaryd tries again soon, because the rule that prevents the copy
+// may be deleted at any time.
 func TestNatThatCannotBeCopied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, func(set *setup) {

@@ -13,11 +13,11 @@ import (
 	"github.com/canaryd/canaryd/internal/pace"
 )
 
-// tableDeleted is what the log says of a table that is deleted.
+// tableDeleted is the log's line about a deleted table.
 const tableDeleted = "The standby's table is deleted"
 
-// TestStandbyTablesThatAreDeleted: the log says after a cleanup that the standby's table is deleted
-// where there was one, and not where the kernel cannot have one.
+// TestStandbyTablesThatAreDeleted: after a cleanup the log says that the standby's table is
+// deleted if there was one, and not if the kernel cannot have one.
 func TestStandbyTablesThatAreDeleted(t *testing.T) {
 	for _, test := range []struct {
 		native bool
@@ -49,8 +49,8 @@ func TestStandbyTablesThatAreDeleted(t *testing.T) {
 	}
 }
 
-// TestAStandbyTableThatStays: the log says that the kernel does not delete it, and that it does at
-// the next try.
+// TestAStandbyTableThatStays: the kernel does not delete the table, and does so at the next
+// try. The log says both.
 func TestAStandbyTableThatStays(t *testing.T) {
 	bubble(t, "native", func(t *testing.T) {
 		r, k, s := withNativeStandby(t, nil)

@@ -19,8 +19,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestStandbyThatFailsDelaysNothing: whether the copy cannot be made, the gate not be opened or
-// not be shut, rules are back as fast as without a standby, and the log says it.
+// TestStandbyThatFailsDelaysNothing: the copy cannot be made, or its gate cannot be opened or
+// shut. Rules are back as fast as without a standby, and the log names the failure.
 func TestStandbyThatFailsDelaysNothing(t *testing.T) {
 	broken := errors.New("the kernel has no memory")
 	ills := map[string]func(*fakeStandby){
@@ -59,8 +59,8 @@ func TestStandbyThatFailsDelaysNothing(t *testing.T) {
 	}
 }
 
-// TestStandbyThatFailsWhileNatChanges: a copy that is due again before a change is followed holds
-// nothing up: the loop waits for hints, and a flush is answered at once.
+// TestStandbyThatFailsWhileNatChanges: a copy is due again before its last change is followed.
+// The loop still waits for hints, and answers a flush at once.
 func TestStandbyThatFailsWhileNatChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
@@ -83,7 +83,8 @@ func TestStandbyThatFailsWhileNatChanges(t *testing.T) {
 	})
 }
 
-// TestStandbyWhoseTableIsGone: it is not said to be armed once opening shows that there is none.
+// TestStandbyWhoseTableIsGone: opening the gate shows that the standby's table is gone. The
+// status no longer says that it is armed.
 func TestStandbyWhoseTableIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
@@ -102,7 +103,8 @@ func TestStandbyWhoseTableIsGone(t *testing.T) {
 	})
 }
 
-// TestStandbyWhoseTableGoesWhileItIsOpen: its gate is not said to be open any more.
+// TestStandbyWhoseTableGoesWhileItIsOpen: the standby's table is deleted while its gate is
+// open. The status no longer says that it is open.
 func TestStandbyWhoseTableGoesWhileItIsOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
@@ -115,15 +117,15 @@ func TestStandbyWhoseTableGoesWhileItIsOpen(t *testing.T) {
 		}
 		s.set(func(s *fakeStandby) { s.gateErr = standby.ErrNotBuilt })
 		r.write(rules.Nat, "-A POSTROUTING -s 203.0.113.7/32 -j ACCEPT")
-		r.after(40 * time.Millisecond) // until the rules are back, and before the next try
+		r.after(40 * time.Millisecond) // until the rules are back, before the next try
 		if now := r.d.Status().Standby[rules.IPv4]; now.State != api.StandbyUnavailable || !now.OpenSince.IsZero() {
 			t.Errorf("the status says %+v", now)
 		}
 	})
 }
 
-// TestStandbysWhoseSocketWasClosed: a gate that could not be shut takes the tables of both families
-// along, which the next try for one shows.
+// TestStandbysWhoseSocketWasClosed: a gate cannot be shut, so canaryd closes the socket, and
+// the tables of both families are gone. canaryd's next try with either of them shows that.
 func TestStandbysWhoseSocketWasClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
@@ -138,8 +140,9 @@ func TestStandbysWhoseSocketWasClosed(t *testing.T) {
 	})
 }
 
-// TestStandbyThatCannotBeReadOn: a copy stays while nat cannot be read, and opens; but no more once
-// it has been behind for as long as a gate may be open, and the log says why.
+// TestStandbyThatCannotBeReadOn: nat cannot be read. The copy stays and opens, until it has
+// been behind for as long as a gate may be open. Then it stays shut, and the log has the
+// reason.
 func TestStandbyThatCannotBeReadOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
@@ -173,7 +176,7 @@ func TestStandbyThatCannotBeReadOn(t *testing.T) {
 	})
 }
 
-// TestStandbyThatIsBarred: the log says once in each flush why a hook stays shut.
+// TestStandbyThatIsBarred: in each flush the log says once why a hook stays shut.
 func TestStandbyThatIsBarred(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
@@ -196,8 +199,8 @@ func TestStandbyThatIsBarred(t *testing.T) {
 	})
 }
 
-// TestStandbyThatMustNotBeOpenAnyMore: what another owner writes in the course of a flush can shut
-// the gate, and what it writes then can open it again.
+// TestStandbyThatMustNotBeOpenAnyMore: another owner's write during a flush can shut the gate,
+// and a later one can open it again.
 func TestStandbyThatMustNotBeOpenAnyMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
@@ -233,8 +236,8 @@ func TestStandbyThatMustNotBeOpenAnyMore(t *testing.T) {
 	})
 }
 
-// TestStandbyThatWaits: a gate that was shut for what another owner wrote stays so while nothing is
-// written, however long the outage lasts.
+// TestStandbyThatWaits: another owner's write has shut the gate. It stays shut until the next
+// write, however long the outage lasts.
 func TestStandbyThatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
@@ -253,7 +256,7 @@ func TestStandbyThatWaits(t *testing.T) {
 	})
 }
 
-// TestStandbyIsOpenTwice: the record adds up how long it was open before and after a pause.
+// TestStandbyIsOpenTwice: the record adds the open times before and after a pause.
 func TestStandbyIsOpenTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
@@ -280,7 +283,8 @@ func TestStandbyIsOpenTwice(t *testing.T) {
 	})
 }
 
-// TestStandbyThatItsLimitShut: it translated until then, and not until the loop came to it.
+// TestStandbyThatItsLimitShut: the standby translated until its limit, and not until the loop
+// noticed.
 func TestStandbyThatItsLimitShut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
@@ -297,8 +301,8 @@ func TestStandbyThatItsLimitShut(t *testing.T) {
 	})
 }
 
-// TestStandbyThatFailedIsWrittenAtOnce: the next try writes a whole copy, although the last one was
-// written less than a second ago.
+// TestStandbyThatFailedIsWrittenAtOnce: after a failure the next try writes a whole copy,
+// although the last one was written less than a second ago.
 func TestStandbyThatFailedIsWrittenAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
@@ -328,7 +332,8 @@ func TestStandbyThatFailedIsWrittenAtOnce(t *testing.T) {
 	})
 }
 
-// TestCopiesOfNatComeFirst: those of native tables may have to be translated when they are opened.
+// TestCopiesOfNatComeFirst: nat's copies precede those of native tables, which may have to be
+// translated when they are opened.
 func TestCopiesOfNatComeFirst(t *testing.T) {
 	st := &state{standby: map[tableid.TableID]*standbyOf{}}
 	for _, id := range []tableid.TableID{proxyTable, dockerTable} {

@@ -17,9 +17,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/standby"
 )
 
-// TestNativeStandbyOpensFirst: whatever a flusher takes of a native table that translates, its gate
-// opens at the first evidence, before canaryd waits, dumps or writes, also where iptables' tables
-// are put back first; it is shut as soon as the table is proved, and the record says so.
+// TestNativeStandbyOpensFirst: a flusher takes rules of a native table that translates. Its
+// gate opens at the first evidence, before canaryd waits, dumps or writes, also if iptables'
+// tables are healed first. It is shut once the table is proved, and the record says so.
 func TestNativeStandbyOpensFirst(t *testing.T) {
 	for name, flush := range map[string]func(*rig, *fakeNative){
 		"flush ruleset": func(_ *rig, k *fakeNative) { k.flushRuleset() },
@@ -71,8 +71,8 @@ func TestNativeStandbyOpensFirst(t *testing.T) {
 	}
 }
 
-// TestNativeStandbyStaysShut: for what may be its owner's doing, in observe mode, in a pause, while
-// nothing is known of the tables, and for a table that does not translate.
+// TestNativeStandbyStaysShut: the gate stays shut for a possible owner's deed, in observe mode,
+// in a pause, and while the tables are unknown. A table that does not translate has no gate.
 func TestNativeStandbyStaysShut(t *testing.T) {
 	shut := func(t *testing.T, s *fakeNativeStandby, since time.Time) {
 		t.Helper()
@@ -135,8 +135,8 @@ func TestNativeStandbyStaysShut(t *testing.T) {
 	})
 }
 
-// TestNativeStandbyShuts: a gate that is open while the kernel refuses the replay is shut by a
-// pause, by its owner's word, by a cleanup, and after 30 s for good; the next loss opens it again.
+// TestNativeStandbyShuts: the kernel refuses the replay, and the gate is open. A pause, the
+// owner's write, a cleanup, and 30 s shut it for good; the next loss opens it again.
 func TestNativeStandbyShuts(t *testing.T) {
 	lost := func(t *testing.T) (*rig, *fakeNative, *fakeNativeStandby) {
 		r, k, s := withNativeStandby(t, nil)
@@ -213,8 +213,8 @@ func TestNativeStandbyShuts(t *testing.T) {
 	})
 }
 
-// TestNativeStandbyThatFailsDelaysNothing: whether the copy cannot be made, the gate not be opened
-// or not be shut, the table is back as fast as without.
+// TestNativeStandbyThatFailsDelaysNothing: the copy cannot be made, or its gate cannot be
+// opened or shut. The table is back as fast as without a standby.
 func TestNativeStandbyThatFailsDelaysNothing(t *testing.T) {
 	broken := errors.New("the kernel has no memory")
 	for name, ill := range map[string]func(*fakeNativeStandby){
@@ -241,8 +241,9 @@ func TestNativeStandbyThatFailsDelaysNothing(t *testing.T) {
 	}
 }
 
-// TestNativeStandbyFollows: the copy is what was learned, once a second at most and less often if
-// that takes long; what was learned since goes into the opening, and nothing of what a flush left.
+// TestNativeStandbyFollows: the copy follows the learned table, once a second at most, and less
+// often if that takes long. The opening includes the latest learned changes, and nothing of a
+// flushed table.
 func TestNativeStandbyFollows(t *testing.T) {
 	bubble(t, "changes", func(t *testing.T) {
 		r, k, s := withNativeStandby(t, nil)
@@ -303,8 +304,8 @@ func TestNativeStandbyFollows(t *testing.T) {
 	})
 }
 
-// TestNativeStandbyWhereItIsNeeded: not of a table that does not translate, and with auto only of
-// a large one.
+// TestNativeStandbyWhereItIsNeeded: there is no copy of a table that does not translate. With
+// auto only a large table has one.
 func TestNativeStandbyWhereItIsNeeded(t *testing.T) {
 	bubble(t, "no nat", func(t *testing.T) {
 		r, _, s := withNativeStandby(t, nil)
@@ -360,8 +361,9 @@ func TestNativeStandbyWhereItIsNeeded(t *testing.T) {
 	})
 }
 
-// TestStandbyOpensWhileNativeTablesAreWaitedFor: a flusher that takes iptables' nat 10 ms after
-// native tables is seen at it, before canaryd has waited for its end or written anything.
+// TestStandbyOpensWhileNativeTablesAreWaitedFor: a flusher takes iptables' nat 10 ms after
+// native tables. canaryd sees that before it has waited for the flusher's end or written
+// anything.
 func TestStandbyOpensWhileNativeTablesAreWaitedFor(t *testing.T) {
 	bubble(t, "", func(t *testing.T) {
 		k := newFakeNative(tableOf(dockerTable, "c"))
@@ -371,7 +373,7 @@ func TestStandbyOpensWhileNativeTablesAreWaitedFor(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 		r.flushNat()
 		flushed := time.Now()
-		k.flushTable(dockerTable) // moves the genid, which both have on a node
+		k.flushTable(dockerTable) // moves the genid, as on a node
 		r.settled()
 		r.wantReady()
 		opened := s.named("open ipv4", time.Time{})
@@ -385,7 +387,8 @@ func TestStandbyOpensWhileNativeTablesAreWaitedFor(t *testing.T) {
 	})
 }
 
-// TestNoNativeStandby: why there is none is in the status, if it was asked for.
+// TestNoNativeStandby: the status has the reason for a missing standby if --standby requests
+// one.
 func TestNoNativeStandby(t *testing.T) {
 	for reason, want := range map[string]*api.FamilyStandby{
 		"":                            nil,

@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// outdatedStories are for how long a change could not be written into a copy when its table is
-// lost, and what the log says of its gate then.
+// outdatedStories say how long a copy could not take a change before its table is lost, and
+// which line the log has about its gate.
 var outdatedStories = map[string]struct {
 	behind time.Duration
 	log    string
@@ -23,15 +23,15 @@ var outdatedStories = map[string]struct {
 	"behind for 40 s": {40 * time.Second, "The standby stays shut: its copy is out of date", false},
 }
 
-// TestNativeStandbyIsOutdated: a copy that takes no changes is opened as it is, and the log says
-// so; but no more once it is behind for as long as a gate may be open.
+// TestNativeStandbyIsOutdated: a copy takes no changes. canaryd opens it as it is, and the log
+// says so. Once it is behind for as long as a gate may be open, it stays shut.
 func TestNativeStandbyIsOutdated(t *testing.T) {
 	for name, story := range outdatedStories {
 		bubble(t, name, func(t *testing.T) {
 			r, k, s := withNativeStandby(t, nil)
 			s.set(func(s *fakeNativeStandby) { s.outdated = errors.New("the table has to be written as a whole") })
 			k.with(func() { k.refuses[dockerTable], k.refuses[proxyTable] = true, true })
-			k.flushTable(dockerTable) // while something is missing, nothing is followed
+			k.flushTable(dockerTable) // during a loss canaryd follows nothing
 			r.after(time.Second)
 			k.sync(natTable(proxyTable, "a"))
 			r.after(story.behind)
@@ -47,8 +47,8 @@ func TestNativeStandbyIsOutdated(t *testing.T) {
 	}
 }
 
-// TestStandbyIsOutdated is the same of a family: what was translated is not taken, and what is
-// written is judged.
+// TestStandbyIsOutdated is the same for a family. A translated change is not written, and the
+// gate's decision is about the written copy.
 func TestStandbyIsOutdated(t *testing.T) {
 	for name, story := range outdatedStories {
 		bubble(t, name, func(t *testing.T) {
@@ -64,7 +64,7 @@ func TestStandbyIsOutdated(t *testing.T) {
 				t.Fatalf("translated %d times and written %d times, so that nothing is outstanding", len(followed), len(written))
 			}
 			r.fake.FailRestores(-1, iptables.ReasonMissingSet)
-			must(t, r.fake.Flush(rules.IPv4, rules.Filter, "")) // while something is missing, nothing is followed
+			must(t, r.fake.Flush(rules.IPv4, rules.Filter, "")) // during a loss canaryd follows nothing
 			r.after(story.behind)
 			r.flushNat()
 			r.after(time.Second)

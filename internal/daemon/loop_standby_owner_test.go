@@ -10,8 +10,8 @@ import (
 )
 
 // TestNativeStandbyBeforeItsOwner: a gate is open while canaryd waits for the flusher, and the
-// owner writes its table meanwhile. The flush gets no record; the log says how its line about the
-// gate ended.
+// owner writes its table meanwhile. The flush has no record, and the log says how the open gate
+// ended.
 func TestNativeStandbyBeforeItsOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, k, s := withNativeStandby(t, nil)

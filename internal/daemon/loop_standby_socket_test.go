@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestStandbysOfBothRealmsShareASocket: whichever finds that the socket is gone, no copy of the
-// other realm is said to be armed, and all are built again.
+// TestStandbysOfBothRealmsShareASocket: one realm finds that the socket is gone. Then no copy
+// of the other realm is reported as armed, and all are built again.
 func TestStandbysOfBothRealmsShareASocket(t *testing.T) {
 	for name, lose := range map[string]func(*rig, *fakeStandby, *fakeNative, *fakeNativeStandby){
 		"found by a family": func(r *rig, s *fakeStandby, _ *fakeNative, _ *fakeNativeStandby) {

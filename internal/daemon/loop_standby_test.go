@@ -27,8 +27,8 @@ func bubble(t *testing.T, name string, story func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) { synctest.Test(t, story) })
 }
 
-// TestStandbyOpensFirst: at the first evidence the gate opens, before canaryd waits, reads or
-// writes, or probes more than nat's marks; it is shut as soon as nat is proved, and the record says
+// TestStandbyOpensFirst: the gate opens at the first evidence, before canaryd waits, reads,
+// writes or probes more than nat's marks. It is shut once nat is proved, and the record says
 // so.
 func TestStandbyOpensFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -63,7 +63,7 @@ func TestStandbyOpensFirst(t *testing.T) {
 	})
 }
 
-// TestStandbyInADrill: the reply to a drill that opens the gate has the log's line about it, with
+// TestStandbyInADrill: a drill opens the gate. Its reply has the log's line about that, with
 // the table.
 func TestStandbyInADrill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -78,8 +78,8 @@ func TestStandbyInADrill(t *testing.T) {
 	})
 }
 
-// TestTablesBesideNatInAFlush: nat's marks alone open the gate, and the log names all tables when
-// the heal begins.
+// TestTablesBesideNatInAFlush: nat's marks alone open the gate. The log names all lost tables
+// when the heal begins.
 func TestTablesBesideNatInAFlush(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
@@ -103,8 +103,9 @@ func TestTablesBesideNatInAFlush(t *testing.T) {
 	})
 }
 
-// TestStandbyInEachFlush: the gate opens in every way to flush that takes nat rules and in no
-// other, and is shut in the end; what is back, when, and what is recorded is the same as without.
+// TestStandbyInEachFlush: the gate opens for each kind of flush that takes nat rules, and for
+// no other, and is shut in the end. Restored rules, times and records are the same as without a
+// standby.
 func TestStandbyInEachFlush(t *testing.T) {
 	for _, way := range scenario.All() {
 		if !way.On(iptables.NFT) {
@@ -143,7 +144,7 @@ func TestStandbyInEachFlush(t *testing.T) {
 					}
 				})
 			}
-			// Whether a table of the same reload comes a look later depends on goroutines.
+			// Goroutines decide whether another table of the reload needs one more look.
 			if late := absent[true] - absent[false]; late > 0.0011 {
 				t.Errorf("the standby makes rules come back %v s later", late)
 			}
@@ -151,8 +152,8 @@ func TestStandbyInEachFlush(t *testing.T) {
 	}
 }
 
-// TestStandbyOpensMeanwhile: a flusher that comes to nat last opens the gate within the
-// millisecond, not when canaryd has waited; the commit of canaryd's own makes it wait no longer.
+// TestStandbyOpensMeanwhile: a flusher takes nat last. The gate opens within a millisecond, and
+// not after canaryd's wait. canaryd's own commit does not prolong that wait.
 func TestStandbyOpensMeanwhile(t *testing.T) {
 	absent := map[bool]float64{}
 	for _, with := range []bool{false, true} {
@@ -186,8 +187,8 @@ func TestStandbyOpensMeanwhile(t *testing.T) {
 	}
 }
 
-// TestStandbyStaysShut: there is no copy in observe mode; in a pause, while nat cannot be read,
-// and while jumps that were deleted by name have their grace, the gate stays shut.
+// TestStandbyStaysShut: observe mode has no copy. The gate stays shut in a pause, while nat
+// cannot be read, and during the grace of jumps that were deleted by name.
 func TestStandbyStaysShut(t *testing.T) {
 	bubble(t, "observe", func(t *testing.T) {
 		r, s := withStandby(t, func(s *setup) { s.mode = api.Observe })
@@ -245,8 +246,8 @@ func TestStandbyStaysShut(t *testing.T) {
 	})
 }
 
-// TestStandbyShuts: a gate that is open is shut by a pause, by its owner's decision, by a cleanup,
-// and after 30 s, for good; the next loss opens it again.
+// TestStandbyShuts: a pause, the owner's decision, a cleanup, and 30 s shut an open gate for
+// good. The next loss opens it again.
 func TestStandbyShuts(t *testing.T) {
 	lost := func(t *testing.T) (*rig, *fakeStandby) {
 		r, s := withStandby(t, nil)
@@ -330,8 +331,8 @@ func TestStandbyShuts(t *testing.T) {
 	})
 }
 
-// TestStandbyFollows: the copy is what was learned, once a second at most, and never what a flush
-// left; canaryd's own commits make no work.
+// TestStandbyFollows: the copy follows the learned rules, once a second at most, and never a
+// flushed table. canaryd's own commits cause no work.
 func TestStandbyFollows(t *testing.T) {
 	bubble(t, "changes", func(t *testing.T) {
 		r, s := withStandby(t, nil)
@@ -362,7 +363,7 @@ func TestStandbyFollows(t *testing.T) {
 	bubble(t, "a slow machine", func(t *testing.T) {
 		fake := loadedFake(t, iptables.NFT)
 		s := newFakeStandby(fake)
-		s.takes = 5 * time.Second // to build it
+		s.takes = 5 * time.Second // for each build
 		r := run(t, fake, setup{standby: s})
 		r.after(time.Minute)
 		r.wantStandby(s, api.StandbyArmed)
@@ -396,8 +397,8 @@ func TestStandbyFollows(t *testing.T) {
 	})
 }
 
-// TestStandbyWhereItIsNeeded: auto has one where a replay takes long, and none on a small node;
-// legacy has none, and a node without a rule that translates has none.
+// TestStandbyWhereItIsNeeded: with auto a node has a standby only if a replay takes long. On
+// legacy, and without a rule that translates, there is none.
 func TestStandbyWhereItIsNeeded(t *testing.T) {
 	bubble(t, "small", func(t *testing.T) {
 		r, s := withStandby(t, func(s *setup) { s.standbyAuto = true })
@@ -420,8 +421,8 @@ func TestStandbyWhereItIsNeeded(t *testing.T) {
 	})
 }
 
-// TestStandbyAfterARestart: a new run has a copy only once it has learned what stands; until then
-// a flush is healed without.
+// TestStandbyAfterARestart: a new run makes the copy once it has learned the rules. Before that
+// it heals a flush without one.
 func TestStandbyAfterARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := withStandby(t, nil)

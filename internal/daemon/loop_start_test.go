@@ -33,15 +33,15 @@ func openStore(t *testing.T, dir string, id reload.Identity) *reload.Store {
 	return store
 }
 
-// TestRestart: what happened between two runs is judged by what the first left.
+// TestRestart: a start judges the events since the last run by that run's stored state.
 func TestRestart(t *testing.T) {
 	tests := []struct {
 		name   string
 		down   time.Duration
 		flush  bool
 		change func(*reload.Identity)
-		clock  time.Duration // by how much the clock on the wall is set meanwhile
-		asleep time.Duration // how much less the machine's uptime says
+		clock  time.Duration // change of the wall clock meanwhile
+		asleep time.Duration // how much the machine's uptime lags
 		back   bool          // the flushed rules come back
 		waits  bool          // they wait for a decision
 		log    string
@@ -99,7 +99,7 @@ func TestRestart(t *testing.T) {
 						t.Errorf("the generation is %s, was %s", now.ID, generation.ID)
 					}
 				}
-				// Whatever was found, from now on it is guarded.
+				// In each case canaryd guards the tables from now on.
 				must(t, r.fake.Flush(rules.IPv4, rules.Filter, ""))
 				r.settled()
 				if len(r.chain(rules.IPv4, rules.Filter, "KUBE-FORWARD")) == 0 {
@@ -110,8 +110,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// setClock makes the state on disk look as it would if the clock on the wall had
-// been set since it was written; a bubble's own clock cannot be.
+// setClock changes the state on disk as if the wall clock had been set since. A bubble's own
+// clock cannot be set.
 func setClock(t *testing.T, dir string, by time.Duration) {
 	t.Helper()
 	path := filepath.Join(dir, "state.json")
@@ -125,12 +125,12 @@ func setClock(t *testing.T, dir string, by time.Duration) {
 	must(t, os.WriteFile(path, text, 0o600))
 }
 
-// TestStoreFails: a disk that fails stops no healing.
+// TestStoreFails: canaryd heals although its disk fails.
 func TestStoreFails(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := filepath.Join(t.TempDir(), "state")
 		store := openStore(t, dir, identity(backend))
-		must(t, os.RemoveAll(dir)) // root may write to a folder that is read-only
+		must(t, os.RemoveAll(dir)) // a read-only folder would not stop root
 		must(t, os.WriteFile(dir, nil, 0o600))
 		r := start(t, backend, setup{store: store})
 		before := r.tables()
@@ -149,8 +149,8 @@ func TestStoreFails(t *testing.T) {
 	})
 }
 
-// TestObserve: nothing but the marks is written, and the loss stands until
-// the owner has put its rules back.
+// TestObserve: canaryd writes nothing but marks, and the loss lasts until the owner has written
+// its rules again.
 func TestObserve(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{mode: api.Observe})
@@ -173,9 +173,9 @@ func TestObserve(t *testing.T) {
 				}
 			}
 			if n == 1 {
-				continue // a second flush of what is lost already
+				continue // a second flush of the lost table
 			}
-			// The owner restores: its rules, without canaryd's marks.
+			// The owner writes its rules, without canaryd's marks.
 			var lines []string
 			for line := range strings.Lines(saved) {
 				if !strings.Contains(line, "canaryd-") && !strings.Contains(line, canary.DefaultChain) {
@@ -195,7 +195,7 @@ func TestObserve(t *testing.T) {
 	})
 }
 
-// TestRequests: what the control socket asks.
+// TestRequests: the daemon answers the control socket's requests.
 func TestRequests(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{deaf: true, store: openStore(t, t.TempDir(), identity(backend))})
@@ -203,7 +203,7 @@ func TestRequests(t *testing.T) {
 		first, before := r.d.Status().Generation.ID, r.tables()
 		r.after(5 * time.Second)
 
-		// Look answers with what is so, between two polls and without hints.
+		// Look answers with the present state, between two polls and without hints.
 		must(t, scenario.FakePrograms{Fake: r.fake}.Flush(ctx, rules.IPv4, rules.Nat, ""))
 		s, err := r.d.Look(ctx)
 		must(t, err)
@@ -278,7 +278,7 @@ func TestCleanup(t *testing.T) {
 			if !strings.Contains(text, "corp-input") || strings.Count(text, "ssh") == 0 {
 				t.Error("foreign rules are gone")
 			}
-			// No healing any more, and it says so.
+			// canaryd heals no more, and the status says so.
 			must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
 			left := r.fake.Save(rules.IPv4)
 			r.after(time.Minute)
@@ -300,7 +300,8 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// TestCommitWatcherFeedsTheLoop: the same path with the real watcher between.
+// TestCommitWatcherFeedsTheLoop: the real watcher gives the hints, and canaryd names its
+// culprit.
 func TestCommitWatcherFeedsTheLoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fake := loadedFake(t, iptables.NFT)

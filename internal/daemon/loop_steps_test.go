@@ -8,9 +8,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// stepping is a Fake that reports each step of a guarded write before it is
-// done, with the session that is open, and the ends of a restore and of the
-// session.
+// stepping is a Fake that reports each step of a guarded write before the step, with the open
+// session. It also reports the ends of a restore and of the session.
 type stepping struct {
 	*iptablestest.Fake
 	step func(what string, s iptables.Session)
@@ -34,7 +33,7 @@ func (s steppingSession) Read(ctx context.Context, family rules.Family) (iptable
 
 func (s steppingSession) Restore(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
 	s.step("restore", s.Session)
-	// As the Fake does it, one family after the other.
+	// Like the Fake, this writes one family after the other.
 	written := iptables.InStages(payloads, func(f rules.Family, scripts []iptables.Script) iptables.Written {
 		w := s.Session.Restore(ctx, iptables.Payload{f: scripts})[f]
 		s.step("written", s.Session)

@@ -17,10 +17,11 @@ type cutKernel struct {
 	probe, read atomic.Pointer[func()]
 }
 
-// cut ends the run, and returns how that interrupts a step; nil: it is not to be interrupted.
+// cut ends the run, and returns the error that interrupts a step. Without an armed end it
+// returns nil.
 func cut(ctx context.Context, end *atomic.Pointer[func()]) error {
 	if do := end.Swap(nil); do != nil {
-		go (*do)() // which waits for the end of the run
+		go (*do)() // waits for the end of the run
 		<-ctx.Done()
 	}
 	return ctx.Err()
@@ -40,9 +41,9 @@ func (k *cutKernel) Read(ctx context.Context, f rules.Family) (iptables.Snapshot
 	return k.Fake.Read(ctx, f)
 }
 
-// TestStoppedInTheMiddleOfALook: canaryd is stopped within a second of its start, in the middle of
-// a probe or a read. The generation is on disk all the same, and the next run puts back what was
-// flushed meanwhile.
+// TestStoppedInTheMiddleOfALook: canaryd is stopped within a second of its start, during a
+// probe or a read. The generation is on disk anyway, and the next run restores the rules that
+// were flushed meanwhile.
 func TestStoppedInTheMiddleOfALook(t *testing.T) {
 	for name, of := range map[string]func(*cutKernel) *atomic.Pointer[func()]{
 		"probe": func(k *cutKernel) *atomic.Pointer[func()] { return &k.probe },

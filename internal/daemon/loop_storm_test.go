@@ -7,10 +7,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// TestFlushesInAStorm: next to an owner that commits 500 times a second a flush of either realm is
-// noticed within 5 ms, and dated so.
+// TestFlushesInAStorm: an owner commits 500 times a second. canaryd notices a flush of either
+// realm within 5 ms, and the record has that time.
 func TestFlushesInAStorm(t *testing.T) {
-	const late = 5*time.Millisecond + time.Microsecond // a float's
+	const late = 5*time.Millisecond + time.Microsecond // for a float's rounding
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		done := make(chan struct{})
 		defer close(done)
@@ -24,7 +24,7 @@ func TestFlushesInAStorm(t *testing.T) {
 				}
 			}
 		}()
-		r.after(time.Second) // the looks at once are used up
+		r.after(time.Second) // until the immediate looks are used up
 		for i, flush := range []func(){r.flushNat, k.flushRuleset, func() { k.flushTable(proxyTable) }, r.flushNat, k.flushRuleset, func() { r.flushBoth(k) }} {
 			r.after(time.Second + time.Duration(i)*700*time.Microsecond)
 			flushed, before := time.Now(), len(r.d.Status().Flushes)

@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A suspended kernel answers one read of IPv4 after 30 s, with an error: canaryd was stopped in
-// the middle of it, and the time of its child was up when it went on.
+// A suspended kernel answers one read of IPv4 after 30 s, with an error. That is as if canaryd
+// was stopped during the read, and its child's time was over when it continued.
 type suspended struct {
 	*iptablestest.Fake
 	armed atomic.Bool
@@ -29,8 +29,8 @@ func (s *suspended) Read(ctx context.Context, f rules.Family) (iptables.Snapshot
 	return s.Fake.Read(ctx, f)
 }
 
-// TestSuspendedInTheMiddleOfARead: what owners wrote meanwhile is known within as long again,
-// because the read cost next to nothing.
+// TestSuspendedInTheMiddleOfARead: canaryd knows the owners' writes of that time within another
+// 30 s, because the read cost almost nothing.
 func TestSuspendedInTheMiddleOfARead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &suspended{Fake: loadedFake(t, iptables.NFT)}
@@ -49,8 +49,8 @@ func TestSuspendedInTheMiddleOfARead(t *testing.T) {
 	})
 }
 
-// TestStoodStill: the loop was not executed for 13 s, as after SIGSTOP, and hints of that
-// time come without one. How long the rules were absent is a bound then; right after that it is
+// TestStoodStill: the loop does not run for 13 s, as after SIGSTOP, and the hints of that time
+// have no time of their own. The absence of the rules is a bound then; right after that it is
 // exact again.
 func TestStoodStill(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {

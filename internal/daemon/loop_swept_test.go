@@ -9,9 +9,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestChainsThatAreDeletedBehindTheReplay: the -X of a flusher comes after the replay of what its
-// -F took, and deletes kubelet's hint, which holds no rule. It comes back, too. At another time its
-// deletion is a decision, and that of another empty chain is kube-proxy's at each time.
+// TestChainsThatAreDeletedBehindTheReplay: a flusher's -X follows the replay of its -F, and
+// deletes kubelet's hint, which has no rule. canaryd restores it too. At other times its
+// deletion is a decision, and that of another empty chain is always kube-proxy's decision.
 func TestChainsThatAreDeletedBehindTheReplay(t *testing.T) {
 	hint, stale := ":KUBE-IPTABLES-HINT - [0:0]", ":KUBE-SVC-STALESTALESTALE0 - [0:0]"
 	for name, tt := range map[string]struct {

@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestEveryPresetIsTried: each word of --protect has rules of its real owner in a test.
+// TestEveryPresetIsTried: a test has rules of the real owner of each word of --protect.
 func TestEveryPresetIsTried(t *testing.T) {
 	tried := slices.Concat(scenario.Protect, scenario.Owners(), scenario.NativeOwners())
 	for _, name := range scenario.TableOwners() {
@@ -30,9 +30,9 @@ func TestEveryPresetIsTried(t *testing.T) {
 	}
 }
 
-// TestOwnersOfTheTableGetTheirRulesBack: the preset names all rules of its owner, and after a flush
-// of each kind they stand as they did, next to other people's, each once and in its place. The last
-// kind is a file that was saved before the owner wrote its rules.
+// TestOwnersOfTheTableGetTheirRulesBack: the preset names all rules of its owner. After a flush
+// of each kind they are back, next to those of others, each once and in its place. The last
+// kind is a file from before the owner wrote its rules.
 func TestOwnersOfTheTableGetTheirRulesBack(t *testing.T) {
 	kinds := []string{"flush-all", "flush-delete-all", "flush-delete-nat", "flush-forward", "flush-prerouting", "flush-postrouting", "restore-filter", "nft-flush-ruleset", "restore-saved"}
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
@@ -70,8 +70,8 @@ func tryOwner(t *testing.T, backend iptables.Backend, name string, s scenario.Sc
 	r.wantBack(before, foreign)
 }
 
-// TestAnOwnerSyncsAroundAReplay: an owner that looks for its rules, and writes the missing ones,
-// does so right behind the flush, or right behind the replay. All stand as they did, nothing twice.
+// TestAnOwnerSyncsAroundAReplay: an owner looks for its rules and writes the missing ones,
+// right after the flush or right after the replay. All rules are back, and none is doubled.
 func TestAnOwnerSyncsAroundAReplay(t *testing.T) {
 	eachOwner(t, func(t *testing.T, r *rig, part scenario.Part) {
 		before := r.tables()
@@ -134,7 +134,7 @@ func eachOwner(t *testing.T, test func(t *testing.T, r *rig, part scenario.Part)
 	}
 }
 
-// lacking returns the owner's rules that tables lack, of those that stood in was.
+// lacking returns the owner's rules that was has and tables lacks.
 func lacking(was, tables rules.Ruleset, part scenario.Part) (list []string) {
 	eachLine(part, func(table rules.TableName, line string) {
 		chain, rule, is := ownersRule(line)
@@ -145,7 +145,7 @@ func lacking(was, tables rules.Ruleset, part scenario.Part) (list []string) {
 	return list
 }
 
-// eachLine calls do with each line of an owner's rules, and the table that it is in.
+// eachLine calls do with each line of an owner's rules, and its table.
 func eachLine(part scenario.Part, do func(table rules.TableName, line string)) {
 	table := ""
 	for line := range strings.Lines(part.Text) {
@@ -226,7 +226,7 @@ func loadOwner(t *testing.T, fake *iptablestest.Fake, name string) scenario.Part
 	return part
 }
 
-// TestAPresetNamesAllOfItsOwnersRules: none of the rules that the owner writes is left out.
+// TestAPresetNamesAllOfItsOwnersRules: the preset omits no rule of its owner.
 func TestAPresetNamesAllOfItsOwnersRules(t *testing.T) {
 	for _, name := range scenario.TableOwners() {
 		fake := iptablestest.NewFake(iptables.NFT)

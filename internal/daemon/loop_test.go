@@ -20,8 +20,8 @@ func eachScenario(t *testing.T, body func(t *testing.T, backend iptables.Backend
 	onScenarios(t, func(iptables.Backend, int) bool { return true }, body)
 }
 
-// oneOfEachScenario is eachScenario for what is the same on both backends: a scenario that is on
-// both runs on one of them, and in make test-large on the other.
+// oneOfEachScenario is eachScenario for a test that does the same on both backends. A scenario
+// that both have runs on nft or legacy, and in make test-large on the other.
 func oneOfEachScenario(t *testing.T, body func(t *testing.T, backend iptables.Backend, s scenario.Scenario)) {
 	onScenarios(t, func(backend iptables.Backend, n int) bool {
 		if !scenario.All()[n].On(backend.Other()) {
@@ -43,7 +43,7 @@ func onScenarios(t *testing.T, wanted func(iptables.Backend, int) bool, body fun
 	}
 }
 
-// leftBy returns what a scenario leaves where no canaryd runs.
+// leftBy returns the tables after a scenario without canaryd.
 func leftBy(t *testing.T, backend iptables.Backend, name string) map[rules.Family]rules.Ruleset {
 	t.Helper()
 	control := &rig{t: t, fake: loadedFake(t, backend)}
@@ -59,7 +59,7 @@ func leftBy(t *testing.T, backend iptables.Backend, name string) map[rules.Famil
 	return control.tables()
 }
 
-// TestScenarios: every flush is noticed for what it is, and everything is back.
+// TestScenarios: canaryd recognises each kind of flush, and restores everything.
 func TestScenarios(t *testing.T) {
 	eachScenario(t, func(t *testing.T, backend iptables.Backend, s scenario.Scenario) {
 		foreign := leftBy(t, backend, s.Name)
@@ -96,15 +96,15 @@ func TestScenarios(t *testing.T) {
 		if n := len(r.metrics("canary_present")); n != 6 {
 			t.Errorf("%d canaries are present, want 6", n)
 		}
-		// Its ID may differ: a jump's anchor goes with the foreign rules.
+		// Its ID may differ: a jump's anchor depends on the foreign rules.
 		if now := r.d.Status().Generation; now.Rules != generation.Rules || now.Chains != generation.Chains {
 			t.Errorf("the generation is %+v, was %+v", now, generation)
 		}
 	})
 }
 
-// judged returns what canaryd makes of a scenario's loss. A file that was
-// saved before brings the old nonce back into every table that it holds.
+// judged returns canaryd's verdicts on a scenario's loss. A file from before brings the old
+// nonce back into each of its tables.
 func judged(s scenario.Scenario) scenario.Lost {
 	if s.Name != "restore-old" {
 		return s.Lost
@@ -145,8 +145,8 @@ func wantRecord(t *testing.T, record api.Flush, lost scenario.Lost) {
 	}
 }
 
-// TestPollIsTheFloor: no hint at all, and still everything is healed within
-// the poll interval; a legacy rule that replaces another is seen by the walk.
+// TestPollIsTheFloor: without hints canaryd heals everything within the poll interval. The walk
+// sees a legacy rule that replaces another.
 func TestPollIsTheFloor(t *testing.T) {
 	oneOfEachScenario(t, func(t *testing.T, backend iptables.Backend, s scenario.Scenario) {
 		foreign := leftBy(t, backend, s.Name)
@@ -167,8 +167,8 @@ func TestPollIsTheFloor(t *testing.T) {
 	})
 }
 
-// TestNoFeedback: after a flush is healed and nothing else happens, nothing
-// but ticks is left: our own writes are no reason to look for ever.
+// TestNoFeedback: a flush is healed, and nothing else happens. Only ticks remain, because
+// canaryd's own writes are no reason to look.
 func TestNoFeedback(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

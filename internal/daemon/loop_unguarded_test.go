@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// rawLines are rules of NodeLocal DNS in raw, and a chain of another owner.
+// rawLines returns rules of NodeLocal DNS in raw, and a chain of another owner.
 func rawLines(ip string) []string {
 	return []string{
 		"-A PREROUTING -d " + ip + "/32 -p udp -j NOTRACK", "-A PREROUTING -d " + ip + "/32 -p tcp -j NOTRACK",
@@ -21,9 +21,9 @@ func rawLines(ip string) []string {
 	}
 }
 
-// TestATableThatIsNotGuarded: canaryd puts nothing back in raw or security. Log, status and metric
-// say once what a flush took, alone or with protected rules. What its owner rewrites, writes again
-// in time, or removes of it in part is no news.
+// TestATableThatIsNotGuarded: canaryd restores nothing in raw or security. Log, status and
+// metric report the losses of a flush once, with or without protected rules. An owner's
+// rewrite, its timely return and its partial removal are not reported.
 func TestATableThatIsNotGuarded(t *testing.T) {
 	flush := func(r *rig, tables ...rules.TableName) {
 		for _, table := range tables {

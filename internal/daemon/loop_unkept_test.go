@@ -15,14 +15,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// addService is an owner that adds a chain with one rule.
+// addService adds a chain with one rule, as an owner does.
 func addService(t *testing.T, fake *iptablestest.Fake, name string) {
 	t.Helper()
 	must(t, fake.RestoreNoflush(rules.IPv4, "*nat\n:"+name+" - [0:0]\n-A "+name+" -j RETURN\nCOMMIT\n"))
 }
 
-// TestStateFolderIsDeleted: while canaryd runs, rm -rf takes the state folder. It is made again
-// with all that a restart needs.
+// TestStateFolderIsDeleted: rm -rf deletes the state folder while canaryd runs. canaryd makes
+// it again, with all that a restart needs.
 func TestStateFolderIsDeleted(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := filepath.Join(t.TempDir(), "state")
@@ -54,8 +54,8 @@ func TestStateFolderIsDeleted(t *testing.T) {
 	})
 }
 
-// TestStateCannotBeKept: the disk takes nothing for 20 minutes. Status, metrics and log say so, the
-// rules are guarded all the same, and once the disk takes it everything is written.
+// TestStateCannotBeKept: the disk takes nothing for 20 minutes. Status, metrics and log say so,
+// canaryd guards the rules anyway, and writes everything once the disk takes it.
 func TestStateCannotBeKept(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := filepath.Join(t.TempDir(), "state")
@@ -104,8 +104,8 @@ func TestStateCannotBeKept(t *testing.T) {
 	})
 }
 
-// TestGenerationHasNoRoom: the disk takes the state, which is small, and not the generation. A heal
-// has the state written; status, log and the note aside still say that the disk is behind.
+// TestGenerationHasNoRoom: the disk takes the small state, but not the generation. A heal
+// writes the state; status, log and the note aside still say that the disk is behind.
 func TestGenerationHasNoRoom(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, aside := t.TempDir(), t.TempDir()
@@ -144,7 +144,7 @@ func TestGenerationHasNoRoom(t *testing.T) {
 	})
 }
 
-// A fullDisk is a state folder that can be made to take nothing, next to a folder that takes all.
+// A fullDisk is a state folder that can refuse all writes, next to a folder that takes them.
 type fullDisk struct {
 	t          *testing.T
 	dir, aside string
@@ -163,7 +163,7 @@ func (f *fullDisk) open() *reload.Store {
 	return store
 }
 
-// fill has the folder take nothing, and clear has it as it was.
+// fill makes the folder refuse writes, and clear restores it.
 func (f *fullDisk) fill() {
 	must(f.t, os.Rename(f.dir, f.dir+"-away"))
 	must(f.t, os.WriteFile(f.dir, nil, 0o600))
@@ -174,9 +174,8 @@ func (f *fullDisk) clear() {
 	must(f.t, os.Rename(f.dir+"-away", f.dir))
 }
 
-// TestUnreadableNote: the note that the state folder is behind cannot be read. The rules that are
-// put back may be older than those in force; record, log and status say that. A cleanup removes the
-// note.
+// TestUnreadableNote: the note about missing changes cannot be read. The restored rules may be
+// older than the last in force; record, log and status say so. A cleanup removes the note.
 func TestUnreadableNote(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		disk := newFullDisk(t, backend)
@@ -205,16 +204,16 @@ func TestUnreadableNote(t *testing.T) {
 		if _, err := os.Stat(note); err != nil {
 			t.Fatal(err)
 		}
-		_ = r.d.Cleanup(t.Context(), api.CleanupRequest{}) // what is in the folder cannot be removed
+		_ = r.d.Cleanup(t.Context(), api.CleanupRequest{}) // the folder's content cannot be removed
 		if _, err := os.Stat(note); err == nil {
 			t.Error("after a cleanup the note is there")
 		}
 	})
 }
 
-// TestOlderGeneration: what was in force could not be kept, and canaryd is restarted. What was not
-// flushed meanwhile is as it was, and what was flushed comes back from the older generation, which
-// record, log and status say.
+// TestOlderGeneration: the disk refuses the last generation, and canaryd restarts. It leaves
+// unflushed tables alone, and restores flushed ones from the older generation. Record, log and
+// status say so.
 func TestOlderGeneration(t *testing.T) {
 	for name, flushed := range map[string]bool{"flushed": true, "not flushed": false} {
 		t.Run(name, func(t *testing.T) {
@@ -252,7 +251,7 @@ func TestOlderGeneration(t *testing.T) {
 						t.Errorf("headline %q, older %q, records %+v", s.Headline, s.StateOlder, s.Flushes)
 					}
 					r.wantLog("The stored rules are older than the last rules in force; canaryd puts flushed rules back from them")
-					addService(t, r.fake, "KUBE-SVC-CCCCCCCCCCCCCCCC") // nat is learned, and is no older one any more
+					addService(t, r.fake, "KUBE-SVC-CCCCCCCCCCCCCCCC") // canaryd learns nat, so it is no longer older
 					r.after(10 * time.Second)
 					r.flushNat()
 					r.settled()

@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// unprotected counts the rules of a table that --protect does not name.
+// unprotected returns the number of a table's rules that --protect does not name.
 func (r *rig) unprotected(f rules.Family, t rules.TableName) (n int) {
 	for _, c := range r.tables()[f][t].Chains {
 		builtin := rules.Builtin(t, c.Name)
@@ -27,7 +27,7 @@ func (r *rig) unprotected(f rules.Family, t rules.TableName) (n int) {
 	return n
 }
 
-// withOthers is a daemon on a node with three rules of another owner in mangle.
+// withOthers runs a daemon on a node with three rules of another owner in mangle.
 func withOthers(t *testing.T, backend iptables.Backend, s setup) *rig {
 	fake := loadedFake(t, backend)
 	must(t, fake.RestoreNoflush(rules.IPv4, section(rules.Mangle, ":MINE - [0:0]", "-A MINE -p tcp -j ACCEPT", "-A MINE -j RETURN", "-A PREROUTING -j MINE")))
@@ -36,8 +36,8 @@ func withOthers(t *testing.T, backend iptables.Backend, s setup) *rig {
 	return r
 }
 
-// TestUnprotectedRulesAreCounted: what a flush took of others is counted by table, in the
-// record and in the metric, and not among the lost rules.
+// TestUnprotectedRulesAreCounted: a flush takes rules of others. Record and metric count them
+// by table, and not among the lost rules.
 func TestUnprotectedRulesAreCounted(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := withOthers(t, backend, setup{})
@@ -59,7 +59,7 @@ func TestUnprotectedRulesAreCounted(t *testing.T) {
 		}
 		r.wantLog("Rules that --protect does not name were lost, too")
 
-		// They are not back, and the next flush takes none.
+		// They are not restored, and the next flush takes none.
 		moved = r.moved(func() {
 			must(t, r.fake.As(11, "iptables").Flush(rules.IPv4, rules.Mangle, ""))
 			r.settled()
@@ -68,8 +68,8 @@ func TestUnprotectedRulesAreCounted(t *testing.T) {
 	})
 }
 
-// TestUnprotectedRulesThatStay: rules that the flush left, or that their owner has put
-// back already, are not counted.
+// TestUnprotectedRulesThatStay: rules of others that the flush spared, or that their owner has
+// already restored, do not count.
 func TestUnprotectedRulesThatStay(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := withOthers(t, backend, setup{})
@@ -89,9 +89,9 @@ func TestUnprotectedRulesThatStay(t *testing.T) {
 	})
 }
 
-// TestUnprotectedRulesThatAreNotKnown: record, text and metrics say that it is not known where the
-// table was not read as it was right before the flush, or where another process wrote to it as
-// well.
+// TestUnprotectedRulesThatAreNotKnown: the last read does not show the table right before the
+// flush, or another process wrote to it too. Record, text and metrics say that the number is
+// unknown.
 func TestUnprotectedRulesThatAreNotKnown(t *testing.T) {
 	for name, before := range map[string]func(r *rig){
 		"another process wrote right before": func(r *rig) {
@@ -119,8 +119,8 @@ func TestUnprotectedRulesThatAreNotKnown(t *testing.T) {
 	}
 }
 
-// TestWhatIsNoFlushOfOthersIsNotUnknown: where all marks stand nothing is said of rules of others,
-// also where the table was not read right before.
+// TestWhatIsNoFlushOfOthersIsNotUnknown: all marks are in force. Then canaryd reports nothing
+// about rules of others, even if the table was not read right before.
 func TestWhatIsNoFlushOfOthersIsNotUnknown(t *testing.T) {
 	for name, take := range map[string]string{"a chain alone": "-F KUBE-SERVICES", "a jump by name": "-D OUTPUT " + hostport} {
 		t.Run(name, func(t *testing.T) {
@@ -140,7 +140,7 @@ func TestWhatIsNoFlushOfOthersIsNotUnknown(t *testing.T) {
 	}
 }
 
-// TestUnprotectedRulesInObserveMode: they are counted there, too.
+// TestUnprotectedRulesInObserveMode: observe mode counts them too.
 func TestUnprotectedRulesInObserveMode(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := withOthers(t, backend, setup{mode: api.Observe})
@@ -153,8 +153,8 @@ func TestUnprotectedRulesInObserveMode(t *testing.T) {
 	})
 }
 
-// TestUnprotectedRulesThatStayInObserveMode: a flush of one built-in chain takes no rules of others
-// that stand in another one.
+// TestUnprotectedRulesThatStayInObserveMode: a flush of one built-in chain takes no rules of
+// others in another chain.
 func TestUnprotectedRulesThatStayInObserveMode(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := loadedFake(t, backend)

@@ -17,7 +17,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// damages are what may become of a stored file. "" is that it is deleted.
+// damages are the kinds of damage to a stored file. "" deletes it.
 var damages = map[string]func(text string) string{
 	"truncated":      func(s string) string { return s[:len(s)/2] },
 	"emptied":        func(string) string { return "\n" },
@@ -26,7 +26,7 @@ var damages = map[string]func(text string) string{
 	"deleted":        func(string) string { return "" },
 }
 
-// damage does that to a file.
+// damage damages a file in that way.
 func damage(t *testing.T, path string, how func(string) string) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -38,8 +38,8 @@ func damage(t *testing.T, path string, how func(string) string) {
 	}
 }
 
-// unreadFiles are the files that a start reads of iptables' tables, by what they are. Whether
-// state.json was deleted by a person or by a cleanup is not known, so nothing is said of that.
+// unreadFiles returns the files of iptables' tables that a start reads, by their content. A
+// deleted state.json is not reported, because a cleanup deletes it too.
 func unreadFiles(dir, id string) map[string]string {
 	return map[string]string{"the state": filepath.Join(dir, "state.json"), "the generation": filepath.Join(dir, "generations", id+".json")}
 }
@@ -53,9 +53,9 @@ func (r *rig) wantUnread(file string) {
 	}
 }
 
-// TestUnreadState: a stored file cannot be read, and rules were flushed while canaryd was down or
-// not. After a flush the node is not healthy until an operator decides, also after another restart.
-// Without one all marks stand, and canaryd begins with what stands.
+// TestUnreadState: a stored file cannot be read, and rules were flushed while canaryd was down
+// or not. After a flush the node is not healthy until an operator decides, also after another
+// restart. Otherwise all marks are in force, and canaryd learns the present rules.
 func TestUnreadState(t *testing.T) {
 	for what, how := range damages {
 		for _, file := range []string{"the state", "the generation"} {
@@ -93,7 +93,7 @@ func TestUnreadState(t *testing.T) {
 						r = run(t, r.fake, setup{store: openStore(t, dir, identity(backend))})
 						r.after(5 * time.Second)
 						r.wantUnread(dir)
-						// What stands is guarded all the same.
+						// canaryd guards the present rules anyway.
 						must(t, r.fake.Flush(rules.IPv4, rules.Filter, ""))
 						r.settled()
 						if len(r.chain(rules.IPv4, rules.Filter, "KUBE-FORWARD")) == 0 {
@@ -117,8 +117,8 @@ func TestUnreadState(t *testing.T) {
 	}
 }
 
-// TestUnreadStateIsRestored: an older generation can be read. It is offered, and to restore it ends
-// the wait.
+// TestUnreadStateIsRestored: an older generation can be read. canaryd offers it, and its
+// restore ends the wait.
 func TestUnreadStateIsRestored(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()
@@ -147,14 +147,14 @@ func TestUnreadStateIsRestored(t *testing.T) {
 	})
 }
 
-// TestUnreadIsKept: that a file cannot be read is on disk before the state is written again, and
-// after the state folder was deleted.
+// TestUnreadIsKept: canaryd stores that a file is unreadable before it writes the state again,
+// and also after the state folder was deleted.
 func TestUnreadIsKept(t *testing.T) {
 	for name, hinder := range map[string]func(t *testing.T, dir string) (over func()){
 		"no room": func(t *testing.T, dir string) func() {
 			path := filepath.Join(dir, "unread.json")
 			must(t, os.Mkdir(path, 0o700))
-			must(t, os.WriteFile(filepath.Join(path, "x"), nil, 0o600)) // so that it is not removed
+			must(t, os.WriteFile(filepath.Join(path, "x"), nil, 0o600)) // so that it stays
 			return func() { must(t, os.RemoveAll(path)) }
 		},
 		"deleted": func(t *testing.T, dir string) func() { return func() {} },
@@ -191,8 +191,8 @@ func TestUnreadIsKept(t *testing.T) {
 	}
 }
 
-// TestUnreadDecision: the file of a loss that waits cannot be read. The node is not healthy until
-// an operator decides, and no longer, also after another restart.
+// TestUnreadDecision: the file of an outstanding loss cannot be read. The node is not healthy
+// until an operator decides, also after another restart.
 func TestUnreadDecision(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		g := beginGap(t, backend)
@@ -218,8 +218,8 @@ func TestUnreadDecision(t *testing.T) {
 	})
 }
 
-// TestPauseOutlivesTheGeneration: the state can be read, and the generation cannot. The state's
-// pause goes on.
+// TestPauseOutlivesTheGeneration: the state can be read, and the generation cannot. The pause
+// of the state continues.
 func TestPauseOutlivesTheGeneration(t *testing.T) {
 	for what, how := range damages {
 		t.Run(what, func(t *testing.T) {
@@ -242,8 +242,8 @@ func TestPauseOutlivesTheGeneration(t *testing.T) {
 	}
 }
 
-// TestUnreadAfterAReboot: a machine lost its power, and its files are cut off. Its rules went with
-// it, so nothing is unknown.
+// TestUnreadAfterAReboot: a machine lost its power, and its files are truncated. Its rules are
+// gone too, so nothing is unknown.
 func TestUnreadAfterAReboot(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id := t.TempDir(), identity(backend)
@@ -263,8 +263,8 @@ func TestUnreadAfterAReboot(t *testing.T) {
 	})
 }
 
-// TestUnreadNative: a stored file of native tables cannot be read. If the very same content stands,
-// all is well; else the node is not healthy until an operator decides.
+// TestUnreadNative: a stored file of native tables cannot be read. The node is healthy if the
+// tables still have the same content, and otherwise not until an operator decides.
 func TestUnreadNative(t *testing.T) {
 	for what, how := range damages {
 		for _, file := range []string{"native.json", "native/ID.json"} {
@@ -325,8 +325,9 @@ func TestUnreadNative(t *testing.T) {
 	}
 }
 
-// TestUnreadNativeTablesAreRestoredOneByOne: the stored files of two native tables cannot be read,
-// and both tables were flushed. To restore an older generation of one decides about that one alone.
+// TestUnreadNativeTablesAreRestoredOneByOne: the stored files of two native tables cannot be
+// read, and both tables were flushed. A restore of an older generation decides about its own
+// table only.
 func TestUnreadNativeTablesAreRestoredOneByOne(t *testing.T) {
 	disk := newFullDisk(t, iptables.NFT)
 	k := newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c"))

@@ -15,8 +15,8 @@ import (
 
 var errNative = errors.New("holds rules that iptables cannot print")
 
-// TestRestartBesideAnUnreadableTable: marks that are renewed while some table
-// is unknown reach the disk, so that the next start knows them.
+// TestRestartBesideAnUnreadableTable: canaryd renews marks while a table is unknown. It stores
+// the new marks, so that the next start knows them.
 func TestRestartBesideAnUnreadableTable(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()
@@ -24,7 +24,7 @@ func TestRestartBesideAnUnreadableTable(t *testing.T) {
 		r.after(3 * time.Second)
 		r.fake.DropTableFromReads(rules.IPv6, rules.Nat, errNative)
 		must(t, r.fake.Flush(rules.IPv6, rules.Nat, ""))
-		must(t, r.fake.Flush(rules.IPv4, rules.Nat, "")) // healed, under a new nonce
+		must(t, r.fake.Flush(rules.IPv4, rules.Nat, "")) // healed, with a new nonce
 		r.after(3 * time.Second)
 		must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
 		r.after(3 * time.Second)
@@ -45,8 +45,8 @@ func TestRestartBesideAnUnreadableTable(t *testing.T) {
 	})
 }
 
-// TestAReadThatFailsBesideACleanup: an owner removes its chains while canaryd reads, so that the
-// read fails. The next read comes 0.1 s later, so that a flush does not bring them back.
+// TestAReadThatFailsBesideACleanup: an owner removes its chains while canaryd reads, and the
+// read fails. canaryd reads again after 0.1 s, so that a flush does not bring them back.
 func TestAReadThatFailsBesideACleanup(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -62,12 +62,12 @@ func TestAReadThatFailsBesideACleanup(t *testing.T) {
 	})
 }
 
-// TestOwnerInAnotherTableMeanwhile: what an owner writes into a table that is
-// not replayed, while another one is, is learned.
+// TestOwnerInAnotherTableMeanwhile: an owner writes to one table while canaryd replays another.
+// canaryd learns that write.
 func TestOwnerInAnotherTableMeanwhile(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		if backend == iptables.Legacy {
-			return // the lock is held: no process writes meanwhile
+			return // the lock keeps other processes out
 		}
 		r := start(t, backend, setup{})
 		once := false
@@ -87,8 +87,8 @@ func TestOwnerInAnotherTableMeanwhile(t *testing.T) {
 	})
 }
 
-// TestReadsThatKeepFailing: probes that work do not make the log say that all
-// is well, nor the reads any closer.
+// TestReadsThatKeepFailing: reads fail, and probes work. That makes neither the log report
+// success nor canaryd read more often.
 func TestReadsThatKeepFailing(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -117,7 +117,7 @@ func TestReadsThatKeepFailing(t *testing.T) {
 	})
 }
 
-// TestObserveHoldsOnToALoss: what no owner put back stays lost.
+// TestObserveHoldsOnToALoss: rules that no owner restores stay lost.
 func TestObserveHoldsOnToALoss(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{mode: api.Observe})
@@ -128,7 +128,7 @@ func TestObserveHoldsOnToALoss(t *testing.T) {
 		if s.Ready() == nil || s.LossSince.IsZero() || len(s.Flushes) != 1 || s.Generation.Rules != before.Rules {
 			t.Errorf("ready %v, lost since %s, %d records, %d rules of %d", s.Ready(), s.LossSince, len(s.Flushes), s.Generation.Rules, before.Rules)
 		}
-		// A restore that an operator asks for ends it.
+		// A restore on request ends the loss.
 		reply, err := r.d.Restore(t.Context(), api.RestoreRequest{})
 		must(t, err)
 		r.after(3 * time.Second)
@@ -138,8 +138,7 @@ func TestObserveHoldsOnToALoss(t *testing.T) {
 	})
 }
 
-// TestObserveCountsWhatItCannotReadYet: the flush is reported once the table can
-// be read.
+// TestObserveCountsWhatItCannotReadYet: canaryd records the flush once it can read the table.
 func TestObserveCountsWhatItCannotReadYet(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{mode: api.Observe})
@@ -157,7 +156,7 @@ func TestObserveCountsWhatItCannotReadYet(t *testing.T) {
 	})
 }
 
-// TestRestoreOfAnUnreadableTable: what could not be read is not proved.
+// TestRestoreOfAnUnreadableTable: a restore of a table that cannot be read is not proved.
 func TestRestoreOfAnUnreadableTable(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -172,8 +171,8 @@ func TestRestoreOfAnUnreadableTable(t *testing.T) {
 	})
 }
 
-// TestRuleThatNeedsAMissingChain: the rest of its table comes back, and the
-// record says that it is not all.
+// TestRuleThatNeedsAMissingChain: canaryd restores the other rules of its table, and the record
+// is partial.
 func TestRuleThatNeedsAMissingChain(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -195,8 +194,8 @@ func TestRuleThatNeedsAMissingChain(t *testing.T) {
 	})
 }
 
-// TestUnreadableAtTheStart: a table that cannot be read when the canaries are
-// planted, and can be a moment later, is unknown for no reason in between.
+// TestUnreadableAtTheStart: a table cannot be read when canaryd plants the canaries, and can be
+// read a moment later. It does not stay unknown without a reason.
 func TestUnreadableAtTheStart(t *testing.T) {
 	for _, later := range []time.Duration{10 * time.Millisecond, 150 * time.Millisecond, 350 * time.Millisecond, time.Second, 10 * time.Second} {
 		t.Run(later.String(), func(t *testing.T) {

@@ -15,16 +15,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// What reading a small table takes, and asking for a stamp.
+// The times for a read of a small table, and for a stamp.
 const (
 	urgentCost = 100 * time.Microsecond
 	stampCost  = 50 * time.Microsecond
 )
 
-// A sizedKernel is a dearKernel whose stamps and urgentProbes take time too.
+// A sizedKernel is a dearKernel whose stamps and urgent probes also take time.
 type sizedKernel struct {
 	*dearKernel
-	probing atomic.Int64 // nanoseconds, with those of stamps
+	probing atomic.Int64 // nanoseconds, stamps included
 }
 
 func (k *sizedKernel) Stamp(ctx context.Context, f rules.Family) (iptables.Stamp, error) {
@@ -39,8 +39,7 @@ func (k *sizedKernel) ProbeOnly(ctx context.Context, f rules.Family, places []ip
 	return k.Fake.ProbeOnly(ctx, f, places)
 }
 
-// startSized starts a Daemon on a node whose IPv4 nat is large and whose other
-// tables are small.
+// startSized starts a Daemon on a node with a large nat of IPv4 and otherwise small tables.
 func startSized(t *testing.T) (*rig, *sizedKernel) {
 	t.Helper()
 	k := &sizedKernel{dearKernel: &dearKernel{Fake: loadedFake(t, iptables.Legacy), cost: 13 * time.Millisecond}}
@@ -50,13 +49,13 @@ func startSized(t *testing.T) (*rig, *sizedKernel) {
 	}
 	must(t, k.RestoreNoflush(rules.IPv4, section(rules.Nat, lines...)))
 	r := run(t, k.Fake, setup{kernel: k})
-	r.after(time.Minute) // the budgets are full
+	r.after(time.Minute) // until the budgets are full
 	r.wantReady()
 	return r, k
 }
 
-// exhaust lets an owner replace an endpoint of the large table, which moves no
-// fingerprint, until walks have to wait.
+// exhaust makes an owner replace an endpoint of the large table, which changes no fingerprint,
+// until walks must wait.
 func (r *rig) exhaust(k *sizedKernel) {
 	r.endpoint(0, true)
 	for n := range 1000 {
@@ -71,8 +70,8 @@ func (r *rig) exhaust(k *sizedKernel) {
 	}
 }
 
-// small writes the n-th state of a chain in a small table that its owner changes
-// for ever. It is never empty: for some chains that would be a loss.
+// small writes the n-th state of a chain in a small table that its owner keeps changing. The
+// chain is never empty, because for some chains that would be a loss.
 func (r *rig) small(chain string, n int) {
 	lines := []string{":" + chain + " - [0:0]"}
 	for i := range 1 + n%3 {
@@ -81,7 +80,7 @@ func (r *rig) small(chain string, n int) {
 	r.write(rules.Filter, lines...)
 }
 
-// noticed returns how long after a moment the only flush record was noticed.
+// noticed returns the time from a moment to the notice of the only new flush record.
 func (r *rig) noticed(after time.Time, have int) time.Duration {
 	r.t.Helper()
 	records := r.records(have)
@@ -91,8 +90,8 @@ func (r *rig) noticed(after time.Time, have int) time.Duration {
 	return records[0].Time.Add(time.Duration(records[0].NoticedSeconds * float64(time.Second))).Sub(after)
 }
 
-// TestProbeUrgent: a flush that leaves a small table behind, or half of a large one,
-// is noticed before any large table is walked, whether or not walks have to wait.
+// TestProbeUrgent: a flush leaves a small table, or half of a large one. canaryd notices it
+// before it walks any large table, whether or not walks must wait.
 func TestProbeUrgent(t *testing.T) {
 	flushes := []iptables.Place{
 		{Table: rules.Filter, Chain: "ipv6"}, {Table: rules.Nat, Chain: "ipv6"}, {Table: rules.Mangle, Chain: "ipv4"}, {Table: rules.Nat, Chain: "ipv4"},
@@ -125,8 +124,8 @@ func TestProbeUrgent(t *testing.T) {
 	}
 }
 
-// TestProbeUrgentLosesNoHint: what came with the same hint as a loss, or with one
-// that had to wait, and shows in no fingerprint is found all the same.
+// TestProbeUrgentLosesNoHint: a change shows in no fingerprint, and shares its hint with a
+// loss, or with a hint that had to wait. canaryd finds it anyway.
 func TestProbeUrgentLosesNoHint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, k := startSized(t)
@@ -151,15 +150,15 @@ func TestProbeUrgentLosesNoHint(t *testing.T) {
 	})
 }
 
-// TestPostponedHint: a hint that has to wait even for the stamp is answered by a
-// walk when its turn comes, though nothing shows in the stamp then.
+// TestPostponedHint: a hint must wait even for its stamp. Later a walk answers it, although the
+// stamp shows nothing then.
 func TestPostponedHint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, k := startSized(t)
 		k.cost = 0 // walks need not wait
 		r.endpoint(0, true)
 		r.after(5 * time.Second)
-		for range 3000 { // who only lists; a change would be examined, and its neighbours with it
+		for range 3000 { // lists only; a change would cause an examination of both families
 			k.HoldLock()()
 			r.after(time.Millisecond)
 		}
@@ -179,9 +178,9 @@ func TestPostponedHint(t *testing.T) {
 	})
 }
 
-// TestProbeUrgentIsNoLook: where probeUrgent sees all marks that it looks at standing,
-// the family is walked nevertheless: an old file that was restored moves no
-// fingerprint, and may come with a change of a small table.
+// TestProbeUrgentIsNoLook: probeUrgent sees all its marks in force, and canaryd walks the
+// family anyway. A restored old file changes no fingerprint, and may arrive with a change of a
+// small table.
 func TestProbeUrgentIsNoLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, k := startSized(t)
@@ -202,9 +201,9 @@ func TestProbeUrgentIsNoLook(t *testing.T) {
 	})
 }
 
-// TestPeeksBesideABusyWriter: a writer that never rests on a small table makes
-// stamps and urgentProbes cost no more than their share, and walks of the large table
-// that it leaves alone no more than theirs.
+// TestPeeksBesideABusyWriter: a process never stops writing to a small table. Stamps and urgent
+// probes cost no more than their share, and neither do walks of the large table that it leaves
+// alone.
 func TestPeeksBesideABusyWriter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, k := startSized(t)
@@ -216,7 +215,7 @@ func TestPeeksBesideABusyWriter(t *testing.T) {
 			r.after(5 * time.Millisecond)
 		}
 		took := time.Duration(k.probing.Load() - before)
-		ticks := 4 * stampCost * time.Duration(busy/time.Second) // they wait for no budget
+		ticks := 4 * stampCost * time.Duration(busy/time.Second) // ticks wait for no budget
 		if most := busy/pace.UrgentShare + ticks + 2*(pace.WalkBurst+urgentCost); took > most || took < busy/pace.UrgentShare/2 {
 			t.Errorf("urgentProbes took %s in %s, want at most %s and not nearly nothing", took, busy, most)
 		}

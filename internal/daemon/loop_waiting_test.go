@@ -26,8 +26,9 @@ func (r *rig) wantWaiting(outcome api.Outcome, since time.Time) {
 	}
 }
 
-// TestObserveWaits: an outage that canaryd only observes runs on in its record until the
-// owner is back, or a restore is asked for: then canaryd does not claim that the owner was back.
+// TestObserveWaits: the record of an observed outage stays open until the owner has restored
+// the rules, or an operator requests a restore. In the second case canaryd does not credit the
+// owner.
 func TestObserveWaits(t *testing.T) {
 	const owners, request = "The owners have put their rules back", "The rules are back: they were restored on request"
 	for _, test := range []struct {
@@ -68,8 +69,8 @@ func TestObserveWaits(t *testing.T) {
 	}
 }
 
-// TestPauseWaits: an outage in a pause runs on in its record, and every table that lost
-// something is named next to the pause.
+// TestPauseWaits: the record of an outage in a pause stays open, and the status names each
+// lossy table next to the pause.
 func TestPauseWaits(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()

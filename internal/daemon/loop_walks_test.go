@@ -30,19 +30,19 @@ func (k *dearKernel) Probe(ctx context.Context, f rules.Family, places []iptable
 	return k.Fake.Probe(ctx, f, places)
 }
 
-// startDear starts a Daemon whose walks cost what 20,000 rules cost.
+// startDear starts a Daemon whose walks cost as much as with 20,000 rules.
 func startDear(t *testing.T, s setup) (*rig, *dearKernel) {
 	t.Helper()
 	k := &dearKernel{Fake: loadedFake(t, iptables.Legacy), cost: 13 * time.Millisecond}
 	s.kernel = k
 	r := run(t, k.Fake, s)
-	r.after(time.Minute) // the budget is full
+	r.after(time.Minute) // until the budget is full
 	r.wantReady()
 	return r, k
 }
 
-// endpoint writes the n-th state of a chain that its owner changes for ever:
-// either a rule comes or goes, or one is replaced, which moves no fingerprint.
+// endpoint writes the n-th state of a chain that its owner keeps changing. It adds or deletes a
+// rule, or replaces one, which changes no fingerprint.
 func (r *rig) endpoint(n int, replace bool) {
 	chain := ":KUBE-SEP-BUSYBUSYBUSYBUSY - [0:0]"
 	if rule := fmt.Sprintf("-A KUBE-SEP-BUSYBUSYBUSYBUSY -p tcp -j DNAT --to-destination 10.9.0.%d:80", n%200); replace || n%2 == 0 {
@@ -52,9 +52,8 @@ func (r *rig) endpoint(n int, replace bool) {
 	r.write(rules.Nat, chain)
 }
 
-// TestWalksBesideABusyWriter: a writer that syncs a hundred times a second
-// costs at most 2 % of a core, whether or not the fingerprint moves, and a flush
-// next to it is healed all the same.
+// TestWalksBesideABusyWriter: a process syncs a hundred times a second, with or without a
+// changed fingerprint. Walks cost 2 % of a core at most, and canaryd heals a flush anyway.
 func TestWalksBesideABusyWriter(t *testing.T) {
 	for name, replace := range map[string]bool{"moved fingerprints": false, "replaced endpoints": true} {
 		t.Run(name, func(t *testing.T) {
@@ -71,7 +70,7 @@ func TestWalksBesideABusyWriter(t *testing.T) {
 					t.Error("the generation passes for current while a change waits for its walk")
 				}
 				took := time.Duration(k.spent.Load() - spent)
-				// Both families may spend a burst and overdraw it by one walk.
+				// Both families may spend a burst, and overdraw it by one walk.
 				if most := busy/pace.WalkShare + 2*(pace.WalkBurst+k.cost); took > most {
 					t.Errorf("walks took %s in %s, want at most %s", took, busy, most)
 				}
@@ -100,8 +99,8 @@ func TestWalksBesideABusyWriter(t *testing.T) {
 	}
 }
 
-// TestWalksAfterQuietAreImmediate: each of many flushes on a node that is
-// otherwise quiet is noticed after one walk, however dear that is.
+// TestWalksAfterQuietAreImmediate: many flushes happen on an otherwise quiet node. canaryd
+// notices each after one walk, however costly.
 func TestWalksAfterQuietAreImmediate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, k := startDear(t, setup{})
@@ -121,8 +120,8 @@ func TestWalksAfterQuietAreImmediate(t *testing.T) {
 	})
 }
 
-// A sluggishKernel takes so long for stamps that even those of the ticks use up their
-// budget: every hint waits for the next tick.
+// A sluggishKernel is so slow with stamps that those of the ticks use up their budget. Every
+// hint then waits for the next tick.
 type sluggishKernel struct{ *iptablestest.Fake }
 
 func (k sluggishKernel) Stamp(ctx context.Context, f rules.Family) (iptables.Stamp, error) {
@@ -130,8 +129,8 @@ func (k sluggishKernel) Stamp(ctx context.Context, f rules.Family) (iptables.Sta
 	return k.Fake.Stamp(ctx, f)
 }
 
-// TestHintThatWaitsForAStampIsPending: canaryd does not say that the generation is what the
-// owners wrote last while canaryd has heard that they wrote, and has not asked what.
+// TestHintThatWaitsForAStampIsPending: canaryd has heard of a write, and has not looked yet. It
+// does not claim meanwhile that the generation has the last write.
 func TestHintThatWaitsForAStampIsPending(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := sluggishKernel{loadedFake(t, iptables.Legacy)}
@@ -151,9 +150,8 @@ func TestHintThatWaitsForAStampIsPending(t *testing.T) {
 	})
 }
 
-// TestBypassedLock: a writer that has moved its lock elsewhere gives no hint.
-// The tick sees the fingerprint move; a replaced endpoint moves none and is
-// found by the walk that comes every 30 s.
+// TestBypassedLock: a writer uses another lock, and so gives no hint. The tick sees a changed
+// fingerprint. A replaced endpoint changes none, and the walk each 30 s finds it.
 func TestBypassedLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, k := startDear(t, setup{})
@@ -170,7 +168,7 @@ func TestBypassedLock(t *testing.T) {
 		if second == first {
 			t.Fatal("a chain that came was not noticed by the next tick")
 		}
-		r.after(5 * time.Second) // the renewal of the marks, too
+		r.after(5 * time.Second) // until the marks are renewed too
 
 		hints := r.hints.Counts()
 		bypass("10.9.0.2:80")
@@ -199,8 +197,8 @@ func TestBypassedLock(t *testing.T) {
 	})
 }
 
-// TestLockHeldAtTheStart: while the lock is held nothing can be planted, which
-// is counted, and the release ends it.
+// TestLockHeldAtTheStart: another process holds the lock, so canaryd can plant nothing, and
+// counts that. The release ends it.
 func TestLockHeldAtTheStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fake := loadedFake(t, iptables.Legacy)

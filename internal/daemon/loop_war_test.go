@@ -14,8 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// war flushes nat of IPv4 in that distance for that long and returns how many
-// restores that made.
+// war flushes nat of IPv4 at that interval for that time, and returns the number of restores.
 func (r *rig) war(every, length time.Duration) int {
 	r.t.Helper()
 	restores := r.fake.Restores()
@@ -29,9 +28,9 @@ func (r *rig) war(every, length time.Duration) int {
 // logged counts lines of the log.
 func (r *rig) logged(text string) int { return strings.Count(r.log.String(), text) }
 
-// TestWar: another process flushes without end. Replays are limited, the loss shows,
-// one line of the log says when it begins and one when it ends, and within two
-// seconds of the last flush everything is back.
+// TestWar: another process keeps flushing. Replays are limited, the loss is visible, and the
+// log has one line for the beginning and one for the end. Two seconds after the last flush
+// everything is back.
 func TestWar(t *testing.T) {
 	for every, length := range map[time.Duration]time.Duration{
 		7 * time.Millisecond: 12 * time.Second, 100 * time.Millisecond: time.Minute, 700 * time.Millisecond: time.Minute,
@@ -45,7 +44,7 @@ func TestWar(t *testing.T) {
 					return got["replays_total{family=ipv4,result=proved}"] + got["replays_total{family=ipv4,result=raced}"]
 				}
 				restores := r.war(every, length)
-				// Eleven at once, then one in 1.5 s.
+				// Eleven replays come at once, and then one each 1.5 s.
 				if n, rate := replays(), length.Seconds()/1.5; n < rate/2 || n > 12+rate {
 					t.Errorf("%g replays in %s (%d restores)", n, length, restores)
 				}
@@ -72,7 +71,7 @@ func TestWar(t *testing.T) {
 					t.Errorf("the log has the end %d times", n)
 				}
 				r.wantBack(before, left)
-				// The next single one is reported and healed as any other.
+				// The next single flush is reported and healed as any other.
 				r.flushNat()
 				r.after(30 * time.Millisecond)
 				r.wantBack(before, left)
@@ -84,8 +83,8 @@ func TestWar(t *testing.T) {
 	}
 }
 
-// TestNoWar: one flush, a few in a row, and one every few seconds wait for
-// nothing and are no war.
+// TestNoWar: one flush, a few in a row, or one each few seconds are no war, and their replays
+// do not wait.
 func TestNoWar(t *testing.T) {
 	for _, test := range []struct {
 		times int
@@ -112,8 +111,8 @@ func TestNoWar(t *testing.T) {
 	}
 }
 
-// TestWarOfJumps: another process deletes a jump by name as soon as it is repaired.
-// That takes the grace each time, and is reported.
+// TestWarOfJumps: another process deletes a jump by name after each replay. Each time canaryd
+// waits for the grace, and it reports the war.
 func TestWarOfJumps(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -151,9 +150,9 @@ func TestWarOfJumps(t *testing.T) {
 	})
 }
 
-// TestWarWithinReplays: each replay is undone before it can be proved, by
-// a process that bypasses every guard. It is tried again at the rate of the limit,
-// not less and less often, so that all is back soon after the last blow.
+// TestWarWithinReplays: a process that bypasses every guard undoes each replay before its
+// proof. canaryd tries at the limit's rate and does not slow down, so that everything is back
+// soon after the last flush.
 func TestWarWithinReplays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fake := loadedFake(t, iptables.NFT)
@@ -183,8 +182,8 @@ func TestWarWithinReplays(t *testing.T) {
 	})
 }
 
-// TestSlowWar: another process undoes one replay after the other, too slowly for any
-// limit. That is reported as well.
+// TestSlowWar: another process undoes each replay, too slowly for any limit. canaryd reports
+// that too.
 func TestSlowWar(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -208,8 +207,8 @@ func TestSlowWar(t *testing.T) {
 	})
 }
 
-// TestClientsPutNothingOff: what clients of HTTP cost the daemon puts no replay off, also while a
-// process flushes again and again.
+// TestClientsPutNothingOff: clients of HTTP cost the daemon processor time. That delays no
+// replay, also while a process keeps flushing.
 func TestClientsPutNothingOff(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		began := time.Now()

@@ -16,7 +16,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestWatch: who follows the status sees a loss and its end, and nothing while nothing happens.
+// TestWatch: a follower of the status sees a loss and its end, and nothing while nothing
+// happens.
 func TestWatch(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -52,7 +53,7 @@ func TestWatch(t *testing.T) {
 		if diff := cmp.Diff(want, slices.Compact(slices.Clone(seen))); diff != "" {
 			t.Errorf("what was seen (-want +got):\n%s", diff)
 		}
-		if len(seen) > len(want)+6 { // the generation's ID, a record that is completed
+		if len(seen) > len(want)+6 { // others: the generation's ID, a completed record
 			t.Errorf("%d lines for that: %q", len(seen), seen)
 		}
 		cancel()
@@ -62,8 +63,8 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// TestWatchersAreBounded: one client too many is refused. A slow one keeps nothing waiting, and is
-// shown the newest at last. A place is free again when a client ends.
+// TestWatchersAreBounded: canaryd refuses one client too many. A slow client delays nothing,
+// and gets the newest status in the end. A place is free again when a client ends.
 func TestWatchersAreBounded(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

@@ -14,11 +14,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestSecondFlusher: the first flush is put back and proved; the second one, however soon it
-// comes after the proof, is another process's, and neither begins at the first one's time.
+// TestSecondFlusher: the first flush is replayed and proved, and a second one by another
+// process follows as soon as one likes. Each has its own record and time.
 func TestSecondFlusher(t *testing.T) {
-	// A nanosecond passes when every goroutine waits: after the proof. With none the flush may
-	// come before it, and then belongs to the same record.
+	// A nanosecond passes when every goroutine waits: after the proof. Without it the second
+	// flush may precede the proof, and then belongs to the same record.
 	for _, after := range []time.Duration{time.Nanosecond, 10 * time.Microsecond, time.Millisecond, 30 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond} {
 		t.Run(after.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -31,7 +31,7 @@ func TestSecondFlusher(t *testing.T) {
 					must(t, r.fake.As(22, "nft").FlushRuleset())
 				}
 				r.fake.OnCommit(func(c nft.Commit) {
-					if c.Own { // the replay: its proof follows at once
+					if c.Own { // the replay, whose proof follows at once
 						once.Do(func() { time.AfterFunc(after, flush) })
 					}
 				})
@@ -54,8 +54,8 @@ func TestSecondFlusher(t *testing.T) {
 	}
 }
 
-// TestSecondFlusherUnheard: the kernel's messages about commits after the proof were lost. The
-// process that is known to have taken something is named, and that there may be others is said.
+// TestSecondFlusherUnheard: the notifications of commits after the proof are lost. canaryd
+// names the process that certainly took something, and says that there may be others.
 func TestSecondFlusherUnheard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.NFT, setup{})

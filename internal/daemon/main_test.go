@@ -7,8 +7,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// TestMain lets the heap grow: each story's is small, and collecting it took a fifth of the
-// processor.
+// TestMain lets the heap grow. Each story's heap is small, and collecting it took a fifth of
+// the processor time.
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(800)
 	goleak.VerifyTestMain(m)

@@ -24,55 +24,55 @@ var (
 	dockerTable = tableid.IPv4.Table("docker-bridges")
 )
 
-// A fakeNative is native tables in memory. It says of commits what the kernel says.
+// A fakeNative is a set of native tables in memory. It reports commits as the kernel does.
 type fakeNative struct {
-	neighbour watch.Neighbour // what lives next to the process that commits
-	unread    bool            // that process, or its parent, is gone before it can be read
-	line      string          // the command line of such a process; empty: it was not read
-	origin    watch.Origin    // of the process that commits
-	late      time.Duration   // so long after a commit its process is noted
+	neighbour watch.Neighbour // next to the committing process
+	unread    bool            // the committing process, or its parent, ends before it can be read
+	line      string          // that process's command line; empty: it was not read
+	origin    watch.Origin    // of the committing process
+	late      time.Duration   // delay from a commit to the note of its process
 
 	mu                 sync.Mutex
 	genid              uint32
 	handle             uint64
 	tables             map[tableid.TableID]*native.Table
 	witness            map[tableid.Family]string
-	taken              bool // another process has a table of the witness's name
+	taken              bool // another process has a table with the witness's name
 	unheard            []native.Commit
 	missed, dropping   bool
-	heals              int   // transactions that put tables back
-	stale              int   // writes that another process overtakes; -1: all
-	broken             error // of all questions
-	questioned         int   // how often one would have failed
+	heals              int   // transactions that restore tables
+	stale              int   // writes that another process precedes; -1: all
+	broken             error // for all questions
+	questioned         int   // number of questions that could have failed
 	refuses            map[tableid.TableID]bool
-	refusesRule        string   // rules of that text are refused; "": none are
+	refusesRule        string   // the kernel refuses rules of that text; "": none
 	alone              bool     // a transaction with several tables is refused
-	between            func()   // what another process does right after a replay, once
-	after              func()   // what another process does right after a read, once
-	lacking            []string // devices that the node lacks: base chains come back with other attributes
+	between            func()   // runs right after a replay, once
+	after              func()   // runs right after a read, once
+	lacking            []string // missing devices: base chains are restored with other attributes
 	owners             map[tableid.TableID]uint32
 	onCommit           func(nft.Commit)
 	captures           int
 	follows, refreshes int
-	takes              time.Duration // a read
-	brokenReads        error         // of reads of tables
-	brokenHears        error         // of what commits did
-	brokenWrites       error         // of writes with repairs
+	takes              time.Duration // duration of a read
+	brokenReads        error         // for reads of tables
+	brokenHears        error         // for reads of notifications
+	brokenWrites       error         // for writes with repairs
 	suspect            func(native.Commit) bool
-	// kernel has the genid; nil: the fake counts for itself.
+	// kernel has the genid; nil: the fake has its own.
 	kernel *iptablestest.Fake
-	// riding is what Append was called with last, rode how often that was written.
+	// riding has the arguments of the last Append, and rode counts the writes of riders.
 	riding     []native.Repair
 	planted    map[tableid.Family]string
 	rode       int
 	unrideable bool   // riders are refused
-	committed  func() // what another process does right after a rider was written, once
-	boarding   func() // what another process does between a read and the write that rests on it, once
-	asks       int    // how often it was asked whether to wake
+	committed  func() // runs right after a write with a rider, once
+	boarding   func() // runs between a read and the write that depends on it, once
+	asks       int    // number of calls of wake
 	open       bool
 }
 
-// wake is NativeConfig.Wake.
+// wake implements NativeConfig.Wake.
 func (k *fakeNative) wake(wanted func(nft.Table) bool) (bool, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -82,7 +82,7 @@ func (k *fakeNative) wake(wanted func(nft.Table) bool) (bool, error) {
 		k.open = k.open || wanted(nft.Table{Family: id.Family, Name: id.Name})
 	}
 	if k.open {
-		k.unheard = nil // it hears of what comes from now on
+		k.unheard = nil // it receives notifications from now on
 	}
 	return k.open && k.broken == nil, k.fault()
 }
@@ -100,7 +100,7 @@ func ruleOf(text string) native.Rule {
 	return native.Rule{Attrs: nft.AppendAttr(nil, unix.NFTA_RULE_USERDATA, text, 0)}
 }
 
-// tableOf makes a table with a base chain and one that it leads to.
+// tableOf makes a table with a base chain and another chain to which that leads.
 func tableOf(id tableid.TableID, rules ...string) *native.Table {
 	t := &native.Table{ID: id, Chains: []native.Chain{
 		{Name: "prerouting", Base: true, Rules: []native.Rule{ruleOf("jump services")}}, {Name: "services"}}}
@@ -110,7 +110,7 @@ func tableOf(id tableid.TableID, rules ...string) *native.Table {
 	return t
 }
 
-// put makes a table stand, as a creation does.
+// put puts a table into the kernel, as a creation does.
 func (k *fakeNative) put(t *native.Table) {
 	next := *t
 	k.handle++
@@ -127,7 +127,7 @@ func (k *fakeNative) emptied(id tableid.TableID) {
 	k.tables[id] = &next
 }
 
-// commit does something to the tables in one transaction.
+// commit changes the tables in one transaction.
 func (k *fakeNative) commit(own bool, do func(deed func(tableid.TableID) *native.Deed, c *native.Commit)) {
 	k.mu.Lock()
 	if k.genid++; k.kernel != nil {
@@ -177,7 +177,7 @@ func (k *fakeNative) flushRuleset() {
 	})
 }
 
-// reload is "nft -f" of a file with "flush ruleset" and a table.
+// reload runs "nft -f" with a file of "flush ruleset" and a table.
 func (k *fakeNative) reload(t *native.Table) {
 	k.commit(false, func(deed func(tableid.TableID) *native.Deed, c *native.Commit) {
 		for id := range k.tables {
@@ -210,7 +210,7 @@ func (k *fakeNative) flushTable(id tableid.TableID) {
 	})
 }
 
-// removeRule is an owner that takes a rule, and writes nothing.
+// removeRule deletes a rule and writes nothing, as an owner may.
 func (k *fakeNative) removeRule(id tableid.TableID) {
 	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
 		next := *k.tables[id]
@@ -222,7 +222,7 @@ func (k *fakeNative) removeRule(id tableid.TableID) {
 	})
 }
 
-// addRule is an owner that appends a rule to the last chain.
+// addRule appends a rule to the last chain, as an owner does.
 func (k *fakeNative) addRule(id tableid.TableID, text string) {
 	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
 		next := *k.tables[id]
@@ -234,8 +234,8 @@ func (k *fakeNative) addRule(id tableid.TableID, text string) {
 	})
 }
 
-// removeNamed deletes chains with their rules, rules of a chain and elements of a set by their
-// names, in one commit.
+// removeNamed deletes chains with their rules, rules of a chain and elements of a set by name,
+// in one commit.
 func (k *fakeNative) removeNamed(id tableid.TableID, deletes func(chain string) bool, rules, elements map[string]int) {
 	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
 		d, next := deed(id), *k.tables[id]
@@ -261,7 +261,7 @@ func (k *fakeNative) removeNamed(id tableid.TableID, deletes func(chain string) 
 	})
 }
 
-// flushChain takes the rules of a chain, and flushSet the elements of a set.
+// flushChain deletes the rules of a chain, and flushSet the elements of a set.
 func (k *fakeNative) flushChain(id tableid.TableID, name string) {
 	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
 		next := *k.tables[id]
@@ -284,7 +284,8 @@ func (k *fakeNative) flushSet(id tableid.TableID, name string) {
 	})
 }
 
-// again is its owner's way to make a table again: deleted, if it stands, and created at once.
+// again makes a table again as its owner does: it deletes the present one, and creates it at
+// once.
 func (k *fakeNative) again(t *native.Table) {
 	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
 		deed(t.ID).Deleted = k.tables[t.ID] != nil
@@ -293,7 +294,7 @@ func (k *fakeNative) again(t *native.Table) {
 	})
 }
 
-// sync is an owner that writes other rules into its standing table.
+// sync writes other rules into an existing table, as its owner does.
 func (k *fakeNative) sync(t *native.Table) {
 	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
 		next := *t
@@ -335,7 +336,7 @@ func (k *fakeNative) dormant(id tableid.TableID, is bool) {
 	})
 }
 
-// fault returns why a question fails, or nil; k.mu must be held.
+// fault returns the error for a question, or nil; k.mu must be held.
 func (k *fakeNative) fault() error {
 	k.questioned++
 	return k.broken
@@ -347,17 +348,17 @@ func (k *fakeNative) questions() int {
 	return k.questioned
 }
 
-// breakDown has all questions fail, until it is called with nil.
+// breakDown makes all questions fail, until it is called with nil.
 func (k *fakeNative) breakDown(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.broken = err
 }
 
-// A nativeCount is what was done on a fakeNative.
+// A nativeCount is a summary of the calls of a fakeNative.
 type nativeCount struct {
 	heals, captures int
-	witness         string // of IPv4
+	witness         string // IPv4's
 }
 
 func (k *fakeNative) count() nativeCount {
@@ -366,21 +367,21 @@ func (k *fakeNative) count() nativeCount {
 	return nativeCount{k.heals, k.captures, k.witness[proxyTable.Family]}
 }
 
-// with does something while the daemon asks nothing.
+// with runs do while the daemon makes no call.
 func (k *fakeNative) with(do func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	do()
 }
 
-// miss has the next hearing know that notifications were dropped.
+// miss makes the next Hear report dropped notifications.
 func (k *fakeNative) miss() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.missed, k.unheard = true, nil
 }
 
-// missing drops the notifications of all commits that do makes. canaryd gets hints all the same.
+// missing drops the notifications of all commits during do. canaryd gets the hints anyway.
 func (k *fakeNative) missing(do func()) {
 	k.with(func() { k.dropping = true })
 	do()
@@ -399,7 +400,7 @@ func (k *fakeNative) Genid() (uint32, error) {
 	return k.now(), k.fault()
 }
 
-// now is the genid; k.mu must be held.
+// now returns the genid; k.mu must be held.
 func (k *fakeNative) now() uint32 {
 	if k.kernel != nil {
 		return k.kernel.Genid()
@@ -427,7 +428,7 @@ func (k *fakeNative) Refresh(time.Duration) (int, error) {
 func (k *fakeNative) Follow(wanted func(nft.Table) bool) (*native.Ruleset, error) {
 	k.mu.Lock()
 	k.follows++
-	k.captures-- // it reads nothing
+	k.captures-- // Follow reads nothing
 	k.mu.Unlock()
 	return k.Capture(wanted)
 }
@@ -495,7 +496,7 @@ func (k *fakeNative) Write(genid uint32, repairs []native.Repair, witnesses map[
 	case stale && len(repairs) > 0 || moved:
 		return nil, nft.ErrStale
 	case len(repairs) == 1 && repairs[0].Remedy == native.ByAdmission && len(native.Diff(repairs[0].Now, repairs[0].Written())) == 0:
-		return nil, nil // there is nothing to write
+		return nil, nil // nothing to write
 	}
 	k.write(repairs, witnesses)
 	k.mu.Lock()
@@ -548,7 +549,7 @@ func (k *fakeNative) Commit() {
 	}
 }
 
-// write is what a transaction of the daemon's does.
+// write commits a transaction of the daemon.
 func (k *fakeNative) write(repairs []native.Repair, witnesses map[tableid.Family]string) {
 	k.commit(true, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
 		maps.Copy(k.witness, witnesses)
@@ -586,7 +587,7 @@ func (k *fakeNative) write(repairs []native.Repair, witnesses map[tableid.Family
 	})
 }
 
-// leaveRefused has a repair leave out the rules that are refused.
+// leaveRefused makes a repair leave out the refused rules.
 func (k *fakeNative) leaveRefused(r *native.Repair) {
 	for i, c := range r.Want.Chains {
 		for j, rule := range c.Rules {
@@ -597,7 +598,7 @@ func (k *fakeNative) leaveRefused(r *native.Repair) {
 	}
 }
 
-// leaveOut has a table's first chain lack the devices that the node lacks.
+// leaveOut removes from a table's first chain the devices that the node lacks.
 func (k *fakeNative) leaveOut(id tableid.TableID) {
 	if t := k.tables[id]; len(k.lacking) > 0 {
 		t.Chains = slices.Clone(t.Chains)

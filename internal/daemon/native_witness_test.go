@@ -9,9 +9,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestTablesOfSeveralOwnersGo: no owner deletes another one's tables with its own, so a commit that
-// does is a flush, or another process's doing. Of a table whose owner is not known the family's
-// witness decides, if one stands.
+// TestTablesOfSeveralOwnersGo: no owner deletes another one's tables with its own, so such a
+// commit is a flush, or another process's deed. For a table without a known owner the family's
+// witness decides, if it exists.
 func TestTablesOfSeveralOwnersGo(t *testing.T) {
 	var (
 		nat    = tableid.IPv4.Table("nat")
@@ -54,7 +54,8 @@ func TestTablesOfSeveralOwnersGo(t *testing.T) {
 	}
 }
 
-// TestTablesGoWithAStrangers: they are back, although the witness stands, and the record says why.
+// TestTablesGoWithAStrangers: a commit deletes a native table together with another owner's.
+// The table is restored although the witness exists, and the record has the reason.
 func TestTablesGoWithAStrangers(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
@@ -70,8 +71,8 @@ func TestTablesGoWithAStrangers(t *testing.T) {
 	})
 }
 
-// TestTheWitnesssNameIsTaken: the witness has another name, and status and a metric say that it
-// stands.
+// TestTheWitnesssNameIsTaken: another process has a table with the witness's name. The witness
+// gets another name, and status and a metric say that it exists.
 func TestTheWitnesssNameIsTaken(t *testing.T) {
 	k := newFakeNative(tableOf(proxyTable, "a"))
 	k.taken = true

@@ -9,7 +9,7 @@ import (
 )
 
 // wantCounts fails unless what a record says of its chains adds up to what it
-// says of its tables, and that to what it says of all.
+// says of its tables, and these to the total.
 func wantCounts(t *testing.T, record api.Flush) {
 	t.Helper()
 	if record.ID == "" || record.Attempts < 1 {

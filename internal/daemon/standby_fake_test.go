@@ -16,7 +16,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// fakeStandbys is a Standby in memory: each kind of table has a fake of its own; nil: none.
+// fakeStandbys is a Standby in memory, with a fake for each kind of table; nil: none.
 type fakeStandbys struct {
 	nat    *fakeStandby
 	native *fakeNativeStandby
@@ -53,7 +53,7 @@ func (s fakeStandbys) Release(id tableid.TableID) error {
 	return s.native.Release(id)
 }
 
-// standbyConfig is what a setup's daemon has of the standby.
+// standbyConfig returns the standby's configuration for a setup's daemon.
 func (s setup) standbyConfig() StandbyConfig {
 	cfg := StandbyConfig{NativeOff: s.nativeStandbyOff, Auto: s.standbyAuto}
 	if s.standby != nil || s.nativeStandby != nil {
@@ -69,24 +69,23 @@ func (s setup) standbyConfig() StandbyConfig {
 type fakeStandby struct {
 	mu    sync.Mutex
 	fake  *iptablestest.Fake
-	nat   map[rules.Family]copies.Nat // what was copied
+	nat   map[rules.Family]copies.Nat // contents of the copies
 	open  map[rules.Family]bool
 	calls []standbyCall
-	// native is the standby of native tables next to it; nil: there is none.
+	// native is the standby of native tables; nil: none.
 	native *fakeNativeStandby
 
 	followErr, gateErr, shutErr error
-	outdated                    error     // why what is outstanding is not taken
-	barred                      string    // why gates stay shut, without an error
-	limit                       time.Time // when the limit shut the gate
+	outdated                    error     // reason for refusing outstanding changes
+	barred                      string    // reason why gates stay shut, without an error
+	limit                       time.Time // time at which the limit shut the gate
 	takes                       time.Duration
-	// pieces is how many calls of Follow a build takes, but for the last; built is how many of them
-	// were made.
+	// pieces is the number of calls of Follow for a build, without the last; built counts them.
 	pieces int
 	built  map[rules.Family]int
 }
 
-// A standbyCall is one call, and what had been done until then.
+// A standbyCall is one call, with the work before it.
 type standbyCall struct {
 	what                    string
 	at                      time.Time
@@ -97,7 +96,7 @@ func newFakeStandby(fake *iptablestest.Fake) *fakeStandby {
 	return &fakeStandby{fake: fake, nat: map[rules.Family]copies.Nat{}, open: map[rules.Family]bool{}, built: map[rules.Family]int{}}
 }
 
-// questions returns how often it, or the one of native tables, was asked something.
+// questions returns the number of calls, those of native tables included.
 func (s *fakeStandby) questions() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,7 +151,7 @@ func (s *fakeStandby) Gate(f rules.Family, order copies.Order) (copies.Answer, e
 	switch {
 	case order == copies.OpenCurrent && s.outdated != nil:
 		return copies.Answer{Open: s.open[f]}, fmt.Errorf("%w: %w", copies.ErrOutdated, s.outdated)
-	case fault != nil && !open: // the table had to go
+	case fault != nil && !open: // the table is deleted
 		delete(s.nat, f)
 		s.open[f] = false
 		return copies.Answer{}, fault
@@ -180,7 +179,7 @@ func (s *fakeStandby) Release(f rules.Family) error {
 	return nil
 }
 
-// set changes what fails.
+// set changes the faults.
 func (s *fakeStandby) set(change func(*fakeStandby)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,7 +209,7 @@ func (s *fakeStandby) named(what string, at time.Time) (list []standbyCall) {
 	return list
 }
 
-// copied returns the section of nat that the copy has.
+// copied returns the copy's section of nat.
 func (s *fakeStandby) copied(f rules.Family) rules.Section {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -256,7 +255,7 @@ func (r *rig) wantStandby(s *fakeStandby, state api.StandbyState) {
 	}
 }
 
-// withStandby starts a daemon on nft with a standby that is armed.
+// withStandby starts a daemon on nft with an armed standby.
 func withStandby(t *testing.T, change func(*setup)) (*rig, *fakeStandby) {
 	t.Helper()
 	fake := loadedFake(t, "nft")

@@ -25,15 +25,14 @@ type fakeNativeStandby struct {
 
 	followErr, gateErr, shutErr error
 	releaseErr                  error
-	outdated                    error         // why an opening takes nothing that is outstanding
-	takes                       time.Duration // Follow
-	// pieces is how many calls of Follow a build takes, but for the last; built is how many of them
-	// were made.
+	outdated                    error         // reason why an opening omits outstanding changes
+	takes                       time.Duration // duration of Follow
+	// pieces is the number of calls of Follow for a build, without the last; built counts them.
 	pieces int
 	built  map[tableid.TableID]int
 }
 
-// A nativeStandbyCall is one call, and what canaryd had done until then.
+// A nativeStandbyCall is one call, with canaryd's work before it.
 type nativeStandbyCall struct {
 	what            string
 	at              time.Time
@@ -49,7 +48,7 @@ func (s *fakeNativeStandby) note(what string, id tableid.TableID) {
 	s.calls = append(s.calls, nativeStandbyCall{fmt.Sprint(what, " ", id.NFT()), time.Now(), c.heals, c.captures})
 }
 
-// commit is one of canaryd's own.
+// commit makes a commit of canaryd itself.
 func (s *fakeNativeStandby) commit() {
 	s.k.commit(true, func(func(tableid.TableID) *native.Deed, *native.Commit) {})
 }
@@ -85,7 +84,7 @@ func (s *fakeNativeStandby) Gate(id tableid.TableID, want *native.Table, order c
 		what, fault = "open", s.gateErr
 	}
 	s.note(what, id)
-	if fault != nil && !open { // the table had to go
+	if fault != nil && !open { // the table is deleted
 		delete(s.held, id)
 		delete(s.open, id)
 		return copies.Answer{}, fault
@@ -119,14 +118,14 @@ func (s *fakeNativeStandby) Release(id tableid.TableID) error {
 	return nil
 }
 
-// set changes what fails.
+// set changes the faults.
 func (s *fakeNativeStandby) set(change func(*fakeNativeStandby)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	change(s)
 }
 
-// named returns the calls of that name since that time; "" is all of them.
+// named returns the calls of that name since that time; "" means all.
 func (s *fakeNativeStandby) named(what string, since time.Time) (list []nativeStandbyCall) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,7 +137,7 @@ func (s *fakeNativeStandby) named(what string, since time.Time) (list []nativeSt
 	return list
 }
 
-// holds returns the copy of a table; nil if there is none.
+// holds returns the copy of a table, or nil.
 func (s *fakeNativeStandby) holds(id tableid.TableID) *native.Table {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,7 +150,7 @@ func (s *fakeNativeStandby) isOpen(id tableid.TableID) bool {
 	return s.open[id]
 }
 
-// translating makes a table translate: its base chain is one of nat.
+// translating makes a table translate: its base chain becomes a nat chain.
 func translating(t *native.Table) *native.Table {
 	t.Chains[0].Attrs = nft.AppendAttr(nil, unix.NFTA_CHAIN_TYPE, "nat", 1)
 	return t
@@ -162,8 +161,8 @@ func natTable(id tableid.TableID, rules ...string) *native.Table {
 	return translating(tableOf(id, rules...))
 }
 
-// withNativeStandby starts a daemon that guards kube-proxy's table, which translates, and Docker's,
-// which does not, with a standby that is armed.
+// withNativeStandby starts a daemon with an armed standby. It guards kube-proxy's table, which
+// translates, and Docker's, which does not.
 func withNativeStandby(t *testing.T, change func(*setup)) (*rig, *fakeNative, *fakeNativeStandby) {
 	t.Helper()
 	k := newFakeNative(natTable(proxyTable, "a", "b"), tableOf(dockerTable, "c"))
@@ -192,7 +191,7 @@ func (r *rig) wantNativeStandby(s *fakeNativeStandby, state api.StandbyState) {
 		}
 	}
 	name := fmt.Sprintf("native_standby{family=ip,state=%s,table=ip kube-proxy}", state)
-	if shown := r.metrics("native_standby"); shown[name] != 1 || len(shown) != 2 { // Docker's, too
+	if shown := r.metrics("native_standby"); shown[name] != 1 || len(shown) != 2 { // with Docker's
 		r.t.Errorf("the metrics have %v, want %s", shown, name)
 	}
 	if s.isOpen(proxyTable) != (state == api.StandbyOpen) {

@@ -11,13 +11,14 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// A fleet is the time that Prometheus has of many nodes of one cluster, sample by sample.
+// A fleet has the samples that Prometheus scraped from many nodes of one cluster.
 type fleet struct {
 	scrape time.Duration
 	nodes  []*fleetNode
 }
 
-// A fleetNode is one node of a fleet: its series, and when its canaryd began and looked last.
+// A fleetNode is one node of a fleet: its series, and the times of its canaryd's start and last
+// look.
 type fleetNode struct {
 	name    string
 	samples map[string][]string
@@ -38,11 +39,11 @@ type phase int
 
 const (
 	runs  phase = iota
-	down        // the pod has an address, and no process answers there
+	down        // the pod has an address, and no process answers
 	ended       // there is no pod, so Prometheus has no target
 )
 
-// pass lets one scrape pass; state says how each node is.
+// pass adds one scrape; state returns the state of each node.
 func (f *fleet) pass(state func(node int) phase) {
 	for i, n := range f.nodes {
 		at := f.now(n)
@@ -71,8 +72,8 @@ func (n *fleetNode) series(name, labels string) string {
 	return name + `{` + strings.TrimSuffix(`job="kube-system/canaryd",cluster="one",instance="`+n.name+`",node="`+n.name+`",`+labels, ",") + `}`
 }
 
-// exported returns a healthy node's samples of the series that alerts ask for. The first scrape
-// comes before canaryd has looked at the tables.
+// exported returns a healthy node's samples of the series that alerts query. The first scrape
+// precedes canaryd's first look at the tables.
 func (n *fleetNode) exported(at time.Duration) map[string]string {
 	looked := fmt.Sprint(at.Seconds())
 	if !n.looked {
@@ -139,17 +140,18 @@ func (f *fleet) want(t *testing.T, moments ...moment) {
 	promtool(t, "", "test", "rules", path)
 }
 
-// Queries of the alerts that fire now, that have ever fired, and that have ever been about to.
+// Queries of the alerts that fire now, that have ever fired, and of CanarydDown if it was ever
+// pending.
 const (
 	firing = `count by (alertname) (ALERTS{alertstate="firing"})`
 	fired  = `count by (alertname) (count_over_time(ALERTS{alertstate="firing"}[3h]))`
 	nearly = `count by (alertname) (count_over_time(ALERTS{alertname="CanarydDown",alertstate="pending"}[3h]))`
 )
 
-// TestUpgradeAlertsNot: the DaemonSet replaces a tenth of 30 pods at a time until all are replaced.
-// Each node has no target for one scrape, then a target that is down while its image is pulled, and
-// a first scrape before its canaryd has looked. No alert fires, however long the scrape interval
-// and the pull are. An image that does not start stops the rollout, and an alert reports that.
+// TestUpgradeAlertsNot: the DaemonSet replaces 30 pods, a tenth at a time. Each node has no
+// target for one scrape. Then its target is down during the pull of the image. Then there is
+// one scrape before its canaryd has looked. No alert fires, however long scrape interval and
+// pull are. An image that does not start stops the rollout, and an alert reports that.
 func TestUpgradeAlertsNot(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ scrape, pull time.Duration }{
@@ -193,9 +195,9 @@ func TestUpgradeAlertsNot(t *testing.T) {
 	}
 }
 
-// TestUninstallAlertsNot: by the documented way all pods lose their port at the same time, and with
-// it Prometheus its targets. The same apply empties the PrometheusRule, which the operator hands on
-// within a minute: before CanarydAbsent fires, which takes five.
+// TestUninstallAlertsNot: in the documented way all pods lose their port at the same time, so
+// Prometheus loses its targets. The same apply empties the PrometheusRule. The operator passes
+// that on within a minute, and CanarydAbsent fires only after five.
 func TestUninstallAlertsNot(t *testing.T) {
 	t.Parallel()
 	const began = 20 * time.Minute
@@ -208,5 +210,5 @@ func TestUninstallAlertsNot(t *testing.T) {
 	}
 	f.want(t,
 		moment{began + 4*time.Minute + 30*time.Second, fired, nil},
-		moment{began + 6*time.Minute, firing, map[string]float64{"CanarydAbsent": 1}}) // with the alerts left there
+		moment{began + 6*time.Minute, firing, map[string]float64{"CanarydAbsent": 1}}) // if the alerts stay
 }

@@ -30,7 +30,7 @@ func (m matcher) parts(t *testing.T) (label string, value *regexp.Regexp) {
 	return found[1], regexp.MustCompile("^(?:" + found[3] + ")$")
 }
 
-// labels are those of a firing alert.
+// labels are the labels of a firing alert.
 type labels map[string]string
 
 func (l labels) match(t *testing.T, all []matcher) bool {
@@ -41,8 +41,8 @@ func (l labels) match(t *testing.T, all []matcher) bool {
 	})
 }
 
-// mutes reports whether a firing source keeps target quiet, as Alertmanager has
-// it: a missing label is an empty one.
+// mutes reports whether a firing source silences target by Alertmanager's rules: a missing
+// label is an empty one.
 func (i inhibition) mutes(t *testing.T, source, target labels) bool {
 	t.Helper()
 	return source.match(t, i.Source) && target.match(t, i.Target) &&
@@ -58,11 +58,11 @@ func inhibitions(t *testing.T) []inhibition {
 	return file.Rules
 }
 
-// TestInhibitionsMuteLessSevereOnly: they name alerts that there are, none mutes one
-// that is more severe, and no two mute each other.
+// TestInhibitionsMuteLessSevereOnly: the inhibitions name existing alerts. None mutes a more
+// severe alert, and no two mute each other.
 func TestInhibitionsMuteLessSevereOnly(t *testing.T) {
 	t.Parallel()
-	// Of kube-prometheus, where both are warnings that are routed as severe as it likes.
+	// From kube-prometheus, where both are warnings, and routed as an operator likes.
 	severity := map[string]string{"KubeNodeNotReady": "warning", "KubeNodeUnreachable": "warning"}
 	for _, a := range alerts(t) {
 		severity[a.Alert] = a.Labels["severity"]
@@ -94,7 +94,7 @@ func TestInhibitionsMuteLessSevereOnly(t *testing.T) {
 	}
 }
 
-// TestInhibitions: of what fires at the same time, what is sent.
+// TestInhibitions: several alerts fire at the same time, and Alertmanager sends some of them.
 func TestInhibitions(t *testing.T) {
 	t.Parallel()
 	on := func(name, node string, more ...string) labels {

@@ -12,14 +12,14 @@ import (
 
 const routeFile = "../../deploy/prometheus/alertmanager.route.yaml"
 
-// TestRoutes: the example of Alertmanager's routing is one that Alertmanager takes, and sends each
-// alert to where its severity belongs.
+// TestRoutes: Alertmanager takes the example of its routing, which sends each alert to the
+// receiver for its severity.
 func TestRoutes(t *testing.T) {
 	t.Parallel()
 	nstest.NeedProgram(t, "amtool")
 	amtool := func(args ...string) string {
 		t.Helper()
-		var out, errs strings.Builder // it warns that a flag overrides a default
+		var out, errs strings.Builder // amtool warns that a flag overrides a default
 		cmd := exec.CommandContext(t.Context(), "amtool", args...)
 		cmd.Stdout, cmd.Stderr = &out, &errs
 		if err := cmd.Run(); err != nil {

@@ -25,7 +25,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	if err := flag.Set("test.parallel", "8"); err != nil { // they wait for the next scrape
+	if err := flag.Set("test.parallel", "8"); err != nil { // the tests wait for the next scrape
 		panic(err)
 	}
 	os.Exit(nodetest.Main(m))
@@ -56,7 +56,7 @@ func decode(t *testing.T, path string, into any) {
 	}
 }
 
-// A group is alerts that are used together.
+// A group is a set of alerts that are used together.
 type group struct {
 	Name  string  `json:"name"`
 	Rules []alert `json:"rules"`
@@ -83,7 +83,7 @@ func alerts(t *testing.T) []alert {
 	return all
 }
 
-// promtool runs promtool and fails the test if it finds something.
+// promtool runs promtool, and fails the test if promtool finds an error.
 func promtool(t *testing.T, input string, args ...string) {
 	t.Helper()
 	nstest.NeedProgram(t, "promtool")
@@ -94,15 +94,15 @@ func promtool(t *testing.T, input string, args ...string) {
 	}
 }
 
-// TestRules: Prometheus takes the rules, and they do what their unit tests say.
+// TestRules: Prometheus takes the rules, and they pass their unit tests.
 func TestRules(t *testing.T) {
 	t.Parallel()
 	promtool(t, "", "check", "rules", rulesFile)
 	promtool(t, "", "test", "rules", unitTests)
 }
 
-// TestGroups: alerts that page are in one group, and no others are in it. Each group alone passes
-// the unit tests of its alerts.
+// TestGroups: one group has exactly the alerts that page. Each group alone passes the unit
+// tests of its alerts.
 func TestGroups(t *testing.T) {
 	t.Parallel()
 	var names []string
@@ -137,7 +137,7 @@ func TestGroups(t *testing.T) {
 				if list, ok := test["alert_rule_test"].([]any); ok {
 					test["alert_rule_test"] = slices.DeleteFunc(list, func(a any) bool { return !in[a.(map[string]any)["alertname"].(string)] })
 				}
-				delete(test, "promql_expr_test") // of all groups together
+				delete(test, "promql_expr_test") // it is about all groups together
 			}
 			write("canaryd.rules.yaml", map[string]any{"groups": []group{g}})
 			write("test.yaml", tests)
@@ -149,8 +149,8 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// compared returns the metrics that alerts compare with their past: a series of theirs that
-// appeared with 1 would have no increase.
+// compared returns the metrics that alerts compare with their past. A series of them that began
+// with 1 would have no increase.
 func compared(t *testing.T) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
@@ -165,7 +165,7 @@ func compared(t *testing.T) map[string]bool {
 	return names
 }
 
-// TestFirstIncrementsAreSeen: series that an alert compares with their past are there from the
+// TestFirstIncrementsAreSeen: series that an alert compares with their past exist from the
 // start.
 func TestFirstIncrementsAreSeen(t *testing.T) {
 	t.Parallel()
@@ -186,8 +186,8 @@ func TestFirstIncrementsAreSeen(t *testing.T) {
 	}
 }
 
-// TestEveryAlertIsTried: the unit tests make each alert fire once, and once have
-// it not fire.
+// TestEveryAlertIsTried: in the unit tests each alert fires at least once, and once it does
+// not.
 func TestEveryAlertIsTried(t *testing.T) {
 	t.Parallel()
 	type expected struct {
@@ -264,7 +264,7 @@ func TestAlertsSayWhatToDo(t *testing.T) {
 	}
 }
 
-// TestRunbookNames: commands, flags and messages that the runbook names are there.
+// TestRunbookNames: the commands, flags and messages that the runbook names exist.
 func TestRunbookNames(t *testing.T) {
 	t.Parallel()
 	runbook := read(t, runbookFile)
@@ -276,13 +276,13 @@ func TestRunbookNames(t *testing.T) {
 		}
 		help += string(out)
 	}
-	// The help of run leaves rare flags to the manual.
+	// The help of run omits rare flags; the manual has them.
 	manual, err := exec.Command(nodetest.Canaryd(), "man").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	help += strings.ReplaceAll(string(manual), `\-`, "-")
-	others := []string{"--cleanup", "--display", "--iptables-min-sync-period", "--all"} // of kube-proxy, update-alternatives and podman
+	others := []string{"--cleanup", "--display", "--iptables-min-sync-period", "--all"} // of other programs
 	for _, flag := range regexp.MustCompile("--[a-z][a-z-]+").FindAllString(runbook, -1) {
 		if !regexp.MustCompile(regexp.QuoteMeta(flag)+`[ \n]`).MatchString(help) && !slices.Contains(others, flag) {
 			t.Errorf("the runbook names %s, which no command has", flag)
@@ -309,8 +309,8 @@ func TestRunbookNames(t *testing.T) {
 	}
 }
 
-// exported returns the names of all metrics that canaryd exports from its start on, after a flush
-// or, of native tables, once they are guarded, and of their series.
+// exported returns the names of canaryd's metrics: from its start on, after a flush, or once it
+// guards native tables.
 func exported(t *testing.T) map[string]bool {
 	t.Helper()
 	known := map[string]bool{}
@@ -322,7 +322,8 @@ func exported(t *testing.T) map[string]bool {
 	return known
 }
 
-// TestRulesNameWhatIsExported: an alert on a metric that is not there would never fire.
+// TestRulesNameWhatIsExported: each metric of an alert exists. Otherwise the alert would never
+// fire.
 func TestRulesNameWhatIsExported(t *testing.T) {
 	t.Parallel()
 	known := exported(t)
@@ -340,7 +341,7 @@ func TestRulesNameWhatIsExported(t *testing.T) {
 	}
 }
 
-// TestExposition: Prometheus' own linter finds nothing in what is exported.
+// TestExposition: Prometheus' linter accepts the exported metrics.
 func TestExposition(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"metrics_start.txt", "metrics_flush.txt"} {

@@ -1,5 +1,5 @@
-// Package alerts tries the alerts of deploy/prometheus: their unit tests, their
-// runbook, and what they say of the running daemon.
+// Package alerts tests the alerts of deploy/prometheus: their unit tests, their runbook, and
+// their behaviour with a running daemon.
 package alerts
 
 import (
@@ -24,32 +24,32 @@ import (
 )
 
 const (
-	// A scrape each half second stands for one each 5 s, so that what takes minutes
-	// is seen within one: all time is stretched, timestamps too.
+	// A scrape each half second represents one each 5 s, so that a test sees minutes within
+	// one. All time is stretched, timestamps too.
 	scrapeEach = time.Second / 2
 	stretch    = 10
-	// lead is how many scrapes late promtool's time begins: it begins at 0, and
+	// lead is the number of empty scrapes before the first. promtool's time begins at 0, and
 	// there must be a time before the first scrape.
 	lead   = 24
 	target = `job="canaryd",instance="node-1"`
 )
 
-// A history is what was scraped of one daemon, as Prometheus would have it.
+// A history has the scrapes of one daemon, as Prometheus would store them.
 type history struct {
 	n      *nodetest.Node
 	at     []time.Time
-	values map[string][]string // by series, as promtool writes them; times are stretched last
+	values map[string][]string // by series, in promtool's notation; times are stretched last
 	times  map[string][]float64
 	wants  []want
 }
 
-// A want is what must be firing at one scrape.
+// A want names the alerts that must fire at one scrape.
 type want struct {
 	scrape int
 	alerts []string
 }
 
-// scrape scrapes as often, in its distance.
+// scrape makes that number of scrapes, at scrapeEach.
 func (h *history) scrape(times int) {
 	h.n.Helper()
 	for range times {
@@ -99,7 +99,7 @@ func (h *history) put(series, value string) {
 	h.values[series] = append(h.values[series], value)
 }
 
-// parse notes every sample of canaryd's own, and when its process began.
+// parse notes every sample of canaryd's own, and the start time of its process.
 func (h *history) parse(text string, note func(name, labels string, v float64)) {
 	h.n.Helper()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
@@ -134,10 +134,10 @@ func (h *history) want(alerts ...string) {
 	h.wants = append(h.wants, want{len(h.at) - 1, alerts})
 }
 
-// stretched returns when something was, in seconds of the time that promtool gets.
+// stretched converts a time into seconds of promtool's time.
 func (h *history) stretched(t float64) float64 {
 	if t == 0 {
-		return 0 // it never was
+		return 0 // it never happened
 	}
 	var scrapes []float64
 	for _, at := range h.at {
@@ -146,12 +146,12 @@ func (h *history) stretched(t float64) float64 {
 	i := max(sort.SearchFloat64s(scrapes, t)-1, 0)
 	length := scrapeEach.Seconds()
 	if i+1 < len(scrapes) && t > scrapes[0] {
-		length = scrapes[i+1] - scrapes[i] // they are never quite in time
+		length = scrapes[i+1] - scrapes[i] // scrapes are never quite in time
 	}
 	return (lead + float64(i) + (t-scrapes[i])/length) * scrapeEach.Seconds() * stretch
 }
 
-// check has promtool evaluate the rules over what was scraped.
+// check has promtool evaluate the rules over the scrapes.
 func (h *history) check() {
 	h.n.Helper()
 	rules, err := filepath.Abs(rulesFile)
@@ -209,8 +209,8 @@ func begin(n *nodetest.Node) *history {
 	return &history{n: n, values: map[string][]string{}, times: map[string][]float64{}}
 }
 
-// TestFirstFlushAlerts: the very first flush of a daemon is seen, on both
-// backends, and by no other alert than its own.
+// TestFirstFlushAlerts: on both backends the first flush of a daemon makes its alert fire, and
+// no other.
 func TestFirstFlushAlerts(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -227,7 +227,8 @@ func TestFirstFlushAlerts(t *testing.T) {
 	})
 }
 
-// TestDrillsAlertNot: no alert fires on a drill, and that of a flush does on one for real.
+// TestDrillsAlertNot: no alert fires for a drill. A drill for real makes the flush's alert
+// fire.
 func TestDrillsAlertNot(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -247,8 +248,8 @@ func TestDrillsAlertNot(t *testing.T) {
 	})
 }
 
-// TestFailedDrillAlerts: a drill that did not pass is reported, after a restart too, until one has
-// passed.
+// TestFailedDrillAlerts: an alert reports a drill that did not pass, after a restart too, until
+// a drill has passed.
 func TestFailedDrillAlerts(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -260,7 +261,7 @@ func TestFailedDrillAlerts(t *testing.T) {
 		h.scrape(3)
 		h.want()
 		d.Stop()
-		// No drill fails where all is well: its record says so all the same.
+		// No drill fails on a healthy node, so the test changes its record.
 		const journal, passed = "/run/state/journal.jsonl", `"drill":"canary"`
 		text, err := os.ReadFile(journal)
 		n.Must(err)
@@ -271,7 +272,7 @@ func TestFailedDrillAlerts(t *testing.T) {
 		n.Must(os.WriteFile(journal, []byte(failed), 0o600))
 		d = n.Start()
 		h.scrape(3)
-		h.want() // it may be repeated at once
+		h.want() // the drill may be repeated at once
 		h.scrape(15)
 		h.want("CanarydDrillFailed")
 		n.Want(0, "drill")
@@ -282,8 +283,8 @@ func TestFailedDrillAlerts(t *testing.T) {
 	})
 }
 
-// TestFlushBeforeTheFirstScrapeAlerts: what was flushed while canaryd was down
-// is counted before Prometheus scrapes, and is seen all the same.
+// TestFlushBeforeTheFirstScrapeAlerts: rules are flushed while canaryd is down. canaryd counts
+// that before the first scrape, and the alert fires anyway.
 func TestFlushBeforeTheFirstScrapeAlerts(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -300,7 +301,7 @@ func TestFlushBeforeTheFirstScrapeAlerts(t *testing.T) {
 	})
 }
 
-// TestRulesAbsentAlerts: what is not put back is reported after half a minute.
+// TestRulesAbsentAlerts: an alert reports rules that are absent for half a minute.
 func TestRulesAbsentAlerts(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -338,7 +339,7 @@ func TestAlertsOfALife(t *testing.T) {
 		h.scrape(3)
 		h.want("CanarydFlush")
 		h.scrape(8)
-		h.want("CanarydFlush") // what is missing in a pause is meant to be
+		h.want("CanarydFlush") // rules are missing on purpose in a pause
 		n.Want(0, "resume")
 		n.Healed(2)
 		h.scrape(3)
@@ -352,7 +353,7 @@ func TestAlertsOfALife(t *testing.T) {
 
 		d.Stop()
 		h.scrape(16)
-		h.want("CanarydFlush") // it may be a node that restarts: CanarydDown takes 15 minutes
+		h.want("CanarydFlush") // the node may restart: CanarydDown takes 15 minutes
 		h.check()
 	})
 }

@@ -13,11 +13,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// ceiling is the most series that a node may have while nothing is lost, of canaryd's own and of
-// the runtime's: a fleet of 5,000 nodes has 750,000 of them.
+// ceiling is the greatest number of series of a node while nothing is lost, canaryd's own and
+// the runtime's. A fleet of 5,000 nodes then has 750,000.
 const ceiling = 150
 
-// atRest waits until canaryd guards the node with all that it has, and counts the series.
+// atRest waits until canaryd guards the whole node, and counts the series.
 func atRest(n *nodetest.Node) {
 	n.Helper()
 	n.Until("no copy to be in the making", func() error {
@@ -40,7 +40,7 @@ func atRest(n *nodetest.Node) {
 	n.Errorf("%d series at rest, want at most %d: %s", len(lines), ceiling, counts(lines))
 }
 
-// counts says how many series each metric has, those with most first.
+// counts returns the number of series of each metric, the largest first.
 func counts(lines []string) string {
 	of := map[string]int{}
 	for _, line := range lines {
@@ -53,8 +53,8 @@ func counts(lines []string) string {
 	return strings.Join(text, ", ")
 }
 
-// TestSeriesAtRest: a node with kube-proxy's rules costs a Prometheus few series as long as nothing
-// happens on it, whatever kind of tables kube-proxy writes.
+// TestSeriesAtRest: a node with kube-proxy's rules has few series while nothing happens, on
+// either backend.
 func TestSeriesAtRest(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -64,8 +64,8 @@ func TestSeriesAtRest(t *testing.T) {
 	})
 }
 
-// TestSeriesOfNativeTablesAtRest: nor does a node with kube-proxy's native tables of both families
-// next to iptables' rules.
+// TestSeriesOfNativeTablesAtRest: so does a node with kube-proxy's native tables of both
+// families next to iptables' rules.
 func TestSeriesOfNativeTablesAtRest(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()

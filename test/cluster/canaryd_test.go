@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// rolloutIn bounds what a rollout takes on this one node; --timeout is kubectl's.
+// rolloutIn limits a rollout on this one node; --timeout is kubectl's.
 const rolloutIn = "--timeout=180s"
 
 // startDaemonSet installs canaryd as docs/install.md says.
@@ -52,8 +52,8 @@ func (n *node) restarts() string {
 	return n.want("kubectl", "-n", "kube-system", "get", "pod", n.pod(), "-o=jsonpath={.status.containerStatuses[0].restartCount}")
 }
 
-// status returns the status that canaryd gives over its socket to the program on the host, or to
-// a program that other words start. The exit code 1 says "not healthy".
+// status returns canaryd's status from its socket, by the program on the host or by a program
+// that other words start. The exit code 1 means "not healthy".
 func (n *node) status(words ...string) (s scenario.Status, healthy bool, err error) {
 	words = append(words, "canaryd", "status", "-o", "json")
 	out, errs, err := n.run("", words[0], words[1:]...)

@@ -1,9 +1,9 @@
 //go:build cluster
 
 // Package cluster runs a whole node of Kubernetes, with canaryd as the DaemonSet of
-// deploy/kubernetes: the API server takes every manifest, clients outside measure what flushes
-// cost them, and the node is drained, updated and left as the documents say. hack/cluster.sh
-// builds what it needs and starts it in namespaces of its own.
+// deploy/kubernetes. The API server takes every manifest, and clients outside measure the cost
+// of flushes. The node is drained, updated and freed of canaryd as the documents say.
+// hack/cluster.sh builds the programs, and starts the test in namespaces of its own.
 package cluster
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestCluster is one story: each part needs what those before it have left.
+// TestCluster is one story: each part depends on the parts before.
 func TestCluster(t *testing.T) {
 	nstest.NeedRoot(t)
 	n := newNode(t, iptables.Backend(os.Getenv("CANARYD_TEST_CLUSTER_BACKEND")))
@@ -47,5 +47,5 @@ func TestCluster(t *testing.T) {
 	n.publish()
 }
 
-// programs returns the flusher of the node.
+// programs returns the node's flusher.
 func (n *node) programs() scenario.Programs { return scenario.Programs{With: n.backend} }

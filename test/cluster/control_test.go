@@ -17,7 +17,7 @@ const (
 	api      = "https://127.0.0.1:6443"
 )
 
-// users are those of the node's programs, with their groups. A name is a token as well.
+// users are the users of the node's programs, with their groups. A name is also a token.
 var users = map[string]string{
 	"admin":                          "system:masters",
 	"system:kube-controller-manager": "",
@@ -56,7 +56,7 @@ func startControlPlane(n *node) {
 	n.versions()
 }
 
-// signingKey writes the key that service accounts' tokens are signed with.
+// signingKey writes the key that signs service accounts' tokens.
 func (n *node) signingKey() string {
 	n.Helper()
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -65,7 +65,7 @@ func (n *node) signingKey() string {
 	return n.file("service-accounts.key", string(pem.EncodeToMemory(block)))
 }
 
-// kubeconfig writes the file by which a user asks the API server, and returns its path.
+// kubeconfig writes a user's file for access to the API server, and returns its path.
 func (n *node) kubeconfig(user string) string {
 	n.Helper()
 	return n.file(strings.ReplaceAll(user, ":", "-")+".kubeconfig", kubeconfig(user))
@@ -81,7 +81,7 @@ users: [{name: it, user: {token: %q}}]
 `, api, user)
 }
 
-// versions notes what the node is made of.
+// versions notes the versions of the node's programs.
 func (n *node) versions() {
 	n.Helper()
 	first := func(name string, args ...string) string {
@@ -95,7 +95,7 @@ func (n *node) versions() {
 		}
 		return words[i]
 	}
-	release, _, _ := strings.Cut(first("uname", "-r"), "-") // without what its builder added
+	release, _, _ := strings.Cut(first("uname", "-r"), "-") // without its builder's suffix
 	n.results.versions = []string{
 		"Kubernetes " + strings.TrimPrefix(word(1, first("kubelet", "--version")), "v"),
 		"etcd " + word(2, first("etcd", "--version")),

@@ -18,23 +18,23 @@ import (
 )
 
 const (
-	// quietFor is how long nothing may happen before a repair counts as the last: a flush of many
+	// quietFor is the quiet time after which a repair counts as the last. A flush of many
 	// commands makes several flush records.
 	quietFor = 2 * time.Second
-	// calmFor is longer than what canaryd calls a replay that was undone at once: ten of those in a
-	// row are a flusher without end.
+	// calmFor is longer than the time within which canaryd counts a replay as undone. Ten such
+	// replays in a row count as an endless flusher.
 	calmFor = 11 * time.Second
 )
 
-// A flush is one way to take rules. Nothing is lost by some.
+// A flush is one way to take rules. Some ways lose nothing.
 type flush struct {
 	command  string
 	do       func(ctx context.Context, f scenario.Programs) error
 	lossless bool
 }
 
-// flushes returns the list of all tests, and what needs a real cluster's rules. An administrator's
-// saved filter table is left out: its policy, and no flush, would cut the services off.
+// flushes returns the common list of flushes, and flushes that need a real cluster's rules. It
+// omits an administrator's saved filter table, whose policy would cut off the services.
 func (n *node) flushes() []flush {
 	var all []flush
 	for _, s := range scenario.All() {
@@ -59,7 +59,7 @@ func (n *node) flushes() []flush {
 	)
 }
 
-// tryFlushes flushes in each way, one after the other, while clients ask.
+// tryFlushes flushes in each way in turn, while clients connect.
 func tryFlushes(n *node) {
 	for _, f := range n.flushes() {
 		n.proxyRests()
@@ -73,9 +73,9 @@ func tryFlushes(n *node) {
 	}
 }
 
-// proxyRests waits until kube-proxy has done the full sync that canaryd asks for by taking its
-// canary. A flush in the middle of one leaves kube-proxy's jumps in another order, without canaryd
-// too: it puts each jump that it misses on top.
+// proxyRests waits until kube-proxy has done the full sync that canaryd requests by deleting
+// its canary. A flush during that sync leaves kube-proxy's jumps in another order, without
+// canaryd too, because kube-proxy inserts each missing jump at the top.
 func (n *node) proxyRests() {
 	n.Helper()
 	n.until("kube-proxy's canary in all tables", func() error {
@@ -95,8 +95,8 @@ func (n *node) proxyRests() {
 	testkit.Pass(n.T, quietFor, "that the sync itself, which follows, is done")
 }
 
-// strike flushes, and waits until the rules are those from before, canaryd has proved them, and
-// nothing happens any more.
+// strike flushes. Then it waits until the rules are as before, canaryd has proved them, and
+// nothing more happens.
 func (n *node) strike(f flush) *row {
 	n.Helper()
 	before, err := n.rules()
@@ -115,7 +115,7 @@ func (n *node) strike(f flush) *row {
 		return nil
 	}
 	for _, record := range records {
-		if record.Outcome != "proved" && record.Outcome != "raced" { // that is in the table
+		if record.Outcome != "proved" && record.Outcome != "raced" { // the table has that outcome
 			n.Errorf("%s: a flush record ended %q", f.command, record.Outcome)
 		}
 	}
@@ -167,7 +167,7 @@ func (n *node) differ(before []string) error {
 	return fmt.Errorf("the rules are others (-before +after):\n%s", cmp.Diff(before, now))
 }
 
-// flushAll is iptables -F and -X of every table, in both families.
+// flushAll runs iptables -F and -X on every table, in both families.
 func (n *node) flushAll() error {
 	for _, s := range scenario.All() {
 		if s.Name == "flush-delete-all" {

@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// answersIn is what counts as an answer; the second SYN of a connection comes after 1 s.
+// answersIn is the limit for an answer, because a connection's second SYN follows after 1 s.
 const answersIn = 500 * time.Millisecond
 
-// A try is one connection that a client began.
+// A try is one connection of a client.
 type try struct {
 	at     time.Time
 	failed bool
 }
 
-// longestGap returns the longest span from a connection that failed to the next that did not.
+// longestGap returns the longest span from a failed connection to the next that succeeds.
 func longestGap(all []try) (longest time.Duration) {
 	var since time.Time
 	for _, one := range all {
@@ -31,7 +31,7 @@ func longestGap(all []try) (longest time.Duration) {
 	return longest
 }
 
-// TestLongestGap: a gap is from the first connection that fails to the next that does not.
+// TestLongestGap: a gap lasts from the first failed connection to the next that succeeds.
 func TestLongestGap(t *testing.T) {
 	for _, c := range []struct {
 		name  string

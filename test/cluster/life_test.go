@@ -30,7 +30,7 @@ func tryRollout(n *node) {
 		n.Errorf("after a rollout there are %d flush records (%v)", len(records), err)
 	}
 
-	// The next one finds a loss that no canaryd saw.
+	// The next canaryd finds a loss that none saw.
 	n.want("kubectl", "-n", "kube-system", "delete", "pod", n.pod(), "--wait=false")
 	n.until("the old canaryd to end", func() error {
 		if _, _, err := n.status(); err == nil {
@@ -54,7 +54,7 @@ func tryRollout(n *node) {
 	n.wantAnswers()
 }
 
-// tryDrain drains the node, flushes, and takes it back.
+// tryDrain drains the node, flushes, and uncordons the node.
 func tryDrain(n *node) {
 	n.settled()
 	full, err := n.rules()
@@ -63,7 +63,7 @@ func tryDrain(n *node) {
 	started := time.Now()
 	n.want("kubectl", "drain", nodeName, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s")
 	n.results.step("drain", time.Since(started))
-	n.pod() // it stays
+	n.pod() // the pod stays
 	n.settled()
 	drained, err := n.rules()
 	n.must(err)
@@ -95,7 +95,7 @@ func hostPorts(lines []string) []string {
 	return all
 }
 
-// tryRemoval takes canaryd away as docs/fleet.md says.
+// tryRemoval removes canaryd as docs/fleet.md says.
 func tryRemoval(n *node) {
 	before, err := n.rules()
 	n.must(err)
@@ -126,7 +126,7 @@ func tryRemoval(n *node) {
 	n.wantAnswers()
 }
 
-// traces returns what canaryd has in the kernel's tables.
+// traces returns the lines about canaryd in the kernel's tables.
 func (n *node) traces() []string {
 	n.Helper()
 	text := n.want("nft", "list", "tables")

@@ -12,11 +12,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// kubeProxyAnyOrder are the chains that kube-proxy fills from a map of Go: its rules come in
-// another order with each full sync, but for nat's last one.
+// kubeProxyAnyOrder are the chains that kube-proxy fills from a map of Go. Each full sync
+// writes their rules in another order, except for nat's last rule.
 var kubeProxyAnyOrder = []string{"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL"}
 
-// linesOf returns the lines of a chain's rules, with their places where those say something.
+// linesOf returns the lines of a chain's rules, with their places if those matter.
 func linesOf(where string, chain rules.Chain) []string {
 	var lines []string
 	inOrder := !slices.Contains(kubeProxyAnyOrder, chain.Name)
@@ -33,8 +33,8 @@ func linesOf(where string, chain rules.Chain) []string {
 	return lines
 }
 
-// TestLinesOf: rules that stand in another order are other lines, but for those whose order says
-// nothing; canaryd's marks are none.
+// TestLinesOf: rules in another order are other lines, unless their order does not matter.
+// canaryd's marks are no lines.
 func TestLinesOf(t *testing.T) {
 	const head = "*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n:KUBE-NODEPORTS - [0:0]\n"
 	lines := func(text string) (all []string) {

@@ -20,7 +20,7 @@ const (
 	noImage = "canaryd/NAME-YOUR-OWN-IMAGE"
 )
 
-// deploy is the copy of deploy/kubernetes that this node has.
+// deploy returns a path in this node's copy of deploy/kubernetes.
 func (n *node) deploy(path ...string) string {
 	return filepath.Join(append([]string{filepath.Dir(n.dir), "deploy"}, path...)...)
 }
@@ -52,7 +52,7 @@ func (n *node) kustomization(name, tag string, resources, components []string) s
 	return dir
 }
 
-// components returns those of deploy/kubernetes, but for some.
+// components returns the components of deploy/kubernetes, except for some.
 func (n *node) components(without ...string) []string {
 	n.Helper()
 	entries, err := os.ReadDir(n.deploy("components"))
@@ -66,8 +66,8 @@ func (n *node) components(without ...string) []string {
 	return all
 }
 
-// tryManifests has the API server take each base, component and overlay, strictly, one over the
-// other. There is no node yet, so that no pod begins.
+// tryManifests has the API server take each base, component and overlay, strictly, and over
+// each other. There is no node yet, so no pod begins.
 func tryManifests(n *node) {
 	n.wantDefinitions()
 	const overlay = "overlays/prometheus-operator"
@@ -88,7 +88,7 @@ func tryManifests(n *node) {
 	n.results.accepted = len(sets) + 1
 }
 
-// applied applies a kustomization, and wants no word of warning.
+// applied applies a kustomization, and fails the test at a warning.
 func (n *node) applied(name, dir string, flags ...string) {
 	n.Helper()
 	args := append([]string{"apply", "--server-side", "--validate=strict", "-k", dir}, flags...)
@@ -160,7 +160,7 @@ func (n *node) trySidecar() {
 	})
 }
 
-// proxyPod returns the pod that kube-proxy's DaemonSet makes. The order of volumes says nothing.
+// proxyPod returns the pod of kube-proxy's DaemonSet. The order of volumes does not matter.
 func (n *node) proxyPod() (pod map[string]any) {
 	n.Helper()
 	text := n.want("kubectl", "-n", "kube-system", "get", "daemonset", "kube-proxy", "-o=jsonpath={.spec.template.spec}")

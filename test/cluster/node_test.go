@@ -21,11 +21,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// A node is the machine that the cluster has: this process's namespaces.
+// A node is the cluster's machine: the namespaces of this process.
 type node struct {
 	*testing.T
 	backend iptables.Backend
-	dir     string // of the node's files, with one of its own for each backend
+	dir     string // the node's files, a folder for each backend
 	env     []string
 	daemons *[]*daemon
 	client  *place
@@ -33,7 +33,7 @@ type node struct {
 }
 
 // newNode isolates this process further, and makes the node's network. It refuses to touch the
-// namespaces of the machine.
+// machine's own namespaces.
 func newNode(t *testing.T, backend iptables.Backend) *node {
 	t.Helper()
 	work := os.Getenv("CANARYD_TEST_CLUSTER")
@@ -44,7 +44,7 @@ func newNode(t *testing.T, backend iptables.Backend) *node {
 	n.needNamespaces(strings.Fields(os.Getenv("CANARYD_TEST_CLUSTER_OUTSIDE")))
 	n.must(n.mount())
 	n.must(os.Setenv("PATH", n.path(work)))
-	// kubectl keeps a cache in it.
+	// kubectl keeps its cache there.
 	n.must(os.Setenv("HOME", n.dir))
 	n.must(os.Setenv("KUBECONFIG", filepath.Join(n.dir, "admin.kubeconfig")))
 	n.env = os.Environ()
@@ -52,7 +52,7 @@ func newNode(t *testing.T, backend iptables.Backend) *node {
 	return n
 }
 
-// needNamespaces fails the test if one of this process's namespaces is one of the machine's.
+// needNamespaces fails the test if this process is in a namespace of the machine.
 func (n *node) needNamespaces(outside []string) {
 	n.Helper()
 	kinds := []string{"cgroup", "ipc", "mnt", "net", "pid", "uts"}
@@ -73,7 +73,7 @@ func (n *node) needNamespaces(outside []string) {
 	}
 }
 
-// path returns a PATH in which iptables is that of the backend, as Debian's alternatives have it.
+// path returns a PATH whose iptables is the backend's, as with Debian's alternatives.
 func (n *node) path(work string) string {
 	n.Helper()
 	alternatives := filepath.Join(n.dir, "alternatives")
@@ -95,7 +95,7 @@ func (n *node) must(err error) {
 	}
 }
 
-// file writes a file of the node's, and returns its path.
+// file writes a file of the node, and returns its path.
 func (n *node) file(name, text string) string {
 	n.Helper()
 	path := filepath.Join(n.dir, name)
@@ -104,7 +104,7 @@ func (n *node) file(name, text string) string {
 	return path
 }
 
-// run runs a program that ends by itself, and returns what it printed.
+// run runs a program to its end, and returns its output.
 func (n *node) run(input, name string, args ...string) (stdout, stderr string, err error) {
 	cmd := exec.CommandContext(n.Context(), name, args...)
 	var out, errs bytes.Buffer
@@ -128,8 +128,8 @@ func (n *node) wantInput(input, name string, args ...string) string {
 	return out
 }
 
-// until waits until done returns nil, and returns how long that took. A daemon that ends meanwhile
-// ends the test.
+// until waits until done returns nil, and returns the time that took. It fails the test if a
+// daemon ends meanwhile.
 func (n *node) until(what string, done func() error) time.Duration {
 	n.Helper()
 	return testkit.Until(n.T, what, func() error {
@@ -156,11 +156,11 @@ func (n *node) start(name string, args ...string) {
 	out, err := os.Create(d.log)
 	n.must(err)
 	defer out.Close()
-	// It outlives the subtest that starts it.
+	// The daemon outlives its subtest.
 	cmd := exec.CommandContext(context.Background(), name, args...)
 	cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stderr = n.env, n.dir, out, out
 	n.must(cmd.Start())
-	go func() { _ = cmd.Wait(); close(d.ended) }() // that it ended is the error
+	go func() { _ = cmd.Wait(); close(d.ended) }() // any end is the error
 	*n.daemons = append(*n.daemons, d)
 }
 
@@ -199,7 +199,7 @@ func errorText(err error) string {
 	return "\n" + err.Error()
 }
 
-// tails shows the ends of all logs.
+// tails logs the ends of all logs.
 func (n *node) tails() {
 	for _, d := range *n.daemons {
 		n.Logf("%s:\n%s", d.name, d.tail(15))

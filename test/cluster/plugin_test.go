@@ -19,10 +19,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// operator is a user who has the rights that docs/fleet.md lists, and no other.
+// operator is a user with exactly the rights that docs/fleet.md lists.
 const operator = "operator"
 
-// tryPlugin asks the node by kubectl canaryd, as a user with the documented rights.
+// tryPlugin queries the node with kubectl canaryd, as a user with the documented rights.
 func tryPlugin(n *node) {
 	n.settled()
 	n.wantHealthy()
@@ -82,7 +82,7 @@ func tryPlugin(n *node) {
 		n.Errorf("kubectl canaryd detect says\n%s", table)
 	}
 
-	// A yes that comes through a pipe is not a person's.
+	// A yes from a pipe is not a person's.
 	_, asked, err := n.run("yes\n", "kubectl", "canaryd", "pause", "--all", "--as="+operator)
 	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(asked, "1 node: "+nodeName) || !strings.Contains(asked, "nothing was asked of any node") {
 		n.Errorf("kubectl canaryd pause without a confirmation ends with %v, and says\n%s", err, asked)

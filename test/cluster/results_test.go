@@ -14,23 +14,23 @@ import (
 
 const page = "../../docs/measured.md"
 
-// Results are what one run found out.
+// Results has the results of one run.
 type results struct {
 	versions []string
-	steps    []string // with how long they took
+	steps    []string // with durations
 	accepted int      // manifests
-	rules    int      // that canaryd protects
+	rules    int      // rules that canaryd protects
 	rows     []row
 }
 
-// A row is what was seen of one flush.
+// A row has the observations of one flush.
 type row struct {
 	flush   string
 	seen    seen
 	records []scenario.Record
 }
 
-// step notes how long a step took.
+// step notes the duration of a step.
 func (r *results) step(what string, took time.Duration) {
 	r.steps = append(r.steps, fmt.Sprintf("%s %s", what, took.Round(100*time.Millisecond)))
 }
@@ -117,8 +117,8 @@ func wrapped(text string) string {
 	return b.String()
 }
 
-// countText says how many records there are, and of how many another process wrote in the middle of
-// the replay, which is proved all the same.
+// countText returns the number of records, and the number of raced ones. Raced means that
+// another process wrote during the replay, which is proved anyway.
 func countText(records []scenario.Record) string {
 	raced := 0
 	for _, r := range records {

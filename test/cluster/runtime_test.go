@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// podImage is that of the program in test/cluster/pod, for the pods' pause as well.
+// podImage is the image of the program in test/cluster/pod, which is also the pause of pods.
 const podImage = "registry.example/pod:v1"
 
 // startNode starts containerd, kubelet and kube-proxy, and waits for the node to be ready.
@@ -41,8 +41,8 @@ func startNode(n *node) {
 	n.results.step("node Ready", time.Since(started))
 }
 
-// loadImages has containerd load the image of canaryd, as make image-rootfs assembles it, and that
-// of the other pods.
+// loadImages makes containerd load the image of canaryd, as make image-rootfs assembles it, and
+// the image of the other pods.
 func (n *node) loadImages(work string) {
 	n.Helper()
 	pod := filepath.Join(n.dir, "pod-root")
@@ -54,17 +54,17 @@ func (n *node) loadImages(work string) {
 
 	root, err := filepath.EvalSymlinks(filepath.Join(work, "rootfs"))
 	n.must(err)
-	// A second name, to be updated to.
+	// The update needs a second name.
 	n.load(root, n.containerfile(), imageName+":v1", imageName+":v2")
 }
 
-// imageConfig is what an image says of how it is run.
+// imageConfig is an image's configuration for its runs.
 type imageConfig struct {
 	Env, Entrypoint, Cmd []string
 	User                 string
 }
 
-// containerfile returns what deploy/image/Containerfile says of how canaryd is run.
+// containerfile returns that configuration from deploy/image/Containerfile.
 func (n *node) containerfile() (c imageConfig) {
 	n.Helper()
 	text, err := os.ReadFile("../../deploy/image/Containerfile")
@@ -89,7 +89,8 @@ func (n *node) containerfile() (c imageConfig) {
 	return c
 }
 
-// load makes an archive of a root file system, as docker save does, and has containerd load it.
+// load makes an archive of a root file system, as docker save does, and makes containerd load
+// it.
 func (n *node) load(root string, config imageConfig, names ...string) {
 	n.Helper()
 	dir := filepath.Join(n.dir, "image-"+filepath.Base(root))
@@ -112,7 +113,7 @@ func (n *node) load(root string, config imageConfig, names ...string) {
 	n.want("ctr", "-n", "k8s.io", "images", "import", "--snapshotter", "native", archive)
 }
 
-// Nothing is written outside of the node's folders; the native snapshotter works on any file
+// containerd writes only to the node's folders. The native snapshotter works on any file
 // system. A process without SYS_RESOURCE may not raise the score of a container.
 const containerdConfig = `version = 2
 root = "/var/lib/containerd"
@@ -133,7 +134,7 @@ state = "/run/containerd"
   conf_dir = %q
 `
 
-// cniConfig makes each pod a neighbour of the node's, and its host ports rules of portmap's.
+// cniConfig makes each pod a neighbour of the node, with rules of portmap for its host ports.
 const cniConfig = `{
   "cniVersion": "0.4.0", "name": "pods",
   "plugins": [

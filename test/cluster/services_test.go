@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// more is how many services there are besides those that clients ask.
+// more is the number of services without clients.
 const more = 60
 
-// startServices starts the pods and services, and waits until clients outside are answered.
+// startServices starts the pods and services, and waits until clients outside have answers.
 func startServices(n *node) {
 	text, err := os.ReadFile(filepath.Join("testdata", "town.yaml"))
 	n.must(err)
@@ -60,7 +60,7 @@ func (n *node) wantAnswers() {
 	})
 }
 
-// settled waits until the rules stay as they are for 5 s, and canaryd has learned them.
+// settled waits until the rules have not changed for 5 s, and canaryd has learned them.
 func (n *node) settled() {
 	n.Helper()
 	var last string

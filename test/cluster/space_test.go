@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the addresses are: of the node, of a client that is a neighbour of it, of pods and services.
+// Addresses of the node, of a client next to it, of pods and of services.
 const (
 	nodeIPv4     = "192.0.2.1"
 	nodeIPv6     = "2001:db8::1"
@@ -27,8 +27,8 @@ const (
 	externalIPv4 = "198.51.100.10"
 )
 
-// mount gives the node folders of its own where programs write: what they leave there goes with
-// the namespace, or with the folder of the test.
+// mount gives the node its own folders where programs write. Their files are deleted with the
+// namespace, or with the folder of the test.
 func (n *node) mount() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("keeping mounts private: %w", err)
@@ -41,7 +41,7 @@ func (n *node) mount() error {
 			return err
 		}
 	}
-	// Else kubelet would change the machine's.
+	// Otherwise kubelet would change the machine's values.
 	for name, value := range map[string]string{
 		"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
 		"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
@@ -55,7 +55,7 @@ func (n *node) mount() error {
 			return fmt.Errorf("hiding %s: %w", path, err)
 		}
 	}
-	// The machine's control groups would be listed first.
+	// Otherwise the list would begin with the machine's control groups.
 	if err := unix.Unmount("/sys", unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("unmounting the machine's /sys: %w", err)
 	}
@@ -77,7 +77,7 @@ func over(folder, path string) error {
 	return nil
 }
 
-// mountGroups mounts the control groups, of which the node sees its own only.
+// mountGroups mounts the control groups, so that the node sees only its own.
 func mountGroups() error {
 	const root = "/sys/fs/cgroup"
 	text, err := os.ReadFile("/proc/self/cgroup")
@@ -126,7 +126,7 @@ func mountGroup(kind, path, options string) error {
 	return nil
 }
 
-// network names the node, and gives it a neighbour from which clients ask.
+// network names the node, and gives it a neighbour for the clients.
 func (n *node) network() error {
 	if err := unix.Sethostname([]byte(nodeName)); err != nil {
 		return fmt.Errorf("naming the node: %w", err)

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// A target is what clients outside ask.
+// A target is an address that clients outside connect to.
 type target struct{ name, address string }
 
 var targets = []target{
@@ -23,7 +23,7 @@ var targets = []target{
 	{"node port, IPv6", "[" + nodeIPv6 + "]:30080"},
 }
 
-// askEvery is how often each target is asked, with a connection of its own.
+// askEvery is the interval between two connections to a target.
 const askEvery = 20 * time.Millisecond
 
 // dial connects from the client's namespace, and reads the name of the pod that answers.
@@ -55,7 +55,7 @@ func (p *place) ask(ctx context.Context, t target) error {
 	return err
 }
 
-// Traffic are clients that ask all targets, and connections that they keep.
+// Traffic has the clients that connect to all targets, and their lasting connections.
 type traffic struct {
 	stop  context.CancelFunc
 	done  sync.WaitGroup
@@ -80,7 +80,7 @@ func (n *node) newTraffic() *traffic {
 	return c
 }
 
-// knock asks one target again and again.
+// knock connects to one target again and again.
 func (c *traffic) knock(ctx context.Context, from *place, t target) {
 	var asked sync.WaitGroup
 	defer asked.Wait()
@@ -93,7 +93,7 @@ func (c *traffic) knock(ctx context.Context, from *place, t target) {
 		}
 		asked.Go(func() {
 			one := try{at: time.Now()}
-			// What was asked is answered, or not, whenever the clients end.
+			// A connection may finish after the end of the clients.
 			one.failed = from.ask(context.WithoutCancel(ctx), t) != nil
 			c.mu.Lock()
 			defer c.mu.Unlock()
@@ -102,7 +102,7 @@ func (c *traffic) knock(ctx context.Context, from *place, t target) {
 	}
 }
 
-// Seen is what clients saw of one flush.
+// Seen has the clients' observations of one flush.
 type seen struct {
 	gaps   map[target]time.Duration // the longest span of failed connections
 	asked  int
@@ -110,7 +110,7 @@ type seen struct {
 	reset  []string // targets whose connection from before is broken
 }
 
-// end ends the clients, and returns what they saw.
+// end ends the clients, and returns their observations.
 func (c *traffic) end() seen {
 	c.stop()
 	c.done.Wait()
@@ -135,7 +135,7 @@ func (c *traffic) end() seen {
 	return s
 }
 
-// alive reports whether a connection still brings back what is sent.
+// alive reports whether a connection still echoes.
 func alive(conn net.Conn) bool {
 	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
 		return false

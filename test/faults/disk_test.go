@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 )
 
-// TestDiskFails: the state folder is full, then read-only. Replays go on, the log
-// says what it means, and the generation is on disk when there is room again.
+// TestDiskFails: the state folder is full, then read-only. canaryd keeps replaying, the log
+// names the consequences, and the generation is on disk once there is room again.
 func TestDiskFails(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -56,7 +56,7 @@ func TestDiskFails(t *testing.T) {
 		if got := n.Status().Flushes; len(got) != 0 {
 			n.Errorf("after the disk came back and a restart: %+v", got)
 		}
-		// The journal tries again by itself, and with the next flush.
+		// The journal tries again by itself, and at the next flush.
 		kept := n.WholeStatus().Flushes
 		if len(kept) < 3 {
 			n.Errorf("%d flush records are on disk, want those of 3 flushes: %+v", len(kept), kept)
@@ -71,9 +71,9 @@ func TestDiskFails(t *testing.T) {
 	})
 }
 
-// TestDiskIsReadOnlyAtStart: /var is mounted read-only, with the state of an earlier run on it or
-// with none. canaryd begins, guards, puts back what was flushed while it was down, and says that it
-// keeps nothing. Once the disk takes it, it does.
+// TestDiskIsReadOnlyAtStart: /var is mounted read-only, with or without the state of an earlier
+// run. canaryd starts, guards, restores the rules that were flushed while it was down, and says
+// that it stores nothing. It stores them once the disk takes them.
 func TestDiskIsReadOnlyAtStart(t *testing.T) {
 	for name, earlier := range map[string]bool{"with an earlier state": true, "with nothing on it": false} {
 		t.Run(name, func(t *testing.T) {
@@ -115,8 +115,8 @@ func TestDiskIsReadOnlyAtStart(t *testing.T) {
 	}
 }
 
-// TestDiskIsFullAtStart: a state folder of 8 KiB that is full. canaryd begins and heals
-// without it, and says what that means.
+// TestDiskIsFullAtStart: a state folder of 8 KiB is full. canaryd starts and heals without it,
+// and the log names the consequences.
 func TestDiskIsFullAtStart(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()

@@ -1,9 +1,8 @@
-// Package faults tries the built canaryd where what it depends on fails in the
-// middle of a loss: the program that restores, the lock, the kernel's answers, file
-// descriptors, and the disk.
+// Package faults tests the built canaryd when a loss meets another failure. That is a failure
+// of the restoring program, the lock, the kernel's answers, file descriptors, or the disk.
 //
-// It also tries what canaryd leaves to the next one: killed in the middle of a replay,
-// after a flush that no canaryd watched, with files on disk that are damaged.
+// It also tests the next canaryd after a kill during a replay, after a flush without a canaryd,
+// and with damaged files on disk.
 package faults
 
 import (
@@ -23,14 +22,14 @@ func TestMain(m *testing.M) {
 	os.Exit(nodetest.Main(m))
 }
 
-// looks is how often canaryd polls while a fault lasts. Between two of them lies a whole interval,
-// in which it tries a replay several times.
+// looks is the number of canaryd's polls during a fault. Between two polls is a whole interval,
+// in which canaryd tries a replay several times.
 const looks = 2
 
-// answers is how often canaryd is asked while a replay hangs.
+// answers is the number of requests to canaryd while a replay hangs.
 const answers = 10
 
-// A node is one with a running canaryd.
+// A node is a node with a running canaryd.
 type node struct {
 	*nodetest.Node
 	daemon    *nodetest.Process
@@ -42,22 +41,21 @@ func start(n *nodetest.Node, flags ...string) node {
 	return node{n, n.Start(flags...), n.Protected()}
 }
 
-// A fault is what goes wrong.
+// A fault is a failure for a while.
 type fault struct {
 	name  string
-	begin func() func() // makes it go wrong, and returns what ends it
+	begin func() func() // begins the fault, and returns the function that ends it
 	flush func()        // nil for iptables -F in every table
-	while func()        // looks closer before the fault ends; nil for nothing
-	deaf  bool          // it cannot be asked meanwhile
-	hangs bool          // a program of a replay hangs, and canaryd does not poll meanwhile
-	heals bool          // there is another way: all is back while it lasts
-	// either: it may heal while the fault lasts, or not.
+	while func()        // checks more before the fault ends; nil: nothing
+	deaf  bool          // canaryd cannot answer meanwhile
+	hangs bool          // a program of a replay hangs, and canaryd does not poll
+	heals bool          // canaryd has another way, and heals during the fault
+	// either: canaryd may heal during the fault, or not.
 	either bool
 }
 
-// during flushes all tables while a fault lasts. Then nothing counts as back that
-// is not, the daemon goes on answering and is not ready; and all is back when the
-// fault ends.
+// during flushes all tables during a fault. Meanwhile the daemon answers, is not ready, and
+// reports no missing rule as restored. After the fault all rules are back.
 func (n node) during(f fault) {
 	n.Helper()
 	records := len(n.Status().Flushes)
@@ -65,7 +63,7 @@ func (n node) during(f fault) {
 	end := f.begin()
 	left := n.flushAtOnce(f.flush)
 	told := func() error {
-		// What failed last may be in force all the same; the next try finds that out.
+		// A write may succeed although it reported a failure; the next try finds that out.
 		if s := n.Status(); len(s.Flushes) != records+1 || s.Flushes[0].Outcome == "failed" {
 			return fmt.Errorf("flush records %+v", s.Flushes)
 		}
@@ -93,9 +91,8 @@ func (n node) during(f fault) {
 	}
 }
 
-// flushAtOnce flushes while canaryd is stopped, so that many commands are one
-// flush, and returns what is left of other people's rules. canaryd may hold the
-// lock.
+// flushAtOnce flushes while canaryd is stopped, so that many commands are one flush. It returns
+// the remaining rules of others. canaryd may hold the lock.
 func (n node) flushAtOnce(flush func()) []string {
 	n.Helper()
 	if flush == nil {
@@ -126,8 +123,7 @@ func notReady() error {
 	return nil
 }
 
-// neverWrong checks for as long as the fault lasts that the node is not called whole
-// before it is.
+// neverWrong checks during the fault that the status does not call the node healthy too early.
 func (n node) neverWrong(f fault, before map[string]float64) {
 	n.Helper()
 	const flushes = "flush_events_total{}"
@@ -139,7 +135,7 @@ func (n node) neverWrong(f fault, before map[string]float64) {
 	})
 }
 
-// missing checks for as long as the fault lasts that nothing calls the node healthy.
+// missing checks during the fault that no face calls the node healthy.
 func (n node) missing(f fault, before map[string]float64, said int) {
 	n.Helper()
 	if f.deaf {

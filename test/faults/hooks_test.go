@@ -20,9 +20,9 @@ func nft(n *nodetest.Node, text string) {
 	}
 }
 
-// TestAChainThatIsNoneOfIptables: a file declares a chain of a built-in one's name in which no jump
-// works. Nothing is ever written into it, all other tables come back, it is said why, and the table
-// comes back when the chain is gone.
+// TestAChainThatIsNoneOfIptables: a file declares a chain with a built-in chain's name in which
+// no jump works. canaryd writes nothing into it, restores all other tables, and reports the
+// reason. It restores the table once that chain is gone.
 func TestAChainThatIsNoneOfIptables(t *testing.T) {
 	tests := []struct{ name, table, says, mend string }{
 		{"another hook", "chain PREROUTING { type nat hook postrouting priority -100; }", "hook postrouting", "delete chain ip nat PREROUTING"},
@@ -63,7 +63,7 @@ func TestAChainThatIsNoneOfIptables(t *testing.T) {
 			if n.Status().Healthy {
 				n.Errorf("%s: healthy", test.name)
 			}
-			if records == 0 { // later, the flushes come so fast that the log has no line for each
+			if records == 0 { // later flushes are so frequent that not each has a line
 				d.daemon.WantLog("Rules are still missing", test.says)
 			}
 			nft(n, test.mend)
@@ -74,7 +74,7 @@ func TestAChainThatIsNoneOfIptables(t *testing.T) {
 	})
 }
 
-// output returns what a program prints.
+// output returns a program's standard output.
 func output(n *nodetest.Node, name string, args ...string) string {
 	n.Helper()
 	out, err := exec.CommandContext(n.Context(), name, args...).Output()

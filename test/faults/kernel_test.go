@@ -20,11 +20,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// nowAndThen, behind an error, makes only every third call fail.
+// nowAndThen, after an error, makes only every third call fail.
 const nowAndThen = ":when=2+3"
 
-// refuses makes these system calls of canaryd, and of all that it executes, fail
-// with that error.
+// refuses makes these system calls fail with that error, in canaryd and its child processes.
 func (n node) refuses(errno string, calls ...string) func() func() {
 	return func() func() {
 		n.Helper()
@@ -43,13 +42,12 @@ func (n node) refuses(errno string, calls ...string) func() func() {
 		})
 		return func() {
 			n.Helper()
-			// strace 6.1 that is asked to end may wait for ever for a thread, which waits for a
-			// child that strace holds. If strace is killed at once, a call that it holds fails with
-			// ENOSYS.
+			// strace 6.1 may not end on request, but wait for a thread, which waits for a child
+			// that strace stops. If strace is killed at once, a stopped call fails with ENOSYS.
 			n.Must(tracer.Process.Signal(unix.SIGINT))
 			n.Until("strace to let go of canaryd, or to hang", n.untraced())
 			_ = tracer.Process.Kill() // it may have ended
-			_ = tracer.Wait()         // the signal is what it says
+			_ = tracer.Wait()         // the error is the signal
 			text, err := os.ReadFile("/run/strace")
 			n.Must(err)
 			executes := list != "execve" || n.Programs.With == iptables.Legacy // a direct replay does not
@@ -60,8 +58,8 @@ func (n node) refuses(errno string, calls ...string) func() func() {
 	}
 }
 
-// untraced returns a condition that holds when no thread of canaryd is traced any more, or as many
-// as before for many looks.
+// untraced returns a condition: no thread of canaryd is traced any more, or their number has
+// not changed for many looks.
 func (n node) untraced() func() error {
 	const many = 40
 	same, before := 0, 0
@@ -70,7 +68,7 @@ func (n node) untraced() func() error {
 		n.Must(err)
 		traced := 0
 		for _, path := range paths {
-			// A thread that ends meanwhile is not traced any more.
+			// A thread that has ended is not traced any more.
 			if text, err := os.ReadFile(path); err == nil && !bytes.Contains(text, []byte("\nTracerPid:\t0\n")) {
 				traced++
 			}
@@ -85,7 +83,7 @@ func (n node) untraced() func() error {
 	}
 }
 
-// noFiles leaves canaryd no file descriptor that is not open already.
+// noFiles leaves canaryd no new file descriptor.
 func (n node) noFiles() func() {
 	n.Helper()
 	var before unix.Rlimit
@@ -95,8 +93,8 @@ func (n node) noFiles() func() {
 	return func() { n.Must(unix.Prlimit(n.daemon.PID(), unix.RLIMIT_NOFILE, &before, nil)) }
 }
 
-// TestTheKernelRefuses: sockets, questions, answers, programs or descriptors are
-// refused for a while.
+// TestTheKernelRefuses: for a while the kernel refuses sockets, questions, answers, programs or
+// descriptors.
 func TestTheKernelRefuses(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -130,9 +128,9 @@ func TestTheKernelRefuses(t *testing.T) {
 	})
 }
 
-// TestTheLockIsHeld: another process has the xtables lock for many times --lock-wait. The record of
-// a flush that it makes meanwhile says so at once, and who has the lock. On nft canaryd does not
-// ask for it.
+// TestTheLockIsHeld: another process holds the xtables lock many times longer than --lock-wait,
+// and flushes. The record says so at once, and names the holder. On nft canaryd does not take
+// the lock.
 func TestTheLockIsHeld(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -165,8 +163,8 @@ func TestTheLockIsHeld(t *testing.T) {
 	})
 }
 
-// TestADirectReplayIsRefused: with --replay=direct there is no other path for a
-// transaction that the kernel does not take.
+// TestADirectReplayIsRefused: with --replay=direct there is no other path for a transaction
+// that the kernel refuses.
 func TestADirectReplayIsRefused(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -188,8 +186,7 @@ func TestADirectReplayIsRefused(t *testing.T) {
 	})
 }
 
-// TestNetlinkIsRefusedAtStart: canaryd says so in one line, ends, and has written
-// nothing.
+// TestNetlinkIsRefusedAtStart: canaryd ends with one line about it, and has written nothing.
 func TestNetlinkIsRefusedAtStart(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -198,7 +195,7 @@ func TestNetlinkIsRefusedAtStart(t *testing.T) {
 			err  error
 		}
 		ended := make(chan end)
-		go func() { // its thread cannot have netlink again, and ends with it
+		go func() { // the thread loses netlink for good, and ends with the goroutine
 			err := nstest.Without(nstest.LackNFT())
 			var text []byte
 			if err == nil {
@@ -211,7 +208,7 @@ func TestNetlinkIsRefusedAtStart(t *testing.T) {
 		if !errors.As(got.err, &exit) || exit.ExitCode() != 2 {
 			n.Errorf("it ended with %v, want exit code 2", got.err)
 		}
-		// What was refused, by whose account, and what to do.
+		// The refused protocol, the feature that needs it, and the remedies.
 		for _, say := range []string{"NETLINK_NETFILTER", "iptables-nft", "Protocol not supported", "modprobe nf_tables", "RestrictAddressFamilies", "--backend=legacy"} {
 			if !bytes.Contains(got.text, []byte(say)) {
 				n.Errorf("it does not say %q:\n%s", say, got.text)

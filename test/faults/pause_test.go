@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestPause: a pause from its command to its end, over a stop and a kill. Its time, and each kind
-// of loss, are tried in internal/daemon.
+// TestPause: a pause lasts from its command to its end, over a stop and a kill. internal/daemon
+// tests its time, and each kind of loss.
 func TestPause(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()

@@ -20,10 +20,10 @@ import (
 
 const stateFile = "/run/state/state.json"
 
-// TestKilled: canaryd is killed at some moment of a replay. The next one puts
-// back what is missing, takes no write of the dead one for a flush, and leaves no
-// mark twice. A native table is whole or not there. Each step by itself is killed in
-// internal/daemon, on a Fake.
+// TestKilled: canaryd is killed at some moment of a replay. The next one restores the missing
+// rules, takes none of the killed one's writes for a flush, and leaves no doubled mark. A
+// native table is complete or does not exist. internal/daemon tests a kill at each single step,
+// on a Fake.
 func TestKilled(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -57,7 +57,7 @@ func TestKilled(t *testing.T) {
 				}
 			}
 			most := 1
-			if both { // the two kinds of table may have a record each
+			if both { // each kind of table may have a record
 				most = 2
 			}
 			if len(s.Flushes) > most || missing && len(s.Flushes) == 0 {
@@ -75,15 +75,15 @@ func TestKilled(t *testing.T) {
 	})
 }
 
-// unsummed is a state that an older canaryd wrote, without its sum.
+// unsummed removes the sum from a state, as older versions wrote it.
 func unsummed(s string) string {
 	return regexp.MustCompile(`,"sum":"[0-9a-f]*"`).ReplaceAllString(s, "")
 }
 
-// TestFlushedWhileDown: rules that are lost while no canaryd watches come back from
-// what is stored, if that is of here and now, whole, and of a format that is
-// known. Else the log says why not, nothing of it is written, and canaryd begins
-// again. Each way in which a file may be another one is tried in pkg/reload.
+// TestFlushedWhileDown: rules are lost while no canaryd runs. canaryd restores them from a
+// stored state of this boot and namespace that is complete and has a known format. Otherwise it
+// logs the reason, writes none of the stored rules, and learns the present ones. pkg/reload
+// tests each kind of change to a file.
 func TestFlushedWhileDown(t *testing.T) {
 	identity := func(field string) func(string) string {
 		return func(s string) string {
@@ -107,9 +107,10 @@ func TestFlushedWhileDown(t *testing.T) {
 		{"a state cut off", state, func(s string) string { return s[:len(s)/2] }, false, []string{"state.json is corrupt"}},
 		{"a generation cut off", generation, func(s string) string { return s[:len(s)/2] }, false, []string{"json is corrupt"}},
 	}
-	// There a generation of this boot shows what was lost, and an operator has to decide.
+	// A generation of this boot shows the loss, and an operator must decide.
 	waiting := []string{"of another boot, by one byte", "a state cut off"}
-	// There nothing shows what was in force, and the node is not healthy until an operator decides.
+	// Nothing shows the last rules in force, and the node is not healthy until an operator
+	// decides.
 	unread := []string{"a generation cut off"}
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -175,8 +176,8 @@ func TestFlushedWhileDown(t *testing.T) {
 	})
 }
 
-// TestUnreadWithoutADaemon: the generation cannot be read, and rules were flushed meanwhile. check
-// says so without a daemon, too, and a restore without one ends the wait as the daemon's does.
+// TestUnreadWithoutADaemon: the generation cannot be read, and rules were flushed meanwhile.
+// check says so without a daemon too, and a restore without one ends the wait.
 func TestUnreadWithoutADaemon(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -213,8 +214,8 @@ func TestUnreadWithoutADaemon(t *testing.T) {
 	})
 }
 
-// TestUnreadNativeWithoutADaemon is TestUnreadWithoutADaemon of a native table. canaryd started
-// after the flush and asked for a decision, or it did not start before the restore.
+// TestUnreadNativeWithoutADaemon is TestUnreadWithoutADaemon for a native table. canaryd may
+// have started after the flush and waited for a decision, or not started before the restore.
 func TestUnreadNativeWithoutADaemon(t *testing.T) {
 	for name, starts := range map[string]bool{"canaryd started meanwhile": true, "it did not": false} {
 		t.Run(name, func(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A wrapper stands before the real iptables-restore and does what /run/mode, or
-// the file for its family, says.
+// A wrapper runs in front of the real iptables-restore, and does as /run/mode, or the file for
+// its family, says.
 const wrapper = `#!/bin/sh
 case $(cat /run/mode "/run/mode.${0##*/}" 2>/dev/null) in
 lie) cat >/dev/null; exit 0 ;;
@@ -30,7 +30,7 @@ esac
 exec "%[1]s" "$@"
 `
 
-// wrap puts wrappers before the programs that restore.
+// wrap puts wrappers in front of the restoring programs.
 func wrap(n *nodetest.Node) {
 	n.Helper()
 	n.Must(os.Mkdir("/run/own", 0o755))
@@ -50,7 +50,7 @@ func restorer(n *nodetest.Node, f rules.Family) string {
 	return "iptables-" + string(n.Programs.With) + "-restore"
 }
 
-// does makes the wrappers go wrong in that way.
+// does makes the wrappers fail in that way.
 func does(n *nodetest.Node, file, mode string) func() func() {
 	return func() func() {
 		n.Helper()
@@ -59,9 +59,9 @@ func does(n *nodetest.Node, file, mode string) func() func() {
 	}
 }
 
-// TestRestoreFails: the program that restores lies, is killed half-way, hangs, or
-// fails. Nothing of that counts as proved, the loss shows all the while, and all
-// is back when it works again.
+// TestRestoreFails: the restoring program lies, is killed half-way, hangs, or fails. Nothing of
+// that counts as proved, the loss is visible all the time, and all rules are back when the
+// program works again.
 func TestRestoreFails(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -89,13 +89,13 @@ func TestRestoreFails(t *testing.T) {
 	})
 }
 
-// hanging is an error while no wrapper hangs.
+// hanging returns an error while no wrapper hangs.
 func hanging() error {
 	_, err := os.Stat("/run/hangs")
 	return err
 }
 
-// killHanging ends the wrapper that hangs.
+// killHanging kills the hanging wrapper.
 func killHanging(n *nodetest.Node) {
 	n.Helper()
 	var pid int
@@ -110,8 +110,8 @@ func killHanging(n *nodetest.Node) {
 	n.Must(unix.Kill(pid, unix.SIGKILL))
 }
 
-// TestOneFamilyFails: the other one is back and proved meanwhile. That the tries which follow leave
-// it alone is tried in internal/daemon.
+// TestOneFamilyFails: restores of one family fail. The other family is restored and proved
+// meanwhile. internal/daemon tests that later tries leave it alone.
 func TestOneFamilyFails(t *testing.T) {
 	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) {
 		n.Load()

@@ -10,12 +10,12 @@ import (
 	"sync"
 )
 
-// A crowdsec is CrowdSec's firewall bouncer next to a local API that knows decisions of its own.
+// A crowdsec is CrowdSec's firewall bouncer, with a local API that has decisions of its own.
 type crowdsec struct {
 	mode      string
 	mu        sync.Mutex
-	decisions []string // addresses, in the order in which they were decided on
-	told      int      // how many of them the bouncer has heard of; -1: it has not asked since its start
+	decisions []string // banned addresses, in order
+	told      int      // the number that the bouncer has received; -1: no query since its start
 	bouncer   *service
 }
 
@@ -25,7 +25,7 @@ func (c *crowdsec) install(m *machine) {
 	m.Must(err)
 	server := &http.Server{Handler: c}
 	m.Cleanup(func() { server.Close() })
-	go func() { _ = server.Serve(listener) }() // it ends with the test
+	go func() { _ = server.Serve(listener) }() // the server ends with the test
 	m.write("/etc/crowdsec/bouncers/bouncer.yaml", `mode: `+c.mode+`
 pid_dir: /run/
 update_frequency: 500ms
@@ -49,7 +49,7 @@ prometheus: {enabled: false}
 `)
 }
 
-// ServeHTTP answers the bouncer's question for new decisions.
+// ServeHTTP answers the bouncer's query for new decisions.
 func (c *crowdsec) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -65,7 +65,7 @@ func (c *crowdsec) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	c.told = len(c.decisions)
-	_ = json.NewEncoder(w).Encode(map[string]any{"new": list, "deleted": []any{}}) // who hung up asks again
+	_ = json.NewEncoder(w).Encode(map[string]any{"new": list, "deleted": []any{}}) // the client repeats
 }
 
 func (c *crowdsec) start(m *machine) {
@@ -76,7 +76,7 @@ func (c *crowdsec) start(m *machine) {
 	m.Until("the bouncer to ask", func() error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.told < 0 { // it does so when its rules are there
+		if c.told < 0 { // the bouncer queries once its rules exist
 			return errors.New("it has not")
 		}
 		return nil

@@ -1,8 +1,8 @@
-// Package flushers runs the firewalls of a distribution, and what administrators
-// run in their stead, on nodes on which the built canaryd guards the rules of
-// Kubernetes, and writes down how soon they were back. Programs of the distribution that write
-// rules for good, and flannel, run there as owners: their rules come back.
+// Package flushers runs a distribution's firewalls, and administrators' own scripts, on nodes
+// on which the built canaryd guards Kubernetes' rules. It records how soon the rules are back.
+// The distribution's programs that write rules for good, and flannel, run as owners: their
+// rules come back.
 //
-// Tests of a program that hack/install-deps.sh could not unpack on the machine at hand, or that
-// hack/owners.sh could not build, are skipped, which with CI=true is a failure.
+// Tests need programs that hack/install-deps.sh unpacks or hack/owners.sh builds. Without its
+// program a test is skipped, and with CI=true it fails.
 package flushers

@@ -44,8 +44,8 @@ func (f *fail2ban) stop(m *machine) {
 	m.gone(f.server)
 }
 
-// fail2banFlushers: fail2ban adds and removes one chain and one jump; to take that for a flush
-// replays for nothing.
+// fail2banFlushers: fail2ban adds and removes one chain and one jump. If canaryd took that for
+// a flush, it would replay for nothing.
 func fail2banFlushers() []flusher {
 	var f fail2ban
 	return []flusher{{

@@ -7,18 +7,17 @@ import (
 	"strings"
 )
 
-// python is where packages put what Python programs import.
+// python is the packages' folder for Python modules.
 const python = "usr/lib/python3/dist-packages"
 
-// firewalldFlushers are firewalld with each of its backends. Whichever it has, it empties
-// iptables' tables through the iptables that the alternatives name, because
-// direct rules live there.
+// firewalldFlushers are firewalld with each of its backends. Either way it empties iptables'
+// tables with the iptables of the alternatives, because direct rules are there.
 func firewalldFlushers() []flusher {
 	var all []flusher
 	for _, backend := range []string{"nftables", "iptables"} {
 		var daemon *service
-		// Direct rules are inserted on top, rules of zones appended, whenever
-		// firewalld gets there; RFC 3964's come second or third.
+		// firewalld inserts direct rules at the top and appends rules of zones, at any time;
+		// RFC 3964's are second or third.
 		late, numbered := inserts, ""
 		if backend == "iptables" {
 			late, numbered = anywhere, "RFC3964_IPv4"
@@ -61,12 +60,12 @@ func firewalldFlushers() []flusher {
 	return all
 }
 
-// letDown is what iptables-nft and ebtables-nft 1.8.9 say where another process commits while
-// a restore is at work that deletes: they try again to delete what they have deleted.
-// Seen three times in about 70 reloads on two processors at a load of 12 to 27.
+// letDown matches an error of iptables-nft and ebtables-nft 1.8.9. If another process commits
+// during a deleting restore, they repeat a deletion that succeeded. It was seen three times in
+// about 70 reloads on two processors at a load of 12 to 27.
 var letDown = regexp.MustCompile(`(CHAIN_DEL|RULE_DELETE) failed \(No such file or directory\)`)
 
-// firewallCmd runs firewall-cmd, and once more if firewalld was let down.
+// firewallCmd runs firewall-cmd, and once more after that error.
 func firewallCmd(m *machine, what string) {
 	m.Helper()
 	out, err := m.command("firewall-cmd", what).CombinedOutput()
@@ -80,11 +79,11 @@ func firewallCmd(m *machine, what string) {
 	m.run("firewall-cmd", what)
 }
 
-// startFirewalld runs what its unit runs and returns when it has written its
-// rules. It is run again if it was let down.
+// startFirewalld runs the program of its unit, and returns once firewalld has written its
+// rules. After that error it starts again.
 func startFirewalld(m *machine) *service {
 	m.Helper()
-	const failed = 251 // to write its rules; it runs all the same
+	const failed = 251 // exit code if the rules failed; firewalld runs anyway
 	for again := false; ; again = true {
 		s := m.launch("firewalld", "--nofork", "--nopid", "--log-target=console")
 		state := m.until(s, "sh", "-c", fmt.Sprintf("firewall-cmd --state || [ $? -eq %d ]", failed))

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// flanneld is the program that hack/owners.sh builds of flannel's package that writes its rules.
+// flanneld is a program that hack/owners.sh builds from flannel's package for its rules.
 const flanneld = "/var/cache/canaryd-test/owners/flanneld"
 
 // A flannel is flanneld in one of its modes.
@@ -16,7 +16,8 @@ type flannel struct {
 	daemon *service
 }
 
-// start returns when the rules are written. In iptables mode it looks for them each second.
+// start starts flanneld, and returns once its rules are written. In iptables mode it looks for
+// them each second.
 func (f *flannel) start(m *machine) {
 	const said = "/run/flanneld.log"
 	m.Must(os.RemoveAll(said))
@@ -35,8 +36,8 @@ func (f *flannel) restart(m *machine) {
 	f.start(m)
 }
 
-// remove ends flanneld, which leaves its rules. A start in iptables mode deletes those of the other
-// mode, and an administrator deletes those by name.
+// remove ends flanneld, which leaves its rules. A start in iptables mode deletes those of
+// nftables mode, and an administrator deletes iptables' rules by name.
 func (f *flannel) remove(m *machine) {
 	m.stop(f.daemon)
 	if f.native {
@@ -59,7 +60,7 @@ func flannelOwner(mode string) owner {
 	o := owner{name: "flannel, " + mode, preset: "flannel", built: flanneld, install: func(*machine) {}, start: f.start, stop: f.remove, restarts: f.restart}
 	if !f.native {
 		o.watches = true
-		o.syncs = func(m *machine) { m.Polled(2) } // in which it looks
+		o.syncs = func(m *machine) { m.Polled(2) } // flanneld looks meanwhile
 	}
 	return o
 }

@@ -27,63 +27,63 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	// quiet is how long nothing may happen before a step is at its end: a
-	// flusher of many commands leaves several flush records.
+	// quiet is the time without events after which a step is at its end. A flusher of many
+	// commands leaves several flush records.
 	quiet = 1200 * time.Millisecond
-	// turns is how many machines take their steps at the same time. What is measured
-	// while too many others run says nothing.
+	// turns is the number of machines that take their steps at the same time. With too many,
+	// the measurements mean nothing.
 	turns = 6
 )
 
-// A flusher is a program that writes firewall rules, as its owner set it up.
+// A flusher is a program that writes firewall rules, with its configuration.
 type flusher struct {
 	name string
-	// unpacked are its files, as far as hack/install-deps.sh unpacks them; needs are
-	// those of the machine's own that it cannot do without.
+	// unpacked are its files that hack/install-deps.sh unpacks. needs are files of the machine
+	// that it needs.
 	unpacked, needs []string
-	// standby says that it is tried next to the standby, too.
+	// standby makes the test try it with the standby too.
 	standby bool
-	// install writes its configuration and starts what runs all the time. That
-	// happens before any other program writes rules, as when a machine starts.
+	// install writes its configuration and starts its lasting processes. That precedes the
+	// rules of any other program, as at a machine's start.
 	install func(m *machine)
 	flags   []string // of canaryd run
 	steps   []step
 }
 
-// A step is what an operator does with a flusher.
+// A step is an operator's action with a flusher.
 type step struct {
 	name string
-	// owners is what the owners of protected rules do before, nil for nothing.
+	// owners runs before the step, as the owners of protected rules; nil: nothing.
 	owners func(m *machine)
 	does   func(m *machine)
-	// loses are the backends on which protected rules get lost, and of the families
-	// of its machine, which are both unless it says otherwise.
+	// loses are the backends on which protected rules get lost, and of the families with a
+	// loss; nil: both.
 	loses []iptables.Backend
 	of    []rules.Family
-	// late is where a flusher still puts rules after canaryd's replay; where
-	// jumps stand is never corrected.
+	// late says where a flusher still puts rules after canaryd's replay. The place of jumps is
+	// never corrected.
 	late lateness
-	// numbered is the target of rules that a flusher inserts by number, and
-	// which therefore stand elsewhere if canaryd's replay came before them.
+	// numbered is the target of rules that a flusher inserts by number. Their place is another
+	// one if canaryd's replay preceded them.
 	numbered string
-	// random are the names of empty chains that are others each time.
+	// random matches names of empty chains that differ each time.
 	random *regexp.Regexp
 }
 
-// oneFlush are the flags for flushers that run -F and -X as commands of their own. A
-// replay that comes in between makes -X fail, and some scripts end there; on a busy
-// machine it would. netfilter-persistent tries to set the policy of each chain of
-// Kubernetes before its next -F, and 500 ms were not enough at a load of 17.
+// oneFlush are the flags for flushers that run -F and -X as separate commands. A replay in
+// between makes -X fail, and some scripts end there; on a busy machine that would happen.
+// netfilter-persistent tries to set the policy of each chain of Kubernetes before its next -F.
+// For that 500 ms were not enough at a load of 17.
 var oneFlush = []string{"--settle=2s"}
 
-// A lateness says where a flusher puts rules after a replay.
+// A lateness is a flusher's place for rules after a replay.
 type lateness int
 
 const (
 	inTime lateness = iota
 	appends
 	inserts
-	anywhere // by number, too
+	anywhere // by number too
 )
 
 var (
@@ -95,8 +95,8 @@ func flushers() []flusher {
 	return slices.Concat(firewalldFlushers(), scriptFlushers(), shorewallFlushers(), ufwFlushers(), savedFlushers(), fail2banFlushers())
 }
 
-// TestFlushers lets the flushers loose, each in a node of its own, several at a time
-// however few processors there are: they wait much. Those that take longest begin.
+// TestFlushers runs the flushers, each in a node of its own. Several run at a time on any
+// number of processors, because they wait much. The slowest begin.
 func TestFlushers(t *testing.T) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -114,14 +114,13 @@ func TestFlushers(t *testing.T) {
 	}
 }
 
-// A left is what a step leaves where no canaryd runs.
+// A left is the result of a step without canaryd.
 type left struct {
 	tables  map[rules.Family]rules.Ruleset
 	natives []string
 }
 
-// endure takes a machine's steps without canaryd, to learn what they leave, and
-// then with it.
+// endure takes a machine's steps first without canaryd, for their results, and then with it.
 func endure(m *machine, f flusher) {
 	m.Helper()
 	m.reset()
@@ -164,7 +163,7 @@ func endure(m *machine, f flusher) {
 	d.Stop()
 }
 
-// learn waits until canaryd knows what the owners did.
+// learn waits until canaryd has learned the owners' writes.
 func learn(m *machine, owners func(m *machine)) {
 	m.Helper()
 	before := m.Published().Generation.ID
@@ -178,7 +177,7 @@ func learn(m *machine, owners func(m *machine)) {
 	testkit.Pass(m, time.Second, "that marks of a new generation are renewed")
 }
 
-// take takes a step while canaryd runs and judges what it left.
+// take takes a step while canaryd runs, and judges the result.
 func take(m *machine, s step, control left) row {
 	m.Helper()
 	before, replays := m.Save(), nodetest.Sum(m.Metrics(), "replays_total{")
@@ -230,7 +229,7 @@ func take(m *machine, s step, control left) row {
 	return r
 }
 
-// familiesOf returns the families of which a step loses protected rules.
+// familiesOf returns the families in which a step loses protected rules.
 func familiesOf(s step, backend iptables.Backend) []rules.Family {
 	switch {
 	case !slices.Contains(s.loses, backend):
@@ -242,7 +241,7 @@ func familiesOf(s step, backend iptables.Backend) []rules.Family {
 	}
 }
 
-// hit returns the families of which records tell a loss.
+// hit returns the families with losses in the records.
 func hit(records []scenario.Record) []rules.Family {
 	var all []rules.Family
 	for _, r := range records {
@@ -252,8 +251,8 @@ func hit(records []scenario.Record) []rules.Family {
 	return slices.Compact(all)
 }
 
-// settled waits until canaryd is at rest, and returns the flush records that are
-// newer than last, oldest first.
+// settled waits until canaryd rests, and returns the flush records newer than last, oldest
+// first.
 func settled(m *machine, last time.Time) []scenario.Record {
 	m.Helper()
 	var records []scenario.Record
@@ -300,8 +299,8 @@ func shape(tables map[rules.Family]rules.Ruleset) []string {
 	return lines
 }
 
-// pairedOff returns the lines of a comparison without those that only say that chains
-// with a random name are called otherwise.
+// pairedOff returns the lines of a comparison, without pairs for a chain with another random
+// name.
 func pairedOff(random *regexp.Regexp, lines []string) []string {
 	if random == nil {
 		return lines
@@ -329,8 +328,7 @@ func pairedOff(random *regexp.Regexp, lines []string) []string {
 	return left
 }
 
-// without takes the rules with that target out of the built-in chains and returns
-// them.
+// without removes the rules with that target from the built-in chains, and returns them.
 func without(target string, tables rules.Ruleset) (taken []string) {
 	if target == "" {
 		return nil
@@ -352,8 +350,7 @@ func without(target string, tables rules.Ruleset) (taken []string) {
 	return taken
 }
 
-// moved says in which built-in chains the rules that were there before and still
-// are stand in another order.
+// moved lists the built-in chains in which the lasting rules have another order than before.
 func moved(before, after rules.Ruleset) []string {
 	var lines []string
 	for _, table := range protect.Always() {
@@ -382,9 +379,8 @@ func specs(chain *rules.Chain) []string {
 	return all
 }
 
-// misplaced says which jumps stand elsewhere than a replay puts them: on top where they
-// stood on top, at the bottom where they stood there, else behind their old neighbour,
-// or on top where that is gone.
+// misplaced lists the jumps that are not where a replay puts them. A jump at the top or the
+// bottom stays there. Another one is behind its old neighbour, or at the top if that is gone.
 func misplaced(m *machine, s step, before, after rules.Ruleset) []string {
 	var lines []string
 	for _, table := range protect.Always() {
@@ -393,14 +389,14 @@ func misplaced(m *machine, s step, before, after rules.Ruleset) []string {
 			for spec, w := range was {
 				i, ok := is[spec]
 				if !ok {
-					continue // said already
+					continue // already reported
 				}
 				top, bottom := i.above == "", i.below == ""
 				switch {
 				case w.above == "" && top, w.above != "" && w.below == "" && bottom:
 				case w.above != "" && w.below != "" && (top || i.above == w.above):
 				case s.late == anywhere:
-				case s.late == inserts && bottom: // of a chain that was empty
+				case s.late == inserts && bottom: // the chain was empty
 				case s.late == appends && w.above != "" && w.below == "":
 				default:
 					lines = append(lines, fmt.Sprintf("%s %s: this jump stood between %q and %q and stands between %q and %q: %s",
@@ -412,7 +408,7 @@ func misplaced(m *machine, s step, before, after rules.Ruleset) []string {
 	return lines
 }
 
-// A place is where a jump stands: the nearest foreign rules, empty for none.
+// A place has the foreign rules next to a jump; "" is none.
 type place struct{ above, below string }
 
 // places returns the place of each jump of a chain.

@@ -21,29 +21,29 @@ import (
 )
 
 const (
-	// unpacked is where hack/install-deps.sh put the distribution's packages.
+	// unpacked is hack/install-deps.sh's folder of the distribution's packages.
 	unpacked = "/var/cache/canaryd-test/flushers"
-	// layers is where what is written to a machine's folders goes.
+	// layers has the files that are written to a machine's folders.
 	layers = "/run/layers"
-	// flusherPath is the PATH of the flushers: iptables is what the machine's
-	// alternatives say.
+	// flusherPath is the PATH of the flushers. Its iptables is that of the machine's
+	// alternatives.
 	flusherPath = "/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
-// A machine is a node on which a distribution's firewalls are installed. Its /usr and /etc
-// are those of this machine with the packages laid over them, and what is written
-// there is gone with the test. Alternatives lead iptables to the backend under test.
+// A machine is a node with a distribution's firewalls. Its /usr and /etc are those of this
+// machine, overlaid with the packages, and files written there are deleted with the test.
+// Alternatives lead iptables to the backend under test.
 type machine struct {
 	*nodetest.Node
-	unpacks bool // its flusher is one of those that were unpacked
-	hurry   bool // no person waits: a flusher that takes its time need not
+	unpacks bool // its flusher was unpacked
+	hurry   bool // nothing is measured: a slow flusher need not pause
 	runs    []*service
 }
 
 // machineOf makes a machine of a node, for that flusher.
 func machineOf(n *nodetest.Node, f flusher) *machine {
 	n.Helper()
-	nstest.NeedRoot(n.T) // files of a root that is mapped to "nobody" in a user namespace are refused
+	nstest.NeedRoot(n.T) // a root mapped to "nobody" in a user namespace cannot use the files
 	for _, path := range f.unpacked {
 		nstest.NeedFile(n.T, filepath.Join(unpacked, path))
 	}
@@ -59,7 +59,7 @@ func machineOf(n *nodetest.Node, f flusher) *machine {
 	return m
 }
 
-// reset gives the machine an untouched /etc and /var/lib and no rules at all.
+// reset gives the machine an untouched /etc and /var/lib, and no rules.
 func (m *machine) reset() {
 	m.Helper()
 	for len(m.runs) > 0 {
@@ -89,7 +89,7 @@ func (m *machine) reset() {
 	nstest.Command(m.T, "ipset", "destroy")
 }
 
-// lay lays the unpacked packages over a folder, and what is written there over them.
+// lay overlays a folder with the unpacked packages, and with a layer for writes.
 func (m *machine) lay(dir string) {
 	m.Helper()
 	top := filepath.Join(layers, dir)
@@ -114,7 +114,7 @@ func (m *machine) write(path, text string) {
 	m.Must(os.WriteFile(path, []byte(text), 0o640))
 }
 
-// edit replaces what stands once in a configuration file.
+// edit replaces a text that occurs once in a configuration file.
 func (m *machine) edit(path, from, to string) {
 	m.Helper()
 	text, err := os.ReadFile(path)
@@ -132,7 +132,7 @@ func (m *machine) command(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs a command that must not fail, and returns what it printed.
+// run runs a command that must not fail, and returns its output.
 func (m *machine) run(name string, args ...string) string {
 	m.Helper()
 	out, err := m.command(name, args...).CombinedOutput()
@@ -161,8 +161,8 @@ func (m *machine) launch(name string, args ...string) *service {
 	return s
 }
 
-// until waits until a command succeeds, as long as the service runs, and returns
-// what it printed.
+// until waits until a command succeeds, and returns its output. It fails the test if the
+// service ends.
 func (m *machine) until(s *service, name string, args ...string) string {
 	m.Helper()
 	var out []byte
@@ -188,7 +188,7 @@ func (m *machine) stop(s *service) {
 	m.gone(s)
 }
 
-// gone waits for the end of a service that was asked to end.
+// gone waits for the end of a service that received a request to end.
 func (m *machine) gone(s *service) {
 	m.Helper()
 	testkit.Receive(m, s.ended, fmt.Sprintf("%s to end", s.cmd))
@@ -196,7 +196,7 @@ func (m *machine) gone(s *service) {
 }
 
 func (m *machine) kill(s *service) {
-	_ = s.cmd.Process.Kill() // an error says that it has ended
+	_ = s.cmd.Process.Kill() // an error means that it has ended
 	<-s.ended
 	m.forget(s)
 	if m.Failed() {
@@ -208,7 +208,7 @@ func (m *machine) forget(s *service) {
 	m.runs = slices.DeleteFunc(m.runs, func(r *service) bool { return r == s })
 }
 
-// natives returns the tables that are nft's own and not iptables'.
+// natives returns nft's own tables, without iptables'.
 func (m *machine) natives() []string {
 	m.Helper()
 	var all []string

@@ -17,8 +17,8 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 )
 
-// rowsDir is the environment variable that names the folder in which the
-// processes in the namespaces leave their rows of the matrix.
+// rowsDir is the environment variable with the folder in which the processes in the namespaces
+// leave their rows of the matrix.
 const rowsDir = "CANARYD_TEST_ROWS"
 
 const (
@@ -29,7 +29,7 @@ const (
 
 var update = flag.Bool("update", false, "write the matrix into docs/measured.md")
 
-// A row is what was measured of a step on one backend.
+// A row has the measurements of a step on one backend.
 type row struct {
 	Flusher, Step, Backend string
 	Records                []scenario.Record
@@ -53,7 +53,7 @@ func prepared(m *testing.M) int {
 	if err != nil {
 		panic(err)
 	}
-	fmt.Print(matrix) // go test shows it with -v
+	fmt.Print(matrix) // go test prints it with -v
 	if *update && code == 0 && complete {
 		if err := publish(matrix); err != nil {
 			panic(err)
@@ -62,7 +62,7 @@ func prepared(m *testing.M) int {
 	return code
 }
 
-// handOver leaves rows for the process outside.
+// handOver leaves rows for the process outside the namespaces.
 func handOver(m *machine, rows []row) {
 	m.Helper()
 	text, err := json.Marshal(rows)
@@ -70,7 +70,7 @@ func handOver(m *machine, rows []row) {
 	m.Must(os.WriteFile(filepath.Join(os.Getenv(rowsDir), strings.ReplaceAll(m.Name(), "/", "_")+".json"), text, 0o600))
 }
 
-// matrix renders the rows that were left in a folder, and says whether none is missing.
+// matrix renders the rows in a folder, and reports whether they are complete.
 func matrix(dir string) (text string, complete bool, err error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	if err != nil {
@@ -110,8 +110,8 @@ func matrix(dir string) (text string, complete bool, err error) {
 	return b.String(), complete, nil
 }
 
-// cell is how often the step flushed, how many rules were lost, and the worst of the times, in ms:
-// noticed and back.
+// cell returns the number of flushes of a step, the number of lost rules, and the worst times
+// in ms: noticed and back.
 func cell(records []scenario.Record) string {
 	if len(records) == 0 {
 		return "none"
@@ -147,8 +147,8 @@ func publish(matrix string) error {
 	return os.WriteFile(page, []byte(head+begin+matrix+end+tail), 0o644)
 }
 
-// TestPage checks that the page names every flusher and every step. Its
-// numbers are those of one run.
+// TestPage checks that the page names every flusher and every step. Its numbers are those of
+// one run.
 func TestPage(t *testing.T) {
 	text, err := os.ReadFile(page)
 	if err != nil {

@@ -23,20 +23,20 @@ import (
 type owner struct {
 	name, preset    string
 	unpacked, needs []string
-	built           string // of hack/owners.sh
+	built           string // by hack/owners.sh
 	install         func(m *machine)
-	// start and stop return when the rules are there, or gone.
+	// start and stop return once the rules exist, or are gone.
 	start, stop func(m *machine)
-	// adds has the program write one rule more for the host of that number; nil: it writes all of
-	// them when it starts.
+	// adds makes the program write one more rule for the host of that number; nil: it writes
+	// all of its rules at its start.
 	adds func(m *machine, host int)
 	// restarts is a restart; nil: stop and start.
 	restarts func(m *machine)
-	// syncs has it write its rules again, or look for them; nil: nothing but a restart does.
+	// syncs makes it write its rules again, or look for them; nil: only a restart does.
 	syncs func(m *machine)
-	// watches says that it looks for its rules all the time. A rule that it missed before a replay
-	// and writes behind it is there twice: a jump until --jump-grace is over, a rule of its chains
-	// until it writes the chain again (docs/guarantees.md).
+	// watches says that it looks for its rules all the time. It may miss a rule before a replay
+	// and write it afterwards. The rule is then doubled: a jump until --jump-grace is over, a
+	// rule of its chains until it writes the chain again (docs/guarantees.md).
 	watches bool
 }
 
@@ -53,10 +53,10 @@ func fail2banOwner() owner {
 	}
 }
 
-// TestProgramsOfTheDistributionGetTheirRulesBack: a program that writes rules for good runs next to
-// canaryd, which finds it by itself. Its rules come back after each kind of flush. A rule more, and
-// a restart, right behind a flush or a replay leave no rule twice; the rules that it
-// removes when it ends stay away.
+// TestProgramsOfTheDistributionGetTheirRulesBack: a program that writes rules for good runs
+// next to canaryd, which finds it by itself. Its rules come back after each kind of flush. One
+// more rule, or a restart, right after a flush or a replay leaves no rule doubled. Rules that
+// it removes at its end stay away.
 func TestProgramsOfTheDistributionGetTheirRulesBack(t *testing.T) {
 	for _, o := range programs() {
 		backends := both
@@ -76,7 +76,7 @@ func TestProgramsOfTheDistributionGetTheirRulesBack(t *testing.T) {
 	}
 }
 
-// own takes an owner through its life.
+// own takes an owner from its start to its end.
 func own(m *machine, o owner) {
 	m.Helper()
 	for _, row := range owners.Named(o.preset) {
@@ -109,7 +109,7 @@ func own(m *machine, o owner) {
 	whole := slices.Compact(ownRules(m, o))
 	back := func(kind string, lose func()) {
 		m.Helper()
-		if o.watches { // it may be about to delete its rules and to write them again
+		if o.watches { // it may be about to delete its rules and write them again
 			m.Until(kind+": its rules to be as they were", func() error { return same(m, o, whole) })
 		}
 		before, records := ownRules(m, o), len(m.Status().Flushes)
@@ -135,12 +135,12 @@ func own(m *machine, o owner) {
 	add(3)
 	m.Renewed()
 	back("a flush after another rule", flush)
-	add(4) // right behind the replay
+	add(4) // right after the replay
 	once(m, o, "another rule behind a replay")
 	m.Renewed()
 	records := len(m.Status().Flushes)
 	flush()
-	add(5) // right behind the flush: it may repair its own rules first
+	add(5) // right after the flush: it may repair its own rules first
 	m.Healed(records + 1)
 	m.Learned()
 	once(m, o, "another rule behind a flush")
@@ -182,8 +182,8 @@ func own(m *machine, o owner) {
 	d.Stop()
 }
 
-// once fails the test if a rule of the owner's is there twice. A jump of an owner that watches may
-// be, until --jump-grace is over.
+// once fails the test if a rule of the owner is doubled. A jump of an owner that watches may be
+// doubled until --jump-grace is over.
 func once(m *machine, o owner, when string) {
 	m.Helper()
 	if o.watches {
@@ -193,7 +193,8 @@ func once(m *machine, o owner, when string) {
 	}
 }
 
-// same returns how the owner's rules differ from these, each counted once.
+// same returns an error with the differences of the owner's rules from these, each counted
+// once.
 func same(m *machine, o owner, want []string) error {
 	m.Helper()
 	if d := cmp.Diff(want, slices.Compact(ownRules(m, o))); d != "" {
@@ -202,7 +203,7 @@ func same(m *machine, o owner, want []string) error {
 	return nil
 }
 
-// twice returns which rule of the owner's is there twice.
+// twice returns an error with a doubled rule of the owner.
 func twice(m *machine, o owner) error {
 	m.Helper()
 	lines := ownRules(m, o)
@@ -214,8 +215,7 @@ func twice(m *machine, o owner) error {
 	return nil
 }
 
-// ownRules returns the rules that the owner's preset names, sorted, and the lines of its native
-// tables.
+// ownRules returns the rules of the owner's preset, sorted, and the lines of its native tables.
 func ownRules(m *machine, o owner) []string {
 	m.Helper()
 	selector, err := protect.NewSelector([]string{o.preset})
@@ -250,5 +250,5 @@ func ownRules(m *machine, o owner) []string {
 	return lines
 }
 
-// expires is the time that an element of a set has left.
+// expires matches the remaining time of a set's element.
 var expires = regexp.MustCompile(` expires [0-9a-z]+`)

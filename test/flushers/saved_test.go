@@ -7,7 +7,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// savedFlushers load what was written into a file.
+// savedFlushers load rules from a file.
 func savedFlushers() []flusher {
 	persistent := []string{"usr/sbin/netfilter-persistent", "usr/share/netfilter-persistent/plugins.d/15-ip4tables"}
 	return []flusher{
@@ -47,8 +47,8 @@ func savedFlushers() []flusher {
 			},
 		},
 		{
-			// The file has the rules of Kubernetes as they were, and canaryd's
-			// canaries with the nonce of that time.
+			// The file has the former rules of Kubernetes, and canaryd's canaries with the
+			// nonce of that time.
 			name:     "netfilter-persistent, a file saved on the running node",
 			unpacked: persistent,
 			install:  func(*machine) {},
@@ -77,14 +77,14 @@ table inet filter {
 }
 `
 
-// loadNftables is ExecStart and ExecReload of the unit.
+// loadNftables does the same as ExecStart and ExecReload of the unit.
 func loadNftables(m *machine) { m.run("nft", "-f", "/etc/nftables.conf") }
 
 func netfilterPersistent(what string) func(m *machine) {
 	return func(m *machine) { m.run("netfilter-persistent", what) }
 }
 
-// newService has kube-proxy write another service, with an address of each family.
+// newService writes another service as kube-proxy does, with an address of each family.
 func newService(m *machine) {
 	m.Helper()
 	for _, of := range []struct {

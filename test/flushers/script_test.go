@@ -1,6 +1,6 @@
 package flushers
 
-// scriptFlushers are administrators' own.
+// scriptFlushers are administrators' own scripts.
 func scriptFlushers() []flusher {
 	return []flusher{{
 		name: "a playbook",
@@ -22,7 +22,8 @@ func play(m *machine) {
 	m.run("sh", "/run/firewall.sh", pause)
 }
 
-// playbook does what the tasks of one do: what matters first, then rule by rule.
+// playbook does the same as the tasks of a playbook: first the important parts, then rule by
+// rule.
 const playbook = `
 for iptables in iptables ip6tables; do
 	$iptables -w -P INPUT DROP

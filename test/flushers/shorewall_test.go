@@ -7,9 +7,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// shorewallFlushers are shorewall and its twin for IPv6, with one interface. They compile
-// their rules and write whole tables by iptables-restore, after they have tried out
-// what iptables can. Each leaves the other's family alone.
+// shorewallFlushers are shorewall and shorewall6, with one interface. They test iptables'
+// features, compile their rules, and write whole tables by iptables-restore. Each leaves the
+// other's family alone.
 func shorewallFlushers() []flusher {
 	return []flusher{
 		shorewall("shorewall", rules.IPv4, "ipv4", "192.0.2.1/24", "192.168.122.0/24"),
@@ -33,7 +33,7 @@ func shorewall(program string, family rules.Family, zone, address, behind string
 		needs:    []string{"/usr/bin/perl", "/usr/bin/bc"},
 		install: func(m *machine) {
 			m.Must(os.MkdirAll("/var/lib/"+program, 0o755))
-			_ = m.command("ip", "link", "delete", "eth0").Run() // there is none the first time
+			_ = m.command("ip", "link", "delete", "eth0").Run() // there is none at first
 			m.run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "outside")
 			m.run("ip", "address", "replace", address, "dev", "eth0")
 			m.run("ip", "link", "set", "eth0", "up")

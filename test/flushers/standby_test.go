@@ -10,12 +10,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// standby is the flag for canaryd to copy nat into tables of its own.
+// standby is the flag that makes canaryd copy nat into tables of its own.
 const standby = "--standby=on"
 
-// TestFlushersNextToTheStandby lets those loose that flush the whole ruleset or have base
-// chains of their own: they leave what they leave on a node without canaryd, and once the rules are
-// back nothing is open.
+// TestFlushersNextToTheStandby runs the flushers that flush the whole ruleset or have base
+// chains of their own. Their results are as on a node without canaryd, and once the rules are
+// back no gate is open.
 func TestFlushersNextToTheStandby(t *testing.T) {
 	for _, f := range flushers() {
 		if !f.standby {

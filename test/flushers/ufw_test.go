@@ -7,8 +7,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// ufwFlushers are ufw as it comes, which empties no chains but its own, and as its
-// configuration warns of, with the built-in chains in its hands.
+// ufwFlushers are ufw with its defaults, which empties only its own chains, and ufw that
+// manages the built-in chains. Its configuration warns of the latter.
 func ufwFlushers() []flusher {
 	return []flusher{
 		ufw("ufw", "no", nil),
@@ -27,7 +27,7 @@ func ufw(name, manageBuiltins string, loses []iptables.Backend) flusher {
 		needs:    []string{"/usr/bin/python3"},
 		flags:    flags,
 		install: func(m *machine) {
-			// What the package does when it is installed.
+			// The installation of the package does the same.
 			for _, file := range []string{"before.rules", "before6.rules", "after.rules", "after6.rules", "user.rules", "user6.rules"} {
 				text, err := os.ReadFile(filepath.Join("/usr/share/ufw/iptables", file))
 				m.Must(err)

@@ -32,28 +32,26 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// An intruded is the kernel with an owner who commits whenever canaryd is between
-// its read and its write.
+// An intruded is a kernel in which an owner commits between each read of canaryd and its write.
 type intruded struct {
 	*iptables.Kernel
 	stage  *stage
 	path   path
 	mutant mutant
 	rng    *rand.Rand
-	budget atomic.Int64 // how often it may still
-	found  atomic.Bool  // a violation
+	budget atomic.Int64 // number of further commits
+	found  atomic.Bool  // there is a violation
 
-	// What follows is the loop's, until the daemon has ended.
+	// The loop owns the following fields until the daemon has ended.
 	commits, waited, stale, raced int
 	violations                    []string
 }
 
-// An intrudedSession is a session of the kernel's; the inner one of a mutant begins
-// when it writes.
+// An intrudedSession is a session of the kernel. A mutant's inner session begins at its write.
 type intrudedSession struct {
 	iptables.Session
 	kernel *intruded
-	late   chan struct{} // an owner who waits for the lock; nil: none does
+	late   chan struct{} // closed when an owner that waits for the lock is done; nil: none waits
 }
 
 func (k *intruded) Begin(ctx context.Context) (iptables.Session, error) {
@@ -67,8 +65,8 @@ func (k *intruded) Begin(ctx context.Context) (iptables.Session, error) {
 	return &intrudedSession{Session: inner, kernel: k}, nil
 }
 
-// intrude has an owner of what is about to be written commit at this very moment. Where
-// canaryd holds the lock it must wait.
+// intrude makes an owner of the rules commit right before canaryd writes them. If canaryd holds
+// the lock, the owner must wait.
 func (s *intrudedSession) intrude(payloads []iptables.Payload) {
 	k := s.kernel
 	owners := slices.DeleteFunc(slices.Clone(k.stage.owners), func(o *owner) bool {
@@ -94,7 +92,7 @@ func (s *intrudedSession) intrude(payloads []iptables.Payload) {
 	}
 }
 
-// hurts reports whether scripts write what kube-proxy writes in each sync.
+// hurts reports whether scripts write the chains that kube-proxy writes in each sync.
 func hurts(scripts []iptables.Script) bool {
 	return slices.ContainsFunc(scripts, func(s iptables.Script) bool {
 		return s.Table == rules.Nat && slices.Contains(s.Declare, "KUBE-SERVICES")
@@ -123,7 +121,7 @@ func (s *intrudedSession) Restore(ctx context.Context, payloads ...iptables.Payl
 		}
 		defer inner.Close()
 		for _, f := range rules.Families() {
-			_, _ = inner.Read(ctx, f) // what it fails with the restore fails with, too
+			_, _ = inner.Read(ctx, f) // the restore fails with the same error
 		}
 		written = silently(inner.RestoreAnyway(ctx, payloads...))
 	default:
@@ -144,7 +142,7 @@ func (s *intrudedSession) RestoreAnyway(ctx context.Context, payloads ...iptable
 	return written
 }
 
-// silently reports no race.
+// silently removes the reports of races.
 func silently(written map[rules.Family]iptables.Written) map[rules.Family]iptables.Written {
 	for f, w := range written {
 		w.Raced = false
@@ -153,12 +151,12 @@ func silently(written map[rules.Family]iptables.Written) map[rules.Family]iptabl
 	return written
 }
 
-// newest returns the chains that stand in nat as kube-proxy wrote them last.
+// newest returns the chains of nat that are as kube-proxy wrote them last.
 func (k *intruded) newest() map[place][]rules.Rule {
 	found := map[place][]rules.Rule{}
 	for _, o := range k.stage.owners {
 		if !o.mu.TryLock() {
-			continue // it waits for the lock
+			continue // that owner waits for the lock
 		}
 		set, _, err := rules.Parse(strings.NewReader(section(rules.Nat, o.wanted()[rules.Nat]...)))
 		o.mu.Unlock()
@@ -185,8 +183,7 @@ func (k *intruded) nat(f rules.Family) *rules.Table {
 	return set[rules.Nat]
 }
 
-// compare looks whether a restore wrote over what was the newest right before it, and
-// reported no race.
+// compare records a violation if a restore overwrote the newest rules and reported no race.
 func (k *intruded) compare(newest map[place][]rules.Rule, written map[rules.Family]iptables.Written) {
 	for f, w := range written {
 		if errors.Is(w.Err, nft.ErrStale) {
@@ -206,7 +203,7 @@ func (k *intruded) compare(newest map[place][]rules.Rule, written map[rules.Fami
 	}
 }
 
-// Close lets an owner go on who waits for the lock.
+// Close lets an owner continue that waits for the lock.
 func (s *intrudedSession) Close() error {
 	if s.Session == nil {
 		return nil
@@ -224,8 +221,8 @@ func (s *intrudedSession) Close() error {
 	return err
 }
 
-// run runs canaryd's loop and its watchers in this process until the returned
-// function is called.
+// run runs canaryd's loop and its watchers in this process until the returned function is
+// called.
 func (k *intruded) run() (d *daemon.Daemon, stop func() string) {
 	n := k.stage
 	n.Helper()
@@ -260,8 +257,8 @@ func (k *intruded) run() (d *daemon.Daemon, stop func() string) {
 	}
 }
 
-// intrudes runs episodes in which an owner commits between a read of canaryd's and
-// its write, a few times in each, and returns what the kernel saw.
+// intrudes runs episodes in which an owner commits between a read of canaryd and its write, a
+// few times in each. It returns the kernel with its counts.
 func intrudes(n *nodetest.Node, p path, m mutant, few int) *intruded {
 	n.Helper()
 	s := newStage(n)
@@ -287,7 +284,7 @@ func intrudes(n *nodetest.Node, p path, m mutant, few int) *intruded {
 		rng := rand.New(rand.NewPCG(seed, 12))
 		k.budget.Store(int64(2 + rng.IntN(8)))
 		for _, f := range rules.Families() {
-			_ = n.Programs.Flush(n.Context(), f, rules.Nat, "") // nft: not while there is no such table
+			_ = n.Programs.Flush(n.Context(), f, rules.Nat, "") // nft refuses it without a table
 			_ = n.Programs.DeleteChains(n.Context(), f, rules.Nat)
 		}
 		for range rng.IntN(3) {
@@ -297,8 +294,8 @@ func intrudes(n *nodetest.Node, p path, m mutant, few int) *intruded {
 	return k
 }
 
-// TestCommitsBetweenReadAndWrite: an owner commits just where it hurts. Nothing newer
-// is written over silently, and in the end all is its owner's newest.
+// TestCommitsBetweenReadAndWrite: an owner commits at the worst moment. canaryd overwrites
+// nothing newer without reporting it, and in the end all rules are their owner's newest.
 func TestCommitsBetweenReadAndWrite(t *testing.T) {
 	t.Parallel()
 	for _, p := range kernelPaths() {
@@ -317,14 +314,14 @@ func TestCommitsBetweenReadAndWrite(t *testing.T) {
 	}
 }
 
-// TestTheKernelFindsMissingGuards: without the comparison of the genid, or without the
-// lock, the same stand-in sees its commit written over.
+// TestTheKernelFindsMissingGuards: without the comparison of the genid, or without the lock,
+// canaryd overwrites a commit, and the same checker finds that.
 func TestTheKernelFindsMissingGuards(t *testing.T) {
 	t.Parallel()
 	for m, p := range map[mutant]path{unguarded: nftDirect, unlocked: legacy} {
 		t.Run(string(m), func(t *testing.T) {
 			nodetest.On(t, p.backend(), func(n *nodetest.Node) {
-				k := intrudes(n, p, m, 20) // the first one finds it as a rule
+				k := intrudes(n, p, m, 20) // the first one usually finds it
 				if len(k.violations) == 0 {
 					n.Errorf("%d commits between a read and a write, and nothing is wrong with canaryd %s", k.commits, m)
 				}

@@ -17,19 +17,19 @@ import (
 // An actor is a program that writes to the tables, or makes writing hard.
 type actor struct {
 	who    writer
-	weight int // how often it is picked, relative to the others
+	weight int // how often it is chosen, relative to the others
 	next   func(w *world) (step, bool)
 	held   []step // the step that waits for the lock
-	proxy  *proxy // whose it is; nil: no program's
+	proxy  *proxy // the proxy that it plays; nil: none
 	pods   *cni
 }
 
-// A troupe is everybody in a world.
+// A troupe has the programs of a world.
 type troupe struct {
 	proxies []*proxy
 	pods    []*cni
 	flusher *flusher
-	plot    *plot // nil: no actor agreed on anything
+	plot    *plot // nil: no actors cooperate
 }
 
 func newTroupe(w *world) *troupe {
@@ -49,7 +49,7 @@ func newTroupe(w *world) *troupe {
 	return tr
 }
 
-// proxyStep goes on with what kube-proxy does, or finds it something to do.
+// proxyStep returns kube-proxy's next step, or gives it new work.
 func proxyStep(p *proxy, rng *rand.Rand) (step, bool) {
 	if len(p.pending) == 0 {
 		switch n := rng.IntN(10); {
@@ -60,14 +60,14 @@ func proxyStep(p *proxy, rng *rand.Rand) (step, bool) {
 		case n < 9:
 			return p.poll(), true
 		default:
-			p.full = true // the hourly one, or its flags
+			p.full = true // the hourly sync, or a change of flags
 		}
 	}
 	return p.next()
 }
 
-// A cni stands in for the portmap plugin: it writes once, rule by rule, and
-// comes back only to take away.
+// A cni stands in for the portmap plugin. It writes once, rule by rule, and acts again only to
+// remove rules.
 type cni struct {
 	family   rules.Family
 	programs scenario.Flusher
@@ -106,7 +106,7 @@ func (c *cni) do(name string, lines ...string) {
 	}})
 }
 
-// begin writes so many first pods at once: nothing comes in between before the story begins.
+// begin writes the first pods at once, without other actors in between.
 func (c *cni) begin(pods int) error {
 	lines := []string{":" + hostports + " - [0:0]", "-A PREROUTING " + hostportJump, "-A OUTPUT " + hostportJump}
 	for range pods {
@@ -116,7 +116,7 @@ func (c *cni) begin(pods int) error {
 	return c.programs.RestoreNoflush(context.Background(), c.family, section(rules.Nat, lines...))
 }
 
-// pod begins another pod, and returns its number and the rule of its chain.
+// pod adds another pod, and returns its number and the rule of its chain.
 func (c *cni) pod() (n int, rule string) {
 	c.counter++
 	n = c.counter
@@ -128,11 +128,11 @@ func (c *cni) pod() (n int, rule string) {
 	return n, fmt.Sprintf("-A %s -p tcp -m tcp --dport %d -j DNAT --to-destination %s", podChain(n), 20000+n, host)
 }
 
-// add is ADD: the chain of the pod first, then the rules that lead to it.
+// add plays ADD: first the chain of the pod, then the rules that lead to it.
 func (c *cni) add() {
 	n, rule := c.pod()
 	c.do(fmt.Sprintf("adds the chain of pod %d", n), ":"+podChain(n)+" - [0:0]", rule)
-	c.do("ensures "+hostports, "-N "+hostports) // fails if it is there
+	c.do("ensures "+hostports, "-N "+hostports) // fails if the chain exists
 	for _, from := range []string{"PREROUTING", "OUTPUT"} {
 		missing := false
 		c.pending = append(c.pending, step{name: "cni checks its jump", do: func() error {
@@ -148,7 +148,7 @@ func (c *cni) add() {
 	c.do(fmt.Sprintf("adds pod %d", n), "-A "+hostports+" "+podRule(n))
 }
 
-// del is DEL: what is not there is no error to it.
+// del plays DEL. Missing rules are no error to it.
 func (c *cni) del(i int) {
 	n := c.pods[i]
 	c.pods = append(c.pods[:i:i], c.pods[i+1:]...)
@@ -156,10 +156,10 @@ func (c *cni) del(i int) {
 	c.do(fmt.Sprintf("removes the chain of pod %d", n), "-F "+podChain(n), "-X "+podChain(n))
 }
 
-// A flusher is everybody who takes rules that are not his.
+// A flusher plays the programs that take rules of others.
 type flusher struct {
 	programs scenario.Flusher
-	replaces func(place) // gets the table that saved rules are about to replace
+	replaces func(place) // receives the table before saved rules replace it
 	pending  []step
 	saved    map[rules.Family]string
 }
@@ -177,7 +177,7 @@ func (f *flusher) add(name string, do func(ctx context.Context) error) {
 	f.pending = append(f.pending, step{name: "flusher: " + name, do: func() error { return do(context.Background()) }})
 }
 
-// plan chooses what to do. Each step is one command.
+// plan chooses the next commands. Each step is one command.
 func (f *flusher) plan(rng *rand.Rand) {
 	p := f.programs
 	nft := p.Backend() == iptables.NFT
@@ -238,10 +238,9 @@ func (f *flusher) plan(rng *rand.Rand) {
 
 var nonce = regexp.MustCompile(`canaryd-canary:[0-9a-f]+`)
 
-// restoreSaved restores one table of the file. What canaryd cannot tell from
-// its owner's decision is not done: a file without a canary, and one with the
-// canary of now that lacks what was written since, which is younger than the
-// last renewal of the marks.
+// restoreSaved restores one table of the file. It avoids files that canaryd cannot distinguish
+// from an owner's decision: a file without a canary, and a file with the present canary. The
+// latter is younger than the last renewal of the marks, and lacks later rules.
 func (f *flusher) restoreSaved(ctx context.Context, family rules.Family, t rules.TableName) error {
 	now, err := f.programs.Save(ctx, family)
 	if err != nil {
@@ -256,7 +255,7 @@ func (f *flusher) restoreSaved(ctx context.Context, family rules.Family, t rules
 	return f.programs.Restore(ctx, family, "*"+string(t)+"\n"+text+"COMMIT\n")
 }
 
-// savedTable returns what a save says of one table, between its name and COMMIT.
+// savedTable returns a table's part of a save, between its name and COMMIT.
 func savedTable(save string, t rules.TableName) string {
 	_, text, _ := strings.Cut(save, "*"+string(t)+"\n")
 	text, _, _ = strings.Cut(text, "COMMIT\n")

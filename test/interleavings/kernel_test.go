@@ -14,14 +14,13 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 )
 
-// TestInterleavingsOnTheKernel: owners and a flusher write at random moments next to
-// the built canaryd. In the end all is its owner's newest, and no pod that was removed
-// before is back.
+// TestInterleavingsOnTheKernel: owners and a flusher write at random moments next to the built
+// canaryd. In the end all rules are their owner's newest, and no removed pod is back.
 func TestInterleavingsOnTheKernel(t *testing.T) {
 	t.Parallel()
 	lanes := 1
 	if lengthOfSoak(t) > 0 {
-		lanes = 2 // they mostly wait
+		lanes = 2 // the lanes mostly wait
 	}
 	for _, p := range kernelPaths() {
 		for lane := range lanes {
@@ -49,13 +48,14 @@ func TestInterleavingsOnTheKernel(t *testing.T) {
 	}
 }
 
-// renewed changes the pods while all is calm, and waits until canaryd knows.
+// renewed changes the pods while nothing else happens, and waits until canaryd has learned
+// that.
 func (s *stage) renewed(seed uint64) {
 	s.Helper()
 	s.renew(rand.New(rand.NewPCG(seed, 9)))
 	s.Until("canaryd to learn which pods there are", func() error {
-		// That it is at rest says nothing of what it has not looked at yet; and a pod for
-		// a pod is no other number of rules.
+		// A canaryd at rest may not have looked yet, and a pod in place of another does not
+		// change the number of rules.
 		text, err := os.ReadFile("/run/state/generations/" + s.Published().Generation.ID + ".json")
 		if err != nil {
 			return err
@@ -75,8 +75,7 @@ func (s *stage) renewed(seed uint64) {
 	})
 }
 
-// atRest returns nil if the built canaryd says that nothing is lost and that it
-// knows everything.
+// atRest returns nil if the built canaryd reports no loss and no outstanding change.
 func atRest() error {
 	if err := nodetest.Ready(); err != nil {
 		return err

@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A writer is who wrote.
+// A writer is the kind of program that wrote.
 type writer string
 
 const (
@@ -34,18 +34,17 @@ type place struct {
 
 func (p place) String() string { return fmt.Sprintf("%s %s %s", p.family, p.table, p.chain) }
 
-// A chapter is all that the ledger knows of one protected chain.
+// A chapter has the ledger's facts about one protected chain.
 type chapter struct {
-	// versions are what its owner made of it, in order; nil is that it was
-	// deleted, an empty list that it holds nothing.
+	// versions are the owner's contents of the chain, in order. nil means deleted, and an empty
+	// list means empty.
 	versions [][]rules.Rule
-	// captured is the version that canaryd has said to know, -1 if there is none.
+	// captured is the version that canaryd has claimed to know, or -1.
 	captured int
-	// during: its newest version was written during an outage, so that canaryd can
-	// only know it by what stands.
+	// during: the newest version was written during an outage, so that canaryd can know it only
+	// from the table.
 	during bool
-	// excused is why canaryd may know an older version than it said; empty if it
-	// may not.
+	// excused is the reason why canaryd may know an older version than it claimed, or "".
 	excused string
 }
 
@@ -61,7 +60,7 @@ func (c *chapter) find(content []rules.Rule) int {
 	return -1
 }
 
-// partly reports whether the content is that of a version without some rules.
+// partly reports whether the content is a version without some of its rules.
 func (c *chapter) partly(content []rules.Rule) bool {
 	return slices.ContainsFunc(c.versions, func(v []rules.Rule) bool {
 		left := content
@@ -74,13 +73,12 @@ func (c *chapter) partly(content []rules.Rule) bool {
 	})
 }
 
-// joins reports whether what stood of a chain that many share, because a pod was
-// added since a flush, was kept in its order, and next to it came, in their order, all
-// the rules of one version that canaryd may know, but for those that lead to a chain
-// that is gone.
+// joins reports whether canaryd completed a shared chain correctly in which a pod was added
+// since a flush. The present rules must keep their order. All rules of one version that canaryd
+// may know must be added in their order, except for rules that lead to a missing chain.
 func (c *chapter) joins(old, now []rules.Rule, is *rules.Table) bool {
 	if len(old) == 0 {
-		return false // no pod was added: then it is a version or it is not
+		return false // without a new pod it must be a version
 	}
 	back := lacking(now, old)
 	if len(back)+len(old) != len(now) || !rules.EqualRules(lacking(now, back), old) {
@@ -92,32 +90,32 @@ func (c *chapter) joins(old, now []rules.Rule, is *rules.Table) bool {
 	})
 }
 
-// lacking returns the rules of a list that another one does not have.
+// lacking returns the rules of list that other does not have.
 func lacking(list, other []rules.Rule) []rules.Rule {
 	return slices.DeleteFunc(slices.Clone(list), func(r rules.Rule) bool { return slices.ContainsFunc(other, r.Equal) })
 }
 
-// A ledger watches who writes what, and finds what canaryd must never do.
+// A ledger records the writes of all programs, and finds forbidden writes of canaryd.
 type ledger struct {
 	fake     *iptablestest.Fake
 	protects func(chain string) bool
 	last     map[rules.Family]rules.Ruleset
-	read     map[rules.Family]rules.Ruleset // what canaryd read last
+	read     map[rules.Family]rules.Ruleset // last read of canaryd
 	chapters map[place]*chapter
-	// replaced are the tables that saved rules replaced, until canaryd says that
-	// it knows everything: what stands there is the past to it, whatever wrote it.
+	// replaced are the tables that saved rules replaced, until canaryd claims to know
+	// everything. To canaryd their content is old, whatever program wrote it.
 	replaced map[place]bool
 	outage   map[place]string // tables without canary: "emptied" or "deleted"
-	// overwrites are newer writes that canaryd wrote over in the restore that
-	// goes on; whether it may have is shown by what becomes of the restore.
+	// overwrites are newer writes that canaryd overwrote in the present restore. The result of
+	// the restore shows whether that was allowed.
 	overwrites map[rules.Family][]string
 	violations []string
-	raced      int // overwrites that were reported as raced
-	stale      int // chains that were bridged with what had not been captured
-	merged     int // chains that a pod was added to during an outage, and the others' rules next to it
+	raced      int // overwrites reported as raced
+	stale      int // chains restored to a version from before the last one
+	merged     int // chains with a pod added during an outage, next to the others' restored rules
 	takings    []taking
-	// missing is since when a table has no canary, by the clock of the time in which
-	// canaryd is awake.
+	// missing is the time since which a table has no canary, on a clock that runs while canaryd
+	// is awake.
 	missing map[place]time.Duration
 	awake   func() time.Duration
 }
@@ -146,7 +144,7 @@ func (l *ledger) chapter(p place) *chapter {
 	return c
 }
 
-// observe takes up what changed since the last call; it was written by who.
+// observe records the changes since the last call, made by who.
 func (l *ledger) observe(who writer) {
 	for _, f := range l.fake.Families() {
 		snapshot, err := l.fake.Read(context.Background(), f)
@@ -167,9 +165,9 @@ func (l *ledger) observe(who writer) {
 	}
 }
 
-// noteOutage notes how far a flush went, by what it left of canaryd's canary. Where
-// it left chains, one that is missing was removed by its owner, and canaryd must
-// know that; where it left none, no program can.
+// noteOutage notes the extent of a flush by the rest of canaryd's canary. If the flush left
+// chains, a missing chain was removed by its owner, and canaryd must know that. If it left
+// none, no program can.
 func (l *ledger) noteOutage(p place, mark []rules.Rule) {
 	if _, since := l.missing[p]; len(mark) == 1 {
 		delete(l.missing, p)
@@ -195,8 +193,7 @@ func (l *ledger) noteOutage(p place, mark []rules.Rule) {
 	}
 }
 
-// unmarked returns for how long the canary has been missing that is missing the
-// longest, and reports whether any is.
+// unmarked returns the longest time for which a canary is missing, and whether any is.
 func (l *ledger) unmarked() (longest time.Duration, any bool) {
 	for _, since := range l.missing {
 		longest, any = max(longest, l.awake()-since), true
@@ -204,8 +201,8 @@ func (l *ledger) unmarked() (longest time.Duration, any bool) {
 	return longest, any
 }
 
-// once excuses the chains of an owner that writes but once, and did so during an
-// outage: it found nothing to take away, and added to what was not there.
+// once excuses the chains of an owner that writes only once, and wrote during an outage. It
+// found nothing to remove, and added its rule to a missing chain.
 func (l *ledger) once(f rules.Family) {
 	if l.outage[place{f, rules.Nat, ""}] == "" {
 		return
@@ -217,8 +214,7 @@ func (l *ledger) once(f rules.Family) {
 	}
 }
 
-// unknown excuses the chains of a table that is being flushed before canaryd
-// knew their newest version.
+// unknown excuses the chains of a flushed table whose newest version canaryd did not know.
 func (l *ledger) unknown(p place) {
 	for q, c := range l.chapters {
 		if q.family == p.family && q.table == p.table && !c.during && !l.heard(q, c) {
@@ -227,9 +223,9 @@ func (l *ledger) unknown(p place) {
 	}
 }
 
-// heard reports whether canaryd has to know the newest version of a chain that is being flushed: it
-// said so, or on nft that version only added to each one that it may know, while its table was
-// whole.
+// heard reports whether canaryd must know the newest version of a flushed chain: it has claimed
+// that, or the backend is nft. On nft that version must only have added rules to each version
+// that canaryd may know, while its table was intact.
 func (l *ledger) heard(p place, c *chapter) bool {
 	newest := len(c.versions) - 1
 	if c.captured == newest {
@@ -258,7 +254,7 @@ func content(c *rules.Chain) []rules.Rule {
 	}
 }
 
-// changed takes up what became of a chain of that table.
+// changed records the change of one chain of that table.
 func (l *ledger) changed(who writer, p place, was, is *rules.Table) {
 	before, after := was.Chain(p.chain), is.Chain(p.chain)
 	old, now := content(before), content(after)
@@ -275,7 +271,7 @@ func (l *ledger) changed(who writer, p place, was, is *rules.Table) {
 		l.foreign(p, now)
 	case !l.protects(p.chain):
 	case who == byOwner && l.outage[place{p.family, p.table, ""}] != "" && old == nil && len(now) == 0:
-		// It made sure of a chain that was gone; that says nothing of its rules.
+		// The owner made a missing chain again, which shows nothing about its rules.
 	case who == byOwner:
 		c := l.chapter(p)
 		if i := c.find(now); i != len(c.versions)-1 {
@@ -291,7 +287,7 @@ func (l *ledger) changed(who writer, p place, was, is *rules.Table) {
 	}
 }
 
-// protected checks what canaryd made of a protected chain of that table.
+// protected checks canaryd's change of a protected chain of that table.
 func (l *ledger) protected(p place, old, now []rules.Rule, is *rules.Table) {
 	c := l.chapter(p)
 	i := c.find(now)
@@ -299,13 +295,13 @@ func (l *ledger) protected(p place, old, now []rules.Rule, is *rules.Table) {
 	replaced := l.replaced[place{p.family, p.table, ""}]
 	switch {
 	case now != nil && len(now) == 0, i < 0 && c.partly(now):
-		// A flush emptied it before it was captured, and that is all that was
-		// known of it; or some of its rules are refused while others write.
+		// A flush emptied the chain before canaryd knew more of it; or some of its rules are
+		// refused while others write.
 		l.stale++
 		return
 	case i < 0 && p.chain == hostports && l.outage[place{p.family, p.table, ""}] != "" && c.joins(old, now, is):
-		// A pod was added between flush and replay. What canaryd made of that is what
-		// all its owners want of it by now.
+		// A pod was added between flush and replay. canaryd's result is the present will of all
+		// owners.
 		c.versions = append(c.versions, now)
 		l.merged++
 		return
@@ -320,7 +316,7 @@ func (l *ledger) protected(p place, old, now []rules.Rule, is *rules.Table) {
 	standing := (old == nil) == (c.newest() == nil) && rules.EqualRules(old, c.newest())
 	switch {
 	case !standing || len(old) == 0:
-		l.stale++ // a flush took the newest before it was captured
+		l.stale++ // a flush took the newest version before canaryd knew it
 	case replaced:
 		c.excused = "it was written after saved rules were restored and before canaryd saw them"
 	default:
@@ -329,10 +325,9 @@ func (l *ledger) protected(p place, old, now []rules.Rule, is *rules.Table) {
 	}
 }
 
-// released reports whether the content is all that canaryd can put back of a version
-// that it may know after a flush that left the chains: those that were missing when it
-// read the table were removed by their owner, and what led to them stays away. What is
-// left may happen to be what an older version held.
+// released reports whether the content is all that canaryd can restore of a version after a
+// flush that left the chains. Chains that were missing at canaryd's read were removed by their
+// owner, so the rules that led to them stay away. The rest may equal an older version.
 func (l *ledger) released(p place, c *chapter, content []rules.Rule) bool {
 	if l.outage[place{p.family, p.table, ""}] != "emptied" || content == nil {
 		return false
@@ -345,18 +340,18 @@ func (l *ledger) released(p place, c *chapter, content []rules.Rule) bool {
 	})
 }
 
-// foreign checks what canaryd made of a chain that is not protected.
+// foreign checks canaryd's change of an unprotected chain.
 func (l *ledger) foreign(p place, now []rules.Rule) {
 	ours := p.chain == canary.DefaultChain
-	trial := strings.HasPrefix(p.chain, "KUBE-CANARYD-TRIAL") // to find out which rule is refused
+	trial := strings.HasPrefix(p.chain, "KUBE-CANARYD-TRIAL") // a search for a refused rule
 	nudge := p.chain == proxyCanary && len(now) == 0
 	if !ours && !nudge && !trial {
 		l.violation("%s is a stranger's and became\n  %s", p, texts(now))
 	}
 }
 
-// builtin checks what canaryd made of a built-in chain: only jumps and marks are
-// its business, and no jump stands twice because of it.
+// builtin checks canaryd's change of a built-in chain. canaryd may change only jumps and marks,
+// and may double no jump.
 func (l *ledger) builtin(p place, before, after *rules.Chain) {
 	others := func(c *rules.Chain) []rules.Rule {
 		return slices.DeleteFunc(slices.Clone(content(c)), func(r rules.Rule) bool { return l.protects(r.Target) || canary.IsMark(r) })
@@ -366,7 +361,7 @@ func (l *ledger) builtin(p place, before, after *rules.Chain) {
 	}
 }
 
-// ended says what became of the restore that went on.
+// ended judges the overwrites by the result of the restore.
 func (l *ledger) ended(written map[rules.Family]iptables.Written) {
 	for f, list := range l.overwrites {
 		if w := written[f]; w.Raced || w.Err != nil {
@@ -385,7 +380,7 @@ func (l *ledger) replace(p place) {
 	l.replaced[p] = true
 }
 
-// capture notes that canaryd says to know everything.
+// capture records that canaryd claims to know everything.
 func (l *ledger) capture() {
 	clear(l.replaced)
 	for p, c := range l.chapters {
@@ -400,7 +395,7 @@ func (l *ledger) capture() {
 	}
 }
 
-// doubled returns the jumps that stand more than once.
+// doubled returns the jumps that exist more than once.
 func (l *ledger) doubled() []string {
 	var found []string
 	for f, set := range l.last {

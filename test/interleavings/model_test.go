@@ -29,23 +29,22 @@ import (
 )
 
 const (
-	// episodes is how many stories one canaryd lives through: after each, all is
+	// episodes is the number of stories in the life of one canaryd. After each, the world is
 	// quiet and must be right.
 	episodes = 5
-	// monitor is how often kube-proxy looks at its canary; 30 s at home.
+	// monitor is kube-proxy's interval for its canary; really 30 s.
 	monitor = 2 * time.Second
 	poll    = time.Second
-	// calm is longer than everything that canaryd waits for: jump grace, the
-	// limit on replays, tries.
+	// calm is longer than each wait of canaryd: jump grace, limit on replays, tries.
 	calm = 60 * time.Second
-	// starvedPace is the mean time between two turns of the actors on a starved node. An owner
-	// checks for a jump, and inserts it later than canaryd expects.
+	// starvedPace is the mean time between two turns of the actors on a starved node. There an
+	// owner checks for a jump, and inserts it later than canaryd expects.
 	starvedPace = 8 * time.Second
-	// restless is far more than it takes until all is calm.
+	// restless is far longer than a world needs to become calm.
 	restless = 10 * time.Minute
 )
 
-// An outcome is what became of one seed.
+// An outcome is the result of one seed.
 type outcome struct {
 	violations []string
 	story, log string
@@ -62,8 +61,8 @@ func tellStory(t *testing.T, cast casting, p path, m mutant, seed uint64) outcom
 	return result
 }
 
-// paceOf lets every second world write its replays in two stages, which else only
-// some thousand rules are worth.
+// paceOf makes every second world write its replays in two stages. Otherwise only replays of
+// some thousand rules do that.
 func paceOf(seed uint64) reload.Pace {
 	if seed%2 == 0 {
 		return 0
@@ -126,14 +125,14 @@ func inBubble(t *testing.T, cast casting, p path, m mutant, seed uint64) outcome
 	return outcome{w.ledger.violations, strings.Join(w.story, "\n"), log.String(), w.count}
 }
 
-// play is one episode: everybody at work, until the budget is used up.
+// play plays one episode: all actors work until the budget is used up.
 func (tr *troupe) play(w *world, d *daemon.Daemon) {
 	w.density = []float64{0.03, 0.15, 0.4}[w.rng.IntN(3)]
 	w.naps = []float64{0, 0.02, 0.2}[w.rng.IntN(3)]
 	w.deaf = []float64{0, 0, 0.3}[w.rng.IntN(3)]
 	w.budget = 5 + w.rng.IntN(60)
 	pace := []time.Duration{time.Millisecond, 30 * time.Millisecond, 700 * time.Millisecond}[w.rng.IntN(3)]
-	if w.seed%3 == 2 && tr.plot == nil { // a plot has a pace of its own
+	if w.seed%3 == 2 && tr.plot == nil { // a plot has its own pace
 		pace = starvedPace
 	}
 	for w.budget > 0 {
@@ -151,7 +150,7 @@ func (tr *troupe) play(w *world, d *daemon.Daemon) {
 	w.budget = 0
 }
 
-// drive has the test's goroutine do something that canaryd hears of afterwards.
+// drive runs do on the test's goroutine, and then gives canaryd the hints.
 func (w *world) drive(do func()) {
 	w.driving = true
 	do()
@@ -163,7 +162,7 @@ func (w *world) drive(do func()) {
 	synctest.Wait()
 }
 
-// look compares what canaryd says now with what is so.
+// look compares canaryd's present claims with the world.
 func (tr *troupe) look(w *world, d *daemon.Daemon) {
 	s := d.Status()
 	if !w.dozing.IsZero() || w.session || s.Ready() != nil {
@@ -177,9 +176,8 @@ func (tr *troupe) look(w *world, d *daemon.Daemon) {
 	}
 }
 
-// patience is for how long canaries may be missing before canaryd says so: where a hint
-// was lost, or must wait on legacy until looking costs no more than its share of the
-// time, the next tick of the poll looks.
+// patience returns how long canaries may be missing before canaryd must report it. If a hint
+// was lost, or waits on legacy for its share of time, the next poll looks.
 func (w *world) patience() time.Duration {
 	if w.deaf > 0 || w.path == legacy && w.dozed > 0 {
 		return 2 * poll
@@ -187,8 +185,8 @@ func (w *world) patience() time.Duration {
 	return 0
 }
 
-// settle lets all actors finish what was begun, and then do nothing but
-// kube-proxy look at its canary; in the end all must be right.
+// settle lets all actors finish, and then only kube-proxy looks at its canary. In the end the
+// world must be right.
 func (tr *troupe) settle(w *world, d *daemon.Daemon) {
 	w.density, w.naps, w.deaf = 0, 0, 0
 	w.tell("no new trouble")
@@ -198,8 +196,8 @@ func (tr *troupe) settle(w *world, d *daemon.Daemon) {
 			w.ledger.violation("no actor does anything new, and they do not come to rest")
 			break
 		}
-		// What canaryd was in the middle of when the trouble ended may take longer than
-		// that, and it holds the lock meanwhile.
+		// canaryd may still be working when the trouble ends, for longer than that, and it
+		// holds the lock meanwhile.
 		for rested := false; !rested || w.session; rested = true {
 			w.turn()
 			time.Sleep(monitor)
@@ -219,7 +217,7 @@ func (tr *troupe) settle(w *world, d *daemon.Daemon) {
 	tr.judge(w, d)
 }
 
-// finishActor does what an actor has begun and not done.
+// finishActor does the rest of an actor's work.
 func (tr *troupe) finishActor(w *world, a *actor) {
 	if slices.Contains(w.queue, a) {
 		return
@@ -240,7 +238,7 @@ func (tr *troupe) finishActor(w *world, a *actor) {
 	}
 }
 
-// finish does everything that kube-proxy has to do.
+// finish does all of kube-proxy's work.
 func finish(w *world, p *proxy) {
 	for range 200 {
 		s, ok := p.next()
@@ -252,7 +250,7 @@ func finish(w *world, p *proxy) {
 	w.ledger.violation("kube-proxy of %s does not come to an end", p.family)
 }
 
-// judge says what is wrong in the end.
+// judge records the final violations.
 func (tr *troupe) judge(w *world, d *daemon.Daemon) {
 	l := w.ledger
 	for _, p := range tr.proxies {
@@ -280,7 +278,7 @@ func (tr *troupe) judge(w *world, d *daemon.Daemon) {
 	}
 }
 
-// notNewest compares one table with what kube-proxy wants in it.
+// notNewest compares one table with kube-proxy's rules for it.
 func (p *proxy) notNewest(t rules.TableName, lines []string, got *rules.Table) (wrong []string) {
 	set, _, err := rules.Parse(strings.NewReader(section(t, lines...)))
 	if err != nil {
@@ -307,7 +305,7 @@ func (p *proxy) notNewest(t rules.TableName, lines []string, got *rules.Table) (
 	return wrong
 }
 
-// fail prints all of a story in which something went wrong.
+// fail prints the violations of a story, and with a seed all of the story.
 func (s outcome) fail(t *testing.T, p path, seed uint64) {
 	t.Helper()
 	test, _, _ := strings.Cut(t.Name(), "/")
@@ -317,16 +315,14 @@ func (s outcome) fail(t *testing.T, p path, seed uint64) {
 	}
 }
 
-// seedVariable names the environment variable that picks one story, such as
-// nft-text/17.
+// seedVariable names the environment variable that chooses one story, such as nft-text/17.
 const seedVariable = "CANARYD_SEED"
 
-// lengthVariable names the environment variable that has the stories run for as
-// long as it says, such as 10m, with other seeds each time.
+// lengthVariable names the environment variable for a duration, such as 10m, in which stories
+// with other seeds run.
 const lengthVariable = "CANARYD_SOAK"
 
-// seeds returns which seeds to tell of one path: the same ones each time, or as
-// many as there is time for.
+// seeds returns the seeds for one path: always the same ones, or as many as there is time for.
 func seeds(t *testing.T, each int) iter.Seq[uint64] {
 	length := os.Getenv(lengthVariable)
 	if length == "" {
@@ -353,7 +349,7 @@ func seeds(t *testing.T, each int) iter.Seq[uint64] {
 	}
 }
 
-// interleavings plays stories with that cast, or the one that was asked for.
+// interleavings plays stories with that cast, or the story that the environment names.
 func interleavings(t *testing.T, cast casting, each int) {
 	if text := os.Getenv(seedVariable); text != "" {
 		p, number, _ := strings.Cut(text, "/")
@@ -388,17 +384,17 @@ func interleavings(t *testing.T, cast casting, each int) {
 	}
 }
 
-// TestInterleavings plays thousands of steps of owners and flushers that come in
-// wherever they can while canaryd works, and wants the owner's newest in the end.
+// TestInterleavings plays thousands of steps of owners and flushers, at any point of canaryd's
+// work. In the end all rules must be their owner's newest.
 func TestInterleavings(t *testing.T) { interleavings(t, newTroupe, testkit.Size(1, 3)) }
 
-// TestTheCheckerFindsMissingGuards: without the comparison of the genid, or
-// without the lock, a newer write is written over, and the checker sees it.
+// TestTheCheckerFindsMissingGuards: without the comparison of the genid, or without the lock,
+// canaryd overwrites a newer write, and the checker finds that.
 func TestTheCheckerFindsMissingGuards(t *testing.T) {
 	for _, test := range []struct {
 		m    mutant
 		p    path
-		from uint64 // close to the first seed that finds it
+		from uint64 // near the first seed that finds it
 	}{{unguarded, nftDirect, 205}, {unlocked, legacy, 119}} {
 		m, p := test.m, test.p
 		t.Run(string(m), func(t *testing.T) {

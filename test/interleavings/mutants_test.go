@@ -8,17 +8,17 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A mutant is canaryd with a guard taken out. The checker must find each.
+// A mutant is canaryd without one of its guards. The checker must find each.
 type mutant string
 
 const (
-	whole     mutant = ""          // nothing is taken out
-	unguarded mutant = "unguarded" // nft: what was written since the read is not looked for
-	unlocked  mutant = "unlocked"  // legacy: the lock is not held from read to proof
+	whole     mutant = ""          // all guards are in place
+	unguarded mutant = "unguarded" // nft: canaryd does not look for writes since its read
+	unlocked  mutant = "unlocked"  // legacy: canaryd does not hold the lock from read to proof
 )
 
-// An unlockedSession compares what a family holds before it writes, and holds
-// no lock: others come in between the comparison and the restore.
+// An unlockedSession compares a family's content before it writes, without the lock. Other
+// actors write between the comparison and the restore.
 type unlockedSession struct {
 	world  *world
 	digest map[rules.Family]uint64
@@ -80,7 +80,7 @@ func (s *unlockedSession) RestoreAnyway(ctx context.Context, payloads ...iptable
 	return written
 }
 
-// atonce writes as a program does that takes the lock for itself.
+// atonce writes as a program that takes the lock for itself.
 func (s *unlockedSession) atonce(ctx context.Context, f rules.Family, scripts []iptables.Script) iptables.Written {
 	s.world.still++
 	defer func() { s.world.still-- }()

@@ -1,5 +1,5 @@
-// Package interleavings runs canaryd, owners that go on writing and flushers at the same
-// time, in every order that numbers drawn at random can make.
+// Package interleavings runs canaryd, owners that keep writing, and flushers at the same time,
+// in every order that random numbers can make.
 package interleavings
 
 import (
@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A step is the most that a program does before another actor may come in
-// between: one command, or one table of a restore.
+// A step is the most work of a program without another actor in between: one command, or one
+// table of a restore.
 type step struct {
 	name string
 	// free: it does not take the xtables lock (iptables-legacy-save, 1.8.9).
@@ -22,30 +22,29 @@ type step struct {
 	do   func() error
 }
 
-// slots is how many services there may be.
+// slots is the greatest number of services.
 const slots = 5
 
-// proxyCanary is by whose absence from mangle kube-proxy learns of a flush.
+// proxyCanary is the chain whose absence from mangle shows kube-proxy a flush.
 const proxyCanary = "KUBE-PROXY-CANARY"
 
-// A proxy stands in for the kube-proxy of one family. It does what kube-proxy
-// 1.36 does as far as a neighbour can tell: a sync is one restore of filter and
-// nat that names the chains of those services only that changed, and all chains
-// that every service shares; chains of services that are gone are deleted when
-// a save still shows them; a full sync makes sure of jumps first, and follows a
-// sync that failed or a canary that is gone from mangle.
+// A proxy stands in for the kube-proxy of one family. To a neighbour it looks like kube-proxy
+// 1.36. A sync is one restore of filter and nat, with all shared chains, and the chains of
+// changed services only. It deletes the chains of removed services while a save still shows
+// them. A full sync first makes sure of jumps, and follows a failed sync, or the loss of the
+// canary in mangle.
 type proxy struct {
 	family   rules.Family
 	programs scenario.Flusher
 
-	services [slots]int   // the version of each; 0: there is none
+	services [slots]int   // the version of each; 0: no service
 	counter  int          // of versions
-	changed  map[int]bool // since the last sync that succeeded
+	changed  map[int]bool // since the last successful sync
 	full     bool         // the next sync is a full one
 	planted  bool         // its canary was planted
-	waited   int          // polls in which other tables still had it
+	waited   int          // polls in which other tables still had the canary
 	pending  []step
-	noticed  int // how many flushes it noticed
+	noticed  int // number of noticed flushes
 }
 
 func newProxy(family rules.Family, p scenario.Flusher) *proxy {
@@ -68,7 +67,7 @@ func (p *proxy) idle() bool {
 	return len(p.pending) == 0 && !p.full && len(p.changed) == 0 && p.planted
 }
 
-// next returns what it does next; ok is false if it has nothing to do.
+// next returns kube-proxy's next step; ok is false if there is none.
 func (p *proxy) next() (s step, ok bool) {
 	if len(p.pending) == 0 {
 		switch {
@@ -92,20 +91,20 @@ func (p *proxy) add(name string, free bool, do func() error) {
 func (p *proxy) plant() {
 	for _, t := range protect.Always() {
 		p.add("plants its canary in "+string(t), false, func() error {
-			_ = p.write(t, "-N "+proxyCanary) // it may be there
+			_ = p.write(t, "-N "+proxyCanary) // it may exist
 			return nil
 		})
 	}
 	p.add("has planted", true, func() error { p.planted, p.waited = true, 0; return nil })
 }
 
-// poll is what its monitor does every so often.
+// poll plays one look of its monitor.
 func (p *proxy) poll() step {
 	return step{name: fmt.Sprintf("proxy %s polls", p.family), do: func() error {
 		if !p.planted || len(p.pending) > 0 || p.has(rules.Mangle, proxyCanary) {
 			return nil
 		}
-		// A flush comes table by table: it waits for the others, 5 s at most.
+		// A flush may take table by table, so it waits for the other tables, 5 s at most.
 		if p.waited++; p.waited < 5 && (p.has(rules.Nat, proxyCanary) || p.has(rules.Filter, proxyCanary)) {
 			return nil
 		}
@@ -115,7 +114,7 @@ func (p *proxy) poll() step {
 	}}
 }
 
-// A jump is one that a full sync makes sure of.
+// A jump is a rule that a full sync makes sure of.
 type jump struct {
 	table       rules.TableName
 	from, match string
@@ -134,12 +133,12 @@ var jumps = []jump{
 
 func (j jump) spec() string { return j.match + "-j " + j.to }
 
-// sync plans the steps of one sync. What changes from now on is for the next.
+// sync plans the steps of one sync. Later changes are for the next.
 func (p *proxy) sync() {
 	full, changed, services := p.full, p.changed, p.services
 	p.changed, p.full = map[int]bool{}, false
 	failed := func(err error) error {
-		if err != nil { // kube-proxy: "Sync failed", and then a full one
+		if err != nil { // kube-proxy: "Sync failed", and then a full sync
 			p.full, p.pending = true, nil
 			for slot := range changed {
 				p.changed[slot] = true
@@ -171,7 +170,7 @@ func (p *proxy) ensureJumps() {
 		})
 		p.add("ensures "+j.from+" to "+j.to, false, func() error {
 			if missing {
-				_ = p.write(j.table, "-I "+j.from+" "+j.spec()) // else the next sync
+				_ = p.write(j.table, "-I "+j.from+" "+j.spec()) // a failure waits for the next sync
 			}
 			return nil
 		})
@@ -191,9 +190,8 @@ func (p *proxy) filter(services [slots]int) []string {
 		`-A KUBE-FORWARD -m comment --comment "kubernetes forwarding rules" -m mark --mark 0x4000/0x4000 -j ACCEPT`)
 }
 
-// nat returns the chains of nat with their rules: those that all services
-// share, those of the services that are written, and the deletion of those that
-// a save showed and that no service has any more.
+// nat returns the chains of nat with their rules: the shared chains and those of written
+// services. It also deletes the chains that a save showed and that no service has any more.
 func (p *proxy) nat(services [slots]int, saved []string, written func(slot int) bool) []string {
 	lines := []string{":KUBE-SERVICES - [0:0]", ":KUBE-NODEPORTS - [0:0]", ":KUBE-POSTROUTING - [0:0]", ":KUBE-MARK-MASQ - [0:0]"}
 	body := []string{
@@ -253,7 +251,7 @@ func (p *proxy) wanted() map[rules.TableName][]string {
 	}
 }
 
-// endpoints returns how many endpoints a service of that version has.
+// endpoints returns the number of endpoints of a service's version.
 func endpoints(version int) int { return [...]int{1, 2, 1, 2, 0}[version%5] }
 
 func serviceChain(slot int) string { return "KUBE-SVC-" + padded(fmt.Sprintf("S%c", 'A'+slot)) }
@@ -263,7 +261,7 @@ func endpointChain(slot, version, i int) string {
 	return "KUBE-SEP-" + padded(fmt.Sprintf("E%c%c%s", 'A'+slot, 'A'+i, digits))
 }
 
-// padded makes 16 digits of base 32, as kube-proxy's hashes are.
+// padded makes 16 digits of base 32, like kube-proxy's hashes.
 func padded(s string) string { return s + strings.Repeat("7", 16-len(s)) }
 
 func (p *proxy) clusterIP(slot int) string {
@@ -288,7 +286,7 @@ func (p *proxy) endpoint(slot, version, i int) string {
 	return host + ":8080"
 }
 
-// write does commands on one table; an error says that one of them failed.
+// write writes lines to one table. An error means that a line failed.
 func (p *proxy) write(t rules.TableName, lines ...string) error { return p.restore(t, lines) }
 
 func (p *proxy) restore(t rules.TableName, lines []string) error {
@@ -299,7 +297,7 @@ func section(t rules.TableName, lines ...string) string {
 	return "*" + string(t) + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
 }
 
-// chains returns the chains of users' that a save shows in the table.
+// chains returns the user chains of the table in a save.
 func (p *proxy) chains(t rules.TableName) []string {
 	text, err := p.programs.Save(context.Background(), p.family)
 	if err != nil {

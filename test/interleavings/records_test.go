@@ -9,13 +9,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A taking is a commit of a flusher or a stranger that took marks, protected rules or jumps.
+// A taking is a commit by a flusher or a stranger that deleted marks, protected rules or jumps.
 type taking struct {
 	table rules.TableID
 	at    time.Time
 }
 
-// noteTaking notes a change of a chain that took something, made by neither canaryd nor an owner.
+// noteTaking records a deletion in a chain, made by neither canaryd nor an owner.
 func (l *ledger) noteTaking(p place, old, now []rules.Rule) {
 	ours := l.protects(p.chain) || p.chain == canary.DefaultChain
 	took := ours && old != nil && now == nil || slices.ContainsFunc(lacking(old, now), func(r rules.Rule) bool {
@@ -26,11 +26,11 @@ func (l *ledger) noteTaking(p place, old, now []rules.Rule) {
 	}
 }
 
-// judgeRecords wants a taking for each table of each record: one after the replay of the record
-// before that names the table. Without one the record is of a flush that was none.
+// judgeRecords requires a taking for each table of each record, after the table's last replay.
+// Without a taking the record is of a false flush.
 func (l *ledger) judgeRecords(records []api.Flush) {
 	replayed := map[rules.TableID]time.Time{}
-	for _, r := range slices.Backward(records) { // the newest is the first one
+	for _, r := range slices.Backward(records) { // the newest is the first
 		end := r.Time.Add(time.Duration(max(r.AbsentSeconds, r.NoticedSeconds) * float64(time.Second)))
 		for _, lost := range r.Lost.Tables {
 			id := lost.Family.Table(lost.Table)

@@ -9,9 +9,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestTheCheckerKnowsWhatStaysAwayWithAChain: what canaryd puts back of a chain without
-// the jumps to chains that their owners removed meanwhile may be what an older version
-// held. Then it is not that version, and nothing else is excused by it.
+// TestTheCheckerKnowsWhatStaysAwayWithAChain: canaryd restores a chain without jumps to chains
+// that their owners have removed. The result may equal an older version. It does not count as
+// that version, and excuses nothing else.
 func TestTheCheckerKnowsWhatStaysAwayWithAChain(t *testing.T) {
 	const chain, a, b = "KUBE-SERVICES", "KUBE-SVC-AAAAAAAAAAAAAAAA", "KUBE-SVC-BBBBBBBBBBBBBBBB"
 	selector, err := protect.NewSelector(scenario.Protect)

@@ -13,16 +13,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestSavedFilesThatAreFlushedOnTheKernel: a file that was saved before one pod came and
-// another went is restored, a third pod is removed or not, and all is flushed before the
-// built canaryd has replaced it. In the end there are the host ports of the pods that are.
+// TestSavedFilesThatAreFlushedOnTheKernel: a file from before one pod was added and another one
+// removed is restored, and a third pod may be removed. A flush follows before the built canaryd
+// has replaced the file's rules. In the end exactly the present pods have host ports.
 func TestSavedFilesThatAreFlushedOnTheKernel(t *testing.T) {
 	t.Parallel()
 	for _, p := range kernelPaths() {
 		t.Run(string(p), func(t *testing.T) {
 			nodetest.On(t, p.backend(), func(n *nodetest.Node) {
 				s := newStage(n)
-				// Flushers are waited for longer than it takes to come in between.
+				// canaryd waits longer for the flusher than the story needs.
 				d := n.Start("--poll-interval=250ms", "--settle=1s", "--replay="+string(p.replay()))
 				between := 0
 				s.episodes(testkit.Size(1, 2), func(seed uint64) {
@@ -37,7 +37,7 @@ func TestSavedFilesThatAreFlushedOnTheKernel(t *testing.T) {
 	}
 }
 
-// restoredAndFlushed is one such story. It reports whether the flush came in time.
+// restoredAndFlushed plays one such story. It reports whether the flush was in time.
 func (s *stage) restoredAndFlushed(seed uint64) bool {
 	s.Helper()
 	rng := rand.New(rand.NewPCG(seed, 13))
@@ -68,7 +68,7 @@ func (s *stage) restoredAndFlushed(seed uint64) bool {
 		return nil
 	})
 	if rng.IntN(2) == 0 {
-		c.del(rng.IntN(len(c.pods) - 1)) // the last one is not in the file
+		c.del(rng.IntN(len(c.pods) - 1)) // the file lacks the last one
 		s.podsDo()
 	}
 	in := seen.Families[c.family][rules.Nat] == scenario.Replaced

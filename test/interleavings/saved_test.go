@@ -17,30 +17,28 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A plot is what an episode turns on: a file that was saved before one pod came and
-// another one went is restored and flushed, in some order, and meanwhile a third pod
-// may be removed.
+// A plot is the subject of an episode. A file from before one pod was added and another one
+// removed is restored and flushed, in some order. Meanwhile a third pod may be removed.
 type plot struct {
 	troupe *troupe
 	saved  map[rules.Family]string
 	scenes map[rules.Family]*scene
 }
 
-// A scene is nat of one family in an episode.
+// A scene has the state of one family's nat in an episode.
 type scene struct {
-	restored bool         // the file's rules stand in it, for all that is known
-	read     bool         // canaryd has read them in a session, where it need not remember
-	told     bool         // or as it looked,
-	stood    map[int]bool // and until then each time saw these pods' chains
-	gone     map[int]bool // pods that went in time
-	away     map[int]bool // pods that were removed where canaryd can know it
-	chains   []string     // that were protected at first
-	free     bool         // canaryd cannot know which pods there are
+	restored bool         // the file's rules are in the table, as far as is known
+	read     bool         // canaryd has read them in a session, and may forget them
+	told     bool         // canaryd has read them in a look,
+	stood    map[int]bool // and each time until then saw these pods' chains
+	gone     map[int]bool // pods that were removed in time
+	away     map[int]bool // pods whose removal canaryd can know
+	chains   []string     // protected chains at first
+	free     bool         // canaryd cannot know the present pods
 	mayGo    bool         // a pod may still be removed
 }
 
-// newPlot has kube-proxy and a stranger go on as ever, while all others do what the
-// plot says.
+// newPlot lets kube-proxy and a stranger act as ever, while all others follow the plot.
 func newPlot(w *world) *troupe {
 	tr := newTroupe(w)
 	pl := &plot{troupe: tr, scenes: map[rules.Family]*scene{}}
@@ -60,7 +58,7 @@ func newPlot(w *world) *troupe {
 			var last time.Time
 			a.weight = 8
 			a.next = func(w *world) (step, bool) {
-				// One command after another mostly takes a moment.
+				// There is mostly a pause between two commands.
 				if time.Now().Equal(last) && w.rng.IntN(10) > 0 {
 					return step{}, false
 				}
@@ -80,15 +78,15 @@ func pop(pending *[]step) (s step, ok bool) {
 	return s, true
 }
 
-// begin saves a file, changes the pods, waits until canaryd knows, and says what will
-// happen.
+// begin saves a file, changes the pods, waits until canaryd has learned that, and plans the
+// rest.
 func (pl *plot) begin(w *world) {
 	pl.saved = map[rules.Family]string{}
 	w.drive(func() {
 		for _, c := range pl.troupe.pods {
 			pl.saved[c.family] = w.Save(c.family)
 			nat := pl.nat(w, c.family)
-			c.pods = slices.DeleteFunc(c.pods, func(n int) bool { return !complete(nat, n) }) // of which canaryd could not know
+			c.pods = slices.DeleteFunc(c.pods, func(n int) bool { return !complete(nat, n) }) // canaryd cannot know the others
 			if len(c.pods) > 0 {
 				c.del(w.rng.IntN(len(c.pods)))
 			}
@@ -100,7 +98,7 @@ func (pl *plot) begin(w *world) {
 			}
 		}
 	})
-	// Marks are renewed later where that took long the last time.
+	// canaryd renews marks later if that took long the last time.
 	for range 20 {
 		w.turn()
 		time.Sleep(20 * time.Second)
@@ -125,7 +123,7 @@ func (pl *plot) begin(w *world) {
 	pl.plan(w)
 }
 
-// plan says what the flusher does, each step one table.
+// plan plans the flusher's commands, each step one table.
 func (pl *plot) plan(w *world) {
 	families := [][]rules.Family{{rules.IPv4}, rules.Families()}[w.rng.IntN(2)]
 	commands := [][]string{
@@ -161,12 +159,11 @@ func (pl *plot) act(ctx context.Context, w *world, command string, f rules.Famil
 	}
 }
 
-// note takes up what a command on nat means for what canaryd can know.
+// note records the effect of a command on nat on canaryd's possible knowledge.
 func (pl *plot) note(w *world, command string, f rules.Family, sc *scene) {
 	nat := pl.nat(w, f)
 	if command != "flush" {
-		// All that is protected becomes what it was before, also a pod that was
-		// removed since.
+		// All protected rules become the former ones, those of a removed pod included.
 		sc.restored, sc.read, sc.told, sc.stood, sc.away = command == "restore", false, false, map[int]bool{}, map[int]bool{}
 		return
 	}
@@ -189,13 +186,13 @@ func (pl *plot) note(w *world, command string, f rules.Family, sc *scene) {
 	}
 }
 
-// read notes what canaryd read of the file's rules. It need not remember what it read
-// in a session, where it may have been about to do something else. What it saw first
-// counts: a chain that is missed later was removed by its owner.
+// read notes which of the file's rules canaryd has read. It may forget the rules that it read
+// in a session, where it may have had another purpose. The first read counts: a chain that is
+// missing in a later one was removed by its owner.
 func (pl *plot) read(w *world, s iptables.Snapshot) {
 	sc, nat := pl.scenes[s.Family], s.Tables[rules.Nat]
 	if sc != nil && w.session && 3*sc.standing(nat) < 2*len(sc.chains) {
-		clear(sc.away) // where so many chains are gone no actor is taken for their owner
+		clear(sc.away) // with so many missing chains no actor counts as their owner
 	}
 	if sc == nil || !sc.restored || sc.told || !pl.fromFile(s.Family, nat) {
 		return
@@ -210,7 +207,7 @@ func (pl *plot) read(w *world, s iptables.Snapshot) {
 	sc.read, sc.told = true, !w.session
 }
 
-// standing counts which of the chains that were protected at first stand in nat.
+// standing returns how many of the first protected chains are in nat.
 func (sc *scene) standing(nat *rules.Table) (n int) {
 	for _, name := range sc.chains {
 		if nat.Chain(name) != nil {
@@ -220,7 +217,7 @@ func (sc *scene) standing(nat *rules.Table) (n int) {
 	return n
 }
 
-// current reports whether the file has marks of now.
+// current reports whether the file has present marks.
 func (pl *plot) current(w *world) bool {
 	for f, saved := range pl.saved {
 		now := w.Save(f)
@@ -233,7 +230,7 @@ func (pl *plot) current(w *world) bool {
 	return false
 }
 
-// fromFile reports whether nat holds the file's canary.
+// fromFile reports whether nat has the file's canary.
 func (pl *plot) fromFile(f rules.Family, nat *rules.Table) bool {
 	c := nat.Chain(canary.DefaultChain)
 	return c != nil && len(c.Rules) == 1 && strings.Contains(c.Rules[0].Spec, nonce.FindString(savedTable(pl.saved[f], rules.Nat)))
@@ -251,7 +248,7 @@ func (pl *plot) cni(f rules.Family) *cni {
 	return pl.troupe.pods[slices.IndexFunc(pl.troupe.pods, func(c *cni) bool { return c.family == f })]
 }
 
-// end says which pods lost their host ports, and which came back from the dead.
+// end records pods that lost their host ports, and removed pods that have some again.
 func (pl *plot) end(w *world) {
 	for _, c := range pl.troupe.pods {
 		sc, nat := pl.scenes[c.family], pl.nat(w, c.family)
@@ -267,7 +264,7 @@ func (pl *plot) end(w *world) {
 	}
 }
 
-// jumpsTo reports whether the chain of all host ports leads to a pod's.
+// jumpsTo reports whether the chain of all host ports leads to a pod's chain.
 func jumpsTo(nat *rules.Table, n int) bool {
 	return slices.ContainsFunc(content(nat.Chain(hostports)), func(r rules.Rule) bool { return r.Spec == podRule(n) })
 }
@@ -277,7 +274,7 @@ func complete(nat *rules.Table, n int) bool {
 	return jumpsTo(nat, n) && len(content(nat.Chain(podChain(n)))) == 1
 }
 
-// TestSavedFilesThatAreFlushed plays stories of saved files next to pods, and wants in the
-// end each pod's host port that is there, and none that is not, as far as canaryd has
-// read the file's rules before they were flushed.
+// TestSavedFilesThatAreFlushed plays stories of saved files next to pods. In the end each
+// present pod must have its host port, and no removed pod, if canaryd has read the file's rules
+// before the flush.
 func TestSavedFilesThatAreFlushed(t *testing.T) { interleavings(t, newPlot, testkit.Size(1, 5)) }

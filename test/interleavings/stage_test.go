@@ -23,11 +23,11 @@ func TestMain(m *testing.M) {
 	os.Exit(nodetest.Main(m, nodetest.Race()...))
 }
 
-// kernelPaths are the paths that a caller can choose: which tables go which way
-// is canaryd's to decide.
+// kernelPaths are the paths that a caller can choose. On nft-mixed canaryd itself decides for
+// each table.
 func kernelPaths() []path { return []path{nftDirect, nftText, legacy} }
 
-// replay returns the path as iptables.Config and --replay have it.
+// replay returns the path in the notation of iptables.Config and --replay.
 func (p path) replay() iptables.Replay {
 	if p == nftText {
 		return iptables.ReplayText
@@ -35,29 +35,28 @@ func (p path) replay() iptables.Replay {
 	return iptables.ReplayAuto
 }
 
-// A stage is a network namespace in which the same stand-ins as in a world write
-// to the kernel's tables. Their numbers are drawn from a seed; who comes first is
-// the kernel's to say.
+// A stage is a network namespace in which a world's stand-ins write to the kernel's tables. A
+// seed determines their numbers, and the kernel their order.
 type stage struct {
 	*nodetest.Node
 	owners  []*owner
 	pods    []*cni
 	flusher *flusher
 	count   stageTally
-	enough  func() bool // whether no further episode is needed; nil: all are
+	enough  func() bool // says that no further episode is needed; nil: all are
 }
 
-// An owner is a kube-proxy that more than one goroutine asks to go on.
+// An owner is a kube-proxy that several goroutines advance.
 type owner struct {
 	mu sync.Mutex
 	*proxy
 	steps int
 }
 
-// A stageTally is what was done on a stage.
+// A stageTally counts the deeds on a stage.
 type stageTally struct{ episodes, steps, flushes int }
 
-// newStage loads the tables; what stands then has always been there to canaryd.
+// newStage loads the tables before canaryd starts.
 func newStage(n *nodetest.Node) *stage {
 	n.Helper()
 	s := &stage{Node: n, flusher: &flusher{programs: n.Programs, replaces: func(place) {}}}
@@ -79,20 +78,19 @@ func newStage(n *nodetest.Node) *stage {
 	return s
 }
 
-// finish does everything that kube-proxy has to do, or as much as it can in many
-// tries.
+// finish does all of kube-proxy's work, or as much as many tries can.
 func (o *owner) finish() {
 	for range 300 {
 		s, ok := o.next()
 		if !ok {
 			return
 		}
-		_ = s.do() // kube-proxy's own errors make it try again
+		_ = s.do() // after an error kube-proxy tries again
 		o.steps++
 	}
 }
 
-// commit is a change of Services and the partial sync that follows it.
+// commit changes Services, with the partial sync for that.
 func (o *owner) commit(rng *rand.Rand) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -100,17 +98,17 @@ func (o *owner) commit(rng *rand.Rand) {
 	o.finish()
 }
 
-// podsDo has the CNI plugins do what they have begun.
+// podsDo finishes the work of the CNI plugins.
 func (s *stage) podsDo() {
 	for _, c := range s.pods {
 		for _, step := range c.pending {
-			_ = step.do() // -N fails where the chain is there
+			_ = step.do() // -N fails if the chain exists
 		}
 		c.pending = nil
 	}
 }
 
-// play has everybody at work for a moment: owners, a flusher and a stranger.
+// play makes owners, a flusher and a stranger work for a moment.
 func (s *stage) play(seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	long := time.Duration(200+rng.IntN(600)) * time.Millisecond
@@ -130,7 +128,7 @@ func (s *stage) play(seed uint64) {
 			o.mu.Lock()
 			defer o.mu.Unlock()
 			if step, ok := proxyStep(o.proxy, rng); ok {
-				_ = step.do() // kube-proxy's own errors make it try again
+				_ = step.do() // after an error kube-proxy tries again
 				o.steps++
 			}
 		})
@@ -138,17 +136,17 @@ func (s *stage) play(seed uint64) {
 	perform(100*time.Millisecond, func(rng *rand.Rand) { s.flush(rng) })
 	perform(200*time.Millisecond, func(rng *rand.Rand) {
 		step, _ := stranger(s.Programs, rng)
-		_ = step.do() // what it deletes may not be there
+		_ = step.do() // the rule to delete may be missing
 	})
 	all.Wait()
 	s.flush(rng)
 }
 
-// flush is one whole command of the flusher's.
+// flush runs one complete command of the flusher.
 func (s *stage) flush(rng *rand.Rand) {
 	for {
 		step, _ := s.flusher.next(rng)
-		_ = step.do() // nft cannot delete what is not there
+		_ = step.do() // nft cannot delete a missing chain
 		s.count.flushes++
 		if len(s.flusher.pending) == 0 {
 			return
@@ -165,11 +163,11 @@ func (s *stage) renew(rng *rand.Rand) {
 	s.podsDo()
 }
 
-// calmFor is how long everything must stay as it ought to be.
+// calmFor is the time for which all rules must stay right.
 const calmFor = 300 * time.Millisecond
 
-// settle lets everybody finish and kube-proxy look at its canary, until all is as it
-// ought to be and stays so.
+// settle lets all actors finish and kube-proxy look at its canary, until all rules are right
+// and stay so.
 func (s *stage) settle(seed uint64, rest func() error) {
 	s.Helper()
 	var since time.Time
@@ -202,7 +200,7 @@ func (s *stage) settle(seed uint64, rest func() error) {
 	})
 }
 
-// judge says what is not as its owner wrote it last.
+// judge lists the rules that differ from their owner's last write.
 func (s *stage) judge() (wrong []string) {
 	for i, o := range s.owners {
 		set, err := scenario.Tables(s.Context(), s.Programs, o.family)
@@ -219,8 +217,7 @@ func (s *stage) judge() (wrong []string) {
 	return wrong
 }
 
-// wrong says what nat lacks of the pods that there are, and has of those that there
-// are no more.
+// wrong lists the rules of present pods that nat lacks, and its rules of removed pods.
 func (c *cni) wrong(nat *rules.Table) []string {
 	var want, got []string
 	for _, n := range c.pods {
@@ -253,7 +250,7 @@ func (c *cni) wrong(nat *rules.Table) []string {
 	return []string{fmt.Sprintf("in the end the host ports of %s are\n      %s\n  not %s", c.family, strings.Join(got, "\n      "), strings.Join(want, "\n      "))}
 }
 
-// lengthOfSoak returns how long is asked for; 0 if nothing is.
+// lengthOfSoak returns the duration that the environment requests, or 0.
 func lengthOfSoak(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv(lengthVariable)
@@ -267,7 +264,7 @@ func lengthOfSoak(t *testing.T) time.Duration {
 	return long
 }
 
-// episodes plays and settles as often as asked for.
+// episodes plays and settles a few episodes, or as many as the soak's time allows.
 func (s *stage) episodes(few int, play func(seed uint64), rest func() error) {
 	s.Helper()
 	first := uint64(1)

@@ -19,7 +19,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// A path is how canaryd's writes reach the tables.
+// A path is a way of canaryd's writes to the tables.
 type path string
 
 const (
@@ -38,10 +38,9 @@ func (p path) backend() iptables.Backend {
 	return iptables.NFT
 }
 
-// A world is the kernel that canaryd sees: a Fake on which other programs write
-// wherever they can come in between. It decides by its own numbers when they
-// do, so that the same seed makes the same story. One goroutine at a time uses
-// it: canaryd's loop, or the test while that waits.
+// A world is the kernel for canaryd: a Fake to which other programs write at any point. It
+// decides that by its own random numbers, so that the same seed makes the same story. One
+// goroutine at a time uses it: canaryd's loop, or the test while the loop waits.
 type world struct {
 	turns atomic.Int64 // see turn
 	*iptablestest.Fake
@@ -54,28 +53,28 @@ type world struct {
 	hints  *watch.Hints
 	cast   []*actor
 
-	density float64 // how likely an actor comes in at a point
-	budget  int     // how often an actor may still
-	naps    float64 // how likely a point takes time
-	deaf    float64 // how likely a hint is lost
+	density float64 // likelihood that an actor acts at a point
+	budget  int     // number of further acts
+	naps    float64 // likelihood that a point takes time
+	deaf    float64 // likelihood that a hint is lost
 
-	still   int           // above 0: no actor can come in now
+	still   int           // above 0: no actor can act now
 	driving bool          // the test's goroutine acts
-	hinted  bool          // a hint is to be given when it is done
-	dozing  time.Time     // since when canaryd's loop is in the middle of something; zero: it is not
-	dozed   time.Duration // how long it was in all, before that
+	hinted  bool          // a hint is due when it is done
+	dozing  time.Time     // since when canaryd's loop is within a step; zero: it is not
+	dozed   time.Duration // the sum of such times before
 	session bool          // canaryd has a session
-	holds   bool          // it holds the xtables lock
+	holds   bool          // canaryd holds the xtables lock
 	queue   []*actor
 	story   []string
 	count   tally
-	onRead  func(iptables.Snapshot) // gets what canaryd reads; nil: nothing does
+	onRead  func(iptables.Snapshot) // receives canaryd's reads; nil: nothing does
 }
 
-// A tally is what a world saw.
+// A tally has the counts of a world.
 type tally struct {
 	steps, within, between, restores, raced, stale, bridged, merged, noticed, replays, doubled, staged int
-	told, untold                                                                                       int // flushes of saved rules that canaryd had read, and that it had not
+	told, untold                                                                                       int // flushes of saved rules that canaryd had read, or not
 }
 
 func (t *tally) add(o tally) {
@@ -95,7 +94,7 @@ func (t *tally) add(o tally) {
 	t.untold += o.untold
 }
 
-// String returns the numbers as a closing note has them.
+// String returns the numbers for a closing note.
 func (t tally) String() string {
 	return fmt.Sprintf("%d steps of others (%d inside of a step of canaryd's, %d of them between its read and its proof), %d replays, %d restores (%d stale, %d in two stages), %d newer writes written over and reported as raced, %d chains bridged with older rules, %d with a pod that was added meanwhile, %d full syncs of kube-proxy after a flush, %d jumps doubled by an owner between its check and its insertion, %d flushes of saved rules that were read before and %d that were not",
 		t.steps, t.within, t.between, t.replays, t.restores, t.stale, t.staged, t.raced, t.bridged, t.merged, t.noticed, t.doubled, t.told, t.untold)
@@ -123,10 +122,11 @@ func newWorld(p path, m mutant, seed uint64, protects func(string) bool) *world 
 	return w
 }
 
-// hint gives a hint, but not while the test acts: canaryd would wake up at the same time.
+// hint gives a hint. While the test acts it waits, because canaryd would wake up at the same
+// time.
 func (w *world) hint(source watch.Source) {
 	switch {
-	case w.rng.Float64() < w.deaf: // the poll must do
+	case w.rng.Float64() < w.deaf: // only the poll is left
 	case w.driving:
 		w.hinted = true
 	default:
@@ -134,12 +134,12 @@ func (w *world) hint(source watch.Source) {
 	}
 }
 
-// turn is called before one goroutine sleeps and after another one woke up. Only
-// one of the two runs at a time, by the bubble's clock; that what the one wrote
-// is what the other reads must be said all the same.
+// turn is called before a goroutine sleeps and after another one woke up. By the bubble's clock
+// only one of them runs at a time. The race detector must still see that one reads the other's
+// writes.
 func (w *world) turn() { w.turns.Add(1) }
 
-// point is where another actor may come in.
+// point is a place at which another actor may act.
 func (w *world) point(where string) {
 	w.turn()
 	if w.still > 0 {
@@ -162,14 +162,13 @@ func (w *world) point(where string) {
 	}
 }
 
-// nap is how long something of canaryd's takes: mostly milliseconds.
+// nap returns a duration for a step of canaryd: mostly milliseconds.
 func (w *world) nap() time.Duration {
 	most := []time.Duration{time.Millisecond, 20 * time.Millisecond, 300 * time.Millisecond, 3 * time.Second}[min(3, int(w.rng.ExpFloat64()))]
 	return time.Duration(w.rng.Int64N(int64(most)))
 }
 
-// awake is a clock that stands still while canaryd's loop is in the middle of
-// something.
+// awake is a clock that stops while canaryd's loop is within a step.
 func (w *world) awake() time.Duration {
 	now := time.Now()
 	if !w.dozing.IsZero() {
@@ -178,7 +177,7 @@ func (w *world) awake() time.Duration {
 	return now.Sub(w.began) - w.dozed
 }
 
-// pick returns one of those who are not waiting for the lock.
+// pick returns an actor that does not wait for the lock.
 func (w *world) pick() *actor {
 	free := slices.DeleteFunc(slices.Clone(w.cast), func(a *actor) bool { return slices.Contains(w.queue, a) })
 	if len(free) == 0 {
@@ -197,7 +196,7 @@ func (w *world) pick() *actor {
 	return nil
 }
 
-// act has one actor do one step, or wait for the lock with it.
+// act makes an actor take one step, or wait for the lock with it.
 func (w *world) act(a *actor, where string) {
 	if a == nil || slices.Contains(w.queue, a) {
 		return
@@ -218,7 +217,7 @@ func (w *world) act(a *actor, where string) {
 func (w *world) do(a *actor, s step, where string) {
 	w.still++
 	if w.session {
-		w.ledger.observe(byCanaryd) // on legacy the kernel announces no commits
+		w.ledger.observe(byCanaryd) // legacy's kernel announces no commits
 	}
 	err := s.do()
 	w.ledger.observe(a.who)
@@ -234,7 +233,7 @@ func (w *world) do(a *actor, s step, where string) {
 	w.tell("%s (%s)", s.name, where)
 }
 
-// released lets those who waited for the lock have it.
+// released gives the lock to the actors that wait for it.
 func (w *world) released() {
 	waited := w.queue
 	w.queue = nil
@@ -262,8 +261,7 @@ func (w *world) Probe(ctx context.Context, f rules.Family, places []iptables.Pla
 	return w.Fake.Probe(ctx, f, places)
 }
 
-// Read implements daemon.Kernel. Nothing makes the tables of one read come from
-// one moment.
+// Read implements daemon.Kernel. The tables of one read may be of different moments.
 func (w *world) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, error) {
 	w.point("before a read")
 	first, err := w.Fake.Read(ctx, f)
@@ -289,7 +287,7 @@ func (w *world) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, er
 	return first, nil
 }
 
-// read says what canaryd has read.
+// read records a read of canaryd.
 func (w *world) read(snapshot iptables.Snapshot) {
 	w.ledger.read[snapshot.Family] = snapshot.Tables
 	if w.onRead != nil {
@@ -312,7 +310,7 @@ func (w *world) Begin(ctx context.Context) (iptables.Session, error) {
 	return &session{Session: inner, world: w}, nil
 }
 
-// A session is one of the Fake's with points.
+// A session is a session of the Fake, with points.
 type session struct {
 	iptables.Session
 	world *world
@@ -349,7 +347,7 @@ func (s *session) RestoreAnyway(ctx context.Context, payloads ...iptables.Payloa
 
 type restorer func(context.Context, ...iptables.Payload) map[rules.Family]iptables.Written
 
-// stages writes payloads one after the other.
+// stages writes payloads in turn.
 func (s *session) stages(ctx context.Context, payloads []iptables.Payload, restore restorer) map[rules.Family]iptables.Written {
 	s.world.point("before a restore")
 	if len(payloads) > 1 {
@@ -392,15 +390,15 @@ func (w *world) ended(written map[rules.Family]iptables.Written) {
 	w.point("after a restore")
 }
 
-// atonce is one transaction.
+// atonce writes one transaction.
 func (s *session) atonce(ctx context.Context, payload iptables.Payload, restore restorer) map[rules.Family]iptables.Written {
 	s.world.still++
 	defer func() { s.world.still-- }()
 	return restore(ctx, payload)
 }
 
-// mixed writes some of the tables in one transaction and then the others by
-// iptables-restore. It is too late to find the read stale by then.
+// mixed writes some tables in one transaction, and then the others by iptables-restore. Then it
+// is too late to find the read stale.
 func (s *session) mixed(ctx context.Context, payload iptables.Payload, restore restorer) map[rules.Family]iptables.Written {
 	direct, rest := iptables.Payload{}, iptables.Payload{}
 	for _, f := range rules.Families() {
@@ -445,7 +443,7 @@ func (s *session) Close() error {
 	return err
 }
 
-// load writes what the node has before canaryd comes.
+// load writes the node's rules before canaryd starts.
 func load(ctx context.Context, programs scenario.Flusher) error {
 	text := `*filter
 :corp - [0:0]

@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// An archive is a cpio archive of the kind that the kernel unpacks as its first root:
-// "newc" of Documentation/driver-api/early-userspace/buffer-format.rst.
+// An archive is a cpio archive for the kernel's first root: "newc" of
+// Documentation/driver-api/early-userspace/buffer-format.rst.
 type archive struct {
 	w     *bufio.Writer
 	added map[string]bool
@@ -21,7 +21,7 @@ func newArchive(w io.Writer) *archive {
 	return &archive{w: bufio.NewWriter(w), added: map[string]bool{}}
 }
 
-// addFolder adds all that is in a folder. Of two folders' files of one name the first counts.
+// addFolder adds a folder's content. If two folders have a file of one name, the first counts.
 func (a *archive) addFolder(folder string) error {
 	return filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -46,7 +46,7 @@ func (a *archive) addFolder(folder string) error {
 			content = []byte(to)
 		case fs.ModeDir:
 		default:
-			return nil // a device or a socket: devtmpfs has them
+			return nil // a device or a socket, which devtmpfs has
 		}
 		if err != nil {
 			return err

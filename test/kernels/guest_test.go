@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// introduction begins the line in which the machine names what it is.
+	// introduction begins the line in which the machine names its kernel and programs.
 	introduction = "machine: "
 	// lastWords are the last line before the machine is switched off.
 	lastWords = "machine: the tests have ended"
@@ -22,7 +22,7 @@ const (
 // isFirstProcess reports whether the kernel started this program as its first.
 func isFirstProcess() bool { return os.Getpid() == 1 }
 
-// runMachine makes the machine usable, runs the tests and switches it off.
+// runMachine prepares the machine, runs the tests and switches it off.
 func runMachine(m *testing.M) int {
 	if err := prepareMachine(); err != nil {
 		fmt.Println(introduction, err)
@@ -35,7 +35,8 @@ func runMachine(m *testing.M) int {
 	return 1
 }
 
-// prepareMachine mounts what programs expect, and has the line printed that names the machine.
+// prepareMachine mounts the file systems that programs need, and prints the line that names the
+// machine.
 func prepareMachine() error {
 	for _, m := range []struct{ kind, at string }{{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/tmp"}, {"tmpfs", "/run"}} {
 		if err := unix.Mount(m.kind, m.at, m.kind, 0, ""); err != nil {

@@ -1,7 +1,7 @@
-// Package kernels tries canaryd on other kernels: those of four Debian releases, each with the
-// iptables and nft of its release, in emulated machines. This package's own test binary is the
-// first process of such a machine: the tests of stories_test.go run there, and here what became
-// of them is judged. Times in an emulated machine mean nothing.
+// Package kernels tests canaryd on other kernels: those of four Debian releases, each with the
+// iptables and nft of its release, in emulated machines. This package's test binary is such a
+// machine's first process. The tests of stories_test.go run there, and the tests here judge
+// their results. Times in an emulated machine mean nothing.
 package kernels
 
 import (
@@ -20,10 +20,10 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/versions"
 )
 
-// A kernel is one that is tried.
+// A kernel is a kernel under test.
 type kernel struct{ versions.Kernel }
 
-// only is the environment variable with the kernels to try, separated by blanks; empty: all.
+// only is the environment variable with the wanted kernels, separated by blanks; empty: all.
 const only = "CANARYD_TEST_KERNELS"
 
 // wanted reports whether the kernel is to be tried.
@@ -34,7 +34,7 @@ func (k kernel) wanted() bool {
 
 // stories returns the tests that run on the kernel.
 func (k kernel) stories() []string {
-	if k.Arch == "amd64" { // it runs programs of 386, too
+	if k.Arch == "amd64" { // such a kernel also runs programs of 386
 		return append([]string{"TestOf386/nft"}, stories...)
 	}
 	return stories
@@ -50,8 +50,8 @@ func TestMain(m *testing.M) {
 	os.Exit(nodetest.Main(m))
 }
 
-// TestKernels runs the stories on each kernel. An emulated machine has one processor, so as many
-// run at a time as this machine has.
+// TestKernels runs the stories on each kernel. An emulated machine has one processor, so as
+// many run at a time as this machine has processors.
 func TestKernels(t *testing.T) {
 	var mu sync.Mutex
 	var lines []string
@@ -86,7 +86,7 @@ func TestKernels(t *testing.T) {
 	}
 }
 
-// judge wants each of the stories to have passed, and no other test to have run.
+// judge requires each story to have passed, and no other test to have run.
 func (k kernel) judge(t *testing.T, text string) {
 	t.Helper()
 	var passed []string
@@ -107,8 +107,7 @@ func (k kernel) judge(t *testing.T, text string) {
 	}
 }
 
-// judgeItself wants the machine to have named the kernel and the programs that
-// docs/measured.md names.
+// judgeItself requires the machine to have the kernel and the programs of docs/measured.md.
 func (k kernel) judgeItself(t *testing.T, words string) {
 	t.Helper()
 	i := slices.IndexFunc(versions.Suites, func(s versions.Suite) bool { return s.Name == k.Suite })
@@ -117,7 +116,7 @@ func (k kernel) judgeItself(t *testing.T, words string) {
 	}
 }
 
-// said returns the line in which the machine named its kernel and its programs.
+// said returns the line in which the machine names its kernel and programs.
 func said(text string) string {
 	for line := range strings.Lines(text) {
 		if words, ok := strings.CutPrefix(strings.TrimSpace(line), introduction); ok {
@@ -127,12 +126,12 @@ func said(text string) string {
 	return "it did not say which kernel it runs"
 }
 
-// file returns the path of what hack/kernels.sh left of a kernel.
+// file returns the path of a kernel's file from hack/kernels.sh.
 func (k kernel) file(name string) string {
 	return filepath.Join("/var/cache/canaryd-test/kernels", k.String(), name)
 }
 
-// userland returns the path of a file of the suite's programs, which hack/userlands.sh unpacked.
+// userland returns the path of a file of the suite's programs from hack/userlands.sh.
 func (k kernel) userland(name string) string {
 	folder := "userlands"
 	if k.Arch != "amd64" {

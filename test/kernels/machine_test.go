@@ -14,13 +14,14 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/testlog"
 )
 
-// limit bounds the tests of one machine, by its own clock; two busy processors need three minutes.
+// limit is the time for the tests of one machine, by its own clock. On two busy processors they
+// need three minutes.
 const limit = 20 * time.Minute
 
 // A machine is a kernel with a root file system in memory.
 type machine struct {
 	kernel
-	root string // the archive with it
+	root string // archive of the root
 }
 
 // qemu returns the program that emulates the kernel's processor.
@@ -31,8 +32,8 @@ func (k kernel) qemu() string {
 	return "qemu-system-x86_64"
 }
 
-// assemble puts the machine's root together: the suite's programs, the kernel's modules, canaryd,
-// and this package's tests as /init.
+// assemble builds the machine's root: the suite's programs, the kernel's modules, canaryd, and
+// this package's tests as /init.
 func assemble(t *testing.T, k kernel, built string) machine {
 	t.Helper()
 	must := func(err error) {
@@ -58,8 +59,8 @@ func assemble(t *testing.T, k kernel, built string) machine {
 	return machine{k, file.Name()}
 }
 
-// build builds canaryd or a test binary for the architecture, unless it is built. It needs no
-// library: no userland has those of another.
+// build builds canaryd or a test binary for the architecture, unless it exists. It needs no
+// library, because no userland has those of another.
 func build(t *testing.T, arch, folder, how, pkg, name string) {
 	t.Helper()
 	to := filepath.Join(folder, name)
@@ -77,11 +78,11 @@ func build(t *testing.T, arch, folder, how, pkg, name string) {
 	}
 }
 
-// arguments are qemu's: no device but a serial line, which carries what the tests print. The
-// kernel itself prints nothing but its end.
+// arguments returns qemu's arguments. The only device is a serial line for the tests' output.
+// The kernel itself prints only its end.
 func (m machine) arguments() []string {
-	// In qemu 7.2 the instruction cmpxchg16b now and then leaves wrong flags: Linux 6.12 stops
-	// with a double fault. Kernels do without the instruction.
+	// In qemu 7.2 the instruction cmpxchg16b sometimes leaves wrong flags, and Linux 6.12 stops
+	// with a double fault. Kernels work without the instruction.
 	console, model := "ttyS0", []string{"-machine", "pc", "-cpu", "max,-cx16,-la57"}
 	if m.Arch == "arm64" {
 		console, model = "ttyAMA0", []string{"-machine", "virt", "-cpu", "cortex-a72"}
@@ -100,7 +101,7 @@ func (m machine) arguments() []string {
 		"-kernel", m.file("vmlinuz"), "-initrd", m.root, "-append", strings.Join(words, " "))
 }
 
-// run runs the machine to its end, and returns what it printed.
+// run runs the machine to its end, and returns its output.
 func (m machine) run(t *testing.T) string {
 	t.Helper()
 	var out testlog.Log

@@ -16,8 +16,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestDetect: detect names the backend with the node's rules, on a kernel that may have loaded
-// no module yet.
+// TestDetect: detect names the backend with the node's rules. The kernel may have loaded no
+// module yet.
 func TestDetect(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Want(0, "detect")
@@ -35,8 +35,8 @@ func TestDetect(t *testing.T) {
 // of386 is canaryd as a program of 386, in machines of amd64.
 const of386 = "/canaryd-386"
 
-// TestOf386: a program of 386 guards iptables-nft. Of tables of iptables-legacy it says at once
-// that it cannot read them, and what to do.
+// TestOf386: a program of 386 guards iptables-nft. It says at once that it cannot read tables
+// of iptables-legacy, and names the remedy.
 func TestOf386(t *testing.T) {
 	t.Run("nft", func(t *testing.T) { nodetest.On(t, iptables.NFT, guardedBy386) })
 }
@@ -58,7 +58,7 @@ func guardedBy386(n *nodetest.Node) {
 	want(2, "or --backend=nft", "check", "--state-dir=/run/state", "--backend=legacy")
 }
 
-// TestFlushes: what each of three ways to flush takes is back and proved.
+// TestFlushes: rules are flushed in three ways, and are back and proved.
 func TestFlushes(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -75,7 +75,7 @@ func TestFlushes(t *testing.T) {
 	})
 }
 
-// everything is the last of the ways: nft flush ruleset, or iptables-restore of empty tables.
+// everything is the third way: nft flush ruleset, or iptables-restore of empty tables.
 func everything(n *nodetest.Node) {
 	n.Helper()
 	if n.Programs.With == iptables.NFT {
@@ -87,8 +87,8 @@ func everything(n *nodetest.Node) {
 	}
 }
 
-// back waits until the protected rules are there, canaryd says so, and so many flushes or more are
-// recorded, all of them proved.
+// back waits until the protected rules are back and canaryd says so. At least that number of
+// flushes must be recorded, all of them proved.
 func back(n *nodetest.Node, protected []string, records int) {
 	n.Helper()
 	n.Until("the rules to be back", func() error {
@@ -109,7 +109,7 @@ func back(n *nodetest.Node, protected []string, records int) {
 	n.Same("protected rules", protected, n.Protected())
 }
 
-// TestRestart: what is flushed while canaryd is down is back when it is up.
+// TestRestart: rules are flushed while canaryd is down, and are back when it runs again.
 func TestRestart(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -129,8 +129,8 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// table is a native one with what owners such as kube-proxy have in theirs. Its base chain for
-// services has two rules: the flush of a single rule may be its deletion by its handle.
+// table is a native table with the same kinds of content as kube-proxy's. Its base chain for
+// services has two rules, because the flush of a single rule may be its deletion by handle.
 const table = `
 table ip service {
 	map ports {
@@ -156,7 +156,7 @@ table ip service {
 }
 `
 
-// TestNative: a native table that --protect names is guarded, also while canaryd is down.
+// TestNative: canaryd guards a native table that --protect names, also while it is down.
 func TestNative(t *testing.T) {
 	const guard = "--protect=kube,cni,nft:ip:service"
 	for _, c := range []struct {
@@ -187,7 +187,7 @@ func TestNative(t *testing.T) {
 	}
 }
 
-// listed is what nft lists of the table.
+// listed returns nft's listing of the table.
 func listed(n *nodetest.Node) string {
 	n.Helper()
 	return nstest.Command(n.T, "nft", "-s", "list", "table", "ip", "service")
@@ -205,9 +205,9 @@ func nativeBack(n *nodetest.Node, want string) {
 	})
 }
 
-// TestStandby: where the kernel lets a process own a table (from Linux 5.12), the standby has its
-// copies, also after a flush that is answered; on an older one the status says why there is none,
-// and the rules come back without.
+// TestStandby: from Linux 5.12 a process can own a table, and the standby has its copies, also
+// after a flush. On an older kernel the status has the reason for its absence, and the rules
+// come back without it.
 func TestStandby(t *testing.T) {
 	t.Run("nft", func(t *testing.T) {
 		nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
@@ -222,7 +222,7 @@ func TestStandby(t *testing.T) {
 	})
 }
 
-// standbyIsKnown waits until the standby is what this kernel can have.
+// standbyIsKnown waits until the standby has the state that this kernel allows.
 func standbyIsKnown(n *nodetest.Node) {
 	n.Helper()
 	want := "armed"
@@ -239,7 +239,7 @@ func standbyIsKnown(n *nodetest.Node) {
 	})
 }
 
-// kernelIsFrom reports whether the kernel is that version or a newer one.
+// kernelIsFrom reports whether the kernel has at least that version.
 func kernelIsFrom(n *nodetest.Node, major, minor int) bool {
 	n.Helper()
 	var name unix.Utsname

@@ -17,10 +17,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
 
-// apiAddress is where each namespace finds the API server.
+// apiAddress is the API server's address in each namespace.
 const apiAddress = "127.0.0.1:6080"
 
-// The lists that kube-proxy 1.36 asks for, by their paths.
+// The lists that kube-proxy 1.36 requests, by path.
 const (
 	services  = "/api/v1/services"
 	nodes     = "/api/v1/nodes"
@@ -30,24 +30,24 @@ const (
 
 var kinds = map[string]string{services: "Service", nodes: "Node", slicesOf: "EndpointSlice", addresses: "ServiceCIDR"}
 
-// An api is an API server with what kube-proxy lists and watches. It selects nothing: it holds
-// only what kube-proxy would select. Its methods may be called at any time.
+// An api is an API server for kube-proxy's lists and watches. It ignores selectors, because it
+// has only objects that kube-proxy would select. Its methods may be called at any time.
 type api struct {
 	mu      sync.Mutex
 	version int64
-	moved   chan struct{} // closed by the next change
+	moved   chan struct{} // the next change closes it
 	objects map[string]map[string]object
 	// log has all changes since the start, so that a watch may begin at any version.
 	log map[string][]change
 }
 
-// An object is what is in a list.
+// An object is an element of a list.
 type object struct {
 	value any
 	meta  *kube.ObjectMeta // of value
 }
 
-// MarshalJSON returns the value's.
+// MarshalJSON returns the JSON of the value.
 func (o object) MarshalJSON() ([]byte, error) { return json.Marshal(o.value) }
 
 // A change is one event of a watch.
@@ -87,20 +87,21 @@ func (a *api) remove(list, namespace, name string) {
 	a.note(list, "DELETED", o)
 }
 
-// note writes a change into the log. a.mu must be held.
+// note appends a change to the log. a.mu must be held.
 func (a *api) note(list, event string, o object) {
 	a.version++
 	o.meta.ResourceVersion = strconv.FormatInt(a.version, 10)
 	text, err := json.Marshal(map[string]any{"type": event, "object": o})
 	if err != nil {
-		panic(fmt.Sprintf("%s has no JSON: %v", o.meta.Name, err)) // a mistake of the test's
+		panic(fmt.Sprintf("%s has no JSON: %v", o.meta.Name, err)) // an error of the test
 	}
 	a.log[list] = append(a.log[list], change{a.version, text})
 	close(a.moved)
 	a.moved = make(chan struct{})
 }
 
-// since returns the changes of a list after a version, and what is closed by the next change.
+// since returns the changes of a list after a version, and a channel that the next change
+// closes.
 func (a *api) since(list string, version int64) ([]change, <-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -143,7 +144,7 @@ func apiVersion(list string) string {
 	return strings.Join(words[2:len(words)-1], "/")
 }
 
-// watch sends the changes of a list until the client or the server ends.
+// watch sends a list's changes until the client or the server ends.
 func (a *api) watch(w http.ResponseWriter, r *http.Request, list string) {
 	version, err := strconv.ParseInt(r.URL.Query().Get("resourceVersion"), 10, 64)
 	if err != nil {

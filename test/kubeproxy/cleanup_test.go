@@ -18,13 +18,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// times is the variable that says how often TestCleanupOnABusyNode does what it does.
+// times is the variable with the number of TestCleanupOnABusyNode's rounds.
 const times = "CANARYD_KUBEPROXY_TIMES"
 
-// TestCleanupOnABusyNode: where all cores are busy, nft has mostly ended before /proc can be read.
-// What kube-proxy --cleanup removes is its owner's doing all the same, and so is what kube-proxy
-// removes of its other mode: neither makes a record. What a script removes by the same commands
-// waits for a decision. The test runs before those that run at the same time, which need a core.
+// TestCleanupOnABusyNode: all cores are busy, so nft has mostly ended before canaryd can read
+// /proc. kube-proxy --cleanup, or a start in the other mode, still counts as the owner's doing,
+// without a record. A script's removal by the same commands waits for a decision. The test runs
+// before the parallel ones, which need a core.
 func TestCleanupOnABusyNode(t *testing.T) {
 	needProxy(t)
 	rounds, err := strconv.Atoi(os.Getenv(times))
@@ -50,14 +50,14 @@ func TestCleanupOnABusyNode(t *testing.T) {
 		records := func(what string, want int) {
 			n.Helper()
 			s := n.Status()
-			if got := s.Count() - l.seen; got != want { // many in a row fold
+			if got := s.Count() - l.seen; got != want { // many records in a row fold
 				n.Errorf("%s made %d records, want %d: %+v", what, got, want, s.Flushes)
 			} else {
 				made[what]++
 			}
 			l.seen = s.Count()
 		}
-		// A record that comes later than this counts for the next step.
+		// A later record counts for the next step.
 		start := func(mode string) {
 			n.Helper()
 			l.proxy = startProxy(n.T, all[0], mode)
@@ -100,7 +100,7 @@ func TestCleanupOnABusyNode(t *testing.T) {
 	})
 }
 
-// tables returns how many of kube-proxy's native tables canaryd guards, and how many wait.
+// tables returns the numbers of kube-proxy's native tables that canaryd guards, and that wait.
 func (l *life) tables() (guarded, awaiting int) {
 	for _, t := range l.WholeStatus().Native {
 		if t.Table == "ip kube-proxy" || t.Table == "ip6 kube-proxy" {
@@ -113,13 +113,13 @@ func (l *life) tables() (guarded, awaiting int) {
 	return guarded, awaiting
 }
 
-// leftRules bounds the rules of KUBE-FIREWALL with their jumps, which kube-proxy writes in iptables
-// mode and never removes.
+// leftRules is more than the rules of KUBE-FIREWALL with their jumps, which kube-proxy writes
+// in iptables mode and never removes.
 const leftRules = 20
 
-// guards returns an error unless canaryd is healthy, has learned what it saw, and guards both
-// native tables of kube-proxy's in nftables mode, its chains in iptables mode, and nothing of the
-// other mode.
+// guards returns an error unless canaryd is healthy, has learned all changes, and guards only
+// this mode. That is both native tables of kube-proxy in nftables mode, or its chains in
+// iptables mode.
 func (l *life) guards(mode string) error {
 	s := l.WholeStatus()
 	guarded, awaiting := l.tables()
@@ -133,7 +133,7 @@ func (l *life) guards(mode string) error {
 	return nil
 }
 
-// awaits returns an error unless so many of kube-proxy's tables wait for a decision.
+// awaits returns an error unless that number of kube-proxy's tables waits for a decision.
 func (l *life) awaits(want int) error {
 	if _, awaiting := l.tables(); awaiting != want {
 		return fmt.Errorf("%d wait for a decision, want %d", awaiting, want)

@@ -10,13 +10,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A flush is one way to take kube-proxy's rules, with what it needs to remember of one namespace.
+// A flush is one way to take kube-proxy's rules, with its memory of one namespace.
 type flush struct {
 	name string
 	do   func(ctx context.Context, s *space) error
 }
 
-// flushes returns all flushes that can hit a kube-proxy in that mode, new ones for each namespace.
+// flushes returns all flushes that can hit a kube-proxy in that mode, a new list for each
+// namespace.
 func flushes(s *space, mode string) []flush {
 	if mode == inNFTables {
 		return nftablesFlushes()
@@ -58,14 +59,14 @@ func flushes(s *space, mode string) []flush {
 		}))
 }
 
-// fileAge is how old a saved file is at least when it is restored. One that is younger than 10 s
-// is taken for its owner's word while its owner never rests (docs/guarantees.md).
+// fileAge is the least age of a saved file at its restore. A file younger than 10 s counts as
+// its owner's decision while its owner keeps writing (docs/guarantees.md).
 const fileAge = 15 * time.Second
 
-// errNothingDone: this time nothing is flushed.
+// errNothingDone means that nothing was flushed this time.
 var errNothingDone = errors.New("no saved file is old enough to be restored")
 
-// oldFile saves, and restores what it saved when that is old enough. In between it does nothing.
+// oldFile saves, and restores the file once it is old enough. In between it does nothing.
 func oldFile[T any](save func(context.Context, *space) (T, error), restore func(context.Context, *space, T) error) flush {
 	var saved T
 	var at time.Time
@@ -84,7 +85,7 @@ func oldFile[T any](save func(context.Context, *space) (T, error), restore func(
 	}}
 }
 
-// A firewall of the node's administrator, as /etc/nftables.conf has it.
+// A firewall of the node's administrator, as in /etc/nftables.conf.
 const firewall = `table inet filter {
 	chain input { type filter hook input priority filter; policy accept; ct state established accept; }
 	chain forward { type filter hook forward priority filter; policy accept; }
@@ -124,13 +125,13 @@ func nftablesFlushes() []flush {
 	}))
 }
 
-// A blow is a flush that was done, in all of its namespaces.
+// A blow is a flush that happened, in all of its namespaces.
 type blow struct {
 	name       string
 	start, end time.Time
 }
 
-// A hand flushes the same in several namespaces at the same time.
+// A hand makes the same flush in several namespaces at the same time.
 type hand struct {
 	spaces []*space
 	lists  [][]flush
@@ -146,9 +147,8 @@ func newHand(rng *rand.Rand, mode string, spaces ...*space) *hand {
 	return h
 }
 
-// strike does one flush, or none where none is possible. Where kube-proxy or canaryd is in the
-// middle of a write, the flusher's program may fail, as it would for an administrator: the flush
-// was tried.
+// strike makes one flush, or none if none is possible. During a write of kube-proxy or canaryd
+// the flusher's program may fail, as for an administrator. The attempt still counts.
 func (h *hand) strike(ctx context.Context) (errs []error) {
 	i, start := h.rng.IntN(len(h.lists[0])), time.Now()
 	failed := make(chan error)
@@ -171,13 +171,14 @@ func (h *hand) strike(ctx context.Context) (errs []error) {
 	return errs
 }
 
-// lateMost bounds how late canaryd hears of a flush on a busy machine: 2.5 s at a load of 36 on two
-// cores. In a storm that makes most records some flush's; its calm time shows false ones.
+// lateMost is the greatest delay of canaryd's notice on a busy machine: 2.5 s were seen at a
+// load of 36 on two cores. In a storm nearly every record then has some flush; the calm time
+// shows false ones.
 const lateMost = 10 * time.Second
 
-// during returns a flush that a record may be of, one that was between the first evidence and the
-// verdict or had just ended; nil if there is none. On legacy the first evidence may be older than
-// the flush: an owner's lock that canaryd had not looked behind yet.
+// during returns a flush that a record may be about, or nil. The flush was between the first
+// evidence and the verdict, or had just ended. On legacy the first evidence may precede the
+// flush: an owner's lock after which canaryd had not looked yet.
 func (h *hand) during(evidence, verdict time.Time) *blow {
 	for i := range h.blows {
 		b := &h.blows[i]

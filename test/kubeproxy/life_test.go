@@ -17,8 +17,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// A life is a node with canaryd and what kube-proxy does there, next to kube-proxies of both modes
-// that nothing disturbs.
+// A life is a node with canaryd and a changing kube-proxy, next to undisturbed kube-proxies of
+// both modes.
 type life struct {
 	*nodetest.Node
 	kind  kind
@@ -27,12 +27,12 @@ type life struct {
 	proxy *proxy
 	calm  map[string]*proxy // by mode
 	hand  *hand
-	seen  int // records that were looked at
+	seen  int // records that were checked
 	lines []string
 }
 
-// TestLife: kube-proxy is started again, killed, cleaned up and started in the other mode. canaryd
-// takes none of that for a flush, and puts back only rules that have an owner.
+// TestLife: kube-proxy is restarted, killed, cleaned up and started in the other mode. canaryd
+// takes none of that for a flush, and restores only rules with an owner.
 func TestLife(t *testing.T) {
 	onKinds(t, func(n *nodetest.Node, k kind) {
 		all := newSpaces(n.T, k.backend, "node", "calm-iptables", "calm-nftables")
@@ -64,15 +64,14 @@ func TestLife(t *testing.T) {
 	})
 }
 
-// stir changes some things, so that what is old is not what is right.
+// stir makes some changes, so that old rules are wrong.
 func (l *life) stir() {
 	for range 10 {
 		l.town.change()
 	}
 }
 
-// records returns how many records have come since it was asked last, and how many of them are of
-// no flush.
+// records returns the number of new records, and how many of them are about no flush.
 func (l *life) records() (all, falsely int) {
 	l.Helper()
 	records := l.Status().Flushes
@@ -86,7 +85,7 @@ func (l *life) records() (all, falsely int) {
 	return all, falsely
 }
 
-// flush takes all that is there, of iptables and of native tables.
+// flush takes all rules, of iptables and of native tables.
 func (l *life) flush() {
 	l.Helper()
 	start := time.Now()
@@ -100,7 +99,7 @@ func (l *life) flush() {
 	l.hand.blows = append(l.hand.blows, blow{"everything", start, time.Now()})
 }
 
-// equal waits until the node has the rules of a mode as a kube-proxy that nothing disturbs, and
+// equal waits until the node has the rules of a mode as an undisturbed kube-proxy has them, and
 // none of the other mode.
 func (l *life) equal(mode string) {
 	l.Helper()
@@ -113,8 +112,8 @@ func (l *life) equal(mode string) {
 	})
 }
 
-// differs returns what is wrong with the node's rules, which are to be those of a mode and none of
-// the other.
+// differs returns the errors in the node's rules, which must be those of a mode and none of the
+// other.
 func (l *life) differs(mode string) error {
 	l.Helper()
 	for m, calm := range l.calm {
@@ -129,8 +128,8 @@ func (l *life) differs(mode string) error {
 	return nil
 }
 
-// read returns the rules of a mode, without KUBE-FIREWALL: kubelet writes it too, and
-// kube-proxy --cleanup leaves it. Where its jumps stand depends on that.
+// read returns the rules of a mode, without KUBE-FIREWALL. kubelet writes that too, and
+// kube-proxy --cleanup leaves it, which changes the place of its jumps.
 func (l *life) read(s *space, mode string) content {
 	l.Helper()
 	got, err := s.read(context.WithoutCancel(l.Context()), mode)
@@ -170,10 +169,11 @@ func (l *life) restart() {
 	}
 }
 
-// without: a kube-proxy that is dead corrects nothing, so what canaryd puts back has to be right.
+// without: a killed kube-proxy corrects nothing, so the rules that canaryd restores must be
+// right.
 func (l *life) without() {
 	l.proxy.end(syscall.SIGKILL)
-	l.Polled(4) // what it removed last is learned
+	l.Polled(4) // until its last removal is learned
 	before := l.read(l.space, l.kind.mode)
 	for range 3 {
 		l.flush()
@@ -191,14 +191,14 @@ func (l *life) without() {
 	l.equal(l.kind.mode)
 }
 
-// cleanup: what kube-proxy removed stays removed.
+// cleanup: rules that kube-proxy removed stay removed.
 func (l *life) cleanup() {
 	l.proxy.end(syscall.SIGTERM)
 	cleanUp(l.T, l.space)
 	if err := l.differs("no"); err != nil {
 		l.Fatalf("kube-proxy --cleanup left something: %v", err)
 	}
-	for _, polls := range []int{0, 3} { // before what shrank is learned, and after it
+	for _, polls := range []int{0, 3} { // before a removal is learned, and after that
 		l.Polled(polls)
 		if l.Programs.With == iptables.Legacy {
 			l.Looked() // without notifications only a look separates the cleanup from the flush
@@ -214,7 +214,7 @@ func (l *life) change(mode string) {
 	l.stir()
 	l.proxy = startProxy(l.T, l.space, mode)
 	l.equal(mode)
-	l.Polled(4) // what it wrote last is learned
+	l.Polled(4) // until its last write is learned
 	l.Until("canaryd to be ready", nodetest.Ready)
 	before := l.read(l.space, mode)
 	l.flush()

@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 )
 
-// results is the environment variable with the path of a file to which each test appends what it
-// has found out. They run in processes of their own.
+// results is the environment variable with the path of a file to which each test appends its
+// results. Tests run in processes of their own.
 const results = "CANARYD_TEST_KUBE_PROXY_RESULTS"
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -47,5 +47,5 @@ func report(t *testing.T, lines ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = file.Close() // what it says was written
+	_ = file.Close() // its text is written
 }

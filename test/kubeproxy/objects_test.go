@@ -16,23 +16,25 @@ const (
 	namespace = "town"
 	podsIPv4  = "10.244.0.0/16"
 	podsIPv6  = "fd00:10:244::/64"
-	// pods is how many addresses pods have: so few that a new pod often has a former one's.
+	// pods is the number of addresses for pods. They are so few that a new pod often has a
+	// former one's.
 	pods = 300
 )
 
-// A town is the cluster of a test: services in slots, each with what kube-proxy distinguishes. All
-// of its changes come from one source of random numbers, and go to the API server at once.
+// A town is the cluster of a test: services in slots, of each kind that kube-proxy
+// distinguishes. One source of random numbers makes its changes, and they reach the API server
+// at once.
 type town struct {
 	api   *api
 	rng   *rand.Rand
 	slots []slot
 }
 
-// A slot is a service, or the place of one that was removed.
+// A slot is a service, or the place of a removed one.
 type slot struct {
 	there    bool
-	life     int   // a service that comes again may have another name
-	pods     []pod // nil: the service has no endpoints
+	life     int   // a new service in the slot may have another name
+	pods     []pod // nil: no endpoints
 	affinity bool
 	port     int32
 }
@@ -43,8 +45,8 @@ type pod struct {
 }
 
 // newTown makes the node and n services, and one more that only ring changes. There is no
-// ServiceCIDR: kube-proxy 1.36 writes its rule in a full sync only, and one that hears of it after
-// its first sync lacks the rule for an hour.
+// ServiceCIDR: kube-proxy 1.36 writes its rule only in a full sync. A kube-proxy that hears of
+// it after its first sync lacks the rule for an hour.
 func newTown(a *api, rng *rand.Rand, n int) *town {
 	node := &kube.Node{
 		TypeMeta: kube.TypeMeta{Kind: "Node", APIVersion: "v1"}, ObjectMeta: kube.ObjectMeta{Name: nodeName},
@@ -60,18 +62,18 @@ func newTown(a *api, rng *rand.Rand, n int) *town {
 	return t
 }
 
-// ring makes kube-proxy sync. A kube-proxy in nftables mode deletes what it has emptied in a later
-// sync than that.
+// ring makes kube-proxy sync. In nftables mode kube-proxy deletes emptied chains only in a
+// later sync.
 func (t *town) ring() {
 	i := len(t.slots) - 1
 	t.slots[i].port = 161 - t.slots[i].port
 	t.setService(i)
 }
 
-// synced rings, and waits until each of these kube-proxies has synced both families since then.
+// synced rings, and waits until each of these kube-proxies has synced both families since.
 func (t *town) synced(test *testing.T, proxies ...*proxy) {
 	test.Helper()
-	const syncs = "sync_proxy_rules_duration_seconds_count" // failed ones, too
+	const syncs = "sync_proxy_rules_duration_seconds_count" // failed syncs included
 	before := map[*proxy]samples{}
 	for _, p := range proxies {
 		m, err := p.metrics()
@@ -94,7 +96,7 @@ func (t *town) synced(test *testing.T, proxies ...*proxy) {
 	}
 }
 
-// change changes one thing. Most changes are pods that come and go.
+// change makes one change, mostly to a pod.
 func (t *town) change() {
 	i := t.rng.IntN(len(t.slots) - 1)
 	s := &t.slots[i]
@@ -118,7 +120,7 @@ func (t *town) change() {
 	}
 }
 
-// movePods adds, removes, replaces a pod, or changes whether it is ready.
+// movePods adds, removes or replaces a pod, or changes its readiness.
 func (t *town) movePods(s *slot) {
 	if len(s.pods) == 0 || len(s.pods) < 4 && t.rng.IntN(3) == 0 {
 		s.pods = append(s.pods, t.newPod(s))
@@ -135,7 +137,7 @@ func (t *town) movePods(s *slot) {
 	}
 }
 
-// newPod returns a pod that the service has not.
+// newPod returns a pod that the service does not have.
 func (t *town) newPod(s *slot) pod {
 	for {
 		p := pod{number: t.rng.IntN(pods), local: t.rng.IntN(2) == 0, ready: t.rng.IntN(8) > 0}
@@ -169,7 +171,7 @@ func (t *town) removeService(i int) {
 
 func (t *town) name(i int) string { return fmt.Sprintf("service-%d-%d", i, t.slots[i].life) }
 
-// setService writes a slot's service. What kind it is depends on the slot.
+// setService writes a slot's service. Its kind depends on the slot.
 func (t *town) setService(i int) {
 	s := &t.slots[i]
 	ips := []string{fmt.Sprintf("10.96.%d.%d", i/200, 10+i%200), fmt.Sprintf("fd00:10:96::%x", 10+i)}
@@ -210,7 +212,7 @@ func (t *town) setService(i int) {
 	t.api.set(services, object{service, &service.ObjectMeta})
 }
 
-// setSlices writes the endpoints of a slot's service, of both families.
+// setSlices writes the endpoints of a slot's service in both families.
 func (t *town) setSlices(i int) {
 	for _, family := range []string{kube.IPv4, kube.IPv6} {
 		suffix := "-ipv4"

@@ -19,7 +19,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit"
 )
 
-// program is the environment variable with the path of kube-proxy, which hack/kubeproxy.sh sets.
+// program is the environment variable with kube-proxy's path, which hack/kubeproxy.sh sets.
 const program = "CANARYD_TEST_KUBE_PROXY"
 
 // The modes of kube-proxy.
@@ -38,8 +38,8 @@ type proxy struct {
 	ended chan error
 }
 
-// flags returns the flags of kube-proxy that are not its defaults, but for the mode. The kernel's
-// limits of conntrack are the machine's and stay as they are.
+// flags returns kube-proxy's flags that differ from its defaults, without the mode. The
+// kernel's limits of conntrack are the machine's, and stay unchanged.
 func flags() []string {
 	return []string{
 		"--master=http://" + apiAddress, "--kube-api-content-type=application/json", "--hostname-override=" + nodeName,
@@ -48,7 +48,7 @@ func flags() []string {
 	}
 }
 
-// startProxy starts a kube-proxy, and returns when it has synced both families.
+// startProxy starts a kube-proxy, and returns once it has synced both families.
 func startProxy(t *testing.T, s *space, mode string) *proxy {
 	t.Helper()
 	p := &proxy{T: t, space: s, mode: mode, ended: make(chan error, 1)}
@@ -60,7 +60,7 @@ func startProxy(t *testing.T, s *space, mode string) *proxy {
 	defer out.Close()
 	p.cmd = s.command(t.Context(), os.Getenv(program), append(flags(), "--proxy-mode="+mode)...)
 	p.cmd.Stdout, p.cmd.Stderr = out, out
-	// A streamed list is another way to the same objects.
+	// A streamed list is only another way to the same objects.
 	p.cmd.Env = append(slices.Clone(p.cmd.Env), "KUBE_FEATURE_WatchListClient=false")
 	if err := s.in(p.cmd.Start); err != nil {
 		t.Fatal(err)
@@ -88,7 +88,7 @@ func startProxy(t *testing.T, s *space, mode string) *proxy {
 	return p
 }
 
-// end ends kube-proxy with a signal, and waits. It may be called again.
+// end ends kube-proxy with a signal, and waits. A second call is allowed.
 func (p *proxy) end(s syscall.Signal) {
 	p.Helper()
 	_ = p.cmd.Process.Signal(s) // it may have ended
@@ -106,7 +106,7 @@ func cleanUp(t *testing.T, s *space) {
 // samples are kube-proxy's metrics: values by name and labels.
 type samples map[string]float64
 
-// metrics returns the metrics of its subsystem.
+// metrics returns the metrics of kube-proxy's subsystem.
 func (p *proxy) metrics() (samples, error) {
 	response, err := p.space.client().Get("http://127.0.0.1:10249/metrics")
 	if err != nil {
@@ -124,7 +124,7 @@ func (p *proxy) metrics() (samples, error) {
 	return all, err
 }
 
-// count returns how many samples of a metric are above 0.
+// count returns the number of a metric's samples above 0.
 func (m samples) count(name string) (n int) {
 	for key, value := range m {
 		if (key == name || strings.HasPrefix(key, name+"{")) && value > 0 {
@@ -144,15 +144,15 @@ func (m samples) sum(name string) (n int) {
 	return n
 }
 
-// Syncs are what kube-proxy counts of its syncs, of both families together.
+// Syncs are kube-proxy's counts of its syncs, both families together.
 type syncs struct {
 	all, full int
-	reloads   int // full ones because its canary was gone: by a flush, or because canaryd asked
+	reloads   int // full syncs because its canary was missing
 	failed    int
-	cameBack  int // of those, because something stood that it had removed: a replay's doing
+	cameBack  int // failed syncs because a removed object was back, by a replay
 }
 
-// syncs returns its counts.
+// syncs returns kube-proxy's counts.
 func (p *proxy) syncs() syncs {
 	p.Helper()
 	m, err := p.metrics()
@@ -172,8 +172,8 @@ func (p *proxy) syncs() syncs {
 	return s
 }
 
-// cameBack are the kernel's words for a chain that is still jumped to, and for an element that
-// stands already.
+// cameBack matches the kernel's words for a chain that still has a jump, and for an element
+// that already exists.
 var cameBack = regexp.MustCompile(`Device or resource busy|File exists`)
 
 // A complaint is an error in kube-proxy's log, with its cause.
@@ -184,16 +184,16 @@ type complaint struct {
 
 var (
 	logged = regexp.MustCompile(`^E(\d{4} \d\d:\d\d:\d\d\.\d{6}) +\d+ \S+\] (.*)$`)
-	// quiet are errors that are no failed sync: this kernel has no nfacct, and of a table that is
-	// gone kube-proxy can list nothing before it makes it again.
+	// quiet matches errors that are no failed sync: this kernel has no nfacct, and kube-proxy
+	// cannot list a missing table before it makes it again.
 	quiet = regexp.MustCompile(`nfacct|nodePortAddresses|conntrack|Failed to list existing nftables objects`)
 )
 
-// complaints returns the errors that it logged about rules.
+// complaints returns kube-proxy's logged errors about rules.
 func (p *proxy) complaints() []complaint {
 	p.Helper()
 	var all []complaint
-	open := false // the error goes on in lines of its own
+	open := false // the error has more lines
 	for _, line := range p.lines("") {
 		m := logged.FindStringSubmatch(line)
 		switch {
@@ -212,7 +212,7 @@ func (p *proxy) complaints() []complaint {
 	return all
 }
 
-// lines returns the lines of its log that match a pattern.
+// lines returns the lines of kube-proxy's log that match a pattern.
 func (p *proxy) lines(pattern string) []string {
 	p.Helper()
 	file, err := os.Open(p.log)
@@ -234,7 +234,7 @@ func (p *proxy) lines(pattern string) []string {
 	return all
 }
 
-// tail returns the last lines of its log.
+// tail returns the last lines of kube-proxy's log.
 func (p *proxy) tail(n int) string {
 	all := p.lines("")
 	return strings.Join(all[max(0, len(all)-n):], "\n")

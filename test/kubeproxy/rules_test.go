@@ -13,11 +13,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// content is what kube-proxy wrote: the lines of each chain, set and map in their order. A line
-// whose place says nothing is sorted. canaryd's marks and rules of others are left out.
+// content has kube-proxy's rules: the lines of each chain, set and map in their order. Lines
+// whose place does not matter are sorted. It omits canaryd's marks and rules of others.
 type content map[string][]string
 
-// read reads what a kube-proxy in that mode wrote in the namespace.
+// read reads the rules of a kube-proxy in that mode in the namespace.
 func (s *space) read(ctx context.Context, mode string) (content, error) {
 	if mode == inNFTables {
 		return s.readNFTables(ctx)
@@ -25,8 +25,8 @@ func (s *space) read(ctx context.Context, mode string) (content, error) {
 	return s.readIPTables(ctx)
 }
 
-// unordered are the chains that kube-proxy fills from a map of Go: its rules come in another order
-// each time, but for the last one of nat's KUBE-SERVICES.
+// unordered matches the chains that kube-proxy fills from a map of Go. Their rules have another
+// order each time, except for the last one of nat's KUBE-SERVICES.
 var unordered = regexp.MustCompile(`^(KUBE-SERVICES|KUBE-EXTERNAL-SERVICES|KUBE-NODEPORTS|KUBE-PROXY-FIREWALL)$`)
 
 func (s *space) readIPTables(ctx context.Context) (content, error) {
@@ -52,8 +52,8 @@ func (s *space) readIPTables(ctx context.Context) (content, error) {
 	return got, nil
 }
 
-// chainOf returns kube-proxy's lines of a chain, and whether there may be some. Its canary comes
-// and goes.
+// chainOf returns kube-proxy's lines of a chain, and whether there may be any. It omits
+// kube-proxy's canary, which does not always exist.
 func chainOf(table rules.TableName, chain rules.Chain) (lines []string, ours bool) {
 	builtin := rules.Builtin(table, chain.Name)
 	if !builtin && (!strings.HasPrefix(chain.Name, "KUBE-") || strings.HasSuffix(chain.Name, "-CANARY")) {
@@ -67,7 +67,7 @@ func chainOf(table rules.TableName, chain rules.Chain) (lines []string, ours boo
 	if !unordered.MatchString(chain.Name) {
 		return lines, !builtin || len(lines) > 0
 	}
-	// Services must stand before the rule for node ports.
+	// Services must precede the rule for node ports.
 	n := slices.IndexFunc(lines, func(line string) bool { return strings.HasSuffix(line, "-j KUBE-NODEPORTS") })
 	slices.Sort(lines[:max(n, 0)])
 	slices.Sort(lines[n+1:])
@@ -91,16 +91,16 @@ func (s *space) readNFTables(ctx context.Context) (content, error) {
 	return got, nil
 }
 
-// parseNFTables adds what nft lists of a table, by chains and sets. The comments of elements are
-// left out: kube-proxy (ensureElem in pkg/proxy/nftables) leaves an element alone that another
-// service takes over with the same verdict, and its comment is that of the former service then.
+// parseNFTables adds nft's listing of a table, by chains and sets, without the comments of
+// elements. kube-proxy (ensureElem in pkg/proxy/nftables) does not change an element that
+// another service takes over with the same verdict. The comment remains the former service's.
 func parseNFTables(family, text string, to content) {
 	where := ""
 	for line := range strings.Lines(joined(text)) {
 		switch words := strings.Fields(line); {
 		case len(words) == 0 || words[0] == "}":
 		case words[0] == "table":
-			where = family // flags of the table itself
+			where = family // the table's own flags
 		case len(words) == 3 && words[2] == "{" && !strings.HasPrefix(line, "\t\t"):
 			where = family + " " + words[0] + " " + words[1]
 			to[where] = nil
@@ -122,14 +122,15 @@ var (
 	broken    = regexp.MustCompile(`,\n\s*`)
 )
 
-// joined puts a list that nft broke into lines on one line.
+// joined puts a list that nft printed on several lines on one line.
 func joined(text string) string { return broken.ReplaceAllString(text, ", ") }
 
-// A difference is what is wrong with the rules.
+// A difference counts the errors in the rules.
 type difference struct {
 	missing, stale, doubled, misplaced int
-	// moved are built-in chains whose jumps stand in another order. kube-proxy puts each jump that
-	// it misses on top: a flush in the middle of its full sync leaves them so without canaryd, too.
+	// moved counts built-in chains whose jumps have another order. kube-proxy inserts each
+	// missing jump at the top, so a flush during its full sync has that effect without canaryd
+	// too.
 	moved int
 	lines []string
 }
@@ -141,8 +142,8 @@ func (d difference) String() string {
 		strings.Join(d.lines[:min(len(d.lines), 30)], "\n"))
 }
 
-// compare returns what is wrong with the rules of a kube-proxy that was flushed, by those of one
-// that was not. A chain counts like a rule.
+// compare returns the errors in the rules of a flushed kube-proxy, by those of another one. A
+// chain counts as a rule.
 func compare(want, got content) difference {
 	var d difference
 	say := func(n *int, format string, args ...any) {

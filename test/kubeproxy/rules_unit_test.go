@@ -48,7 +48,7 @@ func TestParseNFTables(t *testing.T) {
 	}
 }
 
-// TestCompare: each thing that can be wrong is seen, and what says nothing is not.
+// TestCompare: compare finds each kind of error, and ignores differences without a meaning.
 func TestCompare(t *testing.T) {
 	const nat = `*nat
 :PREROUTING ACCEPT [0:0]

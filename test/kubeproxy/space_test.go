@@ -19,23 +19,23 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// What the addresses of a node are, in each namespace.
+// Addresses of the node, in each namespace.
 const (
 	nodeIPv4 = "192.0.2.1"
 	nodeIPv6 = "2001:db8::1"
 )
 
-// A space is a network namespace in which a kube-proxy runs. canaryd runs in the first one, which
-// is that of this process.
+// A space is a network namespace with a kube-proxy. canaryd runs in the first one, which is
+// this process's own.
 type space struct {
 	name     string
-	fd, home int // of the namespace, and of this process's
+	fd, home int // the namespace, and this process's own
 	programs scenario.Programs
-	env      []string // of the programs that run there
+	env      []string // for its programs
 }
 
-// newSpaces makes namespaces of these names; the first one is that of this process. Programs
-// called iptables there are those of the backend, and each has an xtables lock of its own.
+// newSpaces makes namespaces of these names; the first one is this process's own. There
+// iptables is the backend's program, and each namespace has its own xtables lock.
 func newSpaces(t *testing.T, backend iptables.Backend, names ...string) []*space {
 	t.Helper()
 	path := alternatives(t, backend)
@@ -71,8 +71,8 @@ func newSpaces(t *testing.T, backend iptables.Backend, names ...string) []*space
 	return all
 }
 
-// alternatives returns a PATH in which iptables and its like are the programs of that backend, as
-// Debian's alternatives would have it.
+// alternatives returns a PATH in which iptables and its like are the backend's programs, as
+// with Debian's alternatives.
 func alternatives(t *testing.T, backend iptables.Backend) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -106,14 +106,14 @@ func (s *space) in(do func() error) error {
 	return do()
 }
 
-// command returns a program that is to be started by in.
+// command returns a program that in must start.
 func (s *space) command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = s.env
 	return cmd
 }
 
-// run runs a program in the namespace and returns what it printed.
+// run runs a program in the namespace, and returns its output.
 func (s *space) run(ctx context.Context, input, name string, args ...string) (string, error) {
 	var text string
 	err := s.in(func() error {
@@ -130,7 +130,7 @@ func (s *space) run(ctx context.Context, input, name string, args ...string) (st
 	return text, err
 }
 
-// client returns an HTTP client whose connections are made in the namespace.
+// client returns an HTTP client that connects from the namespace.
 func (s *space) client() *http.Client {
 	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {

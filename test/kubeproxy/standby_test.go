@@ -18,16 +18,17 @@ import (
 )
 
 const (
-	// busyFor is how long services change, 20 times a second, with each setting of --standby.
+	// busyFor is the time of changes to services, 20 a second, with each setting of --standby.
 	busyFor = 30 * time.Second
-	// sidesSlots is how many services there are unless CANARYD_KUBEPROXY_SERVICES says.
+	// sidesSlots is the number of services without CANARYD_KUBEPROXY_SERVICES.
 	sidesSlots = 200
-	// eagerSlots is up to how many services both nodes are compared: from 1,000 endpoints on
-	// kube-proxy leaves chains of former services for a later full sync (iptables/proxier.go).
+	// eagerSlots is the greatest number of services with a comparison of both nodes. From 1,000
+	// endpoints on kube-proxy leaves chains of former services for a later full sync
+	// (iptables/proxier.go).
 	eagerSlots = 250
 )
 
-// manySlots returns how many services the rows of TestStandby have.
+// manySlots returns the number of services for TestStandby.
 func manySlots(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("CANARYD_KUBEPROXY_SERVICES")
@@ -41,8 +42,8 @@ func manySlots(t *testing.T) int {
 	return n
 }
 
-// A sides is a node with canaryd next to one without: both kube-proxies do the same at the same
-// time, so that what a busy machine costs is the same for both.
+// A sides is a node with canaryd next to a node without. Both kube-proxies do the same at the
+// same time, so a busy machine costs both the same.
 type sides struct {
 	*nodetest.Node
 	kind       kind
@@ -51,13 +52,14 @@ type sides struct {
 	lines      []string
 }
 
-// TestStandby: next to a standby no more syncs of kube-proxy fail than on a node without canaryd,
-// and no ipset is in use for longer than its owner wants; the copy follows, and in the end both
-// nodes have the same rules. How much longer syncs take is printed: it depends on the machine.
+// TestStandby: with a standby no more syncs of kube-proxy fail than without canaryd. No ipset
+// stays in use for longer than its owner wants. The copy follows, and in the end both nodes
+// have the same rules. The test prints how much longer syncs take, which depends on the
+// machine.
 func TestStandby(t *testing.T) {
 	onKinds(t, func(n *nodetest.Node, k kind) {
 		if k.backend == iptables.Legacy {
-			return // the copy is of what nf_tables holds
+			return // the copy is of nf_tables' rules
 		}
 		number := seed(n.T)
 		n.Logf("CANARYD_KUBEPROXY_SEED=%d", number)
@@ -126,7 +128,7 @@ func (s *sides) with(standby string) {
 	p.Stop()
 }
 
-// armed returns nil if the standby of what kube-proxy writes is what was learned last.
+// armed returns nil if the standby has the last learned rules of kube-proxy.
 func (s *sides) armed(standby string) error {
 	if standby == "off" {
 		return nil
@@ -161,7 +163,7 @@ func (s *sides) change() {
 	}
 }
 
-// seen returns what a kube-proxy counts.
+// seen returns a kube-proxy's metrics.
 func (s *sides) seen(p *proxy) samples {
 	s.Helper()
 	m, err := p.metrics()
@@ -169,7 +171,7 @@ func (s *sides) seen(p *proxy) samples {
 	return m
 }
 
-// meanSync returns the mean time of the syncs between two looks, of both families.
+// meanSync returns the mean time of the syncs between two samples, of both families.
 func meanSync(before, after samples) time.Duration {
 	total := func(m samples, name string) (sum float64) {
 		for key, value := range m {
@@ -184,8 +186,8 @@ func meanSync(before, after samples) time.Duration {
 	return time.Duration((total(after, name+"_sum") - total(before, name+"_sum")) / n * float64(time.Second))
 }
 
-// destroysSet: what a protected chain names while the standby follows is free again as soon as its
-// owner has removed the rule.
+// destroysSet: a protected chain names an ipset while the standby follows. The set is free once
+// its owner has removed the rule.
 func (s *sides) destroysSet() {
 	s.Helper()
 	run := func(name string, args ...string) {

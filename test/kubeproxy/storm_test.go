@@ -27,13 +27,13 @@ const guard = "--protect=kube"
 
 const (
 	slots = 48
-	// calmFor is how long services change and nothing is flushed: no flush may be seen.
+	// calmFor is the time of changes without a flush: canaryd must record none.
 	calmFor = 15 * time.Second
-	// bareFor is how long the node without canaryd is waited for.
+	// bareFor is the time in which the node without canaryd may recover.
 	bareFor = 20 * time.Second
 )
 
-// stormFor returns how long each row is flushed: CANARYD_KUBEPROXY, or 60 s.
+// stormFor returns the time of flushes for each row: CANARYD_KUBEPROXY, or 60 s.
 func stormFor(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("CANARYD_KUBEPROXY")
@@ -74,7 +74,7 @@ var ways = []kind{
 	{"nftables mode", iptables.NFT, inNFTables},
 }
 
-// needProxy skips the test unless it has all that a kube-proxy needs.
+// needProxy skips the test unless everything for a kube-proxy exists.
 func needProxy(t *testing.T) {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -96,7 +96,8 @@ func onKinds(t *testing.T, body func(n *nodetest.Node, k kind)) {
 	}
 }
 
-// A storm is a node with canaryd, one that is flushed without it, and one that is never flushed.
+// A storm has a node with canaryd, a node that is flushed without it, and a node that is never
+// flushed.
 type storm struct {
 	*nodetest.Node
 	kind       kind
@@ -104,11 +105,11 @@ type storm struct {
 	node, bare *proxy
 	calm       *proxy
 	canaryd    *nodetest.Process
-	records    map[string]scenario.Record // by ID: the status has the last hundred
+	records    map[string]scenario.Record // by ID, because the status has only the last hundred
 }
 
-// collect takes up the flush records of now. It forgets each record that was unanswered before:
-// canaryd keeps none of rules whose owner puts them back before canaryd reads them.
+// collect adds the present flush records. It forgets records that were unanswered before.
+// canaryd keeps no record of rules that their owner restores before canaryd reads them.
 func (s *storm) collect() {
 	maps.DeleteFunc(s.records, func(_ string, r scenario.Record) bool {
 		return contract.Flush{Outcome: contract.Outcome(r.Outcome)}.Unanswered()
@@ -118,8 +119,8 @@ func (s *storm) collect() {
 	}
 }
 
-// TestStorm: while services change 5 to 20 times a second, rules are flushed at random. At the end
-// they are those of a kube-proxy that was never flushed.
+// TestStorm: services change 5 to 20 times a second, and rules are flushed at random. In the
+// end they equal those of a kube-proxy that was never flushed.
 func TestStorm(t *testing.T) {
 	onKinds(t, func(n *nodetest.Node, k kind) {
 		number := seed(n.T)
@@ -137,7 +138,7 @@ func TestStorm(t *testing.T) {
 	})
 }
 
-// guardNode starts canaryd, and returns when it guards kube-proxy's rules.
+// guardNode starts canaryd, and returns once it guards kube-proxy's rules.
 func guardNode(n *nodetest.Node) *nodetest.Process {
 	n.Helper()
 	p := n.Launch(guard)
@@ -150,8 +151,8 @@ func guardNode(n *nodetest.Node) *nodetest.Process {
 	return p
 }
 
-// strike changes services all the time, and flushes after a calm time. It returns how many changes
-// there were.
+// strike changes services all the time, and flushes after a calm time. It returns the number of
+// changes.
 func (s *storm) strike(h *hand, long time.Duration) (changes int) {
 	ctx, stop := context.WithCancel(s.Context())
 	var changing sync.WaitGroup
@@ -182,9 +183,9 @@ func (s *storm) strike(h *hand, long time.Duration) (changes int) {
 	return changes
 }
 
-// settle waits until the node's rules are those of the calm one. It returns how long that took,
-// and what becomes of the node without canaryd. In iptables mode kube-proxy is left alone: canaryd
-// removes a doubled jump when its owner has been quiet for 15 s.
+// settle waits until the node's rules equal the calm node's. It returns the time for that, and
+// the result of the node without canaryd. In iptables mode it causes no syncs, because canaryd
+// removes a doubled jump only after its owner has been quiet for 15 s.
 func (s *storm) settle() (took time.Duration, bare string) {
 	s.Helper()
 	start, bareTook := time.Now(), time.Duration(0)
@@ -216,7 +217,7 @@ func (s *storm) settle() (took time.Duration, bare string) {
 	return took, fmt.Sprintf("0, 0, 0 after %.1f s", bareTook.Seconds())
 }
 
-// against compares a node's rules with those of the calm one.
+// against compares a node's rules with the calm node's.
 func (s *storm) against(one *space) difference {
 	s.Helper()
 	want, err := s.calm.space.read(s.Context(), s.kind.mode)
@@ -229,7 +230,7 @@ func (s *storm) against(one *space) difference {
 	return compare(want, got)
 }
 
-// judge waits for the end, and says what came of it.
+// judge waits for the end, and reports the results.
 func (s *storm) judge(h *hand, changes int, number uint64) {
 	took, bare := s.settle()
 	s.Stays(3, "that equal rules stay so", func() error {
@@ -296,7 +297,7 @@ func (s *storm) judge(h *hand, changes int, number uint64) {
 	}
 }
 
-// when says how long after which flush a time is.
+// when describes a time by the last flush before it.
 func (h *hand) when(at time.Time) string {
 	for i := len(h.blows) - 1; i >= 0; i-- {
 		if b := h.blows[i]; !at.Before(b.start) {
@@ -306,7 +307,7 @@ func (h *hand) when(at time.Time) string {
 	return "before any flush"
 }
 
-// listOf returns names with how many there are.
+// listOf returns names with their numbers.
 func listOf(n map[string]int) string {
 	var all []string
 	for _, name := range slices.Sorted(maps.Keys(n)) {

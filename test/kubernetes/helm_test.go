@@ -67,8 +67,8 @@ func helm(t *testing.T, values string) objects {
 	return made
 }
 
-// TestChartIsWhatKustomizeMakes: the chart's values make the very objects that the components and
-// overlays of deploy/kubernetes make.
+// TestChartIsWhatKustomizeMakes: the chart's values make the same objects as the components and
+// overlays of deploy/kubernetes.
 func TestChartIsWhatKustomizeMakes(t *testing.T) {
 	const image = `{"image": {"repository": "registry.example/of-ours/canaryd", "tag": "v1.2.3"}`
 	for _, c := range []struct{ values, dir string }{
@@ -94,7 +94,8 @@ func TestChartIsWhatKustomizeMakes(t *testing.T) {
 	}
 }
 
-// TestChartValues: what only the chart has values for; the built canaryd takes the arguments.
+// TestChartValues: some values exist only in the chart, and the built canaryd takes their
+// arguments.
 func TestChartValues(t *testing.T) {
 	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	made := helm(t, `
@@ -118,7 +119,7 @@ dashboard: {enabled: true}
 	if out, err := exec.Command(built(t), append(args, "--help")...).CombinedOutput(); err != nil {
 		t.Errorf("canaryd %s: %v: %s", strings.Join(args, " "), err, out)
 	}
-	// Helm merges values, so what is not named keeps its default.
+	// Helm merges values, so other values keep their defaults.
 	if memory := container.Resources.Limits.Memory().String(); memory != "1Gi" || container.Resources.Requests.Cpu().IsZero() {
 		t.Errorf("resources are %v", container.Resources)
 	}
@@ -149,7 +150,7 @@ func labelsOf(t *testing.T, object any) map[string]string {
 	return labelled.GetLabels()
 }
 
-// TestChartRefuses: a mistake is refused where it is made, and the message names it.
+// TestChartRefuses: Helm refuses a wrong value, and the message names it.
 func TestChartRefuses(t *testing.T) {
 	const image = `image: {repository: registry.example/canaryd, tag: v1}`
 	for values, want := range map[string]string{
@@ -172,8 +173,8 @@ func TestChartRefuses(t *testing.T) {
 	}
 }
 
-// TestReleasedManifests: where an operator names a registry by newName alone, as docs/fleet.md
-// says, the digest stays that a release has written behind the image's name.
+// TestReleasedManifests: an operator names only a registry by newName, as docs/fleet.md says.
+// The digest that a release has appended to the image's name stays.
 func TestReleasedManifests(t *testing.T) {
 	const digest = "@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	dir := t.TempDir()

@@ -1,6 +1,6 @@
-// Package kubernetes tries what is in deploy/kubernetes and deploy/helm as far as that goes
-// without a cluster: it is built as kustomize and Helm build it, read as the API server reads it,
-// and held to what the documents promise.
+// Package kubernetes tests deploy/kubernetes and deploy/helm without a cluster. It builds them
+// with kustomize and Helm, decodes them as the API server does, and checks the promises of the
+// documents.
 package kubernetes
 
 import (
@@ -31,8 +31,8 @@ const (
 	uninstall  = "testdata/uninstall"
 )
 
-// TestEveryFolderIsTried: each kustomization of deploy/kubernetes is part of one
-// that is built here.
+// TestEveryFolderIsTried: each kustomization of deploy/kubernetes is part of one that these
+// tests build.
 func TestEveryFolderIsTried(t *testing.T) {
 	var found []string
 	for _, pattern := range []string{"*", "*/*"} {
@@ -50,7 +50,7 @@ func TestEveryFolderIsTried(t *testing.T) {
 	}
 }
 
-// TestLeastRights: what canaryd's container may do, in each combination.
+// TestLeastRights: canaryd's container has these rights, in each combination.
 func TestLeastRights(t *testing.T) {
 	two := []core.Capability{"NET_ADMIN", "NET_RAW"}
 	for _, c := range []struct {
@@ -70,7 +70,7 @@ func TestLeastRights(t *testing.T) {
 			pod := build(t, c.dir).pod(t)
 			container := canaryd(t, pod)
 			rights := container.SecurityContext
-			// The same whether it stands with the pod or with the container.
+			// It may be in the pod or in the container.
 			if rights.SeccompProfile == nil {
 				rights.SeccompProfile = pod.SecurityContext.SeccompProfile
 			}
@@ -94,7 +94,7 @@ func TestLeastRights(t *testing.T) {
 	}
 }
 
-// TestPod: what makes a pod fit to guard a node.
+// TestPod: the pod has all that it needs to guard a node.
 func TestPod(t *testing.T) {
 	made := build(t, base)
 	pod := made.pod(t)
@@ -109,7 +109,7 @@ func TestPod(t *testing.T) {
 	if diff := cmp.Diff([]core.Toleration{{Operator: core.TolerationOpExists}}, pod.Tolerations); diff != "" {
 		t.Errorf("tolerations of every taint (-want +got):\n%s", diff)
 	}
-	// As long as the unit of systemd waits for a replay under way.
+	// The same time as systemd's unit allows for a replay under way.
 	unit, err := os.ReadFile("../../deploy/systemd/canaryd.service")
 	if err != nil {
 		t.Fatal(err)
@@ -130,8 +130,8 @@ func TestPod(t *testing.T) {
 	}
 }
 
-// TestMounts: the container sees of the host what it needs, and not its /run,
-// where the container runtime's socket is.
+// TestMounts: the container sees only the necessary parts of the host, and not its /run with
+// the container runtime's socket.
 func TestMounts(t *testing.T) {
 	file, folder := core.HostPathFileOrCreate, core.HostPathDirectoryOrCreate
 	host := func(path string, kind *core.HostPathType) core.VolumeSource {
@@ -157,7 +157,7 @@ func TestMounts(t *testing.T) {
 				if !there {
 					t.Errorf("there is no volume %s", m.Name)
 				}
-				if source.EmptyDir != nil { // how large is a matter of taste
+				if source.EmptyDir != nil { // its size does not matter
 					source.EmptyDir.SizeLimit = nil
 				}
 				got[m.MountPath] = mounted{source, m.ReadOnly}
@@ -179,9 +179,9 @@ func TestMounts(t *testing.T) {
 	}
 }
 
-// TestProbes: every probe goes through the control socket, where other users' processes cannot
-// keep it waiting; none depends on the TCP port. Each one has the runtime start a program, so that
-// there are at most three a minute while the pod runs.
+// TestProbes: every probe uses the control socket, where other users' processes cannot delay
+// it, and none depends on the TCP port. For each probe the runtime starts a program, so there
+// are at most three a minute while the pod runs.
 func TestProbes(t *testing.T) {
 	for _, c := range []struct {
 		dir   string
@@ -189,7 +189,7 @@ func TestProbes(t *testing.T) {
 		args  []string
 	}{
 		{dir: base, ready: true, args: []string{"run"}},
-		// A flush is no reason to call kube-proxy unready.
+		// A flush does not make kube-proxy unready.
 		{dir: sidecar, args: []string{"run"}},
 		{dir: prometheus, ready: true, args: []string{"run", "--metrics-bind-address=[$(HOST_IP)]:9475"}},
 	} {
@@ -221,7 +221,7 @@ func TestProbes(t *testing.T) {
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("what the probes execute (-want +got):\n%s", diff)
 			}
-			// An address of the downward API is filled in only if it is declared before.
+			// Kubernetes substitutes only declared variables.
 			for _, e := range container.Env {
 				if e.Name != "HOST_IP" || e.ValueFrom.FieldRef.FieldPath != "status.hostIP" {
 					t.Errorf("an unexpected variable: %v", e)
@@ -245,8 +245,8 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-// TestUninstall: the pods of components/uninstall remove the marks and stay. They are ready when
-// nothing is left, and no probe asks a daemon, since none runs.
+// TestUninstall: the pods of components/uninstall remove the marks and stay. They are ready
+// once no mark is left. No probe needs a daemon, because none runs.
 func TestUninstall(t *testing.T) {
 	made := build(t, uninstall)
 	container := canaryd(t, made.pod(t))
@@ -264,15 +264,15 @@ func TestUninstall(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("what the pod executes (-want +got):\n%s", diff)
 	}
-	// All nodes at the same time, and no two canaryds on one.
+	// All nodes at the same time, and never two canaryds on a node.
 	update := made["DaemonSet"].(*apps.DaemonSet).Spec.UpdateStrategy.RollingUpdate
 	if update.MaxUnavailable.String() != "100%" || update.MaxSurge.IntValue() != 0 {
 		t.Errorf("the update has %s unavailable, %s more", update.MaxUnavailable, update.MaxSurge)
 	}
 }
 
-// TestSidecar: kube-proxy's own container stays as it was, and the patch is the
-// base's container but for what the base's comments give as reasons.
+// TestSidecar: kube-proxy's own container does not change. The patch is the base's container,
+// except for differences that the base's comments explain.
 func TestSidecar(t *testing.T) {
 	text, err := os.ReadFile(sidecar + "/kube-proxy.yaml")
 	if err != nil {
@@ -297,8 +297,8 @@ func TestSidecar(t *testing.T) {
 	}
 }
 
-// TestSidecarComesSecond: kubectl logs and kubectl exec take the first container of
-// a pod, which is kube-proxy's, however the patch is applied.
+// TestSidecarComesSecond: kubectl logs and kubectl exec use the first container of a pod. That
+// is kube-proxy's, however the patch is applied.
 func TestSidecarComesSecond(t *testing.T) {
 	want := []string{"kube-proxy", "canaryd"}
 	if diff := cmp.Diff(want, names(build(t, sidecar).pod(t))); diff != "" {
@@ -314,7 +314,7 @@ func TestSidecarComesSecond(t *testing.T) {
 		}
 		return text
 	}
-	// What the API server makes of kubectl patch, and of doing it again.
+	// As the API server applies kubectl patch, once and again.
 	patched, patch := inJSON(sidecar+"/kube-proxy.yaml"), inJSON(deploy+"sidecar/canaryd.yaml")
 	for range 2 {
 		var err error
@@ -338,11 +338,11 @@ func names(pod core.PodSpec) (names []string) {
 	return names
 }
 
-// unnamed is the image of who has not named one.
+// unnamed is the image without an operator's name for it.
 const unnamed = "canaryd/NAME-YOUR-OWN-IMAGE"
 
-// TestImage: one image everywhere, and its name is changed everywhere at once. Where
-// it is not, kubelet refuses it at once: the path of an image's name has no capitals.
+// TestImage: the same image is everywhere, and an operator changes its name everywhere at once.
+// kubelet refuses the unchanged name at once, because an image's path has no capitals.
 func TestImage(t *testing.T) {
 	for dir, want := range map[string]string{base: unnamed, sidecar: unnamed, everything: "registry.example/of-ours/canaryd:v1.2.3"} {
 		if got := canaryd(t, build(t, dir).pod(t)).Image; got != want {
@@ -361,8 +361,8 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// TestKustomizationsOfTheDocuments: each names folders of a checkout, which are there before any
-// release is, and makes a pod of the image that it names.
+// TestKustomizationsOfTheDocuments: each names folders of a checkout, which exist before any
+// release. It makes a pod of the image that it names.
 func TestKustomizationsOfTheDocuments(t *testing.T) {
 	found := 0
 	for _, file := range []string{"../../docs/install.md", deploy + "README.md"} {
@@ -385,7 +385,8 @@ func TestKustomizationsOfTheDocuments(t *testing.T) {
 	}
 }
 
-// TestNoDocumentNeedsARelease: an address of a release can be followed when there is one.
+// TestNoDocumentNeedsARelease: no document has an address of a release, because there is none
+// yet.
 func TestNoDocumentNeedsARelease(t *testing.T) {
 	for _, pattern := range []string{"../../docs/*.md", "../../deploy/*.md", "../../deploy/*/*.md", "../../deploy/*/*.yaml", "../../*.md"} {
 		files, err := filepath.Glob(pattern)
@@ -404,8 +405,8 @@ func TestNoDocumentNeedsARelease(t *testing.T) {
 	}
 }
 
-// TestNodeProblemDetector: the ConfigMap has all files that node-problem-detector
-// needs in a pod, at the paths by which they name each other.
+// TestNodeProblemDetector: the ConfigMap has all files that node-problem-detector needs in a
+// pod, at the paths that these files use.
 func TestNodeProblemDetector(t *testing.T) {
 	config, ok := build(t, deploy+"../node-problem-detector")["ConfigMap"].(*core.ConfigMap)
 	if !ok {

@@ -15,10 +15,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Objects are what a kustomization or the chart makes, by kind.
+// Objects are the objects of a kustomization or of the chart, by kind.
 type objects map[string]any
 
-// types are the published types of all that may come out of a kustomization.
+// types returns the published types of all expected objects.
 func types() map[string]any {
 	return map[string]any{
 		"v1 Namespace": &core.Namespace{},
@@ -32,8 +32,8 @@ func types() map[string]any {
 	}
 }
 
-// build builds a kustomization and decodes what it makes; a field that a type
-// does not have fails the test.
+// build builds a kustomization and decodes its objects. A field that a type does not have fails
+// the test.
 func build(t *testing.T, dir string) objects {
 	t.Helper()
 	made, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
@@ -51,8 +51,7 @@ func build(t *testing.T, dir string) objects {
 	return all
 }
 
-// add decodes an object that was made from a folder; a field that its type does not have fails
-// the test.
+// add decodes an object from a folder. A field that its type does not have fails the test.
 func (o objects) add(t *testing.T, dir string, text []byte) {
 	t.Helper()
 	var head meta.PartialObjectMetadata
@@ -100,7 +99,7 @@ func canaryd(t *testing.T, pod core.PodSpec) core.Container {
 	return pod.Containers[i]
 }
 
-// built returns the path of a canaryd that is built of these sources.
+// built builds a canaryd from these sources and returns its path.
 func built(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "canaryd")

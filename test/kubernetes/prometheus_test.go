@@ -29,8 +29,8 @@ spec:
 `
 )
 
-// TestPrometheusRule: it holds the alerts of the rules file, which Prometheus
-// itself has checked, and nothing else.
+// TestPrometheusRule: it has exactly the alerts of the rules file, which Prometheus itself has
+// checked.
 func TestPrometheusRule(t *testing.T) {
 	text, err := os.ReadFile(rulesFile)
 	if err != nil {
@@ -74,8 +74,8 @@ func TestPrometheusRule(t *testing.T) {
 	}
 }
 
-// TestPodMonitor: it selects canaryd's pods, a port that they have, and gives
-// its series a job that the alerts take for canaryd's.
+// TestPodMonitor: it selects canaryd's pods and an existing port. The job of its series is
+// canaryd's to the alerts.
 func TestPodMonitor(t *testing.T) {
 	made := build(t, prometheus)
 	monitor, ok := made["PodMonitor"].(*monitoring.PodMonitor)

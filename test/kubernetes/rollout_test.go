@@ -18,9 +18,9 @@ const rollout = "../../docs/fleet.md"
 
 var block = regexp.MustCompile("(?s)```yaml\n# ([a-z.]+)\n(.*?)```")
 
-// TestRollout goes the way of docs/fleet.md, once with the chart and once with kustomize. A step
-// is an edit of the files that the document shows. Both make the same objects in each step, and
-// each step changes what it says and nothing else.
+// TestRollout follows docs/fleet.md, once with the chart and once with kustomize. A step is an
+// edit of the document's files. Both make the same objects in each step, and each step makes
+// only its own changes.
 func TestRollout(t *testing.T) {
 	text, err := os.ReadFile(rollout)
 	if err != nil {
@@ -36,7 +36,7 @@ func TestRollout(t *testing.T) {
 	for _, step := range []struct {
 		name   string
 		edit   func()
-		expect []string // the paths of what changes
+		expect []string // the changed paths
 	}{
 		{name: "observe", edit: func() {}},
 		{"heal", func() {
@@ -116,7 +116,7 @@ func withoutPatch(t *testing.T, text, word string) string {
 	return head + "patches:\n" + strings.Join(kept, "")
 }
 
-// kustomizationOf writes the kustomization into a folder, with the path to this checkout in it.
+// kustomizationOf writes the kustomization to a folder, with the path to this checkout.
 func kustomizationOf(t *testing.T, text string) string {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -138,8 +138,8 @@ func kustomizationOf(t *testing.T, text string) string {
 	return dir
 }
 
-// flat returns each value of the objects by its path. A whole probe or list of ports that only one
-// side has is one change, as changed counts it.
+// flat returns each value of the objects by its path. An added or removed probe or list of
+// ports is one change, as changed counts it.
 func flat(t *testing.T, o objects) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -174,7 +174,8 @@ func flat(t *testing.T, o objects) map[string]string {
 	return all
 }
 
-// changed returns the paths whose values differ, without those inside of one that came or went.
+// changed returns the paths with different values, without the paths inside an added or removed
+// object.
 func changed(before, now map[string]string) []string {
 	paths := map[string]bool{}
 	for path, value := range before {

@@ -23,7 +23,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
 
-// A pair is a type of Kubernetes, and canaryd's own one for the same JSON.
+// A pair has a type of Kubernetes, and canaryd's type for the same JSON.
 type pair struct {
 	kind, apiVersion string
 	real, ours       func() any
@@ -59,7 +59,7 @@ func (p pair) filled(seed int64, missing float64) any {
 	return object
 }
 
-// strictly decodes as canaryd does, and as canaryd did with the types of Kubernetes.
+// strictly decodes with an error for unknown fields, as canaryd does.
 func strictly(text []byte, into any) error {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
@@ -82,8 +82,8 @@ func decoded(text []byte) (any, error) {
 	return nil, fmt.Errorf("%d objects were skipped, and no other was read", len(objects.Skipped))
 }
 
-// TestTypesHaveTheFields: each field of an object of Kubernetes is a field of
-// canaryd's type: what a random object says is still there after canaryd has read it.
+// TestTypesHaveTheFields: each field of a Kubernetes object is a field of canaryd's type. A
+// random object keeps all of its values when canaryd has read it.
 func TestTypesHaveTheFields(t *testing.T) {
 	for _, p := range pairs {
 		t.Run(p.kind, func(t *testing.T) {
@@ -115,10 +115,9 @@ func TestTypesHaveTheFields(t *testing.T) {
 	}
 }
 
-// TestTypesAreAsStrict: canaryd's types refuse the values that the types of
-// Kubernetes refuse, and name the same field. The story of each case: one value of a whole object
-// is another one, or an object has one field more. (A quantity "." is 0 to Kubernetes and none to
-// canaryd.)
+// TestTypesAreAsStrict: canaryd's types refuse the same values as Kubernetes' types, and name
+// the same field. In each case one value of a complete object is replaced, or an object has one
+// more field. (A quantity "." is 0 to Kubernetes and none to canaryd.)
 func TestTypesAreAsStrict(t *testing.T) {
 	values := []string{
 		`null`, `true`, `1`, `-1`, `1.5`, `1e30`, `2147483648`, `9223372036854775808`, `""`, `"x"`, `"1"`, `" 1Mi "`, `"1 Mi"`, `".5"`, `"1e3"`, `"1ki"`,
@@ -146,7 +145,7 @@ func TestTypesAreAsStrict(t *testing.T) {
 				}
 				var real, ours *json.UnmarshalTypeError
 				switch {
-				case !errors.As(want, &real): // unknown fields, and what Kubernetes says without a field
+				case !errors.As(want, &real): // unknown fields, and errors without a field
 				case !errors.As(got, &ours):
 					t.Errorf("Kubernetes: %v, canaryd: %v", want, got)
 				case real.Field != "" && (real.Field != ours.Field || real.Value != ours.Value):
@@ -178,8 +177,8 @@ func TestTypesAreAsStrict(t *testing.T) {
 	}
 }
 
-// each calls do with each value of a tree of JSON, and with what sets it; of a list it takes the
-// first one.
+// each calls do with each value of a tree of JSON, and a function that sets it. In a list it
+// takes the first value.
 func each(value any, set func(any), do func(value any, set func(any))) {
 	do(value, set)
 	switch value := value.(type) {
@@ -194,8 +193,8 @@ func each(value any, set func(any), do func(value any, set func(any))) {
 	}
 }
 
-// TestTypesHaveNoOtherFields: canaryd's types have no field that Kubernetes does not have, and
-// numbers of the same size.
+// TestTypesHaveNoOtherFields: canaryd's types have only fields that Kubernetes has, and numbers
+// of the same size.
 func TestTypesHaveNoOtherFields(t *testing.T) {
 	for _, p := range pairs {
 		sameType(t, p.kind, reflect.TypeOf(p.real()), reflect.TypeOf(p.ours()))
@@ -237,7 +236,7 @@ func sameType(t *testing.T, where string, real, ours reflect.Type) {
 	}
 }
 
-// fieldsOf returns the types of the fields by their names in JSON.
+// fieldsOf returns the types of the fields by their JSON names.
 func fieldsOf(of reflect.Type) map[string]reflect.Type {
 	all := map[string]reflect.Type{}
 	for field := range of.Fields() {

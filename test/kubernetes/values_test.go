@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// examples returns the files of values that come with the chart, by name.
+// examples returns the chart's files of values, by name.
 func examples(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob(chart + "/ci/*-values.yaml")
@@ -38,14 +38,14 @@ func examples(t *testing.T) map[string]string {
 	return all
 }
 
-// TestChartLint: Helm's own linter has nothing against the chart, without values and with each of
-// its examples, and each example makes objects.
+// TestChartLint: Helm's own linter accepts the chart, without values and with each of its
+// examples. Each example makes objects.
 func TestChartLint(t *testing.T) {
 	all := examples(t)
 	all["none"] = ""
 	for name, values := range all {
 		for _, message := range lint.RunAll(chart, parsed(t, values), "kube-system").Messages {
-			if message.Severity > support.InfoSev { // it would like to see an icon
+			if message.Severity > support.InfoSev { // it suggests an icon
 				t.Errorf("%s: %v", name, message)
 			}
 		}
@@ -55,12 +55,12 @@ func TestChartLint(t *testing.T) {
 	}
 }
 
-// free are the values whose keys are the operator's own.
+// free are the values whose keys an operator chooses.
 var free = []string{"labels", "podLabels", "podAnnotations", "nodeSelector", "affinity.nodeAffinity", "resources.requests", "resources.limits",
 	"podMonitor.labels", "serviceMonitor.labels", "prometheusRule.labels", "dashboard.labels"}
 
-// TestEachValueCounts: each value of values.yaml is another one in ci/everything-values.yaml, and
-// changes an object. A misspelled key at any place is refused.
+// TestEachValueCounts: each value of values.yaml has another value in
+// ci/everything-values.yaml, and changes an object. Helm refuses a misspelled key at any place.
 func TestEachValueCounts(t *testing.T) {
 	text, err := os.ReadFile(chart + "/values.yaml")
 	if err != nil {
@@ -86,7 +86,7 @@ func TestEachValueCounts(t *testing.T) {
 			t.Errorf("%s: a misspelled key is accepted: %v", path, err)
 		}
 	}
-	// These have no effect next to another one, and tests of their own.
+	// Another value hides these, and they have tests of their own.
 	hidden := []string{"image.repository", "image.tag", "hostPID", "uninstall", "updateStrategy.type", "prometheusRule.groups"}
 	var walk func(path string, defaults, given map[string]any)
 	walk = func(path string, defaults, given map[string]any) {
@@ -119,8 +119,8 @@ func TestEachValueCounts(t *testing.T) {
 	walk("", defaults, given)
 }
 
-// TestMonitors: PodMonitor and ServiceMonitor find the pods by the same labels, and make the same
-// labels of their series.
+// TestMonitors: PodMonitor and ServiceMonitor find the pods by the same labels, and give their
+// series the same labels.
 func TestMonitors(t *testing.T) {
 	made := helm(t, examples(t)["everything"])
 	set, service := made["DaemonSet"].(*apps.DaemonSet), made["Service"].(*core.Service)
@@ -146,7 +146,8 @@ func TestMonitors(t *testing.T) {
 	}
 }
 
-// TestUpdateStrategy: OnDelete leaves each node to the operator, but for the removal of the marks.
+// TestUpdateStrategy: OnDelete leaves each node to the operator, except for the removal of the
+// marks.
 func TestUpdateStrategy(t *testing.T) {
 	const values = "image: {repository: registry.example/canaryd, tag: v1}\nupdateStrategy: {type: OnDelete}\n"
 	if strategy := helm(t, values)["DaemonSet"].(*apps.DaemonSet).Spec.UpdateStrategy; strategy.Type != apps.OnDeleteDaemonSetStrategyType || strategy.RollingUpdate != nil {
@@ -157,9 +158,9 @@ func TestUpdateStrategy(t *testing.T) {
 	}
 }
 
-// TestSelectorStays: the API server refuses another selector of a DaemonSet that is there. The one
-// of all builds so far is this, in the kustomization and in the release canaryd, whatever labels an
-// operator adds. Prometheus finds the pods of an earlier build, too.
+// TestSelectorStays: the API server refuses another selector for an existing DaemonSet. All
+// builds so far have this one, in the kustomization and in the release canaryd, with any labels
+// of an operator. Prometheus also finds the pods of an earlier build.
 func TestSelectorStays(t *testing.T) {
 	const values = "image: {repository: registry.example/canaryd, tag: v1}\npodMonitor: {enabled: true}\n"
 	want := meta.LabelSelector{MatchLabels: map[string]string{"app.kubernetes.io/name": "canaryd"}}
@@ -191,8 +192,8 @@ func selects(t *testing.T, one, other *apps.DaemonSet) bool {
 	return selector.Matches(labels.Set(other.Spec.Template.Labels))
 }
 
-// TestReleaseNames: objects are called after the release, and the name says canaryd, for alerts
-// find the job by it. A label has 63 letters at most.
+// TestReleaseNames: objects have the release's name, and it contains canaryd, because alerts
+// find the job by that. A label has 63 letters at most.
 func TestReleaseNames(t *testing.T) {
 	long := strings.Repeat("a", 53)
 	for name, want := range map[string]string{
@@ -218,8 +219,8 @@ func TestReleaseNames(t *testing.T) {
 	}
 }
 
-// TestSideBySide: two releases have no name in common, select their own pods only, and no node is
-// for both. One label is the same, for commands about all pods.
+// TestSideBySide: two releases have no name in common, select only their own pods, and share no
+// node. Both have one common label, for commands about all pods.
 func TestSideBySide(t *testing.T) {
 	all := examples(t)
 	render := func(name, values string) objects {

@@ -13,9 +13,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestCrowds: 900 connections are open to the TCP port and as many to the control socket, of which
-// a half has sent the beginning of a request. Probes, the status and repairs go on, and canaryd
-// holds few of them.
+// TestCrowds: 900 connections to the TCP port are open, and as many to the control socket. Half
+// of them have sent the beginning of a request. Probes, status and replays work, and canaryd
+// keeps few of the connections open.
 func TestCrowds(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -45,9 +45,9 @@ func TestCrowds(t *testing.T) {
 	})
 }
 
-// TestLogStorm: another user connects 3,000 times to a control socket that is open to all, by an
-// operator's mistake. The log has a bounded number of lines of that, and says what it leaves out;
-// of other things it has each line.
+// TestLogStorm: by an operator's mistake the control socket is open to all, and another user
+// connects 3,000 times. The log has a bounded number of lines about that, and says how many it
+// omits. It has each line about other events.
 func TestLogStorm(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		needRoot(n)

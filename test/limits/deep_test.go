@@ -19,12 +19,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// deepest is of how many chains a packet's way may be on nf_tables, the built-in one included
-// (NFT_JUMP_STACK_SIZE of include/net/netfilter/nf_tables.h). x_tables makes room for as many as
-// there are.
+// deepest is the greatest number of nested chains on nf_tables, the built-in chain included
+// (NFT_JUMP_STACK_SIZE of include/net/netfilter/nf_tables.h). x_tables allows any number.
 const deepest = 16
 
-// nest returns n of the attacker's chains, of which each jumps to the next one.
+// nest returns n of the attacker's chains, each with a jump to the next.
 func nest(n int) string {
 	var chains, jumps strings.Builder
 	for i := range n {
@@ -36,10 +35,10 @@ func nest(n int) string {
 	return chains.String() + jumps.String()
 }
 
-// TestLoopsAndDeepNests: the kernel refuses loops, and on nf_tables deep nests, of an attacker's
-// own. One that it takes, because nothing jumps to it yet, is learned; after a restore of the
-// attacker's file that makes it too deep the kernel refuses what completes it, and only that is not
-// put back.
+// TestLoopsAndDeepNests: the kernel refuses loops, and on nf_tables deep nests. It takes a nest
+// without a jump to it, and canaryd learns that. An attacker's file then makes the nest too
+// deep. The kernel refuses only the rule that would complete it, and canaryd restores the
+// others.
 func TestLoopsAndDeepNests(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -73,8 +72,7 @@ func TestLoopsAndDeepNests(t *testing.T) {
 			}
 			return nil
 		})
-		// Six chains that are not protected lead to it, in a file that is restored in place of the
-		// table.
+		// Six unprotected chains lead to it, in a file that replaces the table.
 		file := "*nat\n:OUTPUT ACCEPT [0:0]\n:" + attacker(0) + " - [0:0]\n"
 		for i := range 6 {
 			file += fmt.Sprintf(":LEAD-%d - [0:0]\n", i)
@@ -110,8 +108,8 @@ func loops(n *nodetest.Node) map[string]string {
 	return all
 }
 
-// TestDeclaredLoops: a fragment that declares a loop or too deep a nest is refused with its table,
-// and other tables are repaired.
+// TestDeclaredLoops: a fragment declares a loop or a nest that is too deep. canaryd refuses its
+// table, and heals other tables.
 func TestDeclaredLoops(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -133,8 +131,8 @@ func TestDeclaredLoops(t *testing.T) {
 	})
 }
 
-// TestStoredLoops: a stored generation with a loop, or with too deep a nest, is replayed but for
-// its table or what completes the loop.
+// TestStoredLoops: a stored generation has a loop, or a nest that is too deep. canaryd replays
+// it without its table, or without the rule that completes the loop.
 func TestStoredLoops(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -189,7 +187,7 @@ func storedLoop(n *nodetest.Node, text string) {
 	d.Stop()
 }
 
-// store changes the generation that the state names.
+// store changes the generation of the stored state.
 func store(n *nodetest.Node, change func(rules.Generation)) {
 	n.Helper()
 	var about struct{ Identity reload.Identity }

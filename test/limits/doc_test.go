@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestTableOfLimits: the tests that the table in docs/security.md names are those of this package.
+// TestTableOfLimits: the table in docs/security.md names exactly the tests of this package.
 func TestTableOfLimits(t *testing.T) {
 	text, err := os.ReadFile("../../docs/security.md")
 	if err != nil {
@@ -34,7 +34,7 @@ func TestTableOfLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 		if strings.HasPrefix(string(text), "//go:build ") {
-			continue // run by make, which the table then names
+			continue // make runs these, and the table names make
 		}
 		for _, m := range regexp.MustCompile(`(?m)^func (Test[A-Z][a-zA-Z]+)\(t \*testing\.T\)`).FindAllStringSubmatch(string(text), -1) {
 			if m[1] != "TestTableOfLimits" {

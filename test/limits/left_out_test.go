@@ -20,10 +20,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// large is a protected chain that is too large for the limit.
+// large is a protected chain beyond the limit.
 const large = "KUBE-SVC-AAAAAAAAAAAAAAAA"
 
-// restore loads lines into a table of IPv4 without touching the others.
+// restore loads lines into a table of IPv4 and leaves other tables alone.
 func restore(n *nodetest.Node, table string, lines ...string) {
 	n.Helper()
 	for {
@@ -41,9 +41,10 @@ func restore(n *nodetest.Node, table string, lines ...string) {
 	}
 }
 
-// listedTwice reports whether a restore with -X was refused, and nothing written, because the
-// kernel had listed chains again while another transaction, such as a replay, made chains of an
-// earlier table: iptables-nft deletes what is listed, and the second time it is not there.
+// listedTwice reports whether a restore with -X failed without a write, because the kernel had
+// listed chains twice. That happens while another transaction, such as a replay, makes chains
+// of an earlier table. iptables-nft then deletes each listed chain, and the second deletion
+// fails.
 func listedTwice(out string) bool {
 	return strings.Contains(out, "CHAIN_DEL failed (No such file or directory)")
 }
@@ -58,7 +59,7 @@ func fill(chain string, count int) []string {
 	return lines
 }
 
-// status returns what the running daemon says.
+// status returns the running daemon's status.
 func status(n *nodetest.Node) api.Status {
 	n.Helper()
 	code, stdout, stderr := n.Canaryd("status", "-o", "json")
@@ -69,7 +70,7 @@ func status(n *nodetest.Node) api.Status {
 	return s
 }
 
-// leftOut waits until exactly these chains are left out of nat, with so many rules.
+// leftOut waits until exactly these chains of nat are left out, with these numbers of rules.
 func leftOut(n *nodetest.Node, want ...api.LeftOut) api.Status {
 	n.Helper()
 	var s api.Status
@@ -83,8 +84,8 @@ func leftOut(n *nodetest.Node, want ...api.LeftOut) api.Status {
 	return s
 }
 
-// others returns all chains and rules but those of the large chain, and with none of the jumps to
-// it if it is not to be there.
+// others returns all chains and rules without those of the large chain, with or without the
+// jumps to it.
 func others(n *nodetest.Node, jumps bool) []string {
 	n.Helper()
 	var kept []string
@@ -97,7 +98,7 @@ func others(n *nodetest.Node, jumps bool) []string {
 	return kept
 }
 
-// jumps returns how many rules lead to the large chain.
+// jumps returns the number of rules that lead to the large chain.
 func jumps(n *nodetest.Node) int {
 	n.Helper()
 	count := 0
@@ -119,7 +120,7 @@ func verdicts(s api.Status) error {
 	return s.Ready()
 }
 
-// partial returns nil if all that is lost could not be put back, and the generation is not behind.
+// partial returns nil if no lost rule could be put back, and the generation is not behind.
 func partial(s api.Status) error {
 	if !s.LearningPendingSince.IsZero() {
 		return fmt.Errorf("what is new since %s is not captured", s.LearningPendingSince)
@@ -130,16 +131,16 @@ func partial(s api.Status) error {
 	return nil
 }
 
-// intact waits until that is so.
+// intact waits until verdicts returns nil.
 func intact(n *nodetest.Node) (s api.Status) {
 	n.Helper()
 	n.Until("all tables to be intact", func() error { s = status(n); return verdicts(s) })
 	return s
 }
 
-// A chain that is too large is said to be not guarded. A flush of the table is noticed, all others
-// come back, and nothing is made of the large one: no chain, no jump, no rule. What its owner
-// writes of it later is guarded again as soon as it fits.
+// TestAChainThatIsTooLargeCostsItselfOnly: canaryd reports a chain that is too large as not
+// guarded. After a flush it restores all others, and makes no chain, jump or rule for the large
+// one. It guards the owner's later rules once they fit.
 func TestAChainThatIsTooLargeCostsItselfOnly(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -164,7 +165,7 @@ func TestAChainThatIsTooLargeCostsItselfOnly(t *testing.T) {
 		}
 		before, without := others(n, true), others(n, false)
 
-		// The chains stand, without a rule: the jumps lead somewhere.
+		// The chains exist without rules, so the jumps have a target.
 		n.Flush()
 		n.Until("the others to be back", func() error {
 			if diff := cmp.Diff(before, others(n, true)); diff != "" {
@@ -177,7 +178,7 @@ func TestAChainThatIsTooLargeCostsItselfOnly(t *testing.T) {
 			n.Errorf("after a flush: in quarantine %+v, left out %+v; want the large chain in quarantine", s.Quarantined, s.LeftOut)
 		}
 
-		// Its owner writes it again, as large as it was.
+		// The owner writes it again, with the same size.
 		restore(n, "nat", fill(large, size)...)
 		leftOut(n, place)
 		n.Until("the quarantine to end", func() error {
@@ -187,9 +188,9 @@ func TestAChainThatIsTooLargeCostsItselfOnly(t *testing.T) {
 			return nil
 		})
 
-		// Chains are deleted as well: there is nothing to jump to.
+		// -X deletes the chains too, so the jumps have no target.
 		for _, table := range protect.Always() {
-			restore(n, string(table), "-F", "-X") // at once: canaryd would answer the first before the second
+			restore(n, string(table), "-F", "-X") // both at once, before canaryd can heal
 		}
 		n.Until("the others to be back", func() error {
 			if diff := cmp.Diff(without, others(n, true)); diff != "" {
@@ -204,7 +205,7 @@ func TestAChainThatIsTooLargeCostsItselfOnly(t *testing.T) {
 			n.Error("canaryd has made the chain of which it knows nothing")
 		}
 
-		// It comes back small: the jumps follow, and it is guarded.
+		// The chain returns small: its jumps follow, and canaryd guards it.
 		restore(n, "nat", fill(large, 3)...)
 		n.Until("the jumps to be back", func() error {
 			s := status(n)
@@ -224,8 +225,9 @@ func TestAChainThatIsTooLargeCostsItselfOnly(t *testing.T) {
 	})
 }
 
-// A chain that grows above the limit is left out from then on, and nothing of what it was is
-// replayed. When it shrinks it is guarded again, and near the limit it does not come and go.
+// TestAChainThatGrowsAndShrinks: a chain that grows beyond the limit is left out, and nothing
+// of its former content is replayed. After it has shrunk canaryd guards it again. Near the
+// limit that does not alternate.
 func TestAChainThatGrowsAndShrinks(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -236,7 +238,7 @@ func TestAChainThatGrowsAndShrinks(t *testing.T) {
 		leftOut(n, api.LeftOut{Family: rules.IPv4, Table: rules.Nat, Chain: large, Rules: 1500})
 		others := n.Status().Generation.Rules
 
-		// It stays out while all would fit only just.
+		// It stays out while all rules would only just fit.
 		restore(n, "nat", fill(large, 600)...)
 		if s := intact(n); len(s.LeftOut) != 1 {
 			n.Errorf("a chain came back as soon as it fitted: %+v", s.LeftOut)
@@ -253,7 +255,8 @@ func TestAChainThatGrowsAndShrinks(t *testing.T) {
 	})
 }
 
-// A built-in chain can be too large as well: the jumps in it are not guarded, those in others are.
+// TestABuiltInChainThatIsTooLarge: canaryd does not guard the jumps in such a chain, but those
+// in others.
 func TestABuiltInChainThatIsTooLarge(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -273,7 +276,7 @@ func TestABuiltInChainThatIsTooLarge(t *testing.T) {
 		if s = status(n); len(s.Quarantined) != 1 || s.Quarantined[0].Chain != "OUTPUT" {
 			n.Errorf("in quarantine %+v, want what stood in OUTPUT", s.Quarantined)
 		}
-		// Its owner puts its jump back.
+		// The owner restores its jump.
 		restore(n, "nat", "-A OUTPUT -j KUBE-SERVICES")
 		n.Until("the quarantine to end", func() error {
 			if s := status(n); len(s.Quarantined) > 0 {
@@ -287,7 +290,7 @@ func TestABuiltInChainThatIsTooLarge(t *testing.T) {
 // manifestLimit is the memory limit of deploy/kubernetes.
 const manifestLimit = 448 << 10 // KiB
 
-// peak returns the most memory that a process ever had, in KiB.
+// peak returns the largest memory of a process so far, in KiB.
 func peak(n *nodetest.Node, p *nodetest.Process) int {
 	n.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
@@ -303,8 +306,9 @@ func peak(n *nodetest.Node, p *nodetest.Process) int {
 	return 0
 }
 
-// 240,000 rules are more than twice what canaryd keeps. Neither at capture, nor at a flush, nor at
-// a restart from what it stored does it need more memory than the manifest allows.
+// TestMemoryBelowTheManifestsLimit: 240,000 rules are more than twice canaryd's limit. It needs
+// no more memory than the manifest allows: not to capture, after a flush, or after a restart
+// with stored rules.
 func TestMemoryBelowTheManifestsLimit(t *testing.T) {
 	testkit.Large(t, "240,000 rules")
 	nodetest.OnBoth(t, func(n *nodetest.Node) {

@@ -1,7 +1,6 @@
-// Package limits tries each row of the table of limits in docs/security.md on the built
-// canaryd: who may write rules, files or requests goes to the limit and beyond. Each time canaryd
-// lives, stays within the memory that the manifest gives it, and puts back what another
-// table loses.
+// Package limits tests each row of the table of limits in docs/security.md with the built
+// canaryd. Other processes write rules, files or requests up to the limit and beyond. canaryd
+// must live, stay within the manifest's memory, and heal another table.
 package limits
 
 import (
@@ -25,14 +24,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// mostMemory is what the manifest of deploy/kubernetes allows.
+// mostMemory is the memory limit of the manifest in deploy/kubernetes.
 const mostMemory = 448 << 20
 
-// No race detector: memory and processor time are measured here.
+// No race detector, because the tests measure memory and processor time.
 func TestMain(m *testing.M) { os.Exit(nodetest.MainWithTurns(m)) }
 
-// memory returns what the daemon holds in memory, and the most that it held since it started
-// or since forget.
+// memory returns the daemon's present memory, and the most since its start.
 func memory(n *nodetest.Node, d *nodetest.Process) (now, most int) {
 	n.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.PID()))
@@ -52,7 +50,8 @@ func memory(n *nodetest.Node, d *nodetest.Process) (now, most int) {
 	return sizes["VmRSS"] << 10, sizes["VmHWM"] << 10
 }
 
-// within fails the test if the daemon held more memory than the manifest allows, and logs it.
+// within fails the test if the daemon used more memory than the manifest allows, and logs the
+// values.
 func within(n *nodetest.Node, d *nodetest.Process, when string) {
 	n.Helper()
 	now, most := memory(n, d)
@@ -62,7 +61,7 @@ func within(n *nodetest.Node, d *nodetest.Process, when string) {
 	}
 }
 
-// lines returns how many lines the daemon has logged.
+// lines returns the number of lines in the daemon's log.
 func lines(d *nodetest.Process) int { return strings.Count(d.Log(), "\n") }
 
 // program returns a name such as iptables-nft-restore.
@@ -70,8 +69,7 @@ func program(n *nodetest.Node, f rules.Family, suffix string) string {
 	return map[rules.Family]string{rules.IPv4: "iptables-", rules.IPv6: "ip6tables-"}[f] + string(n.Programs.With) + suffix
 }
 
-// write writes rules of IPv4 as their owner does, and returns what the program says if it refuses
-// them.
+// write writes rules of IPv4 as their owner does, and returns the program's error.
 func write(n *nodetest.Node, text string) error {
 	n.Helper()
 	cmd := exec.CommandContext(n.Context(), program(n, rules.IPv4, "-restore"), "-w", "5", "--noflush")
@@ -82,15 +80,15 @@ func write(n *nodetest.Node, text string) error {
 	return nil
 }
 
-// othersAreRepaired flushes a table of the other family, and waits until it is back. Nothing
-// that is done to tables of IPv4 concerns it.
+// othersAreRepaired flushes a table of the other family, and waits until it is back. No write
+// to IPv4's tables concerns it.
 func othersAreRepaired(n *nodetest.Node) time.Duration {
 	n.Helper()
 	return repaired(n, rules.IPv6, rules.Nat)
 }
 
-// repaired flushes a table, waits until its protected rules are back, and returns how long that
-// took.
+// repaired flushes a table, waits until its protected rules are back, and returns the time for
+// that.
 func repaired(n *nodetest.Node, f rules.Family, table rules.TableName) time.Duration {
 	n.Helper()
 	want := protected(n, f, table)
@@ -108,8 +106,8 @@ func repaired(n *nodetest.Node, f rules.Family, table rules.TableName) time.Dura
 	})
 }
 
-// protected returns the protected rules of one table and the jumps to them, in their order.
-// Rules of the attackers of these tests are none of them.
+// protected returns the protected rules of one table and the jumps to them, in their order,
+// without the attackers' rules.
 func protected(n *nodetest.Node, f rules.Family, table rules.TableName) []string {
 	n.Helper()
 	text, err := exec.CommandContext(n.Context(), program(n, f, "-save"), "-t", string(table)).Output()
@@ -128,16 +126,16 @@ func protected(n *nodetest.Node, f rules.Family, table rules.TableName) []string
 	return list
 }
 
-// attack is how the names of all chains begin that attackers make here.
+// attack is the prefix of the names of all attackers' chains.
 const attack = "KUBE-SVC-ATTACK"
 
-// attacker returns the name of the attacker's i-th chain. The preset for kube-proxy protects it:
-// behind its prefix stand 16 digits of base 32.
+// attacker returns the name of the attacker's i-th chain. kube-proxy's preset protects it,
+// because 16 digits of base 32 follow its prefix.
 func attacker(i int) string {
 	return attack + base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(binary.BigEndian.AppendUint32([]byte{0, 0}, uint32(i)))
 }
 
-// A writer is one restore that runs all the time and commits whenever it is given a table.
+// A writer is a running restore that commits each table that it receives.
 type writer struct {
 	n     *nodetest.Node
 	cmd   *exec.Cmd
@@ -156,7 +154,7 @@ func newWriter(n *nodetest.Node) *writer {
 	return w
 }
 
-// commit gives the program a table. It waits while a pipe of them is full.
+// commit sends a table to the program. It waits while a pipe is full.
 func (w *writer) commit(text string) {
 	w.n.Helper()
 	if _, err := io.WriteString(w.input, text); err != nil {
@@ -177,7 +175,7 @@ func (w *writer) end() {
 // onNFT reports whether the node's backend is nf_tables.
 func onNFT(n *nodetest.Node) bool { return n.Programs.With == iptables.NFT }
 
-// saved returns what iptables-save prints of a table of IPv4.
+// saved returns a table of IPv4 as iptables-save prints it.
 func saved(n *nodetest.Node, table rules.TableName) string {
 	n.Helper()
 	text, err := exec.CommandContext(n.Context(), program(n, rules.IPv4, "-save"), "-t", string(table)).Output()
@@ -191,7 +189,7 @@ func needRoot(n *nodetest.Node) {
 	nstest.NeedRoot(n.T)
 }
 
-// stranger is a user who is neither root nor canaryd.
+// stranger is a user other than root and canaryd.
 const stranger = 65534
 
 // connect opens a connection to a Unix socket on this thread, and waits until it is closed.
@@ -204,6 +202,6 @@ func connect(path string) error {
 	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
 		return fmt.Errorf("connecting: %w", err)
 	}
-	_, _ = unix.Read(fd, make([]byte, 1)) // nothing is sent, and it is closed
+	_, _ = unix.Read(fd, make([]byte, 1)) // nothing is sent, and the server closes it
 	return nil
 }

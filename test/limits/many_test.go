@@ -12,9 +12,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestManyChains: another process makes 10,000 chains under names that canaryd protects. They are
-// learned like any other, the other family is repaired meanwhile, and so is their own table with
-// all of them.
+// TestManyChains: another process makes 10,000 chains with protected names. canaryd learns them
+// as any others, and heals the other family meanwhile, and then their own table with all of
+// them.
 func TestManyChains(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Turn()
@@ -51,9 +51,9 @@ func TestManyChains(t *testing.T) {
 	})
 }
 
-// TestManyRules: another process writes 200,000 rules into chains of protected names. canaryd stays
-// within the memory that the manifest gives it, repairs the other family and another table of the
-// same one, and does so after a restart as well.
+// TestManyRules: another process writes 200,000 rules to chains with protected names. canaryd
+// stays within the manifest's memory, and heals the other family and another table of IPv4,
+// also after a restart.
 func TestManyRules(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Turn()
@@ -62,8 +62,8 @@ func TestManyRules(t *testing.T) {
 		const many = 200_000
 		chains := 1
 		if onNFT(n) {
-			// To list one chain of so many rules takes the kernel seconds: it looks for the place
-			// to go on from the chain's first rule, for each 32 KiB.
+			// The kernel needs seconds to list one chain of so many rules. For each 32 KiB it
+			// searches for its place from the chain's first rule.
 			chains = 20
 		}
 		var text bytes.Buffer

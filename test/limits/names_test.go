@@ -11,14 +11,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// comments returns matches with comments that take so many characters, the blank before each
+// comments returns comment matches with that number of characters, the blank before each
 // included.
 func comments(size int) (words []string) {
 	const frame, most = len(" -m comment --comment "), 255
 	for left := size; left > 0; {
 		n := min(left-frame, most)
 		if rest := left - frame - n; 0 < rest && rest <= frame {
-			n -= frame // for another one of some characters
+			n -= frame // leaves room for another comment
 		}
 		words = append(words, "-m", "comment", "--comment", strings.Repeat("x", n))
 		left -= frame + n
@@ -26,8 +26,8 @@ func comments(size int) (words []string) {
 	return words
 }
 
-// TestLongestRules: a rule of as many characters as iptables-restore reads comes back after a
-// flush, and longer ones do by their bytes. Nothing else is concerned.
+// TestLongestRules: canaryd restores a rule of the greatest length that iptables-restore reads
+// after a flush. It restores longer rules by their bytes, and no other rule is affected.
 func TestLongestRules(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -66,9 +66,9 @@ func TestLongestRules(t *testing.T) {
 	})
 }
 
-// TestNames: chains with names as long as iptables takes them, and with names of which only nft
-// makes any, stand where a glob protects them. All that iptables takes comes back, also after a
-// restart; a name that it does not take costs its own chain.
+// TestNames: chains have the longest names of iptables, or names that only nft can make, and a
+// glob protects them. canaryd restores all names that iptables takes, also after a restart.
+// Another name affects only its own chain.
 func TestNames(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -93,7 +93,7 @@ func TestNames(t *testing.T) {
 				}
 			}
 		}
-		for round := range 2 { // the second one goes on from disk
+		for round := range 2 { // the second run continues from disk
 			d := n.Launch("--protect=kube,cni,CORP-*")
 			n.Until("canaryd to be ready", nodetest.Ready)
 			n.Flush()

@@ -29,15 +29,15 @@ var proxyTable = tableid.IPv4.Table("kube-proxy")
 // A nativeWar is a node with kube-proxy's native table of 1,000 services.
 type nativeWar struct {
 	*nodetest.Node
-	want string // what nft lists of the table
-	size int    // its chains
+	want string // nft's listing of the table
+	size int    // number of its chains
 	half func() (looks int, seen []string)
 }
 
 // guarded are the flags of canaryd in a nativeWar.
 const guarded = "--protect=kube,cni,nft:ip:kube-proxy"
 
-// onNativeWar loads the table and watches from then on that it is there as a whole or not at all.
+// onNativeWar loads the table, and then watches that it is always complete or absent.
 func onNativeWar(t *testing.T, body func(w *nativeWar)) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "nft")
@@ -59,10 +59,10 @@ func onNativeWar(t *testing.T, body func(w *nativeWar)) {
 	})
 }
 
-// chainsOf counts the table's chains at one genid, twice: one dump in 17,000 had 1,270 of 1,275
-// chains while the genid stood still, as if a commit took effect during it (Linux 6.18).
-// The kernel's own count in a table is no state of one genid: it moves while a transaction is
-// prepared. The error is nft.ErrInterrupted if another process committed meanwhile.
+// chainsOf counts the table's chains twice at one genid. One dump in 17,000 had 1,270 of 1,275
+// chains at an unchanged genid, as if a commit took effect during it (Linux 6.18). The kernel's
+// own count in a table belongs to no genid, because it changes while a transaction is prepared.
+// The error is nft.ErrInterrupted if another process committed meanwhile.
 func chainsOf(conn *nft.Conn) (n int, err error) {
 	before, err := conn.Genid()
 	if err != nil {
@@ -72,7 +72,7 @@ func chainsOf(conn *nft.Conn) (n int, err error) {
 	var counts [2]int
 	for i := range counts {
 		err = errors.Join(err, conn.EachObject(nft.Chains, proxyTable.Family, table, func(attrs []byte) error {
-			if nft.String(nft.AttrPath(attrs, unix.NFTA_CHAIN_TABLE)) == proxyTable.Name { // the kernel gives those of all tables
+			if nft.String(nft.AttrPath(attrs, unix.NFTA_CHAIN_TABLE)) == proxyTable.Name { // the dump has all tables' chains
 				counts[i]++
 			}
 			return nil
@@ -85,8 +85,8 @@ func chainsOf(conn *nft.Conn) (n int, err error) {
 	return counts[1], errors.Join(err, again)
 }
 
-// watchHalves looks again and again until the returned function is called, which returns how often,
-// and what it saw of a table that was neither whole nor gone.
+// watchHalves keeps looking until the returned function is called. That returns the number of
+// looks, and the sights of a table that was neither complete nor gone.
 func (w *nativeWar) watchHalves(conn *nft.Conn) func() (int, []string) {
 	var all sync.WaitGroup
 	stop, looks, seen := make(chan struct{}), 0, []string{}
@@ -129,7 +129,7 @@ func (w *nativeWar) listed() string {
 
 func (w *nativeWar) flush() { nstest.Command(w.T, "nft", "flush", "ruleset") }
 
-// back waits until the node is ready and the table as it was.
+// back waits until the node is ready and the table is complete.
 func (w *nativeWar) back() time.Duration {
 	w.Helper()
 	took := w.Until("the rules to be back", nodetest.Ready)
@@ -139,8 +139,8 @@ func (w *nativeWar) back() time.Duration {
 	return took
 }
 
-// TestNativeFlusherWithoutEnd: `nft flush ruleset` ten times a second, at 1,000 services of
-// kube-proxy's nftables mode.
+// TestNativeFlusherWithoutEnd: `nft flush ruleset` runs ten times a second, with 1,000 services
+// in kube-proxy's nftables mode.
 func TestNativeFlusherWithoutEnd(t *testing.T) {
 	onNativeWar(t, func(w *nativeWar) {
 		d := w.Start(guarded)
@@ -181,7 +181,7 @@ const (
 )
 
 // TestNativeKilledInReplay: canaryd is killed at each stage of a replay of 1,000 services. The
-// table is then back as a whole or not at all, and the next start puts it back.
+// table is then complete or absent, and the next start restores it.
 func TestNativeKilledInReplay(t *testing.T) {
 	onNativeWar(t, func(w *nativeWar) {
 		d := w.Start(guarded)
@@ -189,7 +189,7 @@ func TestNativeKilledInReplay(t *testing.T) {
 		for delay := time.Duration(0); delay <= 1200*time.Millisecond; delay += 150 * time.Millisecond {
 			w.NativeStored()
 			flushed := make(chan struct{})
-			go func() { // it comes back only when the kernel has freed what it flushed
+			go func() { // nft returns once the kernel has freed the flushed table
 				defer close(flushed)
 				w.flush()
 			}()
@@ -216,9 +216,9 @@ func TestNativeKilledInReplay(t *testing.T) {
 	})
 }
 
-// TestNativeMemoryShort: the memory of canaryd's control group is short in the middle of a loss, so
-// that the kernel refuses what it should take, or kills canaryd. The table is never there in part,
-// and with more memory it comes back.
+// TestNativeMemoryShort: canaryd's control group runs short of memory during a loss, so the
+// kernel refuses a write, or kills canaryd. The table is never partly there, and canaryd
+// restores it with more memory.
 func TestNativeMemoryShort(t *testing.T) {
 	onNativeWar(t, func(w *nativeWar) {
 		nstest.NeedRoot(w.T)
@@ -226,7 +226,7 @@ func TestNativeMemoryShort(t *testing.T) {
 		w.Under = []string{"sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, group}
 		limit := func(bytes int) { w.Must(os.WriteFile(filepath.Join(group, file), []byte(fmt.Sprint(bytes)), 0o600)) }
 		limit(512 << 20)
-		used := func() int { // with what the kernel has allocated for it
+		used := func() int { // the kernel's allocations for it included
 			text, err := os.ReadFile(filepath.Join(group, map[string]string{"memory.max": "memory.current"}[file]))
 			if err != nil {
 				text, err = os.ReadFile(filepath.Join(group, "memory.usage_in_bytes"))
@@ -237,7 +237,7 @@ func TestNativeMemoryShort(t *testing.T) {
 			return n
 		}
 		d := w.Start(guarded)
-		missing := func() (n int) { // as far as native tables are concerned
+		missing := func() (n int) { // only for native tables
 			for line := range strings.Lines(d.Log()) {
 				if strings.Contains(line, "Rules are still missing") && strings.Contains(line, " tables=") {
 					n++

@@ -13,10 +13,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestProbesOfANodeInTrouble: another user holds every port from which 127.0.0.1:9475 can be
-// reached, and later a firewall rejects packets on loopback. A probe over TCP fails each time, and
-// kubelet would end canaryd in the middle of an outage. The probes of the manifests go on, as
-// docs/security.md promises.
+// TestProbesOfANodeInTrouble: another user holds every port that can reach 127.0.0.1:9475, and
+// later a firewall rejects packets on loopback. A probe over TCP would fail, and kubelet would
+// end canaryd during an outage. The manifests' probes keep working, as docs/security.md
+// promises.
 func TestProbesOfANodeInTrouble(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		needRoot(n)
@@ -30,14 +30,14 @@ func TestProbesOfANodeInTrouble(t *testing.T) {
 		}
 		healthy("at rest")
 
-		// 1,000 ports instead of the 28,232 that a node has: the namespace is the test's own.
+		// 1,000 ports instead of a node's 28,232, in the test's own namespace.
 		n.Must(os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40999"), 0o644))
 		var held []net.Conn
 		n.Must(nodetest.AsUser(stranger, func() error {
 			for len(held) < 1000 {
 				conn, err := net.DialTimeout("tcp", "127.0.0.1:9475", 20*time.Second)
 				if errors.Is(err, unix.EADDRNOTAVAIL) {
-					break // ports of others are among the 1,000
+					break // others hold some of the 1,000
 				}
 				if err != nil {
 					return err

@@ -13,15 +13,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestHugeFiles: files in the state folder are larger than any that canaryd writes. They are
-// not read into memory: canaryd says so, begins with what stands, and repairs.
+// TestHugeFiles: files in the state folder are larger than any of canaryd's. canaryd does not
+// read them into memory, says so, learns the present rules, and heals.
 func TestHugeFiles(t *testing.T) {
 	const huge = 600 << 20
 	for _, story := range []struct {
 		name string
 		file string // in the state folder
 		says string // in the log
-		// waits: the file may have a loss that waits for a decision.
+		// waits: the file may have a loss that needs a decision.
 		waits bool
 	}{
 		{"state", "state.json", "state.json is too large", false},
@@ -44,9 +44,9 @@ func TestHugeFiles(t *testing.T) {
 				n.Must(err)
 				info, err := file.Stat()
 				n.Must(err)
-				_, err = file.WriteAt([]byte(strings.Repeat(" ", 1<<10)), info.Size()) // JSON up to here
+				_, err = file.WriteAt([]byte(strings.Repeat(" ", 1<<10)), info.Size()) // JSON so far
 				n.Must(err)
-				n.Must(file.Truncate(huge)) // a hole, which takes no room
+				n.Must(file.Truncate(huge)) // a hole, without disk space
 				n.Must(file.Close())
 
 				if d = n.Launch(); story.waits {
@@ -72,8 +72,8 @@ func TestHugeFiles(t *testing.T) {
 	}
 }
 
-// TestManyRecords: the journal holds 10,000 flush records. The status shows the newest 100 of them,
-// the files stay within 8 MiB, and a flush is repaired and recorded as ever.
+// TestManyRecords: the journal has 10,000 flush records. The status shows the newest 100, the
+// files stay within 8 MiB, and canaryd heals and records a flush as ever.
 func TestManyRecords(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -91,7 +91,7 @@ func TestManyRecords(t *testing.T) {
 		}
 		n.Must(json.Unmarshal([]byte(strings.SplitN(string(text), "\n", 2)[0]), &entry))
 		entry.Detail = nil
-		for name, value := range entry.Record { // 100 lists of chains would make it an hour's flushes
+		for name, value := range entry.Record { // 100 lists of chains would be an hour's flushes
 			if text, err := json.Marshal(value); err == nil && len(text) > 60 {
 				delete(entry.Record, name)
 			}

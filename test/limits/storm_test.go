@@ -14,14 +14,14 @@ import (
 const (
 	commitsASecond = 500
 	stormLasts     = 10 * time.Second
-	// stormShare is what canaryd and its children may use of a core in a storm.
+	// stormShare is the greatest share of a core for canaryd and its children in a storm.
 	stormShare = 0.5
 )
 
-// TestStormOfCommits: another process creates, changes and deletes chains of its own 500 times a
-// second, under names that canaryd protects. Meanwhile other tables are flushed: one of the same
-// table's family, one of the other's. Both come back. What canaryd uses of a core, its memory and
-// its log stay within bounds, and after the storm it knows what stands.
+// TestStormOfCommits: another process creates, changes and deletes protected chains 500 times a
+// second. Meanwhile the test flushes a table of the same family and a table of the other
+// family. Both return. canaryd's share of a core, its memory and its log stay within bounds,
+// and after the storm it knows the present rules.
 func TestStormOfCommits(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Turn()
@@ -43,7 +43,7 @@ func TestStormOfCommits(t *testing.T) {
 				w.commit(stormCommit(commits))
 				commits++
 			}
-			begins() // a machine that is busy commits less often
+			begins() // a busy machine commits less often
 			w.end()
 		}()
 		testkit.Receive(n.T, begun, "a second's commits of the storm")
@@ -69,8 +69,8 @@ func TestStormOfCommits(t *testing.T) {
 	})
 }
 
-// stormCommit returns one commit: of each three, the first makes a chain with a rule, the second
-// changes the rule, and the third deletes chain and rule. There are 50 such chains.
+// stormCommit returns one commit. Of each three, the first makes a chain with a rule, the
+// second changes the rule, and the third deletes the chain. There are 50 such chains.
 func stormCommit(i int) string {
 	chain := attacker(i / 3 % 50)
 	switch i % 3 {

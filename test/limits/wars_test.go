@@ -1,11 +1,11 @@
 //go:build wars
 
-// These tests try the built canaryd against programs that do not stop: that flush ten times
-// a second, or delete jumps as soon as they are back.
+// These tests run the built canaryd against programs that do not stop. They flush ten times a
+// second, or delete jumps as soon as they are back.
 //
-// They are built with the tag "wars" only (make wars): they measure processor time
-// against a limit, which says nothing on a machine that runs other tests meanwhile.
-// What the limit decides is tested in virtual time, in internal/daemon.
+// Only the tag "wars" builds them (make wars). They compare processor time with a limit, which
+// means nothing on a machine that runs other tests. internal/daemon tests the effects of the
+// limit in virtual time.
 
 package limits
 
@@ -23,23 +23,22 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// length names the environment variable that makes the war as long as it says,
-// such as 1m.
+// length names the environment variable for the length of a war, such as 1m.
 const length = "CANARYD_WAR"
 
 const (
 	everyFlush = 100 * time.Millisecond
-	// burst is what replays may cost before they are limited, and share what
-	// they may cost of a core after that. A minute of both is a fifth.
+	// burst is the cost of replays before they are limited, and share their greatest share of a
+	// core after that. A minute of both is a fifth.
 	burst = 2400 * time.Millisecond
 	share = 0.16
-	// backIn is when everything is back after the last flush, if a replay costs
-	// no more CPU time than cheap; what it costs more puts the next one off.
+	// backIn is the time from the last flush until everything is back, if a replay costs no
+	// more CPU time than cheap. A costlier one delays the next.
 	backIn = 2 * time.Second
 	cheap  = 225 * time.Millisecond
 )
 
-// warLength is how long a war is: in CI as short as shows what is limited.
+// warLength returns the length of a war. In CI it is just long enough to show the limit.
 func warLength(n *nodetest.Node) time.Duration {
 	text := os.Getenv(length)
 	if text == "" {
@@ -63,7 +62,7 @@ func services(n *nodetest.Node) {
 	n.Must(scenario.Load(n.Context(), n.Programs, rules.IPv6))
 }
 
-// fight does do in that distance for that long; it returns how often.
+// fight calls do at that interval for that time, and returns the number of calls.
 func fight(n *nodetest.Node, long, every time.Duration, do func()) int {
 	n.Helper()
 	times := 0
@@ -77,7 +76,7 @@ func fight(n *nodetest.Node, long, every time.Duration, do func()) int {
 	return times
 }
 
-// TestFlusherWithoutEnd: ten flushes of nat and filter a second, at 1,000
+// TestFlusherWithoutEnd: a process flushes nat and filter ten times a second, with 1,000
 // services.
 func TestFlusherWithoutEnd(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
@@ -106,7 +105,7 @@ func TestFlusherWithoutEnd(t *testing.T) {
 			if n.Metrics()["contended{}"] == 1 {
 				return nil
 			}
-			times += fight(n, time.Second, everyFlush, flush) // a machine that is busy flushes and heals less often
+			times += fight(n, time.Second, everyFlush, flush) // a busy machine flushes and heals less often
 			return errors.New("it does not, after " + time.Since(began).Round(time.Second).String())
 		})
 		long = time.Since(began)
@@ -148,8 +147,8 @@ func TestFlusherWithoutEnd(t *testing.T) {
 	})
 }
 
-// TestJumpsDeletedWithoutEnd: a jump that is deleted by name is repaired after
-// the grace, each time, and that it is deleted again is reported.
+// TestJumpsDeletedWithoutEnd: a process keeps deleting a jump by name. canaryd restores it
+// after each grace, and reports that it is deleted again.
 func TestJumpsDeletedWithoutEnd(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		const grace = 700 * time.Millisecond

@@ -17,13 +17,14 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// runtimeSockets are where container runtimes listen: who can write there is root on the node.
+// runtimeSockets are the sockets of container runtimes. A process that can write there is root
+// on the node.
 var runtimeSockets = []string{
 	"/run/docker.sock", "/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/podman/podman.sock", "/run/k3s/containerd/containerd.sock", "/run/cri-dockerd.sock",
 }
 
-// TestRuntimesAreOutOfReach: canaryd cannot connect to a runtime that runs when it starts. What
-// else is in /run it sees: a lock that is deleted and created again is the one that it takes.
+// TestRuntimesAreOutOfReach: canaryd cannot connect to a runtime that runs at its start. It
+// sees the rest of /run, and takes the present lock after a deletion and a new creation.
 func TestRuntimesAreOutOfReach(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -41,7 +42,7 @@ func TestRuntimesAreOutOfReach(t *testing.T) {
 		root := fmt.Sprintf("/proc/%d/root", m.process())
 		for _, path := range runtimeSockets {
 			conn, err := net.Dial("unix", path)
-			n.Must(err) // or the test would show nothing
+			n.Must(err) // otherwise the test would show nothing
 			conn.Close()
 			if conn, err := net.Dial("unix", root+path); err == nil {
 				conn.Close()
@@ -52,8 +53,8 @@ func TestRuntimesAreOutOfReach(t *testing.T) {
 			n.Errorf("canaryd reads of libcni's files %q, %v", text, err)
 		}
 
-		// iptables makes another lock, which the service sees, and so do both of each other.
-		_ = os.Remove("/run/xtables.lock") // on nft it may not be there
+		// iptables makes another lock, and the service sees the same file.
+		_ = os.Remove("/run/xtables.lock") // on nft it may not exist
 		nstest.Command(t, "iptables-legacy", "-w", "5", "-t", "filter", "-S")
 		here, err := os.Stat("/run/xtables.lock")
 		n.Must(err)
@@ -66,8 +67,8 @@ func TestRuntimesAreOutOfReach(t *testing.T) {
 	})
 }
 
-// TestNoOtherAddresses: under the unit canaryd talks to the node alone, also where it listens at
-// every address, until a drop-in names others.
+// TestNoOtherAddresses: under the unit canaryd talks only to the node, also if it listens at
+// every address, until a drop-in names other addresses.
 func TestNoOtherAddresses(t *testing.T) {
 	nodetest.On(t, "nft", func(n *nodetest.Node) {
 		n.Load()
@@ -95,7 +96,7 @@ func TestNoOtherAddresses(t *testing.T) {
 		n.Healed(1)
 		n.Same("protected rules", before, n.Protected())
 
-		// The drop-in is the one of deploy/README.md.
+		// The drop-in is copied from deploy/README.md.
 		readme := source(t, "deploy/README.md")
 		const line = "    IPAddressAllow=192.0.2.0/24\n"
 		if !strings.Contains(readme, line) {
@@ -108,8 +109,8 @@ func TestNoOtherAddresses(t *testing.T) {
 	})
 }
 
-// TestMemoryOfTheUnit: it is the manifest's, and no swap is used: a guard that waits for the disk
-// heals nothing.
+// TestMemoryOfTheUnit: the unit has the manifest's limit and no swap, because a guard that
+// waits for the disk heals nothing.
 func TestMemoryOfTheUnit(t *testing.T) {
 	t.Parallel()
 	_, manifest, _ := strings.Cut(source(t, "deploy/kubernetes/base/daemonset.yaml"), "limits:")

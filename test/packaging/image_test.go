@@ -1,9 +1,9 @@
-// Package packaging tries canaryd as it is installed, with deploy's files.
+// Package packaging tests canaryd as it is installed, with deploy's files.
 //
-// The image's root file system is assembled, and canaryd runs in it as a container runtime
-// would run it for the DaemonSet: what the image holds and what the pod may do are proved to
-// be enough where there is no container engine. The unit runs under a systemd of its own,
-// process 1 of namespaces of its own, and packages are built and looked into.
+// It assembles the image's root file system, and runs canaryd in it as a container runtime
+// would for the DaemonSet. So the tests prove without a container engine that the image and the
+// pod's rights are enough. The unit runs under a systemd of its own, process 1 of namespaces of
+// its own. Packages are built and inspected.
 package packaging
 
 import (
@@ -26,8 +26,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// Canaryd is built as it is installed: without the race detector, whose memory
-// the unit's sandbox would be asked for, too.
+// canaryd is built as for an installation: without the race detector, whose memory the unit's
+// sandbox would have to allow.
 func TestMain(m *testing.M) {
 	if text := os.Getenv(podVariable); text != "" {
 		os.Exit(become(text))
@@ -35,8 +35,8 @@ func TestMain(m *testing.M) {
 	os.Exit(nodetest.Main(m))
 }
 
-// guardingPod returns the pod of deploy/kubernetes/base, which test/kubernetes
-// compares with the other ones.
+// guardingPod returns the pod of deploy/kubernetes/base. test/kubernetes compares it with the
+// others.
 func guardingPod(t *testing.T) podSpec {
 	t.Helper()
 	var set daemonSet
@@ -49,8 +49,8 @@ func guardingPod(t *testing.T) podSpec {
 	return set.Spec.Template.Spec
 }
 
-// inPod makes n start its daemons as the container of that pod. Whatever flags
-// they are started with are not seen there.
+// inPod makes n start its daemons as the container of that pod. The flags of a start have no
+// effect there.
 func inPod(n *nodetest.Node, spec podSpec) {
 	n.Helper()
 	nstest.NeedRoot(n.T)
@@ -66,9 +66,9 @@ func inPod(n *nodetest.Node, spec podSpec) {
 	n.Under, n.Env = []string{self}, []string{podVariable + "=" + string(text)}
 }
 
-// TestPodHeals: the image, run as the DaemonSet says, starts, has the rights
-// that it says and no other, answers the probes, puts back what is flushed while it runs
-// and what was flushed while it did not, and ends when it is asked to.
+// TestPodHeals: the image runs as the DaemonSet says. canaryd starts, has exactly the stated
+// rights, and answers the probes. It restores rules that were flushed while it ran or while it
+// did not, and ends on request.
 func TestPodHeals(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		spec := guardingPod(n.T)
@@ -79,7 +79,7 @@ func TestPodHeals(t *testing.T) {
 		confined(n)
 		container := spec.Containers[0]
 		for name, probe := range map[string]*probe{"startup": container.StartupProbe, "liveness": container.LivenessProbe, "readiness": container.ReadinessProbe} {
-			// On the host, whose folder the socket is in.
+			// On the host, where the socket's folder is.
 			if code, stdout, stderr := n.Canaryd(probe.Exec.Command[1], probe.Exec.Command[2:]...); code != 0 || stdout != "ok\n" {
 				n.Errorf("the %s probe ends with %d: %s%s", name, code, stdout, stderr)
 			}
@@ -96,7 +96,7 @@ func TestPodHeals(t *testing.T) {
 				n.Errorf("canaryd is blamed for what others flushed: %+v", f.Culprit)
 			}
 		}
-		// The host's processes are hidden: a number of theirs is another process's here.
+		// The host's processes are hidden, so their numbers mean other processes here.
 		if record.Culprit.Command != "" {
 			n.Errorf("a process of another pid namespace is said to have run %q", record.Culprit.Command)
 		}
@@ -120,8 +120,8 @@ func TestPodHeals(t *testing.T) {
 	})
 }
 
-// TestPodUninstalls: the pod of components/uninstall takes the place of the one that guards the
-// node, removes its marks and nothing else, and stays until it is asked to end.
+// TestPodUninstalls: the pod of components/uninstall replaces the guarding pod. It removes the
+// node's marks and nothing else, and stays until it receives a request to end.
 func TestPodUninstalls(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		spec := guardingPod(n.T)
@@ -155,7 +155,7 @@ func TestPodUninstalls(t *testing.T) {
 	})
 }
 
-// uninstallArgs returns the arguments that components/uninstall gives canaryd.
+// uninstallArgs returns canaryd's arguments from components/uninstall.
 func uninstallArgs(t *testing.T) []string {
 	t.Helper()
 	var component struct {
@@ -187,7 +187,7 @@ func uninstallArgs(t *testing.T) []string {
 	return nil
 }
 
-// confined fails the test unless the kernel holds canaryd to what the DaemonSet says.
+// confined fails the test unless the kernel limits canaryd to the DaemonSet's rights.
 func confined(n *nodetest.Node) {
 	n.Helper()
 	dir := canarydProcess(n)
@@ -221,7 +221,7 @@ func confined(n *nodetest.Node) {
 	}
 }
 
-// canarydProcess returns the folder in /proc of the canaryd of this node.
+// canarydProcess returns the folder in /proc of this node's canaryd.
 func canarydProcess(n *nodetest.Node) string {
 	n.Helper()
 	ours, err := os.Readlink("/proc/self/ns/net")
@@ -238,8 +238,8 @@ func canarydProcess(n *nodetest.Node) string {
 	return ""
 }
 
-// TestAnotherIsRefused: one canaryd guards a node, also where the other one is a
-// pod in a pid namespace of its own and cannot be recognized by its number.
+// TestAnotherIsRefused: one canaryd guards a node. A second one is refused, also if the first
+// is a pod in its own pid namespace, where its number does not identify it.
 func TestAnotherIsRefused(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		inPod(n, guardingPod(n.T))
@@ -257,8 +257,8 @@ func TestAnotherIsRefused(t *testing.T) {
 	})
 }
 
-// TestCulprits: with the host's processes and SYS_ADMIN, as components/culprits
-// gives them, flushes on legacy name who did it.
+// TestCulprits: canaryd has the host's processes and SYS_ADMIN, as with components/culprits.
+// Then records of flushes on legacy name the culprit.
 func TestCulprits(t *testing.T) {
 	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) {
 		spec := guardingPod(n.T)
@@ -268,8 +268,8 @@ func TestCulprits(t *testing.T) {
 		inPod(n, spec)
 		n.Load()
 		n.Start()
-		// A process that ends before canaryd gets a processor leaves its number only. That happens
-		// where many tests run; three times in a row it does not.
+		// A process that ends before canaryd gets a processor leaves only its number. With many
+		// tests at a time that happens, but not three times in a row.
 		for flush := 1; ; flush++ {
 			n.Flush()
 			by := n.Healed(flush).Culprit
@@ -284,8 +284,7 @@ func TestCulprits(t *testing.T) {
 	})
 }
 
-// TestAddress: the address that the Prometheus overlay has for its nodes is one
-// that canaryd takes, for IPv4 and IPv6.
+// TestAddress: canaryd takes the nodes' address from the Prometheus overlay, for IPv4 and IPv6.
 func TestAddress(t *testing.T) {
 	patch := source(t, "deploy/kubernetes/overlays/prometheus-operator/address.yaml")
 	_, flag, found := strings.Cut(patch, "- --metrics-bind-address=")

@@ -16,8 +16,8 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/testlog"
 )
 
-// startup is what process 1 does before it becomes systemd. Its root is this
-// machine's, with a layer in memory above it that takes what is written.
+// startup runs in process 1 before that becomes systemd. Its root is this machine's, under a
+// layer in memory for writes.
 const startup = `set -eu
 dir=$1
 root=$dir/root
@@ -36,18 +36,18 @@ umount -l /run/old
 exec env -i container=canaryd-test PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
 	/lib/systemd/systemd --system --unit=canaryd-test.target --log-target=console --log-level=info --show-status=no`
 
-// A machine is a node whose services a systemd of its own runs. It has the
-// node's network and /run, so that whatever asks canaryd finds it.
+// A machine is a node whose services run under a systemd of its own. It has the node's network
+// and /run, so that clients find canaryd.
 type machine struct {
 	*nodetest.Node
-	pid int // of systemd, in the test's own pid namespace
+	pid int // systemd's, in the test's own pid namespace
 	log *testlog.Log
 }
 
-// canarydLog is where the machine's canaryd logs to: there is no journal.
+// canarydLog is the log file of the machine's canaryd, because there is no journal.
 const canarydLog = "/run/canaryd.log"
 
-// boot starts a machine with nothing but systemd in it.
+// boot starts a machine with only systemd in it.
 func boot(n *nodetest.Node) *machine {
 	n.Helper()
 	nstest.NeedRoot(n.T)
@@ -63,11 +63,11 @@ func boot(n *nodetest.Node) *machine {
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.Fd()), Pdeathsig: syscall.SIGKILL}
 	n.Must(cmd.Start())
 	n.Cleanup(func() {
-		_ = cmd.Process.Kill() // an error says that it has ended
-		_ = cmd.Wait()         // with our signal
+		_ = cmd.Process.Kill() // an error means that it has ended
+		_ = cmd.Wait()         // ended by our signal
 		removeGroup(n, group.Name())
 		if n.Failed() {
-			log, _ := os.ReadFile(canarydLog) // it may not have begun to log
+			log, _ := os.ReadFile(canarydLog) // the log may not exist yet
 			n.Logf("systemd:\n%s\ncanaryd:\n%s", m.log, log)
 		}
 	})
@@ -91,7 +91,7 @@ func boot(n *nodetest.Node) *machine {
 	return m
 }
 
-// controlGroup makes the control group that the machine lives in.
+// controlGroup makes the machine's control group.
 func controlGroup(n *nodetest.Node) *os.File {
 	n.Helper()
 	mounts, err := os.ReadFile("/proc/self/mounts")
@@ -109,8 +109,7 @@ func controlGroup(n *nodetest.Node) *os.File {
 	return nil
 }
 
-// removeGroup removes a control group and those below it, once their processes
-// are gone.
+// removeGroup removes a control group and its children, once their processes are gone.
 func removeGroup(n *nodetest.Node, dir string) {
 	n.Helper()
 	n.Until("the control groups to be empty", func() error {
@@ -138,8 +137,8 @@ func (m *machine) run(name string, args ...string) (code int, stdout, stderr str
 	return m.Exec(exec.CommandContext(m.Context(), "nsenter", words...))
 }
 
-// must runs a program inside the machine and returns what it printed; another
-// exit code than 0 ends the test.
+// must runs a program inside the machine and returns its output. Another exit code than 0 ends
+// the test.
 func (m *machine) must(name string, args ...string) string {
 	m.Helper()
 	code, stdout, stderr := m.run(name, args...)
@@ -155,7 +154,7 @@ func (m *machine) show(property string) string {
 	return strings.TrimSpace(m.must("systemctl", "show", "--value", "-p", property, "canaryd.service"))
 }
 
-// installed puts canaryd and its unit into the machine's root.
+// installed installs canaryd and its unit in the machine's root.
 func (m *machine) installed(flags string) {
 	m.Helper()
 	install(m.T, m.root(), "/usr/local")
@@ -163,13 +162,13 @@ func (m *machine) installed(flags string) {
 	m.must("systemctl", "daemon-reload")
 }
 
-// process returns the daemon's process number, in the test's pid namespace. The machines of other
-// tests have a canaryd with the same number inside.
+// process returns the daemon's process number in the test's pid namespace. Other tests'
+// machines have a canaryd with the same number inside.
 func (m *machine) process() int {
 	m.Helper()
 	inside := m.show("MainPID")
 	namespace := func(pid string) string {
-		link, _ := os.Readlink("/proc/" + pid + "/ns/pid") // of a process that has ended there is none
+		link, _ := os.Readlink("/proc/" + pid + "/ns/pid") // a process that has ended has none
 		return link
 	}
 	ours := namespace(strconv.Itoa(m.pid))
@@ -183,7 +182,7 @@ func (m *machine) process() int {
 		if err != nil {
 			continue // it has ended
 		}
-		// The last word is its number in the innermost namespace.
+		// The last word is the number in the innermost namespace.
 		for line := range strings.Lines(string(text)) {
 			if f := strings.Fields(line); f[0] == "NSpid:" && len(f) > 2 && f[len(f)-1] == inside && strings.HasPrefix(string(text), "Name:\tcanaryd\n") && namespace(f[1]) == ours {
 				var pid int

@@ -16,12 +16,12 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// pack makes a package, a deb or an rpm, of the program that is under test.
+// pack makes a package, a deb or an rpm, of the program under test.
 func pack(t *testing.T, kind, version string) string {
 	t.Helper()
 	tree := t.TempDir()
 	install(t, tree, "/usr")
-	// Where the machine has it too: they share /run.
+	// The machine also has this path, because both share /run.
 	path := filepath.Join("/run", "canaryd_"+version+"."+kind)
 	nstest.Command(t, "../../hack/"+kind+".sh", tree, version, runtime.GOARCH, path)
 	return path
@@ -33,7 +33,7 @@ func deb(t *testing.T, version string) string {
 	return pack(t, "deb", version)
 }
 
-// root is where the machine's files are.
+// root returns the folder of the machine's files.
 func (m *machine) root() string { return fmt.Sprintf("/proc/%d/root", m.pid) }
 
 func (m *machine) exists(path string) bool {
@@ -41,8 +41,7 @@ func (m *machine) exists(path string) bool {
 	return err == nil
 }
 
-// mayStart lets packages start services, from which they are often kept where
-// tests run.
+// mayStart lets packages start services, which is often forbidden where tests run.
 func (m *machine) mayStart() {
 	m.Helper()
 	if err := os.Remove(m.root() + "/usr/sbin/policy-rc.d"); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -50,12 +49,12 @@ func (m *machine) mayStart() {
 	}
 }
 
-// guards flushes everything, and wants the protected rules back.
+// guards flushes everything, and waits for the protected rules.
 func (m *machine) guards(when string, protected []string) {
 	m.Helper()
 	m.Flush()
 	m.Healed(1)
-	// On a busy machine a flush of six commands is several flushes to canaryd.
+	// On a busy machine canaryd sees a flush of six commands as several flushes.
 	m.Until("the protected rules to be as before "+when, func() error {
 		if diff := cmp.Diff(protected, m.Protected()); diff != "" {
 			return errors.New("(-want +got):\n" + diff)
@@ -64,7 +63,7 @@ func (m *machine) guards(when string, protected []string) {
 	})
 }
 
-// operatorsFlags is what the operator writes into the file of flags.
+// operatorsFlags is the operator's text in the file of flags.
 const operatorsFlags = "CANARYD_FLAGS=--backend=nft\n"
 
 // wantFlags wants the operator's flags in a file of the machine's.
@@ -75,8 +74,8 @@ func (m *machine) wantFlags(when, path string) {
 	}
 }
 
-// upgrades has another version of the package installed, which must restart canaryd
-// and leave the operator's flags alone.
+// upgrades installs another version of the package. That must restart canaryd, and leave the
+// operator's flags alone.
 func (m *machine) upgrades(protected []string, upgrade func()) {
 	m.Helper()
 	write(m.T, m.root()+"/etc/default/canaryd", operatorsFlags)
@@ -107,15 +106,16 @@ func (m *machine) wantRemoved(protected []string) {
 	}
 }
 
-// TestDebianPackage: it is installed and started, upgraded while it guards,
-// removed, and purged; the operator's flags outlive all but the last.
+// TestDebianPackage: it is installed and started, upgraded while canaryd guards, removed, and
+// purged. Only the purge deletes the operator's flags.
 func TestDebianPackage(t *testing.T) {
 	nodetest.On(t, "nft", func(n *nodetest.Node) {
 		n.Load()
 		before := n.Protected()
 		m := boot(n)
 		m.mayStart()
-		// Without the triggers of others: the index of all manual pages takes a minute.
+		// Without other packages' triggers, because the index of all manual pages takes a
+		// minute.
 		dpkg := func(args ...string) {
 			n.Helper()
 			m.must("dpkg", append([]string{"--no-triggers", "--force-unsafe-io"}, args...)...)
@@ -148,7 +148,7 @@ func TestDebianPackage(t *testing.T) {
 			t.Errorf("disabled by the operator, after an upgrade canaryd is %s", got)
 		}
 
-		// It is stopped, and has left its canaries.
+		// canaryd is stopped, and its canaries are left.
 		if len(m.Marks()) == 0 {
 			t.Fatal("a stopped canaryd leaves no canary: the test shows nothing")
 		}
@@ -164,7 +164,7 @@ func TestDebianPackage(t *testing.T) {
 			t.Errorf("dpkg says %q after a purge", out)
 		}
 
-		// An operator who wrote the flags before the installation is asked nothing.
+		// If an operator wrote the flags before the installation, dpkg shows no question.
 		const observe = "CANARYD_FLAGS=--mode=observe\n"
 		write(m.T, m.root()+"/etc/default/canaryd", observe)
 		dpkg("-i", "/run/canaryd_1.0.1.deb")

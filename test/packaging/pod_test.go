@@ -15,24 +15,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// These are environment variables: the pod that this process shall become, and
-// that it is in the pod's namespaces already.
+// These environment variables have the pod that this process must become, and say that it is
+// already in the pod's namespaces.
 const (
 	podVariable   = "CANARYD_TEST_POD"
 	stageVariable = "CANARYD_TEST_POD_INSIDE"
 )
 
-// A pod is what a container runtime gets: one container on the host's network.
+// A pod is a container runtime's input: one container on the host's network.
 type pod struct {
-	Image   string // the folder with its root file system
-	Host    string // the folder that stands for the host's root, but for /run
+	Image   string // folder of its root file system
+	Host    string // folder that replaces the host's root, except for /run
 	Command []string
 	Env     []string
 	Spec    podSpec
 }
 
-// A daemonSet is the part of a DaemonSet that a runtime reads. test/kubernetes reads all of it with
-// the types of Kubernetes, strictly.
+// A daemonSet is the part of a DaemonSet that a runtime uses. test/kubernetes decodes all of it
+// strictly, with Kubernetes' types.
 type daemonSet struct {
 	Spec struct {
 		Template struct {
@@ -84,10 +84,10 @@ type volume struct {
 	} `json:"hostPath"`
 }
 
-// capabilityNumbers are those of linux/capability.h.
+// capabilityNumbers are the numbers of linux/capability.h.
 var capabilityNumbers = map[string]int{"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_RAW": unix.CAP_NET_RAW, "SYS_ADMIN": unix.CAP_SYS_ADMIN}
 
-// become makes this process what the variable says and returns its exit code.
+// become makes this process the variable's pod and returns its exit code.
 func become(text string) int {
 	err := func() error {
 		var p pod
@@ -109,10 +109,9 @@ func become(text string) int {
 	return 0
 }
 
-// supervise starts this program again in namespaces of the pod's own, and hands
-// on SIGTERM.
+// supervise starts this program again in namespaces of the pod's own, and passes SIGTERM on.
 func (p pod) supervise() error {
-	runtime.LockOSThread() // Pdeathsig is about the thread
+	runtime.LockOSThread() // Pdeathsig depends on the thread
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM)
 	cmd := exec.Command("/proc/self/exe")
@@ -127,15 +126,15 @@ func (p pod) supervise() error {
 	}
 	go func() {
 		<-stop
-		_ = cmd.Process.Signal(syscall.SIGTERM) // an error says that it has ended
+		_ = cmd.Process.Signal(syscall.SIGTERM) // an error means that it has ended
 	}()
 	return cmd.Wait()
 }
 
-// enter mounts what the pod has, makes it the root, gives up every right that
-// the container has not, and executes the image's program.
+// enter mounts the pod's volumes, makes that the root, gives up all rights that the container
+// does not have, and executes the image's program.
 func (p pod) enter() error {
-	runtime.LockOSThread() // capabilities are a thread's; who executes hands on its own
+	runtime.LockOSThread() // capabilities are a thread's, and exec keeps the calling thread's
 	root, err := p.mounts()
 	if err != nil {
 		return err
@@ -146,16 +145,16 @@ func (p pod) enter() error {
 	if err := p.confine(); err != nil {
 		return err
 	}
-	// The kernel forgets the signal for a parent's death where rights are given up: without it a
-	// canaryd whose supervisor is killed goes on after the test.
+	// The kernel forgets the signal for a parent's death when a process gives up rights.
+	// Without the signal a canaryd whose supervisor is killed would outlive the test.
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return fmt.Errorf("asking to end with the supervisor: %w", err)
 	}
 	return &os.PathError{Op: "exec", Path: p.Command[0], Err: unix.Exec(p.Command[0], p.Command, p.Env)}
 }
 
-// mounts returns the root: the image with a layer above it that takes the
-// mount points, as container runtimes do it, and is then read-only.
+// mounts returns the root: the image below a layer for the mount points, as container runtimes
+// do it, which is then read-only.
 func (p pod) mounts() (root string, err error) {
 	dir, err := os.MkdirTemp("/run", "pod-")
 	if err != nil {
@@ -254,7 +253,7 @@ func (p pod) confine() error {
 			continue
 		}
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err == unix.EINVAL {
-			break // the kernel has no more
+			break // the kernel has no more capabilities
 		} else if err != nil {
 			return fmt.Errorf("dropping capability %d: %w", c, err)
 		}

@@ -24,8 +24,8 @@ func where(t *testing.T) map[string]string {
 	return names
 }
 
-// checkout copies the sources as another clone would have them: elsewhere, younger, and with
-// the modes that the umask gives them.
+// checkout copies the sources as in another clone: elsewhere, younger, and with the modes of
+// its umask.
 func checkout(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -35,7 +35,7 @@ git ls-files --cached --others --exclude-standard -z | tar -c --null --ignore-fa
 	return dir
 }
 
-// read returns a file of a folder.
+// read returns a file's text.
 func read(t *testing.T, dir, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, name))
@@ -45,7 +45,7 @@ func read(t *testing.T, dir, name string) string {
 	return string(text)
 }
 
-// TestWhere: one command gives canaryd another home, in all files that name it.
+// TestWhere: one command changes canaryd's home in all files that name it.
 func TestWhere(t *testing.T) {
 	nstest.NeedProgram(t, "git")
 	dir := checkout(t)
@@ -90,7 +90,7 @@ func TestWhere(t *testing.T) {
 	}
 }
 
-// TestPublish: hack/publish.sh has programs upload a release that is complete, and no other.
+// TestPublish: hack/publish.sh makes programs upload a complete release, and no other.
 func TestPublish(t *testing.T) {
 	nstest.NeedProgram(t, "sha256sum", "tar", "awk")
 	const digest = "254eddf15d9534e3b20c55469077aa2f24f167aa4b897a36381d3e251e4829c2" // of "image\n"

@@ -23,10 +23,10 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// unpacked is where hack/install-deps.sh put what a release is made of, and containerd.
+// unpacked is hack/install-deps.sh's folder with the parts of a release, and containerd.
 const unpacked = "/var/cache/canaryd-test/release"
 
-// releaseFiles is all that a release of 0.0.1 has, apart from its sums.
+// releaseFiles are all files of a release 0.0.1, apart from its sums.
 var releaseFiles = []string{
 	"canaryd-0.0.1.tgz",
 	"canaryd_0.0.1_amd64.deb", "canaryd_0.0.1_amd64.rpm", "canaryd_0.0.1_arm64.deb", "canaryd_0.0.1_arm64.rpm",
@@ -52,8 +52,8 @@ func releaseOf(t *testing.T, sources, umask, zone string) string {
 	return out
 }
 
-// TestRelease: a release is made twice, of two checkouts, with the same bytes; it has all that
-// docs/release.md lists, and an engine of Debian's runs its image.
+// TestRelease: a release is made twice, from two checkouts, with the same bytes. It has all
+// files that docs/release.md lists, and one of Debian's engines runs its image.
 func TestRelease(t *testing.T) {
 	nstest.NeedRoot(t)
 	nstest.NeedProgram(t, "dpkg-deb", "rpmbuild", "readelf", "git", "sha256sum")
@@ -118,7 +118,7 @@ func wantPrograms(t *testing.T, dir string) {
 	}
 }
 
-// A blob is what is read of the JSON of an OCI layout: of an index, a manifest, or a configuration.
+// A blob has the used fields of an OCI layout's JSON: an index, a manifest, or a configuration.
 type blob struct {
 	Manifests []struct {
 		Digest   string
@@ -129,7 +129,7 @@ type blob struct {
 }
 
 // wantImage wants one layer for each architecture, with the same files, and what the Containerfile
-// says of how it is run.
+// says about its runs.
 func wantImage(t *testing.T, dir string) {
 	files := inTar(t, strings.NewReader(read(t, dir, "canaryd_0.0.1_image.tar")))
 	open := func(text string) (b blob) {
@@ -152,7 +152,7 @@ func wantImage(t *testing.T, dir string) {
 			t.Fatalf("%v, %d layers", err, len(manifest.Layers))
 		}
 		wantConfig(t, open(byDigest(ref.Digest)).Config)
-		// tar, since Go with the race detector took 20 s to unpack both.
+		// tar, because Go with the race detector took 20 s to unpack both.
 		for name := range strings.Lines(nstest.CommandInput(t, byDigest(manifest.Layers[0].Digest), "tar", "-tz")) {
 			name = strings.NewReplacer("aarch64-linux-gnu", "TRIPLET", "x86_64-linux-gnu", "TRIPLET", "\n", "").Replace(name)
 			switch name { // the loader has a folder of its own on amd64 only
@@ -189,7 +189,7 @@ func wantConfig(t *testing.T, text json.RawMessage) {
 }
 
 // wantRuns wants containerd to load the image and to run canaryd and iptables in it, and manifests
-// and chart to name what was loaded.
+// and chart to name the loaded image.
 func wantRuns(t *testing.T, dir string) {
 	cmd := exec.CommandContext(t.Context(), "unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child",
 		"sh", "-c", engine, "engine", unpacked+"/engine", t.TempDir(), filepath.Join(dir, "canaryd_0.0.1_image.tar"), "registry.example/canaryd:0.0.1")
@@ -261,7 +261,7 @@ func inTar(t *testing.T, archive io.Reader) map[string]string {
 	}
 }
 
-// engine starts a containerd of its own, has it load an image and runs programs in it.
+// engine starts a containerd of its own, makes it load an image and runs programs in it.
 const engine = `set -eu
 PATH=$1/usr/bin:$1/usr/sbin:$PATH dir=$2 archive=$3 image=$4
 namespace=canaryd-test-$(basename "$(dirname "$dir")")

@@ -29,15 +29,15 @@ func source(t *testing.T, path string) string {
 	return string(text)
 }
 
-// instructions returns the Containerfile's, one a line.
+// instructions returns the Containerfile's instructions, one a line.
 func instructions(t *testing.T) []string {
 	t.Helper()
 	text := regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(source(t, containerfile), "")
 	return strings.Split(regexp.MustCompile(`\\\n\s*`).ReplaceAllString(text, ""), "\n")
 }
 
-// instruction returns what stands behind the last one of that name, which is
-// the last stage's.
+// instruction returns the text of the last instruction of that name, which belongs to the last
+// stage.
 func instruction(t *testing.T, name string) string {
 	t.Helper()
 	var last string
@@ -52,7 +52,7 @@ func instruction(t *testing.T, name string) string {
 	return last
 }
 
-// words returns an instruction that is a list of words.
+// words returns the words of an instruction in list form.
 func words(t *testing.T, name string) []string {
 	t.Helper()
 	var list []string
@@ -70,13 +70,13 @@ func rootfs(t *testing.T) string {
 	return dir
 }
 
-// TestContainerfile: it copies what is there, runs the script that the tests
-// run, and starts what that put into the image.
+// TestContainerfile: it copies existing files, runs the script of these tests, and starts the
+// program that the script put into the image.
 func TestContainerfile(t *testing.T) {
 	t.Parallel()
 	all := strings.Join(instructions(t), "\n")
 	for _, copied := range regexp.MustCompile(`(?m)^COPY ([a-z]\S*) (\S+)$`).FindAllStringSubmatch(all, -1) {
-		// The script looks for the list next to itself.
+		// The script expects the list in its neighbourhood.
 		if want := "/src/" + filepath.Dir(copied[1]) + "/"; copied[2] != want {
 			t.Errorf("%s is copied to %s, want %s", copied[1], copied[2], want)
 		}
@@ -97,15 +97,15 @@ func TestContainerfile(t *testing.T) {
 	if args := words(t, "CMD"); len(args) != 1 || args[0] != "run" {
 		t.Errorf("without arguments it runs %q", args)
 	}
-	// The Go that go.mod asks for, which the base image must have.
+	// The base image must have go.mod's version of Go.
 	version := regexp.MustCompile(`(?m)^go (1\.\d+)`).FindStringSubmatch(source(t, "go.mod"))[1]
 	if !strings.Contains(all, "ARG GO="+version+"\n") {
 		t.Errorf("%s does not take Go %s", containerfile, version)
 	}
 }
 
-// TestRootFS: what is in the image: no shell, nothing set-uid, nothing that only a
-// temporary folder explains, and not much.
+// TestRootFS: the image has no shell, no set-uid file, no leftover of a temporary folder, and
+// little else.
 func TestRootFS(t *testing.T) {
 	t.Parallel()
 	root := rootfs(t)
@@ -155,8 +155,8 @@ func TestRootFS(t *testing.T) {
 	}
 }
 
-// TestExtensions: every match and target of the image can be loaded there, so no
-// library is missing.
+// TestExtensions: every match and target of the image can be loaded there, so no library is
+// missing.
 func TestExtensions(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -185,7 +185,7 @@ func TestExtensions(t *testing.T) {
 				t.Errorf("%s %s %s -h: %v: %s", program, option, name, err, out)
 			}
 		}
-		// An extension that is not there is an error, or the above would prove nothing.
+		// A missing extension is an error, or the loop above would prove nothing.
 		if out, err := inImage("/usr/sbin/iptables-legacy", "-m", "nosuchmatch", "-h"); err == nil {
 			t.Errorf("a match that is not there is explained: %s", out)
 		}
@@ -197,7 +197,7 @@ func TestExtensions(t *testing.T) {
 	})
 }
 
-// TestRootFSRefuses: an image that lacks something that is listed is none.
+// TestRootFSRefuses: hack/image-rootfs.sh refuses an image without a listed file.
 func TestRootFSRefuses(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

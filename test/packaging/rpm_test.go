@@ -16,8 +16,8 @@ func rpm(t *testing.T, version string) string {
 	return pack(t, "rpm", version)
 }
 
-// TestWhatIsInTheRPM: files, modes, owners, and which of them is the operator's
-// (c) and not overwritten (n); a commit is older than every release.
+// TestWhatIsInTheRPM: files, modes, owners, and which file is the operator's (c) and not
+// overwritten (n). A commit is older than every release.
 func TestWhatIsInTheRPM(t *testing.T) {
 	nodetest.On(t, "nft", func(n *nodetest.Node) {
 		query := func(path, format string) string {
@@ -49,22 +49,22 @@ func TestWhatIsInTheRPM(t *testing.T) {
 		if got := query(path, "%{NAME} %{VERSION}-%{RELEASE} %{BUILDHOST}"); got != "canaryd 1.2.3~dev+abcdef0-1 canaryd" {
 			t.Errorf("the package is %q", got)
 		}
-		// Scripts are run by sh, whatever the sections between them are commented with.
+		// sh runs the scripts, however the sections between them are commented.
 		if scripts := nstest.Command(t, "rpm", "-qp", "--scripts", path); strings.Count(scripts, "(using /bin/sh)") != 3 || strings.Contains(scripts, "%") {
 			t.Errorf("scripts:\n%s", scripts)
 		}
 	})
 }
 
-// TestRPM: it is installed, upgraded while it guards, and removed; what the
-// operator wrote, enabled and disabled stays so.
+// TestRPM: it is installed, upgraded while canaryd guards, and removed. The operator's files,
+// enabled and disabled states stay.
 func TestRPM(t *testing.T) {
 	nodetest.On(t, "nft", func(n *nodetest.Node) {
 		n.Load()
 		before := n.Protected()
 		m := boot(n)
 		m.mayStart()
-		// What the package needs is here, but this machine's rpm knows of no package.
+		// The needed programs are here, but this machine's rpm knows no package.
 		rpmDo := func(args ...string) {
 			n.Helper()
 			m.must("rpm", append([]string{"--force-debian", "--nodeps"}, args...)...)

@@ -15,8 +15,8 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 )
 
-// TestSandbox: under its unit, and with all that the unit takes from it, canaryd
-// is ready when its canaries stand, heals, is restarted when it hangs, and stops.
+// TestSandbox: canaryd runs under its unit, with all of its limits. It is ready once its
+// canaries exist, heals, is restarted when it hangs, and stops.
 func TestSandbox(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -46,8 +46,8 @@ func TestSandbox(t *testing.T) {
 		if got := m.show("Result"); got != "success" {
 			n.Errorf("the result after a stop is %s, want success", got)
 		}
-		// What went while it was stopped comes back with the next start: the
-		// folder of the state is kept.
+		// The next start restores rules that were lost while it was stopped, because the folder
+		// of the state is kept.
 		n.Flush()
 		m.must("systemctl", "start", "canaryd.service")
 		n.Until("the rules to be back", func() error {
@@ -59,7 +59,7 @@ func TestSandbox(t *testing.T) {
 	})
 }
 
-// confined fails the test unless the kernel holds the daemon to what the unit says.
+// confined fails the test unless the kernel limits the daemon as the unit says.
 func (m *machine) confined() {
 	m.Helper()
 	dir := fmt.Sprintf("/proc/%d/", m.process())
@@ -113,7 +113,7 @@ func (m *machine) confined() {
 	}
 }
 
-// TestWatchdog: a canaryd that hangs is killed and started again, and guards on.
+// TestWatchdog: systemd kills a hanging canaryd and starts it again, and that guards as before.
 func TestWatchdog(t *testing.T) {
 	nodetest.On(t, "nft", func(n *nodetest.Node) {
 		n.Load()
@@ -121,7 +121,7 @@ func TestWatchdog(t *testing.T) {
 		m := boot(n)
 		m.installed("--backend=nft")
 		m.must("systemctl", "start", "canaryd.service")
-		// The unit's watchdog is long to wait for.
+		// The unit's own watchdog is too long for a test.
 		if got := m.show("WatchdogUSec"); got != "30s" {
 			n.Errorf("the unit's watchdog waits %s, want 30s", got)
 		}
@@ -148,8 +148,8 @@ func TestWatchdog(t *testing.T) {
 	})
 }
 
-// TestFlushersRestart: canaryd comes before what flushes at boot, goes on
-// while they are restarted, and puts back what they flush.
+// TestFlushersRestart: canaryd starts before the services that flush at boot. It keeps running
+// while they restart, and restores the rules that they flush.
 func TestFlushersRestart(t *testing.T) {
 	nodetest.On(t, "nft", func(n *nodetest.Node) {
 		n.Load()

@@ -17,12 +17,12 @@ import (
 
 const unitFile = "deploy/systemd/canaryd.service"
 
-// install runs make install, with the program that is under test for the one
-// that make would build.
+// install runs make install, with the program under test instead of the one that make would
+// build.
 func install(t *testing.T, destdir, prefix string) {
 	t.Helper()
-	// -o: what is to be installed is taken as built. It is put where
-	// make looks for it in a copy of the sources that install needs.
+	// -o makes make take the files as built. This puts the program where make expects it, in a
+	// copy of the sources that install needs.
 	dir := t.TempDir()
 	for _, name := range []string{"Makefile", "deploy", "docs"} {
 		nstest.Command(t, "cp", "-r", "../../"+name, dir)
@@ -55,8 +55,8 @@ func tree(t *testing.T, dir string) []string {
 	return files
 }
 
-// TestInstall: what is installed, and that uninstall leaves nothing but what
-// the operator may have written into.
+// TestInstall: make installs these files, and uninstall leaves only the file that the operator
+// may have edited.
 func TestInstall(t *testing.T) {
 	t.Parallel()
 	for _, prefix := range []string{"/usr/local", "/opt/canaryd"} {
@@ -112,7 +112,7 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// TestUnitIsSound: systemd-analyze finds nothing to say about the unit.
+// TestUnitIsSound: systemd-analyze has no complaint about the unit.
 func TestUnitIsSound(t *testing.T) {
 	t.Parallel()
 	nstest.NeedProgram(t, "systemd-analyze")
@@ -138,9 +138,9 @@ func TestScore(t *testing.T) {
 	}
 }
 
-// distribution writes into root the units that a distribution's boot has, as
-// far as their order matters to a firewall: what the manuals of systemd.special
-// and bootup say of the targets, and of flushers what it is ordered by.
+// distribution writes the units of a distribution's boot to root, as far as their order matters
+// to a firewall. The targets follow the manuals of systemd.special and bootup, and the flushers
+// their own units.
 func distribution(t *testing.T, root string, boots ...string) {
 	t.Helper()
 	for name, text := range map[string]string{
@@ -151,12 +151,12 @@ func distribution(t *testing.T, root string, boots ...string) {
 		"network-pre.target": "[Unit]\n",
 		"network.target":     "[Unit]\nAfter=network-pre.target\n",
 		"multi-user.target":  "[Unit]\nRequires=basic.target\nAfter=basic.target\nWants=canaryd.service " + strings.Join(boots, " ") + "\n",
-		// The firewalls come before the network, and two of them very early.
+		// Firewalls precede the network, and two of them are very early.
 		"nftables.service":  early("Wants=network-pre.target\nBefore=network-pre.target"),
 		"ufw.service":       early("Wants=network-pre.target\nBefore=network-pre.target\nAfter=local-fs.target"),
 		"firewalld.service": service("Wants=network-pre.target\nBefore=network-pre.target"),
 		"docker.service":    service("After=network.target firewalld.service"),
-		// What configures a cloud's machine needs the network before sysinit is done.
+		// The configuration of a cloud's machine needs the network before sysinit is done.
 		"networkd.service":   early("After=network-pre.target\nBefore=network.target"),
 		"cloud-init.service": early("After=networkd.service\nBefore=sysinit.target"),
 	} {
@@ -184,7 +184,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// verify returns what systemd-analyze has to say about a unit below root.
+// verify returns systemd-analyze's complaints about a unit below root.
 func verify(t *testing.T, root, unit string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--root="+root, "--man=no", unit)
@@ -195,8 +195,8 @@ func verify(t *testing.T, root, unit string) string {
 	return string(out)
 }
 
-// TestBootOrder: that canaryd comes before what flushes closes no circle in
-// a machine's boot, also where a firewall is as early as can be.
+// TestBootOrder: canaryd precedes the flushers at boot. That closes no circle, not even with
+// the earliest possible firewall.
 func TestBootOrder(t *testing.T) {
 	t.Parallel()
 	nstest.NeedProgram(t, "systemd-analyze")
@@ -213,8 +213,8 @@ func TestBootOrder(t *testing.T) {
 				t.Errorf("systemd-analyze verify: %s", out)
 			}
 
-			// As an ordinary service it would close one; were this not said, the
-			// test above would prove nothing.
+			// As an ordinary service it would close a circle. If verify did not report that,
+			// the test above would prove nothing.
 			path := filepath.Join(root, "usr/lib/systemd/system/canaryd.service")
 			unit := strings.Replace(source(t, unitFile), "DefaultDependencies=no\n", "", 1)
 			write(t, path, strings.Replace(unit, "/usr/local/bin", "/usr/bin", 1))

@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// TestVersionIsSaidOnce: the places that say the version follow cmd/canaryd/VERSION.
+// TestVersionIsSaidOnce: all places with the version follow cmd/canaryd/VERSION.
 func TestVersionIsSaidOnce(t *testing.T) {
 	version := strings.TrimSpace(source(t, "cmd/canaryd/VERSION"))
 	if !regexp.MustCompile(`^\d+\.\d+\.\d+$`).MatchString(version) {
@@ -46,8 +46,8 @@ func TestVersionIsSaidOnce(t *testing.T) {
 	}
 }
 
-// repository makes a repository with one commit, in which hack/version.sh is, and returns its
-// folder and what runs a command there.
+// repository makes a repository with one commit that includes hack/version.sh. It returns its
+// folder, and a function that runs a command there.
 func repository(t *testing.T) (string, func(name string, args ...string) (string, error)) {
 	t.Helper()
 	nstest.NeedProgram(t, "git")
@@ -72,7 +72,7 @@ func repository(t *testing.T) (string, func(name string, args ...string) (string
 	return dir, run
 }
 
-// TestVersionOfACheckout: only the tag of the release, without changes, is the release.
+// TestVersionOfACheckout: only the release's tag, without changes, has the release's version.
 func TestVersionOfACheckout(t *testing.T) {
 	dir, run := repository(t)
 	commit, err := run("git", "rev-parse", "--short=12", "HEAD")
@@ -123,8 +123,8 @@ func commandsUnder(document string, headings ...string) []string {
 	return all
 }
 
-// TestSigning runs the commands of docs/release.md for signing, and those of docs/fleet.md for
-// verifying, with a key of its own. Another key, a moved tag and a changed file are noticed.
+// TestSigning runs the commands of docs/release.md for signing and of docs/fleet.md for
+// verifying, with a key of its own. They notice another key, a moved tag and a changed file.
 func TestSigning(t *testing.T) {
 	nstest.NeedProgram(t, "ssh-keygen", "sha256sum")
 	document := source(t, "docs/release.md")
@@ -154,7 +154,7 @@ cd bin/release; sha256sum canaryd* >SHA256SUMS`)
 		}
 		var log strings.Builder
 		for _, command := range commands {
-			if command == "make release" { // TestRelease
+			if command == "make release" { // TestRelease has it
 				continue
 			}
 			if strings.Contains(command, "-Y verify") || strings.HasPrefix(command, "sha256sum") {

@@ -8,8 +8,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestDaemon: a person watches the page of a running canaryd while the node is
-// flushed in a pause, healed, and canaryd is stopped.
+// TestDaemon: a person watches the page of a running canaryd. The node is flushed in a pause
+// and healed, and canaryd is stopped.
 func TestDaemon(t *testing.T) {
 	nodetest.In(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -35,7 +35,7 @@ func TestDaemon(t *testing.T) {
 		n.Want(0, "resume")
 		begins("Healthy")
 		tab.within("the outcome", `document.querySelector('.outcome').innerText === 'proved'`)
-		// The one that took most comes first.
+		// The greatest culprit is the first.
 		if got := tab.text(".by"); !strings.HasSuffix(got, " (+4)") || !strings.Contains(got, "iptables") || !strings.Contains(got, "ip6tables") {
 			n.Errorf("it was flushed by %q", got)
 		}
@@ -43,7 +43,7 @@ func TestDaemon(t *testing.T) {
 		if text := tab.text(".chains"); !strings.Contains(text, "KUBE-SERVICES") || !strings.Contains(text, "ipv6 nat emptied:") {
 			n.Errorf("what was lost is reported as:\n%s", text)
 		}
-		// The command that it names shows the rest.
+		// The command in the record shows the rest.
 		words := strings.Fields(tab.text(".record code.run"))
 		if told, _ := n.Want(0, words[1], words[2:]...); !strings.Contains(told, "-A KUBE-SERVICES") {
 			n.Errorf("%q prints:\n%s", words, told)

@@ -24,7 +24,7 @@ import (
 )
 
 var (
-	// pictures is a folder for pictures of all states in all looks, which a person looks at.
+	// pictures is a folder for pictures of all states in all looks, for people.
 	pictures = flag.String("pictures", "", "write pictures of TestStates into this `folder`")
 	ofDocs   = flag.Bool("of-docs", false, "write only the pictures that docs/operate.md shows")
 )
@@ -72,9 +72,8 @@ func TestDocumentedStates(t *testing.T) {
 	}
 }
 
-// TestStates: whatever the state, the page says it first, keeps to its policy,
-// asks for nothing but itself, and is readable on a desk and on a phone, by day
-// and by night.
+// TestStates: in each state the page says it first, keeps to its policy, and requests only
+// itself. It is readable on a desk and on a phone, by day and by night.
 func TestStates(t *testing.T) {
 	with := func(status func() api.Status, change func(*api.Status)) func() api.Status {
 		return func() api.Status {
@@ -89,7 +88,7 @@ func TestStates(t *testing.T) {
 		status func() api.Status
 		dead   bool
 		class  string
-		title  string   // how it begins
+		title  string   // the beginning of the title
 		shows  []string // words on the page
 	}{
 		{"empty", healthyNode, false, "healthy", "Healthy", []string{"12,460 rules in 4,147 chains are in force", "No flush seen since", "af31f3a40aee"}},
@@ -195,8 +194,9 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// flawsScript returns flaws that make the page hard to read: text with less contrast than WCAG 2.1
-// AA asks for, text over the right edge, and verdicts that are broken or wider than their cells.
+// flawsScript returns flaws that make the page hard to read. They are text with less contrast
+// than WCAG 2.1 AA, text beyond the right edge, and verdicts that are broken or wider than
+// their cells.
 const flawsScript = `(() => {
   const flaws = [];
   const colour = (text) => text.match(/[\d.]+/g).map(Number);
@@ -237,8 +237,8 @@ const flawsScript = `(() => {
   return flaws;
 })()`
 
-// TestHostile: what strangers chose, names of chains and programs, is text and
-// nothing else, in the first page and in what refreshing brings.
+// TestHostile: names of chains and programs are strangers' words. They are plain text in the
+// first page, and after a refresh.
 func TestHostile(t *testing.T) {
 	const script, picture = `<script>window.stung=1</script>`, `"><img src=x onerror=window.stung=1>'`
 	evil := func() api.Status {
@@ -296,8 +296,8 @@ func TestHostile(t *testing.T) {
 	})
 }
 
-// TestRefresh: the page follows the node by itself. What was opened stays open,
-// what was marked stays marked, and who cannot see it hears the verdict.
+// TestRefresh: the page follows the node by itself. Open records stay open, selected text stays
+// selected, and a screen reader announces the verdict.
 func TestRefresh(t *testing.T) {
 	st := newStage(t, busy)
 	tab := st.open(start(t), desk)
@@ -349,7 +349,7 @@ func TestRefresh(t *testing.T) {
 	tab.clean()
 }
 
-// TestHeld: the page can be made to stand still.
+// TestHeld: a person can stop the page's updates.
 func TestHeld(t *testing.T) {
 	st := newStage(t, healthyNode)
 	tab := st.open(start(t), desk)
@@ -369,8 +369,8 @@ func TestHeld(t *testing.T) {
 	tab.clean()
 }
 
-// TestStale: a page whose canaryd does not answer says so, and does not show
-// what was once as what is.
+// TestStale: a page whose canaryd does not answer says so, and does not show an old state as
+// the present one.
 func TestStale(t *testing.T) {
 	st := newStage(t, healthyNode)
 	tab := st.open(start(t), desk)
@@ -404,8 +404,8 @@ func TestKeyboard(t *testing.T) {
 	}
 }
 
-// TestNoScript: without JavaScript the page is complete, and says that it does not
-// refresh itself.
+// TestNoScript: without JavaScript the page is complete, and says that it does not refresh
+// itself.
 func TestNoScript(t *testing.T) {
 	look := desk
 	look.NoScript = true
@@ -437,7 +437,7 @@ func TestUpgrade(t *testing.T) {
 	tab.clean()
 }
 
-// TestAccessible: headings, landmarks and names are what a screen reader needs.
+// TestAccessible: the page has the headings, landmarks and names that a screen reader needs.
 func TestAccessible(t *testing.T) {
 	tab := newStage(t, outage).open(start(t), desk)
 	var tree struct {
@@ -451,7 +451,7 @@ func TestAccessible(t *testing.T) {
 	var got []string
 	for _, n := range tree.Nodes {
 		var name string
-		_ = json.Unmarshal(n.Name.Value, &name) // some have none
+		_ = json.Unmarshal(n.Name.Value, &name) // some have no name
 		switch n.Role.Value {
 		case "heading", "region", "main", "table", "button", "columnheader", "rowheader":
 			if !n.Ignored {
@@ -467,7 +467,7 @@ func TestAccessible(t *testing.T) {
 	}
 }
 
-// TestMany: a hundred flushes of thousands of chains make no endless page.
+// TestMany: a hundred flushes of thousands of chains make a page of limited length.
 func TestMany(t *testing.T) {
 	many := func() api.Status {
 		s := healthyNode()

@@ -1,4 +1,4 @@
-// Package page looks at the page for people with a browser.
+// Package page tests the page for people with a browser.
 package page
 
 import (
@@ -35,8 +35,8 @@ type stage struct {
 	*testing.T
 	*httptest.Server
 	status atomic.Pointer[func() api.Status]
-	dead   atomic.Bool  // the loop does not turn
-	broken atomic.Int32 // what is answered instead of the page; 0: the page is
+	dead   atomic.Bool  // the loop does not run
+	broken atomic.Int32 // status of an answer without the page; 0: the page
 }
 
 func newStage(t *testing.T, status func() api.Status) *stage {
@@ -63,8 +63,8 @@ func newStage(t *testing.T, status func() api.Status) *stage {
 	return st
 }
 
-// show makes status what the daemon knows from now on. It is called for each
-// request, so that a slow machine makes nothing in it older.
+// show makes status the daemon's status. Each request calls it, so that a slow machine makes no
+// time in it older.
 func (st *stage) show(status func() api.Status) { st.status.Store(&status) }
 
 // open opens the page.
@@ -73,7 +73,7 @@ func (st *stage) open(b *browser.Browser, look browser.Look) *tab {
 	return open(st.T, b, st.URL+"/", look)
 }
 
-// healthyNode is the status of a node on which nothing happened since the start.
+// healthyNode returns the status of a node on which nothing has happened since the start.
 func healthyNode() api.Status {
 	now := time.Now()
 	s := api.Status{
@@ -93,7 +93,7 @@ func healthyNode() api.Status {
 	return s
 }
 
-// flush returns a record of some time ago.
+// flush returns a record of that age.
 func flush(id string, ago time.Duration, kind canary.Verdict, outcome api.Outcome) api.Flush {
 	culprit := api.Culprit{PID: 13626, Comm: "iptables-nft"}
 	r := api.Flush{
@@ -115,7 +115,7 @@ func flush(id string, ago time.Duration, kind canary.Verdict, outcome api.Outcom
 	return r
 }
 
-// busy is a healthy node with a history.
+// busy returns a healthy node with a history.
 func busy() api.Status {
 	s := healthyNode()
 	s.Flushes = []api.Flush{
@@ -133,7 +133,7 @@ func busy() api.Status {
 	return s
 }
 
-// outage is a node whose nat rules are missing.
+// outage returns a node whose nat rules are missing.
 func outage() api.Status {
 	s := busy()
 	s.Families[rules.IPv4][rules.Nat] = canary.Emptied

@@ -16,9 +16,8 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// one is the browser of all tests of this process, begun by the first that
-// needs it. They share no more than the program: each page has a profile of its
-// own.
+// one is the browser of all tests of this process. The first test that needs it starts it.
+// Tests share only the program: each page has its own profile.
 var one struct {
 	begin   sync.Once
 	browser *browser.Browser
@@ -92,7 +91,7 @@ func (b *tab) value(expression string) string {
 	return text
 }
 
-// text returns what can be read in the first element that is selected.
+// text returns the visible text of the first selected element.
 func (b *tab) text(selector string) string {
 	b.t.Helper()
 	quoted, err := json.Marshal(selector)
@@ -100,12 +99,12 @@ func (b *tab) text(selector string) string {
 	return b.value("document.querySelector(" + string(quoted) + ").innerText")
 }
 
-// within waits until a condition of JavaScript's holds.
+// within waits until a JavaScript condition holds.
 func (b *tab) within(what, condition string) {
 	b.t.Helper()
 	testkit.Until(b.t, what, func() error {
 		var holds bool
-		if err := b.Eval(condition, &holds); err == nil && holds { // a page that is being loaded has no answer
+		if err := b.Eval(condition, &holds); err == nil && holds { // a loading page has no answer
 			return nil
 		}
 		var says string
@@ -114,8 +113,7 @@ func (b *tab) within(what, condition string) {
 	})
 }
 
-// clean fails the test if the page asked for anything but itself, or had
-// something to complain of.
+// clean fails the test if the page requested anything but itself, or logged a complaint.
 func (b *tab) clean() {
 	b.t.Helper()
 	for _, url := range b.Requests() {

@@ -14,17 +14,17 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/versions"
 )
 
-// limit bounds one part in one userland; the longest takes two minutes while another runs, and ten
-// on a machine that has much else to do.
+// limit is the time for one part in one userland. The longest part takes two minutes next to
+// another one, and ten on a busy machine.
 const limit = 25 * time.Minute
 
-// A column is what became of the tests in one userland.
+// A column has the results of the tests in one userland.
 type column struct {
 	Suite, Programs string
 	Cells           map[string]string
 }
 
-// handOver leaves the column for the process outside.
+// handOver leaves the column for the process outside the namespaces.
 func (c column) handOver(t *testing.T) {
 	t.Helper()
 	text, err := json.Marshal(c)
@@ -36,7 +36,7 @@ func (c column) handOver(t *testing.T) {
 	}
 }
 
-// matrix renders the columns that were left in a folder, and the reasons of what is known.
+// matrix renders the columns in a folder, and the reasons for known failures.
 func matrix(dir string) (string, error) {
 	var columns []column
 	rows := map[string]bool{}
@@ -44,7 +44,7 @@ func matrix(dir string) (string, error) {
 		c := column{Suite: suite.Name}
 		text, err := os.ReadFile(filepath.Join(dir, suite.Name+".json"))
 		if os.IsNotExist(err) {
-			continue // its test says why
+			continue // its test has the reason
 		}
 		if err == nil {
 			err = json.Unmarshal(text, &c)

@@ -17,17 +17,17 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/versions"
 )
 
-// userlands is where hack/userlands.sh unpacked Debian's packages, a folder for each suite.
+// userlands is hack/userlands.sh's folder of Debian's packages, with a folder for each suite.
 const userlands = "/var/cache/canaryd-test/userlands"
 
-// A userland is a root file system, mounted in the namespaces that this process is in. What
-// is written to it goes with them.
+// A userland is a root file system, mounted in this process's namespaces. Its changes are
+// deleted with them.
 type userland struct {
 	*testing.T
 	root string
 }
 
-// enter mounts the suite's userland, with this tree as /src and what was built as /builds.
+// enter mounts the suite's userland, with this tree as /src and the built programs as /builds.
 func enter(t *testing.T, suite string) *userland {
 	t.Helper()
 	u := &userland{T: t, root: "/run/userland/root"}
@@ -54,13 +54,13 @@ func (u *userland) must(err error) {
 	}
 }
 
-// command returns a command of the userland's.
+// command returns a command in the userland.
 func (u *userland) command(name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(u.Context(), name, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: u.root}
 	cmd.Dir = "/"
-	// With CI=true a test that lacks a program fails instead of being skipped. Random tests run at
-	// their full length, which is where the programs of some releases differ.
+	// With CI=true a test without its program fails and is not skipped. Random tests have their
+	// full length, because there the programs of some releases differ.
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/", "LC_ALL=C.UTF-8", "CI=true", "CANARYD_TEST_LARGE=1", nodetest.With("/builds/canaryd")}
 	return cmd
 }
@@ -95,15 +95,15 @@ func (u *userland) run(p part) []outcome.Outcome {
 	if len(all) == 0 {
 		u.Fatalf("%s ran no test: %v\n%s", p.pkg, err, out)
 	}
-	// Where the binary fails and none of its rows did, it crashed.
+	// If the binary failed without a failing row, it crashed.
 	if failed := bytes.Contains(out, []byte("\n--- FAIL: ")); (err != nil) != failed {
 		u.Errorf("%s: %v\n%s", p.pkg, err, out)
 	}
 	return all
 }
 
-// turn waits until the part may run, and returns what ends its turn. A part with rows has the
-// machine for itself: a flush of many commands must not be healed in the middle for want of time.
+// turn waits until the part may run, and returns a function that ends its turn. A part with
+// rows runs alone, because a slow machine could heal a flush of many commands in the middle.
 func (u *userland) turn(p part) (end func()) {
 	u.Helper()
 	file, err := os.Create(filepath.Join(os.Getenv(builds), "turn"))
@@ -119,7 +119,7 @@ func (u *userland) turn(p part) (end func()) {
 	return func() { u.must(file.Close()) }
 }
 
-// TestUserlandsAreThere: without them nothing of this package is tried.
+// TestUserlandsAreThere: without them this package would test nothing.
 func TestUserlandsAreThere(t *testing.T) {
 	for _, suite := range versions.Suites {
 		nstest.NeedFile(t, filepath.Join(userlands, suite.Name, ".unpacked"))

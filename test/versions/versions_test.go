@@ -1,7 +1,7 @@
-// Package versions tries canaryd with the iptables, nft and ipset of other releases of
-// Debian, on this machine's kernel. Tests of other packages run in each userland:
-// all ways to flush, and what compares bytes, text and the mirror with the programs.
-// What differs by version stands in internal/testkit/versions.
+// Package versions tests canaryd with the iptables, nft and ipset of other releases of Debian,
+// on this machine's kernel. Tests of other packages run in each userland: all ways to flush,
+// and comparisons of bytes, text and the mirror with the programs. internal/testkit/versions
+// has the differences by version.
 package versions
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/versions"
 )
 
-// A part is a package and those of its tests that run in each userland.
+// A part is a package with the tests that run in each userland.
 type part struct {
 	pkg   string
 	tests string // for -test.run
@@ -25,11 +25,11 @@ type part struct {
 	rows  bool   // each subtest is a row of its own
 }
 
-// parts are the tests that depend on what the programs print and take.
+// parts returns the tests that depend on the programs' output and input.
 func parts() []part {
 	return []part{
 		{pkg: "test/e2e", tests: "^TestScenarios$", rows: true}, // the rows of make demo
-		// make test-large has the readers next to a busy writer: they try the kernel.
+		// make test-large runs the readers next to a busy writer, which test the kernel.
 		{pkg: "pkg/iptables", tests: ".", skip: "BesideA?BusyWriter"},
 		{pkg: "pkg/rules", tests: "^TestTheKernelAgreesOnMeaning$"},
 		{pkg: "pkg/rules/kube", tests: "^TestSpelling$"},
@@ -37,11 +37,12 @@ func parts() []part {
 	}
 }
 
-// binary returns the name of the part's test binary in the folder of what was built.
+// binary returns the name of the part's test binary.
 func (p part) binary() string { return strings.ReplaceAll(p.pkg, "/", "-") + ".test" }
 
-// builds is the environment variable that names the folder with the built canaryd and the
-// test binaries. The process outside builds them; those in the namespaces inherit it.
+// builds is the environment variable with the folder of the built canaryd and the test
+// binaries. The process outside the namespaces builds them, and those inside inherit the
+// variable.
 const builds = "CANARYD_TEST_VERSIONS"
 
 func TestMain(m *testing.M) { os.Exit(prepared(m)) }
@@ -75,7 +76,8 @@ func prepared(m *testing.M) int {
 	return code
 }
 
-// build links canaryd and the tests without libraries: no userland has those of another.
+// build links canaryd and the tests without libraries, because no userland has those of
+// another.
 func build(dir string) error {
 	commands := [][]string{{"build", "-o", filepath.Join(dir, "canaryd"), "github.com/canaryd/canaryd/cmd/canaryd"}}
 	for _, p := range parts() {
@@ -91,9 +93,9 @@ func build(dir string) error {
 	return nil
 }
 
-// TestVersions runs the parts in each userland, and compares what became of each test with
-// what is expected there: a test that fails unexpectedly is a failure, and so is one that
-// passes although it is expected to fail.
+// TestVersions runs the parts in each userland, and compares each test's result with the
+// expectation. An unexpected failure fails the test, and so does a test that passes against the
+// expectation.
 func TestVersions(t *testing.T) {
 	for _, of := range versions.Suites {
 		suite := of.Name
@@ -119,7 +121,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// judge compares an outcome with what is expected, and returns its cell of the matrix.
+// judge compares an outcome with the expectation, and returns its cell of the matrix.
 func judge(t *testing.T, suite string, o outcome.Outcome) string {
 	t.Helper()
 	e, known := versions.FailureOf(suite, o.Name)
@@ -139,7 +141,7 @@ func judge(t *testing.T, suite string, o outcome.Outcome) string {
 	return "FAILED"
 }
 
-// expectedRan fails the test for each row of the table whose test did not run.
+// expectedRan fails the test for each expected failure whose test did not run.
 func expectedRan(t *testing.T, c column) {
 	t.Helper()
 	for _, f := range versions.Failures {

@@ -1,5 +1,5 @@
-// Pod is the program of all pods that test/cluster runs besides canaryd: "pod pause" keeps a pod's
-// namespaces, "pod serve" answers at port 8080.
+// Pod is the program of all pods of test/cluster but canaryd's. "pod pause" keeps a pod's
+// namespaces, and "pod serve" answers at port 8080.
 package main
 
 import (
@@ -33,7 +33,7 @@ func run(ctx context.Context, args []string) error {
 	return errors.New("usage: pod pause | pod serve")
 }
 
-// serve says the pod's name to each client, and returns what the client sends.
+// serve sends the pod's name to each client, and then the client's own bytes.
 func serve(ctx context.Context, address string) error {
 	name, err := os.Hostname()
 	if err != nil {
@@ -54,7 +54,7 @@ func serve(ctx context.Context, address string) error {
 		go func() {
 			defer conn.Close()
 			if _, err := fmt.Fprintln(conn, name); err == nil {
-				_, _ = io.Copy(conn, conn) // the client may leave at any time
+				_, _ = io.Copy(conn, conn) // the client may close at any time
 			}
 		}()
 	}
