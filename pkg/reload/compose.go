@@ -22,7 +22,7 @@ type tableTask struct {
 	readmit     map[string]bool   // chains to write again because a quarantined rule of theirs may be writable now
 	unavailable unavailable
 	doubled     []rules.Jump     // see Job.Doubled
-	misread     misread          // rules in force that an earlier write misread
+	misread     misread          // rules in force because an earlier write went wrong
 	session     iptables.Session // the session that will write the table; nil if it is only judged
 	textOnly    bool             // rules cannot be written by their bytes in this run
 	lostMarks   rules.MarkLoss   // how marks of packets may differ because of other tables
