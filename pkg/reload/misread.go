@@ -237,10 +237,10 @@ func (tr TableResult) after(earlier TableResult) TableResult {
 	return tr
 }
 
-// withoutStrays returns the task of a table without the rules that a misread text added to chains
-// of others, and the steps that delete these rules. The steps delete by index, because canaryd
-// knows no text of the strays. The last index is deleted first, so that the others stay true. All
-// other steps are planned as if the strays were gone, so these steps run first.
+// withoutStrays returns the task of a table without its strays, and the steps that delete these.
+// Strays are the rules that a misread text added to chains of others. The steps delete by index,
+// because canaryd knows no text of the strays. The last index is deleted first, so that the others
+// stay true. All other steps are planned as if the strays were gone, so these steps run first.
 func (t tableTask) withoutStrays() (tableTask, []iptables.Step) {
 	if len(t.misread.strays) == 0 || t.seen.Table == nil {
 		return t, nil
