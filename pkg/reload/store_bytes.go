@@ -306,8 +306,8 @@ func (b *byteFile) missing(g rules.Generation, from RawSource, write func(record
 	return added, nil
 }
 
-// rewrite writes the file again. It keeps the newest other rules of the file for earlier
-// generations, as many as the generation has rules, and adds the generation's rules behind them.
+// rewrite writes the file again, with the generation's rules. Before them it keeps the file's
+// newest other rules for earlier generations: as many again, or crowdedFrom/2 if that is more.
 func (b *byteFile) rewrite(g rules.Generation, from RawSource) error {
 	earlier := b.known
 	b.known, b.saved = nil, nil

@@ -13,8 +13,8 @@ import (
 // Owners has canaryd's knowledge of the rules' owners, apart from the rules themselves. A restart
 // must not lose it: rules whose owner is gone would pass for maintained ones.
 type Owners struct {
-	// Proxy has the families in which kube-proxy's canary was seen, with the machine's uptime when
-	// it was first missing; 0 means that it was in force.
+	// Proxy has the families in which kube-proxy's canary was seen. The value is the machine's
+	// uptime when the canary was first missing; 0 means that it was there.
 	Proxy map[rules.Family]time.Duration `json:"proxy,omitempty"`
 	// Folder identifies libcni's folder, and Pods are its containers for which the generation has
 	// rules.
