@@ -58,8 +58,8 @@ func chooseChains(task tableTask, plan *tablePlan) *chosenChains {
 			continue // it holds rules of its owner that canaryd did not read
 		case task.misread.chains[c.Name] != nil:
 		case task.readmit[c.Name] && !task.claimed(c.Name):
-			// The standing rules are not written again. Among them may be a rule that canaryd
-			// cannot write, and that its owner has put back.
+			// Rules in force are not written again: its owner may have put back a rule that canaryd
+			// cannot write.
 			chosen.merge = append(chosen.merge, c)
 			continue
 		case task.readmit[c.Name]:
@@ -86,10 +86,10 @@ func chooseChains(task tableTask, plan *tablePlan) *chosenChains {
 	return chosen
 }
 
-// keepStanding has chains merged that hold rules and would be written as a whole. The chain may
+// keepStanding has chains merged that hold rules and would be written as a whole. Such a chain may
 // hold a rule that canaryd cannot write, and rules that would wait behind a missing one. To write
 // the chain without them would remove rules that no flush removed. The chains of a declared source
-// are not kept, and neither are chains with a misread rule.
+// are not kept, nor are chains with a misread rule.
 func (c *chosenChains) keepStanding(task *tableTask) {
 	c.write = slices.DeleteFunc(c.write, func(chain rules.Chain) bool {
 		standing := task.seen.Table.Chain(chain.Name)

@@ -172,9 +172,8 @@ func TestWithoutClaimTheSameIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestAFlushOfClaimedAndLearnedChains: the table is flushed, and owners write to both kinds of
-// chains before the replay. The claimed chains become exactly as declared. The learned chain stays
-// as its owner wrote it.
+// TestAFlushOfClaimedAndLearnedChains: after a flush, owners write to both kinds of chains. The
+// claimed chains become exactly as declared. The learned chain stays as its owner wrote it.
 func TestAFlushOfClaimedAndLearnedChains(t *testing.T) {
 	onBothClaimed(t, func(t *testing.T, n *testNode) {
 		must(t, n.Flush(v4, rules.Nat, ""))

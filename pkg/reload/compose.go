@@ -57,7 +57,7 @@ type tablePlan struct {
 // A section collects the steps of one table's script in the order in which they must run. Jumps are
 // deleted before chains are rewritten, and the canary is last.
 type section struct {
-	declare []string        // chains that are declared in addition to those that are written
+	declare []string        // chains that are declared in addition to the written chains
 	remove  []iptables.Step // jumps and witnesses to delete
 	jump    []iptables.Step
 	drop    []iptables.Step // chains to delete
@@ -370,9 +370,9 @@ func leftOutStays(t *rules.Table, stays func(chain string) bool) bool {
 	return slices.ContainsFunc(t.Chains, func(c rules.Chain) bool { return c.LeftOut() && stays(c.Name) })
 }
 
-// referencedTargets returns the chains that remaining rules reference. These are the rules of
-// unprotected chains. Where only a declared source's chains are corrected, they are also the rules
-// of learned chains.
+// referencedTargets returns the chains that remaining rules reference. The rules of unprotected
+// chains remain. Where only a declared source's chains are corrected, so do the rules of learned
+// chains.
 func referencedTargets(task tableTask, stale []string) map[string]bool {
 	ours := nameSet(stale)
 	for _, c := range task.seen.Section.Chains {

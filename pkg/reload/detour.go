@@ -8,8 +8,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A detour is a way of packets through a chain that the complete rules do not have. A lost rule may
-// have set a mark, and a rule that looks for the mark then fails to match:
+// A detour is a way of packets through a chain that the complete rules do not have. Rules that mark
+// packets are lost, so rules that look for the mark match too little or too much:
 //
 //   - A DROP matches too little, and may let packets pass. The rules behind it wait as if it were
 //     lost, if they may let packets in.
@@ -26,14 +26,13 @@ type detour struct {
 	skip  []rules.Rule // behind these, packets skip rules that they met
 	// lacks are the fates of the rules that packets skip.
 	lacks fate
-	// reason explains the wait of a rule behind the first lines of the chain; searched counts these
-	// lines.
+	// reason is why a rule waits behind the first lines of the chain; searched counts these lines.
 	reason   string
 	searched int
 }
 
-// before returns the fates that packets which match a rule have lost because of marks. No packet
-// matches a missing rule.
+// before returns the fates that packets lose, because of marks, if they match a rule. A missing
+// rule matches no packet.
 func (d *detour) before(l *line) fate {
 	if l.removed || l.gone || l.missing() {
 		return 0
@@ -56,7 +55,7 @@ func (d *detour) before(l *line) fate {
 	return keeps
 }
 
-// behind returns the fates that packets behind a rule in force have lost because of marks.
+// behind returns the fates that packets lose, because of marks, behind a rule in force.
 func (d *detour) behind(r rules.Rule) fate {
 	less, more := d.lostMarks.Misleads(r)
 	ends := r.Target == "RETURN" || d.leaves(r)
@@ -82,9 +81,9 @@ func (d *detour) cause(r rules.Rule) string {
 }
 
 // marksBy returns how marks may differ because packets meet or skip a rule. They do so because
-// another rule, by, looks for a mark that they lack, or have too much. If that mark is a single
-// bit, these packets differ in it already. A MARK that they meet or skip then adds no difference:
-// KUBE-POSTROUTING clears the masquerade's bit only where it was set.
+// another rule, by, looks for a mark that they lack, or have too much. If that is a single bit,
+// they differ in it already, and a MARK that they meet or skip adds nothing. KUBE-POSTROUTING, for
+// example, clears the masquerade's bit only where it was set.
 func (s *gapSearch) marksBy(r, by rules.Rule) rules.MarkLoss {
 	loss := s.marks(r)
 	if r.Target == "MARK" {

@@ -69,8 +69,7 @@ const (
 		"-A KUBE-POSTROUTING -m set --match-set bad src -j MARK --set-xmark 0x4000/0x4000\n-A KUBE-POSTROUTING -m mark --mark 0x4000/0x4000 -j MASQUERADE\n-A KUBE-POSTROUTING -s 10.0.0.0/8 -j MASQUERADE\nCOMMIT\n"
 )
 
-// markTests have rules that mark packets, one of which cannot be written, and the rules that wait
-// for it.
+// markTests have a rule that marks packets and cannot be written, and the rules that wait for it.
 var markTests = []struct {
 	name string
 	text string
@@ -113,7 +112,7 @@ var markTests = []struct {
 }
 
 // TestRulesWaitForOneThatMarksPackets: a rule that marks packets cannot be written. In every table,
-// the rules wait that would let packets in without the mark, and no other rules.
+// exactly those rules wait that would let packets in without the mark.
 func TestRulesWaitForOneThatMarksPackets(t *testing.T) {
 	for _, test := range markTests {
 		t.Run(test.name, func(t *testing.T) {
@@ -143,7 +142,7 @@ func TestRulesWaitForOneThatMarksPackets(t *testing.T) {
 }
 
 // TestATableThatIsFlushedLaterWaitsForAMarkOfAnother: nat was flushed before, and its rule that
-// marks packets is in quarantine. Then filter is flushed, and its rules wait for the mark.
+// marks packets is quarantined. Then filter is flushed, and a jump of it waits.
 func TestATableThatIsFlushedLaterWaitsForAMarkOfAnother(t *testing.T) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		t.Run(string(backend), func(t *testing.T) {

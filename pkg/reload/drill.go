@@ -14,8 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Drill names the parts that canaryd removes from one table, to see whether a replay puts them
-// back.
+// A Drill names the parts of one table that canaryd removes, to see whether they are put back.
 type Drill struct {
 	Table rules.TableName
 	// Kind is one of canary.DrillKinds: the change of the canary.
@@ -29,8 +28,8 @@ type Drill struct {
 type Drilled struct {
 	// Marks are the marks of the tables that lost something in the drill; none if no table did.
 	Marks canary.Marks
-	// Tried are the marks of tables that may have lost something: the write failed in a way that
-	// leaves that open. They name both marks, and the next read shows which one is in force.
+	// Tried are the marks of tables that may have lost something: the failed write leaves that
+	// open. They name both marks, and the next read shows which one is in force.
 	Tried canary.Marks
 	// Jumps is the number of removed jumps.
 	Jumps int
@@ -42,9 +41,9 @@ type Drilled struct {
 var ErrNoDrill = errors.New("no drill is possible")
 
 // Drill removes the parts that d names in all families of the job, and puts nothing back. It reads
-// and judges under guard first. It removes nothing from a table that is not intact, or that changed
-// meanwhile. After an error some parts may be gone: see Marks and Tried. A table that has no canary
-// is passed over; if none has one, the error wraps ErrNoDrill.
+// and judges under guard first, and removes nothing from a table that is not intact, or that
+// changed meanwhile. After an error some parts may be gone: see Marks and Tried. A table that has
+// no canary is passed over; if none has one, the error wraps ErrNoDrill.
 func (r Replayer) Drill(ctx context.Context, job Job, d Drill) (Drilled, error) {
 	s, err := r.Kernel.Begin(ctx)
 	if err != nil {

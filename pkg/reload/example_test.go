@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// This example learns the rules in force, plants marks, and puts back the rules that a flush
-// removes. The kernel is one in memory. With an *iptables.Kernel it is the same.
+// Learn the rules in force, plant marks, and put back the rules that a flush removes, on a kernel
+// in memory. With an *iptables.Kernel it is the same.
 func ExampleReplayer_Heal() {
 	ctx := context.Background()
 	kernel := iptablestest.NewFake(iptables.NFT, rules.IPv4)

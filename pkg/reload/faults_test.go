@@ -16,8 +16,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A meddler is a Beginner whose sessions let another process write right after each read, so that
-// the read is stale before it can be used.
+// A meddler is a Beginner whose sessions let another process write right after each read. So the
+// read is stale before its use.
 type meddler struct {
 	Beginner
 	afterRead func()
@@ -140,9 +140,9 @@ func TestAFlushDuringTheRestoreIsNoProof(t *testing.T) {
 	}
 }
 
-// TestAFileRestoredBeforeTheProofIsTheFilesAndNotOurs: a file that was saved right before a flush
-// has the marks of that time. Another process restores it between canaryd's write and the proof.
-// These marks must not become the current marks.
+// TestAFileRestoredBeforeTheProofIsTheFilesAndNotOurs: a file was saved right before a flush, with
+// the marks of that time. Another process restores it between canaryd's write and the proof. Its
+// marks must not become the current ones.
 func TestAFileRestoredBeforeTheProofIsTheFilesAndNotOurs(t *testing.T) {
 	n := newNode(t, iptables.NFT, nodeText, v4)
 	old := strings.ReplaceAll(n.SaveTable(v4, rules.Nat), "-A KUBE-SVC-A -j KUBE-MARK-MASQ", "-A KUBE-SVC-A -j RETURN")
@@ -236,7 +236,7 @@ func lost(fr FamilyResult) map[rules.TableName]bool {
 }
 
 // TestARefusalIsNobodyElsesWord: after a refusal canaryd does not know whether another process
-// wrote. It must not ascribe differences of a jump or a chain to one.
+// wrote. It must not ascribe a changed jump or chain to one.
 func TestARefusalIsNobodyElsesWord(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		must(t, n.RestoreNoflush(v4, "*nat\n-D OUTPUT -j KUBE-SERVICES\nCOMMIT\n"))
@@ -361,9 +361,9 @@ func TestATriedNonceIsRecognizedOnceItCanBeRead(t *testing.T) {
 	}
 }
 
-// TestMarksAreKeptOnceForAWriteThatWasOvertaken: saving marks before a write takes time, in which
-// another process writes. The next try plants the same marks, which are saved already. So it is not
-// overtaken again by a process that is only a little faster.
+// TestMarksAreKeptOnceForAWriteThatWasOvertaken: while marks are saved before a write, another
+// process writes. The next try plants the same marks, which are saved already. So a process that is
+// only a little faster does not overtake it again.
 func TestMarksAreKeptOnceForAWriteThatWasOvertaken(t *testing.T) {
 	n := newNode(t, iptables.NFT, nodeText, v4)
 	must(t, n.Flush(v4, rules.Nat, ""))

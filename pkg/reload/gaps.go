@@ -33,7 +33,7 @@ type line struct {
 	weakened []QuarantinedRule
 	stands   bool // it is in the kernel, and stays there
 	removed  bool // it leads to a chain that its owner has removed
-	gone     bool // a flush or its owner removed it, and which one is not learned yet
+	gone     bool // a flush or its owner removed it; which one is not learned yet
 	// held says why the rule is quarantined; nil if it is written, or in force.
 	held *QuarantinedRule
 }

@@ -262,8 +262,7 @@ func (h *harmNode) complete() *rules.Table {
 	return table
 }
 
-// unharmed fails if a packet is let in, or translated, that neither the complete rules nor a flush
-// let in.
+// unharmed fails if a packet is let in, or translated, that neither all rules nor a flush let in.
 func (h *harmNode) unharmed(when string) {
 	h.t.Helper()
 	lets := func(fate string) bool { return fate == "MASQUERADE" || fate == "ACCEPT" && h.table == rules.Filter }

@@ -49,8 +49,8 @@ func (l Learned) Shrunk(f rules.Family, t rules.TableName, chain string) time.Ti
 
 // Learn takes a read of one table into the generation. The table's marks were in force during the
 // read. Learn accepts added and changed rules at once. It accepts removals after shrinkDelay, and
-// keeps the former content in the generation until then. It also keeps the jumps in finding.Waiting
-// and the chains that these jumps are missing from.
+// keeps the former content until then. It also keeps the jumps in finding.Waiting and the chains
+// that these are missing from.
 //
 // The time is zero if nothing waits. Otherwise the caller must pass another read to Learn at that
 // time.
@@ -205,8 +205,8 @@ func keepAnchors(old, seen []rules.Jump, alone []string) []rules.Jump {
 	return merged
 }
 
-// Grown returns old, with the chains and jumps that only seen has. It also adds rules to a chain
-// that still has all of its former rules. It takes nothing away: seen may be half of a removal.
+// Grown returns old, with the chains and jumps that only seen has, and with the rules added to
+// chains that still have all former ones. It takes nothing away: seen may be half of a removal.
 func Grown(old, seen rules.Section) rules.Section {
 	grown, more := old, false
 	grown.Chains = slices.Clone(old.Chains)

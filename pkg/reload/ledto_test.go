@@ -334,7 +334,7 @@ func (n *testNode) chain(name string) []rules.Rule {
 }
 
 // TestARuleWaitsForAChainThatItsOwnerDeleted: another owner deletes a chain that protected rules
-// lead to. No replay writes it, because that is no loss.
+// lead to. That is no loss, so no replay writes it.
 func TestARuleWaitsForAChainThatItsOwnerDeleted(t *testing.T) {
 	onUfw(t, func(t *testing.T, n *testNode) {
 		user := n.chain("DOCKER-USER")

@@ -81,9 +81,9 @@ func TestALostChainThatWasLeftOutStaysInQuarantine(t *testing.T) {
 	}
 }
 
-// TestAQuarantineOutlivesTheNextTry: the first stage restores a table. Then another process writes
-// before the second stage, so all tables are read again, and this table needs no write. It must
-// keep its quarantine.
+// TestAQuarantineOutlivesTheNextTry: the first stage restores a table. Another process writes
+// before the second stage, so all tables are read again. The first table needs no write then, and
+// keeps its quarantine.
 func TestAQuarantineOutlivesTheNextTry(t *testing.T) {
 	n := dependent(t, iptables.NFT)
 	opaque := rules.LeftOut("KUBE-LARGE")[0]

@@ -90,8 +90,8 @@ func TestRotationLeavesALossAlone(t *testing.T) {
 	})
 }
 
-// TestRotationDoesNotPaintOverAFlush: another process flushes between the rotation's read and its
-// write. The loss must still show afterwards.
+// TestRotationDoesNotPaintOverAFlush: a flush between the rotation's read and its write must show
+// afterwards.
 func TestRotationDoesNotPaintOverAFlush(t *testing.T) {
 	tests := []struct {
 		name  string

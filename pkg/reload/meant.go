@@ -7,8 +7,8 @@ import (
 )
 
 // mean notes a chain that the plan does not write as the job's generation has it. The noted chain
-// lacks the rules to chains that their owner removed. It has the other rules as they are written,
-// and the quarantined rules, which still belong to the chain.
+// lacks the rules to chains that their owner removed. It has the other rules as written, and the
+// quarantined rules, which still belong to it.
 func (p *tablePlan) mean(c rules.Chain, lines []*line) {
 	meant, differs := rules.Chain{Name: c.Name}, false
 	for _, l := range lines {
@@ -46,11 +46,11 @@ func joinMeant(earlier, later rules.Section) rules.Section {
 	return later
 }
 
-// Mean adds a replay's changes to the generation of a table, if the replay is proved or its marks
-// are in force. It takes a [TableResult]'s Meant and Quarantined. The caller must call it before
-// Supplement compares a read with the generation. Otherwise the replay's own omissions and changes
-// would count as written by the chain's owner, and end the quarantine of that chain. The replayed
-// generation may also differ from the learned one.
+// Mean adds a [TableResult]'s Meant and Quarantined to the generation of a table. The replay must
+// be proved, or its marks in force. The caller must call it before Supplement compares a read with
+// the generation. Otherwise the replay's own changes would count as written by the chain's owner,
+// and end the quarantine of that chain. The replayed generation may also differ from the learned
+// one.
 func (l Learned) Mean(id rules.TableID, meant rules.Section, quarantined []QuarantinedRule) Learned {
 	s := l.Generation[id]
 	s.Chains = slices.Clone(s.Chains)

@@ -56,9 +56,8 @@ func (m Memory) After(result Result) Memory {
 	return m.AfterPlanting(result)
 }
 
-// AfterPlanting returns the memory after a write of marks alone. A table that was written and could
-// not be read since has no finding. A rule that the next read misses may have been in force
-// meanwhile.
+// AfterPlanting returns the memory after a write of marks alone. A table that was written and not
+// read since has no finding: rules that the next read misses may have been in force meanwhile.
 func (m Memory) AfterPlanting(result Result) Memory {
 	for f, fr := range result {
 		for t, tr := range fr.Tables {

@@ -73,10 +73,10 @@ func (m misread) judge(finding canary.Finding) canary.Finding {
 }
 
 // misreadBy compares a table after a write with the plan. bad are the rules from which
-// iptables-restore made other rules, or none. Both are empty if the write changed nothing at all.
-// Then one line may have prevented all others, and only trials find that line. Claimed chains do
-// not count. Their rules are in their author's words, and iptables may print them in a form that no
-// comparison knows.
+// iptables-restore made others, or none. Both are empty if the write changed nothing at all: then
+// one line may have prevented all others, and only trials find it. Claimed chains do not count:
+// their rules are in their author's words, and iptables may print them in a form that no comparison
+// knows.
 func (p tablePlan) misreadBy(after *rules.Table, claimed func(chain string) bool) (left misread, bad []rules.Rule) {
 	if claimed == nil {
 		claimed = func(string) bool { return false }
@@ -160,8 +160,8 @@ func (t *familyRun) noteMisread(plans []tablePlan) (found bool) {
 	return found
 }
 
-// tookOtherSet reports whether the kernel took a rule of the plan with another ipset than it names.
-// Then an unplanned rule is in force that differs from it only in its ipsets.
+// tookOtherSet reports whether the kernel took a rule of the plan with another ipset: an unplanned
+// rule is in force that differs only in ipsets.
 func (p tablePlan) tookOtherSet(r rules.Rule, left misread) bool {
 	sets := r.Needs().Sets
 	if len(sets) == 0 {

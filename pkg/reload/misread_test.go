@@ -21,8 +21,8 @@ var misreadings = []struct {
 	{"a jump", "-j KUBE-FORWARD", "-p tcp -j KUBE-FORWARD", "-A FORWARD -j KUBE-FORWARD", "FORWARD"},
 }
 
-// TestAMisreadRuleIsWrittenOnce: iptables-restore makes another rule of a text. The rule is left
-// out, the other one is removed, and the rest is back. No later try writes the rule again.
+// TestAMisreadRuleIsWrittenOnce: iptables-restore makes another rule of a text. That rule is
+// removed, the rest is back, and no later try writes the text again.
 func TestAMisreadRuleIsWrittenOnce(t *testing.T) {
 	for _, c := range misreadings {
 		t.Run(c.name, func(t *testing.T) {
@@ -66,9 +66,8 @@ func TestAMisreadRuleIsWrittenOnce(t *testing.T) {
 	}
 }
 
-// TestAFailedProofIsALossUntilAnotherProcessWrites: rules that a failed proof left count as a loss
-// until they are corrected. As soon as another process has written there, they count as its
-// decision.
+// TestAFailedProofIsALossUntilAnotherProcessWrites: rules that a failed proof left are a loss until
+// they are corrected. Once another process has written there, they are its decision.
 func TestAFailedProofIsALossUntilAnotherProcessWrites(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		examine := func() canary.Finding {
@@ -162,8 +161,8 @@ func (n *testNode) filterLines() string {
 	return lines
 }
 
-// TestAStrayGoesAlone: a misread text added a rule to a chain of others. canaryd removes it once,
-// and no other rule. All other rules return to their place.
+// TestAStrayGoesAlone: a misread text added a rule to a chain of others. canaryd removes only that
+// rule, once. Missing rules return to their place.
 func TestAStrayGoesAlone(t *testing.T) {
 	const stray = "-p udp -m udp --dport 9 -j ACCEPT"
 	lineOf := func(chain string) string { return "-A " + chain + " " + stray + "\n" }

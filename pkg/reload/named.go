@@ -28,7 +28,7 @@ func (t *familyRun) namedIn() *iptables.RefusedRule {
 }
 
 // leaveNamed reports whether a family is to be written again because the kernel refused one rule of
-// the transaction. The kernel wrote no family of the transaction, so each one is written again. The
+// the transaction. It wrote nothing, so all families of the transaction are written again. The
 // rule's own family leaves the rule out. If the table's rules have texts, iptables-restore tries
 // this one alone. If it can write the rule, it writes the table. If it cannot try, for example
 // because no iptables is installed, the kernel's answer counts.

@@ -104,7 +104,7 @@ func newNode(t *testing.T, backend iptables.Backend, text string, families ...ru
 	return n
 }
 
-// take takes over the marks of a result, and removes tables from the result that need no marks.
+// take takes over the marks of a result, and removes its tables that need no marks.
 func (n *testNode) take(result Result) {
 	for f, fr := range result {
 		for table, tr := range fr.Tables {

@@ -80,8 +80,8 @@ func TestAFlusherThatNeverEndsQuarantinesNothing(t *testing.T) {
 	})
 }
 
-// TestASetThatIsDestroyedRightBeforeTheWriteIsMadeAgain: ipsets are destroyed after the rules that
-// name them, which moves no table.
+// TestASetThatIsDestroyedRightBeforeTheWriteIsMadeAgain: a flusher destroys an ipset after the
+// rules, which moves no table.
 func TestASetThatIsDestroyedRightBeforeTheWriteIsMadeAgain(t *testing.T) {
 	eachNode(t, func(t *testing.T, n *testNode) {
 		n.flushAll(v4)

@@ -1,7 +1,7 @@
 package reload
 
-// This file has kube-proxy's canary, by which kube-proxy notices a flush, and the full sync after a
-// replay. It also recognises that kube-proxy removed its own rules.
+// This file handles kube-proxy's canary, by which kube-proxy notices a flush, the full sync after a
+// replay, and the removal of kube-proxy's own rules.
 
 import (
 	"context"

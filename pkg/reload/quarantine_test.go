@@ -459,9 +459,9 @@ func TestTheOwnersLastWordEndsAQuarantine(t *testing.T) {
 	}
 }
 
-// TestRulesThatWaitOutliveTheRuleThatTheyWaitFor: an owner writes back the rule that could not be
-// written. That decides nothing about the rules that wait for it. An owner that writes the chain as
-// a whole decides about them.
+// TestRulesThatWaitOutliveTheRuleThatTheyWaitFor: an owner writes back the missing rule, which
+// decides nothing about the rules that wait for it. An owner that writes the chain as a whole
+// decides about them.
 func TestRulesThatWaitOutliveTheRuleThatTheyWaitFor(t *testing.T) {
 	const first, odd, second, third = "-s 192.0.2.1/32 -j ACCEPT", "-m odd -j RETURN", "-s 192.0.2.2/32 -j ACCEPT", "-s 192.0.2.3/32 -j ACCEPT"
 	const foreign = "-s 192.0.2.4/32 -j ACCEPT"
@@ -537,8 +537,8 @@ func TestRulesThatWaitOutliveTheRuleThatTheyWaitFor(t *testing.T) {
 }
 
 // TestAReplayOnRequestKeepsWhatCannotBeHad: a rule in force could not be written. A replay on
-// request removes neither that rule nor the rules behind it. It removes rules that the generation
-// lacks, and puts missing rules back in their place.
+// request keeps it and the rules behind it. It removes rules that the generation lacks, and puts
+// missing rules back in their place.
 func TestAReplayOnRequestKeepsWhatCannotBeHad(t *testing.T) {
 	const first, odd, second, third, stale = "-s 192.0.2.1/32 -j ACCEPT", "-m set --match-set bad src -j DROP", "-s 192.0.2.2/32 -j ACCEPT",
 		"-s 192.0.2.3/32 -j DROP", "-s 192.0.2.4/32 -j ACCEPT"

@@ -49,8 +49,8 @@ func RemovalOf(id rules.TableID, was, is rules.Section, now time.Time) Removal {
 	return r
 }
 
-// finder returns a function that finds chains by name. Its caller looks them up nearly in their
-// order, so it usually needs no index. An index of 16,000 chains would take longer than all else.
+// finder returns a function that finds chains by name. Lookups nearly in the chains' order need no
+// index, which for 16,000 chains would take longer than all else.
 func finder(chains []rules.Chain) func(name string) (int, bool) {
 	next, at := 0, map[string]int(nil)
 	return func(name string) (int, bool) {

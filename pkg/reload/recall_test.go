@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestRecall: rules that a purge removed return to their place, in any order. Rules that an owner
-// removed, added or rewrote in between stay as the owner left them.
+// TestRecall: purged rules return to their place, in any order. Rules that an owner removed, added
+// or rewrote in between stay as the owner left them.
 func TestRecall(t *testing.T) {
 	id := v4.Table(rules.Filter)
 	section := func(lines ...string) rules.Section {

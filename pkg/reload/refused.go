@@ -136,8 +136,8 @@ func (t *familyRun) reportSkipped() {
 	}
 }
 
-// refusalOf returns the refusal in an error; nil if there is none. A lock that another process
-// holds is no refusal: the kernel did not see the rules.
+// refusalOf returns the refusal in an error; nil if there is none. A lock of another process is no
+// refusal: the kernel did not see the rules.
 func refusalOf(err error) *iptables.RestoreError {
 	refused, ok := errors.AsType[*iptables.RestoreError](err)
 	if !ok || refused.Exit < 0 || refused.Reason == iptables.ReasonLock {

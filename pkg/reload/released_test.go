@@ -9,9 +9,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestAPodThatIsRemovedDuringTheOutageDoesNotComeBack: iptables -F leaves chains in the table, so a
-// missing chain was deleted by its owner since. The plugins' DEL finds no rule any more, but
-// deletes its chain.
+// TestAPodThatIsRemovedDuringTheOutageDoesNotComeBack: iptables -F leaves chains, so a missing
+// chain was deleted by its owner since. The plugins' DEL finds no rule any more, but deletes its
+// chain.
 func TestAPodThatIsRemovedDuringTheOutageDoesNotComeBack(t *testing.T) {
 	text := strings.Replace(nodeText, "-A KUBE-SVC-A ", "-A KUBE-SERVICES -p udp -j KUBE-MARK-MASQ\n-A KUBE-SVC-A ", 1)
 	onBoth(t, func(t *testing.T, n *testNode) {

@@ -70,9 +70,8 @@ func (s *Store) Remains(booted time.Time) (Remains, bool) {
 // errNoGeneration: neither the state nor a generation of this boot can be read.
 var errNoGeneration = errors.New("no generation of this boot can be read")
 
-// newestHere returns the generation with that ID. If it cannot be read, newestHere returns the
-// newest readable generation of this boot and network namespace. The error is the reason why other
-// rules may have been in force.
+// newestHere returns the generation with that ID or, if that is unreadable, the newest readable one
+// of this boot and network namespace. The error is why other rules may have been in force.
 func (s *Store) newestHere(id string) (Stored, error) {
 	var unread error
 	if id != "" {

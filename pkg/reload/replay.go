@@ -117,17 +117,17 @@ type Job struct {
 	Families   []rules.Family
 	Generation rules.Generation
 	Marks      canary.Marks
-	// Over reports whether the jump grace of a missing part is over; see canary.Seen. If it is
-	// nil, no grace is over.
+	// Over reports whether the jump grace of a missing part is over; see canary.Seen. Nil means
+	// that no grace is.
 	Over func(rules.TableID, rules.Jump) bool
 	// Quiet has the families in which every grace is over.
 	Quiet map[rules.Family]bool
-	// Robbed has the living containers of each family whose rules were deleted by name, by a
-	// process that is not their owner.
+	// Robbed has the living containers of each family whose rules another process than their owner
+	// deleted by name.
 	Robbed map[rules.Family]map[protect.Attachment]bool
-	// Purged is called for each read. The function that it returns reports whether a process that
-	// is no owner removed rules of a chain, or a built-in chain's jump to target. It returns nil
-	// if no process did. See canary.Wanted.
+	// Purged is called for each read. The returned function reports whether a process that is no
+	// owner removed rules of a chain, or a built-in chain's jump to target. nil means that none
+	// did. See canary.Wanted.
 	Purged func() func(id rules.TableID, chain, target string) bool
 	// Claimed reports whether a declared source owns a chain; nil means that no source owns any.
 	Claimed func(chain string) bool
@@ -154,7 +154,7 @@ type Job struct {
 	// Rider, if set, returns the parts that another realm adds to the write that is about to
 	// begin; nil if there are none. It is called once for each try, after the families were read.
 	Rider func() *iptables.Rider
-	// Strict leaves a table as it is if one of its claimed rules is refused. Otherwise only that
+	// Strict leaves a table as it is if one of its claimed rules is refused; otherwise only that
 	// rule is missing. Other tables are written. Refused has the rules that the last try found
 	// refused; they are tried first.
 	Strict  bool
@@ -169,8 +169,7 @@ type Job struct {
 	// trials end, because another loss should not wait. The next replay begins them again.
 	Interrupted func() bool
 	// LeaveAbsent reports whether a table that does not exist gets no first marks, because the
-	// generation has nothing in it. A write would create the table. nil means that every table
-	// gets them.
+	// generation has nothing in it: a write would create it. nil means that every table gets them.
 	LeaveAbsent func(rules.Family, rules.TableName) bool
 }
 
@@ -284,14 +283,14 @@ type TableResult struct {
 	restored bool           // saved rules were in the table
 	last     canary.Finding // of the last read
 	// misread has the chains and rules that the write left otherwise than planned, while no other
-	// process wrote. misreadRules are the planned rules from which it made other rules.
+	// process wrote. misreadRules are the planned rules that it made into others.
 	misread      misread
 	misreadRules []rules.Rule
 }
 
 // Heal puts back the rules that the generation has and the kernel lacks, in all families by one
-// restore, and proves it. It leaves alone each table that lost nothing, and each table that could
-// not be read, because its content is unknown.
+// restore, and proves it. It leaves alone each table that lost nothing, and each unreadable table,
+// because its content is unknown.
 func (r Replayer) Heal(ctx context.Context, job Job) (Result, error) {
 	return r.each(ctx, job, action{plan: heal, mayWriteUnguarded: true, writesRules: true, mayStage: true, asksProxy: true})
 }
@@ -308,10 +307,9 @@ func (r Replayer) Replant(ctx context.Context, job Job) (Result, error) {
 	return r.each(ctx, job, action{plan: plant, mayWriteUnguarded: true})
 }
 
-// Rotate gives intact tables a new nonce, and each chain with a jump a witness. It removes the
-// marks of a table that no longer needs any. It is due after the generation has changed. A file
-// that was saved before the change has the old nonce; only a new nonce shows that such a file was
-// restored.
+// Rotate gives intact tables a new nonce, and each chain with a jump a witness. A table that needs
+// no marks any more loses its own. It is due after the generation has changed: a file that was
+// saved before the change has the old nonce. Only a new nonce shows that such a file was restored.
 func (r Replayer) Rotate(ctx context.Context, job Job) (Result, error) {
 	return r.each(ctx, job, action{plan: rotate})
 }

@@ -60,13 +60,12 @@ type familyRun struct {
 	// otherSet is how often this run wrote a rule that the kernel took with another ipset.
 	otherSet map[rules.TableName]map[rules.Key]int
 	earlier  map[rules.TableName]TableResult
-	// skipped has the tables that this run no longer writes, with the reason. The other tables
-	// are written without them. tableRefusal is a refusal of one table; the next read shows which
-	// table.
+	// skipped has the tables that this run no longer writes, with the reason. tableRefusal is a
+	// refusal of one table; the next read shows which table.
 	skipped      map[rules.TableName]skippedTable
 	tableRefusal error
-	// misfits has the tables that the last plan leaves alone, with the reason: rules of iptables
-	// have no effect in one of their built-in chains.
+	// misfits has the tables that the last plan leaves alone, with the reason: iptables' rules have
+	// no effect in some built-in chain of theirs.
 	misfits map[rules.TableName]error
 	// seen has the tables as the last guarded read showed them. sets has the ipsets that the
 	// plans count on.
@@ -89,8 +88,7 @@ func (t *familyRun) stale() bool { return errors.Is(t.answer.Err, nft.ErrStale) 
 
 // families reads and plans every family, writes all of them by one restore, and proves each by a
 // second read. A long replay is written in two stages. A family is tried again if another process
-// wrote before the end of the restore. It is also tried again if a trial found rules that the
-// next try leaves out.
+// wrote before the end of the restore, or if a trial found rules to leave out.
 func (r run) families(ctx context.Context) Result {
 	result := Result{}
 	end := func(t *familyRun) {
@@ -214,9 +212,9 @@ func (r run) settle(ctx context.Context, runs, planned []*familyRun) (again bool
 	return again
 }
 
-// withTriedMarks returns the marks, with the marks that the last write may have planted added.
-// Without these, canaryd would think that its own new canary belongs to saved rules. It would
-// then delete the rules that the owner wrote since.
+// withTriedMarks adds the marks that the last write may have planted. Without them, canaryd would
+// think that its own new canary belongs to saved rules, and delete the rules that the owner wrote
+// since.
 func (t *familyRun) withTriedMarks(marks canary.Marks) canary.Marks {
 	for _, p := range t.plans {
 		if t.sent[p.table] && p.want.Mark.Nonce != "" {
@@ -325,9 +323,9 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 }
 
 // refusals returns the rules of a table to leave out as refused, with the reasons. Trials of this
-// run found some of them. Earlier runs found the others; they count unless the action retries
-// them. To find them again would cost 30 trials in the middle of an outage. A quarantined rule is
-// left out of its own chain only: another chain may take it.
+// run found some of them, and earlier runs the others. These others count unless the action retries
+// them: to find them again would cost 30 trials in the middle of an outage. Another chain may take
+// a quarantined rule, so it is left out of its own chain only.
 func (r run) refusals(t *familyRun, task tableTask) placedReasons {
 	list := task.quarantined
 	if r.action.retriesRefused {

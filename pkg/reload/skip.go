@@ -39,8 +39,7 @@ func misfit(plan tablePlan, misfits map[iptables.Place]error) error {
 }
 
 // withoutSkipped returns the new plans without the plans of skipped tables. It also skips a table
-// that was just refused. Tables are written in order, so that is the first table that is still to
-// be written.
+// that was just refused: tables are written in order, so that is the first unwritten one.
 func (t *familyRun) withoutSkipped(plans []tablePlan) []tablePlan {
 	refused := refusalOf(t.tableRefusal)
 	wasPlanned := func(p tablePlan) bool {

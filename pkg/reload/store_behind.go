@@ -12,8 +12,8 @@ import (
 )
 
 // A Behind says that the state folder could not be written, and names newer rules that were in
-// force. They are rules of iptables' tables or, in a note of its own, of native tables. It is kept
-// in another folder, on another disk: the folder of the control socket.
+// force. They are of iptables' tables or, in a note of its own, of native tables. It is kept in the
+// folder of the control socket, on another disk.
 type Behind struct {
 	// Stored is the generation that the state names, or the digest of the file that names the
 	// native tables; "" if there is none.
@@ -44,7 +44,7 @@ func (b Behind) Table(name string) (BehindTable, bool) {
 	return BehindTable{}, false
 }
 
-// A note is the file that has both. If one of them is nil, that part of the folder is up to date.
+// A note is the file for both kinds of tables. For a nil part, the folder is up to date.
 type note struct {
 	Format   int      `json:"format"`
 	Identity Identity `json:"identity"`
@@ -82,7 +82,7 @@ func (s *Store) SaveBehind(b *Behind) error {
 	return s.saveNote()
 }
 
-// SaveNativeBehind does for native tables as SaveBehind does; its caller sets Stored.
+// SaveNativeBehind is SaveBehind for native tables; its caller sets Stored.
 func (s *Store) SaveNativeBehind(b *Behind) error {
 	s.note.Native = b
 	return s.saveNote()
@@ -110,8 +110,8 @@ func (s *Store) saveNote() error {
 }
 
 // LoadBehind returns the note that the state on disk is behind. The error is ErrNothingStored if
-// there is none, or if it is of another boot, network namespace, backend or state. Otherwise the
-// error names the broken part.
+// there is none, or if it is of another boot, network namespace, backend or state. Else it names
+// the broken part.
 func (s *Store) LoadBehind(state string) (Behind, error) { return s.loadNote(&s.note.Behind, state) }
 
 // LoadNativeBehind is LoadBehind for the native tables that a file with that digest names.

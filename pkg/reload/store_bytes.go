@@ -56,8 +56,8 @@ const (
 	crowdedFrom = 4096
 	// mostInflated bounds the content of a file, in bytes. Rules compress to a twentieth.
 	mostInflated = 1 << 30
-	// mostRecords bounds how many rules the file has. A megabyte of zeros is a million of them, and
-	// canaryd keeps a hash of each. --max-rules keeps a generation below this.
+	// mostRecords bounds how many rules the file has: a megabyte of zeros is a million of them,
+	// each with a hash in memory. --max-rules keeps a generation below.
 	mostRecords = 1 << 22
 	// mostRecord bounds one rule. Netlink counts a rule's bytes by 16 bits.
 	mostRecord = 128 << 10

@@ -200,8 +200,8 @@ func TestBytesOfEarlierRulesMakeRoom(t *testing.T) {
 	}
 }
 
-// TestAFolderThatIsGoneGetsAllBytes: an administrator removes the state folder. The next save
-// writes the bytes of all rules again.
+// TestAFolderThatIsGoneGetsAllBytes: after an administrator removes the state folder, the next save
+// writes all bytes.
 func TestAFolderThatIsGoneGetsAllBytes(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
@@ -260,7 +260,7 @@ func TestBytesThatFailAreWrittenLater(t *testing.T) {
 	}
 }
 
-// TestBytesOfAResumedGeneration: an older canaryd kept no bytes for a generation. The next canaryd
+// TestBytesOfAResumedGeneration: an older canaryd kept no bytes of a generation. The next one
 // resumes it and writes them, although the generation does not change.
 func TestBytesOfAResumedGeneration(t *testing.T) {
 	dir, g := t.TempDir(), numbered(0, 10)

@@ -88,8 +88,7 @@ func (m *meter) written(t testing.TB) int64 {
 }
 
 // TestAMinuteOfChanges: 20 changes a second for a minute at 5,000 services, saved each second. A
-// save must write little more than its change. A restart loads the last generation, exactly as it
-// was.
+// save writes little more than its change. A restart loads the last generation as it was.
 func TestAMinuteOfChanges(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
 	g := manyServices(t)

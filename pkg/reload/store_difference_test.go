@@ -59,8 +59,7 @@ func (s *Store) bases(t *testing.T) []string {
 	return files
 }
 
-// TestDifferences: a generation changes in some way. The loaded generation equals the saved one,
-// field by field.
+// TestDifferences: a generation changes. The loaded one equals the saved one, field by field.
 func TestDifferences(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -146,8 +145,8 @@ func TestDifferences(t *testing.T) {
 	}
 }
 
-// TestTablesThatComeAndGo: a generation has families and tables that the base lacks, or lacks some
-// of the base's.
+// TestTablesThatComeAndGo: a generation has tables that the base lacks, or lacks a family of the
+// base's.
 func TestTablesThatComeAndGo(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
 	s.wholeBelow = 0
@@ -191,7 +190,7 @@ func TestManyJumps(t *testing.T) {
 	exactly(t, g, stored.Generation)
 }
 
-// TestPieces: any list can be made of its pieces, and no element of the base is in two of them.
+// TestPieces: any list is the sum of its pieces, and no element of the base is in two of them.
 func TestPieces(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 5000 {
@@ -228,8 +227,8 @@ func count(list []uint64, n uint64) int {
 	return len(slices.DeleteFunc(slices.Clone(list), func(o uint64) bool { return o != n }))
 }
 
-// TestEqualRulesWithoutEnd: a process that may write rules must not be able to make canaryd compare
-// each rule with each.
+// TestEqualRulesWithoutEnd: a process that may write rules cannot make canaryd compare each with
+// each.
 func TestEqualRulesWithoutEnd(t *testing.T) {
 	const many = 300_000
 	from, now := make([]uint64, many), make([]uint64, 2*many)
@@ -239,7 +238,7 @@ func TestEqualRulesWithoutEnd(t *testing.T) {
 	}
 }
 
-// TestTheFirstChangeAfterARestartIsSmall: the loaded base remains in use.
+// TestTheFirstChangeAfterARestartIsSmall: the loaded base stays in use.
 func TestTheFirstChangeAfterARestartIsSmall(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
 	s.wholeBelow = 0
@@ -265,8 +264,8 @@ func TestTheFirstChangeAfterARestartIsSmall(t *testing.T) {
 	}
 }
 
-// TestABaseThatVanished: a base is removed or cut off. The generations that need it are lost, and
-// later ones are not.
+// TestABaseThatVanished: a base is removed or cut off. Later generations are stored on another
+// base.
 func TestABaseThatVanished(t *testing.T) {
 	for name, harm := range map[string]func(path string) error{
 		"removed": os.Remove,

@@ -141,8 +141,8 @@ func (s *Store) resolve(file storedFile) (Stored, *base, error) {
 	return file.Stored, &base{name: file.Base, size: info.Size(), modified: info.ModTime(), print: fingerprintOf(chains)}, nil
 }
 
-// pruneBases removes the bases that no generation on disk and not the next difference needs. A
-// generation that cannot be read for now may need any base. A file that is no generation needs
+// pruneBases removes the bases that neither a generation on disk nor the next difference needs. A
+// generation that cannot be read for now may need any base; a file that is no generation needs
 // none.
 func (s *Store) pruneBases() error {
 	list, err := s.list()

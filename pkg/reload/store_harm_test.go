@@ -59,8 +59,8 @@ func (s *Store) rebase(t *testing.T, id, text string) {
 	must(t, os.WriteFile(s.path(id), []byte(strings.Replace(file, old, nameOf(digest[:]), 1)), 0o600))
 }
 
-// TestADifferenceThatWasTamperedWith: one of the two files is damaged in some way. No part of it is
-// believed, and none counts as missing.
+// TestADifferenceThatWasTamperedWith: a damaged file or base is not believed, and does not count as
+// missing.
 func TestADifferenceThatWasTamperedWith(t *testing.T) {
 	file := func(change func(string) string) func(*testing.T, *Store, string) {
 		return func(t *testing.T, s *Store, id string) {
@@ -180,9 +180,8 @@ func TestWhatRestsOnNothingIsNotOffered(t *testing.T) {
 	}
 }
 
-// TestFormatsOfDifferences: a later canaryd wrote one of the files, which is refused for that
-// reason. The state's format makes an older canaryd, which reads formats up to 3, refuse all of
-// them.
+// TestFormatsOfDifferences: a file of a later canaryd is refused for its format. The state's format
+// makes an older canaryd, which reads formats up to 3, refuse all files.
 func TestFormatsOfDifferences(t *testing.T) {
 	newer := func(s string) string { return strings.Replace(s, `{"format":7`, `{"format":9,"more":1`, 1) }
 	for name, change := range map[string]func(t *testing.T, s *Store, id string){
@@ -317,8 +316,8 @@ func TestASmallGenerationLeavesTheBase(t *testing.T) {
 var errKilled = errors.New("killed")
 
 // TestKilledBetweenTwoSteps: canaryd is killed at each change of the folder. The next start loads
-// the former state or the new one, and can load everything on the list. The next save leaves no
-// litter.
+// the former state or the new one, and the list names only loadable generations. The next save
+// leaves no litter.
 func TestKilledBetweenTwoSteps(t *testing.T) {
 	seen, hour := map[string]bool{}, time.Now().Truncate(time.Hour)
 	for _, test := range []struct {

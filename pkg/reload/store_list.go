@@ -32,8 +32,8 @@ type Kept struct {
 	// Rules includes jumps. Counted is false for a file of an older canaryd, which has no counts.
 	Counted       bool
 	Rules, Chains int
-	// Sparse means that it has less than a tenth of the rules of the largest generation here.
-	// canaryd may have learned a flush as an owner's decision, which leaves such a generation.
+	// Sparse means that it has less than a tenth of the rules of the largest generation here. A
+	// flush that was learned as an owner's decision leaves such a generation.
 	Sparse bool
 	// Foreign is why it must not be restored here; "" if it may be.
 	Foreign string

@@ -31,8 +31,8 @@ func (s *Store) saveAt(t *testing.T, minute int, stored Stored) string {
 	return s.written
 }
 
-// TestListSaysWhatIsInside: the list shows the size and origin of each generation, and whether it
-// may be restored here. It does not read the rules.
+// TestListSaysWhatIsInside: without reading rules, the list shows each generation's size and
+// origin, and whether it may be restored here.
 func TestListSaysWhatIsInside(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)

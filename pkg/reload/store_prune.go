@@ -10,7 +10,7 @@ import (
 const (
 	// keptGenerations is how many of the newest generations are always kept.
 	keptGenerations = 5
-	// The fullest generation is kept of each of so many hours and days, the present ones included.
+	// In each of so many hours and days, the present ones included, the fullest generation is kept.
 	keptHours = 2
 	keptDays  = 7
 	// keptBytes bounds the size of older generations on disk in addition to the newest, bases
@@ -37,11 +37,11 @@ func (s *Store) prune() error {
 }
 
 // worthKeeping returns which generations of a list, newest first, stay on disk. These are the
-// newest, and the generation that a loss waits for. The fullest generation also stays of this hour,
-// of the hour before, and of each day of a week. A process that deletes rules one by one makes many
-// generations, and would push out the generation that it began with. Hours and days are the
-// clock's, in UTC. The fullest of an hour that is over stays its fullest. The fullest of a sliding
-// hour would change to a generation that was pruned long before.
+// newest, and the generation that a loss waits for. The fullest of this hour, of the hour before,
+// and of each day of a week also stays. A process that deletes rules one by one makes many
+// generations, and would push out the first one. Hours and days are the clock's, in UTC: the
+// fullest of an hour that is over stays its fullest. The fullest of a sliding hour would change to
+// a generation that was pruned long before.
 func (s *Store) worthKeeping(list []Kept, now time.Time) map[string]bool {
 	keep, bases, spent := map[string]bool{}, map[string]bool{}, int64(0)
 	for i, k := range list {

@@ -164,7 +164,7 @@ func unsummed(s string) string {
 }
 
 // TestFormats: files without a format are of the canaryd before there was one, and can be read.
-// Files of a later canaryd are refused for their format, even if they have unknown fields.
+// Files of a later canaryd are refused for their format, also with unknown fields.
 func TestFormats(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -203,8 +203,7 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// TestWhatIsOnDiskIsNamed: the list names the newest generation first. The error about a missing
-// generation names the others.
+// TestWhatIsOnDiskIsNamed: in the list, newest first, and in the error about a missing generation.
 func TestWhatIsOnDiskIsNamed(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
@@ -409,8 +408,8 @@ func TestWhatCannotBeReadIsNotNothing(t *testing.T) {
 	}
 }
 
-// TestHostileStateFolder: another user could have put a file there. canaryd does not read it, and
-// never blocks on it.
+// TestHostileStateFolder: canaryd does not read a file that another user could have put there, and
+// does not block on it.
 func TestHostileStateFolder(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
@@ -437,9 +436,8 @@ func TestHostileStateFolder(t *testing.T) {
 	}
 }
 
-// TestFormatOfTablesOnDemand: files that name raw or security have the newest format. The state has
-// the same format as its generation, so that an older canaryd refuses both. All other files have
-// the format before.
+// TestFormatOfTablesOnDemand: files that name raw or security have the newest format, the state
+// like its generation, so that an older canaryd refuses both. All others have the format before.
 func TestFormatOfTablesOnDemand(t *testing.T) {
 	raw := v4.Table(rules.Raw)
 	marks := testState()

@@ -19,8 +19,8 @@ type Unread struct {
 	Native bool      `json:"native,omitempty"`
 	// Table is the native table of the file, if that is known.
 	Table string `json:"table,omitempty"`
-	// IDs names generations. If all of them are in force again, nothing is missing. It is empty if
-	// they are not known.
+	// IDs are of the generations that show, if all of them are in force again, that nothing is
+	// missing; none if they are not known.
 	IDs []string `json:"ids,omitempty"`
 	// Older is the newest generation that can be read; "" if there is none.
 	Older string `json:"older,omitempty"`

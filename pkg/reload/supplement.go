@@ -9,8 +9,8 @@ import (
 
 // Supplement returns a read of one table as if its quarantined rules were in force, so that
 // learning does not forget them. It also returns the quarantine without rules that are in force
-// again. Rules whose chain its owner has written since leave the quarantine, too, because the owner
-// decides. want is the table's generation. piecewise is Protection.Piecewise; it may be nil.
+// again, and without rules whose chain its owner has written since. want is the table's generation.
+// piecewise is Protection.Piecewise; it may be nil.
 //
 // A chain that is empty or missing may be the beginning of a flush that proceeds chain by chain. So
 // its quarantine ends only when Learn has accepted that, and want has no rule of it any more.

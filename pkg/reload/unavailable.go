@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Supplier creates the objects other than chains that rules depend on. *iptables.Sets is one, and
-// *iptablestest.Sets in tests. It never changes an object that exists.
+// A Supplier creates the objects other than chains that rules depend on, and never changes an
+// object that exists. *iptables.Sets is one, and *iptablestest.Sets in tests.
 type Supplier interface {
 	// Names returns the names of all ipsets.
 	Names(context.Context) ([]string, error)
@@ -21,8 +21,8 @@ type Supplier interface {
 	Account(ctx context.Context, name string) error
 }
 
-// unavailable has the parts that a replay cannot use. These are ipsets and nfacct objects that are
-// missing and cannot be created, by name with the reason, and refused and misread rules.
+// unavailable has the parts that a replay cannot use. These are refused and misread rules, and
+// missing ipsets and nfacct objects that cannot be created, by name with the reason.
 type unavailable struct {
 	sets, nfaccts map[string]string
 	refused       placedReasons
