@@ -68,8 +68,8 @@ func TestAPurgeLeavesTheFullGeneration(t *testing.T) {
 }
 
 // TestTheFullestOfEachDayIsKeptForAWeek: generations are saved all the time for three weeks, while
-// the rules grow, shrink or do both. Disk always holds the fullest of this hour, of the hour before
-// and of each of seven days, and little else.
+// the rules grow, shrink or do both. The disk always has the fullest of this hour, of the hour
+// before and of each of seven days, and little else.
 func TestTheFullestOfEachDayIsKeptForAWeek(t *testing.T) {
 	step := testkit.Size(30*time.Minute, 10*time.Minute)
 	steps := int(3 * 7 * 24 * time.Hour / step)

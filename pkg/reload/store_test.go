@@ -203,7 +203,8 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// TestWhatIsOnDiskIsNamed: in the list, newest first, and in the error about a missing generation.
+// TestWhatIsOnDiskIsNamed: the list names the generations on disk, newest first. So does the error
+// about a missing generation.
 func TestWhatIsOnDiskIsNamed(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
