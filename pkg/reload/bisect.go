@@ -14,24 +14,24 @@ import (
 )
 
 const (
-	// Trials write rules to the chain to which the writer writes what it learns the bytes of.
+	// Trials write rules to the chain in which the writer learns the bytes of rules.
 	trialChain, trialTarget = iptables.TrialChain, iptables.TrialTarget
 	// maxTrials and trialTime bound the search in one table. Among 20,000 rules it finds a bad one
-	// in 30 trials of 0.1 to 0.3 s, and the first takes longest. A busy node has the time that
-	// 30 of its first trial take, up to mostTrialTime. Rules that are undecided by then are
-	// quarantined as well.
+	// in 30 trials of 0.1 to 0.3 s, and the first trial takes longest. A busy node has 30 times the
+	// duration of its first trial, up to mostTrialTime. Rules that are undecided by then are
+	// quarantined, too.
 	maxTrials     = 256
 	trialTime     = 10 * time.Second
 	mostTrialTime = 30 * time.Second
 )
 
 // bisect finds the rules for which a restore was refused, and reports whether there are any. It
-// writes ever smaller halves of the plan to a chain that nothing jumps to: on legacy the kernel
-// does not say which rule it refuses, and iptables-restore does not say which of several. On nft
-// the kernel names a rule that was written by its bytes (leaveNamed). If bisect finds none, the
-// kernel refused the table as a whole. Each family is bisected once in a run. Rules that were
-// refused before are tried first: where they are the cause, a failed readmission costs few trials,
-// however long the table is.
+// writes ever smaller halves of the plan to a chain that nothing jumps to. On legacy the kernel
+// does not name the rule that it refuses, and iptables-restore does not either if there are
+// several. On nft the kernel names a rule that was written by its bytes (leaveNamed). If bisect
+// finds none, the kernel refused the table as a whole. Each family is bisected once in a run. Rules
+// that were refused before are tried first: if they are the cause, a failed readmission takes few
+// trials, however long the table is.
 func (r run) bisect(ctx context.Context, t *familyRun) bool {
 	refused := refusalOf(t.answer.Err)
 	if !r.action.writesRules || t.refused != nil || refused == nil || refused.Reason == iptables.ReasonIncompatible {
@@ -39,7 +39,7 @@ func (r run) bisect(ctx context.Context, t *familyRun) bool {
 	}
 	found := r.tryRules(ctx, t, t.pending(), false)
 	if found && t.discarded < staleReads && r.tablesMoved(ctx, t) {
-		// What another process wrote may be the reason of each refusal in the trial.
+		// Another process's write may be the reason of each refusal in the trial.
 		t.refused = nil
 		t.discarded++
 	}
@@ -47,8 +47,8 @@ func (r run) bisect(ctx context.Context, t *familyRun) bool {
 }
 
 // leaveBytes reports whether a restore was refused because rules without a text could not be
-// written by their bytes, although no single one of them is the cause: the transaction may have
-// been too large. The next try leaves them out.
+// written by their bytes. No single one of them is the cause: the transaction may have been too
+// large. The next try leaves them out.
 func (r run) leaveBytes(t *familyRun) bool {
 	refused := refusalOf(t.answer.Err)
 	if refused == nil || !refused.Textless || t.textOnly {
@@ -59,9 +59,9 @@ func (r run) leaveBytes(t *familyRun) bool {
 }
 
 // bisectSilent finds the bad rules of a restore that succeeded and wrote something else, as the
-// proof showed. Where iptables-restore made another rule of a text, the read shows which. Where it
-// wrote nothing, the plan is bisected: iptables-restore reads a word of a rule as an option of its
-// own, such as -h, and then exits with 0.
+// proof showed. If iptables-restore made another rule of a text, the read shows that rule. If it
+// wrote nothing, the plan is bisected. iptables-restore may read a word of a rule as an option of
+// its own, such as -h, and then exits with 0.
 func (r run) bisectSilent(ctx context.Context, t *familyRun) bool {
 	if r.job.Strict || !r.action.writesRules || t.answer.Err != nil || t.result.otherWrote || t.result.Err == nil {
 		return false
@@ -77,7 +77,7 @@ func (r run) bisectSilent(ctx context.Context, t *familyRun) bool {
 }
 
 // tryRules tries the rules of plans one table after another, and reports whether one is bad. With
-// readsBack, a rule is also bad if the restore took it and it does not stand afterwards.
+// readsBack, a rule is also bad if the restore took it, but a read does not show it.
 func (r run) tryRules(ctx context.Context, t *familyRun, plans []tablePlan, readsBack bool) bool {
 	t.refused = map[rules.TableName]reasons{}
 	found := false
@@ -90,7 +90,7 @@ func (r run) tryRules(ctx context.Context, t *familyRun, plans []tablePlan, read
 		for _, refusal := range r.job.Refused[t.family.Table(plan.table)] {
 			trial.suspects[refusal.Rule.Key()] = refusal.Reason
 		}
-		_ = trial.run(ctx) // the refusal stands for what could not be tried
+		_ = trial.run(ctx) // a rule that could not be tried counts as refused
 		if trial.ended {
 			t.refused = nil
 			return false
@@ -127,18 +127,17 @@ type trial struct {
 	errs      map[rules.Key]error // the error of each bad rule that was tried alone
 	// suspects are the rules that were refused before.
 	suspects reasons
-	// strict ends the trial at the first suspect that is still refused: that decides about the
-	// table.
+	// strict ends the trial at the first suspect that is still refused: the table is refused then.
 	strict bool
 	// only is the one rule to try; nil: all of the plan.
 	only *rules.Rule
-	// asText makes iptables-restore try the rules: it refuses words of which the kernel would take
-	// the bytes.
+	// asText makes iptables-restore try the rules. It refuses some words although the kernel would
+	// take the bytes.
 	asText bool
-	// readsBack makes a rule bad, too, if the restore took it and it does not stand afterwards, or
-	// another one does. A claimed chain's rules may stand in other words; declared has them.
+	// readsBack makes a rule bad, too, if the restore took it, but a read shows no rule or another
+	// one. A claimed chain's rules may read differently; declared has them.
 	readsBack bool
-	// interrupted is Job.Interrupted. ended: it ended the trial, which found nothing out.
+	// interrupted is Job.Interrupted. ended: it ended the trial, which found nothing.
 	interrupted func() bool
 	ended       bool
 	claimed     func(chain string) bool
@@ -231,11 +230,11 @@ func (t *trial) findBad(ctx context.Context, list []rules.Rule) {
 	}
 }
 
-// write writes rules to the trial chain. It touches no chain of the plan, because the owner may be
-// writing that one.
+// write writes rules to the trial chain. It leaves the chains of the plan alone, because their
+// owner may be writing them.
 func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 	t.tried++
-	if t.readsBack { // remove the rules of the last trial, or they pass for the effect of this one
+	if t.readsBack { // remove the rules of the last trial, or they pass for this trial's rules
 		if err := t.restore(ctx, iptables.Script{Table: t.plan.table, Declare: trialChains()}); err != nil {
 			return err
 		}
@@ -245,7 +244,7 @@ func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 	for _, r := range list {
 		_, opaque := r.Opaque()
 		if opaque && t.newChains[r.Target] {
-			continue // its bytes say where it jumps to, and that chain is not there yet
+			continue // its bytes name the chain that it jumps to, and that chain does not exist yet
 		}
 		tried = append(tried, r)
 		if t.newChains[r.Target] {
@@ -277,11 +276,11 @@ func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 	}
 }
 
-// errNoEffect is the reason of a rule that iptables-restore takes and does not write.
+// errNoEffect is the reason of a rule that iptables-restore accepts and does not write.
 var errNoEffect = errors.New("iptables-restore ended without an error and without writing the rule")
 
-// restore writes without a guard. On legacy canaryd holds the lock; on nft a write to a chain that
-// only canaryd uses is right whatever other processes write.
+// restore writes without a guard. On legacy canaryd holds the lock. On nft only canaryd uses the
+// trial chain, so writes of other processes do not matter.
 func (t *trial) restore(ctx context.Context, script iptables.Script) error {
 	script.AsText = t.asText
 	return t.session.RestoreAnyway(ctx, iptables.Payload{t.family: {script}})[t.family].Err

@@ -23,14 +23,14 @@ var ErrNotAgreed = errors.New("this would remove protected rules that were not a
 // checked job never writes without a guard, so it tries more often than others.
 const checkedTries = 20
 
-// A Change is what a write does to the protected rules of one table. Rules are compared by
+// A Change is the effect of a write on the protected rules of one table. Rules are compared by
 // their meaning.
 type Change struct {
 	Added, Removed Part
 	Reordered      []string // chains that hold the same rules in another order
 }
 
-// A Part is one side of a Change: what is added, or what is removed.
+// A Part is one side of a Change: the added or the removed chains and rules.
 type Part struct {
 	Chains []string
 	Rules  []rules.Jump // rules of protected chains, and jumps into them, each with its chain
@@ -82,8 +82,8 @@ func (a Agreement) MarshalJSON() ([]byte, error) { return tableid.Marshal(a) }
 // UnmarshalJSON reads what MarshalJSON wrote.
 func (a *Agreement) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, a) }
 
-// Check returns ErrNotAgreed with the first table from which the changes remove something that the
-// operator did not agree to.
+// Check returns ErrNotAgreed with the first table from which the changes remove chains or rules
+// without the operator's agreement.
 func (a Agreement) Check(c Changes) error {
 	for _, f := range rules.Families() {
 		for _, t := range protect.Tables() {
@@ -96,19 +96,19 @@ func (a Agreement) Check(c Changes) error {
 	return nil
 }
 
-// A Preview is what a job would do.
+// A Preview is the effect that a job would have.
 type Preview struct {
 	Changes Changes
 	// Unread says why a table, or a whole family, could not be read and so stays as it is.
 	Unread []error
 }
 
-// PreviewHeal returns what Heal would change. It writes nothing.
+// PreviewHeal returns the changes that Heal would make. It writes nothing.
 func (r Replayer) PreviewHeal(ctx context.Context, job Job) (Preview, error) {
 	return r.preview(ctx, job, action{plan: heal, writesRules: true})
 }
 
-// PreviewForce returns what Force would change. It writes nothing.
+// PreviewForce returns the changes that Force would make. It writes nothing.
 func (r Replayer) PreviewForce(ctx context.Context, job Job) (Preview, error) {
 	return r.preview(ctx, job, action{plan: force, writesRules: true, allTables: true, retriesRefused: true})
 }
@@ -140,7 +140,7 @@ func (r Replayer) preview(ctx context.Context, job Job, do action) (Preview, err
 	return p, nil
 }
 
-// add adds what a family's plans change, and records it in the plans for the result.
+// add adds the changes of a family's plans, and records them in the plans for the result.
 func (c Changes) add(t *familyRun) {
 	for i := range t.plans {
 		p := &t.plans[i]
@@ -151,8 +151,8 @@ func (c Changes) add(t *familyRun) {
 	}
 }
 
-// checkRefuses asks Job.Check for the next write, and ends all families if the check refuses it.
-// Each try asks again: another process may have written since the last one, and what the plan
+// checkRefuses calls Job.Check for the next write, and ends all families if the check refuses it.
+// Each try calls it again: another process may have written since the last try, and the plan's
 // changes may differ.
 func (r run) checkRefuses(runs []*familyRun, end func(*familyRun)) bool {
 	if r.job.Check == nil || len(runs) == 0 {
@@ -185,7 +185,7 @@ func (t *familyRun) endRefused(err error) {
 }
 
 // mayWriteUnguarded reports whether a family that was stale in every try is written without a
-// guard. A checked job never is, because the check would miss what another process wrote.
+// guard. A checked job never is, because the check would miss the other process's writes.
 func (r run) mayWriteUnguarded() bool { return r.action.mayWriteUnguarded && r.job.Check == nil }
 
 // maxReads is how often a family is read when other processes write between read and write.
@@ -196,7 +196,7 @@ func (r run) maxReads() int {
 	return staleReads
 }
 
-// changes returns what the plan adds to, removes from and reorders in the protected rules.
+// changes returns the protected rules that the plan adds, removes and reorders.
 func (p *tablePlan) changes() Change {
 	var c Change
 	for _, chain := range slices.Concat(p.wrote, p.merged) {
@@ -235,7 +235,7 @@ func appendRules(list []rules.Jump, chain string, add []rules.Rule) []rules.Jump
 	return list
 }
 
-// jumpRulesIn returns the rules of those jumps that stand in a chain.
+// jumpRulesIn returns the rules of the jumps in one chain.
 func jumpRulesIn(list []rules.Jump, chain string) []rules.Rule {
 	var of []rules.Rule
 	for _, h := range list {

@@ -16,11 +16,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// newer is what owners wrote after nodeText, and one jump that they took away.
+// newer has rules that owners wrote after nodeText, and the deletion of one jump.
 const newer = "*nat\n:KUBE-SVC-A - [0:0]\n:KUBE-SVC-B - [0:0]\n-A KUBE-SVC-A -j KUBE-SVC-B\n-A KUBE-SVC-B -j RETURN\n" +
 	"-I OUTPUT -j KUBE-SVC-B\n-D PREROUTING -j KUBE-SERVICES\nCOMMIT\n"
 
-// lines are the rules and chains of iptables-save, our marks left out.
+// lines returns the rules and chains of iptables-save, without canaryd's marks.
 func (n *testNode) lines(f rules.Family) []string {
 	var list []string
 	for line := range strings.Lines(n.content(f)) {
@@ -30,7 +30,7 @@ func (n *testNode) lines(f rules.Family) []string {
 	return list
 }
 
-// said returns a part as the lines that lines has.
+// said returns a part in the form of lines.
 func said(p Part) []string {
 	list := []string{}
 	for _, name := range p.Chains {
@@ -43,7 +43,7 @@ func said(p Part) []string {
 	return list
 }
 
-// less returns the lines that only a has.
+// less returns the lines that a has and b lacks.
 func less(a, b []string) []string {
 	list := []string{}
 	for _, line := range a {
@@ -55,7 +55,7 @@ func less(a, b []string) []string {
 	return list
 }
 
-// TestPreview: a preview writes nothing, and says exactly what Force changes then.
+// TestPreview: a preview writes nothing, and shows exactly the changes that Force makes afterwards.
 func TestPreview(t *testing.T) {
 	for name, meddle := range map[string]func(t *testing.T, n *testNode){
 		"nothing":   func(*testing.T, *testNode) {},
@@ -101,8 +101,8 @@ func TestPreview(t *testing.T) {
 	}
 }
 
-// TestNothingIsRemovedThatWasNotAgreedTo: without an agreement, and with one for less,
-// nothing at all is written.
+// TestNothingIsRemovedThatWasNotAgreedTo: Force writes nothing at all without an agreement, or with
+// an agreement to fewer removals.
 func TestNothingIsRemovedThatWasNotAgreedTo(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		must(t, n.RestoreNoflush(v4, newer))
@@ -133,9 +133,9 @@ func TestNothingIsRemovedThatWasNotAgreedTo(t *testing.T) {
 	})
 }
 
-// TestTheAgreementHoldsForWhatIsWritten: what another process writes between the guarded
-// read and the write makes the write stale on nft, and the next read shows more to remove
-// than was agreed to. On legacy the lock keeps it out.
+// TestTheAgreementHoldsForWhatIsWritten: another process writes between the guarded read and the
+// write. On nft the write is stale then, and the next read shows more removals than the agreement
+// has. On legacy the lock keeps the other process out.
 func TestTheAgreementHoldsForWhatIsWritten(t *testing.T) {
 	n := newNode(t, iptables.NFT, nodeText, v4)
 	must(t, n.RestoreNoflush(v4, newer))
@@ -156,8 +156,8 @@ func TestTheAgreementHoldsForWhatIsWritten(t *testing.T) {
 	}
 }
 
-// TestACheckedWriteIsNeverUnguarded: next to a writer that comes between each read and its
-// write, a checked job writes nothing in the end, where another one would be raced.
+// TestACheckedWriteIsNeverUnguarded: another process writes between each read and its write. A
+// checked job writes nothing in the end, and an unchecked job is raced.
 func TestACheckedWriteIsNeverUnguarded(t *testing.T) {
 	n := newNode(t, iptables.NFT, nodeText, v4)
 	n.flushAll(v4)

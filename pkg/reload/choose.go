@@ -8,8 +8,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// chosenChains are the chains of the generation that a plan writes. Only the search for gaps may
-// still hold back some of their rules.
+// chosenChains are the chains of the generation that a plan writes. The search for gaps may still
+// remove some of their rules from the plan.
 type chosenChains struct {
 	write   []rules.Chain // as a whole
 	merge   []rules.Chain // only the rules that are missing
@@ -17,8 +17,8 @@ type chosenChains struct {
 	// doubtful are empty or missing chains that count neither as lost nor as removed by their
 	// owner.
 	doubtful []rules.Chain
-	// ownerRemoved are chains that their owner removed since the flush. So are the rules that lead
-	// there.
+	// ownerRemoved are chains that their owner removed since the flush, and with them the rules
+	// that lead there.
 	ownerRemoved map[string]bool
 	lines        map[string][]*line // by chain; nil as long as nothing is missing
 }
@@ -58,8 +58,8 @@ func chooseChains(task tableTask, plan *tablePlan) *chosenChains {
 			continue // it holds rules of its owner that canaryd did not read
 		case task.misread.chains[c.Name] != nil:
 		case task.readmit[c.Name] && !task.claimed(c.Name):
-			// What stands is not written again: its owner may have put back a rule that cannot be
-			// had.
+			// Rules in force are not written again: its owner may have put back a rule that canaryd
+			// cannot write.
 			chosen.merge = append(chosen.merge, c)
 			continue
 		case task.readmit[c.Name]:
@@ -86,10 +86,10 @@ func chooseChains(task tableTask, plan *tablePlan) *chosenChains {
 	return chosen
 }
 
-// keepStanding has the chains merged that hold rules and would be written as a whole. A rule that
-// cannot be had may stand there, and what waits behind a missing one may, too: to write such a
-// chain short would take from it what no flush took. The chains of a declared source are not kept,
-// nor are those in which a misread rule stands.
+// keepStanding has chains merged that hold rules and would be written as a whole. Such a chain may
+// hold a rule that canaryd cannot write, and rules that would wait behind a missing one. To write
+// the chain without them would remove rules that no flush removed. The chains of a declared source
+// are not kept, nor are chains with a misread rule.
 func (c *chosenChains) keepStanding(task *tableTask) {
 	c.write = slices.DeleteFunc(c.write, func(chain rules.Chain) bool {
 		standing := task.seen.Table.Chain(chain.Name)
@@ -101,9 +101,9 @@ func (c *chosenChains) keepStanding(task *tableTask) {
 	})
 }
 
-// standingIn returns the rules that stay of a chain which is merged, and the indexes of those that
-// go: in a table that saved rules replaced, or that is restored on request, what the generation
-// does not have, or has in another order.
+// standingIn returns the rules that stay in a merged chain, and the indexes of the rules to delete.
+// It deletes rules only in a table that saved rules replaced, or that is restored on request. There
+// it deletes rules that the generation lacks, or has in another order.
 func (t *tableTask) standingIn(c rules.Chain) (stay []rules.Rule, stale []int) {
 	standing := t.seen.Table.Rules(c.Name)
 	if !t.mustEqual(c.Name) {
@@ -120,9 +120,9 @@ func (t *tableTask) standingIn(c rules.Chain) (stay []rules.Rule, stale []int) {
 	return stay, stale
 }
 
-// longestInOrder returns the most numbers of a list that grow from one to the next; -1 is none.
+// longestInOrder returns the longest rising sequence among the numbers of a list; it ignores -1.
 func longestInOrder(list []int) map[int]bool {
-	var ends []int                   // of the best run of each length, the index in list of its last number
+	var ends []int                   // the index in list of the last number of the best run of each length
 	before := make([]int, len(list)) // the index of the number before it in its run
 	for i, n := range list {
 		if n < 0 {
@@ -143,8 +143,8 @@ func longestInOrder(list []int) map[int]bool {
 	return longest
 }
 
-// linesOf returns the lines of a chain of the generation, of which those rules stand that standing
-// has.
+// linesOf returns the lines of a chain of the generation. Lines whose rules are in standing are in
+// force.
 func (t *tableTask) linesOf(c rules.Chain, standing []rules.Rule, ownerRemoved map[string]bool) []*line {
 	at := newLayout(standing, c.Rules).at
 	all := make([]line, len(c.Rules))
@@ -160,7 +160,7 @@ func (t *tableTask) linesOf(c rules.Chain, standing []rules.Rule, ownerRemoved m
 	return lines
 }
 
-// readLines reads the lines of all chains of the table, also of those that stay as they are.
+// readLines reads the lines of all chains of the table, including the chains that stay as they are.
 func (c *chosenChains) readLines(task *tableTask) {
 	c.lines = map[string][]*line{}
 	for _, chain := range c.write {
@@ -197,8 +197,8 @@ func (c *chosenChains) readLines(task *tableTask) {
 	}
 }
 
-// anyUnwritable reports whether a rule of the chains that are written cannot be written as it is.
-// It runs for each of 16,000 chains, so it creates no closure.
+// anyUnwritable reports whether a rule of the chains to write cannot be written as it is. It runs
+// for each of 16,000 chains, so it creates no closure.
 func (c *chosenChains) anyUnwritable(task *tableTask) bool {
 	for _, list := range [][]rules.Chain{c.write, c.merge} {
 		for _, chain := range list {
@@ -212,12 +212,12 @@ func (c *chosenChains) anyUnwritable(task *tableTask) bool {
 	return len(c.leftOut) > 0 || len(c.doubtful) > 0
 }
 
-// chosenJumps are the jumps of a built-in chain that stand after a replay, with a line for each.
+// chosenJumps are the jumps that a built-in chain has after a replay, with a line for each.
 type chosenJumps struct {
 	wanted []rules.Jump
-	gone   []bool // of each: it leads to a missing chain
+	gone   []bool // for each jump: it leads to a missing chain
 	lines  []*line
-	all    []*line // those, and the other rules of the chain, in their order
+	all    []*line // lines, and the other rules of the chain, in their order
 }
 
 // chooseJumps chooses which jumps are put back in each built-in chain.
@@ -240,10 +240,10 @@ func chooseJumps(task tableTask, chains *chosenChains) map[string]*chosenJumps {
 			ours := misread || held.has(h.Chain, h.Rule)
 			lost := slices.ContainsFunc(task.finding.Jumps, h.Same) || task.claimed(h.Into()) || ours
 			if ours && !task.mustEqual(h.Into()) && canary.Superseded(task.want.Section, task.seen.Table.Rules(chain), h) {
-				lost = false // its owner has the last word
+				lost = false // its owner decides
 			}
-			// Its owner may have removed the chain right before the flush, and one jump to a
-			// missing chain would make the kernel refuse the whole table.
+			// Its owner may have removed the chain right before the flush. One jump to a missing
+			// chain would make the kernel refuse the whole table.
 			leads := h.Named || task.seen.Table.Chain(h.Rule.Target) != nil || written(h.Rule.Target) ||
 				slices.Contains(task.want.Section.DependsOn, h.Into())
 			gone := lost && !leads && !chains.ownerRemoved[h.Into()]
@@ -262,7 +262,7 @@ func chooseJumps(task tableTask, chains *chosenChains) map[string]*chosenJumps {
 	return chosen
 }
 
-// order puts the jumps among the other rules of their chain, each where it will stand.
+// order puts the jumps among the other rules of their chain, each at its place after the replay.
 func (c *chosenJumps) order(standing []rules.Rule, chain string) {
 	layout := layoutOf(standing, c.wanted, chain)
 	c.all = make([]*line, len(layout.slots))
@@ -274,7 +274,7 @@ func (c *chosenJumps) order(standing []rules.Rule, chain string) {
 	}
 }
 
-// lacksRules reports whether a rule that the plan ought to write cannot be had.
+// lacksRules reports whether the plan ought to write a rule and cannot.
 func (t *tableTask) lacksRules(chains *chosenChains, jumps map[string]*chosenJumps) bool {
 	if len(t.quarantined) > 0 || chains.anyUnwritable(t) {
 		return true

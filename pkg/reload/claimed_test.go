@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// claimedText is a node with two owners' chains in nat, of which a declared
-// source owns KUBE-*; DOCKER is learned.
+// claimedText is a node with two owners' chains in nat. A declared source owns KUBE-*; DOCKER is
+// learned.
 const claimedText = `*nat
 :DOCKER - [0:0]
 :KUBE-MARK-MASQ - [0:0]
@@ -46,7 +46,7 @@ func isKube(chain string) bool { return protects(chain) }
 
 func protectsBoth(chain string) bool { return protects(chain) || chain == "DOCKER" }
 
-// newClaimedNode returns a node in which everything is as declared.
+// newClaimedNode returns a node whose rules are as declared.
 func newClaimedNode(t *testing.T, backend iptables.Backend) *testNode {
 	t.Helper()
 	n := &testNode{Fake: iptablestest.NewFake(backend), t: t, before: map[rules.Family]string{}}
@@ -76,8 +76,8 @@ func onBothClaimed(t *testing.T, test func(t *testing.T, n *testNode)) {
 	}
 }
 
-// claimedDrifts are lines of iptables-restore --noflush, and the chains that
-// they leave other than declared.
+// claimedDrifts are lines of iptables-restore --noflush, and the chains that differ from the
+// declaration afterwards.
 var claimedDrifts = []struct {
 	name  string
 	lines string
@@ -151,14 +151,15 @@ func TestHealWritesExactlyWhatIsDeclared(t *testing.T) {
 	}
 }
 
-// The same without a claim is the owner's decision, or waits for the grace.
+// TestWithoutClaimTheSameIsLeftAlone: without a claim the same change is its owner's decision, or
+// waits for the grace.
 func TestWithoutClaimTheSameIsLeftAlone(t *testing.T) {
 	for _, test := range claimedDrifts {
 		t.Run(test.name, func(t *testing.T) {
 			onBothClaimed(t, func(t *testing.T, n *testNode) {
 				n.job.Claimed = nil
 				if slices.Contains([]string{"a chain emptied", "a chain deleted", "a rule deleted", "what is not claimed changes beside it"}, test.name) {
-					return // a chain that its owner never leaves empty is: a loss of its own kind, tested elsewhere
+					return // the judge finds these losses without a claim, too; other tests check them
 				}
 				must(t, n.RestoreNoflush(v4, "*nat\n"+test.lines+"\nCOMMIT\n"))
 				left := n.content(v4)
@@ -171,8 +172,8 @@ func TestWithoutClaimTheSameIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A flush on top of it: the claimed is exactly as declared, what the owner of
-// the rest was faster to write stays.
+// TestAFlushOfClaimedAndLearnedChains: after a flush, owners write to both kinds of chains. The
+// claimed chains become exactly as declared. The learned chain stays as its owner wrote it.
 func TestAFlushOfClaimedAndLearnedChains(t *testing.T) {
 	onBothClaimed(t, func(t *testing.T, n *testNode) {
 		must(t, n.Flush(v4, rules.Nat, ""))
@@ -200,7 +201,8 @@ func TestAFlushOfClaimedAndLearnedChains(t *testing.T) {
 	})
 }
 
-// Into tables that hold nothing, and on nft do not exist.
+// TestADeclarationIntoEmptyTables: a declaration is written to tables that are empty or, on nft, do
+// not exist.
 func TestADeclarationIntoEmptyTables(t *testing.T) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		t.Run(string(backend), func(t *testing.T) {
@@ -227,7 +229,7 @@ func TestADeclarationIntoEmptyTables(t *testing.T) {
 			if d := cmp.Diff(natOf(want.String()), natOf(n.content(v4))); d != "" {
 				t.Errorf("(-want +got):\n%s", d)
 			}
-			// And out again: nothing is wanted any more.
+			// The declaration ends, and all its rules are removed.
 			n.job.Generation = rules.Generation{}
 			n.outcome(n.heal(), v4, Proved)
 			if strings.Contains(n.content(v4), "KUBE") {
@@ -237,9 +239,9 @@ func TestADeclarationIntoEmptyTables(t *testing.T) {
 	}
 }
 
-// A chain that is not declared stays while a chain of another owner jumps to
-// it, learned or foreign: nothing could delete it. The rest is put right, and it
-// is no drift.
+// TestAnExtraChainThatOthersHoldStays: an undeclared chain stays while a learned or foreign chain
+// jumps to it, because it cannot be deleted. The other chains become as declared, and the extra
+// chain is no drift.
 func TestAnExtraChainThatOthersHoldStays(t *testing.T) {
 	for _, holder := range []string{"corp", "DOCKER"} {
 		onBothClaimed(t, func(t *testing.T, n *testNode) {
@@ -256,7 +258,7 @@ func TestAnExtraChainThatOthersHoldStays(t *testing.T) {
 				t.Error("KUBE-SVC-E, which nobody jumps to, is still there")
 			}
 			n.outcome(n.heal(), v4, Skipped)
-			// Once it is let go of, it goes.
+			// Without a jump to it, the chain is deleted.
 			must(t, n.RestoreNoflush(v4, "*nat\n-D "+holder+" -j KUBE-SVC-C\nCOMMIT\n"))
 			n.outcome(n.heal(), v4, Proved)
 			n.same(v4)
@@ -267,7 +269,7 @@ func TestAnExtraChainThatOthersHoldStays(t *testing.T) {
 func TestTheProofOfADeclarationFailsIfSomethingDiffers(t *testing.T) {
 	tests := []struct {
 		name  string
-		nft   bool // what another process writes in between is only seen there
+		nft   bool // on legacy the lock keeps other processes out
 		spoil func(n *testNode)
 	}{
 		{name: "nothing was written", spoil: func(n *testNode) { n.Lie(1) }},

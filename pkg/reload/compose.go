@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A tableTask is one table of a family that is being judged and planned: what the generation wants,
-// what the guarded read showed, and what the judge found.
+// A tableTask is one table of a family that is being judged and planned. It has the wanted rules,
+// the table as the guarded read showed it, and the judge's finding.
 type tableTask struct {
 	table       rules.TableName
 	want        canary.Wanted
@@ -22,26 +22,26 @@ type tableTask struct {
 	readmit     map[string]bool   // chains to write again because a quarantined rule of theirs may be writable now
 	unavailable unavailable
 	doubled     []rules.Jump     // see Job.Doubled
-	misread     misread          // what stands because an earlier write went wrong
-	session     iptables.Session // that the table will be written in; nil if it is only judged
+	misread     misread          // rules in force because an earlier write went wrong
+	session     iptables.Session // the session that will write the table; nil if it is only judged
 	textOnly    bool             // rules cannot be written by their bytes in this run
 	lostMarks   rules.MarkLoss   // how marks of packets may differ because of other tables
 	// unwrittenLed are the chains of LedTo that the plan does not write.
 	unwrittenLed map[string]bool
 }
 
-// A tablePlan is what a restore does to one table, and what the proof then expects.
+// A tablePlan has a restore's changes to one table, and the table that the proof then expects.
 type tablePlan struct {
 	table rules.TableName
 	// want is what the proof expects: the mark that stands after the write, empty if marks are
-	// removed, and a section that is empty if only marks are written.
+	// removed. Its section is empty if only marks are written.
 	want        canary.Wanted
 	wrote       []rules.Chain // chains that are emptied and written with exactly these rules
-	merged      []rules.Chain // chains that hold rules of their owners and get the missing ones
+	merged      []rules.Chain // chains that hold rules of their owners and get the missing rules
 	removed     []string
 	jumps       []rules.Jump      // jumps that are put back
 	jumpsTaken  []rules.Jump      // jumps that are deleted; some of them are put back elsewhere
-	change      Change            // what a preview or a check sees
+	change      Change            // the changes that a preview or a check gets
 	skipped     []string          // chains that differ from the generation because their owner wrote them again
 	seen        *rules.Table      // the table when the plan was made, without its strays
 	replay      bool              // rules are written, and not marks alone
@@ -54,17 +54,17 @@ type tablePlan struct {
 	script      iptables.Script // made of steps and wrote; a drill of the canary has its own
 }
 
-// A section collects the steps of one table's script in the order in which they must run: jumps are
-// deleted before chains are rewritten, and the canary comes last.
+// A section collects the steps of one table's script in the order in which they must run. Jumps are
+// deleted before chains are rewritten, and the canary is last.
 type section struct {
-	declare []string        // chains that are declared in addition to those that are written
+	declare []string        // chains that are declared in addition to the written chains
 	remove  []iptables.Step // jumps and witnesses to delete
 	jump    []iptables.Step
 	drop    []iptables.Step // chains to delete
 	mark    []iptables.Step // witnesses, then the canary
 }
 
-// plan returns a plan that writes nothing yet, and after which this mark stands.
+// plan returns a plan that writes nothing yet. Its proof expects this mark.
 func (t tableTask) plan(mark canary.Mark) *tablePlan {
 	return &tablePlan{table: t.table, want: canary.Wanted{CanaryChain: t.want.CanaryChain, Mark: mark, OnDemand: t.want.OnDemand}}
 }
@@ -90,13 +90,13 @@ func (p *tablePlan) scripted() *tablePlan {
 	return p
 }
 
-// composeReplay plans how to put back what one table lost.
+// composeReplay plans how to put back the lost rules of one table.
 //
 // A table that lost its canary gets a new nonce and the complete generation. Chains that hold rules
 // already stay as they are: their owner wrote them after the flush, and its rules are newer. Chains
-// that many owners share get the rules that are missing. If saved rules replaced the table, nothing
-// in it is newer than the generation, so its protected part becomes exactly the generation. A table
-// that the generation does not have stays as it is.
+// that many owners share get the missing rules. If saved rules replaced the table, nothing in it is
+// newer than the generation, so its protected part becomes exactly the generation. A table that the
+// generation does not have stays as it is.
 func composeReplay(task tableTask, nonce canary.Nonce) *tablePlan {
 	task, strays := task.withoutStrays()
 	plan := &tablePlan{table: task.table, want: task.want, seen: task.seen.Table, replay: true}
@@ -129,9 +129,9 @@ func composePlant(task tableTask, nonce canary.Nonce) *tablePlan {
 	return plan.scripted()
 }
 
-// composeRotation plans to replace standing marks by new ones. The first step deletes the old
-// canary by its nonce. If another process flushed or replaced the table meanwhile, that step fails
-// and with it the whole script, so that new marks never hide a loss.
+// composeRotation plans to replace planted marks by new ones. The first step deletes the old canary
+// by its nonce. If another process flushed or replaced the table meanwhile, that step fails, and
+// the whole script with it. So new marks never hide a loss.
 func composeRotation(task tableTask, nonce canary.Nonce) *tablePlan {
 	plan := task.plan(canary.Mark{})
 	s := &plan.steps
@@ -142,8 +142,8 @@ func composeRotation(task tableTask, nonce canary.Nonce) *tablePlan {
 	return plan.scripted()
 }
 
-// composeWithdrawal plans to remove the standing marks of a table that needs none any more. As in
-// a rotation, the first step deletes the old canary by its nonce.
+// composeWithdrawal plans to remove the marks of a table that needs none any more. As in a
+// rotation, the first step deletes the old canary by its nonce.
 func composeWithdrawal(task tableTask) *tablePlan {
 	plan := task.plan(canary.Mark{})
 	s := &plan.steps
@@ -182,14 +182,14 @@ func composeRemoval(task tableTask, everything bool) *tablePlan {
 	return plan.scripted()
 }
 
-// deleteOpaque returns the steps that delete opaque jumps by index. They come first in the script,
-// and the last index comes first, so that the indexes stay true.
+// deleteOpaque returns the steps that delete opaque jumps by index. They are first in the script,
+// and the last index is deleted first, so that the indexes stay true.
 func deleteOpaque(seen canary.Seen) []iptables.Step {
 	var steps []iptables.Step
 	for _, chain := range seen.Section.JumpChains(seen.Table.Name) {
 		for i, r := range slices.Backward(seen.Table.Rules(chain)) {
 			_, opaque := r.Opaque()
-			opaque = opaque && !r.LeftOut() // a rule that stands for a chain that is left out has no index
+			opaque = opaque && !r.LeftOut() // a rule in place of a chain that is left out has no index
 			isJump := func(h rules.Jump) bool { return h.Chain == chain && h.Rule == r }
 			if opaque && slices.ContainsFunc(seen.Section.Jumps, isJump) {
 				steps = append(steps, iptables.Step{Verb: iptables.Delete, Chain: chain, Index: i + 1})
@@ -229,8 +229,8 @@ func planChains(task tableTask, chosen *chosenChains, plan *tablePlan) {
 	}
 }
 
-// writeChain plans to write a chain without its quarantined rules and without those that
-// lead to a chain which its owner removed.
+// writeChain plans to write a chain. It leaves out quarantined rules, and rules that lead to a
+// chain that its owner removed.
 func writeChain(task tableTask, c rules.Chain, lines []*line, plan *tablePlan) {
 	written := rules.Chain{Name: c.Name, Rules: make([]rules.Rule, 0, len(lines))}
 	for _, l := range lines {
@@ -247,7 +247,7 @@ func writeChain(task tableTask, c rules.Chain, lines []*line, plan *tablePlan) {
 	plan.short = append(plan.short, written)
 }
 
-// hold quarantines lines, and notes those that are written without a match.
+// hold quarantines lines, and notes the rules that are written without a match.
 func (p *tablePlan) hold(lines []*line) {
 	for _, l := range lines {
 		if l.held != nil {
@@ -279,14 +279,14 @@ func (t tableTask) claimed(chain string) bool {
 	return chain != "" && t.want.Claimed != nil && t.want.Claimed(chain)
 }
 
-// mustEqual reports whether a chain has to be exactly what the generation says. That holds if
-// older, saved rules replaced its table, and for each chain of a declared source.
+// mustEqual reports whether a chain has to be exactly as the generation has it. That applies if
+// older, saved rules replaced its table, and to each chain of a declared source.
 func (t tableTask) mustEqual(chain string) bool {
 	return t.finding.Verdict == canary.Replaced && t.known || t.claimed(chain)
 }
 
-// planRemovals plans to remove protected chains and jumps that a saved file brought back, or that
-// stand in a declared source's chains without being declared.
+// planRemovals plans to remove protected chains and jumps that a saved file brought back. It also
+// removes undeclared chains and jumps of a declared source.
 func planRemovals(task tableTask, plan *tablePlan) {
 	// An owner may have written a jump after the flush into a chain that a file had brought.
 	jumpedTo := map[string]bool{}
@@ -312,10 +312,10 @@ func planRemovals(task tableTask, plan *tablePlan) {
 	dropChains(task, stale, jumpedTo, plan)
 }
 
-// extraJump reports whether the i-th jump of the read is to be deleted, because it stands more
-// often than the generation wants it. All its copies are deleted then, and the wanted ones are put
-// back in their place. A deletion by value takes the first copy, whichever that is; a deletion by
-// index may take another owner's rule, if one is inserted meanwhile.
+// extraJump reports whether the i-th jump of the read is to be deleted, because the table has more
+// copies of it than the generation. All its copies are deleted then, and the wanted copies are put
+// back in their place. A deletion by value takes the first copy, which may be the wrong one. A
+// deletion by index may take another owner's rule, if one is inserted meanwhile.
 func extraJump(task tableTask, i int) bool {
 	h := task.seen.Section.Jumps[i]
 	if _, opaque := h.Rule.Opaque(); opaque || !task.mustEqual(h.Into()) {
@@ -324,8 +324,8 @@ func extraJump(task tableTask, i int) bool {
 	return rules.Copies(task.seen.Section.Jumps, h) > rules.Copies(task.want.Section.Jumps, h)
 }
 
-// dropChains plans to empty and delete chains. It keeps those to which a jump stays, those that a
-// remaining rule references, and those that can be reached from them.
+// dropChains plans to empty and delete chains. It keeps each chain to which a jump or another
+// remaining rule leads, and all chains that can be reached from there.
 func dropChains(task tableTask, stale []string, jumpedTo map[string]bool, plan *tablePlan) {
 	if len(stale) == 0 || leftOutStays(task.seen.Table, func(name string) bool { return !slices.Contains(stale, name) }) {
 		return
@@ -364,14 +364,15 @@ func (p *tablePlan) dropRemoved() {
 	}
 }
 
-// leftOutStays reports whether a chain that stays is left out by --max-rules: canaryd did not read
+// leftOutStays reports whether a chain that stays is left out by --max-rules. canaryd did not read
 // its rules, and they may jump to any other chain.
 func leftOutStays(t *rules.Table, stays func(chain string) bool) bool {
 	return slices.ContainsFunc(t.Chains, func(c rules.Chain) bool { return c.LeftOut() && stays(c.Name) })
 }
 
-// referencedTargets returns the chains that remaining rules reference: rules of chains that are not
-// protected and, where only a declared source's chains are corrected, rules of learned chains.
+// referencedTargets returns the chains that remaining rules reference. The rules of unprotected
+// chains remain. Where only a declared source's chains are corrected, so do the rules of learned
+// chains.
 func referencedTargets(task tableTask, stale []string) map[string]bool {
 	ours := nameSet(stale)
 	for _, c := range task.seen.Section.Chains {
@@ -380,7 +381,7 @@ func referencedTargets(task tableTask, stale []string) map[string]bool {
 	referenced := map[string]bool{}
 	for _, c := range task.seen.Table.Chains {
 		if ours[c.Name] || rules.Builtin(task.table, c.Name) {
-			continue // a built-in chain's rules that lead here are jumps, and those are planned
+			continue // a built-in chain's rules that lead here are jumps, which planRemovals handles
 		}
 		for _, r := range c.Rules {
 			referenced[r.Target] = true
@@ -430,7 +431,7 @@ func standingRules(task tableTask, chain string) []rules.Rule {
 	for _, r := range task.seen.Table.Rules(chain) {
 		switch {
 		case (task.finding.MarkLost || task.finding.Drilled) && canary.IsWitness(r):
-		case extra[r.Key()] > 0: // -D deletes the first rule that is equal
+		case extra[r.Key()] > 0: // -D deletes the first equal rule
 			extra[r.Key()]--
 		default:
 			standing = append(standing, r)

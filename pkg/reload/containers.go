@@ -12,14 +12,14 @@ import (
 
 // RemoveContainers removes the rules of job.GoneContainers, and the chains that only they use. A
 // replay put those rules back while, or before, their container was deleted. A result is Skipped if
-// none of the rules stand.
+// none of the rules is in force.
 func (r Replayer) RemoveContainers(ctx context.Context, job Job) (Result, error) {
 	plan := func(task tableTask, _ canary.Nonce) *tablePlan { return removeContainers(task, job.GoneContainers) }
 	return r.each(ctx, job, action{plan: plan})
 }
 
-// removeContainers plans the removal for one table, if its marks stand: a flushed table is replayed
-// first.
+// removeContainers plans the removal for one table, if its marks are in force: a flushed table is
+// replayed first.
 func removeContainers(task tableTask, gone map[protect.Attachment]bool) *tablePlan {
 	if v := task.finding.Verdict; task.table != rules.Nat || v != canary.Intact && v != canary.Changed {
 		return nil
@@ -64,14 +64,14 @@ func referencedByOthers(task tableTask, chain string, leaves func(rules.Rule) bo
 	})
 }
 
-// WithoutAttachments returns what is learned without the rules of these containers.
+// WithoutAttachments returns the learned generation without the rules of these containers.
 func (l Learned) WithoutAttachments(gone map[protect.Attachment]bool) Learned {
 	l.Generation = protect.DetachAll(l.Generation, gone)
 	return l
 }
 
-// KeepContainers returns what a read showed of nat as if these containers had all rules that want
-// has of them: it is not known yet who removed them.
+// KeepContainers returns a read of nat, with all rules that want has of these containers added.
+// canaryd does not know yet which process removed them.
 func KeepContainers(want, seen rules.Section, kept map[protect.Attachment]bool) rules.Section {
 	if len(kept) == 0 {
 		return seen

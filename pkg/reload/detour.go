@@ -8,8 +8,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A detour is a way of packets through a chain that the complete rules do not have. Rules are lost
-// that mark packets, and so those do not match that look for the mark:
+// A detour is a way of packets through a chain that the complete rules do not have. Rules that mark
+// packets are lost, so rules that look for the mark match too little or too much:
 //
 //   - A DROP matches too little, and may let packets pass. The rules behind it wait as if it were
 //     lost, if they may let packets in.
@@ -17,8 +17,8 @@ import (
 //   - A RETURN matches too little, and rules behind it meet packets that they never met: the same
 //     rules wait. Or it matches too much: the chain lacks the rules behind it.
 //
-// The masquerade's mark holds nothing up: without it KUBE-POSTROUTING returns too many packets, and
-// masquerades none of them.
+// The masquerade's mark makes no rule wait: without it KUBE-POSTROUTING returns too many packets,
+// and masquerades none of them.
 type detour struct {
 	*gapSearch
 	chain string
@@ -26,13 +26,13 @@ type detour struct {
 	skip  []rules.Rule // behind these, packets skip rules that they met
 	// lacks are the fates of the rules that packets skip.
 	lacks fate
-	// reason is that of a rule which waits behind the first so many lines of the chain.
+	// reason is why a rule waits behind the first lines of the chain; searched counts these lines.
 	reason   string
 	searched int
 }
 
-// before returns the fates that are lost for packets which match a rule, because of marks. A rule
-// that is missing matches none.
+// before returns the fates that packets lose, because of marks, if they match a rule. A missing
+// rule matches no packet.
 func (d *detour) before(l *line) fate {
 	if l.removed || l.gone || l.missing() {
 		return 0
@@ -55,7 +55,7 @@ func (d *detour) before(l *line) fate {
 	return keeps
 }
 
-// behind returns the fates that are lost for packets behind a rule in force, because of marks.
+// behind returns the fates that packets lose, because of marks, behind a rule in force.
 func (d *detour) behind(r rules.Rule) fate {
 	less, more := d.lostMarks.Misleads(r)
 	ends := r.Target == "RETURN" || d.leaves(r)
@@ -72,7 +72,7 @@ func (d *detour) behind(r rules.Rule) fate {
 	return d.of(r)
 }
 
-// cause returns the reason of a rule that waits because of marks alone.
+// cause returns the reason of a rule that waits only because of marks.
 func (d *detour) cause(r rules.Rule) string {
 	if len(d.meet) > 0 {
 		r = d.meet[0]
@@ -82,8 +82,8 @@ func (d *detour) cause(r rules.Rule) string {
 
 // marksBy returns how marks may differ because packets meet or skip a rule. They do so because
 // another rule, by, looks for a mark that they lack, or have too much. If that is a single bit,
-// these packets differ in it already, and a MARK that they meet or skip adds nothing to that:
-// KUBE-POSTROUTING clears the masquerade's bit only where it was set.
+// they differ in it already, and a MARK that they meet or skip adds nothing. KUBE-POSTROUTING, for
+// example, clears the masquerade's bit only where it was set.
 func (s *gapSearch) marksBy(r, by rules.Rule) rules.MarkLoss {
 	loss := s.marks(r)
 	if r.Target == "MARK" {
@@ -98,7 +98,7 @@ func (d *detour) lose(r rules.Rule) fate {
 	return d.of(r)
 }
 
-// unmark adds to how marks may differ. Each chain is searched again then.
+// unmark adds differences of marks, and has each chain searched again if one is new.
 func (d *detour) unmark(loss rules.MarkLoss) {
 	if all := d.lostMarks.And(loss); all != d.lostMarks {
 		d.lostMarks, d.grown = all, true
@@ -108,8 +108,8 @@ func (d *detour) unmark(loss rules.MarkLoss) {
 	}
 }
 
-// planTables plans what to write to the tables of a family. Where rules are lost that mark packets,
-// it plans again with that: rules of each table may look for their marks.
+// planTables plans the writes to the tables of a family. If rules are lost that mark packets, it
+// plans again with that loss: rules of each table may look for their marks.
 func (r run) planTables(t *familyRun, tasks []tableTask, misfits map[iptables.Place]error) []tablePlan {
 	for lost := (rules.MarkLoss{}); ; {
 		var plans []tablePlan
@@ -142,8 +142,8 @@ func (r run) planTables(t *familyRun, tasks []tableTask, misfits map[iptables.Pl
 	}
 }
 
-// missingMarks returns how marks of packets may differ because of a table to which no rules are
-// written: rules of it are quarantined, or lost.
+// missingMarks returns how marks of packets may differ because rules of a table are quarantined or
+// lost, and no rules are written to it.
 func (t *tableTask) missingMarks() rules.MarkLoss {
 	var lost rules.MarkLoss
 	f := t.fates()

@@ -16,7 +16,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// newMarkNode returns a node that learned the text, of which rules need the ipset bad.
+// newMarkNode returns a node that learned the text, in which some rules need the ipset bad.
 func newMarkNode(t *testing.T, backend iptables.Backend, text string) *testNode {
 	t.Helper()
 	n := &testNode{Fake: iptablestest.NewFake(backend, v4), t: t, before: map[rules.Family]string{}}
@@ -36,7 +36,8 @@ func newMarkNode(t *testing.T, backend iptables.Backend, text string) *testNode 
 	return n
 }
 
-// waiting returns the rules in quarantine that wait, and those that cannot be had.
+// waiting returns the quarantined rules that wait, and the quarantined rules that cannot be
+// written.
 func (n *testNode) waiting() (waiting, missing []string) {
 	for _, list := range n.job.Quarantine {
 		for _, h := range list {
@@ -52,7 +53,7 @@ func (n *testNode) waiting() (waiting, missing []string) {
 	return waiting, missing
 }
 
-// inFilter returns a table filter in which FORWARD leads to KUBE-FORWARD.
+// inFilter returns a table filter with a jump from FORWARD to KUBE-FORWARD.
 func inFilter(lines ...string) string {
 	return "*filter\n:FORWARD DROP [0:0]\n:KUBE-FORWARD - [0:0]\n-A FORWARD -j KUBE-FORWARD\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
 }
@@ -68,7 +69,7 @@ const (
 		"-A KUBE-POSTROUTING -m set --match-set bad src -j MARK --set-xmark 0x4000/0x4000\n-A KUBE-POSTROUTING -m mark --mark 0x4000/0x4000 -j MASQUERADE\n-A KUBE-POSTROUTING -s 10.0.0.0/8 -j MASQUERADE\nCOMMIT\n"
 )
 
-// markTests are rules of which one marks packets and cannot be had, and the rules that wait for it.
+// markTests have a rule that marks packets and cannot be written, and the rules that wait for it.
 var markTests = []struct {
 	name string
 	text string
@@ -110,8 +111,8 @@ var markTests = []struct {
 	{"no rule looks for the mark", inFilter("-A KUBE-FORWARD "+markBad, "-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j DROP", "-A KUBE-FORWARD -j ACCEPT"), nil},
 }
 
-// TestRulesWaitForOneThatMarksPackets: a rule that marks packets and cannot be had holds up those
-// that would let packets in without the mark, in every table, and no others.
+// TestRulesWaitForOneThatMarksPackets: a rule that marks packets cannot be written. In every table,
+// exactly those rules wait that would let packets in without the mark.
 func TestRulesWaitForOneThatMarksPackets(t *testing.T) {
 	for _, test := range markTests {
 		t.Run(test.name, func(t *testing.T) {
@@ -140,8 +141,8 @@ func TestRulesWaitForOneThatMarksPackets(t *testing.T) {
 	}
 }
 
-// TestATableThatIsFlushedLaterWaitsForAMarkOfAnother: the rule that marks packets is in quarantine
-// since another flush.
+// TestATableThatIsFlushedLaterWaitsForAMarkOfAnother: nat was flushed before, and its rule that
+// marks packets is quarantined. Then filter is flushed, and a jump of it waits.
 func TestATableThatIsFlushedLaterWaitsForAMarkOfAnother(t *testing.T) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		t.Run(string(backend), func(t *testing.T) {
@@ -159,7 +160,7 @@ func TestATableThatIsFlushedLaterWaitsForAMarkOfAnother(t *testing.T) {
 	}
 }
 
-// A misfitKernel has a built-in chain of nat into which no rule of iptables' may be written.
+// A misfitKernel has a built-in chain of nat into which iptables must not write rules.
 type misfitKernel struct{ *iptablestest.Fake }
 
 func (k misfitKernel) Begin(ctx context.Context) (iptables.Session, error) {
@@ -175,8 +176,9 @@ func (s misfitSession) Read(ctx context.Context, f rules.Family) (iptables.Snaps
 	return snapshot, err
 }
 
-// TestRulesWaitForMarksOfATableThatIsLeftAlone: nothing is written to nat, which marks packets that
-// filter drops. Nothing waits for the masquerade's marks, which kube-proxy clears in POSTROUTING.
+// TestRulesWaitForMarksOfATableThatIsLeftAlone: nothing is written to nat, whose rules mark packets
+// that filter drops. No rule waits for the masquerade's marks, which kube-proxy clears in
+// POSTROUTING.
 func TestRulesWaitForMarksOfATableThatIsLeftAlone(t *testing.T) {
 	for _, test := range []struct {
 		name, text string

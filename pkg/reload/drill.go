@@ -14,36 +14,36 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Drill says what canaryd takes away from one table, to see that it comes back.
+// A Drill names the parts of one table that canaryd removes, to see whether they are put back.
 type Drill struct {
 	Table rules.TableName
-	// Kind is one of canary.DrillKinds: what becomes of the canary.
+	// Kind is one of canary.DrillKinds: the change of the canary.
 	Kind canary.Verdict
-	// Chain, unless it is empty, is a built-in chain: its protected jumps and its witness are
-	// taken, and the canary stays. Packets meet that.
+	// Chain, unless it is empty, is a built-in chain. The drill removes its protected jumps and its
+	// witness, and leaves the canary. This affects packets.
 	Chain string
 }
 
-// A Drilled is what a drill took.
+// A Drilled has the parts that a drill removed.
 type Drilled struct {
-	// Marks are the marks of the tables from which something was taken; none if nothing was.
+	// Marks are the marks of the tables that lost something in the drill; none if no table did.
 	Marks canary.Marks
-	// Tried are those of tables from which something may have been taken: the write failed in a way
-	// that leaves that open. They name both marks, and the next read shows which one stands.
+	// Tried are the marks of tables that may have lost something: the failed write leaves that
+	// open. They name both marks, and the next read shows which one is in force.
 	Tried canary.Marks
-	// Jumps are the jumps that were taken.
+	// Jumps is the number of removed jumps.
 	Jumps int
-	// Written is when the kernel had that.
+	// Written is when the kernel had written the removal.
 	Written time.Time
 }
 
-// ErrNoDrill: a table is not as a drill needs it, and nothing was taken.
+// ErrNoDrill: a table is not in the state that a drill needs, and nothing was removed.
 var ErrNoDrill = errors.New("no drill is possible")
 
-// Drill takes away what d names in all families of the job, and puts nothing back. It reads and
-// judges under guard first, and takes nothing from a table that is not intact, or that changed
-// meanwhile. After an error part of it may have been taken: Marks and Tried say which. A table that
-// has no canary is passed over; if none has one, the error wraps ErrNoDrill.
+// Drill removes the parts that d names in all families of the job, and puts nothing back. It reads
+// and judges under guard first, and removes nothing from a table that is not intact, or that
+// changed meanwhile. After an error some parts may be gone: see Marks and Tried. A table that has
+// no canary is passed over; if none has one, the error wraps ErrNoDrill.
 func (r Replayer) Drill(ctx context.Context, job Job, d Drill) (Drilled, error) {
 	s, err := r.Kernel.Begin(ctx)
 	if err != nil {
@@ -61,7 +61,7 @@ func (r Replayer) Drill(ctx context.Context, job Job, d Drill) (Drilled, error) 
 	return done, err
 }
 
-// drillOnce reads every family, and writes if all of them are as a drill needs them.
+// drillOnce reads every family, and writes if all of them are in the state that a drill needs.
 func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d Drill) (Drilled, error) {
 	done, payload, marks := Drilled{Marks: canary.Marks{}, Tried: canary.Marks{}}, iptables.Payload{}, job.Marks
 	plans := map[rules.Family]*tablePlan{}
@@ -102,7 +102,7 @@ func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d 
 			failed = errors.Join(failed, fmt.Errorf("taking the canary of %s %s: %w", f, d.Table, w.Err))
 		}
 		switch {
-		case w.Err == nil || !w.At.IsZero(): // written, whatever came after that
+		case w.Err == nil || !w.At.IsZero(): // written, even if an error followed
 			done.Marks, done.Jumps = done.Marks.With(id, plans[f].want.Mark), done.Jumps+len(plans[f].jumpsTaken)
 		case !errors.Is(w.Err, nft.ErrStale) && !refusedWhole(w.Err):
 			done.Tried = done.Tried.With(id, marks[id])
@@ -115,27 +115,27 @@ func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d 
 		done.Written = time.Now()
 	}
 	if len(done.Marks)+len(done.Tried) > 0 && errors.Is(failed, nft.ErrStale) {
-		failed = errors.New(strings.ReplaceAll(failed.Error(), "\n", "; ")) // to try it once more would take twice
+		failed = errors.New(strings.ReplaceAll(failed.Error(), "\n", "; ")) // another try would remove parts twice
 	}
 	return done, failed
 }
 
-// refusedWhole reports whether iptables-restore refused the one table that it was given: it writes
+// refusedWhole reports whether iptables-restore refused the one table that it was given. It writes
 // a table as a whole, unless it is killed.
 func refusedWhole(err error) bool {
 	refused, ok := errors.AsType[*iptables.RestoreError](err)
 	return ok && refused.Exit > 0
 }
 
-// drill plans what a drill takes from the table.
+// drill plans the removals of a drill from the table.
 func (t tableTask) drill(d Drill) (*tablePlan, error) {
 	mark, plan := t.want.Mark, t.plan(t.want.Mark)
 	switch v := t.finding.Verdict; {
 	case t.finding.Err != nil:
 		return nil, t.finding.Err
 	case v == canary.Changed && d.Chain != "":
-		// A jump that its owner has added would not come back, and one that its owner has removed
-		// would.
+		// A jump that its owner has added would be lost, and a jump that its owner has removed
+		// would be put back.
 		return nil, errors.New("its owner has changed it, which is not learned yet; try again in a moment")
 	case v != canary.Intact && v != canary.Changed:
 		return nil, fmt.Errorf("it is %s", v)

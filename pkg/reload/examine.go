@@ -13,7 +13,7 @@ type Examiner struct {
 	Protection rules.Protection
 }
 
-// Examined is what one table's read showed, and what the judge found in it.
+// Examined is the result of one table's read, with the judge's finding.
 type Examined struct {
 	Finding canary.Finding
 	Section rules.Section // the protected part; empty if the table could not be read
@@ -24,7 +24,7 @@ type Examined struct {
 	Absent  bool         // the table does not exist
 }
 
-// Examine judges a snapshot against what job wants of its family.
+// Examine judges a snapshot by the job's rules for its family.
 func (e Examiner) Examine(snapshot iptables.Snapshot, job Job) map[rules.TableName]Examined {
 	found := map[rules.TableName]Examined{}
 	for _, task := range e.tasks(snapshot, job) {
@@ -37,7 +37,7 @@ func (e Examiner) Examine(snapshot iptables.Snapshot, job Job) map[rules.TableNa
 	return found
 }
 
-// tasks judges each guarded table of a snapshot. Quarantined rules are not expected to stand.
+// tasks judges each guarded table of a snapshot. It does not expect quarantined rules in a table.
 func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	f := snapshot.Family
 	var tasks []tableTask
@@ -93,8 +93,8 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 // absent reports whether the read showed that the table does not exist.
 func (t tableTask) absent() bool { return t.seen.Err == nil && t.seen.Table == nil }
 
-// OnDemandOf returns the tables of a snapshot that are guarded on demand and could be read; nil is
-// a table that does not exist.
+// OnDemandOf returns the tables of a snapshot that are guarded on demand and could be read. A table
+// that does not exist is nil.
 func OnDemandOf(snapshot iptables.Snapshot) map[rules.TableName]*rules.Table {
 	tables := map[rules.TableName]*rules.Table{}
 	for _, t := range protect.Tables() {
@@ -105,9 +105,9 @@ func OnDemandOf(snapshot iptables.Snapshot) map[rules.TableName]*rules.Table {
 	return tables
 }
 
-// seenOf returns what a snapshot shows of one table, in the form that the judge takes. The section
-// has the chains of other owners to which only quarantined rules lead: what their owners write and
-// delete meanwhile counts.
+// seenOf returns one table of a snapshot in the form that the judge takes. The section has the
+// chains of other owners to which only quarantined rules lead: their owners' changes count
+// meanwhile.
 func seenOf(snapshot iptables.Snapshot, table rules.TableName, protection rules.Protection, quarantined []QuarantinedRule) canary.Seen {
 	if err := snapshot.Unreadable[table]; err != nil {
 		return canary.Seen{Err: err}

@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Learn what stands, plant marks, and put back what a flush takes: the whole way on a kernel in
-// memory. With an *iptables.Kernel it is the same.
+// Learn the rules in force, plant marks, and put back the rules that a flush removes, on a kernel
+// in memory. With an *iptables.Kernel it is the same.
 func ExampleReplayer_Heal() {
 	ctx := context.Background()
 	kernel := iptablestest.NewFake(iptables.NFT, rules.IPv4)
@@ -26,7 +26,7 @@ func ExampleReplayer_Heal() {
 		panic(err)
 	}
 
-	// What stands is the generation.
+	// The rules in force are the generation.
 	snapshot, err := kernel.Read(ctx, rules.IPv4)
 	if err != nil {
 		panic(err)
@@ -37,7 +37,7 @@ func ExampleReplayer_Heal() {
 		job.Generation = job.Generation.With(rules.IPv4.Table(name), section)
 	}
 
-	// Marks tell a flush from its owner's changes.
+	// Marks distinguish a flush from its owner's changes.
 	replayer := reload.Replayer{Kernel: kernel, Canary: canary.DefaultChain, Protection: rules.Protection{Chain: selector.Protects}}
 	planted, err := replayer.Plant(ctx, job)
 	if err != nil {
@@ -72,7 +72,7 @@ func ExampleReplayer_Heal() {
 	// skipped <nil>
 }
 
-// A preview says what a heal would write, and writes nothing.
+// A preview shows the changes that a forced restore would make, and writes nothing.
 func ExampleReplayer_PreviewForce() {
 	ctx := context.Background()
 	kernel := iptablestest.NewFake(iptables.Legacy, rules.IPv4)

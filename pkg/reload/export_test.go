@@ -6,12 +6,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// saveGeneration keeps a generation of which no more is known than its source.
+// saveGeneration saves a generation with its source, and no other facts about its origin.
 func (s *Store) saveGeneration(g rules.Generation, source string, captured time.Time) error {
 	return s.Save(Stored{Source: source, Captured: captured, Generation: g})
 }
 
-// agreement returns what agrees to exactly these changes.
+// agreement returns the agreement to exactly these changes.
 func (c Changes) agreement() Agreement {
 	a := Agreement{}
 	for id, change := range c {

@@ -6,8 +6,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A fate says what may become of a packet at a rule, apart from going on to the next rule. It is a
-// set: a rule that leads to a chain may have both.
+// A fate says how a packet may end at a rule, instead of continuing with the next rule. It is a
+// set: a rule that leads to a chain may have both fates.
 type fate uint8
 
 const (
@@ -18,8 +18,8 @@ const (
 // lets reports whether a rule with this fate may let in a packet that lost rules kept out.
 func (f fate) lets(lost fate) bool { return f&grants != 0 && lost&keeps != 0 }
 
-// passing are the targets after which a packet goes on to the next rule, with another mark at most;
-// see detour for that. A target that is not listed decides.
+// passing are the targets after which a packet continues with the next rule, at most with another
+// mark; see detour for the mark. A target that is not listed decides.
 var passing = []string{
 	"LOG", "NFLOG", "ULOG", "AUDIT", "TRACE", "RATEEST", "IDLETIMER", "LED", "TEE", "SET",
 	"MARK", "CONNMARK", "SECMARK", "CONNSECMARK", "HMARK", "CLASSIFY", "CT", "NOTRACK",
@@ -33,8 +33,9 @@ type fates struct {
 	seen   *rules.Table
 	known  map[string]fate // of chains
 	marked map[string]rules.MarkLoss
-	// jumps are those of the generation. before and behind are the chains that packets come to from
-	// built-in chains, without POSTROUTING and from it alone; nil until that is asked.
+	// jumps are the generation's jumps. before has the chains that packets reach from built-in
+	// chains other than POSTROUTING, behind the chains that they reach from POSTROUTING. Both are
+	// nil until atTheEnd needs them.
 	jumps          []rules.Jump
 	before, behind map[string]bool
 	connections    bool // a rule behind POSTROUTING may set the mark of a connection
@@ -49,8 +50,8 @@ func (t *tableTask) fates() *fates {
 	return f
 }
 
-// of returns the fates of a rule. A target that is not known may be a chain that does not stand, so
-// it has any fate.
+// of returns the fates of a rule. An unknown target may be a chain that does not exist, so it has
+// any fate.
 func (f *fates) of(r rules.Rule) fate {
 	if f.leads(r) {
 		return f.chain(r.Target)
@@ -63,18 +64,18 @@ func (f *fates) of(r rules.Rule) fate {
 	case r.Target == "RETURN", r.Matches(), slices.Contains(passing, r.Target):
 		return 0
 	case r.LeftOut() && f.nat:
-		return grants // so large a chain of nat is one of services
+		return grants // only services make a chain of nat so large
 	default:
 		return grants | keeps
 	}
 }
 
-// chain returns the fates of all rules in a chain, as it stands and as the generation has it.
+// chain returns the fates of all rules in a chain, both in the kernel and in the generation.
 func (f *fates) chain(name string) fate {
 	if all, known := f.known[name]; known {
 		return all
 	}
-	f.known[name] = 0 // of a loop, each rule counts once
+	f.known[name] = 0 // in a loop each rule counts once
 	all := fate(0)
 	for _, list := range [][]rules.Rule{f.wanted[name], f.seen.Rules(name)} {
 		for _, r := range list {
@@ -85,12 +86,12 @@ func (f *fates) chain(name string) fate {
 	return all
 }
 
-// lastHook is the built-in chain that packets come to last.
+// lastHook is the last built-in chain that packets reach.
 const lastHook = "POSTROUTING"
 
-// atTheEnd reports whether packets come to a chain from nat's POSTROUTING only, where no rule sets
+// atTheEnd reports whether packets reach a chain from nat's POSTROUTING only, where no rule sets
 // the mark of a connection. No rule of another table looks at a packet's mark behind that:
-// kube-proxy clears the masquerade's there. A connection's mark comes back with its next packet.
+// kube-proxy clears the masquerade's there. A connection's mark is on its next packet, too.
 func (f *fates) atTheEnd(chain string) bool {
 	if !f.nat {
 		return false
@@ -120,7 +121,7 @@ func (f *fates) from(last bool) map[string]bool {
 	return f.before
 }
 
-// follow notes the chains that packets come to by a rule.
+// follow notes the chains that packets reach by a rule.
 func (f *fates) follow(r rules.Rule, reached map[string]bool) {
 	if reached[lastHook] && (r.Target == "CONNMARK" || r.Target == "" && !r.Matches()) {
 		f.connections = true
@@ -136,15 +137,15 @@ func (f *fates) follow(r rules.Rule, reached map[string]bool) {
 	}
 }
 
-// leads reports whether a rule leads to a chain of which the rules are known.
+// leads reports whether a rule leads to a chain with known rules.
 func (f *fates) leads(r rules.Rule) bool {
 	_, wanted := f.wanted[r.Target]
 	return wanted || f.seen.Chain(r.Target) != nil
 }
 
-// marks returns how the marks of packets may differ if a rule is lost. A target that is not known
-// may be a chain that marks packets. It is not taken for one that clears marks of other rules: else
-// nothing would be masqueraded while a chain of another owner is missing.
+// marks returns how the marks of packets may differ if a rule is lost. An unknown target may be a
+// chain that marks packets. It does not count as a chain that clears marks of other rules.
+// Otherwise nothing would be masqueraded while a chain of another owner is missing.
 func (f *fates) marks(r rules.Rule) rules.MarkLoss {
 	loss := r.MarkLoss()
 	switch {
@@ -161,7 +162,7 @@ func (f *fates) marksOf(chain string) rules.MarkLoss {
 	if all, known := f.marked[chain]; known {
 		return all
 	}
-	f.marked[chain] = rules.MarkLoss{} // of a loop, each rule counts once
+	f.marked[chain] = rules.MarkLoss{} // in a loop each rule counts once
 	var all rules.MarkLoss
 	for _, list := range [][]rules.Rule{f.wanted[chain], f.seen.Rules(chain)} {
 		for _, r := range list {
@@ -172,11 +173,11 @@ func (f *fates) marksOf(chain string) rules.MarkLoss {
 	return all
 }
 
-// decides reports whether a rule decides what becomes of a packet, or which rules it meets next.
+// decides reports whether a rule decides about a packet, or which rules it meets next.
 func (f *fates) decides(r rules.Rule) bool {
 	return r.Target == "RETURN" || f.of(r) != 0 || f.leaves(r)
 }
 
-// leaves reports whether a packet may not come back behind a rule that leads to a chain, because it
-// uses -g.
+// leaves reports whether a packet may not return from the chain that a rule leads to, because the
+// rule uses -g.
 func (f *fates) leaves(r rules.Rule) bool { return f.leads(r) && r.Goto() }

@@ -16,8 +16,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A meddler is a Beginner whose sessions let another process write right after each
-// read, so that the read is stale before it can be used.
+// A meddler is a Beginner whose sessions let another process write right after each read. So the
+// read is stale before its use.
 type meddler struct {
 	Beginner
 	afterRead func()
@@ -39,7 +39,7 @@ func (m meddled) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, e
 	return snapshot, err
 }
 
-// meddle lets write happen after each of the next n reads.
+// meddle makes write run after each of the next reads, so many times.
 func (n *testNode) meddle(times int, write func()) {
 	n.replayer.Kernel = meddler{n.Fake, func() {
 		if times > 0 {
@@ -64,7 +64,7 @@ func TestAReadThatSomebodyOvertookIsReadAgain(t *testing.T) {
 	if reads != 4 {
 		t.Errorf("%d reads were overtaken, want 4", reads)
 	}
-	// The owner's word, which came after the first read, stands.
+	// The owner's rule, written after the first read, counts.
 	if d := cmp.Diff([]string{"KUBE-SVC-A"}, result[v4].Tables[rules.Nat].Skipped); d != "" {
 		t.Errorf("skipped (-want +got):\n%s", d)
 	}
@@ -101,8 +101,8 @@ func TestALossIsAnsweredEvenBesideAWriterThatNeverRests(t *testing.T) {
 	n.marked(v4)
 }
 
-// TestACommitDuringTheRestoreMakesItRaced: jumps that its author put in stay for now. It
-// may be at work, and the daemon removes copies when it is quiet.
+// TestACommitDuringTheRestoreMakesItRaced: another process inserts jumps during the restore. They
+// stay for now, because it may still be at work. The daemon removes the copies when it is quiet.
 func TestACommitDuringTheRestoreMakesItRaced(t *testing.T) {
 	n := newNode(t, iptables.NFT, nodeText, v4, v6)
 	n.flushAll(v4)
@@ -130,7 +130,7 @@ func TestAFlushDuringTheRestoreIsNoProof(t *testing.T) {
 	must(t, n.Flush(v4, rules.Nat, ""))
 	n.OnCommit(func(c nft.Commit) {
 		if c.PID != 7 && c.PID != 4242 && strings.Contains(n.SaveTable(v4, rules.Nat), ":KUBE-SVC-A") {
-			must(t, n.As(7, "flusher").Flush(v4, rules.Nat, "")) // right behind our own commit
+			must(t, n.As(7, "flusher").Flush(v4, rules.Nat, "")) // right behind canaryd's own commit
 		}
 	})
 	result := n.heal()
@@ -140,8 +140,9 @@ func TestAFlushDuringTheRestoreIsNoProof(t *testing.T) {
 	}
 }
 
-// A file that was saved right before a flush holds the marks of then. That it is restored
-// between our write and its proof does not make them the marks of now.
+// TestAFileRestoredBeforeTheProofIsTheFilesAndNotOurs: a file was saved right before a flush, with
+// the marks of that time. Another process restores it between canaryd's write and the proof. Its
+// marks must not become the current ones.
 func TestAFileRestoredBeforeTheProofIsTheFilesAndNotOurs(t *testing.T) {
 	n := newNode(t, iptables.NFT, nodeText, v4)
 	old := strings.ReplaceAll(n.SaveTable(v4, rules.Nat), "-A KUBE-SVC-A -j KUBE-MARK-MASQ", "-A KUBE-SVC-A -j RETURN")
@@ -193,8 +194,8 @@ func TestARefusedRestoreFailsAndTheNextOneHeals(t *testing.T) {
 	})
 }
 
-// TestATableThatIsRefusedAsAWholeCostsNoOther: iptables-restore ends at it, and
-// what stands behind it goes in all the same.
+// TestATableThatIsRefusedAsAWholeCostsNoOther: iptables-restore ends at a refused table. The next
+// try writes the tables behind it.
 func TestATableThatIsRefusedAsAWholeCostsNoOther(t *testing.T) {
 	for k, refused := range protect.Always() {
 		onBoth(t, func(t *testing.T, n *testNode) {
@@ -223,7 +224,7 @@ func TestATableThatIsRefusedAsAWholeCostsNoOther(t *testing.T) {
 	}
 }
 
-// lost are the tables that a replay found lost.
+// lost returns the tables in which a replay found a loss.
 func lost(fr FamilyResult) map[rules.TableName]bool {
 	found := map[rules.TableName]bool{}
 	for table, v := range verdicts(fr) {
@@ -234,8 +235,8 @@ func lost(fr FamilyResult) map[rules.TableName]bool {
 	return found
 }
 
-// TestARefusalIsNobodyElsesWord: after one it is not known whether another process
-// wrote. A jump and a chain that are not as they were to be are not called theirs.
+// TestARefusalIsNobodyElsesWord: after a refusal canaryd does not know whether another process
+// wrote. It must not ascribe a changed jump or chain to one.
 func TestARefusalIsNobodyElsesWord(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		must(t, n.RestoreNoflush(v4, "*nat\n-D OUTPUT -j KUBE-SERVICES\nCOMMIT\n"))
@@ -314,7 +315,7 @@ func TestWhatCannotBeReadIsNotTouched(t *testing.T) {
 	})
 }
 
-// natSection is nat even when it cannot be read.
+// natSection returns canaryd's canary and KUBE-SERVICES of nat, even if nat cannot be read.
 func (n *testNode) natSection() string {
 	places := []iptables.Place{{Table: rules.Nat, Chain: canary.DefaultChain}, {Table: rules.Nat, Chain: "KUBE-SERVICES"}}
 	probed, err := n.Probe(n.t.Context(), v4, places)
@@ -360,9 +361,9 @@ func TestATriedNonceIsRecognizedOnceItCanBeRead(t *testing.T) {
 	}
 }
 
-// TestMarksAreKeptOnceForAWriteThatWasOvertaken: what is kept before a write takes
-// time between the read and the write. The next try plants the same marks, which
-// are kept already, and is not overtaken again by who is only just faster.
+// TestMarksAreKeptOnceForAWriteThatWasOvertaken: while marks are saved before a write, another
+// process writes. The next try plants the same marks, which are saved already. So a process that is
+// only a little faster does not overtake it again.
 func TestMarksAreKeptOnceForAWriteThatWasOvertaken(t *testing.T) {
 	n := newNode(t, iptables.NFT, nodeText, v4)
 	must(t, n.Flush(v4, rules.Nat, ""))

@@ -7,36 +7,38 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A gap is a rule that decides and cannot be put back. A packet that comes to it would go on to
-// rules that the whole kept it from: a missing RETURN leads to the MASQUERADE behind it, a missing
-// DROP to an ACCEPT. A replay never lets in what both the complete rules and the flush kept out:
+// A gap is a rule that decides and cannot be put back. Without it a packet would meet rules that
+// the complete rules keep it from. A missing RETURN leads to the MASQUERADE behind it, a missing
+// DROP to an ACCEPT. A replay lets no packet in that both the complete rules and the flush kept
+// out:
 //
 //   - In a protected chain all rules behind a gap wait.
-//   - A chain with a gap returns packets that it decided about before. If it may have kept one out,
-//     the rules wait that may let it in, in each chain that leads there; the first of them is a gap
-//     too. So this goes on up to the built-in chain. After a lost ACCEPT no rule of another chain
-//     waits, and in nat none after a lost translation: of those an ACCEPT keeps a packet out.
-//   - In a built-in chain jumps belong to many owners, and only those wait that may let a packet
-//     in. One that stands cannot wait, so the chains that it leads to wait instead, if they are
-//     empty.
-//   - A rule that marks packets lets them in or keeps them out by the rules that look for its mark,
-//     in any table of the family; see detour.
+//   - A chain with a gap returns packets that it decided about before. It may have kept such a
+//     packet out. Then in each chain that leads there, the rules wait that may let the packet in.
+//     The first of these rules is a gap too, and so on up to the built-in chain. After a lost
+//     ACCEPT no rule of another chain waits. In nat an ACCEPT keeps a packet out, and no rule waits
+//     after a lost translation.
+//   - In a built-in chain jumps belong to many owners, and only jumps wait that may let a packet
+//     in. A jump that is in force cannot wait, so the chains that it leads to wait instead, if they
+//     are empty.
+//   - A rule that marks packets lets them in or keeps them out by the rules that look for its mark.
+//     These rules may be in any table of the family; see detour.
 //
-// What waits is quarantined, and comes back in its order with the rule that it waits for.
+// A rule that waits is quarantined. It is put back in its order with the rule that it waits for.
 
-// A line is one rule of a chain, with what a replay makes of it.
+// A line is one rule of a chain, with its place in a replay.
 type line struct {
-	rule     rules.Rule // as the generation has it, or as it stands
+	rule     rules.Rule // as the generation or the kernel has it
 	writable rules.Rule // as it is written
 	weakened []QuarantinedRule
 	stands   bool // it is in the kernel, and stays there
 	removed  bool // it leads to a chain that its owner has removed
-	gone     bool // it may be what its owner removed, which is not learned yet, or a flush took it
-	// held says why the rule is quarantined; nil if it is written, or stands.
+	gone     bool // a flush or its owner removed it; which one is not learned yet
+	// held says why the rule is quarantined; nil if it is written, or in force.
 	held *QuarantinedRule
 }
 
-// missing reports whether the rule cannot be had.
+// missing reports whether the rule cannot be put back.
 func (l *line) missing() bool { return l.held != nil && !l.held.Waits }
 
 // A gapSearch finds the rules of one table that wait.
@@ -44,20 +46,20 @@ type gapSearch struct {
 	*fates
 	lines map[string][]*line // of every chain
 	// Each pass makes these again. lost are the fates that packets miss in a chain. unfit are
-	// chains that stand and of which a rule ought to wait: no further rule may lead there.
+	// chains in force with a rule that ought to wait: no further rule may lead there.
 	lost  map[string]fate
 	unfit map[string]bool
 	// lostMarks is how marks of packets may differ, because of all tables of the family. passedOn
-	// is how they may in other tables, because of this one.
+	// is how they may differ in other tables, because of this one.
 	lostMarks, passedOn rules.MarkLoss
-	// waiting are chains of which no rule is written, with the reason. grown says that this pass
-	// found one more.
+	// waiting are chains from which no rule is written, with the reason. grown says that this pass
+	// found another one.
 	waiting map[string]string
 	grown   bool
 }
 
-// findGaps holds back the rules of a plan that wait. It returns how marks of packets may differ in
-// other tables after it.
+// findGaps quarantines the rules of a plan that wait. It returns how marks of packets may differ in
+// other tables after the plan.
 func (t *tableTask) findGaps(chains *chosenChains, jumps map[string]*chosenJumps) rules.MarkLoss {
 	chains.readLines(t)
 	for chain, list := range jumps {
@@ -82,7 +84,7 @@ func (t *tableTask) findGaps(chains *chosenChains, jumps map[string]*chosenJumps
 	return s.passedOn
 }
 
-// release lets the rules go that wait.
+// release ends the wait of all waiting rules.
 func release(list []*line) {
 	for _, l := range list {
 		if l.held != nil && l.held.Waits {
@@ -133,7 +135,7 @@ func (s *gapSearch) chain(name string) fate {
 	return s.lost[name]
 }
 
-// mustWait reports whether a rule must not stand behind rules of which these fates are lost.
+// mustWait reports whether a rule must not be in force behind rules with these lost fates.
 func (s *gapSearch) mustWait(l *line, lost fate) bool {
 	return s.of(l.rule).lets(lost) || s.unfit[l.rule.Target]
 }
@@ -160,7 +162,7 @@ func (s *gapSearch) builtin(name string, list []*line) {
 	}
 }
 
-// below makes the chains wait that a standing rule leads to, as far as a replay would fill them.
+// below makes the chains wait that a rule in force leads to, if a replay would fill them.
 func (s *gapSearch) below(r rules.Rule, reason string) {
 	if !s.fills(r.Target) {
 		return
@@ -179,7 +181,7 @@ func (s *gapSearch) fills(chain string) bool {
 	return !waits && s.lines[chain] != nil
 }
 
-// wait holds a rule back. A rule that cannot be had keeps its own reason.
+// wait makes a rule wait. A rule that cannot be put back keeps its own reason.
 func (l *line) wait(chain, reason string) {
 	if l.held == nil {
 		l.held = &QuarantinedRule{Chain: chain, Rule: l.rule, Reason: reason, Waits: true}
@@ -190,7 +192,7 @@ func behindRule(chain string, r rules.Rule) string {
 	return fmt.Sprintf("waits behind %q of %s, which cannot be put back", r.Label(), chain)
 }
 
-// why returns the reason of the i-th rule of a chain, which must wait or leads to chains that must.
+// why returns the reason of the i-th rule of a chain, which must wait or leads to waiting chains.
 // lost are the fates that packets miss before it.
 func (s *gapSearch) why(d *detour, list []*line, i int, lost fate) string {
 	r := list[i].rule

@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestGrown: chains, rules and jumps that are more are taken, and nothing is taken away, whatever
-// else was changed.
+// TestGrown: Grown adds new chains, rules and jumps, and removes nothing, even if other rules
+// changed.
 func TestGrown(t *testing.T) {
 	const (
 		chainC, ruleC, inC = ":KUBE-SVC-C", "-A KUBE-SERVICES -d 10.96.0.3/32 -j KUBE-SVC-C", "-A KUBE-SVC-C -j RETURN"

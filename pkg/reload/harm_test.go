@@ -15,13 +15,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A harmPacket is a packet as the rules of these tests ask about it.
+// A harmPacket is a packet with the properties that the rules of these tests match.
 type harmPacket struct {
 	source, port string
 	mark         uint32 // before the table's first rule
 }
 
-// harmPackets are all packets that the rules of these tests can tell apart.
+// harmPackets returns all packets that the rules of these tests can distinguish.
 func harmPackets() (all []harmPacket) {
 	for i := range 6 {
 		for _, port := range []string{"80", "443"} {
@@ -33,7 +33,7 @@ func harmPackets() (all []harmPacket) {
 	return all
 }
 
-// harmSets are the ipsets of these tests. In set sN is 10.0.0.N.
+// harmSet returns an ipset of these tests. Set sN has the member 10.0.0.N.
 func harmSet(i int) iptables.Set {
 	return iptables.Set{Name: fmt.Sprintf("s%d", i), Create: "hash:ip family inet", Members: []string{fmt.Sprintf("10.0.0.%d", i)}}
 }
@@ -46,7 +46,7 @@ type harmWalk struct {
 	conn   uint32 // the connection's mark
 }
 
-// fate returns what becomes of a packet in a built-in chain: ACCEPT or DROP; in nat also the target
+// fate returns the fate of a packet in a built-in chain: ACCEPT or DROP; in nat also the target
 // that translates it.
 func (w *harmWalk) fate(builtin string) string {
 	if w.table == nil || w.table.Chain(builtin) == nil {
@@ -85,7 +85,7 @@ func (w *harmWalk) chain(name string) (verdict string, leaves bool) {
 	return "", false
 }
 
-// mark does what a MARK or CONNMARK does.
+// mark applies a MARK or CONNMARK.
 func (w *harmWalk) mark(r rules.Rule) {
 	var value, mask uint32
 	_, err := fmt.Sscanf(r.Spec[strings.Index(r.Spec, r.Target):], r.Target+" --set-xmark 0x%x/0x%x", &value, &mask)
@@ -135,19 +135,19 @@ func (w *harmWalk) matches(r rules.Rule) bool {
 	return true
 }
 
-// A harmNode draws rules, and judges what becomes of packets.
+// A harmNode draws rules, and judges the fates of packets.
 type harmNode struct {
 	*testNode
 	*rand.Rand
 	table    rules.TableName
 	builtins []string
-	ownLine  func(builtin string, r rules.Rule) bool // a rule of a built-in chain that is guarded
+	ownLine  func(builtin string, r rules.Rule) bool // reports whether a rule of a built-in chain is guarded
 	whole    *rules.Table                            // with all rules
 	flushed  []map[string]string                     // the fates that flushes left
 }
 
-// drawn returns rules at random: protected chains, which may hold rules that need ipsets, and
-// chains of others that they lead to. No chain leads to one before it.
+// drawn returns rules at random: protected chains, with rules that may need ipsets, and chains of
+// others that they lead to. Each chain leads only to later chains.
 func (h *harmNode) drawn(protected, foreign int) string {
 	var chains []string
 	for i := range protected {
@@ -248,8 +248,8 @@ func (h *harmNode) seen() *rules.Table {
 	return snapshot.Tables[h.table]
 }
 
-// complete returns the table with all rules, but for those of others in built-in chains that were
-// flushed: they stay lost.
+// complete returns the table with all rules, except for others' rules in built-in chains that were
+// flushed: these rules stay lost.
 func (h *harmNode) complete() *rules.Table {
 	table, seen := h.whole, h.seen()
 	for _, builtin := range h.builtins {
@@ -262,8 +262,7 @@ func (h *harmNode) complete() *rules.Table {
 	return table
 }
 
-// unharmed says that no packet is let in, or translated, that neither the complete rules nor a
-// flush let in.
+// unharmed fails if a packet is let in, or translated, that neither all rules nor a flush let in.
 func (h *harmNode) unharmed(when string) {
 	h.t.Helper()
 	lets := func(fate string) bool { return fate == "MASQUERADE" || fate == "ACCEPT" && h.table == rules.Filter }
@@ -279,7 +278,7 @@ func (h *harmNode) unharmed(when string) {
 	}
 }
 
-// destroySets ends all of this node's ipsets that the bits select, as a flusher of ipsets does.
+// destroySets destroys all ipsets that the bits select, as a flusher of ipsets does.
 func (h *harmNode) destroySets(bits int) {
 	for i := range 6 {
 		if bits&(1<<i) != 0 {
@@ -289,7 +288,7 @@ func (h *harmNode) destroySets(bits int) {
 	}
 }
 
-// flush flushes in one of many ways.
+// flush flushes in one of several ways.
 func (h *harmNode) flush() (how string) {
 	h.t.Helper()
 	table := h.seen()
@@ -304,7 +303,7 @@ func (h *harmNode) flush() (how string) {
 		if h.Restore(v4, old.String()) == nil {
 			return "iptables-restore"
 		}
-		must(h.t, h.Flush(v4, h.table, "")) // a set of the file's is gone
+		must(h.t, h.Flush(v4, h.table, "")) // a set that the file names is gone
 		return "-F"
 	case 0:
 		must(h.t, h.Flush(v4, h.table, ""))
@@ -362,9 +361,9 @@ func newHarmNode(t *testing.T, backend iptables.Backend, seed uint64, table rule
 	return h
 }
 
-// TestAReplayDoesNoHarm draws rules, flushes them in some way, takes away ipsets that some of them
-// need, and takes packets through before, in between, and after the replay. Then the sets come back
-// one after the other.
+// TestAReplayDoesNoHarm draws rules, flushes them in some way, and destroys ipsets that some of
+// them need. It takes packets through the rules before, in between, and after the replay. Then it
+// puts the sets back one after the other.
 func TestAReplayDoesNoHarm(t *testing.T) {
 	draws := testkit.Size(60, 250)
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
@@ -393,8 +392,8 @@ func seeds(n int) (list []uint64) {
 	return list
 }
 
-// acceptEmpty learns chains that were emptied alone, as canaryd does after two seconds: that is
-// their owner's decision.
+// acceptEmpty learns chains that were emptied alone, as canaryd does after two seconds: emptying
+// them is their owner's decision.
 func (h *harmNode) acceptEmpty() {
 	section := h.job.Generation[v4.Table(h.table)]
 	_, h.job.Quarantine = h.job.Quarantine.Supplement(v4, h.table, section, h.replayer.Protection.Extract(h.seen(), canary.IsMark), nil)
@@ -412,7 +411,7 @@ func (h *harmNode) acceptEmpty() {
 	h.job.Quarantine = h.job.Quarantine.With(id, still)
 }
 
-// story flushes, heals, and gives the sets back. It returns 1 if rules waited.
+// story flushes, heals, and puts the sets back. It returns 1 if rules waited.
 func (h *harmNode) story() (waited int) {
 	h.t.Helper()
 	full := h.content(v4)
@@ -433,8 +432,7 @@ func (h *harmNode) story() (waited int) {
 				waited = 1
 			}
 		}
-		// A chain that was emptied alone may count as lost only when a jump to what it led to
-		// waits.
+		// A chain that was emptied alone may count as lost only when a jump to its target waits.
 		for look := 1; ; look++ {
 			again := h.heal()
 			h.takeHeld(again)
@@ -456,7 +454,7 @@ func (h *harmNode) story() (waited int) {
 		h.takeHeld(result)
 		h.unharmed(fmt.Sprintf("with set s%d", i))
 	}
-	for range 2 { // what led to an emptied chain may have waited as well
+	for range 2 { // a rule that leads to an emptied chain may have waited, too
 		h.acceptEmpty()
 		result, err := h.replayer.Readmit(h.t.Context(), h.job)
 		must(h.t, err)

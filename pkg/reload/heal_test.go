@@ -13,7 +13,7 @@ import (
 )
 
 func TestHealBringsBackWhatAFlushTookAndNothingElse(t *testing.T) {
-	// What stands afterwards: everything, or everything that was canaryd's job.
+	// The content afterwards: everything, or everything but foreign rules.
 	all, ours := func(s string) string { return s }, withoutForeign
 	tests := []struct {
 		name  string
@@ -108,8 +108,8 @@ func TestHealBringsBackWhatAFlushTookAndNothingElse(t *testing.T) {
 func TestNftFlushRulesetTakesBothFamiliesAndBothComeBack(t *testing.T) {
 	n := newNode(t, iptables.NFT, nodeText, v4, v6)
 	must(t, n.FlushRuleset())
-	// The chain of another owner that a protected rule depends on is gone for
-	// good, so that rule is left out and reported.
+	// The chain of another owner that a protected rule depends on is gone for good, so that rule is
+	// left out and reported.
 	result := n.heal()
 	for _, f := range []rules.Family{v4, v6} {
 		n.outcome(result, f, Partial)
@@ -213,12 +213,12 @@ func TestAReplayLeavesAloneWhatTheOwnerWasFasterToRestore(t *testing.T) {
 
 func TestSavedRulesFromThePastMakeWayForExactlyTheGeneration(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
-		// Saved with the canaries of then, and with rules of then.
+		// The file was saved with older canaries and older rules.
 		old := strings.NewReplacer(
 			"-A KUBE-SVC-A -j KUBE-MARK-MASQ\n", "-A KUBE-SVC-A -j KUBE-SVC-OLD\n-A KUBE-SVC-OLD -j KUBE-SVC-OLDER\n-A KUBE-SVC-OLDER -j RETURN\n",
 			":KUBE-SVC-A - [0:0]\n", ":KUBE-SVC-A - [0:0]\n:KUBE-SVC-OLD - [0:0]\n:KUBE-SVC-OLDER - [0:0]\n",
 			"-A OUTPUT -j KUBE-SERVICES\n", "-A OUTPUT -j KUBE-SVC-OLD\n-A OUTPUT -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES\n",
-			"-A POSTROUTING -j KUBE-POSTROUTING\n", "", // which goes behind its neighbour, counted without the stale jump
+			"-A POSTROUTING -j KUBE-POSTROUTING\n", "", // it is placed behind its neighbour, counted without the stale jump
 			"-A POSTROUTING -o wg0 -j MASQUERADE\n", "-A POSTROUTING -j KUBE-SVC-OLD\n-A POSTROUTING -o wg0 -j MASQUERADE\n",
 			"canaryd-canary:", "canaryd-canary:0", "canaryd-witness:", "canaryd-witness:0",
 		).Replace(n.SaveTable(v4, rules.Nat))
@@ -233,8 +233,8 @@ func TestSavedRulesFromThePastMakeWayForExactlyTheGeneration(t *testing.T) {
 	})
 }
 
-// nudged says that the replay asked kube-proxy for a sync, and makes the
-// canaries that it took for that as kube-proxy does.
+// nudged checks that the replay requested a sync from kube-proxy by deleting its canaries, and puts
+// these back as kube-proxy does.
 func (n *testNode) nudged(f rules.Family) {
 	n.t.Helper()
 	if strings.Contains(n.Save(f), "KUBE-PROXY-CANARY") {
@@ -263,7 +263,8 @@ func TestSavedRulesKeepAnOldChainThatAStrangerJumpsTo(t *testing.T) {
 
 func TestAJumpWhoseChainItsOwnerRemovedIsNotPutBack(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
-		// The owner goes, and before that was learned another process flushes INPUT.
+		// The owner removes its chain. Before canaryd has learned that, another process flushes
+		// INPUT.
 		must(t, n.RestoreNoflush(v4, "*filter\n-D INPUT -j KUBE-FIREWALL\n-F KUBE-FIREWALL\n-X KUBE-FIREWALL\n-F INPUT\nCOMMIT\n"))
 		n.outcome(n.heal(), v4, Proved)
 		n.marked(v4)

@@ -32,7 +32,7 @@ func rule(spec string) rules.Rule {
 	return r
 }
 
-// ruleList makes rules of their texts.
+// ruleList parses rules.
 func ruleList(specs ...string) []rules.Rule {
 	var list []rules.Rule
 	for _, s := range specs {
@@ -45,8 +45,8 @@ func protects(chain string) bool {
 	return strings.HasPrefix(chain, "KUBE-") && !strings.HasSuffix(chain, "-CANARY")
 }
 
-// tableOf reads the lines of one table: ":CHAIN" declares a user's chain, "-A"
-// adds a rule. Built-in chains are there.
+// tableOf parses the lines of one table: ":CHAIN" declares a user's chain, "-A" adds a rule. It
+// adds the built-in chains.
 func tableOf(t *testing.T, table rules.TableName, lines ...string) *rules.Table {
 	t.Helper()
 	var b strings.Builder

@@ -9,17 +9,17 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// shrinkDelay is how long a change must stand before it is learned, if it empties or removes chains
-// or takes half a table. A flush that comes table by table, or command by command, begins exactly
-// like such a change.
+// shrinkDelay is how long a change must last before it is learned, if it empties or removes chains
+// or removes half a table. A flush that proceeds table by table, or command by command, begins
+// exactly like such a change.
 const shrinkDelay = 2 * time.Second
 
-// Learned is the generation that was learned from the kernel. It is a value: Learn returns the next
-// one.
+// A Learned is the generation that canaryd learned from the kernel's tables. It is a value: Learn
+// returns the next one.
 type Learned struct {
 	Generation rules.Generation
-	// shrunk has the time since when a read showed less of a chain ("" for half the table) than the
-	// generation has.
+	// shrunk has the time since when a read showed fewer rules of a chain, or of half the table
+	// (""), than the generation has.
 	shrunk map[shrinkKey]time.Time
 }
 
@@ -47,11 +47,13 @@ func (l Learned) Shrunk(f rules.Family, t rules.TableName, chain string) time.Ti
 	return l.shrunk[shrinkKey{f.Table(t), chain}]
 }
 
-// Learn learns what a read of one table showed while its marks stood. Growth and changed rules
-// count at once. What shrank counts after shrinkDelay, and until then its former content stays in
-// the generation; so do the jumps in finding.Waiting and the chains that they are missing from.
+// Learn takes a read of one table into the generation. The table's marks were in force during the
+// read. Learn accepts added and changed rules at once. It accepts removals after shrinkDelay, and
+// keeps the former content until then. It also keeps the jumps in finding.Waiting and the chains
+// that these are missing from.
 //
-// The time is zero if nothing waits. Otherwise Learn must be called with another read at that time.
+// The time is zero if nothing waits. Otherwise the caller must pass another read to Learn at that
+// time.
 func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, finding canary.Finding, now time.Time) (Learned, time.Time) {
 	id := f.Table(t)
 	old, known := l.Generation[id]
@@ -72,7 +74,7 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	var kept map[string]bool
 	merged.Chains, kept = keepShrunk(old.Chains, seen.Chains, func(chain string) bool { return clocks.stood(chain) && !waits(chain) })
 	if half {
-		return next, clocks.due // the clocks of its chains go on
+		return next, clocks.due // the clocks of its chains continue
 	}
 	merged.Jumps = keepJumps(old.Jumps, seen.Jumps, func(h rules.Jump) bool {
 		return kept[h.Into()] || slices.ContainsFunc(finding.Waiting, h.Same)
@@ -89,15 +91,15 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	return next, clocks.due
 }
 
-// shrinking is what is known of the parts of one table that a read showed to be less.
+// shrinking has the clocks of the parts of one table in which a read showed fewer rules.
 type shrinking struct {
 	table        rules.TableID
 	before, next map[shrinkKey]time.Time // since when, for the last read and for this one
 	now          time.Time
-	due          time.Time // when the first of them has stood for shrinkDelay
+	due          time.Time // when the first of these parts has been smaller for shrinkDelay
 }
 
-// stood reports whether a chain, or "" for half the table, has been less for shrinkDelay.
+// stood reports whether a chain, or half the table (""), has been smaller for shrinkDelay.
 func (s *shrinking) stood(chain string) bool {
 	k := shrinkKey{s.table, chain}
 	since, before := s.before[k]
@@ -114,8 +116,8 @@ func (s *shrinking) stood(chain string) bool {
 	return false
 }
 
-// keepShrunk returns the chains that were seen, with those of old that are empty or missing now and
-// do not count as such yet, and which these are. seen stays as it is.
+// keepShrunk returns the chains that were seen. It adds the chains of old that are empty or missing
+// now and do not count as such yet, and returns their names. seen stays as it is.
 func keepShrunk(old, seen []rules.Chain, counts func(chain string) bool) (chains []rules.Chain, kept map[string]bool) {
 	chains, kept = seen, map[string]bool{}
 	at := make(map[string]int, len(seen))
@@ -155,8 +157,8 @@ func sizeBefore(old, seen rules.Section) int {
 	return n
 }
 
-// keepJumps returns seen with those missing jumps of old that keep selects. Each goes behind the
-// nearest jump that it stood behind before.
+// keepJumps returns seen, with the missing jumps of old that keep selects. Each is placed behind
+// the nearest jump that preceded it in old.
 func keepJumps(old, seen []rules.Jump, keep func(rules.Jump) bool) []rules.Jump {
 	merged := slices.Clone(seen)
 	for i, h := range old {
@@ -172,9 +174,9 @@ func keepJumps(old, seen []rules.Jump, keep func(rules.Jump) bool) []rules.Jump 
 	return merged
 }
 
-// keepAnchors returns seen with old's anchors for the jumps of those chains that hold nothing else.
-// A flusher that comes twice, as firewalld does when it reloads, leaves jumps alone in between.
-// With an anchor from that read, a jump from the bottom would come back above everything. Jumps
+// keepAnchors returns seen, with old's anchors for the jumps of chains that hold nothing else. A
+// flusher that flushes twice, such as firewalld during a reload, leaves jumps alone in between.
+// With an anchor from that read, a replay would put a jump from the bottom above everything. Jumps
 // whose order has changed stay where their owner put them.
 func keepAnchors(old, seen []rules.Jump, alone []string) []rules.Jump {
 	merged := slices.Clone(seen)
@@ -203,8 +205,8 @@ func keepAnchors(old, seen []rules.Jump, alone []string) []rules.Jump {
 	return merged
 }
 
-// Grown returns old with the chains and jumps that only seen has, and with the rules that it has
-// next to all of a chain's former ones. It takes nothing away: seen may be half of a removal.
+// Grown returns old, with the chains and jumps that only seen has, and with the rules added to
+// chains that still have all former ones. It takes nothing away: seen may be half of a removal.
 func Grown(old, seen rules.Section) rules.Section {
 	grown, more := old, false
 	grown.Chains = slices.Clone(old.Chains)
@@ -239,7 +241,7 @@ func holds(list, part []rules.Rule) bool {
 	return len(part) == 0
 }
 
-// keepLedTo returns seen's LedTo with those of old that are kept.
+// keepLedTo returns seen's LedTo, with the kept chains of old's.
 func keepLedTo(old, seen rules.Section, kept map[string]bool) []string {
 	var names []string
 	for _, name := range old.LedTo {

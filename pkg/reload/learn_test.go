@@ -13,12 +13,12 @@ import (
 
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
-// A lesson is one read: when, what it showed, and what must be known then.
+// A lesson is one read: its time, its content, and the generation that must follow.
 type lesson struct {
 	at      time.Duration
 	seen    []string // lines of nat
-	waiting []string // jumps into PREROUTING of which the finding says that they wait
-	want    []string // nil: what was seen
+	waiting []string // jumps of PREROUTING that are in the finding's Waiting
+	want    []string // nil: seen
 	due     time.Duration
 }
 
@@ -39,9 +39,9 @@ const (
 var (
 	whole = []string{services, masq, svcA, svcB, toServices, ruleA, ruleB, inA, inB, inMasq}
 	noB   = []string{services, masq, svcA, toServices, ruleA, inA, inMasq}
-	// a whole service's chain is back, without rules
+	// A service's chain is back, without rules.
 	emptyB = []string{services, masq, svcA, svcB, toServices, ruleA, inA, inMasq}
-	// three of six rules; less is more than half gone
+	// Three of six rules; fewer would be less than half.
 	few = []string{services, toServices, "-A KUBE-SERVICES -j RETURN"}
 )
 
@@ -227,8 +227,8 @@ func TestALearnedPolicyIsTheNewest(t *testing.T) {
 	}
 }
 
-// A reload of firewalld flushes twice. In between there is nothing but what was
-// replayed, and a jump's place says nothing then.
+// TestAJumpThatIsAloneKeepsItsAnchor: a reload of firewalld flushes twice. In between, the table
+// has only replayed rules, and a jump's place means nothing then.
 func TestAJumpThatIsAloneKeepsItsAnchor(t *testing.T) {
 	const (
 		accept = "-A PREROUTING -i lo -j ACCEPT"

@@ -17,7 +17,7 @@ import (
 )
 
 // ufwDockerText is a node with ufw-docker: DOCKER-USER leads to chains of ufw, which hold the DROP.
-// ufw's own jump from FORWARD leads to one of them too.
+// ufw's own jump from FORWARD also leads to one of them.
 const ufwDockerText = `*filter
 :INPUT ACCEPT [0:0]
 :FORWARD DROP [0:0]
@@ -59,7 +59,7 @@ func newUfwNode(t *testing.T, backend iptables.Backend) *testNode {
 	return n
 }
 
-// filter is what is guarded of the table filter as it stands.
+// filter returns the guarded part of the table filter in the kernel.
 func (n *testNode) filter() rules.Section {
 	n.t.Helper()
 	snapshot, err := n.Fake.Read(n.t.Context(), v4)
@@ -146,7 +146,7 @@ func onUfw(t *testing.T, test func(t *testing.T, n *testNode)) {
 }
 
 // TestAnOwnerWritesItsChainsAsItLikes: ufw empties, deletes and rewrites its chains while the marks
-// stand. That is no loss, and is learned: what is new at once, what is gone after two seconds.
+// are in force. That is no loss. canaryd learns additions at once, and removals after two seconds.
 func TestAnOwnerWritesItsChainsAsItLikes(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -194,7 +194,8 @@ func TestAnOwnerWritesItsChainsAsItLikes(t *testing.T) {
 	}
 }
 
-// TestOnlyItsOwnerDeletesAChainOfOthers: a chain that protected rules lead to stays, whatever goes.
+// TestOnlyItsOwnerDeletesAChainOfOthers: a chain that protected rules lead to stays, even if
+// canaryd removes all protected chains.
 func TestOnlyItsOwnerDeletesAChainOfOthers(t *testing.T) {
 	const more = ":DOCKER-CT - [0:0]\n:ufw-more - [0:0]\n-A DOCKER-CT -j ufw-more\n-A ufw-more -j DOCKER-CT\n-A ufw-user-forward -j DROP\n"
 	for _, test := range []struct {
@@ -239,7 +240,7 @@ func TestOnlyItsOwnerDeletesAChainOfOthers(t *testing.T) {
 	}
 }
 
-// examine learns what stands in filter now, as a daemon does with each examination.
+// examine reads and learns filter, as a daemon does with each examination.
 func (n *testNode) examine(learned Learned, now time.Time) Learned {
 	n.t.Helper()
 	snapshot, err := n.Fake.Read(n.t.Context(), v4)
@@ -252,8 +253,8 @@ func (n *testNode) examine(learned Learned, now time.Time) Learned {
 	return learned
 }
 
-// TestAChainBehindAQuarantinedRule: no rule leads to it until that rule is back. What its owner
-// writes meanwhile counts, and what it deletes does so after two seconds.
+// TestAChainBehindAQuarantinedRule: no rule leads to the chain until the quarantined rule is back.
+// Rules that its owner writes meanwhile count at once, and deletions after two seconds.
 func TestAChainBehindAQuarantinedRule(t *testing.T) {
 	const accepts = "-A ufw-user-forward -s 198.51.100.1/32 -d 172.17.0.2/32 -j ACCEPT"
 	for _, test := range []struct {
@@ -332,8 +333,8 @@ func (n *testNode) chain(name string) []rules.Rule {
 	return c.Rules
 }
 
-// TestARuleWaitsForAChainThatItsOwnerDeleted: a chain of another owner that protected rules lead to
-// is gone, and no replay writes it, because its loss is none.
+// TestARuleWaitsForAChainThatItsOwnerDeleted: another owner deletes a chain that protected rules
+// lead to. That is no loss, so no replay writes it.
 func TestARuleWaitsForAChainThatItsOwnerDeleted(t *testing.T) {
 	onUfw(t, func(t *testing.T, n *testNode) {
 		user := n.chain("DOCKER-USER")
@@ -350,8 +351,8 @@ func TestARuleWaitsForAChainThatItsOwnerDeleted(t *testing.T) {
 	})
 }
 
-// TestAStoredGenerationDependsOnChainsThatAreLedTo: a file of before canaryd followed such chains
-// names them as chains to wait for.
+// TestAStoredGenerationDependsOnChainsThatAreLedTo: an older canaryd did not follow such chains,
+// and its file names them in DependsOn.
 func TestAStoredGenerationDependsOnChainsThatAreLedTo(t *testing.T) {
 	onUfw(t, func(t *testing.T, n *testNode) {
 		id := v4.Table(rules.Filter)
@@ -359,7 +360,7 @@ func TestAStoredGenerationDependsOnChainsThatAreLedTo(t *testing.T) {
 		led := stored.LedTo
 		stored.DependsOn, stored.LedTo = []string{"elsewhere", "ufw-docker-logging-deny", "ufw-user-forward"}, nil
 		stored.Chains = slices.DeleteFunc(slices.Clone(stored.Chains), func(c rules.Chain) bool { return slices.Contains(led, c.Name) })
-		stored.Chains = append(stored.Chains, rules.Chain{Name: "DOCKER-GONE", Rules: ruleList("-j elsewhere")}) // so that something is kept
+		stored.Chains = append(stored.Chains, rules.Chain{Name: "DOCKER-GONE", Rules: ruleList("-j elsewhere")}) // so that a chain is kept
 		learned := n.examine(Learned{Generation: rules.Generation{id: stored}}, noon)
 		if d := cmp.Diff([]string{"elsewhere"}, learned.Generation[id].DependsOn); d != "" {
 			t.Errorf("depends on (-want +got):\n%s", d)
@@ -367,8 +368,8 @@ func TestAStoredGenerationDependsOnChainsThatAreLedTo(t *testing.T) {
 	})
 }
 
-// TestARuleIsWrittenWithTheChainThatItLeadsTo: also where a generation names that chain as one to
-// wait for, as an earlier version joined it.
+// TestARuleIsWrittenWithTheChainThatItLeadsTo: this also holds if a generation names that chain in
+// DependsOn, as an earlier version joined it.
 func TestARuleIsWrittenWithTheChainThatItLeadsTo(t *testing.T) {
 	onUfw(t, func(t *testing.T, n *testNode) {
 		id := v4.Table(rules.Filter)

@@ -30,8 +30,9 @@ func chainOf(name string, n int) rules.Chain {
 	return c
 }
 
-// What a chain held before it was left out is forgotten at once, even if it was most of the table;
-// and what it holds once it fits again is learned at once.
+// TestAChainThatIsLeftOutIsLearnedAtOnce: a chain grows and is left out. Its former rules are
+// forgotten at once, even if they were most of the table. When it fits again, its rules are learned
+// at once.
 func TestAChainThatIsLeftOutIsLearnedAtOnce(t *testing.T) {
 	large := rules.Chain{Name: "KUBE-LARGE", Rules: rules.LeftOut("KUBE-LARGE")}
 	var l Learned
@@ -45,7 +46,7 @@ func TestAChainThatIsLeftOutIsLearnedAtOnce(t *testing.T) {
 	}
 }
 
-// A lost chain that was left out stays in quarantine until it holds rules again, whichever.
+// TestALostChainThatWasLeftOutStaysInQuarantine: it stays there until it holds any rules again.
 func TestALostChainThatWasLeftOutStaysInQuarantine(t *testing.T) {
 	large := rules.Chain{Name: "KUBE-LARGE", Rules: rules.LeftOut("KUBE-LARGE")}
 	jumps := rules.Jump{Chain: "PREROUTING", Rule: rules.LeftOut("PREROUTING")[0], Named: true}
@@ -80,8 +81,9 @@ func TestALostChainThatWasLeftOutStaysInQuarantine(t *testing.T) {
 	}
 }
 
-// A table that the first stage brought back keeps its quarantine, although another process wrote
-// before the second, so that all is read again and nothing is left to write in this one.
+// TestAQuarantineOutlivesTheNextTry: the first stage restores a table. Another process writes
+// before the second stage, so all tables are read again. The first table needs no write then, and
+// keeps its quarantine.
 func TestAQuarantineOutlivesTheNextTry(t *testing.T) {
 	n := dependent(t, iptables.NFT)
 	opaque := rules.LeftOut("KUBE-LARGE")[0]

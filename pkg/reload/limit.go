@@ -6,17 +6,17 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// The limits of what replays cost, in milliseconds of processor time of canaryd and its children.
+// The limits on the cost of replays, in milliseconds of processor time of canaryd and its children.
 const (
 	// fillPerSecond is 15 % of a core. Together with the burst, a minute of constant flushes costs
 	// less than 20 %.
 	fillPerSecond = 150
-	// leastCost is the least that a replay counts. Against a flusher that never stops, canaryd
-	// replays once in leastCost/fillPerSecond = 1.5 s. So the rules are back within 2 s after it
-	// stops.
+	// leastCost is the least cost that counts for a replay. Against a flusher that never stops,
+	// canaryd replays once in leastCost/fillPerSecond = 1.5 s. So the rules are back within 2 s
+	// after it stops.
 	leastCost = 225
-	// bucketSize allows eleven cheap replays in a row, or three that cost a second each. Flushers
-	// come in several commands, and an occasional flush must not wait.
+	// bucketSize allows eleven cheap replays in a row, or three with a cost of a second each. A
+	// flusher runs several commands, and an occasional flush must not wait.
 	bucketSize = 2400
 	// mostDebt bounds the wait to 10 s, however expensive a replay was.
 	mostDebt = 10 * fillPerSecond

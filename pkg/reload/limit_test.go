@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestLimiter: who replays whenever it is allowed, and when that is.
+// TestLimiter: a caller replays whenever it may, and waits as long as expected.
 func TestLimiter(t *testing.T) {
 	second := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 	for _, test := range []struct {

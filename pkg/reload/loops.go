@@ -12,12 +12,12 @@ import (
 // such limit.
 const mostJumps = 15
 
-// saysTooDeep is the error text for chains that are nested too deep (EMLINK). Recent kernels give
-// it for a loop as well.
+// saysTooDeep is the error text for chains that are nested too deep (EMLINK). Recent kernels also
+// use it for a loop.
 const saysTooDeep = "Too many links"
 
 // loopsAndDeepNests returns the planned rules that close a loop of chains or nest them too deep, by
-// text with the reason. The other links may stand in chains of other owners. A trial finds none of
+// text with the reason. The other links may be in chains of other owners. A trial finds none of
 // these rules, because each one is good alone. deep says that the kernel bounds the depth.
 func loopsAndDeepNests(plan tablePlan, deep bool) reasons {
 	t := chainWalk{deep: deep, chains: map[string][]link{}, level: map[string]int{}, bad: reasons{}}
@@ -44,7 +44,7 @@ func loopsAndDeepNests(plan tablePlan, deep bool) reasons {
 	return t.bad
 }
 
-// A link is a rule that leads to another chain; it stands, or is planned.
+// A link is a rule that leads to another chain. It is in force, or planned.
 type link struct {
 	to      string
 	rule    rules.Key
@@ -60,7 +60,7 @@ type chainWalk struct {
 	bad    reasons
 }
 
-// add adds the links of a chain, and replaces those that it had.
+// add adds the links of a chain, and replaces its former links.
 func (t *chainWalk) add(c rules.Chain, planned bool) {
 	jumps := []link{}
 	for _, r := range c.Rules {
@@ -77,7 +77,7 @@ func (t *chainWalk) visit(name string) {
 }
 
 // walk follows the links of the path's last chain. It returns how long the path is where the walk
-// goes on, because a link behind it was found bad.
+// continues, because a link behind it was found bad.
 func (t *chainWalk) walk(name string) int {
 	here := len(t.path)
 	if level, done := t.level[name]; done && level >= here {
@@ -115,5 +115,5 @@ func (t *chainWalk) blame(reason string) int {
 			return i
 		}
 	}
-	return len(t.path) - 1 // every link stands, so the kernel takes them
+	return len(t.path) - 1 // every link is in force, so the kernel takes them
 }

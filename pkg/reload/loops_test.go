@@ -31,7 +31,7 @@ func chainsOf(t *testing.T, text string) (list []rules.Chain) {
 	return list
 }
 
-// row returns n chains of which each jumps to the next one, and the last one to end.
+// row returns n chains, each with a jump to the next one, and the last one to end.
 func row(name string, n int, end string) string {
 	var text strings.Builder
 	for i := range n {
@@ -44,9 +44,9 @@ func row(name string, n int, end string) string {
 	return text.String()
 }
 
-// TestTangles: of jumps that the kernel refuses together, the planned one is found that completes a
-// loop or too deep a nest; what stands in chains of others is never blamed, and what is good is
-// left alone.
+// TestTangles: the kernel refuses some jumps together. loopsAndDeepNests finds the planned jump
+// that completes a loop or too deep a nest. It never blames a jump in a chain of others, or a good
+// jump.
 func TestTangles(t *testing.T) {
 	for _, test := range []struct {
 		name, stands, planned string
@@ -92,8 +92,8 @@ func TestTangles(t *testing.T) {
 	}
 }
 
-// TestTanglesOfManyWays: where each chain has two ways to the next one, there are a million ways
-// through; the walk takes each chain once for each depth at most, and ends.
+// TestTanglesOfManyWays: each chain has two ways to the next one, so there are a million ways
+// through. The walk takes each chain at most once for each depth, and ends.
 func TestTanglesOfManyWays(t *testing.T) {
 	var text strings.Builder
 	for i := range 40 {
@@ -108,7 +108,7 @@ func TestTanglesOfManyWays(t *testing.T) {
 	}
 }
 
-// A flush may have deleted the table itself.
+// TestTanglesOfATableThatIsGone: a flush may have deleted the table itself.
 func TestTanglesOfATableThatIsGone(t *testing.T) {
 	plan := tablePlan{table: rules.Nat, jumps: []rules.Jump{{Chain: "OUTPUT", Rule: spec("-j KUBE-A")}}}
 	if bad := loopsAndDeepNests(plan, true); len(bad) > 0 {

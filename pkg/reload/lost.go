@@ -8,23 +8,23 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Lost is what a table lost.
+// Lost has the lost chains, rules and jumps of a table.
 type Lost struct {
 	Chains []LostChain
 	Rules  int // in chains and jumps
 	Jumps  []rules.Jump
 }
 
-// A LostChain is a protected chain as the generation has it, and what stood in its place.
+// A LostChain is a protected chain as the generation has it, and the rules found in its place.
 type LostChain struct {
 	Name    string
 	Was, Is []rules.Rule
-	Stands  bool // the chain itself stood
+	Stands  bool // the chain itself existed
 }
 
-// Apart returns the rules that only the generation has, and those that only the table has. The
-// rules of declared sources are spelled as people spell them: rules that differ as text are
-// compared by their meaning.
+// Apart returns the rules that only the generation has, and the rules that only the table has.
+// Declared sources may use other words than iptables-save: rules that differ as text are compared
+// by their meaning.
 func (c LostChain) Apart() (gone, instead []rules.Rule) {
 	if len(c.Is) == 0 {
 		return c.Was, nil
@@ -41,8 +41,8 @@ func (c LostChain) Apart() (gone, instead []rules.Rule) {
 	return gone, instead
 }
 
-// apart splits a into the rules that b lacks and the rules that b has, too. Each rule of b
-// counts for one.
+// apart splits a into the rules that b lacks and the rules that b also has. Each rule of b counts
+// once.
 func apart(a, b []rules.Rule, key func(rules.Rule) string) (lacking, common []rules.Rule) {
 	have := map[string]int{}
 	for _, r := range b {
@@ -59,7 +59,7 @@ func apart(a, b []rules.Rule, key func(rules.Rule) string) (lacking, common []ru
 	return lacking, common
 }
 
-// countLost returns what the finding says is lost.
+// countLost returns the losses in the task's finding.
 func countLost(task tableTask) Lost {
 	if task.finding.OnlyDrilled() {
 		return Lost{}
@@ -89,7 +89,7 @@ func countLost(task tableTask) Lost {
 	return lost
 }
 
-// nameSet returns the names of all lists as a set: they may be all 16,000 chains of 5,000 services.
+// nameSet returns the names of all lists as a set. There may be 16,000 chains for 5,000 services.
 func nameSet(lists ...[]string) map[string]bool {
 	all := slices.Concat(lists...)
 	set := make(map[string]bool, len(all))

@@ -90,7 +90,8 @@ func TestRotationLeavesALossAlone(t *testing.T) {
 	})
 }
 
-// A flush between the rotation's read and its write must show afterwards.
+// TestRotationDoesNotPaintOverAFlush: a flush between the rotation's read and its write must show
+// afterwards.
 func TestRotationDoesNotPaintOverAFlush(t *testing.T) {
 	tests := []struct {
 		name  string
@@ -190,7 +191,7 @@ func TestAReplacedTableThatWasNeverLearnedKeepsItsRules(t *testing.T) {
 
 func TestRemoveTakesOurMarksAndOnRequestTheRules(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
-		// Witnesses of an earlier planting go too.
+		// Witnesses of an earlier planting are removed, too.
 		must(t, n.RestoreNoflush(v4, "*nat\n-A INPUT "+canary.Nonce("0").Witness().Spec+"\nCOMMIT\n"))
 		result, err := n.replayer.Remove(t.Context(), n.job, false)
 		must(t, err)

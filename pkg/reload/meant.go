@@ -6,9 +6,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// mean notes a chain that the plan does not write as the job's generation has it: without the rules
-// to chains that their owner removed, with others as they are written, and with the quarantined
-// rules, which still belong to it.
+// mean notes a chain that the plan does not write as the job's generation has it. The noted chain
+// lacks the rules to chains that their owner removed. It has the other rules as written, and the
+// quarantined rules, which still belong to it.
 func (p *tablePlan) mean(c rules.Chain, lines []*line) {
 	meant, differs := rules.Chain{Name: c.Name}, false
 	for _, l := range lines {
@@ -31,8 +31,7 @@ func (p *tablePlan) mean(c rules.Chain, lines []*line) {
 	}
 }
 
-// joinMeant returns what two writes of one run meant. Where both meant a chain, the later one
-// counts.
+// joinMeant joins the Meant of two writes of one run. If both have a chain, the later one counts.
 func joinMeant(earlier, later rules.Section) rules.Section {
 	again := nameSet(rules.ChainNames(later.Chains))
 	later.Chains = slices.Clip(later.Chains)
@@ -47,11 +46,11 @@ func joinMeant(earlier, later rules.Section) rules.Section {
 	return later
 }
 
-// Mean returns what is learned with what a replay meant of a table, if it is proved or its marks
-// stand: a [TableResult]'s Meant and Quarantined. It comes before Supplement compares a read with
-// the generation. Otherwise, what the replay itself left out or changed would count as written by
-// the chain's owner, and end the quarantine of that chain. The generation that was replayed may
-// also be another one than was learned.
+// Mean adds a [TableResult]'s Meant and Quarantined to the generation of a table. The replay must
+// be proved, or its marks in force. The caller must call it before Supplement compares a read with
+// the generation. Otherwise the replay's own changes would count as written by the chain's owner,
+// and end the quarantine of that chain. The replayed generation may also differ from the learned
+// one.
 func (l Learned) Mean(id rules.TableID, meant rules.Section, quarantined []QuarantinedRule) Learned {
 	s := l.Generation[id]
 	s.Chains = slices.Clone(s.Chains)

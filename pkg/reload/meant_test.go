@@ -33,8 +33,9 @@ const meantText = `*filter
 COMMIT
 `
 
-// What a replay itself left out or wrote otherwise is no word of the chain's owner. So what is
-// quarantined stays so, and comes back in its place.
+// TestWhatAReplayChangesEndsNoQuarantine: a replay leaves rules out of a chain or changes them,
+// which is not the chain's owner's decision. The quarantined rules stay quarantined, and are put
+// back in their place.
 func TestWhatAReplayChangesEndsNoQuarantine(t *testing.T) {
 	const counted, rest = "-p icmp -m nfacct --nfacct-name dropped -j DROP", "-m set --match-set bad src -j DROP"
 	tests := []struct {
@@ -96,8 +97,8 @@ func TestWhatAReplayChangesEndsNoQuarantine(t *testing.T) {
 	}
 }
 
-// A replay that writes a second time, because a text was misread, still knows what its first write
-// left out of other chains.
+// TestASecondWriteForgetsNoQuarantine: a replay writes a second time, because a text was misread.
+// It still knows the rules that its first write left out of other chains.
 func TestASecondWriteForgetsNoQuarantine(t *testing.T) {
 	eachNodeOf(t, meantText, func(t *testing.T, n *testNode) {
 		n.loseBad()
@@ -118,8 +119,8 @@ func TestASecondWriteForgetsNoQuarantine(t *testing.T) {
 	})
 }
 
-// If its owner writes a quarantined jump in other words, that is the last word: the old jump is not
-// put back next to the new one.
+// TestAJumpInOtherWordsEndsTheQuarantineOfTheOldOne: an owner writes a quarantined jump in other
+// words. canaryd must not put the old jump back next to the new one.
 func TestAJumpInOtherWordsEndsTheQuarantineOfTheOldOne(t *testing.T) {
 	const newer = "-A FORWARD -m conntrack --ctstate NEW -j KUBE-D"
 	upgrade := func(n *testNode) { must(t, n.RestoreNoflush(v4, "*filter\n"+newer+"\nCOMMIT\n")) }

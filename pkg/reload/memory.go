@@ -6,16 +6,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Memory is what the reads and tries so far have shown of one loss. The caller keeps it while the
-// loss lasts, and passes it with each Job. It is a value; the zero Memory is of a new loss.
+// A Memory has the findings of the reads and tries so far for one loss. The caller keeps it while
+// the loss lasts, and passes it with each Job. It is a value; the zero Memory is for a new loss.
 type Memory struct {
-	// found is what the last read of each table found. Later reads cannot show all of it: see
+	// found has the finding of the last read of each table. Later reads cannot show all of it: see
 	// canary.Seen.
 	found map[rules.TableID]canary.Finding
-	// unproved is what earlier tries wrote and could not read back. The next try that can read the
-	// table decides: what is in force then is proved, and counts as this replay's work.
+	// unproved has the tables that earlier tries wrote and could not read back. The next try that
+	// can read the table decides: rules in force then are proved, and count as this replay's work.
 	unproved map[rules.TableID]TableResult
-	// misread is what earlier tries wrote otherwise than planned.
+	// misread has the rules that earlier tries wrote otherwise than planned.
 	misread map[rules.TableID]misread
 }
 
@@ -56,8 +56,8 @@ func (m Memory) After(result Result) Memory {
 	return m.AfterPlanting(result)
 }
 
-// AfterPlanting returns the memory after a write of marks alone. A table that was written and could
-// not be read since has no finding: what the next read misses may have stood in the meantime.
+// AfterPlanting returns the memory after a write of marks alone. A table that was written and not
+// read since has no finding: rules that the next read misses may have been in force meanwhile.
 func (m Memory) AfterPlanting(result Result) Memory {
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
@@ -70,7 +70,7 @@ func (m Memory) AfterPlanting(result Result) Memory {
 	return m
 }
 
-// Finding returns what the last read of a table found; the zero Finding if there was none.
+// Finding returns the finding of the last read of a table; the zero Finding if there was none.
 func (m Memory) Finding(id rules.TableID) canary.Finding { return m.found[id] }
 
 // Restored reports whether a read showed saved rules in any table.
@@ -83,7 +83,7 @@ func (m Memory) Restored() bool {
 	return false
 }
 
-// withFamily returns m with what another memory knows of one family's reads.
+// withFamily returns m with another memory's findings of one family.
 func (m Memory) withFamily(f rules.Family, of Memory) Memory {
 	for id, finding := range of.found {
 		if id.Family == f {

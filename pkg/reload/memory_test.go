@@ -7,7 +7,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// youngPods loads a pod, saves all, and replaces it by another one.
+// youngPods loads a pod, saves nat's rules, and replaces the pod by another one.
 func youngPods(t *testing.T, n *testNode) (saved string) {
 	t.Helper()
 	n.replayer.Protection.Chain = func(chain string) bool { return protects(chain) || strings.HasPrefix(chain, "CNI-") }
@@ -44,8 +44,8 @@ func wantYoungPods(t *testing.T, n *testNode) {
 	n.marked(v4)
 }
 
-// TestSavedRulesAreFlushedInTheMiddleOfAReplay: between a read that shows saved rules
-// and the write another process flushes them. Only the first read can tell what they lacked.
+// TestSavedRulesAreFlushedInTheMiddleOfAReplay: a read shows saved rules, and another process
+// flushes them before the write. Only the first read shows which rules they lacked.
 func TestSavedRulesAreFlushedInTheMiddleOfAReplay(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		saved := youngPods(t, n)
@@ -62,14 +62,14 @@ func TestSavedRulesAreFlushedInTheMiddleOfAReplay(t *testing.T) {
 	})
 }
 
-// TestSavedRulesAreFlushedAfterAReplayThatFailed: the next try knows what the one before
-// found.
+// TestSavedRulesAreFlushedAfterAReplayThatFailed: the next try knows the findings of the try
+// before.
 func TestSavedRulesAreFlushedAfterAReplayThatFailed(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		saved := youngPods(t, n)
 		must(t, n.Restore(v4, saved))
 		n.FailRestores(1, "other")
-		n.job.Strict = true // nothing is looked for that may be refused
+		n.job.Strict = true // refused rules are not searched
 		first := n.heal()
 		n.outcome(first, v4, Failed)
 		n.job.Memory = n.job.Memory.After(first)

@@ -8,10 +8,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// mergeChain plans to insert the missing rules of a shared chain between those that stand in it. An
+// mergeChain plans to insert the missing rules of a shared chain between the rules in force. An
 // owner that wrote to it since the flush, such as a CNI plugin for one pod's host port, wrote only
-// its own rules. Rules that stand are not touched, and the chain is not declared, because a
-// declaration would empty it. So a writer that ignores every guard loses no rule.
+// its own rules. Rules in force stay, and the chain is not declared, because a declaration would
+// empty it. So a writer that ignores every guard loses no rule.
 func mergeChain(task tableTask, c rules.Chain, lines []*line, plan *tablePlan) {
 	stay, stale := task.standingIn(c)
 	for _, i := range slices.Backward(stale) { // the last index first, so that the others stay true
@@ -29,10 +29,10 @@ func mergeChain(task tableTask, c rules.Chain, lines []*line, plan *tablePlan) {
 	plan.steps.jump = append(plan.steps.jump, steps...)
 }
 
-// merge inserts rules of a chain that do not stand in it, each behind all rules that it stood
-// behind. One that decides about all other packets goes behind what others added, unless a rule
-// stands that it stood before. pick returns the i-th of the wanted rules as it is inserted, and
-// whether it is.
+// merge inserts the missing rules of a chain, each behind all rules that preceded it. A rule that
+// decides about all other packets is placed behind the rules that others added, unless a rule is in
+// force that it preceded. pick returns the i-th of the wanted rules as it is inserted, and whether
+// it is inserted.
 func (l *layout) merge(wanted []rules.Rule, pick func(i int) (rules.Rule, bool)) {
 	last, stands := lastResorts(wanted), len(wanted)
 	for stands > 0 && l.at[stands-1] < 0 {
@@ -87,8 +87,8 @@ func lacksAny(standing, wanted []rules.Rule, ownerRemoved map[string]bool) bool 
 var returns = rules.Rule{Spec: "-j RETURN", Target: "RETURN"}
 
 // lastResorts returns the index of the rules at a chain's end that decide about all other packets.
-// Docker ends a chain with a DROP for what no rule above accepts; others end with RETURN. Missing
-// rules are inserted above these.
+// Docker ends a chain with a DROP of all packets that no rule above accepts; others end with
+// RETURN. Missing rules are inserted above these.
 func lastResorts(list []rules.Rule) int {
 	n := len(list)
 	for n > 0 && (list[n-1].Target == "DROP" || list[n-1].Target == "REJECT" || list[n-1].Is(returns)) {
@@ -112,8 +112,8 @@ func takenRules(list []rules.Jump) map[string][]rules.Rule {
 	return taken
 }
 
-// withTaken returns what a chain holds when the rules that were taken from it are back among those
-// that stand. Others that the generation has may have been removed by their owner since.
+// withTaken returns a chain with the rules that were taken from it back among the rules in force.
+// Other rules of the generation may have been removed by their owner since.
 func withTaken(c rules.Chain, standing, taken []rules.Rule) rules.Chain {
 	short := rules.Chain{Name: c.Name}
 	for _, r := range c.Rules {

@@ -10,16 +10,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestAPodThatCameDuringTheOutageKeepsNobodyOut: between flush and replay one of
-// many owners writes its rules to the chain that all share. The replay adds the others' rules next
-// to them, in their old order, but not the rules of an owner that has gone. It keeps every present
-// rule, even a rule that was written at the last moment.
+// TestAPodThatCameDuringTheOutageKeepsNobodyOut: between flush and replay one of many owners writes
+// its rules to their shared chain. The replay adds the others' rules next to them, in their old
+// order, but no rules of an owner that has left. It keeps every present rule, even one written at
+// the last moment.
 func TestAPodThatCameDuringTheOutageKeepsNobodyOut(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		before  string // the rules of SHARED; each -j CNI-DN-N has its chain
 		flush   []string
-		during  string // what its owners write meanwhile
+		during  string // the lines that its owners write meanwhile
 		want    string
 		private bool // the chain is not known to be shared
 	}{
@@ -59,8 +59,8 @@ func TestAPodThatCameDuringTheOutageKeepsNobodyOut(t *testing.T) {
 	}
 }
 
-// TestARuleWrittenAtTheLastMomentIsNotThePriceOfAMerge: no guard holds off who
-// writes between the restore's last check and its commit (nft, as text).
+// TestARuleWrittenAtTheLastMomentIsNotThePriceOfAMerge: no guard stops a write between the
+// restore's last check and its commit (nft, as text). That rule must stay.
 func TestARuleWrittenAtTheLastMomentIsNotThePriceOfAMerge(t *testing.T) {
 	n := newNode(t, iptables.NFT, nodeText, v4)
 	n.replayer.Protection.Chain = func(chain string) bool { return protects(chain) || chain == "SHARED" }

@@ -11,30 +11,30 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// errMisread is the reason of a rule of which iptables-restore makes another one. iptables prints
-// some rules in the words of another rule.
+// errMisread is the reason of a rule whose text iptables-restore reads as another rule. iptables
+// prints some rules in the words of another rule.
 var errMisread = errors.New("iptables-restore makes another rule of its text")
 
-// errOtherSet is the reason of a rule that the kernel took with another ipset than it names: a set
-// was destroyed and made again between the look-up of its number and the commit, each time that
-// the rule was written.
+// errOtherSet is the reason of a rule that the kernel took with another ipset than it names. Each
+// time that the rule was written, the set was destroyed and made again between the look-up of its
+// number and the commit.
 var errOtherSet = errors.New("its ipset is made again all the time, and the kernel took the rule with another one")
 
 // otherSetTries is how often a run writes a rule that the kernel took with another ipset.
 const otherSetTries = 3
 
-// misread is what a write left in a table otherwise than planned, while no other process wrote. It
-// is canaryd's own fault, so it is never learned.
+// misread has the chains and rules that a write left otherwise than planned, while no other process
+// wrote. They are canaryd's own fault, so they are never learned.
 type misread struct {
 	chains map[string][]rules.Rule // chains of the plan, as the proof saw them
-	strays map[string][]rules.Rule // rules that the write added to chains of which others own a part
-	jumps  []rules.Jump            // of the plan, for which strays with another ipset stand
+	strays map[string][]rules.Rule // rules that the write added to chains with rules of others
+	jumps  []rules.Jump            // planned jumps in whose place a stray with another ipset is in force
 }
 
 func (m misread) empty() bool { return len(m.chains)+len(m.strays) == 0 }
 
-// standing returns the part of m that a later read still shows. What another process has written
-// since is its decision.
+// standing returns the part of m that a later read still shows. Later changes are another process's
+// decision.
 func (m misread) standing(t *rules.Table) misread {
 	left := misread{chains: map[string][]rules.Rule{}, strays: map[string][]rules.Rule{}}
 	for name, list := range m.chains {
@@ -55,7 +55,7 @@ func (m misread) standing(t *rules.Table) misread {
 	return left
 }
 
-// judge returns the finding of a table in which a misread rule stands: it is a loss.
+// judge returns the finding of a table with a misread rule: it is a loss.
 func (m misread) judge(finding canary.Finding) canary.Finding {
 	if m.empty() || finding.Verdict == canary.Unknown {
 		return finding
@@ -72,11 +72,11 @@ func (m misread) judge(finding canary.Finding) canary.Finding {
 	return finding
 }
 
-// misreadBy compares a table after a write with the plan. bad are the rules of which
-// iptables-restore made others, or nothing. Both are empty if the write changed nothing at all:
-// then one line may have cost all others, and only trials tell which one. Claimed chains do not
-// count: their rules are in the words of the one who declared them, which iptables may spell in a
-// way that no comparison knows.
+// misreadBy compares a table after a write with the plan. bad are the rules from which
+// iptables-restore made others, or none. Both are empty if the write changed nothing at all: then
+// one line may have prevented all others, and only trials find it. Claimed chains do not count:
+// their rules are in their author's words, and iptables may print them in a form that no comparison
+// knows.
 func (p tablePlan) misreadBy(after *rules.Table, claimed func(chain string) bool) (left misread, bad []rules.Rule) {
 	if claimed == nil {
 		claimed = func(string) bool { return false }
@@ -95,12 +95,12 @@ func (p tablePlan) misreadBy(after *rules.Table, claimed func(chain string) bool
 		}
 		left.chains[c.Name] = standing.Rules
 		lacks := rules.OnlyIn(c.Rules, standing.Rules)
-		if len(lacks) == 0 { // another order, or rules of which canaryd wrote none
+		if len(lacks) == 0 { // another order, or rules that canaryd did not write
 			lacks = c.Rules
 		}
 		bad = append(bad, lacks...)
 	}
-	added := map[string][]rules.Rule{} // what the plan adds to chains that have other rules
+	added := map[string][]rules.Rule{} // the rules that the plan adds to chains with other rules
 	ofClaimed := map[string]bool{}     // chains whose strays may be a declared jump in other words
 	for _, h := range p.jumps {
 		added[h.Chain] = append(added[h.Chain], h.Rule)
@@ -125,7 +125,7 @@ func (p tablePlan) misreadBy(after *rules.Table, claimed func(chain string) bool
 			left.jumps = append(left.jumps, h)
 		}
 	}
-	// A second write may leave what the first one left.
+	// A second write may leave the rules that the first one left.
 	changed = changed || slices.ContainsFunc(bad, func(r rules.Rule) bool { return p.tookOtherSet(r, left) })
 	if !changed || len(bad) == 0 {
 		return misread{}, nil
@@ -133,8 +133,8 @@ func (p tablePlan) misreadBy(after *rules.Table, claimed func(chain string) bool
 	return left, bad
 }
 
-// noteMisread takes the misread rules of the plans out of what this run writes, and reports whether
-// there are new ones.
+// noteMisread removes the misread rules of the plans from the writes of this run, and reports
+// whether there are new ones.
 func (t *familyRun) noteMisread(plans []tablePlan) (found bool) {
 	for _, plan := range plans {
 		tr := t.result.Tables[plan.table]
@@ -160,8 +160,8 @@ func (t *familyRun) noteMisread(plans []tablePlan) (found bool) {
 	return found
 }
 
-// tookOtherSet reports whether the kernel took a rule of the plan with another ipset than it names:
-// a rule stands that the plan does not have, and that differs in its ipsets.
+// tookOtherSet reports whether the kernel took a rule of the plan with another ipset: an unplanned
+// rule is in force that differs only in ipsets.
 func (p tablePlan) tookOtherSet(r rules.Rule, left misread) bool {
 	sets := r.Needs().Sets
 	if len(sets) == 0 {
@@ -185,7 +185,7 @@ func (p tablePlan) tookOtherSet(r rules.Rule, left misread) bool {
 }
 
 // triesAgain reports whether a run is to write a rule once more that the kernel took with another
-// ipset: that says nothing of the rule. The same write removes the rule that stands instead.
+// ipset. The other ipset says nothing about the rule. The same write removes the wrong rule.
 func (t *familyRun) triesAgain(table rules.TableName, r rules.Rule) bool {
 	if t.otherSet == nil {
 		t.otherSet = map[rules.TableName]map[rules.Key]int{}
@@ -197,7 +197,7 @@ func (t *familyRun) triesAgain(table rules.TableName, r rules.Rule) bool {
 	return t.otherSet[table][r.Key()] < otherSetTries
 }
 
-// noteMisreadIn takes the rules that a trial found misread out of what this run writes.
+// noteMisreadIn removes the rules that a trial found misread from the writes of this run.
 func (t *familyRun) noteMisreadIn(trial trial) {
 	for rule, err := range trial.errs {
 		if errors.Is(err, errMisread) {
@@ -206,7 +206,7 @@ func (t *familyRun) noteMisreadIn(trial trial) {
 	}
 }
 
-// quarantine returns q with what the earlier writes of this run left out.
+// quarantine returns q, with the rules that the earlier writes of this run left out.
 func (t *familyRun) quarantine(q Quarantine) Quarantine {
 	for table, tr := range t.earlier {
 		q = q.With(t.family.Table(table), tr.Quarantined)
@@ -225,7 +225,7 @@ func (t *familyRun) misreadIn(table rules.TableName) reasons {
 	return t.misread[table]
 }
 
-// after returns tr with what earlier writes of the same run found and did.
+// after returns tr, with the findings and results of earlier writes of the same run.
 func (tr TableResult) after(earlier TableResult) TableResult {
 	if earlier.Finding.Verdict == "" {
 		return tr
@@ -237,10 +237,10 @@ func (tr TableResult) after(earlier TableResult) TableResult {
 	return tr
 }
 
-// withoutStrays returns the task of a table without the rules that a misread text added to chains
-// of others, and the steps that delete these. They do so by index, because canaryd knows no text of
-// them. The last index comes first, so that the others stay true. All else is planned as if the
-// strays were gone, so these steps come before all others.
+// withoutStrays returns the task of a table without its strays, and the steps that delete these.
+// Strays are the rules that a misread text added to chains of others. The steps delete by index,
+// because canaryd knows no text of the strays. The last index is deleted first, so that the others
+// stay true. All other steps are planned as if the strays were gone, so these steps run first.
 func (t tableTask) withoutStrays() (tableTask, []iptables.Step) {
 	if len(t.misread.strays) == 0 || t.seen.Table == nil {
 		return t, nil
@@ -264,7 +264,7 @@ func (t tableTask) withoutStrays() (tableTask, []iptables.Step) {
 	return t, steps
 }
 
-// strayIndexes returns where in a chain the strays stand.
+// strayIndexes returns the indexes of the strays in a chain.
 func (t tableTask) strayIndexes(chain string) []int {
 	left := slices.Clone(t.misread.strays[chain])
 	var indexes []int

@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// misreadings are texts of nodeText of which iptables-restore makes another rule: the line that is
-// missing in the end, and where it stands.
+// misreadings are texts of nodeText that iptables-restore reads as another rule, with the line that
+// is missing in the end, and its chain.
 var misreadings = []struct {
 	name, text, as, line, chain string
 }{
@@ -21,8 +21,8 @@ var misreadings = []struct {
 	{"a jump", "-j KUBE-FORWARD", "-p tcp -j KUBE-FORWARD", "-A FORWARD -j KUBE-FORWARD", "FORWARD"},
 }
 
-// A rule of which iptables-restore makes another one is left out, the other one is removed, and
-// the rest is back. No later try writes it again.
+// TestAMisreadRuleIsWrittenOnce: iptables-restore makes another rule of a text. That rule is
+// removed, the rest is back, and no later try writes the text again.
 func TestAMisreadRuleIsWrittenOnce(t *testing.T) {
 	for _, c := range misreadings {
 		t.Run(c.name, func(t *testing.T) {
@@ -66,8 +66,8 @@ func TestAMisreadRuleIsWrittenOnce(t *testing.T) {
 	}
 }
 
-// What a failed proof left is judged as a loss until it is corrected, and as its owner's as soon as
-// another process has written there.
+// TestAFailedProofIsALossUntilAnotherProcessWrites: rules that a failed proof left are a loss until
+// they are corrected. Once another process has written there, they are its decision.
 func TestAFailedProofIsALossUntilAnotherProcessWrites(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		examine := func() canary.Finding {
@@ -94,7 +94,8 @@ func TestAFailedProofIsALossUntilAnotherProcessWrites(t *testing.T) {
 	})
 }
 
-// In a trial, too, the rule that stands afterwards must be the one that was tried.
+// TestATrialComparesWhatItReadsBack: in a trial, too, the rule in the kernel must equal the tried
+// rule.
 func TestATrialComparesWhatItReadsBack(t *testing.T) {
 	n := newNode(t, iptables.Legacy, nodeText, v4)
 	n.Misread("--mark 0x8000/0x8000", "--mark 0x8000")
@@ -113,7 +114,8 @@ func TestATrialComparesWhatItReadsBack(t *testing.T) {
 	}
 }
 
-// A declared rule that iptables spells in another way is the operator's: it stays.
+// TestADeclaredRuleInOtherWordsStays: iptables prints a declared rule in other words. It is the
+// operator's, so it stays.
 func TestADeclaredRuleInOtherWordsStays(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		n.job.Claimed = func(chain string) bool { return chain == "KUBE-FIREWALL" }
@@ -149,7 +151,7 @@ const strayText = `*filter
 COMMIT
 `
 
-// filterLines is the table filter without canaryd's marks.
+// filterLines returns the table filter without canaryd's marks.
 func (n *testNode) filterLines() string {
 	n.t.Helper()
 	_, lines, found := strings.Cut(n.content(v4), "*filter\n")
@@ -159,17 +161,17 @@ func (n *testNode) filterLines() string {
 	return lines
 }
 
-// What a misread text added to a chain of others goes, once, and nothing but that. All else comes
-// to the place where it stood.
+// TestAStrayGoesAlone: a misread text added a rule to a chain of others. canaryd removes only that
+// rule, once. Missing rules return to their place.
 func TestAStrayGoesAlone(t *testing.T) {
 	const stray = "-p udp -m udp --dport 9 -j ACCEPT"
 	lineOf := func(chain string) string { return "-A " + chain + " " + stray + "\n" }
 	tests := []struct {
 		name, chain string
-		during      string // besides the stray
+		during      string // in addition to the stray
 		piecewise   bool
 		force       bool
-		lost        string // the line that cannot come back, "" if all do
+		lost        string // the line that cannot be put back, "" if all are
 	}{
 		{"a chain that is merged on request", "KUBE-A", "-D KUBE-A 5\n-D KUBE-A 1\n", false, true, "-A KUBE-A -m set --match-set bad src -j DROP\n"},
 		{"a piecewise chain", "KUBE-A", "-D KUBE-A 3\n-F KUBE-CANARYD-CANARY\n", true, false, ""},
@@ -208,7 +210,8 @@ func TestAStrayGoesAlone(t *testing.T) {
 	}
 }
 
-// The same in one replay on request: the misread text adds a stray, the second write takes it away.
+// TestAReplayOnRequestTakesItsStrayAway: the same in one replay on request. The misread text adds a
+// stray, and the second write removes it.
 func TestAReplayOnRequestTakesItsStrayAway(t *testing.T) {
 	eachNodeOf(t, strayText, func(t *testing.T, n *testNode) {
 		must(t, n.RestoreNoflush(v4, "*filter\n-D KUBE-A 5\n-D KUBE-A 1\nCOMMIT\n"))

@@ -9,10 +9,11 @@ import (
 )
 
 // mostNamed bounds how many rules a run leaves out one by one, because the kernel named them. Each
-// costs a transaction of everything: 0.6 s at 5,000 services. After so many, bisecting is cheaper.
+// takes a transaction of everything: 0.6 s at 5,000 services. After this many, bisecting is
+// cheaper.
 const mostNamed = 64
 
-// A blamed rule is the one that the kernel refused, in its words.
+// A blamed rule is the rule that the kernel refused, with its error as the reason.
 type blamed struct {
 	rule   *iptables.RefusedRule
 	reason string
@@ -26,17 +27,17 @@ func (t *familyRun) namedIn() *iptables.RefusedRule {
 	return nil
 }
 
-// leaveNamed reports whether a family is to be written again because the kernel refused one rule
-// of the transaction. It took nothing, so that is true of all families in it; the rule's own family
-// leaves the rule out. If the table's rules have texts, iptables-restore tries this one alone:
-// where it can write the rule, it writes the table. Where it cannot try, such as where no iptables
-// is installed, the kernel's word stands.
+// leaveNamed reports whether a family is to be written again because the kernel refused one rule of
+// the transaction. It wrote nothing, so all families of the transaction are written again. The
+// rule's own family leaves the rule out. If the table's rules have texts, iptables-restore tries
+// this one alone. If it can write the rule, it writes the table. If it cannot try, for example
+// because no iptables is installed, the kernel's answer counts.
 //
-// The kernel refuses some rules only where they are to stand, so the same rule in another chain is
-// written, unless iptables-restore cannot write it anywhere.
+// The kernel refuses some rules in one chain only. So the same rule in another chain is written,
+// unless iptables-restore cannot write it anywhere.
 //
-// A strict job leaves no rule out. It bisects instead, because it reports all rules of the table
-// that are refused.
+// A strict job leaves no rule out. It bisects instead, because it reports all refused rules of the
+// table.
 func (r run) leaveNamed(ctx context.Context, t *familyRun) bool {
 	named := t.namedIn()
 	switch {
@@ -79,7 +80,7 @@ func (r run) leaveNamed(ctx context.Context, t *familyRun) bool {
 	return true
 }
 
-// leave leaves a rule out of what this run writes to a chain.
+// leave leaves a rule out of this run's writes to a chain.
 func (t *familyRun) leave(named *iptables.RefusedRule, chain, reason string) {
 	if t.named == nil {
 		t.named = map[rules.TableName]placedReasons{}
@@ -91,9 +92,9 @@ func (t *familyRun) leave(named *iptables.RefusedRule, chain, reason string) {
 }
 
 // leaveInContext reports whether a family is to be written again without a rule that the kernel
-// named, and that is refused only where it is to stand: iptables-restore could write it alone, but
-// not with its table. Such is a match that works in some hooks only, next to another process's
-// jump. bisect comes before it: it finds a rule of another table that is refused anywhere.
+// named. Such a rule is refused only at its place: iptables-restore could write it alone, but not
+// with its table. An example is a match that works in some hooks only, next to another process's
+// jump. bisect runs before it: it finds a rule of another table that is refused anywhere.
 func (r run) leaveInContext(t *familyRun) (again bool) {
 	refused := refusalOf(t.answer.Err)
 	if refused == nil || refused.Exit <= 0 || r.job.Strict {

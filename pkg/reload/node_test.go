@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// nodeText is a small node: two owners' protected chains, jumps at the top, in
-// the middle and at the bottom, kube-proxy's canaries, and foreign rules.
+// nodeText is a small node: two owners' protected chains, jumps at the top, in the middle and at
+// the bottom, kube-proxy's canaries, and foreign rules.
 const nodeText = `*mangle
 :KUBE-IPTABLES-HINT - [0:0]
 :KUBE-KUBELET-CANARY - [0:0]
@@ -57,7 +57,7 @@ COMMIT
 COMMIT
 `
 
-// foreignRules are the rules of nodeText that no flush of ours may touch.
+// foreignRules are the rules of nodeText that canaryd must never touch.
 var foreignRules = []string{
 	"-A FORWARD -p tcp -j TCPMSS --clamp-mss-to-pmtu", "-A corp -j RETURN", "-A PREROUTING -i wg0 -j corp",
 	"-A POSTROUTING -o wg0 -j MASQUERADE", "-A POSTROUTING -o eth9 -j MASQUERADE", "-A FORWARD -i tun0 -j ACCEPT", "-A INPUT -i lo -j ACCEPT",
@@ -70,7 +70,7 @@ type testNode struct {
 	t        *testing.T
 	replayer Replayer
 	job      Job
-	before   map[rules.Family]string // what iptables-save said, marks left out
+	before   map[rules.Family]string // the output of iptables-save, without marks
 }
 
 // onBoth runs a test on a node of each backend.
@@ -104,7 +104,7 @@ func newNode(t *testing.T, backend iptables.Backend, text string, families ...ru
 	return n
 }
 
-// take takes over the marks of a result, and removes the tables from it that need none.
+// take takes over the marks of a result, and removes its tables that need no marks.
 func (n *testNode) take(result Result) {
 	for f, fr := range result {
 		for table, tr := range fr.Tables {
@@ -117,7 +117,7 @@ func (n *testNode) take(result Result) {
 	}
 }
 
-// learn takes up what stands now, and plants new marks for it.
+// learn learns the rules in force, and plants new marks for them.
 func (n *testNode) learn() {
 	n.t.Helper()
 	for _, f := range n.job.Families {
@@ -152,7 +152,7 @@ func (n *testNode) outcome(result Result, f rules.Family, want Outcome) {
 	}
 }
 
-// content is what iptables-save says, our marks left out.
+// content returns the output of iptables-save, without canaryd's marks.
 func (n *testNode) content(f rules.Family) string {
 	var b strings.Builder
 	for line := range strings.Lines(n.Save(f)) {
@@ -163,7 +163,7 @@ func (n *testNode) content(f rules.Family) string {
 	return b.String()
 }
 
-// same says that everything stands as it did before anything happened.
+// same checks that all rules are as they were at the beginning.
 func (n *testNode) same(f rules.Family) {
 	n.t.Helper()
 	if d := cmp.Diff(n.before[f], n.content(f)); d != "" {
@@ -172,7 +172,7 @@ func (n *testNode) same(f rules.Family) {
 	n.marked(f)
 }
 
-// marked says that every mark stands exactly once.
+// marked checks that every mark is in force exactly once.
 func (n *testNode) marked(f rules.Family) {
 	n.t.Helper()
 	probed, err := n.Probe(n.t.Context(), f, n.job.Marks.Places(f, canary.DefaultChain))
@@ -189,7 +189,7 @@ func (n *testNode) marked(f rules.Family) {
 	}
 }
 
-// verdicts are the findings that a replay acted on.
+// verdicts returns the verdicts that a replay acted on.
 func verdicts(fr FamilyResult) map[rules.TableName]canary.Verdict {
 	v := map[rules.TableName]canary.Verdict{}
 	for table, tr := range fr.Tables {
@@ -198,7 +198,7 @@ func verdicts(fr FamilyResult) map[rules.TableName]canary.Verdict {
 	return v
 }
 
-// flushAll does iptables -F in every table.
+// flushAll runs iptables -F in every table.
 func (n *testNode) flushAll(f rules.Family) {
 	n.t.Helper()
 	for _, table := range protect.Always() {
@@ -206,7 +206,7 @@ func (n *testNode) flushAll(f rules.Family) {
 	}
 }
 
-// withoutForeign is a text without the rules that a flush took from others.
+// withoutForeign returns a text without the others' rules that a flush removed.
 func withoutForeign(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {

@@ -11,15 +11,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// setsText is nodeText with rules that name an ipset: in a chain of kubelet's, and as a jump.
+// setsText is nodeText with two rules that name an ipset: one in a chain of kubelet's, and a jump.
 func setsText() string {
 	jump := "-A INPUT -m set --match-set bad src -j KUBE-FIREWALL\n"
 	return strings.Replace(nodeText, "-A INPUT -j KUBE-FIREWALL\n", jump+"-A KUBE-FIREWALL -m set --match-set bad src -j DROP\n", 1)
 }
 
-// A set is made again in the middle of a write, and the kernel takes rules with another set. The
-// proof sees it, the same run removes those rules and writes the right ones, and none of them is
-// misread for good.
+// TestARuleThatTookAnotherIpsetIsWrittenAgain: an ipset is made again during a write, and the
+// kernel takes rules with another set. The proof finds them, and the same run replaces them by the
+// right rules. None of them stays misread.
 func TestARuleThatTookAnotherIpsetIsWrittenAgain(t *testing.T) {
 	for _, wrong := range []int{1, 2, otherSetTries, otherSetTries + 2} {
 		for _, rule := range []string{"src -j DROP", "src -j KUBE-FIREWALL"} {
@@ -36,7 +36,7 @@ func TestARuleThatTookAnotherIpsetIsWrittenAgain(t *testing.T) {
 					n.Sets().Put(iptables.Set{Name: "other", Create: "hash:ip"})
 					left := wrong
 					n.Misread("--match-set bad "+rule, "--match-set other "+rule)
-					n.BeforeRestore(func() { // what this restore reads is settled by now
+					n.BeforeRestore(func() { // this restore's reading was set before
 						if left--; left == 0 {
 							n.Misread("", "")
 						}
@@ -68,7 +68,8 @@ func TestARuleThatTookAnotherIpsetIsWrittenAgain(t *testing.T) {
 	}
 }
 
-// A rule that names an ipset and is misread in another way is written once, like any other.
+// TestAMisreadRuleWithItsOwnIpsetIsWrittenOnce: a rule that names an ipset and is misread in
+// another way is written once, like any other.
 func TestAMisreadRuleWithItsOwnIpsetIsWrittenOnce(t *testing.T) {
 	onBothWith(t, setsText(), func(t *testing.T, n *testNode) {
 		n.Misread("--match-set bad src -j DROP", "--match-set bad dst -j DROP")
@@ -80,7 +81,7 @@ func TestAMisreadRuleWithItsOwnIpsetIsWrittenOnce(t *testing.T) {
 	})
 }
 
-// onBothWith is onBoth with these rules, of which some name the ipset bad.
+// onBothWith is onBoth with these rules, some of which name the ipset bad.
 func onBothWith(t *testing.T, text string, body func(t *testing.T, n *testNode)) {
 	t.Helper()
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {

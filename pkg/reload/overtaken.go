@@ -10,9 +10,8 @@ import (
 )
 
 // overtaken reports whether another process wrote between the guarded read and a refusal. Such a
-// refusal says nothing about the rules: a flusher that deletes chains behind iptables-restore's
-// back makes it refuse any of them. The family is read and planned again then, as after a stale
-// write.
+// refusal says nothing about the rules: a flusher that deletes chains during iptables-restore makes
+// it refuse any of them. The family is then read and planned again, as after a stale write.
 func (r run) overtaken(ctx context.Context, t *familyRun) bool {
 	t.overtaken = false
 	refused := refusalOf(t.answer.Err)
@@ -23,8 +22,8 @@ func (r run) overtaken(ctx context.Context, t *familyRun) bool {
 	return t.overtaken
 }
 
-// tablesMoved reports whether a planned table is neither as the guarded read showed it nor as the
-// plan makes it. A table that cannot be read shows nothing.
+// tablesMoved reports whether a planned table differs both from the guarded read and from the plan.
+// A table that cannot be read shows nothing.
 func (r run) tablesMoved(ctx context.Context, t *familyRun) bool {
 	snapshot, err := r.session.Read(ctx, t.family)
 	if err != nil {
@@ -39,7 +38,8 @@ func (r run) tablesMoved(ctx context.Context, t *familyRun) bool {
 	})
 }
 
-// sameTable reports whether two reads showed the same chains and rules, the trials' chains aside.
+// sameTable reports whether two reads showed the same chains and rules, except for the trials'
+// chains.
 func sameTable(a, b *rules.Table) bool {
 	if a == nil || b == nil || a == b {
 		return a == b
@@ -66,8 +66,8 @@ func (r run) setsGone(ctx context.Context, t *familyRun) bool {
 	return slices.ContainsFunc(t.sets, func(name string) bool { return !have[name] })
 }
 
-// acceptedFirst returns the families with those last whose write was refused: to find out why may
-// take seconds, and the others need not wait for it.
+// acceptedFirst returns the families, with the refused ones last. To find the cause of a refusal
+// may take seconds, and the others need not wait for it.
 func acceptedFirst(runs []*familyRun) []*familyRun {
 	order := slices.Clone(runs)
 	refused := func(t *familyRun) int {

@@ -9,7 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// flusher is a process that heeds no lock.
+// flusher returns a process that ignores the lock.
 func (n *testNode) flusher() interface {
 	DeleteChains(rules.Family, rules.TableName) error
 	RestoreNoflush(rules.Family, string) error
@@ -35,8 +35,8 @@ func inQuarantine(result Result) int {
 	return count
 }
 
-// TestARefusalBecauseAFlusherGoesOnIsStale: -X comes between canaryd's read and its write, which is
-// refused for a chain that was there when it was read. No rule is to blame.
+// TestARefusalBecauseAFlusherGoesOnIsStale: a flusher runs -X between canaryd's read and its write.
+// The write is refused for a chain that the read showed. No rule is to blame.
 func TestARefusalBecauseAFlusherGoesOnIsStale(t *testing.T) {
 	eachNode(t, func(t *testing.T, n *testNode) {
 		n.flushAll(v4)
@@ -56,8 +56,8 @@ func TestARefusalBecauseAFlusherGoesOnIsStale(t *testing.T) {
 	})
 }
 
-// TestAFlusherThatNeverEndsQuarantinesNothing: each write is refused while it goes on, and the next
-// replay begins again.
+// TestAFlusherThatNeverEndsQuarantinesNothing: each write is refused while the flusher continues,
+// and the next replay begins again.
 func TestAFlusherThatNeverEndsQuarantinesNothing(t *testing.T) {
 	eachNode(t, func(t *testing.T, n *testNode) {
 		n.flushAll(v4)
@@ -80,8 +80,8 @@ func TestAFlusherThatNeverEndsQuarantinesNothing(t *testing.T) {
 	})
 }
 
-// TestASetThatIsDestroyedRightBeforeTheWriteIsMadeAgain: ipsets go after the rules that name them,
-// which moves no table.
+// TestASetThatIsDestroyedRightBeforeTheWriteIsMadeAgain: a flusher destroys an ipset after the
+// rules, which moves no table.
 func TestASetThatIsDestroyedRightBeforeTheWriteIsMadeAgain(t *testing.T) {
 	eachNode(t, func(t *testing.T, n *testNode) {
 		n.flushAll(v4)
@@ -98,7 +98,8 @@ func TestASetThatIsDestroyedRightBeforeTheWriteIsMadeAgain(t *testing.T) {
 	})
 }
 
-// TestATrialBesideAnotherWriterCountsForNothing: what it found refused may be that process's doing.
+// TestATrialBesideAnotherWriterCountsForNothing: another process may have caused the refusals of a
+// trial.
 func TestATrialBesideAnotherWriterCountsForNothing(t *testing.T) {
 	eachNode(t, func(t *testing.T, n *testNode) {
 		n.replayer.Supplier = nil // nothing knows which set is missing

@@ -9,9 +9,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestARemovedPodDoesNotHoldUpItsTable: after a flush CNI's DEL finds only the
-// pod's own chain to take away. The chain of all pods led to it: that jump is
-// neither put back, nor does it fail the table.
+// TestARemovedPodDoesNotHoldUpItsTable: after a flush, CNI's DEL finds and deletes only the pod's
+// own chain. The chain of all pods led to it. That jump is not put back, and does not fail the
+// table.
 func TestARemovedPodDoesNotHoldUpItsTable(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		nat := removePod(t, n)
@@ -31,8 +31,8 @@ func TestARemovedPodDoesNotHoldUpItsTable(t *testing.T) {
 	})
 }
 
-// TestADeclaredChainIsNobodysToRemove: what a declared source claims comes back
-// with all that leads to it, whatever took it away during the outage.
+// TestADeclaredChainIsNobodysToRemove: chains that a declared source claims are put back with all
+// rules that lead there, even if another process removed them during the outage.
 func TestADeclaredChainIsNobodysToRemove(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		n.job.Claimed = func(chain string) bool { return strings.HasPrefix(chain, "CNI-") }

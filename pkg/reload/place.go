@@ -7,18 +7,18 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A slot is one rule of a chain as it will stand after a replay.
+// A slot is one rule of a chain as the replay will leave it.
 type slot struct {
 	rule  rules.Rule
 	fresh bool // the replay inserts it
 }
 
-// placeJumps returns the steps that insert the missing ones of a built-in chain's wanted jumps, and
-// those jumps.
+// placeJumps returns the steps that insert the missing jumps of a built-in chain, and these jumps.
 //
-// A missing jump goes next to a wanted jump with the same anchor, if one stands, so that jumps keep
-// their order. Otherwise it goes to its anchor, or to the top if the neighbour is gone. Steps use
-// indexes only among standing rules: "-I CHAIN 3" into an empty chain would fail the whole table.
+// A missing jump is placed next to a wanted jump with the same anchor, if one is in force, so that
+// jumps keep their order. Otherwise its place is its anchor, or the top if the neighbour is gone.
+// Steps use indexes only among rules in force: "-I CHAIN 3" into an empty chain would fail the
+// whole table.
 func placeJumps(chain string, standing []rules.Rule, wanted []rules.Jump) (steps []iptables.Step, placed []rules.Jump) {
 	l := layoutOf(standing, wanted, chain)
 	for i, h := range wanted {
@@ -42,15 +42,15 @@ func layoutOf(standing []rules.Rule, wanted []rules.Jump, chain string) *layout 
 	return l
 }
 
-// A layout is a chain as it will stand after a replay.
+// A layout is a chain as a replay will leave it.
 type layout struct {
 	slots []slot
-	at    []int // for each wanted rule, its index in slots; -1 if it does not stand
+	at    []int // for each wanted rule, its index in slots; -1 if the chain lacks it
 }
 
-// newLayout returns the layout of a chain that is not changed yet. Each standing rule is matched
-// once, the first of several equal ones first. A chain may have thousands of rules, so what follows
-// the part that is in order is looked up by its meaning.
+// newLayout returns the layout of a chain that is not changed yet. Each rule in force is matched
+// once, the first of several equal rules first. A chain may have thousands of rules, so a wanted
+// rule behind the first difference is looked up by its meaning.
 func newLayout(standing, wanted []rules.Rule) *layout {
 	l := &layout{slots: make([]slot, len(standing)), at: make([]int, len(wanted))}
 	for i, r := range standing {
@@ -88,9 +88,9 @@ func (l *layout) insert(to int, r rules.Rule) {
 	}
 }
 
-// inOrder returns the index nearest to one at which the i-th wanted rule stands behind those before
-// it and in front of those after it: anchors of different times may name places that contradict
-// each other. Where the standing ones are in another order it returns to.
+// inOrder returns the index nearest to the index to at which the i-th wanted rule keeps the wanted
+// order. Anchors of different times may contradict each other. If the rules in force are in another
+// order, it returns to.
 func (l *layout) inOrder(i, to int) int {
 	first, last := 0, len(l.slots)
 	for j, at := range l.at {
@@ -138,8 +138,8 @@ func (l *layout) position(wanted []rules.Jump, i int) int {
 	return 0
 }
 
-// stepsFor returns the steps that insert the fresh slots: plain -I in reverse order at the top, -A
-// at the end, and -I with an index in between.
+// stepsFor returns the steps that insert the fresh slots. At the top it uses plain -I in reverse
+// order, at the end -A, and in between -I with an index.
 func stepsFor(chain string, slots []slot) []iptables.Step {
 	insert := func(index int, r rules.Rule) iptables.Step {
 		return iptables.Step{Verb: iptables.Insert, Chain: chain, Index: index, Rule: r}

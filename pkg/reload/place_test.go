@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// applied runs commands on a FORWARD chain that holds standing, through each
-// backend's restore, and returns what it holds then.
+// applied runs commands on a FORWARD chain with these rules, through each backend's restore, and
+// returns the rules afterwards.
 func applied(t *testing.T, standing, commands []string) []string {
 	t.Helper()
 	var results [][]string
@@ -39,7 +39,7 @@ func applied(t *testing.T, standing, commands []string) []string {
 	return results[0]
 }
 
-// texts are steps as iptables-restore reads them.
+// texts returns steps as iptables-restore reads them.
 func texts(t *testing.T, steps []iptables.Step) []string {
 	t.Helper()
 	var b strings.Builder
@@ -49,7 +49,7 @@ func texts(t *testing.T, steps []iptables.Step) []string {
 	return lines[1 : len(lines)-1] // without "*filter" and "COMMIT"
 }
 
-// learnedJumps learns the jumps of a FORWARD chain that holds these rules.
+// learnedJumps learns the jumps of a FORWARD chain with these rules.
 func learnedJumps(t *testing.T, specs ...string) []rules.Jump {
 	t.Helper()
 	lines := []string{":KUBE-A", ":KUBE-B", ":KUBE-C"}
@@ -68,7 +68,7 @@ func TestPlaceJumps(t *testing.T) {
 	tests := []struct {
 		name                   string
 		before, standing, want []string
-		commands               []string // nil: any that lead there
+		commands               []string // nil: any commands with that result
 	}{
 		{
 			name: "nothing is missing", before: []string{a, x, b}, standing: []string{a, x, b},
@@ -166,8 +166,8 @@ func TestPlaceJumps(t *testing.T) {
 	}
 }
 
-// A layout of thousands of rules is matched and merged as one of a few is: each standing rule once,
-// equal ones in their order, and what is missing behind all rules that it stood behind.
+// TestALayoutMatchesAndMerges: each rule in force is matched once, equal ones in their order. A
+// missing rule is inserted behind all rules that preceded it.
 func TestALayoutMatchesAndMerges(t *testing.T) {
 	tests := []struct {
 		name, stands, wants string

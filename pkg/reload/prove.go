@@ -12,7 +12,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// prove reads the family again and decides for each table whether the plan is in force.
+// prove reads the family again, and decides for each table whether the plan is in force.
 func (r run) prove(ctx context.Context, t *familyRun) {
 	f, result, raced := t.family, &t.result, t.answer.Raced
 	if t.stale() && !r.mayWriteUnguarded() {
@@ -32,13 +32,13 @@ func (r run) prove(ctx context.Context, t *familyRun) {
 		}
 		return
 	}
-	// After a refusal it is not known what was written since the guarded read.
+	// After a refusal canaryd does not know which writes followed the guarded read.
 	result.otherWrote, result.Digest = raced || after.Moved || refusalOf(t.answer.Err) != nil, after.Digest
 	result.Proof = after.Digest
 	result.overtaken, result.OnDemand = t.overtaken, OnDemandOf(after)
 	if result.otherWrote {
-		// What another process wrote may be in a table that was not replayed and that the proof
-		// does not judge. Without a digest the loop examines all tables.
+		// Another process may have changed a table that was not replayed and that the proof does
+		// not judge. Without a digest the loop examines all tables.
 		result.Digest = 0
 	}
 	result.proxyCanary = tablesWithProxy(after)
@@ -65,11 +65,11 @@ func (r run) prove(ctx context.Context, t *familyRun) {
 	}
 }
 
-// ErrUnproved means that a read after a write does not show what was written.
+// ErrUnproved means that a read after a write does not show the written rules.
 var ErrUnproved = errors.New("is not as it was written")
 
-// proveOne records in the result what a read shows of one planned table, and reports whether the
-// plan is in force.
+// proveOne records the read of one planned table in the result, and reports whether the plan is in
+// force.
 func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) bool {
 	f, result, wrote := t.family, &t.result, t.answer.Err == nil
 	tr := plan.account(result.Tables[plan.table])
@@ -94,7 +94,7 @@ func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) boo
 	case seen.Err != nil && plan.want.Mark.Nonce != "":
 		tr.Mark, tr.Unproved = tr.Mark.Trying(plan.want.Mark), true
 	case seen.Err == nil && wrote && plan.want.Mark.Nonce != "":
-		// The write succeeded, so the mark was planted. If the former one stands, another
+		// The write succeeded, so the mark was planted. If the former mark is there, another
 		// process has restored a file that was saved before.
 		tr.Mark = plan.want.Mark
 	case seen.Err == nil && seen.Table.Chain(r.Canary) != nil:
@@ -119,7 +119,7 @@ func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) boo
 	return err == nil
 }
 
-// account returns a table's result with what the plan did to it, which has yet to be proved.
+// account returns a table's result, with the changes of the plan, which are not proved yet.
 func (p tablePlan) account(tr TableResult) TableResult {
 	tr.Proved, tr.Landed = false, false
 	tr.Skipped, tr.Wrote, tr.Placed, tr.Changed = p.skipped, len(p.wrote), p.jumps, tr.Changed.and(p.change)
@@ -128,8 +128,8 @@ func (p tablePlan) account(tr TableResult) TableResult {
 }
 
 // proveTable returns nil if the table is as planned. If another process wrote since the guarded
-// read, a chain that still holds rules may differ; marks must stand all the same, and no loss may
-// be found.
+// read, a chain that still holds rules may differ. Even then, marks must be in force, and no loss
+// may be found.
 func proveTable(plan tablePlan, seen canary.Seen, finding canary.Finding, foreign bool) error {
 	if plan.want.Mark.Nonce == "" {
 		return proveRemoved(plan, seen)

@@ -1,7 +1,7 @@
 package reload
 
-// What kube-proxy does, and what it is asked to do: its canary, by which it notices a flush, the
-// full sync after a replay, and the removal of its own rules.
+// This file handles kube-proxy's canary, by which kube-proxy notices a flush, the full sync after a
+// replay, and the removal of kube-proxy's own rules.
 
 import (
 	"context"
@@ -27,16 +27,15 @@ func OtherOwner(snapshot iptables.Snapshot, claims func(chain string) bool) stri
 }
 
 // needsProxySync reports whether kube-proxy has to do a full sync after this result. It has to if
-// the replay raced or wrote rules of before, because kube-proxy may have changed them since. It has
-// to if the flush may have taken rules that were too new to be in the generation. And it has to if
-// a saved mangle brought back its canary, which hides an earlier flush from it. Rules that
-// kube-proxy wrote since the flush prove nothing: a partial sync writes only the services that
-// changed.
+// the replay raced or wrote older rules, because kube-proxy may have changed them since. It has to
+// if the flush may have removed rules that were too new to be in the generation. And it has to if a
+// saved mangle brought back its canary, which hides an earlier flush from it. Rules that kube-proxy
+// wrote since the flush prove nothing: a partial sync writes only the services that changed.
 func needsProxySync(result FamilyResult) bool {
 	return result.Outcome == Raced || slices.ContainsFunc(protect.Always(), func(t rules.TableName) bool { // it writes no others
 		tr := result.Tables[t]
 		missed := tr.flushed
-		if t == rules.Mangle { // where it has its canary and nothing else
+		if t == rules.Mangle { // the table that has its canary and nothing else
 			missed = tr.restored
 		}
 		return tr.Proved && (tr.Wrote > 0 || missed)
@@ -65,7 +64,7 @@ func nudge(ctx context.Context, s iptables.Session, f rules.Family, tables []rul
 }
 
 // ProxyCanaryStands reports whether the last read showed kube-proxy's canary in mangle. Only then
-// can canaryd ask kube-proxy for a full sync.
+// can canaryd request a full sync from kube-proxy.
 func (r FamilyResult) ProxyCanaryStands() bool { return slices.Contains(r.proxyCanary, rules.Mangle) }
 
 // ProxyCanaryStands reports whether a snapshot shows kube-proxy's canary in mangle.
@@ -73,7 +72,7 @@ func ProxyCanaryStands(snapshot iptables.Snapshot) bool {
 	return snapshot.Tables[rules.Mangle].Chain(owners.ProxyCanary) != nil
 }
 
-// Nudge makes kube-proxy do a full sync of a family, if its canary stands.
+// Nudge makes kube-proxy do a full sync of a family, if its canary is in force.
 func (r Replayer) Nudge(ctx context.Context, f rules.Family) error {
 	s, err := r.Kernel.Begin(ctx)
 	if err != nil {
@@ -86,7 +85,7 @@ func (r Replayer) Nudge(ctx context.Context, f rules.Family) error {
 	return errors.Join(err, s.Close())
 }
 
-// tablesWithProxy returns the guarded tables in which kube-proxy's canary stands.
+// tablesWithProxy returns the guarded tables that have kube-proxy's canary.
 func tablesWithProxy(snapshot iptables.Snapshot) []rules.TableName {
 	var found []rules.TableName
 	for _, table := range protect.Tables() {
@@ -103,10 +102,10 @@ func HasProxy(s rules.Section) bool {
 }
 
 // ProxyLeft reports whether a read of a family shows that kube-proxy removed its own rules, as its
-// cleanup does. That requires that every table could be read, that all marks stand in the tables
-// that held its chains, and that none of its chains is left in any table, nor its canary. A flush
-// removes a mark as well. A flusher that deletes chains by name could spare the marks, but has no
-// reason to choose exactly these chains.
+// cleanup does. That requires that every table could be read, and that the tables that held its
+// chains have all their marks. No table may have one of its chains or its canary. A flush also
+// removes a mark. A flusher that deletes chains by name could spare the marks, but has no reason to
+// choose exactly these chains.
 func ProxyLeft(snapshot iptables.Snapshot, found map[rules.TableName]Examined, learned map[rules.TableName]rules.Section) bool {
 	had := false
 	for _, table := range protect.Tables() {
@@ -127,8 +126,9 @@ func proxyIn(t *rules.Table) bool {
 	})
 }
 
-// WithoutProxy returns what is learned without kube-proxy's chains and jumps of one family, after
-// ProxyLeft. A kubelet before 1.28 writes two chains of the same names; those stay if they stand.
+// WithoutProxy returns the learned generation without kube-proxy's chains and jumps of one family,
+// after ProxyLeft. A kubelet before 1.28 writes two chains with names of kube-proxy's; these stay
+// if they exist.
 func (l Learned) WithoutProxy(snapshot iptables.Snapshot) Learned {
 	for t, s := range tableid.Of(l.Generation, snapshot.Family) {
 		_, rest := s.Split(func(chain string) bool {

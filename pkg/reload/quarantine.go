@@ -12,14 +12,14 @@ import (
 )
 
 // A QuarantinedRule is a rule of the generation that cannot be put back yet. A replay leaves it
-// out, so that the rest of its table comes back. It stays in the generation.
+// out, so that the rest of its table is restored. It stays in the generation.
 type QuarantinedRule struct {
 	Chain string     `json:"chain"` // of a jump: the built-in chain
 	Rule  rules.Rule `json:"rule"`
-	// Reason says in words why; it may quote an error of iptables.
+	// Reason is the cause in words; it may quote an error of iptables.
 	Reason string `json:"reason"`
-	// MissingChain is another owner's chain that the rule needs; empty if the reason is a different
-	// one.
+	// MissingChain is another owner's chain that the rule needs; empty if there is a different
+	// reason.
 	MissingChain string `json:"lacks,omitempty"`
 	// Refused means that the kernel refused the rule in a trial. A replay does not try it again in
 	// the middle of an outage; Readmit does.
@@ -27,8 +27,8 @@ type QuarantinedRule struct {
 	// Misread means that iptables-restore made another rule of its text. It is never written again:
 	// each try would put the other rule into force until the proof.
 	Misread bool `json:"misread,omitempty"`
-	// Waits means that the rule itself can be had. It waits for a rule before it: without that one
-	// it would meet packets that the complete rules keep from it.
+	// Waits means that the rule itself can be written. It waits for an earlier rule: without that
+	// rule it would meet packets that the complete rules keep from it.
 	Waits bool `json:"waits,omitempty"`
 }
 
@@ -47,13 +47,13 @@ func (q Quarantine) With(id rules.TableID, list []QuarantinedRule) Quarantine {
 // MarshalJSON writes rules by family and table.
 func (q Quarantine) MarshalJSON() ([]byte, error) { return tableid.Marshal(q) }
 
-// UnmarshalJSON reads what MarshalJSON wrote.
+// UnmarshalJSON reads the output of MarshalJSON.
 func (q *Quarantine) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, q) }
 
 // Count returns how many rules are quarantined.
 func (q Quarantine) Count() int { return countAll(q) }
 
-// Split returns the rules that cannot be had, and those that wait for them.
+// Split returns the rules that cannot be written, and the rules that wait for them.
 func (q Quarantine) Split() (missing, waiting Quarantine) {
 	missing, waiting = Quarantine{}, Quarantine{}
 	for id, list := range q {
@@ -68,7 +68,7 @@ func (q Quarantine) Split() (missing, waiting Quarantine) {
 	return missing, waiting
 }
 
-// Standing returns the chains that quarantined rules waited for and that the snapshot shows.
+// Standing returns the chains in the snapshot that quarantined rules waited for.
 func (q Quarantine) Standing(snapshot iptables.Snapshot) map[iptables.Place]bool {
 	there := map[iptables.Place]bool{}
 	for t, list := range tableid.Of(q, snapshot.Family) {
@@ -81,13 +81,13 @@ func (q Quarantine) Standing(snapshot iptables.Snapshot) map[iptables.Place]bool
 	return there
 }
 
-// reasons say of rules why they cannot be written.
+// reasons have the reason why each rule cannot be written.
 type reasons map[rules.Key]string
 
 // placedReasons are the reasons of rules in one chain, or in anyChain.
 type placedReasons map[string]reasons
 
-// anyChain stands for all chains of a table.
+// anyChain means all chains of a table.
 const anyChain = ""
 
 func (p placedReasons) add(chain string, rule rules.Key, reason string) {
@@ -127,7 +127,7 @@ func HeldBy(list []QuarantinedRule) func(QuarantinedRule) bool {
 	return func(h QuarantinedRule) bool { return held.has(h.Chain, h.Rule) }
 }
 
-// StandsIn returns a function that reports whether a section has a rule where it belongs.
+// StandsIn returns a function that reports whether a section has a rule in its place.
 func StandsIn(s rules.Section) func(QuarantinedRule) bool {
 	chains := make(map[string][]rules.Rule, len(s.Chains))
 	for _, c := range s.Chains {
@@ -136,7 +136,7 @@ func StandsIn(s rules.Section) func(QuarantinedRule) bool {
 	for _, h := range s.Jumps {
 		chains[h.Chain] = append(chains[h.Chain], h.Rule)
 	}
-	stand := map[string]map[string]bool{} // by chain and meaning, as far as a chain was asked for
+	stand := map[string]map[string]bool{} // by chain and meaning, for the chains that were looked up
 	return func(h QuarantinedRule) bool {
 		if stand[h.Chain] == nil {
 			stand[h.Chain] = map[string]bool{}
@@ -148,8 +148,8 @@ func StandsIn(s rules.Section) func(QuarantinedRule) bool {
 	}
 }
 
-// A heldIndex counts quarantined rules by chain. A chain may hold a rule twice, of which
-// only the second copy waits.
+// A heldIndex counts quarantined rules by chain. A chain may hold a rule twice, and only the second
+// copy may wait.
 type heldIndex map[string]map[rules.Key]int
 
 func heldRules(list []QuarantinedRule) heldIndex {
@@ -178,15 +178,15 @@ func (x heldIndex) take(chain string, r rules.Rule) bool {
 	return true
 }
 
-// without returns a section without its quarantined rules. Of several copies the last ones are
-// quarantined, because what waits stands behind what does not.
+// without returns a section without its quarantined rules. The last of several copies are
+// quarantined, because waiting rules are behind rules that do not wait.
 func without(s rules.Section, list []QuarantinedRule) rules.Section {
 	if len(list) == 0 {
 		return s
 	}
 	held := heldRules(list)
 	s.Chains = slices.Clone(s.Chains)
-	// nothing of a chain that is left out is expected to stand, not even the chain
+	// A chain that is left out is not expected to hold any rule, or to exist.
 	s.Chains = slices.DeleteFunc(s.Chains, func(c rules.Chain) bool { return c.LeftOut() && held.has(c.Name, c.Rules[0]) })
 	for i, c := range s.Chains {
 		if held[c.Name] == nil {
@@ -212,8 +212,8 @@ func without(s rules.Section, list []QuarantinedRule) rules.Section {
 	return s
 }
 
-// WithoutQuarantined returns what is learned without quarantined rules: an operator accepts that
-// they are lost.
+// WithoutQuarantined returns the learned generation without quarantined rules: an operator accepts
+// their loss.
 func (l Learned) WithoutQuarantined(q Quarantine) Learned {
 	for id, list := range q {
 		if s, known := l.Generation[id]; known {

@@ -16,7 +16,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// leaningText are rules that depend on ipsets and on an nfacct object.
+// leaningText has rules that depend on ipsets and on an nfacct object.
 const leaningText = `*mangle
 :KUBE-IPTABLES-HINT - [0:0]
 COMMIT
@@ -44,7 +44,7 @@ var (
 	setFriends = iptables.Set{Name: "friends", Create: "list:set size 8", Members: []string{"members"}}
 )
 
-// dependent returns a node of rules that depend on sets, which were captured.
+// dependent returns a node with rules that depend on sets, which were captured.
 func dependent(t *testing.T, backend iptables.Backend) *testNode {
 	t.Helper()
 	return dependentOn(t, backend, leaningText)
@@ -75,7 +75,7 @@ func dependentOn(t *testing.T, backend iptables.Backend, text string) *testNode 
 	return n
 }
 
-// takeHeld takes over the quarantine of a result, and what the replay meant.
+// takeHeld takes over the quarantine of a result, and the replay's Meant.
 func (n *testNode) takeHeld(result Result) {
 	for f, fr := range result {
 		for table, tr := range fr.Tables {
@@ -87,7 +87,7 @@ func (n *testNode) takeHeld(result Result) {
 	}
 }
 
-// look reads the table filter and learns what stands, with what is quarantined.
+// look reads and learns the table filter, with its quarantined rules.
 func (n *testNode) look() {
 	n.t.Helper()
 	id := v4.Table(rules.Filter)
@@ -105,7 +105,8 @@ func (n *testNode) held() []string {
 	return list
 }
 
-// missingIn returns the quarantined rules that cannot be had, without those that wait for them.
+// missingIn returns the quarantined rules that cannot be written, without the rules that wait for
+// them.
 func missingIn(q Quarantine) (list []QuarantinedRule) {
 	for _, held := range q {
 		list = append(list, slices.DeleteFunc(slices.Clone(held), func(h QuarantinedRule) bool { return h.Waits })...)
@@ -122,7 +123,7 @@ func eachNodeOf(t *testing.T, text string, test func(t *testing.T, n *testNode))
 	}
 }
 
-// loseBad takes the set bad away for good.
+// loseBad destroys the set bad for good.
 func (n *testNode) loseBad() {
 	n.Sets().Destroy(setBad.Name)
 	n.Sets().Refuse(setBad.Name, errors.New("no memory"))
@@ -231,7 +232,7 @@ func TestAHeldRuleComesBackWithTheNextReplayToo(t *testing.T) {
 			t.Fatalf("quarantine: %v", n.job.Quarantine)
 		}
 		must(t, n.Flush(v4, rules.Filter, "INPUT"))
-		result := n.heal() // which has nothing to do with what is quarantined
+		result := n.heal() // a replay that does not concern the quarantined rules
 		n.outcome(result, v4, Partial)
 		n.takeHeld(result)
 		if len(missingIn(n.job.Quarantine)) != 2 || n.job.Quarantine.Count() != 4 {
@@ -296,8 +297,8 @@ func TestOneBadLineNeverCostsATable(t *testing.T) {
 	})
 }
 
-// TestWhatIsKnownToBeRefusedIsNotTriedInAnOutage: it is left out at once; a
-// readmission tries it, before all others.
+// TestWhatIsKnownToBeRefusedIsNotTriedInAnOutage: a rule that was refused before is left out at
+// once. A readmission tries it, before all others.
 func TestWhatIsKnownToBeRefusedIsNotTriedInAnOutage(t *testing.T) {
 	eachNode(t, func(t *testing.T, n *testNode) {
 		n.replayer.Supplier = nil // nothing knows which set is missing
@@ -333,7 +334,7 @@ func TestWhatIsKnownToBeRefusedIsNotTriedInAnOutage(t *testing.T) {
 		again, err := n.replayer.Readmit(t.Context(), n.job)
 		must(t, err)
 		n.outcome(again, v4, Skipped) // after trials, there is nothing to write
-		// One as a whole, an empty one, both suspects, each of them, the others,
+		// The restores are: one as a whole, an empty one, both suspects, each of them, the others,
 		// and the removal of the trial's chains.
 		if tried := n.Restores() - before; tried != 7 {
 			t.Errorf("a readmission that fails took %d restores, want 7", tried)
@@ -375,15 +376,15 @@ func TestAStrictJobIsWrittenAsAWholeOrNotAtAll(t *testing.T) {
 		n.flushAll(v4)
 		n.Sets().Destroy("bad")
 		n.replayer.Supplier, n.job.Strict = nil, true
-		n.outcome(n.heal(), v4, Partial) // mangle and nat go in
+		n.outcome(n.heal(), v4, Partial) // mangle and nat are written
 		if saved := n.SaveTable(v4, rules.Filter); strings.Contains(saved, "-A KUBE-F") {
 			t.Errorf("half of filter was written:\n%s", saved)
 		}
 	})
 }
 
-// TestSiftingFindsTheBadOnes: whichever rules of a long list are refused, those
-// are found and no others, within the bound.
+// TestSiftingFindsTheBadOnes: some rules of a long list are refused. The search finds exactly
+// these, within the bound.
 func TestSiftingFindsTheBadOnes(t *testing.T) {
 	for _, bad := range [][]int{{0}, {499}, {17, 18}, {1, 100, 250, 499}} {
 		n := newNode(t, iptables.Legacy, strings.ReplaceAll(strings.ReplaceAll(nodeText, "-A KUBE-FORWARD -j corp\n", ""), ":KUBE-FIREWALL", ":KUBE-LONG - [0:0]\n-A KUBE-LONG -j RETURN\n:KUBE-FIREWALL"), v4)
@@ -427,7 +428,7 @@ func TestTheOwnersLastWordEndsAQuarantine(t *testing.T) {
 		lines  []string
 		still  []string // chains with something quarantined
 		known  bool     // the section is the generation's
-		shrunk bool     // and the quarantine of KUBE-B ends when Learn accepts that it is gone
+		shrunk bool     // the quarantine of KUBE-B ends when Learn accepts that it is gone
 	}{
 		{"as it was left", left, []string{"KUBE-A", "KUBE-B", "FORWARD"}, true, false},
 		{"the owner rewrote a chain", append(slices.Clone(left), "-A KUBE-A -j DROP"), []string{"KUBE-B", "FORWARD"}, false, false},
@@ -458,8 +459,9 @@ func TestTheOwnersLastWordEndsAQuarantine(t *testing.T) {
 	}
 }
 
-// An owner that writes back the rule that could not be had has said nothing about those that wait
-// for it. An owner that writes the chain as a whole has.
+// TestRulesThatWaitOutliveTheRuleThatTheyWaitFor: an owner writes back the missing rule, which
+// decides nothing about the rules that wait for it. An owner that writes the chain as a whole
+// decides about them.
 func TestRulesThatWaitOutliveTheRuleThatTheyWaitFor(t *testing.T) {
 	const first, odd, second, third = "-s 192.0.2.1/32 -j ACCEPT", "-m odd -j RETURN", "-s 192.0.2.2/32 -j ACCEPT", "-s 192.0.2.3/32 -j ACCEPT"
 	const foreign = "-s 192.0.2.4/32 -j ACCEPT"
@@ -477,8 +479,8 @@ func TestRulesThatWaitOutliveTheRuleThatTheyWaitFor(t *testing.T) {
 	tests := []struct {
 		name             string
 		seen             []string
-		learned, still   []string // of a chain that its owner writes as a whole
-		learnedP, stillP []string // of a piecewise chain
+		learned, still   []string // for a chain that its owner writes as a whole
+		learnedP, stillP []string // for a piecewise chain
 	}{
 		{
 			"as it was left", []string{first},
@@ -534,8 +536,9 @@ func TestRulesThatWaitOutliveTheRuleThatTheyWaitFor(t *testing.T) {
 	}
 }
 
-// A replay on request takes no rule that stands and could not be written, and nothing behind it.
-// What the generation does not have goes, and what is missing comes back in its place.
+// TestAReplayOnRequestKeepsWhatCannotBeHad: a rule in force could not be written. A replay on
+// request keeps it and the rules behind it. It removes rules that the generation lacks, and puts
+// missing rules back in their place.
 func TestAReplayOnRequestKeepsWhatCannotBeHad(t *testing.T) {
 	const first, odd, second, third, stale = "-s 192.0.2.1/32 -j ACCEPT", "-m set --match-set bad src -j DROP", "-s 192.0.2.2/32 -j ACCEPT",
 		"-s 192.0.2.3/32 -j DROP", "-s 192.0.2.4/32 -j ACCEPT"
@@ -601,7 +604,8 @@ func TestAReplayOnRequestKeepsWhatCannotBeHad(t *testing.T) {
 	}
 }
 
-// A restore that ends with 0 and without its effect is bisected like a refused one.
+// TestARestoreWithoutEffectIsBisected: a restore that ends with 0 and without its effect is
+// bisected like a refused one.
 func TestARestoreWithoutEffectIsBisected(t *testing.T) {
 	eachNode(t, func(t *testing.T, n *testNode) {
 		const bad = "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP"
@@ -631,7 +635,8 @@ func (n *testNode) wantOpaque(opaque rules.Rule) {
 	n.job.Generation = n.job.Generation.With(v4.Table(rules.Filter), filter)
 }
 
-// A rule without a text comes back by its bytes, in its place.
+// TestARuleWithoutATextComesBackByItsBytes: a rule without a text is restored by its bytes, in its
+// place.
 func TestARuleWithoutATextComesBackByItsBytes(t *testing.T) {
 	eachNode(t, func(t *testing.T, n *testNode) {
 		opaque := rules.OpaqueBytes([]byte("x"), nil, "KUBE-FIREWALL", "its comment holds a line break")
@@ -649,7 +654,8 @@ func TestARuleWithoutATextComesBackByItsBytes(t *testing.T) {
 	})
 }
 
-// A rule with neither a text nor bytes is left out, with its reason, and everything else is back.
+// TestARuleWithoutATextIsLeftOut: a rule with neither a text nor bytes is left out, with its
+// reason, and everything else is back.
 func TestARuleWithoutATextIsLeftOut(t *testing.T) {
 	eachNode(t, func(t *testing.T, n *testNode) {
 		opaque := rules.OpaqueRule([]byte("x"), "KUBE-FIREWALL", "its comment holds a line break")

@@ -8,26 +8,26 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Removal is what a table's generation lost when a change of it was learned. It is a value, and
-// shares memory with the generations before and after.
+// A Removal has the rules that a table's generation lost when a change of it was learned. It is a
+// value, and shares memory with the generations before and after.
 type Removal struct {
 	Table  rules.TableID
 	Time   time.Time
 	Chains []RemovedRules
-	Jumps  []rules.Jump // that went
+	Jumps  []rules.Jump // the removed jumps
 
 	jumps     []rules.Jump // all jumps before, for their order
 	dependsOn []string
 }
 
-// RemovedRules are what one chain lost.
+// RemovedRules are the rules that one chain lost.
 type RemovedRules struct {
 	Chain   string
 	was, is []rules.Rule
-	gone    bool // the chain itself went
+	gone    bool // the chain itself was removed
 }
 
-// RemovalOf returns what is lacks of was. It is empty if that is nothing.
+// RemovalOf returns the rules of was that is lacks. It is empty if there are none.
 func RemovalOf(id rules.TableID, was, is rules.Section, now time.Time) Removal {
 	r := Removal{Table: id, Time: now, jumps: was.Jumps, dependsOn: was.DependsOn}
 	find := finder(is.Chains)
@@ -49,8 +49,8 @@ func RemovalOf(id rules.TableID, was, is rules.Section, now time.Time) Removal {
 	return r
 }
 
-// finder returns what finds chains by name, and is asked for them nearly in their order: then it
-// needs no index of them, which for 16,000 chains would take longer than all else.
+// finder returns a function that finds chains by name. Lookups nearly in the chains' order need no
+// index, which for 16,000 chains would take longer than all else.
 func finder(chains []rules.Chain) func(name string) (int, bool) {
 	next, at := 0, map[string]int(nil)
 	return func(name string) (int, bool) {
@@ -77,7 +77,7 @@ func finder(chains []rules.Chain) func(name string) (int, bool) {
 // Empty reports whether nothing was removed.
 func (r Removal) Empty() bool { return len(r.Chains)+len(r.Jumps) == 0 }
 
-// Rules is how many rules the removal keeps in memory.
+// Rules returns how many rules the removal keeps in memory.
 func (r Removal) Rules() int {
 	n := len(r.jumps)
 	for _, c := range r.Chains {
@@ -86,14 +86,14 @@ func (r Removal) Rules() int {
 	return n
 }
 
-// Without returns the removal without what went from these chains.
+// Without returns the removal without the rules and jumps of these chains.
 func (r Removal) Without(chain func(string) bool) Removal {
 	r.Chains = slices.DeleteFunc(slices.Clone(r.Chains), func(c RemovedRules) bool { return chain(c.Chain) })
 	r.Jumps = slices.DeleteFunc(slices.Clone(r.Jumps), func(h rules.Jump) bool { return chain(h.Chain) })
 	return r
 }
 
-// In returns the chains that lost rules, built-in ones that lost jumps included.
+// In returns the chains that lost rules, and the built-in chains that lost jumps.
 func (r Removal) In() []string {
 	var list []string
 	for _, c := range r.Chains {
@@ -105,7 +105,7 @@ func (r Removal) In() []string {
 	return list
 }
 
-// Recalled are the chains and jumps that Recall took back. It is a value.
+// Recalled are the chains and jumps that Recall put back into the generation. It is a value.
 type Recalled map[recalledKey]bool
 
 type recalledKey struct{ chain, target string }
@@ -113,7 +113,7 @@ type recalledKey struct{ chain, target string }
 // Has reports whether rules of a chain were recalled, or a built-in chain's jump to target.
 func (r Recalled) Has(chain, target string) bool { return r[recalledKey{chain, target}] }
 
-// With returns both.
+// With returns the chains and jumps of both.
 func (r Recalled) With(more Recalled) Recalled {
 	all := Recalled{}
 	maps.Copy(all, r)
@@ -121,10 +121,10 @@ func (r Recalled) With(more Recalled) Recalled {
 	return all
 }
 
-// Recall returns what was learned with the rules that removals of one table took out of it, the
-// newest removal first, and the chains that it put back rules into. purged reports of the i-th
-// removal whether no owner removed those rules and jumps of a chain. A chain that
-// another process has changed since stays as it is, unless many owners share it.
+// Recall puts the rules of one table's removals back into the generation, the newest removal first.
+// It also returns the chains and jumps that it put back. purged reports whether no owner made the
+// i-th removal from a chain. A chain that another process has changed since stays as it is, unless
+// many owners share it.
 func (l Learned) Recall(list []Removal, purged func(i int, chain string) bool, shared func(chain string) bool) (Learned, Recalled) {
 	recalled := Recalled{}
 	if len(list) == 0 {
@@ -176,8 +176,8 @@ func (l Learned) Recall(list []Removal, purged func(i int, chain string) bool, s
 	return l, recalled
 }
 
-// superseded reports whether the jumps of now have another one to the target of h than those of
-// before had: its owner rewrote it.
+// superseded reports whether now has a jump to the target of h that before lacks: its owner rewrote
+// it.
 func superseded(before, now []rules.Jump, h rules.Jump) bool {
 	return !h.Named && slices.ContainsFunc(now, func(k rules.Jump) bool {
 		return k.Chain == h.Chain && k.Rule.Target == h.Rule.Target && !slices.ContainsFunc(before, k.Same)

@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestRecall: what a purge removed comes back into its place, in whichever order, and what an owner
-// removed, added or wrote again in between stays as the owner left it.
+// TestRecall: purged rules return to their place, in any order. Rules that an owner removed, added
+// or rewrote in between stay as the owner left them.
 func TestRecall(t *testing.T) {
 	id := v4.Table(rules.Filter)
 	section := func(lines ...string) rules.Section {

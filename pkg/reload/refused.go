@@ -15,7 +15,7 @@ import (
 type Refusal struct {
 	Chain string     // of a jump: the built-in chain; empty if no single rule is the cause
 	Rule  rules.Rule // the zero value if no single rule is the cause
-	// Reason is what iptables or the kernel said. It may quote the rule.
+	// Reason is the answer of iptables or the kernel. It may quote the rule.
 	Reason string
 	Class  iptables.Reason
 }
@@ -35,7 +35,8 @@ func countAll[T any](lists map[rules.TableID][]T) int {
 	return n
 }
 
-// After returns the refusals after another try. Tables that the try did not reach keep theirs.
+// After returns the refusals after another try. Tables that the try did not reach keep their
+// refusals.
 func (r Refusals) After(result Result) Refusals {
 	next := Refusals{}
 	for _, f := range rules.Families() {
@@ -57,8 +58,8 @@ func (r Refusals) After(result Result) Refusals {
 }
 
 // skipRefused skips a table if a trial found that a declared rule of it is refused. An operator
-// means a table's rules together: half a firewall may let in what the complete one keeps out.
-// Learned rules that are refused are quarantined, as always.
+// means a table's rules together: half a firewall may let in packets that the complete one keeps
+// out. Learned rules that are refused are quarantined, as always.
 func (t *familyRun) skipRefused(plan tablePlan, trial trial, claimed func(chain string) bool) {
 	list := refusalsIn(plan, trial, claimed)
 	if len(list) == 0 {
@@ -69,8 +70,8 @@ func (t *familyRun) skipRefused(plan tablePlan, trial trial, claimed func(chain 
 		t.family, plan.table, len(list), list[0].Reason)}
 }
 
-// refusalsIn returns the claimed rules of a plan that its trial found refused. A nil claimed claims
-// all rules.
+// refusalsIn returns the claimed rules of a plan that its trial found refused. If claimed is nil,
+// all rules count as claimed.
 func refusalsIn(plan tablePlan, trial trial, claimed func(chain string) bool) []Refusal {
 	if claimed == nil {
 		claimed = func(string) bool { return true }
@@ -96,9 +97,9 @@ func refusalsIn(plan tablePlan, trial trial, claimed func(chain string) bool) []
 	return list
 }
 
-// Try asks the kernel whether it takes the rules of a generation, and returns those that it
-// refuses. It writes them to a chain that nothing jumps to, and deletes that chain. Only the named
-// families are tried.
+// Try checks whether the kernel takes the rules of a generation, and returns the refused rules. It
+// writes them to a chain that nothing jumps to, and deletes that chain. Only the named families are
+// tried.
 func (r Replayer) Try(ctx context.Context, g rules.Generation, families ...rules.Family) (refused Refusals, err error) {
 	s, err := r.Kernel.Begin(ctx)
 	if err != nil {
@@ -135,8 +136,8 @@ func (t *familyRun) reportSkipped() {
 	}
 }
 
-// refusalOf returns the refusal that an error holds; nil if it is none. A lock that another process
-// holds is none: the kernel was not asked.
+// refusalOf returns the refusal in an error; nil if there is none. A lock of another process is no
+// refusal: the kernel did not see the rules.
 func refusalOf(err error) *iptables.RestoreError {
 	refused, ok := errors.AsType[*iptables.RestoreError](err)
 	if !ok || refused.Exit < 0 || refused.Reason == iptables.ReasonLock {

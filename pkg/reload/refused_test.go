@@ -27,7 +27,7 @@ COMMIT
 COMMIT
 `
 
-// withBad returns the generation with a rule more in a chain of nat.
+// withBad returns the generation with another rule in a chain of nat.
 func withBad(g rules.Generation, r rules.Rule) rules.Generation {
 	s := g[v4.Table(rules.Nat)]
 	s.Chains = slices.Clone(s.Chains)
@@ -36,9 +36,8 @@ func withBad(g rules.Generation, r rules.Rule) rules.Generation {
 	return g.With(v4.Table(rules.Nat), s)
 }
 
-// TestARefusedRuleKeepsItsTableOnly: the table with a claimed rule that is refused
-// stays as it is, and the others are written. The rule is named, also by the next
-// try, which tries it first.
+// TestARefusedRuleKeepsItsTableOnly: a table with a refused claimed rule stays as it is, and the
+// others are written. The result names the rule. The next try tries it first, and names it again.
 func TestARefusedRuleKeepsItsTableOnly(t *testing.T) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		t.Run(string(backend), func(t *testing.T) {
@@ -68,7 +67,8 @@ func TestARefusedRuleKeepsItsTableOnly(t *testing.T) {
 						t.Errorf("try %d: the new chain is in %s: %t", try, table, got)
 					}
 				}
-				// As a whole, an empty one, the suspect, and the removal of the trial's chains.
+				// The restores are: one as a whole, an empty one, the suspect, and the removal of
+				// the trial's chains.
 				if tried := n.Restores() - before; try == 1 && tried != 4 {
 					t.Errorf("a try that fails took %d restores, want 4", tried)
 				}
@@ -83,7 +83,7 @@ func TestARefusedRuleKeepsItsTableOnly(t *testing.T) {
 	}
 }
 
-// TestTrial: the kernel is asked for each rule, and nothing is left behind.
+// TestTrial: the kernel tries each rule, and nothing is left behind.
 func TestTrial(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		refused, err := n.replayer.Try(t.Context(), n.job.Generation, v4, v6)

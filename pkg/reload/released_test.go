@@ -9,9 +9,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestAPodThatIsRemovedDuringTheOutageDoesNotComeBack: iptables -F leaves chains
-// standing, so that a chain which is gone was taken away by its owner since. The
-// plugins' DEL finds no rule any more, but deletes its chain.
+// TestAPodThatIsRemovedDuringTheOutageDoesNotComeBack: iptables -F leaves chains, so a missing
+// chain was deleted by its owner since. The plugins' DEL finds no rule any more, but deletes its
+// chain.
 func TestAPodThatIsRemovedDuringTheOutageDoesNotComeBack(t *testing.T) {
 	text := strings.Replace(nodeText, "-A KUBE-SVC-A ", "-A KUBE-SERVICES -p udp -j KUBE-MARK-MASQ\n-A KUBE-SVC-A ", 1)
 	onBoth(t, func(t *testing.T, n *testNode) {
@@ -39,8 +39,8 @@ func TestAPodThatIsRemovedDuringTheOutageDoesNotComeBack(t *testing.T) {
 	})
 }
 
-// TestChainsThatMostlyWentWereNotRemovedByTheirOwner: another process deletes chains
-// one by one, and canaryd looks when he has come to its own.
+// TestChainsThatMostlyWentWereNotRemovedByTheirOwner: another process deletes chains one by one,
+// and canaryd looks when most chains are gone.
 func TestChainsThatMostlyWentWereNotRemovedByTheirOwner(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		must(t, n.Flush(v4, rules.Nat, ""))

@@ -12,26 +12,27 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Remains are what an earlier run in this boot and network namespace left on disk, of any backend
-// and iptables version. They are evidence of what was in force. LoadState decides what may be
-// replayed.
+// Remains are the files of an earlier run in this boot and network namespace, of any backend and
+// iptables version. They are evidence of the rules that were in force. LoadState decides whether
+// they may be replayed.
 type Remains struct {
-	Identity Identity // what the generation is bound to
+	Identity Identity // the environment of the generation
 	// Marks are the last marks; nil if the state cannot be read.
 	Marks canary.Marks
 	// Uptime is the machine's uptime when the generation was last seen in force; 0 if unknown.
 	Uptime time.Duration
 	ID     string // of the generation
-	// Generation is what was in force, so it lacks the quarantined rules.
+	// Generation has the rules that were in force, so it lacks the quarantined rules.
 	Generation rules.Generation
-	// Unread is set if that cannot be read; Generation is an older one then, or none.
+	// Unread is set if the last generation cannot be read; Generation is an older one then, or
+	// none.
 	Unread *Unread
 }
 
-// Remains returns what an earlier run left. It returns false if nothing on disk is of this boot,
-// which began at booted, and network namespace: then no table can have lost anything since. If the
-// state cannot be read, the newest generation of this boot shows that marks were planted. After a
-// cleanup there is no state, and a generation alone is no evidence.
+// Remains returns the files of an earlier run. It returns false if nothing on disk is of this
+// network namespace and this boot, which began at booted. Then no table can have lost anything
+// since. If the state cannot be read, the newest generation of this boot shows that marks were
+// planted. After a cleanup there is no state, and a generation alone is no evidence.
 func (s *Store) Remains(booted time.Time) (Remains, bool) {
 	var state State
 	err := s.read(s.statePath(), &state)
@@ -66,11 +67,11 @@ func (s *Store) Remains(booted time.Time) (Remains, bool) {
 	return r, true
 }
 
-// errNoGeneration: the state cannot be read, and no generation of this boot can.
+// errNoGeneration: neither the state nor a generation of this boot can be read.
 var errNoGeneration = errors.New("no generation of this boot can be read")
 
-// newestHere returns the generation with that ID or, if it cannot be read, the newest one of this
-// boot and network namespace that can. The error is why that need not be what was in force.
+// newestHere returns the generation with that ID or, if that is unreadable, the newest readable one
+// of this boot and network namespace. The error is why other rules may have been in force.
 func (s *Store) newestHere(id string) (Stored, error) {
 	var unread error
 	if id != "" {
@@ -153,7 +154,7 @@ func (s *Store) SavePending(p Pending) error {
 }
 
 // LoadPending returns the loss that waits. The error is ErrNothingStored, is ErrForeign if the loss
-// is of another boot or network namespace, or says what is broken.
+// is of another boot or network namespace, or names the broken part.
 func (s *Store) LoadPending() (Pending, error) {
 	var p Pending
 	if err := s.read(s.PendingPath(), &p); err != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestRemains: what an earlier run of this boot and namespace left, whatever is broken.
+// TestRemains: Remains finds the files of an earlier run of this boot and namespace, also if some
+// are broken.
 func TestRemains(t *testing.T) {
 	tear := func(t *testing.T, path string) { must(t, os.WriteFile(path, []byte(`{"format":2,`), 0o600)) }
 	for _, test := range []struct {

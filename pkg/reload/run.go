@@ -16,9 +16,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// staleReads is how often a family is read because another process wrote between read and restore.
-// A process that commits faster than iptables-save reads could delay a replay for ever. After so
-// many reads canaryd writes without a guard, and the replay counts as raced.
+// staleReads is how often a family is read because another process wrote between read and
+// restore. A process that commits faster than iptables-save reads could delay a replay for ever.
+// After this many reads canaryd writes without a guard, and the replay counts as raced.
 const staleReads = 5
 
 // A run is one job in one session.
@@ -34,7 +34,8 @@ type familyRun struct {
 	family rules.Family
 	plans  []tablePlan // in the order in which they are written
 	answer iptables.Written
-	// sent are the tables that the last write may have written, and written those that it has.
+	// sent has the tables that the last write may have changed, written the tables that it
+	// changed.
 	sent, written map[rules.TableName]bool
 	// staged: filter and mangle are written before nat.
 	staged bool
@@ -44,34 +45,34 @@ type familyRun struct {
 	nonce  canary.Nonce // of the marks that the last plan plants
 	result FamilyResult
 	memory Memory // see Job; it includes this run's reads
-	// refused are the rules to leave out; nil as long as no rules were
-	// tried one by one.
+	// refused has the rules to leave out, as trials found them; nil until this run has tried
+	// rules.
 	refused map[rules.TableName]reasons
-	// named are the rules to leave out because the kernel named them in a refusal, and namedCount
-	// is how often it did. asText has the tables that iptables-restore writes, by the rule that the
-	// kernel refused.
+	// named has the rules to leave out because the kernel named them in a refusal. namedCount is
+	// how often it named a rule. asText has the tables that iptables-restore writes, each with
+	// the rule that the kernel refused.
 	named      map[rules.TableName]placedReasons
 	namedCount int
 	asText     map[rules.TableName]*blamed
-	// misread are the rules to leave out because this run wrote another rule from their text.
-	// earlier is what the writes found and did that showed it.
+	// misread has the rules to leave out because this run wrote another rule from their text.
+	// earlier has the results of the writes that showed this.
 	misread map[rules.TableName]reasons
 	// otherSet is how often this run wrote a rule that the kernel took with another ipset.
 	otherSet map[rules.TableName]map[rules.Key]int
 	earlier  map[rules.TableName]TableResult
-	// skipped are the tables that this run writes no more, with the reason; others are written
-	// without them. tableRefusal is a refusal whose table the next read shows.
+	// skipped has the tables that this run no longer writes, with the reason. tableRefusal is a
+	// refusal of one table; the next read shows which table.
 	skipped      map[rules.TableName]skippedTable
 	tableRefusal error
-	// misfits are the tables that the last plan leaves alone, with the reason: a built-in chain of
-	// theirs is none in which rules of iptables' work.
+	// misfits has the tables that the last plan leaves alone, with the reason: iptables' rules have
+	// no effect in some built-in chain of theirs.
 	misfits map[rules.TableName]error
-	// seen are the tables as the last guarded read showed them, and sets the ipsets that the plans
-	// count on.
+	// seen has the tables as the last guarded read showed them. sets has the ipsets that the
+	// plans count on.
 	seen map[rules.TableName]*rules.Table
 	sets []string
 	// overtaken: the last write was refused, and another process had written meanwhile. discarded
-	// is how many trials counted for nothing because of that.
+	// is how many trials counted for nothing because of such a write.
 	overtaken bool
 	discarded int
 	// textOnly: no rule can be written by its bytes in this run.
@@ -87,8 +88,7 @@ func (t *familyRun) stale() bool { return errors.Is(t.answer.Err, nft.ErrStale) 
 
 // families reads and plans every family, writes all of them by one restore, and proves each by a
 // second read. A long replay is written in two stages. A family is tried again if another process
-// wrote between its read and the end of the restore, or if a trial found rules that the next try
-// leaves out.
+// wrote before the end of the restore, or if a trial found rules to leave out.
 func (r run) families(ctx context.Context) Result {
 	result := Result{}
 	end := func(t *familyRun) {
@@ -150,8 +150,8 @@ func (r run) families(ctx context.Context) Result {
 	return result
 }
 
-// writeFamilies writes families and returns those that were stale and may be read again. After
-// maxReads it returns none, and writes stale ones without a guard where the action may.
+// writeFamilies writes families, and returns the stale ones that may be read again. After
+// maxReads it returns none, and writes stale families without a guard if the action allows it.
 func (r run) writeFamilies(ctx context.Context, planned []*familyRun, try int) (stale []*familyRun) {
 	if r.job.Rider != nil && len(planned) > 0 {
 		if rider := r.job.Rider(); rider != nil {
@@ -173,7 +173,7 @@ func (r run) writeFamilies(ctx context.Context, planned []*familyRun, try int) (
 	return nil
 }
 
-// planFamilies plans families, and returns those to which something is to be written.
+// planFamilies plans families, and returns the families to which something is to be written.
 func (r run) planFamilies(ctx context.Context, runs []*familyRun) []*familyRun {
 	var planned []*familyRun
 	for _, t := range runs {
@@ -212,8 +212,8 @@ func (r run) settle(ctx context.Context, runs, planned []*familyRun) (again bool
 	return again
 }
 
-// withTriedMarks returns the marks with those that the last write may have planted. Without them,
-// canaryd would take its own new canary for one of saved rules, and delete what the owner wrote
+// withTriedMarks adds the marks that the last write may have planted. Without them, canaryd would
+// think that its own new canary belongs to saved rules, and delete the rules that the owner wrote
 // since.
 func (t *familyRun) withTriedMarks(marks canary.Marks) canary.Marks {
 	for _, p := range t.plans {
@@ -224,9 +224,9 @@ func (t *familyRun) withTriedMarks(marks canary.Marks) canary.Marks {
 	return marks
 }
 
-// keepReport keeps the result of tables that an earlier write of this run put back, while other
-// tables are written again. Without it the quarantined rules would be forgotten, and what was lost
-// would be missing in the record.
+// keepReport keeps the results of tables that an earlier write of this run put back, while other
+// tables are written again. Otherwise canaryd would forget the quarantined rules, and the flush
+// record would lack the lost rules.
 func (t *familyRun) keepReport(before map[rules.TableName]TableResult) {
 	for table, old := range before {
 		now := t.result.Tables[table]
@@ -246,8 +246,8 @@ func (t *familyRun) keepReport(before map[rules.TableName]TableResult) {
 }
 
 // announceMarks passes the marks that the families are about to plant to BeforeWrite, and returns
-// all marks. To save them takes time in which another process may write. The next try plants the
-// same marks, so it is not announced again and is written right after its read.
+// all marks. While the marks are saved, another process may write. The next try plants the same
+// marks, so it is not announced again and is written right after its read.
 func (r run) announceMarks(marks canary.Marks, runs []*familyRun) canary.Marks {
 	if r.BeforeWrite == nil || len(runs) == 0 {
 		return marks
@@ -266,7 +266,7 @@ func (r run) announceMarks(marks canary.Marks, runs []*familyRun) canary.Marks {
 	return marks
 }
 
-// plan reads one family under guard, judges its tables and plans what to write. It returns false if
+// plan reads one family under guard, judges its tables and plans the write. It returns false if
 // there is nothing to write; the result says why.
 func (r run) plan(ctx context.Context, t *familyRun) bool {
 	if t.start.IsZero() {
@@ -322,10 +322,10 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 	return len(t.plans) > 0
 }
 
-// refusals returns the rules of a table to leave out as refused, with the reasons: those that
-// trials of this run found and, unless the action retries them, those of earlier runs. To find the
-// latter again would cost 30 trials in the middle of an outage. The same rule in another chain than
-// the quarantined one may not be refused there.
+// refusals returns the rules of a table to leave out as refused, with the reasons. Trials of this
+// run found some of them, and earlier runs the others. These others count unless the action retries
+// them: to find them again would cost 30 trials in the middle of an outage. Another chain may take
+// a quarantined rule, so it is left out of its own chain only.
 func (r run) refusals(t *familyRun, task tableTask) placedReasons {
 	list := task.quarantined
 	if r.action.retriesRefused {
@@ -365,9 +365,9 @@ func (r Replayer) examine(ctx context.Context, s iptables.Session, f rules.Famil
 	return examiner.tasks(snapshot, job), snapshot, nil
 }
 
-// withTexts returns the generation of a family with the texts of rules that were learned without
-// one, and that the session knows by now: it reads such a rule of another owner by its text, too. A
-// rule in quarantine stays as it is, because it is found there by its Key.
+// withTexts returns the generation of a family, and adds texts to rules that were learned without
+// one. The session knows these texts by now, and reads the same rules of other owners by text,
+// too. A quarantined rule stays as it is, because the quarantine finds it by its Key.
 func (j Job) withTexts(s iptables.Session, f rules.Family) rules.Generation {
 	return j.Generation.WithTexts(func(id rules.TableID, chain string, rule rules.Rule) rules.Rule {
 		if id.Family != f {

@@ -16,8 +16,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A witness of writing: a Beginner whose sessions note what they read and
-// write, and let another process act before that.
+// A recorder is a Beginner whose sessions record their reads and writes, and let another process
+// act before each.
 type recorder struct {
 	Beginner
 	log    []string
@@ -57,7 +57,7 @@ func (r recorded) RestoreAnyway(ctx context.Context, stages ...iptables.Payload)
 	return r.Session.RestoreAnyway(ctx, stages...)
 }
 
-// families says of which families how many tables are written, stage by stage.
+// families returns how many tables of each family are written, stage by stage.
 func families(stages []iptables.Payload) string {
 	var all []string
 	for _, p := range stages {
@@ -80,10 +80,9 @@ func TestFamiliesAreWrittenTogether(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		backend iptables.Backend
-		// at is the step before which another process writes into IPv4, as often
-		// as it comes.
+		// at is the step before which another process writes to IPv4, each time.
 		at     string
-		fail   bool // one restore is refused: that of IPv4
+		fail   bool // one restore of IPv4 is refused
 		want   []string
 		result map[rules.Family]Outcome
 	}{
@@ -101,7 +100,7 @@ func TestFamiliesAreWrittenTogether(t *testing.T) {
 				"read ipv4", "read ipv6", both,
 				"read ipv6",       // the proof
 				"read ipv4",       // again
-				"restore ipv4(3)", // which is the only one that is left
+				"restore ipv4(3)", // the only family that is left
 				"read ipv4",
 			},
 		},
@@ -120,7 +119,7 @@ func TestFamiliesAreWrittenTogether(t *testing.T) {
 		},
 		{
 			name: "a table of the first family is refused", backend: iptables.NFT, fail: true,
-			// How many commits that were is not known: the second is read again.
+			// The number of commits is unknown, so the second family is read again.
 			want: []string{
 				"read ipv4", "read ipv6", both,
 				"read ipv4", // whether another process wrote
@@ -150,7 +149,7 @@ func TestFamiliesAreWrittenTogether(t *testing.T) {
 			}}
 			n.replayer.Kernel = r
 			result := n.heal()
-			// What comes after the proofs is reported by other tests.
+			// Other tests check the steps after the proofs.
 			log := slices.DeleteFunc(r.log, func(step string) bool { return strings.HasSuffix(step, "(1) anyway") })
 			if d := cmp.Diff(tt.want, log); d != "" {
 				t.Errorf("steps (-want +got):\n%s", d)
@@ -169,9 +168,9 @@ func TestFamiliesAreWrittenTogether(t *testing.T) {
 	}
 }
 
-// TestOrderOfASection holds the order on which other things rest: jumps go
-// before their targets are rewritten, chains are whole before anything leads
-// to them, and the canary comes last, so that it stands only if all stands.
+// TestOrderOfASection checks the order of a section. Jumps are deleted before their targets are
+// rewritten, chains are complete before a rule leads to them, and the canary is last. So the canary
+// is in force only if everything is.
 func TestOrderOfASection(t *testing.T) {
 	n := newNode(t, iptables.NFT, nodeText, v4)
 	old := n.SaveTable(v4, rules.Nat)
@@ -179,14 +178,14 @@ func TestOrderOfASection(t *testing.T) {
 	must(t, n.DeleteChains(v4, rules.Nat))
 	must(t, n.Restore(v4, strings.NewReplacer("canaryd-canary:", "canaryd-canary:0", "KUBE-SVC-A", "KUBE-SVC-OLD").Replace(old)))
 	n.heal()
-	payload := n.Payloads(v4)[1] // the first was planted
+	payload := n.Payloads(v4)[1] // the first one was planted
 	_, nat, _ := strings.Cut(payload, "*nat\n")
 	nat, _, _ = strings.Cut(nat, "COMMIT")
 	nonce := string(n.job.Marks[v4.Table(rules.Nat)].Nonce)
 	var got []string
 	for line := range strings.Lines(nat) {
 		line = strings.ReplaceAll(strings.TrimSpace(line), nonce, "NEW")
-		if strings.HasPrefix(line, "-D") { // of marks by the nonce of then
+		if strings.HasPrefix(line, "-D") { // of marks, by the nonce of that time
 			line, _, _ = strings.Cut(line, " -m comment")
 		}
 		got = append(got, line)
@@ -206,8 +205,8 @@ func TestOrderOfASection(t *testing.T) {
 	}
 }
 
-// TestNoCopyOfTheText: composing and writing the rules of 5,000 services takes
-// less memory than their text.
+// TestNoCopyOfTheText: composing and writing the rules of 5,000 services takes less memory than
+// their text.
 func TestNoCopyOfTheText(t *testing.T) {
 	task := tableTask{table: rules.Nat, known: true, seen: canary.Seen{Table: rules.NewTable(rules.Nat)}}
 	task.want.CanaryChain = canary.DefaultChain

@@ -15,10 +15,10 @@ type skippedTable struct {
 	refused []Refusal
 }
 
-// skipTable reports whether a refused restore is worth another try without the table that was
-// refused. iptables-restore ends at the first refused table. If the kernel refuses a table as a
-// whole, the tables behind it would wait for as long as that lasts. Reasons are a built-in chain at
-// another hook than iptables', or too little memory. The next read shows which table it was.
+// skipTable reports whether a refused restore is worth another try without the refused table.
+// iptables-restore ends at the first refused table. If the kernel refuses a table as a whole, the
+// tables behind it would wait for as long as that lasts. Reasons are too little memory, or a
+// built-in chain at another hook than iptables uses. The next read shows which table was refused.
 func (r run) skipTable(t *familyRun) bool {
 	if len(t.plans) < 2 || refusalOf(t.answer.Err) == nil {
 		return false
@@ -27,8 +27,8 @@ func (r run) skipTable(t *familyRun) bool {
 	return true
 }
 
-// misfit returns why a plan must not be written: one of its steps is for a built-in chain in which
-// no rule of iptables' works.
+// misfit returns why a plan must not be written: a step is for a built-in chain in which rules of
+// iptables have no effect.
 func misfit(plan tablePlan, misfits map[iptables.Place]error) error {
 	for place, why := range misfits {
 		if place.Table == plan.table && slices.ContainsFunc(plan.script.Steps, func(s iptables.Step) bool { return s.Chain == place.Chain }) {
@@ -38,9 +38,8 @@ func misfit(plan tablePlan, misfits map[iptables.Place]error) error {
 	return nil
 }
 
-// withoutSkipped returns the new plans without those of skipped tables. A table that was just
-// refused is skipped, too: tables are written in order, so it is the first one that is still to be
-// written.
+// withoutSkipped returns the new plans without the plans of skipped tables. It also skips a table
+// that was just refused: tables are written in order, so that is the first unwritten one.
 func (t *familyRun) withoutSkipped(plans []tablePlan) []tablePlan {
 	refused := refusalOf(t.tableRefusal)
 	wasPlanned := func(p tablePlan) bool {

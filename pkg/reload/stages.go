@@ -12,7 +12,7 @@ import (
 // stagesFrom is the estimated time from which a replay is written in two stages. Filter and mangle
 // are small, and without filter a FORWARD chain with the policy DROP lets nothing through. At 5,000
 // services they are back after an eighth of the whole time. A shorter replay is one transaction on
-// nft, so that everything comes back at once.
+// nft, so that all tables are back at the same time.
 const stagesFrom = 100 * time.Millisecond
 
 // stageOf returns the stage to which a table belongs: 0 if it decides about packets, 1 if it
@@ -24,15 +24,15 @@ func stageOf(table rules.TableName) int {
 	return 0
 }
 
-// A Pace is the time to write one rule, as the last replays showed it. Zero stands for firstPace.
+// A Pace is the time to write one rule, as the last replays showed it. Zero means firstPace.
 type Pace time.Duration
 
 const (
 	// firstPace was measured with 2 cores on nft, all tables lost, at 1,000 and 5,000 services
 	// (Linux 6.18). On legacy it was 10 µs.
 	firstPace = Pace(16 * time.Microsecond)
-	// paceFrom is how many rules a replay must have to count. In a smaller one most time goes into
-	// the start of iptables-restore, or the kernel waits for RCU.
+	// paceFrom is how many rules a replay must have to count. A smaller replay spends most of its
+	// time on the start of iptables-restore, or on the kernel's wait for RCU.
 	paceFrom = 500
 )
 
@@ -57,7 +57,7 @@ func (p Pace) After(result Result) Pace {
 	return p
 }
 
-// write writes what is planned and not written yet, and records the kernel's answer.
+// write writes the planned steps that are not written yet, and records the kernel's answer.
 func (r run) write(ctx context.Context, runs []*familyRun, restore func(context.Context, ...iptables.Payload) map[rules.Family]iptables.Written) {
 	if len(runs) == 0 {
 		return
@@ -93,7 +93,7 @@ func sortByStage(plans []tablePlan) {
 	slices.SortStableFunc(plans, func(a, b tablePlan) int { return stageOf(a.table) - stageOf(b.table) })
 }
 
-// payloads returns what is to be written, a payload for each stage.
+// payloads returns the steps to write, a payload for each stage.
 func payloads(runs []*familyRun) []iptables.Payload {
 	stages := []iptables.Payload{{}, {}}
 	for _, t := range runs {
@@ -120,8 +120,8 @@ func (t *familyRun) pending() []tablePlan {
 	return pending
 }
 
-// recordWrite records what became of a write. A stale stage was not written, and neither was a
-// stage behind one that failed.
+// recordWrite records the result of a write. A stale stage was not written, and neither was a stage
+// behind a failed one.
 func (t *familyRun) recordWrite(payloads []iptables.Payload, w iptables.Written) {
 	if t.sent == nil { // of this try
 		t.sent, t.written = map[rules.TableName]bool{}, map[rules.TableName]bool{}

@@ -19,7 +19,7 @@ import (
 type stager struct {
 	recorder
 	between func()
-	before  func()               // each restore, which its read comes before
+	before  func()               // runs before each restore, after its read
 	fail    func(stage int) bool // a restore of that stage
 }
 
@@ -56,7 +56,7 @@ func (s stagedSession) Restore(ctx context.Context, payloads ...iptables.Payload
 	})
 }
 
-// tablesOf says which tables of IPv4 are written, stage by stage.
+// tablesOf returns the tables of IPv4 that are written, stage by stage.
 func tablesOf(stages []iptables.Payload) string {
 	var all []string
 	for _, p := range stages {
@@ -172,7 +172,7 @@ func TestWhatDecidesIsWrittenFirst(t *testing.T) {
 	}
 }
 
-// TestPace: what a rule took is known from replays that wrote many.
+// TestPace: replays that wrote many rules show how long one rule takes.
 func TestPace(t *testing.T) {
 	wrote := func(took time.Duration, rules4, rules6 int) Result {
 		return Result{v4: {wroteRules: rules4, writing: took}, v6: {wroteRules: rules6, writing: took}}

@@ -22,40 +22,40 @@ import (
 
 // Errors of a Store that callers distinguish.
 var (
-	// ErrNothingStored: no generation was ever stored, or none with that ID.
+	// ErrNothingStored: no generation was ever stored, or none has that ID.
 	ErrNothingStored = errors.New("no such generation is stored")
-	// ErrForeign: what is stored is of another boot, network namespace, backend or iptables
+	// ErrForeign: the stored file is of another boot, network namespace, backend or iptables
 	// version, and must not be replayed here.
 	ErrForeign = errors.New("the stored generation was made elsewhere")
-	// ErrNewer: a newer canaryd wrote the file, and this one does not know what it means.
+	// ErrNewer: a newer canaryd wrote the file, and this version does not know its meaning.
 	ErrNewer = errors.New("a newer canaryd wrote it")
 )
 
 const (
 	// format is the newest format of the files. Format 0 has no format field. Format 1 has no
-	// quarantine, no named jumps and no ipsets, 2 has no counts and no Made, 3 has no base, 4 has
-	// no chains that protected rules lead to, 5 has no sum and no pause, 6 has no names of ipsets
-	// next to the bytes of rules, and 7 has no tables that are guarded on demand. All else is the
-	// same. A change that adds a field or changes a meaning increments it, and reads the older
-	// formats or refuses them by name. State and generation share one number. An older canaryd that
-	// read the state but not its generation would otherwise take an older generation for the
-	// newest.
+	// quarantine, no named jumps and no ipsets; 2 has no counts and no Made; 3 has no base. Format
+	// 4 has no chains that protected rules lead to; 5 has no sum and no pause. Format 6 has no
+	// names of ipsets next to the bytes of rules, and 7 has no tables that are guarded on demand.
+	// All else is the same. A change that adds a field or changes a meaning increments it, and
+	// reads the older formats or refuses them by name. State and generation share one number. An
+	// older canaryd that read the state but not its generation would otherwise take an older
+	// generation for the newest.
 	format = 8
-	// everywhere is the format of a file that names no table which is guarded on demand. Nearly all
+	// everywhere is the format of a file that names no table that is guarded on demand. Nearly all
 	// nodes have only such files, and an older canaryd reads them.
 	everywhere = 7
 	// countedFrom is the first format whose generations have counts of rules and chains.
 	countedFrom = 3
 	// basedFrom is the first format whose generations may rest on a base.
 	basedFrom = 4
-	// maxStored bounds what is read from disk, in bytes: 5,000 services need 10 MB. Reading a file
-	// takes about three times its size in memory.
+	// maxStored bounds the size of a file to read, in bytes: 5,000 services need 10 MB. Reading a
+	// file takes about three times its size in memory.
 	maxStored = 64 << 20
 )
 
-// An Identity is what a stored generation is bound to. Rules of another boot are out of date.
-// Another version of iptables may misread them: 1.8.7 reads some rules of 1.8.8 without their
-// match.
+// An Identity names the environment that a stored generation is bound to. Rules of another boot are
+// out of date. Another version of iptables may misread them: 1.8.7 reads some rules of 1.8.8
+// without their match.
 type Identity struct {
 	BootID  string `json:"bootID"`
 	NetNS   string `json:"netns"`
@@ -63,8 +63,8 @@ type Identity struct {
 	Version string `json:"iptables"`
 }
 
-// Stored is a generation on disk, with what was known when it was written. The counts stand before
-// the generation, so that listing the files does not read it.
+// Stored is a generation on disk, with its origin. The counts are written before the generation, so
+// that listing the files does not read it.
 type Stored struct {
 	Format     int              `json:"format"`
 	Identity   Identity         `json:"identity"`
@@ -77,7 +77,7 @@ type Stored struct {
 	Generation rules.Generation `json:"generation,omitempty"`
 }
 
-// State is what canaryd knew last: the generation that was in force, and the marks that it planted.
+// State is the last knowledge of canaryd: the generation that was in force, and the planted marks.
 type State struct {
 	Format    int       `json:"format"`
 	Identity  Identity  `json:"identity"`
@@ -91,21 +91,22 @@ type State struct {
 	Quarantine Quarantine `json:"quarantine,omitempty"`
 	// MadeTables are the tables that did not exist before canaryd wrote to them.
 	MadeTables Tables `json:"madeTables,omitempty"`
-	// Pause is until when replays were paused; nil if they were not.
+	// Pause says until when replays were paused; nil if they were not.
 	Pause *Pause `json:"pause,omitempty"`
-	// Policies are those of built-in chains that were learned, or that an operator has accepted.
+	// Policies has the learned policies of built-in chains, and those policies that an operator has
+	// accepted.
 	Policies map[rules.Family]map[rules.TableName]map[string]string `json:"policies,omitempty"`
-	// Sum is of the file's text before it; "" in a file of an older canaryd.
+	// Sum is the sum of the text before it in the file; "" in a file of an older canaryd.
 	Sum string `json:"sum,omitempty"`
 }
 
-// A Pause is until when an operator has paused replays. Uptime is the machine's uptime then: the
-// clock on the wall may be set.
+// A Pause says until when an operator has paused replays. Uptime is the machine's uptime then,
+// because the wall clock may be set.
 type Pause struct {
 	Until  time.Time     `json:"until"`
 	Uptime time.Duration `json:"uptime"`
 	Since  time.Time     `json:"since"`
-	By     string        `json:"by,omitempty"`  // who asked for it
+	By     string        `json:"by,omitempty"`  // who requested it
 	Why    string        `json:"why,omitempty"` // and why
 }
 
@@ -125,26 +126,26 @@ func (m Tables) With(f rules.Family, t rules.TableName) Tables {
 	return next
 }
 
-// A Store keeps generations and the marks in one folder: the newest five generations, and the
-// fullest of the last hour and of each day of a week. Its files have mode 0600 and are written
+// A Store keeps generations and the marks in one folder. It keeps the newest five generations, and
+// the fullest of the last hour and of each day of a week. Its files have mode 0600 and are written
 // atomically. One goroutine may use it, and no other process may use the folder.
 type Store struct {
 	dir        string
 	identity   Identity
 	written    string // the generation that the next state names
-	format     int    // of its file, if this store wrote it
+	format     int    // of its file, if this store wrote that
 	named      string // the generation that the state on disk names
 	headers    map[string]header
-	pinned     string               // the generation that a loss waits for; it is not removed
-	until      map[string]time.Time // when another generation took the place of one, as far as is known
-	base       *base                // what the next difference may rest on; nil if none is known
-	rests      string               // the base that the written generation rests on; "" if it is complete
+	pinned     string               // the generation of a loss that waits; it is not removed
+	until      map[string]time.Time // when another generation replaced each one, as far as canaryd knows
+	base       *base                // the base that the next difference may use; nil if none is known
+	rests      string               // the base of the written generation; "" if that is complete
 	wholeBelow int64                // a smaller generation is written complete, in bytes
-	stateID    string               // the generation that the state names that was read or written last
-	aside      string               // where the note is kept; "" is nowhere
-	note       note                 // that the disk is behind
-	noteErr    error                // why that could not be read
-	unwritable error                // why the folder could not be written last
+	stateID    string               // the generation named by the state that was read or written last
+	aside      string               // the folder of the note; "" if no note is kept
+	note       note                 // says that the disk is behind
+	noteErr    error                // why the note could not be read
+	unwritable error                // why the last write to the folder failed
 	remade     int                  // how often the folder was made again
 	bytes      *byteFile
 	rawRules   RawSource // nil: no bytes are written
@@ -169,11 +170,11 @@ func (s *Store) Unwritable() error { return s.unwritable }
 // Remade returns how often the folder was made again because it was gone.
 func (s *Store) Remade() int { return s.remade }
 
-// Holds reports whether there is a generation that the state can name: one that was written or
-// resumed since the store was opened.
+// Holds reports whether the state can name a generation. It can if one was written or resumed since
+// the store was opened.
 func (s *Store) Holds() bool { return s.written != "" }
 
-// formatOf returns the format of a file that is about these tables.
+// formatOf returns the format of a file about these tables.
 func formatOf[M ~map[rules.TableID]V, V any](tables M) int {
 	for id := range tables {
 		if protect.OnDemand(id.Name) {
@@ -183,7 +184,7 @@ func formatOf[M ~map[rules.TableID]V, V any](tables M) int {
 	return everywhere
 }
 
-// Save writes stored.Generation and what made it, unless it is the one that was written last.
+// Save writes stored.Generation and its origin, unless it is the generation that was written last.
 func (s *Store) Save(stored Stored) error {
 	id := stored.Generation.ID()
 	if id == s.written && s.complete(id) {
@@ -214,7 +215,8 @@ func (s *Store) Save(stored Stored) error {
 }
 
 // SaveState writes the state, which then names the generation that was written last. Marks must be
-// on disk soon after they are planted, or the next start takes them for those of saved rules.
+// on disk soon after they are planted. Otherwise the next start takes them for marks in saved
+// rules.
 func (s *Store) SaveState(state State) error {
 	state.Format = max(formatOf(state.Marks), s.format) // that of its generation, too
 	state.Identity, state.ID, state.Sum = s.identity, s.written, ""
@@ -229,8 +231,8 @@ func (s *Store) SaveState(state State) error {
 	return nil
 }
 
-// Forget removes the state, a loss that waits and the files of SaveUnread and SaveBehind, so that
-// the next start does not take removed marks for lost ones. Generations stay, for restore.
+// Forget removes the state, a loss that waits and the files of SaveUnread and SaveBehind. Without
+// it, the next start would take removed marks for lost ones. Generations stay, for restore.
 func (s *Store) Forget() error {
 	s.note = note{}
 	if err := errors.Join(s.ForgetPending(), s.SaveUnread(nil), s.saveNote()); err != nil {
@@ -255,8 +257,8 @@ func removeFile(path, what string) error {
 }
 
 // LoadState returns the last state with its generation. The error is ErrNothingStored, is
-// ErrForeign with the difference, or says what is broken. If only the generation is, it returns the
-// state all the same.
+// ErrForeign with the difference, or names the broken part. If only the generation is broken,
+// LoadState returns the state anyway.
 func (s *Store) LoadState() (State, Stored, error) {
 	var state State
 	if err := s.read(s.statePath(), &state); err != nil {
@@ -283,7 +285,7 @@ func (s *Store) LoadState() (State, Stored, error) {
 	return state, stored, err
 }
 
-// Resume makes the stored generation with that ID the one that the state names.
+// Resume makes the state name the stored generation with that ID.
 func (s *Store) Resume(id string) { s.written, s.named = id, id }
 
 // Load returns the generation with that ID.
@@ -292,8 +294,8 @@ func (s *Store) Load(id string) (Stored, error) {
 	return stored, err
 }
 
-// loadIf returns the generation with that ID, and the base that it rests on, if check accepts its
-// identity. If there is none, the error names those that can be restored.
+// loadIf returns the generation with that ID, and its base, if check accepts its identity. If there
+// is none, the error names the generations that can be restored.
 func (s *Store) loadIf(id string, check func(Identity) error) (Stored, *base, error) {
 	stored, rests, err := s.load(id, check)
 	if errors.Is(err, ErrNothingStored) && idPattern.MatchString(id) {
@@ -302,7 +304,7 @@ func (s *Store) loadIf(id string, check func(Identity) error) (Stored, *base, er
 	return stored, rests, err
 }
 
-// checkContent returns nil if the content of a generation's file is what its name says.
+// checkContent returns nil if the content of a generation's file matches its name.
 func checkContent(stored Stored, id string) error {
 	if err := rules.Validate(stored.Generation); err != nil {
 		return fmt.Errorf("stored generation %s: %w", id, err)
@@ -339,9 +341,9 @@ func (s *Store) path(id string) string {
 	return filepath.Join(s.folder(), id+".json")
 }
 
-// write writes a file so that a kill leaves the old one or the new one. It does not wait for the
+// write writes a file so that a kill leaves the old file or the new one. It does not wait for the
 // disk: a replay saves its marks first, and the wait would delay it by some 10 ms. Only a crash of
-// the machine can lose the file, and the state means nothing after the next boot.
+// the machine can lose the file, and after a boot the state is useless anyway.
 func (s *Store) write(path string, value any) error {
 	data, err := json.Marshal(value)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A base is a file of chains and jumps that the files of generations rest on: they name it and hold
-// only what differs from it. A base never changes, is always complete, and is named by its digest.
+// A base is a file of chains and jumps that the files of generations refer to: they name it and
+// hold only the difference. A base never changes, is always complete, and is named by its digest.
 type base struct {
 	name     string
 	size     int64
@@ -33,8 +33,8 @@ const baseSuffix = ".base"
 // baseName matches the name of a base: half of a SHA-256.
 var baseName = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// A baseLine is one line of a base's file. The first has the format. Then each section has a line
-// with family, table and jumps, followed by a line for each chain.
+// A baseLine is one line of a base's file. The first line has the format. Then each section has a
+// line with family, table and jumps, followed by a line for each chain.
 type baseLine struct {
 	Format int             `json:"format,omitempty"`
 	Family rules.Family    `json:"family,omitempty"`
@@ -45,7 +45,7 @@ type baseLine struct {
 	Rules  []string        `json:"rules,omitempty"`
 }
 
-// generationsFolder is where a state folder has its generations.
+// generationsFolder is the folder of the generations in a state folder.
 const generationsFolder = "generations"
 
 func (s *Store) folder() string { return filepath.Join(s.dir, generationsFolder) }
@@ -112,10 +112,10 @@ func encodeBase(w io.Writer, g rules.Generation) error {
 	return nil
 }
 
-// errNoBase: the base that a generation rests on does not exist.
+// errNoBase: the base of a generation does not exist.
 var errNoBase = errors.New("the file that it rests on is missing")
 
-// readBase returns the chains and jumps of a base, if its content is what its name says.
+// readBase returns the chains and jumps of a base, if its content matches its name.
 func (s *Store) readBase(name string) (rules.Generation, error) {
 	if !baseName.MatchString(name) {
 		return nil, fmt.Errorf("%q is not the name of a base", name)

@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// baselineFormat is the format of the baseline's file. It is separate, because that file outlives a
+// baselineFormat is the format of the baseline's file. It is separate, because that file survives a
 // boot and changes less often than the others. Format 1 has no chains that protected rules lead to.
 const baselineFormat = 2
 
@@ -47,8 +47,8 @@ func (s *Store) SaveBaseline(b Baseline) (Baseline, error) {
 	return b, nil
 }
 
-// LoadBaseline returns the baseline. The error is ErrNothingStored, or says what is wrong with the
-// file; then nothing of it is used.
+// LoadBaseline returns the baseline. The error is ErrNothingStored, or names the broken part of the
+// file; then no part of the file is used.
 func (s *Store) LoadBaseline() (Baseline, error) {
 	b, err := readBaseline(s.baselinePath())
 	if err != nil && !errors.Is(err, ErrNothingStored) {

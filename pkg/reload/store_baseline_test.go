@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestBaselineOnDisk: a baseline is read back wherever and whenever that is, until it is forgotten.
+// TestBaselineOnDisk: a baseline can be read back anywhere and at any time, until it is forgotten.
 func TestBaselineOnDisk(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
@@ -34,7 +34,7 @@ func TestBaselineOnDisk(t *testing.T) {
 	}
 	elsewhere := Identity{BootID: "boot-2", NetNS: "1", Backend: "legacy", Version: "1.8.13"}
 	later := openStore(t, dir, elsewhere)
-	for i := range 2 * keptGenerations { // no generation takes its place
+	for i := range 2 * keptGenerations { // no generation replaces it
 		must(t, later.saveGeneration(full(t, i+1), "snapshot", noon))
 	}
 	must(t, later.Forget())
@@ -49,8 +49,8 @@ func TestBaselineOnDisk(t *testing.T) {
 	}
 }
 
-// TestBaselineThatIsNotBelieved: of a file that another user or another canaryd wrote, that is
-// torn or too large, nothing is believed; and it can be forgotten and be replaced.
+// TestBaselineThatIsNotBelieved: another user or another canaryd wrote the file, or it is torn or
+// too large. No part of it is believed. It can be forgotten and replaced.
 func TestBaselineThatIsNotBelieved(t *testing.T) {
 	for _, test := range []struct {
 		name  string

@@ -11,19 +11,19 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 )
 
-// A Behind says that the state folder could not be written, and what was in force beyond what it
-// has: of iptables' tables or, in a note of its own, of native tables. It is kept in another
-// folder, on another disk: that of the control socket.
+// A Behind says that the state folder could not be written, and names newer rules that were in
+// force. They are of iptables' tables or, in a note of its own, of native tables. It is kept in the
+// folder of the control socket, on another disk.
 type Behind struct {
 	// Stored is the generation that the state names, or the digest of the file that names the
 	// native tables; "" if there is none.
 	Stored  string    `json:"stored"`
 	Saved   time.Time `json:"saved,omitzero"` // when that was last written
 	Changes int       `json:"changes"`        // how often the rules changed since then
-	// Marks are the last ones of iptables' tables, and Tables the native tables that were guarded.
+	// Marks has the last marks of iptables' tables, Tables the native tables that were guarded.
 	Marks  canary.Marks  `json:"marks,omitempty"`
 	Tables []BehindTable `json:"tables,omitempty"`
-	Reason string        `json:"reason"` // why it could not be written
+	Reason string        `json:"reason"` // why the folder could not be written
 }
 
 // A BehindTable is a native table in such a note: the ID of the content that was in force, and the
@@ -44,7 +44,7 @@ func (b Behind) Table(name string) (BehindTable, bool) {
 	return BehindTable{}, false
 }
 
-// A note is the file that has both. What is nil is not behind.
+// A note is the file for both kinds of tables. For a nil part, the folder is up to date.
 type note struct {
 	Format   int      `json:"format"`
 	Identity Identity `json:"identity"`
@@ -53,8 +53,8 @@ type note struct {
 	Sum    string  `json:"sum,omitempty"`
 }
 
-// KeepAside has SaveBehind and SaveNativeBehind write to that folder, and reads what is there of
-// this boot and network namespace.
+// KeepAside makes SaveBehind and SaveNativeBehind write to that folder. It also reads the note that
+// is there, if it is of this boot and network namespace.
 func (s *Store) KeepAside(folder string) {
 	s.aside = folder
 	var n note
@@ -67,7 +67,7 @@ func (s *Store) KeepAside(folder string) {
 	if s.checkIdentity(n.Identity) == nil {
 		s.note.Behind = n.Behind
 	}
-	if n.Identity.BootID == s.identity.BootID && n.Identity.NetNS == s.identity.NetNS { // they have no backend
+	if n.Identity.BootID == s.identity.BootID && n.Identity.NetNS == s.identity.NetNS { // native tables have no backend
 		s.note.Native = n.Native
 	}
 }
@@ -82,7 +82,7 @@ func (s *Store) SaveBehind(b *Behind) error {
 	return s.saveNote()
 }
 
-// SaveNativeBehind is SaveBehind for native tables, with what Stored names.
+// SaveNativeBehind is SaveBehind for native tables; its caller sets Stored.
 func (s *Store) SaveNativeBehind(b *Behind) error {
 	s.note.Native = b
 	return s.saveNote()
@@ -110,8 +110,8 @@ func (s *Store) saveNote() error {
 }
 
 // LoadBehind returns the note that the state on disk is behind. The error is ErrNothingStored if
-// there is none, or it is of another boot, network namespace, backend or state; else it says what
-// is broken.
+// there is none, or if it is of another boot, network namespace, backend or state. Else it names
+// the broken part.
 func (s *Store) LoadBehind(state string) (Behind, error) { return s.loadNote(&s.note.Behind, state) }
 
 // LoadNativeBehind is LoadBehind for the native tables that a file with that digest names.

@@ -19,20 +19,20 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A RawSource knows rules as nf_tables holds them. iptables.Kernel is one.
+// A RawSource has the rules in nf_tables' form. iptables.Kernel is one.
 type RawSource interface {
 	// RawRule is iptables.Kernel.RawRule.
 	RawRule(f rules.Family, r rules.Rule, room []byte) (iptables.RawRule, bool)
 }
 
-// A byteFile keeps the bytes of the rules that generations on disk have as text. A rule that is
-// lost while canaryd does not run is then written by its bytes, as every other: exactly, and
-// without a program.
+// A byteFile keeps the bytes of the rules that generations on disk have as text. So a rule that is
+// lost while canaryd does not run is written by its bytes like any other: exactly, and without a
+// program.
 //
 // The file is a sequence of gzip's members, each with a checksum. Each save adds a member with the
-// rules that are new. The first member begins with the Identity that the file is bound to, as the
-// generations are. A member that a killed process left unfinished ends the file, and the next save
-// writes the file again.
+// new rules. The first member begins with the Identity that the file is bound to, like a
+// generation. If a killed process left the last member unfinished, the next save writes the file
+// again.
 type byteFile struct {
 	path     string
 	identity Identity
@@ -40,7 +40,7 @@ type byteFile struct {
 
 	mu    sync.Mutex
 	read  bool
-	size  int64            // of the file as it was read or written last; 0: it is to be written again
+	size  int64            // of the file as it was read or written last; 0: the file must be written again
 	known []uint64         // sorted hashes of the rules on disk
 	saved rules.Generation // its rules are on disk, as far as their bytes were known
 }
@@ -52,15 +52,14 @@ type byteFileHead struct {
 }
 
 const (
-	// crowdedFrom is how many rules the file may have whatever the generation has: a small file is
-	// not worth a rewrite.
+	// crowdedFrom is how many rules the file may always have: a small file is not worth a rewrite.
 	crowdedFrom = 4096
 	// mostInflated bounds the content of a file, in bytes. Rules compress to a twentieth.
 	mostInflated = 1 << 30
-	// mostRecords bounds how many rules the file has: a megabyte of zeros is a million of them, and
-	// of each a hash is kept. --max-rules keeps a generation below.
+	// mostRecords bounds how many rules the file has: a megabyte of zeros is a million of them,
+	// each with a hash in memory. --max-rules keeps a generation below.
 	mostRecords = 1 << 22
-	// mostRecord bounds one rule, whose bytes netlink counts by 16 bits.
+	// mostRecord bounds one rule. Netlink counts a rule's bytes by 16 bits.
 	mostRecord = 128 << 10
 )
 
@@ -118,8 +117,8 @@ func readRecord(in *bufio.Reader, room *[]byte) (r record, err error) {
 
 var errRecord = errors.New("no record of a rule")
 
-// each calls do for each record of the members whose checksum holds, and returns the file's size.
-// An error comes after the records before it.
+// each calls do for each record of the members with a valid checksum, and returns the file's size.
+// On an error, do has run for the records before it.
 func (b *byteFile) each(do func(record)) (size int64, err error) {
 	held := 0 // records of the members whose checksum holds
 	n := 0
@@ -140,8 +139,8 @@ func (b *byteFile) each(do func(record)) (size int64, err error) {
 	return size, err
 }
 
-// records calls do for each record of the file, and held after each member whose checksum holds. It
-// returns the file's size.
+// records calls do for each record of the file, and held after each member with a valid checksum.
+// It returns the file's size.
 func (b *byteFile) records(do func(record) error, held func()) (size int64, err error) {
 	file, err := private.Open(b.path, os.O_RDONLY)
 	if err != nil {
@@ -223,7 +222,7 @@ func (b *byteFile) save(g rules.Generation, from RawSource) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if info, err := os.Stat(b.path); !b.read || err != nil || info.Size() != b.size {
-		b.scan() // it was removed, or it is the file of the canaryd before
+		b.scan() // it was removed, or it is an earlier canaryd's file
 	}
 	whole, _ := g.Counts()
 	if b.size == 0 || b.size > b.limit/2 || len(b.known) > crowdedFrom+3*whole {
@@ -260,7 +259,7 @@ func (b *byteFile) save(g rules.Generation, from RawSource) error {
 	return nil
 }
 
-// scan reads which rules the file has. A file that was made elsewhere, is damaged or missing is
+// scan reads the rules of the file. A file that was made elsewhere, is damaged or missing is
 // written again.
 func (b *byteFile) scan() {
 	b.read, b.known, b.saved = true, nil, nil
@@ -278,9 +277,9 @@ func (b *byteFile) took(g rules.Generation, size int64, added []uint64) {
 	b.saved, b.size = g, size
 }
 
-// missing calls write for each rule that the file does not have, and returns their hashes. Chains
-// that are the same memory as those of the last save are not searched again: there may be tens of
-// thousands of rules.
+// missing calls write for each rule that the file does not have, and returns their hashes. It does
+// not search chains that share memory with the last save again: there may be tens of thousands of
+// rules.
 func (b *byteFile) missing(g rules.Generation, from RawSource, write func(record) error) (added []uint64, err error) {
 	met := map[uint64]bool{}
 	var room []byte
@@ -307,8 +306,8 @@ func (b *byteFile) missing(g rules.Generation, from RawSource, write func(record
 	return added, nil
 }
 
-// rewrite writes the file again: the rules of the generation, and before them as many others, the
-// newest that the file has, for earlier generations.
+// rewrite writes the file again, with the generation's rules. Before them it keeps the file's
+// newest other rules for earlier generations: as many again, or crowdedFrom/2 if that is more.
 func (b *byteFile) rewrite(g rules.Generation, from RawSource) error {
 	earlier := b.known
 	b.known, b.saved = nil, nil
@@ -364,15 +363,15 @@ func (b *byteFile) rewrite(g rules.Generation, from RawSource) error {
 	return nil
 }
 
-// KeepBytes has SaveBytes write the bytes that a source knows.
+// KeepBytes makes SaveBytes write the bytes that a source has.
 func (s *Store) KeepBytes(from RawSource) { s.rawRules = from }
 
-// Earlier calls add with each rule of a family whose bytes were kept. It may be called concurrently
-// with everything else.
+// Earlier calls add with each rule of a family whose bytes were kept. It may run concurrently with
+// all other methods.
 func (s *Store) Earlier(f rules.Family, add func(iptables.RawRule)) { s.bytes.earlier(f, add) }
 
-// SaveBytes writes the bytes of a generation's rules that are not on disk yet. It comes after
-// SaveState: without the bytes all the same comes back, by a program.
+// SaveBytes writes the bytes of a generation's rules that are not on disk yet. It follows
+// SaveState: without the bytes a program restores the same rules.
 func (s *Store) SaveBytes(g rules.Generation) error {
 	if s.rawRules == nil {
 		return nil

@@ -18,7 +18,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// knownBytes is a RawSource that knows every rule but those with "unknown", and counts its calls.
+// knownBytes is a RawSource that knows every rule except rules with "unknown", and counts its
+// calls.
 type knownBytes struct{ asked int }
 
 func (k *knownBytes) RawRule(f rules.Family, r rules.Rule, room []byte) (iptables.RawRule, bool) {
@@ -26,7 +27,7 @@ func (k *knownBytes) RawRule(f rules.Family, r rules.Rule, room []byte) (iptable
 	return iptables.RawRule{Text: r.Spec, Bytes: append(room[:0], f.String()+" "+r.Spec...)}, !r.Mentions("unknown")
 }
 
-// numbered returns a generation of one chain with these numbers' rules.
+// numbered returns a generation with one chain, which has a rule for each of these numbers.
 func numbered(from, to int) rules.Generation {
 	var list []rules.Rule
 	for i := from; i < to; i++ {
@@ -40,8 +41,8 @@ func saveBoth(s *Store, g rules.Generation) error {
 	return errors.Join(s.Save(Stored{Generation: g}), s.SaveBytes(g))
 }
 
-// lookUp returns of how many rules of a generation the store has the bytes. Bytes of another rule
-// are an error.
+// lookUp returns how many rules of a generation have their bytes in the store. Bytes of another
+// rule are an error.
 func lookUp(t *testing.T, s *Store, g rules.Generation) (found int) {
 	t.Helper()
 	for f := range map[rules.Family]bool{v4: true, v6: true} {
@@ -63,8 +64,8 @@ func lookUp(t *testing.T, s *Store, g rules.Generation) (found int) {
 	return found
 }
 
-// TestBytesOfRulesAreKept: the next canaryd has the bytes of the rules of the generations that
-// were saved, as far as they were known.
+// TestBytesOfRulesAreKept: the next canaryd has the bytes of the saved generations' rules, as far
+// as they were known.
 func TestBytesOfRulesAreKept(t *testing.T) {
 	dir, from := t.TempDir(), &knownBytes{}
 	s := openStore(t, dir, here)
@@ -95,8 +96,9 @@ func TestBytesOfRulesAreKept(t *testing.T) {
 	}
 }
 
-// TestOpaqueRulesOfAnEarlierVersionAreReadAnew: the loaded generation and quarantine have the words
-// that bytes have by now, as reads have. On legacy bytes are of another kind, and stay.
+// TestOpaqueRulesOfAnEarlierVersionAreReadAnew: this version has words for bytes that an earlier
+// version saved. The loaded generation and quarantine have these words, like a read. On legacy
+// bytes are of another kind, and stay.
 func TestOpaqueRulesOfAnEarlierVersionAreReadAnew(t *testing.T) {
 	match := nft.AppendAttr(nil, unix.NFTA_MATCH_NAME, "comment", 1)
 	match = nft.AppendAttr(match, unix.NFTA_MATCH_REV, make([]byte, 4), 0)
@@ -129,7 +131,7 @@ func TestOpaqueRulesOfAnEarlierVersionAreReadAnew(t *testing.T) {
 }
 
 // TestDamagedBytesCostTheirRules: a member of the file that is cut off or changed ends the file.
-// The rules before it count, and the next save writes all again.
+// The rules before it count, and the next save writes the file again.
 func TestDamagedBytesCostTheirRules(t *testing.T) {
 	g := numbered(0, 10)
 	dir := t.TempDir()
@@ -173,8 +175,8 @@ func TestDamagedBytesCostTheirRules(t *testing.T) {
 	}
 }
 
-// TestBytesOfEarlierRulesMakeRoom: the file keeps the bytes of earlier generations' rules, the
-// newest, and does not grow with each rule that comes and goes. Nor does it exceed its limit.
+// TestBytesOfEarlierRulesMakeRoom: the file keeps the newest bytes of earlier generations' rules.
+// It does not grow with each rule that is added and removed, and does not exceed its limit.
 func TestBytesOfEarlierRulesMakeRoom(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
@@ -198,8 +200,8 @@ func TestBytesOfEarlierRulesMakeRoom(t *testing.T) {
 	}
 }
 
-// TestAFolderThatIsGoneGetsAllBytes: an administrator who removes the state folder costs no rule
-// its bytes.
+// TestAFolderThatIsGoneGetsAllBytes: after an administrator removes the state folder, the next save
+// writes all bytes.
 func TestAFolderThatIsGoneGetsAllBytes(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
@@ -212,7 +214,7 @@ func TestAFolderThatIsGoneGetsAllBytes(t *testing.T) {
 	}
 }
 
-// TestBytesThatFailAreWrittenLater: where the bytes of rules find no room, the generation and the
+// TestBytesThatFailAreWrittenLater: there is no room for the bytes of rules. The generation and the
 // state are saved, and the next try with the same generation writes the bytes.
 func TestBytesThatFailAreWrittenLater(t *testing.T) {
 	for _, tt := range []struct {
@@ -258,8 +260,8 @@ func TestBytesThatFailAreWrittenLater(t *testing.T) {
 	}
 }
 
-// TestBytesOfAResumedGeneration: a canaryd writes the bytes of the generation that it takes up, if
-// the canaryd before, an older one, kept none. The generation does not change.
+// TestBytesOfAResumedGeneration: an older canaryd kept no bytes of a generation. The next one
+// resumes it and writes them, although the generation does not change.
 func TestBytesOfAResumedGeneration(t *testing.T) {
 	dir, g := t.TempDir(), numbered(0, 10)
 	must(t, saveBoth(openStore(t, dir, here), g))
@@ -272,7 +274,7 @@ func TestBytesOfAResumedGeneration(t *testing.T) {
 	}
 }
 
-// TestBytesOfTooManyRules: a file of more rules than it may have is not read to its end.
+// TestBytesOfTooManyRules: a file with more rules than the limit is not read to its end.
 func TestBytesOfTooManyRules(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
 	file, err := os.Create(s.bytes.path)
@@ -288,7 +290,7 @@ func TestBytesOfTooManyRules(t *testing.T) {
 	}
 }
 
-// FuzzBytesFile: whatever is in the file, it is read within its limits, and a save mends it.
+// FuzzBytesFile: a file with any content is read within its limits, and a save repairs it.
 func FuzzBytesFile(f *testing.F) {
 	dir := f.TempDir()
 	s, err := OpenStore(dir, here)

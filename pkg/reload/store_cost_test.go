@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// wholeAlways is a size below which everything is written whole, as before there were bases.
+// wholeAlways is a size below which everything is written complete, as before there were bases.
 const wholeAlways = 1 << 40
 
 // manyServices are kube-proxy's rules of 5,000 services, for both families.
@@ -46,7 +46,7 @@ func manyServices(t testing.TB) rules.Generation {
 // endpoint returns g with another rule in the n-th chain of nat.
 func endpoint(g rules.Generation, n int) rules.Generation { return endpoints(g, n, 1) }
 
-// endpoints returns g with another rule in so many chains of nat from the n-th on.
+// endpoints returns g with another rule in so many chains of nat, beginning at the n-th.
 func endpoints(g rules.Generation, n, chains int) rules.Generation {
 	s := g[v4.Table(rules.Nat)]
 	s.Chains = slices.Clone(s.Chains)
@@ -60,7 +60,7 @@ func endpoints(g rules.Generation, n, chains int) rules.Generation {
 	return g.With(v4.Table(rules.Nat), s)
 }
 
-// A meter counts the bytes of the files that are written into a store's folder.
+// A meter counts the bytes of the files that are written to a store's folder.
 type meter struct {
 	s      *Store
 	before map[string]os.FileInfo
@@ -88,7 +88,7 @@ func (m *meter) written(t testing.TB) int64 {
 }
 
 // TestAMinuteOfChanges: 20 changes a second for a minute at 5,000 services, saved each second. A
-// change costs what it is; a restart loads the last one, as it was.
+// save writes little more than its change. A restart loads the last generation as it was.
 func TestAMinuteOfChanges(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
 	g := manyServices(t)
@@ -119,8 +119,8 @@ func TestAMinuteOfChanges(t *testing.T) {
 	exactly(t, g, stored.Generation)
 }
 
-// TestAGenerationThatComesBack: a pod that is ready, and is not, and is. The base itself is
-// what comes back, and is not written again.
+// TestAGenerationThatComesBack: a pod becomes ready, unready and ready again. The generation of the
+// base returns, and the base is not written again.
 func TestAGenerationThatComesBack(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
 	s.wholeBelow = 0
@@ -146,7 +146,7 @@ func TestAGenerationThatComesBack(t *testing.T) {
 	}
 }
 
-// BenchmarkSave is a change of one chain at 5,000 services.
+// BenchmarkSave saves a change of one chain at 5,000 services.
 func BenchmarkSave(b *testing.B) {
 	first := manyServices(b)
 	for way, small := range map[string]int64{"whole": wholeAlways, "different": wholeBelow} {

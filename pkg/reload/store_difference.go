@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A difference is what differs in a generation from a base.
+// A difference holds the parts of a generation that differ from a base.
 type difference map[rules.TableID]sectionDifference
 
 // MarshalJSON writes differences by family and table.
@@ -23,7 +23,7 @@ func (d difference) MarshalJSON() ([]byte, error) { return tableid.Marshal(d) }
 func (d *difference) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, d) }
 
 // A sectionDifference has a section's chains and jumps as pieces of the base's. The rest of the
-// section is small and stands as it is.
+// section is small and complete.
 type sectionDifference struct {
 	Chains []piece[chainDifference] `json:"chains,omitempty"`
 	Jumps  []piece[rules.Jump]      `json:"jumps,omitempty"`
@@ -163,7 +163,7 @@ func jumpSize(h rules.Jump) int {
 	return len(`{"chain":"","rule":"","anchor":{"position":"bottom","neighbour":""}}`) + len(h.Chain) + len(h.Rule.Spec) + len(h.Anchor.Neighbour.Spec)
 }
 
-// A fingerprint of a base is enough to find what differs from it, without its text: 24 bytes a
+// A fingerprint of a base is enough to find the differences from it, without its text: 24 bytes a
 // chain and 8 a rule. Two texts with the same 64-bit hash are practically impossible. If they
 // occur, the ID of the stored generation does not match, and loading it fails.
 type fingerprint map[rules.TableID]sectionPrint
@@ -180,7 +180,7 @@ var seed = maphash.MakeSeed()
 
 func hashText(text string) uint64 { return maphash.String(seed, text) }
 
-// hashChain returns the hash of a chain, and appends those of its rules to all.
+// hashChain returns the hash of a chain, and appends the hashes of its rules to all.
 func hashChain(c rules.Chain, all []uint64) (uint64, []uint64) {
 	var h maphash.Hash
 	h.SetSeed(seed)
@@ -227,7 +227,7 @@ func fingerprintOf(g rules.Generation) fingerprint {
 	return all
 }
 
-// difference returns what differs in g from the base with this fingerprint.
+// difference returns the difference between g and the base with this fingerprint.
 func (p fingerprint) difference(g rules.Generation) difference {
 	d := difference{}
 	for id, section := range g {
@@ -269,7 +269,7 @@ func (p sectionPrint) difference(section rules.Section) sectionDifference {
 func pieces[T any](from, now []uint64, element func(i int) T) []piece[T] {
 	places := &places{list: from, taken: make([]bool, len(from))}
 	var list []piece[T]
-	next := 0 // where the current run would go on
+	next := 0 // where the current run would continue
 	for i, hash := range now {
 		at, ok := places.take(hash, next)
 		if !ok {
@@ -287,7 +287,7 @@ func pieces[T any](from, now []uint64, element func(i int) T) []piece[T] {
 	return list
 }
 
-// places finds where in a list a hash stands. It takes each place once.
+// places finds the places of a hash in a list. It takes each place once.
 type places struct {
 	list  []uint64
 	taken []bool
@@ -318,7 +318,7 @@ func (p *places) take(hash uint64, best int) (int, bool) {
 	for at < len(p.order) && p.list[p.order[at]] == hash && p.taken[p.order[at]] {
 		at++
 	}
-	p.first[hash] = at // so a rule that stands a thousand times costs one pass
+	p.first[hash] = at // so a rule with a thousand copies takes one pass
 	if at == len(p.order) || p.list[p.order[at]] != hash {
 		return 0, false
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// manyChains returns so many chains of three rules in nat of both families, with all that a
-// section has.
+// manyChains returns so many chains of three rules in nat of both families, with every field of a
+// section.
 func manyChains(t *testing.T, n int) rules.Generation {
 	t.Helper()
 	lines := []string{"-A OUTPUT -j KUBE-SERVICES", ":KUBE-SERVICES - [0:0]"}
@@ -59,12 +59,12 @@ func (s *Store) bases(t *testing.T) []string {
 	return files
 }
 
-// TestDifferences: whatever changed, what is loaded is what was saved, field by field.
+// TestDifferences: a generation changes. The loaded one equals the saved one, field by field.
 func TestDifferences(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		change func(*rules.Section)
-		other  bool // too much is different: it has a base of its own
+		other  bool // too much differs: it has a base of its own
 	}{
 		{name: "a rule more", change: func(s *rules.Section) { s.Chains[7].Rules = append(s.Chains[7].Rules, spec("-j RETURN")) }},
 		{name: "a rule more in front", change: func(s *rules.Section) { s.Chains[7].Rules = slices.Insert(s.Chains[7].Rules, 0, spec("-j RETURN")) }},
@@ -145,7 +145,8 @@ func TestDifferences(t *testing.T) {
 	}
 }
 
-// TestTablesThatComeAndGo: families and tables of which the base knows nothing.
+// TestTablesThatComeAndGo: a generation has tables that the base lacks, or lacks a family of the
+// base's.
 func TestTablesThatComeAndGo(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
 	s.wholeBelow = 0
@@ -168,7 +169,8 @@ func TestTablesThatComeAndGo(t *testing.T) {
 	}
 }
 
-// TestManyJumps: a node has one for each pod, and a change of one pod is not written as all.
+// TestManyJumps: a node has a jump for each pod, and a change of one pod does not write all of
+// them.
 func TestManyJumps(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
 	g := manyChains(t, 300)
@@ -188,7 +190,7 @@ func TestManyJumps(t *testing.T) {
 	exactly(t, g, stored.Generation)
 }
 
-// TestPieces: any list comes out of its pieces, and no element of the base is in two of them.
+// TestPieces: any list is the sum of its pieces, and no element of the base is in two of them.
 func TestPieces(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 5000 {
@@ -200,7 +202,7 @@ func TestPieces(t *testing.T) {
 			return l
 		}
 		from, now := list(), list()
-		if random.IntN(2) == 0 && len(from) > 0 { // most is as it was
+		if random.IntN(2) == 0 && len(from) > 0 { // most elements are unchanged
 			now = slices.Clone(from)
 			now[random.IntN(len(now))] = 9
 		}
@@ -225,7 +227,8 @@ func count(list []uint64, n uint64) int {
 	return len(slices.DeleteFunc(slices.Clone(list), func(o uint64) bool { return o != n }))
 }
 
-// TestEqualRulesWithoutEnd: who may write rules cannot have canaryd compare each with each.
+// TestEqualRulesWithoutEnd: a process that may write rules cannot make canaryd compare each with
+// each.
 func TestEqualRulesWithoutEnd(t *testing.T) {
 	const many = 300_000
 	from, now := make([]uint64, many), make([]uint64, 2*many)
@@ -235,7 +238,7 @@ func TestEqualRulesWithoutEnd(t *testing.T) {
 	}
 }
 
-// TestTheFirstChangeAfterARestartIsSmall: the base that was loaded serves on.
+// TestTheFirstChangeAfterARestartIsSmall: the loaded base stays in use.
 func TestTheFirstChangeAfterARestartIsSmall(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
 	s.wholeBelow = 0
@@ -261,7 +264,8 @@ func TestTheFirstChangeAfterARestartIsSmall(t *testing.T) {
 	}
 }
 
-// TestABaseThatVanished: who removes it loses what rests on it, and not what comes after.
+// TestABaseThatVanished: a base is removed or cut off. Later generations are stored on another
+// base.
 func TestABaseThatVanished(t *testing.T) {
 	for name, harm := range map[string]func(path string) error{
 		"removed": os.Remove,

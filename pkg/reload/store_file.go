@@ -26,8 +26,8 @@ const (
 	// differenceShare is the share of the complete generation, as a divisor, that a difference may
 	// take. All differences since the base was written may take as much as the complete generation.
 	differenceShare = 4
-	// staleShare is how many times as large as the generation its base may be. A larger base would
-	// cost the next start time and memory.
+	// staleShare is how many times as large as the generation its base may be. Otherwise the next
+	// start would need too much time and memory.
 	staleShare = 4
 )
 
@@ -79,8 +79,8 @@ func sizeOf(g rules.Generation) int64 {
 	return int64(n)
 }
 
-// load returns the generation with that ID, if check accepts its identity and its content is what
-// its name says. It also returns the base that it rests on, if it has one.
+// load returns the generation with that ID, if check accepts its identity and its content matches
+// its name. It also returns its base, if it has one.
 func (s *Store) load(id string, check func(Identity) error) (Stored, *base, error) {
 	if !idPattern.MatchString(id) {
 		return Stored{}, nil, fmt.Errorf("%q is not a generation's ID (12 hexadecimal digits): %w", id, ErrNothingStored)
@@ -110,8 +110,8 @@ func (s *Store) load(id string, check func(Identity) error) (Stored, *base, erro
 	}
 }
 
-// reread returns an opaque rule as this version reads its bytes. Another version saved it, and may
-// have had no words for it.
+// reread returns an opaque rule as this version reads its bytes. The version that saved the rule
+// may have had no words for it.
 func (o Identity) reread(family rules.Family, rule rules.Rule) rules.Rule {
 	if o.Backend != string(iptables.NFT) {
 		return rule
@@ -119,7 +119,7 @@ func (o Identity) reread(family rules.Family, rule rules.Rule) rules.Rule {
 	return iptables.Reread(family, rule)
 }
 
-// resolve returns the complete generation of a file, and the base that it rests on.
+// resolve returns the complete generation of a file, and its base.
 func (s *Store) resolve(file storedFile) (Stored, *base, error) {
 	if file.Base == "" && file.Difference == nil {
 		return file.Stored, nil, nil
@@ -141,9 +141,9 @@ func (s *Store) resolve(file storedFile) (Stored, *base, error) {
 	return file.Stored, &base{name: file.Base, size: info.Size(), modified: info.ModTime(), print: fingerprintOf(chains)}, nil
 }
 
-// pruneBases removes the bases that nothing rests on: no generation on disk, and not the next
-// difference. A generation that cannot be read for now may rest on any base; a file that is no
-// generation rests on none.
+// pruneBases removes the bases that neither a generation on disk nor the next difference needs. A
+// generation that cannot be read for now may need any base; a file that is no generation needs
+// none.
 func (s *Store) pruneBases() error {
 	list, err := s.list()
 	if err != nil {

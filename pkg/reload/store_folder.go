@@ -12,8 +12,9 @@ import (
 	"github.com/canaryd/canaryd/internal/private"
 )
 
-// diskFails reports whether an error is the disk's: it is full, read-only or broken. Every other
-// error of the folder is about who may write to it, and nothing is read or written there.
+// diskFails reports whether an error is the disk's: it is full, read-only or broken. Any other
+// error of the folder concerns its owner or permissions, and canaryd then reads and writes nothing
+// there.
 func diskFails(err error) bool {
 	for _, errno := range []error{syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EIO} {
 		if errors.Is(err, errno) {
@@ -23,7 +24,7 @@ func diskFails(err error) bool {
 	return false
 }
 
-// prepare makes the folder where it is missing, and checks that it is safe and can be written.
+// prepare makes the folder if it is missing, and checks that it is safe and can be written.
 func (s *Store) prepare() error {
 	s.unwritable = s.tryFolder()
 	return s.unwritable
@@ -56,8 +57,8 @@ func (s *Store) tryFolder() error {
 	return nil
 }
 
-// onDisk writes. If the folder could not be written the last time, or is gone, it is prepared
-// first: a folder that came meanwhile may be another user's.
+// onDisk runs a write. If the last write to the folder failed, or the folder is gone, onDisk
+// prepares the folder first. A folder that was made meanwhile may be another user's.
 func (s *Store) onDisk(write func() error) error {
 	if s.unwritable != nil {
 		if err := s.prepare(); err != nil {
@@ -75,7 +76,7 @@ func (s *Store) onDisk(write func() error) error {
 	return err
 }
 
-// complete reports whether the files of a generation that was written are there.
+// complete reports whether the files of a written generation exist.
 func (s *Store) complete(id string) bool {
 	_, err := os.Stat(s.path(id))
 	if err == nil && s.rests != "" {

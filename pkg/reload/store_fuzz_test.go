@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// FuzzStored: whatever stands in the files of the state folder, a generation that is loaded has
-// the content that its name says, and everything else is an error.
+// FuzzStored: the files of the state folder have any content. A generation that is loaded matches
+// its name, and everything else is an error.
 func FuzzStored(f *testing.F) {
 	f.Add([]byte(`{"format":7,"identity":{"bootID":"boot-1","netns":"4026531840","backend":"nft","iptables":"1.8.9"},"id":"0123456789ab"}`))
 	f.Add([]byte(`{"format":0}`))

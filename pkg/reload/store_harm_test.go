@@ -22,7 +22,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// rested returns a store with a whole generation, and a later one that rests on the same base.
+// rested returns a store with a complete generation, and a later one on the same base.
 func rested(t *testing.T, dir string) (s *Store, first, second rules.Generation) {
 	t.Helper()
 	s = openStore(t, dir, here)
@@ -49,7 +49,7 @@ func rewritten(g rules.Generation) rules.Generation {
 	return g.With(v4.Table(rules.Nat), s)
 }
 
-// rebase puts text into the base's place, under the name that its content has.
+// rebase replaces the base by text, under the name of that content.
 func (s *Store) rebase(t *testing.T, id, text string) {
 	t.Helper()
 	digest := sha256.Sum256([]byte(text))
@@ -59,8 +59,8 @@ func (s *Store) rebase(t *testing.T, id, text string) {
 	must(t, os.WriteFile(s.path(id), []byte(strings.Replace(file, old, nameOf(digest[:]), 1)), 0o600))
 }
 
-// TestADifferenceThatWasTamperedWith: whatever is wrong with one of the two files, nothing of
-// it is believed, and nothing passes for not being there.
+// TestADifferenceThatWasTamperedWith: a damaged file or base is not believed, and does not count as
+// missing.
 func TestADifferenceThatWasTamperedWith(t *testing.T) {
 	file := func(change func(string) string) func(*testing.T, *Store, string) {
 		return func(t *testing.T, s *Store, id string) {
@@ -154,7 +154,7 @@ func TestADifferenceThatWasTamperedWith(t *testing.T) {
 				t.Errorf("remains are %s, unread is %+v: %t; want that %s cannot be read", got.ID, got.Unread, ok, second.ID())
 			}
 			_, _ = s.List(), s.Offer()
-			must(t, s.saveGeneration(second, "snapshot", noon)) // what was harmed is replaced
+			must(t, s.saveGeneration(second, "snapshot", noon)) // the save replaces the damaged files
 			if _, err := openStore(t, dir, here).Load(second.ID()); err != nil {
 				t.Errorf("after the next save: %v", err)
 			}
@@ -162,7 +162,7 @@ func TestADifferenceThatWasTamperedWith(t *testing.T) {
 	}
 }
 
-// TestWhatRestsOnNothingIsNotOffered: the list says why.
+// TestWhatRestsOnNothingIsNotOffered: a generation's base is missing. The list gives that reason.
 func TestWhatRestsOnNothingIsNotOffered(t *testing.T) {
 	s, _, _ := rested(t, t.TempDir())
 	base := s.bases(t)[0]
@@ -180,8 +180,8 @@ func TestWhatRestsOnNothingIsNotOffered(t *testing.T) {
 	}
 }
 
-// TestFormatsOfDifferences: what is of a later canaryd is refused for that, in either file.
-// That of the state keeps an older canaryd, which reads formats up to 3, from all of them.
+// TestFormatsOfDifferences: a file of a later canaryd is refused for its format. The state's format
+// makes an older canaryd, which reads formats up to 3, refuse all files.
 func TestFormatsOfDifferences(t *testing.T) {
 	newer := func(s string) string { return strings.Replace(s, `{"format":7`, `{"format":9,"more":1`, 1) }
 	for name, change := range map[string]func(t *testing.T, s *Store, id string){
@@ -205,7 +205,8 @@ func TestFormatsOfDifferences(t *testing.T) {
 	}
 }
 
-// TestOlderFilesAreTakenUp: large ones of formats 0 to 3 are whole. What comes next needs a base.
+// TestOlderFilesAreTakenUp: large files of formats 0 to 3 are complete. The next generation needs a
+// base.
 func TestOlderFilesAreTakenUp(t *testing.T) {
 	for older := range basedFrom {
 		s := openStore(t, t.TempDir(), here)
@@ -231,8 +232,8 @@ func TestOlderFilesAreTakenUp(t *testing.T) {
 	}
 }
 
-// TestBasesGoWithTheirGenerations: a base stays while anything rests on it, also what only
-// a loss waits for, and no longer.
+// TestBasesGoWithTheirGenerations: a base stays while a generation needs it, even one that is only
+// kept for a loss that waits, and no longer.
 func TestBasesGoWithTheirGenerations(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
 	s.wholeBelow = 0
@@ -271,7 +272,7 @@ func TestBasesGoWithTheirGenerations(t *testing.T) {
 	if slices.Contains(s.bases(t), old[0]) {
 		t.Error("the base of what is not kept any more is still there")
 	}
-	// A generation whose file cannot be read for the moment may rest on any base.
+	// A generation whose file cannot be read for now may need any base.
 	orphan := strings.Repeat("0", 32)
 	must(t, os.WriteFile(s.basePath(orphan), nil, 0o600))
 	s.List()
@@ -291,8 +292,8 @@ func TestBasesGoWithTheirGenerations(t *testing.T) {
 	}
 }
 
-// TestASmallGenerationLeavesTheBase: a flush that was learned is written whole; what comes back
-// rests on the base of before.
+// TestASmallGenerationLeavesTheBase: a flush was learned, and its small generation is written
+// complete. The next large generation uses the former base.
 func TestASmallGenerationLeavesTheBase(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
 	g := manyChains(t, 300)
@@ -314,13 +315,14 @@ func TestASmallGenerationLeavesTheBase(t *testing.T) {
 // errKilled ends a save in a test as SIGKILL does.
 var errKilled = errors.New("killed")
 
-// TestKilledBetweenTwoSteps: at each change of the folder. What is loaded then is the state of
-// before or of after, everything on the list can be loaded, and the next save leaves no litter.
+// TestKilledBetweenTwoSteps: canaryd is killed at each change of the folder. The next start loads
+// the former state or the new one, and the list names only loadable generations. The next save
+// leaves no litter.
 func TestKilledBetweenTwoSteps(t *testing.T) {
 	seen, hour := map[string]bool{}, time.Now().Truncate(time.Hour)
 	for _, test := range []struct {
 		name  string
-		saves func(first rules.Generation, s *Store) rules.Generation // what is saved when it is killed
+		saves func(first rules.Generation, s *Store) rules.Generation // returns the generation that is being saved when canaryd is killed
 	}{
 		{"a small change", func(g rules.Generation, _ *Store) rules.Generation { return endpoint(g, 500) }},
 		{"a large change", func(g rules.Generation, _ *Store) rules.Generation { return rewritten(g) }},
@@ -395,8 +397,8 @@ func TestKilledBetweenTwoSteps(t *testing.T) {
 				for n := range keptGenerations {
 					must(t, s.saveGeneration(endpoint(first, 900+n), "snapshot", noon))
 				}
-				// A base stays for a generation that is on disk. The newest five rest on two at
-				// most, and the fullest one of this hour on a third.
+				// A base stays for a generation that is on disk. The newest five need at most two
+				// bases, and the fullest one of this hour a third.
 				rest, newest := map[string]bool{}, map[string]bool{}
 				for i, k := range s.List() {
 					if b := s.headers[k.ID].stored.Base; b != "" {
@@ -421,8 +423,8 @@ func TestKilledBetweenTwoSteps(t *testing.T) {
 	}
 }
 
-// TestFullDiskKeepsTheOldState: a base or a difference that has no room leaves all as it was,
-// and no half of it.
+// TestFullDiskKeepsTheOldState: there is no room for a base or a difference. The former files stay
+// as they are, and no unfinished file is left.
 func TestFullDiskKeepsTheOldState(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		for name, next := range map[string]func(rules.Generation) rules.Generation{
@@ -467,8 +469,8 @@ func TestFullDiskKeepsTheOldState(t *testing.T) {
 	})
 }
 
-// FuzzDifference: whatever stands in a generation's file and in its base, what is loaded has
-// the content that its name says.
+// FuzzDifference: a generation's file and its base have any content. A loaded generation matches
+// its name.
 func FuzzDifference(f *testing.F) {
 	const id = "0123456789ab"
 	head := `{"format":7,"identity":{"bootID":"boot-1","netns":"4026531840","backend":"nft","iptables":"1.8.9"},"id":"` + id + `","base":"BASE","difference":`
@@ -486,7 +488,7 @@ func FuzzDifference(f *testing.F) {
 		name := nameOf(digest[:])
 		must(t, os.WriteFile(s.basePath(name), []byte(base), 0o600))
 		text = strings.ReplaceAll(text, "BASE", name)
-		// The ID that the content has, so that what comes behind its check is reached as well.
+		// The file gets the ID of its content, so that the code behind that check runs, too.
 		var file storedFile
 		at := id
 		if json.Unmarshal([]byte(text), &file) == nil {
@@ -506,7 +508,7 @@ func FuzzDifference(f *testing.F) {
 		if got := stored.Generation.ID(); got != at {
 			t.Fatalf("loaded as %s, its content is %s", at, got)
 		}
-		// What is loaded can be stored again, on the same base, and is the same then.
+		// The loaded generation can be stored again, on the same base, and stays the same.
 		s.wholeBelow = 0
 		s.base = rests
 		must(t, s.Save(stored))

@@ -11,12 +11,12 @@ import (
 	"github.com/canaryd/canaryd/internal/private"
 )
 
-// Made says what made a stored generation.
+// Made is the origin of a stored generation.
 type Made string
 
-// What makes generations; "" is unknown, in files of an older canaryd.
+// The origins of generations; "" is unknown, in files of an older canaryd.
 const (
-	MadeAtStart  Made = "start"    // what stood when canaryd began to learn
+	MadeAtStart  Made = "start"    // the rules in force when canaryd began to learn
 	MadeByOwners Made = "owners"   // owners changed their rules, and canaryd learned them
 	MadeDeclared Made = "declared" // the declared sources
 	MadeRestored Made = "restored" // `canaryd restore --generation`
@@ -32,17 +32,17 @@ type Kept struct {
 	// Rules includes jumps. Counted is false for a file of an older canaryd, which has no counts.
 	Counted       bool
 	Rules, Chains int
-	// Sparse means that it has less than a tenth of the rules of the largest one here. A flush that
-	// was learned as an owner's decision leaves such a generation.
+	// Sparse means that it has less than a tenth of the rules of the largest generation here. A
+	// flush that was learned as an owner's decision leaves such a generation.
 	Sparse bool
 	// Foreign is why it must not be restored here; "" if it may be.
 	Foreign string
 }
 
-// sparseShare is how many times more rules the largest generation has than a Sparse one.
+// sparseShare is how many times as many rules the largest generation has as a Sparse one.
 const sparseShare = 10
 
-// A header is what a generation's file has before its rules.
+// A header is the part of a generation's file before its rules.
 type header struct {
 	modified time.Time
 	size     int64
@@ -117,7 +117,7 @@ func (s *Store) keptOf(id string, h header) Kept {
 	return k
 }
 
-// markSparse sets Sparse of those generations that hold next to nothing.
+// markSparse sets Sparse of the generations that are nearly empty.
 func markSparse(list []Kept) {
 	most := 0
 	for _, k := range list {
@@ -130,8 +130,8 @@ func markSparse(list []Kept) {
 	}
 }
 
-// Offered sorts a list for an operator who has to choose: usable ones first, then sparse ones, then
-// those that must not be restored here. Within each, the newest comes first.
+// Offered sorts a list for an operator who has to choose. Usable generations are first, then sparse
+// ones, then generations that must not be restored here. Within each group the newest is first.
 func Offered(list []Kept) []Kept {
 	rank := func(k Kept) int {
 		switch {
@@ -187,8 +187,7 @@ func (s *Store) readHeader(id string) (storedFile, error) {
 	return h, nil
 }
 
-// Offer names the generations that may be restored here, for the error about one that does not
-// exist.
+// Offer names the generations that may be restored here, for the error about a missing generation.
 func (s *Store) Offer() string {
 	var ids []string
 	for _, k := range Offered(s.List()) {
@@ -206,8 +205,8 @@ func (s *Store) Offer() string {
 	return "there are " + strings.Join(ids, ", ")
 }
 
-// Show returns the generation with that ID, even one that must not be restored here; note then says
-// why. Any goroutine may call it.
+// Show returns the generation with that ID. If it must not be restored here, note says why. Any
+// goroutine may call it.
 func (s *Store) Show(id string) (stored Stored, note string, err error) {
 	stored, _, err = s.load(id, func(made Identity) error {
 		if err := s.checkIdentity(made); err != nil {

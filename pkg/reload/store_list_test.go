@@ -31,8 +31,8 @@ func (s *Store) saveAt(t *testing.T, minute int, stored Stored) string {
 	return s.written
 }
 
-// TestListSaysWhatIsInside: how much each generation holds, what made it, and whether it
-// may be restored here; its rules are not read for that.
+// TestListSaysWhatIsInside: without reading rules, the list shows each generation's size and
+// origin, and whether it may be restored here.
 func TestListSaysWhatIsInside(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
@@ -40,7 +40,7 @@ func TestListSaysWhatIsInside(t *testing.T) {
 	elsewhere.BootID = "boot-0"
 	old := openStore(t, dir, elsewhere).saveAt(t, 0, Stored{Generation: full(t, 500), Source: "snapshot", Captured: noon})
 	whole := s.saveAt(t, 1, Stored{Generation: full(t, 50), Source: "snapshot", Made: MadeByOwners, Captured: noon})
-	// Without its end: a list needs none of the rules.
+	// The end of the file is cut off: a list needs none of the rules.
 	text, err := os.ReadFile(s.path(whole))
 	must(t, err)
 	must(t, os.WriteFile(s.path(whole), text[:strings.Index(string(text), `"generation"`)+14], 0o600))
@@ -74,7 +74,7 @@ func TestListSaysWhatIsInside(t *testing.T) {
 	}
 }
 
-// TestShow: any stored generation is shown, with why it must not be restored here.
+// TestShow: any stored generation is shown, with the reason why it must not be restored here.
 func TestShow(t *testing.T) {
 	dir := t.TempDir()
 	elsewhere := here

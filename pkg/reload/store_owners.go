@@ -10,11 +10,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Owners is what is known of the rules' owners, apart from the rules themselves. A restart must not
-// forget it: rules whose owner is gone would pass for maintained ones.
+// Owners has canaryd's knowledge of the rules' owners, apart from the rules themselves. A restart
+// must not lose it: rules whose owner is gone would pass for maintained ones.
 type Owners struct {
-	// Proxy has the families in which kube-proxy's canary was seen, with the machine's uptime when
-	// it was first missing; 0 means that it stood.
+	// Proxy has the families in which kube-proxy's canary was seen. The value is the machine's
+	// uptime when the canary was first missing; 0 means that it was there.
 	Proxy map[rules.Family]time.Duration `json:"proxy,omitempty"`
 	// Folder identifies libcni's folder, and Pods are its containers for which the generation has
 	// rules.
@@ -41,7 +41,7 @@ type storedOwners struct {
 
 func (s *Store) ownersPath() string { return filepath.Join(s.dir, "owners.json") }
 
-// SaveOwners writes what is known of owners.
+// SaveOwners writes canaryd's knowledge of owners.
 func (s *Store) SaveOwners(o Owners) error {
 	if err := s.write(s.ownersPath(), storedOwners{everywhere, s.identity, o}); err != nil {
 		return fmt.Errorf("saving the list of owners: %w", err)
@@ -49,9 +49,8 @@ func (s *Store) SaveOwners(o Owners) error {
 	return nil
 }
 
-// LoadOwners returns what was last known of owners. It returns nothing if that was never written,
-// or is of another boot, network namespace, backend or iptables version. The error says what is
-// broken.
+// LoadOwners returns the last saved Owners. It returns nothing if they were never saved, or are of
+// another boot, network namespace, backend or iptables version. The error names the broken part.
 func (s *Store) LoadOwners() (Owners, error) {
 	var stored storedOwners
 	err := s.read(s.ownersPath(), &stored)

@@ -8,16 +8,17 @@ import (
 )
 
 const (
-	// keptGenerations is how many of the newest generations are kept, whatever they hold.
+	// keptGenerations is how many of the newest generations are always kept.
 	keptGenerations = 5
-	// Of so many hours and days, the present ones included, the fullest generation is kept.
+	// In each of so many hours and days, the present ones included, the fullest generation is kept.
 	keptHours = 2
 	keptDays  = 7
-	// keptBytes bounds what older generations take on disk next to the newest, bases included.
+	// keptBytes bounds the size of older generations on disk in addition to the newest, bases
+	// included.
 	keptBytes = 64 << 20
 )
 
-// prune removes generations that are not worth their space, and bases that nothing rests on.
+// prune removes generations that are not worth their space, and bases that no generation needs.
 func (s *Store) prune() error {
 	list, err := s.list()
 	if err != nil {
@@ -35,12 +36,12 @@ func (s *Store) prune() error {
 	return errors.Join(append(errs, s.pruneBases())...)
 }
 
-// worthKeeping returns which generations of a list, newest first, stay on disk: the newest, the
-// generation that a loss waits for, the fullest of this hour, of the hour before, and of each day
-// of a week. A process that deletes rules one by one makes many generations, and would push out the
-// generation that it began with. Hours and days are the clock's, in UTC: the fullest of an hour
-// that is over stays its fullest. That of a sliding hour would change to a generation that was
-// pruned long before.
+// worthKeeping returns which generations of a list, newest first, stay on disk. These are the
+// newest, and the generation that a loss waits for. The fullest of this hour, of the hour before,
+// and of each day of a week also stays. A process that deletes rules one by one makes many
+// generations, and would push out the first one. Hours and days are the clock's, in UTC: the
+// fullest of an hour that is over stays its fullest. The fullest of a sliding hour would change to
+// a generation that was pruned long before.
 func (s *Store) worthKeeping(list []Kept, now time.Time) map[string]bool {
 	keep, bases, spent := map[string]bool{}, map[string]bool{}, int64(0)
 	for i, k := range list {
@@ -75,13 +76,13 @@ func (s *Store) worthKeeping(list []Kept, now time.Time) map[string]bool {
 	return keep
 }
 
-// fullest returns the generation with the most rules of those that were in force in that time, and
-// may be restored here; of equal ones the newest. After a restart of canaryd, a generation counts
-// as in force until the next one that is still on disk was saved.
+// fullest returns the fullest generation that was in force in that time and may be restored here;
+// of equally full ones the newest. After a restart of canaryd, a generation counts as in force
+// until the next one that is still on disk was saved.
 func (s *Store) fullest(list []Kept, from, to, now time.Time) (best Kept, found bool) {
 	list = slices.Clone(list)
 	slices.SortStableFunc(list, func(a, b Kept) int { return b.Saved.Compare(a.Saved) })
-	until := now // the next newer one took its place then
+	until := now // the next newer generation replaced it then
 	for _, k := range list {
 		if at, known := s.until[k.ID]; known {
 			until = at

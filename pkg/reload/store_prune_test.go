@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// purged returns generations of n rules down to 1: what a purge makes of one step by step.
+// purged returns generations of n rules down to 1, as a step by step purge leaves them.
 func purged(n int) (list []rules.Generation) {
 	var all []rules.Rule
 	for i := range n {
@@ -25,9 +25,9 @@ func purged(n int) (list []rules.Generation) {
 	return list
 }
 
-// TestAPurgeLeavesTheFullGeneration: a burst of generations, each smaller than the one
-// before, leaves the five newest and the one that it began with, also after a restart in the middle
-// of it, and although that one was written weeks ago.
+// TestAPurgeLeavesTheFullGeneration: each generation of a burst is smaller than the one before. The
+// five newest and the first one stay, also after a restart in the middle of the burst. That holds
+// even if the first one was written weeks ago.
 func TestAPurgeLeavesTheFullGeneration(t *testing.T) {
 	ages := []time.Duration{0, time.Minute, 40 * 24 * time.Hour}
 	for len(ages) > 0 {
@@ -67,9 +67,9 @@ func TestAPurgeLeavesTheFullGeneration(t *testing.T) {
 	}
 }
 
-// TestTheFullestOfEachDayIsKeptForAWeek: through three weeks in which generations come all
-// the time, whether the rules grow, shrink or do both, the fullest of the present hour, of the
-// one before and of each of seven days is there at any time, and little else.
+// TestTheFullestOfEachDayIsKeptForAWeek: generations are saved all the time for three weeks, while
+// the rules grow, shrink or do both. The disk always has the fullest of this hour, of the hour
+// before and of each of seven days, and little else.
 func TestTheFullestOfEachDayIsKeptForAWeek(t *testing.T) {
 	step := testkit.Size(30*time.Minute, 10*time.Minute)
 	steps := int(3 * 7 * 24 * time.Hour / step)
@@ -118,8 +118,8 @@ func mostRules(list []Kept, from, to time.Time) (most int) {
 	return most
 }
 
-// TestOlderGenerationsHaveABound: what is kept next to the newest takes a bounded space, and the
-// fullest of the last hour comes first.
+// TestOlderGenerationsHaveABound: older generations take a bounded space in addition to the newest,
+// and the fullest of the last hour has priority.
 func TestOlderGenerationsHaveABound(t *testing.T) {
 	s, now := openStore(t, t.TempDir(), here), time.Now()
 	var list []Kept

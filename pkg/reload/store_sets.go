@@ -26,7 +26,7 @@ func (s *Store) SaveSets(sets map[string]iptables.Set) error {
 }
 
 // LoadSets returns the ipsets that were written last; none if there never were any. The error is
-// ErrForeign, or says what is broken.
+// ErrForeign, or names the broken part.
 func (s *Store) LoadSets() (map[string]iptables.Set, error) {
 	var stored storedSets
 	if err := s.read(s.setsPath(), &stored); err != nil {

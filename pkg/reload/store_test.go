@@ -28,7 +28,7 @@ func openStore(t *testing.T, dir string, identity Identity) *Store {
 	return s
 }
 
-// generation returns one that differs for every n.
+// generation returns a generation that differs for every n.
 func generation(t *testing.T, n int) rules.Generation {
 	t.Helper()
 	return rules.Generation{v4.Table(rules.Nat): sectionOf(t, rules.Nat, append(slices.Clone(whole), fmt.Sprintf("-A KUBE-SVC-A -d 10.0.0.%d/32 -j RETURN", n))...)}
@@ -66,7 +66,7 @@ func TestWhatIsStoredComesBack(t *testing.T) {
 		t.Errorf("state (-want +got):\n%s", d)
 	}
 	stored := Stored{Format: everywhere, Identity: here, ID: g.ID(), Source: "snapshot", Captured: noon, Rules: 7, Chains: 4, Generation: g}
-	// cmp would ask Section.Equal, which looks at no policy and no lean.
+	// cmp would use Section.Equal, which compares neither policies nor DependsOn.
 	exactly := cmp.Transformer("Section", func(s rules.Section) plainSection { return plainSection(s) })
 	if d := cmp.Diff(stored, gotStored, exactly); d != "" {
 		t.Errorf("generation (-want +got):\n%s", d)
@@ -163,9 +163,8 @@ func unsummed(s string) string {
 	return regexp.MustCompile(`,"sum":"[0-9a-f]*"`).ReplaceAllString(s, "")
 }
 
-// TestFormats: files without a format are of the canaryd before there was one,
-// and read; those of a later canaryd are refused for what they are, whatever
-// else they hold.
+// TestFormats: files without a format are of the canaryd before there was one, and can be read.
+// Files of a later canaryd are refused for their format, also with unknown fields.
 func TestFormats(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -204,7 +203,8 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// TestWhatIsOnDiskIsNamed: newest first, and to who asks for another.
+// TestWhatIsOnDiskIsNamed: the list names the generations on disk, newest first. So does the error
+// about a missing generation.
 func TestWhatIsOnDiskIsNamed(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
@@ -234,8 +234,7 @@ func TestWhatIsOnDiskIsNamed(t *testing.T) {
 	}
 }
 
-// TestKilledBetweenGenerationAndState: the state names a generation that is
-// there, old as it may be.
+// TestKilledBetweenGenerationAndState: the state names an existing generation, even if it is old.
 func TestKilledBetweenGenerationAndState(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
@@ -252,7 +251,7 @@ func TestKilledBetweenGenerationAndState(t *testing.T) {
 	}
 }
 
-// TestLitterIsRemoved: who is killed while it writes leaves what nothing reads.
+// TestLitterIsRemoved: a canaryd that is killed while it writes leaves files that are never read.
 func TestLitterIsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
@@ -324,8 +323,8 @@ func TestTheLastFiveGenerationsAreKept(t *testing.T) {
 	}
 }
 
-// TestTheClockWasSetBack: what is written now looks older than all the rest, and
-// is kept all the same.
+// TestTheClockWasSetBack: the file that is written now looks older than all others, and is kept
+// anyway.
 func TestTheClockWasSetBack(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
@@ -410,8 +409,8 @@ func TestWhatCannotBeReadIsNotNothing(t *testing.T) {
 	}
 }
 
-// TestHostileStateFolder: what another user could have put there is not read, and
-// nothing waits for it.
+// TestHostileStateFolder: canaryd does not read a file that another user could have put there, and
+// does not block on it.
 func TestHostileStateFolder(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
@@ -438,8 +437,8 @@ func TestHostileStateFolder(t *testing.T) {
 	}
 }
 
-// TestFormatOfTablesOnDemand: files that name raw or security have the newest format, the state as
-// well as its generation, so that an older canaryd refuses both. All others have the one before.
+// TestFormatOfTablesOnDemand: files that name raw or security have the newest format, the state
+// like its generation, so that an older canaryd refuses both. All others have the format before.
 func TestFormatOfTablesOnDemand(t *testing.T) {
 	raw := v4.Table(rules.Raw)
 	marks := testState()

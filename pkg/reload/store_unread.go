@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// An Unread is a stored file that cannot be read, so that canaryd cannot know whether all that was
-// in force still is.
+// An Unread is a stored file that cannot be read. So canaryd cannot know whether all rules that
+// were in force still are.
 type Unread struct {
 	File   string    `json:"file"`
 	Reason string    `json:"reason"`
 	Since  time.Time `json:"since"` // when it was found
 	Native bool      `json:"native,omitempty"`
-	// Table is the native table that the file is of, if that is known.
+	// Table is the native table of the file, if that is known.
 	Table string `json:"table,omitempty"`
 	// IDs are of the generations that show, if all of them are in force again, that nothing is
 	// missing; none if they are not known.
@@ -35,8 +35,8 @@ type storedUnread struct {
 
 func (s *Store) unreadPath() string { return filepath.Join(s.dir, "unread.json") }
 
-// SaveUnread keeps which files could not be read. It must be on disk before they are written
-// again. An empty list removes the file.
+// SaveUnread saves the list of files that could not be read. It must be on disk before these files
+// are written again. An empty list removes the file.
 func (s *Store) SaveUnread(list []Unread) error {
 	if len(list) == 0 {
 		return removeFile(s.unreadPath(), "what could not be read")
@@ -47,8 +47,9 @@ func (s *Store) SaveUnread(list []Unread) error {
 	return nil
 }
 
-// LoadUnread returns what an earlier run of this boot and network namespace could not read, and
-// that no operator has decided about. If the file itself cannot be read, it is the list.
+// LoadUnread returns the files that an earlier run of this boot and network namespace could not
+// read, and that no operator has decided about. If the list itself cannot be read, its file is the
+// only entry.
 func (s *Store) LoadUnread(booted time.Time) []Unread {
 	var stored storedUnread
 	err := s.read(s.unreadPath(), &stored)
@@ -64,14 +65,14 @@ func (s *Store) LoadUnread(booted time.Time) []Unread {
 }
 
 // OfThisBoot reports whether a file may have been written since the machine was booted. A machine
-// that lost its power leaves files that are cut off, and its rules went with it.
+// that lost its power leaves files that are cut off, and its rules are lost, too.
 func OfThisBoot(path string, booted time.Time) bool {
 	info, err := os.Stat(path)
 	return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) && (err != nil || !info.ModTime().Before(booted))
 }
 
 // perhapsHere reports whether a state that cannot be read may be of this boot and network
-// namespace. It names a generation, which is never removed before it.
+// namespace. It names a generation, which is never removed before the state.
 func (s *Store) perhapsHere(booted time.Time) bool {
 	if !OfThisBoot(s.statePath(), booted) {
 		return false

@@ -7,19 +7,19 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Supplement returns what a read showed of one table as if its quarantined rules stood, so that
-// learning does not forget them. It also returns the quarantine without rules that stand again, and
-// without rules whose chain its owner has written since, because the owner's word counts. want is
-// the table's generation. piecewise is Protection.Piecewise; it may be nil.
+// Supplement returns a read of one table as if its quarantined rules were in force, so that
+// learning does not forget them. It also returns the quarantine without rules that are in force
+// again, and without rules whose chain its owner has written since. want is the table's generation.
+// piecewise is Protection.Piecewise; it may be nil.
 //
-// A chain that is empty or missing may be the beginning of a flush that comes chain by chain. So
+// A chain that is empty or missing may be the beginning of a flush that proceeds chain by chain. So
 // its quarantine ends only when Learn has accepted that, and want has no rule of it any more.
 //
-// The read is one of an Examiner with this quarantine: it has the chains of other owners to which
+// The read must be an Examiner's, with this quarantine: it has the chains of other owners to which
 // only quarantined rules lead.
 //
 // A rule that an owner put back ends only its own quarantine. The rules that wait for it are still
-// lost: they stay in the generation behind it, and Readmit writes them.
+// lost. They stay in the generation behind it, and Readmit writes them.
 func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rules.Section, piecewise func(chain string) bool) (rules.Section, Quarantine) {
 	list := q[f.Table(t)]
 	if len(list) == 0 {
@@ -99,12 +99,12 @@ func newSupplement(want rules.Section, list []QuarantinedRule) *supplement {
 	return s
 }
 
-// chain returns the rules that a chain had with those of its quarantined rules that are still lost.
+// chain returns the rules of a chain, with its quarantined rules that are still lost.
 //
 // Many owners write rules of their own to a piecewise chain. An owner of any other chain writes it
-// as a whole. So if such a chain holds a rule that is new, lacks a rule that the replay left, has
-// another order, or has a rule that waits, it is as its owner meant it. If it has gained rules that
-// could not be had, and nothing else, the others are still lost.
+// as a whole. Such a chain is as its owner meant it if it holds a new rule, or lacks a rule that
+// the replay left. The same holds if it has another order, or has a rule that waits. If it has
+// gained only quarantined rules that do not wait, the others are still lost.
 func (s *supplement) chain(c rules.Chain, piecewise bool) []rules.Rule {
 	full, wanted := s.full[c.Name]
 	if !wanted || full.LeftOut() || c.LeftOut() {
@@ -118,7 +118,7 @@ func (s *supplement) chain(c rules.Chain, piecewise bool) []rules.Rule {
 			waits.add(h.Chain, h.Rule)
 		}
 	}
-	lost := make([]bool, len(full.Rules)) // quarantined, and not back
+	lost := make([]bool, len(full.Rules)) // quarantined, and still missing
 	wrote := false                        // its owner wrote the chain as a whole
 	known, next := 0, len(c.Rules)
 	for i, r := range slices.Backward(full.Rules) {
@@ -153,7 +153,7 @@ func (s *supplement) chain(c rules.Chain, piecewise bool) []rules.Rule {
 }
 
 // superseded reports whether the owner of a quarantined jump has written it in other words. A jump
-// that a replay wrote without its nfacct match is none of these.
+// that a replay wrote without its nfacct match does not count.
 func (s *supplement) superseded(seen []rules.Jump, h rules.Jump) bool {
 	standing := slices.DeleteFunc(jumpRulesIn(seen, h.Chain), func(r rules.Rule) bool {
 		return slices.ContainsFunc(s.want.Jumps, func(k rules.Jump) bool { return k.Chain == h.Chain && withoutAccounts(k.Rule).Equal(r) })
@@ -184,8 +184,8 @@ func (s *supplement) keepMissing(at map[string]int) {
 	}
 }
 
-// keepTargets has quarantined rules depend on the chains of others that they led to and that are
-// missing. Learn keeps such a chain for as long as it may come back with the rest of a flush.
+// keepTargets makes the section depend on missing chains of other owners to which quarantined rules
+// led. Learn keeps such a chain for as long as it may come back with the rest of a flush.
 func (s *supplement) keepTargets(seen *rules.Section, quarantined []QuarantinedRule) {
 	var gone []string
 	for _, h := range quarantined {

@@ -7,8 +7,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// BenchmarkSupplement shows what one quarantined rule costs at each look: in tables with more and
-// more chains, and in one chain with more and more rules. It grows little with their number.
+// BenchmarkSupplement measures the time for one quarantined rule at each look. The tables have more
+// and more chains, or one chain with more and more rules. The time grows little with their number.
 func BenchmarkSupplement(b *testing.B) {
 	supplement := func(b *testing.B, chains, each int) {
 		var want, seen rules.Section

@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Supplier creates the objects other than chains that rules depend on: *iptables.Sets does, and
-// *iptablestest.Sets in tests. It never changes an object that exists.
+// A Supplier creates the objects other than chains that rules depend on, and never changes an
+// object that exists. *iptables.Sets is one, and *iptablestest.Sets in tests.
 type Supplier interface {
 	// Names returns the names of all ipsets.
 	Names(context.Context) ([]string, error)
@@ -21,8 +21,8 @@ type Supplier interface {
 	Account(ctx context.Context, name string) error
 }
 
-// unavailable lists what a replay cannot use: ipsets and nfacct objects that are missing and cannot
-// be created, by name with the reason, and refused and misread rules.
+// unavailable has the parts that a replay cannot use. These are refused and misread rules, and
+// missing ipsets and nfacct objects that cannot be created, by name with the reason.
 type unavailable struct {
 	sets, nfaccts map[string]string
 	refused       placedReasons
@@ -30,8 +30,8 @@ type unavailable struct {
 }
 
 // supply creates the missing ipsets and nfacct objects that the tasks' tables depend on, and
-// returns those that it could not create. If it cannot list the ipsets, it reports none as missing,
-// and the restore finds out.
+// returns the objects that it could not create. If it cannot list the ipsets, it reports none as
+// missing, and the restore finds out.
 func (r run) supply(ctx context.Context, t *familyRun, tasks []tableTask) unavailable {
 	t.sets = nil
 	absent := unavailable{sets: map[string]string{}, nfaccts: map[string]string{}}
@@ -90,7 +90,8 @@ func (r run) supplySet(ctx context.Context, name string, have map[string]bool, w
 	return nil
 }
 
-// writes reports whether the backend can write a rule at all: one without a text only by its bytes.
+// writes reports whether the backend can write a rule at all. It can write a rule without a text
+// only by its bytes.
 func (t *tableTask) writes(r rules.Rule) bool {
 	_, opaque := r.Opaque()
 	return !opaque || !t.textOnly && t.session != nil && t.session.Writes(r)
@@ -102,7 +103,7 @@ func (t *tableTask) lacksChain(name string) bool {
 	return depends && t.seen.Table.Chain(name) == nil
 }
 
-// unwrittenOf returns those chains of LedTo that the plan does not write.
+// unwrittenOf returns the chains of LedTo that the plan does not write.
 func (t *tableTask) unwrittenOf(write []rules.Chain) map[string]bool {
 	if len(t.want.Section.LedTo) == 0 {
 		return nil
@@ -145,7 +146,7 @@ func missing(list map[string]string, names []string) string {
 }
 
 // admit returns a rule as it can be written, or why it cannot be. If only a match that counts
-// depends on something missing, the rule is written without that match, but never a declared rule.
+// depends on a missing object, the rule is written without that match. A declared rule never is.
 func (t *tableTask) admit(chain string, r rules.Rule) (writable rules.Rule, weakened []QuarantinedRule, held *QuarantinedRule) {
 	quarantine := func(h QuarantinedRule) (rules.Rule, []QuarantinedRule, *QuarantinedRule) {
 		h.Chain, h.Rule = chain, r
@@ -180,7 +181,7 @@ func (t *tableTask) admit(chain string, r rules.Rule) (writable rules.Rule, weak
 	return lighter, weakened, nil
 }
 
-// keepQuarantined keeps those rules quarantined of which the plan decides nothing.
+// keepQuarantined keeps the rules quarantined that the plan does not decide about.
 func (p *tablePlan) keepQuarantined(task tableTask) {
 	var decided map[string]bool
 	if len(task.quarantined) > 0 {

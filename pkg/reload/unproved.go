@@ -8,7 +8,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// withEarlier returns tr with what an earlier try of the same loss wrote and found, because
+// withEarlier returns tr, with the writes and findings of an earlier try for the same loss, because
 // needsProxySync judges all tries together.
 func (tr TableResult) withEarlier(earlier TableResult) TableResult {
 	tr.Wrote += earlier.Wrote
@@ -16,7 +16,8 @@ func (tr TableResult) withEarlier(earlier TableResult) TableResult {
 	return tr
 }
 
-// acceptEarlierWrites marks as proved what an earlier try wrote and this read shows in force.
+// acceptEarlierWrites marks tables as proved that an earlier try wrote and this read shows in
+// force.
 func (t *familyRun) acceptEarlierWrites(unproved map[rules.TableName]TableResult) {
 	for table, earlier := range unproved {
 		now := t.result.Tables[table]
@@ -28,14 +29,14 @@ func (t *familyRun) acceptEarlierWrites(unproved map[rules.TableName]TableResult
 	}
 }
 
-// reread returns the result of an earlier try with what a later read shows of the table.
+// reread returns the result of an earlier try, with a later read of the table.
 func (tr TableResult) reread(now TableResult) TableResult {
 	tr.Mark, tr.last = now.Mark, now.last
 	tr.Section, tr.Read, tr.Table, tr.Absent = now.Section, now.Read, now.Table, now.Absent
 	return tr
 }
 
-// outcomeWithoutWrite returns the outcome of a family to which nothing has to be written.
+// outcomeWithoutWrite returns the outcome of a family that needs no write.
 func (t *familyRun) outcomeWithoutWrite() Outcome {
 	outcome := Skipped
 	for _, table := range protect.Tables() {
