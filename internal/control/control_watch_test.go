@@ -29,7 +29,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestWatchEnds: how else it may end. Each time the daemon's side ends too, which goleak sees.
+// TestWatchEnds: other ways in which Watch ends. Each time the daemon's side ends too, as
+// goleak checks.
 func TestWatchEnds(t *testing.T) {
 	enough := errors.New("enough")
 	client := control(t, &fakeController{})
