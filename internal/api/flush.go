@@ -167,8 +167,8 @@ const (
 )
 
 const (
-	// RemovedByOwner is the kind of a record of a large removal that canaryd takes for its
-	// owner's doing, although no owner is known to have done it. It is no verdict.
+	// RemovedByOwner is the kind of a record of a large removal that counts as its owner's
+	// doing, although no owner is known to have done it. It is no verdict.
 	RemovedByOwner canary.Verdict = "removed by its owner?"
 	// TakenForOwners is the outcome of such a record: nothing is put back.
 	TakenForOwners Outcome = "accepted"
@@ -267,8 +267,8 @@ type Flush struct {
 	// Earlier means that an earlier run of canaryd recorded it, perhaps in another boot. No metric
 	// counts it.
 	Earlier bool `json:"earlier,omitempty"`
-	// Repeated counts later flushes of the same tables and kinds by the same process, which
-	// have no records of their own; nil if there are none.
+	// Repeated counts later flushes of the same tables and kinds by the same process. They have
+	// no records of their own. It is nil if there are none.
 	Repeated *Repeated `json:"repeated,omitempty"`
 	// Drill is set if canaryd itself removed the rules, because an operator requested a drill.
 	Drill DrillSort `json:"drill,omitempty"`

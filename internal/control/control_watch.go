@@ -78,8 +78,8 @@ func serveWatch(c Controller) http.HandlerFunc {
 }
 
 // Watch calls see with the daemon's status, and with each later status that differs in
-// substance, until ctx ends or see returns an error, which Watch returns. The error wraps
-// ErrEnded if the daemon ends; it may be back later.
+// substance. It ends with ctx, or with the first error of see, which it returns. The error
+// wraps ErrEnded if the daemon ends; it may be back later.
 func (c Client) Watch(ctx context.Context, see func(api.Status) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

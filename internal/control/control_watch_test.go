@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// TestWatch: each change is seen, in its order, until the daemon goes.
+// TestWatch: the client sees each change, in its order, until the daemon ends.
 func TestWatch(t *testing.T) {
 	f := &fakeController{gone: make(chan struct{})}
 	var paused []bool

@@ -25,9 +25,9 @@ import (
 // table of its own behind a gate. The copy translates packets that the table leaves
 // untranslated, but only while the gate is open.
 //
-// Each call may commit to nf_tables, as one of canaryd's own commits. The loop calls it in a
-// step, or in a heal before its read: a commit between a replay's read and its write would make
-// the write stale.
+// Each call may commit to nf_tables, and the commit counts as canaryd's own. The loop calls it
+// in a step, or in a heal before its read. A commit between a replay's read and its write would
+// make the write stale.
 type Standby interface {
 	// Follow updates copies to the content that ought to be in force, and returns the state of
 	// each copy. It writes a copy of nat only if the Want requests it, and else only translates

@@ -167,11 +167,11 @@ func (p *Purge) keepAwake(q Inquiry) {
 }
 
 // purgers returns the commands of an agent or script that deleted a mark by name. Two facts
-// have to agree. The command line names the mark; and another mark of its table, or another
-// rule of its chain, outlived it, although a flush would have removed both. On legacy the probe
-// may have been too late to show the second fact; then a second command of the same process is
-// needed. On nft a second command is also needed if a command ended before its line could be
-// read: there the kernel names the rule.
+// have to agree. The command line names the mark. And another mark of its table, or another
+// rule of its chain, is still there, although a flush would have removed both. On legacy the
+// probe may have been too late to show the second fact; then a second command of the same
+// process is needed. On nft a second command is also needed if a command ended before its line
+// could be read: there the kernel names the rule.
 func (q Inquiry) purgers(b Bounds, byName bool, marks canary.Marks) (list []watch.Writer) {
 	if q.Legacy {
 		for _, w := range lastOf(q.Writers.Holders(b.First.Add(-holderWindow))) {

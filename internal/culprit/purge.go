@@ -167,9 +167,9 @@ func (p *Purges) Recall(q Inquiry, learned reload.Learned, piecewise func(chain 
 }
 
 // Swept returns a function that reports whether a flusher deleted HintChain, which a read
-// lacks, after the replay of its earlier removals: -X after -F. Other chains are mostly referenced after
-// a replay, and kube-proxy may have deleted the rest. lost are the tables of the open loss.
-// Swept returns nil if no table was flushed lately.
+// lacks, after the replay of its earlier removals: -X after -F. Other chains are mostly
+// referenced after a replay, and kube-proxy may have deleted the rest. lost are the tables of
+// the open loss. Swept returns nil if no table was flushed lately.
 func (p *Purges) Swept(now time.Time, lost flushes.Verdicts) func(rules.TableID, string, string) bool {
 	tables := flushes.Verdicts{}
 	if now.Sub(p.backAt) <= purgeQuiet {
@@ -185,9 +185,9 @@ func (p *Purges) Swept(now time.Time, lost flushes.Verdicts) func(rules.TableID,
 }
 
 // Purged returns a function that reports whether the purge removed the rules of a chain, or its
-// jump to target, which a read lacks. It also reports chains that a flusher removed, see swept.
-// On legacy that is known once the lock has been free for a moment. settled are the last reads
-// that the generation has completely.
+// jump to target, which a read lacks. It also reports chains that a flusher removed, as swept
+// does. On legacy that is known once the lock has been free for a moment. settled are the last
+// reads that the generation has completely.
 func (p *Purge) Purged(q Inquiry, now time.Time, settled map[rules.TableID]Read, swept func(rules.TableID, string, string) bool) func(rules.TableID, string, string) bool {
 	known := map[rules.TableID]touches{}
 	p.read, p.unsure = now, false

@@ -30,8 +30,8 @@ func (q Inquiry) Newest(genid uint32) uint32 {
 	return genid
 }
 
-// AddWriters puts into a record the processes that wrote, or held the lock, during the loss,
-// and weighs its culprits by the rules that they removed from the tables that were hit.
+// AddWriters puts into a record the processes that wrote, or held the lock, during the loss. It
+// weighs the culprits by the rules that they removed from the tables that were hit.
 func (q Inquiry) AddWriters(r *api.Flush, b Bounds, hit flushes.Verdicts) {
 	var list []watch.Writer
 	if q.Legacy {

@@ -134,9 +134,9 @@ const (
 // more, and their names change with each service.
 const fewChains = 3
 
-// likeness returns the same text for flushes that fold: flushes of the same tables and kinds by
-// the same process, and of the same chains if a table lost few. It omits pids, because a
-// process that is executed for each flush has another pid each time.
+// likeness returns the same text for flushes that fold. They hit the same tables in the same
+// kinds by the same process, and the same chains if a table lost few. The text has no pids,
+// because a process that is executed for each flush has another pid each time.
 func likeness(f api.Flush) string {
 	var b strings.Builder
 	for _, t := range f.TablesHit() {

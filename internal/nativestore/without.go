@@ -29,7 +29,7 @@ func Lasting(held []native.Held) []native.Held {
 	return slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return h.Fleeting })
 }
 
-// PublishHeld returns a table's parts in quarantine for a Status. Parts that wait come last.
+// PublishHeld returns a table's parts in quarantine for a Status, waiting parts last.
 func PublishHeld(held []native.Held) (list []api.NativeQuarantined) {
 	waits := func(h native.Held) bool { return h.Waits }
 	refused := slices.DeleteFunc(slices.Clone(held), waits)

@@ -56,7 +56,7 @@ func PartsLeft(held []native.Held) error {
 }
 
 // AskedRemedy returns the remedy when an operator requests a table. It also covers a table that
-// was deleted alone, and one that only the flag dormant disables, and one that lost a part
+// was deleted alone, or that only the flag dormant disables. And it covers the loss of a part
 // in a commit that canaryd missed.
 func AskedRemedy(f native.Finding, now *native.Table) native.Remedy {
 	switch {

@@ -98,7 +98,7 @@ func (n *notifier) concerns(event string) bool {
 }
 
 // mayMove reports whether the event is about a link, a folder or a missing name on the way to
-// files, so that other folders may have to be watched.
+// files. Other folders may have to be watched then.
 func (n *notifier) mayMove(event string) bool {
 	return slices.ContainsFunc(n.places, func(p place) bool { return p.name != "" && p.concerns(event) })
 }

@@ -153,7 +153,7 @@ func TestFilesThatChange(t *testing.T) {
 	}
 }
 
-// configMap does what kubelet does (its atomic writer).
+// configMap writes like kubelet's atomic writer.
 func configMap(t *testing.T, dir, version string, files map[string]string) {
 	t.Helper()
 	write(t, filepath.Join(dir, version), files)
