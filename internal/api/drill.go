@@ -93,7 +93,7 @@ func AlertOfFlush(fires bool) DrillAlert {
 }
 
 // LastDrillOf returns the end of the newest drill among records, which are sorted newest first.
-// It is nil if there is none. The outcome in the record tells whether the drill passed.
+// It is nil if there is none. The outcome in the record shows whether the drill passed.
 func LastDrillOf(records []Flush) *DrillEnd {
 	i := slices.IndexFunc(records, func(f Flush) bool { return f.Drill != "" })
 	if i < 0 {

@@ -120,7 +120,7 @@ type PauseRequest struct {
 	Why     string  `json:"why,omitempty"` // the reason, at most MostWhy characters
 }
 
-// A PauseReply tells whether replays were paused before, and when the present pause ends.
+// A PauseReply shows whether replays were paused before, and when the present pause ends.
 type PauseReply struct {
 	WasPaused bool      `json:"wasPaused"`
 	Until     time.Time `json:"until,omitzero"` // end of the pause; zero: there is none

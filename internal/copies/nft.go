@@ -293,10 +293,10 @@ func (s *OnNFT) openNat(id tableid.TableID, order Order) (got Answer, err error)
 	return got, err
 }
 
-// openHooks opens hooks of a copy together with the pending changes. If these cannot be
-// written, or, as refused tells, translated, it opens the hooks without them. outdated is why.
-// With OpenCurrent it opens nothing then. If the table is gone after an error, the error wraps
-// standby.ErrNotBuilt, too.
+// openHooks opens hooks of a copy together with the pending changes. refused is why these could
+// not be translated. If they cannot be translated or written, openHooks opens the hooks without
+// them, and outdated is why; but with OpenCurrent it opens nothing. If the table is gone after
+// an error, the error wraps standby.ErrNotBuilt, too.
 func (s *OnNFT) openHooks(id tableid.TableID, hooks []standby.Hook, pending *standby.Copy, refused error, order Order) (outdated, err error) {
 	if pending == s.tables.Held(id) {
 		pending = nil

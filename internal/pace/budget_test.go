@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestBudget counts the walks of a given cost beside a writer that never rests.
+// TestBudget counts the walks of a given cost while a writer never rests.
 func TestBudget(t *testing.T) {
 	for _, test := range []struct {
 		name     string

@@ -64,7 +64,7 @@ func Inside(marker string) (value string, inside bool) {
 }
 
 // Setup makes the namespaces usable from inside. Mounts no longer propagate, the loopback
-// interface is up, and /run is empty: each program that writes iptables rules locks
+// interface is up, and /run is empty. Each program that writes iptables rules locks
 // /run/xtables.lock, and two namespaces must not share a lock.
 //
 // /proc/net and /proc/sys/net follow the namespace by themselves. /sys still shows the machine's
@@ -148,9 +148,9 @@ func straight() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
 }
 
-// throughUser makes the user namespace first, and the others when its IDs are mapped. If the
-// network namespace's owner had no root yet, the kernel would give its
-// /proc/net/ip_tables_names to the machine's root, and no process inside could read it.
+// throughUser makes the user namespace first, and the others when its IDs are mapped. Otherwise
+// the network namespace's owner would have no root yet, and the kernel would give its
+// /proc/net/ip_tables_names to the machine's root. No process inside could read it.
 func throughUser() *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
 	attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}

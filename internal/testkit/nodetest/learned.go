@@ -47,8 +47,7 @@ func learned(s scenario.Status) error {
 }
 
 // Prepare prepares a scenario. It waits until the lost tables have other marks than any file
-// that was saved meanwhile, because canaryd takes a file with its present marks for its owner's
-// word.
+// that was saved meanwhile. canaryd takes a file with its present marks for its owner's word.
 func (n *Node) Prepare(s scenario.Scenario) {
 	n.Helper()
 	if s.Prepare == nil {

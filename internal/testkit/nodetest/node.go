@@ -1,5 +1,5 @@
-// Package nodetest gives each test a node of its own: a network namespace with the rules of a
-// Kubernetes node, in which the built canaryd runs.
+// Package nodetest gives each test a node of its own. A node is a network namespace with the
+// rules of a Kubernetes node, in which the built canaryd runs.
 //
 // TestMain calls [Main], which builds canaryd. A test calls [In], [On] or [OnBoth], which pass a
 // [Node] to it. The Node's methods run canaryd and other programs, and end the test on a failure.

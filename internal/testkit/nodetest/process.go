@@ -117,9 +117,9 @@ func (p *Process) Signal(s syscall.Signal) {
 }
 
 // Suspend stops the daemon until it gets SIGCONT, and returns when each of its threads has
-// stopped, in state T or, if the daemon is traced, t. The kernel gives SIGSTOP to one thread.
-// The others continue until that thread is on a core again or, in a commit of nf_tables, out of
-// the kernel.
+// stopped. Their state is then T or, if the daemon is traced, t. The kernel gives SIGSTOP to
+// one thread. The others continue until that thread is on a core again or, in a commit of
+// nf_tables, out of the kernel.
 func (p *Process) Suspend() {
 	p.n.Helper()
 	p.Signal(syscall.SIGSTOP)
@@ -265,9 +265,9 @@ func (n *Node) Healed(records int) scenario.Record {
 	return newest
 }
 
-// PartlyHealed waits until the node has that many flush records, the newest one has the outcome
-// partial, and the node is not ready because rules could not be put back. It returns the newest
-// record.
+// PartlyHealed waits until the node has that many flush records and the newest one has the
+// outcome partial. The node must not be ready, because rules could not be put back. It returns
+// the newest record.
 func (n *Node) PartlyHealed(records int) scenario.Record {
 	n.Helper()
 	var newest scenario.Record

@@ -40,7 +40,7 @@ const (
 	skipped = "skipped" // the body skipped the test
 )
 
-// us tells whether this process is a child, and the name of its test.
+// us says whether this process is a child, and of which test.
 var us = func() (c struct {
 	test   string
 	inside bool

@@ -39,9 +39,9 @@ func Cases(family rules.Family) []string {
 // KubeProxy returns the rules that kube-proxy wrote in that case.
 func KubeProxy(name string) string { return read("kube-proxy", name, "expected.rules") }
 
-// Node returns the rules of a Kubernetes node with two containers that have host ports, and a
-// firewall of the node's administrator, in the order of loading. Its kube-proxy rules are those
-// of the named case.
+// Node returns the rules of a Kubernetes node, in the order of loading. The node has two
+// containers with host ports, and a firewall of its administrator. Its kube-proxy rules are
+// those of the named case.
 func Node(family rules.Family, kubeProxy string) []Part {
 	return []Part{
 		node(family, "foreign-first"),

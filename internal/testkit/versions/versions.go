@@ -1,5 +1,5 @@
-// Package versions lists the differences between the tried versions of iptables and nft: the
-// differences that tests must know, and the tests that fail with some versions. All of them are
+// Package versions lists the differences between the tried versions of iptables and nft. These
+// are differences that tests must know, and tests that fail with some versions. All of them are
 // in differences.go. test/versions runs the tests with each version.
 //
 // A test calls [Difference.Here] to learn whether the programs of this machine differ.
