@@ -20,8 +20,8 @@ func kernelRelease() (string, error) {
 	return unix.ByteSliceToString(name.Release[:]), nil
 }
 
-// platformWarnings returns a line for each reason why canaryd may not work with that kernel
-// release and evidence: it is known not to, or was never tried.
+// platformWarnings returns a line for each doubt about a kernel of that release with that
+// evidence: canaryd is known not to work there, or was never tried.
 func platformWarnings(release string, e iptables.Evidence) []string {
 	var lines []string
 	var major, minor int
