@@ -44,7 +44,7 @@ func passedDrill() api.DrillReply {
 	}
 }
 
-// TestDrill: the output and the exit code for each result of a drill.
+// TestDrill: each result of a drill has its output and its exit code.
 func TestDrill(t *testing.T) {
 	void, real, refused := passedDrill(), passedDrill(), passedDrill()
 	void.Result, void.Reason = api.DrillVoid, "another process flushed rules meanwhile"

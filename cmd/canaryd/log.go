@@ -21,8 +21,8 @@ import (
 	"github.com/canaryd/canaryd/internal/severity"
 )
 
-// mostLine is the most bytes of a line of the log. Runtimes of containers split lines from 16
-// KiB on, and journald from 48 KiB on. The rest would look like a line of another process, and
+// mostLine bounds a line of the log, in bytes. Runtimes of containers split lines from 16 KiB
+// on, and journald from 48 KiB on. The rest would look like a line of another process, and
 // might begin with a level.
 const mostLine = 15 << 10
 

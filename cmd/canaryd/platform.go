@@ -21,7 +21,7 @@ func kernelRelease() (string, error) {
 }
 
 // platformWarnings returns a line for each doubt about a kernel of that release with that
-// evidence: canaryd is known not to work there, or was never tried.
+// evidence. canaryd is known not to work there, or was never tried.
 func platformWarnings(release string, e iptables.Evidence) []string {
 	var lines []string
 	var major, minor int

@@ -216,7 +216,7 @@ func writeSilent(w io.Writer, all []silence) {
 	terminal.Table(w, rows, noColours)
 }
 
-// mostListed is the most names in a sentence.
+// mostListed bounds the names in a sentence.
 const mostListed = 50
 
 // listed joins names, the first ones of many.

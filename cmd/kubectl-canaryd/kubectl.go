@@ -131,7 +131,7 @@ func (t *tail) last() string {
 	return ""
 }
 
-// mostText is the most bytes of another program's text in a row.
+// mostText bounds another program's text in a row, in bytes.
 const mostText = 400
 
 // clip bounds a text of another program.

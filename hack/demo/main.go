@@ -29,7 +29,7 @@ const marker = "CANARYD_DEMO"
 // oneRow is the longest time of one row; the scenario's own limits are shorter.
 const oneRow = 2 * time.Minute
 
-// enough is the most printed problems of one row.
+// enough bounds the printed problems of one row.
 const enough = 8
 
 func main() {

@@ -28,8 +28,8 @@ const nativeText = "hack/bench/heal/testdata/services-100.nft.gz"
 // A nativeFlush is one way to remove rules from kube-proxy's native table.
 type nativeFlush struct {
 	name, command string
-	// asked means that the owner may have intended the loss, so that canaryd restore must bring
-	// it back.
+	// asked means that the owner may have intended the loss. Then canaryd restore must bring
+	// the rules back.
 	asked bool
 }
 

@@ -1,6 +1,6 @@
 // Meeting prints a pattern for go test -run. It matches the tests of the folders that start
-// goroutines, by themselves or by a function of the folder's tests, and the tests that -and
-// names.
+// goroutines, directly or in a function of the folder's tests. It also matches the tests that
+// -and names.
 //
 // A goroutine that the code under test starts does not count, because nearly each test of
 // pkg/iptables executes a program, and a goroutine feeds it. Parallel tests do not count

@@ -69,7 +69,7 @@ func without(find func(sentence) []int, other string) func(sentence) []int {
 	}
 }
 
-// longest is the most words of a sentence.
+// longest is how many words a sentence may have.
 const longest = 25
 
 func long(s sentence) []int {

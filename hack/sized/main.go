@@ -1,6 +1,6 @@
 // Sized prints a pattern for go test -run. It matches the tests of the folders that have
-// another size in make test-large, or run only there, and all tests of the folders after
-// -whole.
+// another size in make test-large, or run only there. It also matches all tests of the folders
+// after -whole.
 //
 //	sized FOLDER... [-whole FOLDER...]
 package main

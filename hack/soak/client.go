@@ -23,7 +23,7 @@ const (
 	// patience is the longest time of a connection. TCP sends a SYN again after a second, so a
 	// connection that began during an outage fails.
 	patience = 500 * time.Millisecond
-	// maxOpen is the most connections that may be open at the same time: twice as many as 1,000
+	// maxOpen bounds the connections that may be open at the same time: twice as many as 1,000
 	// a second need while no pod answers.
 	maxOpen = 1000
 )

@@ -53,7 +53,7 @@ type result struct {
 	Problems        []string
 }
 
-// maxStrangers is the most listed wrong answers.
+// maxStrangers bounds the listed wrong answers.
 const maxStrangers = 20
 
 func (l *lab) result(attempts []attempt, skipped int, used time.Duration) result {

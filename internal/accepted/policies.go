@@ -22,8 +22,8 @@ type Policies struct {
 	Drops []api.PolicyDrop // the chains whose policy has become DROP since
 }
 
-// Follow takes the policies of chains that a read showed, and returns those that have become
-// DROP. d has their table, the time, and the flush of that time.
+// Follow takes the policies of chains that a read showed, and returns the new policies of DROP.
+// d has their table, the time, and the flush of that time.
 func (p *Policies) Follow(chains []string, seen map[string]string, d api.PolicyDrop) (fresh []api.PolicyDrop) {
 	known := maps.Clone(p.Known)
 	if known == nil {

@@ -168,7 +168,7 @@ const (
 
 const (
 	// RemovedByOwner is the kind of a record of a large removal that counts as its owner's
-	// doing, although no owner is known to have done it. It is no verdict.
+	// doing. No owner is known to have done it. It is no verdict.
 	RemovedByOwner canary.Verdict = "removed by its owner?"
 	// TakenForOwners is the outcome of such a record: nothing is put back.
 	TakenForOwners Outcome = "accepted"
@@ -236,8 +236,8 @@ type Flush struct {
 	// from the first evidence to the proof that everything is back; 0 while the loss lasts.
 	NoticedSeconds float64 `json:"noticedSeconds"`
 	AbsentSeconds  float64 `json:"absentSeconds"`
-	// AbsentAtMost means that AbsentSeconds is only a bound. canaryd did not run at the flush,
-	// was stopped, or does not know when a jump was deleted. The time is counted from
+	// AbsentAtMost means that AbsentSeconds is only a bound. canaryd did not run or was not
+	// executed at the flush, or does not know when a jump was deleted. The time is counted from
 	// LastInForce, when the rules were last known to be in force.
 	AbsentAtMost bool      `json:"absentAtMost,omitempty"`
 	LastInForce  time.Time `json:"lastInForce,omitzero"`

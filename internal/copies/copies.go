@@ -54,7 +54,8 @@ type Want struct {
 type Nat struct {
 	Section rules.Section
 	Digest  uint64
-	// Known: it was translated already. Write: Follow must write it now, not only translate it.
+	// Known means that it was translated already. Write means that Follow must write it now,
+	// and not only translate it.
 	Known, Write bool
 }
 

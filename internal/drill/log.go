@@ -10,7 +10,7 @@ import (
 	"github.com/canaryd/canaryd/internal/severity"
 )
 
-// logLines is the most lines of the log in a drill's reply.
+// logLines bounds the lines of the log in a drill's reply.
 const logLines = 50
 
 // A teeSink logs, and keeps each line for the present drill.

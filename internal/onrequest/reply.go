@@ -38,7 +38,7 @@ func notIn(base *rules.Baseline, id rules.TableID, jumps []rules.Jump) []rules.J
 }
 
 // ReplyOf returns a replay's result as a reply. A table that could not be read is not proved,
-// whatever the results for other tables.
+// regardless of the results for other tables.
 func ReplyOf(generation string, result reload.Result) api.RestoreReply {
 	reply := api.RestoreReply{Generation: generation, Outcomes: map[rules.Family]api.Outcome{}}
 	for f, fr := range result {

@@ -2,10 +2,11 @@
 // gone, the rules of such containers that a replay put back, and the running containers that lost
 // their rules.
 //
-// [Watch.Read] reads libcni's files, and [Watch.HaveRules] notes which attachments the generation
-// has rules for. Before a replay [Watch.Gone] names the containers whose rules stay away; after it
-// [Watch.Leftovers] names those whose rules came back. [Watch.Follow] takes up a full read, and
-// [Watch.LostSince] returns a table's pods whose rules count as lost.
+// [Watch.Read] reads libcni's files, and [Watch.HaveRules] notes the attachments that the
+// generation has rules for. Before a replay [Watch.Gone] names the containers whose rules stay
+// away; after it [Watch.Leftovers] names the containers whose rules were restored anyway.
+// [Watch.Follow] processes a full read, and [Watch.LostSince] returns a table's pods whose
+// rules count as lost.
 //
 // If the files cannot be read, no container counts as gone. A Watch belongs to the loop's
 // goroutine.

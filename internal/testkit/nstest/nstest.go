@@ -40,7 +40,7 @@ const (
 	skipped = "skipped" // the body skipped the test
 )
 
-// us says whether this process is a child, and of which test.
+// us names the test whose body this process runs; inside is false in the first process.
 var us = func() (c struct {
 	test   string
 	inside bool
