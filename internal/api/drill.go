@@ -23,7 +23,7 @@ const (
 // DrillCanary has it. No metric of replays has it.
 const Drilled Outcome = "drilled"
 
-// A DrillResult says how a drill ended.
+// A DrillResult is the result of a drill.
 type DrillResult string
 
 // The results of a drill.

@@ -314,7 +314,7 @@ const (
 // Upper returns text with a capital first letter.
 func Upper(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 
-// A Choice is a command, and when it is the right one.
+// A Choice is a command, with the case in which it is right.
 type Choice struct {
 	If      string `json:"if"`
 	Command string `json:"command"`

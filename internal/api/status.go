@@ -130,8 +130,8 @@ type Status struct {
 	// LedTo are chains of other owners that are guarded because protected rules lead to them; the
 	// first hundred. They are part of Healthy.
 	LedTo []LedTo `json:"ledTo,omitempty"`
-	// LeadsOut are built-in chains in which a word rule: of --protect names rules in vain; the
-	// first hundred. They do not affect Healthy.
+	// LeadsOut are built-in chains with rules that a word rule: of --protect names, but that
+	// are not guarded; the first hundred. They do not affect Healthy.
 	LeadsOut []LeadsOut `json:"leadsOut,omitempty"`
 	// Accepted are the large removals of the last hour that canaryd takes for their owner's doing,
 	// the newest first; twenty at most. They do not affect Healthy.
@@ -217,8 +217,8 @@ type StoredGeneration struct {
 // Dismissed is the outcome of a flush whose loss an operator has accepted.
 const Dismissed Outcome = "dismissed"
 
-// OwnersDecision is the outcome of a flush that turned out to be the doing of the rules' owner. The
-// rules stay away.
+// OwnersDecision is the outcome of a flush that turned out to be the doing of the rules' owner.
+// The rules stay deleted.
 const OwnersDecision Outcome = "owner's decision"
 
 // Interrupted is the outcome of a flush of an earlier run that ended before a replay. If the

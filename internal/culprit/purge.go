@@ -33,8 +33,8 @@ const (
 	// purgeGap is the longest time between a command of a purge and a command of an unknown
 	// process that counts for it.
 	purgeGap = time.Second
-	// purgeRest is how long a purge must rest until its flush record is closed, and purgeTry the
-	// time between two replays meanwhile. purgeMost bounds both.
+	// purgeRest is how long a purge must rest until its flush record is closed, and PurgeTry
+	// the time between two replays meanwhile. purgeMost bounds both.
 	purgeRest = 1200 * time.Millisecond
 	PurgeTry  = 900 * time.Millisecond
 	purgeMost = 2 * time.Minute

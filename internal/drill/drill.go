@@ -51,7 +51,7 @@ type Drills struct {
 // A Drill is one drill, before or after its removal.
 type Drill struct {
 	Reply api.DrillReply
-	taken canary.Marks // of the tables from which something was taken
+	taken canary.Marks // of the tables that lost something
 	Start time.Time    // when the kernel took the removal
 	By    time.Time    // the time at which it has failed
 	Done  chan struct{}

@@ -127,7 +127,7 @@ func (w *Watch) Follow(ctx context.Context, s Sight) bool {
 		lost = lost || w.lostFor(r, now)
 	}
 	if !s.Looked {
-		return lost // the next read that looks has all since the last one that did
+		return lost // the next look covers the time since the last one
 	}
 	if w.followed == nil {
 		w.followed = map[rules.Family]culprit.Read{}
