@@ -137,7 +137,7 @@ func sinceText(b api.Baseline) string {
 	return strings.Join(words, ", ")
 }
 
-// baselineLine is a line of the status about what changed since the baseline; nothing without
+// baselineLine is a line of the status about the changes since the baseline; nothing without
 // one.
 func baselineLine(b *api.Baseline) string {
 	if b == nil {
@@ -156,7 +156,8 @@ func baselineLine(b *api.Baseline) string {
 	return line + "\n"
 }
 
-// notInBaselineText says which lost rules of a flush the baseline lacked; "" without a baseline.
+// notInBaselineText names the lost rules of a flush that the baseline lacked; "" without a
+// baseline.
 func notInBaselineText(n *api.NotInBaseline) string {
 	if n == nil {
 		return ""

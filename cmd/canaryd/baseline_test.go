@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A confirmer answers about the baseline, and notes what it was asked.
+// A confirmer answers requests about the baseline, and notes them.
 type confirmer struct {
 	control.Controller
 	reply api.BaselineReply
@@ -31,7 +31,7 @@ func confirmedAt() api.BaselineName {
 	return api.BaselineName{Generation: "0123456789ab", Confirmed: time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)}
 }
 
-// appeared is an answer with chains of all kinds; its names are an attacker's.
+// appeared is an answer with chains of all kinds; an attacker chose their names.
 func appeared() api.BaselineReply {
 	r := api.BaselineReply{
 		Baseline: &api.Baseline{BaselineName: confirmedAt(), Rules: 460, Chains: 147, AppearedRules: 1003, AppearedChains: 103, GoneRules: 2, ReorderedChains: 1},
@@ -99,7 +99,7 @@ func TestBaselineTexts(t *testing.T) {
 	}
 }
 
-// TestStatusOfABaseline: one line of a status, and none without a baseline.
+// TestStatusOfABaseline: the status has one line about the baseline, and none without one.
 func TestStatusOfABaseline(t *testing.T) {
 	for name, b := range map[string]*api.Baseline{
 		"": nil,
@@ -121,7 +121,7 @@ func TestStatusOfABaseline(t *testing.T) {
 	}
 }
 
-// TestFlushNotInBaseline: which of the lost rules were never confirmed.
+// TestFlushNotInBaseline: the output names the lost rules that were never confirmed.
 func TestFlushNotInBaseline(t *testing.T) {
 	for want, n := range map[string]*api.NotInBaseline{
 		"": nil,
@@ -139,7 +139,7 @@ func TestFlushNotInBaseline(t *testing.T) {
 	}
 }
 
-// TestPreviewMarks: rules that were never confirmed are marked in front, and counted.
+// TestPreviewMarks: rules that were never confirmed have a mark in front, and are counted.
 func TestPreviewMarks(t *testing.T) {
 	name := confirmedAt()
 	reply := api.RestoreReply{Generation: "0123456789ab", Changes: changes(), Baseline: &name}

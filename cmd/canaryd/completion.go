@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// A suggestion is what a shell may complete a command with.
+// A suggestion holds the possible completions of a command.
 type suggestion struct {
 	command command
 	flags   []*pflag.Flag // flags that help shows
@@ -18,7 +18,7 @@ type suggestion struct {
 	words   []string
 }
 
-// suggestions returns those of all commands that help lists.
+// suggestions returns the suggestions for all commands in help.
 func suggestions() []suggestion {
 	var all []suggestion
 	for _, c := range commands() {
@@ -109,7 +109,7 @@ complete -F _canaryd canaryd
 `, values.String(), flags.String(), strings.Join(names, " "), words.String())
 }
 
-// zshCompletion returns the script for zsh, a completion function for a folder of fpath.
+// zshCompletion returns the script for zsh: a completion function for a folder of fpath.
 func zshCompletion(all []suggestion) string {
 	var list, cases strings.Builder
 	for _, s := range all {
@@ -165,13 +165,13 @@ fi
 `, list.String(), cases.String())
 }
 
-// zshQuote quotes text for a specification between single quotes, in which brackets and colons have
-// a meaning.
+// zshQuote quotes text for a specification in single quotes, in which brackets and colons are
+// special.
 func zshQuote(text string) string {
 	return strings.NewReplacer("'", `'\''`, "[", `\[`, "]", `\]`, ":", `\:`).Replace(text)
 }
 
-// fishCompletion returns the script for fish, a list of its complete commands.
+// fishCompletion returns the script for fish: a list of its complete commands.
 func fishCompletion(all []suggestion) string {
 	var b strings.Builder
 	b.WriteString("# Completion of canaryd for fish: canaryd completion fish\ncomplete -c canaryd -f\n")

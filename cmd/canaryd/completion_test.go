@@ -36,8 +36,8 @@ func commandNames() []string {
 	return names
 }
 
-// completions are command lines, the last word of which is to be completed, and
-// what a shell that has the script offers.
+// completions are command lines with an incomplete last word, and the words that a shell with
+// the script offers.
 func completions() map[string][]string {
 	return map[string][]string{
 		"canaryd ":                 commandNames(),
@@ -57,13 +57,13 @@ func completions() map[string][]string {
 	}
 }
 
-// TestBash asks bash as it asks the function when TAB is pressed.
+// TestBash calls the function as bash does when TAB is pressed.
 func TestBash(t *testing.T) {
 	nstest.NeedProgram(t, "bash")
 	path := script(t, "bash")
 	nstest.Command(t, "bash", "-n", path)
 	lines := completions()
-	// Bash takes = for a word of its own.
+	// Bash reads = as a separate word.
 	lines["canaryd --mo"] = []string{"--mode"}
 	lines["canaryd --mode = "] = []string{"heal", "observe"}
 	lines["canaryd --mode = o"] = []string{"observe"}
@@ -71,7 +71,7 @@ func TestBash(t *testing.T) {
 	for line, want := range lines {
 		words := strings.Split(line, " ")
 		if strings.HasSuffix(line, "= ") {
-			words = words[:len(words)-1] // nothing is typed behind the sign
+			words = words[:len(words)-1] // nothing is typed after the sign
 		}
 		ask := fmt.Sprintf("source %s; COMP_WORDS=(%s); COMP_CWORD=%d; _canaryd; printf '%%s\\n' \"${COMPREPLY[@]}\"", path, quoteAll(words), len(words)-1)
 		got := strings.Fields(nstest.Command(t, "bash", "--norc", "-c", ask))
@@ -92,7 +92,7 @@ func quoteAll(words []string) string {
 	return b.String()
 }
 
-// TestBashPaths: where a file is wanted, files are offered.
+// TestBashPaths: where a file is expected, files are offered.
 func TestBashPaths(t *testing.T) {
 	nstest.NeedProgram(t, "bash")
 	path := script(t, "bash")
@@ -102,13 +102,13 @@ func TestBashPaths(t *testing.T) {
 	}
 }
 
-// TestFish asks fish as it asks itself.
+// TestFish uses fish's own command for completions.
 func TestFish(t *testing.T) {
 	nstest.NeedProgram(t, "fish")
 	path := script(t, "fish")
 	nstest.Command(t, "fish", "--no-execute", path)
 	lines := completions()
-	delete(lines, "canaryd check --mode") // fish offers what sounds alike
+	delete(lines, "canaryd check --mode") // fish offers similar words
 	lines["canaryd pause --"] = []string{"--for", "--output", "--socket", "--v", "--why"}
 	lines["canaryd run --mode=o"] = []string{"--mode=observe"}
 	for line, want := range lines {
@@ -124,8 +124,8 @@ func TestFish(t *testing.T) {
 	}
 }
 
-// TestZsh: zsh takes the script, from a file of its own and from a folder of
-// fpath. What it offers can only be seen at a terminal.
+// TestZsh: zsh accepts the script, from a file of its own and from a folder of fpath. Only a
+// terminal would show its completions.
 func TestZsh(t *testing.T) {
 	nstest.NeedProgram(t, "zsh")
 	path := script(t, "zsh")

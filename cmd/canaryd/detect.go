@@ -80,14 +80,14 @@ type detected struct {
 	unguardedFound
 }
 
-// A foundTable is a native table that stands.
+// A foundTable is a native table in the kernel.
 type foundTable struct {
 	Table   string `json:"table"`   // with its family
 	Guarded bool   `json:"guarded"` // --protect names it, and no process owns it
-	Word    string `json:"word"`    // of --protect that names it
+	Word    string `json:"word"`    // the word of --protect that names it
 	Immune  bool   `json:"immune,omitempty"`
-	Owner   string `json:"owner,omitempty"`   // as its name says
-	Manager string `json:"manager,omitempty"` // a firewall manager, as its name says
+	Owner   string `json:"owner,omitempty"`   // by its name
+	Manager string `json:"manager,omitempty"` // a firewall manager, by its name
 }
 
 func (o *options) nativeFound(standing []native.Standing) []foundTable {
@@ -99,7 +99,7 @@ func (o *options) nativeFound(standing []native.Standing) []foundTable {
 	return found
 }
 
-// foundRows are the rows of a table of native tables, with its heading.
+// foundRows returns the rows of a table of native tables, with its heading.
 func foundRows(found []foundTable) [][]string {
 	rows := [][]string{{"NATIVE TABLE", "GUARDED", "NOTE"}}
 	for _, t := range found {
@@ -166,16 +166,17 @@ func countCells(counts map[iptables.Backend]iptables.Count, b iptables.Backend) 
 }
 
 const (
-	// firstWait is how long run waits while there are no rules yet. At boot, kubelet or kube-proxy
-	// may start at the same moment, and the backend that it writes to is the right one. Meanwhile
-	// there is nothing to guard.
+	// firstWait is how long run waits while there are no rules yet. At boot, kubelet or
+	// kube-proxy may start at the same moment, and canaryd must guard the backend that they
+	// use. Meanwhile there are no rules to guard.
 	firstWait = 2 * time.Second
 	firstLook = 200 * time.Millisecond
 )
 
-// awaitEvidence waits up to firstWait while neither backend has rules, so that an owner that starts
-// now can decide. It calls none before it waits. It returns early when there is evidence, when it
-// cannot be read, or when ctx ends; what follows reports such an error.
+// awaitEvidence waits up to firstWait while neither backend has rules, so that an owner that
+// starts now can decide. It calls none before it waits. It returns early when there is
+// evidence, when the evidence cannot be read, or when ctx ends. The caller reports such an
+// error.
 func awaitEvidence(ctx context.Context, gatherEvidence func(context.Context) (iptables.Evidence, error), none func()) {
 	end := time.Now().Add(firstWait)
 	for first := true; ; first = false {

@@ -122,8 +122,8 @@ func TestDetectTable(t *testing.T) {
 	}
 }
 
-// TestDetectIsBounded: of thousands of rules a few lines are printed, each with the beginning of a
-// long rule, and the counts are of all.
+// TestDetectIsBounded: of thousands of rules detect prints a few lines, each with the beginning
+// of a long rule, and counts all rules.
 func TestDetectIsBounded(t *testing.T) {
 	o := options{}
 	o.selector, _ = protect.NewSelector([]string{"auto"})
@@ -143,8 +143,8 @@ func TestDetectIsBounded(t *testing.T) {
 	}
 }
 
-// TestDetectWithoutPrograms: where no program can be executed, detect has the evidence all the
-// same, and says that it could not read which rules are not guarded. Without rules it says nothing.
+// TestDetectWithoutPrograms: no program can be executed. detect still has the evidence, and
+// says that it could not read unguarded rules. Without rules it says nothing.
 func TestDetectWithoutPrograms(t *testing.T) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		t.Run(string(backend), func(t *testing.T) {
@@ -186,12 +186,13 @@ func TestDetectWithoutPrograms(t *testing.T) {
 	}
 }
 
-// TestAwaitEvidence: at most 2 s, a look every 200 ms, one line in the log.
+// TestAwaitEvidence: the wait takes at most 2 s, with a look every 200 ms and one line in the
+// log.
 func TestAwaitEvidence(t *testing.T) {
 	found := evidence()
 	for _, test := range []struct {
 		name string
-		// what is seen from that moment on; before it is nothing.
+		// the evidence from that moment on; before it is empty
 		after    time.Duration
 		evidence iptables.Evidence
 		err      error
@@ -240,7 +241,7 @@ func TestAwaitEvidence(t *testing.T) {
 	}
 }
 
-// TestDetectReadsTheDaemonsWords: a word with a comma and quotes is one word, as the daemon has it.
+// TestDetectReadsTheDaemonsWords: a word of the daemon with a comma and quotes stays one word.
 func TestDetectReadsTheDaemonsWords(t *testing.T) {
 	words := []string{"auto", "-docker", `rule:filter:INPUT:*--ctstate NEW,RELATED *--comment "a, b"*`}
 	o := options{socket: serveControl(t, guarding{protect: protect.Join(words)})}
@@ -252,8 +253,8 @@ func TestDetectReadsTheDaemonsWords(t *testing.T) {
 	}
 }
 
-// TestDetectReadsTheDaemonsChains: a chain that a file declares is guarded, whatever the words are.
-// A daemon without an answer is said, and the rest is listed all the same.
+// TestDetectReadsTheDaemonsChains: a chain that a file declares is guarded, regardless of the
+// words. If the daemon does not answer, detect says so and lists the rest.
 func TestDetectReadsTheDaemonsChains(t *testing.T) {
 	o := options{families: rules.Families()}
 	o.socket = serveControl(t, guarding{generation: "# a comment\n\n*filter\n:declared - [0:0]\n-A INPUT -j declared\n-A declared -j RETURN\nCOMMIT\n*nat\n:other - [0:0]\nCOMMIT\n"})

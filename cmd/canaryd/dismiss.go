@@ -53,12 +53,12 @@ func dismissalText(reply api.DismissReply) string {
 	return cmp.Or(strings.Join(what, "\n"), "nothing waits for a decision")
 }
 
-// awaiting adds the tables whose loss still waits for a decision to the verdicts of a read without
-// a daemon.
+// awaiting adds the tables with a loss that still waits for a decision to the verdicts of a
+// read without a daemon.
 func (b bench) awaiting(snapshot iptables.Snapshot, verdicts api.Verdicts) {
 	pending, err := b.store.LoadPending()
 	if err != nil {
-		return // none waits, or the next daemon reports what is wrong with it
+		return // none waits, or the next daemon reports the error
 	}
 	var record api.Flush
 	if err := json.Unmarshal(pending.Record, &record); err != nil {

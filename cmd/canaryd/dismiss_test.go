@@ -12,7 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestStatusAwaitingDecision: what is lost, why it stays so, and what to do.
+// TestStatusAwaitingDecision: the status names the loss, the reason for the wait, and the
+// remedies.
 func TestStatusAwaitingDecision(t *testing.T) {
 	s := status()
 	tables := map[rules.Family]api.Verdicts{rules.IPv4: {rules.Nat: canary.Emptied}}
@@ -31,7 +32,7 @@ func TestStatusAwaitingDecision(t *testing.T) {
 	golden(t, "status-decision", out.String())
 }
 
-// A decider has a loss that waits.
+// A decider has a loss that waits for a decision.
 type decider struct {
 	control.Controller
 	reply api.DismissReply

@@ -23,7 +23,7 @@ fires. While canaryd is paused, observes, or is not healthy, it takes nothing an
 Exit code: 0 passed, 1 not passed, 2 refused, no daemon or trouble.
 `
 
-// errNotAgreed: the operator did not agree to a drill for real.
+// errNotAgreed means that the operator did not agree to a drill for real.
 var errNotAgreed = errors.New("nothing was taken: --for-real needs your yes, or --yes where there is no terminal")
 
 func runDrill(ctx context.Context, o *options, to streams) (int, error) {
@@ -32,7 +32,7 @@ func runDrill(ctx context.Context, o *options, to streams) (int, error) {
 		if !o.yes && !terminal.Agreed(ctx, to.in, to.err, aboutForReal) {
 			return exitError, errNotAgreed
 		}
-		request.Table, request.Kind = "", "" // complete has refused those that the operator gave
+		request.Table, request.Kind = "", "" // complete has refused values from the operator
 	}
 	reply, err := o.client().Drill(ctx, request)
 	if err != nil {
@@ -49,7 +49,7 @@ func runDrill(ctx context.Context, o *options, to streams) (int, error) {
 	}
 }
 
-// aboutForReal is asked before a drill for real.
+// aboutForReal is the question before a drill for real.
 const aboutForReal = `This removes the protected jumps of nat PREROUTING, in each family. Until they are back, usually
 for less than a second, new connections to services fail, and it counts as a flush. Go on?`
 
@@ -57,7 +57,7 @@ for less than a second, new connections to services fail, and it counts as a flu
 func drillText(w io.Writer, r api.DrillReply) string {
 	var b strings.Builder
 	switch r.Result {
-	case api.DrillRefused: // the error says it
+	case api.DrillRefused: // the error explains it
 		return ""
 	case api.DrillPassed:
 		took := "an unknown time"
@@ -94,7 +94,7 @@ func alertText(r api.DrillReply) string {
 	return fmt.Sprintf("A flush of rules would have raised the alert %s (severity %s); a drill does not.\n", r.Alert.Name, r.Alert.Severity)
 }
 
-// lastDrillText says in a line how the last drill ended; nothing if there was none.
+// lastDrillText describes the end of the last drill in one line; empty if there was none.
 func lastDrillText(w io.Writer, end *api.DrillEnd) string {
 	switch {
 	case end == nil:

@@ -18,7 +18,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A driller answers drills, and keeps what it was asked.
+// A driller answers drills, and keeps its requests.
 type driller struct {
 	control.Controller
 	reply api.DrillReply
@@ -30,7 +30,7 @@ func (d driller) Drill(_ context.Context, r api.DrillRequest) (api.DrillReply, e
 	return d.reply, nil
 }
 
-// passedDrill is a drill as a daemon replies it.
+// passedDrill is a daemon's reply to a passed drill.
 func passedDrill() api.DrillReply {
 	return api.DrillReply{
 		DrillEnd: api.DrillEnd{Time: time.Date(2026, 11, 22, 3, 0, 0, 0, time.UTC), Sort: api.DrillCanary, Result: api.DrillPassed, Flush: "660c8b90ccb7b"},
@@ -44,7 +44,7 @@ func passedDrill() api.DrillReply {
 	}
 }
 
-// TestDrill: what each end of a drill prints, and its exit code.
+// TestDrill: each result of a drill has its output and its exit code.
 func TestDrill(t *testing.T) {
 	void, real, refused := passedDrill(), passedDrill(), passedDrill()
 	void.Result, void.Reason = api.DrillVoid, "another process flushed rules meanwhile"
@@ -81,7 +81,7 @@ func TestDrill(t *testing.T) {
 	}
 }
 
-// TestDrillForRealAsks: no jump is taken without a yes.
+// TestDrillForRealAsks: no jump is removed without a yes.
 func TestDrillForRealAsks(t *testing.T) {
 	for answer, agreed := range map[string]bool{"y\n": true, "YES\n": true, "\n": false, "n\n": false, "": false, "yesterday\n": false} {
 		var asked []api.DrillRequest
@@ -98,8 +98,8 @@ func TestDrillForRealAsks(t *testing.T) {
 	}
 }
 
-// TestDrillNamesTheAlert: the alert that a drill names is one of those that are shipped, with that
-// severity, and what it watches is what a drill does not count.
+// TestDrillNamesTheAlert: the alert that a drill names is among the shipped alerts, with that
+// severity. It watches a metric that drills do not count in.
 func TestDrillNamesTheAlert(t *testing.T) {
 	text, err := os.ReadFile("../../deploy/prometheus/canaryd.rules.yaml")
 	if err != nil {

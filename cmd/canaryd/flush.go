@@ -25,8 +25,8 @@ func runFlush(ctx context.Context, o *options, to streams) (int, error) {
 	return exitOK, show(to.out, o.output, reply, func(w io.Writer) { fmt.Fprint(w, flushText(reply)) })
 }
 
-// flushText returns one flush for people: what and when, which processes, how much, and last the
-// rules as a diff.
+// flushText returns one flush for people: first its kind and time, then the processes and the
+// counts, and last the rules as a diff.
 func flushText(r api.FlushReply) string {
 	var b strings.Builder
 	f := r.Flush
@@ -131,7 +131,7 @@ func writeLost(b *strings.Builder, f api.Flush) {
 	}
 }
 
-// noticedText says how long after the flush it was noticed.
+// noticedText returns the time from the flush to its verdict.
 func noticedText(f api.Flush) string {
 	noticed, bound := f.NoticedFor()
 	if bound {
@@ -140,7 +140,7 @@ func noticedText(f api.Flush) string {
 	return span(noticed.Seconds())
 }
 
-// absentFully says when the rules were written, and how long they were absent.
+// absentFully says when the rules were written, and how long they were missing.
 func absentFully(f api.Flush) string {
 	switch {
 	case f.Open():
@@ -158,7 +158,7 @@ func absentFully(f api.Flush) string {
 	return absent
 }
 
-// byFully names the processes that removed something, each with its ancestors and its command line.
+// byFully names the processes that removed something, each with its ancestors and command line.
 func byFully(f api.Flush) string {
 	if f.Drill != "" {
 		return "by canaryd drill, on request\n"

@@ -24,7 +24,7 @@ import (
 type historian struct {
 	control.Controller
 	reply api.FlushReply
-	err   error // in the place of an answer
+	err   error // instead of an answer
 }
 
 func (h historian) Flush(_ context.Context, r api.FlushRequest) (api.FlushReply, error) {
@@ -54,7 +54,7 @@ func serveControl(t *testing.T, c control.Controller) string {
 	return socket
 }
 
-// oneFlush returns all that is known of a flush.
+// oneFlush returns all known facts about a flush.
 func oneFlush() api.FlushReply {
 	at := time.Date(2026, 3, 4, 5, 6, 7, 89_000_000, time.UTC)
 	culprit := api.Culprit{Time: at.Add(time.Millisecond), PID: 4711, Comm: "iptables", Command: "iptables -t nat -F", Ancestors: []string{"bash", "cron\x1b"}, Unit: "cron.service"}
@@ -96,7 +96,7 @@ func oneFlush() api.FlushReply {
 	}
 }
 
-// TestFlush: what people read, and what programs do.
+// TestFlush: the output for people and for programs.
 func TestFlush(t *testing.T) {
 	ago := regexp.MustCompile(`, [0-9hms]+ ago\n`)
 	for name, change := range map[string]func(*api.FlushReply){
@@ -130,7 +130,7 @@ func TestFlush(t *testing.T) {
 			if err := json.Unmarshal([]byte(stdout), &got); err != nil || code != exitOK || stderr != "" {
 				t.Fatalf("exit code %d, %q, %v", code, stderr, err)
 			}
-			if len(reply.Diff) > 1 { // JSON knows no bytes that are no characters
+			if len(reply.Diff) > 1 { // JSON cannot hold bytes that are no characters
 				line := &reply.Diff[1].Lines[1]
 				*line = strings.ToValidUTF8(*line, "\ufffd")
 			}
@@ -141,7 +141,7 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// TestFlushExitCodes: 1 is that there is no such flush, 2 that it is not known.
+// TestFlushExitCodes: 1 means that there is no such flush, and 2 that it is unknown.
 func TestFlushExitCodes(t *testing.T) {
 	socket := serveControl(t, historian{reply: oneFlush()})
 	broken := serveControl(t, historian{reply: oneFlush(), err: errors.New("the disk is on fire")})

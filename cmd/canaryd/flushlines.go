@@ -14,18 +14,18 @@ import (
 )
 
 // flushLines writes a line of JSON for each flush to standard output, for programs that collect
-// those of many nodes. docs/operate.md has its fields.
+// the lines of many nodes. docs/operate.md describes the fields.
 type flushLines struct {
 	to    *lineWriter
 	node  string
 	bound logBound
 }
 
-// run writes a line for each stage that follow reports, until ctx ends. canaryd goes on where the
-// reader of standard output is gone, and one that does not read delays no replay.
+// run writes a line for each stage that follow reports, until ctx ends. canaryd continues after
+// the reader of standard output has ended, and a reader that does not read delays no replay.
 func (l *flushLines) run(ctx context.Context, follow func(context.Context, func(api.Flush, api.Stage))) {
-	// The runtime ends a program that writes to a closed standard output, unless the signal is
-	// asked for. Children get the signal as ever.
+	// The runtime ends a program that writes to a closed standard output, unless it catches the
+	// signal. Children still get the signal as usual.
 	closed := make(chan os.Signal, 1)
 	signal.Notify(closed, syscall.SIGPIPE)
 	defer signal.Stop(closed)

@@ -18,8 +18,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// TestFlushLinesCannotBeForged: a process that flushes may be called, and may have named chains, as
-// it likes: its line is one line, is JSON, and says what its record says.
+// TestFlushLinesCannotBeForged: a flusher chooses its own name, and the names of chains. Its
+// line must be one line of JSON with the facts of its record.
 func TestFlushLinesCannotBeForged(t *testing.T) {
 	f := sample.Status().Flushes[0]
 	f.Culprit.Comm, f.Culprit.Command, f.Culprit.Unit, f.Culprit.ContainerName = forged, forged, forged, forged
@@ -70,8 +70,8 @@ func TestLongFlushLine(t *testing.T) {
 	}
 }
 
-// TestFlushLinesAreBounded: a storm of flushes writes 60 lines at once and one a second after that,
-// and each says how many were left out before it.
+// TestFlushLinesAreBounded: a storm of flushes writes 60 lines at once and then one a second.
+// Each line counts the lines dropped before it.
 func TestFlushLinesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
@@ -98,12 +98,12 @@ func TestFlushLinesAreBounded(t *testing.T) {
 	})
 }
 
-// A failing writer is a pipe whose reader is gone.
+// A failing writer is a pipe whose reader has ended.
 type failing struct{}
 
 func (failing) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 
-// TestFlushLinesWithoutAReader: standard output that cannot be written ends nothing.
+// TestFlushLinesWithoutAReader: canaryd continues when standard output cannot be written.
 func TestFlushLinesWithoutAReader(t *testing.T) {
 	lines, said := &flushLines{to: &lineWriter{out: failing{}}}, 0
 	lines.run(t.Context(), func(_ context.Context, say func(api.Flush, api.Stage)) {

@@ -12,7 +12,7 @@ import (
 )
 
 // A generator has the flags of the generator of Kubernetes rules. Their names and defaults are
-// those of kube-proxy and kubelet.
+// the same as in kube-proxy and kubelet.
 type generator struct {
 	kube        kube.Options
 	nodeIPs     []string
@@ -47,7 +47,7 @@ func (g *generator) addTo(flags *pflag.FlagSet) {
 	flags.StringVar(&g.randomFully, "random-fully", "auto", "MASQUERADE --random-fully: auto, true, false")
 }
 
-// options returns the generator's options for these families. randomFully says whether the
+// options returns the generator's options for these families. randomFully means that the
 // installed iptables has --random-fully.
 func (g *generator) options(families []rules.Family, randomFully bool) (kube.Options, error) {
 	k := g.kube

@@ -10,11 +10,11 @@ import (
 	"github.com/canaryd/canaryd/internal/control"
 )
 
-// healthTimeout bounds a probe, which waits for a socket only.
+// healthTimeout bounds a probe, which only waits for a socket.
 const healthTimeout = 5 * time.Second
 
-// runHealth asks the running daemon through its control socket. Other users cannot reach that, so
-// their connections cannot keep a probe waiting, as they can over TCP.
+// runHealth queries the running daemon through its control socket. Other users cannot reach
+// that, so their connections cannot delay a probe, as they can over TCP.
 func runHealth(ctx context.Context, o *options, to streams) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()

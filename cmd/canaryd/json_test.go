@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestEachCommandSpeaksJSON: each command that prints an answer takes -o json. The others are
-// run, and those whose output is a file for another program.
+// TestEachCommandSpeaksJSON: each command that prints an answer takes -o json. The exceptions
+// are run, and commands whose output is a file for another program.
 func TestEachCommandSpeaksJSON(t *testing.T) {
 	for _, cmd := range commands() {
 		want := !slices.Contains([]string{"run", "render", "completion", "man"}, cmd.name)
@@ -17,7 +17,7 @@ func TestEachCommandSpeaksJSON(t *testing.T) {
 	}
 }
 
-// TestVersionAsJSON: version has the same words as JSON.
+// TestVersionAsJSON: the JSON of version has the words of its text.
 func TestVersionAsJSON(t *testing.T) {
 	code, stdout, stderr := call(t, "version", "-o", "json")
 	var answer map[string]string

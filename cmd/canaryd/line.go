@@ -8,12 +8,13 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// lineWidth bounds a line of check in bytes: node-problem-detector cuts a plugin's output there, in
-// the middle of a word (max_output_length).
+// lineWidth bounds a line of check in bytes, because node-problem-detector cuts a plugin's
+// output there, in the middle of a word (max_output_length).
 const lineWidth = 80
 
-// lineOf says in one line what check found, and whether replays are paused. It names the losses;
-// without any, the tables whose declared rules are refused; without those, the unknown tables.
+// lineOf returns the result of check in one line, and whether replays are paused. It names the
+// losses. Without losses, it names the tables whose declared rules are refused; without those,
+// the unknown tables.
 func lineOf(s api.Status) string {
 	pause := ""
 	if s.Paused {
@@ -37,7 +38,7 @@ func lineOf(s api.Status) string {
 	return line
 }
 
-// names names tables, with their verdicts if these are asked for.
+// names returns the names of tables, on request with their verdicts.
 func names(list []api.TableVerdict, verdicts bool) []string {
 	var words []string
 	for _, t := range list {
@@ -50,7 +51,7 @@ func names(list []api.TableVerdict, verdicts bool) []string {
 	return words
 }
 
-// nothingLine is the line of a node that has no rule to guard, which is no loss.
+// nothingLine is the line for a node without a rule to guard, which is no loss.
 const nothingLine = "nothing protected: no table holds a rule to guard; see canaryd status"
 
 // enumerate appends the items that fit, and counts the others.

@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestVerdictLine: one line of no more than 80 bytes, whatever was found.
+// TestVerdictLine: every result is one line of at most 80 bytes.
 func TestVerdictLine(t *testing.T) {
 	intact := verdicts(canary.Intact, canary.Intact, canary.Changed)
 	longest := verdicts(canary.JumpsMissing, canary.TableDeleted, canary.ChainDeleted)
@@ -38,7 +38,7 @@ func TestVerdictLine(t *testing.T) {
 	}
 }
 
-// TestVerdictLineInAPause: the pause and all that fits are named.
+// TestVerdictLineInAPause: the line names the pause, and as many tables as fit.
 func TestVerdictLineInAPause(t *testing.T) {
 	lost := verdicts(canary.Intact, canary.Emptied, canary.TableDeleted)
 	for want, families := range map[string]map[rules.Family]api.Verdicts{
@@ -53,8 +53,8 @@ func TestVerdictLineInAPause(t *testing.T) {
 	}
 }
 
-// TestVerdictLineWithAWarning: what is in force but not safe is on the line, as far as there is
-// room.
+// TestVerdictLineWithAWarning: the line has the warning about rules in force, as far as there
+// is room.
 func TestVerdictLineWithAWarning(t *testing.T) {
 	intact := map[rules.Family]api.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Intact)}
 	opaque := []api.Quarantined{{Family: rules.IPv4, Table: rules.Nat, Chain: "PREROUTING"}}

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestNothingReachesKubernetes: canaryd has types of its own to read manifests, and nothing that
-// could ask or tell an API server. k8s.io/api would make its program a third larger.
+// TestNothingReachesKubernetes: canaryd has its own types to read manifests, and no package
+// that could talk to an API server. k8s.io/api would make its program a third larger.
 func TestNothingReachesKubernetes(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", ".").Output()
 	if err != nil {

@@ -21,16 +21,16 @@ import (
 	"github.com/canaryd/canaryd/internal/severity"
 )
 
-// mostLine is how many bytes a line of the log has at most. Runtimes of containers split lines from
-// 16 KiB on, and journald from 48 KiB on: the rest would be a line that another process has
-// written, and might begin with a level.
+// mostLine bounds a line of the log, in bytes. Runtimes of containers split lines from 16 KiB
+// on, and journald from 48 KiB on. The rest would look like a line of another process, and
+// might begin with a level.
 const mostLine = 15 << 10
 
-// A lineWriter writes one line at a time, with its level where the journal reads it.
+// A lineWriter writes one line at a time, with its level if the journal reads it.
 type lineWriter struct {
 	mu      sync.Mutex
 	out     io.Writer
-	journal bool // journald takes a level off each line
+	journal bool // journald strips a level off each line
 }
 
 // openLines returns the writer for standard output or standard error.
@@ -61,15 +61,16 @@ func (w *lineWriter) write(level severity.Level, line []byte) {
 	_, _ = w.out.Write(b) // a log that cannot be written must not stop canaryd
 }
 
-// A lineSink writes the log's lines: each is one line of plain text or JSON, has a level, and is
-// kept within bounds unless -v asked for it. klog itself writes a value with newlines over several
-// lines, and what controls a terminal too; a chain's name or a rule may be such a value.
+// A lineSink writes the log's lines. Each is one line of plain text or JSON, has a level, and
+// is bounded in number unless -v requests it. klog itself writes a value with newlines over
+// several lines, and also writes terminal controls. A chain's name or a rule may be such a
+// value.
 type lineSink struct {
 	to     *lineWriter
 	bound  *logBound
-	level  severity.Level // of all lines; 0: as Info, Error and -v say
+	level  severity.Level // of all lines; 0: by Info, Error and -v
 	json   bool
-	klog   klog.LogSink // nil, or klog's own, where flags of klog say where lines go
+	klog   klog.LogSink // nil, or klog's own if klog's flags choose the output
 	depth  int
 	name   string
 	values []any
@@ -86,10 +87,10 @@ func klogLogger() klog.Logger {
 	return klog.New(lineSink{bound: &logBound{}, klog: sink})
 }
 
-// Init does nothing: newLogger has made the sink ready.
+// Init does nothing, because newLogger has prepared the sink.
 func (s lineSink) Init(klog.RuntimeInfo) {}
 
-// Enabled asks klog, which has -v and -vmodule.
+// Enabled queries klog, which has -v and -vmodule.
 func (s lineSink) Enabled(v int) bool { return klog.VDepth(s.depth+2, klog.Level(v)).Enabled() }
 
 func (s lineSink) Info(v int, message string, values ...any) {
@@ -104,7 +105,7 @@ func (s lineSink) Error(err error, message string, values ...any) {
 	s.line(severity.Error, 0, err, message, values)
 }
 
-// line writes one line, unless there are too many of its message.
+// line writes one line, unless there are too many of the same message.
 func (s lineSink) line(level severity.Level, v int, err error, message string, values []any) {
 	if s.level != 0 && level != severity.Debug {
 		level = s.level
@@ -143,7 +144,7 @@ func (s lineSink) line(level severity.Level, v int, err error, message string, v
 	}
 }
 
-// textLine returns the line as klog writes it, with W for a warning.
+// textLine returns the line in klog's format, with W for a warning.
 func (s lineSink) textLine(level severity.Level, caller, message string, err error, values []any) []byte {
 	var b bytes.Buffer
 	file, number, _ := strings.Cut(caller, ":")
@@ -170,8 +171,8 @@ func (s lineSink) textLine(level severity.Level, caller, message string, err err
 	return line
 }
 
-// jsonLine returns a line of JSON: time, level, caller, msg and err, and then the values by their
-// keys.
+// jsonLine returns a line of JSON: time, level, caller, msg and err, and then the values by
+// their keys.
 func jsonLine(level severity.Level, at time.Time, caller, name, message string, err error, values []any) []byte {
 	fields := []any{"time", at.UTC().Format(time.RFC3339Nano), "level", level.String(), "caller", caller, "msg", message}
 	if name != "" {
@@ -188,8 +189,8 @@ func jsonLine(level severity.Level, at time.Time, caller, name, message string, 
 	return line
 }
 
-// jsonObject returns keys and values as an object. Of the same key the first counts. Text longer
-// than most is cut; 0 is no limit.
+// jsonObject returns keys and values as an object. If a key appears twice, the first value
+// counts. It cuts text longer than most; 0 is no limit.
 func jsonObject(fields []any, most int) []byte {
 	b, seen := []byte{'{'}, map[string]bool{}
 	for i := 0; i+1 < len(fields); i += 2 {
@@ -206,7 +207,7 @@ func jsonObject(fields []any, most int) []byte {
 	return append(b, '}')
 }
 
-// jsonValue returns a value as JSON: an error and what says itself in words as text.
+// jsonValue returns a value as JSON; an error or a value with a text form becomes text.
 func jsonValue(v any, most int) []byte {
 	switch x := v.(type) {
 	case error:
@@ -226,7 +227,7 @@ func jsonValue(v any, most int) []byte {
 	return value
 }
 
-// encoded returns a value as JSON, and as text what cannot be.
+// encoded returns a value as JSON, or as text if it cannot be encoded.
 func encoded(v any) []byte {
 	var b bytes.Buffer
 	to := json.NewEncoder(&b)
@@ -270,8 +271,8 @@ type plainError struct{ error }
 func (e plainError) Error() string { return oneLine(e.error.Error()) }
 func (e plainError) Unwrap() error { return e.error }
 
-// plainValues returns keys and values of one line each, without those that are nil and times that
-// are zero: there is nothing to say of them. A time is in UTC, as in status and records.
+// plainValues returns keys and values of one line each, without nil values and zero times,
+// which carry no information. A time is in UTC, as in status and records.
 func plainValues(values []any) []any {
 	clean := make([]any, 0, len(values))
 	for i := 0; i < len(values); i += 2 {

@@ -22,7 +22,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// forged is what a process may be called, and a rule or an error may quote: it looks like a line of
+// forged may be the name of a process, or part of a rule or an error. It looks like a line of
 // the journal, of the log and of a flush.
 const forged = "evil\n<0>E0101 00:00:00.000000 1 x.go:1] \"all is lost\"\n{\"event\":\"flush\"}\r\x1b[2J\u009b\u202e\xff"
 
@@ -38,11 +38,12 @@ func sayAll(log klog.Logger) {
 	severity.Errors(log).Info("A rule is in quarantine", "odd")
 }
 
-// heading is what klog writes before the message of a line, but for the letter of the level.
+// heading matches klog's text before the message of a line, without the letter of the level.
 var heading = regexp.MustCompile(`(?m)^((?:<\d>)?)([IWEF])\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ (log_test\.go):\d+\]`)
 
-// TestLogLines: each line of the log is one line with its level, whatever it quotes, as text and as
-// JSON, with and without the journal. A time is in UTC. What is nil is left out.
+// TestLogLines: each line of the log is one line with its level, regardless of its quotes. That
+// holds as text and as JSON, with and without the journal. A time is in UTC. Nil values are
+// omitted.
 func TestLogLines(t *testing.T) {
 	const quoted = `evil; <0>E0101 00:00:00.000000 1 x.go:1] \"all is lost\"; {\"event\":\"flush\"}\r\x1b[2J\u009b\u202e\xff`
 	inJSON := strings.NewReplacer(`\x1b`, `\u001b`, `\xff`, `\ufffd`).Replace(quoted)
@@ -117,7 +118,7 @@ func timeless(t *testing.T, line string) string {
 }
 
 // TestLongLogLines: a line that is too long is cut, so that neither journald nor a container's
-// runtime makes two of it, and stays JSON.
+// runtime splits it, and stays JSON.
 func TestLongLogLines(t *testing.T) {
 	long, escaped := strings.Repeat("ä\n<0>", 20000), strings.Repeat("\x7f", 14000) // \u007f in the line
 	for _, values := range [][]any{{"reason", long, "list", []string{long, long}}, {"reason", escaped}} {
@@ -136,8 +137,8 @@ func TestLongLogLines(t *testing.T) {
 	}
 }
 
-// TestJournalStream: the levels are written where systemd says that the stream is the journal's,
-// and nowhere else: not to a file that only inherits the variable.
+// TestJournalStream: the levels are written only if the stream is the journal's, as systemd
+// states. A file that only inherits the variable gets none.
 func TestJournalStream(t *testing.T) {
 	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
 	if err != nil {
@@ -177,12 +178,12 @@ func TestJournalStream(t *testing.T) {
 	}
 }
 
-// TestKlogsOwnFlags: where flags of klog say where the log goes, klog writes it as it did before,
-// and a format of canaryd's own cannot be had.
+// TestKlogsOwnFlags: if klog's flags choose the place of the log, klog writes it as before, and
+// canaryd's own formats are refused.
 func TestKlogsOwnFlags(t *testing.T) {
 	for _, test := range []struct {
 		args []string
-		want string // the flag that has klog write
+		want string // the flag that makes klog write
 	}{
 		{nil, ""}, {[]string{"-v=2", "--vmodule=loop=3"}, ""}, {[]string{"--logtostderr=true"}, ""},
 		{[]string{"--skip_headers=false", "--log_file=/tmp/x"}, "log_file"},

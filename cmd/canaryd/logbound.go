@@ -6,17 +6,17 @@ import (
 )
 
 const (
-	// logAtOnce is how many lines of one message are logged at once, and logEvery how often one is
-	// logged after that. A flush logs fewer, and no contention needs more.
+	// logAtOnce is how many lines of one message are logged at once; after that, one is logged
+	// every logEvery. A flush logs fewer, and no contention needs more.
 	logAtOnce = 60
 	logEvery  = time.Second
 	// logMessages is how many messages have a bound of their own. canaryd has about a hundred.
 	logMessages = 500
 )
 
-// A logBound keeps other processes from filling the log: a message that such a process provokes
-// again and again is logged once a second. Each message has its own bound, so that many lines of
-// one hide no other.
+// A logBound keeps other processes from filling the log. A message that such a process causes
+// again and again is logged once a second. Each message has its own bound, so that many lines
+// of one message hide no other.
 type logBound struct {
 	mu       sync.Mutex
 	messages map[string]*messageBound
@@ -25,11 +25,11 @@ type logBound struct {
 type messageBound struct {
 	spent   time.Duration // each line costs logEvery, and time pays it back
 	at      time.Time     // when spent was last updated
-	leftOut int           // lines that were left out since the last one that was written
+	leftOut int           // lines dropped since the last written one
 }
 
-// admit reports whether another line of the message is logged, and returns the values that it adds
-// to the line.
+// admit reports whether to log another line of the message, and returns values to add to that
+// line.
 func (b *logBound) admit(message string) (values []any, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

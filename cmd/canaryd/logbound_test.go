@@ -9,9 +9,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestLogBound: a storm of one message is cut to 60 lines and one a second after that. The next
-// line says how many were left out, other messages are not concerned, and after a quiet minute all
-// is as before.
+// TestLogBound: a storm of one message is cut to 60 lines and then one a second. The next line
+// counts the dropped ones, other messages are not affected, and after a quiet minute the bound
+// starts again.
 func TestLogBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b logBound
@@ -59,7 +59,7 @@ func TestLogBound(t *testing.T) {
 	})
 }
 
-// TestLogBoundIsInTheLog: the logger that canaryd uses has the bound, also behind WithValues.
+// TestLogBoundIsInTheLog: canaryd's logger has the bound, also after WithValues.
 func TestLogBoundIsInTheLog(t *testing.T) {
 	log := newLogger(&lineWriter{}, false).WithValues("a", "b")
 	sink, ok := log.GetSink().(lineSink)

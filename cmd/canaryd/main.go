@@ -31,16 +31,16 @@ type command struct {
 	summary string   // half a line, for the list of commands
 	about   string   // some lines, for its own help
 	flags   []string // names of its flags; see options.flagSet
-	// run returns the exit code. With an error that is exitError, whatever run returns.
+	// run returns the exit code. With an error the exit code is exitError, regardless of run's.
 	run func(context.Context, *options, streams) (int, error)
 }
 
-// streams are what a command writes to.
+// streams are the inputs and outputs of a command.
 type streams struct {
 	out, err io.Writer
 	log      *lineWriter                // of the log; nil: the context has a logger
 	watched  bool                       // err is a terminal
-	in       io.Reader                  // where questions are answered; nil: it is no terminal
+	in       io.Reader                  // answers questions; nil: it is no terminal
 	size     func() (columns, rows int) // of out; nil: it is no terminal
 }
 
@@ -74,7 +74,7 @@ func (c command) slow() bool {
 	return slices.Contains([]string{"check", "restore", "render", "detect", "cleanup"}, c.name)
 }
 
-// words returns the words that may follow a command. One at most is given; the first is the
+// words returns the words that may follow a command. At most one is given; the first is the
 // default.
 func (c command) words() []string {
 	return map[string][]string{"completion": {"bash", "zsh", "fish"}, "health": {"live", "ready"}}[c.name]
@@ -199,7 +199,8 @@ func run(ctx context.Context, args []string, to streams) int {
 	return code
 }
 
-// choose returns the command of a command line, and what follows it. Without a command it is "run".
+// choose returns the command of a command line, and the words after it. Without a command it is
+// "run".
 func choose(args []string) (command, []string, error) {
 	name, rest := "run", args
 	if len(args) > 0 && args[0] != "" && args[0][0] != '-' {
@@ -223,12 +224,12 @@ func fail(to streams, err error) int {
 	return exitError
 }
 
-// rareFlags are the flags of run that its help leaves out, so that it fits a screen.
+// rareFlags are the flags of run that its help omits, so that it fits a screen.
 var rareFlags = []string{"log-format", "replay", "canary-chain", "poll-interval", "drill-every", "lock-file", "lock-wait", "metrics-host", "metrics-required", "max-rules", "cni-results", "standby"}
 
 const helpWidth = 100
 
-// help prints a command's description. That of run, the default command, lists all others.
+// help prints a command's description. For run, the default command, it also lists all others.
 func help(w io.Writer, cmd command, flags *pflag.FlagSet) {
 	if cmd.name == "run" {
 		_, _ = fmt.Fprint(w, "canaryd notices when a process flushes iptables rules, puts them back, and proves it.\n\nUsage: canaryd [COMMAND] [FLAGS]\n\n")

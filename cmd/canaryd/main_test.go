@@ -41,7 +41,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// call runs one command line that ends by itself.
+// call runs one command line that ends without a signal.
 func call(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	return callWithin(t.Context(), args...)
@@ -61,8 +61,8 @@ func TestHelp(t *testing.T) {
 				t.Errorf("exit code %d and %q, want 0 and nothing on stderr", code, stderr)
 			}
 			golden(t, "help-"+c.name, stdout)
-			// It fits a terminal: 24 lines, and 40 for run, which lists the
-			// commands too, and for render, which lists the generator's flags.
+			// It fits a terminal: 24 lines, and 40 for run, which also lists the commands, and
+			// for render, which lists the generator's flags.
 			most := 24
 			if c.name == "run" || c.name == "render" {
 				most = 40
@@ -92,7 +92,7 @@ func TestHelpWithoutCommand(t *testing.T) {
 	}
 }
 
-// TestBadCommandLines: one line that names what is wrong and what is wanted.
+// TestBadCommandLines: the error is one line that names the mistake and the expected input.
 func TestBadCommandLines(t *testing.T) {
 	presets := strings.Join(protect.PresetNames(), ", ")
 	for _, test := range []struct{ args, want string }{
@@ -146,8 +146,8 @@ func TestBadCommandLines(t *testing.T) {
 		{"--mode=observe check", `"check" is one word too many (see canaryd run --help)`},
 	} {
 		t.Run(test.args, func(t *testing.T) {
-			// A line that is taken after all ends at once: no test may guard the machine's own
-			// tables.
+			// A line that is accepted by mistake ends at once, because no test may guard the
+			// machine's own tables.
 			ended, end := context.WithCancel(t.Context())
 			end()
 			code, stdout, stderr := callWithin(ended, strings.Fields(test.args)...)
@@ -161,7 +161,7 @@ func TestBadCommandLines(t *testing.T) {
 	}
 }
 
-// TestNoDaemon: what needs a daemon says so.
+// TestNoDaemon: a command that needs a daemon says so.
 func TestNoDaemon(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	for _, command := range []string{"status", "pause", "resume", "dismiss"} {
@@ -176,8 +176,7 @@ func verdicts(mangle, nat, filter canary.Verdict) api.Verdicts {
 	return api.Verdicts{rules.Mangle: mangle, rules.Nat: nat, rules.Filter: filter}
 }
 
-// status returns a Status whose table is always the same: its times are that
-// long ago, and round.
+// status returns a Status whose table is always the same: its times are round durations ago.
 func status() api.Status {
 	ago := func(d time.Duration) time.Time { return time.Now().Add(-d) }
 	return api.Status{
@@ -341,7 +340,7 @@ func TestCheckTable(t *testing.T) {
 	}
 }
 
-// changes are those of a restore in two tables.
+// changes are the changes of a restore in two tables.
 func changes() []api.TableChange {
 	return []api.TableChange{
 		{Family: rules.IPv4, Table: rules.Nat, Adds: api.Counts{Rules: 1}, Removes: api.Counts{Rules: 93, Chains: 30}, Reorders: 1, Removal: "0123"},
@@ -349,8 +348,8 @@ func changes() []api.TableChange {
 	}
 }
 
-// TestRestoreAsks: what would be removed is refused without --yes, with what to do; --yes
-// agrees to what a dry run shows right before, and to nothing else.
+// TestRestoreAsks: removals are refused without --yes, with a remedy. --yes agrees only to the
+// removals of a dry run right before.
 func TestRestoreAsks(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -396,7 +395,7 @@ func TestRestoreAsks(t *testing.T) {
 	}
 }
 
-// TestPreviewTable: a dry run's counts, and the rules themselves.
+// TestPreviewTable: a dry run shows its counts, and the rules themselves.
 func TestPreviewTable(t *testing.T) {
 	reply := api.RestoreReply{Generation: "0123456789ab", Changes: changes(), Detail: "left as it is, because it cannot be read: ipv6 nat: no"}
 	reply.Changes[0].Lines, reply.Changes[0].More = []string{"-:KUBE-SVC-A - [0:0]", "--A KUBE-SVC-A -j RETURN", "+-A KUBE-SVC-B -j RETURN"}, 120
@@ -442,7 +441,7 @@ func TestRestoreTable(t *testing.T) {
 	}
 }
 
-// TestDefaultsAreGood: complete refuses none of the defaults.
+// TestDefaultsAreGood: complete accepts all defaults.
 func TestDefaultsAreGood(t *testing.T) {
 	for _, c := range commands() {
 		o := &options{}
@@ -465,7 +464,7 @@ func (pauser) Pause(context.Context, api.PauseRequest) (api.PauseReply, error) {
 
 func (pauser) Alive() error { return nil }
 
-// TestOutputThatCannotBeWritten: a command that could not print its answer has not succeeded.
+// TestOutputThatCannotBeWritten: a command that could not print its answer has failed.
 func TestOutputThatCannotBeWritten(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {

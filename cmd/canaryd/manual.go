@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// runManual prints canaryd(8); the repository and the packages have it as a file.
+// runManual prints canaryd(8); the repository and the packages contain it as a file.
 func runManual(_ context.Context, _ *options, to streams) (int, error) {
 	_, err := io.WriteString(to.out, manual())
 	return exitOK, err
@@ -48,7 +48,7 @@ Without a command it is the daemon.
 			fmt.Fprintf(&b, ".PP\n%s", roffLines(c.about))
 		}
 		new(options).flagSet(c).VisitAll(func(f *pflag.Flag) {
-			if !f.Hidden { // those of run are the generator's, which render shows, and klog's
+			if !f.Hidden { // run's hidden flags are the generator's, see render, and klog's
 				writeFlag(&b, f)
 			}
 		})
@@ -112,7 +112,7 @@ func roff(text string) string {
 	return text
 }
 
-// roffLines escapes text and begins a line with each sentence, as roff expects.
+// roffLines escapes text and begins a line for each sentence, as roff expects.
 func roffLines(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(strings.ReplaceAll(strings.Join(strings.Fields(text), " "), ". ", ".\n") + "\n") {

@@ -15,7 +15,7 @@ import (
 
 const manualFile = "../../docs/canaryd.8"
 
-// TestManual: docs/canaryd.8 is what canaryd man prints.
+// TestManual: docs/canaryd.8 is the output of canaryd man.
 func TestManual(t *testing.T) {
 	code, stdout, stderr := call(t, "man")
 	if code != exitOK || stderr != "" {
@@ -35,14 +35,13 @@ func TestManual(t *testing.T) {
 	}
 }
 
-// TestManualIsWellFormed: mandoc finds nothing worse to say than that a line is
-// long.
+// TestManualIsWellFormed: mandoc's worst complaint is that a line is long.
 func TestManualIsWellFormed(t *testing.T) {
 	nstest.NeedProgram(t, "mandoc")
 	if out, err := exec.CommandContext(t.Context(), "mandoc", "-Tlint", "-Wwarning", manualFile).CombinedOutput(); err != nil || len(out) > 0 {
 		t.Errorf("%v: %s", err, out)
 	}
-	// mandoc can tell what is wrong: a macro that there is not.
+	// mandoc can find a mistake: an unknown macro.
 	wrong := filepath.Join(t.TempDir(), "canaryd.8")
 	if err := os.WriteFile(wrong, []byte(manual()+".NOSUCH\n"), 0o644); err != nil {
 		t.Fatal(err)
@@ -52,13 +51,12 @@ func TestManualIsWellFormed(t *testing.T) {
 	}
 }
 
-// TestManualIsComplete: as people read it, it has every command and every flag
-// with its meaning.
+// TestManualIsComplete: the readable page has every command and every flag with its meaning.
 func TestManualIsComplete(t *testing.T) {
 	nstest.NeedProgram(t, "mandoc")
 	page := strings.Join(strings.Fields(nstest.Command(t, "mandoc", "-Tascii", "-Owidth=200", manualFile)), " ")
 	for bold := strings.Index(page, "\b"); bold > 0; bold = strings.Index(page, "\b") {
-		page = page[:bold-1] + page[bold+1:] // overstruck, as printers made letters bold
+		page = page[:bold-1] + page[bold+1:] // overstruck, like bold letters on printers
 	}
 	flags := 0
 	for _, s := range suggestions() {

@@ -20,7 +20,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// nativeGuard is what guards the native tables that --protect names.
+// A nativeGuard has the parts that guard the native tables that --protect names.
 type nativeGuard struct {
 	cfg daemon.NativeConfig
 	// woken is closed once there is a table to guard; nil: --protect names none.
@@ -28,8 +28,8 @@ type nativeGuard struct {
 	closeIt func()
 }
 
-// guardNative makes what guards the native tables that --protect names. As long as none of them
-// stands it hears of no commits. The caller must call closeIt.
+// guardNative makes a nativeGuard. As long as none of its tables exists it hears of no commits.
+// The caller must call closeIt.
 func (o *options) guardNative(kernel *iptables.Kernel) (nativeGuard, error) {
 	if !o.selector.Native() {
 		return nativeGuard{closeIt: func() {}}, nil
@@ -65,8 +65,8 @@ func (b bench) restoreNative(dry bool) ([]api.NativeRestored, error) {
 	})
 }
 
-// checkNative judges the native tables that the last daemon stored. What cannot be judged is
-// unknown.
+// checkNative judges the native tables that the last daemon stored. A table that cannot be
+// judged is unknown.
 func (b bench) checkNative() []api.NativeTable {
 	if !b.o.selector.Native() {
 		return nil
@@ -80,8 +80,8 @@ func (b bench) checkNative() []api.NativeTable {
 	return rows
 }
 
-// returnNative restores a stored generation of a native table. found is false if there is none of
-// that ID.
+// returnNative restores a stored generation of a native table. found is false if no generation
+// has that ID.
 func (b bench) returnNative(ctx context.Context, r api.RestoreRequest) (reply api.RestoreReply, found bool, err error) {
 	if r.Generation == "" {
 		return api.RestoreReply{}, false, nil
@@ -90,7 +90,7 @@ func (b bench) returnNative(ctx context.Context, r api.RestoreRequest) (reply ap
 		reply, found, err = store.RestoreGeneration(ctx, kernel, b.o.selector.ProtectsTable, r)
 		return reply, err
 	})
-	if err == nil && found && !r.DryRun && reply.Refused == "" && reply.Proved() { // as the daemon does, it decides about the broken file
+	if err == nil && found && !r.DryRun && reply.Refused == "" && reply.Proved() { // like the daemon, it decides about the broken file
 		err = b.dropUnread(func(u reload.Unread) bool {
 			return u.Native && slices.ContainsFunc(reply.Native, func(t api.NativeRestored) bool { return u.Table == t.Table })
 		})
@@ -98,8 +98,8 @@ func (b bench) returnNative(ctx context.Context, r api.RestoreRequest) (reply ap
 	return reply, found, err
 }
 
-// withNative does something with native tables and what the last daemon stored of them. The kernel
-// that do gets is nil if it has no nf_tables.
+// withNative calls do with native tables and the last daemon's stored content. do's kernel is
+// nil without nf_tables.
 func withNative[T any](b bench, do func(daemon.NativeKernel, *nativestore.Store) (T, error)) (none T, err error) {
 	store, err := nativestore.Open(b.o.stateDir)
 	if err != nil {
@@ -116,8 +116,8 @@ func withNative[T any](b bench, do func(daemon.NativeKernel, *nativestore.Store)
 	return do(kernel, store)
 }
 
-// renderNative prints a stored generation of a native table, without a daemon. shown is false if
-// there is none of that ID.
+// renderNative prints a stored generation of a native table, without a daemon. shown is false
+// if no generation has that ID.
 func renderNative(o *options, to streams) (shown bool, err error) {
 	if o.generation == "" {
 		return false, nil
@@ -136,8 +136,8 @@ func renderNative(o *options, to streams) (shown bool, err error) {
 	return err == nil, err
 }
 
-// strangerTables names the native tables that stand and that --protect does not name, without those
-// that one process owns: no other can flush these.
+// strangerTables names the existing native tables that --protect does not name, except tables
+// that one process owns, because no other can flush these.
 func (o *options) strangerTables(context.Context) ([]string, error) {
 	standing, err := native.AllStanding(func(id tableid.TableID) bool {
 		return protect.MayProtectTable(id) && !o.selector.ProtectsTable(id)
@@ -151,13 +151,13 @@ func (o *options) strangerTables(context.Context) ([]string, error) {
 	return names, err
 }
 
-// signsOf returns what writers of iptables' tables can be noticed by.
+// signsOf returns the signs by which writers of iptables' tables can be noticed.
 func signsOf(backend iptables.Backend) watch.Signs {
 	return watch.Signs{Commits: backend == iptables.NFT, Lock: backend == iptables.Legacy}
 }
 
-// watchLate watches for commits from the time when there is a native table to guard. On a node with
-// iptables-legacy alone a commit watcher would cost time and find nothing.
+// watchLate watches for commits once there is a native table to guard. On a node with only
+// iptables-legacy a commit watcher would take time and find nothing.
 func (g nativeGuard) watchLate(ctx context.Context, all watch.Watchers) error {
 	select {
 	case <-ctx.Done():

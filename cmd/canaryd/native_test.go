@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// nativeNode is a node on which kube-proxy writes native tables only, after a flush of a map and
-// one of the ruleset.
+// nativeNode is a node on which kube-proxy writes only native tables, after a flush of a map
+// and another of the ruleset.
 func nativeNode() api.Status {
 	s := status()
 	s.DisabledFamilies, s.Backend.Reason = nil, "iptables' tables hold no rules, and nft is the default"
@@ -45,7 +45,7 @@ func nativeNode() api.Status {
 	return s
 }
 
-// TestNativeNode: a node in nftables mode is shown in nftables' words, first of all.
+// TestNativeNode: status shows a node in nftables mode in nftables' words, before all else.
 func TestNativeNode(t *testing.T) {
 	for name, change := range map[string]func(*api.Status){
 		"native": func(*api.Status) {},
@@ -75,7 +75,7 @@ func TestNativeNode(t *testing.T) {
 	}
 }
 
-// TestNativeFlush: a record of native tables alone says nothing of iptables' tables.
+// TestNativeFlush: a record with only native tables does not mention iptables' tables.
 func TestNativeFlush(t *testing.T) {
 	at := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
 	for i, name := range []string{"flush-native-ruleset", "flush-native-map"} {

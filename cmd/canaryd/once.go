@@ -23,15 +23,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A bench is what a command works with when no daemon runs: the kernel, and what the last daemon
-// stored.
+// A bench has the tools of a command without a daemon: the kernel, and the last daemon's store.
 type bench struct {
 	o      *options
 	kernel *iptables.Kernel
 	store  *reload.Store
 }
 
-// withBench runs do without a daemon, and lets none start meanwhile. writes says that do may write.
+// withBench runs do without a daemon, and lets none start meanwhile. writes means that do may
+// write.
 func withBench(ctx context.Context, o *options, writes bool, do func(bench) (int, error)) (code int, err error) {
 	release, err := here.Exclude()
 	if err != nil {
@@ -48,7 +48,7 @@ func withBench(ctx context.Context, o *options, writes bool, do func(bench) (int
 	return code, cmp.Or(err, kernel.Close())
 }
 
-// expandGeneration makes the beginning of a stored generation's ID, where no daemon runs, the ID.
+// expandGeneration completes a shortened ID of a stored generation, if no daemon runs.
 func (o *options) expandGeneration() (err error) {
 	o.generation, err = reload.ExpandID(o.generation, append(reload.StoredIDs(o.stateDir), nativestore.IDs(o.stateDir)...))
 	return err
@@ -58,7 +58,8 @@ func (b bench) replayer() reload.Replayer {
 	return reload.Replayer{Kernel: b.kernel, Canary: b.o.canaryChain, Protection: b.o.selector.Protection(), Supplier: iptables.NewSets()}
 }
 
-// job returns a job on stored rules. An operator asked for it, so it waits for no jump grace.
+// job returns a job on stored rules. An operator requested it, so it does not wait for the jump
+// grace.
 func (b bench) job(g rules.Generation, marks canary.Marks) reload.Job {
 	j := reload.Job{Families: b.kernel.Families(), Generation: g, Marks: marks, Quiet: map[rules.Family]bool{}}
 	for _, f := range j.Families {
@@ -76,7 +77,8 @@ func runCheck(ctx context.Context, o *options, to streams) (int, error) {
 	return code, err
 }
 
-// look asks the daemon for the verdicts or, without one, judges what the last daemon stored.
+// look requests the verdicts from the daemon. Without a daemon it judges the last daemon's
+// stored rules.
 func look(ctx context.Context, o *options, to streams) (int, error) {
 	status, err := o.client().Look(ctx)
 	if err == nil && status.NothingProtected != nil && o.output == "line" {
@@ -129,7 +131,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 	})
 }
 
-// report prints the verdicts of a status, and what else a look has to say.
+// report prints the verdicts of a status, and the other findings of a look.
 func report(o *options, to streams, s api.Status) (int, error) {
 	var err error
 	if o.output == "line" {
@@ -148,7 +150,8 @@ func report(o *options, to streams, s api.Status) (int, error) {
 	}
 }
 
-// runRender prints a generation: the daemon's, else the stored one, else what the kernel holds now.
+// runRender prints a generation: the daemon's, else the stored one, else the kernel's present
+// rules.
 func runRender(ctx context.Context, o *options, to streams) (int, error) {
 	family := o.families[0]
 	if !o.uses("snapshot") || o.rulesDir != "" {
@@ -185,7 +188,7 @@ func runRender(ctx context.Context, o *options, to streams) (int, error) {
 	return exitOK, err
 }
 
-// generation returns what runRender prints without a daemon.
+// generation returns the generation that runRender prints without a daemon.
 func (b bench) generation(ctx context.Context, to streams) (rules.Generation, error) {
 	if b.o.generation != "" {
 		stored, note, err := b.store.Show(b.o.generation)
@@ -277,7 +280,7 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 		o.maxRules = 0 // a chain that is left out could not be removed
 		_, err = withBench(ctx, o, true, func(b bench) (int, error) {
 			err := onrequest.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules)
-			state, _, _ := b.store.LoadState() // of a state that cannot be read, it is not known which tables canaryd made
+			state, _, _ := b.store.LoadState() // after an unreadable state, the tables that canaryd made are unknown
 			onrequest.RemoveMade(ctx, b.kernel, state.MadeTables)
 			return exitOK, errors.Join(err, native.RemoveWitnesses(b.kernel.Port()), nativestore.Forget(o.stateDir), b.store.Forget())
 		})

@@ -23,7 +23,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// options has the flags of all commands, as they were given.
+// options has the values of all commands' flags.
 type options struct {
 	source, protect, metricsHosts    []string
 	mode, replay, backend, ipFamily  string
@@ -56,7 +56,7 @@ type options struct {
 	families []rules.Family   // made of ipFamily
 }
 
-// lookFlags returns the flags that say which tables are read, and how.
+// lookFlags returns the flags that choose the tables to read, and the way to read them.
 func lookFlags() []string {
 	return []string{"protect", "backend", "ip-family", "canary-chain", "lock-file", "lock-wait", "state-dir", "socket", "output"}
 }
@@ -126,7 +126,7 @@ func (o *options) allFlags() *pflag.FlagSet {
 	return all
 }
 
-// flagSet returns cmd's flags together with klog's. Help shows only the verbosity of the latter.
+// flagSet returns cmd's flags and klog's. Of klog's, help shows only the verbosity.
 func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all := o.allFlags()
 	if cmd.name == "check" {
@@ -159,8 +159,8 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	return flags
 }
 
-// klogOwns returns a flag of klog's that says where or how lines are written; "" if there is none.
-// With one klog itself writes them, as it did before canaryd had levels.
+// klogOwns returns a flag of klog's that chooses the place or format of lines; "" if none is
+// set. With such a flag klog itself writes the lines, as it did before canaryd had levels.
 func klogOwns(flags *pflag.FlagSet) (name string) {
 	logging := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(logging)
@@ -172,7 +172,7 @@ func klogOwns(flags *pflag.FlagSet) (name string) {
 	return name
 }
 
-// logger returns the logger that the flags ask for, and gives it to klog, too.
+// logger returns the logger that the flags choose, and also gives it to klog.
 func (o *options) logger(flags *pflag.FlagSet, to *lineWriter) klog.Logger {
 	if klogOwns(flags) != "" {
 		return klogLogger()
@@ -182,8 +182,8 @@ func (o *options) logger(flags *pflag.FlagSet, to *lineWriter) klog.Logger {
 	return log
 }
 
-// flagValues returns the values that a command's flags may have, by flag. --protect takes globs as
-// well.
+// flagValues returns the possible values of a command's flags, by flag. --protect also takes
+// globs.
 func flagValues(cmd command) map[string][]string {
 	values := map[string][]string{
 		"source":            {"snapshot", "manifest"},

@@ -8,10 +8,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// The oldest kernel that canaryd was ever run on; see docs/measured.md.
+// The oldest kernel on which canaryd was tried; see docs/measured.md.
 const oldestMajor, oldestMinor = 4, 18
 
-// kernelRelease returns what uname -r prints.
+// kernelRelease returns the output of uname -r.
 func kernelRelease() (string, error) {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
@@ -20,8 +20,8 @@ func kernelRelease() (string, error) {
 	return unix.ByteSliceToString(name.Release[:]), nil
 }
 
-// platformWarnings returns a line for each reason why canaryd is known not to work, or was never
-// tried, on a kernel of that release and with that evidence.
+// platformWarnings returns a line for each doubt about a kernel of that release with that
+// evidence. canaryd is known not to work there, or was never tried.
 func platformWarnings(release string, e iptables.Evidence) []string {
 	var lines []string
 	var major, minor int

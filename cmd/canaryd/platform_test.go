@@ -39,7 +39,8 @@ func TestPlatformWarnings(t *testing.T) {
 	}
 }
 
-// TestDetectWarns: a kernel without either backend is warned of, and detect's output is the same.
+// TestDetectWarns: detect warns of a kernel without either backend, and its output is
+// unchanged.
 func TestDetectWarns(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		done := make(chan struct{})

@@ -20,7 +20,7 @@ const shownFlushes = 10
 
 func printJSON(w io.Writer, value any) error { return terminal.JSON(w, value) }
 
-// show prints value as JSON if output says so, and else what write writes for people.
+// show prints value as JSON if output says so, and else the text of write, for people.
 func show(w io.Writer, output string, value any, write func(io.Writer)) error {
 	if output == "json" {
 		return printJSON(w, value)
@@ -29,7 +29,7 @@ func show(w io.Writer, output string, value any, write func(io.Writer)) error {
 	return err
 }
 
-// printVerdicts prints what check found: the verdicts and, where these do not say it all, the
+// printVerdicts prints the result of check: the verdicts and, if they do not suffice, the
 // headline.
 func printVerdicts(w io.Writer, output string, s api.Status) error {
 	s.Native = s.NativeRows()
@@ -49,7 +49,7 @@ func printVerdicts(w io.Writer, output string, s api.Status) error {
 	})
 }
 
-// writeVerdicts writes the verdicts, those first that are on most of the guarded rules.
+// writeVerdicts writes the verdicts, first the kind of tables with most of the guarded rules.
 func writeVerdicts(w io.Writer, s api.Status) {
 	rows := [][]string{{"FAMILY", "TABLE", "VERDICT"}}
 	for id, v := range api.Tables(s.Families) {
@@ -100,7 +100,7 @@ func printStatus(w io.Writer, output string, s api.Status) error {
 	return show(w, output, s, func(w io.Writer) { writeStatus(w, s) })
 }
 
-// writeStatus writes health, what an operator has to know, verdicts, flushes, stored generations.
+// writeStatus writes health, warnings, verdicts, flushes and stored generations.
 func writeStatus(w io.Writer, s api.Status) {
 	fmt.Fprintf(w, "%s\n%s%s", healthText(w, s), guardsText(s), ownersText(s))
 	for _, text := range []string{
@@ -190,7 +190,7 @@ func acceptedText(list []api.Accepted) string {
 	return text.String()
 }
 
-// troubleText says what is wrong with the backend, the journal, the HTTP address and families.
+// troubleText describes troubles of the backend, the journal, the HTTP address and families.
 func troubleText(s api.Status) string {
 	var text strings.Builder
 	if s.Backend.Mixed {
@@ -220,7 +220,7 @@ func troubleText(s api.Status) string {
 	return text.String()
 }
 
-// stateText says that the latest rules are not on disk; "" if they are.
+// stateText warns that the latest rules are not on disk; "" if they are.
 func stateText(s api.Status) string {
 	if s.StateError == "" {
 		return ""
@@ -257,7 +257,7 @@ func sourceErrorsText(list []api.SourceError) string {
 	return text.String()
 }
 
-// ownerlessText says what to do about rules that no process maintains.
+// ownerlessText names the remedies for rules that no process maintains.
 func ownerlessText(o *api.OwnerlessRules) string {
 	if o == nil {
 		return ""
@@ -277,7 +277,7 @@ func decisionText(d *api.Decision) string {
 		plain(oneLine(d.Reason)), d.Restore, d.Dismiss)
 }
 
-// line is a line of a status that begins with a name; nothing if there is no text.
+// line is a line of a status that begins with a name; empty without a text.
 func line(name, text string) string {
 	if text == "" {
 		return ""
@@ -311,7 +311,7 @@ func writeFlushes(w io.Writer, s api.Status) {
 	}
 }
 
-// endText says how a flush ended, and how many like it followed.
+// endText describes the end of a flush, and counts its repetitions.
 func endText(f api.Flush) string {
 	if f.Repeated == nil {
 		return f.OutcomeText()
@@ -319,10 +319,10 @@ func endText(f api.Flush) string {
 	return f.OutcomeText() + "; " + f.Repeated.Text()
 }
 
-// absentText says how long the rules of a record were missing, or have been missing so far.
+// absentText words how long the rules of a record were missing, or have been missing so far.
 func absentText(f api.Flush) string { return f.AbsentText(time.Now()) }
 
-// writeStored lists the generations that restore may be asked for, other than the one in force.
+// writeStored lists the generations that restore can take, except the one in force.
 func writeStored(w io.Writer, s api.Status) {
 	var rows [][]string
 	for _, g := range s.Stored {
@@ -347,7 +347,7 @@ func numberText(n *int) string {
 	return strconv.Itoa(*n)
 }
 
-// madeText says what made a stored generation, and why it must not be restored here.
+// madeText describes the origin of a stored generation, and why it must not be restored here.
 func madeText(made reload.Made, foreign string) string {
 	text := cmp.Or(map[reload.Made]string{
 		reload.MadeAtStart:  "the rules at the start",
@@ -370,7 +370,7 @@ func scope(f api.Flush) string {
 	return strings.Join(words, " ")
 }
 
-// ago returns how long ago t was, in seconds or minutes.
+// ago words the time since t, in seconds or minutes.
 func ago(t time.Time) string {
 	if t.IsZero() {
 		return "never"

@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/protect"
 )
 
-// nativeRows are the rows of a table of native tables, with its heading.
+// nativeRows returns the rows of a table of native tables, with its heading.
 func nativeRows(native []api.NativeTable) [][]string {
 	rows := [][]string{{"NATIVE TABLE", "VERDICT", "CHAINS", "RULES", "ELEMENTS"}}
 	for _, t := range native {
@@ -26,7 +26,7 @@ func nativeRows(native []api.NativeTable) [][]string {
 	return rows
 }
 
-// nativeText says what else is to be known of native tables.
+// nativeText lists further facts about native tables.
 func nativeText(s api.Status) string {
 	text := ""
 	for _, t := range s.Native {
@@ -61,7 +61,7 @@ func nativeText(s api.Status) string {
 	return text
 }
 
-// witnessText says in which families the witness does not stand, or has another name than usual.
+// witnessText names the families without a witness, or with a witness of an unusual name.
 func witnessText(tables []api.NativeTable) (text string) {
 	said := map[string]bool{}
 	for _, t := range tables {
@@ -95,7 +95,7 @@ func writeNativeStored(w io.Writer, s api.Status) {
 	writeTable(w, rows)
 }
 
-// writeRestored says what became of native tables that were asked back, below everything else.
+// writeRestored describes the results for requested native tables, below everything else.
 func writeRestored(w io.Writer, tables []api.NativeRestored, what string) {
 	if len(tables) == 0 {
 		return

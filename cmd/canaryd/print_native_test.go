@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 )
 
-// TestWitnessText: status says once for each family that its witness does not stand, or that it has
-// another name than the documents give it.
+// TestWitnessText: status reports once for each family that its witness is missing, or that it
+// has another name than in the documents.
 func TestWitnessText(t *testing.T) {
 	table := func(family, name, witness string, verdict canary.Verdict) api.NativeTable {
 		return api.NativeTable{Family: family, Table: family + " " + name, Witness: witness, Verdict: verdict}

@@ -12,9 +12,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// checkDeclared asks the kernel whether it takes the declared rules, and prints the file and line
-// of each refused one. It does not ask a running daemon, which has its own flags and so its own
-// files.
+// checkDeclared checks whether the kernel takes the declared rules, and prints the file and
+// line of each refused one. It does not query a running daemon, which has its own flags and so
+// its own files.
 func checkDeclared(ctx context.Context, o *options, to streams) (code int, err error) {
 	kernel, err := iptables.Open(ctx, o.kernelConfig())
 	if err != nil {
@@ -41,7 +41,7 @@ func checkDeclared(ctx context.Context, o *options, to streams) (code int, err e
 		for _, t := range protect.Tables() {
 			for _, r := range refused[f.Table(t)] {
 				_, where := all.Origin(f, t, r.Chain, r.Rule)
-				_, _ = fmt.Fprintf(to.err, "canaryd: refused: %s: %s %s -A %s %s (%s)\n", // printing may fail; the exit code says it too
+				_, _ = fmt.Fprintf(to.err, "canaryd: refused: %s: %s %s -A %s %s (%s)\n", // printing may fail; the exit code shows it too
 					plain(where), f, t, plain(r.Chain), plain(r.Rule.Label()), plain(oneLine(r.Reason)))
 			}
 		}

@@ -17,7 +17,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A restorer carries out a request to restore: the daemon does, or this process without one.
+// A restorer carries out a request to restore: the daemon, or this process without one.
 type restorer func(context.Context, api.RestoreRequest) (api.RestoreReply, error)
 
 // runRestore replays now, through the daemon if one runs.
@@ -29,8 +29,9 @@ func runRestore(ctx context.Context, o *options, to streams) (int, error) {
 	return withBench(ctx, o, true, func(b bench) (int, error) { return o.restoreBy(ctx, to, b.restore) })
 }
 
-// restoreBy restores, and prints the result. --yes agrees to what a dry run right before shows. If
-// another process writes in between and the restore would remove more, it removes nothing.
+// restoreBy restores, and prints the result. --yes agrees to the removals of a dry run right
+// before. If another process writes in between and the restore would remove more, it removes
+// nothing.
 func (o *options) restoreBy(ctx context.Context, to streams, restore restorer) (int, error) {
 	request := api.RestoreRequest{Generation: o.generation, DryRun: o.dryRun}
 	if o.yes && !o.dryRun {
@@ -54,7 +55,7 @@ func (o *options) restoreBy(ctx context.Context, to streams, restore restorer) (
 	return exitError, o.refusal(reply)
 }
 
-// refusal says why a restore wrote nothing or not everything, and what to do.
+// refusal explains why a restore wrote only a part, or nothing, and names the remedy.
 func (o *options) refusal(reply api.RestoreReply) error {
 	if len(reply.Outcomes) > 0 {
 		return fmt.Errorf("not everything was written, because another process wrote meanwhile: %s; look at it with --dry-run", reply.Refused)
@@ -96,7 +97,7 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 	reply.Baseline = name
 	if err == nil && reply.Refused == "" && r.Generation == "" { // generations have iptables' rules only
 		var failed error
-		if reply.Native, failed = b.restoreNative(r.DryRun); failed != nil { // what was done to iptables' tables is said all the same
+		if reply.Native, failed = b.restoreNative(r.DryRun); failed != nil { // the result for iptables' tables is reported anyway
 			reply.Native = append(reply.Native, api.NativeRestored{Table: "native tables", Outcome: reload.Failed, Detail: failed.Error()})
 		}
 	}
@@ -114,7 +115,7 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 	if undo != stored.ID {
 		reply.Undo = undo
 	}
-	if r.Generation != "" && reply.Refused == "" && reply.Proved() { // as the daemon does, it decides about broken files
+	if r.Generation != "" && reply.Refused == "" && reply.Proved() { // like the daemon, it decides about broken files
 		err = errors.Join(err, b.dropUnread(func(u reload.Unread) bool { return !u.Native }))
 	}
 	return reply, errors.Join(err, b.store.Save(stored),

@@ -47,7 +47,8 @@ func runDaemon(ctx context.Context, o *options, _ streams) (int, error) {
 			}
 		}
 		tell("STATUS=Looking for rules that show which backend is in use")
-		// Firewalls that systemd starts after canaryd need not wait: there is nothing to guard.
+		// Firewalls that systemd starts after canaryd need not wait, because there are no rules
+		// to guard.
 		awaitEvidence(ctx, o.gatherEvidence, func() {
 			tell("READY=1\nSTATUS=There are no rules yet; waiting a moment for an owner that shows which backend is in use")
 		})
@@ -101,7 +102,7 @@ func (o *options) lastBackend(ctx context.Context) iptables.Backend {
 	return last
 }
 
-// serve runs the loop, its watchers and its faces, and waits for all of them.
+// serve runs the loop, its watchers and its faces, and waits for them to end.
 func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *reload.Store) error {
 	log := klog.FromContext(ctx)
 	saveMemory()
@@ -212,7 +213,8 @@ func (o *options) elsewhere(ctx context.Context, backend iptables.Backend) (daem
 	}, nil
 }
 
-// nodeName returns the node's name for the page: the DaemonSet's, else the host's.
+// nodeName returns the node's name for the page: the DaemonSet's variable, else the host's
+// name.
 func nodeName() string {
 	if name := os.Getenv("NODE_NAME"); name != "" {
 		return name
@@ -224,18 +226,19 @@ func nodeName() string {
 	return name
 }
 
-// saveMemory lets the heap grow by half between collections, instead of doubling, unless GOGC is
-// set. At 20,000 rules a quiet daemon kept 28 MiB resident on nft and 27 MiB on legacy, 14 MiB of
-// them pages of its program file. While it started it had at most 39 and 40 MiB (make
-// bench-detect).
+// saveMemory lets the heap grow by half between collections, instead of doubling, unless GOGC
+// is set. At 20,000 rules a quiet daemon kept 28 MiB resident on nft and 27 MiB on legacy. Of
+// these, 14 MiB were pages of its program file. While it started it had at most 39 and 40 MiB
+// (make bench-detect).
 func saveMemory() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)
 	}
 }
 
-// keepWithinGroup limits the heap to the memory that the control group allows, unless GOMEMLIMIT is
-// set. Without it the kernel ends canaryd where a collection would have helped.
+// keepWithinGroup limits the heap to the memory that the control group allows, unless
+// GOMEMLIMIT is set. Otherwise the kernel could end canaryd although a collection would have
+// sufficed.
 func keepWithinGroup(log klog.Logger) {
 	if os.Getenv("GOMEMLIMIT") != "" {
 		return
@@ -252,8 +255,8 @@ func keepWithinGroup(log klog.Logger) {
 }
 
 // freeMemory returns free memory to the kernel. It collects twice, because the content of a
-// sync.Pool outlives the first collection. encoding/json keeps the buffer there in which it wrote
-// the generation: 2 MiB at 20,000 rules.
+// sync.Pool outlives the first collection. encoding/json keeps there the buffer for the
+// generation: 2 MiB at 20,000 rules.
 func freeMemory() {
 	runtime.GC()
 	debug.FreeOSMemory()
@@ -262,7 +265,7 @@ func freeMemory() {
 // startWatcher starts the watchers that the guarded tables need.
 func startWatcher(ctx context.Context, group *errgroup.Group, all watch.Watchers, backend iptables.Backend, guarded nativeGuard) {
 	signs := signsOf(backend)
-	ctx = klog.NewContext(ctx, severity.Warnings(klog.FromContext(ctx))) // until a watch works again, the poll looks
+	ctx = klog.NewContext(ctx, severity.Warnings(klog.FromContext(ctx))) // until a watch works again, canaryd polls
 	group.Go(func() error { return all.Run(ctx, signs) })
 	if !signs.Commits {
 		group.Go(func() error { return guarded.watchLate(ctx, all) })

@@ -22,8 +22,8 @@ func TestSigns(t *testing.T) {
 	}
 }
 
-// TestWatchLate: a node with iptables-legacy subscribes to commits once there is a native table to
-// guard, and not before.
+// TestWatchLate: a node with iptables-legacy subscribes to commits only once there is a native
+// table to guard.
 func TestWatchLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

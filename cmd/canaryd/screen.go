@@ -25,14 +25,14 @@ const (
 	yellow = terminal.Yellow
 )
 
-// Text of other processes is shown by these only.
+// Only these functions show text of other processes.
 var (
 	plain, plainJSON, oneLine = terminal.Plain, terminal.PlainJSON, terminal.OneLine
 	paint, textFor            = terminal.Paint, terminal.TextFor
 )
 
-// colourOf returns the colour of a table's cell. Only the present state and outcomes have one: a
-// loss that is over must not alarm.
+// colourOf returns the colour of a table's cell. Only the present state and outcomes have one,
+// because a past loss must not alarm.
 func colourOf(heading, cell string) colour {
 	verdict, outcome := canary.Verdict(cell), reload.Outcome(cell)
 	switch {
@@ -48,14 +48,14 @@ func colourOf(heading, cell string) colour {
 }
 
 const (
-	// patience is how long a command may run before it shows that it is at work.
+	// patience is how long a command may run before it shows that it is still working.
 	patience = time.Second
 	// eraseLine moves the cursor to the start of the line and empties the line.
 	eraseLine = "\r\x1b[K"
 )
 
-// atWork shows each second on a terminal how long a command has been running. The line disappears
-// when the command prints something or ends.
+// atWork shows on a terminal, each second, how long a command has been running. The line
+// disappears when the command prints something or ends.
 func atWork(ctx context.Context, to io.Writer, name string) (done func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
@@ -94,7 +94,7 @@ func (a after) Write(p []byte) (int, error) {
 	return a.Writer.Write(p)
 }
 
-// behind returns to with first called before each write.
+// behind returns streams that call first before each write.
 func (to streams) behind(first func()) streams {
 	if s, ok := to.out.(screen); ok {
 		to.out = screen{Writer: after{s.Writer, first}}

@@ -17,8 +17,8 @@ import (
 
 var colours = regexp.MustCompile("\x1b\\[[0-9]+m")
 
-// TestScreen: what is shown on a terminal is what is printed elsewhere, in the
-// same columns, with colours.
+// TestScreen: a terminal shows the same text as any other output, in the same columns, with
+// colours.
 func TestScreen(t *testing.T) {
 	s := status()
 	for _, output := range []string{"table", "json"} {
@@ -38,8 +38,8 @@ func TestScreen(t *testing.T) {
 	}
 }
 
-// TestColours: what is well is green, what is not known yellow, what is lost red;
-// what was lost once and is back has no colour.
+// TestColours: intact tables are green, unknown ones yellow, and lost ones red. A past loss has
+// no colour.
 func TestColours(t *testing.T) {
 	var out bytes.Buffer
 	err := printVerdicts(screen{Writer: &out}, "table", api.Status{Families: map[rules.Family]api.Verdicts{
@@ -71,8 +71,8 @@ func TestColours(t *testing.T) {
 	}
 }
 
-// TestAtWork: who takes long says so each second, in a line that is gone before
-// anything else is printed; who is done within a second says nothing.
+// TestAtWork: a slow command reports each second that it works, in a line that disappears
+// before any other output. A command that ends within a second reports nothing.
 func TestAtWork(t *testing.T) {
 	for _, test := range []struct {
 		takes time.Duration

@@ -17,7 +17,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// declaredSources returns the sources that declare rules, which the snapshot does not.
+// declaredSources returns the sources that declare rules; the snapshot is none.
 func (o *options) declaredSources(families []rules.Family, randomFully bool) ([]source.Source, error) {
 	var sources []source.Source
 	if o.uses("manifest") {
@@ -33,7 +33,7 @@ func (o *options) declaredSources(families []rules.Family, randomFully bool) ([]
 	return sources, nil
 }
 
-// sourceNames returns the sources in use as metrics and status name them.
+// sourceNames returns the sources in use by their names in metrics and status.
 func (o *options) sourceNames() []string {
 	names := slices.Clone(o.source)
 	if o.rulesDir != "" {
@@ -42,7 +42,7 @@ func (o *options) sourceNames() []string {
 	return names
 }
 
-// learned returns what the snapshot source learns from the kernel.
+// learned returns the rules that the snapshot source learns from the kernel.
 func (o *options) learned() rules.Protection {
 	p := o.selector.Protection()
 	if !o.uses("snapshot") {
@@ -51,8 +51,8 @@ func (o *options) learned() rules.Protection {
 	return p
 }
 
-// declared is what a running daemon gets from files. The zero value is for a daemon without
-// declared sources.
+// declared has a running daemon's declarations from files. The zero value is for a daemon
+// without declared sources.
 type declared struct {
 	watcher *source.Watcher
 	first   source.Declared
@@ -61,10 +61,10 @@ type declared struct {
 	news    chan []api.SourceError
 }
 
-// declare loads the declared sources, if there are any. It refuses if kube-proxy owns the chains
-// that they claim. Broken files do not end canaryd: the rest is guarded, with what those files said
-// to an earlier run if the state folder has it. failed is called with a source whenever its files
-// turn out to be broken.
+// declare loads the declared sources, if there are any. It refuses if kube-proxy owns the
+// chains that they claim. Broken files do not end canaryd. It guards the rest and, if the state
+// folder has them, the broken files' rules of an earlier run. failed is called with a source
+// whenever its files are found broken.
 func (o *options) declare(ctx context.Context, kernel *iptables.Kernel, failed func(string)) (declared, error) {
 	sources, err := o.declaredSources(kernel.Families(), kernel.Info().RandomFully)
 	if err != nil || len(sources) == 0 {
@@ -90,7 +90,7 @@ func (o *options) declare(ctx context.Context, kernel *iptables.Kernel, failed f
 	return d, nil
 }
 
-// declaration returns what the files declare at the start, or nil.
+// declaration returns the files' declaration at the start, or nil.
 func (d declared) declaration() *daemon.Declaration {
 	if d.watcher == nil || !d.first.Known() {
 		return nil
@@ -117,7 +117,7 @@ func declarationOf(d source.Declared) daemon.Declaration {
 	}
 }
 
-// run watches the files and hands what they declare to the daemon.
+// run watches the files and passes their declarations to the daemon.
 func (d declared) run(ctx context.Context, group *errgroup.Group) {
 	if d.watcher == nil {
 		return
@@ -127,7 +127,7 @@ func (d declared) run(ctx context.Context, group *errgroup.Group) {
 	group.Go(func() error { return forward(ctx, d.watcher.Problems(), d.news, errorsOf) })
 }
 
-// forward converts what comes from one channel, and sends it to another, until ctx ends.
+// forward converts the values from one channel, and sends them to another, until ctx ends.
 func forward[A, B any](ctx context.Context, from <-chan A, to chan<- B, convert func(A) B) error {
 	for {
 		select {
@@ -142,10 +142,10 @@ func forward[A, B any](ctx context.Context, from <-chan A, to chan<- B, convert 
 	}
 }
 
-// withoutLog returns a context without a log, for commands that print what would be logged.
+// withoutLog returns a context without a log, for commands that print the same facts.
 func withoutLog(ctx context.Context) context.Context { return klog.NewContext(ctx, klog.Logger{}) }
 
-// printSkips prints which objects declare no rules, and returns how many of them are errors.
+// printSkips prints the objects that declare no rules, and returns how many of them are errors.
 func printSkips(to streams, all source.Declared) (errs int) {
 	for _, skip := range all.Skips {
 		word := "skipped:"
@@ -163,7 +163,7 @@ func renderDeclared(ctx context.Context, o *options, to streams, family rules.Fa
 	if o.generation != "" {
 		return exitError, errors.New("--generation names a stored generation; --source=manifest prints the rules of files")
 	}
-	// Every iptables that canaryd works with has --random-fully (1.6.2).
+	// Every iptables that canaryd supports has --random-fully (1.6.2).
 	sources, err := o.declaredSources([]rules.Family{family}, true)
 	if err != nil {
 		return exitError, err

@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// openStandby opens what translates while nat rules are missing, if --standby asks for it. The
-// caller must call closeIt before it closes the kernel.
+// openStandby opens the standby, which translates while nat rules are missing, if --standby
+// requests it. The caller must call closeIt before it closes the kernel.
 func (o *options) openStandby(kernel *iptables.Kernel, hints *watch.Hints) (cfg daemon.StandbyConfig, closeIt func(), err error) {
 	none := func() {}
 	legacy := kernel.Info().Backend != iptables.NFT
@@ -38,7 +38,7 @@ func (o *options) openStandby(kernel *iptables.Kernel, hints *watch.Hints) (cfg 
 	case err != nil && legacy: // such a kernel may have no nf_tables
 		cfg.NativeOff = err.Error()
 		return cfg, none, nil
-	case err != nil && cfg.Auto: // it was not asked for
+	case err != nil && cfg.Auto: // it was not requested
 		severity.Notices(klog.Background()).Info("There is no standby: its sockets could not be opened; nothing else depends on it", "reason", err)
 		cfg.Off, cfg.NativeOff = err.Error(), err.Error()
 		return cfg, none, nil
@@ -49,8 +49,8 @@ func (o *options) openStandby(kernel *iptables.Kernel, hints *watch.Hints) (cfg 
 	return cfg, func() { _ = opened.Close() }, nil
 }
 
-// room returns how much memory the control group still allows. A limit that cannot be read is none:
-// keepWithinGroup has logged it.
+// room returns how much memory the control group still allows. A limit that cannot be read
+// counts as none; keepWithinGroup has logged it.
 func room() int64 {
 	free, _ := cgroup.Room(os.DirFS("/"))
 	return free

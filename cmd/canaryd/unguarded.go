@@ -16,51 +16,51 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// unguardedFound has the chains and rules of iptables' tables that nothing guards, as detect prints
-// them.
+// unguardedFound has the unguarded chains and rules of iptables' tables, for the output of
+// detect.
 type unguardedFound struct {
 	Chains []foundChain `json:"unguarded,omitempty"`
-	// Rules are single rules of built-in chains, and More how many rules have no place among the
+	// Rules are single rules of built-in chains. More counts the rules that are not in the
 	// first ruleLines lines.
 	Rules []foundRule `json:"unguardedRules,omitempty"`
 	More  int         `json:"unguardedRulesMore,omitempty"`
-	// NotGuarded has the counts of the status: without firewall managers' chains, rules and tables.
+	// NotGuarded has the counts in the status: without firewall managers' chains, rules and
+	// tables.
 	NotGuarded api.Unguarded `json:"notGuarded"`
-	// Unknown says which tables could not be read, and why.
+	// Unknown names the tables that could not be read, with the reasons.
 	Unknown []string `json:"unguardedUnknown,omitempty"`
 }
 
-// A foundChain is a chain of iptables' tables that nothing guards.
+// A foundChain is an unguarded chain of iptables' tables.
 type foundChain struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
 	Chain  string          `json:"chain"`
 	Rules  int             `json:"rules"`
-	// NotRead: the chain has too many rules.
+	// NotRead means that the chain has too many rules.
 	NotRead bool `json:"notRead,omitempty"`
 	foundOwner
 }
 
-// A foundRule is a rule of a built-in chain that nothing guards, or several for which the same is
-// to be said.
+// A foundRule is an unguarded rule of a built-in chain, or several that share one remark.
 type foundRule struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
 	Chain  string          `json:"chain"`
-	Rule   string          `json:"rule"` // the first one's text, of ruleBytes at most
+	Rule   string          `json:"rule"` // the first one's text, at most ruleBytes
 	Rules  int             `json:"rules"`
 	foundOwner
-	// Alike: the rules differ in numbers and addresses only. Each has a word, and no one word names
-	// just these.
+	// Alike means that the rules differ in numbers and addresses only. Each has a word, and no
+	// single word names just these.
 	Alike bool `json:"alike,omitempty"`
 }
 
-// A foundOwner is the owner that a chain's name or a rule's form shows, or the firewall manager; ""
-// if none is known.
+// A foundOwner is the owner, or the firewall manager, by a chain's name or a rule's form; "" if
+// none is known.
 type foundOwner struct {
 	Owner   string `json:"owner,omitempty"`
 	Manager string `json:"manager,omitempty"`
-	Word    string `json:"word,omitempty"` // of --protect that guards it; "" if none does
+	Word    string `json:"word,omitempty"` // of --protect to guard it; "" if none can
 }
 
 const (
@@ -71,8 +71,8 @@ const (
 	ruleCell       = 80 // characters of a rule in the table
 )
 
-// takeDaemonsProtect has detect judge by the words of a running daemon, unless it got words of its
-// own, and reports whether it does.
+// takeDaemonsProtect makes detect judge by the words of a running daemon, unless it has words
+// of its own. It reports whether it does.
 func (o *options) takeDaemonsProtect(ctx context.Context) (bool, error) {
 	if o.protectGiven {
 		return false, nil
@@ -93,9 +93,9 @@ func (o *options) takeDaemonsProtect(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// findUnguarded returns the chains and rules of a backend that nothing guards. daemons: the words
-// are those of a running daemon. An error is part of the answer: the rest of detect holds without
-// it.
+// findUnguarded returns the unguarded chains and rules of a backend. daemons means that the
+// words are a running daemon's. An error is part of the answer, because the rest of detect's
+// output is valid without it.
 func (o *options) findUnguarded(ctx context.Context, b iptables.Backend, daemons bool) unguardedFound {
 	var want rules.Generation
 	var errs [2]error
@@ -157,8 +157,8 @@ func (o *options) readTables(ctx context.Context, b iptables.Backend) (seen []ip
 	return seen, nil
 }
 
-// unguarded returns the chains and rules of the tables that nothing guards, with likely owners and
-// words. want has the chains that a running daemon guards.
+// unguarded returns the unguarded chains and rules of the tables, with likely owners and words.
+// The chains in want are guarded by a running daemon.
 func (o *options) unguarded(seen []iptables.Snapshot, want rules.Generation) (found unguardedFound) {
 	p := o.selector.Protection()
 	for _, s := range seen {
@@ -184,7 +184,7 @@ func (o *options) unguarded(seen []iptables.Snapshot, want rules.Generation) (fo
 	return found
 }
 
-// tablesOf returns the tables of that name of all families.
+// tablesOf returns the tables with that name in all families.
 func tablesOf(seen []iptables.Snapshot, t rules.TableName) (tables []*rules.Table) {
 	for _, s := range seen {
 		tables = append(tables, s.Tables[t])
@@ -192,7 +192,7 @@ func tablesOf(seen []iptables.Snapshot, t rules.TableName) (tables []*rules.Tabl
 	return tables
 }
 
-// add adds the unguarded chains and rules of one table. in are the tables of that name of all
+// add adds the unguarded chains and rules of one table. in are the tables with that name in all
 // families.
 func (found *unguardedFound) add(f rules.Family, t rules.TableName, list []protect.Unguarded, in []*rules.Table) {
 	single := map[string][]protect.Unguarded{}
@@ -218,7 +218,7 @@ func (found *unguardedFound) add(f rules.Family, t rules.TableName, list []prote
 	}
 }
 
-// ruleText returns a rule's text, or why it has none, of ruleBytes at most.
+// ruleText returns a rule's text, or why it has none, with at most ruleBytes.
 func ruleText(r rules.Rule) string {
 	text, readable := r.Readable()
 	if !readable {
@@ -230,7 +230,7 @@ func ruleText(r rules.Rule) string {
 	return shorter(text, ruleBytes)
 }
 
-// shorter returns the beginning of a text that is longer than n bytes.
+// shorter returns the beginning of a text if it is longer than n bytes.
 func shorter(text string, n int) string {
 	if len(text) <= n {
 		return text
@@ -267,7 +267,7 @@ func writeFirst(w io.Writer, heading []string, rows [][]string) {
 	}
 }
 
-// chainRows are the lines of chains.
+// chainRows returns the lines for chains.
 func chainRows(list []foundChain) (rows [][]string) {
 	type group struct {
 		first  foundChain
@@ -278,7 +278,7 @@ func chainRows(list []foundChain) (rows [][]string) {
 	for _, c := range list {
 		key := foundChain{Family: c.Family, Table: c.Table, NotRead: c.NotRead, foundOwner: c.foundOwner}
 		if c.Manager != "" || c.Word == "" {
-			key.Word = "" // each has a word of its own, which is rarely wanted
+			key.Word = "" // each has a word of its own, which users rarely want
 		}
 		i, known := at[key]
 		if !known {
@@ -302,7 +302,7 @@ func chainRows(list []foundChain) (rows [][]string) {
 	return rows
 }
 
-// note says which word guards a rule or several.
+// note names the word that guards a rule or several.
 func (r foundRule) note() string {
 	if r.Alike {
 		return "each has a word of its own, and no one word names just these"
@@ -310,7 +310,7 @@ func (r foundRule) note() string {
 	return r.foundOwner.note()
 }
 
-// note says whose the chain or rule is, and which word guards it.
+// note names the owner of the chain or rule, and the word that guards it.
 func (o foundOwner) note() string {
 	word := "no word can name it"
 	if o.Word != "" {
@@ -325,7 +325,8 @@ func (o foundOwner) note() string {
 	return word
 }
 
-// wordWould says that one more word would guard something. Quotes are the shell's.
+// wordWould is the remark that one more word would guard something. The quotes are for the
+// shell.
 func wordWould(word string) string {
 	if strings.Contains(word, " ") || strings.HasPrefix(word, "rule:") {
 		word = "'" + word + "'"

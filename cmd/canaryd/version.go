@@ -11,16 +11,16 @@ import (
 	"strings"
 )
 
-// release is the number of the release that this is, or that comes next. The file is the one place
-// that has it: the Makefile and a test of all other places read it too.
+// release is the number of this release, or of the next one. Its only source is this file: the
+// Makefile and a test of all other places read it, too.
 //
 //go:embed VERSION
 var release string
 
-// linkedVersion and linkedCommit are set by the linker where make builds the program.
+// The linker sets linkedVersion and linkedCommit if make builds the program.
 var linkedVersion, linkedCommit string
 
-// A build says which program runs.
+// A build identifies the running program.
 type build struct{ version, commit string }
 
 func built() build {
@@ -34,8 +34,8 @@ func built() build {
 // ofProxy finds the commit in the version that Go gives to a commit without a tag.
 var ofProxy = regexp.MustCompile(`-(?:0\.)?\d{14}-([0-9a-f]{12})`)
 
-// buildOf returns what the linker was given, or else what Go recorded. Only the tag of the release
-// has its number: any other commit is a version before it.
+// buildOf returns the linker's values, or else Go's record. Only the tag of the release has its
+// number. Any other commit is a version before it.
 func buildOf(release string, linked build, info *debug.BuildInfo) build {
 	if linked.version != "" {
 		return linked

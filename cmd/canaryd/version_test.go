@@ -18,7 +18,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// TestVersionOfABuild: only a build of the tag, by make or by Go, has the number of the release.
+// TestVersionOfABuild: only a build of the tag, by make or by Go, has the release's number.
 func TestVersionOfABuild(t *testing.T) {
 	of := func(version string, settings ...debug.BuildSetting) *debug.BuildInfo {
 		return &debug.BuildInfo{Main: debug.Module{Version: version}, Settings: settings}

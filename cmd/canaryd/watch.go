@@ -21,11 +21,11 @@ import (
 // watchAgain is how long canaryd status --watch waits before it looks for a daemon again.
 const watchAgain = time.Second
 
-// A seenStatus is a status of the daemon, or why there is none now.
+// A seenStatus is a status of the daemon, or the reason why there is none now.
 type seenStatus struct {
 	status api.Status
 	err    error // nil: there is a status
-	final  bool  // to ask again is of no use
+	final  bool  // another try is useless
 }
 
 // runWatch shows the status, and each change of it, until ctx ends. While no daemon runs it waits.
@@ -59,7 +59,7 @@ func runWatch(ctx context.Context, o *options, to streams) (int, error) {
 	}
 }
 
-// follow sends what the daemon shows until ctx ends, and looks for a daemon again if it goes.
+// follow sends the daemon's statuses until ctx ends, and looks for a daemon again if it ends.
 func follow(ctx context.Context, client control.Client, news chan<- seenStatus) {
 	send := func(s seenStatus) error {
 		select {
@@ -83,7 +83,7 @@ func follow(ctx context.Context, client control.Client, news chan<- seenStatus) 
 	}
 }
 
-// A view shows what was seen. One goroutine uses it.
+// A view displays statuses. One goroutine uses it.
 type view interface {
 	see(s seenStatus, now time.Time) error
 	tick(now time.Time) error
@@ -104,7 +104,7 @@ type lineView struct {
 	to   streams
 	json bool
 	last string // the last line
-	gone bool   // the error stream has that no daemon runs
+	gone bool   // the error stream has said that no daemon runs
 }
 
 func (v *lineView) see(s seenStatus, now time.Time) error {
@@ -112,7 +112,7 @@ func (v *lineView) see(s seenStatus, now time.Time) error {
 		if !v.gone {
 			_, _ = fmt.Fprintf(v.to.err, "canaryd: %s; waiting for it\n", plain(oneLine(s.err.Error())))
 		}
-		v.gone, v.last = true, "" // that it is back is news
+		v.gone, v.last = true, "" // its return is news
 		return nil
 	}
 	v.gone = false
@@ -144,8 +144,8 @@ const (
 	leaveScreen = "\x1b[?25h\x1b[?1049l"
 )
 
-// A screenView draws the status on a terminal. It writes a frame at once, over the one before, and
-// only if it differs: nothing flickers.
+// A screenView draws the status on a terminal. It writes a frame at once, over the previous
+// frame, and only if it differs, so that nothing flickers.
 type screenView struct {
 	to    streams
 	seen  *api.Status // the last one; nil: none yet
@@ -177,7 +177,7 @@ func (v *screenView) tick(now time.Time) error {
 	return err
 }
 
-// draw writes what is drawn, without a limit.
+// draw writes the whole text, without a limit.
 func (v *screenView) draw(w io.Writer, now time.Time) {
 	fmt.Fprintf(w, "canaryd status --watch, %s (Ctrl-C ends it)\n", now.UTC().Format("2006-01-02 15:04:05 MST"))
 	if v.err != nil {
@@ -193,7 +193,7 @@ func (v *screenView) draw(w io.Writer, now time.Time) {
 
 func (v *screenView) end() { _, _ = io.WriteString(v.to.out, leaveScreen) }
 
-// frame returns what draws text over the frame before, as much of it as the terminal has room for.
+// frame returns the codes that draw text over the previous frame, as much as fits the terminal.
 func frame(text string, columns, rows int) string {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	if len(lines) > rows {
@@ -212,7 +212,7 @@ func frame(text string, columns, rows int) string {
 	return b.String()
 }
 
-// cut returns the first columns of a line. Colours take none, and end with the line.
+// cut returns the first columns of a line. Colours take no columns, and end with the line.
 func cut(line string, columns int) string {
 	var b strings.Builder
 	shown, coloured := 0, false
@@ -240,7 +240,8 @@ func cut(line string, columns int) string {
 	return b.String()
 }
 
-// sizeOf returns what says the size of a terminal; 80 columns and 24 rows if it does not say.
+// sizeOf returns a function for the size of a terminal: 80 columns and 24 rows if it is
+// unknown.
 func sizeOf(file *os.File) func() (columns, rows int) {
 	return func() (int, int) {
 		size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)

@@ -18,7 +18,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A watched shows one status to each client, and ends the first connection then.
+// A watched shows one status to each client, and then ends the first connection.
 type watched struct {
 	control.Controller
 	calls *atomic.Int32
@@ -64,8 +64,8 @@ func (w *waiting) String() string {
 	return w.text.String()
 }
 
-// TestStatusWatch: a line for each change, or a screen; a daemon that goes is waited for, which is
-// said once; and the end is a clean one.
+// TestStatusWatch: the output is a line for each change, or a screen. When the daemon ends, the
+// command reports that once and waits for it. Its own end is clean.
 func TestStatusWatch(t *testing.T) {
 	for _, test := range []struct {
 		name, until string
@@ -110,7 +110,7 @@ func TestStatusWatch(t *testing.T) {
 	}
 }
 
-// TestStatusWatchEnds: what is no reason to wait.
+// TestStatusWatchEnds: errors for which the command must not wait.
 func TestStatusWatchEnds(t *testing.T) {
 	socket := serveControl(t, watched{err: api.ErrTooManyWatchers})
 	for _, args := range [][]string{{"--socket=" + socket}, {"--flush=1"}} {
@@ -121,8 +121,8 @@ func TestStatusWatchEnds(t *testing.T) {
 	}
 }
 
-// TestScreenView: what a terminal shows, with and without a daemon, and that it is drawn again only
-// if it differs.
+// TestScreenView: a terminal shows the status with and without a daemon, and is redrawn only
+// after a change.
 func TestScreenView(t *testing.T) {
 	var out bytes.Buffer
 	rows := 60
@@ -145,7 +145,7 @@ func TestScreenView(t *testing.T) {
 	golden(t, "watch-screen", strings.NewReplacer("\x1b", "ESC", "\r\n", "\n").Replace(out.String())+"\n")
 }
 
-// TestCut: a line never wraps, colours do not count, and none runs on.
+// TestCut: a line never wraps, colours take no columns, and none continues after the line.
 func TestCut(t *testing.T) {
 	for _, test := range []struct{ line, want string }{
 		{"", ""},

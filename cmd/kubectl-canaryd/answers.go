@@ -9,9 +9,9 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// The bounds on a node's JSON. A status with 100 flush records has some thousands of objects. An
-// empty object is two bytes, and several hundred once it is read: a bound on bytes does not bound
-// memory.
+// The bounds on a node's JSON. A status with 100 flush records has some thousands of objects.
+// An empty object is two bytes, and several hundred once it is decoded, so a bound on bytes
+// does not bound memory.
 const (
 	mostObjects = 50_000
 	mostValues  = 200_000
@@ -37,13 +37,13 @@ func sizes(text []byte) (objects, values int) {
 	return objects, values
 }
 
-// tooLarge reports whether canaryd writes no JSON with as many objects or values.
+// tooLarge reports whether JSON has more objects or values than canaryd writes.
 func tooLarge(text []byte) bool {
 	objects, values := sizes(text)
 	return objects > mostObjects || values > mostValues
 }
 
-// read reads the JSON that canaryd printed. Text that is cut off, or has anything behind it, is an
+// read decodes canaryd's JSON. Text that is cut off, or that has more text after it, is an
 // error.
 func read(text []byte, into any) error {
 	if tooLarge(text) {
@@ -56,8 +56,8 @@ func read(text []byte, into any) error {
 }
 
 // statusOf returns the status in an answer to canaryd status -o json. Its exit code is 0 for a
-// healthy node and 1 for any other, but kubectl ends with 1 for troubles of its own, too: so the
-// text decides, and a healthy node whose exit code says otherwise is unknown.
+// healthy node and 1 for any other, but kubectl also ends with 1 for troubles of its own. So
+// the text decides, and a healthy node with another exit code is unknown.
 func statusOf(a answer) (s api.Status, h api.Health, err error) {
 	if a.err != nil {
 		return s, h, a.err
@@ -74,7 +74,7 @@ func statusOf(a answer) (s api.Status, h api.Health, err error) {
 	h = s.Health()
 	switch {
 	case h.Healthy() && !s.Healthy:
-		// A newer canaryd knows a reason that this program does not.
+		// A newer canaryd may have a reason that this program does not know.
 		h = api.Health{State: api.StateUnknown, Problem: problemOf(s.Headline)}
 	case h.Healthy() && a.code != 0:
 		return s, h, errors.New(cmp.Or(a.said, "the answer says healthy, and the exit code does not"))
@@ -82,7 +82,7 @@ func statusOf(a answer) (s api.Status, h api.Health, err error) {
 	return s, h, nil
 }
 
-// noOutput is the error of an answer without a word; nil if there is another one.
+// noOutput is the error of an empty answer; nil if there is another error.
 func noOutput(other error) error {
 	if other != nil {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/internal/terminal"
 )
 
-// askAll asks all nodes, some at a time, and takes one answer after the other. The answer of a node
-// that was not asked, because ctx ended before, is an error as well.
+// askAll queries all nodes, several at a time, and takes one answer after the other. If ctx
+// ends first, the answer of a node that was not queried is also an error.
 func askAll[T any](ctx context.Context, f *fleet, to streams, ask func(context.Context, node) (T, error), take func(node, T, error)) {
 	var mu sync.Mutex
 	seen := progress{to: to, total: len(f.nodes)}
@@ -31,13 +31,13 @@ func askAll[T any](ctx context.Context, f *fleet, to streams, ask func(context.C
 	seen.end()
 }
 
-// A progress says on the error stream how many nodes have been asked.
+// A progress reports on the error stream how many nodes have been queried.
 type progress struct {
 	to                  streams
 	total, done, silent int
 }
 
-// manyNodes is from how many nodes on a log has progress, too.
+// manyNodes is the number of nodes from which a log has progress, too.
 const manyNodes = 100
 
 func (p *progress) add(err error) {
@@ -66,7 +66,7 @@ type silence struct {
 	Why  string `json:"why"`
 }
 
-// cell makes text by other programs fit for a table's cell.
+// cell prepares text of other programs for a table's cell.
 func cell(text string) string { return terminal.Plain(clip(terminal.OneLine(text))) }
 
 func noColours(string, string) terminal.Colour { return terminal.Normal }

@@ -41,7 +41,7 @@ func TestHelp(t *testing.T) {
 	golden.Compare(t, "help.golden", all.Bytes())
 }
 
-// TestBoundsOfAPause: a pause that canaryd refuses is asked of no node.
+// TestBoundsOfAPause: a pause that canaryd would refuse reaches no node.
 func TestBoundsOfAPause(t *testing.T) {
 	for length, want := range map[time.Duration]bool{0: false, api.LeastPause - 1: false, api.LeastPause: true, api.MostPause: true, api.MostPause + 1: false} {
 		o := options{}
@@ -86,8 +86,8 @@ func flushing(c *cluster) {
 	c.pod("silent", waiting)
 }
 
-// TestFlushes: who flushed, and where; flushes of nodes without an answer are unknown, and said to
-// be.
+// TestFlushes: the table names the flushing programs and their nodes. Flushes of nodes without
+// an answer are reported as unknown.
 func TestFlushes(t *testing.T) {
 	c := newCluster(t)
 	flushing(c)
@@ -116,8 +116,8 @@ func TestFlushes(t *testing.T) {
 	}
 }
 
-// TestTooManyFlushesOfANode: a node that lists more flushes than canaryd keeps gets no more room
-// than others, the newest are listed, and the exit code says that there are more.
+// TestTooManyFlushesOfANode: a node lists more flushes than canaryd keeps. It gets no more room
+// than others, its newest flushes are listed, and the exit code says that there are more.
 func TestTooManyFlushesOfANode(t *testing.T) {
 	c := newCluster(t)
 	s := healthy(460)
@@ -138,7 +138,7 @@ func TestTooManyFlushesOfANode(t *testing.T) {
 	}
 }
 
-// someOften leaves out most rows of the node that is flushed often.
+// someOften removes most rows of the node that is flushed often.
 func someOften(out string) string {
 	n := 0
 	var lines []string
@@ -153,7 +153,7 @@ func someOften(out string) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestDetect: nodes with rules in both backends come first.
+// TestDetect: nodes with rules in both backends are listed first.
 func TestDetect(t *testing.T) {
 	c := newCluster(t)
 	evidence := func(backend string, nft, legacy int, mixed bool) string {
@@ -169,7 +169,7 @@ func TestDetect(t *testing.T) {
 	c.write(c.pod("e", running), "detect", 2, "", "canaryd: operation not permitted\ncommand terminated with exit code 2\n")
 	older, _, _ := strings.Cut(evidence("nft", 460, 0, false), `,
 			"notGuarded"`)
-	c.write(c.pod("f", running), "detect", 0, older+"}", "") // of a canaryd that does not count
+	c.write(c.pod("f", running), "detect", 0, older+"}", "") // from a canaryd without these counts
 	code, out, said := c.run(5, "", "detect")
 	if code != exitError {
 		t.Errorf("exit code %d, want %d", code, exitError)
@@ -184,7 +184,7 @@ func TestDetect(t *testing.T) {
 	}
 }
 
-// pausing makes a cluster of three nodes that take a pause, or not.
+// pausing makes a cluster of three nodes; some take a pause.
 func pausing(t *testing.T) *cluster {
 	c := newCluster(t)
 	for _, name := range []string{"a", "b"} {
@@ -198,7 +198,7 @@ func pausing(t *testing.T) *cluster {
 	return c
 }
 
-// executed returns the command lines that were run in pods.
+// executed returns the command lines that ran in pods.
 func (c *cluster) executed() []string {
 	c.Helper()
 	var all []string
@@ -211,7 +211,7 @@ func (c *cluster) executed() []string {
 	return all
 }
 
-// TestPauseAsks: nothing is asked of a node before the user has agreed to the list.
+// TestPauseAsks: no node gets a request before the user has agreed to the list.
 func TestPauseAsks(t *testing.T) {
 	for _, test := range []struct {
 		name, input string
@@ -267,7 +267,7 @@ func TestPause(t *testing.T) {
 	golden.Compare(t, "resume.json.golden", []byte(out))
 }
 
-// TestInterrupted: after Ctrl-C the nodes that were not asked are unknown.
+// TestInterrupted: after Ctrl-C the nodes without a query are unknown.
 func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	f := &fleet{options: &options{parallel: 1}, nodes: []node{{name: "a"}, {name: "b"}, {name: "c"}}}
@@ -288,7 +288,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestProgress: a terminal has one line that goes away, a log a line for each tenth.
+// TestProgress: a terminal has one line that disappears, and a log has a line for each tenth.
 func TestProgress(t *testing.T) {
 	for _, watched := range []bool{true, false} {
 		var out bytes.Buffer
@@ -305,7 +305,7 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// FuzzAnswers: no answer of a node makes a row that is healthy without a healthy status, harms a
+// FuzzAnswers: no answer of a node makes a healthy row without a healthy status, harms a
 // terminal, or ends the program.
 func FuzzAnswers(f *testing.F) {
 	for _, s := range []api.Status{healthy(460), lost(1), {}} {

@@ -14,7 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// A detectRow says which backend a node's rules are in.
+// A detectRow names the backend that has a node's rules.
 type detectRow struct {
 	Node     string           `json:"node"`
 	Answered bool             `json:"answered"`
@@ -25,8 +25,8 @@ type detectRow struct {
 	NFT      int              `json:"nftRules"`
 	Legacy   int              `json:"legacyRules"`
 	Native   int              `json:"nativeTables"`
-	// Unguarded and Single count the chains and single rules that nothing guards, and that are no
-	// firewall manager's. canaryd detect lists them on the node, with the words that would.
+	// Unguarded and Single count the unguarded chains and single rules, without those of
+	// firewall managers. canaryd detect lists them on the node, with the words to guard them.
 	Unguarded int    `json:"unguardedChains"`
 	Single    int    `json:"unguardedRules"`
 	Unknown   bool   `json:"unguardedUnknown,omitempty"` // some tables could not be read
@@ -114,7 +114,7 @@ func (r detectRow) rank() int {
 	}
 }
 
-// counted returns a count of unguarded chains or rules, unknown where a table was not read.
+// counted returns a count of unguarded chains or rules, or unknown if a table was not read.
 func (r detectRow) counted(n int) string {
 	if r.Unknown {
 		return "unknown"

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestDocuments: the plugin takes each of its command lines in a document, and each of its commands
-// is in a document.
+// TestDocuments: the plugin accepts each of its command lines in a document, and each of its
+// commands is in a document.
 func TestDocuments(t *testing.T) {
 	files, err := filepath.Glob("../../docs/*.md")
 	if err != nil {

@@ -28,7 +28,7 @@ import (
 // fleetFolder names, in the environment of the fake kubectl, the folder with the cluster's answers.
 const fleetFolder = "CANARYD_TEST_FLEET"
 
-// TestMain is kubectl, where this program runs under that name.
+// TestMain acts as kubectl if this program runs under that name.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "kubectl" {
 		os.Exit(fakeKubectl(os.Getenv(fleetFolder), os.Args[1:]))
@@ -36,8 +36,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// fakeKubectl answers as kubectl does in front of a cluster whose answers are files: lists of the
-// API server, a page each, and for each pod a folder with the output of each command.
+// fakeKubectl answers like kubectl for a cluster whose answers are files. There are lists of
+// the API server, a page each, and for each pod a folder with the output of each command.
 func fakeKubectl(dir string, args []string) int {
 	log, err := os.OpenFile(filepath.Join(dir, "log"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -74,7 +74,7 @@ func fakeKubectl(dir string, args []string) int {
 }
 
 // fakeAnswer copies a file to standard output. NAME.code is the exit code, NAME.err the error
-// stream. A file that is a link to "hangs" or "endless" is that.
+// stream. A link to "hangs" or "endless" makes it hang, or write without end.
 func fakeAnswer(path string) int {
 	switch link, _ := os.Readlink(path); link {
 	case "hangs":
@@ -104,7 +104,7 @@ func fakeAnswer(path string) int {
 	return code
 }
 
-// A cluster is the answers of a fake kubectl.
+// A cluster holds the answers of a fake kubectl.
 type cluster struct {
 	*testing.T
 	dir  string
@@ -136,7 +136,7 @@ func (c *cluster) must(err error) {
 	}
 }
 
-// write writes the answer of a pod to a command.
+// write writes a pod's answer to a command.
 func (c *cluster) write(pod, command string, code int, text, said string) {
 	c.Helper()
 	path := filepath.Join(c.dir, pod, command)
@@ -150,7 +150,7 @@ func (c *cluster) write(pod, command string, code int, text, said string) {
 	}
 }
 
-// odd lets a command of a pod hang, or write without end.
+// odd makes a command of a pod hang, or write without end.
 func (c *cluster) odd(pod, command, how string) {
 	c.Helper()
 	path := filepath.Join(c.dir, pod, command)
@@ -220,7 +220,7 @@ func (c *cluster) list(name, kind string, items []map[string]any, size int) {
 	}
 }
 
-// run runs a command line in front of the cluster. desired is how many pods there ought to be.
+// run runs a command line against the cluster. desired is how many pods there should be.
 func (c *cluster) run(desired int, input string, args ...string) (code int, out, said string) {
 	c.Helper()
 	c.list("pods"+ownPods, "PodList", c.pods, 200)
@@ -230,7 +230,7 @@ func (c *cluster) run(desired int, input string, args ...string) (code int, out,
 	if input != "" {
 		to.in = strings.NewReader(input)
 	}
-	// A busy machine takes its time: the limit is for stories about it.
+	// A busy machine is slow, so only tests about the limit set one.
 	if !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--timeout") }) && len(args) > 0 {
 		args = append(args, "--timeout="+testkit.Left(c.T).String())
 	}
@@ -238,7 +238,7 @@ func (c *cluster) run(desired int, input string, args ...string) (code int, out,
 	return code, stdout.String(), stderr.String()
 }
 
-// calls returns the command lines that kubectl was given.
+// calls returns kubectl's command lines.
 func (c *cluster) calls() []string {
 	c.Helper()
 	text, err := os.ReadFile(filepath.Join(c.dir, "log"))

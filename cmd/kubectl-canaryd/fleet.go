@@ -16,11 +16,11 @@ import (
 type node struct {
 	name string
 	pod  string // "" if there is none
-	why  string // it cannot be asked; "" if it can
+	why  string // why it cannot be queried; "" if it can
 	info podInfo
 }
 
-// A podInfo is the part of a pod that a bug report has.
+// A podInfo is a pod's part of a bug report.
 type podInfo struct {
 	Node     string `json:"node"`
 	Pod      string `json:"pod,omitempty"`
@@ -31,16 +31,16 @@ type podInfo struct {
 	Leaving  bool   `json:"leaving,omitempty"` // it is being deleted
 }
 
-// A fleet is the nodes that a command is about.
+// A fleet has the nodes that a command is about.
 type fleet struct {
 	*options
 	kubectl kubectl
 	nodes   []node
-	// without is how many nodes of the DaemonSet have no pod at all.
+	// without is the number of the DaemonSet's nodes that have no pod.
 	without int
 }
 
-// open lists the pods, and returns the nodes that were named or selected.
+// open lists the pods, and returns the named or selected nodes.
 func (o *options) open(ctx context.Context, to streams) (*fleet, error) {
 	f := &fleet{options: o, kubectl: kubectl{o.program, o.global}}
 	pods, err := f.list(ctx, to, "PodList", "/api/v1/namespaces/"+url.PathEscape(o.namespace)+"/pods", o.pods)
@@ -80,7 +80,7 @@ func (o *options) open(ctx context.Context, to streams) (*fleet, error) {
 	return f, nil
 }
 
-// An item is a pod, a node or a DaemonSet, with the fields that are asked for here.
+// An item is a pod, a node or a DaemonSet, with the fields that this program needs.
 type item struct {
 	Metadata struct {
 		Name              string
@@ -124,8 +124,8 @@ const (
 	mostPods = 200_000
 )
 
-// list returns the objects with some labels. It reads them page by page: kubectl get would hold all
-// of them in memory, twice.
+// list returns the objects with some labels. It reads them page by page, because kubectl get
+// would hold all of them in memory, twice.
 func (f *fleet) list(ctx context.Context, to streams, kind, path, labels string) ([]item, error) {
 	var all []item
 	for next := ""; ; {
@@ -133,12 +133,12 @@ func (f *fleet) list(ctx context.Context, to streams, kind, path, labels string)
 		if next != "" {
 			query.Set("continue", next)
 		}
-		// Credentials may have to be asked for, so that kubectl talks to the user directly.
+		// kubectl may ask for credentials, so it talks to the user directly.
 		a := f.kubectl.runWith(ctx, to.login, to.err, mostPage, "get", "--raw", path+"?"+query.Encode())
 		if a.err != nil {
 			return nil, a.err
 		}
-		if a.code != 0 { // kubectl has said why
+		if a.code != 0 { // kubectl has named the reason
 			return nil, fmt.Errorf("listing %s failed", path)
 		}
 		items, more, err := readList(a.out, kind)
@@ -156,7 +156,7 @@ func (f *fleet) list(ctx context.Context, to streams, kind, path, labels string)
 	}
 }
 
-// readList reads one page of a list of the API server's.
+// readList decodes one page of a list of the API server.
 func readList(text []byte, kind string) (items []item, next string, err error) {
 	var list struct {
 		Kind     string
@@ -172,7 +172,8 @@ func readList(text []byte, kind string) (items []item, next string, err error) {
 	return list.Items, list.Metadata.Continue, nil
 }
 
-// nodesOf returns the nodes of pods by name. Of several pods on a node the running one counts.
+// nodesOf returns the nodes of pods by name. If a node has several pods, the running one
+// counts.
 func nodesOf(pods []item, container string) map[string]node {
 	all := map[string]node{}
 	for _, p := range pods {
@@ -196,8 +197,8 @@ func worth(n node) int {
 	}
 }
 
-// nodeOf returns the node of a pod. A pod that is not scheduled yet names its node in its affinity:
-// so the controller of DaemonSets does it.
+// nodeOf returns the node of a pod. A pod that is not scheduled yet has the node's name in its
+// affinity, because the controller of DaemonSets puts it there.
 func nodeOf(p item, container string) node {
 	n := node{name: p.Spec.NodeName, pod: p.Metadata.Name}
 	n.info = podInfo{Pod: clip(p.Metadata.Name), Phase: clip(p.Status.Phase), Leaving: p.Metadata.DeletionTimestamp != ""}
@@ -237,7 +238,8 @@ func nodeOf(p item, container string) node {
 	return n
 }
 
-// countMissing asks how many nodes the DaemonSet is for. Who may not list DaemonSets gets a note.
+// countMissing counts the nodes on which the DaemonSet should have a pod and has none. A user
+// who may not list DaemonSets gets a note.
 func (f *fleet) countMissing(ctx context.Context, to streams) {
 	path := "/apis/apps/v1/namespaces/" + url.PathEscape(f.namespace) + "/daemonsets"
 	a := f.kubectl.run(ctx, mostPage, "get", "--raw", path+"?"+url.Values{"labelSelector": {f.pods}}.Encode())
@@ -262,7 +264,7 @@ func (f *fleet) exec(ctx context.Context, n node, most int, words ...string) ans
 	return f.bounded(ctx, n, most, append([]string{"exec", "--namespace=" + f.namespace, "--container=" + f.container, n.pod, "--", "canaryd"}, words...)...)
 }
 
-// bounded runs kubectl for a node, no longer than --timeout.
+// bounded runs kubectl for a node, for at most --timeout.
 func (f *fleet) bounded(ctx context.Context, n node, most int, words ...string) answer {
 	if n.why != "" {
 		return answer{err: errors.New(n.why)}

@@ -23,7 +23,7 @@ const (
 
 // A flushRow is a flush on a node, for people.
 type flushRow struct {
-	node, program, in      string // program: who, without a number
+	node, program, in      string // program: the culprit, without a pid
 	kind, tables, lost, by string
 	absent, outcome        string
 	time                   time.Time
@@ -35,11 +35,12 @@ type flushesReply struct {
 	Since time.Time `json:"since"`
 	// Flushes are the lines of docs/operate.md, the newest first.
 	Flushes []json.RawMessage `json:"flushes"`
-	Nodes   int               `json:"nodes"` // that were asked
-	// Unanswered are the nodes whose flushes are unknown. Cut are nodes that may have had more.
+	Nodes   int               `json:"nodes"` // queried ones
+	// Unanswered are the nodes whose flushes are unknown. Cut are nodes that may have had more
+	// flushes.
 	Unanswered []silence `json:"unanswered,omitempty"`
 	Cut        []string  `json:"cut,omitempty"`
-	// LeftOut is how many flushes are more than this program lists.
+	// LeftOut is the number of flushes beyond this program's limit.
 	LeftOut    int `json:"leftOut,omitempty"`
 	WithoutPod int `json:"withoutPod,omitempty"`
 
@@ -63,7 +64,7 @@ func runFlushes(ctx context.Context, o *options, to streams) (int, error) {
 		if len(s.Flushes) >= api.KeptFlushes && len(inside) == len(s.Flushes) {
 			reply.Cut = append(reply.Cut, n.name)
 		}
-		if more := len(inside) - api.KeptFlushes; more > 0 { // a node may not take the room of others
+		if more := len(inside) - api.KeptFlushes; more > 0 { // a node may not take the space of others
 			slices.SortStableFunc(inside, func(a, b api.Flush) int { return b.Latest().Compare(a.Latest()) })
 			inside, reply.LeftOut = inside[:api.KeptFlushes], reply.LeftOut+more
 		}
@@ -105,7 +106,7 @@ func runFlushes(ctx context.Context, o *options, to streams) (int, error) {
 	return code, show(to.out, o.output, reply, func(w io.Writer) { writeFlushes(w, o, reply) })
 }
 
-// recent returns the flushes that are not older, and those whose rules are still missing.
+// recent returns the flushes since then, and flushes whose rules are still missing.
 func recent(all []api.Flush, since time.Time) []api.Flush {
 	return slices.DeleteFunc(slices.Clone(all), func(f api.Flush) bool { return f.Latest().Before(since) && !f.Open() })
 }
@@ -145,7 +146,7 @@ func flushJSON(node string, f api.Flush, now time.Time) (json.RawMessage, error)
 	return text, err
 }
 
-// writeFlushes writes who flushed, then each flush.
+// writeFlushes writes the programs that flushed, then each flush.
 func writeFlushes(w io.Writer, o *options, r flushesReply) {
 	if len(r.rows) == 0 {
 		fmt.Fprintf(w, "no flush within %s on the nodes that answered\n", o.since)
@@ -215,7 +216,7 @@ func writeSilent(w io.Writer, all []silence) {
 	terminal.Table(w, rows, noColours)
 }
 
-// mostListed is how many names a sentence has.
+// mostListed bounds the names in a sentence.
 const mostListed = 50
 
 // listed joins names, the first ones of many.

@@ -26,13 +26,13 @@ type answer struct {
 	out  []byte
 	said string // the last line of the error stream
 	code int
-	// err is set if kubectl did not end by itself: it was not found, the time was over, or it wrote
-	// too much. out is of no use then.
+	// err is set if kubectl was not found, exceeded its time, or wrote too much. out is useless
+	// then.
 	err error
 }
 
-// lingering is how long the output of a program that has ended may stay open: a plugin for
-// credentials may have started a process that goes on.
+// lingering is how long the output of an ended program may stay open, because a plugin for
+// credentials may have started a process that continues.
 const lingering = 2 * time.Second
 
 // run executes kubectl without a shell, and without standard input.
@@ -40,7 +40,7 @@ func (k kubectl) run(ctx context.Context, most int, words ...string) answer {
 	return k.runWith(ctx, nil, nil, most, words...)
 }
 
-// runWith executes kubectl next to the user: it may ask for a password, and say whatever it has to.
+// runWith executes kubectl for the user: it may ask for a password, and write any message.
 func (k kubectl) runWith(ctx context.Context, in *os.File, says io.Writer, most int, words ...string) answer {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -68,14 +68,14 @@ func (k kubectl) runWith(ctx context.Context, in *os.File, says io.Writer, most 
 		}
 	case errors.As(err, &exit) && exit.ExitCode() >= 0:
 		a.code = exit.ExitCode()
-	case errors.Is(err, exec.ErrWaitDelay): // it ended well, and another process has its output
+	case errors.Is(err, exec.ErrWaitDelay): // it ended well, but another process has its output
 	default:
 		a.err = err
 	}
 	return a
 }
 
-// failed returns why an answer is none: kubectl's error, or else its last words.
+// failed returns why an answer is a failure: kubectl's error, or else its last words.
 func (a answer) failed() error {
 	switch {
 	case a.err != nil:
@@ -102,12 +102,12 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return b.Buffer.Write(p)
 }
 
-// ReadFrom hides that of the buffer, which has no limit.
+// ReadFrom hides the buffer's ReadFrom, which has no limit.
 func (b *bounded) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{b}, r)
 }
 
-// tail keeps the last bytes that are written.
+// tail keeps the last written bytes.
 type tail struct{ text []byte }
 
 func (t *tail) Write(p []byte) (int, error) {
@@ -119,8 +119,8 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// last returns the last line that says something. kubectl exec closes with the exit code of the
-// program in the pod, and that program's own words are before it.
+// last returns the last line with a message. kubectl exec ends with the exit code of the
+// program in the pod, after that program's own words.
 func (t *tail) last() string {
 	lines := strings.Split(strings.TrimSpace(string(t.text)), "\n")
 	for _, line := range slices.Backward(lines) {
@@ -131,7 +131,7 @@ func (t *tail) last() string {
 	return ""
 }
 
-// mostText is how many bytes of a text by other programs a row has.
+// mostText bounds another program's text in a row, in bytes.
 const mostText = 400
 
 // clip bounds a text of another program.
@@ -142,13 +142,13 @@ func clip(text string) string {
 	return strings.ToValidUTF8(text[:mostText], "") + "..."
 }
 
-// names are those of pods, nodes, namespaces and containers (RFC 1123). None looks like a flag or
-// like a path.
+// names match names of pods, nodes, namespaces and containers (RFC 1123). None looks like a
+// flag or a path.
 var names = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
 
 func isName(text string) bool { return names.MatchString(text) && !strings.Contains(text, "..") }
 
-// userName returns the name that the user's session has. It is a claim, and no proof.
+// userName returns the user's name in the session. It is a claim, and no proof.
 func userName() string {
 	name := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"))
 	return name[:min(len(name), 40)]

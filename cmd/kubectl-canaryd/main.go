@@ -1,5 +1,6 @@
-// Kubectl-canaryd asks the canaryd of each node of a cluster: kubectl finds it as the plugin that
-// runs as kubectl canaryd. It has no credentials: kubectl itself runs each command in the pods.
+// Kubectl-canaryd queries the canaryd of each node of a cluster. kubectl finds it as a plugin
+// and runs it as kubectl canaryd. It has no credentials, because kubectl itself runs each
+// command in the pods.
 package main
 
 import (
@@ -20,14 +21,14 @@ import (
 	"github.com/canaryd/canaryd/internal/terminal"
 )
 
-// Exit codes; about says so, too.
+// Exit codes; about documents them, too.
 const (
 	exitOK    = 0
-	exitNo    = 1 // each node has answered, and one is not as it ought to be
+	exitNo    = 1 // each node has answered, and one is not as it should be
 	exitError = 2 // an answer is missing; or wrong usage, or trouble
 )
 
-// linkedVersion and linkedCommit are set by the linker where make builds the program.
+// The linker sets linkedVersion and linkedCommit if make builds the program.
 var linkedVersion, linkedCommit string
 
 type command struct {
@@ -167,7 +168,7 @@ func say(to streams, text string) {
 	_, _ = fmt.Fprintln(to.err, "kubectl canaryd:", terminal.Plain(terminal.OneLine(text)))
 }
 
-// version returns the version of this program, and the commit that it was built from.
+// version returns the version of this program, and the commit of its build.
 func version() (number, commit string) {
 	number, commit = linkedVersion, linkedCommit
 	if info, ok := debug.ReadBuildInfo(); ok && number == "" {

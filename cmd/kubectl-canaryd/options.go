@@ -12,7 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// options are the flags of all commands, as they were given.
+// options has the values of all commands' flags.
 type options struct {
 	namespace, pods, container string
 	nodes, program, output     string
@@ -29,8 +29,8 @@ type options struct {
 // common are the flags of all commands.
 var common = []string{"selector", "namespace", "pods", "container", "output", "timeout", "parallel", "kubectl"}
 
-// Flags of kubectl's that have a value, have several, or have none: kubectl options. They are
-// handed on as they are. Those for a namespace are this program's as well.
+// Flags of kubectl that have a value, have several, or have none: see kubectl options. They are
+// passed on unchanged. This program also uses the flags for a namespace.
 var (
 	ofKubectl = []string{
 		"as", "as-uid", "cache-dir", "certificate-authority", "client-certificate", "client-key", "cluster", "context",
@@ -120,7 +120,7 @@ func (o *options) complete(flags *pflag.FlagSet) error {
 	return nil
 }
 
-// Most bytes of an answer.
+// The most bytes of an answer.
 const (
 	mostStatus = 8 << 20
 	mostSmall  = 1 << 20
@@ -128,7 +128,8 @@ const (
 	mostLog    = 1 << 20
 )
 
-// reason returns the reason of a pause with the user who asks: in the pod canaryd cannot know that.
+// reason returns the reason of a pause with the user's name, because canaryd in the pod cannot
+// know it.
 func (o *options) reason() string {
 	who := "kubectl canaryd"
 	if user := userName(); user != "" {

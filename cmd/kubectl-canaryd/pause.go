@@ -13,10 +13,11 @@ import (
 	"github.com/canaryd/canaryd/internal/terminal"
 )
 
-// A pauseRow says whether replays are paused on a node.
+// A pauseRow shows whether replays are paused on a node.
 type pauseRow struct {
 	Node string `json:"node"`
-	// Paused is missing for a node without an answer: the request may have come there or not.
+	// Paused is missing for a node without an answer, because the request may or may not have
+	// reached it.
 	Paused    *bool     `json:"paused,omitempty"`
 	Until     time.Time `json:"until,omitzero"`
 	WasPaused bool      `json:"wasPaused"`
@@ -38,7 +39,7 @@ func runResume(ctx context.Context, o *options, to streams) (int, error) {
 	return o.change(ctx, to, "This ends the pause of replays: lost rules are put back at once.", false, "resume", "-o", "json")
 }
 
-// change runs a command on all selected nodes, once the user has seen which these are.
+// change runs a command on all selected nodes, once the user has seen their list.
 func (o *options) change(ctx context.Context, to streams, meaning string, paused bool, words ...string) (int, error) {
 	if !o.all && o.nodes == "" && len(o.names) == 0 {
 		return exitError, errors.New("name nodes, select them with -l, or say --all")
@@ -73,7 +74,7 @@ func (o *options) change(ctx context.Context, to streams, meaning string, paused
 	return code, show(to.out, o.output, reply, func(w io.Writer) { writePaused(w, reply) })
 }
 
-// agreed shows the nodes and asks.
+// agreed shows the nodes and asks the user.
 func (f *fleet) agreed(ctx context.Context, to streams, meaning string) bool {
 	var names []string
 	for _, n := range f.nodes {

@@ -17,10 +17,10 @@ import (
 
 const redacted = "(redacted)"
 
-// harmless are the keys of canaryd's log whose values stay: names, IDs and verdicts that canaryd
-// shows over HTTP, too. Counts, durations and times stay only if they look like one: under rules
-// there may also be the rules themselves. The values of all other keys are left out: err, reason
-// and by may quote rules and command lines, and so may a key that is new.
+// harmless are the keys of canaryd's log whose values stay: names, IDs and verdicts that
+// canaryd also shows over HTTP. Counts, durations and times stay only if they look like one,
+// because the key rules may also hold the rules themselves. The values of all other keys are
+// removed: err, reason and by may quote rules and command lines, and so may a new key.
 var harmless = map[string]*regexp.Regexp{}
 
 func init() {
@@ -36,7 +36,7 @@ func init() {
 	}
 }
 
-// shown returns a harmless value, and the other word for any other.
+// shown returns a harmless value, and instead for any other.
 func shown(key, value, instead string) string {
 	if is := harmless[key]; is != nil && is.MatchString(value) {
 		return value
@@ -44,8 +44,8 @@ func shown(key, value, instead string) string {
 	return instead
 }
 
-// redactLog returns a log without rules, comments, addresses and command lines. Of the lines that
-// it does not know nothing is left but their number: another program may have written them.
+// redactLog returns a log without rules, comments, addresses and command lines. Unknown lines
+// are only counted, because another program may have written them.
 func redactLog(log []byte, unredacted bool) []byte {
 	var b bytes.Buffer
 	foreign := 0
@@ -74,10 +74,10 @@ func redactLog(log []byte, unredacted bool) []byte {
 // header is the beginning of a line of text: level, date, time, process and source (klog).
 var header = regexp.MustCompile(`^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ [\w.?-]{1,80}:\d+\] `)
 
-// trace are the lines of Go's stack traces that have nothing but places in canaryd's source.
+// trace matches the lines of Go's stack traces that only have places in canaryd's source.
 var trace = regexp.MustCompile(`^(goroutine \d+ [\w =*]*\[[a-zA-Z ]+(, \d+ minutes)?\]:|\t/[\w./@+-]+\.go:\d+( \+0x[0-9a-f]+)?|panic: runtime error: [a-z ]+)`)
 
-// redactLine returns a line without its secrets; false: it is no line of canaryd's.
+// redactLine returns a line without its secrets; false if it is no line of canaryd's.
 func redactLine(line string) (string, bool) {
 	if strings.HasPrefix(line, "{") {
 		return redactJSON([]byte(line))
@@ -89,7 +89,7 @@ func redactLine(line string) (string, bool) {
 	return known, known != ""
 }
 
-// redactValues redacts a message in quotes, and keys with values behind it.
+// redactValues redacts a message in quotes, and the keys with values after it.
 func redactValues(text string) string {
 	message, rest, ok := quoted(text)
 	if !ok {
@@ -168,7 +168,7 @@ func redactJSON(line []byte) (string, bool) {
 	if values["msg"] == nil || values["level"] == nil {
 		return "", false
 	}
-	// The order of the line is not kept: these first, then by name.
+	// The order of the line changes: these first, then by name.
 	first := []string{"time", "level", "caller", "msg"}
 	var names []string
 	for name := range values {
@@ -192,22 +192,22 @@ func redactJSON(line []byte) (string, bool) {
 	return "{" + b.String()[1:] + "}", true
 }
 
-// maybeAddress finds words that may be addresses of IP, and URLs.
+// maybeAddress matches words that may be IP addresses, and URLs.
 var maybeAddress = regexp.MustCompile(`https?://[^\s"\\]+|[0-9a-fA-F:.]{3,}`)
 
-// quad finds addresses of IPv4 in longer words: "de:10.0.0.1" is the end of "node:10.0.0.1".
+// quad matches IPv4 addresses in longer words: "de:10.0.0.1" is the end of "node:10.0.0.1".
 var quad = regexp.MustCompile(`[0-9]{1,3}(\.[0-9]{1,3}){3}`)
 
 const address = "(address)"
 
-// withoutAddresses returns text without addresses of IP and URLs.
+// withoutAddresses returns text without IP addresses and URLs.
 func withoutAddresses(text []byte) []byte {
 	return maybeAddress.ReplaceAllFunc(text, func(found []byte) []byte {
 		word := string(found)
 		if strings.HasPrefix(word, "http") || isAddress(word) {
 			return []byte(address)
 		}
-		for at := range len(word) { // the letters before a colon may be of the word before it
+		for at := range len(word) { // the letters before a colon may belong to the previous word
 			if word[at] == ':' && isAddress(word[at+1:]) {
 				return []byte(word[:at+1] + address)
 			}
@@ -216,8 +216,8 @@ func withoutAddresses(text []byte) []byte {
 	})
 }
 
-// isAddress reports whether a word is an address of IP, with a port or without, at the end of a
-// sentence or not.
+// isAddress reports whether a word is an IP address, with or without a port, also at the end of
+// a sentence.
 func isAddress(word string) bool {
 	for _, w := range []string{word, strings.Trim(word, "."), strings.TrimRight(word, ":.")} {
 		_, notOne := netip.ParseAddr(w)

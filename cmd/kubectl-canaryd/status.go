@@ -14,11 +14,11 @@ import (
 	"github.com/canaryd/canaryd/internal/terminal"
 )
 
-// A statusRow says how one node is.
+// A statusRow is the state of one node.
 type statusRow struct {
 	Node string `json:"node"`
 	Pod  string `json:"pod,omitempty"`
-	// State is a state of api.Health; unknown also without an answer.
+	// State is a state of api.Health; also unknown without an answer.
 	State    api.HealthState `json:"state"`
 	Healthy  bool            `json:"healthy"`
 	Answered bool            `json:"answered"`
@@ -34,10 +34,10 @@ type statusRow struct {
 // A statusReply is the answer for a fleet.
 type statusReply struct {
 	Nodes []statusRow `json:"nodes"` // the worst first
-	// States counts the nodes by state, and Unanswered those without an answer.
+	// States counts the nodes by state, and Unanswered the nodes without an answer.
 	States     map[api.HealthState]int `json:"states"`
 	Unanswered int                     `json:"unanswered"`
-	// WithoutPod is how many nodes of the DaemonSet have no pod, and no row.
+	// WithoutPod is how many nodes of the DaemonSet have no pod, and so no row.
 	WithoutPod int `json:"withoutPod,omitempty"`
 }
 
@@ -58,7 +58,7 @@ func runStatus(ctx context.Context, o *options, to streams) (int, error) {
 	return reply.code(), show(to.out, o.output, reply, func(w io.Writer) { writeFleet(w, reply) })
 }
 
-// status asks all nodes for their status, and returns a row for each. take gets each status.
+// status queries all nodes for their status, and returns a row for each. take gets each status.
 func (f *fleet) status(ctx context.Context, to streams, take func(node, api.Status) error) statusReply {
 	type known struct {
 		row    statusRow
@@ -95,7 +95,7 @@ func (r *statusReply) sort() {
 	})
 }
 
-// rowOf returns the row of a node, of its status or of the error instead.
+// rowOf returns the row of a node, from its status or from the error.
 func rowOf(n node, s api.Status, h api.Health, err error, now time.Time) statusRow {
 	row := statusRow{Node: n.name, Pod: n.pod, State: api.StateUnknown}
 	if err != nil {
@@ -120,12 +120,12 @@ func rowOf(n node, s api.Status, h api.Health, err error, now time.Time) statusR
 // rank is the row's place: the worst has the smallest.
 func (r statusRow) rank() int {
 	at := slices.Index(worstFirst, r.State)
-	if at < 0 { // a state that this program does not know is no good one
+	if at < 0 { // a state that this program does not know is not good
 		at = slices.Index(worstFirst, api.StateUnknown)
 	}
 	rank := 2 * at
 	if r.Answered && r.Text == "" {
-		rank++ // behind those of the same state that have something to say
+		rank++ // after nodes of the same state that have a warning
 	}
 	return rank
 }
@@ -142,7 +142,7 @@ func (r statusReply) code() int {
 	}
 }
 
-// writeFleet writes a row for each node, and at the end, where a terminal shows it, the sum.
+// writeFleet writes a row for each node and then the sum, because a terminal shows the end.
 func writeFleet(w io.Writer, r statusReply) {
 	rows := [][]string{{"NODE", "STATE", "MODE", "BACKEND", "RULES", "FLUSHES", "LAST FLUSH", "WHY"}}
 	for _, n := range r.Nodes {
@@ -167,7 +167,7 @@ func writeFleet(w io.Writer, r statusReply) {
 	fmt.Fprintf(w, "\n%s\n", r.sum())
 }
 
-// sum says in one line how the fleet is: "500 nodes: 2 lost, 1 unknown, 497 healthy".
+// sum describes the fleet in one line: "500 nodes: 2 lost, 1 unknown, 497 healthy".
 func (r statusReply) sum() string {
 	var parts []string
 	for _, state := range worstFirst {
@@ -182,7 +182,7 @@ func (r statusReply) sum() string {
 	return text + withoutText(r.WithoutPod)
 }
 
-// withoutText says how many nodes have no pod; "" if there are none.
+// withoutText counts the nodes without a pod; "" if there are none.
 func withoutText(n int) string {
 	switch n {
 	case 0:
@@ -194,7 +194,7 @@ func withoutText(n int) string {
 	}
 }
 
-// moment returns a time for people, in UTC: the rows of many nodes are to be compared.
+// moment returns a time for people, in UTC, because users compare the rows of many nodes.
 func moment(t time.Time) string {
 	if t.IsZero() {
 		return ""

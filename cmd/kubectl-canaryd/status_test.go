@@ -18,7 +18,7 @@ import (
 // waiting is the state of a container that does not start.
 var waiting = map[string]any{"waiting": map[string]any{"reason": "CrashLoopBackOff"}}
 
-// troubled adds nodes in all states, and nodes that give no answer.
+// troubled adds nodes in all states, and nodes that do not answer.
 func troubled(c *cluster) {
 	c.node("lost-1", lost(460))
 	paused := healthy(460)
@@ -52,8 +52,8 @@ func troubled(c *cluster) {
 	c.write(c.pod("large-1", running), "status", 0, `{"families":{"ipv4":{`+strings.Repeat(`"a":"",`, mostValues+1)+`"a":""}}}`, "")
 }
 
-// TestStatusOf500Nodes: a row for each of 500 nodes, the worst first; a node without an answer is
-// unknown, and the exit code says so.
+// TestStatusOf500Nodes: the table has a row for each of 500 nodes, the worst first. A node
+// without an answer is unknown, and the exit code shows that.
 func TestStatusOf500Nodes(t *testing.T) {
 	c := newCluster(t)
 	troubled(c)
@@ -67,7 +67,7 @@ func TestStatusOf500Nodes(t *testing.T) {
 	golden.Compare(t, "status.golden", []byte(shorter(out)+"--- stderr\n"+said))
 }
 
-// shorter leaves out the rows of healthy nodes that are all the same.
+// shorter removes the rows of healthy nodes that are all alike.
 func shorter(out string) string {
 	n := 0
 	lines := slices.DeleteFunc(strings.Split(out, "\n"), func(line string) bool {
@@ -104,7 +104,7 @@ func TestStatusIsJSON(t *testing.T) {
 	}
 }
 
-// TestExitCodes: 0 only if all nodes are known to be healthy, and none is missing.
+// TestExitCodes: the code is 0 only if all nodes are known to be healthy, and none is missing.
 func TestExitCodes(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -137,7 +137,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// TestNodesBySelector: -l takes the nodes with these labels, those without a pod as well.
+// TestNodesBySelector: -l selects the nodes with these labels, even nodes without a pod.
 func TestNodesBySelector(t *testing.T) {
 	c := newCluster(t)
 	c.node("a", healthy(1))
@@ -150,8 +150,8 @@ func TestNodesBySelector(t *testing.T) {
 	golden.Compare(t, "selector.golden", []byte(out+said))
 }
 
-// TestPodsOfANode: of several pods the running one counts; a pod that is not scheduled has its
-// node in its affinity.
+// TestPodsOfANode: if a node has several pods, the running one counts. A pod that is not
+// scheduled has its node in its affinity.
 func TestPodsOfANode(t *testing.T) {
 	c := newCluster(t)
 	c.pod("a", waiting)
@@ -168,7 +168,7 @@ func TestPodsOfANode(t *testing.T) {
 	golden.Compare(t, "pods.golden", []byte(out))
 }
 
-// TestNoPods: a namespace without a pod of canaryd is trouble, and no healthy fleet.
+// TestNoPods: a namespace without a pod of canaryd is an error, and no healthy fleet.
 func TestNoPods(t *testing.T) {
 	c := newCluster(t)
 	code, out, said := c.run(0, "", "status")
@@ -194,7 +194,7 @@ func TestNoAnswerInTime(t *testing.T) {
 	}
 }
 
-// TestKubectlsFlags: all calls of kubectl have the flags that are kubectl's.
+// TestKubectlsFlags: all calls of kubectl have the flags meant for kubectl.
 func TestKubectlsFlags(t *testing.T) {
 	c := newCluster(t)
 	c.node("a", healthy(1))

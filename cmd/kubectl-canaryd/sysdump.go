@@ -19,7 +19,7 @@ import (
 	"github.com/canaryd/canaryd/internal/terminal"
 )
 
-// A dump is an archive that is being written, one file after the other.
+// A dump is an archive in the making, one file after the other.
 type dump struct {
 	tar   *tar.Writer
 	gzip  *gzip.Writer
@@ -47,7 +47,7 @@ func (d *dump) add(path string, text []byte) error {
 
 func (d *dump) close() error { return errors.Join(d.tar.Close(), d.gzip.Close()) }
 
-// folder returns the folder of a node. A name that is none leads nowhere else.
+// folder returns the folder of a node. An invalid name does not lead to another folder.
 func (d *dump) folder(name string) string {
 	if !isName(name) {
 		d.count++
@@ -56,7 +56,7 @@ func (d *dump) folder(name string) string {
 	return "canaryd-sysdump/nodes/" + name + "/"
 }
 
-// nodeFiles are the files of one node, and why some are missing.
+// nodeFiles are the files of one node, and the reasons why some are missing.
 type nodeFiles struct {
 	status statusRow
 	files  []file
@@ -103,7 +103,7 @@ func runSysdump(ctx context.Context, o *options, to streams) (int, error) {
 	}
 	reply, err := f.dump(ctx, to, out, when)
 	if err = errors.Join(err, out.Close()); err != nil {
-		_ = os.Remove(path) // the error says enough
+		_ = os.Remove(path) // the error explains enough
 		return exitError, fmt.Errorf("writing %s: %w", path, err)
 	}
 	code := exitOK
@@ -140,7 +140,7 @@ func (f *fleet) dump(ctx context.Context, to streams, out *os.File, when time.Ti
 			if failed == nil {
 				failed = d.add(folder+file.name, file.text)
 			}
-			if failed != nil { // no archive comes of it
+			if failed != nil { // there will be no archive
 				stop()
 			}
 		}
@@ -172,7 +172,7 @@ func (f *fleet) dump(ctx context.Context, to streams, out *os.File, when time.Ti
 	return reply, err
 }
 
-// filesOf asks one node for all that the archive has of it.
+// filesOf queries one node for all its files in the archive.
 func (f *fleet) filesOf(ctx context.Context, n node, now time.Time) (files nodeFiles) {
 	files.addJSON("pod.json", n.info)
 	s, h, err := statusOf(f.exec(ctx, n, mostStatus, "status", "-o", "json"))
@@ -223,16 +223,15 @@ func (n *nodeFiles) log(name string, f *fleet, a answer) {
 	n.add(name, redactLog(a.out, f.unredacted), nil)
 }
 
-// logs reads the end of the log of a node. Its limit is below that of an answer, which would be an
-// error.
+// logs reads the end of a node's log. Its limit is below the limit of an answer, because
+// exceeding that would be an error.
 func (f *fleet) logs(ctx context.Context, n node, more ...string) answer {
 	words := []string{"logs", "--namespace=" + f.namespace, "--container=" + f.container,
 		"--tail=" + strconv.Itoa(f.logLines), "--limit-bytes=" + strconv.Itoa(mostLog)}
 	return f.bounded(ctx, n, 2*mostLog, append(append(words, more...), n.pod)...)
 }
 
-// kubernetes returns the versions of kubectl and the API server. They are worth a file, and their
-// absence is no failure.
+// kubernetes returns the versions of kubectl and the API server. Their absence is no failure.
 func (f *fleet) kubernetes(ctx context.Context) []byte {
 	type version struct {
 		GitVersion string `json:"gitVersion,omitempty"`

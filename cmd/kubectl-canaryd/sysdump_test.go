@@ -22,10 +22,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// secret is in everything that an archive must not show.
+// secret is in all text that an archive must not show.
 const secret = "hunter2"
 
-// dumping makes a cluster of nodes whose answers have secrets in all places that may quote rules.
+// dumping makes a cluster whose nodes answer with secrets wherever rules may be quoted.
 func dumping(t *testing.T) *cluster {
 	c := newCluster(t)
 	s := healthy(460)
@@ -63,7 +63,7 @@ func dumping(t *testing.T) *cluster {
 	return c
 }
 
-// TestWithoutAddresses: addresses and URLs go, times, versions and numbers stay.
+// TestWithoutAddresses: addresses and URLs are removed; times, versions and numbers stay.
 func TestWithoutAddresses(t *testing.T) {
 	for text, want := range map[string]string{
 		"dial tcp 10.1.2.3:10250: refused":       "dial tcp (address) refused",
@@ -73,7 +73,7 @@ func TestWithoutAddresses(t *testing.T) {
 		"at ::1, fe80::1 and ::ffff:10.0.0.1":    "at (address), (address) and (address)",
 		"2026-11-27T11:00:00Z 11:00:00.5 1.8.11": "2026-11-27T11:00:00Z 11:00:00.5 1.8.11",
 		"660c8b90ccb7b 0.002 abc.def a:b":        "660c8b90ccb7b 0.002 abc.def a:b",
-		// The letters before a colon are of a word.
+		// The letters before a colon belong to a word.
 		"node:10.1.2.3 code:10.1.2.3:53.": "node:(address) code:(address)",
 		"10.1.2.3:dead face.10.1.2.3":     "(address):dead face.(address)",
 		"node:2001:db8:0:0:0:0:0:1":       "node:(address)",
@@ -84,8 +84,8 @@ func TestWithoutAddresses(t *testing.T) {
 	}
 }
 
-// TestSysdump: the archive has the files of each node, the nodes with missing files, and
-// nothing that HTTP does not show.
+// TestSysdump: the archive has the files of each node, lists the nodes with missing files, and
+// shows nothing that HTTP does not.
 func TestSysdump(t *testing.T) {
 	c := dumping(t)
 	path := filepath.Join(c.dir, "dump.tar.gz")
@@ -119,7 +119,7 @@ func TestSysdump(t *testing.T) {
 	}
 }
 
-// TestUnredacted: with --unredacted the archive has all, and says so.
+// TestUnredacted: with --unredacted the archive has everything, and says so.
 func TestUnredacted(t *testing.T) {
 	c := dumping(t)
 	path := filepath.Join(c.dir, "dump.tar.gz")
@@ -137,7 +137,7 @@ func TestUnredacted(t *testing.T) {
 	}
 }
 
-// TestNoArchive: where the archive cannot be written no half of it is left.
+// TestNoArchive: if the archive cannot be written, no part of it is left.
 func TestNoArchive(t *testing.T) {
 	c := dumping(t)
 	code, _, said := c.run(3, "", "sysdump", "--file="+filepath.Join(c.dir, "no", "folder.tar.gz"))
@@ -146,7 +146,7 @@ func TestNoArchive(t *testing.T) {
 	}
 }
 
-// built is the version of this test, and the commit.
+// built returns the version of this test, and the commit.
 func built() string {
 	number, commit := version()
 	return number + ", commit " + commit
@@ -182,8 +182,8 @@ func unpacked(t *testing.T, path string) map[string]string {
 	}
 }
 
-// FuzzRedact: a redacted log has no word that the line has only where rules may be quoted, and
-// prints; each line of a message has one line.
+// FuzzRedact: a redacted log is printable, and has no word that the line has only in places
+// where rules may be quoted. Each line of a message has one line.
 func FuzzRedact(f *testing.F) {
 	f.Add("-A X -d 10.0.0.1", "rules")
 	f.Add(`a" table="b`, "err")

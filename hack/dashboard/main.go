@@ -27,11 +27,11 @@ func run() int {
 // object is a JSON object; encoding/json sorts its keys.
 type object = map[string]any
 
-// schema is the version of the dashboard's format, that of Grafana 10.4. Older versions can show
-// it, and newer ones migrate it when they load it.
+// schema is the version of the dashboard's format: that of Grafana 10.4. Older versions can
+// show it, and newer ones migrate it when they load it.
 const schema = 39
 
-// Render returns the dashboard as Grafana imports it.
+// Render returns the dashboard in the form that Grafana imports.
 func Render() ([]byte, error) {
 	board := object{
 		"uid": "canaryd", "title": "canaryd", "tags": []string{"canaryd", "iptables"},
@@ -73,8 +73,7 @@ func variables() []object {
 	}
 }
 
-// choice is a variable with one of the values that a query returns: the first, until the user
-// chooses.
+// choice is a variable with one value of a query: the first, until the user chooses.
 func choice(name, label, query string) object {
 	return object{
 		"name": name, "label": label, "type": "query", "datasource": source(), "definition": query,
@@ -82,8 +81,8 @@ func choice(name, label, query string) object {
 	}
 }
 
-// flushes marks the flushes in every panel: one mark for all nodes, since a job that flushes a
-// fleet would draw thousands.
+// flushes marks the flushes in every panel, with one mark for all nodes, because a job that
+// flushes a fleet would draw thousands.
 func flushes() object {
 	return object{
 		"name": "Flushes", "enable": true, "iconColor": "red", "datasource": source(),

@@ -27,7 +27,7 @@ func read(t *testing.T, path string) string {
 	return string(text)
 }
 
-// TestDashboardIsCurrent: the file is what this program prints.
+// TestDashboardIsCurrent: the file equals the program's output.
 func TestDashboardIsCurrent(t *testing.T) {
 	want, err := Render()
 	if err != nil {
@@ -43,7 +43,7 @@ func TestDashboardIsCurrent(t *testing.T) {
 	}
 }
 
-// A board is what the tests look at of a dashboard.
+// A board has the fields of a dashboard that the tests check.
 type board struct {
 	UID           string `json:"uid"`
 	Title         string `json:"title"`
@@ -79,8 +79,8 @@ func load(t *testing.T) board {
 	return b
 }
 
-// TestDashboardCanBeImported: it has what Grafana needs of a dashboard, and no
-// two panels are in one place.
+// TestDashboardCanBeImported: the dashboard has all fields that Grafana needs, and no two
+// panels are in one place.
 func TestDashboardCanBeImported(t *testing.T) {
 	b := load(t)
 	if b.UID != "canaryd" || b.Title == "" || b.SchemaVersion != schema {
@@ -118,8 +118,8 @@ func TestDashboardCanBeImported(t *testing.T) {
 	}
 }
 
-// TestDashboardAsksForWhatIsExported: every metric that it names is exported, every
-// selector goes by the chosen nodes, and Prometheus can parse every expression.
+// TestDashboardAsksForWhatIsExported: every metric in the dashboard is exported, every selector
+// uses the chosen nodes, and Prometheus can parse every expression.
 func TestDashboardAsksForWhatIsExported(t *testing.T) {
 	known := map[string]bool{}
 	for _, m := range regexp.MustCompile(`(?m)^(canaryd_[a-z_]+)`).FindAllString(read(t, "../../internal/metrics/testdata/metrics_flush.txt")+read(t, "../../internal/metrics/testdata/metrics_native.txt"), -1) {
@@ -173,7 +173,8 @@ func TestDashboardAsksForWhatIsExported(t *testing.T) {
 	}
 }
 
-// evaluate has promtool evaluate expressions at minute 9 of a test's series: samples by expression.
+// evaluate makes promtool evaluate expressions at minute 9 of a test's series, and returns
+// samples by expression.
 func evaluate(t *testing.T, series map[string]string, want map[string]string) {
 	t.Helper()
 	nstest.NeedProgram(t, "promtool")
@@ -200,8 +201,8 @@ func evaluate(t *testing.T, series map[string]string, want map[string]string) {
 	}
 }
 
-// TestDashboardSeesTheFirst: a series that appears with its first value counts as it would if it
-// had been 0 before, and a node that Prometheus has just met counts nothing.
+// TestDashboardSeesTheFirst: a series that appears with its first value counts as if it had
+// been 0 before. A node that is new to Prometheus counts nothing.
 func TestDashboardSeesTheFirst(t *testing.T) {
 	flushes := increases("kind", "canaryd_flushes_total", nodes)
 	const (
@@ -224,13 +225,13 @@ func TestDashboardSeesTheFirst(t *testing.T) {
 	}
 }
 
-// TestDashboardAtRest: a panel of a node on which nothing ever happened says so, and not "No data".
+// TestDashboardAtRest: a panel of a node without any event says so, and not "No data".
 func TestDashboardAtRest(t *testing.T) {
 	series := map[string]string{
 		`process_cpu_seconds_total{job="canaryd",instance="a"}`:     "1+1x40",
 		`process_resident_memory_bytes{job="canaryd",instance="a"}`: "1x40",
 		`up{job="canaryd",instance="a"}`:                            "1x40",
-		// Of every node, whatever the state is.
+		// These are for every node, in any state.
 		`canaryd_standby{job="canaryd",instance="a",family="ipv4",state="armed"}`: "1x40",
 	}
 	for _, s := range regexp.MustCompile(`(?m)^([a-z_]+)(?:\{(.*)\})? [^ ]+$`).FindAllStringSubmatch(read(t, "../../internal/metrics/testdata/metrics_start.txt"), -1) {
@@ -250,8 +251,8 @@ func TestDashboardAtRest(t *testing.T) {
 	evaluate(t, series, want)
 }
 
-// TestDashboardOfAFleet: whatever goes wrong on however many nodes, an expression has a number of
-// answers that a person can read and a browser can draw.
+// TestDashboardOfAFleet: for any trouble on any number of nodes, an expression has few enough
+// answers for a person to read and a browser to draw.
 func TestDashboardOfAFleet(t *testing.T) {
 	nstest.NeedProgram(t, "promtool")
 	const fleet, readable = 30, 24
@@ -282,7 +283,7 @@ func TestDashboardOfAFleet(t *testing.T) {
 			answers = append(answers, "(count("+target.Expr+") or vector(0))")
 		}
 		all := "(" + strings.Join(answers, " + ") + ")"
-		// With no answer at all the panel says "No data" where everything is well known.
+		// Without any answer the panel says "No data", although everything is known.
 		for _, expr := range []string{all + " <= bool " + fmt.Sprint(readable), all + " >= bool 1"} {
 			text, err := json.Marshal(chosen.Replace(expr))
 			if err != nil {

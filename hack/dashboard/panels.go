@@ -35,8 +35,8 @@ const worst = "10"
 // quiet is green at 0 and red above.
 func quiet() [][2]any { return [][2]any{{nil, "green"}, {1, "red"}} }
 
-// who links a node's series to its part of the dashboard, and to its flush records, which name the
-// culprits.
+// who links a node's series to its part of the dashboard, and to its flush records, which name
+// the culprits.
 func who() []object {
 	return []object{
 		{"title": "${__field.labels.instance} alone", "url": "/d/canaryd?${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}&var-node=${__field.labels.instance}"},
@@ -52,14 +52,14 @@ func graph(title, says, unit string, queries ...query) panel {
 	return panel{title: title, kind: "timeseries", says: says, unit: unit, width: 12, height: 8, queries: queries}
 }
 
-// counted is a panel that shows how often something happened, as stacked bars.
+// counted is a panel that shows how many times an event happened, as stacked bars.
 func counted(title, says string, queries ...query) panel {
 	p := graph(title, says, "none", queries...)
 	p.bars, p.stack = true, true
 	return p
 }
 
-// ranked is a table of the nodes that an expression ranks highest, and of no others.
+// ranked is a table of only the nodes that an expression ranks highest.
 func ranked(title, says, unit, expr string) panel {
 	return panel{
 		title: title, kind: "table", says: says, unit: unit, width: 8, height: 8, links: who(),
@@ -70,23 +70,23 @@ func ranked(title, says, unit, expr string) panel {
 // row is a heading.
 func row(title string) panel { return panel{title: title, kind: "row", width: columns, height: 1} }
 
-// age is how long ago a metric's time was, where it is set.
+// age is the time since a metric's time, if the metric is set.
 func age(metric, selector string) string {
 	m := metric + "{" + selector + "}"
 	return "(timestamp(" + m + ") - " + m + ") and " + m + " > 0"
 }
 
-// increases is the sum of a counter's increases, in whole numbers, because increase extrapolates.
-// Where nothing was counted it is 0, called none.
+// increases is the sum of a counter's increases, in whole numbers, because increase
+// extrapolates. If nothing was counted it is 0, called none.
 func increases(by, metric, selector string) string {
 	first, _, _ := strings.Cut(by, ",")
 	return "round(sum by (" + by + ") (" + increase(metric, selector) + "))" +
 		` or on() label_replace(vector(0), "` + first + `", "none", "", "")`
 }
 
-// increase is a counter's increase. A series that appeared meanwhile has none for Prometheus, and
-// all of its value counts, if the node was scraped before it appeared: a node that is new to
-// Prometheus has counted before.
+// increase is a counter's increase. For Prometheus, a series that appeared meanwhile has none.
+// If the node was scraped before that, the whole value counts. A node that is new to Prometheus
+// has counted before.
 func increase(metric, selector string) string {
 	const ago = " offset $__rate_interval"
 	series := metric + "{" + selector + "}"
@@ -99,7 +99,7 @@ func panels() []panel {
 	return slices.Concat(now(), history(), cost(), oneNode())
 }
 
-// now says whether anything is wrong, and where.
+// now shows whether anything is wrong, and where.
 func now() []panel {
 	culprits := panel{
 		title: "Who did it", kind: "text", width: 8, height: 8,
@@ -132,7 +132,7 @@ func now() []panel {
 	}
 }
 
-// history is what happened in the time shown.
+// history shows the events in the displayed time.
 func history() []panel {
 	return []panel{
 		counted("Flushes by kind", "Tables that were hit.", query{increases("kind", "canaryd_flushes_total", nodes), "{{kind}}"}),
@@ -169,7 +169,7 @@ func history() []panel {
 	}
 }
 
-// cost is what canaryd takes, of all nodes.
+// cost shows canaryd's use of resources on all nodes.
 func cost() []panel {
 	cpu := `rate(process_cpu_seconds_total{` + nodes + `}[$__rate_interval])`
 	return []panel{
@@ -182,7 +182,7 @@ func cost() []panel {
 	}
 }
 
-// oneNode shows a single node in full: the one that is chosen at the top.
+// oneNode shows a single node in full: the node chosen at the top.
 func oneNode() []panel {
 	canaries := panel{
 		title: "Canaries of the node", kind: "state-timeline", says: "Whether the last probe found the canary of each table with its nonce, and whether each native table is in force.", width: 12, height: 8,

@@ -1,6 +1,6 @@
-// Demo flushes real kube-proxy rules in each way that canaryd must survive, of iptables mode and of
-// nftables mode, and prints how long the rules were missing. Each flush has a network namespace of
-// its own; nothing of the machine's is touched.
+// Demo flushes real kube-proxy rules in each way that canaryd must survive, and prints how long
+// the rules were missing. It does so in iptables mode and in nftables mode. Each flush has a
+// network namespace of its own and does not affect the machine's.
 package main
 
 import (
@@ -26,10 +26,10 @@ import (
 // marker is the environment variable with the row of a child: "nft/flush-all".
 const marker = "CANARYD_DEMO"
 
-// oneRow is how long one row may take; the scenario's own limits are shorter.
+// oneRow is the longest time of one row; the scenario's own limits are shorter.
 const oneRow = 2 * time.Minute
 
-// enough is how many problems of one row are printed.
+// enough bounds the printed problems of one row.
 const enough = 8
 
 func main() {

@@ -19,16 +19,17 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// nativeBackend stands in the place of the backend in rows about kube-proxy's native table.
+// nativeBackend takes the place of the backend in rows about kube-proxy's native table.
 const nativeBackend iptables.Backend = "native"
 
-// nativeText is what kube-proxy 1.36 in nftables mode writes for 100 services.
+// nativeText has the text that kube-proxy 1.36 in nftables mode writes for 100 services.
 const nativeText = "hack/bench/heal/testdata/services-100.nft.gz"
 
-// A nativeFlush is one way to take rules from kube-proxy's native table.
+// A nativeFlush is one way to remove rules from kube-proxy's native table.
 type nativeFlush struct {
 	name, command string
-	// asked: the owner may have meant it, so that it comes back by canaryd restore.
+	// asked means that the owner may have intended the loss. Then canaryd restore must bring
+	// the rules back.
 	asked bool
 }
 
@@ -42,7 +43,7 @@ func nativeFlushes() []nativeFlush {
 	}
 }
 
-// scenario returns the row's name and text; it is run by tryNative.
+// scenario returns the row's name and text; tryNative runs it.
 func (f nativeFlush) scenario() scenario.Scenario {
 	s := scenario.Scenario{Name: f.name, Command: f.command}
 	if f.asked {
@@ -51,7 +52,7 @@ func (f nativeFlush) scenario() scenario.Scenario {
 	return s
 }
 
-// do runs a command of words.
+// do runs a command, given as words.
 func do(ctx context.Context, input string, words ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	cmd.Stdin = strings.NewReader(input)
@@ -65,11 +66,11 @@ func do(ctx context.Context, input string, words ...string) (string, error) {
 // A nativeLab is a namespace with kube-proxy's native table.
 type nativeLab struct {
 	program, dir string
-	want         string // what nft lists of the table
+	want         string // nft's listing of the table
 	process      *canaryd.Process
 }
 
-// list returns what nft lists of the table, nothing if there is none.
+// list returns nft's listing of the table; empty without the table.
 func (l *nativeLab) list(ctx context.Context) string {
 	out, err := do(ctx, "", "nft", "-s", "list", "table", "ip", "kube-proxy")
 	if err != nil {
@@ -78,7 +79,7 @@ func (l *nativeLab) list(ctx context.Context) string {
 	return out
 }
 
-// load writes the table onto nothing.
+// load writes the table into an empty namespace.
 func (l *nativeLab) load(ctx context.Context) error {
 	file, err := os.Open(nativeText)
 	if err != nil {
@@ -100,7 +101,7 @@ func (l *nativeLab) load(ctx context.Context) error {
 	return nil
 }
 
-// aStatus has the fields of status -o json that are needed here.
+// aStatus has the fields of status -o json that the demo needs.
 type aStatus struct {
 	Healthy bool
 	Native  []struct{ Table, Verdict string }
@@ -122,7 +123,7 @@ func (l *nativeLab) status(ctx context.Context) (s aStatus, err error) {
 	return s, json.Unmarshal(out, &s)
 }
 
-// await asks for the status until it is as wanted.
+// await requests the status until it is as wanted.
 func (l *nativeLab) await(ctx context.Context, what string, is func(aStatus) bool) (s aStatus, err error) {
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
 		if s, err = l.status(ctx); err == nil && is(s) {
@@ -132,7 +133,7 @@ func (l *nativeLab) await(ctx context.Context, what string, is func(aStatus) boo
 	return s, errors.Join(fmt.Errorf("%s does not come", what), err)
 }
 
-// tryNative runs one row: without canaryd, where the rules stay away, and with it.
+// tryNative runs one row: without canaryd, where the rules stay missing, and with it.
 func tryNative(ctx context.Context, name, program, dir string) (scenario.Result, error) {
 	i := slices.IndexFunc(nativeFlushes(), func(f nativeFlush) bool { return f.name == name })
 	if i < 0 {
@@ -177,7 +178,7 @@ func (l *nativeLab) flush(ctx context.Context, f nativeFlush, result *scenario.R
 	if _, err := l.await(ctx, "a canaryd that guards the table", guarded); err != nil {
 		return err
 	}
-	time.Sleep(2 * time.Second) // the first read of everything is paid for: reads take a tenth of a core
+	time.Sleep(2 * time.Second) // reads may take a tenth of a core, and the first one was large
 	start := time.Now()
 	if _, err := do(ctx, "", strings.Fields(f.command)...); err != nil {
 		return err

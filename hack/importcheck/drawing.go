@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// draw returns a drawing of who imports whom: a line for each room that has a package, from
-// the roof to the ground, and a column for each. A dot says that the room of the column
-// imports the one of the line. Where a room's line and column meet is a corner.
+// draw returns a drawing of all imports. Each room that has a package gets a line, from the
+// roof to the ground, and a column. A dot means that the room of the column imports the room of
+// the line. A room's line and column meet at a corner.
 func draw(packages []Package) string {
 	imports := make([]map[int]bool, len(rooms))
 	for _, p := range packages {

@@ -18,7 +18,7 @@ const (
 	ends     = "```\n"
 )
 
-// house returns the packages as go list has them.
+// house returns the packages from go list.
 func house(t *testing.T) []Package {
 	t.Helper()
 	list := exec.Command("go", "list", "-json=ImportPath,Imports", "./...")
@@ -43,7 +43,7 @@ func readDocument(t *testing.T) string {
 	return string(text)
 }
 
-// TestTheDrawingIsTheHouse holds the drawing of docs/architecture.md against the imports.
+// TestTheDrawingIsTheHouse compares the drawing of docs/architecture.md with the imports.
 func TestTheDrawingIsTheHouse(t *testing.T) {
 	text := readDocument(t)
 	before, rest, found := strings.Cut(text, begins)
@@ -68,8 +68,8 @@ func TestTheDrawingIsTheHouse(t *testing.T) {
 	}
 }
 
-// TestEveryRoomIsInTheTable: the table of docs/architecture.md has a line for each room that has a
-// package, in their order, and for no other.
+// TestEveryRoomIsInTheTable: the table of docs/architecture.md has a line for each room with a
+// package, in their order, and no other lines.
 func TestEveryRoomIsInTheTable(t *testing.T) {
 	var listed, built []string
 	_, table, _ := strings.Cut(readDocument(t), "| package | purpose |\n|---|---|\n")

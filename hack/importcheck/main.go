@@ -1,5 +1,5 @@
-// Importcheck reports imports that break the rules of the house: imports run
-// one way, two packages execute programs, one package sees Prometheus.
+// Importcheck reports imports that break the rules of the house: imports run one way, two
+// packages execute programs, one package uses Prometheus.
 package main
 
 import (
@@ -16,8 +16,8 @@ import (
 
 const module = "github.com/canaryd/canaryd/"
 
-// rooms lists the house from the roof to the ground. A package imports only what
-// stands behind it in this list.
+// rooms lists the house from the roof to the ground. A package imports only rooms that are
+// later in this list.
 var rooms = []string{
 	"cmd", "internal/web", "internal/control", "internal/sdnotify", "internal/daemon", "internal/drill", "internal/accepted", "internal/pods", "internal/culprit", "internal/nativestore", "internal/onrequest", "internal/baseline", "internal/flushes", "internal/copies", "internal/pace", "internal/here", "internal/metrics", "internal/serve", "internal/api",
 	"pkg/reload", "pkg/standby", "pkg/native", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/conntrack", "pkg/nft",
@@ -28,22 +28,22 @@ var rooms = []string{
 // faces are the rooms in which the daemon meets the world.
 var faces = []string{"internal/web", "internal/control", "internal/serve", "internal/metrics", "internal/sdnotify", "internal/api"}
 
-// subjects are the rooms in which the loop's subjects keep their state. They know the loop by the
-// values that it hands them, and of the faces the values of internal/api.
+// subjects are the rooms in which the loop's subjects keep their state. They know the loop by
+// the values that it passes to them, and the faces by the values of internal/api.
 var subjects = []string{
 	"internal/drill", "internal/accepted", "internal/pods", "internal/culprit", "internal/nativestore", "internal/onrequest", "internal/baseline",
 	"internal/flushes", "internal/copies", "internal/pace", "internal/here",
 }
 
-// helpers are packages for tests, by purpose. What only tests may import is no room.
+// helpers are packages for tests, by purpose. A package that only tests may import is no room.
 var helpers = []string{
 	"internal/testkit", "pkg/iptables/iptablestest", "pkg/nft/nfttest",
 }
 
-// A Package is what "go list -json" says about one.
+// A Package is an entry in the output of "go list -json".
 type Package struct {
 	ImportPath string
-	Imports    []string // test files left out
+	Imports    []string // without those of test files
 }
 
 func main() {
@@ -86,8 +86,8 @@ func read(r io.Reader) ([]Package, error) {
 	}
 }
 
-// check returns a line for every import that breaks a rule, and for every package of which
-// no rule is known.
+// check returns a line for every import that breaks a rule, and for every package without a
+// known rule.
 func check(packages []Package) []string {
 	var broken []string
 	for _, p := range packages {
@@ -168,7 +168,7 @@ func judge(name, imported string) []string {
 	return reasons
 }
 
-// room returns the place of the package's room in the list, or -1. Of rooms within rooms the
+// room returns the place of the package's room in the list, or -1. If rooms are nested, the
 // inner one counts.
 func room(name string) int {
 	if isHelper(name) {

@@ -1,8 +1,10 @@
-// Meeting prints a pattern for go test -run: the tests of the folders that start goroutines, by
-// themselves or by a function of the folder's tests, and the tests that -and names.
+// Meeting prints a pattern for go test -run. It matches the tests of the folders that start
+// goroutines, directly or in a function of the folder's tests. It also matches the tests that
+// -and names.
 //
-// A goroutine that the code under test starts is no mark: nearly each test of pkg/iptables executes
-// a program, and a goroutine feeds it. Parallel tests are none, too: each has a kernel of its own.
+// A goroutine that the code under test starts does not count, because nearly each test of
+// pkg/iptables executes a program, and a goroutine feeds it. Parallel tests do not count
+// either, because each has a kernel of its own.
 //
 //	meeting FOLDER... [-and TEST...]
 package main

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// The picture's measures, in its own units, which are pixels where it is not scaled.
+// The picture's measures, in its own units, which are pixels if it is not scaled.
 const (
 	width     = 840
 	left      = 112 // of the plot
@@ -17,14 +17,14 @@ const (
 	top       = 74  // of the plot's first row
 	row       = 17
 	textRow   = 20
-	lead      = 25.0 // milliseconds that are shown before the flush
-	behind    = 70.0 // and after the proof
-	slowdown  = 30   // the picture's time is that much slower than the recording's
+	lead      = 25.0 // milliseconds shown before the flush
+	behind    = 70.0 // and shown after the proof
+	slowdown  = 30   // how many times slower the picture is than the recording
 	tickEvery = 50   // milliseconds between two numbers of the axis
 )
 
-// style has the colours of GitHub's pages, light and dark, since most see the picture there. It
-// moves only for people who have not asked for less motion.
+// style has the colours of GitHub's pages, light and dark, because most readers see the picture
+// there. It moves only for people who have not requested less motion.
 const style = `
 .card{fill:#fff;stroke:#d1d9e0}.cover{fill:#fff}text{fill:#1f2328;font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 .quiet{fill:#59636e}.title{font-size:14px;font-weight:600}.ok,.bad,.mark,.axis{fill:none}
@@ -44,8 +44,8 @@ type event struct {
 	text string
 }
 
-// draw returns the picture of a recording: which connections were answered, and what canaryd
-// logged meanwhile.
+// draw returns the picture of a recording: the answered connections, and canaryd's log
+// meanwhile.
 func (r recording) draw() []byte {
 	events := r.events()
 	to := events[len(events)-1].at + behind
@@ -117,8 +117,8 @@ func field(text, name string) string {
 
 var message = regexp.MustCompile(`^"([^"]*)"`)
 
-// events returns the moments that are named: the flush, and what canaryd logged about it until
-// the rules were proved.
+// events returns the named moments: the flush, and canaryd's log lines about it until the rules
+// were proved.
 func (r recording) events() []event {
 	events := []event{{0, "$ " + r.Command, ""}}
 	for _, l := range r.Log {
@@ -150,7 +150,7 @@ func number(text, name string) string {
 	return "?"
 }
 
-// caption says the picture in words, for those who do not see it.
+// caption describes the picture in words, for people who do not see it.
 func (r recording) caption(events []event) string {
 	last := events[len(events)-1]
 	lost := 0

@@ -43,7 +43,8 @@ func TestPicture(t *testing.T) {
 	}
 }
 
-// TestEvents: the picture names what canaryd logged, and a program's name cannot break it.
+// TestEvents: the picture names the events in canaryd's log, and a program's name cannot break
+// it.
 func TestEvents(t *testing.T) {
 	log := `I1122 10:00:00.010000       1 decision.go:1] "Rules are being flushed" flush="1" tables="ipv4 nat emptied" noticedAfter="510µs" next="replaying"
 I1122 10:00:00.080000       1 record.go:1] "Rules were lost" flush="1" rules=940 chains=351 jumps=17 by="pid 7 (<nft> flush ruleset) <- bash"

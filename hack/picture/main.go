@@ -1,5 +1,5 @@
-// Picture draws docs/images/flush.svg: what clients of a node and canaryd's log show while
-// `nft flush ruleset` takes all rules away. The recording is a real run in network namespaces of
+// Picture draws docs/images/flush.svg: the view of a node's clients, and canaryd's log, while
+// `nft flush ruleset` removes all rules. The recording is a real run in network namespaces of
 // its own; `make picture` makes another one. Without -record it draws the last recording again.
 package main
 
@@ -50,7 +50,7 @@ func run() int {
 	return 0
 }
 
-// makeRecording lets a child in namespaces of its own make a recording, and keeps it.
+// makeRecording makes a recording in a child with namespaces of its own, and keeps it.
 func makeRecording(ctx context.Context, canaryd, file string) error {
 	program, err := filepath.Abs(canaryd)
 	if err != nil {

@@ -22,8 +22,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A recording is what happened around one flush. Times are in milliseconds after the flushing
-// command was started.
+// A recording has the events around one flush. Times are in milliseconds after the start of the
+// flushing command.
 type recording struct {
 	Command  string
 	Services int
@@ -49,8 +49,8 @@ type line struct {
 const (
 	services = 100
 	before   = 30 * time.Millisecond  // of connections before the flush
-	after    = 500 * time.Millisecond // and after it
-	apart    = 8 * time.Millisecond   // two connections to the same target
+	after    = 500 * time.Millisecond // of connections after it
+	apart    = 8 * time.Millisecond   // between two connections to the same target
 	patience = 15 * time.Millisecond  // of one connection; pods answer within one
 )
 
@@ -118,7 +118,7 @@ func ready(ctx context.Context, p *canaryd.Process) error {
 	}
 }
 
-// flush flushes while clients connect, and returns what they saw and when the flush began.
+// flush flushes while clients connect, and returns their view and the time of the flush.
 func flush(ctx context.Context, c *cluster.Cluster, programs scenario.Programs) (recording, time.Time, error) {
 	r := recording{Command: "nft flush ruleset", Services: services}
 	var targets []netip.AddrPort
@@ -187,21 +187,21 @@ func answers(at netip.AddrPort) bool {
 	}
 	defer conn.Close()
 	_ = conn.(*net.TCPConn).SetLinger(0) // if that fails, the connection just ends later
-	_ = conn.SetDeadline(deadline)       // without it the pod answers or the connection ends
+	_ = conn.SetDeadline(deadline)       // after an error, the pod answers or the connection ends
 	_, err = conn.Read(make([]byte, 16))
 	return err == nil
 }
 
-// header is that of a klog line, with the time of day, and its message with fields behind it.
+// header matches a klog line: the time of day, and its message with the fields after it.
 var header = regexp.MustCompile(`(?m)^[IWE]\d{4} (\d\d:\d\d:\d\d\.\d{6}) .*?\] (.*)$`)
 
-// logLines returns what canaryd logged after start.
+// logLines returns canaryd's log lines after start.
 func logLines(text string, start time.Time) []line {
 	var lines []line
 	for _, found := range header.FindAllStringSubmatch(text, -1) {
 		at, err := time.ParseInLocation("15:04:05.000000", found[1], time.Local)
 		if err != nil {
-			continue // the pattern has digits only where the layout has
+			continue // the pattern has digits at the layout's places
 		}
 		at = time.Date(start.Year(), start.Month(), start.Day(), at.Hour(), at.Minute(), at.Second(), at.Nanosecond(), time.Local)
 		if since := at.Sub(start); since >= 0 && since < after {

@@ -1,10 +1,10 @@
-// Progress runs go test, prints how far it is at least every ten seconds, and ends with a count.
+// Progress runs go test, prints its progress at least every ten seconds, and ends with a count.
 //
 //	progress [-events FILE] ARGUMENTS-OF-GO-TEST... [-- ARGUMENTS-OF-GO-TEST...]
 //
-// Each group of arguments is one run of go test, and the runs follow one another. Progress counts
-// over all of them. With CI=true in the environment a skipped test is a failure, because it would
-// hide that something was never tried.
+// Each group of arguments is one run of go test, and the runs follow one another. Progress
+// counts over all of them. With CI=true in the environment a skipped test is a failure, because
+// it would hide that something was never tried.
 package main
 
 import (
@@ -118,7 +118,7 @@ func lines(from io.Reader, then func(line string)) {
 	for scan := bufio.NewScanner(from); scan.Scan(); {
 		then(scan.Text())
 	}
-	_, _ = io.Copy(io.Discard, from) // so that go test can go on after a line too long for the scanner
+	_, _ = io.Copy(io.Discard, from) // go test can continue after too long a line
 }
 
 // testArgs returns the arguments of go. The flag -C must be the first one.
@@ -129,7 +129,7 @@ func testArgs(args []string) []string {
 	return slices.Concat([]string{"test", "-json"}, args)
 }
 
-// width returns the columns of the terminal, or 0 where a line cannot be rewritten.
+// width returns the columns of the terminal, or 0 if a line cannot be rewritten.
 func width() int {
 	size, err := unix.IoctlGetWinsize(int(os.Stdout.Fd()), unix.TIOCGWINSZ)
 	if err != nil || os.Getenv("CI") == "true" || os.Getenv("TERM") == "dumb" {

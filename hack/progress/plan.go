@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// A plan is the number of packages that have tests, and of their tests. Subtests are not counted:
-// they are known when they run. A number is 0 if it is unknown.
+// A plan counts the packages that have tests, and their tests. Subtests are not counted,
+// because they are known only when they run. A number is 0 if it is unknown.
 type plan struct{ packages, tests int }
 
 func (p *plan) add(other plan) {
@@ -23,8 +23,8 @@ func (p *plan) add(other plan) {
 // valued are the flags of go test that may have their value in the next argument.
 var valued = []string{"C", "tags", "run", "skip", "count", "timeout", "p", "parallel", "cpu", "bench", "shuffle", "vet", "exec", "mod", "modfile"}
 
-// planned counts the tests of a run. Where a pattern chooses among the tests their number is
-// unknown. If go list fails, so will go test, and it says why.
+// planned counts the tests of a run. If a pattern chooses tests, their number is unknown. If go
+// list fails, so will go test, with the reason.
 func planned(args []string) plan {
 	list := []string{"list", "-e", "-json=Dir,TestGoFiles,XTestGoFiles"}
 	chosen := false
@@ -88,7 +88,7 @@ var testFunction = regexp.MustCompile(`(?m)^func (?:Test|Fuzz)(?:[^a-z(][^(]*)?\
 
 func tests(file []byte) int { return len(testFunction.FindAllIndex(file, -1)) }
 
-// counted reports whether an event's test is among those that planned counts.
+// counted reports whether planned counts an event's test.
 func counted(test string) bool {
 	return !strings.Contains(test, "/") && (strings.HasPrefix(test, "Test") || strings.HasPrefix(test, "Fuzz"))
 }

@@ -17,11 +17,12 @@ import (
 
 const (
 	module = "github.com/canaryd/canaryd/"
-	// A line is printed that often where it stays, and where it is rewritten.
+	// These are the times between two lines, on a normal output and on a terminal that rewrites
+	// them.
 	every, rewritten = 10 * time.Second, time.Second
 )
 
-// A report prints what go test does.
+// A report prints the progress of go test.
 type report struct {
 	mu    sync.Mutex
 	out   io.Writer
@@ -35,14 +36,14 @@ type report struct {
 	reasons                           map[string]map[string]int // by reason, then package: how many tests are skipped
 	processor                         time.Duration
 	running                           map[string]*runningPackage
-	drawn                             bool // a line is to be rewritten
+	drawn                             bool // a line must be rewritten
 }
 
 // A runningPackage is a package whose tests run now.
 type runningPackage struct {
 	tests, failed int
-	since         map[string]time.Time // when each test of it began that runs now
-	output        map[string][]string  // by test; that of the package itself has the key ""
+	since         map[string]time.Time // the start of each running test
+	output        map[string][]string  // by test; the key "" is for the package itself
 }
 
 // An event is a line of go test -json.
@@ -105,7 +106,7 @@ func ofAll(n, all int) string {
 	return number(n) + " of " + number(all)
 }
 
-// now names each package that runs, with its test that runs longest.
+// now names each running package, with its longest running test.
 func (r *report) now() string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(r.running)) {
@@ -142,7 +143,7 @@ func (r *report) printf(format string, args ...any) {
 	fmt.Fprintf(r.out, format, args...)
 }
 
-// used adds the processor time of a run, with that of all programs that it started.
+// used adds the processor time of a run, including all programs that it started.
 func (r *report) used(processor time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -164,7 +165,7 @@ func (r *report) read(from io.Reader) error {
 	}
 }
 
-// event learns from a line of go test -json. A line that is none is printed as it is.
+// event processes a line of go test -json. Any other line is printed unchanged.
 func (r *report) event(line []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -174,7 +175,7 @@ func (r *report) event(line []byte) {
 		return
 	}
 	if e.Package == "" {
-		r.printf("%s", e.Output) // of the compiler or of vet
+		r.printf("%s", e.Output) // from the compiler or from vet
 		return
 	}
 	name := short(e.Package)
@@ -198,7 +199,7 @@ func (r *report) packageEvent(name string, p *runningPackage, e event) {
 	if !ends(e.Action) {
 		return
 	}
-	// Where the process ends in the middle of its tests, they have no end of their own.
+	// If the process ends in the middle of its tests, they have no end of their own.
 	for _, test := range slices.Backward(slices.Sorted(maps.Keys(p.since))) {
 		if e.Action == "fail" {
 			r.failed++
@@ -214,7 +215,7 @@ func (r *report) packageEvent(name string, p *runningPackage, e event) {
 	case e.Action == "fail":
 		r.printf("FAILED %s (%s)\n%s", name, e.took(), said(p.output[""]))
 		if p.failed == 0 {
-			// It fails outside of its tests: it is not built, or its process ends.
+			// It fails outside of its tests: its build fails, or its process ends.
 			r.failed++
 			r.failures = append(r.failures, name)
 		}
@@ -263,7 +264,7 @@ func (r *report) testFailed(name string, p *runningPackage, test, how string) {
 	r.printf("FAILED %s (%s)\n%s", full, how, output)
 }
 
-// leftTo begins the reason of a test that another level runs: it is no failure in CI.
+// leftTo begins the reason of a test that another level runs, which is no failure in CI.
 const leftTo = "left to "
 
 func (r *report) testSkipped(name, why string) {
@@ -280,8 +281,8 @@ func (r *report) testSkipped(name, why string) {
 
 var reasonBegins = regexp.MustCompile(`SKIPPED: (.*)|(left to make .*)`)
 
-// reason returns what a skipped test says. A test in a namespace says it in the log of a process
-// of its own.
+// reason returns the reason of a skipped test. A test in a namespace has it in the log of a
+// process of its own.
 func reason(lines []string) string {
 	text := said(lines)
 	if found := reasonBegins.FindStringSubmatch(text); found != nil {
@@ -295,7 +296,7 @@ func reason(lines []string) string {
 	return "without a reason"
 }
 
-// framing matches lines of the testing package that say nothing new.
+// framing matches lines of the testing package without news.
 var framing = regexp.MustCompile(`^\s*(=== (RUN|PAUSE|CONT|NAME) |--- (FAIL|PASS|SKIP): |(PASS|FAIL)$|(FAIL|ok)\s*\t|exit status \d+$|$)`)
 
 // said returns the lines that a test wrote.

@@ -53,7 +53,7 @@ func replay(t *testing.T, width int, ci bool, all plan) (string, int) {
 	return out.String(), status
 }
 
-// paced copies lines of events, with the time that lies between them.
+// paced copies lines of events, with the recorded time between them.
 func paced(from io.Reader, to io.Writer) error {
 	last := time.Time{}
 	for scan := bufio.NewScanner(from); scan.Scan(); {
@@ -113,7 +113,7 @@ func golden(t *testing.T, path, got string) {
 	}
 }
 
-// TestExitCodes: what is no failure of a test still has the exit code that it must have.
+// TestExitCodes: troubles other than a failed test have the right exit code, too.
 func TestExitCodes(t *testing.T) {
 	line := func(action, test, output string) event {
 		return event{Action: action, Package: module + "pkg/rules", Test: test, Output: output}
@@ -162,8 +162,8 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// written writes the module of testdata/module, and returns its folder. Go would take files there
-// that end in .go for its own.
+// written writes the module of testdata/module, and returns its folder. Go would treat files
+// there that end in .go as its own.
 func written(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -10,16 +10,17 @@ import (
 	"unicode/utf8"
 )
 
-// widest is how wide a comment or a line of Markdown may be, in columns.
+// widest is the largest width of a comment or a line of Markdown, in columns.
 const widest = 100
 
-// A retirement is a word that is not used any more, and what stands in its place.
+// A retirement is a word that is no longer used, with its replacement.
 type retirement struct {
 	word    *regexp.Regexp
 	instead string
 }
 
-// retired are the words that design and glossary have replaced, and vague ones that hide what acts.
+// retired are the words that design and glossary have replaced, and vague words that hide the
+// agent.
 var retired = []retirement{
 	retire(`nobody|somebody|anybody|whoever`, "what acts: the kernel, kube-proxy, another process, no process"),
 	retire(`told|tells`, "logged, recorded, reported, known; says, shows"),
@@ -39,8 +40,8 @@ func retire(words, instead string) retirement {
 	return retirement{regexp.MustCompile(`(?i)(^|[^\w"-])(` + words + `)($|[^\w-])`), instead}
 }
 
-// check returns what is to be mended in one file, a line each. The list of retired words itself is
-// left out, and so is the history: a changelog says what words were.
+// check returns the findings in one file, a line each. It skips the list of retired words
+// itself and the changelog, because history quotes old words.
 func check(name string, text []byte) []string {
 	switch {
 	case name == "hack/prose/check.go" || name == "hack/prose/prose_test.go" || name == "CHANGELOG.md":
@@ -52,7 +53,7 @@ func check(name string, text []byte) []string {
 	}
 }
 
-// checkMarkdown looks at prose. In code and tables lines may be wide.
+// checkMarkdown checks prose. In code and tables lines may be wide.
 func checkMarkdown(name, text string) []string {
 	var found []string
 	fenced := false
@@ -72,7 +73,7 @@ func checkMarkdown(name, text string) []string {
 	return found
 }
 
-// checkGo looks at comments, and for words at strings too.
+// checkGo checks comments, and strings for retired words.
 func checkGo(name string, text []byte) []string {
 	var found []string
 	files := token.NewFileSet()
@@ -96,7 +97,7 @@ func checkGo(name string, text []byte) []string {
 				continue
 			}
 			if strings.HasSuffix(name, "example_test.go") || strings.HasPrefix(line, "//\t") {
-				continue // what an Example prints, and code
+				continue // the output of an Example, and code
 			}
 			if n := width(text, file, start, i, line); n > widest && strings.Contains(strings.TrimLeft(line, "/ "), " ") {
 				found = append(found, fmt.Sprintf("%s:%d: the comment is %d columns wide, more than %d", name, start.Line+i, n, widest))
@@ -105,8 +106,8 @@ func checkGo(name string, text []byte) []string {
 	}
 }
 
-// width returns the columns of a comment's line from the beginning of its line, with tabs of four,
-// if nothing but tabs stands before it: a comment behind code is as wide as the code lets it be.
+// width returns the columns of a comment's line from the beginning of its line, with tabs of
+// four. A comment after code has no limit, because the code determines its width.
 func width(text []byte, file *token.File, start token.Position, i int, line string) int {
 	if i > 0 {
 		return utf8.RuneCountInString(line)

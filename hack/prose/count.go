@@ -17,16 +17,16 @@ import (
 // A class is a pattern of sentences that read oddly.
 type class struct {
 	name string
-	// target is how often it may be in 1,000 words: at most twice as often as in corerad, knftables
-	// and raft. No sentence is to be long.
+	// target is the intended number in 1,000 words: at most twice as many as in corerad,
+	// knftables and raft. No sentence should be long.
 	target float64
 	// ceilings are for comments, documents, help and errors, and log lines. A ceiling above the
-	// target is the number of the day on which it was set, rounded up. Lower it, never raise it.
+	// target is the number on the day when it was set, rounded up. Lower it, never raise it.
 	ceilings [4]float64
 	find     func(s sentence) []int // offsets in the text
 }
 
-// classes are the patterns that are counted. The name is the argument of -v.
+// classes are the counted patterns. The name is the argument of -v.
 var classes = []class{
 	{"what", 3, [4]float64{13, 3, 3, 3}, notInQuestion(pattern(`what`))},
 	{"of which", 0.2, [4]float64{1, 0.2, 0.2, 0.2}, pattern(`of which`)},
@@ -40,7 +40,7 @@ var classes = []class{
 	{"no verb", 0.5, [4]float64{0.5, 0.5, 0.5, 0.5}, verbless},
 }
 
-// pattern finds words that stand alone: no part of a name or of a word with a hyphen.
+// pattern finds whole words: no part of a name or of a word with a hyphen.
 func pattern(words string) func(sentence) []int {
 	find := regexp.MustCompile(`(?i)(?:^|[^\w./-])(` + words + `)(?:$|[^\w/-])`)
 	return func(s sentence) []int {
@@ -61,7 +61,7 @@ func notInQuestion(find func(sentence) []int) func(sentence) []int {
 	}
 }
 
-// without leaves out hits at which another pattern matches.
+// without removes hits at which another pattern matches.
 func without(find func(sentence) []int, other string) func(sentence) []int {
 	not := regexp.MustCompile(other)
 	return func(s sentence) []int {
@@ -79,7 +79,7 @@ func long(s sentence) []int {
 	return nil
 }
 
-// words returns how many words have a letter or a digit.
+// words counts the words that have a letter or a digit.
 func (s sentence) words() int {
 	n := 0
 	for w := range strings.FieldsSeq(s.text) {
@@ -90,11 +90,11 @@ func (s sentence) words() int {
 	return n
 }
 
-// near is within how many words a sentence has its verb.
+// near is the number of words within which a sentence has its verb.
 const near = 12
 
-// verbless finds a whole sentence that certainly has no verb near its beginning. A program cannot
-// know a verb from a plural, so that each word on -s or -ed may be one.
+// verbless finds a whole sentence that certainly has no verb near its beginning. A program
+// cannot distinguish a verb from a plural, so each word on -s or -ed may be one.
 func verbless(s sentence) []int {
 	words := strings.Fields(s.text)
 	if len(words) < 6 || !unicode.IsUpper(rune(words[0][0])) || !strings.HasSuffix(strings.TrimRight(s.text, closing), ".") {
@@ -128,7 +128,7 @@ became began brought built came caught chose did drew fell felt found gave got g
 put ran read said sat saw sent set shown shut spoke spent stood struck taken took tried understood went woke won wrote written
 `)
 
-// A number is how often a kind of text has a class.
+// A number is the frequency of a class in a kind of text.
 type number struct {
 	Class                 string
 	Kind                  kind
@@ -136,7 +136,7 @@ type number struct {
 	Rate, Ceiling, Target float64
 }
 
-// A tally has the numbers of all classes and kinds, and where the hits are.
+// A tally has the numbers of all classes and kinds, and the places of the hits.
 type tally struct {
 	numbers []number
 	hits    map[string][]string // by class
@@ -180,7 +180,8 @@ func (t tally) above() []string {
 	return found
 }
 
-// table writes a row for each class: in each kind the hits in 1,000 words and their ceiling.
+// table writes a row for each class, with the hits in 1,000 words and the ceiling for each
+// kind.
 func (t tally) table(w io.Writer) error {
 	to := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(to, "in 1,000 words (ceiling)\t")
@@ -205,7 +206,8 @@ func (t tally) table(w io.Writer) error {
 	return to.Flush()
 }
 
-// show writes the part of a tally that flags ask for: its table, JSON, or the hits of one class.
+// show writes the part of a tally that the flags select: its table, JSON, or the hits of one
+// class.
 func (t tally) show(w io.Writer, output, name string) error {
 	if name != "" {
 		if !slices.ContainsFunc(classes, func(c class) bool { return c.name == name }) {
@@ -222,7 +224,7 @@ func (t tally) show(w io.Writer, output, name string) error {
 	return t.table(w)
 }
 
-// sentences returns the sentences of all files. Those under one of the given paths count, or all.
+// sentences returns the sentences of the files under the given paths, or of all files.
 func sentences(texts []file, under []string) ([]sentence, error) {
 	var found []sentence
 	var parsed []goFile

@@ -1,6 +1,7 @@
-// Prose checks the words of the project: comments and texts of Go files, and Markdown. It reports
-// words that docs/architecture.md has retired, lines that are wider than 100 columns, and patterns
-// of sentences that are more frequent in 1,000 words than their ceilings allow.
+// Prose checks the words of the project: comments and texts of Go files, and Markdown. It
+// reports words that docs/architecture.md has retired, and lines that are wider than 100
+// columns. It also reports sentence patterns that are more frequent in 1,000 words than their
+// ceilings allow.
 //
 //	go run ./hack/prose                    report; the exit code is 1 if there is something
 //	go run ./hack/prose -w FILE.md         wrap the paragraphs of these Markdown files
@@ -56,7 +57,7 @@ func rewrap(files []string) error {
 	return nil
 }
 
-// A file is known to git.
+// A file is a file that git knows.
 type file struct {
 	name string
 	text []byte
@@ -72,7 +73,7 @@ func files() ([]file, error) {
 	for name := range strings.SplitSeq(strings.TrimRight(string(out), "\x00"), "\x00") {
 		text, err := os.ReadFile(name)
 		if errors.Is(err, os.ErrNotExist) {
-			continue // deleted, and git does not know yet
+			continue // deleted, which git does not know yet
 		}
 		if err != nil {
 			return nil, err
@@ -82,8 +83,8 @@ func files() ([]file, error) {
 	return all, nil
 }
 
-// showCounts writes the counts of the files under some paths, or of all. Only the counts of all can
-// be above a ceiling.
+// showCounts writes the counts of the files under some paths, or of all. Only the counts of all
+// files can exceed a ceiling.
 func showCounts(w io.Writer, output, pattern string, under []string) error {
 	all, err := files()
 	if err != nil {

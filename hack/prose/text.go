@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// A kind says who reads a sentence: each kind has ceilings of its own.
+// A kind is a kind of reader of sentences: each kind has ceilings of its own.
 type kind string
 
 const (
@@ -23,8 +23,8 @@ const (
 
 var kinds = []kind{comments, documents, help, logLines}
 
-// A sentence is its words with one space between them, and the line of the file on which each word
-// is. The last sentence of a paragraph may have no period.
+// A sentence has its words with one space between them, and the line in the file of each word.
+// The last sentence of a paragraph may have no period.
 type sentence struct {
 	kind  kind
 	file  string
@@ -47,8 +47,8 @@ var (
 // abbreviations have a period that ends no sentence.
 var abbreviations = []string{"e.g.", "i.e.", "cf.", "vs.", "etc.", "..."}
 
-// split returns the sentences of a paragraph whose first line has a number. Code spans count as one
-// word, links as their text.
+// split returns the sentences of a paragraph that begins at a line. A code span counts as one
+// word, and a link as its text.
 func split(k kind, file string, number int, paragraph string) []sentence {
 	paragraph = codeSpan.ReplaceAllStringFunc(paragraph, func(code string) string {
 		return "CODE" + strings.Repeat("\n", strings.Count(code, "\n"))
@@ -98,18 +98,19 @@ func (b *block) end() {
 	b.lines = nil
 }
 
-// alone is a paragraph of one line.
+// alone adds a paragraph of one line.
 func (b *block) alone(number int, line string) {
 	b.end()
 	b.add(number, line)
 	b.end()
 }
 
-// released is the heading of the first version in CHANGELOG.md that is out: its words are history.
+// released matches the heading of the first released version in CHANGELOG.md, whose words are
+// history.
 var released = regexp.MustCompile(`^## \[\d`)
 
-// sentencesOfMarkdown leaves out code, and parts of a document that a program writes: they begin
-// with an HTML comment that names the command, and end with a comment that says so.
+// sentencesOfMarkdown omits code, and parts of a document that a program writes. Such a part
+// begins with an HTML comment that names the command, and ends with an end comment.
 func sentencesOfMarkdown(name, text string) []sentence {
 	b := &block{kind: documents, file: name}
 	lines := strings.Split(text, "\n")
@@ -154,8 +155,8 @@ func sentencesOfMarkdown(name, text string) []sentence {
 	return b.done
 }
 
-// endOfGenerated returns the line that ends the generated text behind a line, or that line
-// itself if none does.
+// endOfGenerated returns the line that ends the generated text after a line, or that line
+// itself if there is none.
 func endOfGenerated(lines []string, begin int) int {
 	for i := begin + 1; i < len(lines); i++ {
 		if strings.HasPrefix(lines[i], "<!--") {
@@ -181,13 +182,13 @@ func parseGo(name string, text []byte) (goFile, error) {
 	return goFile{name, files, file}, err
 }
 
-// program reports whether a file's strings are read by people: those of tests are not.
+// program reports whether people read a file's strings; they do not read those of tests.
 func (f goFile) program() bool {
 	return !strings.HasSuffix(f.name, "_test.go") && !strings.HasPrefix(f.name, "test/") && !strings.HasPrefix(f.name, "hack/") && !strings.Contains(f.name, "testkit/")
 }
 
-// sentencesOfGo returns the sentences of a Go file's comments, help, errors and log lines, by line.
-// Names are the variables and constants of its package that hold messages.
+// sentencesOfGo returns the sentences of a Go file's comments, help, errors and log lines, by
+// line. names are the variables and constants of its package that hold messages.
 func sentencesOfGo(f goFile, names map[string]bool) []sentence {
 	if ast.IsGenerated(f.File) {
 		return nil
@@ -203,7 +204,7 @@ func sentencesOfGo(f goFile, names map[string]bool) []sentence {
 	return b.done
 }
 
-// sentencesOfComment leaves out directives, code, and the output of an Example.
+// sentencesOfComment omits directives, code, and the output of an Example.
 func sentencesOfComment(b *block, files *token.FileSet, group *ast.CommentGroup) {
 	for _, c := range group.List {
 		for i, line := range strings.Split(c.Text, "\n") {
@@ -306,8 +307,8 @@ func mark(known map[ast.Expr]kind, message ast.Expr, k kind) {
 	})
 }
 
-// messageOf returns the argument of a call that is a log line or the text of an error, if there is
-// one: the methods Info and Error of a log have it at different places.
+// messageOf returns the argument of a call that is a log line or the text of an error, if there
+// is one. The methods Info and Error of a log have it in different places.
 func messageOf(call *ast.CallExpr) (kind, ast.Expr) {
 	f, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok {

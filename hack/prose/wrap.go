@@ -6,11 +6,11 @@ import (
 	"unicode/utf8"
 )
 
-// item is the beginning of a list's item: its bullet or number.
+// item matches the beginning of a list's item: its bullet or number.
 var item = regexp.MustCompile(`^( {0,3})([-*+]|\d+\.) +`)
 
-// breakable reports whether a line of Markdown is prose: it is no table, heading, HTML or picture,
-// and has a space to break it at.
+// breakable reports whether a line of Markdown is prose with a space at which to break it. A
+// table, heading, HTML or picture is no prose.
 func breakable(line string) bool {
 	text := strings.TrimSpace(line)
 	if text == "" || strings.ContainsAny(text[:1], "|<#") || strings.HasPrefix(text, "![") || strings.HasPrefix(line, "    ") && !item.MatchString(line) {
@@ -19,8 +19,8 @@ func breakable(line string) bool {
 	return strings.Contains(strings.TrimSpace(item.ReplaceAllString(line, "")), " ")
 }
 
-// wrap returns Markdown with its paragraphs and list items wrapped to the widest that a line may
-// be. Code, tables, headings and HTML stay as they are.
+// wrap returns Markdown with its paragraphs and list items wrapped to the largest allowed
+// width. Code, tables, headings and HTML stay unchanged.
 func wrap(text string) string {
 	var out, paragraph []string
 	indent := "" // of the lines behind the paragraph's first one
@@ -40,7 +40,7 @@ func wrap(text string) string {
 			flush()
 			paragraph, indent = []string{line}, strings.Repeat(" ", utf8.RuneCountInString(m))
 		case !breakable(line) && len(paragraph) > 0 && strings.TrimSpace(line) != "" && !strings.ContainsAny(strings.TrimSpace(line)[:1], "|<#!"):
-			paragraph = append(paragraph, line) // a last line of one word, or one that is indented as its item is
+			paragraph = append(paragraph, line) // a last line of one word, or an indented one
 		case !breakable(line):
 			flush()
 			out = append(out, line)
@@ -57,8 +57,8 @@ func wrap(text string) string {
 // word is a run without a space outside of code: `iptables -F` stays on one line.
 var word = regexp.MustCompile("(?:`[^`]*`|[^\\s`])+|`")
 
-// fill breaks the words of a paragraph into lines, all but the first behind an indent. Two spaces
-// at the end of a line are a line break, which stays.
+// fill breaks the words of a paragraph into lines, and indents all but the first. Two spaces at
+// the end of a line are a line break, which stays.
 func fill(paragraph []string, indent string) []string {
 	var lines []string
 	for start, i := 0, 0; i < len(paragraph); i++ {
@@ -79,7 +79,7 @@ func fill(paragraph []string, indent string) []string {
 	return lines
 }
 
-// fillOne breaks text that has no line break in it.
+// fillOne breaks text without a line break.
 func fillOne(text, first, indent string) []string {
 	var lines []string
 	line, empty := first, true

@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// A treeWriter writes files and folders into a tar archive, with the same bytes each time: all
-// belongs to root, and nothing is younger or older than the release.
+// A treeWriter writes files and folders into a tar archive, with the same bytes each time.
+// Everything belongs to root and has the time of the release.
 type treeWriter struct {
 	tar  *tar.Writer
 	when time.Time
-	// edit returns what is written in the place of a file's text. It may be nil.
+	// edit returns the text to write instead of a file's own. It may be nil.
 	edit func(name string, text []byte) []byte
 }
 
@@ -78,8 +78,8 @@ func (w treeWriter) entry(file, name string, follow bool) error {
 	return err
 }
 
-// mode returns a file's mode as it is with a umask of 022: those of a checkout depend on the umask
-// of its owner.
+// mode returns a file's mode under a umask of 022, because the modes of a checkout depend on
+// its owner's umask.
 func mode(m fs.FileMode) int64 {
 	const open, others, executable, readable = 0o1777, 0o022, 0o111, 0o444
 	switch {
@@ -101,7 +101,7 @@ func writeTar(out io.Writer, when time.Time, edit func(string, []byte) []byte, f
 	return w.tar.Close()
 }
 
-// writeTarGz does so with gzip, which notes neither name nor time.
+// writeTarGz is writeTar with gzip, which notes neither name nor time.
 func writeTarGz(out io.Writer, when time.Time, edit func(string, []byte) []byte, fill func(treeWriter) error) error {
 	zip, err := gzip.NewWriterLevel(out, gzip.DefaultCompression)
 	if err != nil {
@@ -113,7 +113,7 @@ func writeTarGz(out io.Writer, when time.Time, edit func(string, []byte) []byte,
 	return zip.Close()
 }
 
-// toFile has write fill a new file.
+// toFile makes write fill a new file.
 func toFile(path string, write func(io.Writer) error) error {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {

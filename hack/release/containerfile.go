@@ -15,9 +15,9 @@ var (
 	labelPair = regexp.MustCompile(`^([a-z.]+)="([^"]*)"\s*`)
 )
 
-// imageConfig reads from a Containerfile what its last stage says of the image, so that an engine
-// and this program make the same. args are the values of its ARGs. An instruction that it does not
-// know is an error.
+// imageConfig reads the image's configuration from the last stage of a Containerfile, so that
+// an engine and this program make the same image. args are the values of its ARGs. An unknown
+// instruction is an error.
 func imageConfig(text string, args map[string]string) (v1.Config, error) {
 	var config v1.Config
 	for name, value := range args {

@@ -15,9 +15,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// writeImage writes the image of all architectures as an OCI layout in a tar archive, which engines
-// load and tools push. It returns the index,
-// by whose digest a registry knows the image.
+// writeImage writes the image of all architectures as an OCI layout in a tar archive, which
+// engines load and tools push. It returns the index, by whose digest a registry knows the
+// image.
 func (r release) writeImage(path string) (v1.ImageIndex, error) {
 	text, err := os.ReadFile(r.source("deploy/image/Containerfile"))
 	if err != nil {
@@ -67,8 +67,8 @@ func (r release) image(arch string, config v1.Config) (v1.Image, error) {
 	})
 }
 
-// writeLayout writes the layout and puts it into an archive. Engines take the image's name from
-// annotations: containerd from its own, the others from that of the specification.
+// writeLayout writes the layout and puts it into an archive. Engines read the image's name from
+// annotations: containerd from its own, others from the specification's.
 func (r release) writeLayout(path string, index v1.ImageIndex) error {
 	work, err := os.MkdirTemp("", "canaryd-release-")
 	if err != nil {

@@ -1,6 +1,6 @@
-// Release makes of built programs and assembled root file systems what a release has besides:
-// the image, manifests and a Helm chart with its digest, bills of materials, and the sums of all.
-// hack/release.sh runs it; docs/release.md says what comes out.
+// Release adds the remaining files of a release to built programs and assembled root file
+// systems. These are the image, manifests and a Helm chart with its digest, bills of materials,
+// and the sums of all files. hack/release.sh runs it; docs/release.md describes the results.
 package main
 
 import (
@@ -17,13 +17,14 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// A release is what is made, and of what.
+// A release has the inputs and outputs of one release.
 type release struct {
 	version, commit string
-	// repository is where the image will be pulled from. Empty: operators name their own.
+	// repository is the place from which the image will be pulled. If it is empty, operators
+	// name their own.
 	repository string
 	when       time.Time
-	// root are the sources, work has a folder for each architecture, out takes the files.
+	// root has the sources, work has a folder for each architecture, and out takes the files.
 	root, work, out string
 	archs           []string
 }
@@ -50,7 +51,7 @@ func main() {
 	}
 }
 
-// versions is the form of the version, of semver.org; Helm takes no other.
+// versions is the form of the version, by semver.org; Helm accepts no other.
 var versions = regexp.MustCompile(`^\d+\.\d+\.\d+(-[0-9A-Za-z.]+)?(\+[0-9A-Za-z.]+)?$`)
 
 func (r release) source(path string) string { return filepath.Join(r.root, path) }
@@ -64,7 +65,7 @@ func (r release) plugin(arch string) string {
 	return filepath.Join(r.out, "kubectl-canaryd_"+r.version+"_linux_"+arch)
 }
 
-// file returns the path of a file of the release, by what follows the version in its name.
+// file returns the path of a file of the release, by the part after the version in its name.
 func (r release) file(rest string) string {
 	return filepath.Join(r.out, "canaryd_"+r.version+rest)
 }
@@ -77,7 +78,7 @@ func (r release) imageName() string {
 	return r.repository
 }
 
-// tag returns the image's tag, in which no "+" may be.
+// tag returns the image's tag, which may not contain a "+".
 func (r release) tag() string { return strings.ReplaceAll(r.version, "+", "-") }
 
 func (r release) make() error {
@@ -117,7 +118,7 @@ func (r release) writeBills(image v1.Descriptor) error {
 	return r.writeImageBill(r.file("_image_"+arch+".spdx.json"), arch, image.Digest.String())
 }
 
-// writeSums writes SHA256SUMS, which is what is signed.
+// writeSums writes SHA256SUMS, the file that is signed.
 func (r release) writeSums() error {
 	var files []string
 	for _, pattern := range []string{"canaryd*", "kubectl-canaryd*"} {

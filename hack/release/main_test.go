@@ -18,8 +18,8 @@ import (
 	"github.com/spdx/tools-golang/spdx/v2/common"
 )
 
-// sample makes a release of the sources here, of a root file system of three files, and of
-// this test's own program for canaryd's.
+// sample makes a release of the present sources and a root file system of three files. This
+// test's own program takes the place of canaryd's.
 func sample(t *testing.T) release {
 	t.Helper()
 	r := release{
@@ -118,7 +118,7 @@ func unpack(t *testing.T, archive, dir string) {
 	}
 }
 
-// TestBills: they are SPDX; each name is one package's, and what is related is there.
+// TestBills: the bills are SPDX; each name belongs to one package, and related packages exist.
 func TestBills(t *testing.T) {
 	r := sample(t)
 	must(t, r.make())
@@ -158,7 +158,7 @@ func TestBills(t *testing.T) {
 	}
 }
 
-// TestSums: the sums are of all files, those of the plugin too.
+// TestSums: the sums cover all files, including the plugin's.
 func TestSums(t *testing.T) {
 	r := sample(t)
 	must(t, r.make())
@@ -173,7 +173,7 @@ func TestSums(t *testing.T) {
 	}
 }
 
-// TestContainerfileRefuses: what would be lost on the way into the image is an error.
+// TestContainerfileRefuses: a setting that would be lost on the way into the image is an error.
 func TestContainerfileRefuses(t *testing.T) {
 	for text, want := range map[string]string{
 		"FROM debian\nCMD [\"run\"]\n":                              "not made from scratch",

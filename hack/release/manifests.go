@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// unnamed is the image in the sources' manifests, where the operator's own belongs.
+// unnamed is the image in the sources' manifests, which the operator replaces.
 const unnamed = "canaryd/NAME-YOUR-OWN-IMAGE"
 
 // writeManifests writes deploy's files for a cluster, with the image's digest.
@@ -31,7 +31,7 @@ func (r release) writeManifests(file, digest string) error {
 	})
 }
 
-// chartVersion finds the two lines of a chart that say its version and that of its program.
+// chartVersion matches the two lines of a chart with its version and its program's.
 var chartVersion = regexp.MustCompile(`(?m)^(v|appV)ersion: .*\n`)
 
 // writeChart writes the Helm chart, with the version and the image's digest in it.

@@ -17,7 +17,7 @@ import (
 	spdx "github.com/spdx/tools-golang/spdx/v2/v2_3"
 )
 
-// A bill is an SPDX document that is being made: what is released, and what is in it.
+// A bill is an SPDX document in the making: the released file, and its parts.
 type bill struct {
 	*spdx.Document
 }
@@ -30,8 +30,8 @@ const (
 
 var notID = regexp.MustCompile(`[^A-Za-z0-9.]+`)
 
-// newBill begins a document about one file of the release. Its address has the version and the
-// file's name in it, so that no two releases have the same.
+// newBill begins a document about one file of the release. Its address contains the version and
+// the file's name, so that no two releases have the same.
 func (r release) newBill(file string) bill {
 	return bill{&spdx.Document{
 		SPDXVersion: spdx.Version, DataLicense: spdx.DataLicense, SPDXIdentifier: "DOCUMENT",
@@ -44,7 +44,7 @@ func (r release) newBill(file string) bill {
 	}}
 }
 
-// add adds a package and returns how others refer to it.
+// add adds a package and returns it, for references to it.
 func (b bill) add(name, version, purl, license string) *spdx.Package {
 	p := &spdx.Package{
 		PackageName: name, PackageVersion: version,
@@ -96,7 +96,7 @@ func (b bill) addProgram(name, path, version string) (*spdx.Package, error) {
 	return main, nil
 }
 
-// addDebian adds a package of Debian's, as dpkg describes it.
+// addDebian adds a package of Debian, as dpkg describes it.
 func (b bill) addDebian(status string) (*spdx.Package, error) {
 	field := map[string]string{}
 	for line := range strings.Lines(status) {
@@ -116,7 +116,7 @@ func (b bill) addDebian(status string) (*spdx.Package, error) {
 	return p, nil
 }
 
-// writeProgramBill writes the modules in a program; those in canaryd are in the packages too.
+// writeProgramBill writes the modules in a program; canaryd's modules are also in the packages.
 func (r release) writeProgramBill(path, name, file string) error {
 	b := r.newBill(filepath.Base(file))
 	main, err := b.addProgram(name, file, r.version)
@@ -127,7 +127,7 @@ func (r release) writeProgramBill(path, name, file string) error {
 	return b.write(path)
 }
 
-// writeImageBill writes what is in the image of one architecture.
+// writeImageBill writes the content of one architecture's image.
 func (r release) writeImageBill(path, arch, digest string) error {
 	b := r.newBill(strings.TrimSuffix(filepath.Base(path), ".spdx.json"))
 	image := b.add("canaryd-image", r.version, "pkg:oci/canaryd@"+url.QueryEscape(digest)+"?arch="+arch, unknown)

@@ -1,5 +1,5 @@
-// Screenshot makes the pictures of canaryd's page in docs/images. In a network namespace of its
-// own, it flushes a node's rules in many ways while canaryd runs, and Chromium makes pictures of
+// Screenshot makes the pictures of canaryd's page in docs/images. It flushes a node's rules in
+// many ways while canaryd runs, in a network namespace of its own. Chromium makes pictures of
 // the page meanwhile. `make screenshot` runs it.
 package main
 
@@ -52,7 +52,7 @@ func run() int {
 	return 0
 }
 
-// A shot is the program that is watched, and the folder of its pictures.
+// A shot has the watched program, and the folder of its pictures.
 type shot struct{ canaryd, pictures string }
 
 func (s *shot) absolute() error {
@@ -65,7 +65,7 @@ func (s *shot) absolute() error {
 	return nil
 }
 
-// take lets a child in a namespace make the pictures.
+// take makes the pictures in a child with a namespace.
 func (s *shot) take(ctx context.Context) error {
 	cmd, err := netns.Command(ctx, marker, "yes", "-canaryd", s.canaryd, "-o", s.pictures)
 	if err != nil {
@@ -75,7 +75,7 @@ func (s *shot) take(ctx context.Context) error {
 	return netns.Run(cmd)
 }
 
-// picture runs a script in a page and makes a picture of what the window shows.
+// picture runs a script in a page and makes a picture of the window.
 func (s *shot) picture(ctx context.Context, name, url string, look browser.Look, script string) (err error) {
 	b, err := browser.Start(ctx)
 	if err != nil {
@@ -122,7 +122,7 @@ type scene struct {
 	do    func() error
 }
 
-// story does to the node what happens to nodes.
+// story makes events on the node that happen to nodes.
 func (s *shot) story(ctx context.Context, p scenario.Programs) error {
 	everything := func() error {
 		for _, f := range rules.Families() {

@@ -1,5 +1,6 @@
-// Sized prints a pattern for go test -run: the tests of the folders that have another size in make
-// test-large, or run there alone, and all tests of the folders behind -whole.
+// Sized prints a pattern for go test -run. It matches the tests of the folders that have
+// another size in make test-large, or run only there. It also matches all tests of the folders
+// after -whole.
 //
 //	sized FOLDER... [-whole FOLDER...]
 package main
@@ -47,7 +48,7 @@ func run(args []string) (string, error) {
 	return "^(" + strings.Join(slices.Compact(all), "|") + ")$", nil
 }
 
-// size marks the calls by which a test asks whether it is a large one.
+// size marks the calls with which a test checks whether it is a large one.
 func size(n ast.Node) string {
 	call, is := n.(*ast.CallExpr)
 	if !is {

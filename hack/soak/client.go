@@ -20,15 +20,15 @@ import (
 )
 
 const (
-	// patience is how long a connection may take. TCP sends a SYN again after a second, so a
+	// patience is the longest time of a connection. TCP sends a SYN again after a second, so a
 	// connection that began during an outage fails.
 	patience = 500 * time.Millisecond
-	// maxOpen is how many connections may be open at the same time: twice what 1,000 a second
-	// need while no pod answers.
+	// maxOpen bounds the connections that may be open at the same time: twice as many as 1,000
+	// a second need while no pod answers.
 	maxOpen = 1000
 )
 
-// A load says which connections a client opens.
+// A load describes the connections that a client opens.
 type load struct {
 	Rate      int
 	Services  []netip.AddrPort
@@ -89,8 +89,8 @@ func clock() int64 {
 	return t.Nano() / 1000
 }
 
-// runClient opens connections at the rate of its load until its input ends. It writes a line for
-// each: its attempt, or "skipped" if too many were open when it was due.
+// runClient opens connections at the rate of its load until its input ends. It writes a line
+// for each: its attempt, or "skipped" if too many were open at its time.
 func runClient(ctx context.Context, text string, stdin io.Reader, stdout io.Writer) error {
 	var l load
 	if err := json.Unmarshal([]byte(text), &l); err != nil {
@@ -156,7 +156,7 @@ func (l load) connect(n int) attempt {
 	}
 	defer conn.Close()
 	_ = conn.(*net.TCPConn).SetLinger(0) // if that fails, the connection just ends later
-	_ = conn.SetDeadline(deadline)       // without it the pod answers or the connection ends
+	_ = conn.SetDeadline(deadline)       // after an error, the pod answers or the connection ends
 	line, err := bufio.NewReaderSize(conn, 64).ReadString('\n')
 	if err != nil {
 		a.Outcome = outcome(err)

@@ -40,9 +40,9 @@ func startDaemon(ctx context.Context, l *lab) (*daemon, error) {
 	return d, d.until(ctx, startsIn, "canaryd to learn the rules", d.quiet)
 }
 
-// learn waits until canaryd has another generation than before write, and nothing more to learn.
-// To wait until it is quiet is not enough: on a busy machine it may not have noticed the write
-// yet.
+// learn waits until canaryd has another generation than before write, and nothing more to
+// learn. It does not suffice to wait until canaryd is quiet, because on a busy machine it may
+// not have noticed the write yet.
 func (d *daemon) learn(ctx context.Context, write func() error) error {
 	before, err := d.status(ctx)
 	begin := time.Now()
@@ -74,8 +74,8 @@ func (d *daemon) heals(context.Context) error { return nil }
 
 func (d *daemon) startOver(context.Context) error { return nil }
 
-// steady is how long a state must last to count: canaryd may also repair between two commands of
-// a flush.
+// steady is how long a state must last to count, because canaryd may also repair between two
+// commands of a flush.
 const steady = 300 * time.Millisecond
 
 func (d *daemon) until(ctx context.Context, limit time.Duration, what string, is func(context.Context) error) error {
@@ -106,8 +106,8 @@ func (d *daemon) until(ctx context.Context, limit time.Duration, what string, is
 
 // quiet returns nil if canaryd reports no loss, and a generation that is up to date.
 func (d *daemon) quiet(ctx context.Context) error {
-	// The status has a hundred flush records after a while: to write it 50 times a second would
-	// cost canaryd more than all of its work.
+	// The status has a hundred flush records after a while. Writing it 50 times a second would
+	// take canaryd longer than all its other work.
 	if _, err := canaryd.Get(ctx, "/readyz"); err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func (d *daemon) quiet(ctx context.Context) error {
 	case !s.LearningPendingSince.IsZero():
 		return errors.New("the generation lags behind")
 	}
-	// A family or table without rules that translate has none.
+	// A family or table without rules that translate has no standby.
 	for family, standby := range s.Standby {
 		if err := isReady(standby, family.String()); err != nil {
 			return err
@@ -147,7 +147,7 @@ func (d *daemon) status(ctx context.Context) (scenario.Status, error) {
 	return s, json.Unmarshal(text, &s)
 }
 
-// stop ends canaryd as a service manager does.
+// stop ends canaryd like a service manager.
 func (d *daemon) stop() (time.Duration, error) {
 	err := d.Stop(stopsIn)
 	if err != nil {
@@ -156,7 +156,7 @@ func (d *daemon) stop() (time.Duration, error) {
 	return d.Used(), err
 }
 
-// isReady returns nil if a standby is armed, or there is to be none.
+// isReady returns nil if a standby is armed, or if none is wanted.
 func isReady(s scenario.StandbyStatus, of string) error {
 	switch s.State {
 	case "off", "idle", "armed":

@@ -11,11 +11,11 @@ import (
 )
 
 const (
-	// deadAfter is how long an established connection may have no answer.
+	// deadAfter is how long an established connection may be without an answer.
 	deadAfter = 20 * time.Second
-	// opensIn is how long a connection may take to be established without a flush.
+	// opensIn is the longest time to establish a connection without a flush.
 	opensIn = 5 * time.Second
-	// idlePing is the time between two questions long before and after a flush.
+	// idlePing is the time between two requests long before and after a flush.
 	idlePing = 100 * time.Millisecond
 )
 
@@ -27,23 +27,23 @@ const (
 	moved = "moved" // another pod answers
 )
 
-// A flow is an established connection that asks all the time. Over UDP it is a socket that has
-// had an answer.
+// A flow is an established connection that sends requests all the time. Over UDP it is a socket
+// that has had an answer.
 type flow struct {
 	way    way
 	target target
 	conn   net.Conn
 	pod    string
 	pace   *pace
-	ended  chan struct{} // closed when no goroutine reads conn any more
+	ended  chan struct{} // closed once no goroutine reads conn
 
 	mu      sync.Mutex
-	last    int64 // when it was last answered, by clock
+	last    int64 // the time of the last answer, by clock
 	longest int64 // time between two answers
 	lost    string
 }
 
-// A pace says how often flows ask.
+// A pace is the time between two requests of flows.
 type pace struct {
 	mu   sync.Mutex
 	wait time.Duration
@@ -52,7 +52,7 @@ type pace struct {
 func (p *pace) set(d time.Duration) { p.mu.Lock(); p.wait = d; p.mu.Unlock() }
 func (p *pace) rest()               { p.mu.Lock(); d := p.wait; p.mu.Unlock(); time.Sleep(d) }
 
-// openFlow establishes a connection and starts to ask.
+// openFlow establishes a connection and begins to send requests.
 func openFlow(w way, t target, p *pace) (*flow, error) {
 	f := &flow{way: w, target: t, pace: p, ended: make(chan struct{})}
 	var err error
@@ -81,7 +81,8 @@ func openFlow(w way, t target, p *pace) (*flow, error) {
 	return f, nil
 }
 
-// askStream asks, waits for the answer, rests, and begins again. Go sets TCP_NODELAY.
+// askStream sends a request, waits for the answer, rests, and begins again. Go sets
+// TCP_NODELAY.
 func (f *flow) askStream() {
 	defer close(f.ended)
 	for {
@@ -98,14 +99,14 @@ func (f *flow) askStream() {
 	}
 }
 
-// askDatagrams asks, whether there are answers or not, until the flow is lost.
+// askDatagrams sends requests, with or without answers, until the flow is lost.
 func (f *flow) askDatagrams() {
 	for {
 		select {
 		case <-f.ended:
 			return
 		default:
-			_, _ = f.conn.Write([]byte("?")) // an error is about an earlier question
+			_, _ = f.conn.Write([]byte("?")) // an error is about an earlier request
 			f.pace.rest()
 		}
 	}
@@ -118,7 +119,7 @@ func (f *flow) hearDatagrams() {
 		_ = f.conn.SetReadDeadline(time.Now().Add(deadAfter))
 		for start := time.Now(); ; {
 			n, err := f.conn.Read(answer)
-			// Each question may be refused once. A refusal does not count.
+			// Each request may be refused once. A refusal does not count.
 			if errors.Is(err, syscall.ECONNREFUSED) && time.Since(start) < deadAfter {
 				continue
 			}
@@ -130,8 +131,8 @@ func (f *flow) hearDatagrams() {
 	}
 }
 
-// record takes an answer, or an error at the end of the flow, and reports whether the flow goes
-// on.
+// record records an answer, or an error at the end of the flow, and reports whether the flow
+// continues.
 func (f *flow) record(pod string, err error) bool {
 	now := clock()
 	f.mu.Lock()
@@ -150,13 +151,13 @@ func (f *flow) record(pod string, err error) bool {
 	return f.lost == alive
 }
 
-// A flowView is what became of a flow around one flush.
+// A flowView is the state of a flow around one flush.
 type flowView struct {
 	Stall int64  // the longest time between two answers, in microseconds
 	Lost  string // alive, reset, dead or moved
 }
 
-// begin forgets what was seen before.
+// begin forgets earlier observations.
 func (f *flow) begin() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -170,7 +171,7 @@ func (f *flow) isLost() bool {
 	return f.lost != alive
 }
 
-// now returns what has become of the flow so far; a stall may still last.
+// now returns the state of the flow so far; a stall may still last.
 func (f *flow) now() flowView {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -16,8 +16,8 @@ type flushKind struct {
 	do   func(ctx context.Context, f scenario.Flusher) error
 }
 
-// savedFilter is an administrator's file that accepts all packets, so that canaryd's repair is
-// measured, and not a DROP of the administrator.
+// savedFilter is an administrator's file that accepts all packets, so that the test measures
+// canaryd's repair, and not an administrator's DROP.
 const savedFilter = `*filter
 :INPUT ACCEPT [0:0]
 :FORWARD ACCEPT [0:0]
@@ -26,8 +26,8 @@ const savedFilter = `*filter
 COMMIT
 `
 
-// nativeKinds are the ways to flush kube-proxy's native table. To delete it alone may be its
-// owner's doing, so that canaryd does not put it back.
+// nativeKinds are the ways to flush kube-proxy's native table. Deleting it alone may be its
+// owner's doing, so canaryd does not put it back.
 func nativeKinds() []flushKind {
 	var all []flushKind
 	for _, k := range allKinds(iptables.NFT) {
@@ -40,7 +40,7 @@ func nativeKinds() []flushKind {
 	}})
 }
 
-// flushKinds returns the flushes that the plan names, or those that say most of its mode.
+// flushKinds returns the flushes that the plan names, or the most telling ones of its mode.
 func (p plan) flushKinds() ([]flushKind, error) {
 	names := p.Kinds
 	switch {
@@ -52,9 +52,9 @@ func (p plan) flushKinds() ([]flushKind, error) {
 	return flushKinds(p.Backend, names)
 }
 
-// flushKinds returns the named flushes, as far as they are possible on the backend; without
-// names, all. They are the scenarios, without the one of many flushes and those that add rules
-// first.
+// flushKinds returns the named flushes that are possible on the backend; without names, all.
+// They are the scenarios, without the scenario of many flushes and scenarios that first add
+// rules.
 func flushKinds(backend iptables.Backend, names []string) ([]flushKind, error) {
 	kinds := allKinds(backend)
 	if len(names) == 0 {
@@ -65,7 +65,7 @@ func flushKinds(backend iptables.Backend, names []string) ([]flushKind, error) {
 	for _, name := range names {
 		if i := slices.IndexFunc(kinds, is(name)); i >= 0 {
 			some = append(some, kinds[i])
-		} else if !slices.ContainsFunc(allKinds(iptables.NFT), is(name)) { // which has them all
+		} else if !slices.ContainsFunc(allKinds(iptables.NFT), is(name)) { // nft has them all
 			return nil, fmt.Errorf("there is no flush %q", name)
 		}
 	}

@@ -9,19 +9,18 @@ import (
 
 // A change is a moment at which a service got other pods.
 type change struct {
-	Begin, End int64 // of the restore that made it, by clock
+	Begin, End int64 // of its restore, by clock
 	Service    int
 	Pods       []netip.Addr // from then on
 }
 
-// A truth says which pods each target had, and when.
+// A truth has the pods of each target over time.
 type truth struct {
 	First   [][]netip.Addr // by target
 	Changes []change       // in their order
 }
 
-// right reports whether the pod that answered was one of the target's. During a change, both pods
-// are right.
+// right reports whether a pod of the target answered. During a change, both pods are right.
 func (t truth) right(a attempt) bool {
 	now := t.First[a.Target]
 	for _, c := range t.Changes {
@@ -38,29 +37,30 @@ func (t truth) right(a attempt) bool {
 	return slices.Contains(now, a.Pod)
 }
 
-// A window is the time of one flush: from its first command to the next flush, or until the test
-// put the rules right.
+// A window is the time of one flush: from its first command to the next flush, or until the
+// test repaired the rules.
 type window struct {
 	Kind     string
 	Standby  string // --standby
 	From, To int64
 	Done     int64 // the end of the flush's last command
-	Cut      bool  // the test put the rules right
+	Cut      bool  // the test repaired the rules
 }
 
 // A gap is the longest time without an answer.
 type gap struct {
 	Length time.Duration // 0: nothing failed
 	// After is the longest part of a gap after the flush's last command: the time of the
-	// healer, without that of the flusher.
+	// healer, without the flusher's.
 	After time.Duration
-	// Open says that there was no answer until the end, or until the test put the rules right.
+	// Open means that no connection was answered until the end, or until the test repaired the
+	// rules.
 	Open   bool
 	Failed int
 }
 
 // longestGap examines attempts, which are sorted by their starts. A gap begins with the last
-// answered connection before a failed one, and ends with the next answered one. The latter may
+// answered connection before a failed one, and ends with the next answered one. That one may
 // belong to the next window, if the client had no processor for a while.
 func longestGap(attempts []attempt, w window) gap {
 	var g gap
@@ -103,8 +103,8 @@ func longestGap(attempts []attempt, w window) gap {
 	return g
 }
 
-// quantile returns the smallest value that is not below a share of the values (the nearest rank):
-// of 40 values, the 0.99 quantile is the largest.
+// quantile returns the smallest value that is not below a share of the values (the nearest
+// rank). Of 40 values, the 0.99 quantile is the largest.
 func quantile(values []time.Duration, share float64) time.Duration {
 	if len(values) == 0 {
 		return 0

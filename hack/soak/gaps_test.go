@@ -10,8 +10,7 @@ import (
 
 var podA, podB, podC = netip.MustParseAddr("10.244.1.10"), netip.MustParseAddr("10.244.1.11"), netip.MustParseAddr("10.244.1.12")
 
-// at makes attempts a millisecond apart, of which each letter is one: a for
-// answered, x for failed.
+// at makes attempts a millisecond apart, one for each letter: a for answered, x for failed.
 func at(from int64, outcomes string) []attempt {
 	var all []attempt
 	for i, o := range outcomes {
@@ -49,8 +48,8 @@ func TestLongestGap(t *testing.T) {
 	}
 }
 
-// TestTruth: a pod that moved is right for the one service before and for the
-// other after it, and for both meanwhile.
+// TestTruth: a moved pod is right for the one service before and for the other after the move,
+// and for both meanwhile.
 func TestTruth(t *testing.T) {
 	tr := truth{
 		First: [][]netip.Addr{{podA}, {podB}},
@@ -111,8 +110,7 @@ func TestAnAttemptSurvivesItsLine(t *testing.T) {
 	}
 }
 
-// TestWhatFailsASoak: what is wrong fails it, and how long something took does
-// not.
+// TestWhatFailsASoak: wrong results fail a soak, but slow ones do not.
 func TestWhatFailsASoak(t *testing.T) {
 	good := result{Healer: byCanaryd, Flushes: 1, Services: side{Failed: 9, Gaps: []time.Duration{time.Minute}}, Calm: 7, Skipped: 8}
 	if err := good.err(); err != nil {

@@ -1,10 +1,10 @@
-// Soak sends packets to services while their rules are flushed, and prints for how long no pod
-// answered. Each backend has a node of its own, in network namespaces; nothing of the machine's
-// is touched.
+// Soak sends packets to services while their rules are flushed, and prints how long no pod
+// answered. Each backend has a node of its own, in network namespaces that do not affect the
+// machine's.
 //
-// It fails if a connection reaches a pod of another service, if canaryd does not put rules back,
-// or if canaryd ends. It prints how long a heal takes and does not fail for that, because it
-// depends on the machine too.
+// It fails if a connection reaches a pod of another service, if canaryd does not put rules
+// back, or if canaryd ends. It prints how long a heal takes and does not fail for that, because
+// it also depends on the machine.
 package main
 
 import (
@@ -37,7 +37,7 @@ const (
 // The healers.
 const (
 	byCanaryd = "canaryd"
-	byMonitor = "monitor" // what kube-proxy's Monitor does
+	byMonitor = "monitor" // like kube-proxy's Monitor
 	byStale   = "stale"   // brings back old rules, which this program must notice
 )
 
@@ -46,7 +46,7 @@ type plan struct {
 	Healer   string
 	Backend  iptables.Backend
 	Canaryd  string        // path of the program
-	For      time.Duration // how long flushes go on
+	For      time.Duration // how long flushes continue
 	Rate     int           // new connections a second
 	Services int
 	Seed     uint64
@@ -60,7 +60,7 @@ type plan struct {
 	ForwardDrop    bool // FORWARD's policy is DROP, and only marked connections are opened
 	Strict         bool
 	Each           int           // established connections of each way
-	Ping           time.Duration // between two questions of one of them
+	Ping           time.Duration // between two requests of one of them
 	Patient        time.Duration // between two patient connections, of all ways
 	Impatient      time.Duration // between two impatient ones, of all ways
 }
@@ -90,8 +90,8 @@ func exitCode(err error) int {
 	return 0
 }
 
-// parent runs all nodes, and prints the results. Nodes of one healer run in parallel, healers one
-// after the other.
+// parent runs all nodes, and prints the results. Nodes of one healer run in parallel, healers
+// one after the other.
 func parent(ctx context.Context) error {
 	first := plan{}
 	flag.StringVar(&first.Canaryd, "canaryd", "bin/canaryd", "the canaryd `program` to try")
@@ -154,7 +154,7 @@ func parent(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// announce says what begins.
+// announce describes the beginning run.
 func (p plan) announce() {
 	if p.View {
 		fmt.Printf("soak: the clients' view, %d flushes of each kind, %d services, %s mode, -seed %d\n", p.FlushesPerKind, p.Services, p.Mode, p.Seed)

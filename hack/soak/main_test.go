@@ -25,9 +25,8 @@ func TestMain(m *testing.M) {
 	os.Exit(nodetest.Main(m))
 }
 
-// TestSoak runs the program as make soak does, for 20 s and with fewer connections.
-// Nothing is asked of times: the program fails by itself for a wrong translation, or for rules that
-// do not come back.
+// TestSoak runs the program like make soak, for 20 s and with fewer connections. It checks no
+// times. The program fails by itself for a wrong translation, or for rules that are not back.
 func TestSoak(t *testing.T) {
 	t.Parallel()
 	for _, r := range soak(t, "", "-for=20s", "-rate=100") {
@@ -40,8 +39,9 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// TestMonitor: the healer that canaryd is compared with brings services back after a flush that
-// it notices, and host ports never. No other program repairs them before two polls are over.
+// TestMonitor: the monitor, with which canaryd is compared, restores services after a flush
+// that it notices, and never host ports. No other program repairs them before two polls are
+// over.
 func TestMonitor(t *testing.T) {
 	t.Parallel()
 	for _, r := range soak(t, "", "-healers=monitor", "-for=20s", "-services=10", "-rate=100", "-poll=2s", "-kinds=flush-delete-all,flush-nat") {
@@ -54,8 +54,8 @@ func TestMonitor(t *testing.T) {
 	}
 }
 
-// TestOldRulesAreFoundOut: the program fails if a healer brings back rules that services have
-// left behind.
+// TestOldRulesAreFoundOut: the program fails if a healer brings back outdated rules of
+// services.
 func TestOldRulesAreFoundOut(t *testing.T) {
 	t.Parallel()
 	for _, r := range soak(t, "reached pods of other services", "-healers=stale", "-for=10s", "-services=4", "-rate=100", "-kinds=flush-nat") {
@@ -65,12 +65,12 @@ func TestOldRulesAreFoundOut(t *testing.T) {
 	}
 }
 
-// soak runs the program and returns what it found on both backends. It must
-// fail with those words; without any it must not.
+// soak runs the program and returns its results on both backends. It must fail with those
+// words; without any it must not.
 func soak(t *testing.T, failure string, flags ...string) []result {
 	t.Helper()
 	var results []result
-	// In a namespace so that it is skipped, or fails, where there are none.
+	// It runs in a namespace, so that it is skipped, or fails, if there are none.
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "ip", "nft", "iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy")
 		out := filepath.Join(t.TempDir(), "soak.json")

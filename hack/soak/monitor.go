@@ -19,14 +19,15 @@ import (
 // proxyCanary is the chain that kube-proxy watches.
 const proxyCanary = "KUBE-PROXY-CANARY"
 
-// watched are the tables with that chain; stands checks the first.
+// watched are the tables with that chain; the monitor polls the first.
 var watched = [...]rules.TableName{rules.Mangle, rules.Nat, rules.Filter}
 
-// A monitor does what Monitor of kube-proxy's iptables runner does (k8s.io/kubernetes
-// pkg/util/iptables, 1.36). It plants an empty chain in three tables and checks that of mangle at
-// each poll. When that is gone, it waits until the others are gone too, and kube-proxy writes all
-// of its rules again. All times are shortened by the same factor; the real ones are 30 s between
-// checks, and then 5 s in steps of 0.2 s. Host ports are not kube-proxy's, so they stay lost.
+// A monitor acts like Monitor in kube-proxy's iptables runner (k8s.io/kubernetes
+// pkg/util/iptables, 1.36). It plants an empty chain in three tables and checks mangle's at
+// each poll. When that is gone, it waits until the others are gone, too, and kube-proxy writes
+// all of its rules again. All times are shortened by the same factor; the real ones are 30 s
+// between checks, and then 5 s in steps of 0.2 s. Host ports are not kube-proxy's, so they stay
+// lost.
 type monitor struct {
 	lab    *lab
 	cancel context.CancelFunc
@@ -69,14 +70,14 @@ func (m *monitor) run(ctx context.Context) {
 	}
 }
 
-// stands executes what kube-proxy's ChainExists executes.
+// stands executes the command of kube-proxy's ChainExists.
 func (m *monitor) stands(ctx context.Context, t rules.TableName) bool {
 	return m.iptables(ctx, t, "-S", proxyCanary, "1") == nil
 }
 
 func (m *monitor) plant(ctx context.Context) {
 	for _, t := range watched {
-		_ = m.iptables(ctx, t, "-N", proxyCanary) // an error says that it stands
+		_ = m.iptables(ctx, t, "-N", proxyCanary) // an error means that it exists
 	}
 }
 
@@ -109,7 +110,7 @@ func (m *monitor) settled(context.Context) error { return nil }
 // heals gives the monitor the time of two polls.
 func (m *monitor) heals(ctx context.Context) error { return sleep(ctx, 2*m.lab.Poll) }
 
-// startOver loads all rules again, host ports included, so that the next flush finds them
+// startOver loads all rules again, including host ports, so that the next flush finds them
 // complete.
 func (m *monitor) startOver(ctx context.Context) error {
 	w := &m.lab.windows[len(m.lab.windows)-1]
@@ -126,9 +127,9 @@ func (m *monitor) startOver(ctx context.Context) error {
 	return sleep(ctx, time.Second)
 }
 
-// forgetUnanswered lets conntrack forget the flows of this namespace that had no answer. It keeps
-// those that were not translated for two minutes, and a connection that gets the port of one (1 in
-// 100 did) has no answer either. canaryd ends them itself, kube-proxy does not.
+// forgetUnanswered makes conntrack forget the flows of this namespace that had no answer.
+// conntrack keeps untranslated ones for two minutes, and a connection that gets the port of one
+// (1 in 100 did) has no answer either. canaryd ends them itself, kube-proxy does not.
 func forgetUnanswered() error {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {

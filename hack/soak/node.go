@@ -21,25 +21,25 @@ import (
 
 const (
 	calm       = 3 * time.Second // of load before the first flush
-	recoversIn = time.Minute     // longer than any jump grace, on a busy machine too
+	recoversIn = time.Minute     // longer than any jump grace, even on a busy machine
 )
 
 // A healer puts rules back.
 type healer interface {
-	// learn lets the rules' owner write, and waits until the healer has learned the rules: a
+	// learn makes the rules' owner write, and waits until the healer has learned the rules. A
 	// flush right after a write is not tested here.
 	learn(ctx context.Context, write func() error) error
 	// settled waits until everything is in force.
 	settled(ctx context.Context) error
-	// heals waits for as long as the healer may need after a flush.
+	// heals waits as long as the healer may need after a flush.
 	heals(ctx context.Context) error
-	// startOver puts right what the healer does not. That ends the flush's window.
+	// startOver repairs the rest after the healer. That ends the flush's window.
 	startOver(ctx context.Context) error
 	// stop ends the healer, and returns the processor time that it used.
 	stop() (time.Duration, error)
 }
 
-// Traffic is what clients do around the flushes.
+// Traffic is the clients' work around the flushes.
 type traffic interface {
 	// before is called before a flush, and returns when the flush may begin.
 	before(ctx context.Context) error
@@ -47,7 +47,7 @@ type traffic interface {
 	after(ctx context.Context) error
 	// end ends all clients.
 	end() error
-	// result returns what the clients saw. used is the healer's processor time.
+	// result returns the clients' results. used is the healer's processor time.
 	result(used time.Duration) result
 }
 
@@ -63,7 +63,7 @@ type lab struct {
 	truth    truth
 	windows  []window
 	problems []string
-	standby  string // --standby of the canaryd that runs now
+	standby  string // --standby of the present canaryd
 	costs    []cost
 }
 
@@ -165,7 +165,7 @@ func (l *lab) renew(ctx context.Context) error {
 	return err
 }
 
-// clients starts what the plan asks for.
+// clients starts the clients that the plan requests.
 func (l *lab) clients(ctx context.Context) (traffic, error) {
 	if l.View {
 		return l.startView(ctx)
@@ -260,7 +260,7 @@ func (l *lab) moment(limit time.Duration) time.Duration {
 	return time.Duration(l.dice.Int64N(int64(limit)))
 }
 
-// change lets two services exchange a pod, as kube-proxy writes it. Older rules then lead
+// change makes two services exchange a pod, like a sync of kube-proxy. Older rules then lead
 // connections to pods of another service.
 func (l *lab) change(ctx context.Context) error {
 	n := l.Cluster.Services()
@@ -279,7 +279,7 @@ func (l *lab) change(ctx context.Context) error {
 	return nil
 }
 
-// exchange exchanges a pod of two services, as kube-proxy writes it.
+// exchange exchanges a pod of two services, like a sync of kube-proxy.
 func (l *lab) exchange(ctx context.Context, i, j int) error {
 	if l.Mode == inNFTables {
 		l.Swap(i, j)

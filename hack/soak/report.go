@@ -12,14 +12,14 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/cluster"
 )
 
-// A side is the results of the services, or of the host ports.
+// A side has the results of the services, or of the host ports.
 type side struct {
 	Failed int
 	// Gaps has the longest gap of each flush that made a connection fail.
 	Gaps []time.Duration
 	// Afters has the part of each gap after the end of the flush.
 	Afters []time.Duration
-	Open   int // flushes without an answer until the test put the rules right
+	Open   int // flushes without an answer until the test repaired the rules
 }
 
 // A kindResult is the result of the flushes of one kind.
@@ -35,17 +35,17 @@ type result struct {
 	Healer, Backend string
 	Connections     int
 	Rate            float64 // connections opened a second
-	Skipped         int     // connections that were due while too many were open
+	Skipped         int     // connections omitted because too many were open
 	Flushes         int
 	ByKind          map[string]kindResult
 	Changes         int // moments at which services changed their pods
 	Services        side
 	HostPorts       side
-	Calm            int      // connections that failed before the first flush: because of the machine
+	Calm            int      // connections that failed before the first flush, by the machine
 	Wrong           int      // answers by pods of other services
 	Strangers       []string // the first wrong answers
 	Processor       float64  // cores that the healer and its children used
-	View            []cell   // what the clients of the view saw
+	View            []cell   // the results of the view's clients
 	Strict          bool     // a lost connection of the view is a failure
 	ServiceCount    int
 	Mode            string // of kube-proxy
@@ -53,7 +53,7 @@ type result struct {
 	Problems        []string
 }
 
-// maxStrangers is how many wrong answers are listed.
+// maxStrangers bounds the listed wrong answers.
 const maxStrangers = 20
 
 func (l *lab) result(attempts []attempt, skipped int, used time.Duration) result {
@@ -122,7 +122,7 @@ func (l *lab) side(attempts []attempt) side {
 	return s
 }
 
-// err returns what is wrong with the node, times excepted.
+// err returns the failures of the node, except for times.
 func (r result) err() error {
 	var errs []error
 	for _, p := range r.Problems {
@@ -140,8 +140,8 @@ func (r result) err() error {
 	return errors.Join(append(errs, r.viewErr())...)
 }
 
-// report writes a table in Markdown. Gaps are of flushes that made connections fail, and that the
-// healer repaired.
+// report writes a table in Markdown. Its gaps are of flushes that made connections fail, and
+// that the healer repaired.
 func report(w io.Writer, results []result) {
 	fmt.Fprintln(w, "\n| healer | backend | target | connections | rate reached | flushes | with failures | never healed | failed | gap p50 | gap p99 | longest | p99 behind the flush | wrong | processor |")
 	fmt.Fprintln(w, "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")

@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A stale healer brings back the rules of the start, whatever their owner wrote since. It shows
-// that this program notices that.
+// A stale healer brings back the rules of the start, regardless of later writes by their owner.
+// It shows that this program notices that.
 type stale struct {
 	lab  *lab
 	text string

@@ -19,10 +19,10 @@ const (
 	inNFTables = "nftables"
 )
 
-// both is -standby for off and on in turns: what changes on the machine meanwhile hits both alike.
+// both is -standby for off and on in turns, so that changes on the machine affect both alike.
 const both = "both"
 
-// restFor is for how long canaryd is measured at rest.
+// restFor is how long canaryd is measured at rest.
 const restFor = 5 * time.Second
 
 // each returns a plan for each size and mode.
@@ -50,8 +50,8 @@ func (p plan) settings() int {
 	return 1
 }
 
-// perDaemon returns after how many flushes canaryd is restarted: with both settings of --standby
-// each gets the same kinds of flushes, as often.
+// perDaemon returns the number of flushes after which canaryd is restarted. With both settings
+// of --standby, each gets the same kinds of flushes, the same number of times.
 func (p plan) perDaemon(kinds int) int {
 	if p.Standby != both {
 		return flushesPerDaemon
@@ -74,16 +74,16 @@ func (l *lab) turn() {
 	}
 }
 
-// A cost is what one canaryd costs while nothing happens.
+// A cost is the cost of one canaryd while nothing happens.
 type cost struct {
 	Standby   string
-	Ready     time.Duration // from the start until it has learned everything and the copy stands
+	Ready     time.Duration // from the start until it has learned everything and the copy is armed
 	Processor float64       // share of a core
 	Resident  int           // KiB
 	Kernel    int           // KiB of the kernel's memory since before the start
 }
 
-// startCanaryd starts canaryd and measures what it costs at rest.
+// startCanaryd starts canaryd and measures its cost at rest.
 func (l *lab) startCanaryd(ctx context.Context) (*daemon, error) {
 	before, start := kernelMemory(), time.Now()
 	d, err := startDaemon(ctx, l)
@@ -114,8 +114,7 @@ func (d *daemon) processor() time.Duration {
 	return time.Duration(user+kernel) * 10 * time.Millisecond
 }
 
-// kernelMemory returns how much of the kernel's memory the machine uses for what rules are made of,
-// in KiB.
+// kernelMemory returns the machine's kernel memory of the kinds that rules use, in KiB.
 func kernelMemory() int {
 	return kib("/proc/meminfo", "SUnreclaim:", "Percpu:", "VmallocUsed:")
 }
@@ -135,7 +134,7 @@ func kib(path string, names ...string) (total int) {
 	return total
 }
 
-// runNFT runs a script of nft's.
+// runNFT runs a script of nft.
 func runNFT(ctx context.Context, script string) error {
 	cmd := exec.CommandContext(ctx, "nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(script)
@@ -145,8 +144,8 @@ func runNFT(ctx context.Context, script string) error {
 	return nil
 }
 
-// standbyReport writes two tables in Markdown: what clients see of flushes with the standby and
-// without, and what canaryd costs at rest.
+// standbyReport writes two tables in Markdown: the clients' view of flushes with the standby
+// and without, and canaryd's cost at rest.
 func standbyReport(w io.Writer, results []result) {
 	row := func(format string, cells ...any) { fmt.Fprintf(w, "| "+format+" |\n", cells...) }
 	head := func(names ...string) {

@@ -10,9 +10,10 @@ import (
 )
 
 const (
-	// patient is how long a patient connection may take: TCP sends its SYN at least four times.
+	// patient is the longest time of a patient connection: TCP sends its SYN at least four
+	// times.
 	patient = 15 * time.Second
-	// impatient is how long an impatient connection may take.
+	// impatient is the longest time of an impatient connection.
 	impatient = 20 * time.Millisecond
 )
 
@@ -20,12 +21,12 @@ const (
 type viewLoad struct {
 	Ways []way
 	Each int // established connections of each way
-	// The times between two questions of a flow, two patient connections of a way, and two
+	// The times between two requests of a flow, two patient connections of a way, and two
 	// impatient ones.
 	Ping, Patient, Impatient time.Duration
 }
 
-// A wayView is what the connections of one way saw of one flush.
+// A wayView has the results of one way's connections for one flush.
 type wayView struct {
 	Way       string
 	Flows     []flowView
@@ -35,9 +36,9 @@ type wayView struct {
 
 // The orders to the client, one on each line. It answers near and away with a line of JSON.
 const (
-	near   = "near"   // a flush is near: open lost flows again, and ask often
+	near   = "near"   // a flush is near: open lost flows again, and send requests often
 	enough = "enough" // begin no more patient connections
-	cut    = "cut"    // the test puts the rules right: later stalls do not belong to the flush
+	cut    = "cut"    // the test repairs the rules: later stalls do not belong to the flush
 	away   = "away"   // begin no more connections, wait for all, and report
 )
 
@@ -92,7 +93,7 @@ func runViewer(text string, stdin io.Reader, stdout io.Writer) error {
 	return nil
 }
 
-// near opens missing flows, and begins to ask often.
+// near opens missing flows, and makes all flows send requests often.
 func (v *viewer) near() error {
 	for i, w := range v.Ways {
 		for n := range v.Each {
@@ -150,7 +151,7 @@ func (v *viewer) every(until chan struct{}, wait time.Duration, i int, limit tim
 	})
 }
 
-// cut records what the flows have seen so far.
+// cut records the results of the flows so far.
 func (v *viewer) cut() {
 	for i, flows := range v.flows {
 		for _, f := range flows {

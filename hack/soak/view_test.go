@@ -16,17 +16,16 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// mattering are the flushes that a client feels most, of both backends.
+// mattering are the flushes of both backends that affect a client most.
 const mattering = "nft-flush-ruleset,nft-delete-nat,flush-all,flush-nat,flush-delete-nat,flush-postrouting"
 
-// sparse are the flags of a view whose clients leave time to other tests: connections and questions
-// that come a fifth as often end in the same ways. Each way begins some 15 patient and 80 impatient
-// ones around a flush: checkTraffic.
+// sparse are the flags of a view whose clients leave time to other tests. Connections and
+// requests at a fifth of the rate end in the same ways. Each way begins some 15 patient and 80
+// impatient ones around a flush: checkTraffic.
 var sparse = []string{"-view", "-ping=40ms", "-patient=25ms", "-impatient=10ms"}
 
-// TestClientsView: through every kind of flush no established connection ends,
-// every patient one is answered, and none reaches a pod of another service.
-// How long anything took is printed.
+// TestClientsView: through every kind of flush no established connection ends, every patient
+// one is answered, and none reaches a pod of another service. Durations are only printed.
 func TestClientsView(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -50,11 +49,11 @@ func TestClientsView(t *testing.T) {
 	}
 }
 
-// checkTraffic fails if clients did too little for their view to say anything.
+// checkTraffic fails if clients did too little for a meaningful view.
 func checkTraffic(t *testing.T, r result) {
 	t.Helper()
 	for _, c := range r.View {
-		// Of a second and a half on an idle machine.
+		// The limit is for a second and a half on an idle machine.
 		if c.Established == 0 || c.Begun < 5*c.Flushes || strings.HasSuffix(c.Way, "TCP") && c.Asked < 20*c.Flushes {
 			t.Errorf("%s, %s, %s: only %d established, %d patient and %d impatient connections", r.Backend, c.Flush, c.Way, c.Established, c.Begun, c.Asked)
 		}
@@ -73,8 +72,8 @@ func checkGaps(t *testing.T, r result) {
 	}
 }
 
-// TestTheViewSeesWhatIsLost: where only a stand-in for kube-proxy's Monitor puts
-// rules back, connections are lost in each of the ways that fail a canaryd.
+// TestTheViewSeesWhatIsLost: only a stand-in for kube-proxy's Monitor puts rules back.
+// Connections must be lost in each of the ways that fail a canaryd.
 func TestTheViewSeesWhatIsLost(t *testing.T) {
 	t.Parallel()
 	for _, r := range soak(t, "", append([]string{"-healers=monitor", "-services=10", "-poll=1s", "-kinds=flush-delete-all,flush-nat"}, sparse...)...) {
@@ -101,8 +100,8 @@ func TestTheViewSeesWhatIsLost(t *testing.T) {
 	}
 }
 
-// TestCells: what one way saw of one flush, counted; and ways next to each other,
-// and flushes behind each other.
+// TestCells: the results of one way for one flush are counted, and merged over ways and over
+// flushes.
 func TestCells(t *testing.T) {
 	w := window{Kind: "flush-nat", From: 2000, Done: 4000, To: 8000}
 	impatient := at(0, "aaaxxxaa")
@@ -204,7 +203,7 @@ func TestTry(t *testing.T) {
 		var serving sync.WaitGroup
 		serving.Go(func() {
 			question := make([]byte, 10)
-			_, _, _ = socket.ReadFromUDPAddrPort(question) // which is lost
+			_, _, _ = socket.ReadFromUDPAddrPort(question) // the first request is lost
 			if _, from, err := socket.ReadFromUDPAddrPort(question); err == nil {
 				_, _ = socket.WriteToUDPAddrPort([]byte(podA.String()), from)
 			}

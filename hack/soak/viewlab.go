@@ -168,7 +168,7 @@ func (v *view) after(ctx context.Context) error {
 	return err
 }
 
-// add adds what one way saw of one flush.
+// add adds one way's results for one flush.
 func (v *view) add(w window, seen wayView) {
 	i := slices.IndexFunc(v.cells, func(c *cell) bool { return c.Flush == w.Kind && c.Way == seen.Way && c.Standby == w.Standby })
 	if i < 0 {
@@ -184,7 +184,7 @@ func (v *view) add(w window, seen wayView) {
 func (v *view) end() error {
 	var errs []error
 	for _, c := range v.clients {
-		_ = c.stdin.Close() // the client then ends; if not, the end of ctx kills it
+		_ = c.stdin.Close() // the client then ends, or else the end of ctx kills it
 		if err := c.cmd.Wait(); err != nil {
 			errs = append(errs, fmt.Errorf("a client of the view: %w: %s", err, c.stderr.String()))
 		}

@@ -11,26 +11,26 @@ import (
 	"time"
 )
 
-// A cell is what the connections of one way saw of the flushes of one kind.
+// A cell has the results of one way's connections for the flushes of one kind.
 type cell struct {
 	Flush, Way string
 	Standby    string // --standby
 	Flushes    int
 
 	Established int // connections, once for each flush
-	Resets      int // of them, those without an answer for 20 s included
+	Resets      int // how many of them ended, or had no answer for 20 s
 	Stalls      []time.Duration
 
 	Begun   int // patient connections
-	Never   int // of them, those without an answer in 15 s
-	Refused int // of them, those that the node itself refused
+	Never   int // how many of them had no answer in 15 s
+	Refused int // how many of them the node itself refused
 
 	Asked  int // impatient connections
-	Failed int // of them
-	Calm   int // of them, those that failed before the flush, because of the machine
+	Failed int // how many of them failed
+	Calm   int // how many of them failed before the flush, because of the machine
 	// Gaps has the longest gap of each flush, 0 if nothing failed. Afters has the part of it
-	// after the flusher's last command. Both are neverHealed if no connection was answered until
-	// the test put the rules right.
+	// after the flusher's last command. Both are neverHealed if no connection was answered
+	// until the test repaired the rules.
 	Gaps, Afters []time.Duration
 
 	Wrong int // answers by pods of other services, or by another pod of a flow's service
@@ -93,7 +93,7 @@ func (c *cell) addImpatient(w window, all []attempt) {
 	c.Gaps, c.Afters = append(c.Gaps, g.Length), append(c.Afters, g.After)
 }
 
-// addCounts adds the numbers of another cell, flushes and times excepted.
+// addCounts adds the numbers of another cell, except flushes and times.
 func (c *cell) addCounts(other cell) {
 	c.Established += other.Established
 	c.Resets += other.Resets
@@ -106,14 +106,15 @@ func (c *cell) addCounts(other cell) {
 	c.Wrong += other.Wrong
 }
 
-// withWay adds what another way saw of the same flushes: of each flush, the longest time counts.
+// withWay adds another way's results for the same flushes: for each flush, the longest time
+// counts.
 func (c cell) withWay(other cell) cell {
 	c.addCounts(other)
 	c.Stalls, c.Gaps, c.Afters = longer(c.Stalls, other.Stalls), longer(c.Gaps, other.Gaps), longer(c.Afters, other.Afters)
 	return c
 }
 
-// withFlushes adds what the same way saw of other flushes.
+// withFlushes adds the same way's results for other flushes.
 func (c cell) withFlushes(other cell) cell {
 	c.addCounts(other)
 	c.Flushes += other.Flushes
@@ -171,8 +172,8 @@ func (r result) viewErr() error {
 	return errors.Join(errs...)
 }
 
-// viewReport writes tables in Markdown: by flush, by kind of connection, and one of the cells
-// with lost connections.
+// viewReport writes tables in Markdown: by flush, by kind of connection, and one with the cells
+// that lost connections.
 func viewReport(w io.Writer, results []result) {
 	viewTable(w, results, "flush", func(cells []cell) []cell { return merge(cells, byFlush, cell.withWay) }, byFlush)
 	viewTable(w, results, "connection", func(cells []cell) []cell { return merge(cells, byWay, cell.withFlushes) }, byWay)
@@ -206,8 +207,8 @@ func viewTable(w io.Writer, results []result, what string, rows func([]cell) []c
 	}
 }
 
-// neverHealed returns after how many flushes no connection was answered until the test put the
-// rules right.
+// neverHealed returns the number of flushes after which no connection was answered until the
+// test repaired the rules.
 func (c cell) neverHealed() (n int) {
 	for _, g := range c.Gaps {
 		if g == neverHealed {

@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/cluster"
 )
 
-// A way is one kind of connection: how it is translated, and its protocol.
+// A way is one kind of connection: its translation and its protocol.
 type way struct {
 	Name    string
 	Network string // tcp4 or udp4
@@ -38,7 +38,7 @@ func (w way) String() string {
 }
 
 // maxTargets is how many services one way uses. They are spread over all services, because the
-// rule of the last service stands far behind that of the first.
+// rule of the last service is far behind that of the first.
 const maxTargets = 16
 
 // ways returns all kinds of connections of this node, over TCP and UDP. kube-proxy masquerades
@@ -83,7 +83,7 @@ func (l *lab) ways() []way {
 	return all
 }
 
-// askAgain is how long a UDP client waits before it asks again.
+// askAgain is how long a UDP client waits before it repeats its request.
 const askAgain = 200 * time.Millisecond
 
 // dial opens a socket and connects it.
@@ -107,13 +107,14 @@ func (w way) dial(t target, limit time.Duration) (net.Conn, error) {
 	return dialer.Dial(w.Network, t.At.String())
 }
 
-// datagrams counts the ports that datagramPort has given.
+// datagrams counts the ports that datagramPort has returned.
 var datagrams atomic.Uint32
 
-// datagramPort returns the next port of a UDP client. The kernel would choose one at random, and in
-// conntrack a port keeps its pod for 30 s (nf_conntrack_udp_timeout), also after the service has
-// lost that pod: kube-proxy deletes such entries, and what changes services here does not. A
-// process begins a hundred ports further for each second of the clock, and never asks as often.
+// datagramPort returns the next port of a UDP client. The kernel would choose one at random. In
+// conntrack a port keeps its pod for 30 s (nf_conntrack_udp_timeout), even after the service
+// has lost that pod. kube-proxy deletes such entries, but this program's changes of services do
+// not. A process begins a hundred ports further for each second of the clock, and never sends
+// as many requests.
 func datagramPort() uint16 {
 	const first, ports, eachSecond = 32768, 28000, 100
 	begun.Do(func() { datagrams.Store(uint32(clock() / (1_000_000 / eachSecond) % ports)) })
@@ -122,10 +123,10 @@ func datagramPort() uint16 {
 
 var begun sync.Once
 
-// chooseLate makes the kernel choose a port when it connects, even if an address was bound before:
-// in ascending order for ten seconds (Linux 5.18 and later), and then from another port on. A port
-// may be one that conntrack still has from a connection that failed a minute ago, and each one at
-// random would be so more often.
+// chooseLate makes the kernel choose a port when it connects, even if an address was bound
+// before. It chooses in ascending order for ten seconds (Linux 5.18 and later), and then
+// continues from another port. conntrack may still have a port from a connection that failed a
+// minute ago, and would more often if each port were random.
 func chooseLate(_, _ string, raw syscall.RawConn) error {
 	var failed error
 	err := raw.Control(func(fd uintptr) {
@@ -166,8 +167,8 @@ func (w way) try(t target, limit time.Duration) attempt {
 	return a
 }
 
-// askUntil asks over UDP, again and again from the same port. It ignores refusals, as a client
-// does that asks again.
+// askUntil sends requests over UDP, repeatedly from the same port. It ignores refusals, like a
+// client that repeats its request.
 func askUntil(conn net.Conn, deadline time.Time) (string, error) {
 	answer := make([]byte, 64)
 	for {
@@ -175,7 +176,7 @@ func askUntil(conn net.Conn, deadline time.Time) (string, error) {
 		if next.After(deadline) {
 			next = deadline
 		}
-		_, _ = conn.Write([]byte("?")) // an error is about an earlier question
+		_, _ = conn.Write([]byte("?")) // an error is about an earlier request
 		_ = conn.SetReadDeadline(next)
 		n, err := conn.Read(answer)
 		for errors.Is(err, syscall.ECONNREFUSED) && time.Now().Before(next) {

@@ -10,7 +10,7 @@ import (
 // A wait is a place in a test that measures time.
 type wait struct{ where, why string }
 
-// waits returns the waits of a file, and the functions of the list may that measure time in it.
+// waits returns the waits of a file, and the functions in may that measure time in it.
 func waits(set *token.FileSet, file *ast.File, folder string) (found []wait, used []string) {
 	add := func(n ast.Node, why string) { found = append(found, wait{set.Position(n.Pos()).String(), why}) }
 	var walk func(n ast.Node, loop bool)
@@ -73,7 +73,7 @@ func function(f *ast.FuncDecl) string {
 	return f.Name.Name
 }
 
-// called returns the package and name of a function that is called.
+// called returns the package and name of a called function.
 func called(call *ast.CallExpr) string {
 	if s, is := call.Fun.(*ast.SelectorExpr); is {
 		if p, is := s.X.(*ast.Ident); is {

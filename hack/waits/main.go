@@ -1,6 +1,7 @@
-// Waits finds tests that measure time: they sleep, or they give up after a time of their own. On a
-// busy machine such a test fails although the code works. A test waits for a state, until the end
-// of its package's time: testkit.Until. Time in a bubble of testing/synctest is virtual, and free.
+// Waits finds tests that measure time: they sleep, or they give up after a time of their own.
+// On a busy machine such a test fails although the code works. A test should wait for a state,
+// until the end of its package's time: testkit.Until. Time in a bubble of testing/synctest is
+// virtual, and free.
 //
 //	go run ./hack/waits
 package main
@@ -17,7 +18,7 @@ import (
 	"strings"
 )
 
-// virtual are folders and files whose helpers run in bubbles of synctest that their callers make.
+// virtual are folders and files whose helpers run in their callers' bubbles of synctest.
 var virtual = []string{
 	"hack/progress", "internal/daemon",
 	"test/interleavings/model_test.go", "test/interleavings/saved_test.go", "test/interleavings/world_test.go",
@@ -52,7 +53,7 @@ func run() int {
 	return 0
 }
 
-// search returns the waits below a folder, and the functions that may measure time and do not.
+// search returns the waits below a folder, and the functions in may that measure no time.
 func search(root string) (found []wait, err error) {
 	idle := maps.Clone(may)
 	err = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {

@@ -49,8 +49,8 @@ func TestWaits(t *testing.T) {
 	}
 }
 
-// TestSearch: waits are found in tests and in the helpers of tests, and so is a function of the
-// list that has lost its reason.
+// TestSearch: the search finds waits in tests and in the helpers of tests, and a function of
+// the list that has lost its reason.
 func TestSearch(t *testing.T) {
 	t.Chdir(t.TempDir())
 	const sleeps = "package a\nfunc f() { time.Sleep(1) }\n"

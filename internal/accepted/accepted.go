@@ -1,10 +1,10 @@
-// Package accepted decides which changes by a rule's owner are reported although canaryd accepts
-// them: large removals, also in several steps, and policies of built-in chains that become DROP.
+// Package accepted decides which accepted changes by a rule's owner are reported. These are
+// large removals, also in several steps, and policies of built-in chains that become DROP.
 //
-// The loop hands each learned removal to [List.Learn], and logs the removals that [List.Due]
+// The loop passes each learned removal to [List.Learn], and logs the removals that [List.Due]
 // returns at [List.At]. [List.Lately] lists them for a status. [Policies.Follow] compares the
-// policies of one table with those of the last read, and [Closings] logs the new ones. A [Removal]
-// says how much a table lost, and makes the flush record of a large removal.
+// policies of one table with those of the last read, and [Closings] logs the new ones. A
+// [Removal] counts the losses of a table, and makes the flush record of a large removal.
 //
 // No function fails. The values belong to the loop's goroutine.
 package accepted
@@ -27,38 +27,40 @@ import (
 )
 
 const (
-	// acceptedFor is for how long a status has what was accepted.
+	// acceptedFor is how long a status has an accepted removal.
 	acceptedFor = time.Hour
-	// Of a chain that keeps rules, and of a table, so many rules must be gone: an endpoint that
-	// goes is no news.
+	// So many rules of a table, or of a chain that keeps some, must be gone. The removal of a
+	// single endpoint is not reported.
 	muchOfChain = native.MuchOfPart
 	muchOfTable = native.MuchOfTable
 )
 
-// A List is what was accepted lately.
+// A List holds the removals that were accepted lately.
 type List struct {
-	said  []api.Accepted // the newest first
+	said  []api.Accepted // logged ones, the newest first
 	fresh []Removal
-	At    time.Time // when fresh is to be said; zero: there is none
+	At    time.Time // when fresh ones are logged; zero: there are none
 	// shrinking are tables that have lost rules lately.
 	shrinking map[rules.TableID]*shrinking
 }
 
-// A Removal was just learned.
+// A Removal is a removal that was just learned.
 type Removal struct {
 	api.Accepted
-	Finding canary.Finding // it as if it were a loss
-	Seen    time.Time      // when a read was the first to show it
-	Upto    uint64         // the digest of the read with which it was learned
+	Finding canary.Finding // the finding, as if it were a loss
+	Seen    time.Time      // the time of the first read that showed it
+	Upto    uint64         // the digest of the read when it was learned
 	Commit  nft.Commit     // of a native table
-	// Steps: it was learned in several steps, and By may have done no more than the last one.
+	// Steps means that it was learned in several steps, and that By may have done only the last
+	// one.
 	Steps bool
-	// chains and elements are how many of the table are gone, too, where most of it is.
+	// chains and elements also count losses of the table, if most of it is gone.
 	chains, elements int
 }
 
-// Learn takes up what a table's owners took, if it is to be said. before and after are the
-// generation's, read the first read that showed after, and learned what was learned.
+// Learn notes a removal by a table's owners, if it must be reported. before and after are the
+// generation's sections. read is the first read that showed after, and learned the result of
+// learning.
 func (a *List) Learn(id rules.TableID, before, after rules.Section, read culprit.Read, learned reload.Learned, now time.Time) {
 	for _, x := range a.shrink(id, now).take(before, after, now) {
 		x.Time, x.Family, x.Table, x.Upto, x.Seen = now, id.Family, id.Name, read.Digest, read.At
@@ -69,7 +71,7 @@ func (a *List) Learn(id rules.TableID, before, after rules.Section, read culprit
 	}
 }
 
-// Add has a removal said.
+// Add plans the report of a removal.
 func (a *List) Add(x Removal, now time.Time) { a.fresh, a.At = append(a.fresh, x), now }
 
 func chainsByName(s rules.Section) map[string]rules.Chain {
@@ -80,7 +82,7 @@ func chainsByName(s rules.Section) map[string]rules.Chain {
 	return by
 }
 
-// allGone reports whether each rule of a chain led to a chain that is gone.
+// allGone reports whether each rule of a chain led to a chain that is gone now.
 func allGone(c rules.Chain, before, left map[string]rules.Chain) bool {
 	return !slices.ContainsFunc(c.Rules, func(r rules.Rule) bool {
 		_, stood := before[r.Target]
@@ -99,7 +101,7 @@ func leadsTo(s rules.Section, chain string) bool {
 	})
 }
 
-// Due returns what is to be said now.
+// Due returns the removals to report now.
 func (a *List) Due(now time.Time) (fresh []Removal) {
 	a.said = a.Lately(now)
 	fresh = a.fresh
@@ -107,8 +109,8 @@ func (a *List) Due(now time.Time) (fresh []Removal) {
 	return fresh
 }
 
-// Counts reports whether rules were taken from the same place within acceptedFor: then these count
-// with the others.
+// Counts reports whether a removal from the same place was reported within acceptedFor. If so,
+// x counts the rules of both.
 func (a *List) Counts(x *Removal) bool {
 	i := slices.IndexFunc(a.said, x.Accepted.SamePlace)
 	if i < 0 {
@@ -119,20 +121,21 @@ func (a *List) Counts(x *Removal) bool {
 	return true
 }
 
-// Keep keeps what was said.
+// Keep keeps a reported removal.
 func (a *List) Keep(x Removal) {
 	a.said = slices.Insert(slices.Clone(a.said), 0, x.Accepted)
 }
 
-// Trim keeps no more than a status shows.
+// Trim keeps only as many removals as a status shows.
 func (a *List) Trim() { a.said = a.said[:min(len(a.said), api.AcceptedShown)] }
 
-// Lately returns what was accepted within acceptedFor.
+// Lately returns the removals that were accepted within acceptedFor.
 func (a *List) Lately(now time.Time) []api.Accepted {
 	return slices.DeleteFunc(slices.Clone(a.said), func(x api.Accepted) bool { return now.Sub(x.Time) >= acceptedFor })
 }
 
-// Withdraw forgets what was accepted of a table since then: it is wanted again.
+// Withdraw forgets the accepted removals of a table since then, because its rules are wanted
+// again.
 func (a *List) Withdraw(id rules.TableID, since time.Time) {
 	old := func(x api.Accepted) bool { return x.Family == id.Family && x.Table == id.Name && !x.Time.Before(since) }
 	a.said = slices.DeleteFunc(slices.Clone(a.said), old)
@@ -157,8 +160,8 @@ func OfNative(id tableid.TableID, read time.Time, r native.Removed, commit nft.C
 	return a
 }
 
-// GoneFrom returns what a table lost, and whether that is much: all that it held, or more than half
-// of it. What its owner wrote in the place of other rules is not lost.
+// GoneFrom counts the losses of a table. much reports whether the table lost all its content,
+// or more than half of it. Rules that its owner replaced are not lost.
 func GoneFrom(before, now *rules.Table) (a Removal, much bool) {
 	if before == nil || leavesOut(before) || leavesOut(now) {
 		return a, false
@@ -181,23 +184,25 @@ func GoneFrom(before, now *rules.Table) (a Removal, much bool) {
 	return a, a.Rules > 0 && 2*a.Left < was
 }
 
-// leavesOut reports whether a table has a chain of which the rules were not read.
+// leavesOut reports whether a table has a chain whose rules were not read.
 func leavesOut(t *rules.Table) bool {
 	return t != nil && slices.ContainsFunc(t.Chains, func(c rules.Chain) bool { return c.LeftOut() })
 }
 
-// removalsJoin is how close removals of several tables by one process must be for one record.
+// removalsJoin is the longest time between removals of several tables by one process that share
+// a record.
 const removalsJoin = 10 * time.Second
 
-// IsRemoval reports whether it has a record, unless its owner has done it: most of a guarded table
-// is gone, or of a large set of a native one.
+// IsRemoval reports whether the removal gets a record unless its owner did it. That is so if
+// most of a guarded table is gone, or most of a large set of a native table.
 func (a Removal) IsRemoval() bool {
 	return (a.Chain+a.Set+a.Rule == "" || a.largeSet()) && !a.NotGuarded
 }
 
 func (a Removal) largeSet() bool { return a.Set != "" && a.Rules >= muchOfTable }
 
-// Record returns its record: the last one, if the same process has just removed other rules.
+// Record returns the record of the removal. It extends the last record if the same process has
+// just removed other rules.
 func (a Removal) Record(journal flushes.History, newID func(time.Time) string) api.Flush {
 	r := api.Flush{Time: cmp.Or(a.Seen, a.Time), Outcome: api.TakenForOwners}
 	if len(journal) > 0 {
@@ -234,9 +239,10 @@ func (a Removal) Record(journal flushes.History, newID func(time.Time) string) a
 	return r
 }
 
-// ByOwner reports whether a removal is known to be that of the owner of all that lost rules, or is
-// that of a kube-proxy that leaves: its last step takes its canary, too, which stands else. A
-// program that owns rules may remove others', as kube-router does that restores a whole table.
+// ByOwner reports whether the owner of all lost rules is known to have removed them. It also
+// reports true for a kube-proxy that leaves: its last step removes its canary, too, which
+// otherwise stays. An owner may remove rules of others, like kube-router, which restores whole
+// tables.
 func (a Removal) ByOwner(proxyStands bool) bool {
 	if a.By != nil && len(a.By.Ancestors) > 0 {
 		names := append([]string{a.By.Comm}, a.By.Ancestors...)

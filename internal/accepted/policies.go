@@ -15,15 +15,15 @@ import (
 // policyDrop is the policy that closes a chain.
 const policyDrop = "DROP"
 
-// Policies are those of the built-in chains of one of iptables' tables, or of the base chains of a
-// native one.
+// Policies are the policies of the built-in chains of an iptables table, or of the base chains
+// of a native table.
 type Policies struct {
 	Known map[string]string
 	Drops []api.PolicyDrop // the chains whose policy has become DROP since
 }
 
-// Follow takes up the policies of chains that a read showed, and returns those that have become
-// DROP. d is their table, when that was seen, and the flush that was under way then.
+// Follow takes the policies of chains that a read showed, and returns the new policies of DROP.
+// d has their table, the time, and the flush of that time.
 func (p *Policies) Follow(chains []string, seen map[string]string, d api.PolicyDrop) (fresh []api.PolicyDrop) {
 	known := maps.Clone(p.Known)
 	if known == nil {
@@ -44,20 +44,20 @@ func (p *Policies) Follow(chains []string, seen map[string]string, d api.PolicyD
 	return fresh
 }
 
-// Closings are the policies that have become DROP and are not said yet.
+// Closings are the policies that have become DROP and are not logged yet.
 type Closings struct {
 	fresh []api.PolicyDrop
-	At    time.Time // when they are said; zero: there are none
+	At    time.Time // when they are logged; zero: there are none
 }
 
-// Add has policies said.
+// Add plans the log lines of policies.
 func (c *Closings) Add(fresh []api.PolicyDrop) {
 	if len(fresh) > 0 {
 		c.fresh, c.At = append(c.fresh, fresh...), time.Now()
 	}
 }
 
-// Say logs which policies have become DROP. acceptIt is the command that accepts it.
+// Say logs the policies that have become DROP. acceptIt is the command that accepts them.
 func (c *Closings) Say(ctx context.Context, acceptIt string) {
 	for _, p := range c.fresh {
 		severity.Warnings(klog.FromContext(ctx)).Info("The policy of a chain has become DROP; canaryd leaves it, and the kernel drops packets that no rule accepts",

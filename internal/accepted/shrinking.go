@@ -11,24 +11,25 @@ import (
 )
 
 const (
-	// shrinksOn is how long after a loss the next one of the table counts with it: a script that
-	// deletes rule by rule takes most of a table in steps, each learned by itself.
+	// shrinksOn is how long after a loss the table's next loss counts with it. A script that
+	// deletes rule by rule removes most of a table in steps, each learned by itself.
 	shrinksOn = time.Minute
-	// shrinksFor bounds the losses that count together: endpoints come and go for ever.
+	// shrinksFor bounds the time of losses that count together, because endpoints change
+	// forever.
 	shrinksFor = 10 * time.Minute
 	// shrinkingChains bounds the chains whose losses are counted.
 	shrinkingChains = 4096
 )
 
-// A shrinking is the sum of a table's losses that follow each other. Rules that come meanwhile
-// count against it. The zero value has none.
+// A shrinking is the sum of a table's successive losses. Rules that are added meanwhile count
+// against it. The zero value has none.
 type shrinking struct {
 	began, last time.Time
 	rules, left int
 	chains      map[string]int // rules, of the chains that have fewer now
 }
 
-// shrink returns the losses of a table that a loss of now would follow.
+// shrink returns the series of losses to which a loss of a table now belongs.
 func (a *List) shrink(id rules.TableID, now time.Time) *shrinking {
 	s := a.shrinking[id]
 	if s == nil || now.Sub(s.last) >= shrinksOn || now.Sub(s.began) >= shrinksFor {
@@ -40,11 +41,11 @@ func (a *List) shrink(id rules.TableID, now time.Time) *shrinking {
 	return s
 }
 
-// take adds the losses of a section, and returns those that are much of it by now. A chain that no
-// protected rule leads to any more is not lost for that.
+// take adds the losses of a section, and returns the losses that have become large. A chain is
+// not lost because no protected rule leads to it any more.
 func (s *shrinking) take(before, after rules.Section, now time.Time) []Removal {
 	if before.RuleCount() != s.left {
-		*s = shrinking{began: now} // rules came back otherwise than by their owner
+		*s = shrinking{began: now} // rules are back, but not by their owner
 	}
 	s.left = after.RuleCount()
 	if len(before.LedTo) > 0 {
@@ -72,7 +73,7 @@ func (s *shrinking) take(before, after rules.Section, now time.Time) []Removal {
 		case !stands || step <= 0 || c.LeftOut() || now.LeftOut():
 			continue
 		case len(now.Rules) == 0 && (!leadsTo(after, c.Name) || allGone(c, stood, left)):
-			continue // it goes with all that led to it, or that it led to: a pod, a service
+			continue // deleted with the chains around it, like a pod's or a service's
 		case len(now.Rules) > 0 && (gone < muchOfChain || gone <= len(now.Rules)):
 			continue
 		}
@@ -82,7 +83,7 @@ func (s *shrinking) take(before, after rules.Section, now time.Time) []Removal {
 	}
 	for i, h := range before.Jumps {
 		if !h.Named && (len(left[h.Into()].Rules) == 0 || jumpsTo(after, h.Into())) || rules.Copies(after.Jumps, h) > rules.Copies(before.Jumps[:i], h) {
-			continue // its chain went too, or its owner wrote it in other words, or it stands
+			continue // its chain is gone too, or its owner rewrote it, or it exists
 		}
 		list = append(list, Removal{Accepted: api.Accepted{Chain: h.Chain, Rule: h.Rule.Label(), Rules: 1},
 			Finding: canary.Finding{Jumps: []rules.Jump{h}}})

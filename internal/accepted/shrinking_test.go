@@ -21,14 +21,14 @@ func chainOf(n int) rules.Section {
 	return rules.Section{Chains: []rules.Chain{c}, Jumps: []rules.Jump{{Chain: "PREROUTING", Rule: rules.Rule{Spec: "-j KUBE-SERVICES", Target: "KUBE-SERVICES"}}}}
 }
 
-// TestLossesInSteps: most of a table that goes in steps is said as one removal, unless the steps
-// are far apart or rules come back meanwhile.
+// TestLossesInSteps: most of a table is removed in steps. That is reported as one removal,
+// unless the steps are far apart or rules return meanwhile.
 func TestLossesInSteps(t *testing.T) {
 	id, start := rules.IPv4.Table(rules.Nat), time.Unix(1e9, 0)
 	for name, test := range map[string]struct {
 		left  []int // rules after each step, of 4 times muchOfTable
 		apart time.Duration
-		said  int // how many rules are said to be gone; 0: nothing is said
+		said  int // the number of removed rules in the report; 0: no report
 		steps bool
 	}{
 		"at once":          {[]int{muchOfTable}, time.Second, 3 * muchOfTable, false},

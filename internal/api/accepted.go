@@ -12,10 +12,10 @@ import (
 // AcceptedShown is how many removals a Status lists.
 const AcceptedShown = 20
 
-// An Accepted is a removal that canaryd takes for its owner's doing and does not put back, although
-// it took most of a chain or of a table, or a rule that a built-in chain needs. It does not affect
-// Healthy. With NotGuarded the table is one that canaryd does not guard, and it may have been a
-// flush.
+// An Accepted is a large removal that canaryd takes for its owner's doing and does not put
+// back. It removed most of a chain or table, or a rule that a built-in chain needs. It does not
+// affect Healthy. With NotGuarded, canaryd does not guard the table, and the removal may have
+// been a flush.
 type Accepted struct {
 	Time   time.Time       `json:"time"` // when it was learned
 	Family rules.Family    `json:"family"`
@@ -24,12 +24,13 @@ type Accepted struct {
 	Chain  string          `json:"chain,omitempty"` // empty, as Set: most of the table
 	Set    string          `json:"set,omitempty"`   // or map, of a native table
 	Rule   string          `json:"rule,omitempty"`  // of a built-in chain
-	Rules  int             `json:"rules"`           // that are gone; elements of a set
+	Rules  int             `json:"rules"`           // removed ones; elements of a set
 	Left   int             `json:"left"`            // of the chain, set or table
-	// NotGuarded: nothing is protected in the table, which is raw or security.
+	// NotGuarded means that nothing is protected in the table, which is raw or security.
 	NotGuarded bool `json:"notGuarded,omitempty"`
-	// By is the process that removed them; nil if it is not known. Likely: it held the xtables lock
-	// last, and the kernel does not say what it did; or it did the last of several steps.
+	// By is the process that removed them; nil if it is unknown. Likely means that it held the
+	// xtables lock last, which is all that the kernel reports, or that it did the last of
+	// several steps.
 	By     *Culprit `json:"by,omitempty"`
 	Likely bool     `json:"likely,omitempty"`
 }
@@ -51,7 +52,7 @@ func (a Accepted) ByText() string {
 	return text
 }
 
-// String says what was removed, without the process.
+// String names the place and counts the removed rules, without the process.
 func (a Accepted) String() string {
 	place, part := fmt.Sprintf("%s %s", a.Family, a.Table), "rule"
 	if a.Native {

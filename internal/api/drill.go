@@ -8,14 +8,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A DrillSort says what a drill takes away.
+// A DrillSort names the part that a drill takes away.
 type DrillSort string
 
 // The sorts of drills. Flush.Drill is empty for a flush.
 const (
 	// DrillCanary takes canaryd's own canary, which packets do not meet. It counts as no flush.
 	DrillCanary DrillSort = "canary"
-	// DrillForReal takes the protected jumps of nat PREROUTING. It counts as the flush that it is.
+	// DrillForReal takes the protected jumps of nat PREROUTING. It counts as a flush.
 	DrillForReal DrillSort = "for-real"
 )
 
@@ -23,7 +23,7 @@ const (
 // DrillCanary has it. No metric of replays has it.
 const Drilled Outcome = "drilled"
 
-// A DrillResult says how a drill ended.
+// A DrillResult is the result of a drill.
 type DrillResult string
 
 // The results of a drill.
@@ -39,24 +39,24 @@ func DrillResults() []DrillResult {
 	return []DrillResult{DrillPassed, DrillFailed, DrillVoid, DrillRefused}
 }
 
-// A DrillRequest asks for a drill.
+// A DrillRequest is a request for a drill.
 type DrillRequest struct {
 	// Table is the table whose canary is taken; empty means nat.
 	Table rules.TableName `json:"table,omitempty"`
-	// Kind is what becomes of the canary, one of canary.DrillKinds; empty means chain_deleted.
+	// Kind is the damage to the canary, from canary.DrillKinds; empty means chain_deleted.
 	Kind canary.Verdict `json:"kind,omitempty"`
 	// ForReal takes the protected jumps of nat PREROUTING instead.
 	ForReal bool `json:"forReal,omitempty"`
 }
 
-// A DrillReply says what happened in a drill, and when.
+// A DrillReply is the course of a drill, with times.
 type DrillReply struct {
 	DrillEnd
 	// Reason is why the drill did not pass.
 	Reason   string          `json:"reason,omitempty"`
 	Table    rules.TableName `json:"table"`
 	Kind     canary.Verdict  `json:"kind"`
-	Families []rules.Family  `json:"families,omitempty"` // from which something was taken
+	Families []rules.Family  `json:"families,omitempty"` // that lost something
 	Jumps    int             `json:"jumps,omitempty"`    // how many were taken
 	Steps    []DrillStep     `json:"steps,omitempty"`
 	// Log has the lines that the daemon logged meanwhile.
@@ -65,9 +65,9 @@ type DrillReply struct {
 	Alert DrillAlert `json:"alert"`
 }
 
-// A DrillEnd says when a drill was, and how it ended.
+// A DrillEnd is the time and the result of a drill.
 type DrillEnd struct {
-	Time   time.Time   `json:"time"` // when something was taken, or was to be
+	Time   time.Time   `json:"time"` // of the removal, even if it failed
 	Sort   DrillSort   `json:"sort"`
 	Result DrillResult `json:"result"`
 	// Flush is the ID of the flush record; empty if there is none.
@@ -76,7 +76,7 @@ type DrillEnd struct {
 
 // A DrillStep is one line of a drill's timeline.
 type DrillStep struct {
-	Seconds float64 `json:"seconds"` // since the kernel had what canaryd did
+	Seconds float64 `json:"seconds"` // since canaryd's own removal took effect in the kernel
 	What    string  `json:"what"`
 }
 
@@ -92,8 +92,8 @@ func AlertOfFlush(fires bool) DrillAlert {
 	return DrillAlert{Name: "CanarydFlush", Severity: "info", Fires: fires}
 }
 
-// LastDrillOf returns how the newest drill among records, newest first, ended, as far as its record
-// says; nil if none is there.
+// LastDrillOf returns the end of the newest drill among records, which are sorted newest first.
+// It is nil if there is none. The outcome in the record shows whether the drill passed.
 func LastDrillOf(records []Flush) *DrillEnd {
 	i := slices.IndexFunc(records, func(f Flush) bool { return f.Drill != "" })
 	if i < 0 {

@@ -12,11 +12,11 @@ type Failing struct {
 	Advice   string    `json:"advice"`         // how an operator can help
 }
 
-// String says why the rules are not back: "the replay fails: another process holds the xtables
-// lock (...)".
+// String explains why the rules are not back: "the replay fails: another process holds the
+// xtables lock (...)".
 func (f Failing) String() string { return "the replay fails: " + f.Reason + " (" + f.Advice + ")" }
 
-// failingText says why lost rules are not back; "" if no replay has failed.
+// failingText explains why lost rules are not back; "" if no replay has failed.
 func (s Status) failingText() string {
 	text := ""
 	for _, f := range s.Failing {

@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// NotInBaseline says which of the rules that a flush lost, and that canaryd puts back, the
-// confirmed baseline lacked.
+// NotInBaseline counts and names the lost rules that canaryd puts back and that the confirmed
+// baseline lacked.
 type NotInBaseline struct {
 	BaselineName
 	Rules int `json:"rules"` // jumps included
@@ -24,7 +24,7 @@ type NotInBaseline struct {
 	More   int         `json:"more,omitempty"`
 }
 
-// A ChainName names a chain of a table, and says how many of its rules are meant.
+// A ChainName names a chain of a table and counts its rules in question.
 type ChainName struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
@@ -32,7 +32,7 @@ type ChainName struct {
 	Rules  int             `json:"rules"`
 }
 
-// withoutNames returns what may leave through TCP.
+// withoutNames returns the copy that may leave through TCP: without names of chains.
 func (n *NotInBaseline) withoutNames() *NotInBaseline {
 	if n == nil {
 		return nil
@@ -85,9 +85,9 @@ func (f Flush) ByText() string {
 // summaryTables is how many tables a Summary names.
 const summaryTables = 10
 
-// Summary says in one line how the flush ended, which tables it hit, and by whom: "proved: ipv4 nat
-// emptied, ip kube-proxy table_deleted; by nft (pid 3)". It has no rule and no command line: all
-// users of a cluster may read it as an event.
+// Summary describes in one line the outcome, the tables and the culprits: "proved: ipv4 nat
+// emptied, ip kube-proxy table_deleted; by nft (pid 3)". It has no rule and no command line,
+// because all users of a cluster may read it as an event.
 func (f Flush) Summary() string {
 	var hit []string
 	for _, t := range f.TablesHit() {
@@ -159,28 +159,27 @@ func (p LostPod) String() string {
 }
 
 const (
-	// Removed is the kind of a record of what canaryd itself removed, because an operator asked for
-	// an earlier generation. It is no verdict.
+	// Removed is the kind of a record of rules that canaryd itself removed, because an operator
+	// requested an earlier generation. It is no verdict.
 	Removed canary.Verdict = "removed"
 	// Requested is the outcome of such a record: there is nothing to put back.
 	Requested Outcome = "requested"
 )
 
 const (
-	// RemovedByOwner is the kind of a record of a removal of most of a table that canaryd takes for
-	// its owner's doing, although no owner is known to have done it. It is no verdict.
+	// RemovedByOwner is the kind of a record of a large removal that counts as its owner's
+	// doing. No owner is known to have done it. It is no verdict.
 	RemovedByOwner canary.Verdict = "removed by its owner?"
 	// TakenForOwners is the outcome of such a record: nothing is put back.
 	TakenForOwners Outcome = "accepted"
 )
 
-// Requested reports whether the record is of a removal that an operator asked for, or that canaryd
-// takes for the owner's doing: nothing is missed.
+// Requested reports whether the record is of a removal that an operator requested, or that
+// canaryd takes for the owner's doing: no rule is missed.
 func (f Flush) Requested() bool { return f.Kind == Removed || f.Kind == RemovedByOwner }
 
-// UnprotectedText says how many rules that --protect does not name were lost with the others: ",
-// and 3 rules that --protect does not name". It is "" if there were none, and says so if that is
-// not known.
+// UnprotectedText counts the lost rules that --protect does not name: ", and 3 rules that
+// --protect does not name". It is "" if there were none, and says so if the number is unknown.
 func (l Lost) UnprotectedText() string {
 	switch n := l.Unprotected; {
 	case n == 0 && l.UnprotectedUnknown:
@@ -209,22 +208,23 @@ type Flush struct {
 	Tables   []rules.TableName `json:"tables"`
 	// Culprit is the first of Culprits; its PID is 0 if it is unknown.
 	Culprit Culprit `json:"culprit"`
-	// Culprits are all processes that removed something, the one that took most first. On legacy
-	// the kernel does not say what a process did. There they are those that held the lock and may
-	// have written, the last one first.
+	// Culprits are all processes that removed something; the process that removed most is
+	// first. On legacy the kernel does not report which rules a process deleted. There,
+	// Culprits are the processes that held the lock and may have written, the last one first.
 	Culprits []Culprit `json:"culprits,omitempty"`
 	// CulpritsMissed means that messages of the kernel were missed: processes that are not among
 	// Culprits may have removed something, too.
 	CulpritsMissed bool `json:"culpritsMissed,omitempty"`
-	// CulpritsLikely means that the kernel does not say which of Culprits removed something, or
-	// that one did the last step of a removal, and others may have done the steps before it.
+	// CulpritsLikely means that the kernel does not report which of Culprits removed something.
+	// It also means that one did the last step of a removal, and others may have done earlier
+	// steps.
 	CulpritsLikely bool `json:"culpritsLikely,omitempty"`
 	// Writers are all processes that wrote between the last look that found everything intact and
 	// the read that showed the loss, oldest first. The culprits are among them.
 	Writers []Culprit `json:"writers,omitempty"`
 	Lost    Lost      `json:"lost"`
-	// Native are the native tables that were hit. Lost counts what they lost, too, and Families and
-	// Tables are empty if the flush took nothing of iptables'.
+	// Native are the native tables that were hit. Lost includes their losses. Families and
+	// Tables are empty if the flush removed nothing from iptables' tables.
 	Native []NativeLoss `json:"native,omitempty"`
 	// NotInBaseline are the lost rules that the confirmed baseline lacks; nil without a baseline.
 	NotInBaseline *NotInBaseline `json:"notInBaseline,omitempty"`
@@ -236,13 +236,13 @@ type Flush struct {
 	// from the first evidence to the proof that everything is back; 0 while the loss lasts.
 	NoticedSeconds float64 `json:"noticedSeconds"`
 	AbsentSeconds  float64 `json:"absentSeconds"`
-	// AbsentAtMost means that AbsentSeconds is only a bound: canaryd did not run when the flush
-	// came, or stood still, or does not know when a jump was deleted. The time is counted from
+	// AbsentAtMost means that AbsentSeconds is only a bound. canaryd did not run or was not
+	// executed at the flush, or does not know when a jump was deleted. The time is counted from
 	// LastInForce, when the rules were last known to be in force.
 	AbsentAtMost bool      `json:"absentAtMost,omitempty"`
 	LastInForce  time.Time `json:"lastInForce,omitzero"`
-	// Stalled means that canaryd had a process then that was not executed: it was stopped, or the
-	// node was starved.
+	// Stalled means that canaryd's process existed at that time but was not executed: it was
+	// stopped, or the node was starved.
 	Stalled bool `json:"stalled,omitempty"`
 	// WrittenSeconds is the time from the first evidence to the end of the last write. The rules
 	// were in force then; the rest of AbsentSeconds is the proof. KernelSeconds is how much of it
@@ -253,12 +253,12 @@ type Flush struct {
 	// LockedBy names the process that holds the xtables lock while the outcome is WaitingLock; ""
 	// if it is not known.
 	LockedBy string `json:"lockedBy,omitempty"`
-	// Standby says how the standby translated meanwhile; nil if it did not.
+	// Standby is the standby's translation meanwhile; nil if it did not translate.
 	Standby *StandbyUse `json:"standby,omitempty"`
 	// Attempts is how many replays were tried.
 	Attempts int `json:"attempts"`
-	// Older says that rules were put back from an older generation than was in force, because that
-	// could not be kept on disk; "" if not.
+	// Older names the older generation from which rules were put back, because the newest one
+	// could not be kept on disk; "" if there is none.
 	Older string `json:"older,omitempty"`
 	// Policies are the policies of built-in chains that differ from before.
 	Policies []string `json:"policies,omitempty"`
@@ -267,23 +267,23 @@ type Flush struct {
 	// Earlier means that an earlier run of canaryd recorded it, perhaps in another boot. No metric
 	// counts it.
 	Earlier bool `json:"earlier,omitempty"`
-	// Repeated counts the flushes of the same tables and kinds by the same process that followed
-	// and have no records of their own; nil: there were none.
+	// Repeated counts later flushes of the same tables and kinds by the same process. They have
+	// no records of their own. It is nil if there are none.
 	Repeated *Repeated `json:"repeated,omitempty"`
-	// Drill is set if canaryd itself took what was lost, because an operator asked for a drill.
+	// Drill is set if canaryd itself removed the rules, because an operator requested a drill.
 	Drill DrillSort `json:"drill,omitempty"`
-	// DrillFailed: the drill had failed before what it took was back.
+	// DrillFailed means that the drill had failed before its rules were back.
 	DrillFailed bool `json:"drillFailed,omitempty"`
 }
 
-// Repeated counts flushes that followed the one of a record, in quick succession.
+// Repeated counts the flushes that followed a record's flush in quick succession.
 type Repeated struct {
 	Times             int       `json:"times"`
 	Last              time.Time `json:"last"`              // of the first evidence of the last one
-	MostAbsentSeconds float64   `json:"mostAbsentSeconds"` // of the one that lasted longest
+	MostAbsentSeconds float64   `json:"mostAbsentSeconds"` // of the longest one
 }
 
-// Text says it in a few words: "37 more, the last at 14:05:06 UTC"; "" if there were none.
+// Text counts the flushes: "37 more, the last at 14:05:06 UTC"; "" if there were none.
 func (r *Repeated) Text() string {
 	if r == nil {
 		return ""
@@ -303,7 +303,8 @@ func (f Flush) Latest() time.Time {
 type Culprit struct {
 	Time time.Time `json:"time,omitzero"`
 	PID  uint32    `json:"pid"` // in the initial pid namespace
-	// Took is how many rules of iptables' tables it deleted, as far as the kernel says so.
+	// Took counts the rules of iptables' tables that it deleted, as far as the kernel reports
+	// them.
 	Took    int    `json:"took,omitempty"`
 	Comm    string `json:"comm"`
 	Command string `json:"command,omitempty"` // its command line, if canaryd could read it
@@ -311,8 +312,7 @@ type Culprit struct {
 	Ancestors []string `json:"ancestors,omitempty"`
 	// Unit is the systemd unit that it ran in; for a container, the unit around it, if any.
 	Unit string `json:"unit,omitempty"`
-	// ContainerID, ContainerName and PodUID are what the path of its cgroup says about its
-	// container.
+	// ContainerID, ContainerName and PodUID name its container, as the path of its cgroup does.
 	ContainerID   string `json:"containerID,omitempty"`
 	ContainerName string `json:"containerName,omitempty"`
 	PodUID        string `json:"podUID,omitempty"`
@@ -357,7 +357,7 @@ func (c Culprit) Text() string {
 	return c.nameAndPID() + c.Line()
 }
 
-// Lost counts what a flush removed.
+// Lost counts the rules, chains and elements that a flush removed.
 type Lost struct {
 	Chains int `json:"chains"`
 	Rules  int `json:"rules"`
@@ -366,16 +366,16 @@ type Lost struct {
 	Elements int `json:"elements,omitempty"`
 	// Unread means that no guarded read showed the loss, or none has yet: the counts are unknown.
 	Unread bool `json:"unread,omitempty"`
-	// Unprotected counts the rules that --protect does not name and that went in the same flush.
-	// Rules does not include them. UnprotectedUnknown means that there may be more: of a table it
-	// is not known how many went.
+	// Unprotected counts the rules that --protect does not name and that the same flush
+	// removed. Rules does not include them. UnprotectedUnknown means that there may be more,
+	// because the count of some table is unknown.
 	Unprotected        int  `json:"unprotectedRules,omitempty"`
 	UnprotectedUnknown bool `json:"unprotectedUnknown,omitempty"`
 	// Tables has the same counts for each table that was hit, with chains by name.
 	Tables []TableLoss `json:"tables,omitempty"`
 }
 
-// A TableLoss counts what a flush removed from one table.
+// A TableLoss counts the rules and chains that a flush removed from one table.
 type TableLoss struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
@@ -386,7 +386,7 @@ type TableLoss struct {
 	// Unprotected counts rules that --protect does not name, unless UnprotectedUnknown; see Lost.
 	Unprotected        int  `json:"unprotectedRules,omitempty"`
 	UnprotectedUnknown bool `json:"unprotectedUnknown,omitempty"`
-	// By has the pids of those Culprits that removed something from this table; empty if they are
+	// By has the pids of the Culprits that removed something from this table; empty if they are
 	// unknown.
 	By []uint32 `json:"by,omitempty"`
 	// PerChain has the chains that lost most, with the largest loss first. Built-in chains that
@@ -395,19 +395,19 @@ type TableLoss struct {
 	More     int         `json:"more,omitempty"`
 }
 
-// A ChainLoss counts what one chain lost.
+// A ChainLoss counts the rules that one chain lost.
 type ChainLoss struct {
 	Chain string `json:"chain"`
 	Rules int    `json:"rules"`           // jumps included
 	Jumps int    `json:"jumps,omitempty"` // of a built-in chain
 }
 
-// An Outcome is what became of a replay or a flush. Skipped also means that the owner put back what
-// canaryd only observed.
+// An Outcome is the result of a replay or the state of a flush. Skipped also means that the
+// owner put back rules that canaryd only observed.
 type Outcome = reload.Outcome
 
-// OutcomeText says the outcome to people. Of a record that is skipped canaryd skipped nothing: the
-// owner was faster.
+// OutcomeText words the outcome for people. A skipped record means that the owner was faster;
+// canaryd skipped nothing.
 func (f Flush) OutcomeText() string {
 	switch {
 	case f.Outcome == reload.Skipped:

@@ -14,24 +14,25 @@ const EventFlush = "flush"
 // KeptFlushes is how many flush records a Status has at most.
 const KeptFlushes = 100
 
-// LastsLong is how long a flush lasts until a FlushLine says so, unless it waits.
+// LastsLong is how long a flush must last before it gets a FlushLine, unless it waits.
 const LastsLong = 10 * time.Second
 
-// A FlushLine is the line of JSON that canaryd run writes to its standard output for a flush: the
-// record behind the fields of its own. Of rules it has the counts and the chains' names, no text.
+// A FlushLine is the line of JSON that canaryd run writes to its standard output for a flush.
+// It is the record, behind a few fields of the line. It has counts of rules and names of
+// chains, but no rule's text.
 type FlushLine struct {
 	Event string `json:"event"`          // "flush"
 	Node  string `json:"node,omitempty"` // the Kubernetes node, or the host
 	// Final means that the flush is over: no other line of the same ID follows.
 	Final bool `json:"final"`
-	// LeftOut counts the lines that were left out before this one, because too many came.
+	// LeftOut counts the lines that were dropped before this one, because there were too many.
 	LeftOut int `json:"leftOut,omitempty"`
 	// Cut means that lists of the record were left out, because the line was too long.
 	Cut bool `json:"cut,omitempty"`
 	Flush
 }
 
-// MarshalJSON writes its own fields, and the record's behind them.
+// MarshalJSON writes the line's own fields, and then the record's.
 func (l FlushLine) MarshalJSON() ([]byte, error) {
 	record, err := json.Marshal(l.Flush)
 	if err != nil {
@@ -51,7 +52,7 @@ func (l FlushLine) MarshalJSON() ([]byte, error) {
 	return append(append(line[:len(line)-1], ','), record[1:]...), nil
 }
 
-// A Stage is how far a flush is. Each stage but Fresh has one line.
+// A Stage is how far a flush has got. Each stage except Fresh has one line.
 type Stage int
 
 // The stages.
@@ -62,7 +63,7 @@ const (
 	Over                // it is over
 )
 
-// Stage returns how far the flush is.
+// Stage returns how far the flush has got.
 func (f Flush) Stage(now time.Time) Stage {
 	switch {
 	case f.Outcome == reload.Partial:

@@ -83,7 +83,7 @@ func TestFlushLineIsDocumented(t *testing.T) {
 	}
 }
 
-// fieldsOf returns the JSON names of a struct's fields, and of those within by their path.
+// fieldsOf returns the JSON names of a struct's fields, and the paths of nested fields.
 func fieldsOf(of reflect.Type, path string) (names []string) {
 	for i := range of.NumField() {
 		f := of.Field(i)

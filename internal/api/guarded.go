@@ -34,7 +34,7 @@ func (s Status) OnlyNative() bool {
 	return true
 }
 
-// IptablesText says of a node with OnlyNative how iptables' tables are.
+// IptablesText describes the state of iptables' tables on a node with OnlyNative.
 func (s Status) IptablesText() string {
 	tables := 0
 	for range Tables(s.Families) {
@@ -43,8 +43,8 @@ func (s Status) IptablesText() string {
 	return fmt.Sprintf("iptables' %d tables are intact and hold no protected rule", tables)
 }
 
-// GuardedText counts what is guarded, native tables behind iptables': "62 rules in 16 chains, and
-// 189 rules, 141 chains and 221 elements of native tables". number writes a count.
+// GuardedText counts the guarded content, native tables last. An example is "62 rules in 16
+// chains, and 189 rules, 141 chains and 221 elements of native tables". number formats a count.
 func (s Status) GuardedText(number func(int) string) string {
 	text, native := counted(s.Generation.Rules, "rule", number)+" in "+counted(s.Generation.Chains, "chain", number), s.NativeText(number)
 	switch {
@@ -67,7 +67,7 @@ func (s Status) NativeText(number func(int) string) string {
 	return strings.Join(words[:last], ", ") + " and " + words[last]
 }
 
-// Text counts what was lost: "62 rules, 16 chains, 3 jumps". It leaves out counts of zero.
+// Text counts the losses: "62 rules, 16 chains, 3 jumps". It leaves out counts of zero.
 func (l Lost) Text(number func(int) string) string {
 	if l.Unread {
 		return "unknown"
@@ -97,8 +97,8 @@ func counted(n int, what string, number func(int) string) string {
 	return number(n) + " " + what
 }
 
-// TablesHit returns those of iptables' tables that lost a rule or a chain. Where native tables lost
-// theirs in the same flush, a table that lost nothing but canaryd's marks is not worth a word.
+// TablesHit returns the iptables tables that lost a rule or a chain. If the flush hit native
+// tables, it leaves out iptables tables that lost only canaryd's marks.
 func (f Flush) TablesHit() []TableLoss {
 	if len(f.Native) == 0 {
 		return f.Lost.Tables

@@ -10,7 +10,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestLostText: a flush is counted in what it took, whatever that was.
+// TestLostText: the text counts every kind of thing that a flush can remove.
 func TestLostText(t *testing.T) {
 	for want, lost := range map[string]Lost{
 		"no rule":                          {},
@@ -27,7 +27,7 @@ func TestLostText(t *testing.T) {
 	}
 }
 
-// TestGuarded: faces count native tables and iptables' tables, and show those first that hold more.
+// TestGuarded: faces count native tables and iptables' tables, and show the larger count first.
 func TestGuarded(t *testing.T) {
 	families := func(v canary.Verdict) map[rules.Family]Verdicts {
 		return map[rules.Family]Verdicts{rules.IPv4: {rules.Mangle: v, rules.Nat: canary.Intact, rules.Filter: canary.Changed}}

@@ -14,7 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A HealthState says in one word how a node is.
+// A HealthState is the state of a node in one word.
 type HealthState string
 
 // The states. Only the first is healthy, and only the first two are ready.
@@ -23,26 +23,27 @@ const (
 	StateNothing HealthState = "nothing" // there is no rule to guard
 	StateStopped HealthState = "stopped" // by a cleanup
 	StateLost    HealthState = "lost"    // rules are missing that a replay or a decision brings back
-	StatePartial HealthState = "partial" // rules were lost and could not be put back
-	StatePaused  HealthState = "paused"  // the rules are in force, and lost ones would stay lost
+	StatePartial HealthState = "partial" // lost rules could not be put back
+	StatePaused  HealthState = "paused"  // the rules are in force; replays are paused
 	StateUnknown HealthState = "unknown"
-	StateRefused HealthState = "refused" // what is declared is not in force
+	StateRefused HealthState = "refused" // a declared rule is not in force
 )
 
-// A Health says how a node is. Status.Health alone decides it: all faces show its words.
+// A Health is the state of a node. Only Status.Health computes it, and all faces show its
+// words.
 type Health struct {
 	State HealthState
 	// Problem is why the node is not healthy; empty if it is. It quotes no rule.
 	Problem string
-	// Warning is, for a ready node, what an operator has to know nevertheless; may be empty.
+	// Warning is a fact that an operator has to know about a ready node; may be empty.
 	Warning string
 }
 
-// Healthy reports whether something is protected, it was read, and all of it is in force.
+// Healthy reports whether rules are protected, their tables were read, and all are in force.
 func (h Health) Healthy() bool { return h.State == StateHealthy }
 
-// Ready reports whether nothing that ought to be in force is missing, and canaryd would put it
-// back. A node with no rule to guard is ready and not healthy.
+// Ready reports whether every expected rule is in force, and canaryd would put it back. A node
+// with no rule to guard is ready and not healthy.
 func (h Health) Ready() bool { return h.State == StateHealthy || h.State == StateNothing }
 
 // String is the first line of canaryd status: "healthy", "healthy, but ..." or "NOT healthy: ...".
@@ -57,7 +58,8 @@ func (h Health) String() string {
 	}
 }
 
-// Health decides how the node is. The worst comes first, and nothing unknown counts as healthy.
+// Health computes the state of the node. The worst state wins, and an unknown one is not
+// healthy.
 func (s Status) Health() Health {
 	not := func(state HealthState, problem string) Health { return Health{State: state, Problem: problem} }
 	all := s.Tally()
@@ -105,8 +107,8 @@ func (s Status) Ready() error {
 // ReadyText is the answer of a ready node.
 func (s Status) ReadyText() string { return joined(", but ", "ok", s.Health().Warning) }
 
-// Line says in one line how the node is, for systemctl status. Every user may read that, so it has
-// no rule and no command line.
+// Line describes the node in one line, for systemctl status. Every user may read that, so it
+// has no rule and no command line.
 func (s Status) Line() string {
 	h := s.Health()
 	line := Upper(h.String())
@@ -141,10 +143,10 @@ func (t TableVerdict) Name() string {
 	return t.Table
 }
 
-// allNative names the native tables while it is not known which there are.
+// allNative is the name of all native tables while their names are unknown.
 const allNative = "native tables"
 
-// NativeRows returns the native tables, or one unknown row for all while nothing is known of them.
+// NativeRows returns the native tables. If none is known, it is one unknown row for all.
 func (s Status) NativeRows() []NativeTable {
 	if s.NativeError != "" && len(s.Native) == 0 {
 		return []NativeTable{{Table: allNative, Verdict: canary.Unknown, Why: s.NativeError}}
@@ -152,7 +154,7 @@ func (s Status) NativeRows() []NativeTable {
 	return s.Native
 }
 
-// A Tally has those tables of a Status that are not in force, native ones last.
+// A Tally has the tables of a Status that are not in force, native ones last.
 type Tally struct {
 	Lost    []TableVerdict // with partial ones
 	Refused []TableVerdict
@@ -184,7 +186,7 @@ func (s Status) Tally() Tally {
 	for id, v := range Tables(s.Families) {
 		partial := slices.ContainsFunc(s.Quarantined, func(q Quarantined) bool { return q.Family.Table(q.Table) == id })
 		if !partial && (v == canary.Intact || v == canary.Changed) {
-			all.Tables++ // nothing is said of it
+			all.Tables++ // an intact table is not listed
 			continue
 		}
 		add(TableVerdict{Table: id.String(), Verdict: cmp.Or(v, canary.Unknown)}, partial)
@@ -195,13 +197,13 @@ func (s Status) Tally() Tally {
 	return all
 }
 
-// lostText names all tables that lost something which may come back: "ipv4 nat is emptied, ipv6 nat
-// is emptied".
+// lostText names all tables with a loss that canaryd or an owner can repair: "ipv4 nat is
+// emptied, ipv6 nat is emptied".
 func (t Tally) lostText() string {
 	return t.textOf(func(v TableVerdict) bool { return v.Verdict.Loss() })
 }
 
-// nativeText does so for native tables only.
+// nativeText is lostText for native tables only.
 func (t Tally) nativeText() string {
 	return t.textOf(func(v TableVerdict) bool { return v.Native && v.Verdict.Loss() })
 }
@@ -263,7 +265,7 @@ func nativeParts(n int) string {
 	return fmt.Sprintf("%d parts of native tables", n)
 }
 
-// unknownText names the first table of which nothing is known; "" if there is none.
+// unknownText names the first table with an unknown state; "" if there is none.
 func (s Status) unknownText(all Tally) string {
 	switch {
 	case s.NativeError != "" && !slices.ContainsFunc(all.Unknown, func(t TableVerdict) bool { return !t.Native }):
@@ -275,7 +277,8 @@ func (s Status) unknownText(all Tally) string {
 	}
 }
 
-// undeclaredText says why what is declared is not in force: a refused rule, or a broken file.
+// undeclaredText explains why a declared rule is not in force: it is refused, or its file is
+// broken.
 func (s Status) undeclaredText(all Tally) string {
 	refused, broken := "", ""
 	for id, v := range Tables(s.Families) {
@@ -284,12 +287,12 @@ func (s Status) undeclaredText(all Tally) string {
 		}
 	}
 	if err := s.BrokenSource(); err != nil {
-		broken = err.Error() // what is refused may be the file's last good text
+		broken = err.Error() // the refused rule may be of the file's last good text
 	}
 	return joined("; ", refused, broken)
 }
 
-// refusalOf says in one line which declared rule keeps a table as it is. It quotes no rule.
+// refusalOf names in one line the declared rule that blocks a table. It quotes no rule.
 func (s Status) refusalOf(id rules.TableID) string {
 	for _, r := range s.DeclaredRefused {
 		if r.Family.Table(r.Table) == id {
@@ -299,8 +302,8 @@ func (s Status) refusalOf(id rules.TableID) string {
 	return fmt.Sprintf("%s is not as declared: a rule is refused", id)
 }
 
-// warningText says in a few words what is in force, but not as safe as it ought to be; "" if all is
-// well.
+// warningText names, in a few words, parts that are in force but less safe than they ought to
+// be; "" if there are none.
 func (s Status) warningText() string {
 	parts := []string{s.policyText(), s.NotGuarded(), couldNot(len(s.Opaque), shownText(len(s.Opaque), QuarantinedShown, "rule"))}
 	refused, ofTables := 0, 0
@@ -322,7 +325,7 @@ func (s Status) warningText() string {
 	return joined(", and ", parts...)
 }
 
-// couldNot says of things that are in force that they could not be put back; "" if there are none.
+// couldNot warns that things in force could not be put back after a loss; "" if there are none.
 func couldNot(n int, counted string) string {
 	switch n {
 	case 0:
@@ -334,7 +337,7 @@ func couldNot(n int, counted string) string {
 	}
 }
 
-// NotGuarded says in a few words what is in force and not guarded; "" if everything is.
+// NotGuarded names rules and tables that exist and are not guarded; "" if there are none.
 func (s Status) NotGuarded() string {
 	var what []string
 	if n := len(s.LeftOut); n > 0 {

@@ -11,8 +11,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A node is healthy only if all that is protected is in force. The worst is said first, a loss that
-// nothing brings back is one, and a rule that stands but would not come back is a warning.
+// A node is healthy only if everything protected is in force. The worst problem is said first.
+// A loss that nothing brings back is a problem. A rule that is in force but could not be put
+// back is a warning.
 func TestHealth(t *testing.T) {
 	nat := api.Quarantined{Family: rules.IPv4, Table: rules.Nat, Chain: "KUBE-SERVICES"}
 	filter := api.Quarantined{Family: rules.IPv4, Table: rules.Filter, Chain: "FORWARD"}

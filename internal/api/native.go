@@ -12,9 +12,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// TableCell returns the name of a native table, with its family, for a table that people read. A
-// name may have up to 255 bytes of any kind: with a blank in it, or where nothing or something else
-// than its letters would be seen, it is quoted, and a long one is cut.
+// TableCell returns the name of a native table, with its family, for a table that people read.
+// A name may have up to 255 bytes of any kind. TableCell quotes a name with a blank or with
+// characters that would not show as they are, and cuts a long one.
 func TableCell(name string) string {
 	const long = 48
 	family, own, _ := strings.Cut(name, " ")
@@ -34,30 +34,31 @@ type NativeTable struct {
 	Table   string         `json:"table"`  // with its family, such as "ip kube-proxy"
 	Verdict canary.Verdict `json:"verdict"`
 	Why     string         `json:"why,omitempty"`
-	// Chains, Rules and Elements are what it ought to hold.
+	// Chains, Rules and Elements count its expected content.
 	Chains   int       `json:"chains"`
 	Rules    int       `json:"rules"`
 	Elements int       `json:"elements"`
 	Captured time.Time `json:"captured,omitzero"` // when it was last read
 	// Generation is the ID of that content, for `canaryd render --generation`; empty if unknown.
 	Generation string `json:"generation,omitempty"`
-	// Immune: one process owns the table, so that no other can flush it. canaryd skips it.
+	// Immune means that one process owns the table, so that no other can flush it. canaryd
+	// skips it.
 	Immune bool `json:"immune,omitempty"`
-	// Awaiting: the table is lost and not put back unasked. It waits for its owner, or for `canaryd
-	// restore` or `canaryd dismiss`.
+	// Awaiting means that the table is lost and waits for its owner or an operator: for
+	// `canaryd restore` or `canaryd dismiss`.
 	Awaiting bool `json:"awaiting,omitempty"`
-	// Unreplayable is why the kernel would not take the table again, and UnreplayableParts how many
-	// parts of it; 0 for all of it.
+	// Unreplayable is why the kernel would not take the table again. UnreplayableParts counts
+	// the parts that it would not take; 0 means the whole table.
 	Unreplayable      string `json:"unreplayable,omitempty"`
 	UnreplayableParts int    `json:"unreplayableParts,omitempty"`
-	// Quarantined are the parts that could not be put back, the first hundred of QuarantinedParts.
-	// They were lost, so that a node with any is not healthy.
+	// Quarantined are the parts that could not be put back, the first hundred of
+	// QuarantinedParts. These parts were lost, so a node with any is not healthy.
 	Quarantined      []NativeQuarantined `json:"quarantined,omitempty"`
 	QuarantinedParts int                 `json:"quarantinedParts,omitempty"`
 	// Standby is the state of its standby; nil without --standby.
 	Standby *FamilyStandby `json:"standby,omitempty"`
-	// Witness is the empty table of its family that a flush of the ruleset takes along; empty: none
-	// stands, and canaryd may take a flush for the owner's doing.
+	// Witness is the empty table of its family that a flush of the ruleset also deletes. It is
+	// empty if there is none; canaryd may then take a flush for the owner's doing.
 	Witness string `json:"witness,omitempty"`
 }
 
@@ -68,11 +69,11 @@ type NativeQuarantined struct {
 	Name   string `json:"name"` // its own, or that of the chain of a rule or the set of an element
 	Text   string `json:"text,omitempty"`
 	Reason string `json:"reason,omitempty"`
-	// Waits says that the part itself can be had: it waits for a rule before it that cannot.
+	// Waits means that the part is fine, but waits for a quarantined rule before it.
 	Waits bool `json:"waits,omitempty"`
 }
 
-// A StoredNativeGeneration is what one native table held, on disk, in a Status.
+// A StoredNativeGeneration is the stored content of one native table, in a Status.
 type StoredNativeGeneration struct {
 	ID       string      `json:"id"`
 	Family   string      `json:"family"`
@@ -86,21 +87,21 @@ type StoredNativeGeneration struct {
 	Foreign string `json:"foreign,omitempty"`
 }
 
-// A NativeRestored says what became of a native table that an operator asked back.
+// A NativeRestored is the result for a native table that an operator had restored.
 type NativeRestored struct {
 	Family string `json:"family"`
 	Table  string `json:"table"`
-	// Chains, Rules and Elements are what it ought to hold.
+	// Chains, Rules and Elements count its expected content.
 	Chains   int `json:"chains"`
 	Rules    int `json:"rules"`
 	Elements int `json:"elements"`
-	// Outcome is empty after a dry run. Detail is why canaryd did not put the table back, or not
-	// all of it.
+	// Outcome is empty after a dry run. Detail is why canaryd did not put the table back, or
+	// only a part.
 	Outcome Outcome `json:"outcome,omitempty"`
 	Detail  string  `json:"detail,omitempty"`
 }
 
-// A NativeLoss counts what a flush took from one native table.
+// A NativeLoss counts the content that a flush removed from one native table.
 type NativeLoss struct {
 	Family   string         `json:"family"`
 	Table    string         `json:"table"`
@@ -109,14 +110,15 @@ type NativeLoss struct {
 	Chains   int            `json:"chains"`
 	Rules    int            `json:"rules"`
 	Elements int            `json:"elements"`
-	// Parts say what each chain, set and object lost, in words; More is how many are not listed.
+	// Parts describe the loss of each chain, set and object in words; More counts unlisted
+	// ones.
 	Parts []string `json:"parts,omitempty"`
 	More  int      `json:"more,omitempty"`
-	// By are the process numbers of those among Culprits that took it.
+	// By has the pids of the Culprits that removed it.
 	By []uint32 `json:"by,omitempty"`
 }
 
-// String says it for people.
+// String describes the loss for people.
 func (l NativeLoss) String() string {
 	lost := Lost{Rules: l.Rules, Chains: l.Chains, Elements: l.Elements}
 	return fmt.Sprintf("%s is %s: %s (%s)", l.Table, l.Kind, lost.Text(strconv.Itoa), l.Why)
@@ -140,7 +142,7 @@ func (f Flush) NativeNames() []string {
 	return names
 }
 
-// NativeAwaiting reports whether a native table is lost and not put back unasked.
+// NativeAwaiting reports whether a native table is lost and waits for its owner or an operator.
 func (s Status) NativeAwaiting() bool {
 	return slices.ContainsFunc(s.Native, func(t NativeTable) bool { return t.Awaiting })
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// TestTableCell: names that a terminal shows like others are quoted, and no name makes a column
-// wider than the terminal.
+// TestTableCell: a name that a terminal would show like another is quoted, and no name makes a
+// column wider than the terminal.
 func TestTableCell(t *testing.T) {
 	for name, want := range map[string]string{
 		"ip kube-proxy":                    "ip kube-proxy",

@@ -6,20 +6,22 @@ import (
 	"strings"
 )
 
-// A GuardedOwner is an owner of rules that are guarded, with the evidence for it: how many of its
-// chains and rules ought to be in force, and which native tables.
+// A GuardedOwner is an owner of guarded rules. The evidence for it is the number of its chains
+// and rules that ought to be in force, and its native tables.
 type GuardedOwner struct {
 	Owner string `json:"owner"` // its row in the table of owners, such as kube-proxy
 	Word  string `json:"word"`  // of --protect that names it, such as kube; "" if only globs do
-	// Chains are those of iptables' tables. Rules stand in built-in chains and lead to no chain.
+	// Chains counts chains of iptables' tables. Rules counts rules of built-in chains that lead
+	// to no chain.
 	Chains int      `json:"chains,omitempty"`
 	Rules  int      `json:"rules,omitempty"`
 	Tables []string `json:"tables,omitempty"` // native ones, with their families
 }
 
 // Unguarded counts the chains of iptables' tables, the single rules of built-in chains and the
-// native tables that --protect does not name. A jump into such a chain belongs to the chain, chains
-// that protected rules lead to are guarded, and those of a firewall manager are not counted.
+// native tables that --protect does not name. A jump into such a chain counts with the chain.
+// Chains that protected rules lead to are guarded, and a firewall manager's chains are not
+// counted.
 type Unguarded struct {
 	Chains int `json:"chains,omitempty"`
 	Rules  int `json:"rules,omitempty"`
@@ -70,7 +72,7 @@ func OwnersText(list []GuardedOwner, number func(int) string) string {
 	return strings.Join(words, ", ")
 }
 
-// ProtectText says which owners --protect has found, in one line; "" if the words are not known.
+// ProtectText names the owners that --protect has found, in one line; "" without --protect.
 func (s Status) ProtectText(number func(int) string) string {
 	switch {
 	case s.Protect == "":

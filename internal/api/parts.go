@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Baseline is the confirmed generation in a Status, with counts of what differs in the present
-// one. It has no rule and no name of a chain.
+// A Baseline is the confirmed generation in a Status, with counts of its differences from the
+// present one. It has no rule and no name of a chain.
 type Baseline struct {
 	BaselineName
 	Rules  int `json:"rules"` // of the confirmed generation, jumps included
@@ -29,17 +29,17 @@ type Baseline struct {
 	ReorderedChains int `json:"reorderedChains"`
 }
 
-// A BaselineName says which generation was confirmed, and when; or why that is unknown.
+// A BaselineName identifies the confirmed generation, or explains why it is unknown.
 type BaselineName struct {
 	Generation string    `json:"generation,omitempty"`
 	Confirmed  time.Time `json:"confirmed,omitzero"`
-	// Error is why the file of the baseline cannot be used, and Reading means that it is still
-	// being read. Nothing else is known then.
+	// Error is why the file of the baseline cannot be used. Reading means that canaryd is still
+	// reading it. Nothing else is known in either case.
 	Error   string `json:"error,omitempty"`
 	Reading bool   `json:"reading,omitempty"`
 }
 
-// withoutReason returns what may leave through TCP.
+// withoutReason returns the copy that may leave through TCP, without a quote of the file.
 func (b *Baseline) withoutReason() *Baseline {
 	if b == nil || b.Error == "" {
 		return b
@@ -49,9 +49,9 @@ func (b *Baseline) withoutReason() *Baseline {
 	return &hidden
 }
 
-// A Decision is a loss in a Status that waits for an operator. Rules of an earlier run are gone,
-// and canaryd may not replay them unasked. It ends when their owner writes them, when Restore puts
-// them back, or when Dismiss accepts the loss.
+// A Decision is a loss in a Status that waits for an operator. Rules of an earlier run are
+// gone, and canaryd may not replay them unasked. It ends when their owner writes them, when
+// Restore puts them back, or when Dismiss accepts the loss.
 type Decision struct {
 	Flush      string    `json:"flush"` // ID of its flush record
 	Since      time.Time `json:"since"` // when it was found
@@ -63,7 +63,7 @@ type Decision struct {
 	Dismiss string                    `json:"dismiss"` // the command that accepts the loss
 }
 
-// Problem says in one line what is lost and what to do.
+// Problem names the lost tables and the two commands in one line.
 func (w Decision) Problem() error {
 	return fmt.Errorf("rules were lost while canaryd did not run (%s): `%s` puts them back, `%s` accepts the loss",
 		TablesText(w.Tables), w.Restore, w.Dismiss)
@@ -89,9 +89,9 @@ func (s Status) KeeperText() string {
 	return strings.Join(words, ", ")
 }
 
-// Nothing says, in a Status, that every table was read and has no rule to guard, and what was found
-// instead. A new node is like this for a moment. A node whose rules have other names, or stand in
-// native nftables tables, stays like this.
+// Nothing means, in a Status, that every table was read and has no rule to guard; it lists the
+// other rules. A new node is like this for a moment. A node whose rules have other names, or
+// are in native nftables tables, stays like this.
 type Nothing struct {
 	// NativeTables are nftables tables that are not iptables', such as "ip kube-proxy"; the first
 	// twenty.
@@ -102,11 +102,11 @@ type Nothing struct {
 	Chains []string `json:"chains,omitempty"`
 	// Kubelet means that kubelet's own rules are there, and are guarded.
 	Kubelet bool `json:"kubelet,omitempty"`
-	// Unknown means that canaryd could not list what is there.
+	// Unknown means that canaryd could not list the other rules.
 	Unknown bool `json:"unknown,omitempty"`
 }
 
-// String says in one line that nothing is protected, and what was found instead.
+// String says in one line that nothing is protected, and lists the rules found instead.
 func (n Nothing) String() string {
 	line := "nothing is protected: no rule that --protect names or a file declares is in iptables' tables"
 	if n.Kubelet {
@@ -152,13 +152,14 @@ func (s Status) Begun() bool {
 	return true
 }
 
-// OwnerlessRules says that kube-proxy's rules stand and that kube-proxy does not maintain them.
+// OwnerlessRules means that kube-proxy's rules are in force and that kube-proxy does not
+// maintain them.
 type OwnerlessRules struct {
 	// Since is when KUBE-PROXY-CANARY was first seen missing.
 	Since    time.Time      `json:"since"`
 	Families []rules.Family `json:"families"`
-	// Choices are what to do: the last if kube-proxy has left this node, the others if it belongs
-	// there, by what runs it.
+	// Choices are the possible commands: the last if kube-proxy has left this node, the others,
+	// by its way of running, if it belongs there.
 	Choices []Choice `json:"choices"`
 }
 
@@ -181,7 +182,7 @@ type Quarantined struct {
 	Chain  string          `json:"chain"`
 	Rule   string          `json:"rule,omitempty"`
 	Reason string          `json:"reason,omitempty"`
-	// Waits says that the rule itself can be had: it waits for a rule before it that cannot.
+	// Waits means that the rule is fine, but waits for a quarantined rule before it.
 	Waits bool `json:"waits,omitempty"`
 }
 
@@ -190,7 +191,7 @@ func QuarantinedOf(id rules.TableID, h reload.QuarantinedRule) Quarantined {
 	return Quarantined{Family: id.Family, Table: id.Name, Chain: h.Chain, Rule: h.Rule.Label(), Reason: h.Reason, Waits: h.Waits}
 }
 
-// A WaitingChain says how many rules of a chain wait, all for the same reason.
+// A WaitingChain counts the rules of a chain that wait for the same reason.
 type WaitingChain struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
@@ -218,8 +219,8 @@ func WaitingChains(list []Quarantined) []WaitingChain {
 	return chains
 }
 
-// A Refused is a declared rule that iptables or the kernel refuses, in a Status. Its table keeps
-// what was in force. Rule and Reason leave through the control socket only.
+// A Refused is a declared rule that iptables or the kernel refuses, in a Status. Its table
+// keeps its former content. Rule and Reason leave through the control socket only.
 type Refused struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
@@ -228,11 +229,11 @@ type Refused struct {
 	Chain  string `json:"chain,omitempty"`
 	Source string `json:"source,omitempty"` // manifest or rules-dir
 	Where  string `json:"where,omitempty"`  // the operator's own file and line
-	// Class is the reason as metrics have it. Meaning says it in words that quote nothing.
+	// Class is the reason as metrics have it. Meaning is the same in words that quote nothing.
 	Class   iptables.Reason `json:"class"`
 	Meaning string          `json:"meaning"`
 	Rule    string          `json:"rule,omitempty"`
-	Reason  string          `json:"reason,omitempty"` // what iptables or the kernel said
+	Reason  string          `json:"reason,omitempty"` // in the words of iptables or the kernel
 	Since   time.Time       `json:"since"`
 }
 
@@ -241,8 +242,8 @@ func (r Refused) Place() string {
 	return cmp.Or(r.Where, strings.TrimSpace(fmt.Sprintf("%s %s %s", r.Family, r.Table, r.Chain)))
 }
 
-// LastFlush returns the record of the last flush. What an operator asked for is none, nor is a
-// drill.
+// LastFlush returns the record of the last flush. An operator's request is no flush, and
+// neither is a drill.
 func (s Status) LastFlush() (last Flush, ok bool) {
 	for _, f := range s.Flushes {
 		if !f.Requested() && f.Drill == "" && (!ok || f.Latest().After(last.Latest())) {
@@ -252,32 +253,32 @@ func (s Status) LastFlush() (last Flush, ok bool) {
 	return last, ok
 }
 
-// A SourceError is what is wrong with the files of a declared source, in a Status. Reason may quote
+// A SourceError is a problem with the files of a declared source, in a Status. Reason may quote
 // a file, and leaves through the control socket only.
 type SourceError struct {
 	Source string    `json:"source"` // manifest or rules-dir
 	Where  string    `json:"where"`  // file and line, or as much as is known
 	Reason string    `json:"reason,omitempty"`
 	Since  time.Time `json:"since"`
-	// InForce says what counts instead of the files.
+	// InForce names the rules that are in force instead of the files'.
 	InForce Instead `json:"inForce"`
 }
 
-// Instead says what counts while a source's files cannot be used.
+// Instead names the rules that are in force while a source's files cannot be used.
 type Instead string
 
-// What counts while files cannot be used.
+// The values of Instead.
 const (
-	LastGood   Instead = "last_good" // what the files said before
-	StoredGood Instead = "stored"    // what they said to an earlier run
-	NoneGood   Instead = "nothing"   // nothing, because it is unknown what they said
-	AllButThis Instead = "rest"      // all of them but this document
+	LastGood   Instead = "last_good" // the rules that this run read from them before
+	StoredGood Instead = "stored"    // the rules that an earlier run read from them
+	NoneGood   Instead = "nothing"   // no rules, because none of the files' are known
+	AllButThis Instead = "rest"      // all rules of the files except this document's
 )
 
 // unusable reports whether none of the source's files can be used.
 func (e SourceError) unusable() bool { return e.InForce != AllButThis }
 
-// Line says in one line what is broken. It quotes nothing of a file.
+// Line names the broken part in one line. It quotes nothing of a file.
 func (e SourceError) Line() string {
 	if !e.unusable() {
 		return fmt.Sprintf("%s: a document in %s declares nothing, the rest of its file counts", e.Source, e.Where)
@@ -299,7 +300,7 @@ func (s Status) BrokenSource() error {
 	return nil
 }
 
-// A KeeperState says what the keeper does for a family.
+// A KeeperState is the keeper's state for a family.
 type KeeperState string
 
 // The states of a family's keeper.
@@ -313,7 +314,7 @@ const (
 // Upper returns text with a capital first letter.
 func Upper(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 
-// A Choice is a command, and when it is the right one.
+// A Choice is a command, with the case in which it is right.
 type Choice struct {
 	If      string `json:"if"`
 	Command string `json:"command"`
@@ -330,7 +331,7 @@ func TablesText(verdicts map[rules.Family]Verdicts) string {
 	return strings.Join(words, ", ")
 }
 
-// ErrAlreadyRunning: another canaryd guards this network namespace.
+// ErrAlreadyRunning means that another canaryd guards this network namespace.
 var ErrAlreadyRunning = errors.New("another canaryd runs in this network namespace")
 
 // KeeperStates returns every KeeperState.
@@ -374,8 +375,8 @@ func (l LedTo) String() string {
 // LedToShown is how many chains a Status lists.
 const LedToShown = 100
 
-// A LeadsOut is a built-in chain with rules that a word rule: of --protect names, and that are not
-// guarded because they lead into a chain that no word names.
+// A LeadsOut is a built-in chain with rules that a word rule: of --protect names. They are not
+// guarded, because they lead into a chain that no word names.
 type LeadsOut struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
@@ -391,8 +392,8 @@ func (l LeadsOut) String() string {
 // LeadsOutShown is how many a Status lists.
 const LeadsOutShown = 100
 
-// CountText counts what a Status lists: "one chain", "2 chains". Where it lists as many as it may,
-// shown, there may be more: "100 chains or more".
+// CountText counts items of a Status: "one chain", "2 chains". With as many items as it may
+// list, shown, there may be more: "100 chains or more".
 func CountText(n, shown int, what string) string {
 	switch {
 	case n == 1:

@@ -9,11 +9,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A PolicyDrop is a built-in chain, or a base chain of a native table, whose policy has become DROP
-// since its table was learned. canaryd sets no policies of built-in chains, and leaves those of a
-// native table that stands: the kernel drops what no rule of the chain accepts, and a healthy node
-// may be cut off. It does not affect Healthy, and ends when the policy is another one, or with
-// canaryd dismiss.
+// A PolicyDrop is a built-in chain, or a base chain of a native table, whose policy has become
+// DROP since its table was learned. canaryd sets no policies of built-in chains, and does not
+// change policies of a native table that still exists. The kernel drops all packets that no
+// rule of the chain accepts, and a healthy node may be cut off. A PolicyDrop does not affect
+// Healthy. It ends when the policy changes again, or with canaryd dismiss.
 type PolicyDrop struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
@@ -21,7 +21,8 @@ type PolicyDrop struct {
 	Chain  string          `json:"chain"`
 	Was    string          `json:"was"`   // the policy before
 	Since  time.Time       `json:"since"` // when that was seen
-	// Flush is the ID of the flush with which it came; empty if it came with none.
+	// Flush is the ID of the flush in which the policy changed; empty if it changed without
+	// one.
 	Flush string `json:"flush,omitempty"`
 }
 
@@ -33,7 +34,7 @@ func (p PolicyDrop) String() string {
 	return fmt.Sprintf("%s %s %s", p.Family, p.Table, p.Chain)
 }
 
-// Left says that canaryd does not open the chain.
+// Left is the remark that canaryd does not open the chain.
 func (p PolicyDrop) Left() string {
 	if p.Native {
 		return "canaryd leaves it so"
@@ -44,8 +45,8 @@ func (p PolicyDrop) Left() string {
 // policiesNamed is how many chains a headline names.
 const policiesNamed = 4
 
-// policyText says which chains have become closed: "policy of ipv4 filter FORWARD is DROP
-// since flush 1; canaryd sets none". It is "" if none have.
+// policyText names the chains that have become closed: "policy of ipv4 filter FORWARD is DROP
+// since flush 1; canaryd sets none". It is "" if there are none.
 func (s Status) policyText() string {
 	list := s.PolicyDrops
 	if len(list) == 0 {

@@ -8,27 +8,27 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A BaselineRequest asks for the baseline, or changes it.
+// A BaselineRequest reads the baseline, or changes it.
 type BaselineRequest struct {
-	// Confirm makes a generation the baseline: the one with the ID, which must be in force or
-	// stored; without an ID the one that ought to be in force.
+	// Confirm makes a generation the baseline. With an ID, the generation must be in force or
+	// stored; without an ID it is the generation that ought to be in force.
 	Confirm    bool   `json:"confirm,omitempty"`
 	Generation string `json:"generation,omitempty"`
 	// Forget removes the baseline.
 	Forget bool `json:"forget,omitempty"`
 }
 
-// A BaselineReply is everything that is known of the baseline. It quotes rules.
+// A BaselineReply holds all facts about the baseline. It quotes rules.
 type BaselineReply struct {
 	// Baseline is nil if there is none.
 	Baseline *Baseline `json:"baseline,omitempty"`
-	// Present is the generation that ought to be in force, with which the baseline was compared.
+	// Present is the generation that ought to be in force; it was compared with the baseline.
 	Present Generation `json:"present"`
-	// Changes are the chains that differ: built-in chains first, then those that the baseline has.
-	// More is how many are not listed.
+	// Changes are the chains that differ: built-in chains first, then the baseline's chains.
+	// More counts the chains that are not listed.
 	Changes []BaselineChange `json:"changes,omitempty"`
 	More    int              `json:"more,omitempty"`
-	// Replaced is the baseline that was replaced or removed.
+	// Replaced is the baseline that this request replaced or removed.
 	Replaced *BaselineName `json:"replaced,omitempty"`
 }
 
@@ -40,44 +40,43 @@ type BaselineChange struct {
 	Known    bool            `json:"known"` // the baseline has the chain
 	Appeared int             `json:"appeared"`
 	Gone     int             `json:"gone"`
-	// Reordered means that rules of the baseline stand in another order.
+	// Reordered means that rules of the baseline are in another order.
 	Reordered bool `json:"reordered,omitempty"`
 	// Rules are the rules that appeared, in the words of iptables-save.
 	Rules []string `json:"rules,omitempty"`
 	More  int      `json:"more,omitempty"` // rules that are not listed
 }
 
-// ErrNoGeneration: there is no generation with that ID, or none at all.
+// ErrNoGeneration means that no generation has that ID, or that there is none at all.
 var ErrNoGeneration = errors.New("no such generation")
 
-// A RestoreRequest asks for a replay.
+// A RestoreRequest requests a replay.
 type RestoreRequest struct {
-	// Generation is the ID of the generation to replay; empty means the one that ought to be in
-	// force.
+	// Generation is the ID of the generation to replay; empty means the present one.
 	Generation string `json:"generation,omitempty"`
-	// DryRun means to return what would change, and to write nothing.
+	// DryRun returns the changes without writing anything.
 	DryRun bool `json:"dryRun,omitempty"`
-	// Agreed are the removals that the operator agreed to: for each table the Removal that a dry
-	// run returned. A restore that would remove anything else writes nothing.
+	// Agreed has the removals that the operator agreed to: for each table, the Removal of a dry
+	// run. A restore that would remove anything else writes nothing.
 	Agreed reload.Agreement `json:"agreed,omitempty"`
 }
 
-// A RestoreReply says what became of a replay.
+// A RestoreReply is the result of a replay.
 type RestoreReply struct {
 	Generation string                   `json:"generation"`
 	Outcomes   map[rules.Family]Outcome `json:"outcomes"`         // empty if nothing was tried
 	Detail     string                   `json:"detail,omitempty"` // for people
-	// Changes are what the restore did to each table. After a dry run or a refusal they are what it
-	// would do.
+	// Changes are the changes that the restore made to each table; after a dry run or a
+	// refusal, the changes that it would make.
 	Changes []TableChange `json:"changes,omitempty"`
-	// Refused is why nothing, or not everything, was written: it would remove rules that the
+	// Refused is why some or all writes did not happen: they would remove rules that the
 	// operator did not agree to.
 	Refused string `json:"refused,omitempty"`
-	// Baseline is what Changes are compared with; nil if there is none.
+	// Baseline is the baseline with which Changes are compared; nil if there is none.
 	Baseline *BaselineName `json:"baseline,omitempty"`
 	// Undo is the generation that was in force before, if it is stored.
 	Undo string `json:"undo,omitempty"`
-	// Native are the native tables that were put back, or after a dry run would be.
+	// Native are the native tables that were put back, or that would be after a dry run.
 	Native []NativeRestored `json:"native,omitempty"`
 }
 
@@ -96,12 +95,12 @@ func (r RestoreReply) Proved() bool {
 	return len(r.Outcomes)+len(r.Native) > 0
 }
 
-// A CleanupRequest asks canaryd to remove its own marks and, with Rules, the protected chains and
-// jumps as well.
+// A CleanupRequest makes canaryd remove its own marks and, with Rules, the protected chains and
+// jumps, too.
 type CleanupRequest struct {
 	Rules bool `json:"rules,omitempty"`
-	// Protect limits Rules to what it names, in the words of --protect; empty means everything that
-	// the daemon protects.
+	// Protect limits Rules, in the words of --protect; empty means everything that the daemon
+	// protects.
 	Protect string `json:"protect,omitempty"`
 }
 
@@ -114,50 +113,52 @@ const (
 	MostPause  = 24 * time.Hour
 )
 
-// A PauseRequest asks canaryd to pause replays.
+// A PauseRequest makes canaryd pause replays.
 type PauseRequest struct {
 	Seconds float64 `json:"seconds"`
-	By      string  `json:"by,omitempty"`  // who asks, for people
-	Why     string  `json:"why,omitempty"` // and why, at most MostWhy characters
+	By      string  `json:"by,omitempty"`  // the person who pauses, for people
+	Why     string  `json:"why,omitempty"` // the reason, at most MostWhy characters
 }
 
-// A PauseReply says whether replays were paused before, and until when they are now.
+// A PauseReply shows whether replays were paused before, and when the present pause ends.
 type PauseReply struct {
 	WasPaused bool      `json:"wasPaused"`
-	Until     time.Time `json:"until,omitzero"` // when the pause ends; zero: there is none
+	Until     time.Time `json:"until,omitzero"` // end of the pause; zero: there is none
 }
 
-// A RenderRequest asks for a generation's text.
+// A RenderRequest requests a generation's text.
 type RenderRequest struct {
-	Generation string       // its ID; empty: the one that ought to be in force
+	Generation string       // its ID; empty: the present one
 	Family     rules.Family // 0: every enabled family
 }
 
-// A DismissReply says which loss was accepted.
+// A DismissReply describes the losses that were accepted.
 type DismissReply struct {
 	// Flush and Generation are empty if no loss waited for a decision.
 	Flush      string `json:"flush,omitempty"`
 	Generation string `json:"generation,omitempty"`
-	Rules      int    `json:"rules,omitempty"` // how many were lost
+	Rules      int    `json:"rules,omitempty"` // the number of lost ones
 	// Native are the native tables whose losses were accepted.
 	Native []string `json:"native,omitempty"`
-	// Unread is how many stored files could not be read: what stands is accepted.
+	// Unread counts the stored files that could not be read; the present rules are accepted
+	// instead.
 	Unread int `json:"unread,omitempty"`
 	// Policies names the built-in chains whose policy of DROP was accepted.
 	Policies []string `json:"policies,omitempty"`
 	// Quarantined is how many rules in quarantine were accepted as lost.
 	Quarantined int `json:"quarantined,omitempty"`
-	// Waiting is how many rules waited for those. They are put back as soon as canaryd may write.
+	// Waiting counts the rules that waited for those. They are put back as soon as canaryd may
+	// write.
 	Waiting int `json:"waiting,omitempty"`
 }
 
-// A TableDiff is what a flush changed in the protected rules of one table, in the words of
-// iptables-save, or of nft for a native table. It quotes rules.
+// A TableDiff has the changes of a flush to the protected rules of one table. Its words are
+// those of iptables-save, or of nft for a native table. It quotes rules.
 type TableDiff struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
 	Native bool            `json:"native,omitempty"`
-	// Lines begin with - for a lost rule, and with + for a rule that stood in its place.
+	// Lines begin with - for a lost rule, and with + for a rule that was in its place.
 	Lines []string `json:"lines"`
 	More  int      `json:"more,omitempty"` // lines that were left out
 }
@@ -165,16 +166,16 @@ type TableDiff struct {
 // Name names the table: "ipv4 nat", or of a native table "ip kube-proxy".
 func (d TableDiff) Name() string { return nameOf(d.Family.Table(d.Table), d.Native) }
 
-// ErrNoFlush: no flush with that number or ID is known.
+// ErrNoFlush means that no flush with that number or ID is known.
 var ErrNoFlush = errors.New("no such flush")
 
-// A FlushRequest asks for one flush.
+// A FlushRequest requests one flush.
 type FlushRequest struct {
 	// Name is its ID, or its number in the status: 1 is the newest.
 	Name string
 }
 
-// A FlushReply is everything that is known of one flush. It quotes rules and command lines.
+// A FlushReply holds all facts about one flush. It quotes rules and command lines.
 type FlushReply struct {
 	Flush Flush       `json:"flush"`
 	Diff  []TableDiff `json:"diff"`
@@ -182,19 +183,20 @@ type FlushReply struct {
 	NoDiff string `json:"noDiff,omitempty"`
 }
 
-// A TableChange is what a restore does, or would do, to the protected rules of one table.
+// A TableChange has the changes of a restore, or of a dry run, to the protected rules of one
+// table.
 type TableChange struct {
 	Family  rules.Family    `json:"family"`
 	Table   rules.TableName `json:"table"`
 	Native  bool            `json:"native,omitempty"`
 	Adds    Counts          `json:"adds"`
 	Removes Counts          `json:"removes"`
-	// Reorders counts chains that get the same rules in another order.
+	// Reorders counts the chains whose rules get another order.
 	Reorders int `json:"reorders,omitempty"`
-	// Removal identifies what is removed, for RestoreRequest.Agreed.
+	// Removal identifies the removed content, for RestoreRequest.Agreed.
 	Removal string `json:"removal,omitempty"`
-	// Lines are the rules of a dry run in the words of iptables-save, or of nft for a native table,
-	// each behind - or +.
+	// Lines are the rules of a dry run, each after - or +, in the words of iptables-save, or of
+	// nft for a native table.
 	Lines []string `json:"lines,omitempty"`
 	More  int      `json:"more,omitempty"` // lines that were left out
 	// NotInBaseline counts the added rules that the confirmed baseline lacks. They are the first
@@ -221,7 +223,7 @@ type Counts struct {
 	Elements int `json:"elements,omitempty"`
 }
 
-// Agreement returns what agrees to exactly the removals of a preview.
+// Agreement returns the agreement to exactly the removals of a preview.
 func (r RestoreReply) Agreement() reload.Agreement {
 	a := reload.Agreement{}
 	for _, c := range r.Changes {
@@ -232,7 +234,7 @@ func (r RestoreReply) Agreement() reload.Agreement {
 	return a
 }
 
-// Removes counts what a restore removes in all tables.
+// Removes counts the removals of a restore in all tables.
 func (r RestoreReply) Removes() Counts {
 	var all Counts
 	for _, c := range r.Changes {

@@ -10,26 +10,27 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A StandbyState says what the standby does for a family.
+// A StandbyState is the state of the standby for a family.
 type StandbyState string
 
 // The states of a family's standby.
 const (
-	// StandbyOff: by --standby, on legacy, in observe mode, after a cleanup, or with --standby=auto
-	// without its sockets.
+	// StandbyOff is the state with --standby=off, on legacy, in observe mode, after a cleanup,
+	// or with --standby=auto without its sockets.
 	StandbyOff StandbyState = "off"
-	// StandbyIdle: none is needed, because no protected rule translates or a replay is short.
+	// StandbyIdle means that none is needed, because no protected rule translates or a replay
+	// is short.
 	StandbyIdle StandbyState = "idle"
-	// StandbyBuilding: the copy is not complete yet.
+	// StandbyBuilding means that the copy is not complete yet.
 	StandbyBuilding StandbyState = "building"
-	// StandbyArmed: the copy is complete, and translates nothing.
+	// StandbyArmed means that the copy is complete, and translates nothing.
 	StandbyArmed StandbyState = "armed"
-	// StandbyBehind: it is armed, and lacks changes of nat.
+	// StandbyBehind means that the copy is armed, and lacks changes of nat.
 	StandbyBehind StandbyState = "behind"
-	// StandbyOpen: it translates in the place of rules that are missing.
+	// StandbyOpen means that the copy translates in the place of missing rules.
 	StandbyOpen StandbyState = "open"
-	// StandbyUnavailable: the kernel refuses it, or a rule cannot be copied; canaryd tries again,
-	// unless it could open no socket of nf_tables on legacy.
+	// StandbyUnavailable means that the kernel refuses it, or that a rule cannot be copied.
+	// canaryd tries again, unless it could open no socket of nf_tables on legacy.
 	StandbyUnavailable StandbyState = "unavailable"
 )
 
@@ -45,28 +46,27 @@ type FamilyStandby struct {
 	Reason string `json:"reason,omitempty"`
 	// OpenSince is when it began to translate; zero unless State is StandbyOpen.
 	OpenSince time.Time `json:"openSince,omitzero"`
-	// Chains is how many chains the copy has. Uncopied is how many of them accept what they get,
-	// untranslated, because they hold what cannot be copied.
+	// Chains counts the chains of the copy. Uncopied counts its chains that only accept
+	// packets, untranslated, because some of their rules cannot be copied.
 	Chains   int `json:"chains,omitempty"`
 	Uncopied int `json:"uncopied,omitempty"`
 	// Outstanding is how many changed chains the copy does not have yet.
 	Outstanding int `json:"outstanding,omitempty"`
 }
 
-// A StandbyUse says, in a flush record, how the standby translated in the place of lost rules.
+// A StandbyUse is the standby's translation in the place of lost rules, in a flush record.
 type StandbyUse struct {
 	Families []rules.Family `json:"families"`
 	// Tables are the native tables, such as "ip kube-proxy".
 	Tables []string `json:"tables,omitempty"`
-	// AfterSeconds is the time from the record's first evidence until it translated, of the first
-	// family or table.
+	// AfterSeconds is the time from the record's first evidence until the first family or table
+	// was translated.
 	AfterSeconds float64 `json:"afterSeconds"`
-	// OpenSeconds is how long it translated, of the family or table for which it did so longest; 0
-	// while it does.
+	// OpenSeconds is the longest time that it translated a family or table; 0 while it does.
 	OpenSeconds float64 `json:"openSeconds,omitempty"`
 }
 
-// With returns the use with one more family, which may be the first.
+// With returns the use with one more family, also if u is nil.
 func (u *StandbyUse) With(f rules.Family, after time.Duration) *StandbyUse {
 	if u == nil {
 		return &StandbyUse{Families: []rules.Family{f}, AfterSeconds: after.Seconds()}
@@ -92,8 +92,8 @@ func (u *StandbyUse) WithTable(table string, after time.Duration) *StandbyUse {
 	return &more
 }
 
-// Joined returns both uses as one, of one flush. later is how much later the first evidence of o's
-// record came than that of u's, whose time stays.
+// Joined merges the uses of two records of one flush. later is the time from u's first evidence
+// to o's. The time of u stays.
 func (u *StandbyUse) Joined(o *StandbyUse, later time.Duration) *StandbyUse {
 	if o == nil {
 		return u
@@ -108,7 +108,7 @@ func (u *StandbyUse) Joined(o *StandbyUse, later time.Duration) *StandbyUse {
 	return &both
 }
 
-// Ended returns the use after the standby was shut for a family, for which it was open so long.
+// Ended returns the use after the standby was shut for a family that it translated for so long.
 func (u *StandbyUse) Ended(open time.Duration) *StandbyUse {
 	if u == nil {
 		return nil
@@ -118,7 +118,7 @@ func (u *StandbyUse) Ended(open time.Duration) *StandbyUse {
 	return &ended
 }
 
-// Text says in a few words what it did: "translated by the standby (ipv4) after 3 ms".
+// Text describes the translation in a few words: "translated by the standby (ipv4) after 3 ms".
 func (u *StandbyUse) Text() string {
 	if u == nil {
 		return ""
@@ -134,7 +134,7 @@ func (u *StandbyUse) Text() string {
 	return text
 }
 
-// text says the state; ago says how long ago a time was.
+// text describes the state; ago words the time since then.
 func (s FamilyStandby) text(ago func(time.Time) string) string {
 	var more []string
 	if s.Reason != "" {
@@ -156,11 +156,11 @@ func (s FamilyStandby) text(ago func(time.Time) string) string {
 	return text
 }
 
-// isNone reports whether there is no standby, and not for want of something.
+// isNone reports whether there is no standby because none is needed or wanted.
 func (s FamilyStandby) isNone() bool { return s.State == StandbyOff || s.State == StandbyIdle }
 
-// StandbyText says the standby's state of each family and native table in one line; "" where there
-// is none anywhere, and none is needed. ago says how long ago a time was.
+// StandbyText describes the standby of each family and native table in one line; "" if none
+// exists and none is needed. ago words the time since then.
 func (s Status) StandbyText(ago func(time.Time) string) string {
 	var words []string
 	none := true

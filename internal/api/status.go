@@ -21,7 +21,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Mode says what follows a loss.
+// A Mode is canaryd's reaction to a loss.
 type Mode string
 
 // The modes.
@@ -34,7 +34,7 @@ const (
 func Modes() []Mode { return []Mode{Heal, Observe} }
 
 // A Status is everything that canaryd knows at one moment. The loop makes a new one each time;
-// nothing may change one that was handed out.
+// nothing may change a Status after that.
 //
 // Its JSON is part of the contract: status -o json and /api/v1/status.
 type Status struct {
@@ -44,8 +44,8 @@ type Status struct {
 	// Headline is the first line of canaryd status: "healthy", "healthy, but ..." or "NOT healthy:
 	// ...".
 	Headline string `json:"headline,omitempty"`
-	// NothingProtected is set if there is no rule to guard. Such a node is ready, as a new one is,
-	// and not healthy.
+	// NothingProtected is set if there is no rule to guard. Such a node is ready, like a new
+	// node, and not healthy.
 	NothingProtected *Nothing `json:"nothingProtected,omitempty"`
 	Mode             Mode     `json:"mode"`
 	// Protect is the value of --protect, and Owners are the owners whose rules are guarded.
@@ -57,79 +57,81 @@ type Status struct {
 	Paused    bool       `json:"paused"`
 	// PausedUntil is when a pause ends.
 	PausedUntil time.Time `json:"pausedUntil,omitzero"`
-	// PausedBy and PausedWhy are who asked for it and why, as the client said; PausedSince is when.
+	// PausedBy and PausedWhy are the client's words for its name and reason; PausedSince is the
+	// time.
 	PausedBy    string    `json:"pausedBy,omitempty"`
 	PausedWhy   string    `json:"pausedWhy,omitempty"`
 	PausedSince time.Time `json:"pausedSince,omitzero"`
-	// Contended means that a process keeps undoing the replays, so that they are limited; or that
+	// Contended means that replays are limited because a process keeps undoing them; or that
 	// another process keeps writing declared chains.
 	Contended bool    `json:"contended"`
 	Backend   Backend `json:"backend"`
 	// Families has the enabled families only.
 	Families map[rules.Family]Verdicts `json:"families"`
-	// Unreadable says why a family's tables cannot be read now, in the kernel's words. If a family
+	// Unreadable has the kernel's reason why a family's tables cannot be read now. If a family
 	// with unknown verdicts is not in it, the log has the reason.
 	Unreadable map[rules.Family]string `json:"unreadable,omitempty"`
-	// DisabledFamilies says why a family is not watched.
+	// DisabledFamilies has the reason why a family is not watched.
 	DisabledFamilies map[rules.Family]string `json:"disabledFamilies,omitempty"`
 	CanaryChain      string                  `json:"canaryChain"`
 	// Stopped means that a cleanup removed the marks, and that canaryd does nothing any more.
 	Stopped    bool       `json:"stopped,omitempty"`
 	Generation Generation `json:"generation"`
-	// Stored are the generations on disk: newest first, then those that hold next to nothing, then
-	// those that must not be restored here.
+	// Stored are the generations on disk, newest first. Nearly empty generations follow, and
+	// then generations that must not be restored here.
 	Stored []StoredGeneration `json:"stored,omitempty"`
-	// LastKnown is when canaryd last knew of every enabled family what its tables hold. On
-	// nft that is each look. On legacy only a full read shows it, at least every 30 s. It falls
-	// behind while a table cannot be read.
+	// LastKnown is when canaryd last knew the tables' content of every enabled family. On nft
+	// each look shows it. On legacy only a full read does, at least every 30 s. It falls behind
+	// while a table cannot be read.
 	LastKnown time.Time `json:"lastKnown,omitzero"`
 	// LossSince is when the present loss was first seen.
 	LossSince time.Time `json:"lossSince,omitzero"`
-	// Failing are the replays of the present losses that failed and are tried again: one of
-	// iptables' tables, one of native tables.
+	// Failing are the failed replays of present losses that canaryd tries again, at most one
+	// for iptables' tables and one for native tables.
 	Failing []Failing `json:"failing,omitempty"`
 	// Decision is a loss that canaryd may not replay unasked. It lasts until an operator decides or
 	// the rules are back.
 	Decision *Decision `json:"decision,omitempty"`
-	// OwnerUntil is until when canaryd leaves rules that were deleted by name to their owner; zero
-	// if none are missing, or more was lost.
+	// OwnerUntil is the time until which canaryd leaves individually deleted rules to their
+	// owner; zero if none are missing, or more was lost.
 	OwnerUntil time.Time `json:"ownerUntil,omitzero"`
-	// StateUnread are stored files that cannot be read, so that it is not known whether all that
-	// was in force still is. They last until an operator decides, or until all of it stands.
+	// StateUnread are stored files that cannot be read, so that canaryd does not know all rules
+	// that were in force. They last until an operator decides, or until all those rules are
+	// there.
 	StateUnread []UnreadState `json:"stateUnread,omitempty"`
 	// LearningPendingSince is when an owner first changed something that the generation does not
 	// have yet.
 	LearningPendingSince time.Time `json:"learningPendingSince,omitzero"`
-	// Quarantined are the quarantined rules; the first hundred. They were lost, so that a node with
-	// one is not healthy.
+	// Quarantined are the quarantined rules; the first hundred. These rules were lost, so a
+	// node with one is not healthy.
 	Quarantined []Quarantined `json:"quarantined,omitempty"`
 	// WaitingChains counts the quarantined rules that wait for a rule before them, for the first
 	// hundred chains. It counts all of them, also rules that Quarantined does not list.
 	WaitingChains []WaitingChain `json:"waitingChains,omitempty"`
 	// DeclaredRefused are the declared rules that are refused; the first hundred.
 	DeclaredRefused []Refused `json:"declaredRefused,omitempty"`
-	// SourceErrors are what is wrong with the files of declared sources.
+	// SourceErrors are the problems with the files of declared sources.
 	SourceErrors []SourceError `json:"sourceErrors,omitempty"`
 	// RulesWithoutOwner is set if kube-proxy's rules are in force and kube-proxy does not maintain
 	// them. It does not affect Healthy.
 	RulesWithoutOwner *OwnerlessRules `json:"rulesWithoutOwner,omitempty"`
-	// Opaque are opaque rules: they stand and cannot be put back if they are lost. The first
-	// hundred. They do not affect Healthy; once they are lost, they are Quarantined.
+	// Opaque are opaque rules that are in force and that cannot be put back if they are lost.
+	// The first hundred. They do not affect Healthy; once they are lost, they are Quarantined.
 	Opaque []Quarantined `json:"opaque,omitempty"`
-	// Baseline is the generation that an operator confirmed, with how many rules appeared since;
-	// nil if there is none. It does not affect Healthy.
+	// Baseline is the generation that an operator confirmed, with the number of rules that
+	// appeared since; nil if there is none. It does not affect Healthy.
 	Baseline *Baseline `json:"baseline,omitempty"`
 	// PolicyDrops are built-in chains whose policy has become DROP. They do not affect Healthy.
 	PolicyDrops []PolicyDrop `json:"policyDrops,omitempty"`
-	// LeftOut are chains that stand and are not guarded, because there are more rules than canaryd
-	// keeps; the first hundred. They do not affect Healthy; once they are lost, they are
-	// Quarantined.
+	// LeftOut are chains that exist and are not guarded, because there are more rules than
+	// canaryd keeps; the first hundred. They do not affect Healthy; once they are lost, they
+	// are Quarantined.
 	LeftOut []LeftOut `json:"leftOut,omitempty"`
 	// LedTo are chains of other owners that are guarded because protected rules lead to them; the
 	// first hundred. They are part of Healthy.
 	LedTo []LedTo `json:"ledTo,omitempty"`
-	// LeadsOut are built-in chains in which a word rule: of --protect names rules in vain; the
-	// first hundred. They do not affect Healthy.
+	// LeadsOut are built-in chains with rules that a word rule: of --protect names, but that
+	// are not guarded; the first hundred. They do not affect Healthy.
 	LeadsOut []LeadsOut `json:"leadsOut,omitempty"`
 	// Accepted are the large removals of the last hour that canaryd takes for their owner's doing,
 	// the newest first; twenty at most. They do not affect Healthy.
@@ -138,14 +140,14 @@ type Status struct {
 	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`
 	// Standby is the standby's state for each enabled family. It does not affect Healthy.
 	Standby map[rules.Family]FamilyStandby `json:"standby"`
-	// StateError is why the state folder lacks what ought to be in force; "" if it has that.
-	// StateSaved is when the state was last written, and StateBehind how often the generation
-	// changed since then. They do not affect Healthy.
+	// StateError is why the state folder lacks rules that ought to be in force; "" if it has
+	// them. StateSaved is the time of the last write, and StateBehind counts changes of the
+	// generation since then. They do not affect Healthy.
 	StateError  string    `json:"stateError,omitempty"`
 	StateSaved  time.Time `json:"stateSaved,omitzero"`
 	StateBehind int       `json:"stateBehind,omitempty"`
-	// StateOlder says from which older generation rules were put back at the start, because what
-	// was in force could not be kept; "" if none were.
+	// StateOlder names the older generation from which rules were put back at the start,
+	// because the newest could not be kept; "" if there is none.
 	StateOlder string `json:"stateOlder,omitempty"`
 	// JournalError is why flush records are not on disk; "" if they are.
 	JournalError string `json:"journalError,omitempty"`
@@ -160,11 +162,11 @@ type Status struct {
 	// NativeStored are the generations of native tables on disk, those of a table together, the
 	// newest first.
 	NativeStored []StoredNativeGeneration `json:"nativeStored,omitempty"`
-	// NativeError is why nothing is known of them now; empty if it is.
+	// NativeError is why nothing is known of native tables now; empty if they are known.
 	NativeError string `json:"nativeError,omitempty"`
-	// NativeBeyond is how many tables are not guarded because there are too many.
+	// NativeBeyond counts the tables that are not guarded because there are too many.
 	NativeBeyond int `json:"nativeBeyond,omitempty"`
-	// LastDrill is how the last drill ended, of an earlier run too; nil if none is known.
+	// LastDrill is the end of the last drill, also of an earlier run; nil if none is known.
 	LastDrill *DrillEnd `json:"lastDrill,omitempty"`
 	// Flushes are the last flush records, newest first.
 	Flushes []Flush `json:"flushes"`
@@ -175,7 +177,7 @@ type Verdicts map[rules.TableName]canary.Verdict
 
 // A Backend is the choice of backend, in a Status.
 type Backend struct {
-	Name    iptables.Backend `json:"name"` // the one that is guarded
+	Name    iptables.Backend `json:"name"` // the guarded backend
 	Version string           `json:"version"`
 	Reason  string           `json:"reason"` // by the newest evidence
 	Mixed   bool             `json:"mixed"`  // both backends hold rules
@@ -192,20 +194,21 @@ type Generation struct {
 	Chains   int       `json:"chains"` // protected chains in all families and tables
 }
 
-// A StoredGeneration is one that is on disk, in a Status.
+// A StoredGeneration is a generation on disk, in a Status.
 type StoredGeneration struct {
 	ID    string    `json:"id"`
 	Saved time.Time `json:"saved"`
-	// Captured is when it was learned, Source from what, and Made by what: start (what stood when
-	// canaryd began), owners, declared, or restored. Source and Made are empty if unknown.
+	// Captured is the time when it was learned, and Source its origin. Made is start (the rules
+	// that existed when canaryd began), owners, declared, or restored. Source and Made are
+	// empty if unknown.
 	Captured time.Time   `json:"captured,omitzero"`
 	Source   string      `json:"source,omitempty"`
 	Made     reload.Made `json:"made,omitempty"`
 	// Rules, jumps included, and Chains are missing for a file that an older canaryd wrote.
 	Rules  *int `json:"rules,omitempty"`
 	Chains *int `json:"chains,omitempty"`
-	// NearlyEmpty means that it has less than a tenth of the rules of the largest one, as after a
-	// flush that was learned as its owners' decision.
+	// NearlyEmpty means that it has less than a tenth of the largest generation's rules, as
+	// after a flush that was learned as its owners' decision.
 	NearlyEmpty bool `json:"nearlyEmpty,omitempty"`
 	// Foreign is why it must not be restored here, such as another boot.
 	Foreign string `json:"foreign,omitempty"`
@@ -214,12 +217,12 @@ type StoredGeneration struct {
 // Dismissed is the outcome of a flush whose loss an operator has accepted.
 const Dismissed Outcome = "dismissed"
 
-// OwnersDecision is the outcome of a flush that turned out to be the doing of the rules' owner. The
-// rules stay away.
+// OwnersDecision is the outcome of a flush that turned out to be the doing of the rules' owner.
+// The rules stay deleted.
 const OwnersDecision Outcome = "owner's decision"
 
-// Interrupted is the outcome of a flush of an earlier run that ended before a replay. If the next
-// run finds the same tables lost in the same boot, the record goes on instead.
+// Interrupted is the outcome of a flush of an earlier run that ended before a replay. If the
+// next run finds the same tables lost in the same boot, the record continues instead.
 const Interrupted Outcome = "interrupted"
 
 // MarshalJSON writes an empty list or object where the contract has one, and never null.
@@ -272,7 +275,7 @@ func (s Status) Public() Status {
 	return s
 }
 
-// changed returns a copy of a list, each item of which was changed.
+// changed returns a copy of a list, after a change to each item.
 func changed[T any](list []T, change func(*T)) []T {
 	list = slices.Clone(list)
 	for i := range list {

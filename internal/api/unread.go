@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// An UnreadState is a stored file, in a Status, that cannot be read. It says what was in force when
-// the last canaryd ended.
+// An UnreadState is a stored file, in a Status, that cannot be read. It holds rules that were
+// in force when the last canaryd ended.
 type UnreadState struct {
 	File   string    `json:"file"`
 	Reason string    `json:"reason,omitempty"`
 	Since  time.Time `json:"since"`
-	// Native means that it is about native tables, and Table names the table, if that is known.
+	// Native means that it holds native tables. Table names the table, if that is known.
 	Native bool   `json:"native,omitempty"`
 	Table  string `json:"table,omitempty"`
 	// Restore is the command that puts an older generation back; "" if there is none.
@@ -20,7 +20,7 @@ type UnreadState struct {
 	Dismiss string `json:"dismiss"` // the command that accepts the present rules
 }
 
-// UnreadText says what cannot be read, why, and what to do; "" if everything can.
+// UnreadText names the unreadable files, the reason and the remedy; "" if all can be read.
 func (s Status) UnreadText() string {
 	if len(s.StateUnread) == 0 {
 		return ""

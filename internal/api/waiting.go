@@ -13,10 +13,11 @@ import (
 const (
 	WaitingPaused  Outcome = "waiting: paused"  // until the pause ends
 	WaitingObserve Outcome = "waiting: observe" // until the rules' owner writes them, or a restore
-	// WaitingLock: until another process lets go of the xtables lock; LockedBy is which.
+	// WaitingLock lasts until the process that LockedBy names releases the xtables lock.
 	WaitingLock Outcome = "waiting: the lock"
-	// WaitingOwner: of what was deleted by name, until its owner writes it again or deletes the
-	// rest, for --jump-grace at most. The record is kept only if it lasts longer.
+	// WaitingOwner is for rules that were deleted individually. It lasts until their owner
+	// writes them again or deletes the rest, for --jump-grace at most. The record is kept only
+	// if it lasts longer.
 	WaitingOwner Outcome = "waiting: its owner"
 )
 
@@ -25,12 +26,12 @@ func (f Flush) Open() bool {
 	return f.AbsentSeconds == 0 && (f.Outcome == AwaitingDecision || !f.Earlier && f.Unanswered())
 }
 
-// Bound reports whether AbsentFor returns only a bound: it is not known when the rules were lost,
-// but when they were last in force.
+// Bound reports whether AbsentFor returns only a bound: the time of the loss is unknown, and
+// the rules were in force at LastInForce.
 func (f Flush) Bound() bool { return f.AbsentAtMost || f.Open() && !f.LastInForce.IsZero() }
 
-// NoticedFor returns the time from the first evidence to the verdict. If the flush may have come at
-// any time since the rules were last known to be in force, it is a bound, counted from then.
+// NoticedFor returns the time from the first evidence to the verdict. If the rules were last
+// known to be in force before that evidence, it is a bound, counted from then.
 func (f Flush) NoticedFor() (noticed time.Duration, bound bool) {
 	noticed = Seconds(f.NoticedSeconds)
 	if f.LastInForce.IsZero() {
@@ -39,7 +40,7 @@ func (f Flush) NoticedFor() (noticed time.Duration, bound bool) {
 	return noticed + max(f.Time.Sub(f.LastInForce), 0), true
 }
 
-// Unanswered reports whether the outcome is one that a flush has while it lasts.
+// Unanswered reports whether the outcome is that of a flush that still lasts.
 func (f Flush) Unanswered() bool {
 	return slices.Contains([]Outcome{Pending, WaitingLock, WaitingOwner, WaitingPaused, WaitingObserve, reload.Failed}, f.Outcome)
 }
@@ -59,8 +60,8 @@ func (f Flush) AbsentFor(now time.Time) (time.Duration, bool) {
 	}
 }
 
-// AbsentText says how long the rules of a record were missing, or have been missing so far; "" if
-// nothing is missed.
+// AbsentText words how long the rules of a record were missing, or have been missing so far; ""
+// if none are missed.
 func (f Flush) AbsentText(now time.Time) string {
 	absent, known := f.AbsentFor(now)
 	text := fmt.Sprintf("%.3fs", absent.Seconds())
@@ -95,8 +96,8 @@ func (s Status) pauseText() string {
 	}
 }
 
-// PauseOrigin says who paused replays, and since when: " by ada since 2026-03-04T05:06:07Z"; "" if
-// that is not known.
+// PauseOrigin names the client that paused replays, and the time: " by ada since
+// 2026-03-04T05:06:07Z"; "" if that is unknown.
 func (s Status) PauseOrigin() (text string) {
 	if s.PausedBy != "" {
 		text = " by " + s.PausedBy
@@ -107,7 +108,8 @@ func (s Status) PauseOrigin() (text string) {
 	return text
 }
 
-// ownerText says until when canaryd leaves what is missing to its owner; "" if nothing is.
+// ownerText is the time until which canaryd leaves missing rules to their owner; "" if there is
+// none.
 func (s Status) ownerText() string {
 	if s.OwnerUntil.IsZero() {
 		return ""

@@ -20,9 +20,9 @@ func InOrder[V any](families map[rules.Family]V) iter.Seq2[rules.Family, V] {
 	}
 }
 
-// Tables walks the verdicts on the guarded tables of all families in the map. A table without one
-// has the verdict "". A table that is guarded on demand has none while nothing is protected in it,
-// and is left out.
+// Tables walks the verdicts on the guarded tables of all families in the map. A table without a
+// verdict gets "". A table that is guarded on demand, and in which nothing is protected now, is
+// left out.
 func Tables(families map[rules.Family]Verdicts) iter.Seq2[rules.TableID, canary.Verdict] {
 	return func(yield func(rules.TableID, canary.Verdict) bool) {
 		for f, verdicts := range InOrder(families) {

@@ -9,19 +9,19 @@ import (
 // MostWatchers is how many clients may follow the status at a time.
 const MostWatchers = 8
 
-// ErrTooManyWatchers: so many clients follow the status already that one more is refused.
+// ErrTooManyWatchers means that MostWatchers clients follow the status already.
 var ErrTooManyWatchers = errors.New("8 clients follow the status already, and canaryd takes no more")
 
-// WatchedFlushes is how many flush records a status has that a client follows.
+// WatchedFlushes is how many flush records a followed status has.
 const WatchedFlushes = 10
 
-// Differs reports whether a status says something else than another one. When the tables were last
-// read, how far the learning is behind, and what is on disk do not count: they change all the time.
+// Differs reports whether two statuses differ. It ignores the time of the last read, the delay
+// of the learning, and the files on disk, because they change all the time.
 func (s Status) Differs(other Status) bool {
 	return !reflect.DeepEqual(s.watched(), other.watched())
 }
 
-// watched returns the status without what changes all the time.
+// watched returns the status without the fields that change all the time.
 func (s Status) watched() Status {
 	s.LastKnown, s.LearningPendingSince, s.Stored = time.Time{}, time.Time{}, nil
 	s.Generation.Captured = time.Time{}

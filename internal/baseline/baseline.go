@@ -1,12 +1,13 @@
-// Package baseline compares the generation with rules that an operator has confirmed, and reports
-// rules that appeared since then. No decision about a flush depends on it.
+// Package baseline compares the generation with rules that an operator has confirmed, and
+// reports newer rules. No decision about a flush depends on it.
 //
 // [Of] prepares the stored baseline, and takes up to 0.3 s, so call it outside of the loop.
 // [Known.Compare] compares one edition of the generation, at the time that [Known.CompareAt]
 // returns. [Known.Public], [Known.List] and [Known.AddTo] report the result in a status, a reply
 // and a flush record.
 //
-// A baseline that cannot be read is not used: Known.Err says why. A Known is for one goroutine.
+// A baseline that cannot be read is not used; Known.Err is the reason. A Known is for one
+// goroutine.
 package baseline
 
 import (
@@ -27,20 +28,21 @@ import (
 // CompareShare keeps the comparison with the baseline below 2 % of a core.
 const CompareShare = 49
 
-// Known is what the loop knows of the baseline.
+// Known is the loop's knowledge about the baseline.
 type Known struct {
-	taken  bool // what the disk has was taken up, or an operator has decided since
+	taken  bool // the disk's content was read, or an operator has decided since
 	stored reload.Baseline
-	Base   *rules.Baseline // nil: there is none, or its file is not believed
-	Err    error           // why it is not believed
+	Base   *rules.Baseline // nil: there is none, or its file cannot be trusted
+	Err    error           // why it cannot be trusted
 
-	edition    int // of the generation that was compared last
+	edition    int // of the last compared generation
 	comparedAt time.Time
 	cost       time.Duration
 	changes    []rules.ChainChange
 }
 
-// Of returns a stored baseline with what compares it. That may take 0.3 s: not in the loop.
+// Of prepares a stored baseline for comparisons. That may take 0.3 s, so do not call it in the
+// loop.
 func Of(stored reload.Baseline, err error) Known {
 	if err != nil {
 		if errors.Is(err, reload.ErrNothingStored) {
@@ -53,11 +55,11 @@ func Of(stored reload.Baseline, err error) Known {
 	return Known{taken: true, stored: stored, Base: base}
 }
 
-// None is what is known once there is none.
+// None returns the Known without a baseline.
 func None() Known { return Known{taken: true} }
 
-// CompareAt returns when the generation of an edition is to be compared with the baseline. made is
-// a time that has passed.
+// CompareAt returns when the generation of an edition must be compared with the baseline. made
+// is a time in the past.
 func (b *Known) CompareAt(edition int, made time.Time) time.Time {
 	switch {
 	case !b.Behind(edition):
@@ -69,12 +71,12 @@ func (b *Known) CompareAt(edition int, made time.Time) time.Time {
 	}
 }
 
-// Behind reports whether the generation of an edition is not the one that was compared last.
+// Behind reports whether the generation of an edition has not been compared yet.
 func (b *Known) Behind(edition int) bool {
 	return b.Base != nil && (b.comparedAt.IsZero() || b.edition != edition)
 }
 
-// Compare finds in what the generation of an edition differs from the baseline.
+// Compare finds the differences between the generation of an edition and the baseline.
 func (b *Known) Compare(edition int, want rules.Generation) {
 	start := time.Now()
 	b.changes = b.Base.Since(want)
@@ -96,7 +98,7 @@ func (b *Known) Name() *api.BaselineName {
 	}
 }
 
-// Public returns the baseline as a Status has it, nil if there is none.
+// Public returns the baseline in the form of a Status; nil if there is none.
 func (b *Known) Public() *api.Baseline {
 	name := b.Name()
 	switch {
@@ -119,11 +121,11 @@ func (b *Known) Public() *api.Baseline {
 	return &p
 }
 
-// unconfirmedListed is how many chains with rules that are not in the baseline a record names.
+// unconfirmedListed is how many chains with rules outside of the baseline a record names.
 const unconfirmedListed = 10
 
-// AddTo puts into a record which rules that a table lost are not in the baseline. Where that
-// is not known, the record says nothing.
+// AddTo adds to a record the lost rules of a table that the baseline lacks. If that is unknown,
+// it adds nothing.
 func (b *Known) AddTo(r *api.Flush, id rules.TableID, lost reload.Lost) {
 	if b.Base == nil {
 		return
@@ -154,8 +156,8 @@ func (b *Known) AddTo(r *api.Flush, id rules.TableID, lost reload.Lost) {
 	r.NotInBaseline = &n
 }
 
-// What a reply quotes of rules. A chain gets a tenth of it at most: one that
-// is filled up hides no other.
+// The limits for rules in a reply. A chain gets at most a tenth, so that a chain full of rules
+// hides no other.
 const (
 	chainsQuoted = 2000
 	LinesQuoted  = 5000
@@ -171,7 +173,7 @@ func (b *Known) LogSet(log klog.Logger) {
 	}
 }
 
-// List puts chains that differ into a reply, as long as there is room.
+// List adds the chains that differ to a reply, as long as there is room.
 func (b *Known) List(r *api.BaselineReply) {
 	rank := func(c rules.ChainChange) int {
 		switch {

@@ -7,7 +7,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestWhenToCompare: a new generation is compared at once, and then for 2 % of a core at most.
+// TestWhenToCompare: a new generation is compared at once. Further comparisons use at most 2 %
+// of a core.
 func TestWhenToCompare(t *testing.T) {
 	made, compared := time.Unix(1e9, 0), time.Unix(1e9+60, 0)
 	base := rules.NewBaseline(nil)

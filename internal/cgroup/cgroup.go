@@ -15,15 +15,15 @@ import (
 	"strings"
 )
 
-// A Limit is the smallest limit of memory that holds for this process.
+// A Limit is the smallest memory limit of this process.
 type Limit struct {
 	Bytes int64  // 0: no limit
 	File  string // the file that has it
 }
 
-// unlimited is the smallest number that means "no limit" in version 1. There it is the largest
-// count of pages that fits, 2^63 less a page (cgroup-v1/memory.rst), which depends on the page
-// size.
+// unlimited is the smallest number that means "no limit" in version 1. There, "no limit" is the
+// largest count of pages that fits, 2^63 less a page (cgroup-v1/memory.rst), and depends on the
+// page size.
 const unlimited = 1 << 62
 
 // A group is a control group with the names of its files.
@@ -31,7 +31,7 @@ type group struct {
 	path   string // below the machine's root folder
 	limits []string
 	usage  string
-	caches [2]string // lines of memory.stat: the caches of files, in use and not, with those below
+	caches [2]string // lines of memory.stat, including lower groups: the caches of files
 }
 
 // groupsOf returns the control groups of this process that may limit memory: its own and its
@@ -91,9 +91,9 @@ func MemoryLimit(root fs.FS) (Limit, error) {
 	return least, errors.Join(errs...)
 }
 
-// Room returns how many bytes more the control groups of this process allow, math.MaxInt64 without
-// a limit. What the kernel can give back, the cache of files, counts as free. root is the machine's
-// root folder. The error joins what could not be read.
+// Room returns how many bytes more the control groups of this process allow; math.MaxInt64
+// without a limit. The cache of files counts as free, because the kernel can give it back. root
+// is the machine's root folder. The error joins the failed reads.
 func Room(root fs.FS) (int64, error) {
 	groups, err := groupsOf(root)
 	room, errs := int64(math.MaxInt64), []error{err}
@@ -113,7 +113,7 @@ func Room(root fs.FS) (int64, error) {
 	return room, errors.Join(errs...)
 }
 
-// used returns how much memory a group uses, less the cache of files.
+// used returns the memory that a group uses, less the cache of files.
 func used(root fs.FS, g group) (int64, error) {
 	text, err := fs.ReadFile(root, path.Join(g.path, g.usage))
 	if err != nil {
@@ -139,8 +139,8 @@ func used(root fs.FS, g group) (int64, error) {
 	return n, nil
 }
 
-// visible returns the mount point of a hierarchy, and our group's path below it. In a container,
-// only its own group may be mounted, or a part of the tree that does not have our group.
+// visible returns the mount point of a hierarchy, and our group's path below it. In a
+// container, only its own group may be mounted, or a part of the tree without our group.
 func visible(mounts, kind, group string) (top, below string, found bool) {
 	for line := range strings.Lines(mounts) {
 		// ID PARENT DEVICE ROOT POINT OPTIONS [MORE] - TYPE SOURCE OPTIONS, proc_pid_mountinfo(5)
@@ -158,7 +158,7 @@ func visible(mounts, kind, group string) (top, below string, found bool) {
 	return "", "", false
 }
 
-// read returns the limit in one file. A group without the file, such as the topmost, has no
+// read returns the limit in one file. A group without the file, such as the root group, has no
 // limit.
 func read(root fs.FS, name string) (Limit, error) {
 	text, err := fs.ReadFile(root, name)
@@ -184,20 +184,20 @@ func read(root fs.FS, name string) (Limit, error) {
 
 func hasWord(list, word string) bool { return strings.Contains(","+list+",", ","+word+",") }
 
-// unescape reverses how the kernel writes blanks and backslashes in mountinfo.
+// unescape decodes the kernel's escapes for blanks and backslashes in mountinfo.
 func unescape(name string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(name)
 }
 
 // headroom is how many quarters of a limit canaryd's heap may use. The rest is for other memory
-// of the group: at 5,000 services iptables-nft-restore takes up to 76 MiB (make bench), and
-// netlink's buffers in the kernel count too. Of the manifest's 448 MiB that leaves 112.
+// of the group. At 5,000 services iptables-nft-restore takes up to 76 MiB (make bench), and
+// netlink's buffers in the kernel count, too. Of the manifest's 448 MiB that leaves 112.
 const headroom = 3
 
-// least is the smallest useful heap limit: below it the garbage collector only uses processor
-// time. With 20,000 rules canaryd has 30 MiB resident, half of it the program itself.
+// least is the smallest useful heap limit. Below it the garbage collector only wastes processor
+// time. With 20,000 rules canaryd has 30 MiB resident, half of that the program itself.
 const least = 32 << 20
 
-// HeapLimit returns the memory limit for the Go runtime, which collects garbage more often before
-// it grows past the limit. A limit far away changes nothing.
+// HeapLimit returns the memory limit for the Go runtime, which collects garbage more often
+// before it grows past the limit. A limit far above the heap changes nothing.
 func (l Limit) HeapLimit() int64 { return max(l.Bytes/4*headroom, least) }

@@ -18,8 +18,8 @@ const (
 	groupsV1 = "5:cpu,cpuacct:/elsewhere\n4:memory:/system.slice/canaryd.service\n1:name=systemd:/system.slice/canaryd.service\n"
 )
 
-// TestMemoryLimit: the smallest limit of those that hold for us counts, in both versions of
-// control groups, on a node and in a container; what is no limit is none.
+// TestMemoryLimit: the smallest of our limits counts, in both versions of control groups, on a
+// node and in a container. A value that means "no limit" is not a limit.
 func TestMemoryLimit(t *testing.T) {
 	const service, v1 = "sys/fs/cgroup/system.slice/canaryd.service/", "sys/fs/cgroup/memory/system.slice/canaryd.service/"
 	for _, c := range []struct {
@@ -90,7 +90,7 @@ func TestMemoryLimit(t *testing.T) {
 	}
 }
 
-// TestMemoryLimitHere: this machine's own files are understood, whatever they say.
+// TestMemoryLimitHere: this machine's own files are understood, with any content.
 func TestMemoryLimitHere(t *testing.T) {
 	limit, err := MemoryLimit(os.DirFS("/"))
 	if err != nil {
@@ -99,7 +99,7 @@ func TestMemoryLimitHere(t *testing.T) {
 	t.Logf("%+v", limit)
 }
 
-// TestHeapLimit: there is room for what canaryd executes.
+// TestHeapLimit: the limit leaves room for the programs that canaryd executes.
 func TestHeapLimit(t *testing.T) {
 	const MiB = 1 << 20
 	for limit, want := range map[int64]int64{448 * MiB: 336 * MiB, 1: 32 * MiB, 40 * MiB: 32 * MiB, unlimited - 1: unlimited/4*3 - 3} {
@@ -109,10 +109,10 @@ func TestHeapLimit(t *testing.T) {
 	}
 }
 
-// forbidden stands for a file that may not be read.
+// forbidden marks a file that may not be read.
 const forbidden = "\x00forbidden"
 
-// A tree is files by their paths.
+// A tree maps paths to files.
 type tree map[string]string
 
 func (t tree) Open(name string) (fs.File, error) {

@@ -2,8 +2,8 @@ package cgroup
 
 import "testing"
 
-// FuzzMemoryLimit: whatever stands in the kernel's files, a limit comes from one of the files
-// that hold it, and is never negative.
+// FuzzMemoryLimit: for any content of the kernel's files, a limit is read from one of them, and
+// is never negative.
 func FuzzMemoryLimit(f *testing.F) {
 	const file = "sys/fs/cgroup/system.slice/canaryd.service/memory.max"
 	f.Add("0::/system.slice/canaryd.service\n", mountV2, file, "469762048\n")

@@ -8,7 +8,7 @@ import (
 	"testing/fstest"
 )
 
-// TestRoom: what the smallest group leaves counts, and the cache of files is free.
+// TestRoom: the rest of the fullest group counts, and the cache of files is free.
 func TestRoom(t *testing.T) {
 	const mount2 = "30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
 	const mount1 = "31 1 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"

@@ -29,20 +29,20 @@ const (
 	maxFiles = 4096    // a node has some hundred containers
 	maxBytes = 1 << 20 // of one file, which usually has 2 KiB
 	maxPorts = 64      // that are reported of one container
-	// clockStep is how old a folder's time must be to prove that nothing has changed since: the
-	// kernel's clock for files advances in steps of some milliseconds.
+	// clockStep is how old a folder's time must be to prove that nothing has changed since
+	// then. The kernel's clock for files advances in steps of some milliseconds.
 	clockStep = 2 * time.Second
 )
 
-// A Pod is the pod that a file names. The names are empty for a container that Kubernetes did not
-// make.
+// A Pod is the pod that a file names. The names are empty for a container that Kubernetes did
+// not create.
 type Pod struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`
-	// HostPorts are the ports that portmap was asked for, such as "8080/tcp".
+	// HostPorts are the ports requested from portmap, such as "8080/tcp".
 	HostPorts []string `json:"hostPorts,omitempty"`
-	// Ends means that libcni removes the file with the pod. Of a network with a cniVersion below
-	// 0.4.0 some of its releases keep the file for good.
+	// Ends means that libcni removes the file with the pod. For a network with a cniVersion
+	// below 0.4.0, some of its releases keep the file forever.
 	Ends bool `json:"ends,omitempty"`
 }
 
@@ -56,13 +56,13 @@ type Reading struct {
 	names []string // of all files, even unreadable ones
 }
 
-// Keeps reports whether there is a file for the attachment, even one that cannot be read.
+// Keeps reports whether a file exists for the attachment, even an unreadable one.
 func (r Reading) Keeps(a protect.Attachment) bool {
 	_, ok := r.Attached[a]
 	return ok || slices.ContainsFunc(r.names, func(name string) bool { return strings.HasPrefix(name, a.Network+"-"+a.Container+"-") })
 }
 
-// A Folder is where libcni keeps its files. It is for one goroutine.
+// A Folder is the place of libcni's files. It is for one goroutine.
 type Folder struct {
 	path  string
 	moved time.Time // the folder's modification time at the last read
@@ -71,7 +71,7 @@ type Folder struct {
 	files map[string]file
 }
 
-// A file is what was read from one file.
+// A file is the result of reading one file.
 type file struct {
 	size       int64
 	moved      time.Time
@@ -83,8 +83,8 @@ type file struct {
 // New returns a Folder that has not been read yet.
 func New(path string) *Folder { return &Folder{path: path} }
 
-// Read returns the present content of the folder. If nothing has changed, that costs one system
-// call. The error says why the content is unknown; a missing folder is an error too.
+// Read returns the present content of the folder. If nothing has changed, that takes one system
+// call. The error says why the content is unknown; a missing folder is an error, too.
 func (d *Folder) Read() (Reading, error) {
 	info, err := os.Stat(d.path)
 	if err != nil {
@@ -123,7 +123,7 @@ func (d *Folder) Read() (Reading, error) {
 }
 
 // identity returns a text that differs for another folder in the same place. An inode's number
-// may be used again at once, so the text has its time of birth too, if the file system has that.
+// may be used again at once, so the text also has the time of birth, if the file system has it.
 func identity(path string) (string, error) {
 	var s unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_INO|unix.STATX_BTIME, &s); err != nil {
@@ -132,7 +132,7 @@ func identity(path string) (string, error) {
 	return fmt.Sprintf("%d:%d:%d:%d.%09d", s.Dev_major, s.Dev_minor, s.Ino, s.Btime.Sec, s.Btime.Nsec), nil
 }
 
-// file reads one file, unless it has not changed. A file that cannot be read is not understood.
+// file reads one file, unless it is unchanged. A file that cannot be read is not understood.
 func (d *Folder) file(e os.DirEntry) file {
 	info, err := e.Info()
 	if err != nil || !info.Mode().IsRegular() || info.Size() > maxBytes {
@@ -161,9 +161,8 @@ func readFile(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxBytes+1))
 }
 
-// A cached is the part of libcni's cachedInfo that is used here (containernetworking/cni
-// libcni/api.go, since 0.8). encoding/json ignores the case of names, which differs between
-// runtimes.
+// A cached is the used part of libcni's cachedInfo (containernetworking/cni libcni/api.go,
+// since 0.8). encoding/json ignores the case of names, which differs between runtimes.
 type cached struct {
 	Kind           string      `json:"kind"`
 	Config         []byte      `json:"config"`
@@ -180,7 +179,7 @@ type cached struct {
 	} `json:"capabilityArgs"`
 }
 
-// errForeign says that libcni would not write this under that name.
+// errForeign means that libcni would not write this content under that name.
 var errForeign = errors.New("not a file of libcni")
 
 func parse(name string, text []byte) (protect.Attachment, Pod, error) {
@@ -214,7 +213,7 @@ func parse(name string, text []byte) (protect.Attachment, Pod, error) {
 	return protect.Attachment{Network: c.NetworkName, Container: c.ContainerID}, pod, nil
 }
 
-// endsWithPod reports whether a network's configuration has a cniVersion from 0.4.0 on.
+// endsWithPod reports whether a network's configuration has cniVersion 0.4.0 or later.
 func endsWithPod(config []byte) bool {
 	var c struct {
 		CNIVersion string `json:"cniVersion"`

@@ -23,7 +23,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// results is a copy of what libcni wrote.
+// results is a copy of files that libcni wrote.
 func results(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -33,7 +33,7 @@ func results(t *testing.T) string {
 
 func nameOf(a protect.Attachment) string { return a.Network + "-" + a.Container + "-eth0" }
 
-// TestRealFiles: what libcni itself wrote is understood.
+// TestRealFiles: files that libcni itself wrote are understood.
 func TestRealFiles(t *testing.T) {
 	r, err := New(results(t)).Read()
 	must(t, err)
@@ -49,8 +49,8 @@ func TestRealFiles(t *testing.T) {
 	}
 }
 
-// TestTornAndForeignFiles: what is not whole is kept and says nothing; what is not
-// libcni's says nothing at all.
+// TestTornAndForeignFiles: an incomplete file counts as existing but names no pod; a file that
+// is not libcni's is ignored.
 func TestTornAndForeignFiles(t *testing.T) {
 	dir := results(t)
 	path := filepath.Join(dir, nameOf(web))
@@ -78,8 +78,7 @@ func TestTornAndForeignFiles(t *testing.T) {
 	}
 }
 
-// TestChangesAreSeen: files that come and go, and a folder that another takes the place
-// of.
+// TestChangesAreSeen: files appear and disappear, and another folder takes the folder's place.
 func TestChangesAreSeen(t *testing.T) {
 	dir := results(t)
 	folder := New(dir)
@@ -128,7 +127,7 @@ func TestChangesAreSeen(t *testing.T) {
 	}
 }
 
-// TestFilesThatEndWithTheirPod: of an old cniVersion libcni may keep the file for good.
+// TestFilesThatEndWithTheirPod: for an old cniVersion libcni may keep the file forever.
 func TestFilesThatEndWithTheirPod(t *testing.T) {
 	for config, want := range map[string]bool{
 		`{"cniVersion":"0.4.0"}`: true, `{"cniVersion":"1.0.0"}`: true, `{"cniVersion":"1.1.0","name":"x"}`: true, `{"cniVersion":"0.10.0"}`: true,

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// FuzzParse: a file that is understood names the container that its own name ends with.
+// FuzzParse: a file that is understood names the same container as the end of its own name.
 func FuzzParse(f *testing.F) {
 	f.Add("n-c-eth0", []byte(`{"kind":"cniCacheV1","containerId":"c","networkName":"n","ifName":"eth0","cniArgs":[["K8S_POD_NAME","web-0"]],"capabilityArgs":{"portMappings":[{"hostPort":8080,"protocol":"tcp"}]}}`))
 	f.Add("", []byte(`{}`))

@@ -59,23 +59,23 @@ type Controller interface {
 	Alive() error
 	// Status returns the newest Status at once.
 	Status() api.Status
-	// Watch calls see with the Status of now and with each later one that differs in what matters,
-	// until its context ends or see fails. It may be refused because there are too many already.
+	// Watch calls see with the present Status and with each later Status that differs in
+	// substance, until its context ends or see fails. It may be refused because there are too
+	// many watchers.
 	Watch(ctx context.Context, see func(api.Status) error) error
-	// Look looks now, and returns a Status from after that look.
+	// Look looks now, and returns a Status that is newer than that look.
 	Look(context.Context) (api.Status, error)
 
-	// Restore replays a generation and proves it. An error means that nothing could be tried; a
-	// replay that is not proved is a reply.
+	// Restore replays a generation and proves it. An error means that nothing could be tried;
+	// an unproved replay is a reply.
 	Restore(context.Context, api.RestoreRequest) (api.RestoreReply, error)
-	// Cleanup removes what canaryd planted, and ends healing.
+	// Cleanup removes everything that canaryd planted, and ends healing.
 	Cleanup(context.Context, api.CleanupRequest) error
 	// Pause pauses replays for a time from now on, and replaces an earlier pause.
 	Pause(context.Context, api.PauseRequest) (api.PauseReply, error)
-	// Resume ends a pause, so that what is lost is replayed.
+	// Resume ends a pause, so that lost rules are replayed.
 	Resume(context.Context) (api.PauseReply, error)
-	// Drill takes canaryd's own canary away, and returns once it is back, or has not come back in
-	// time.
+	// Drill removes canaryd's own canary, and returns once it is back, or when it is overdue.
 	Drill(context.Context, api.DrillRequest) (api.DrillReply, error)
 	// Dismiss accepts the loss that waits for a decision, if there is one.
 	Dismiss(context.Context) (api.DismissReply, error)
@@ -84,18 +84,19 @@ type Controller interface {
 	Baseline(context.Context, api.BaselineRequest) (api.BaselineReply, error)
 	// Render returns a generation as iptables-restore input.
 	Render(context.Context, api.RenderRequest) (string, error)
-	// Flush returns all of one flush, including what may not leave through TCP.
+	// Flush returns all facts about one flush, including details that may not leave through
+	// TCP.
 	Flush(context.Context, api.FlushRequest) (api.FlushReply, error)
 }
 
 // A failure is the body of every answer that is not 200.
 type failure struct {
 	Error string `json:"error"`
-	// Reason distinguishes failures that callers handle.
+	// Reason distinguishes the failures that callers handle.
 	Reason string `json:"reason,omitempty"`
 }
 
-// A knownFailure is an error that is answered in its own way.
+// A knownFailure is an error with an answer of its own.
 type knownFailure struct {
 	err    error
 	code   int
@@ -165,7 +166,7 @@ func handle[Request, Reply any](do func(context.Context, Request) (Reply, error)
 	}
 }
 
-// bare makes a function for handle of one that needs nothing of the request.
+// bare adapts for handle a function that needs no request.
 func bare[Reply any](do func(context.Context) (Reply, error)) func(context.Context, struct{}) (Reply, error) {
 	return func(ctx context.Context, _ struct{}) (Reply, error) { return do(ctx) }
 }
@@ -178,8 +179,8 @@ func writeReply(w http.ResponseWriter, reply any, err error) {
 	serve.WriteJSON(w, http.StatusOK, reply)
 }
 
-// decode reads one JSON object, without unknown fields and with nothing behind it. An empty body is
-// an empty request.
+// decode reads one JSON object, without unknown fields and with nothing after it. An empty body
+// is an empty request.
 func decode[Request any](body io.Reader) (Request, error) {
 	var request, none Request
 	decoder := json.NewDecoder(body)

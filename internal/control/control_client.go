@@ -21,13 +21,13 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// ErrNoDaemon: no process listens at the control socket.
+// ErrNoDaemon means that no process listens at the control socket.
 var ErrNoDaemon = errors.New("no canaryd is running")
 
-// ErrForbidden: a daemon may be running, but this user may not ask it.
+// ErrForbidden means that a daemon may be running, but serves other users only.
 var ErrForbidden = errors.New("only root, and the user that canaryd runs as, may ask canaryd")
 
-// ErrNotCanaryd: the process that listens at the control socket does not answer as canaryd does.
+// ErrNotCanaryd means that the process at the control socket does not answer like canaryd.
 var ErrNotCanaryd = errors.New("the process that listens there is not canaryd")
 
 // statusTimeout bounds a request that a daemon answers from memory.
@@ -50,14 +50,15 @@ func (e *RefusedError) Is(target error) bool {
 	return slices.ContainsFunc(knownFailures, func(f knownFailure) bool { return f.err == target && f.reason == e.reason && f.reason != "" })
 }
 
-// A Client asks a running daemon through its control socket. Each call is one connection. Every
-// method returns an error that wraps ErrNoDaemon if no process listens, and a *RefusedError if the
-// daemon refuses. Contexts bound the calls; only Status has a timeout of its own.
+// A Client sends requests to a running daemon through its control socket. Each call is one
+// connection. Every method returns an error that wraps ErrNoDaemon if no process listens, and a
+// *RefusedError if the daemon refuses. Contexts bound the calls; only Status has a timeout of
+// its own.
 type Client struct {
 	Socket string // the path of the control socket
 }
 
-// Status returns what the daemon knows.
+// Status returns the daemon's present status.
 func (c Client) Status(ctx context.Context) (api.Status, error) {
 	within, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -68,11 +69,12 @@ func (c Client) Status(ctx context.Context) (api.Status, error) {
 	return s, err
 }
 
-// Alive returns "ok" if the daemon's loop works, and a *RefusedError that says why it hangs.
+// Alive returns "ok" if the daemon's loop works, and else a *RefusedError with the reason why
+// it hangs.
 func (c Client) Alive(ctx context.Context) (string, error) { return c.probe(ctx, "/v1/healthz") }
 
-// Ready returns a line that begins with "ok" if the node is ready, and a *RefusedError that says
-// why it is not.
+// Ready returns a line that begins with "ok" if the node is ready, and else a *RefusedError
+// with the reason.
 func (c Client) Ready(ctx context.Context) (string, error) { return c.probe(ctx, "/v1/readyz") }
 
 func (c Client) probe(ctx context.Context, path string) (string, error) {
@@ -80,7 +82,7 @@ func (c Client) probe(ctx context.Context, path string) (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// Look makes the daemon look now, and returns what it knows then.
+// Look makes the daemon look now, and returns its status after that.
 func (c Client) Look(ctx context.Context) (api.Status, error) {
 	return call[api.Status](ctx, c, http.MethodPost, "/v1/look", struct{}{})
 }
@@ -111,7 +113,7 @@ func (c Client) Dismiss(ctx context.Context) (api.DismissReply, error) {
 	return call[api.DismissReply](ctx, c, http.MethodPost, "/v1/dismiss", struct{}{})
 }
 
-// Drill makes the daemon take its own canary away, and returns what happened.
+// Drill makes the daemon remove its own canary, and returns the course of the drill.
 func (c Client) Drill(ctx context.Context, r api.DrillRequest) (api.DrillReply, error) {
 	return call[api.DrillReply](ctx, c, http.MethodPost, "/v1/drill", r)
 }
@@ -121,7 +123,7 @@ func (c Client) Baseline(ctx context.Context, r api.BaselineRequest) (api.Baseli
 	return call[api.BaselineReply](ctx, c, http.MethodPost, "/v1/baseline", r)
 }
 
-// Flush returns everything that the daemon knows of one flush.
+// Flush returns all that the daemon knows about one flush.
 func (c Client) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply, error) {
 	return call[api.FlushReply](ctx, c, http.MethodGet, "/v1/flush?"+url.Values{"name": {r.Name}}.Encode(), nil)
 }
@@ -205,8 +207,8 @@ func (c Client) open(ctx context.Context, method, path string, body []byte) (*ht
 	return nil, c.refused(response.StatusCode, text)
 }
 
-// explain says what a request without an answer means, and what to do. Where the mode of the socket
-// lets another user connect, a daemon closes the connection without reading from it.
+// explain words the cause and the remedy of a request without an answer. If the socket's mode
+// lets another user connect, the daemon closes the connection without reading from it.
 func (c Client) explain(ctx context.Context, err error, connected bool) error {
 	closed := errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
 	switch {
@@ -223,13 +225,13 @@ func (c Client) explain(ctx context.Context, err error, connected bool) error {
 	}
 }
 
-// refused returns the failure in an answer. It passes on other text, such as another version's "404
-// page not found".
+// refused returns the failure in an answer. It passes on other text, such as another version's
+// "404 page not found".
 func (c Client) refused(code int, text []byte) error {
 	var f failure
 	err := json.Unmarshal(text, &f)
 	switch {
-	case err != nil && code == http.StatusServiceUnavailable: // what writeCheck answers
+	case err != nil && code == http.StatusServiceUnavailable: // the form of serve.WriteCheck
 		f.Error = strings.TrimSpace(string(text))
 	case err != nil || f.Error == "":
 		f.Error = fmt.Sprintf("%s: %v, or another version of it: it answered %d: %.200s", c.Socket, ErrNotCanaryd, code, strings.TrimSpace(string(text)))

@@ -20,10 +20,10 @@ import (
 // maxSocketPath is the longest path that fits into a struct sockaddr_un, without its closing zero.
 const maxSocketPath = 107
 
-// Listen listens on a Unix socket of mode 0600 at path, and creates its folder with mode
-// 0700 if it is missing. A folder that other users may change is an error. A socket that a dead
-// daemon left is replaced. If one answers, the error wraps ErrAlreadyRunning. A file that is no
-// socket stays, and is an error.
+// Listen listens on a Unix socket of mode 0600 at path, and creates its folder with mode 0700
+// if it is missing. A folder that other users may change is an error. Listen replaces a dead
+// daemon's socket. If a process answers there, the error wraps ErrAlreadyRunning. A file that
+// is no socket stays, and is an error.
 func Listen(ctx context.Context, path string) (*net.UnixListener, error) {
 	if len(path) > maxSocketPath {
 		return nil, fmt.Errorf("the path of the control socket %s is longer than %d bytes", path, maxSocketPath)

@@ -25,7 +25,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A fakeController notes what it was asked for.
+// A fakeController notes its requests.
 type fakeController struct {
 	mu    sync.Mutex
 	asked []string
@@ -286,8 +286,8 @@ func TestNoDaemon(t *testing.T) {
 	}
 }
 
-// TestNotCanaryd: what is no canaryd is said to be none, with what to do, whatever it does
-// with the connection.
+// TestNotCanaryd: a process that is not canaryd listens at the socket. The client must say so,
+// and name a remedy, for each way in which the process treats the connection.
 func TestNotCanaryd(t *testing.T) {
 	for name, answer := range map[string]string{
 		"another protocol":  "220 mail.example.org ESMTP\r\n",
@@ -314,7 +314,7 @@ func TestNotCanaryd(t *testing.T) {
 			}()
 			_, err = Client{Socket: path}.Status(t.Context())
 			if answer == "" && os.Geteuid() != 0 {
-				// So does a canaryd of another user answer.
+				// A canaryd of another user answers like this, too.
 				if !errors.Is(err, ErrForbidden) {
 					t.Errorf("got %v, want %v", err, ErrForbidden)
 				}
@@ -336,7 +336,7 @@ func TestNotCanaryd(t *testing.T) {
 	}
 }
 
-// TestForbidden: who may not open the socket learns who may.
+// TestForbidden: a user who may not open the socket learns which users may.
 func TestForbidden(t *testing.T) {
 	client := Client{Socket: "/run/canaryd/canaryd.sock"}
 	err := client.explain(t.Context(), &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", unix.EACCES)}, false)
@@ -350,7 +350,7 @@ func TestForbidden(t *testing.T) {
 	}
 }
 
-// leaveStale makes a socket as a daemon leaves it that was killed.
+// leaveStale leaves a socket behind like a killed daemon.
 func leaveStale(t *testing.T, path string) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
@@ -408,7 +408,7 @@ func TestStrangersAreNotHeard(t *testing.T) {
 	var uids []uint32
 	l := &peerListener{UnixListener: inner, log: klog.Background(), allowed: func(uid uint32) bool {
 		uids = append(uids, uid)
-		return len(uids) > 1 // the first is a stranger
+		return len(uids) > 1 // the first user is a stranger
 	}}
 	defer l.Close()
 	for range 2 {

@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	// watchBeat is how often an empty line comes while nothing changes. It shows the client that
-	// the daemon lives, and the daemon that the client does.
+	// watchBeat is the time between empty lines while nothing changes. They show the client
+	// that the daemon lives, and the daemon that the client does.
 	watchBeat = 5 * time.Second
-	// watchSilence is after how long without a line the client takes the daemon for gone.
+	// watchSilence is how long a client waits for a line until it takes the daemon for gone.
 	watchSilence = 4 * watchBeat
 	// watchWrite is how long a client may take to read a line.
 	watchWrite = 10 * time.Second
@@ -25,11 +25,11 @@ const (
 	maxWatchLine = 16 << 20
 )
 
-// ErrEnded: the daemon ended the connection, or says nothing any more.
+// ErrEnded means that the daemon ended the connection, or sends nothing any more.
 var ErrEnded = errors.New("canaryd has ended the connection")
 
 // serveWatch writes a line of JSON for each status that c.Watch shows, until the client or the
-// daemon ends. Writes have a deadline of their own, so that a client that does not read ends.
+// daemon ends. Each write has its own deadline, so that a client that does not read is cut off.
 func serveWatch(c Controller) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		control := http.NewResponseController(w)
@@ -77,9 +77,9 @@ func serveWatch(c Controller) http.HandlerFunc {
 	}
 }
 
-// Watch calls see with the daemon's status, and with each later one that differs in what matters,
-// until ctx ends or see returns an error, which it returns. The error wraps ErrEnded if the daemon
-// goes away; it may be back later.
+// Watch calls see with the daemon's status, and with each later status that differs in
+// substance. It ends with ctx, or with the first error of see, which it returns. The error
+// wraps ErrEnded if the daemon ends; it may be back later.
 func (c Client) Watch(ctx context.Context, see func(api.Status) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

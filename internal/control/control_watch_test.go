@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// TestWatch: each change is seen, in its order, until the daemon goes.
+// TestWatch: the client sees each change, in its order, until the daemon ends.
 func TestWatch(t *testing.T) {
 	f := &fakeController{gone: make(chan struct{})}
 	var paused []bool
@@ -29,7 +29,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestWatchEnds: how else it may end. Each time the daemon's side ends too, which goleak sees.
+// TestWatchEnds: other ways in which Watch ends. Each time the daemon's side ends too, as
+// goleak checks.
 func TestWatchEnds(t *testing.T) {
 	enough := errors.New("enough")
 	client := control(t, &fakeController{})

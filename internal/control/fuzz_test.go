@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// FuzzDecode: whatever is accepted means the same when it is written and read
-// again, and whatever is refused yields an empty request.
+// FuzzDecode: an accepted request means the same after it is written and read again, and a
+// refused one yields an empty request.
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{``, `{}`, `{"generation":"0123"}`, `{"agreed":{"ipv4":{"nat":"0"}},"dryRun":true}`, `{"rules":true}`, `{"rules":true}x`, `null`, `[`, `{"rules":{}}`, "\xff"} {
 		f.Add([]byte(seed))
@@ -48,8 +48,8 @@ func again[Request any](t *testing.T, body []byte) {
 	}
 }
 
-// FuzzControlHandler: whatever is asked, there is one answer; what is refused was
-// not done, and nothing is changed by a GET.
+// FuzzControlHandler: each request has one answer. A refused request changes nothing, and
+// neither does a GET.
 func FuzzControlHandler(f *testing.F) {
 	for _, path := range []string{"/v1/status", "/v1/look", "/v1/restore", "/v1/pause", "/v1/resume", "/v1/drill", "/v1/watch", "/v1/cleanup", "/v1/generation?id=a&family=ipv4", "/v1/generation?family=%zz", "/v1/flush?id=1", "//v1/../v1/cleanup", "/"} {
 		for _, method := range []string{"GET", "POST", "HEAD", "DELETE"} {

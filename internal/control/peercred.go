@@ -11,9 +11,9 @@ import (
 	"github.com/canaryd/canaryd/internal/severity"
 )
 
-// A peerListener accepts connections from root and from canaryd's own user only. The mode of the
-// socket ensures the same, but another process may change it. Of any other user's connection it
-// reads no byte.
+// A peerListener accepts connections from root and from canaryd's own user only. The mode of
+// the socket ensures the same, but another process may change it. The listener reads no byte of
+// another user's connection.
 type peerListener struct {
 	*net.UnixListener
 	allowed func(uid uint32) bool

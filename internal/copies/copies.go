@@ -1,5 +1,6 @@
-// Package copies connects the loop with the standby: it defines their requests and answers about
-// copies of tables, keeps the loop's state of each gate, and implements the standby on nft.
+// Package copies connects the loop with the standby. It defines their requests and answers
+// about copies of tables, keeps the loop's state of each gate, and implements the standby on
+// nft.
 //
 // [OpenNFT] opens a [Standby]. [Standby.Follow] makes the copies follow the tables that ought to be
 // in force. After a flush [Standby.Gate] opens the gate of a copy, and shuts it once the rules are
@@ -20,20 +21,22 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Standby has a copy of each table that translates, iptables' nat or a native table, in a table
-// of its own behind a gate. The copy translates what the table does not, but only while the gate is
-// open.
+// A Standby has a copy of each table that translates, iptables' nat or a native table, in a
+// table of its own behind a gate. The copy translates packets that the table leaves
+// untranslated, but only while the gate is open.
 //
-// Each call may commit to nf_tables, as one of canaryd's own. The loop calls it in a step, or in a
-// heal before it reads: a commit between a replay's read and its write would make that stale.
+// Each call may commit to nf_tables, and the commit counts as canaryd's own. The loop calls it
+// in a step, or in a heal before its read. A commit between a replay's read and its write would
+// make the write stale.
 type Standby interface {
-	// Follow brings copies to what ought to be in force, and says of each one its state. It writes
-	// one of nat only where that is asked for, and else translates it.
+	// Follow updates copies to the content that ought to be in force, and returns the state of
+	// each copy. It writes a copy of nat only if the Want requests it, and else only translates
+	// it.
 	Follow(ctx context.Context, wants ...Want) map[tableid.TableID]Copy
-	// Gate opens the gate, in one transaction with what the copy lacks, or without one if that is
-	// nothing. Of nat it opens those hooks whose path lost something. Or it shuts it for all hooks,
-	// for which it needs the ID only. With an error of shutting there is no table any more; the
-	// error wraps standby.ErrNotBuilt if there was none.
+	// Gate opens or shuts the gate of a copy. It opens the gate in the same transaction that
+	// adds the copy's missing rules, if any are missing. For nat it opens only the hooks whose
+	// path lost something. Shutting shuts all hooks and needs the ID only. If shutting fails,
+	// the table is gone; the error wraps standby.ErrNotBuilt if there was none before.
 	Gate(want Want, order Order) (Answer, error)
 	// Release deletes the copy, if there is one.
 	Release(id tableid.TableID) error
@@ -46,12 +49,13 @@ type Want struct {
 	Native Native // of a native table; without a Table it is iptables' nat
 }
 
-// A Nat is the part of iptables' nat that ought to be in force, and the digest of the read
-// that showed that it is.
+// A Nat is the part of iptables' nat that ought to be in force, and the digest of the read that
+// showed it in force.
 type Nat struct {
 	Section rules.Section
 	Digest  uint64
-	// Known: this was translated already. Write: it is to be written now, and not only translated.
+	// Known means that it was translated already. Write means that Follow must write it now,
+	// and not only translate it.
 	Known, Write bool
 }
 
@@ -61,57 +65,57 @@ type Native struct {
 	Digest native.Digest
 }
 
-// A Copy says what became of a copy.
+// A Copy is the state of a copy after Follow.
 type Copy struct {
 	Chains   int // that it has
-	Uncopied int // that accept what they get, because a rule of theirs cannot be copied
-	// Unfinished: the copy is being built, and each call does a part of that, so that the loop may
-	// look at the rules in between.
+	Uncopied int // that only accept packets, because a rule cannot be copied
+	// Unfinished means that the copy is still being built. Each call does a part of that, so
+	// that the loop can look at the rules in between.
 	Unfinished bool
-	// Err is why there may be no copy; with ErrMoved or ErrUnread it is as it was.
+	// Err is why there may be no copy; with ErrMoved or ErrUnread the copy is unchanged.
 	Err error
 }
 
-// An Order says what is to become of a gate.
+// An Order is an order for a gate.
 type Order int
 
 // The orders.
 const (
 	Shut Order = iota
-	// Open opens the gate also if the kernel does not take what is outstanding.
+	// Open opens the gate even if the kernel does not take the outstanding changes.
 	Open
-	// OpenCurrent opens the gate only together with what is outstanding; if the kernel does not
-	// take that, the error is ErrOutdated.
+	// OpenCurrent opens the gate only together with the outstanding changes. If the kernel does
+	// not take them, the error is ErrOutdated.
 	OpenCurrent
 )
 
-// An Answer says what became of a gate.
+// An Answer is the result of a call of Gate.
 type Answer struct {
 	Open bool
-	// Outdated says why the gate was opened without what is outstanding; nil: it was not.
+	// Outdated is why the gate was opened without the outstanding changes; nil if it was not.
 	Outdated error
-	Commits  int // that this took
-	// Shut is when the gate was shut by its own limit, before it was asked for; zero: it was not.
+	Commits  int // the number of commits that this took
+	// Shut is when the gate's own limit had already shut it; zero if it had not.
 	Shut time.Time
-	// Barred says why hooks stay shut whose path lost something.
+	// Barred has the reasons why hooks stay shut although their path lost something.
 	Barred map[string]string
 }
 
-// ErrMoved: nat may hold by now what was not examined yet.
+// ErrMoved means that nat may have changed since it was examined.
 var ErrMoved = errors.New("another process has written since nat was examined")
 
-// ErrOutdated: the copy cannot get what it lacks, and is not to be opened without that.
+// ErrOutdated means that the copy cannot get its missing rules, and must not be opened without
+// them.
 var ErrOutdated = errors.New("the copy lacks the latest rules")
 
-// ErrUnread: nat could not be read.
+// ErrUnread means that nat could not be read.
 var ErrUnread = errors.New("nat could not be read for the standby")
 
-// Most is how long the gate is open for one loss: an owner may have removed by then what
-// the copy still has.
+// Most is how long the gate may be open for one loss. After that, an owner may have removed
+// rules that the copy still has.
 const Most = 30 * time.Second
 
-// Less is what the log says behind that the standby translates: nothing, unless its copy is out of
-// date.
+// Less is the log's remark that the standby's copy is out of date; "" if it is not.
 func (g Answer) Less() string {
 	if g.Outdated == nil {
 		return ""
@@ -119,7 +123,7 @@ func (g Answer) Less() string {
 	return ", but its copy is out of date"
 }
 
-// Fields returns fields of a log line, with the reason of what less says.
+// Fields returns fields of a log line, with the reason for the remark of Less.
 func (g Answer) Fields(fields ...any) []any {
 	if g.Outdated == nil {
 		return fields

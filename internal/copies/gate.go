@@ -6,17 +6,17 @@ import (
 	"github.com/canaryd/canaryd/internal/pace"
 )
 
-// A Gate is what the loop knows of the gate of one copy of the standby's.
+// A Gate is the loop's knowledge about the gate of one copy.
 type Gate struct {
 	Opened time.Time // zero: the gate is shut
-	Flush  string    // for which it was opened or tried last
-	Until  time.Time // until when it may be open for that one; zero: it could not be opened
-	// Total is how long it was open for that flush, as often as it was shut.
+	Flush  string    // the flush for which it was last opened or tried
+	Until  time.Time // the end of the time for that flush; zero: it could not be opened
+	// Total is how long it was open for that flush in all.
 	Total time.Duration
-	// barred are the hooks of which the log has why they stay shut in that flush.
+	// barred are the hooks whose reason for staying shut in that flush is in the log.
 	barred map[string]bool
-	// waits: it was open and had to be shut for what another owner wrote in that flush. It may
-	// open again when a process writes to nat.
+	// Waits means that the gate was open and had to be shut, because of a write of another
+	// owner in that flush. It may open again after a process writes to nat.
 	Waits   bool
 	Trouble pace.Trouble // why the gate could not be moved
 }
@@ -24,13 +24,13 @@ type Gate struct {
 // IsOpen reports whether the gate is open.
 func (g *Gate) IsOpen() bool { return !g.Opened.IsZero() }
 
-// MayOpen reports whether the gate was not tried yet for that flush, or was not open for too long
-// and does not wait for a write.
+// MayOpen reports whether the gate may open for a flush. It may if it was not tried yet for
+// that flush, or if time is left and it does not wait for a write.
 func (g *Gate) MayOpen(flush string) bool {
 	return g.Flush != flush || !g.Waits && time.Now().Before(g.Until)
 }
 
-// Spent reports whether the gate was open for that flush for as long as it may be.
+// Spent reports whether the gate has used up its time for that flush.
 func (g *Gate) Spent(flush string) bool {
 	return g.Flush == flush && !g.Until.IsZero() && !time.Now().Before(g.Until)
 }
@@ -50,8 +50,8 @@ func (g *Gate) Open(now time.Time) {
 	}
 }
 
-// DueShut returns when an open gate is shut: as soon as it is not wanted open any more. made is a
-// time that has passed.
+// DueShut returns when an open gate must be shut. If it is no longer wanted, that is at once:
+// made is a time in the past.
 func (g *Gate) DueShut(wanted bool, made time.Time) time.Time {
 	if !g.IsOpen() {
 		return time.Time{}
@@ -62,7 +62,7 @@ func (g *Gate) DueShut(wanted bool, made time.Time) time.Time {
 	return g.Until
 }
 
-// Bars notes that a hook stays shut in the flush, and reports whether the log is to have it.
+// Bars notes that a hook stays shut in the flush, and reports whether to log that.
 func (g *Gate) Bars(hook string) bool {
 	if g.barred[hook] {
 		return false
@@ -74,7 +74,7 @@ func (g *Gate) Bars(hook string) bool {
 	return true
 }
 
-// Shut notes that the gate is shut since at, and returns for how long it was open.
+// Shut notes that the gate has been shut since at, and returns how long it was open.
 func (g *Gate) Shut(at time.Time) (open time.Duration) {
 	g.Trouble.Over()
 	open = at.Sub(g.Opened)

@@ -7,18 +7,18 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Lag is since when a section is behind what ought to be in force.
+// A Lag is the time since which a section has been behind the generation.
 type Lag struct {
 	Since   time.Time // zero: it is not
 	checked bool
-	edition int // in which that was checked
+	edition int // the edition in which that was checked
 }
 
-// CurrentIn returns the lag of a section that is what ought to be in force in an edition.
+// CurrentIn returns the lag of a section that is up to date in an edition.
 func CurrentIn(edition int) Lag { return Lag{checked: true, edition: edition} }
 
-// TooLong reports whether a section is behind for longer than Most. It compares once in each
-// edition.
+// TooLong reports whether a section has been behind for longer than Most. It compares once in
+// each edition.
 func (l *Lag) TooLong(has, want rules.Section, edition int, captured, now time.Time) bool {
 	if !l.checked || l.edition != edition {
 		l.checked, l.edition = true, edition
@@ -35,7 +35,7 @@ func (l *Lag) TooLong(has, want rules.Section, edition int, captured, now time.T
 // SameChain reports whether two chains have the same name and rules.
 func SameChain(a, b rules.Chain) bool { return a.Name == b.Name && slices.Equal(a.Rules, b.Rules) }
 
-// OtherChains returns how many chains only one of two sections has, or has otherwise.
+// OtherChains counts the chains that only one of two sections has, or that differ.
 func OtherChains(a, b rules.Section) (n int) {
 	has := make(map[string]rules.Chain, len(a.Chains))
 	for _, c := range a.Chains {

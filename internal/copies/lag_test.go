@@ -7,8 +7,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestLag: a copy is behind from the first change that it lacks on, whatever changes follow, until
-// it is what ought to be in force.
+// TestLag: a copy falls behind with the first change that it lacks, and stays behind after
+// further changes until it equals the generation.
 func TestLag(t *testing.T) {
 	section := func(chain string) rules.Section { return rules.Section{Chains: []rules.Chain{{Name: chain}}} }
 	has, start := section("KUBE-A"), time.Unix(1e9, 0)
@@ -17,7 +17,7 @@ func TestLag(t *testing.T) {
 		what    string
 		want    rules.Section
 		edition int
-		changed time.Duration // when what ought to be in force changed last
+		changed time.Duration // the time of the generation's last change
 		now     time.Duration
 		behind  bool
 	}{

@@ -19,35 +19,36 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// An OnNFT is the Standby of a Kernel on nft. OpenNFT opens one, and Close ends it. Only
-// the loop's step calls its methods; the limits of gates run next to that.
+// An OnNFT is the Standby of a Kernel on nft. OpenNFT opens one, and Close ends it. Only the
+// loop's step calls its methods, but the limits of gates run concurrently.
 type OnNFT struct {
 	kernel *iptables.Kernel
 	tables *standby.Standby
-	conn   *nft.Conn // for probes, so that none waits for a read of the mirror's
+	conn   *nft.Conn // for probes, so that they need not wait for a read of the mirror
 
-	room   func() int64  // how much memory is free; nil: that does not matter
+	room   func() int64  // returns the free memory; nil: unlimited
 	limit  time.Duration // how long a gate may be open
 	mu     sync.Mutex
-	limits map[tableid.TableID]*gateLimit // that shut a gate by themselves
-	// pending are copies that may be newer than what is written. Only the loop's step has them.
+	limits map[tableid.TableID]*gateLimit // they shut gates by themselves
+	// pending are copies that may be newer than the written ones. Only the loop's step uses
+	// them.
 	pending map[tableid.TableID]pendingCopy
-	ending  sync.WaitGroup // of those that run
+	ending  sync.WaitGroup // counts running limits
 
-	misses  *standby.Misses // nil: none are heard of
+	misses  *standby.Misses // nil: canaryd hears of none
 	hearing sync.WaitGroup  // of misses
 }
 
-// A pendingCopy is a copy and, of a native table, the digest of what it was made of.
+// A pendingCopy is a copy and, for a native table, the digest of its original.
 type pendingCopy struct {
 	copy *standby.Copy
 	of   native.Digest
 }
 
 // OpenNFT opens the sockets of a Standby. It writes nothing. Its commits count as the kernel's
-// own. room returns how many bytes of memory the process may still use; nil: as many as it wants.
-// missed is called, by a goroutine that Close ends, for a packet that nat did not translate and the
-// copy would; nil, or a kernel without nfnetlink_log: never.
+// own. room returns how many bytes of memory the process may still use; nil means no limit. A
+// goroutine, which Close ends, calls missed for each packet that nat did not translate and that
+// the copy would. It calls nothing if missed is nil or the kernel lacks nfnetlink_log.
 func OpenNFT(kernel *iptables.Kernel, room func() int64, missed func()) (*OnNFT, error) {
 	conn, err := nft.Dial()
 	if err != nil {
@@ -63,7 +64,8 @@ func OpenNFT(kernel *iptables.Kernel, room func() int64, missed func()) (*OnNFT,
 	return s, nil
 }
 
-// listen begins to listen to misses. Without them the end of the flusher's commit is waited for.
+// listen begins to listen to misses. Without them canaryd waits for the end of the flusher's
+// commit.
 func (s *OnNFT) listen(missed func()) {
 	misses, err := standby.ListenMisses()
 	if err != nil {
@@ -84,7 +86,7 @@ func (s *OnNFT) listen(missed func()) {
 	})
 }
 
-// deafen ends what listen began.
+// deafen ends the listening.
 func (s *OnNFT) deafen() error {
 	if s.misses == nil {
 		return nil
@@ -94,8 +96,8 @@ func (s *OnNFT) deafen() error {
 	return err
 }
 
-// dial opens the socket that owns the tables. It is done again if the library had to close it,
-// because a gate could be shut in no other way.
+// dial opens the socket that owns the tables. canaryd dials again if the library had to close
+// the socket, because that was the only way to shut a gate.
 func (s *OnNFT) dial() error {
 	cfg := standby.Config{Unheard: s.kernel.Unheard, Room: s.room}
 	if s.misses != nil {
@@ -124,7 +126,7 @@ func (s *OnNFT) Close() error {
 	return errors.Join(s.tables.Close(), s.conn.Close(), s.deafen())
 }
 
-// Follow implements Standby. All tables are translated before one is written, because each write
+// Follow implements Standby. It translates all tables before it writes one, because each write
 // moves the genid.
 func (s *OnNFT) Follow(ctx context.Context, wants ...Want) map[tableid.TableID]Copy {
 	all := map[tableid.TableID]Copy{}
@@ -134,7 +136,7 @@ func (s *OnNFT) Follow(ctx context.Context, wants ...Want) map[tableid.TableID]C
 	for _, want := range wants {
 		switch {
 		case want.isNat() && !want.Nat.Write, all[want.ID].Err != nil:
-		case s.pending[want.ID].copy == nil: // it went with the socket, just now
+		case s.pending[want.ID].copy == nil: // it was just deleted with the socket
 			all[want.ID] = Copy{Err: net.ErrClosed}
 		default:
 			all[want.ID] = s.write(want.ID)
@@ -146,8 +148,8 @@ func (s *OnNFT) Follow(ctx context.Context, wants ...Want) map[tableid.TableID]C
 // isNat reports whether the table is iptables' nat.
 func (w Want) isNat() bool { return w.Native.Table == nil }
 
-// prepare translates a table, unless that was done. A copy that the loop says is not there takes no
-// memory.
+// prepare translates a table, unless that was done. If the loop knows that there is no copy,
+// none takes memory.
 func (s *OnNFT) prepare(ctx context.Context, want Want) error {
 	if !want.isNat() {
 		_, err := s.translateNative(want)
@@ -168,7 +170,7 @@ func (s *OnNFT) prepare(ctx context.Context, want Want) error {
 	return err
 }
 
-// orReleased releases a copy with an error, to which it adds that of releasing.
+// orReleased releases a copy after an error, and adds the error of releasing.
 func (s *OnNFT) orReleased(id tableid.TableID, err error) error {
 	if err != nil {
 		return errors.Join(err, s.Release(id))
@@ -176,8 +178,8 @@ func (s *OnNFT) orReleased(id tableid.TableID, err error) error {
 	return nil
 }
 
-// write brings a copy into the kernel. After an error there is none: it is built again at the next
-// try.
+// write brings a copy into the kernel. After an error there is no copy; the next try builds it
+// again.
 func (s *OnNFT) write(id tableid.TableID) Copy {
 	pending, stood := s.pending[id], s.tables.Held(id) != nil
 	more, err := s.tables.PutPiece(pending.copy)
@@ -186,7 +188,7 @@ func (s *OnNFT) write(id tableid.TableID) Copy {
 	}
 	switch err = s.orReleased(id, err); {
 	case err != nil:
-	case more && stood: // a native table's is built again, with room in its sets for what they hold now
+	case more && stood: // the rebuilt sets of a native table have room for their present elements
 		delete(s.pending, id)
 	case !more:
 		s.hold(id)
@@ -195,14 +197,15 @@ func (s *OnNFT) write(id tableid.TableID) Copy {
 	return Copy{Chains: now.Chains, Uncopied: now.LeftOut, Unfinished: more, Err: err}
 }
 
-// hold notes that the kernel has what is pending: a copy of nat is without its rules then.
+// hold notes that the kernel has the pending copy, so that a copy of nat no longer holds its
+// rules.
 func (s *OnNFT) hold(id tableid.TableID) {
 	s.pending[id] = pendingCopy{s.tables.Held(id), s.pending[id].of}
 }
 
-// translateNative makes the copy of a native table, or returns what it made of the same content.
-// Another value comes every 2 s where packets add to sets and after each replay, and an opening
-// does not wait for what that changes.
+// translateNative returns the copy of a native table. It reuses the copy made from the same
+// content. Content changes every 2 s where packets add to sets, and after each replay; an
+// opening does not wait for such changes.
 func (s *OnNFT) translateNative(want Want) (*standby.Copy, error) {
 	if p := s.pending[want.ID]; p.copy != nil && p.of == want.Native.Digest {
 		return p.copy, nil
@@ -214,7 +217,8 @@ func (s *OnNFT) translateNative(want Want) (*standby.Copy, error) {
 	return c, err
 }
 
-// translate makes a family's copy of what the mirror holds, if that is what was examined.
+// translate makes a family's copy from the mirror, if the mirror still has the examined
+// content.
 func (s *OnNFT) translate(ctx context.Context, want Want) (c *standby.Copy, err error) {
 	nat := want.Nat
 	protected := make(map[string]bool, len(nat.Section.Chains))
@@ -232,8 +236,8 @@ func (s *OnNFT) translate(ctx context.Context, want Want) (c *standby.Copy, err 
 	return c, err
 }
 
-// Gate implements Standby. A gate that is open for so long that the loop must be hanging is shut
-// all the same.
+// Gate implements Standby. If a gate is open for so long that the loop must be hanging, a limit
+// shuts it.
 func (s *OnNFT) Gate(want Want, order Order) (got Answer, err error) {
 	before := s.tables.Commits()
 	switch {
@@ -252,8 +256,8 @@ func (s *OnNFT) Gate(want Want, order Order) (got Answer, err error) {
 	return got, err
 }
 
-// shut shuts a gate; limit is when its limit did so before. Without a table the error is
-// standby.ErrNotBuilt.
+// shut shuts a gate. limit is when the gate's limit shut it before. Without a table the error
+// is standby.ErrNotBuilt.
 func (s *OnNFT) shut(id tableid.TableID) (limit time.Time, err error) {
 	limit = s.endLimit(id)
 	if err = s.tables.Shut(id); err == nil && s.tables.Held(id) == nil {
@@ -262,8 +266,8 @@ func (s *OnNFT) shut(id tableid.TableID) (limit time.Time, err error) {
 	return limit, err
 }
 
-// openNat opens the hooks of nat whose path lost something and that may be opened, and says why
-// others stay shut. Where one of those is open it shuts all: nat has changed.
+// openNat opens the hooks of nat whose path lost something and that may be opened, and returns
+// why others stay shut. If one of the others is open, it shuts all, because nat has changed.
 func (s *OnNFT) openNat(id tableid.TableID, order Order) (got Answer, err error) {
 	held, already := s.tables.Held(id), s.tables.OpenHooks(id)
 	losses, err := held.Probe(s.conn)
@@ -289,9 +293,10 @@ func (s *OnNFT) openNat(id tableid.TableID, order Order) (got Answer, err error)
 	return got, err
 }
 
-// openHooks opens hooks of a copy with what is pending, or without that if it cannot be written or,
-// as refused says, translated; outdated is why. With OpenCurrent it opens nothing then. If the
-// table is gone after an error, that is standby.ErrNotBuilt, too.
+// openHooks opens hooks of a copy together with the pending changes. refused is why these could
+// not be translated. If they cannot be translated or written, openHooks opens the hooks without
+// them, and outdated is why; but with OpenCurrent it opens nothing. If the table is gone after
+// an error, the error wraps standby.ErrNotBuilt, too.
 func (s *OnNFT) openHooks(id tableid.TableID, hooks []standby.Hook, pending *standby.Copy, refused error, order Order) (outdated, err error) {
 	if pending == s.tables.Held(id) {
 		pending = nil
@@ -314,7 +319,7 @@ func (s *OnNFT) openHooks(id tableid.TableID, hooks []standby.Hook, pending *sta
 	return outdated, nil
 }
 
-// orNotBuilt adds to an error that the table went with it, if it did.
+// orNotBuilt adds standby.ErrNotBuilt to an error if the table is gone.
 func (s *OnNFT) orNotBuilt(id tableid.TableID, err error) error {
 	if err != nil && s.tables.Held(id) == nil && !errors.Is(err, standby.ErrNotBuilt) {
 		return errors.Join(err, standby.ErrNotBuilt)
@@ -325,10 +330,11 @@ func (s *OnNFT) orNotBuilt(id tableid.TableID, err error) error {
 // A gateLimit shuts the gate of one copy.
 type gateLimit struct {
 	timer *time.Timer
-	shut  time.Time // when it did; zero: it did not yet
+	shut  time.Time // the time when it did; zero: not yet
 }
 
-// beginLimit shuts the gate of a table's copy a little after the loop should have done so.
+// beginLimit starts a limit, which shuts the gate of a copy a little later than the loop
+// should.
 func (s *OnNFT) beginLimit(id tableid.TableID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -353,7 +359,7 @@ func (s *OnNFT) beginLimit(id tableid.TableID) {
 	})
 }
 
-// endLimit ends what beginLimit began, and returns when it shut the gate; zero if it did not.
+// endLimit stops the limit, and returns when it shut the gate; zero if it did not.
 func (s *OnNFT) endLimit(id tableid.TableID) (shut time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

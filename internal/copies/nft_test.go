@@ -20,10 +20,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// natV4 is the table that the stories flush.
+// natV4 is the table that the tests flush.
 var natV4 = rules.IPv4.Table(rules.Nat)
 
-// onNFT runs a story of an OnNFT next to the scenarios' node in a namespace.
+// onNFT runs a test of an OnNFT with the scenarios' node in a namespace.
 func onNFT(t *testing.T, story func(t *testing.T, s *OnNFT, follow func(write bool) Copy)) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft", "iptables-nft")
@@ -51,7 +51,7 @@ func onNFT(t *testing.T, story func(t *testing.T, s *OnNFT, follow func(write bo
 	})
 }
 
-// gate moves the gate and fails unless it is as wanted then.
+// gate moves the gate and fails unless its state is then as wanted.
 func (s *OnNFT) gate(t *testing.T, open, want bool, commits int) {
 	t.Helper()
 	order := Shut
@@ -65,8 +65,8 @@ func (s *OnNFT) gate(t *testing.T, open, want bool, commits int) {
 	}
 }
 
-// TestOnNFT: the gate opens for what is lost, and for more once more is lost; not while
-// everything stands, and once only.
+// TestOnNFT: the gate opens once for the lost rules, again when more are lost, and not while
+// all rules are in force.
 func TestOnNFT(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
 		if _, err := s.Gate(Want{ID: natV4}, Open); !errors.Is(err, standby.ErrNotBuilt) {
@@ -95,8 +95,8 @@ func TestOnNFT(t *testing.T) {
 	})
 }
 
-// TestStandbyCopiesOnlyWhatWasExamined: if another process has written since, nothing is copied,
-// whether that was a flush or not.
+// TestStandbyCopiesOnlyWhatWasExamined: another process has written since the examination, with
+// or without a flush; the standby must copy nothing.
 func TestStandbyCopiesOnlyWhatWasExamined(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
 		must(t, follow(true).Err)
@@ -114,7 +114,7 @@ func TestStandbyCopiesOnlyWhatWasExamined(t *testing.T) {
 	})
 }
 
-// TestStandbyThatCannotFollow: a copy that is not available any more leaves no table.
+// TestStandbyThatCannotFollow: a copy that becomes unavailable must leave no table behind.
 func TestStandbyThatCannotFollow(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
 		must(t, follow(true).Err)
@@ -128,8 +128,8 @@ func TestStandbyThatCannotFollow(t *testing.T) {
 	})
 }
 
-// TestStandbyOpensWithWhatIsOutstanding: a change that was translated and not written is in the
-// copy that is open.
+// TestStandbyOpensWithWhatIsOutstanding: an opened copy must include a change that was
+// translated but not yet written.
 func TestStandbyOpensWithWhatIsOutstanding(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
 		must(t, follow(true).Err)
@@ -151,8 +151,8 @@ func TestStandbyOpensWithWhatIsOutstanding(t *testing.T) {
 	})
 }
 
-// TestStandbyShutsWhatMustNotBeOpen: a hook that was opened is shut when another owner writes to
-// nat what its packets must not pass by.
+// TestStandbyShutsWhatMustNotBeOpen: another owner writes rules to nat that the packets of an
+// open hook must not bypass; the hook must shut.
 func TestStandbyShutsWhatMustNotBeOpen(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
 		must(t, follow(true).Err)
@@ -167,8 +167,8 @@ func TestStandbyShutsWhatMustNotBeOpen(t *testing.T) {
 	})
 }
 
-// TestStandbyShutsByItself: a gate that the loop does not shut is shut after the limit, and one
-// that it does shut has no limit any more.
+// TestStandbyShutsByItself: a gate that the loop does not shut shuts after the limit. A gate
+// that the loop shuts has no limit any more.
 func TestStandbyShutsByItself(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
 		must(t, follow(true).Err)
@@ -198,7 +198,8 @@ func TestStandbyShutsByItself(t *testing.T) {
 	})
 }
 
-// TestStandbyAfterItsSocketWasClosed: it is dialled again, and the next try builds the copy.
+// TestStandbyAfterItsSocketWasClosed: the standby dials again, and the next try builds the
+// copy.
 func TestStandbyAfterItsSocketWasClosed(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *OnNFT, follow func(bool) Copy) {
 		must(t, follow(true).Err)
@@ -220,7 +221,7 @@ const nativeNAT = `table ip proxy {
 }
 `
 
-// proxyOf loads nativeNAT and returns it as it was captured.
+// proxyOf loads nativeNAT and returns it as captured.
 func proxyOf(t *testing.T, s *OnNFT, priority, address, client string) Want {
 	t.Helper()
 	id := tableid.IPv4.Table("proxy")
@@ -231,7 +232,8 @@ func proxyOf(t *testing.T, s *OnNFT, priority, address, client string) Want {
 	return Want{ID: id, Native: Native{r.Tables[id], r.Digest(id)}}
 }
 
-// followNative follows a native table until its copy stands, and returns in how many steps.
+// followNative follows a native table until its copy is complete, and returns the number of
+// steps.
 func (s *OnNFT) followNative(t *testing.T, want Want) (steps int) {
 	t.Helper()
 	for {
@@ -243,9 +245,9 @@ func (s *OnNFT) followNative(t *testing.T, want Want) (steps int) {
 	}
 }
 
-// TestNativeStandbyThatTakesNoChange: what is outstanding is in what opens; a difference that the
-// copy cannot take is said, and with OpenCurrent the gate stays shut. The next time it is followed,
-// it is built again in steps.
+// TestNativeStandbyThatTakesNoChange: an opened copy includes the outstanding changes. A
+// difference that the copy cannot take is reported, and with OpenCurrent the gate stays shut.
+// The next time, the copy is built again in steps.
 func TestNativeStandbyThatTakesNoChange(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *OnNFT, _ func(bool) Copy) {
 		first := proxyOf(t, s, "dstnat", "10.3.0.1", "10.9.0.1")
@@ -276,8 +278,8 @@ func TestNativeStandbyThatTakesNoChange(t *testing.T) {
 	})
 }
 
-// TestAnOpeningTranslatesChangesOnly: another value of a table whose content is the same is no
-// reason to translate it again: its clients are read every 2 s.
+// TestAnOpeningTranslatesChangesOnly: a new value of a table with the same content is not
+// translated again. Clients of a Service cause a read every 2 s.
 func TestAnOpeningTranslatesChangesOnly(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *OnNFT, _ func(bool) Copy) {
 		first := proxyOf(t, s, "dstnat", "10.3.0.1", "10.9.0.1")

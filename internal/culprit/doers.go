@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// This file decides which processes belong to a purge. In doubt a deletion is the owner's decision:
-// a stale rule does more harm than a purge that succeeds.
+// This file decides which processes belong to a purge. In doubt a deletion counts as the
+// owner's decision, because a stale rule does more harm than a successful purge.
 
 // A deed is a write of a process to a chain, or its use of the xtables lock.
 type deed struct {
@@ -29,7 +29,7 @@ type touches struct {
 	some map[string][]deed
 }
 
-// of returns the deeds to a chain.
+// of returns the deeds to one chain.
 func (t touches) of(chain string) []deed { return slices.Concat(t.any, t.some[chain]) }
 
 // over reports whether the processes of all deeds are known by now, or never will be.
@@ -48,7 +48,7 @@ type Span struct{ After, Upto Read }
 // over reports whether the processes of the span's deeds are known by now, or never will be.
 func (s Span) over() bool { return settledBy(s.Upto.At, time.Now()) }
 
-// settledBy reports whether no more will be known of deeds at that time.
+// settledBy reports whether the processes of deeds at that time are known, or never will be.
 func settledBy(at, now time.Time) bool { return now.Sub(at) > purgeGap+purgeGap/10 }
 
 // touched returns the deeds to a table in a span; none if some of its writers are not known.
@@ -77,12 +77,12 @@ func (q Inquiry) touched(id rules.TableID, s Span) touches {
 	return t
 }
 
-// foreign reports whether a commit was another process's.
+// foreign reports whether another process made the commit.
 func (q Inquiry) foreign(k iptables.Taking) bool { return !k.Commit.Own && !q.Own(k.Commit.PID) }
 
-// lockDeeds returns the processes that held the lock since then and may have written; none if there
-// were more than are remembered. A process writes between the two messages that it opened the lock,
-// and that it closed it.
+// lockDeeds returns the processes that held the lock since then and may have written; none if
+// there were more than canaryd remembers. A process writes between the two messages about
+// opening and closing the lock.
 func (q Inquiry) lockDeeds(since time.Time) (list []deed) {
 	all := q.Writers.Holders(since.Add(-purgeGap))
 	first := slices.IndexFunc(all, func(w watch.Writer) bool { return !w.Time.Before(since) })
@@ -98,7 +98,7 @@ func (q Inquiry) lockDeeds(since time.Time) (list []deed) {
 	return list
 }
 
-// acts returns the writes of known other processes to all tables since then.
+// acts returns the writes of other, known processes to all tables since then.
 func (q Inquiry) acts(since time.Time) (list []deed) {
 	if q.Legacy {
 		list = q.lockDeeds(since)
@@ -125,9 +125,10 @@ func (p *Purge) did(q Inquiry, deeds []deed) bool {
 // is reports whether a process is known to belong to the purge.
 func (p *Purge) is(by watch.Doer) bool { return slices.ContainsFunc(p.by, by.Is) }
 
-// near reports whether a command that ended before it could be read counts for the purge. Known
-// processes that wrote less than purgeGap before or after it all belong to the purge, or those that
-// wrote last before it and first after it do: a busy machine executes few commands in a second.
+// near reports whether a command counts for the purge although it ended before canaryd could
+// read its process. All known processes that wrote less than purgeGap before or after it belong
+// to the purge. Or the last known writer before it and the first after it do, because a busy
+// machine executes few commands in a second.
 func (p *Purge) near(q Inquiry, x deed) bool {
 	if x.by.Known() || !onlyOneRule(x.by.Comm) || x.at.IsZero() || time.Since(x.at) <= purgeGap {
 		return false
@@ -151,12 +152,12 @@ func (p *Purge) near(q Inquiry, x deed) bool {
 }
 
 // onlyOneRule reports whether a program may be an iptables that changes one rule at a time. On
-// legacy the name of an ended process is not known.
+// legacy the name of an ended process is unknown.
 func onlyOneRule(comm string) bool {
 	return comm == "" || strings.HasPrefix(strings.Replace(comm, "ip6tables", "iptables", 1), "iptables") && !strings.Contains(comm, "-r")
 }
 
-// keepAwake notes when a process of the purge wrote last, to whichever table.
+// keepAwake notes the last write of the purge's processes, to any table.
 func (p *Purge) keepAwake(q Inquiry) {
 	for _, x := range q.acts(p.last) {
 		if p.is(x.by) {
@@ -165,12 +166,12 @@ func (p *Purge) keepAwake(q Inquiry) {
 	}
 }
 
-// purgers returns the commands that deleted a mark by name, for an agent or a script. Two witnesses
-// have to agree: the command line names the mark, and another mark of its table, or another rule of
-// its chain, outlived it, which a flush would have taken too. On legacy the tables may have been
-// probed too late to show that; then it takes a second command of the same process. On nft it takes
-// a second one, too, where a command ended before its line could be read: the kernel names the
-// rule.
+// purgers returns the commands of an agent or script that deleted a mark by name. Two facts
+// have to agree. The command line names the mark. And another mark of its table, or another
+// rule of its chain, is still there, although a flush would have removed both. On legacy the
+// probe may have been too late to show the second fact; then a second command of the same
+// process is needed. On nft a second command is also needed if a command ended before its line
+// could be read: there the kernel names the rule.
 func (q Inquiry) purgers(b Bounds, byName bool, marks canary.Marks) (list []watch.Writer) {
 	if q.Legacy {
 		for _, w := range lastOf(q.Writers.Holders(b.First.Add(-holderWindow))) {
@@ -216,7 +217,7 @@ func (q Inquiry) purgers(b Bounds, byName bool, marks canary.Marks) (list []watc
 	return list
 }
 
-// namesMark reports whether a command line of iptables' deletes a mark by name.
+// namesMark reports whether an iptables command line deletes a mark by name.
 func (q Inquiry) namesMark(command string, comment func(word string) bool) bool {
 	option, chain, named := "", "", false
 	words := strings.Fields(command)
@@ -233,8 +234,8 @@ func (q Inquiry) namesMark(command string, comment func(word string) bool) bool 
 	return strings.EqualFold(option, "d") && named || option != "" && chain == q.Canary
 }
 
-// DeletedByName reports whether a probe saw that marks are gone without a flush of the table: a
-// flush of it takes a canary with its witnesses, and a flush of a built-in chain takes more than
+// DeletedByName reports whether a probe shows that marks are gone without a flush. A flush of
+// the table removes a canary with its witnesses. A flush of a built-in chain removes more than
 // the witness.
 func DeletedByName(chain string, marks canary.Marks, f rules.Family, probed iptables.Probed) bool {
 	for id, m := range marks {
@@ -253,8 +254,8 @@ func DeletedByName(chain string, marks canary.Marks, f rules.Family, probed ipta
 	return false
 }
 
-// named returns the writer as a record names it: of a purge the process that decided on it, and not
-// each program that it executed.
+// named returns the writer as a record names it. For a purge that is the process that decided
+// on it, and not each program that it executed.
 func (q Inquiry) named(w watch.Writer) watch.Writer {
 	if by := w.Doer(); q.Purge != nil && q.Purge.is(by) {
 		return w.OfDoer(by)
@@ -262,7 +263,7 @@ func (q Inquiry) named(w watch.Writer) watch.Writer {
 	return w
 }
 
-// A Read is a full read of one family, and when it began.
+// A Read is a full read of one family, and the time when it began.
 type Read struct {
 	Digest uint64
 	At     time.Time

@@ -11,8 +11,8 @@ import (
 )
 
 // TestLegacyDeedsOfASpan: on legacy a process may have written at any time between the messages
-// that it opened the lock and closed it, so it counts for each span between two reads that its hold
-// touches.
+// about opening and closing the lock. So it counts for each span between two reads that this
+// time overlaps.
 func TestLegacyDeedsOfASpan(t *testing.T) {
 	start := time.Now()
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }

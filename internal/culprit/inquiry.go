@@ -1,10 +1,11 @@
-// Package culprit finds out which processes took the lost rules, and which processes delete marks
-// by name.
+// Package culprit finds the processes that removed lost rules, and the processes that delete
+// marks by name.
 //
 // An [Inquiry] holds the evidence of one moment: the commits that the kernel reported, and the
-// processes that wrote. [Inquiry.AddWriters] puts the writers and the culprits into a flush record,
-// and [Inquiry.Answer] names the processes that caused one table's loss, a [Charge]. [Purges]
-// remembers which processes delete rules one by one, and which rules such a [Purge] took before it
+// processes that wrote. [Inquiry.AddWriters] puts the writers and the culprits into a flush
+// record. [Inquiry.Answer] names the processes that caused one table's loss, a [Charge].
+// [Purges] remembers the processes that delete rules one by one, and the rules that such a
+// [Purge] deleted before it reached the marks.
 // reached the marks.
 //
 // Missing evidence is no error: the answer is nil, or says that messages were missed. The values
@@ -23,43 +24,44 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// This file finds out which process took the rules that are lost. On nft the messages of a
-// commit name what it deleted, so that a process is named only for tables that it took something
-// from. On legacy only the processes are known that held the lock.
+// This file finds the processes that removed the lost rules. On nft the messages of a commit
+// name the deleted rules, so a process is named only for tables that it removed something from.
+// On legacy canaryd only knows the processes that held the lock.
 
-// An Inquiry is what is known about the processes that wrote, at one moment of a loss.
+// An Inquiry is the evidence about processes that wrote, at one moment of a loss.
 type Inquiry struct {
 	Takings iptables.Takings
 	Writers *watch.Writers
 	Own     func(pid uint32) bool
 	Legacy  bool
 	Canary  string // the name of the canary's chain
-	Purge   *Purge // that is under way; nil: none is known
+	Purge   *Purge // the present one; nil: none is known
 }
 
-// Bounds are the times and the genids between which a loss came about.
+// Bounds are the times and the genids between which a loss happened.
 type Bounds struct {
 	First   time.Time // the first evidence
 	Written time.Time // the end of the last write before; zero: none is known
 	Noticed time.Time
 	Intact  uint32 // of the last intact look
-	Heard   uint32 // the last at which something was found lost
+	Heard   uint32 // of the last read that found something lost
 }
 
-// A Charge is one table's loss, and between which genids it came about.
+// A Charge is one table's loss, and the genids between which it happened.
 type Charge struct {
 	ID      rules.TableID
 	Finding canary.Finding
 	Canary  string // the name of the canary's chain
 	Nonces  []canary.Nonce
-	Intact  uint32 // the last at which the table's marks were seen to stand,
-	Sound   uint32 // at which its content was seen to be in force,
-	InForce uint32 // at which a read around a write saw all of it in force,
-	Upto    uint32 // and that of the read which showed the loss
+	Intact  uint32 // of the last look that found the table's marks in place,
+	Sound   uint32 // of the last look that found its content in force,
+	InForce uint32 // of a read around a write that found all of it in force,
+	Upto    uint32 // and of the read that showed the loss
 }
 
-// Answer returns the processes that took what the table lost, in the order of their commits;
-// nil if they are not known. missed: there may be more, because messages were missed.
+// Answer returns the processes that removed the table's lost content, in the order of their
+// commits; nil if they are unknown. missed means that there may be more, because messages were
+// missed.
 func (q Inquiry) Answer(c Charge) (guilty []watch.Writer, missed bool) {
 	if q.Legacy {
 		return nil, false
@@ -79,7 +81,7 @@ func (q Inquiry) Answer(c Charge) (guilty []watch.Writer, missed bool) {
 	return guilty, len(guilty) > 0
 }
 
-// since returns the genid at which the table was known to be well.
+// since returns the genid at which the table was last known to be well.
 func (c Charge) since() uint32 {
 	if c.Finding.MarkLost || len(c.Finding.Witnesses) > 0 {
 		return c.Intact
@@ -87,9 +89,9 @@ func (c Charge) since() uint32 {
 	return c.Sound
 }
 
-// about returns the takings that a charge is about.
+// about returns the takings that may have caused the charge.
 func (q Inquiry) about(c Charge) []iptables.Taking {
-	var own []iptables.Taking // of this table, by others, from the last proof until the loss was read
+	var own []iptables.Taking // of this table, by others, between the proof and the read of the loss
 	for _, k := range q.Takings.List {
 		if c.InForce != 0 && !nft.Newer(k.Commit.Genid, c.InForce) {
 			continue
@@ -108,8 +110,8 @@ func (q Inquiry) about(c Charge) []iptables.Taking {
 	}
 }
 
-// tookMark reports whether the commit took the canary or, after it was taken by another
-// one, its chain or the table.
+// tookMark reports whether the commit removed the canary. It also reports true for a later
+// commit that removed the canary's chain or the table.
 func (c Charge) tookMark(k iptables.Taking) bool {
 	for _, n := range c.Nonces {
 		if k.TookRule(iptables.TakenRule{Chain: c.Canary, Comment: n.Comment()}) {
@@ -119,8 +121,8 @@ func (c Charge) tookMark(k iptables.Taking) bool {
 	return nft.Newer(k.Commit.Genid, c.Intact) && k.Took(c.Canary)
 }
 
-// lastTakers returns for each thing that is lost while the canary stands the last commit
-// that took it: since then it is missing.
+// lastTakers returns, for each lost thing in a table that still has its canary, the last commit
+// that removed it.
 func (c Charge) lastTakers(all []iptables.Taking) []iptables.Taking {
 	last := map[int]bool{}
 	find := func(took func(iptables.Taking) bool) {
@@ -157,8 +159,8 @@ func (c Charge) lastTakers(all []iptables.Taking) []iptables.Taking {
 	return found
 }
 
-// drifters returns the commits to the table since it was as declared: all of them if one
-// process made them, else those that took something from the chains in question.
+// drifters returns the commits to the table since it was as declared. If several processes made
+// them, it returns only commits that removed something from the chains in question.
 func (c Charge) drifters(all []iptables.Taking) []iptables.Taking {
 	all = slices.DeleteFunc(all, func(k iptables.Taking) bool { return !nft.Newer(k.Commit.Genid, c.Sound) })
 	if !slices.ContainsFunc(all, func(k iptables.Taking) bool { return k.Commit.PID != all[0].Commit.PID }) {
@@ -169,8 +171,8 @@ func (c Charge) drifters(all []iptables.Taking) []iptables.Taking {
 	})
 }
 
-// only returns the one process that wrote while the table came to its loss, if every
-// commit of that time was heard of and there was no other.
+// only returns the single process that wrote while the table lost its content. canaryd must
+// have heard every commit of that time, and no other process may have made one.
 func (q Inquiry) only(c Charge) []watch.Writer {
 	if !q.Writers.Heard(c.since(), c.Upto) {
 		return nil
@@ -192,8 +194,8 @@ func jumpChains(list []rules.Jump) (names []string) {
 	return names
 }
 
-// Taker returns the process that took what a charge is about, nil if it is not known. On legacy it
-// is the one that held the lock last before a read was the first to show it.
+// Taker returns the process that caused a charge; nil if it is unknown. On legacy that is the
+// last process that held the lock before a read first showed the loss.
 func (q Inquiry) Taker(c Charge, seen time.Time) *api.Culprit {
 	var by []watch.Writer
 	if q.Legacy {
@@ -221,8 +223,8 @@ func (q Inquiry) Committer(c nft.Commit) *api.Culprit {
 	return &culprit
 }
 
-// LastTaker returns the process whose commit took last what a charge is about, since the table was
-// known to be well. It returns false on legacy, and where that commit is not known.
+// LastTaker returns the process whose commit last removed content of the charge, since the
+// table was known to be well. It returns false on legacy, and if that commit is unknown.
 func (q Inquiry) LastTaker(c Charge) (w watch.Writer, found bool) {
 	if q.Legacy {
 		return w, false
@@ -235,22 +237,22 @@ func (q Inquiry) LastTaker(c Charge) (w watch.Writer, found bool) {
 	return w, !w.Time.IsZero()
 }
 
-// TookFrom reports whether another process took from a chain what a charge is about.
+// TookFrom reports whether another process removed content of the charge from a chain.
 func (q Inquiry) TookFrom(c Charge, chain string) bool {
 	return slices.ContainsFunc(q.Takings.List, func(k iptables.Taking) bool {
 		return q.tookSince(k, c.ID, c.since(), c.Upto, []string{chain})
 	})
 }
 
-// tookSince reports whether another process's commit between two genids took from one of these
-// chains of a table.
+// tookSince reports whether a commit of another process, between two genids, removed something
+// from these chains of a table.
 func (q Inquiry) tookSince(k iptables.Taking, id rules.TableID, after, upto uint32, chains []string) bool {
 	return k.Family.Table(k.Table) == id && q.foreign(k) && nft.Newer(k.Commit.Genid, after) && !nft.Newer(k.Commit.Genid, upto) &&
 		slices.ContainsFunc(chains, k.Took)
 }
 
-// TakersOf returns the processes that may have taken from chains of a table between two reads and,
-// where the kernel says so, what each commit took.
+// TakersOf returns the processes that may have removed something from chains of a table between
+// two reads. Where the kernel reports them, it also returns the removals of each commit.
 func (q Inquiry) TakersOf(id rules.TableID, before, upto Read, chains []string) (by []watch.Writer, takings []iptables.Taking) {
 	if q.Legacy {
 		return slices.DeleteFunc(lastOf(q.Writers.Holders(before.At.Add(-holderWindow))), func(w watch.Writer) bool {
@@ -269,9 +271,9 @@ func (q Inquiry) TakersOf(id rules.TableID, before, upto Read, chains []string) 
 	return by, takings
 }
 
-// OthersWrote reports whether a process that took nothing wrote to the table meanwhile, or
-// may have. On legacy nothing is heard of single writes: what was read around the flush
-// has to do.
+// OthersWrote reports whether a process that removed nothing wrote to the table meanwhile, or
+// may have. On legacy the kernel reports no single writes, so the reads before and after the
+// flush must suffice.
 func (q Inquiry) OthersWrote(id rules.TableID, from, upto uint32, by []watch.Writer) bool {
 	switch {
 	case q.Legacy:

@@ -13,27 +13,28 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// A purge deletes, one by one, all rules that its configuration lacks, canaryd's marks among them:
-// Puppet's firewall module does, and so does a script of `iptables -D`. Without the marks each
-// deletion looks like a decision of the rules' owner. An agent or a script that deletes marks by
-// name owns none of those rules. So every rule that it deleted by name is lost: those before the
-// marks, whose deletion was learned as a decision, and those after them. Deletions by other
-// processes are their decisions.
+// A purge deletes, one by one, all rules that its configuration lacks, including canaryd's
+// marks. Puppet's firewall module does that, and so does a script of `iptables -D`. Without the
+// marks each deletion looks like a decision of the rules' owner. But an agent or script that
+// deletes marks by name owns none of those rules, so every rule that it deleted by name is
+// lost. That includes rules before the marks, whose deletion was learned as a decision.
+// Deletions by other processes are their decisions.
 
 const (
-	// PurgeKept is for how long canaryd remembers removals. Rules that a purge deleted longer than
-	// that before it came to the marks stay deleted.
+	// PurgeKept is how long canaryd remembers removals. Rules that a purge deleted earlier than
+	// that before it reached the marks stay deleted.
 	PurgeKept = time.Minute
 	// purgeRules bounds the rules, and purgeRemovals the removals, that are remembered.
 	purgeRules    = 100_000
 	purgeRemovals = 1024
-	// purgeQuiet is how long a purge must rest until deletions by its process are decisions again.
+	// purgeQuiet is how long a purge must rest until canaryd takes deletions by its process for
+	// decisions again.
 	purgeQuiet = 10 * time.Second
-	// purgeGap is the longest time between a command of a purge and one by an unknown process that
-	// counts for it.
+	// purgeGap is the longest time between a command of a purge and a command of an unknown
+	// process that counts for it.
 	purgeGap = time.Second
-	// purgeRest is how long a purge must rest until its flush record is closed, and purgeTry the
-	// time between two replays meanwhile. purgeMost bounds both.
+	// purgeRest is how long a purge must rest until its flush record is closed, and PurgeTry
+	// the time between two replays meanwhile. purgeMost bounds both.
 	purgeRest = 1200 * time.Millisecond
 	PurgeTry  = 900 * time.Millisecond
 	purgeMost = 2 * time.Minute
@@ -57,19 +58,19 @@ type removed struct {
 // A Purge is the work of one or several processes that delete marks by name.
 type Purge struct {
 	by       []watch.Doer
-	last     time.Time // of its last deletion that is known
+	last     time.Time // of its last known deletion
 	read     time.Time // when the tables were read last
-	unsure   bool      // that read was too soon to know all processes that wrote before it
+	unsure   bool      // that read was too soon to know all writers before it
 	recalled map[rules.TableID]reload.Recalled
 }
 
-// BackIs notes that the tables of a loss are back.
+// BackIs notes that the tables of a loss are back in force.
 func (p *Purges) BackIs(flushed flushes.Verdicts, at time.Time) { p.flushed, p.backAt = flushed, at }
 
 // WroteAt notes a deletion.
 func (p *Purge) WroteAt(at time.Time) { p.last = at }
 
-// Current returns the purge that is under way; nil if there is none.
+// Current returns the present purge; nil if there is none.
 func (p *Purges) Current(now time.Time) *Purge {
 	if p.open != nil && now.Sub(p.open.last) > purgeQuiet {
 		p.open = nil
@@ -77,7 +78,7 @@ func (p *Purges) Current(now time.Time) *Purge {
 	return p.open
 }
 
-// forget forgets old removals, and the oldest of too many.
+// forget drops old removals, and the oldest ones if there are too many.
 func (p *Purges) forget(now time.Time) {
 	n := 0
 	for n < len(p.removals) && (now.Sub(p.removals[n].Time) > PurgeKept || p.rules > purgeRules || len(p.removals)-n > purgeRemovals) {
@@ -87,9 +88,9 @@ func (p *Purges) forget(now time.Time) {
 	p.removals = slices.Delete(p.removals, 0, n)
 }
 
-// Note remembers a removal from a table that was learned. It reports whether an agent or a script
-// may have removed the rules and may come to the marks next; true if the process is not known.
-// again is when the family is to be read again; zero: no purge is under way.
+// Note remembers a learned removal from a table. It reports whether an agent or a script may
+// have removed the rules and may delete the marks next; true if the process is unknown. again
+// is the time of the family's next read; zero if there is no purge.
 func (p *Purges) Note(q Inquiry, removal reload.Removal, during Span, now time.Time) (mayPurge bool, again time.Time) {
 	r := removed{Removal: removal, Span: during}
 	by := q.touched(r.Table, r.Span)
@@ -108,8 +109,8 @@ func (p *Purges) Note(q Inquiry, removal reload.Removal, during Span, now time.T
 	return mayPurge, again
 }
 
-// Notice finds the processes that deleted marks by name, and returns the commands by which new ones
-// are known.
+// Notice finds the processes that deleted marks by name, and returns the commands that reveal
+// new ones.
 func (p *Purges) Notice(q Inquiry, b Bounds, byName bool, marks canary.Marks, now time.Time) (fresh []watch.Writer) {
 	open := p.Current(now)
 	for _, w := range q.purgers(b, byName, marks) {
@@ -126,11 +127,11 @@ func (p *Purges) Notice(q Inquiry, b Bounds, byName bool, marks canary.Marks, no
 	return fresh
 }
 
-// MayRecall reports whether a purge is under way, and removals are remembered.
+// MayRecall reports whether there is a purge now and canaryd remembers removals.
 func (p *Purges) MayRecall(now time.Time) bool { return p.Current(now) != nil && len(p.removals) > 0 }
 
-// Recall takes rules that the purge removed, and whose removal was learned, back into what is
-// learned. from are the tables of these rules, in no order.
+// Recall puts rules back into the learned generation if the purge removed them and the removal
+// was learned. from are the tables of these rules, in no order.
 func (p *Purges) Recall(q Inquiry, learned reload.Learned, piecewise func(chain string) bool, now time.Time) (next reload.Learned, from []rules.TableID) {
 	p.forget(now)
 	lists, rest := map[rules.TableID][]removed{}, []removed(nil)
@@ -165,10 +166,10 @@ func (p *Purges) Recall(q Inquiry, learned reload.Learned, piecewise func(chain 
 	return learned, from
 }
 
-// Swept returns a function that reports whether a flusher deleted HintChain, which a read lacks,
-// behind the replay of what it had taken before: -X after -F. A replay leaves it few other chains
-// to delete, and those kube-proxy may have deleted as well. lost are the tables of the open loss.
-// nil: no table was flushed lately.
+// Swept returns a function that reports whether a flusher deleted HintChain, which a read
+// lacks, after the replay of its earlier removals: -X after -F. Other chains are mostly
+// referenced after a replay, and kube-proxy may have deleted the rest. lost are the tables of
+// the open loss. Swept returns nil if no table was flushed lately.
 func (p *Purges) Swept(now time.Time, lost flushes.Verdicts) func(rules.TableID, string, string) bool {
 	tables := flushes.Verdicts{}
 	if now.Sub(p.backAt) <= purgeQuiet {
@@ -183,10 +184,10 @@ func (p *Purges) Swept(now time.Time, lost flushes.Verdicts) func(rules.TableID,
 	}
 }
 
-// Purged returns a function that reports whether the purge took the rules of a chain, or its jump
-// to target, that a read lacks, or whether a flusher took the chain, as swept says. On legacy that
-// is known when the lock has been free for a moment. settled are the last reads that the generation
-// has all of.
+// Purged returns a function that reports whether the purge removed the rules of a chain, or its
+// jump to target, which a read lacks. It also reports chains that a flusher removed, as swept
+// does. On legacy that is known once the lock has been free for a moment. settled are the last
+// reads that the generation has completely.
 func (p *Purge) Purged(q Inquiry, now time.Time, settled map[rules.TableID]Read, swept func(rules.TableID, string, string) bool) func(rules.TableID, string, string) bool {
 	known := map[rules.TableID]touches{}
 	p.read, p.unsure = now, false
@@ -206,8 +207,8 @@ func (p *Purge) Purged(q Inquiry, now time.Time, settled map[rules.TableID]Read,
 }
 
 // GoesOn reports whether the flush record of a purge, which begins at that time, stays open
-// although all rules are back: the process deleted one a moment before the tables were read, and
-// may delete more.
+// although all rules are back. The process deleted a rule a moment before the tables were read,
+// and may delete more.
 func (p *Purges) GoesOn(begins, now time.Time) bool {
 	open := p.Current(now)
 	if open == nil || now.Sub(begins) > purgeMost {

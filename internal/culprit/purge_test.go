@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestSweptBehindAReplay: a hint chain that is gone from a table that is lost, or was a moment ago,
-// went with the flush; any other chain and table may be its owner's doing.
+// TestSweptBehindAReplay: a hint chain that is gone from a table that is lost, or was a moment
+// ago, was deleted by the flusher. Any other missing chain may be its owner's doing.
 func TestSweptBehindAReplay(t *testing.T) {
 	now, nat, filter := time.Unix(1e9, 0), rules.IPv4.Table(rules.Nat), rules.IPv4.Table(rules.Filter)
 	for name, test := range map[string]struct {

@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	// holderWindow is how long before the first evidence of a loss a holder
-	// of the xtables lock may have done it.
+	// holderWindow is how long before the first evidence of a loss the culprit may have held
+	// the xtables lock.
 	holderWindow = time.Second
-	// holderLate is how much later than the loss it may be heard of that a
-	// holder let go of the lock: both begin with the same close.
+	// holderLate is how much later than the loss canaryd may hear that a holder released the
+	// lock, although both begin with the same close.
 	holderLate = 5 * time.Millisecond
 )
 
-// Newest returns the last genid that is known of.
+// Newest returns the last known genid.
 func (q Inquiry) Newest(genid uint32) uint32 {
 	if n := len(q.Takings.List); n > 0 {
 		genid = Later(genid, q.Takings.List[n-1].Commit.Genid)
@@ -30,8 +30,8 @@ func (q Inquiry) Newest(genid uint32) uint32 {
 	return genid
 }
 
-// AddWriters puts into a record which processes wrote, or held the lock, while the loss came about,
-// and weighs its culprits by what they took from the tables that were hit.
+// AddWriters puts into a record the processes that wrote, or held the lock, during the loss. It
+// weighs the culprits by the rules that they removed from the tables that were hit.
 func (q Inquiry) AddWriters(r *api.Flush, b Bounds, hit flushes.Verdicts) {
 	var list []watch.Writer
 	if q.Legacy {
@@ -49,7 +49,7 @@ func (q Inquiry) AddWriters(r *api.Flush, b Bounds, hit flushes.Verdicts) {
 		}
 		r.Writers = append(r.Writers, api.CulpritOf(w))
 		if q.Legacy && !onlyReads(w.Command) {
-			// The kernel does not say what a holder did.
+			// The kernel does not report the writes of a holder.
 			flushes.AddCulprit(r, api.CulpritOf(w))
 			r.CulpritsLikely = true
 		}
@@ -57,8 +57,8 @@ func (q Inquiry) AddWriters(r *api.Flush, b Bounds, hit flushes.Verdicts) {
 	q.weigh(r, b.Intact, hit)
 }
 
-// weigh counts the rules that each culprit deleted in the tables of the record, where the kernel
-// says so.
+// weigh counts the rules that each culprit deleted in the tables of the record, where the
+// kernel reports them.
 func (q Inquiry) weigh(r *api.Flush, intact uint32, hit flushes.Verdicts) {
 	for i := range r.Culprits {
 		c := &r.Culprits[i]
@@ -71,8 +71,8 @@ func (q Inquiry) weigh(r *api.Flush, intact uint32, hit flushes.Verdicts) {
 	}
 }
 
-// onlyReads reports whether a command line is one of iptables' that takes the lock and
-// changes nothing, as kube-proxy's look for its canary.
+// onlyReads reports whether a command line is an iptables command that takes the lock and
+// changes nothing, such as kube-proxy's look for its canary.
 func onlyReads(command string) bool {
 	words := strings.Fields(command)
 	if len(words) == 0 {
@@ -89,8 +89,9 @@ func onlyReads(command string) bool {
 	})
 }
 
-// holders returns the processes that held the lock shortly before the loss was noticed, each once.
-// One that let go of it before canaryd held it last, for the replay before, took nothing since.
+// holders returns the processes that held the lock shortly before the loss was noticed, each
+// once. A process that released the lock before canaryd last held it, for the previous replay,
+// removed nothing since then.
 func (q Inquiry) holders(b Bounds) []watch.Writer {
 	first := pace.Latest(b.First.Add(-holderWindow), b.Written)
 	list := slices.DeleteFunc(q.Writers.Holders(time.Time{}), func(w watch.Writer) bool { return w.Time.After(b.Noticed.Add(holderLate)) })
@@ -98,7 +99,7 @@ func (q Inquiry) holders(b Bounds) []watch.Writer {
 }
 
 // lastOf keeps the last message about each process. A process that opens the lock is named
-// twice, and the one that closed it last wrote last.
+// twice; the last process that closed it wrote last.
 func lastOf(writers []watch.Writer) []watch.Writer {
 	var last []watch.Writer
 	for i, w := range writers {

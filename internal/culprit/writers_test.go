@@ -2,7 +2,7 @@ package culprit
 
 import "testing"
 
-// TestOnlyReads: a command that takes the lock to look changes nothing.
+// TestOnlyReads: a command that takes the lock only to look changes nothing.
 func TestOnlyReads(t *testing.T) {
 	for command, want := range map[string]bool{
 		"": false, "iptables -t nat -F": false, "iptables-restore -w 5": false, "sh -c iptables -S": false, "nft -S": false,

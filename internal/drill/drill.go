@@ -1,12 +1,12 @@
 // Package drill follows a drill: canaryd removes its own canary, or jumps, to show that it notices
 // and restores them.
 //
-// [New] makes a [Drill] of a request, and [Drill.What] names the objects that are to be removed.
-// After the removal [Drills.Begin] starts the drill. [Drill.Explains] reports whether the drill
-// caused a loss; [Drill.Answered] and [Drill.Lasts] return its result. [Drills.Plan] plans the
-// drills of --drill-every.
+// [New] makes a [Drill] of a request, and [Drill.What] names the objects to remove. After the
+// removal [Drills.Begin] starts the drill. [Drill.Explains] reports whether the drill caused a
+// loss; [Drill.Answered] and [Drill.Lasts] return its result. [Drills.Plan] plans the drills of
+// --drill-every.
 //
-// New returns an error for a drill for real of any table but nat. The values belong to the loop's
+// New fails for a drill for real of any table but nat. The values belong to the loop's
 // goroutine; a client waits for Drill.Done and then reads the reply.
 package drill
 
@@ -37,27 +37,27 @@ const Chain = "PREROUTING"
 // 5,000 services takes 2 s, and 13 s by iptables-restore.
 const patience = 30 * time.Second
 
-// errForReal: the request wants another table or kind, and would not get it.
+// errForReal means that the request names another table or kind, which it would not get.
 var errForReal = errors.New("a drill for real takes the protected jumps of nat PREROUTING and nothing else: leave out --table and --kind")
 
-// Drills are the drill that is under way, the last ones, and the next.
+// Drills holds the present drill, the last ones, and the time of the next.
 type Drills struct {
 	Under *Drill        // nil: none
-	doubt *Drill        // one whose write failed, and which may have taken something all the same
+	doubt *Drill        // one whose write failed, although it may have removed something
 	Last  *api.DrillEnd // of this run; nil: none
 	At    time.Time     // the next one by --drill-every; zero: there is none
 }
 
-// A Drill takes something away, or has done so.
+// A Drill is one drill, before or after its removal.
 type Drill struct {
 	Reply api.DrillReply
-	taken canary.Marks // of the tables from which something was taken
-	Start time.Time    // when the kernel had that
-	By    time.Time    // when it has failed
+	taken canary.Marks // of the tables that lost something
+	Start time.Time    // when the kernel took the removal
+	By    time.Time    // the time at which it has failed
 	Done  chan struct{}
 }
 
-// Plan plans the next drill; every 0: there is none. recorded is the last one that a record has.
+// Plan plans the next drill, unless every is 0. recorded is the last drill with a record.
 func (s *Drills) Plan(every time.Duration, recorded *api.DrillEnd, now time.Time) {
 	switch last := cmp.Or(s.Last, recorded); {
 	case every == 0:
@@ -68,15 +68,15 @@ func (s *Drills) Plan(every time.Duration, recorded *api.DrillEnd, now time.Time
 	}
 }
 
-// Again returns how long a drill by schedule waits after a start, or after it was refused.
+// Again returns how long a scheduled drill waits after a start, or after a refusal.
 func Again(every time.Duration) time.Duration { return min(every/10, time.Hour) }
 
-// Had reports whether a drill of this run was less than a period ago.
+// Had reports whether the last drill of this run was less than a period ago.
 func (s *Drills) Had(every time.Duration, now time.Time) bool {
 	return s.Last != nil && now.Before(s.Last.Time.Add(every))
 }
 
-// New returns the drill that a request asks for. It is refused, until something is taken.
+// New returns the drill for a request. Its result is refused until it has removed something.
 func New(r api.DrillRequest) (next *Drill, err error) {
 	next = &Drill{Done: make(chan struct{}), Reply: api.DrillReply{
 		DrillEnd: api.DrillEnd{Time: time.Now(), Sort: api.DrillCanary, Result: api.DrillRefused},
@@ -104,7 +104,8 @@ func (s *Drills) Doubts(x *Drill, now time.Time) {
 	s.doubt, s.Last = x, &x.Reply.DrillEnd
 }
 
-// DoubtAt returns the drill that may have taken what is found to be lost now; nil if there is none.
+// DoubtAt returns a drill with a failed write that may have caused the present loss; nil if
+// there is none.
 func (s *Drills) DoubtAt(now time.Time) *Drill {
 	if s.doubt == nil || now.After(s.doubt.By) {
 		return nil
@@ -112,7 +113,7 @@ func (s *Drills) DoubtAt(now time.Time) *Drill {
 	return s.doubt
 }
 
-// What returns what is to be taken away.
+// What returns the request's parts to remove.
 func (x *Drill) What() reload.Drill {
 	what := reload.Drill{Table: x.Reply.Table, Kind: x.Reply.Kind}
 	if x.Reply.Sort == api.DrillForReal {
@@ -121,7 +122,7 @@ func (x *Drill) What() reload.Drill {
 	return what
 }
 
-// Took notes of which tables something was taken, or may have been.
+// Took notes the tables from which something was removed, or may have been.
 func (x *Drill) Took(done reload.Drilled) {
 	x.taken = maps.Clone(done.Marks)
 	for id, mark := range done.Tried {
@@ -129,7 +130,7 @@ func (x *Drill) Took(done reload.Drilled) {
 	}
 }
 
-// Begin has a drill under way that took something. quiet is how much longer than drillPatience it
+// Begin starts a drill that has removed something. quiet is how much longer than patience it
 // may take.
 func (s *Drills) Begin(x *Drill, done reload.Drilled, quiet time.Duration) {
 	for _, f := range rules.Families() {
@@ -143,7 +144,7 @@ func (s *Drills) Begin(x *Drill, done reload.Drilled, quiet time.Duration) {
 	s.Under, s.doubt = x, nil
 }
 
-// Takes says what the drill takes.
+// Takes names the removed parts.
 func (x *Drill) Takes() string {
 	if x.Reply.Sort == api.DrillForReal {
 		return fmt.Sprintf("the protected jumps of %s %s", x.Reply.Table, Chain)
@@ -156,16 +157,16 @@ func (x *Drill) step(at time.Time, what string) {
 	x.Reply.Steps = append(x.Reply.Steps, api.DrillStep{Seconds: max(at.Sub(x.Start), 0).Seconds(), What: what})
 }
 
-// A Course is what became of the loss that a drill met.
+// A Course is the course of the loss that a drill met.
 type Course struct {
 	Record   api.Flush
-	Recorded bool // it was read under guard what is lost
+	Recorded bool // a guarded read showed the loss
 	Noticed  time.Time
 	Hit      flushes.Verdicts
 }
 
-// Answered takes up that the loss has ended, and returns how the drill ended and, unless it has
-// passed, why.
+// Answered notes the end of the loss. It returns the drill's result and, unless the drill has
+// passed, the reason.
 func (x *Drill) Answered(c Course) (result api.DrillResult, reason string) {
 	x.timeline(c)
 	switch r := c.Record; {
@@ -181,7 +182,7 @@ func (x *Drill) Answered(c Course) (result api.DrillResult, reason string) {
 	}
 }
 
-// Lasts takes up that the loss lasts too long, and why, and returns how the drill ended.
+// Lasts notes that the loss lasts too long, and why, and returns the drill's result.
 func (x *Drill) Lasts(c Course, why string) (result api.DrillResult, reason string) {
 	x.timeline(c)
 	if c.Recorded && c.Record.Drill != x.Reply.Sort {
@@ -190,7 +191,7 @@ func (x *Drill) Lasts(c Course, why string) (result api.DrillResult, reason stri
 	return api.DrillFailed, fmt.Sprintf("it is not back after %s: %s", time.Since(x.Start).Round(time.Millisecond), why)
 }
 
-// timeline adds what the record of a loss says.
+// timeline adds the steps in the record of a loss.
 func (x *Drill) timeline(c Course) {
 	r := c.Record
 	x.Reply.Flush = r.ID
@@ -204,7 +205,7 @@ func (x *Drill) timeline(c Course) {
 	}
 }
 
-// End has the result in the reply and the log.
+// End puts the result into the reply and the log.
 func (x *Drill) End(log klog.Logger, result api.DrillResult, reason string) {
 	x.Reply.Result, x.Reply.Reason = result, reason
 	if result == api.DrillPassed {
@@ -214,8 +215,8 @@ func (x *Drill) End(log klog.Logger, result api.DrillResult, reason string) {
 	}
 }
 
-// TookAll reports whether all tables that are known to be lost are those from which the drill that
-// is under way took its canary.
+// TookAll reports whether the present drill removed its canary from all tables that are known
+// to be lost.
 func (s *Drills) TookAll(lost flushes.Verdicts) bool {
 	if s.Under == nil || s.Under.Reply.Sort != api.DrillCanary {
 		return false
@@ -228,7 +229,7 @@ func (s *Drills) TookAll(lost flushes.Verdicts) bool {
 	return true
 }
 
-// Explains reports whether the drill took everything that a hit shows as lost.
+// Explains reports whether the drill caused the whole loss of a hit.
 func (x *Drill) Explains(id rules.TableID, h flushes.Hit) bool {
 	if h.Finding.OnlyDrilled() {
 		return true

@@ -15,7 +15,7 @@ import (
 
 var nat = rules.IPv4.Table(rules.Nat)
 
-// begun returns a drill that took something from nat.
+// begun returns a drill that removed something from nat.
 func begun(t *testing.T, request api.DrillRequest) (*Drills, *Drill) {
 	t.Helper()
 	x, err := New(request)
@@ -29,7 +29,7 @@ func begun(t *testing.T, request api.DrillRequest) (*Drills, *Drill) {
 	return s, x
 }
 
-// TestHowADrillEnds: a drill has passed if its loss is a drill's, and the replay was proved.
+// TestHowADrillEnds: a drill has passed if its loss is a drill's and the replay was proved.
 func TestHowADrillEnds(t *testing.T) {
 	for name, test := range map[string]struct {
 		course Course
@@ -54,8 +54,8 @@ func TestHowADrillEnds(t *testing.T) {
 	}
 }
 
-// TestWhatADrillExplains: a drill for real took the jumps of one chain, and nothing else is no
-// flush.
+// TestWhatADrillExplains: a drill for real removed the jumps of one chain, and only their loss
+// is no flush.
 func TestWhatADrillExplains(t *testing.T) {
 	jumps := canary.Finding{Verdict: canary.JumpsMissing, Witnesses: []string{Chain}}
 	emptied := jumps
@@ -83,8 +83,8 @@ func TestWhatADrillExplains(t *testing.T) {
 	}
 }
 
-// TestWhenADrillIsPlanned: the first one comes at a random time, each other one a period after the
-// last, but not right after a start.
+// TestWhenADrillIsPlanned: the first drill starts at a random time. Each other one starts a
+// period after the last, but not right after a start of canaryd.
 func TestWhenADrillIsPlanned(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	plan := func(every time.Duration, last *api.DrillEnd) time.Time {

@@ -10,10 +10,10 @@ import (
 	"github.com/canaryd/canaryd/internal/severity"
 )
 
-// logLines is how many lines of the log a drill's reply has at most.
+// logLines bounds the lines of the log in a drill's reply.
 const logLines = 50
 
-// A teeSink logs, and keeps each line for the drill that is under way.
+// A teeSink logs, and keeps each line for the present drill.
 type teeSink struct {
 	klog.LogSink
 	drill *Drill
@@ -57,7 +57,7 @@ func (s teeSink) WithName(name string) klog.LogSink {
 	return teeSink{s.LogSink.WithName(name), s.drill}
 }
 
-// keep adds a line as the log has it, without its time and place.
+// keep adds a line in the log's form, without its time and place.
 func (x *Drill) keep(message string, values []any) {
 	if len(x.Reply.Log) >= logLines {
 		return

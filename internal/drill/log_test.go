@@ -23,7 +23,7 @@ func (s levelSink) WithValues(...any) klog.LogSink       { return s }
 func (s levelSink) WithName(string) klog.LogSink         { return s }
 func (s levelSink) At(level severity.Level) klog.LogSink { return levelSink{level, s.lines} }
 
-// TestLevelsInDrill: a line of the log that a drill's reply keeps has the level that it has without
+// TestLevelsInDrill: a line of the log that a drill's reply keeps has the same level as without
 // a drill, and is in the reply.
 func TestLevelsInDrill(t *testing.T) {
 	var got []severity.Level

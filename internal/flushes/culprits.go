@@ -10,14 +10,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// AddCulprit adds a process to those that took something, each once.
+// AddCulprit adds a process to the record's culprits, unless it is among them.
 func AddCulprit(r *api.Flush, c api.Culprit) {
 	if !slices.ContainsFunc(r.Culprits, func(known api.Culprit) bool { return known.PID == c.PID }) {
 		r.Culprits = append(r.Culprits, c)
 	}
 }
 
-// Accuse adds processes to those that took something, and returns their numbers.
+// Accuse adds processes to the record's culprits, and returns their pids.
 func Accuse(r *api.Flush, by []watch.Writer) (pids []uint32) {
 	for _, w := range by {
 		AddCulprit(r, api.CulpritOf(w))
@@ -28,9 +28,9 @@ func Accuse(r *api.Flush, by []watch.Writer) (pids []uint32) {
 	return pids
 }
 
-// SettleCulprit sorts the culprits by what each took, and makes the first one the record's: by
-// rules, by tables, and of equal ones the last. On legacy, where that is not known, the last holder
-// of the lock is the likeliest.
+// SettleCulprit sorts the culprits and makes the first one the record's. It sorts by the number
+// of removed rules, then of tables, and puts the last of equal ones first. On legacy these
+// numbers are unknown, and the last holder of the lock is the likeliest culprit.
 func SettleCulprit(r *api.Flush) {
 	tables := func(pid uint32) (n int) {
 		for _, t := range r.Lost.Tables {

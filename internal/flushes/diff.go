@@ -8,14 +8,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// Room is how much more a diff may hold.
+// Room is the space left in a diff.
 type Room struct{ Lines, Bytes int }
 
-// DiffRoom is that of all tables of one flush together; one table takes half of
-// it at most.
+// DiffRoom is the space for all tables of one flush together. One table takes at most half of
+// it.
 func DiffRoom() Room { return Room{Lines: 500, Bytes: 64 << 10} }
 
-// DiffOf returns what is lost of one table as lines, as long as there is room; jumps first.
+// DiffOf returns the lost rules of one table as lines, jumps first, as long as there is room.
 func DiffOf(id rules.TableID, lost reload.Lost, left *Room) api.TableDiff {
 	half := DiffRoom()
 	w := NewDiffWriter(id, Room{min(left.Lines, half.Lines/2), min(left.Bytes, half.Bytes/2)})
@@ -31,7 +31,7 @@ func DiffOf(id rules.TableID, lost reload.Lost, left *Room) api.TableDiff {
 	return w.Diff
 }
 
-// A DiffWriter writes lines until its room is used up, and counts the others.
+// A DiffWriter writes lines until its room is used up, and counts the rest.
 type DiffWriter struct {
 	Diff api.TableDiff
 	Room Room
@@ -53,7 +53,7 @@ func (w *DiffWriter) chain(c reload.LostChain) {
 	}
 	gone, instead := c.Apart()
 	if len(gone)+len(instead) == 0 {
-		gone, instead = c.Was, c.Is // the same rules in another order
+		gone, instead = c.Was, c.Is // the order of the same rules changed
 	}
 	w.Rules("-", c.Name, gone)
 	w.Rules("+", c.Name, instead)
@@ -67,7 +67,7 @@ func (w *DiffWriter) Lines(sign string, list []native.Line) {
 	addAll(w, sign, list, func(l native.Line) string { return l.Text })
 }
 
-// addAll writes a line for each of a list. It makes no text of those that do not fit.
+// addAll writes a line for each item of a list. It makes no text of items that do not fit.
 func addAll[T any](w *DiffWriter, sign string, list []T, text func(T) string) {
 	for i, x := range list {
 		if w.full() {
@@ -78,7 +78,7 @@ func addAll[T any](w *DiffWriter, sign string, list []T, text func(T) string) {
 	}
 }
 
-// Add writes a line or, from the first that does not fit, counts it.
+// Add writes a line. From the first line that does not fit, it only counts.
 func (w *DiffWriter) Add(sign, text string) {
 	if w.full() || len(text) >= w.Room.Bytes {
 		w.Room = Room{}
@@ -92,12 +92,12 @@ func (w *DiffWriter) Add(sign, text string) {
 
 func (w *DiffWriter) full() bool { return w.Room.Lines <= 0 || w.Room.Bytes <= 0 }
 
-// A LostTable is what a native table ought to hold, and what stood when it was found lost; nil:
-// nothing.
+// A LostTable is the expected content of a native table, and its content when it was found
+// lost; nil means that no table existed.
 type LostTable struct{ Want, Now *native.Table }
 
-// NativeDiff says in words what tables lost, and what stood in its place, as long as there is room.
-// It is made when the tables are back.
+// NativeDiff describes the lost content of tables, and the content in its place, as long as
+// there is room. It is called when the tables are back.
 func NativeDiff(lost []LostTable) (all []api.TableDiff) {
 	left := DiffRoom()
 	for _, l := range lost {

@@ -24,7 +24,8 @@ func ruleList(specs ...string) []rules.Rule {
 	return list
 }
 
-// TestDiff: the words of iptables-save, with what is gone and what is there instead.
+// TestDiff: a diff has the words of iptables-save, with the lost rules and the rules in their
+// place.
 func TestDiff(t *testing.T) {
 	a, b := "-d 10.0.0.1/32 -j KUBE-MARK-MASQ", `-m comment --comment "two words" -j RETURN`
 	for _, test := range []struct {
@@ -67,8 +68,8 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// TestDiffIsBounded: six tables of 16,000 chains each leave no more than there is
-// room for, and what is left out is counted.
+// TestDiffIsBounded: six tables of 16,000 chains each fill at most the room, and the rest is
+// counted.
 func TestDiffIsBounded(t *testing.T) {
 	const chains = 2000
 	long := "-m comment --comment " + strings.Repeat("c", 250) + " -j RETURN"

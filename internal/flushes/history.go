@@ -22,10 +22,10 @@ import (
 	"github.com/canaryd/canaryd/internal/journal"
 )
 
-// History is the flush records that are kept in memory, the newest first.
+// History holds the flush records in memory, the newest first.
 type History []api.Flush
 
-// Remember puts a record before the others.
+// Remember puts a record before all others.
 func (h *History) Remember(record api.Flush) {
 	list := slices.Insert(*h, 0, record)
 	if len(list) > Kept {
@@ -37,7 +37,7 @@ func (h *History) Remember(record api.Flush) {
 	*h = list
 }
 
-// Rewrite puts a record in the place of the one with its ID, or before all others.
+// Rewrite replaces the record with the same ID, or puts the record before all others.
 func (h *History) Rewrite(record api.Flush) {
 	if i := h.Index(record.ID); i >= 0 {
 		record.Earlier = (*h)[i].Earlier
@@ -47,8 +47,8 @@ func (h *History) Rewrite(record api.Flush) {
 	h.Remember(record)
 }
 
-// flushIDLength is that of an ID, at least: the microseconds since 1970 as a
-// hexadecimal number, since 1978.
+// flushIDLength is the least length of an ID. An ID is the number of microseconds since 1970 as
+// a hexadecimal number, and has this length since 1978.
 const flushIDLength = 13
 
 // Find returns the index of the flush of that number or ID, or -1.
@@ -67,7 +67,7 @@ func (h History) Index(id string) int {
 	return slices.IndexFunc(h, func(f api.Flush) bool { return f.ID == id })
 }
 
-// Offer says what may be asked for.
+// Offer words the flushes that a request may name.
 func (h History) Offer() string {
 	switch len(h) {
 	case 0:
@@ -79,8 +79,8 @@ func (h History) Offer() string {
 	}
 }
 
-// Around returns the ID of the flush that was under way less than margin before or after that time;
-// "" if there was none.
+// Around returns the ID of the flush that lasted at that time, give or take margin; "" if there
+// was none.
 func (h History) Around(at time.Time, margin time.Duration) string {
 	for _, f := range h {
 		end := f.Time.Add(api.Seconds(f.AbsentSeconds) + margin)
@@ -91,12 +91,12 @@ func (h History) Around(at time.Time, margin time.Duration) string {
 	return ""
 }
 
-// A FlushDetail is what the journal keeps of a flush in addition to its record.
+// A FlushDetail is the journal's addition to a flush record.
 type FlushDetail struct {
 	Diff []api.TableDiff `json:"diff"`
 }
 
-// EntryOf returns what the journal has of a record; without a diff that has no detail.
+// EntryOf returns the journal's entry for a record. Without a diff it has no detail.
 func EntryOf(record api.Flush, diff []api.TableDiff) (e journal.Entry, err error) {
 	e = journal.Entry{ID: record.ID, About: record.Summary()}
 	if e.Record, err = json.Marshal(record); err == nil && len(diff) > 0 {
@@ -105,15 +105,15 @@ func EntryOf(record api.Flush, diff []api.TableDiff) (e journal.Entry, err error
 	return e, err
 }
 
-// StoredFlush reads what write wrote.
+// StoredFlush decodes an entry that EntryOf made.
 func StoredFlush(e journal.Entry) (api.Flush, bool) {
 	var record api.Flush
 	err := json.Unmarshal(e.Record, &record)
 	return record, err == nil && record.ID == e.ID && !record.Time.IsZero() && (record.Kind.Loss() || record.Requested())
 }
 
-// OfEarlier returns the record as one of an earlier run. If it was not closed it
-// never will be.
+// OfEarlier returns the record as a record of an earlier run. A record that was still open ends
+// as interrupted.
 func OfEarlier(r api.Flush) api.Flush {
 	r.Earlier = true
 	if r.Unanswered() {
@@ -122,21 +122,21 @@ func OfEarlier(r api.Flush) api.Flush {
 	return r
 }
 
-// A process that flushes the same tables again and again would push all other flushes out of the
-// history. So the first FoldFrom such flushes have records, and those that follow are counted in
-// the newest of these, for as long as no more than FoldWithin passes between two.
+// A process that flushes the same tables again and again would push all other flushes out of
+// the history. So the first FoldFrom such flushes have records. Later ones are counted in the
+// newest of these records, as long as two in a row are at most FoldWithin apart.
 const (
 	FoldFrom   = 10
 	FoldWithin = time.Minute
 )
 
-// fewChains is of how many chains at most the names count in a likeness. Of a whole table they
-// change with each service.
+// fewChains is the largest number of chains whose names count in a likeness. A whole table has
+// more, and their names change with each service.
 const fewChains = 3
 
-// likeness names the flushes that fold: those of the same tables, kinds and process, and of the
-// same chains where a table lost few. A process that is executed for each flush has another pid
-// each time.
+// likeness returns the same text for flushes that fold. They hit the same tables in the same
+// kinds by the same process, and the same chains if a table lost few. The text has no pids,
+// because a process that is executed for each flush has another pid each time.
 func likeness(f api.Flush) string {
 	var b strings.Builder
 	for _, t := range f.TablesHit() {
@@ -156,8 +156,9 @@ func likeness(f api.Flush) string {
 	return b.String()
 }
 
-// FoldsInto returns the record in which a flush is counted; nil: it has a record of its own, as one
-// that lasted long always has. Records of an earlier run, of drills and of requests count nothing.
+// FoldsInto returns the record in which a flush is counted; nil if it gets a record of its own,
+// as a long flush always does. Records of an earlier run, of drills and of requests count
+// nothing.
 func (h History) FoldsInto(f api.Flush) *api.Flush {
 	if f.Drill != "" || f.Requested() || len(f.Lost.Tables)+len(f.Native) == 0 || api.Seconds(f.AbsentSeconds) >= api.LastsLong {
 		return nil
@@ -178,8 +179,8 @@ func (h History) FoldsInto(f api.Flush) *api.Flush {
 	return &h[into]
 }
 
-// Counting returns the index of the record in which the flush of that ID is counted, or -1: the log
-// has IDs of flushes that have no record of their own.
+// Counting returns the index of the record in which the flush of that ID is counted, or -1. The
+// log also has IDs of flushes without a record of their own.
 func (h History) Counting(id string) int {
 	at, err := strconv.ParseInt(id, 16, 64)
 	if err != nil || len(id) < flushIDLength {

@@ -16,8 +16,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// EndAbsence takes down that everything was back at that time. It returns how long it was
-// absent or, where no canaryd ran when it was lost, for how long at most.
+// EndAbsence notes in the record that everything was back at that time. It returns how long it
+// was missing. If canaryd did not run at the loss, that is a bound.
 func EndAbsence(r *api.Flush, at time.Time) time.Duration {
 	since := r.Time
 	if r.AbsentAtMost = !r.LastInForce.IsZero(); r.AbsentAtMost {
@@ -28,7 +28,7 @@ func EndAbsence(r *api.Flush, at time.Time) time.Duration {
 	return absent
 }
 
-// JumpsIn returns the rules of those jumps that stand in a chain.
+// JumpsIn returns the rules of the jumps in a chain.
 func JumpsIn(jumps []rules.Jump, chain string) []rules.Rule {
 	var list []rules.Rule
 	for _, h := range jumps {
@@ -48,7 +48,7 @@ func Recorded(r api.Flush) Verdicts {
 	return tables
 }
 
-// PodTexts are the pods of a record as the log has them.
+// PodTexts returns the pods of a record in the log's words.
 func PodTexts(r api.Flush) []string {
 	var list []string
 	for _, p := range r.Pods[:min(len(r.Pods), NamesKept)] {
@@ -57,7 +57,7 @@ func PodTexts(r api.Flush) []string {
 	return list
 }
 
-// A Hit is what one table lost.
+// A Hit is the loss of one table.
 type Hit struct {
 	Verdict  canary.Verdict
 	Lost     reload.Lost
@@ -66,22 +66,23 @@ type Hit struct {
 	Seen     uint64       // the digest of the read that showed it
 	Table    *rules.Table // as that read showed it
 	By       []watch.Writer
-	Others   int  // rules that went with them and are not protected
-	Unsure   bool // that is not known
+	Others   int  // unprotected rules that were lost with them
+	Unsure   bool // Others is incomplete
 }
 
-// HitOf returns what a read without a replay showed of a table.
+// HitOf returns a table's loss as a read without a replay showed it.
 func HitOf(x reload.Examined) Hit {
 	return Hit{Verdict: x.Finding.Verdict, Lost: x.Lost, Finding: x.Finding, Seen: x.Seen, Table: x.Table}
 }
 
-// TookMarks reports whether a built-in chain was flushed, or the whole table: marks went with it.
+// TookMarks reports whether marks are gone, which means that a built-in chain or the whole
+// table was flushed.
 func (h Hit) TookMarks() bool { return h.Finding.MarkLost || len(h.Finding.Witnesses) > 0 }
 
-// Verdicts are those of some tables.
+// Verdicts are the verdicts on some tables.
 type Verdicts map[rules.TableID]canary.Verdict
 
-// Public returns them as a Status and metrics have them.
+// Public returns them in the form of a Status and of metrics.
 func (v Verdicts) Public() map[rules.Family]api.Verdicts {
 	all := map[rules.Family]api.Verdicts{}
 	for id, verdict := range v {
@@ -104,7 +105,8 @@ var gravity = []canary.Verdict{
 // Graver reports whether a kind of loss is graver than another one.
 func Graver(a, b canary.Verdict) bool { return slices.Index(gravity, a) > slices.Index(gravity, b) }
 
-// LogBack logs by the record's outcome how the loss of rules in these tables ended.
+// LogBack logs the end of a loss of rules in these tables, in the words of the record's
+// outcome.
 func LogBack(log klog.Logger, tables string, r api.Flush, attempts int) {
 	what := "The rules are back and proved"
 	log = severity.Notices(log)
@@ -120,7 +122,7 @@ func LogBack(log klog.Logger, tables string, r api.Flush, attempts int) {
 	log.Info(what, "flush", r.ID, "tables", tables, "outcome", r.Outcome, AbsentKey(r), api.Seconds(r.AbsentSeconds).Round(10*time.Microsecond), "attempts", attempts)
 }
 
-// AbsentKey is what the log calls how long rules were absent.
+// AbsentKey is the log's key for the duration of an absence.
 func AbsentKey(r api.Flush) string {
 	if r.AbsentAtMost {
 		return "absentAtMost"
@@ -141,7 +143,7 @@ var guardedTables = func() (ids []rules.TableID) {
 	return ids
 }()
 
-// TablesOf yields what a replay came to for each table, in their order.
+// TablesOf yields the result of a replay for each table, in their order.
 func TablesOf(result reload.Result) iter.Seq2[rules.TableID, reload.TableResult] {
 	return func(yield func(rules.TableID, reload.TableResult) bool) {
 		for _, id := range TableIDs() {

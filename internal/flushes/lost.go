@@ -9,17 +9,17 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// What is kept in memory. A flush of 5,000 services takes 16,000 chains, and flushes may come
-// without end.
+// These constants bound the memory for records. A flush of 5,000 services removes 16,000
+// chains, and flushes may never end.
 const (
 	Kept          = api.KeptFlushes
 	NamesKept     = 20  // names in one line of the log
 	chainsListed  = 200 // chains with their counts in one record,
 	tableListed   = 100 // in one of its tables,
-	recordsListed = 20  // in so many records; older ones have the tables' counts only
+	recordsListed = 20  // in so many records; older ones have only counts
 )
 
-// AddLoss puts one table's loss into the record.
+// AddLoss adds one table's loss to the record.
 func AddLoss(r *api.Flush, id rules.TableID, h Hit) {
 	f, t := id.Family, id.Name
 	if !slices.Contains(r.Families, f) {
@@ -49,7 +49,7 @@ func AddLoss(r *api.Flush, id rules.TableID, h Hit) {
 	r.Policies = append(r.Policies, h.Policies...)
 }
 
-// AddMore adds what a purge took from a table after it had been put back once.
+// AddMore adds rules that a purge removed from a table after a first replay.
 func AddMore(r *api.Flush, id rules.TableID, h Hit) {
 	i := slices.IndexFunc(r.Lost.Tables, func(t api.TableLoss) bool { return t.Family == id.Family && t.Table == id.Name })
 	if i < 0 {
@@ -69,7 +69,7 @@ func AddMore(r *api.Flush, id rules.TableID, h Hit) {
 	listChains(t, tableListed)
 }
 
-// perChain counts what each chain lost, the worst first.
+// perChain counts the losses of each chain, the largest first.
 func perChain(t rules.TableName, lost reload.Lost) []api.ChainLoss {
 	var list []api.ChainLoss
 	for _, chain := range rules.BuiltinChains(t) {
@@ -85,8 +85,8 @@ func perChain(t rules.TableName, lost reload.Lost) []api.ChainLoss {
 	return list
 }
 
-// listChains keeps the first n chains, without the text of the ruleset that their
-// names are part of.
+// listChains keeps the first n chains. It copies their names, because these share memory with
+// the text of the whole ruleset.
 func listChains(l *api.TableLoss, n int) {
 	l.More += max(len(l.PerChain)-n, 0)
 	l.PerChain = slices.Clone(l.PerChain[:min(len(l.PerChain), n)])
@@ -95,7 +95,7 @@ func listChains(l *api.TableLoss, n int) {
 	}
 }
 
-// dropLists leaves the tables' counts of a record. Copies of the record keep their lists.
+// dropLists keeps only the tables' counts of a record. Copies of the record keep their lists.
 func dropLists(r *api.Flush) {
 	r.Lost.Tables = slices.Clone(r.Lost.Tables)
 	for i := range r.Lost.Tables {

@@ -28,8 +28,8 @@ func lostChains(t *testing.T, n int) reload.Lost {
 	return lost
 }
 
-// TestRecordIsBounded: a flush of very many chains is counted in full, and the
-// chains that lost most are named.
+// TestRecordIsBounded: a flush of very many chains is counted in full, and the chains with the
+// largest losses are named.
 func TestRecordIsBounded(t *testing.T) {
 	var record api.Flush
 	for _, table := range []rules.TableName{rules.Nat, rules.Filter, rules.Mangle} {
@@ -53,8 +53,8 @@ func TestRecordIsBounded(t *testing.T) {
 	}
 }
 
-// TestOldRecordsHoldLess: what was published keeps its lists, and the journal has
-// those of the newest records only.
+// TestOldRecordsHoldLess: a published record keeps its lists, and the journal has only the
+// lists of the newest records.
 func TestOldRecordsHoldLess(t *testing.T) {
 	var list History
 	first := api.Flush{ID: "0"}

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPUTime returns the CPU time that this process and the programs that it
-// executed, as far as they have ended, have used.
+// CPUTime returns the CPU time of this process, and of the programs that it executed and that
+// have ended.
 func CPUTime() time.Duration {
 	return usedBy(unix.RUSAGE_SELF) + usedBy(unix.RUSAGE_CHILDREN)
 }
@@ -15,10 +15,10 @@ func CPUTime() time.Duration {
 // ThreadCPU returns the CPU time that the calling thread has used.
 func ThreadCPU() time.Duration { return usedBy(unix.RUSAGE_THREAD) }
 
-// usedBy returns the CPU time that getrusage(2) has of who.
+// usedBy returns the CPU time of who by getrusage(2).
 func usedBy(who int) time.Duration {
 	var use unix.Rusage
-	if err := unix.Getrusage(who, &use); err != nil { // it cannot fail for what is asked here
+	if err := unix.Getrusage(who, &use); err != nil { // it cannot fail for these arguments
 		return 0
 	}
 	return time.Duration(use.Utime.Nano() + use.Stime.Nano())

@@ -26,22 +26,22 @@ import (
 	"github.com/canaryd/canaryd/internal/serve"
 )
 
-// exclusiveName is an abstract Unix socket: its names belong to the network
-// namespace, as the tables do, and are gone with the process, however it ends.
+// exclusiveName is an abstract Unix socket. Its names belong to the network namespace, as the
+// tables do, and disappear with the process, however it ends.
 const exclusiveName = "@canaryd.lock"
 
-// Exclude makes this process the only canaryd of its network namespace until
-// release is called or the process ends. It returns an error that wraps
-// ErrAlreadyRunning and names the other process if there is one.
+// Exclude makes this process the only canaryd of its network namespace, until release is called
+// or the process ends. If another canaryd runs, the error wraps ErrAlreadyRunning and names the
+// process.
 //
-// Any process may take the name. So a holder counts only if it runs as root or as
-// our own user; where another one has the name, canaryd takes one that cannot be
-// guessed, and each canaryd looks at all names when it starts.
+// Any process may take the name. So a holder counts only if it runs as root or as our own user.
+// If another user's process has the name, canaryd takes a name that cannot be guessed, and each
+// canaryd checks all names at its start.
 func Exclude() (release func(), err error) { return exclude(exclusiveName) }
 
-// Lingers is for how long canaryd tries while another one has a name. Two that start at the same
-// time may both give way, and a process that is killed while it executes a program
-// leaves its name to a child that has not executed yet.
+// Lingers is how long canaryd tries while another process has a name. Two canaryds that start
+// at the same time may both give way. A process that is killed while it executes a program
+// leaves its name to a child that has not yet executed the program.
 const Lingers = time.Second
 
 func exclude(name string) (release func(), err error) {
@@ -61,12 +61,12 @@ func exclude(name string) (release func(), err error) {
 		if time.Now().After(end) {
 			return nil, fmt.Errorf("%w%s", api.ErrAlreadyRunning, describe(rival))
 		}
-		// Of two that give way to each other, one comes back first.
+		// If two give way to each other, one returns first.
 		time.Sleep(10*time.Millisecond + mathrand.N(90*time.Millisecond))
 	}
 }
 
-// takeName listens on the name or, where that is taken, on the name with a random end.
+// takeName listens on the name or, if that is taken, on the name with a random end.
 func takeName(name string) (*net.UnixListener, error) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
 	if !errors.Is(err, unix.EADDRINUSE) {
@@ -77,9 +77,9 @@ func takeName(name string) (*net.UnixListener, error) {
 	return net.ListenUnix("unix", &net.UnixAddr{Name: name + "-" + hex.EncodeToString(end), Net: "unix"})
 }
 
-// holdName answers on the name until release is called: a process that connects sees
-// which process has it. A listener that accepts nothing could be filled up, and
-// its holder would then be unknown.
+// holdName answers on the name until release is called, so that a process that connects sees
+// which process has it. A listener that accepts nothing could be filled up, and its holder
+// would then be unknown.
 func holdName(l *net.UnixListener) (release func()) {
 	done := make(chan struct{})
 	go func() {
@@ -99,14 +99,14 @@ func holdName(l *net.UnixListener) (release func()) {
 	return func() { l.Close(); <-done }
 }
 
-// findRival returns a process that has one of the names and may be a canaryd, nil if
-// there is none.
+// findRival returns a process that has one of the names and may be a canaryd; nil if there is
+// none.
 func findRival(name, own string) (*unix.Ucred, error) {
 	names, err := namesTaken(name)
 	if err != nil {
 		return nil, err
 	}
-	// A canaryd accepts, so it can be asked within moments. What does not answer is none.
+	// A canaryd accepts connections within moments. A process that does not is none.
 	for end := time.Now().Add(Lingers); len(names) > 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		var full []string
 		for _, taken := range names {
@@ -147,11 +147,11 @@ func namesTaken(name string) ([]string, error) {
 	return names, lines.Err()
 }
 
-// accepting is what /proc/net/unix shows for a socket that listens (SO_ACCEPTCON).
+// accepting is the flag of a listening socket in /proc/net/unix (SO_ACCEPTCON).
 const accepting = "00010000"
 
-// mayBeCanaryd reports whether a holder runs as root or as our own user, and has not
-// ended. A user of another user namespace is neither.
+// mayBeCanaryd reports whether a holder runs as root or as our own user, and has not ended. A
+// user of another user namespace is neither root nor our user.
 func mayBeCanaryd(peer *unix.Ucred) bool {
 	if peer.Uid != 0 && peer.Uid != uint32(os.Geteuid()) {
 		return false
@@ -159,8 +159,8 @@ func mayBeCanaryd(peer *unix.Ucred) bool {
 	return peer.Pid == 0 || !errors.Is(unix.Kill(int(peer.Pid), 0), unix.ESRCH)
 }
 
-// describe names a process: " (process 17 of user 0)". A process of another pid
-// namespace has no number here.
+// describe names a process: " (process 17 of user 0)". A process of another pid namespace has
+// no number in ours.
 func describe(peer *unix.Ucred) string {
 	if peer.Pid == 0 {
 		return ""
@@ -168,7 +168,7 @@ func describe(peer *unix.Ucred) string {
 	return fmt.Sprintf(" (process %d of user %d)", peer.Pid, peer.Uid)
 }
 
-// holder returns which process listens on an abstract socket.
+// holder returns the process that listens on an abstract socket.
 func holder(name string) (*unix.Ucred, error) {
 	conn, err := net.DialTimeout("unix", name, time.Second)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit"
 )
 
-// TestExcludeForParent is no test: it is the second daemon.
+// TestExcludeForParent is the second daemon, and no test of its own.
 func TestExcludeForParent(t *testing.T) {
 	name := os.Getenv("CANARYD_TEST_EXCLUDE")
 	if name == "" {
@@ -43,7 +43,7 @@ func TestExcludeForParent(t *testing.T) {
 	}
 }
 
-// squat takes the name and accepts nothing; with "full" its queue is full too.
+// squat takes the name and accepts no connection; with "full" its queue is also full.
 func squat(how string) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
@@ -97,8 +97,8 @@ func TestExclude(t *testing.T) {
 	}
 }
 
-// child starts a second process of this test as another user and returns its first
-// line. It stays until the test ends.
+// child starts a second process of this test as another user and returns its first line. The
+// process runs until the test ends.
 func child(t *testing.T, uid uint32, env ...string) string {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestExcludeForParent$")
@@ -130,8 +130,8 @@ func child(t *testing.T, uid uint32, env ...string) string {
 	return line
 }
 
-// TestASquatterDoesNotKeepCanarydOut: an unprivileged process has the name, with a
-// queue that is empty or full. canaryd starts all the same, and a second one does not.
+// TestASquatterDoesNotKeepCanarydOut: an unprivileged process has the name, with a queue that
+// is empty or full. canaryd must start anyway, and a second one must not.
 func TestASquatterDoesNotKeepCanarydOut(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: only root can start a process of another user")
@@ -157,8 +157,8 @@ func TestASquatterDoesNotKeepCanarydOut(t *testing.T) {
 	}
 }
 
-// TestTheNameIsFreeAgain: the squatter leaves while canaryd runs under another name. A
-// second canaryd gets the free name, finds the first one, and gives way.
+// TestTheNameIsFreeAgain: the squatter ends while canaryd runs under another name. A second
+// canaryd gets the free name, finds the first one, and gives way.
 func TestTheNameIsFreeAgain(t *testing.T) {
 	name := fmt.Sprintf("@canaryd.test.%d.again", os.Getpid())
 	l, err := net.Listen("unix", name)
@@ -182,8 +182,8 @@ func TestTheNameIsFreeAgain(t *testing.T) {
 	release()
 }
 
-// TestOneOfManyStarts: of canaryds that start at the same time at most one goes on, and
-// one that starts a moment later does.
+// TestOneOfManyStarts: of several canaryds that start at the same time, at most one continues,
+// and a canaryd that starts a moment later does.
 func TestOneOfManyStarts(t *testing.T) {
 	name := fmt.Sprintf("@canaryd.test.%d.many", os.Getpid())
 	var all sync.WaitGroup

@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// Identify returns what a generation that is stored now is bound to: this
-// boot, this network namespace, and the iptables that info describes.
+// Identify returns the identity for generations that are stored now: this boot, this network
+// namespace, and the iptables that info describes.
 func Identify(info iptables.Info) (reload.Identity, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -29,9 +29,8 @@ func Identify(info iptables.Info) (reload.Identity, error) {
 	}, nil
 }
 
-// Uptime returns how long the machine has been up, with the time that it slept.
-// Unlike the wall clock it cannot be set, and it is the same for all
-// processes of a boot, but for those in a time namespace.
+// Uptime returns how long the machine has been up, including its sleep. Unlike the wall clock
+// it cannot be set. It is the same for all processes of a boot, except in a time namespace.
 func Uptime() time.Duration {
 	var now unix.Timespec
 	// It fails only for a clock that does not exist; this one does since 2.6.39.
@@ -39,8 +38,8 @@ func Uptime() time.Duration {
 	return time.Duration(now.Nano())
 }
 
-// namespaceID returns the namespace's cookie, which is not used again within a
-// boot (SO_NETNS_COOKIE, Linux 5.14); an older kernel has the inode number only.
+// namespaceID returns the namespace's cookie, which is unique within a boot (SO_NETNS_COOKIE,
+// Linux 5.14). An older kernel only has the inode number.
 func namespaceID() (string, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -60,5 +59,5 @@ func namespaceID() (string, error) {
 	return fmt.Sprintf("inode:%d", stat.Ino), nil
 }
 
-// BootedAt returns when a machine was booted that has been up for so long.
+// BootedAt returns the boot time of a machine that has been up for so long.
 func BootedAt(uptime time.Duration) time.Time { return time.Now().Add(-uptime) }

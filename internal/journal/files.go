@@ -17,15 +17,15 @@ import (
 const (
 	// maxFile is the size at which a new file is begun. One old file is kept.
 	maxFile = 4 << 20
-	// maxLine bounds an entry. A longer one is neither written nor read.
+	// maxLine bounds an entry. A longer entry is neither written nor read.
 	maxLine = 256 << 10
 )
 
-// errOversize says that an entry is too long even without its detail.
+// errOversize means that an entry is too long even without its detail.
 var errOversize = errors.New("an entry is too long for the journal")
 
-// write appends entries, and returns those that are not on disk, with the reason. It does not
-// sync: a crash of the machine also ends the boot that the entries are about.
+// write appends entries. It returns the entries that are not on disk, with the reason. It does
+// not sync, because a crash of the machine also ends the boot that the entries are about.
 func (j *Journal) write(entries []Entry) ([]Entry, error) {
 	var oversize error
 	for i, e := range entries {
@@ -44,7 +44,7 @@ func (j *Journal) write(entries []Entry) ([]Entry, error) {
 	return nil, oversize
 }
 
-// line returns the entry as a line, without its detail if that is too long.
+// line returns the entry as a line, without its detail if the line would be too long.
 func (e Entry) line() ([]byte, error) {
 	for {
 		var text bytes.Buffer
@@ -63,7 +63,7 @@ func (e Entry) line() ([]byte, error) {
 	}
 }
 
-// create makes the file if it does not exist: a program that follows it, such as
+// create creates the file if it does not exist, because a program that follows it, such as
 // node-problem-detector, needs it. It reports no error, because the next write will.
 func (j *Journal) create() {
 	if file, _, err := open(j.path, os.O_RDWR|os.O_CREATE); err == nil {
@@ -71,8 +71,8 @@ func (j *Journal) create() {
 	}
 }
 
-// append writes one line, into a new file if this one is full. A line that was written in part is
-// removed, because a full disk needs the room.
+// append writes one line, into a new file if this one is full. It removes a partly written
+// line, because a full disk needs the room.
 func (j *Journal) append(line []byte) error {
 	file, size, err := open(j.path, os.O_RDWR|os.O_CREATE)
 	if err != nil {
@@ -121,9 +121,9 @@ func open(path string, flag int) (*os.File, int64, error) {
 	return file, info.Size(), nil
 }
 
-// read calls each for every entry on disk, oldest first. If mention is not empty, it skips lines
-// without that text. It skips lines that are not entries. If one file cannot be read, it reads
-// the other one.
+// read calls each for every entry on disk, oldest first. If mention is not empty, it skips
+// lines without that text. It skips lines that are not entries. If one file cannot be read, it
+// still reads the other one.
 func (j *Journal) read(mention string, each func(Entry)) error {
 	var errs []error
 	for _, path := range []string{j.old, j.path} {
@@ -140,7 +140,7 @@ func readFile(path, mention string, each func(Entry)) error {
 		return err
 	}
 	defer file.Close()
-	// The journal's own files are never longer. Of any other file, the end is enough.
+	// The journal's own files are never longer. For any other file, the end is enough.
 	if _, err := file.Seek(max(size-maxFile, 0), io.SeekStart); err != nil {
 		return err
 	}

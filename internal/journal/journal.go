@@ -21,34 +21,35 @@ import (
 
 const (
 	queued = 64 // entries that may wait while the disk does not answer
-	// unwritten is how many entries, the newest, are kept while writing fails. Each new entry,
-	// and every retryAfter, tries again.
+	// unwritten is how many of the newest entries are kept while writing fails. canaryd tries
+	// again with each new entry, and every retryAfter.
 	unwritten  = 16
 	retryAfter = time.Minute
 )
 
 var (
-	// ErrBusy says that too many entries wait for the disk already.
+	// ErrBusy means that too many entries wait for the disk already.
 	ErrBusy = errors.New("the disk does not keep up with the journal")
-	// ErrNotFound says that the journal has no entry of that ID, or no longer has it.
+	// ErrNotFound means that the journal has no entry with that ID, or no longer has it.
 	ErrNotFound = errors.New("the journal has no such entry")
-	// errEnded says that Run has ended.
+	// errEnded means that Run has ended.
 	errEnded = errors.New("the journal is closed")
 )
 
-// An Entry is one thing that happened. It replaces an earlier entry with the same ID, but keeps
-// that one's Detail if it has none.
+// An Entry is one event. It replaces an earlier entry with the same ID, but keeps the old
+// Detail if it has none.
 type Entry struct {
 	ID string `json:"id"` // 1 to 16 hexadecimal digits
-	// About says it in a line, for programs that follow the file, such as node-problem-detector.
+	// About is a summary in one line, for programs that follow the file, such as
+	// node-problem-detector.
 	About  string          `json:"about,omitempty"`
 	Record json.RawMessage `json:"record"`
-	// Detail is read again only by Find.
+	// Only Find reads Detail again.
 	Detail json.RawMessage `json:"detail,omitempty"`
 }
 
-// A Journal is the two files in one folder. Call Load before Run, Keep and Find while it runs,
-// and Close after the last Keep.
+// A Journal manages the two files in one folder. Call Load before Run, call Keep and Find while
+// Run works, and Close after the last Keep.
 type Journal struct {
 	path, old string
 	room      int64 // the most bytes of each file
@@ -152,7 +153,7 @@ func (j *Journal) drain(waiting []Entry) []Entry {
 	}
 }
 
-// add returns the entries with e added, or merged with an earlier one of its ID.
+// add returns the entries with e added, or merged with the earlier entry of the same ID.
 func add(entries []Entry, e Entry) []Entry {
 	i := slices.IndexFunc(entries, func(o Entry) bool { return o.ID == e.ID })
 	if i < 0 {

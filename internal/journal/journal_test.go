@@ -20,7 +20,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// entry returns one with a record and, unless it is empty, a detail.
+// entry returns an entry with a record and, unless it is empty, a detail.
 func entry(id, record, detail string) Entry {
 	e := Entry{ID: id, Record: json.RawMessage(fmt.Sprintf(`{"says":%q}`, record))}
 	if detail != "" {
@@ -29,7 +29,7 @@ func entry(id, record, detail string) Entry {
 	return e
 }
 
-// A writer runs a journal and notes what it reports.
+// A writer runs a journal and notes its reports.
 type writer struct {
 	*Journal
 	mu      sync.Mutex
@@ -103,8 +103,8 @@ func texts(entries []Entry) []string {
 	return list
 }
 
-// TestKeptOverARestart: the next journal has what was kept, the newest version of each entry, and
-// Find returns its detail.
+// TestKeptOverARestart: the next journal has the newest version of each entry, and Find returns
+// its detail.
 func TestKeptOverARestart(t *testing.T) {
 	dir := t.TempDir()
 	first := run(t, dir)
@@ -139,8 +139,8 @@ func TestKeptOverARestart(t *testing.T) {
 	}
 }
 
-// TestWhatACrashLeaves: a torn line, garbage and hostile lines cost themselves
-// and nothing that is written before or after them.
+// TestWhatACrashLeaves: the file has a damaged line, garbage and hostile lines. They are
+// skipped, and all lines before and after them are read.
 func TestWhatACrashLeaves(t *testing.T) {
 	good := `{"id":"a1","record":{"says":"before"}}` + "\n"
 	for name, bad := range map[string]string{
@@ -178,8 +178,8 @@ func TestWhatACrashLeaves(t *testing.T) {
 	}
 }
 
-// TestBounded: however much is kept, two files of bounded size are all there is,
-// and they hold the newest.
+// TestBounded: after any number of entries there are only two files of bounded size, with the
+// newest entries.
 func TestBounded(t *testing.T) {
 	dir := t.TempDir()
 	w := &writer{Journal: New(dir)}
@@ -233,8 +233,8 @@ func TestTooLong(t *testing.T) {
 	}
 }
 
-// TestDiskTrouble: what cannot be written is reported, kept within bounds, found all the same,
-// and written when the disk has room again, without a further call.
+// TestDiskTrouble: the disk is full. Entries that cannot be written are reported, kept within
+// bounds, and found. They are written when the disk has room again, without a further call.
 func TestDiskTrouble(t *testing.T) {
 	for name, trouble := range map[string]func(t *testing.T, path string) (undo func()){
 		"folder in its place": func(t *testing.T, path string) func() {
@@ -289,7 +289,7 @@ func TestDiskTrouble(t *testing.T) {
 	}
 }
 
-// TestFullDisk: half a line is taken back, so that it costs no room.
+// TestFullDisk: a partly written line is removed, so that it takes no room.
 func TestFullDisk(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -331,8 +331,7 @@ func TestKeepNeverWaits(t *testing.T) {
 	})
 }
 
-// TestLoadTellsTrouble: one file that cannot be read is no reason to leave the
-// other one out.
+// TestLoadTellsTrouble: if one file cannot be read, the other one is still read.
 func TestLoadTellsTrouble(t *testing.T) {
 	dir := t.TempDir()
 	j := New(dir)
@@ -347,8 +346,8 @@ func TestLoadTellsTrouble(t *testing.T) {
 	}
 }
 
-// FuzzRead: whatever is in the file, reading ends, yields sound entries only,
-// and writing behind it is found again.
+// FuzzRead: for any content of the file, reading ends and yields only sound entries, and an
+// entry that is written after it is found again.
 func FuzzRead(f *testing.F) {
 	for _, seed := range []string{
 		``, "\n", `{"id":"a1","record":{}}`, `{"id":"a1","record":{},"detail":[1]}` + "\n" + `{"id":"a1","record":1}` + "\n", `{"id":"A1","record":{}}` + "\n",
@@ -393,8 +392,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// TestFileIsThereBeforeTheFirstEntry: a program that follows the file finds it as
-// soon as the journal runs, and other users cannot read it.
+// TestFileIsThereBeforeTheFirstEntry: a program that follows the file finds it as soon as the
+// journal runs, and other users cannot read it.
 func TestFileIsThereBeforeTheFirstEntry(t *testing.T) {
 	dir := t.TempDir()
 	j := New(dir)

@@ -28,9 +28,9 @@ const (
 	endTable   = "<!-- end -->\n"
 )
 
-// TestMetricsDocument: docs/metrics.md lists what the code exports, with the help
-// that the code gives and the label values that are there from the start. With
-// -update the list is written again; what stands around it is written by hand.
+// TestMetricsDocument: docs/metrics.md lists the exported metrics with the code's help texts
+// and their initial label values. With -update the test writes the list again; the text around
+// it is written by hand.
 func TestMetricsDocument(t *testing.T) {
 	text, err := os.ReadFile(metricsDoc)
 	if err != nil {
@@ -129,7 +129,7 @@ func registered(t *testing.T, reg *prometheus.Registry) []string {
 	return names
 }
 
-// complete makes every series that there can be, of native tables without their names.
+// complete creates every possible series, those of native tables without their names.
 func complete(m *Metrics) {
 	create(m.drills, api.DrillResults())
 	m.standbyAfter.WithLabelValues()

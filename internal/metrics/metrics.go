@@ -1,6 +1,6 @@
-// Package metrics counts the daemon's work for Prometheus. Series that an alert compares with their
-// past exist from the first scrape on. The others appear with their first value that is not 0,
-// because a fleet pays for each series of each node.
+// Package metrics counts the daemon's work for Prometheus. A series that an alert compares with
+// its past exists from the first scrape on. Other series appear with their first value other
+// than 0, because each series costs memory for each node of a fleet.
 //
 // [NewMetrics] registers the metrics, and [Metrics] has one method for each event: Observe methods
 // count, Set methods record a state. NewMetrics panics if the registry has one of the metrics
@@ -24,7 +24,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// MetricsOptions is what NewMetrics needs to create every label value at once.
+// MetricsOptions has the data with which NewMetrics creates all label values at once.
 type MetricsOptions struct {
 	Families []rules.Family // the enabled ones
 	Sources  []string       // names of the sources of generations in use
@@ -44,8 +44,8 @@ const (
 	ProbeUnknown ProbeResult = "unknown"
 )
 
-// Metrics counts and times what the loop does. It has one method for each event, however many
-// series that changes. Any goroutine may call the methods.
+// Metrics counts and times the work of the loop. It has one method for each event, which may
+// change many series. Any goroutine may call the methods.
 type Metrics struct {
 	flushes, replays, restoreFailures *prometheus.CounterVec
 	probes, sourceErrors              *prometheus.CounterVec
@@ -76,19 +76,19 @@ type Metrics struct {
 	status                            atomic.Pointer[api.Status] // the newest one
 }
 
-// Buckets, in seconds, as coarse as the dashboard's quantiles allow: each bucket is a series of
-// each node. A probe is one or two system calls. A replay takes from 5 ms for a small batch to a
-// minute with iptables-nft-restore. Rules are absent for at least one good replay, and at most
-// until their owner's slow sync. CanarydRepairSlow reads the bucket of 30 s.
+// Buckets, in seconds, as coarse as the dashboard's quantiles allow, because each bucket is a
+// series of each node. A probe is one or two system calls. A replay takes from 5 ms for a small
+// batch to a minute with iptables-nft-restore. Rules are absent for at least one good replay,
+// and at most until their owner's slow sync. CanarydRepairSlow reads the bucket of 30 s.
 var (
 	probeBuckets  = []float64{50e-6, 250e-6, 1e-3, 5e-3, 50e-3, 1}
 	replayBuckets = []float64{10e-3, 50e-3, 0.25, 1, 5, 30}
 	absentBuckets = []float64{10e-3, 50e-3, 0.25, 1, 5, 30, 120}
 )
 
-// NewMetrics registers every metric with reg. Counters that alerts read begin at 0: a counter that
-// first appears at 1 has no increase, so the first flush would raise no alert. It panics if reg has
-// one of them already.
+// NewMetrics registers every metric with reg. Counters that alerts read begin at 0. A counter
+// that first appears at 1 has no increase, so the first flush would raise no alert. NewMetrics
+// panics if reg already has one of them.
 func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 	b := builder{reg}
 	m := &Metrics{
@@ -151,7 +151,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 	return m
 }
 
-// followStatus registers the gauges that say what the newest Status says.
+// followStatus registers the gauges that show the newest Status.
 func (m *Metrics) followStatus(b builder) {
 	m.status.Store(&api.Status{})
 	for _, g := range []struct {
@@ -177,8 +177,8 @@ func (m *Metrics) followStatus(b builder) {
 	}
 }
 
-// zero creates the series that an alert compares with their past, and the gauges of each table that
-// the dashboard draws while all is well.
+// zero creates the series that an alert compares with their past, and the gauges that the
+// dashboard always draws for each table.
 func (m *Metrics) zero(sources []string) {
 	create(m.sourceErrors, sources)
 	create(m.mode, api.Modes())
@@ -193,7 +193,7 @@ func (m *Metrics) zero(sources []string) {
 	}
 }
 
-// vainOutcomes returns the outcomes of replays that did not put everything back: alerts and
+// vainOutcomes returns the outcomes of replays that did not put everything back. Alerts and
 // docs/fleet.md count them.
 func vainOutcomes() []api.Outcome { return []api.Outcome{reload.Failed, reload.Partial, reload.Raced} }
 
@@ -225,16 +225,16 @@ func (m *Metrics) SetCanariesGone() {
 	}
 }
 
-// SetJumpsMissing records how many jumps a full read of a family found missing in each table.
-// Tables that are not named keep their number.
+// SetJumpsMissing records how many jumps of each table a full read of a family did not find.
+// Tables that missing does not name keep their number.
 func (m *Metrics) SetJumpsMissing(family rules.Family, missing map[rules.TableName]int) {
 	for table, n := range missing {
 		m.jumpsMissing.set(family.Table(table), float64(n))
 	}
 }
 
-// ObserveFlush counts one flush record, first seen at the given time, and every table that it hit.
-// Verdicts that are no loss do not count.
+// ObserveFlush counts one flush record, first seen at the given time, and every table that it
+// hit. Verdicts without a loss do not count.
 func (m *Metrics) ObserveFlush(at time.Time, hit map[rules.Family]api.Verdicts) {
 	m.flushEvents.Inc()
 	m.lastFlush.Set(seconds(at))
@@ -258,7 +258,7 @@ func (m *Metrics) ObserveNativeFlush(at time.Time, lost []api.NativeLoss) {
 	m.ObserveFurtherNativeLoss(lost)
 }
 
-// ObserveFurtherNativeLoss counts native tables that were hit while their record was open already.
+// ObserveFurtherNativeLoss counts native tables that were hit while their record was open.
 func (m *Metrics) ObserveFurtherNativeLoss(lost []api.NativeLoss) {
 	for _, l := range lost {
 		m.flushes.WithLabelValues(l.Family, l.Table, string(l.Kind)).Inc()
@@ -270,8 +270,8 @@ func (m *Metrics) ObserveNativeReplay(family string, result api.Outcome) {
 	m.replays.WithLabelValues(family, string(result)).Inc()
 }
 
-// ObserveUnprotected counts rules that --protect does not name and that a flush removed from one
-// table, or that it is not known how many there were.
+// ObserveUnprotected counts rules that --protect does not name and that a flush removed from
+// one table. unsure means that their number is incomplete or unknown.
 func (m *Metrics) ObserveUnprotected(family rules.Family, table rules.TableName, n int, unsure bool) {
 	if n > 0 {
 		m.flushedUnprotected.WithLabelValues(family.String(), string(table)).Add(float64(n))
@@ -281,8 +281,8 @@ func (m *Metrics) ObserveUnprotected(family rules.Family, table rules.TableName,
 	}
 }
 
-// ObserveRecovery records how long the rules were absent, when all of them are proved to be back,
-// and how the standby translated meanwhile; nil: it did not.
+// ObserveRecovery records how long the rules were absent, when all of them are proved to be
+// back. standby is the standby's translation meanwhile; nil if it did not translate.
 func (m *Metrics) ObserveRecovery(absent time.Duration, standby *api.StandbyUse) {
 	m.rulesAbsent.Observe(absent.Seconds())
 	if standby != nil {
@@ -332,8 +332,8 @@ func (m *Metrics) ObserveJournalError() { m.journalErrors.Inc() }
 // ObserveStateError counts a write to the state folder that failed.
 func (m *Metrics) ObserveStateError() { m.stateErrors.Inc() }
 
-// SetGeneration records how many rules ought to be in force, and since when. Tables that are not
-// named have none.
+// SetGeneration records how many rules ought to be in force, and since when. Tables that count
+// does not name have none.
 func (m *Metrics) SetGeneration(captured time.Time, count map[rules.TableID]int) {
 	m.generationTime.Set(seconds(captured))
 	for _, family := range m.families {
@@ -345,7 +345,7 @@ func (m *Metrics) SetGeneration(captured time.Time, count map[rules.TableID]int)
 
 // SetStatus sets the gauges that follow a Status. Nothing may change it afterwards.
 func (m *Metrics) SetStatus(s api.Status) {
-	// The loop publishes with each step, and almost always nothing of this has changed.
+	// The loop publishes with each step, and these values rarely change.
 	last := m.status.Swap(&s)
 	if !slices.Equal(s.PolicyDrops, last.PolicyDrops) {
 		m.setPolicyDrops(s.PolicyDrops)
@@ -379,7 +379,7 @@ func (m *Metrics) SetStatus(s api.Status) {
 	}
 }
 
-// ObserveStandby counts how long the standby translated for a family, when it is shut.
+// ObserveStandby adds the time for which the standby translated a family, when it is shut.
 func (m *Metrics) ObserveStandby(family rules.Family, open time.Duration) {
 	m.standbyOpen.WithLabelValues(family.String()).Add(open.Seconds())
 }

@@ -12,7 +12,7 @@ import (
 // namespace begins the name of every metric.
 const namespace = "canaryd"
 
-// A builder creates metrics and registers them, so that none can be forgotten.
+// A builder creates metrics and registers them, so that no metric stays unregistered.
 type builder struct{ reg prometheus.Registerer }
 
 func register[C prometheus.Collector](b builder, c C) C {
@@ -36,8 +36,8 @@ func (b builder) gauges(name, help string, labels ...string) *prometheus.GaugeVe
 	return register(b, prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, labels))
 }
 
-// tableGauges are gauges with the labels family and table. A series appears with the first value
-// that is not 0, and stays.
+// tableGauges are gauges with the labels family and table. A series appears with the first
+// value other than 0, and stays.
 type tableGauges struct {
 	*prometheus.GaugeVec
 	mu   *sync.Mutex
@@ -70,8 +70,8 @@ func (g tableGauges) forget(id rules.TableID) {
 	g.DeleteLabelValues(id.Family.String(), string(id.Name))
 }
 
-// stateGauges are gauges with a label state behind the others: 1 is the present state. States that
-// were never entered have no series, and states that were left are 0.
+// stateGauges are gauges with a label state after the others: 1 is the present state. States
+// that were never entered have no series, and earlier states are 0.
 type stateGauges struct {
 	*prometheus.GaugeVec
 	mu   *sync.Mutex
@@ -82,7 +82,7 @@ func (b builder) stateGauges(name, help string, labels ...string) stateGauges {
 	return stateGauges{b.gauges(name, help, append(labels, "state")...), &sync.Mutex{}, map[string]string{}}
 }
 
-// set records the present state of the thing with these labels. The state before becomes 0.
+// set records the present state of the object with these labels. The previous state becomes 0.
 func (g stateGauges) set(state string, labels ...string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -110,8 +110,8 @@ func (b builder) histograms(name, help string, buckets []float64, labels ...stri
 	return register(b, prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: help, Buckets: buckets}, labels))
 }
 
-// hints registers the counters of hints, which are read at each scrape. So a hint costs one atomic
-// addition, and its package does not import Prometheus.
+// hints registers the counters of hints, which are read at each scrape. So a hint costs one
+// atomic addition, and its package does not import Prometheus.
 func (b builder) hints(counts func() map[watch.Source]uint64) {
 	for _, source := range watch.Sources() {
 		register(b, prometheus.NewCounterFunc(prometheus.CounterOpts{

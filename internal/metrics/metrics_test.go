@@ -23,7 +23,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// exposition returns canaryd's own metrics as they are scraped.
+// exposition returns canaryd's own metrics in their scraped form.
 func exposition(t *testing.T, reg prometheus.Gatherer) []byte {
 	t.Helper()
 	families, err := reg.Gather()
@@ -54,7 +54,7 @@ func TestMetricsOfTheStart(t *testing.T) {
 	golden.Compare(t, "metrics_start.txt", exposition(t, reg))
 }
 
-// everything has every method called once, as after a flush.
+// everything calls every method once, as after a flush.
 func everything(m *Metrics, hints *watch.Hints) {
 	at := time.UnixMilli(1_700_000_000_250)
 
@@ -127,8 +127,8 @@ func seriesOf(t *testing.T, reg prometheus.Gatherer) []string {
 	return names
 }
 
-// TestSeriesAppearWithTheirFirstValue: reports that nothing is wrong make no series, and a series
-// that is there stays, with 0 once its reason is gone.
+// TestSeriesAppearWithTheirFirstValue: a value of 0 creates no series. An existing series
+// stays, with 0 once its reason is gone.
 func TestSeriesAppearWithTheirFirstValue(t *testing.T) {
 	reg, m, hints := newTestMetrics(rules.Families()...)
 	m.SetBackend(iptables.Info{Backend: iptables.NFT, Version: "1.8.9"})
@@ -169,7 +169,7 @@ func TestSeriesAppearWithTheirFirstValue(t *testing.T) {
 	}
 }
 
-// TestOneStateAtATime: a state that was left is 0, whatever the status lacked in between, and a
+// TestOneStateAtATime: an earlier state is 0, even if the status lacked the state in between. A
 // state that was never entered has no series.
 func TestOneStateAtATime(t *testing.T) {
 	reg, m, _ := newTestMetrics(rules.IPv4)
@@ -192,7 +192,7 @@ func TestOneStateAtATime(t *testing.T) {
 	want := []string{
 		`canaryd_keeper{family="ipv4",state="idle"} 0`,
 		`canaryd_keeper{family="ipv4",state="kept"} 1`,
-		// The table was gone from one status, and its series with it.
+		// One status lacked the table, so its series was removed.
 		`canaryd_native_standby{family="ip",state="armed",table="ip kube-proxy"} 0`,
 		`canaryd_native_standby{family="ip",state="open",table="ip kube-proxy"} 1`,
 		`canaryd_standby{family="ipv4",state="armed"} 0`,
@@ -204,8 +204,8 @@ func TestOneStateAtATime(t *testing.T) {
 	}
 }
 
-// TestMetricsOfNativeTables: series of native tables are there as long as the table is guarded, but
-// for the counters, which stay.
+// TestMetricsOfNativeTables: series of native tables exist as long as the table is guarded, but
+// their counters stay.
 func TestMetricsOfNativeTables(t *testing.T) {
 	reg, m, _ := newTestMetrics()
 	m.SetStatus(api.Status{NativeBeyond: 3, Native: []api.NativeTable{
@@ -256,8 +256,8 @@ func TestMetricsHoldRuntimeToo(t *testing.T) {
 	}
 }
 
-// TestMetricsOfTablesOnDemand: raw and security have series from their first canary until they hold
-// nothing protected any more. Counters of losses begin at 0 and stay.
+// TestMetricsOfTablesOnDemand: raw and security have series from their first canary until they
+// hold no protected rules any more. Counters of losses begin at 0 and stay.
 func TestMetricsOfTablesOnDemand(t *testing.T) {
 	reg, m, _ := newTestMetrics(rules.Families()...)
 	id := rules.IPv4.Table(rules.Raw)

@@ -9,7 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// ofTables returns the gauges that each guarded table has.
+// ofTables returns the gauges of each guarded table.
 func (m *Metrics) ofTables() []tableGauges {
 	return []tableGauges{m.canaryPresent, m.jumpsMissing, m.generationRules, m.quarantined, m.declaredRefused, m.leftOut, m.opaque, m.policyDrops}
 }
@@ -32,7 +32,7 @@ func (m *Metrics) SetDeclaredRefused(family rules.Family, table rules.TableName,
 	m.declaredRefused.set(family.Table(table), float64(n))
 }
 
-// SetOpaque records how many rules of a table stand and could not be put back.
+// SetOpaque records how many rules of a table are in force and could not be put back.
 func (m *Metrics) SetOpaque(family rules.Family, table rules.TableName, n int) {
 	m.opaque.set(family.Table(table), float64(n))
 }
@@ -42,8 +42,8 @@ func (m *Metrics) SetLeftOut(family rules.Family, table rules.TableName, n int) 
 	m.leftOut.set(family.Table(table), float64(n))
 }
 
-// setPolicyDrops records how many built-in chains of each table have a policy of DROP that they had
-// not before.
+// setPolicyDrops records how many built-in chains of each table have a policy of DROP that was
+// different before.
 func (m *Metrics) setPolicyDrops(list []api.PolicyDrop) {
 	counts := map[rules.TableID]int{}
 	for _, p := range list {
@@ -58,8 +58,8 @@ func (m *Metrics) setPolicyDrops(list []api.PolicyDrop) {
 	}
 }
 
-// setNative sets the gauges of guarded native tables, and makes those counters of their replays
-// exist that alerts read. Tables that are guarded no more keep their counters.
+// setNative sets the gauges of guarded native tables, and creates the counters of their replays
+// that alerts read. Tables that are no longer guarded keep their counters.
 func (m *Metrics) setNative(tables []api.NativeTable, closed []api.PolicyDrop) {
 	drops := map[string]int{}
 	for _, p := range closed {
@@ -106,9 +106,9 @@ func (m *Metrics) setNative(tables []api.NativeTable, closed []api.PolicyDrop) {
 	m.native = known
 }
 
-// nativeSeries says which series of a native table are there.
+// A nativeSeries records which series of a native table exist.
 type nativeSeries struct {
 	family  string
-	standby api.StandbyState // the state that was set last
+	standby api.StandbyState // the last one set
 	wrong   bool             // a gauge that is 0 on a healthy node was not
 }

@@ -21,14 +21,14 @@ import (
 )
 
 const (
-	// keptEach is how many generations of a table are kept, with the one in force;
-	// nativeKeptMost and nativeKeptBytes bound those of all tables that are not in force.
+	// keptEach is how many generations of a table are kept, including the one in force.
+	// keptMost and keptBytes bound the generations of all tables that are not in force.
 	keptEach  = 5
 	keptMost  = 256
 	keptBytes = 64 << 20
 )
 
-// A Header is what is known of a generation without its content. It comes first in the file.
+// A Header describes a generation without its content. It is the first part of the file.
 type Header struct {
 	Format   int         `json:"format"`
 	Identity Identity    `json:"identity"`
@@ -41,27 +41,27 @@ type Header struct {
 	Rules    int         `json:"rules"`
 	Elements int         `json:"elements"`
 
-	// The rest is of the headers in a list, and not in the file.
+	// The following fields are only in memory, for lists of headers.
 	Foreign  string `json:"-"` // why it must not be restored here; "" if it may be
 	size     int64
 	modified time.Time
 }
 
-// A Generation is what one native table ought to hold, as a file.
+// A Generation is the expected content of one native table, as a file.
 type Generation struct {
 	Header
-	Read   time.Duration `json:"read"` // the machine's uptime when what is left of timeouts was left
+	Read   time.Duration `json:"read"` // the machine's uptime when the remaining timeouts were read
 	Digest string        `json:"digest"`
 	Table  *native.Table `json:"content"`
 }
 
-// IDOf returns the ID of a table's content: as long as those of iptables' generations.
+// IDOf returns the ID of a table's content. It is as long as the IDs of iptables' generations.
 func IDOf(d native.Digest) string { return d.String()[:12] }
 
 var idPattern = regexp.MustCompile(`^[0-9a-f]{12}$`)
 
-// GenerationOf returns a table as it is stored. left is the machine's uptime when what is left of
-// timeouts was left.
+// GenerationOf returns a table in its stored form. left is the machine's uptime when the
+// remaining timeouts were read.
 func GenerationOf(t *native.Table, digest native.Digest, made reload.Made, captured time.Time, left time.Duration) Generation {
 	g := Generation{Read: left, Digest: digest.String(), Table: t, Header: Header{
 		ID: IDOf(digest), Family: t.ID.Family.NFT(), Name: t.ID.NFT(), Made: made, Captured: captured.UTC()}}
@@ -76,7 +76,7 @@ func (s *Store) folder() string { return filepath.Join(filepath.Dir(s.path), fol
 
 func (s *Store) file(id string) string { return filepath.Join(s.folder(), id+".json") }
 
-// keep writes a generation, unless its file holds these very elements already.
+// keep writes a generation, unless its file already holds exactly these elements.
 func (s *Store) keep(g Generation) error {
 	if _, err := os.Stat(s.file(g.ID)); s.written[g.Table.ID] == g.Table && !errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -88,7 +88,7 @@ func (s *Store) keep(g Generation) error {
 	return nil
 }
 
-// put writes a generation that no index needs to name.
+// put writes a generation that the index need not name.
 func (s *Store) put(g Generation) error {
 	g.Format, g.Identity = format, s.Identity
 	text, err := json.Marshal(g)
@@ -104,7 +104,7 @@ func (s *Store) put(g Generation) error {
 	return err
 }
 
-// Read returns a stored generation, wherever it was made.
+// Read returns a stored generation, even one of another node or boot.
 func (s *Store) Read(id string) (g Generation, err error) {
 	if !idPattern.MatchString(id) {
 		return Generation{}, fmt.Errorf("%w: %q", reload.ErrNothingStored, id)
@@ -127,7 +127,8 @@ func (s *Store) Read(id string) (g Generation, err error) {
 	return g, nil
 }
 
-// foreign returns why what was made elsewhere must not be restored here; "" if it may be.
+// foreign returns why content that was stored elsewhere must not be restored here; "" if it
+// may.
 func (s *Store) foreign(made Identity) string {
 	for _, c := range []struct{ what, stored, now string }{
 		{"boot", made.BootID, s.Identity.BootID},
@@ -141,8 +142,8 @@ func (s *Store) foreign(made Identity) string {
 	return ""
 }
 
-// List returns the generations on disk, those of a table together, the newest first. It reads again
-// only files that changed.
+// List returns the generations on disk, grouped by table, each group with the newest first. It
+// reads a file again only if it changed.
 func (s *Store) List() []Header {
 	entries, err := os.ReadDir(s.folder())
 	if err != nil {
@@ -159,7 +160,7 @@ func (s *Store) List() []Header {
 		h, known := s.headers[id]
 		if !known || h.size != info.Size() || !h.modified.Equal(info.ModTime()) {
 			if h, err = readHeader(s.file(id)); err != nil || h.ID != id || h.Format != format {
-				continue // read says why, if an operator asks for it
+				continue // Read reports the reason to an operator
 			}
 			h.Foreign, h.size, h.modified = s.foreign(h.Identity), info.Size(), info.ModTime()
 		}
@@ -203,7 +204,7 @@ func readHeader(path string) (h Header, err error) {
 	return h, nil
 }
 
-// Prune removes old generations, but for those that a saved index names.
+// Prune removes old generations, but none that a saved index names.
 func (s *Store) Prune(saved Stored) error {
 	keeps, each := map[string]bool{}, map[string]int{}
 	for _, t := range saved.Tables {
@@ -228,7 +229,7 @@ func (s *Store) Prune(saved Stored) error {
 	return errors.Join(append(errs, s.removeUnfinished())...)
 }
 
-// removeUnfinished removes what a killed process left.
+// removeUnfinished removes the unfinished files of a killed process.
 func (s *Store) removeUnfinished() error {
 	left, err := filepath.Glob(filepath.Join(s.folder(), "*"+private.Unfinished))
 	for _, path := range left {
@@ -237,8 +238,8 @@ func (s *Store) removeUnfinished() error {
 	return err
 }
 
-// Show returns a stored generation of a native table in words. The error is reload.ErrNothingStored
-// if there is none of that ID.
+// Show returns a stored generation of a native table in words. The error is
+// reload.ErrNothingStored if no generation has that ID.
 func (s *Store) Show(id string) (string, error) {
 	g, err := s.Read(id)
 	if err != nil {
@@ -247,7 +248,7 @@ func (s *Store) Show(id string) (string, error) {
 	return g.Text(s), nil
 }
 
-// Text is the generation in words, behind a heading.
+// Text returns the generation in words, under a heading.
 func (g Generation) Text(s *Store) string {
 	if g.Table == nil {
 		return ""

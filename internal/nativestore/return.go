@@ -17,7 +17,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A returning makes one native table what a stored generation of it holds.
+// A returning brings one native table to the content of a stored generation.
 type returning struct {
 	kernel Kernel
 	store  *Store
@@ -25,12 +25,12 @@ type returning struct {
 	uptime func() time.Duration
 }
 
-// Return makes a table on the kernel what a stored generation of it holds.
+// Return brings a table in the kernel to the content of a stored generation.
 func (s *Store) Return(kernel Kernel, want Generation, uptime func() time.Duration, r api.RestoreRequest) (Returned, error) {
 	return returning{kernel, s, want, uptime}.do(r)
 }
 
-// ErrNotProtected: --protect does not name the table.
+// ErrNotProtected means that --protect does not name the table.
 var ErrNotProtected = errors.New("--protect does not name it")
 
 // MayRestore returns why a stored generation must not be put into force here; nil if it may be.
@@ -44,15 +44,15 @@ func (s *Store) MayRestore(g Generation, protects func(tableid.TableID) bool) er
 	return nil
 }
 
-// A Returned is what became of a returning.
+// A Returned is the result of a returning.
 type Returned struct {
 	Write
 	Reply api.RestoreReply
-	diff  api.TableDiff // of what stood and what was written
+	diff  api.TableDiff // between the old and the written content
 	Held  []native.Held // left out of the write
 }
 
-// Removal is the record of what was taken away; false if that is nothing.
+// Removal returns the record of the removed content; false if nothing was removed.
 func (n Returned) Removal(g Generation, now time.Time) (onrequest.Removal, bool) {
 	if !n.Wrote || n.Reply.Removes() == (api.Counts{}) {
 		return onrequest.Removal{}, false
@@ -65,9 +65,9 @@ func (n Returned) Removal(g Generation, now time.Time) (onrequest.Removal, bool)
 	return r, true
 }
 
-// do puts the generation into force, or only says what that would change. What it takes away must
-// be agreed to, by the very content that stands. What stood is kept, and is the reply's Undo: if it
-// cannot be kept, nothing is taken away.
+// do puts the generation into force, or only previews the changes. The operator must have
+// agreed to its removals, from exactly the present content. The old content is stored first, as
+// the reply's Undo; if that fails, do removes nothing.
 func (n returning) do(r api.RestoreRequest) (Returned, error) {
 	for range Tries {
 		seen, err := n.kernel.Capture(func(t nft.Table) bool { return t.Family.Table(t.Name) == n.want.Table.ID })
@@ -114,7 +114,7 @@ func (n returning) do(r api.RestoreRequest) (Returned, error) {
 	return Returned{}, fmt.Errorf("restoring table %s, %d times: %w", n.want.Name, Tries, nft.ErrStale)
 }
 
-// preview says what becomes of the table that stands; nil is none.
+// preview describes the changes to the present table; nil means none exists.
 func (n returning) preview(now *native.Table) Returned {
 	id := n.want.Table.ID
 	reply := api.RestoreReply{Generation: n.want.ID, Outcomes: map[rules.Family]api.Outcome{}, Native: []api.NativeRestored{Outcome(n.want.Table, "", nil)}}
@@ -153,7 +153,7 @@ func countLines(list []native.Line) (c api.Counts) {
 	return c
 }
 
-// removalOf identifies what is taken away, and the content from which it is.
+// removalOf identifies the removed lines, and the content that they are removed from.
 func removalOf(now *native.Table, lost []native.Line) string {
 	h := sha256.New()
 	digest := now.Digest()
@@ -164,7 +164,7 @@ func removalOf(now *native.Table, lost []native.Line) string {
 	return hex.EncodeToString(h.Sum(nil))[:24]
 }
 
-// keepForUndo has what stands on disk, and returns its ID; "" if nothing stands.
+// keepForUndo stores the present content, and returns its ID; "" if there is none.
 func (n returning) keepForUndo(now *native.Table) (id string, err error) {
 	if now == nil {
 		return "", nil
@@ -176,7 +176,8 @@ func (n returning) keepForUndo(now *native.Table) (id string, err error) {
 	return g.ID, nil
 }
 
-// repair returns what makes the generation of the table that stands; nil is none.
+// repair returns the repair that brings the present table to the generation; nil means none
+// exists.
 func (n returning) repair(now *native.Table) native.Repair {
 	remedy := native.ByReplace
 	if now == nil {

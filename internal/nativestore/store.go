@@ -40,25 +40,26 @@ const (
 	mostStored = 64 << 20
 )
 
-// A Identity is what stored native tables are bound to. Their bytes are the kernel's own.
+// An Identity is the place that stored native tables are bound to, because their bytes are the
+// kernel's own.
 type Identity struct {
 	BootID  string `json:"bootID"`
 	NetNS   string `json:"netns"`
 	Release string `json:"kernel"`
 }
 
-// A Store keeps the guarded native tables in the state folder: one file names the generation
-// of each, and each generation is a file of its own, which is written once. One goroutine may use
-// it, but for Show, which any may call.
+// A Store keeps the guarded native tables in the state folder. One file, the index, names the
+// generation of each. Each generation is a file of its own, which is written once. One
+// goroutine may use it; but any goroutine may call Show.
 type Store struct {
 	path     string
-	Identity Identity                          // that of here
-	index    string                            // the digest of the file that names them, as it was read or written last; "" without one
-	written  map[tableid.TableID]*native.Table // what the files that the index names hold
+	Identity Identity                          // of this node and boot
+	index    string                            // digest of the index; "" without one
+	written  map[tableid.TableID]*native.Table // the content of the files that the index names
 	headers  map[string]Header                 // by ID
 }
 
-// Stored is what the file that names the generations holds.
+// Stored is the content of the index.
 type Stored struct {
 	Format   int      `json:"format"`
 	Identity Identity `json:"identity"`
@@ -66,27 +67,27 @@ type Stored struct {
 	Confirmed time.Duration `json:"confirmed"`
 	Tables    []Row         `json:"tables"`
 
-	foreign string          // why it says nothing of the tables here, and Tables is empty; "" if it does
-	Unread  []reload.Unread `json:"-"` // files of this boot, perhaps, that cannot be read
+	foreign string          // why it does not apply here, so that Tables is empty; "" if it does
+	Unread  []reload.Unread `json:"-"` // unreadable files, perhaps of this boot
 }
 
-// A Row is what that file has of one table, and the generation that it names.
+// A Row is the index's entry for one table, and the generation that it names.
 type Row struct {
 	ID      string         `json:"id"`              // of its generation
 	Name    string         `json:"table,omitempty"` // with its family; "" in a file of an older canaryd
 	Witness string         `json:"witness,omitempty"`
 	Verdict native.Verdict `json:"verdict"`
-	// Held are the table's parts in quarantine, and HeldFor the flush that took them.
+	// Held are the table's parts in quarantine, and HeldFor the flush that removed them.
 	Held    []native.Held `json:"held,omitempty"`
 	HeldFor string        `json:"heldFor,omitempty"`
-	// Policies are the known ones, where a policy has become DROP since.
+	// Policies are the known ones, if a policy has become DROP since then.
 	Policies map[string]string `json:"policies,omitempty"`
 
 	Generation Generation `json:"-"`
-	InForce    string     `json:"-"` // the ID of the content that was in force, where the generation is older; else ""
+	InForce    string     `json:"-"` // ID of the content in force, if it is newer; else ""
 }
 
-// Open returns the store in a state folder that is there.
+// Open returns the store in an existing state folder.
 func Open(folder string) (*Store, error) {
 	bound, err := here.Identify(iptables.Info{})
 	if err != nil {
@@ -99,19 +100,19 @@ func Open(folder string) (*Store, error) {
 	return New(folder, Identity{bound.BootID, bound.NetNS, unix.ByteSliceToString(name.Release[:])}), nil
 }
 
-// New returns the store in a folder for what is bound to an identity.
+// New returns the store in a folder for an identity.
 func New(folder string, identity Identity) *Store {
 	return &Store{path: filepath.Join(folder, indexFile), Identity: identity}
 }
 
-// Path returns the path of the file that names the generations.
+// Path returns the path of the index.
 func (s *Store) Path() string { return s.path }
 
-// Index returns the digest of that file as it was read or written last; "" without one.
+// Index returns the digest of the index as last read or written; "" without one.
 func (s *Store) Index() string { return s.index }
 
-// Save writes the generations that are not on disk yet, then what names them. A process that is
-// killed meanwhile leaves everything that the older file names.
+// Save writes the generations that are not on disk yet, and then the index. If it is killed in
+// between, everything that the old index names is still there.
 func (s *Store) Save(stored Stored) error {
 	stored.Format, stored.Identity = format, s.Identity
 	for i := range stored.Tables {
@@ -141,8 +142,9 @@ func (s *Store) Save(stored Stored) error {
 	return nil
 }
 
-// Load returns what the files hold; nothing if there are none, or they are of another boot, network
-// namespace or kernel. With an error it returns the tables that can be read, and what cannot.
+// Load returns the stored tables. It returns none without files, or if they are of another
+// boot, network namespace or kernel. With an error it returns the readable tables and lists the
+// unreadable files.
 func (s *Store) Load() (stored Stored, err error) {
 	text, err := private.Read(s.path, mostStored)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -187,14 +189,14 @@ func (s *Store) Load() (stored Stored, err error) {
 	return stored, nil
 }
 
-// indexOf returns the digest of the file that names the tables.
+// indexOf returns the digest of an index.
 func indexOf(text []byte) string {
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:12])
 }
 
-// unreadIndex returns that the file that names the tables cannot be read. The newest generations
-// of all tables are what it may have named.
+// unreadIndex reports an unreadable index. It may have named the newest generations of all
+// tables.
 func (s *Store) unreadIndex(err error) []reload.Unread {
 	u := reload.Unread{File: s.path, Reason: err.Error(), Since: time.Now(), Native: true}
 	last := ""
@@ -206,8 +208,8 @@ func (s *Store) unreadIndex(err error) []reload.Unread {
 	return []reload.Unread{u}
 }
 
-// Forget removes what names the native tables in a state folder, so that the next start takes
-// none for lost. Their generations stay, for restore.
+// Forget removes the index of a state folder, so that the next start takes no native table for
+// lost. The generations stay, for restore.
 func Forget(folder string) error {
 	if err := os.Remove(filepath.Join(folder, indexFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

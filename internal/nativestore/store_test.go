@@ -23,8 +23,8 @@ func rowOf(name, chain string) Row {
 	return Row{Verdict: native.Intact, Generation: GenerationOf(t, t.Digest(), reload.MadeAtStart, time.Unix(7, 0), time.Hour)}
 }
 
-// TestKilledWhileSaving: whatever was written when canaryd is killed, what the older file names is
-// there.
+// TestKilledWhileSaving: canaryd is killed while it saves; everything that the older index
+// names must still be there.
 func TestKilledWhileSaving(t *testing.T) {
 	store := New(t.TempDir(), Identity{})
 	old, next := rowOf("kube-proxy", "a"), rowOf("kube-proxy", "b")
@@ -45,7 +45,7 @@ func TestKilledWhileSaving(t *testing.T) {
 	}
 }
 
-// TestFilesHaveNoMore: what is only in memory is in no file.
+// TestFilesHaveNoMore: fields that are only in memory must not be in a file.
 func TestFilesHaveNoMore(t *testing.T) {
 	store := New(t.TempDir(), Identity{BootID: "b"})
 	row := rowOf("kube-proxy", "a")
@@ -72,8 +72,8 @@ func TestFilesHaveNoMore(t *testing.T) {
 	}
 }
 
-// TestStoreForgets: the store remembers the tables that its index names, and no other: not one that
-// is guarded no more, and not what was kept for an undo.
+// TestStoreForgets: the store remembers only the tables that its index names. It forgets tables
+// that are no longer guarded, and generations that were kept for an undo.
 func TestStoreForgets(t *testing.T) {
 	store := New(t.TempDir(), Identity{})
 	gone, named, undo := rowOf("gone", "a"), rowOf("kube-proxy", "a"), rowOf("kube-proxy", "z")

@@ -20,15 +20,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// PartOfIt is why a table is partial.
+// PartOfIt is the reason why a table is partial.
 const PartOfIt = "a part of it could not be put back"
 
-// Lasting returns the refused parts that are tried again: not those that time or packets take away.
+// Lasting returns the refused parts that are tried again. Parts that time or packets remove are
+// not.
 func Lasting(held []native.Held) []native.Held {
 	return slices.DeleteFunc(slices.Clone(held), func(h native.Held) bool { return h.Fleeting })
 }
 
-// PublishHeld returns a table's parts in quarantine for a Status. Parts that wait come last.
+// PublishHeld returns a table's parts in quarantine for a Status, waiting parts last.
 func PublishHeld(held []native.Held) (list []api.NativeQuarantined) {
 	waits := func(h native.Held) bool { return h.Waits }
 	refused := slices.DeleteFunc(slices.Clone(held), waits)
@@ -40,8 +41,8 @@ func PublishHeld(held []native.Held) (list []api.NativeQuarantined) {
 	return list
 }
 
-// loadFor is Load for a command without a daemon that compares the tables that protects names with
-// the kernel, nil for one without nf_tables. What cannot be compared is unknown: an error.
+// loadFor is Load for a command without a daemon that compares the protected tables with the
+// kernel. kernel is nil without nf_tables. A table that cannot be compared is an error.
 func (s *Store) loadFor(kernel Kernel, protects func(tableid.TableID) bool) (Stored, error) {
 	stored, err := s.Load()
 	if err != nil {
@@ -59,8 +60,8 @@ func (s *Store) loadFor(kernel Kernel, protects func(tableid.TableID) bool) (Sto
 	return stored, nil
 }
 
-// RestoreStored puts back, without a daemon, the stored native tables that protects names and that
-// are lost. With dry it only says which.
+// RestoreStored puts back, without a daemon, the stored native tables that are protected and
+// lost. With dry it only lists them.
 func (s *Store) RestoreStored(kernel Kernel, protects func(tableid.TableID) bool, dry bool) ([]api.NativeRestored, error) {
 	stored, err := s.loadFor(kernel, protects)
 	if err != nil || len(stored.Tables) == 0 {
@@ -124,14 +125,14 @@ func (s *Store) CheckStored(kernel Kernel, protects func(tableid.TableID) bool) 
 	return rows, err
 }
 
-// A storedFinding says what became of a stored table.
+// A storedFinding is the state of a stored table.
 type storedFinding struct {
 	generation Generation
 	finding    native.Finding
 	held       []native.Held
 }
 
-// judge judges stored tables by what a read shows. No commit was heard of meanwhile.
+// judge compares stored tables with a read. canaryd heard of no commits in between.
 func (s Stored) judge(kernel Kernel, seen *native.Ruleset, protects func(tableid.TableID) bool) (all []storedFinding, err error) {
 	for i, t := range s.Tables {
 		want := t.Generation.Table
@@ -149,7 +150,8 @@ func (s Stored) judge(kernel Kernel, seen *native.Ruleset, protects func(tableid
 	return all, nil
 }
 
-// repairs returns what puts back the stored tables that are lost, and those that nothing can.
+// repairs returns the repairs of lost stored tables, and the lost tables that cannot be put
+// back.
 func (s Stored) repairs(kernel Kernel, seen *native.Ruleset, protects func(tableid.TableID) bool) (all []native.Repair, left []*native.Table, err error) {
 	up := here.Uptime()
 	judged, err := s.judge(kernel, seen, protects)
@@ -167,8 +169,8 @@ func (s Stored) repairs(kernel Kernel, seen *native.Ruleset, protects func(table
 	return all, left, err
 }
 
-// RestoreGeneration makes, without a daemon, a native table what its stored generation of that ID
-// holds. found is false if there is no such generation. A nil kernel is one without nf_tables.
+// RestoreGeneration brings, without a daemon, a native table to the stored generation of that
+// ID. found is false if there is no such generation. kernel is nil without nf_tables.
 func (s *Store) RestoreGeneration(ctx context.Context, kernel Kernel, protects func(tableid.TableID) bool, r api.RestoreRequest) (reply api.RestoreReply, found bool, err error) {
 	g, err := s.Read(r.Generation)
 	if errors.Is(err, reload.ErrNothingStored) {
@@ -197,7 +199,7 @@ func (s *Store) RestoreGeneration(ctx context.Context, kernel Kernel, protects f
 	if len(stored.Unread) > 0 && !slices.ContainsFunc(stored.Unread, func(u reload.Unread) bool { return u.Table != g.Name }) {
 		loadErr = nil // only the table that was restored cannot be read
 	}
-	if loadErr == nil { // the next start is to take what was restored for what ought to be in force
+	if loadErr == nil { // the restored content is the expected one at the next start
 		if done.Wrote {
 			g.Made, g.Captured = reload.MadeRestored, time.Now()
 		}
@@ -206,9 +208,9 @@ func (s *Store) RestoreGeneration(ctx context.Context, kernel Kernel, protects f
 	return done.Reply, true, errors.Join(err, loadErr)
 }
 
-// saveProved saves what is stored with tables that were put into force without a daemon, but for
-// their held parts, as a read has proved them. The witness is the one that stands now: one that an
-// earlier flush took says nothing of what follows.
+// saveProved saves tables that a command without a daemon put into force, as a read has proved
+// them, but for their held parts. It saves the present witness, because a witness that an
+// earlier flush removed would prove nothing about later flushes.
 func (s *Store) saveProved(kernel Kernel, stored Stored, proved []Row, proof *native.Ruleset) error {
 	for _, t := range proved {
 		g := t.Generation
@@ -226,5 +228,6 @@ func (s *Store) saveProved(kernel Kernel, stored Stored, proved []Row, proof *na
 	return s.Save(stored)
 }
 
-// ErrNoNFTables: an earlier run guarded native tables, and the kernel cannot have any now.
+// ErrNoNFTables means that an earlier run guarded native tables, and the kernel has no
+// nf_tables now.
 var ErrNoNFTables = errors.New("the kernel has no nf_tables any more")

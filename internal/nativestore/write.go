@@ -14,14 +14,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Kernel reads and writes native tables: *native.Kernel, but for tests.
+// A Kernel reads and writes native tables. It is a *native.Kernel, except in tests.
 type Kernel interface {
 	Capture(wanted func(nft.Table) bool) (*native.Ruleset, error)
 	Witness(family tableid.Family) (native.Witness, error)
 	Write(genid uint32, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
 }
 
-// Tries bounds how often a repair is planned again because another process wrote.
+// Tries bounds how many times a repair is planned again because another process wrote.
 const Tries = 5
 
 func Lost(v native.Verdict) bool {
@@ -32,14 +32,15 @@ func Lost(v native.Verdict) bool {
 	return true
 }
 
-// ErrNotInForce: a write was taken, and a read after it does not show what it wrote.
+// ErrNotInForce means that the kernel took a write, but a read after it does not show the
+// content.
 var ErrNotInForce = errors.New("after the write a read does not show the tables as they ought to be")
 
-// ErrOwnerWrote: another process wrote between the write and the read after it. kube-proxy at 10
-// changes a second did so after one replay in ten (test/kubeproxy).
+// ErrOwnerWrote means that another process wrote between the write and the read after it.
+// kube-proxy at 10 changes a second did so after one replay in ten (test/kubeproxy).
 var ErrOwnerWrote = errors.New("another process wrote after the write")
 
-// ErrPartsLeft: the kernel refused parts of a table, and the rest is in force.
+// errPartsLeft means that the kernel refused parts of a table, and the rest is in force.
 var errPartsLeft = errors.New("could not be put back and is in quarantine")
 
 // PartsLeft is errPartsLeft with the first part; nil if there are none.
@@ -54,9 +55,9 @@ func PartsLeft(held []native.Held) error {
 	return fmt.Errorf("%s%s %w: %s", held[0].Text, more, errPartsLeft, held[0].Why)
 }
 
-// AskedRemedy returns how a table is put back when an operator asks for it: also one that was
-// deleted alone, that only the flag dormant disables, or of which a part is gone and the commit was
-// missed.
+// AskedRemedy returns the remedy when an operator requests a table. It also covers a table that
+// was deleted alone, or that only the flag dormant disables. And it covers the loss of a part
+// in a commit that canaryd missed.
 func AskedRemedy(f native.Finding, now *native.Table) native.Remedy {
 	switch {
 	case f.Remedy != native.NoRemedy:
@@ -73,10 +74,10 @@ func AskedRemedy(f native.Finding, now *native.Table) native.Remedy {
 	return native.NoRemedy
 }
 
-// ErrDevicesLeft: a chain or flowtable came back without network devices that it had.
+// ErrDevicesLeft means that a chain or flowtable is back without some of its network devices.
 var ErrDevicesLeft = errors.New("network devices that the node lacks were left out")
 
-// DevicesLeft is errDevicesLeft with the devices; nil if there are none.
+// DevicesLeft is ErrDevicesLeft with the devices; nil if there are none.
 func DevicesLeft(left []string) error {
 	if len(left) == 0 {
 		return nil
@@ -84,15 +85,15 @@ func DevicesLeft(left []string) error {
 	return fmt.Errorf("%w: %s", ErrDevicesLeft, strings.Join(left, ", "))
 }
 
-// A Write is what became of repairs that were written at once.
+// A Write is the result of repairs that were written at once.
 type Write struct {
 	Wrote bool            // the kernel took them
 	left  []string        // devices that the node lacks
 	Proof *native.Ruleset // the last read; nil: there is none after the write
-	err   error           // nil: they are in force, but for devices and parts that were left out
+	err   error           // nil: the repairs are in force, but for omitted devices and parts
 }
 
-// writeAndProve writes repairs under the genid of a read, and proves them by another one.
+// writeAndProve writes repairs under the genid of a read, and proves them by another read.
 func writeAndProve(kernel Kernel, genid uint32, repairs []native.Repair) (w Write) {
 	if w.left, w.err = kernel.Write(genid, repairs, nil); w.err != nil {
 		return w
@@ -117,13 +118,13 @@ func writeAndProve(kernel Kernel, genid uint32, repairs []native.Repair) (w Writ
 	return w
 }
 
-// Proved reports whether the read shows them in force, perhaps less what was left out.
+// Proved reports whether the read shows the repairs in force, perhaps without omitted parts.
 func (w Write) Proved() bool { return w.Proof != nil && w.err == nil }
 
 // stale reports whether nothing was written, because another process wrote after the read.
 func (w Write) stale() bool { return !w.Wrote && errors.Is(w.err, nft.ErrStale) }
 
-// row returns what a reply says of a repair.
+// row returns the entry of a reply for a repair.
 func (w Write) row(repair native.Repair) api.NativeRestored {
 	if w.err != nil {
 		return Outcome(repair.Want, reload.Failed, w.err)
@@ -134,7 +135,7 @@ func (w Write) row(repair native.Repair) api.NativeRestored {
 	return Outcome(repair.Want, reload.Proved, nil)
 }
 
-// Outcome returns what a reply says of a table.
+// Outcome returns the entry of a reply for a table.
 func Outcome(t *native.Table, outcome api.Outcome, err error) api.NativeRestored {
 	row := api.NativeRestored{Family: t.ID.Family.NFT(), Table: t.ID.NFT(), Outcome: outcome}
 	row.Chains, row.Rules, row.Elements = t.Counts()
@@ -144,7 +145,7 @@ func Outcome(t *native.Table, outcome api.Outcome, err error) api.NativeRestored
 	return row
 }
 
-// Outcomes is nativeOutcome for tables to put back, and for those that cannot be put back.
+// Outcomes returns the entries for tables to put back, and for tables that cannot be put back.
 func Outcomes(repairs []native.Repair, left []*native.Table) []api.NativeRestored {
 	var rows []api.NativeRestored
 	for _, repair := range repairs {
@@ -157,5 +158,5 @@ func Outcomes(repairs []native.Repair, left []*native.Table) []api.NativeRestore
 	return rows
 }
 
-// ErrOwnersNewer: an asked-for replay would undo what the owner has written.
+// ErrOwnersNewer means that a requested replay would undo a change of the owner.
 var ErrOwnersNewer = errors.New("its owner has changed it since; it has to write it again, or `canaryd dismiss` accepts it")

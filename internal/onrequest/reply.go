@@ -16,8 +16,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// notIn returns those of some rules, with their chains, that a baseline does not have; nothing
-// without one.
+// notIn returns the rules, with their chains, that a baseline does not have; none without a
+// baseline.
 func notIn(base *rules.Baseline, id rules.TableID, jumps []rules.Jump) []rules.Jump {
 	if base == nil {
 		return nil
@@ -37,8 +37,8 @@ func notIn(base *rules.Baseline, id rules.TableID, jumps []rules.Jump) []rules.J
 	return list
 }
 
-// ReplyOf returns a replay's result as a reply. A table that could not be read is not
-// proved, whatever became of the others.
+// ReplyOf returns a replay's result as a reply. A table that could not be read is not proved,
+// regardless of the results for other tables.
 func ReplyOf(generation string, result reload.Result) api.RestoreReply {
 	reply := api.RestoreReply{Generation: generation, Outcomes: map[rules.Family]api.Outcome{}}
 	for f, fr := range result {
@@ -56,7 +56,7 @@ func ReplyOf(generation string, result reload.Result) api.RestoreReply {
 	return reply
 }
 
-// LogRestored logs a restore that an operator asked for.
+// LogRestored logs a restore that an operator requested.
 func LogRestored(ctx context.Context, reply api.RestoreReply, values ...any) {
 	values = append([]any{"generation", reply.Generation}, values...)
 	if reply.Undo != "" {
@@ -75,8 +75,8 @@ func RenderFamilies(g rules.Generation, only rules.Family) string {
 	return text
 }
 
-// Heading is a comment before a stored generation: when it was learned and, if it must not be
-// restored here, why.
+// Heading is a comment before a stored generation, with the time when it was learned. It also
+// has the reason if the generation must not be restored here.
 func Heading(generation string, learned time.Time, note string) string {
 	text := fmt.Sprintf("# generation %s, learned %s\n", generation, learned.UTC().Format(time.RFC3339))
 	if note != "" {
@@ -87,12 +87,12 @@ func Heading(generation string, learned time.Time, note string) string {
 
 // A TableRemover deletes empty tables: *iptables.Kernel or *iptablestest.Fake.
 type TableRemover interface {
-	// RemoveEmpty deletes a table that nothing is in, and reports whether it did.
+	// RemoveEmpty deletes an empty table, and reports whether it did.
 	RemoveEmpty(context.Context, rules.Family, rules.TableName) (bool, error)
 }
 
-// RemoveMade deletes those of the tables that canaryd made in which nothing is any more, and
-// logs which these are. A table that another process uses stays.
+// RemoveMade deletes the tables that canaryd made, if they are empty, and logs them. A table
+// that another process uses stays.
 func RemoveMade(ctx context.Context, kernel TableRemover, made reload.Tables) {
 	log := klog.FromContext(ctx)
 	for _, f := range rules.Families() {
@@ -108,12 +108,12 @@ func RemoveMade(ctx context.Context, kernel TableRemover, made reload.Tables) {
 	}
 }
 
-// ErrWhoseRules: a cleanup is to remove rules, and no word says whose. The owners that auto finds
-// may be more than an operator thinks of.
+// ErrWhoseRules means that a cleanup is to remove rules without naming their owners. auto may
+// find more owners than an operator expects.
 var ErrWhoseRules = errors.New("--rules removes rules of all owners that --protect=auto finds: name those whose rules are to go, such as --protect=kube,cni, or --protect=auto for all")
 
-// RemoveAll removes canaryd's marks, and with everything what it protects, and
-// returns nil only if a read shows that they are gone.
+// RemoveAll removes canaryd's marks, and with everything also the protected rules. It returns
+// nil only if a read shows that they are gone.
 func RemoveAll(ctx context.Context, replayer reload.Replayer, job reload.Job, everything bool) error {
 	result, err := replayer.Remove(ctx, job, everything)
 	for _, fr := range result {

@@ -1,9 +1,9 @@
 // Package onrequest carries out an operator's requests, with and without a daemon: restoring a
 // generation, and cleaning up.
 //
-// [Restore] previews a restore, requires agreement to the rules that it would remove, and writes
-// it; [ReplyOf] turns the result into a reply. [RemovalBy] and [KeepRemoval] record the removed
-// rules. [RemoveAll] removes canaryd's marks, and the protected rules if that is asked for;
+// [Restore] previews a restore, requires agreement to the rules that it would remove, and
+// writes it; [ReplyOf] turns the result into a reply. [RemovalBy] and [KeepRemoval] record the
+// removed rules. [RemoveAll] removes canaryd's marks, and on request the protected rules;
 // [RemoveMade] deletes the empty tables that canaryd made.
 //
 // [ErrWhoseRules] refuses a cleanup that names no owner. The errors of pkg/reload are passed on.
@@ -58,8 +58,8 @@ func changesOf(changes reload.Changes, lines bool, base *rules.Baseline) []api.T
 	return list
 }
 
-// diffOfChange returns what is removed, then what is added, as long as there is room. Before
-// both come those of the added rules that are fresh, in so many lines.
+// diffOfChange returns the removed lines, then the added ones, as long as there is room. The
+// lines of fresh added rules come before both; their number is returned.
 func diffOfChange(id rules.TableID, c reload.Change, fresh []rules.Jump, left *flushes.Room) (api.TableDiff, int) {
 	w := flushes.NewDiffWriter(id, *left)
 	first := map[string]int{}
@@ -87,7 +87,7 @@ func diffOfChange(id rules.TableID, c reload.Change, fresh []rules.Jump, left *f
 	return w.Diff, shown
 }
 
-// previewOf says what a restore would do. Nothing was written.
+// previewOf describes the changes that a restore would make. Nothing was written.
 func previewOf(generation string, p reload.Preview, lines bool, base *rules.Baseline) api.RestoreReply {
 	reply := api.RestoreReply{Generation: generation, Outcomes: map[rules.Family]api.Outcome{}, Changes: changesOf(p.Changes, lines, base)}
 	if err := errors.Join(p.Unread...); err != nil {
@@ -96,7 +96,7 @@ func previewOf(generation string, p reload.Preview, lines bool, base *rules.Base
 	return reply
 }
 
-// changedBy returns what a checked replay changed, as far as it was written.
+// changedBy returns the changes of a checked replay, as far as they were written.
 func changedBy(result reload.Result) reload.Changes {
 	changes := reload.Changes{}
 	for id, tr := range flushes.TablesOf(result) {
@@ -107,7 +107,7 @@ func changedBy(result reload.Result) reload.Changes {
 	return changes
 }
 
-// refusal returns why a checked replay wrote not all, or nothing; nil if no check refused.
+// refusal returns why a checked replay wrote only a part, or nothing; nil if no check refused.
 func refusal(result reload.Result) error {
 	for _, f := range rules.Families() {
 		if err := result[f].Err; errors.Is(err, reload.ErrNotAgreed) {
@@ -127,13 +127,13 @@ func untouched(result reload.Result) bool {
 	return refusal(result) != nil
 }
 
-// A Removal is the record of what canaryd took away on request.
+// A Removal is the record of rules that canaryd removed on request.
 type Removal struct {
 	Record api.Flush
 	Diff   []api.TableDiff
 }
 
-// NewRemoval returns a record that names no table yet.
+// NewRemoval returns a record without any tables.
 func NewRemoval(reply api.RestoreReply, now time.Time) Removal {
 	return Removal{Record: api.Flush{
 		ID: fmt.Sprintf("%x", now.UnixMicro()), Time: now, Kind: api.Removed, Outcome: api.Requested, Attempts: 1,
@@ -142,7 +142,7 @@ func NewRemoval(reply api.RestoreReply, now time.Time) Removal {
 	}}
 }
 
-// RemovalBy returns what a replay took away; false if that is nothing.
+// RemovalBy returns the record of a replay's removals; false if there are none.
 func RemovalBy(reply api.RestoreReply, result reload.Result, now time.Time) (Removal, bool) {
 	r := NewRemoval(reply, now)
 	left := flushes.DiffRoom()
@@ -156,7 +156,7 @@ func RemovalBy(reply api.RestoreReply, result reload.Result, now time.Time) (Rem
 		diff, _ := diffOfChange(id, c, nil, &left)
 		r.Diff = append(r.Diff, diff)
 	}
-	r.Record.Kind = api.Removed // addLoss has it from the verdicts
+	r.Record.Kind = api.Removed // AddLoss took it from the verdicts
 	return r, len(r.Diff) > 0
 }
 
@@ -185,7 +185,7 @@ func lostBy(t rules.TableName, removed reload.Part) reload.Lost {
 	return lost
 }
 
-// undoing says how to bring back what a restore took away.
+// undoing names the command that brings back the rules that a restore removed.
 func undoing(r api.RestoreReply) string {
 	if r.Undo == "" {
 		return ""
@@ -193,7 +193,7 @@ func undoing(r api.RestoreReply) string {
 	return fmt.Sprintf("`canaryd restore --generation %s --yes` brings the rules back that `canaryd restore --generation %s` took away", r.Undo, r.Generation)
 }
 
-// LogRemoval says what a replay took away; it says nothing if that is nothing.
+// LogRemoval logs the removals of a replay, if there are any.
 func LogRemoval(ctx context.Context, reply api.RestoreReply, record api.Flush) {
 	var where []string
 	for _, c := range reply.Changes {
@@ -206,8 +206,8 @@ func LogRemoval(ctx context.Context, reply api.RestoreReply, record api.Flush) {
 		"removed", strings.Join(where, ", "), "undo", reply.Undo)
 }
 
-// KeepRemoval records in the journal of the state folder what a replay without a daemon took
-// away. The next daemon lists it among the flushes of before.
+// KeepRemoval records the removals of a replay without a daemon in the journal of the state
+// folder. The next daemon lists them among earlier flushes.
 func KeepRemoval(ctx context.Context, dir string, reply api.RestoreReply, result reload.Result) error {
 	if r, any := RemovalBy(reply, result, time.Now()); any {
 		return r.Keep(ctx, dir, reply)
@@ -215,7 +215,7 @@ func KeepRemoval(ctx context.Context, dir string, reply api.RestoreReply, result
 	return nil
 }
 
-// Keep is KeepRemoval of one that is known.
+// Keep logs a known removal and records it in the journal.
 func (r Removal) Keep(ctx context.Context, dir string, reply api.RestoreReply) error {
 	LogRemoval(ctx, reply, r.Record)
 	entry, err := flushes.EntryOf(r.Record, r.Diff)
@@ -232,9 +232,9 @@ func (r Removal) Keep(ctx context.Context, dir string, reply api.RestoreReply) e
 	return nil
 }
 
-// Restore puts a generation into force: exactly that one if force, else what is lost of
-// it. What that takes away must be agreed to, by what is read right before it is written. What
-// base does not have is marked; nil is no baseline.
+// Restore puts a generation into force: with force exactly that one, else only its lost parts.
+// The operator must have agreed to the removals, as read right before the write. Rules that
+// base does not have are marked; base is nil without a baseline.
 func Restore(ctx context.Context, replayer reload.Replayer, force bool, job reload.Job, r api.RestoreRequest, base *rules.Baseline) (api.RestoreReply, reload.Result, error) {
 	replay, preview := replayer.Heal, replayer.PreviewHeal
 	if force {

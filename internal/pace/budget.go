@@ -7,24 +7,24 @@ import (
 )
 
 const (
-	// WalkShare is the part of a core, as one in so many, that walks of all families together
-	// may take while a writer never rests. urgentShare is that of stamps and urgent probes, which
-	// go on when walks must wait. Together they are 2 %.
+	// WalkShare is the share of a core, as one in so many, for walks of all families together
+	// while a writer never rests. UrgentShare is the share for stamps and urgent probes, which
+	// continue when walks must wait. Together they are 2 %.
 	WalkShare   = 60
 	UrgentShare = 300
-	// WalkBurst is what a family may spend at once after a quiet time: seven
-	// walks of 20,000 rules (13 ms each, measured on Linux 6.18), more than a
-	// flush in several commands asks for.
+	// WalkBurst is how much a family may spend at once after a quiet time. It covers seven
+	// walks of 20,000 rules (13 ms each, measured on Linux 6.18), more than a flush in several
+	// commands needs.
 	WalkBurst = 100 * time.Millisecond
-	// A look that a hint asked for counts as stormCharge, which is earned back in 5 ms, and 200 of
-	// them are free. Next to 500 commits a second a look at each took 15 % of a core.
+	// A look because of a hint costs StormCharge, which is earned back in 5 ms, and 200 of them
+	// are free. During 500 commits a second, a look at each took 15 % of a core.
 	StormCharge = 500 * time.Microsecond
 	StormShare  = 10
 )
 
-// A Budget is of the time that looking at one family may take where no stamp is exact. After
-// a quiet time a look starts at once; a writer that syncs a hundred times a second is followed
-// at the pace of the family's share.
+// A Budget bounds the time for looks at one family while no stamp is exact. After a quiet time
+// a look starts at once. A writer that syncs a hundred times a second is followed at the pace
+// of the family's share.
 type Budget struct {
 	Walks  Bucket
 	Urgent Bucket // of stamps and urgent probes
@@ -35,7 +35,7 @@ func NewBudget(families int) Budget {
 	return Budget{Walks: Bucket{Share: WalkShare * families}, Urgent: Bucket{Share: UrgentShare * families}}
 }
 
-// StampAt returns when a hint may make the loop ask for a stamp again, given the last one.
+// StampAt returns when a hint may make the loop read a stamp again, given the last one.
 func (b *Budget) StampAt(last iptables.Stamp) time.Time {
 	if last.Exact {
 		return time.Time{}
@@ -43,7 +43,7 @@ func (b *Budget) StampAt(last iptables.Stamp) time.Time {
 	return b.Urgent.ReadyAt()
 }
 
-// ProbeAt returns when a family of that stamp may be probed.
+// ProbeAt returns when a family with that stamp may be probed.
 func (b *Budget) ProbeAt(stamp iptables.Stamp) time.Time {
 	if stamp.Exact {
 		return time.Time{}
@@ -51,22 +51,21 @@ func (b *Budget) ProbeAt(stamp iptables.Stamp) time.Time {
 	return b.Walks.ReadyAt()
 }
 
-// A Bucket is a token bucket in units of time, which may be overdrawn by one look. It fills
-// with one part in share of the time that passes.
+// A Bucket is a token bucket in units of time. One look may overdraw it. It fills with one part
+// in Share of the passing time.
 type Bucket struct {
 	Share int
-	owed  time.Duration // what was spent and is not yet earned back
-	at    time.Time     // when owed was right
+	owed  time.Duration // spent and not yet earned back
+	at    time.Time     // the time at which owed was right
 }
 
-// ReadyAt returns when the next look may start, which is in the past if it may
-// start now.
+// ReadyAt returns when the next look may start. A time in the past means now.
 func (b *Bucket) ReadyAt() time.Time {
 	return b.at.Add((b.owed - WalkBurst) * time.Duration(b.Share))
 }
 
-// Spend notes a look that ended now and took so long. None counts for more
-// than the burst: one that was suspended has cost nothing meanwhile.
+// Spend notes a look that ended now and took so long. No look counts for more than the burst,
+// because a suspended look has cost nothing.
 func (b *Bucket) Spend(now time.Time, took time.Duration) {
 	earned := now.Sub(b.at) / time.Duration(b.Share)
 	if b.at.IsZero() || earned > b.owed {
@@ -77,24 +76,23 @@ func (b *Bucket) Spend(now time.Time, took time.Duration) {
 }
 
 const (
-	// Memory is given back when nothing was read or written for freeMemoryQuiet, by
-	// when the disk has what was learned. To collect 10 MiB takes 10 ms, so it
-	// is done every freeMemoryPause at most.
+	// Free memory returns to the kernel when nothing was read or written for freeMemoryQuiet,
+	// because the disk has the generation by then. Collecting 10 MiB takes 10 ms, so it is done
+	// at most every freeMemoryPause.
 	freeMemoryQuiet = 1500 * time.Millisecond
 	freeMemoryPause = 30 * time.Second
 )
 
-// Memory is when memory is given back to the kernel.
+// Memory plans when free memory returns to the kernel.
 type Memory struct {
 	FreeAt time.Time // zero: there is none to give
 	freed  time.Time
 }
 
-// ScheduleFree notes that something is read or written at that time which leaves memory
-// behind.
+// ScheduleFree notes a read or write at that time, which leaves memory behind.
 func (m *Memory) ScheduleFree(at time.Time) {
 	m.FreeAt = Latest(m.FreeAt, Latest(at.Add(freeMemoryQuiet), m.freed.Add(freeMemoryPause)))
 }
 
-// Gave notes that memory is given back at that time.
+// Gave notes that memory was returned at that time.
 func (m *Memory) Gave(at time.Time) { m.FreeAt, m.freed = time.Time{}, at }

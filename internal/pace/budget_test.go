@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestBudget: how many walks of a given cost a writer that never rests gets.
+// TestBudget counts the walks of a given cost while a writer never rests.
 func TestBudget(t *testing.T) {
 	for _, test := range []struct {
 		name     string
@@ -36,8 +36,8 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// TestBudgetAfterQuiet: however much was spent, a quiet time pays for it, and no
-// quiet time saves up for more than the burst.
+// TestBudgetAfterQuiet: a quiet time pays for all earlier walks, but saves up at most the
+// burst.
 func TestBudgetAfterQuiet(t *testing.T) {
 	const share = 2 * WalkShare
 	w := Bucket{Share: share}
@@ -51,7 +51,7 @@ func TestBudgetAfterQuiet(t *testing.T) {
 			w.Spend(now, WalkBurst/10)
 			n++
 		}
-		if n != 11 { // the eleventh overdraws by nothing yet
+		if n != 11 { // the eleventh does not overdraw yet
 			t.Errorf("round %d: %d walks at once, want 11", round, n)
 		}
 		now = now.Add(time.Hour)

@@ -5,9 +5,9 @@
 // [Budget] bounds the processor time of looks, and [Memory] plans when free memory returns to the
 // kernel.
 //
-// The package starts no timer: callers pass the present time, and sleep until the earliest time
-// ([Earliest]). No function fails. The values are for one goroutine; only [Shared] may be used by
-// any.
+// The package starts no timer. Callers pass the present time, and sleep until the earliest time
+// ([Earliest]). No function fails. The values are for one goroutine, except [Shared], which any
+// may use.
 package pace
 
 import (
@@ -17,21 +17,21 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// What failed is tried again for as long as its reason lasts, after 100 ms at first and every
-// 30 s at last. For the lock it is always 100 ms: the lock comes free at any moment, while a
-// rule that the kernel refuses stays refused.
+// A failed action is tried again as long as its reason lasts, first after 100 ms and finally
+// every 30 s. For the lock it is always 100 ms, because the lock may become free at any moment.
+// A rule that the kernel refuses stays refused.
 const (
 	FirstTry = 100 * time.Millisecond
 	LastTry  = 30 * time.Second
 )
 
-// A Retry is when something is tried, for the first time or again.
+// A Retry is the time of an action, for the first time or again.
 type Retry struct {
 	At   time.Time // zero: there is nothing to try
 	Wait time.Duration
 }
 
-// Failed plans the next try after one that failed.
+// Failed plans the next try after a failed one.
 func (r *Retry) Failed(err error, now time.Time) {
 	wait := min(max(2*r.Wait, FirstTry), LastTry)
 	if LockReason(err) {
@@ -43,7 +43,7 @@ func (r *Retry) Failed(err error, now time.Time) {
 // In plans the next try.
 func (r *Retry) In(wait time.Duration, now time.Time) { r.Wait, r.At = wait, now.Add(wait) }
 
-// LockReason reports whether another process held the lock, so that nothing was written.
+// LockReason reports whether another process held the lock, so that the write did not happen.
 func LockReason(err error) bool { return errors.Is(err, iptables.ErrLocked) }
 
 // Earliest returns the earliest of the times that are not zero.
@@ -65,5 +65,5 @@ func Latest(a, b time.Time) time.Time {
 	return b
 }
 
-// Due reports whether a time that may be zero, for never, has come.
+// Due reports whether a time is past; the zero time means never.
 func Due(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }

@@ -13,23 +13,22 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// complainEvery is the least distance of two log lines about the same trouble.
+// complainEvery is the shortest time between two log lines about the same trouble.
 const complainEvery = 30 * time.Second
 
-// A Trouble is something that lasts, is met again and again, and that the log has
-// once. Of one that comes and goes, or has other words each time, the log
-// has a line in complainEvery.
+// A Trouble is a lasting problem that canaryd meets again and again, and logs once. A trouble
+// that ends and returns, or has other words each time, is logged at most once in complainEvery.
 type Trouble struct {
 	What   string    // empty: there is none
 	Cause  string    // the kernel's words for it, if it has any
-	logged string    // what the log has of it; empty: nothing
-	at     time.Time // when the log had something of it last
+	logged string    // the words in the log; empty: none
+	at     time.Time // the time of the last log line about it
 }
 
 // There reports whether there is trouble now.
 func (t *Trouble) There() bool { return t.What != "" }
 
-// Met takes up the trouble, and reports whether the log is to have it.
+// Met notes the trouble, and reports whether to log it.
 func (t *Trouble) Met(err error, now time.Time) bool {
 	t.What, t.Cause = err.Error(), CauseOf(err)
 	if t.What == t.logged || !t.at.IsZero() && now.Sub(t.at) < complainEvery {
@@ -39,8 +38,8 @@ func (t *Trouble) Met(err error, now time.Time) bool {
 	return true
 }
 
-// MetAgain is Met for a trouble of which the log is reminded in each complainEvery, and has
-// other words at once.
+// MetAgain is Met, but logs a lasting trouble again in each complainEvery, and new words at
+// once.
 func (t *Trouble) MetAgain(err error, now time.Time) bool {
 	t.What, t.Cause = err.Error(), CauseOf(err)
 	if t.What == t.logged && now.Sub(t.at) < complainEvery {
@@ -50,16 +49,16 @@ func (t *Trouble) MetAgain(err error, now time.Time) bool {
 	return true
 }
 
-// Over takes up that there is none any more, and reports whether the log is to have
-// that: it is, if it has that there was.
+// Over notes the end of the trouble, and reports whether to log that. It is logged if the
+// trouble was.
 func (t *Trouble) Over() bool {
 	logged := t.logged != ""
 	t.What, t.Cause, t.logged = "", "", ""
 	return logged
 }
 
-// Report takes up an error, which it logs if the log is to have it, or with nil that there is no
-// trouble any more. It returns Over's answer then, else false.
+// Report notes an error and logs it if Met says so; a nil error means that the trouble is over.
+// It then returns Over's result, and else false.
 func (t *Trouble) Report(ctx context.Context, err error, what string, values ...any) (over bool) {
 	if err == nil {
 		return t.Over()
@@ -70,13 +69,14 @@ func (t *Trouble) Report(ctx context.Context, err error, what string, values ...
 	return false
 }
 
-// Warnings returns a context in which a trouble is logged as a warning: nothing is lost by it yet.
+// Warnings returns a context in which troubles are logged as warnings, because no rules are
+// lost yet.
 func Warnings(ctx context.Context) context.Context {
 	return klog.NewContext(ctx, severity.Warnings(klog.FromContext(ctx)))
 }
 
-// Unusable returns the log for a file of an earlier run that is not used. A file of another boot or
-// network namespace is no trouble: each reboot leaves one.
+// Unusable returns the log for an unused file of an earlier run. A file of another boot or
+// network namespace is no trouble, because each reboot leaves one.
 func Unusable(log klog.Logger, err error) klog.Logger {
 	if errors.Is(err, reload.ErrForeign) {
 		return severity.Infos(log)
@@ -84,8 +84,8 @@ func Unusable(log klog.Logger, err error) klog.Logger {
 	return severity.Warnings(log)
 }
 
-// CauseOf returns what is at the bottom of an error, in words that quote no rule: the kernel's for
-// its errors, and that the time ran out. It is empty for all others.
+// CauseOf returns the root of an error in words that quote no rule: the kernel's words for its
+// errors, or that time ran out. It is empty for all other errors.
 func CauseOf(err error) string {
 	var errno syscall.Errno
 	switch {
@@ -104,8 +104,7 @@ type Shared struct {
 	trouble Trouble
 }
 
-// Take takes up an error, or with nil that there is no trouble any more. It reports whether the
-// log is to have that.
+// Take notes an error; nil means that the trouble is over. It reports whether to log that.
 func (t *Shared) Take(err error, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -115,7 +114,7 @@ func (t *Shared) Take(err error, now time.Time) bool {
 	return t.trouble.Met(err, now)
 }
 
-// Text returns what the trouble is; empty: there is none.
+// Text returns the words of the trouble; empty if there is none.
 func (t *Shared) Text() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestTroubleIsToldOnce: each row is a minute; how often the log has a line that
-// something is wrong, and how often that it is right again.
+// TestTroubleIsToldOnce: each row is a minute, with the number of log lines about a trouble and
+// about its end.
 func TestTroubleIsToldOnce(t *testing.T) {
 	a, b := errors.New("a"), errors.New("b")
 	for _, test := range []struct {

@@ -2,10 +2,11 @@
 // gone, the rules of such containers that a replay put back, and the running containers that lost
 // their rules.
 //
-// [Watch.Read] reads libcni's files, and [Watch.HaveRules] notes which attachments the generation
-// has rules for. Before a replay [Watch.Gone] names the containers whose rules stay away; after it
-// [Watch.Leftovers] names those whose rules came back. [Watch.Follow] takes up a full read, and
-// [Watch.LostSince] returns a table's pods whose rules count as lost.
+// [Watch.Read] reads libcni's files, and [Watch.HaveRules] notes the attachments that the
+// generation has rules for. Before a replay [Watch.Gone] names the containers whose rules stay
+// away; after it [Watch.Leftovers] names the containers whose rules were restored anyway.
+// [Watch.Follow] processes a full read, and [Watch.LostSince] returns a table's pods whose
+// rules count as lost.
 //
 // If the files cannot be read, no container counts as gone. A Watch belongs to the loop's
 // goroutine.
@@ -31,58 +32,57 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A CNI plugin's DEL that comes while rules are flushed finds nothing to remove, so the tables
-// do not show that a pod has gone. libcni's files do: the container runtime removes a pod's file
-// when its DEL is done.
+// A CNI plugin's DEL during a flush finds no rules to remove, so the tables do not show that
+// the pod is gone. libcni's files do, because the container runtime removes a pod's file when
+// its DEL is done.
 //
-// A pod that is being added has rules before it has a file. So a missing file means that
-// the pod is gone only if the file was there before, and went while its rules were lost
-// or behind a replay that had brought them back. A file that goes while its rules stand as
-// their owner wrote them was removed by something else than a DEL, and says nothing.
+// A new pod has rules before it has a file. So a missing file means that the pod is gone only
+// if the file existed before. It must also have disappeared while the pod's rules were lost, or
+// after a replay brought them back. If a file disappears while its rules are in force, as their
+// owner wrote them, another program removed it, and that proves nothing.
 
 // Attachments reads libcni's files: *cniresults.Folder.
 type Attachments interface {
 	Read() (cniresults.Reading, error)
 }
 
-// Watch is what is known of the containers that CNI plugins attached.
+// Watch is the loop's knowledge about the containers that CNI plugins attached.
 type Watch struct {
 	Grace  time.Duration // --jump-grace
-	Folder string        // which one was read; empty: none yet
+	Folder string        // the folder that was read; empty: none yet
 	known  map[protect.Attachment]attached
-	// rules are the attachments that the generation has rules for, of that edition.
+	// rules are the attachments that the generation of that edition has rules for.
 	rules    map[protect.Attachment]bool
 	edition  int
 	ReadAt   time.Time // when the folder was read last
 	unread   pace.Trouble
-	Untaken  pace.Trouble                  // why rules of the gone stand
+	Untaken  pace.Trouble                  // why rules of pods that are gone are still there
 	robbed   map[robberyKey]Robbery        // of pods that live
-	followed map[rules.Family]culprit.Read // the last that showed who was robbed
-	RemoveAt time.Time                     // when rules are removed that should not have come back; zero: none are
+	followed map[rules.Family]culprit.Read // the last reads that showed the robberies
+	RemoveAt time.Time                     // when wrongly restored rules are removed, or zero
 }
 
-// attached is one container of which a file was read.
+// attached is one container whose file was read.
 type attached struct {
 	cniresults.Pod
-	gone time.Time // when its file was first missing; zero: it is there
-	// returned is when a replay last put rules of it back, and returnedTo the same of one family;
-	// zero: none did.
+	gone time.Time // when its file was first missing; zero: it exists
+	// returned is when a replay last put its rules back, and returnedTo is that time for each
+	// family; zero if none did.
 	returned   time.Time
 	returnedTo map[rules.Family]time.Time
 }
 
-// returnedFor is for how long behind a replay a file may go that was to go before it: a
-// runtime repeats a DEL that failed. After that a file that goes while its rules stand was
-// removed by something else, whatever a replay once did.
+// returnedFor is how long after a replay a disappearing file still shows a DEL, because a
+// runtime repeats a DEL that failed. After that, a file that disappears while its rules are in
+// force was removed by another program, regardless of the replay.
 const returnedFor = time.Hour
 
-// cameBack reports whether a replay put rules of it back not long before its file went.
+// cameBack reports whether a replay put its rules back not long before its file disappeared.
 func (k attached) cameBack() bool {
 	return !k.returned.IsZero() && k.gone.Sub(k.returned) < returnedFor
 }
 
-// Read reads what libcni keeps now. known is false if that cannot be read: it says nothing of any
-// pod then.
+// Read reads libcni's files. known is false if it cannot; the pods' state is then unknown.
 func (w *Watch) Read(ctx context.Context, files Attachments, now time.Time) (r cniresults.Reading, known bool) {
 	w.ReadAt = now
 	r, err := files.Read()
@@ -99,8 +99,8 @@ func (w *Watch) Read(ctx context.Context, files Attachments, now time.Time) (r c
 	return r, true
 }
 
-// Take takes up what libcni keeps. It reports whether the file of an attachment is gone that the
-// generation has rules for.
+// Take takes the content of libcni's folder into the Watch. It reports whether the file of an
+// attachment disappeared for which the generation has rules.
 func (w *Watch) Take(ctx context.Context, r cniresults.Reading, now time.Time) (gone bool) {
 	for a, pod := range r.Attached {
 		w.known[a] = attached{Pod: pod, returned: w.known[a].returned, returnedTo: w.known[a].returnedTo}
@@ -125,17 +125,17 @@ func (w *Watch) Take(ctx context.Context, r cniresults.Reading, now time.Time) (
 	return gone
 }
 
-// LacksRules reports whether it is not known yet which attachments the generation of that edition
-// has rules for.
+// LacksRules reports whether HaveRules must be called for the generation of that edition.
 func (w *Watch) LacksRules(edition int) bool { return w.rules == nil || w.edition != edition }
 
-// HaveRules takes up which attachments the generation of that edition has rules for.
+// HaveRules notes the attachments that the generation of that edition has rules for.
 func (w *Watch) HaveRules(edition int, want rules.Generation) {
 	w.rules, w.edition = protect.AllAttachments(want, maps.Keys(w.known)), edition
 }
 
-// vanished returns the attachments whose file was there and is not any more. cleared: these are all
-// of several files. No runtime removes pods so, but a script that empties the folder does.
+// vanished returns the attachments whose file has disappeared. cleared means that several files
+// existed and all have disappeared: no runtime removes pods in that way, but a script that
+// empties the folder does.
 func (w *Watch) vanished(r cniresults.Reading) (list []protect.Attachment, cleared bool) {
 	stay := false
 	for a, k := range w.known {
@@ -150,8 +150,7 @@ func (w *Watch) vanished(r cniresults.Reading) (list []protect.Attachment, clear
 	return list, len(list) > 1 && !stay
 }
 
-// Gone returns the attachments that the generation has rules for, and whose container is
-// gone.
+// Gone returns the attachments that the generation has rules for, and whose container is gone.
 func (w *Watch) Gone() map[protect.Attachment]bool {
 	list := map[protect.Attachment]bool{}
 	for a, k := range w.known {
@@ -162,15 +161,15 @@ func (w *Watch) Gone() map[protect.Attachment]bool {
 	return list
 }
 
-// Leftovers returns those of the gone of which a replay put rules back.
+// Leftovers returns the attachments of Gone whose rules a replay put back.
 func (w *Watch) Leftovers() map[protect.Attachment]bool {
 	list := w.Gone()
 	maps.DeleteFunc(list, func(a protect.Attachment, _ bool) bool { return !w.known[a].cameBack() })
 	return list
 }
 
-// Disbelieve forgets the containers whose rules a full read showed after their file had gone. A
-// DEL removes the rules first, so such a file was removed by something else.
+// Disbelieve forgets the containers whose rules a full read showed after their file had
+// disappeared. A DEL removes the rules first, so another program removed such a file.
 func (w *Watch) Disbelieve(standing rules.Section, finding canary.Finding, since time.Time) {
 	if finding.MarkLost || finding.Verdict == canary.Unknown || len(w.Gone()) == 0 {
 		return
@@ -182,7 +181,7 @@ func (w *Watch) Disbelieve(standing rules.Section, finding canary.Finding, since
 	}
 }
 
-// LostPods returns the attachments of which a table lost rules.
+// LostPods returns the attachments that lost rules in a table.
 func LostPods(lost reload.Lost) map[protect.Attachment]bool {
 	var was, is rules.Section
 	for _, c := range lost.Chains {
@@ -195,7 +194,7 @@ func LostPods(lost reload.Lost) map[protect.Attachment]bool {
 	return all
 }
 
-// SetReturned notes of which containers a replay put rules back.
+// SetReturned notes the containers whose rules a replay put back.
 func (w *Watch) SetReturned(result reload.Result, now time.Time) {
 	for f, fr := range result {
 		tr := fr.Tables[rules.Nat]
@@ -224,12 +223,12 @@ func (w *Watch) Forget(gone map[protect.Attachment]bool) {
 	}
 }
 
-// name is a pod as people know it.
+// name returns the name of a pod for people.
 func (w *Watch) name(a protect.Attachment) string {
 	return podName(w.known[a].Pod, a.Container)
 }
 
-// Names are pods as people know them, in order.
+// Names returns the names of pods for people, in order.
 func (w *Watch) Names(list map[protect.Attachment]bool) []string {
 	var names []string
 	for a := range list {
@@ -239,7 +238,8 @@ func (w *Watch) Names(list map[protect.Attachment]bool) []string {
 	return names
 }
 
-// podName is namespace and name, or where Kubernetes did not make it the container's ID.
+// podName returns namespace and name. A container that Kubernetes did not create has its ID as
+// its name.
 func podName(p cniresults.Pod, container string) string {
 	if p.Name == "" {
 		return container
@@ -247,8 +247,7 @@ func podName(p cniresults.Pod, container string) string {
 	return strings.TrimPrefix(p.Namespace+"/"+p.Name, "/")
 }
 
-// Kept returns the containers of which a restart must not forget that they had a file:
-// those for which the generation has rules.
+// Kept returns the containers that must survive a restart: those with rules in the generation.
 func (w *Watch) Kept() []reload.AttachedPod {
 	var list []reload.AttachedPod
 	for a, k := range w.known {
@@ -264,7 +263,7 @@ func (w *Watch) Kept() []reload.AttachedPod {
 	return list
 }
 
-// Recall takes up what the last run knew of pods.
+// Recall restores the last run's knowledge about pods.
 func (w *Watch) Recall(known reload.Owners) {
 	w.Folder, w.known = known.Folder, map[protect.Attachment]attached{}
 	for _, p := range known.Pods {
@@ -282,8 +281,8 @@ func (w *Watch) Recall(known reload.Owners) {
 // podsListed is how many pods one record names.
 const podsListed = 50
 
-// AddPods names in a record, in order, the pods of a list that lost host ports. gone: these did not
-// come back.
+// AddPods adds the pods of a list that lost host ports to a record, in order. gone means that
+// their host ports were not put back.
 func (w *Watch) AddPods(r *api.Flush, list map[protect.Attachment]bool, gone bool) {
 	r.Pods = slices.Clone(r.Pods) // a copy of the record may be in use
 	for a := range list {

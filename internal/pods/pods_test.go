@@ -14,7 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// files is the content of libcni's folder; a nil one cannot be read.
+// files is the content of libcni's folder; nil cannot be read.
 type files map[protect.Attachment]cniresults.Pod
 
 func (f files) Read() (cniresults.Reading, error) {
@@ -32,8 +32,8 @@ func of(names ...string) files {
 	return f
 }
 
-// TestFilesThatGo: of one pod with rules and one without, what a reading says once their files are
-// gone.
+// TestFilesThatGo: the files of two pods disappear, one with rules and one without; these are
+// the results of the next reading.
 func TestFilesThatGo(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	for name, test := range map[string]struct {
@@ -72,8 +72,9 @@ func TestFilesThatGo(t *testing.T) {
 	}
 }
 
-// TestHowLongRulesMayBeMissing: the work of a process that is not the owner is lost after the jump
-// grace, and that of an unknown one after a DEL's time; the owner's is not.
+// TestHowLongRulesMayBeMissing: rules that a process other than the owner removed are lost
+// after the jump grace. Rules that an unknown process removed are lost after the time of a DEL.
+// Rules that the owner removed are not lost.
 func TestHowLongRulesMayBeMissing(t *testing.T) {
 	since, pod := time.Unix(1e9, 0), protect.Attachment{Network: "cbr0", Container: "a"}
 	for by, want := range map[robber]time.Duration{robberOther: 10 * time.Second, robberUnknown: DelLasts, robberOwner: 0} {

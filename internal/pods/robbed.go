@@ -18,29 +18,31 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A pod's rules go by name at its DEL, and its file goes behind them. An agent that cleans up, as
-// Cilium does, deletes the same rules of pods that live. While the file stands it is not known
-// which of the two it was: the rules stay in the generation. The process decides, and then time:
-// a plugin, or its child, is the owner; the work of another process is lost after the jump grace,
-// and that of an unknown one after DelLasts. Of that one the rules are missed after the jump grace,
-// well behind most DELs: from then on the node is not healthy, and its status has a record.
+// At its DEL a pod's rules are deleted individually, and its file is removed after them. An
+// agent that cleans up, as Cilium does, deletes the same rules of living pods. While the file
+// exists, canaryd does not know which case it is, and keeps the rules in the generation. Then
+// the process decides, and after that the time. A plugin, or its child, is the owner. Rules
+// that another process removed are lost after the jump grace. Rules that an unknown process
+// removed are lost after DelLasts. They are missed after the jump grace, well after most DELs;
+// from then on the node is not healthy, and its status has a record.
 
-// DelLasts is for how long a DEL may take behind the first rule that it removes. kubelet gives a
-// runtime two minutes (--runtime-request-timeout), and then asks again.
+// DelLasts is how long a DEL may take after it removes its first rule. kubelet gives a runtime
+// two minutes (--runtime-request-timeout), and then tries again.
 const DelLasts = 3 * time.Minute
 
-// A Robbery is one family's rules of a pod that are missing while its file stands.
+// A Robbery is the set of one family's missing rules of a pod whose file exists.
 type Robbery struct {
 	Since   time.Time
 	by      robber
-	size    int // how much is missing
+	size    int // the number of missing rules and chains
 	lack    protect.Lack
 	InForce time.Time // when all of it was last known to be in force
-	// missed: the process is not known, the jump grace is over, and the rules still wait.
+	// missed means that the process is unknown, the jump grace is over, and the rules are still
+	// missing.
 	missed bool
 }
 
-// A robber is what is known of the process that removed rules of a pod.
+// A robber classifies the process that removed rules of a pod.
 type robber int
 
 const (
@@ -54,7 +56,7 @@ type robberyKey struct {
 	attachment protect.Attachment
 }
 
-// A Sight is what a full read showed of a family's pods that live.
+// A Sight is a full read's result for a family's living pods.
 type Sight struct {
 	Family  rules.Family
 	Lacks   map[protect.Attachment]protect.Lack // by pod
@@ -62,23 +64,23 @@ type Sight struct {
 	InForce time.Time                           // when all of it was last known to be in force
 	Read    culprit.Read
 	Now     time.Time
-	Inquire func() culprit.Inquiry // costs a question to the kernel
+	Inquire func() culprit.Inquiry // queries the kernel
 }
 
-// Lacking returns which of its rules each pod that lives lacks in a section.
+// Lacking returns the rules that each living pod lacks in a section.
 func (w *Watch) Lacking(want, nat rules.Section) map[protect.Attachment]protect.Lack {
 	lacks := protect.Lacking(want, nat, w.living)
 	w.leaveLiving(lacks)
 	return lacks
 }
 
-// leaveLiving leaves out the pods that do not live.
+// leaveLiving removes all pods but the living ones.
 func (w *Watch) leaveLiving(lacks map[protect.Attachment]protect.Lack) {
 	maps.DeleteFunc(lacks, func(a protect.Attachment, _ protect.Lack) bool { return !w.lives(a) })
 }
 
-// Follow takes up what a full read showed of the pods that live, and reports whether the rules of
-// one count as lost from now on.
+// Follow takes a full read's result for the living pods into the Watch. It reports whether the
+// rules of a pod count as lost from now on.
 func (w *Watch) Follow(ctx context.Context, s Sight) bool {
 	f, now, lacks := s.Family, s.Now, s.Lacks
 	w.leaveLiving(lacks)
@@ -98,7 +100,7 @@ func (w *Watch) Follow(ctx context.Context, s Sight) bool {
 			r.Since, r.InForce = now, s.InForce
 		}
 		r.lack = lack
-		// What becomes of it later shows in the file. Other pods may come to their end meanwhile.
+		// The file shows its later fate. Other pods may end meanwhile.
 		size := len(lack.Rules) + len(lack.Chains)
 		switch grown := size > r.size; {
 		case r.by != robberUnknown:
@@ -109,7 +111,7 @@ func (w *Watch) Follow(ctx context.Context, s Sight) bool {
 		}
 		r.size = size
 		if r.by == robberUnknown && w.known[a].removedAgain(f, r.Since) {
-			r.by = robberOwner // it is removed again: its DEL may fail time after time
+			r.by = robberOwner // its DEL may fail again and again
 			severity.Warnings(klog.FromContext(ctx)).Info("An unknown process removed the rules of a pod once more; canaryd does not put them back", "family", f, "pod", w.name(a))
 		}
 		missed := r.by == robberUnknown && now.Sub(r.Since) >= w.Grace
@@ -125,7 +127,7 @@ func (w *Watch) Follow(ctx context.Context, s Sight) bool {
 		lost = lost || w.lostFor(r, now)
 	}
 	if !s.Looked {
-		return lost // the next read that looks has all since the last one that did
+		return lost // the next look covers the time since the last one
 	}
 	if w.followed == nil {
 		w.followed = map[rules.Family]culprit.Read{}
@@ -134,7 +136,7 @@ func (w *Watch) Follow(ctx context.Context, s Sight) bool {
 	return lost
 }
 
-// living yields the pods that are known to live.
+// living yields the pods that are known to be alive.
 func (w *Watch) living(yield func(protect.Attachment) bool) {
 	for a := range w.known {
 		if w.lives(a) && !yield(a) {
@@ -143,20 +145,20 @@ func (w *Watch) living(yield func(protect.Attachment) bool) {
 	}
 }
 
-// lives reports whether a pod has a file that goes with it.
+// lives reports whether a pod has a file that is removed with it.
 func (w *Watch) lives(a protect.Attachment) bool {
 	k, ok := w.known[a]
 	return ok && k.gone.IsZero() && k.Ends
 }
 
-// removedAgain reports whether a replay had put rules of it back in that family, not long before
-// they were seen to be missing.
+// removedAgain reports whether a replay had put its rules back in that family shortly before
+// they were seen missing.
 func (k attached) removedAgain(f rules.Family, since time.Time) bool {
 	back := k.returnedTo[f]
 	return !back.IsZero() && since.After(back) && since.Sub(back) < returnedFor
 }
 
-// graceOf returns for how long a pod's rules are missing before they are lost.
+// graceOf returns how long a pod's rules may be missing until they are lost.
 func (w *Watch) graceOf(r Robbery) time.Duration {
 	if r.by == robberOther {
 		return w.Grace
@@ -164,7 +166,7 @@ func (w *Watch) graceOf(r Robbery) time.Duration {
 	return max(DelLasts, w.Grace)
 }
 
-// lostFor reports whether rules that are missing are lost.
+// lostFor reports whether missing rules are lost.
 func (w *Watch) lostFor(r Robbery, now time.Time) bool {
 	return r.by != robberOwner && now.Sub(r.Since) >= w.graceOf(r)
 }
@@ -183,8 +185,8 @@ func (w *Watch) RobbedNow(now time.Time) map[rules.Family]map[protect.Attachment
 	return all
 }
 
-// KeptFor returns the pods whose rules stay in the generation although they are missing, and when
-// the first of them is missed or lost; zero: none will be.
+// KeptFor returns the pods whose missing rules stay in the generation. due is when the first of
+// them is missed or lost; zero if none will be.
 func (w *Watch) KeptFor(f rules.Family) (kept map[protect.Attachment]bool, due time.Time) {
 	kept = map[protect.Attachment]bool{}
 	for k, r := range w.robbed {
@@ -210,10 +212,10 @@ func (w *Watch) LostSince(id rules.TableID, now time.Time) (list []Robbery) {
 	return list
 }
 
-// LostAt returns when rules that are missing are lost.
+// LostAt returns when missing rules become lost.
 func (w *Watch) LostAt(r Robbery) time.Time { return r.Since.Add(w.graceOf(r)) }
 
-// MissedIn returns the robberies of a table that the node is not healthy for, by pod.
+// MissedIn returns, by pod, the robberies of a table that make the node unhealthy.
 func (w *Watch) MissedIn(id rules.TableID) map[protect.Attachment]Robbery {
 	if id.Name != rules.Nat || len(w.robbed) == 0 {
 		return nil
@@ -227,7 +229,7 @@ func (w *Watch) MissedIn(id rules.TableID) map[protect.Attachment]Robbery {
 	return list
 }
 
-// AddTo adds it to what a table lost. want is what the generation has.
+// AddTo adds the missing rules to a table's loss. want is the generation's section.
 func (r Robbery) AddTo(lost *reload.Lost, want rules.Section) {
 	lost.Rules += len(r.lack.Rules)
 	in := map[string][]rules.Rule{}
@@ -249,9 +251,9 @@ func (r Robbery) AddTo(lost *reload.Lost, want rules.Section) {
 	}
 }
 
-// robberOf returns what is known of the processes that took from these chains since the read
-// before: a plugin among them is taken for the one that did it. whole: the read before showed all
-// rules of the pod.
+// robberOf classifies the processes that removed rules from these chains since the previous
+// read. A plugin among them counts as the remover. whole means that the previous read showed
+// all rules of the pod.
 func robberOf(s Sight, lack protect.Lack, before culprit.Read, whole bool) robber {
 	chains := slices.Clone(lack.Chains)
 	for _, h := range lack.Rules {
@@ -274,8 +276,9 @@ func robberOf(s Sight, lack protect.Lack, before culprit.Read, whole bool) robbe
 	return robberUnknown
 }
 
-// wentAhead reports whether a rule went before the chain that it led to: portmap flushes the chain
-// first. Rules of other pods stand next to it, so each commit that took from there counts.
+// wentAhead reports whether a rule was deleted before the chain that it led to; portmap flushes
+// the chain first. Other pods have rules in the same chain, so each commit that removed rules
+// there counts.
 func wentAhead(takings []iptables.Taking, h rules.Jump) bool {
 	last, chain := -1, -1
 	for i, k := range takings {

@@ -19,9 +19,9 @@ import (
 	"syscall"
 )
 
-// Folder makes a folder of mode 0700 at path, with its parents, if it does not exist. If it
-// exists, it is an error if another user owns it, may write to it, or may put another folder in
-// its place. A folder of our own user gets mode 0700: Kubernetes makes 0755.
+// Folder makes a folder of mode 0700 at path, with its parents, if it does not exist. An
+// existing folder is an error if another user owns it, may write to it, or may replace it. A
+// folder of our own user gets mode 0700, because Kubernetes makes 0755.
 func Folder(path string) error {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return err
@@ -51,8 +51,8 @@ func checkParents(path string) error {
 	}
 }
 
-// checkFolder returns why a folder is not safe from other users. In a parent with the sticky bit,
-// such as /tmp, other users may write, but not move files of ours.
+// checkFolder returns why a folder is not safe from other users. In a parent with the sticky
+// bit, such as /tmp, other users may write, but not move our files.
 func checkFolder(path string, parent bool) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -61,7 +61,7 @@ func checkFolder(path string, parent bool) error {
 	if !info.IsDir() {
 		return fmt.Errorf("%s is not a folder", path)
 	}
-	owner := info.Sys().(*syscall.Stat_t) // what Stat returns on Linux
+	owner := info.Sys().(*syscall.Stat_t) // Stat returns this type on Linux
 	if !isTrusted(owner.Uid) && (!parent || !isUnmapped(owner.Uid)) {
 		return fmt.Errorf("%s belongs to user %d, which could change its content%s", path, owner.Uid, advice(parent, "give it to root: chown root "+path))
 	}
@@ -73,7 +73,7 @@ func checkFolder(path string, parent bool) error {
 	return nil
 }
 
-// advice returns what to do about canaryd's own folder; a parent serves other programs too.
+// advice returns the remedy for canaryd's own folder; a parent also serves other programs.
 func advice(parent bool, what string) string {
 	if parent {
 		return ""
@@ -94,8 +94,8 @@ func restrict(path string) error {
 
 func isTrusted(uid uint32) bool { return uid == 0 || uid == uint32(os.Geteuid()) }
 
-// isUnmapped reports whether this user namespace has no number for a user. One of those is the
-// machine's root, which owns / there.
+// isUnmapped reports whether this user namespace has no number for a user. The machine's root,
+// which owns / there, is such a user.
 func isUnmapped(uid uint32) bool {
 	const overflow = 65534 // /proc/sys/kernel/overflowuid, unless an operator changed it
 	text, err := os.ReadFile("/proc/self/uid_map")
@@ -105,8 +105,8 @@ func isUnmapped(uid uint32) bool {
 	return strings.Join(strings.Fields(string(text)), " ") != "0 0 4294967295"
 }
 
-// Open opens a regular file that belongs to root or our own user. A link at the end of path is an
-// error, and so is a pipe, for which Open does not wait. flag is as in os.OpenFile.
+// Open opens a regular file that belongs to root or our own user. A link at the end of path is
+// an error. So is a pipe, and Open does not wait for it. flag is as in os.OpenFile.
 func Open(path string, flag int) (*os.File, error) {
 	file, err := os.OpenFile(path, flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 	if errors.Is(err, syscall.ELOOP) {
@@ -129,7 +129,8 @@ func Open(path string, flag int) (*os.File, error) {
 	return nil, err
 }
 
-// Read returns the content of a file that Open opens. A file of more than most bytes is an error.
+// Read returns the content of a file, which it opens with Open. A file of more than most bytes
+// is an error.
 func Read(path string, most int64) ([]byte, error) {
 	file, err := Open(path, os.O_RDONLY)
 	if err != nil {
@@ -146,7 +147,7 @@ func Read(path string, most int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, most))
 }
 
-// Unfinished ends the name of a file while Write is writing it.
+// Unfinished is the end of a file's name while Write is writing it.
 const Unfinished = ".new"
 
 // Write writes a file of mode 0600. A process that is killed meanwhile leaves the old file or the
@@ -158,8 +159,8 @@ func Write(path string, data []byte) error {
 	})
 }
 
-// Lasting returns an error about a file with a random name as one about its folder, so that the
-// next try, which fails for the same reason, has the same words.
+// Lasting turns an error about a file with a random name into an error about its folder. The
+// next try, which fails for the same reason, then has the same words.
 func Lasting(err error, folder string) error {
 	if p, ok := errors.AsType[*fs.PathError](err); ok && filepath.Dir(p.Path) == filepath.Clean(folder) {
 		return &fs.PathError{Op: p.Op, Path: folder, Err: p.Err}
@@ -167,7 +168,7 @@ func Lasting(err error, folder string) error {
 	return err
 }
 
-// Stream is Write in pieces: fill writes the file and returns its name, which may depend on the
+// Stream is Write in pieces. fill writes the file and returns its name, which may depend on the
 // content.
 func Stream(folder string, fill func(io.Writer) (name string, err error)) (err error) {
 	file, err := os.CreateTemp(folder, ".*"+Unfinished)

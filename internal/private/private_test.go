@@ -19,7 +19,7 @@ func must(t *testing.T, err error) {
 
 const nobody = 65534
 
-// TestFolder: a folder is refused if another user can change what is read there.
+// TestFolder: a folder is refused if another user can change its content.
 func TestFolder(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: only root can give a folder to another user")
@@ -96,7 +96,8 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-// TestOpen: a file that is not regular, or not ours, is not opened, and a pipe is not waited for.
+// TestOpen: a file that is not regular, or not ours, is not opened, and Open does not wait for
+// a pipe.
 func TestOpen(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
@@ -123,7 +124,7 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// TestWrite: the file is replaced as a whole, with mode 0600, and nothing else is left.
+// TestWrite: the file is replaced as a whole, with mode 0600, and no other file is left.
 func TestWrite(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")
@@ -150,8 +151,8 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// TestStream: a file has the name that its writer says at the end; one whose writer fails is
-// not there, nor half of it.
+// TestStream: a file gets the name that its writer returns at the end. If the writer fails, no
+// file is left, not even a part.
 func TestStream(t *testing.T) {
 	dir := t.TempDir()
 	write := func(err error) error {

@@ -1,8 +1,9 @@
-// Package sdnotify informs a service manager: that canaryd is ready, that it is alive, and how the
-// node is.
+// Package sdnotify informs a service manager that canaryd is ready and alive, and about the
+// state of the node.
 //
-// Fill in a [Notifier] and call its Run once, next to the daemon. Run asks the daemon for its
-// status and whether its loop works. A message that cannot be sent is logged once, and is no error.
+// Fill in a [Notifier] and call its Run once, next to the daemon. Run queries the daemon's
+// status and whether its loop works. A message that cannot be sent is logged once, and is no
+// error.
 package sdnotify
 
 import (
@@ -18,18 +19,18 @@ import (
 )
 
 const (
-	// readyPoll is how often the daemon is asked whether it is ready: at boot, other services wait
-	// for it.
+	// readyPoll is the time between checks whether the daemon is ready: at boot, other services
+	// wait for it.
 	readyPoll = 20 * time.Millisecond
-	// readyGrace is how long other services wait at most. A firewall must not stay down because a
-	// table cannot be read or planted; canaryd goes on trying.
+	// readyGrace is the longest time that other services wait. A firewall must not stay down
+	// because a table cannot be read or planted; canaryd continues to try.
 	readyGrace = 5 * time.Second
 	// sendEvery is how old the service manager's line about the daemon may be.
 	sendEvery = 2 * time.Second
 )
 
-// A Notifier informs a service manager in the words of sd_notify(3): that the daemon is ready, that
-// it is alive, what it does, and that it stops. It runs once, next to the daemon.
+// A Notifier informs a service manager in the words of sd_notify(3). It reports that the daemon
+// is ready, alive and working, and that it stops. It runs once, next to the daemon.
 type Notifier struct {
 	Send   func(message string) error // one datagram to the manager
 	Status func() api.Status          // of the daemon
@@ -38,10 +39,11 @@ type Notifier struct {
 	Watchdog time.Duration
 }
 
-// Run sends messages until ctx ends. The daemon is ready when its canaries are planted and it has
-// looked at every table, whatever it saw. After readyGrace it counts as ready, too, with a status
-// that says what it waits for. The daemon counts as alive only while its loop works, so that the
-// service manager restarts one that hangs. A message that cannot be sent is logged once.
+// Run sends messages until ctx ends. The daemon is ready when its canaries are planted and it
+// has looked at every table, with any verdict. After readyGrace it counts as ready anyway, with
+// a status that names the missing part. The daemon counts as alive only while its loop works,
+// so that the service manager restarts a hanging one. A message that cannot be sent is logged
+// once.
 func (n Notifier) Run(ctx context.Context) error {
 	s := session{Notifier: n, log: klog.FromContext(ctx), since: time.Now()}
 	for {
@@ -55,7 +57,7 @@ func (n Notifier) Run(ctx context.Context) error {
 	}
 }
 
-// A session is what was sent so far.
+// A session records the messages sent so far.
 type session struct {
 	Notifier
 	log    klog.Logger
@@ -66,7 +68,7 @@ type session struct {
 	failed bool      // a message could not be sent
 }
 
-// pace is how often there may be something to send.
+// pace is the time between checks for a new message.
 func (s *session) pace() time.Duration {
 	switch {
 	case !s.ready:
@@ -78,7 +80,7 @@ func (s *session) pace() time.Duration {
 	}
 }
 
-// step sends what is new.
+// step sends the news.
 func (s *session) step() {
 	var words []string
 	status := s.Status()
@@ -99,7 +101,7 @@ func (s *session) step() {
 	}
 }
 
-// oneLine replaces what would begin another word of the protocol, whatever a status quotes.
+// oneLine replaces control characters, which would begin another word of the protocol.
 func oneLine(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {

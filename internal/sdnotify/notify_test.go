@@ -14,7 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A manager is a service manager that writes down what it hears and when.
+// A manager is a service manager that records its messages and their times.
 type manager struct {
 	began time.Time
 	heard []string // "SECONDS MESSAGE"

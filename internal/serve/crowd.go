@@ -8,8 +8,9 @@ import (
 )
 
 // A crowd is a listener with a bounded number of connections. Any local user may connect to the
-// loopback address, and a probe or a scrape must still be answered. So a new connection never waits
-// for one that has sent no request: if there are too many, the oldest of those is closed.
+// loopback address, but canaryd must still answer probes and scrapes. So a new connection never
+// waits for a connection without a request: if there are too many, the oldest of these is
+// closed.
 type crowd struct {
 	net.Listener
 	most int
@@ -17,7 +18,7 @@ type crowd struct {
 	mu      sync.Mutex
 	room    *sync.Cond        // signalled when a connection ends
 	silent  []*crowdedConn    // connections without a request yet, oldest first
-	talking map[net.Conn]bool // connections with a request, which may take as long as the answer
+	talking map[net.Conn]bool // connections with a request, which last as long as the answer
 	closed  bool
 }
 
@@ -33,8 +34,8 @@ func newCrowd(l net.Listener, most int) *crowd {
 	return c
 }
 
-// Accept returns the next connection. It waits only while requests are being answered on as many
-// connections as there may be.
+// Accept returns the next connection. It waits only while all allowed connections are busy with
+// requests.
 func (c *crowd) Accept() (net.Conn, error) {
 	conn, err := c.Listener.Accept()
 	if err != nil {
@@ -66,7 +67,7 @@ func (c *crowd) Close() error {
 	return c.Listener.Close()
 }
 
-// follow moves a connection to those with a request; http.Server calls it.
+// follow moves a connection to talking; http.Server calls it.
 func (c *crowd) follow(conn net.Conn, state http.ConnState) {
 	made, ok := conn.(*crowdedConn)
 	if !ok || state != http.StateActive {

@@ -10,7 +10,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit"
 )
 
-// TestACrowdThatTalks: where every connection is answered, the next one waits for an end of one.
+// TestACrowdThatTalks: while every connection has a request, the next one waits until one ends.
 func TestACrowdThatTalks(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

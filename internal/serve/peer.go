@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PeerOf returns the process at the other end of a Unix socket, as it was when the connection was
-// made.
+// PeerOf returns the process at the other end of a Unix socket, as of the time of the
+// connection.
 func PeerOf(conn *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -29,8 +29,8 @@ const (
 	maxConnections = 64
 )
 
-// WriteCheck answers with a line that begins with "ok", or with 503 and one line that says what is
-// wrong.
+// WriteCheck answers with a line that begins with "ok", or with 503 and the problem in one
+// line.
 func WriteCheck(w http.ResponseWriter, problem error, ok string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if problem != nil {
@@ -41,8 +41,8 @@ func WriteCheck(w http.ResponseWriter, problem error, ok string) {
 	fmt.Fprintln(w, ok)
 }
 
-// WriteJSON answers with one JSON object. It ignores an error of the connection, which the client
-// notices.
+// WriteJSON answers with one JSON object. It ignores an error of the connection, because the
+// client notices it.
 func WriteJSON(w http.ResponseWriter, code int, value any) {
 	text, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
@@ -54,8 +54,8 @@ func WriteJSON(w http.ResponseWriter, code int, value any) {
 	_, _ = w.Write(append(text, '\n'))
 }
 
-// Serve runs server on l until ctx ends, and then lets open requests finish within shutdownTimeout.
-// The context of every request ends with ctx, so that a long one can stop.
+// Serve runs server on l until ctx ends, and then lets open requests finish within
+// shutdownTimeout. The context of every request ends with ctx, so that a long request can stop.
 func Serve(ctx context.Context, l net.Listener, server *http.Server) error {
 	server.ReadHeaderTimeout = headerTimeout
 	server.ReadTimeout = bodyTimeout

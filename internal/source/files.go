@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A busyError says that files are being written and must be read later.
+// A busyError means that files are being written and must be read later.
 type busyError struct{ path, reason string }
 
 func (e *busyError) Error() string { return e.path + ": " + e.reason }
@@ -21,13 +21,15 @@ func (e *busyError) Error() string { return e.path + ": " + e.reason }
 // read returns the content of a file, or a *busyError while another process writes it. A file of
 // more than most bytes is an error.
 //
-// A file is being written if its size or times change while it is read, or if it is open for
-// writing. The kernel refuses a lease on an open file (fcntl(2), F_SETLEASE). It does so on local
-// file systems, for files of our own user or with CAP_LEASE. The Watcher also waits until the
-// folder has been quiet, and compares all files before and after.
+// A file is being written if its size or times change during the read, or if it is open for
+// writing. The kernel refuses a lease on a file that is open for writing (fcntl(2),
+// F_SETLEASE). It does so on local file systems, for files of our own user or with CAP_LEASE.
+// The Watcher also waits until the folder has been quiet, and compares all files before and
+// after.
 //
-// A writer that closes the file half-way and continues later cannot be noticed: if the first half
-// is valid, it counts. Writing a new file and renaming it over the old one is always safe.
+// canaryd cannot notice a writer that closes the file half-way and continues later. If the
+// first half is valid, it counts. Writing a new file and renaming it over the old one is always
+// safe.
 func read(path string, most int64) ([]byte, error) {
 	if info, err := os.Stat(path); err != nil {
 		return nil, err
@@ -65,19 +67,19 @@ func read(path string, most int64) ([]byte, error) {
 	return data, nil
 }
 
-// isOpenForWriting reports whether a process has the file open for writing, as far as the kernel
-// knows. The lease is given back at once: a process that opens the file in between waits that
-// long.
+// isOpenForWriting reports whether a process has the file open for writing, as far as the
+// kernel knows. It gives the lease back at once. A process that opens the file in between waits
+// for that.
 func isOpenForWriting(file *os.File) bool {
 	_, err := unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	if err == nil {
-		_, _ = unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_UNLCK) // closing the file would do too
+		_, _ = unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_UNLCK) // closing the file would do
 	}
 	return errors.Is(err, unix.EAGAIN)
 }
 
-// maxRead bounds the size of a source, all its files together. 5,000 services with their
-// endpoints are 10 MiB of YAML, and decoding takes twenty times as much memory.
+// maxRead bounds the total size of a source's files. 5,000 services with their endpoints are 10
+// MiB of YAML, and decoding takes twenty times as much memory.
 const maxRead = 64 << 20
 
 func tooLarge(path string) error {
@@ -145,16 +147,16 @@ func (f files) within() ([]string, error) {
 	return names, nil
 }
 
-// A stats is what a source's files look like without reading them.
+// A stats describes a source's files without reading them.
 type stats struct {
-	// places are the names whose change may change what is read.
+	// places are the names whose change may change the files' content.
 	places []place
-	// stamp differs if something changed.
+	// stamp changes if any file changes.
 	stamp string
 }
 
-// A place is a name in a folder, and is watched through the folder: a file that is replaced, or
-// made later, is another inode.
+// A place is a name in a folder. It is watched through the folder, because a replaced or newly
+// created file is another inode.
 type place struct {
 	folder string
 	name   string                 // empty: all wanted names
@@ -169,7 +171,7 @@ func (p place) concerns(event string) bool {
 	return filepath.Clean(folder) == p.folder && (name == p.name || p.wanted != nil && p.wanted(name))
 }
 
-// stat returns what the files look like without reading them.
+// stat returns the stats of the files.
 func (f files) stat() stats {
 	places, resolved := follow(f.path)
 	info, err := os.Stat(f.path)
@@ -200,7 +202,7 @@ func (s *stats) add(path string, info fs.FileInfo, err error) {
 	case err != nil:
 		s.stamp += err.Error() + "\n"
 	case info.IsDir():
-		s.stamp += path + "/\n" // what it holds follows
+		s.stamp += path + "/\n" // its files follow
 	default:
 		s.stamp += path + " " + stampOf(info) + "\n"
 	}
@@ -208,7 +210,7 @@ func (s *stats) add(path string, info fs.FileInfo, err error) {
 
 // stampOf returns a text that changes if the file is replaced or written to.
 func stampOf(info fs.FileInfo) string {
-	s := info.Sys().(*syscall.Stat_t) // what Stat returns on Linux
+	s := info.Sys().(*syscall.Stat_t) // Stat returns this type on Linux
 	return fmt.Sprint(s.Dev, s.Ino, s.Mode, s.Size, s.Mtim, s.Ctim)
 }
 
@@ -217,7 +219,7 @@ const maxLinks = 40
 
 // follow walks a path as the kernel does. It returns each place where another link, file or
 // folder would lead elsewhere: each symbolic link on the way, and the end. A path to a missing
-// file ends at what is missing.
+// file ends at the missing name.
 func follow(path string) (places []place, resolved string) {
 	path, err := filepath.Abs(path)
 	if err != nil {

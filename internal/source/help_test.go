@@ -78,7 +78,7 @@ func own(d Declared) []string {
 	return names
 }
 
-// write writes files as a program does that renames over.
+// write writes files like a program that renames the new file over the old one.
 func write(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	for name, text := range files {
@@ -96,7 +96,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// A story is a Watcher at work.
+// A story is a running Watcher.
 type story struct {
 	*testing.T
 	dir string
@@ -123,7 +123,7 @@ func watch(t *testing.T, dir string, again time.Duration, sources ...Source) *st
 	})
 	t.Cleanup(running.Wait)
 	t.Cleanup(cancel)
-	// Run checks the files once when it begins: wait for the end of that.
+	// Run checks the files once when it begins. Wait for the end of that.
 	testkit.Pass(t, 2*s.quiet, "that files are read once")
 	return s
 }
@@ -133,7 +133,7 @@ func (s *story) next() Declared {
 	return testkit.Receive(s, s.Changes(), "declared rules")
 }
 
-// full returns a look that wants a channel to have something to receive.
+// full returns a look that is satisfied once a channel has a value.
 func full[T any](from <-chan T) func() error {
 	return func() error {
 		if len(from) == 0 {
@@ -143,7 +143,7 @@ func full[T any](from <-chan T) func() error {
 	}
 }
 
-// becomes expects these services, at once or after changes on the way there.
+// becomes expects these services, at once or after intermediate changes.
 func (s *story) becomes(want ...string) {
 	s.Helper()
 	if got := services(s.next()); !slices.Equal(got, want) {

@@ -19,12 +19,12 @@ import (
 // keptFormat is the format of the files of a Shelf.
 const keptFormat = 1
 
-// A Shelf keeps on disk what each source declared when its files were last good. A learned
-// generation holds for one boot only, but an operator's declaration holds after a reboot too. The
-// zero value keeps nothing.
+// A Shelf keeps on disk the last good declaration of each source. A learned generation holds
+// for one boot only, but an operator's declaration is also valid after a reboot. The zero value
+// keeps nothing.
 type Shelf struct{ Dir string }
 
-// A kept is what one source declared.
+// A kept is the stored declaration of one source.
 type kept struct {
 	Format     int              `json:"format"`
 	Path       string           `json:"path"` // of its files
@@ -36,7 +36,7 @@ func (s Shelf) file(source string) string {
 	return filepath.Join(s.Dir, "declared-"+source+".json")
 }
 
-// keep writes what a source declared. A process that is killed meanwhile leaves the old file or
+// keep writes a source's declaration. A process that is killed meanwhile leaves the old file or
 // the new one.
 func (s Shelf) keep(source Source, said Declared) error {
 	if s.Dir == "" {
@@ -52,10 +52,10 @@ func (s Shelf) keep(source Source, said Declared) error {
 	return nil
 }
 
-// errNotKept says that nothing of the source is on disk.
+// errNotKept means that the disk has nothing of the source.
 var errNotKept = errors.New("this source has no stored rules")
 
-// recall returns what a source declared when its files were last good.
+// recall returns a source's last good declaration from disk.
 func (s Shelf) recall(source Source) (Declared, error) {
 	if s.Dir == "" {
 		return Declared{}, errNotKept
@@ -87,7 +87,7 @@ func (s Shelf) recall(source Source) (Declared, error) {
 // maxKept bounds the size of a file that is read, as for learned generations.
 const maxKept = 64 << 20
 
-// keepAll stores what has changed.
+// keepAll stores the declarations that changed.
 func (w *Watcher) keepAll(ctx context.Context) {
 	for _, s := range w.states {
 		if !s.unkept {

@@ -13,8 +13,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
 
-// A Manifest declares the rules that kube-proxy and kubelet would write for the Services,
-// EndpointSlices and the Node in a file, or in the *.yaml, *.yml and *.json files of a folder.
+// A Manifest declares the rules that kube-proxy and kubelet would write for Kubernetes objects.
+// The Services, EndpointSlices and the Node are in a file, or in the *.yaml, *.yml and *.json
+// files of a folder.
 type Manifest struct {
 	Path    string
 	Options kube.Options

@@ -44,8 +44,8 @@ func (n *notifier) errors() <-chan error {
 	return n.watcher.Errors
 }
 
-// failed handles an error of fsnotify. After an overflow, the check that follows finds what was
-// lost. After any other error, watch begins again.
+// failed handles an error of fsnotify. After an overflow, the next check finds the lost
+// changes. After any other error, watch begins again.
 func (n *notifier) failed(err error) {
 	if errors.Is(err, fsnotify.ErrEventOverflow) {
 		return
@@ -67,8 +67,8 @@ func (n *notifier) watch(places []place) (added bool) {
 	}
 	watched := n.watcher.WatchList()
 	for _, p := range places {
-		// A folder may have been moved away and made again, so all are added each time. To a
-		// folder that is watched already, Add does nothing.
+		// A folder may have been moved away and created again, so all are added each time. For
+		// a folder that is watched already, Add does nothing.
 		err := n.watcher.Add(p.folder)
 		n.warn(err)
 		if err == nil && !slices.Contains(watched, p.folder) {
@@ -77,7 +77,7 @@ func (n *notifier) watch(places []place) (added bool) {
 	}
 	for _, folder := range watched {
 		if !slices.ContainsFunc(places, func(p place) bool { return p.folder == folder }) {
-			_ = n.watcher.Remove(folder) // the folder may be gone, and its watch too
+			_ = n.watcher.Remove(folder) // the folder and its watch may be gone
 		}
 	}
 	return added
@@ -92,13 +92,13 @@ func (n *notifier) warn(err error) {
 	severity.Warnings(n.log).Error(err, "Could not watch all files of declared rules; changes are noticed when they are checked", "every", defaultTiming.again)
 }
 
-// concerns reports whether an event may change what is read.
+// concerns reports whether an event may change the files' content.
 func (n *notifier) concerns(event string) bool {
 	return slices.ContainsFunc(n.places, func(p place) bool { return p.concerns(event) })
 }
 
 // mayMove reports whether the event is about a link, a folder or a missing name on the way to
-// files: the folders to watch may then be others.
+// files. Other folders may have to be watched then.
 func (n *notifier) mayMove(event string) bool {
 	return slices.ContainsFunc(n.places, func(p place) bool { return p.name != "" && p.concerns(event) })
 }

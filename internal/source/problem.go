@@ -13,29 +13,29 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
 
-// A Problem is what is wrong with the files of a source.
+// A Problem is a defect of a source's files.
 type Problem struct {
 	Source string
 	Where  string // file and line, or as much as is known
 	Reason string // in one line; it may quote the file
-	// Instead says what is used in place of the files.
+	// Instead names the rules that are used in place of the files'.
 	Instead Instead
 	Since   time.Time
 }
 
-// Instead says what is used while files cannot be.
+// Instead names the rules that are used while files cannot be read.
 type Instead string
 
 // The values of Instead.
 const (
-	LastGood Instead = "last_good" // what they declared before
-	Stored   Instead = "stored"    // what they declared in an earlier run
-	Nothing  Instead = "nothing"   // nothing: no earlier rules are known
+	LastGood Instead = "last_good" // the last good rules of this run
+	Stored   Instead = "stored"    // the last good rules of an earlier run
+	Nothing  Instead = "nothing"   // no rules: no earlier ones are known
 	TheRest  Instead = "rest"      // the files without one document
 )
 
-// Problems delivers the problems of all sources: first those that Start found, and then each time
-// that they change. A slow reader gets only the newest.
+// Problems delivers the problems of all sources: first those found by Start, and then each new
+// list. A slow reader gets only the newest.
 func (w *Watcher) Problems() <-chan []Problem { return w.problems }
 
 // report sends the problems of all sources if they changed.
@@ -57,19 +57,19 @@ func (w *Watcher) report() {
 // problem describes why the source's files cannot be used.
 func (s *state) problem() Problem {
 	p := Problem{Source: s.Name(), Where: s.files().path, Reason: s.broken, Instead: s.instead, Since: s.since}
-	// Errors begin with the file, and the line where there is one.
+	// Errors begin with the file, and the line if it is known.
 	if where, _, found := strings.Cut(s.broken, ": "); found && strings.HasPrefix(where, s.files().path) {
 		p.Where = where
 	}
 	return p
 }
 
-// shownDocuments is how many documents of one source are named. In a file that `kubectl get all`
-// wrote, most are of kinds that declare nothing.
+// shownDocuments is how many documents of one source are named. In a file of `kubectl get all`,
+// most are of kinds that declare nothing.
 const shownDocuments = 20
 
-// reportUnknown makes each object of a kind that declares nothing a problem, and counts and logs
-// the new ones. The rest of the file is used.
+// reportUnknown makes a problem of each object whose kind declares nothing, and counts and logs
+// new ones. The rest of the file is used.
 func (w *Watcher) reportUnknown(ctx context.Context, s *state, unknown []kube.Skip) {
 	log := klog.FromContext(ctx)
 	before := map[string]time.Time{}

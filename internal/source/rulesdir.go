@@ -17,8 +17,8 @@ import (
 // order of their names. rules.ParseFragment describes their content.
 type RulesDir struct {
 	Dir string
-	// Families are the families whose rules are used; none means both. The files of the others
-	// are checked all the same.
+	// Families are the families whose rules are used; none means both. Files of other families
+	// are checked anyway.
 	Families []rules.Family
 	// Canary is the name of canaryd's own chain, which no file may declare.
 	Canary string
@@ -132,8 +132,8 @@ func (d RulesDir) parse(f file, family rules.Family) (rules.Fragment, error) {
 	return fragment, nil
 }
 
-// addChains records where the fragment's chains are declared. A chain that another file declares
-// is an error.
+// addChains records where the fragment's chains are declared. It returns an error for a chain
+// that another file declares.
 func addChains(declared map[chainKey]string, name string, family rules.Family, fragment rules.Fragment) error {
 	var bad []error
 	for _, t := range protect.Tables() {
@@ -149,8 +149,8 @@ func addChains(declared map[chainKey]string, name string, family rules.Family, f
 	return errors.Join(bad...)
 }
 
-// checkCycles returns an error if chains jump to each other in a circle: the kernel refuses a
-// table with a circle as a whole.
+// checkCycles returns an error if chains jump to each other in a circle, because the kernel
+// refuses the whole table then.
 func checkCycles(g rules.Generation, declared map[chainKey]string) error {
 	for _, f := range rules.Families() {
 		for _, t := range protect.Tables() {

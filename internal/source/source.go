@@ -5,9 +5,9 @@
 // [NewWatcher] instead, then [Watcher.Start], and [Watcher.Run] on a goroutine: [Watcher.Changes]
 // delivers each new declaration, and [Watcher.Problems] the broken files.
 //
-// If anything is wrong with a file, nothing of it is applied: the last good rules stay. A missing
-// or empty file or folder is wrong too: it never means "no rules". A file that is being written is
-// not read; see read for how that is noticed.
+// If a file has any mistake, none of its rules are applied: the last good rules stay. A missing
+// or empty file or folder is a mistake, too: it never means "no rules". A file that is being
+// written is not read; function read explains how that is noticed.
 package source
 
 import (
@@ -26,17 +26,17 @@ type Source interface {
 	// Name is its name in metrics and logs.
 	Name() string
 	files() files
-	// declare makes rules of files. last is its last result, or the zero value: what has not
-	// changed since is not made again.
+	// declare makes rules of files. last is its last result, or the zero value; declare reuses
+	// the parts of last that have not changed.
 	declare(files []file, last Declared) (Declared, error)
-	// recall returns what the files declared when they were last good, from its generation.
+	// recall returns the last good declaration of the files, from its generation.
 	recall(g rules.Generation) Declared
 }
 
-// Declared is what one or several sources declare. It is a value.
+// Declared is the declaration of one or several sources. It is a value.
 type Declared struct {
 	Generation rules.Generation
-	// Skips are the objects in files that have no part in the rules.
+	// Skips are the objects in files that play no part in the rules.
 	Skips []kube.Skip
 
 	owners  []owner
@@ -48,7 +48,7 @@ type owner struct {
 	source string // its name
 	claims func(chain string) bool
 	where  func(f rules.Family, t rules.TableName, chain string) string
-	// line returns the file and line of a rule, "" if unknown. Nil knows none.
+	// line returns the file and line of a rule, "" if unknown. If line is nil, all are unknown.
 	line func(f rules.Family, t rules.TableName, chain string, r rules.Rule) string
 }
 
@@ -64,9 +64,9 @@ func (d Declared) Known() bool { return len(d.owners) > 0 }
 // id returns a text that differs between declarations with different rules.
 func (d Declared) id() string { return fmt.Sprint(len(d.owners), d.Generation.ID()) }
 
-// Origin returns the source that declares a rule, and the rule's file and line, or as much as is
-// known. A jump's chain is built in. Without a chain, it returns the source of one of the table's
-// chains.
+// Origin returns the source that declares a rule, and the rule's file and line as far as they
+// are known. A jump's chain is built in. Without a chain, it returns the source of one of the
+// table's chains.
 func (d Declared) Origin(f rules.Family, t rules.TableName, chain string, r rules.Rule) (source, where string) {
 	into := chain
 	switch {
@@ -89,8 +89,8 @@ func (d Declared) Origin(f rules.Family, t rules.TableName, chain string, r rule
 	return "", ""
 }
 
-// combine returns what the parts declare together, as if each were loaded after the one before
-// it. If two parts claim one chain, the error names both.
+// combine returns the common declaration of the parts, as if they were loaded one after the
+// other. If two parts claim one chain, the error names both.
 func combine(parts ...Declared) (Declared, error) {
 	all := Declared{Generation: rules.Generation{}}
 	for _, p := range parts {
@@ -134,7 +134,7 @@ func (d Declared) where(f rules.Family, t rules.TableName, chain string) string 
 	return ""
 }
 
-// A sourceError says in one line what is wrong with a source.
+// A sourceError describes a source's mistakes in one line.
 type sourceError struct {
 	source string
 	err    error
@@ -143,10 +143,11 @@ type sourceError struct {
 func (e *sourceError) Error() string { return e.source + ": " + oneLine(e.err) }
 func (e *sourceError) Unwrap() error { return e.err }
 
-// shownErrors is how many errors of a source are shown: who fixes five will look again.
+// shownErrors is how many errors of a source are shown: an operator who fixes five will look
+// again.
 const shownErrors = 5
 
-// oneLine returns the errors that err joins in one line.
+// oneLine returns the errors that err joins, in one line.
 func oneLine(err error) string {
 	all := flatten(err)
 	more := ""

@@ -18,7 +18,7 @@ func TestLoadErrors(t *testing.T) {
 	a := service("a", 1)
 	for name, c := range map[string]struct {
 		files map[string]string // below m and r
-		want  string            // DIR stands for the folder
+		want  string            // DIR is replaced by the folder
 	}{
 		"no manifest":       {map[string]string{"r/site.v4": site}, "manifest: stat DIR/m: no such file or directory"},
 		"an empty folder":   {map[string]string{"m/.a.yaml": a, "m/a.txt": a, "r/site.v4": site}, "manifest: DIR/m: the folder holds no file *.yaml, *.yml or *.json"},
@@ -200,7 +200,7 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// TestSizesAreBounded: no more than 64 MiB of a source are read, in one file or many.
+// TestSizesAreBounded: canaryd reads at most 64 MiB of a source, in one file or many.
 func TestSizesAreBounded(t *testing.T) {
 	large := func(name string, size int64) {
 		t.Helper()
@@ -224,8 +224,8 @@ func TestSizesAreBounded(t *testing.T) {
 	}
 }
 
-// TestLinkToSecretsLeaksNothing: a link in the folder may lead to any file, and nothing of
-// one that is not a fragment is quoted.
+// TestLinkToSecretsLeaksNothing: a link in the folder may lead to any file, and an error quotes
+// nothing of a file that is not a fragment.
 func TestLinkToSecretsLeaksNothing(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"secrets": "hush:$6$salt$hash:19000::\n", "r/site.v4": site})
@@ -236,8 +236,8 @@ func TestLinkToSecretsLeaksNothing(t *testing.T) {
 	}
 }
 
-// TestUnknownKinds: an object of a kind that declares nothing is an error of its document,
-// counted and shown once. The rest of the file is taken.
+// TestUnknownKinds: an object whose kind declares nothing is an error of its document, counted
+// and shown once. The rest of the file is used.
 func TestUnknownKinds(t *testing.T) {
 	dir := t.TempDir()
 	pod := "apiVersion: v1\nkind: Pod\nmetadata: {namespace: shop, name: p%d}\n"

@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// startOf starts a Watcher as a daemon does, and returns what is wrong then.
+// startOf starts a Watcher like a daemon does, and returns its problems.
 func startOf(t *testing.T, shelf string, sources ...Source) (*Watcher, Declared, []Problem, *testlog.Log) {
 	t.Helper()
 	log := &testlog.Log{}
@@ -25,7 +25,7 @@ func startOf(t *testing.T, shelf string, sources ...Source) (*Watcher, Declared,
 	declared := w.Start(ctx)
 	ended, end := context.WithCancel(ctx)
 	end()
-	must(t, w.Run(ended)) // as long as it takes to keep what is good
+	must(t, w.Run(ended)) // only until the good declaration is kept
 	select {
 	case problems := <-w.Problems():
 		return w, declared, problems, log
@@ -34,9 +34,9 @@ func startOf(t *testing.T, shelf string, sources ...Source) (*Watcher, Declared,
 	}
 }
 
-// TestStartWithBrokenFiles: at a start what the files said to an earlier run counts in
-// the place of what cannot be used, and of a source of which nothing is known nothing
-// is claimed. The others are not held up.
+// TestStartWithBrokenFiles: at a start, the declaration that an earlier run kept replaces files
+// that cannot be used. Without such a declaration the source claims nothing. Other sources are
+// used normally.
 func TestStartWithBrokenFiles(t *testing.T) {
 	dir, shelf := t.TempDir(), t.TempDir()
 	m, r := manifest(filepath.Join(dir, "m")), RulesDir{Dir: filepath.Join(dir, "r")}
@@ -72,7 +72,7 @@ func TestStartWithBrokenFiles(t *testing.T) {
 		t.Errorf("a rule from disk is said to stand in %q", where)
 	}
 
-	// Another folder's are no measure, nor is a torn file.
+	// The files of another folder, and a damaged file, must not be used.
 	other := RulesDir{Dir: filepath.Join(dir, "other")}
 	if _, declared, _, _ = startOf(t, shelf, other); declared.Known() {
 		t.Error("what another folder said is in force")
@@ -84,8 +84,8 @@ func TestStartWithBrokenFiles(t *testing.T) {
 	}
 }
 
-// TestStartIsMended: files that were broken at the start are taken up when they are
-// mended, and an empty declaration is not taken for one that is not known.
+// TestStartIsMended: files that were broken at the start are used once they are repaired. An
+// empty declaration is not mistaken for an unknown one.
 func TestStartIsMended(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"a.yaml": "kind: ["})

@@ -15,46 +15,46 @@ import (
 
 // timing are the times of a Watcher.
 type timing struct {
-	quiet time.Duration // files are read when they have not changed for this long,
+	quiet time.Duration // files are read after this long without a change,
 	most  time.Duration // or after this long in any case
-	again time.Duration // how often broken files are read again, and missed events found
+	again time.Duration // between reads of broken files, and checks for missed events
 }
 
 var defaultTiming = timing{quiet: 200 * time.Millisecond, most: 2 * time.Second, again: 10 * time.Second}
 
-// A Watcher loads sources, and loads them again when their files change. Sources are independent:
-// while the files of one are broken, its last good rules stay, and those of the others follow
-// their files.
+// A Watcher loads sources, and loads them again when their files change. Sources are
+// independent: while the files of one are broken, its last good rules stay, and other sources
+// follow their files.
 type Watcher struct {
 	timing
 	changes chan Declared
 	failed  func(source string)
 	states  []*state
-	id      string // of what was returned or sent last; empty before Load and Start
-	// Shelf keeps what sources declared. Set it before Start.
+	id      string // of the last declaration, returned or sent; empty before Load and Start
+	// Shelf keeps the declarations of sources. Set it before Start.
 	Shelf     Shelf
 	keptBadly bool
 	problems  chan []Problem
-	reported  []Problem // what was sent last
+	reported  []Problem // the last ones sent
 }
 
-// A state is what a Watcher knows about one source.
+// A state is the Watcher's knowledge about one source.
 type state struct {
 	Source
 	good   Declared // the last result without an error
-	stamp  string   // of the files when they were read last
+	stamp  string   // of the files when they were last read
 	broken string   // why the files cannot be used; empty if they can
-	busy   int      // how often in a row another process was writing them
-	skips  string   // the skips that were logged last
+	busy   int      // how many times in a row another process was writing them
+	skips  string   // the last logged skips
 
-	instead   Instead   // what is used while the files are broken
+	instead   Instead   // the rules in use while the files are broken
 	since     time.Time // when they broke
 	documents []Problem // problems of single documents; the rest of the files is used
 	unkept    bool      // good is not on disk
 }
 
 // NewWatcher returns a Watcher of the sources. It calls failed, which may be nil, with the name
-// of a source each time its files cannot be used.
+// of a source each time the source's files cannot be used.
 func NewWatcher(failed func(source string), sources ...Source) *Watcher {
 	w := &Watcher{timing: defaultTiming, changes: make(chan Declared, 1), problems: make(chan []Problem, 1), failed: failed}
 	for _, s := range sources {
@@ -68,12 +68,11 @@ func Load(ctx context.Context, sources ...Source) (Declared, error) {
 	return NewWatcher(nil, sources...).Load(ctx)
 }
 
-// Changes delivers what is declared, each time that it changes. A slow reader gets only the
-// newest.
+// Changes delivers each new declaration of all sources. A slow reader gets only the newest.
 func (w *Watcher) Changes() <-chan Declared { return w.changes }
 
-// Load loads all sources. The error says in one line what is wrong and where. Run needs a Load or
-// Start without an error.
+// Load loads all sources. The error names the mistakes and their places in one line. Run needs
+// a Load or Start without an error.
 func (w *Watcher) Load(ctx context.Context) (Declared, error) {
 	deadline := time.Now().Add(w.most)
 	for _, s := range w.states {
@@ -94,8 +93,9 @@ func (w *Watcher) Load(ctx context.Context) (Declared, error) {
 	return all, nil
 }
 
-// Start loads all sources, as Load does, but goes on if files are broken: it takes what the Shelf
-// has in their place, or nothing. Problems reports them, and Run reads them again.
+// Start loads all sources, like Load, but continues if files are broken: it takes the
+// declaration on the Shelf in their place, or nothing. Problems reports them, and Run reads
+// them again.
 func (w *Watcher) Start(ctx context.Context) Declared {
 	deadline := time.Now().Add(w.most)
 	all := Declared{Generation: rules.Generation{}}
@@ -157,7 +157,7 @@ func isBusy(err error) bool {
 	return errors.As(err, &busy)
 }
 
-// combine combines the last good parts, with part in place of changed's.
+// combine combines the last good declarations, but takes part for the state changed.
 func (w *Watcher) combine(changed *state, part Declared) (Declared, error) {
 	parts := make([]Declared, len(w.states))
 	for i, s := range w.states {
@@ -197,7 +197,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		case event, open := <-notify.events():
 			switch {
 			case !open:
-				notify.close() // opened again by the next aim
+				notify.close() // the next notify.watch opens it again
 			case !notify.concerns(event.Name):
 				continue
 			case notify.mayMove(event.Name):
@@ -236,8 +236,8 @@ func (w *Watcher) places() []place {
 	return all
 }
 
-// reload loads the sources whose files changed or are broken, and sends the result. soon says
-// that another process is writing files, which are to be read soon.
+// reload loads the sources whose files changed or are broken, and sends the result. soon means
+// that another process is writing files, and that they must be read again soon.
 func (w *Watcher) reload(ctx context.Context) (soon bool) {
 	for _, s := range w.states {
 		if s.broken == "" && s.busy == 0 && s.files().stat().stamp == s.stamp {
@@ -273,7 +273,7 @@ func (w *Watcher) reload(ctx context.Context) (soon bool) {
 	return soon
 }
 
-// fail counts an error, and logs it if it is not the one before.
+// fail counts an error, and logs it if it differs from the last one.
 func (w *Watcher) fail(ctx context.Context, s *state, err error) {
 	if w.failed != nil {
 		w.failed(s.Name())
@@ -295,7 +295,7 @@ func (w *Watcher) fail(ctx context.Context, s *state, err error) {
 	s.broken = text
 }
 
-// send sends what is declared if it is not what was sent last.
+// send sends a declaration if it differs from the last one sent.
 func (w *Watcher) send(d Declared) {
 	id := d.id()
 	if id == w.id {
@@ -305,7 +305,7 @@ func (w *Watcher) send(d Declared) {
 	replace(w.changes, d)
 }
 
-// replace sends what is new, in place of what was not yet received. It must be the only sender.
+// replace sends news in place of a value that was not yet received. It must be the only sender.
 func replace[T any](to chan T, news T) {
 	select {
 	case <-to:
@@ -317,8 +317,8 @@ func replace[T any](to chan T, news T) {
 // shownSkips is how many objects one change logs.
 const shownSkips = 20
 
-// logSkips logs the objects that have no part in the rules, if they changed. Those that
-// kube-proxy ignores by design are logged at -v=2. Those of kinds that declare nothing are
+// logSkips logs the objects that have no part in the rules, if they changed. Objects that
+// kube-proxy ignores by design are logged at -v=2. Objects of kinds that declare nothing are
 // problems.
 func (w *Watcher) logSkips(ctx context.Context, s *state) {
 	log := klog.FromContext(ctx)

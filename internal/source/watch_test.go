@@ -153,7 +153,7 @@ func TestFilesThatChange(t *testing.T) {
 	}
 }
 
-// configMap does what kubelet does (its atomic writer).
+// configMap writes like kubelet's atomic writer.
 func configMap(t *testing.T, dir, version string, files map[string]string) {
 	t.Helper()
 	write(t, filepath.Join(dir, version), files)
@@ -210,7 +210,7 @@ func TestHalfWrittenFileWaitsForItsWriter(t *testing.T) {
 	file, err := os.Create(filepath.Join(dir, "services.yaml"))
 	must(t, err)
 	defer file.Close()
-	// A whole document: only the writer knows that another one follows.
+	// It is a whole document: only the writer knows that another one follows.
 	_, err = file.WriteString(service("b", 2))
 	must(t, err)
 	s.stays()
@@ -233,7 +233,7 @@ func TestFileThatStaysOpenIsTold(t *testing.T) {
 	_, err = file.WriteString(service("b", 2))
 	must(t, err)
 	s.breaks("manifest", "services.yaml: another process has it open for writing")
-	must(t, file.Close()) // which is no event
+	must(t, file.Close()) // closing a file is no event
 	s.becomes("b")
 }
 
@@ -325,7 +325,7 @@ func TestRunNeedsLoad(t *testing.T) {
 	}
 }
 
-// A fake is a source of one file, which says nothing.
+// A fake is a source of one file, and declares nothing.
 type fake struct {
 	path  string
 	err   error
@@ -337,8 +337,8 @@ func (f *fake) files() files                               { return files{path: 
 func (f *fake) recall(rules.Generation) Declared           { return Declared{} }
 func (f *fake) declare([]file, Declared) (Declared, error) { f.loads++; return Declared{}, f.err }
 
-// TestAChangeIsNotAllDecodedAgain: who looks after one object of many waits
-// for that one only, also after the file was broken.
+// TestAChangeIsNotAllDecodedAgain: after a change to one of many objects, the Watcher decodes
+// only that object, even if the file was broken in between.
 func TestAChangeIsNotAllDecodedAgain(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "services.yaml")
@@ -361,7 +361,7 @@ func TestAChangeIsNotAllDecodedAgain(t *testing.T) {
 		known int
 	}{
 		{"---\n" + service("s0", 0) + "---\n" + service("s1", 1), 2},
-		{"---\n" + service("s0", 0) + "---\nkind: Service\n", 2}, // the last good one's
+		{"---\n" + service("s0", 0) + "---\nkind: Service\n", 2}, // like the last good text's
 		{"---\n" + service("s0", 0) + "---\n" + service("s1", 1) + "---\n" + service("s2", 2), 3},
 		{"---\n" + service("s2", 2), 1},
 	} {

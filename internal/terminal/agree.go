@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Agreed writes a question to out, reads one line from in, and reports whether it is a yes. Without
-// a terminal, where in is nil, nothing is asked and the answer is no; so it is if ctx ends first.
-// The reader then goes on until a line comes, or the program ends.
+// Agreed writes a question to out, reads one line from in, and reports whether it is a yes.
+// Without a terminal in is nil, and Agreed returns false without a question. It also returns
+// false if ctx ends first; then the reader waits on until a line arrives or the program ends.
 func Agreed(ctx context.Context, in io.Reader, out io.Writer, question string) bool {
 	if in == nil {
 		return false

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestAgreed: only a line that says yes is a yes.
+// TestAgreed: only a line with a yes is a yes.
 func TestAgreed(t *testing.T) {
 	never, stop := io.Pipe()
 	defer stop.Close()

@@ -1,5 +1,5 @@
-// Package terminal shows text of other processes without harm: escaped, in tables, and in colours
-// where the writer is a terminal.
+// Package terminal shows text of other processes without harm: escaped, in tables, and in
+// colours if the writer is a terminal.
 //
 // [OnScreen] wraps a file, and marks it as a [Screen] if it shows colours. [Plain] escapes one
 // text, [Table] writes rows, and [JSON] writes a value. [Agreed] asks a question, and takes a
@@ -15,9 +15,9 @@ import (
 	"unicode/utf8"
 )
 
-// Plain returns text as one line without anything that moves a terminal's cursor, sets its title or
-// changes colours. Other processes choose the names of chains, and iptables takes any byte but
-// blanks in them. What does not print is escaped as Go does it.
+// Plain returns text as one line without characters that move a terminal's cursor, set its
+// title or change colours. Other processes choose the names of chains, and iptables takes any
+// byte in them except blanks. Unprintable characters are escaped as in Go.
 func Plain(text string) string {
 	if strings.IndexFunc(text, unprintable) < 0 {
 		return text
@@ -41,8 +41,9 @@ func Plain(text string) string {
 
 func unprintable(r rune) bool { return r == utf8.RuneError || !strconv.IsPrint(r) }
 
-// PlainJSON escapes characters that encoding/json leaves alone and a terminal may obey: DEL, the C1
-// controls, and marks that turn the direction of writing. All of them are inside strings.
+// PlainJSON escapes characters that encoding/json does not and that a terminal may obey: DEL,
+// the C1 controls, and marks that reverse the direction of writing. All of them are inside
+// strings.
 func PlainJSON(text []byte) []byte {
 	var b bytes.Buffer
 	for len(text) > 0 {

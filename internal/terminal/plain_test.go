@@ -26,7 +26,7 @@ func TestPlain(t *testing.T) {
 	}
 }
 
-// FuzzPlain: the result prints, and what prints is left alone.
+// FuzzPlain: the result is printable, and printable text is unchanged.
 func FuzzPlain(f *testing.F) {
 	for _, seed := range []string{"", "KUBE-SERVICES", "a\x1b[2Jb", "\u009b", "\xff", "\U000e0001", "\ufffd"} {
 		f.Add(seed)

@@ -71,7 +71,7 @@ func Table(w io.Writer, rows [][]string, colourOf func(heading, cell string) Col
 	}
 	var table strings.Builder
 	for n, row := range rows {
-		gap := 0 // before the next cell; none behind the last one
+		gap := 0 // before the next cell; none after the last one
 		for i, cell := range row {
 			if cell != "" {
 				c := Bold
@@ -88,7 +88,7 @@ func Table(w io.Writer, rows [][]string, colourOf func(heading, cell string) Col
 	fmt.Fprint(w, table.String())
 }
 
-// JSON writes a value as indented JSON that a terminal shows as it is.
+// JSON writes a value as indented JSON that is safe on a terminal.
 func JSON(w io.Writer, value any) error {
 	text, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {

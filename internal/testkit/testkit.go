@@ -1,9 +1,9 @@
 // Package testkit knows the levels of tests, and waits for states. A level runs some tests and
-// leaves the others to another level. CI runs all levels, so that a left test is no failure there;
+// leaves the others to another level. CI runs all levels, so a left test is no failure there;
 // hack/progress counts left tests separately.
 //
-// [Until] waits for a state without a limit of its own, and [Pass] and [During] let time pass where
-// no state shows that something does not happen. [Large], [Size] and [LeaveTo] choose the tests of
+// [Until] waits for a state without a limit of its own. [Pass] and [During] let time pass if no
+// state shows that something does not happen. [Large], [Size] and [LeaveTo] choose the tests of
 // the running level and their size.
 package testkit
 
@@ -28,7 +28,7 @@ func Size[T any](ordinary, largeOne T) T {
 	return ordinary
 }
 
-// Large leaves the test to make test-large. The reason says which size takes long.
+// Large leaves the test to make test-large. The reason names the size that takes long.
 func Large(t *testing.T, reason string) {
 	t.Helper()
 	if !IsLarge() {
@@ -36,8 +36,8 @@ func Large(t *testing.T, reason string) {
 	}
 }
 
-// LeaveTo leaves the test to the level that installs a thing, unless this is that level, or a go
-// test outside of all levels.
+// LeaveTo leaves the test to the level that installs a thing, unless this is that level, or a
+// go test outside of all levels.
 func LeaveTo(t *testing.T, level, thing string) {
 	t.Helper()
 	if os.Getenv(leave) == "1" {

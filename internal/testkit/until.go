@@ -7,32 +7,33 @@ import (
 )
 
 const (
-	// pollEvery is the first pause between two looks of Until, and each of Stays. A look that takes
-	// long is followed by a pause as long, up to pollSlowly: it takes a processor from canaryd.
+	// pollEvery is the first pause between two looks of Until, and each pause of Stays. A long
+	// look is followed by a pause as long, up to pollSlowly, because it takes a processor from
+	// canaryd.
 	pollEvery  = 20 * time.Millisecond
 	pollSlowly = time.Second
-	// pollLater bounds the pauses of Until, which grow with the time that it has waited to a tenth
-	// of that: most looks execute a program, or have canaryd read all tables.
+	// pollLater bounds the pauses of Until, which grow to a tenth of the time that it has
+	// waited. Most looks execute a program, or make canaryd read all tables.
 	pollLater = 200 * time.Millisecond
 )
 
-// look calls a function, and returns the pause before the next call too.
+// look calls a function, and also returns the pause before the next call.
 func look(at func() error, least time.Duration) (pause time.Duration, err error) {
 	start := time.Now()
 	err = at()
 	return min(max(least, time.Since(start)), pollSlowly), err
 }
 
-// Until waits until done returns nil, and returns how long that took. It has no limit of its own: a
-// busy machine would exceed each. Shortly before its time is over, the test fails with what
-// it waited for, and with what done returned last.
+// Until waits until done returns nil, and returns how long that took. It has no limit of its
+// own, because a busy machine would exceed each. Shortly before the test's time is over, it
+// fails the test with what and with the last error of done.
 func Until(t testing.TB, what string, done func() error) time.Duration {
 	t.Helper()
 	return until(t, what, pollLater, done)
 }
 
-// Steadily is Until for looks that also show that something does not happen meanwhile: their pauses
-// do not grow.
+// Steadily is Until for looks that also show that something does not happen meanwhile. Their
+// pauses do not grow.
 func Steadily(t testing.TB, what string, done func() error) time.Duration {
 	t.Helper()
 	return until(t, what, pollEvery, done)
@@ -54,8 +55,8 @@ func until(t testing.TB, what string, later time.Duration, done func() error) ti
 	}
 }
 
-// Left returns how long a test may wait: the time until its deadline, less a bit in which it can
-// say why it fails.
+// Left returns how long a test may wait: the time until its deadline, less some time to report
+// its failure.
 func Left(t testing.TB) time.Duration {
 	const forEver = 24 * time.Hour
 	d, has := t.(interface{ Deadline() (time.Time, bool) })
@@ -70,9 +71,9 @@ func Left(t testing.TB) time.Duration {
 	return left - min(10*time.Second, left/10)
 }
 
-// Pass lets time pass where no state shows that something does not happen, or where the story says
-// how long something lasts. The reason says what that is. A busy machine makes such a test see
-// less, and never fail.
+// Pass lets time pass if no state shows that something does not happen, or if the test fixes
+// how long something lasts. The reason says which. On a busy machine such a test sees less, but
+// never fails.
 func Pass(t testing.TB, long time.Duration, reason string) {
 	t.Helper()
 	timer := time.NewTimer(long)
@@ -84,8 +85,8 @@ func Pass(t testing.TB, long time.Duration, reason string) {
 	}
 }
 
-// Stays is Pass with looks in between, the last one when the time is over. The test fails with the
-// error of a look.
+// Stays is Pass with looks in between, the last one when the time is over. The test fails with
+// the error of a look.
 func Stays(t testing.TB, long time.Duration, reason string, still func() error) {
 	t.Helper()
 	for start, over := time.Now(), false; ; {
@@ -101,8 +102,8 @@ func Stays(t testing.TB, long time.Duration, reason string, still func() error) 
 	}
 }
 
-// During yields again and again how much time has passed, until that is as long as the story says,
-// or the test ends. The reason, for the reader, says what lasts as long.
+// During yields the elapsed time repeatedly, until it reaches long or the test ends. The
+// reason, for the reader, names the event that lasts as long.
 func During(t testing.TB, long time.Duration, _ string) iter.Seq[time.Duration] {
 	return func(yield func(time.Duration) bool) {
 		start, ctx := time.Now(), t.Context()
@@ -112,7 +113,7 @@ func During(t testing.TB, long time.Duration, _ string) iter.Seq[time.Duration] 
 	}
 }
 
-// Receive returns the next value of a channel. As Until, it has no limit of its own.
+// Receive returns the next value of a channel. Like Until, it has no limit of its own.
 func Receive[T any](t testing.TB, from <-chan T, what string) T {
 	t.Helper()
 	timer := time.NewTimer(Left(t))

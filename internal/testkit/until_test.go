@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A patient is a test with a deadline, that notes how it fails instead of failing.
+// A patient is a test with a deadline that notes how it fails instead of failing.
 type patient struct {
 	testing.TB
 	deadline time.Time
@@ -19,11 +19,11 @@ func (p *patient) Deadline() (time.Time, bool) { return p.deadline, !p.deadline.
 
 func (p *patient) Fatalf(format string, args ...any) {
 	p.failure = fmt.Sprintf(format, args...)
-	panic(p) // as runtime.Goexit, it ends what runs
+	panic(p) // like runtime.Goexit, it ends the running function
 }
 
-// TestUntil: a wait ends with its state, however long that takes, and else shortly before the test
-// would be killed, with what it waited for.
+// TestUntil: a wait ends when its state is reached, after any time. Otherwise it ends shortly
+// before the test would be killed, and names the state.
 func TestUntil(t *testing.T) {
 	for _, test := range []struct {
 		story          string
@@ -74,7 +74,7 @@ func TestPass(t *testing.T) {
 	})
 }
 
-// TestStays: looks come in between, and one when the time is over.
+// TestStays: there are looks in between, and one when the time is over.
 func TestStays(t *testing.T) {
 	const long = time.Minute
 	for _, test := range []struct {
@@ -110,8 +110,8 @@ func TestStays(t *testing.T) {
 	}
 }
 
-// TestPausesGrow: the longer Until has waited the fewer looks it takes, and Steadily goes on as it
-// began.
+// TestPausesGrow: the longer Until has waited, the fewer looks it takes, and Steadily continues
+// as it began.
 func TestPausesGrow(t *testing.T) {
 	for name, test := range map[string]struct {
 		wait        func(testing.TB, string, func() error) time.Duration
@@ -132,7 +132,7 @@ func TestPausesGrow(t *testing.T) {
 	}
 }
 
-// TestLooksThatTakeLong: they are followed by pauses as long, up to a second.
+// TestLooksThatTakeLong: pauses as long, up to a second, follow long looks.
 func TestLooksThatTakeLong(t *testing.T) {
 	for takes, want := range map[time.Duration]time.Duration{0: pollEvery, time.Second / 2: time.Second, time.Hour: time.Hour + pollSlowly} {
 		synctest.Test(t, func(t *testing.T) {

@@ -15,8 +15,8 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/sample"
 )
 
-// TestOwnNames: which Host headers canaryd answers, wherever it listens. A web site's own name
-// is never one.
+// TestOwnNames lists the Host headers that canaryd answers at each address. A web site's own
+// name is never among them.
 func TestOwnNames(t *testing.T) {
 	loopback := []string{"", "127.0.0.1", "127.0.0.1:9475", "localhost", "LOCALHOST.:9475", "[::1]:9475", "[::1]", "127.0.0.1:1234", "[::ffff:127.0.0.1]"}
 	never := []string{"evil.example", "evil.example:9475", "localhost.evil.example", "127.0.0.1.evil.example", "evil.localhost", "2130706433", "127.1", "0x7f000001", "a:b:c", "[evil.example]"}
@@ -56,8 +56,8 @@ func TestOwnNames(t *testing.T) {
 	}
 }
 
-// TestMisdirectedRequests: the served face refuses a stranger's name with what to do, also
-// where the request line has it, and shows it nothing.
+// TestMisdirectedRequests: the server refuses a stranger's name with a remedy, even if the name
+// is in the request line, and shows it nothing.
 func TestMisdirectedRequests(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

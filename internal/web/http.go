@@ -19,8 +19,8 @@ import (
 	"github.com/canaryd/canaryd/internal/serve"
 )
 
-// answerTimeout bounds an answer over TCP. A scrape takes longest, and Prometheus gives up after 10
-// s by default.
+// answerTimeout bounds an answer over TCP. A scrape takes longest, and Prometheus gives up
+// after 10 s by default.
 const answerTimeout = 15 * time.Second
 
 // NewHTTPHandler returns the handler for metrics, health, readiness, and the status as JSON and as
@@ -62,7 +62,7 @@ func guarded(next http.Handler) http.Handler {
 // ServeHTTP serves handler on l until ctx ends, and closes l. It returns nil after an orderly end.
 func ServeHTTP(ctx context.Context, l net.Listener, handler http.Handler) error {
 	server := &http.Server{Handler: handler, WriteTimeout: answerTimeout}
-	// Each connection is one answer: 64 idle ones would lock all others out.
+	// Each connection carries one answer, because 64 idle ones would lock all others out.
 	server.SetKeepAlivesEnabled(false)
 	return serve.Serve(ctx, l, server)
 }

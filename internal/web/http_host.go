@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// ownNames are the values of a request's Host header that HTTP answers. A web site in a browser on
-// the node can let its own name lead to canaryd's address (DNS rebinding), and would then read the
-// answers. The browser still sends the name of the site.
+// ownNames are the values of a request's Host header that canaryd answers. A web site in a
+// browser on the node can resolve its own name to canaryd's address (DNS rebinding), and would
+// then read the answers. The browser still sends the site's name.
 type ownNames struct {
 	everyAddress bool // canaryd listens at all addresses
 	addresses    map[netip.Addr]bool
 	names        map[string]bool
 }
 
-// newOwnNames returns the names of a server that is bound to HOST:PORT and listens at an address,
-// with further names. Those of the loopback address are always among them.
+// newOwnNames returns the names of a server that is bound to HOST:PORT and listens at an
+// address, with further names. They always include the names of the loopback address.
 func newOwnNames(bind string, listening net.Addr, further []string) ownNames {
 	o := ownNames{addresses: map[netip.Addr]bool{}, names: map[string]bool{"localhost": true}}
 	for _, name := range further {
@@ -72,7 +72,7 @@ func plainAddr(addr netip.Addr) netip.Addr { return addr.Unmap().WithZone("") }
 
 func plainName(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
 
-// onlyFor answers requests for other hosts with 421 and what to do.
+// onlyFor answers requests for other hosts with 421 and a remedy.
 func onlyFor(own ownNames, next http.Handler) http.Handler {
 	return guarded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if own.has(r.Host) {
@@ -85,7 +85,7 @@ func onlyFor(own ownNames, next http.Handler) http.Handler {
 	}))
 }
 
-// CheckHostName returns why name cannot stand in a Host header without a port.
+// CheckHostName returns why a Host header without a port cannot have this name.
 func CheckHostName(name string) error {
 	if _, err := netip.ParseAddr(name); err == nil {
 		return nil

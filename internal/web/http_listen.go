@@ -17,22 +17,22 @@ import (
 // retryListen is how often canaryd tries an address that another process uses.
 const retryListen = 5 * time.Second
 
-// A Listening serves HTTP at an address, as soon as it gets that address: another process may use
-// the port, and must not keep canaryd from guarding.
+// A Listening serves HTTP at an address as soon as that address is free. Another process may
+// use the port, which must not keep canaryd from guarding.
 type Listening struct {
 	Address string // HOST:PORT
 	Handler http.Handler
-	// Names are the names under which it answers, in addition to the loopback's and that of
-	// Address.
+	// Names are further names under which it answers, besides those of the loopback address and
+	// of Address.
 	Names []string
-	// Report is called with why the address cannot be used, and with nil once it can.
+	// Report receives the reason why the address cannot be used, and nil once it can.
 	Report func(error)
 
 	listen func(address string) (net.Listener, error) // nil: net.Listen
 }
 
-// Run serves until ctx ends, and then returns nil. An address that can never be used, such as one
-// that is malformed, is an error at once.
+// Run serves until ctx ends, and then returns nil. It fails at once for an address that can
+// never be used, such as a malformed one.
 func (s Listening) Run(ctx context.Context) error {
 	l, err := s.await(ctx)
 	if err != nil || l == nil {

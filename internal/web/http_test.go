@@ -159,8 +159,8 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// TestPageOfNativeTables: on a node in nftables mode the page counts and shows native tables first,
-// and of iptables' tables says only that they are in force.
+// TestPageOfNativeTables: on a node in nftables mode the page counts and shows native tables
+// first. It only says that iptables' tables are in force.
 func TestPageOfNativeTables(t *testing.T) {
 	s := sample.Status()
 	s.LossSince, s.LastKnown, s.RulesWithoutOwner, s.Decision = time.Time{}, time.Now(), nil, nil
@@ -192,8 +192,8 @@ func TestPageOfNativeTables(t *testing.T) {
 	}
 }
 
-// TestPageOfANativeQuarantine: the page names the native tables of which parts are in quarantine or
-// would be refused, and quotes none of them.
+// TestPageOfANativeQuarantine: the page names the native tables with parts that are in
+// quarantine or would be refused, and quotes none of these parts.
 func TestPageOfANativeQuarantine(t *testing.T) {
 	s := sample.Status()
 	s.LossSince, s.LastKnown, s.RulesWithoutOwner, s.Decision = time.Time{}, time.Now(), nil, nil
@@ -212,8 +212,8 @@ func TestPageOfANativeQuarantine(t *testing.T) {
 	}
 }
 
-// TestPagePolicy: the page may run its own style and script and no other, and
-// names nothing that is elsewhere.
+// TestPagePolicy: the page may run its own style and script and no other, and refers to no
+// other site.
 func TestPagePolicy(t *testing.T) {
 	w := ask(face(sample.Status(), nil), "GET", "/")
 	policy, page := w.Header().Get("Content-Security-Policy"), w.Body.String()
@@ -258,7 +258,7 @@ func TestPagePolicy(t *testing.T) {
 	}
 }
 
-// eventHandler is an attribute that holds a script.
+// eventHandler matches an attribute that holds a script.
 var eventHandler = regexp.MustCompile(`<[a-z][^>]* on[a-z]+=`)
 
 func TestTexts(t *testing.T) {

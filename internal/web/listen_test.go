@@ -19,9 +19,9 @@ import (
 	"github.com/canaryd/canaryd/internal/serve"
 )
 
-// TestIdleConnectionsKeepNoProbeWaiting: 900 connections that say nothing, and as many that
-// say half a request, are open. A probe is answered all the same, and so is a request that was
-// being answered before they came.
+// TestIdleConnectionsKeepNoProbeWaiting: 900 connections without any request, and 900 with half
+// a request, are open. A probe must still be answered, and so must a request that arrived
+// before them.
 func TestIdleConnectionsKeepNoProbeWaiting(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -84,8 +84,8 @@ func TestIdleConnectionsKeepNoProbeWaiting(t *testing.T) {
 	}
 }
 
-// TestASquatterOnThePort: another process has the port. canaryd tries again, says so once and in
-// the status, and serves as soon as it is free.
+// TestASquatterOnThePort: another process has the port. canaryd tries again, reports that once
+// and in the status, and serves as soon as the port is free.
 func TestASquatterOnThePort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var reports []string

@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// The page is one document, and loads nothing.
+// The page is one document, and loads no other files.
 var (
 	//go:embed page.html
 	pageText string
@@ -30,15 +30,15 @@ func digest(text string) string {
 	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])
 }
 
-// runbook is the document that has a section for each alert; hack/where.sh knows the address.
+// runbook is the document with a section for each alert; hack/where.sh knows the address.
 const runbook = "https://github.com/canaryd/canaryd/blob/main/docs/troubleshoot.md#"
 
 // About names the node and the version of canaryd for the page. Both may be empty.
 type About struct{ Node, Version string }
 
-// newPage returns the page: the public status as HTML. It is complete without its script, which
-// asks for it again and again and moves what changed into the page that is shown. Nothing on it
-// changes any state.
+// newPage returns the page: the public status as HTML. It is complete without its script. The
+// script fetches the page again and again, and moves the changes into the page on display.
+// Nothing on the page changes any state.
 func newPage(about About, snapshot func() api.Status, alive func() error) http.Handler {
 	page := template.Must(template.New("page").Funcs(template.FuncMap{
 		"ago":        agoText,
@@ -57,7 +57,7 @@ func newPage(about About, snapshot func() api.Status, alive func() error) http.H
 		Build: hex.EncodeToString(sum[:6]), CSS: template.CSS(pageCSS), Script: template.JS(pageScript),
 		Node: about.Node, Version: about.Version, Began: time.Now(),
 	}
-	// The page may have its own style and script, by their digests, and ask for itself again.
+	// The page may use its own style and script, by their digests, and may fetch itself again.
 	policy := fmt.Sprintf("default-src 'none'; style-src '%s'; script-src '%s'; connect-src 'self'; img-src data:; "+
 		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'", digest(pageCSS), digest(pageScript))
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -26,7 +26,7 @@ func refusedLines(s api.Status) []string {
 	return append(lines, "These tables keep their previous rules; all others are as declared. canaryd status quotes the rule and the reason.")
 }
 
-// partialLines names the tables that lack rules which could not be put back.
+// partialLines names the tables that lack rules because these could not be put back.
 func partialLines(s api.Status, all api.Tally, now time.Time) []string {
 	line := "In " + strings.Join(namesOf(all.Lost), ", ") + ". All else that ought to be in force is."
 	if len(all.Unknown) > 0 {
@@ -96,7 +96,7 @@ func nativeWarnings(s api.Status) []pageWarning {
 	return list
 }
 
-// onlyAwaiting reports whether all that is lost are native tables that wait for a decision.
+// onlyAwaiting reports whether the only lost tables are native tables that wait for a decision.
 func onlyAwaiting(s api.Status, lost []api.TableVerdict) bool {
 	waiting := 0
 	for _, t := range s.Native {
@@ -107,7 +107,7 @@ func onlyAwaiting(s api.Status, lost []api.TableVerdict) bool {
 	return waiting > 0 && waiting == len(lost)
 }
 
-// pauseWarning says who paused replays and why.
+// pauseWarning names the person who paused replays, and the reason.
 func pauseWarning(s api.Status) []pageWarning {
 	origin := s.PauseOrigin()
 	if origin == "" && s.PausedWhy == "" {
@@ -120,7 +120,7 @@ func pauseWarning(s api.Status) []pageWarning {
 	return []pageWarning{w}
 }
 
-// policyWarning says of the first chain whose policy has become DROP how to open it.
+// policyWarning explains how to open the first chain whose policy has become DROP.
 func policyWarning(s api.Status, now time.Time) []pageWarning {
 	if len(s.PolicyDrops) == 0 {
 		return nil
@@ -134,7 +134,7 @@ func policyWarning(s api.Status, now time.Time) []pageWarning {
 		return []pageWarning{w}
 	}
 	w.Title = "A base chain drops packets that no rule accepts."
-	if !strings.ContainsAny(p.String(), "'\"\\;{}`$") { // an odd name is no text for a shell
+	if !strings.ContainsAny(p.String(), "'\"\\;{}`$") { // a shell might obey an odd name
 		w.Command = fmt.Sprintf("nft 'chain %s { policy %s; }'", p, strings.ToLower(p.Was))
 	}
 	return []pageWarning{w}

@@ -15,19 +15,19 @@ import (
 type pageRecord struct {
 	api.Flush
 	Where, Absent, Noticed  string
-	LostFirst, LostRest     string // the counts of the loss, the first one apart
+	LostFirst, LostRest     string // the counts of the loss, the first one separate
 	Class                   string // of its outcome
 	KindMeans, OutcomeMeans string
 	Groups                  []pageGroup
 }
 
-// A pageGroup is what one table lost, with as many chains as the page shows.
+// A pageGroup is the loss of one table, with as many chains as the page shows.
 type pageGroup struct {
 	api.TableLoss
 	By string // the processes that removed it
 }
 
-// recordOf returns a flush record for a page that shows so many of iptables' tables.
+// recordOf returns a flush record for a page that shows this many of iptables' tables.
 func recordOf(f api.Flush, shown int, now time.Time) pageRecord {
 	r := pageRecord{Flush: f, Absent: absentText(f, now), Noticed: noticedText(f), Class: outcomeClass(f.Outcome),
 		KindMeans: kindMeanings[f.Kind], OutcomeMeans: outcomeMeanings[f.Outcome]}
@@ -48,7 +48,7 @@ func recordOf(f api.Flush, shown int, now time.Time) pageRecord {
 	return r
 }
 
-// noticedText says how long after the flush it was noticed.
+// noticedText returns the time from the flush to its verdict.
 func noticedText(f api.Flush) string {
 	noticed, bound := f.NoticedFor()
 	if bound {
@@ -57,7 +57,7 @@ func noticedText(f api.Flush) string {
 	return durationText(noticed)
 }
 
-// absentText says how long the rules were absent, or have been absent so far.
+// absentText returns how long the rules were missing, or have been missing so far.
 func absentText(f api.Flush, now time.Time) string {
 	absent, known := f.AbsentFor(now)
 	switch {
@@ -94,7 +94,7 @@ func outcomeClass(o api.Outcome) string {
 
 // A pageStrip shows the times of the flushes from left to right.
 type pageStrip struct {
-	Span  string // how long ago its left end is
+	Span  string // the age of its left end
 	Ticks []pageTick
 }
 

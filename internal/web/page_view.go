@@ -20,19 +20,19 @@ import (
 const (
 	recordsShown = 50
 	chainsShown  = 60 // of one flush, the largest losses
-	// blindAfter is how old the last examination may be before the page says that the state is
-	// unknown; the alert CanarydBlind has the same limit.
+	// blindAfter is the age of the last examination from which the page shows the state as
+	// unknown. The alert CanarydBlind has the same limit.
 	blindAfter = time.Minute
 )
 
-// A pageView is what page.html shows.
+// A pageView holds the data for page.html.
 type pageView struct {
 	api.Status
 	Build  string // of page, style and script; the page of an older canaryd reloads itself
 	CSS    template.CSS
 	Script template.JS
 	Node   string // may be empty
-	// Version is this canaryd's, and Began when it started.
+	// Version is this canaryd's version, and Began the time of its start.
 	Version string
 	Began   time.Time
 	Now     time.Time
@@ -57,20 +57,21 @@ type pageVerdict struct {
 	Lines []string
 }
 
-// A pageWarning is something to know or to do, in addition to the headline.
+// A pageWarning is a fact or a task for the operator, in addition to the headline.
 type pageWarning struct {
 	Name, Class, Title, Text, Command string
-	// Alert is the alert that fires for it, which has a section in the runbook; empty: none does.
+	// Alert is the alert that fires for it, with a section in the runbook; empty if there is
+	// none.
 	Alert   string
 	Chains  []string
-	Choices []api.Choice // commands of which the operator runs one
+	Choices []api.Choice // commands; the operator runs one
 }
 
 // A pageRow has one family's verdicts, in the order of Tables.
 type pageRow struct {
 	Family   rules.Family
 	Label    string
-	Disabled string // why it is not watched
+	Disabled string // the reason if it is not watched
 	Cells    []pageCell
 }
 
@@ -90,7 +91,7 @@ func (v pageVerdict) Icon() template.URL {
 // A moment is a time together with the time of the page.
 type moment struct{ Time, Now time.Time }
 
-// of returns the view of s at now. dead says why the loop hangs.
+// of returns the view of s at now. dead is the reason why the loop hangs.
 func (view pageView) of(s api.Status, dead error, now time.Time) pageView {
 	view.Status, view.Now = s, now
 	view.Tables = slices.DeleteFunc(protect.Tables(), func(t rules.TableName) bool {
@@ -134,8 +135,8 @@ func (view pageView) of(s api.Status, dead error, now time.Time) pageView {
 
 func familyLabel(f rules.Family) string { return strings.Replace(f.String(), "ip", "IP", 1) }
 
-// headlineOf says whether the node is healthy. The worst state comes first, and nothing unknown
-// counts as healthy.
+// headlineOf returns the headline for the node's health. The worst state wins, and an unknown
+// one is not healthy.
 func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 	health, all := s.Health(), s.Tally()
 	lost, unknown := losses(all.Lost), namesOf(all.Unknown)
@@ -186,7 +187,7 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 	return pageVerdict{Class: "healthy", Title: "Healthy", Lines: inForceLines(s, now)}
 }
 
-// unknownLines says which tables are unknown, and why as far as the kernel says.
+// unknownLines names the tables with unknown state, and the kernel's reasons, if it has any.
 func unknownLines(s api.Status, unknown []string) []string {
 	next := "Nothing is replayed on a guess; the log says why."
 	var causes []string
@@ -199,7 +200,7 @@ func unknownLines(s api.Status, unknown []string) []string {
 	return []string{"Could not be read, or has no canary yet: " + strings.Join(unknown, ", ") + ".", next}
 }
 
-// losses returns those tables that lost something which may come back.
+// losses returns the tables with a loss that canaryd or an owner can repair.
 func losses(list []api.TableVerdict) []api.TableVerdict {
 	return slices.DeleteFunc(slices.Clone(list), func(t api.TableVerdict) bool { return !t.Verdict.Loss() })
 }
@@ -213,7 +214,7 @@ func namesOf(list []api.TableVerdict) []string {
 	return names
 }
 
-// since returns a headline with a time behind its title, unless that is zero.
+// since returns a headline with a time after its title, unless the time is zero.
 func since(class, title string, t time.Time, lines ...string) pageVerdict {
 	if !t.IsZero() {
 		title += " since"
@@ -252,7 +253,7 @@ func lossLines(s api.Status, lost []api.TableVerdict, unknown []string, now time
 	return append([]string{what + ".", next}, standbyLines(s)...)
 }
 
-// failingLine says why the rules are not back, and when canaryd tries again.
+// failingLine explains why the rules are not back, and gives the time of the next try.
 func failingLine(failing []api.Failing, now time.Time) string {
 	var parts []string
 	for _, f := range failing {
@@ -265,7 +266,7 @@ func failingLine(failing []api.Failing, now time.Time) string {
 	return strings.Join(parts, " ")
 }
 
-// standbyLines says for which families and native tables the standby translates now.
+// standbyLines names the families and native tables that the standby translates now.
 func standbyLines(s api.Status) []string {
 	var open []string
 	for f, standby := range api.InOrder(s.Standby) {
@@ -300,7 +301,7 @@ func tablesOf(lost []api.TableVerdict) string {
 	return strings.Join(parts, ", ")
 }
 
-// inForceLines says how many rules are in force, and when the last flush was.
+// inForceLines counts the rules in force, and gives the time of the last flush.
 func inForceLines(s api.Status, now time.Time) []string {
 	lines := []string{"All rules that ought to be in force are."}
 	switch n := s.Generation.Rules + s.NativeCounts().Rules; {

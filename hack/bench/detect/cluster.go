@@ -12,12 +12,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// localNode is the node whose rules are loaded. Half of the endpoints run there.
+// localNode is the node whose rules are loaded. It runs half of the endpoints.
 const localNode = "node-a"
 
-// generation returns what kube-proxy writes for the smallest number of services that makes at
-// least want rules. The services have IPv4 addresses only, as in most clusters, which makes one
-// table as large as possible. IPv6 has the shared chains.
+// generation returns kube-proxy's rules for the smallest number of services that makes at least
+// want rules. The services have IPv4 addresses only, as in most clusters, which makes one table
+// as large as possible. IPv6 has the shared chains.
 func generation(want int) (rules.Generation, error) {
 	options := kube.DefaultOptions()
 	options.HostnameOverride = localNode

@@ -17,15 +17,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Verdict says how long after a flush canaryd noticed it, by its own flush records.
+// A Verdict has the delay from a flush until canaryd noticed it, by its own flush records.
 type Verdict struct {
 	// Counted is the moment from which Delay counts.
 	Counted string `json:"counted"`
 	Delay   Spread `json:"delayMicroseconds"`
 	// WithFlush counts from the beginning of the flush.
 	WithFlush Spread `json:"withFlushMicroseconds"`
-	// Early counts the flushes that canaryd noticed before that moment, by its poll: their
-	// Delay is 0.
+	// Early counts the flushes that canaryd's poll noticed before that moment. Their Delay is
+	// 0.
 	Early int `json:"early"`
 	// Extra counts flush records beyond one for each flush.
 	Extra int `json:"extra"`
@@ -41,8 +41,8 @@ const (
 // A flusher flushes one table and returns the time when that was done.
 type flusher func(ctx context.Context, f rules.Family, t rules.TableName) (time.Time, error)
 
-// bigEvery is how often the table with the services is flushed. Putting 20,000 rules back takes a
-// second, so most flushes are of the other five tables.
+// bigEvery is the period, in flushes, of flushing the table with the services. Putting 20,000
+// rules back takes a second, so most flushes are of the other five tables.
 const bigEvery = 20
 
 // againEvery is the number of flushes after which the daemon is restarted. It would take this
@@ -66,8 +66,8 @@ func victims(times int) []rules.TableID {
 	return all
 }
 
-// verdicts flushes that many times, each time when all rules are in force again, and compares the
-// times with the flush records.
+// verdicts flushes that many times, each time after all rules are in force again, and compares
+// the times with the flush records.
 func (n *node) verdicts(ctx context.Context, counted string, times int, flush flusher) (Verdict, error) {
 	v := Verdict{Counted: counted}
 	last, err := n.settle(ctx, nil)
@@ -112,7 +112,7 @@ func (n *node) verdicts(ctx context.Context, counted string, times int, flush fl
 	return v, nil
 }
 
-// after returns the records in now that are not in before, newest first.
+// after returns the records in now that before lacks, newest first.
 func after(now, before []api.Flush) []api.Flush {
 	if len(before) == 0 {
 		return now
@@ -134,8 +134,8 @@ func pause(ctx context.Context, d time.Duration) error {
 }
 
 // A batch flushes nft tables through a netlink connection of its own. The kernel commits within
-// the system call that sends the batch. So its end shows the moment of the commit better than the
-// end of a program.
+// the system call that sends the batch. So its end shows the moment of the commit better than
+// the end of a program.
 type batch struct{ conn *netlink.Conn }
 
 func openBatch() (*batch, error) {
@@ -143,7 +143,7 @@ func openBatch() (*batch, error) {
 	return &batch{conn}, err
 }
 
-// flush does what "nft flush table" does: it sends one NFT_MSG_DELRULE without a chain.
+// flush acts like "nft flush table": it sends one NFT_MSG_DELRULE without a chain.
 func (b *batch) flush(_ context.Context, f rules.Family, t rules.TableName) (time.Time, error) {
 	const begin, end = 0x10, 0x11 // NFNL_MSG_BATCH_BEGIN and _END
 	family := map[rules.Family]byte{rules.IPv4: unix.NFPROTO_IPV4, rules.IPv6: unix.NFPROTO_IPV6}[f]
@@ -173,8 +173,8 @@ func (b *batch) flush(_ context.Context, f rules.Family, t rules.TableName) (tim
 
 func (b *batch) close() error { return b.conn.Close() }
 
-// underLock flushes a legacy table while this process holds the xtables lock, and returns when it
-// released the lock.
+// underLock flushes a legacy table while this process holds the xtables lock, and returns the
+// time when it released the lock.
 func underLock(ctx context.Context, f rules.Family, t rules.TableName) (released time.Time, err error) {
 	fd, err := unix.Open(lockFile, unix.O_RDONLY|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
 	if err != nil {

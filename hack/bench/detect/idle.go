@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// Idle is what canaryd costs while nothing happens.
+// Idle is canaryd's cost while nothing happens.
 type Idle struct {
 	Seconds    float64 `json:"seconds"`
 	CPUPercent float64 `json:"cpuPercent"` // of one core
@@ -25,8 +25,8 @@ type Idle struct {
 	// so 0 means that none was executed.
 	ChildFaults int64 `json:"childFaults"`
 
-	// What strace counted, in a separate period, because strace costs CPU time. Traced is 0
-	// if strace is not installed.
+	// These are strace's counts, from a separate period, because strace takes CPU time. Traced
+	// is 0 if strace is not installed.
 	Traced             float64 `json:"tracedSeconds"`
 	SyscallsPerMinute  float64 `json:"syscallsPerMinute"`
 	ProcessesPerMinute float64 `json:"processesPerMinute"`
@@ -41,13 +41,13 @@ type Memory struct {
 	Peak float64 `json:"peakMiB"`              // the highest RSS so far
 }
 
-// A Syscall says how often a system call was made.
+// A Syscall is the rate of a system call.
 type Syscall struct {
 	Name      string  `json:"name"`
 	PerMinute float64 `json:"perMinute"`
 }
 
-// idle measures the daemon for that long, and again for as long with strace.
+// idle measures the daemon for that long, and again for the same time with strace.
 func (n *node) idle(ctx context.Context, long time.Duration) (Idle, error) {
 	var i Idle
 	faults, err := childFaults(n.PID())
@@ -110,8 +110,8 @@ func (n *node) trace(ctx context.Context, long time.Duration, i *Idle) error {
 		rate := float64(count) * 60 / took
 		i.SyscallsPerMinute += rate
 		i.Commonest = append(i.Commonest, Syscall{name, rate})
-		// Each process that canaryd starts executes a program at once. clone3 alone may start
-		// a thread.
+		// Each process that canaryd starts executes a program at once. clone3 alone may start a
+		// thread.
 		if name == "execve" || name == "execveat" {
 			i.ProcessesPerMinute += rate
 		}
@@ -155,8 +155,8 @@ func parseCounts(text []byte) (map[string]int, error) {
 	return counts, nil
 }
 
-// childFaults returns cminflt of /proc/PID/stat; see proc(5). The command's name stands in
-// brackets and may contain any character.
+// childFaults returns cminflt of /proc/PID/stat; see proc(5). The command's name is in brackets
+// and may contain any character.
 func childFaults(pid int) (int64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

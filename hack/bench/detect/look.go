@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Looks compares the cost of a look at all tables of both families with that of asking by
-// executing iptables, in the same minute.
+// Looks compares, in the same minute, the cost of a look at all tables of both families with
+// the cost of executing iptables.
 type Looks struct {
 	Tick Cost `json:"tick"` // without a hint: Stamp, which has not moved
 	Hint Cost `json:"hint"` // after a write: Stamp, then Probe of all marks
@@ -28,7 +28,7 @@ type Cost struct {
 	CPU  Spread `json:"cpuMicroseconds"`
 }
 
-// A looker does the looks of each kind.
+// A looker takes looks of each kind.
 type looker struct {
 	kernel *iptables.Kernel
 	marks  canary.Marks
@@ -43,7 +43,7 @@ func newLooker(ctx context.Context, n *node, backend iptables.Backend) (*looker,
 	l := &looker{marks: marks, exec: map[rules.Family]*goiptables.IPTables{}}
 	for f, protocol := range map[rules.Family]goiptables.Protocol{rules.IPv4: goiptables.ProtocolIPv4, rules.IPv6: goiptables.ProtocolIPv6} {
 		prefix := map[rules.Family]string{rules.IPv4: "iptables-", rules.IPv6: "ip6tables-"}[f]
-		// The child takes otherLock: the real lock would wake the daemon.
+		// The child takes otherLock, because the real lock would wake the daemon.
 		if l.exec[f], err = goiptables.New(goiptables.IPFamily(protocol), goiptables.Path(prefix+string(backend))); err != nil {
 			return nil, err
 		}
@@ -52,8 +52,8 @@ func newLooker(ctx context.Context, n *node, backend iptables.Backend) (*looker,
 	return l, err
 }
 
-// tick is a look without a hint: if the stamps have not moved, nothing else is asked. On legacy
-// that holds for 30 s, and then the tables are walked.
+// tick is a look without a hint: if the stamps have not moved, it reads nothing else. On legacy
+// that is valid for 30 s, and then the tables are walked.
 func (l *looker) tick(ctx context.Context) error {
 	for _, f := range rules.Families() {
 		if _, err := l.kernel.Stamp(ctx, f); err != nil {
@@ -80,7 +80,7 @@ func (l *looker) hint(ctx context.Context) error {
 	return nil
 }
 
-// execute does what kube-proxy's Monitor does for its one canary, for each table of each family.
+// execute acts like kube-proxy's Monitor for its one canary, for each table of each family.
 func (l *looker) execute(context.Context) error {
 	for _, f := range rules.Families() {
 		for _, t := range protect.Always() {
@@ -100,7 +100,7 @@ func (l *looker) execute(context.Context) error {
 func (l *looker) compare(ctx context.Context, rounds int) (Looks, error) {
 	kinds := []struct {
 		look func(context.Context) error
-		// repeat is how often a round repeats a quick look, so that the cost and the
+		// repeat is how many times a round repeats a quick look, so that the cost and the
 		// resolution of the clocks do not matter.
 		repeat    int
 		wall, cpu []time.Duration
@@ -119,8 +119,7 @@ func (l *looker) compare(ctx context.Context, rounds int) (Looks, error) {
 	return Looks{of(0), of(1), of(2)}, ctx.Err()
 }
 
-// cost returns the wall time and the CPU time of one look, children included, as the mean of
-// repeat looks.
+// cost returns the mean wall time and CPU time of repeat looks, children included.
 func cost(ctx context.Context, look func(context.Context) error, repeat int) (wall, cpu time.Duration, err error) {
 	before, err := usage()
 	if err != nil {

@@ -1,6 +1,6 @@
-// Detect measures how soon canaryd notices a flush, and what that costs: for small and large rule
-// sets, on both backends, compared with the probe that kube-proxy executes. Each row runs in
-// namespaces of its own and touches nothing of the machine's.
+// Detect measures how soon canaryd notices a flush, and the cost of that. It does so for small
+// and large rule sets, on both backends, and compares with the probe that kube-proxy executes.
+// Each row runs in namespaces of its own and does not affect the machine's.
 package main
 
 import (
@@ -25,10 +25,10 @@ import (
 // marker is the environment variable with the row that a child measures: a Plan as JSON.
 const marker = "CANARYD_BENCH_DETECT"
 
-// oneRow is how long one row may take. 200 flushes at 20,000 rules take the most.
+// oneRow is the longest time of one row. 200 flushes at 20,000 rules take longest.
 const oneRow = time.Hour
 
-// A Plan says what one row measures.
+// A Plan describes the measurement of one row.
 type Plan struct {
 	Program  string           `json:"program"`
 	Backend  iptables.Backend `json:"backend"`
@@ -37,10 +37,10 @@ type Plan struct {
 	Lockless int              `json:"lockless"` // flushes that bypass the lock, on legacy
 	Rounds   int              `json:"rounds"`   // of looks
 	Idle     time.Duration    `json:"idle"`
-	// Rest is how long to wait before the daemon counts as idle: it writes a changed
-	// generation to disk within a second or two.
+	// Rest is the wait before the daemon counts as idle. It writes a changed generation to disk
+	// within a second or two.
 	Rest time.Duration `json:"rest"`
-	// After is how long to wait after the flushes before memory is measured: the daemon frees
+	// After is the wait after the flushes before memory is measured, because the daemon frees
 	// memory at most twice a minute.
 	After time.Duration `json:"after"`
 }
@@ -192,8 +192,8 @@ func child(ctx context.Context, text string) int {
 }
 
 // otherLock is the lock of each program that this one executes. With the real lock, legacy
-// programs would wake the daemon, and wait while this process holds it. The daemon's own children
-// use a third lock.
+// programs would wake the daemon, and wait while this process holds it. The daemon's own
+// children use a third lock.
 const otherLock = "/run/bench.lock"
 
 // fill measures one row in the namespaces of this process.
@@ -201,7 +201,7 @@ func fill(ctx context.Context, plan Plan) (result Result, err error) {
 	if err := netns.Setup(); err != nil {
 		return result, err
 	}
-	dir, err := os.MkdirTemp("/run", "bench") // this namespace's own /run: it goes away by itself
+	dir, err := os.MkdirTemp("/run", "bench") // in this namespace's /run, it ends by itself
 	if err != nil {
 		return result, err
 	}

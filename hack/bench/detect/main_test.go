@@ -21,10 +21,10 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
-// TestShort runs the program as make bench-detect does, with few of
-// everything, and checks what does not depend on the machine.
+// TestShort runs the program like make bench-detect, with few of everything, and checks the
+// results that do not depend on the machine.
 func TestShort(t *testing.T) {
-	// In a namespace so that it is skipped, or fails, where there are none.
+	// It runs in a namespace, so that it is skipped, or fails, if there are none.
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy", "strace")
 		dir := t.TempDir()
@@ -60,8 +60,8 @@ func testShort(t *testing.T, canaryd, bench string) {
 	t.Log("\n" + printed)
 }
 
-// check checks one row. What it asks of times are ratios within the row, with
-// much room, because this machine may be busy.
+// check checks one row. Its limits on times are ratios within the row, with much room, because
+// this machine may be busy.
 func check(t *testing.T, r Result) {
 	t.Helper()
 	fail := func(broken bool, what string) {
@@ -71,7 +71,7 @@ func check(t *testing.T, r Result) {
 		}
 	}
 	fail(r.Rules < 200 || r.Chains < 20, "too few rules")
-	// 300 and more on a quiet machine.
+	// It is 300 and more on a quiet machine.
 	fail(r.Looks.Ratio(r.Looks.Tick) < 20, "a look at the tick costs a twentieth of an exec probe, or more")
 	fail(r.Looks.Ratio(r.Looks.Hint) < 1, "a look after a hint is dearer than the exec probe")
 	verdicts := map[string]int{}
@@ -93,8 +93,8 @@ func check(t *testing.T, r Result) {
 	fail(r.Idle.RSS <= r.Idle.Anon || r.Idle.Anon <= 0 || r.Idle.Peak < r.Idle.RSS, "memory")
 }
 
-// TestGeneration: as many rules as were asked for, and not many more; valid,
-// and with the chains whose loss canaryd judges by name.
+// TestGeneration: the generation has at least the requested number of rules, and not many more.
+// It is valid, and has the chains whose loss canaryd judges by name.
 func TestGeneration(t *testing.T) {
 	for _, want := range []int{200, 1000, 20000} {
 		g, err := generation(want)

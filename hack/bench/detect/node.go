@@ -35,7 +35,7 @@ type node struct {
 	client  control.Client
 }
 
-// start starts canaryd with default flags, the paths excepted, and waits until it has learned the
+// start starts canaryd with default flags, except for paths, and waits until it has learned the
 // rules and is idle.
 func start(ctx context.Context, program, dir string, backend iptables.Backend) (*node, error) {
 	n := &node{dir: dir, program: program, backend: backend, client: control.Client{Socket: canaryd.Socket(dir)}}
@@ -71,8 +71,8 @@ func (n *node) state() string { return filepath.Join(n.dir, "state") }
 
 func (n *node) stop() error { return n.Stop(stopsIn) }
 
-// settle waits until all rules are in force and captured, and until there is a closed flush
-// record that is not in last, unless last is nil. It returns all records, newest first, and never
+// settle waits until all rules are in force and captured. Unless last is nil, it also waits for
+// a closed flush record that is not in last. It returns all records, newest first, and never
 // nil.
 func (n *node) settle(ctx context.Context, last []api.Flush) ([]api.Flush, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, settled, fmt.Errorf("not within %s", settled))

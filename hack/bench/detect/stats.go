@@ -7,8 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Spread describes many measurements of one thing: their quantiles, in
-// microseconds.
+// A Spread describes many measurements of one value by their quantiles, in microseconds.
 type Spread struct {
 	N      int     `json:"n"`
 	P10    float64 `json:"p10"`
@@ -24,7 +23,7 @@ func spread(all []time.Duration) Spread {
 	}
 	sorted := slices.Sorted(slices.Values(all))
 	at := func(part float64) float64 {
-		// The smallest value that is not below this part of all.
+		// This is the smallest value that is not below this part of all.
 		i := int(part*float64(len(sorted)) + 0.999999)
 		return microseconds(sorted[min(max(i, 1), len(sorted))-1])
 	}
@@ -33,9 +32,9 @@ func spread(all []time.Duration) Spread {
 
 func microseconds(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
-// cpuOf returns the CPU time of all threads of a process, ended ones included, in nanoseconds;
-// /proc/PID/stat counts in steps of 10 ms. It makes the clock's ID as clock_getcpuclockid(3)
-// does. 0 is this process.
+// cpuOf returns the CPU time of all threads of a process, also ended ones, in nanoseconds;
+// /proc/PID/stat counts in steps of 10 ms. It makes the clock's ID like clock_getcpuclockid(3).
+// 0 is this process.
 func cpuOf(pid int) (time.Duration, error) {
 	const sched = 2 // CPUCLOCK_SCHED, in include/linux/posix-timers_types.h
 	var t unix.Timespec

@@ -22,8 +22,8 @@ type Result struct {
 	After Memory `json:"after"`
 }
 
-// Ratio returns how many times cheaper a look is than executing iptables, by the medians of CPU
-// time or of wall time, whichever is less.
+// Ratio returns how many times cheaper a look is than executing iptables. It is the smaller one
+// of the ratios of median CPU time and median wall time.
 func (l Looks) Ratio(look Cost) float64 {
 	return min(l.Exec.CPU.Median/look.CPU.Median, l.Exec.Wall.Median/look.Wall.Median)
 }

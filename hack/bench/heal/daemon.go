@@ -24,14 +24,14 @@ const (
 	// settle is canaryd's --settle: how long the tables must be quiet after a flush. It does
 	// not count as part of a heal.
 	settle = 20 * time.Millisecond
-	// askEvery is how often the status is asked for where the answers measure the time, and
-	// idleEvery where a flush record does. There answers are rare, because they take processor
+	// askEvery is the time between status requests if the answers measure the time; idleEvery
+	// is that time if a flush record does. Then answers are rare, because they take processor
 	// time from the heal.
 	askEvery  = 5 * time.Millisecond
 	idleEvery = 100 * time.Millisecond
 	// atMost is how long one step may take, on a busy machine and with the slowest restore.
 	atMost = 3 * time.Minute
-	// quietFor is how long nothing may happen before a step counts as finished.
+	// quietFor is how long a step must be quiet until it counts as finished.
 	quietFor = time.Second
 )
 
@@ -40,8 +40,8 @@ type process struct {
 	*canaryd.Process
 }
 
-// start starts canaryd as an operator would, and returns when it has learned the rules and is
-// idle. learned reports whether it has.
+// start starts canaryd like an operator, and returns when it has learned the rules and is idle.
+// learned reports whether it has learned them.
 func start(ctx context.Context, program, dir string, backend iptables.Backend, learned func(scenario.Status) bool, more ...string) (*process, error) {
 	flags := append(append(canaryd.Flags(backend, dir), "--settle="+settle.String()), more...)
 	p, err := canaryd.Start(exec.CommandContext(ctx, program, flags...), filepath.Join(dir, "canaryd.log"))
@@ -55,7 +55,7 @@ func start(ctx context.Context, program, dir string, backend iptables.Backend, l
 	return d, nil
 }
 
-// contentOf identifies what canaryd has learned.
+// contentOf identifies the content that canaryd has learned.
 func contentOf(s scenario.Status) string {
 	id := s.Generation.ID
 	for _, t := range s.Native {
@@ -67,7 +67,7 @@ func contentOf(s scenario.Status) string {
 // stop ends canaryd and waits for its end.
 func (d *process) stop() error { return d.Stop(time.Minute) }
 
-// until asks for canaryd's status at these intervals until it is good.
+// until requests canaryd's status at these intervals until it is good.
 func (d *process) until(ctx context.Context, every time.Duration, good func(scenario.Status) bool) (scenario.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
@@ -107,7 +107,7 @@ func (d *process) calm(ctx context.Context, good func(scenario.Status) bool) err
 	return err
 }
 
-// spent measures what canaryd uses while happen runs. The caller sets Seconds.
+// spent measures canaryd's use of resources while happen runs. The caller sets Seconds.
 func (d *process) spent(happen func() error) (measure.Use, error) {
 	pid := d.PID()
 	if err := measure.ForgetPeak(pid); err != nil {
@@ -200,7 +200,7 @@ func (d *process) rush(ctx context.Context, write func(turn int) error) (measure
 	return use, d.calm(ctx, func(scenario.Status) bool { return true })
 }
 
-// rest measures a second in which nothing happens, and the memory that is resident then.
+// rest measures a quiet second, and the memory that is resident then.
 func (d *process) rest(ctx context.Context) (measure.Use, error) {
 	const second = time.Second
 	use, err := d.spent(func() error {
@@ -218,10 +218,11 @@ func (d *process) rest(ctx context.Context) (measure.Use, error) {
 	return use, err
 }
 
-// A healing is what putting rules back took: all of it, without the settle
-// time; of it until the loss was noticed; until the rules were in force, with the settle
-// time; what of that the kernel took for transactions; the proof; and the replay of
-// IPv4 alone as canaryd itself measures it (from its guarded read to its proof).
+// A healing has the costs of putting rules back. all is everything without the settle time.
+// notice is the part until the loss was noticed, and inForce the part until the rules were in
+// force, with the settle time. kernel is the kernel's part of that for transactions. proof is
+// the proof. replay is the replay of IPv4 alone as canaryd itself measures it, from its guarded
+// read to its proof.
 type healing struct{ all, notice, inForce, kernel, proof, replay measure.Use }
 
 // heal measures from the flush command's end to the last proof.
@@ -268,12 +269,12 @@ func (d *process) heal(ctx context.Context, flush func() error) (healing, error)
 	return h, err
 }
 
-// after returns the time that many seconds after the first evidence of a record.
+// after returns a time that many seconds after a record's first evidence.
 func after(r scenario.Record, seconds float64) time.Time {
 	return r.Time.Add(time.Duration(seconds * float64(time.Second)))
 }
 
-// replaySeconds returns the time that all replays of iptables' IPv4 have taken.
+// replaySeconds returns the total time of all replays of iptables' IPv4.
 func replaySeconds(ctx context.Context) (float64, error) {
 	text, err := canaryd.Get(ctx, "/metrics")
 	if err != nil {
@@ -287,8 +288,8 @@ func replaySeconds(ctx context.Context) (float64, error) {
 	return 0, errors.New("canaryd's metrics lack canaryd_replay_duration_seconds_sum")
 }
 
-// record records a profile of canaryd and its children with perf, until stop is called. Without a
-// prefix it does nothing.
+// record records a profile of canaryd and its children with perf, until stop is called. Without
+// a prefix it does nothing.
 func (d *process) record(ctx context.Context, prefix string) (stop func() error, err error) {
 	if prefix == "" {
 		return func() error { return nil }, nil
@@ -299,7 +300,7 @@ func (d *process) record(ctx context.Context, prefix string) (stop func() error,
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	time.Sleep(300 * time.Millisecond) // perf does not report when it has attached itself
+	time.Sleep(300 * time.Millisecond) // perf does not report when it is attached
 	return func() error {
 		if err := cmd.Process.Signal(os.Interrupt); err != nil {
 			return err

@@ -36,7 +36,7 @@ func data(services int, kind string) ([]byte, error) {
 	return io.ReadAll(z)
 }
 
-// options returns the options with which kube-proxy ran.
+// options returns the options of the recorded kube-proxy.
 func options(services int) kube.Options {
 	o := kube.DefaultOptions()
 	o.Families = []rules.Family{rules.IPv4}
@@ -53,14 +53,14 @@ func options(services int) kube.Options {
 	return o
 }
 
-// A payload is what an owner writes to the tables, as files for iptables-restore.
+// A payload is an owner's text for the tables, as files for iptables-restore.
 type payload struct {
 	// full is kube-proxy's own text, unchanged.
 	full string
-	// empty makes the tables as they are on a new node.
+	// empty makes the tables like those of a new node.
 	empty string
 	// rewrite is a full sync after full: the same chains, without jumps. It is not measured, so
-	// it declares chains in the order in which iptables-nft-restore is fastest.
+	// it declares chains in the fastest order for iptables-nft-restore.
 	rewrite string
 	// one replaces the chain of one endpoint.
 	one   string

@@ -19,8 +19,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
 
-// turns is how often a repetition measures generation. The median counts: the first turn alone
-// would measure how the heap grows.
+// turns is how many times a repetition measures generation. The median counts, because the
+// first turn alone would measure how the heap grows.
 const turns = 5
 
 // measureGeneration measures the way from YAML to rules, without tables.
@@ -70,7 +70,7 @@ func median(all []measure.Use) measure.Use {
 	}
 }
 
-// declareOne measures the time from replacing a manifest by one with a changed endpoint until its
+// declareOne measures the time from replacing a manifest, with a changed endpoint, until its
 // rules are declared. It includes the Watcher's wait for a quiet folder.
 func declareOne(ctx context.Context, text []byte, o kube.Options, dir string) (use measure.Use, err error) {
 	path := filepath.Join(dir, "objects.yaml")

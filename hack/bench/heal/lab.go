@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A lab does in this process what the daemon does while nothing is lost: it reads the tables and
-// judges them.
+// A lab acts, in this process, like the daemon without a loss: it reads the tables and judges
+// them.
 type lab struct {
 	kernel   *iptables.Kernel
 	replayer reload.Replayer

@@ -1,6 +1,6 @@
-// Heal measures the cost of putting rules back, and of being ready for it. It compares canaryd
-// with iptables-restore, and with a loop that polls and restores, on both backends and at several
-// sizes, in one run.
+// Heal measures the cost of putting rules back, and of being ready for it. In one run it
+// compares canaryd with iptables-restore, and with a loop that polls and restores. It does so
+// on both backends and at several sizes.
 //
 // It compares canaryd's replays of kube-proxy's nftables mode with "nft -f" in the same way.
 //
@@ -38,7 +38,7 @@ const (
 	folder = "CANARYD_BENCH_FOLDER"
 )
 
-// oneTurn is how long one repetition at one size may take.
+// oneTurn is the longest time of one repetition at one size.
 const oneTurn = 10 * time.Minute
 
 func main() {
@@ -48,7 +48,7 @@ func main() {
 	os.Exit(code)
 }
 
-// A config is what is to be measured.
+// A config describes the measurements.
 type config struct {
 	canaryd     string
 	sizes       []int
@@ -177,7 +177,7 @@ func measureAll(ctx context.Context, c config, progress io.Writer) (*report, err
 	return r, nil
 }
 
-// apart does a task in another process, which has a namespace of its own if it writes rules.
+// apart runs a task in another process, which has a namespace of its own if it writes rules.
 func apart(ctx context.Context, writes bool, task string, c config) (Uses, error) {
 	ctx, cancel := context.WithTimeout(ctx, oneTurn)
 	defer cancel()
@@ -207,7 +207,7 @@ func apart(ctx context.Context, writes bool, task string, c config) (Uses, error
 	return uses, nil
 }
 
-// child does a task, and prints its Uses as JSON.
+// child runs a task, and prints its Uses as JSON.
 func child(ctx context.Context, task string, stdout, stderr io.Writer) int {
 	uses, err := do(ctx, task)
 	if err == nil {

@@ -25,8 +25,8 @@ func TestMain(m *testing.M) {
 	os.Exit(nodetest.Main(m))
 }
 
-// TestShort runs everything once at 100 services: nothing may be left
-// unmeasured, and what comes back is compared with what was there.
+// TestShort runs everything once at 100 services. Everything must be measured, and the rules
+// that are back are compared with the rules before.
 func TestShort(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft", "iptables-legacy", "nft")
@@ -46,8 +46,9 @@ func TestShort(t *testing.T) {
 			case noticeRun: // it may be noticed before the flush command's end
 				took = took || s.Seconds.Median == 0
 			case healRun, busyHealRun:
-				// The settle time begins when it is noticed: rules of 100 services may be back as
-				// soon as that is over, and nothing of the heal is left. Its memory was measured.
+				// The settle time begins with the notice. Rules of 100 services may be back as
+				// soon as it is over, so that the heal takes no further time. Its memory was
+				// measured.
 				took = took || s.Seconds.Median == 0 && s.MiB.Median > 0
 			}
 			if s.Seconds.Count != 1 || !took || s.Services != 100 {
@@ -73,7 +74,7 @@ func TestShort(t *testing.T) {
 	})
 }
 
-// TestReport: two sizes, of which the larger takes twice as long as it should.
+// TestReport: there are two sizes, and the larger one takes twice as long as it should.
 func TestReport(t *testing.T) {
 	r := newReport(config{sizes: []int{1000, 5000}, backends: []iptables.Backend{iptables.NFT}, repetitions: 2})
 	r.Machine = "a machine"
@@ -116,7 +117,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// squeeze leaves no two spaces in a row.
+// squeeze reduces several spaces in a row to one.
 func squeeze(text string) string {
 	for strings.Contains(text, "  ") {
 		text = strings.ReplaceAll(text, "  ", " ")
@@ -214,8 +215,8 @@ func TestBadFlags(t *testing.T) {
 	}
 }
 
-// TestDocs: docs/measured.md has the tables of a whole run, made by the program as it is now. Its
-// numbers are those of one run.
+// TestDocs: docs/measured.md has the tables of a whole run by the present program. Its numbers
+// are from one run.
 func TestDocs(t *testing.T) {
 	docs, err := os.ReadFile("../../../docs/measured.md")
 	if err != nil {
@@ -239,7 +240,7 @@ func TestDocs(t *testing.T) {
 			t.Errorf("docs/measured.md lacks the row %q: paste the tables of a new run", want)
 		}
 	}
-	for _, title := range titles() { // the tables leave none of them out
+	for _, title := range titles() { // the tables omit none of them
 		if name := title.inBrief(); !strings.Contains(text, "| "+name+" |") {
 			t.Errorf("docs/measured.md lacks the row %q", name)
 		}

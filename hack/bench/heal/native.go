@@ -20,10 +20,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// ofNative stands in tasks and reports where a backend of iptables does.
+// ofNative takes the place of iptables' backend in tasks and reports.
 const ofNative = "native"
 
-// nativeTitles are what is measured of native tables, with the text where it is not that of
+// nativeTitles are the measurements of native tables, with the text if it differs from that of
 // iptables' tables.
 func nativeTitles() map[string]string {
 	same := "="
@@ -77,8 +77,8 @@ func (r *nativeRepetition) run(ctx context.Context) (Uses, error) {
 
 func (r *nativeRepetition) path() string { return filepath.Join(r.dir, "services.nft") }
 
-// bare loads the tables, flushes them, and loads them again as an operator would by hand. The
-// kernel frees what was deleted meanwhile, 1 MiB for each of kube-proxy's sets for session
+// bare loads the tables, flushes them, and loads them again like an operator would by hand. The
+// kernel frees deleted memory meanwhile, 1 MiB for each of kube-proxy's sets for session
 // affinity, as it does while canaryd puts the tables back.
 func (r *nativeRepetition) bare(ctx context.Context) error {
 	if _, err := measure.Program(ctx, "", "nft", "-f", r.path()); err != nil {
@@ -105,8 +105,7 @@ func (r *nativeRepetition) inProcess(ctx context.Context) error {
 	return err
 }
 
-// heal flushes while canaryd runs. Its iptables are those of legacy, which the flush does not
-// meet.
+// heal flushes while canaryd runs. Its backend is legacy, which the flush does not affect.
 func (r *nativeRepetition) heal(ctx context.Context) (err error) {
 	d, err := start(ctx, r.canaryd, r.dir, iptables.Legacy, func(s scenario.Status) bool { return len(s.Native) == 1 },
 		"--protect=nft:ip:kube-proxy")
@@ -147,7 +146,7 @@ func (r *nativeRepetition) heal(ctx context.Context) (err error) {
 	return err
 }
 
-// list returns kube-proxy's table as nft lists it, sorted.
+// list returns nft's listing of kube-proxy's table, sorted.
 func list(ctx context.Context) ([]string, error) {
 	out, err := exec.CommandContext(ctx, "nft", "-s", "list", "table", "ip", "kube-proxy").Output()
 	if err != nil {
@@ -158,7 +157,7 @@ func list(ctx context.Context) ([]string, error) {
 	return lines, nil
 }
 
-// nftLoad has nft write a text.
+// nftLoad makes nft write a text.
 func nftLoad(ctx context.Context, text string) error {
 	cmd := exec.CommandContext(ctx, "nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(text)
@@ -168,11 +167,10 @@ func nftLoad(ctx context.Context, text string) error {
 	return nil
 }
 
-// A service's chain that chooses between endpoints.
+// choice matches a service's chain that chooses between endpoints.
 var choice = regexp.MustCompile(`chain (service-\S+/tcp/\S+) \{\n\t\tmeta l4proto tcp dnat ip to numgen`)
 
-// replaceEndpoint returns what kube-proxy writes when the endpoints of one service of that file are
-// others.
+// replaceEndpoint returns kube-proxy's text for other endpoints of one service in that file.
 func replaceEndpoint(path string, turn int) (string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -187,8 +185,8 @@ add rule ip kube-proxy %[1]s meta l4proto tcp dnat ip to numgen random mod 2 map
 `, found[1], turn), nil
 }
 
-// measureNativeLab measures reads of the tables in this namespace, and what the kernel takes for
-// them, in a process of their own.
+// measureNativeLab measures, in a process of their own, reads of the tables in this namespace,
+// and the kernel's time for them.
 func measureNativeLab(ctx context.Context, services int, dir string) (Uses, error) {
 	k := native.NewLateKernel(0, func(uint32, uint32) bool { return false })
 	if _, err := k.Wake(nil); err != nil {
@@ -209,7 +207,7 @@ func measureNativeLab(ctx context.Context, services int, dir string) (Uses, erro
 	if err := follow(firstRead); err != nil {
 		return nil, err
 	}
-	for turn := range 2 { // the first change makes what later ones are found by
+	for turn := range 2 { // the first change creates the index for later ones
 		change, err := replaceEndpoint(filepath.Join(dir, "services.nft"), 2+turn)
 		if err == nil {
 			err = nftLoad(ctx, change)

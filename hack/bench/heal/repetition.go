@@ -51,7 +51,7 @@ const (
 type repetition struct {
 	backend  iptables.Backend
 	services int
-	phase    float64 // when the flush comes within the poll's period, from 0 to 1
+	phase    float64 // the time of the flush within the poll's period, from 0 to 1
 	canaryd  string
 	perf     string // prefix of the profiles to write; empty for none
 
@@ -83,7 +83,7 @@ func (r *repetition) run(ctx context.Context) (Uses, error) {
 
 func (r *repetition) program(suffix string) string { return "iptables-" + string(r.backend) + suffix }
 
-// restore runs iptables-restore as kube-proxy does, without a flush of other rules.
+// restore runs iptables-restore like kube-proxy, without a flush of other rules.
 func (r *repetition) restore(ctx context.Context, path string) (measure.Use, error) {
 	return measure.Program(ctx, path, r.program("-restore"), "-w", "5", "--noflush")
 }
@@ -110,10 +110,10 @@ func (r *repetition) replace(ctx context.Context) error {
 // default).
 const pollEvery = 30 * time.Second
 
-// poll flushes, and does what kube-proxy and kubelet do in a loop: it executes iptables to look
-// for a canary chain, and restores everything once that is gone. The restore is bareRun's. It
-// does not wait for the loop's next turn, but adds the wait: the flushes of all repetitions are
-// spread evenly over the period.
+// poll flushes, and then acts like the loops of kube-proxy and kubelet. It executes iptables to
+// look for a canary chain, and restores everything once that is gone. The restore is bareRun's.
+// It does not wait for the loop's next turn, but adds the wait, because the flushes of all
+// repetitions are spread evenly over the period.
 func (r *repetition) poll(ctx context.Context) error {
 	const chain = "KUBE-PROXY-CANARY"
 	if _, err := measure.Program(ctx, "", r.program(""), "-w", "5", "-t", "mangle", "-N", chain); err != nil {
@@ -148,7 +148,7 @@ func lookFor(ctx context.Context, program, chain string) (measure.Use, error) {
 }
 
 // inProcess runs this program again for the measurements within a process, so that their memory
-// is counted alone.
+// is counted separately.
 func (r *repetition) inProcess(ctx context.Context) error {
 	uses, err := within(ctx, fmt.Sprintf("lab/%s/%d", r.backend, r.services), r.dir)
 	for name, use := range uses {
@@ -159,7 +159,7 @@ func (r *repetition) inProcess(ctx context.Context) error {
 
 // heal flushes while canaryd runs.
 func (r *repetition) heal(ctx context.Context) (err error) {
-	// Begin with the rules as a full sync left them.
+	// Begin with the rules after a full sync.
 	if err := r.flush(ctx); err != nil {
 		return err
 	}
@@ -207,17 +207,17 @@ func (r *repetition) heal(ctx context.Context) (err error) {
 	return r.follow(ctx, d)
 }
 
-// quiet returns how long no process writes before the flush. On legacy, canaryd walks a table of
-// 60,000 rules at most once in 10 s while processes write; a flush in a busy time is measured
-// separately.
+// quiet returns how long no process writes before the flush. On legacy, canaryd walks a table
+// of 60,000 rules at most once in 10 s while processes write. A flush in a busy time is
+// measured separately.
 func (r *repetition) quiet() time.Duration {
 	if r.backend == iptables.Legacy && r.services > 100 {
 		return 12 * time.Second
 	}
-	return quietFor // enough to save the new generation and to rotate its nonce
+	return quietFor // enough to save the new generation and to change its nonce
 }
 
-// follow lets the owner write while canaryd runs, and flushes again directly after that.
+// follow makes the owner write while canaryd runs, and flushes again directly after that.
 func (r *repetition) follow(ctx context.Context, d *process) (err error) {
 	r.uses[learnedRun], err = d.learn(ctx, func() error {
 		_, err := r.restore(ctx, r.payload.one)
@@ -242,8 +242,8 @@ func (r *repetition) follow(ctx context.Context, d *process) (err error) {
 	return err
 }
 
-// save returns kube-proxy's rules as iptables-save prints them, sorted. It shows that a heal was
-// not fast because it left rules out.
+// save returns kube-proxy's rules in iptables-save's words, sorted. It shows that a heal was
+// not fast because it omitted rules.
 func (r *repetition) save(ctx context.Context) ([]string, error) {
 	out, err := exec.CommandContext(ctx, r.program("-save")).Output()
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 type title struct {
 	what  string
 	text  string
-	short string // its text in the tables of docs/measured.md, where that is about native tables too
-	tool  bool   // it belongs to no backend, as those of generation
+	short string // its text in the tables of docs/measured.md that also cover native tables
+	tool  bool   // it belongs to no backend, like those of generation
 	costs bool   // docs/measured.md has its processor time and memory
 }
 
@@ -50,7 +50,7 @@ func titles() []title {
 // inBrief is the title's text in the tables of docs/measured.md.
 func (t title) inBrief() string { return cmp.Or(t.short, t.text) }
 
-// A report is everything that was measured, in the form of its JSON.
+// A report has all measurements, in the form of its JSON.
 type report struct {
 	Machine     string   `json:"machine"`
 	Repetitions int      `json:"repetitions"`
@@ -62,14 +62,14 @@ type report struct {
 	uses     map[key][]measure.Use
 }
 
-// A key names a series of measurements. backend is empty for those that belong to no backend.
+// A key names a series of measurements. backend is empty if they belong to no backend.
 type key struct {
 	backend  string
 	services int
 	what     string
 }
 
-// A series is all measurements of one thing.
+// A series has all measurements of one title.
 type series struct {
 	Backend       string          `json:"backend,omitempty"`
 	Services      int             `json:"services"`
@@ -136,8 +136,8 @@ func (r *report) exponent(backend, what string) float64 {
 	return measure.Exponent(r.seconds(backend, 1000, what), r.seconds(backend, 5000, what), 5)
 }
 
-// write writes the report for people: tables in Markdown, and which targets hold. The first three
-// are those of docs/measured.md.
+// write writes the report for people: tables in Markdown, and the targets. The first three
+// tables are those of docs/measured.md.
 func (r *report) write(w io.Writer) error {
 	if err := r.brief(w); err != nil {
 		return err
@@ -181,8 +181,9 @@ func (r *report) write(w io.Writer) error {
 	return nil
 }
 
-// brief writes the tables of docs/measured.md: medians of times with a column for each backend and
-// size, the same of what belongs to no backend, and what some of it costs at the largest size.
+// brief writes the tables of docs/measured.md. One has medians of times with a column for each
+// backend and size. The second has the same for titles without a backend, and the third has
+// some costs at the largest size.
 func (r *report) brief(w io.Writer) error {
 	largest := r.sizes[len(r.sizes)-1]
 	head, toolHead, costHead := []string{"ms, of services"}, []string{"ms, of services"}, []string{fmt.Sprintf("at %d services", largest)}

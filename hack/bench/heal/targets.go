@@ -7,7 +7,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// A target is what ought to hold between measurements of the same run.
+// A target is a required relation between measurements of the same run.
 type target struct {
 	What   string  `json:"what"`
 	Got    float64 `json:"got"`

@@ -1,6 +1,6 @@
 // Package browser controls a headless Chromium through its debugging pipe, to test pages and to
-// make pictures of them. It needs no library: the pipe carries JSON messages that end in a zero
-// byte.
+// make pictures of them. It needs no library, because the pipe carries JSON messages that end
+// in a zero byte.
 package browser
 
 import (
@@ -71,7 +71,7 @@ func Start(ctx context.Context) (_ *Browser, err error) {
 		return nil, errors.Join(err, theirIn.Close(), in.Close(), os.RemoveAll(profile))
 	}
 	b.in = in
-	// No sandbox: Chromium refuses it to root, and loads our own page only.
+	// Chromium has no sandbox, because it refuses one to root, and it loads our own page only.
 	b.cmd = exec.CommandContext(ctx, program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
 		"--hide-scrollbars", "--no-first-run", "--disable-background-networking", "--disable-component-update",
 		"--disable-extensions", "--force-color-profile=srgb",
@@ -129,7 +129,7 @@ func (b *Browser) read(out io.ReadCloser) {
 		b.mu.Lock()
 		if m.ID != 0 {
 			if c := b.waiting[m.ID]; c != nil {
-				c <- m.answer // it has room for one
+				c <- m.answer // c has room for one answer
 				delete(b.waiting, m.ID)
 			}
 		} else if tab := b.tabs[m.SessionID]; tab != nil {
@@ -187,7 +187,7 @@ func (b *Browser) call(session, method string, in, out any) error {
 	}
 }
 
-// tail keeps the end of what is written to it.
+// tail keeps the end of the written text.
 type tail struct {
 	mu   sync.Mutex
 	text []byte

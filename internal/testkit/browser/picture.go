@@ -10,8 +10,8 @@ import (
 	"slices"
 )
 
-// shrunk returns a PNG picture with its 256 most frequent colours only: a third of the size,
-// without a visible difference.
+// shrunk returns a PNG picture with only its 256 most frequent colours. It has a third of the
+// size, without a visible difference.
 func shrunk(picture []byte) ([]byte, error) {
 	full, err := png.Decode(bytes.NewReader(picture))
 	if err != nil {

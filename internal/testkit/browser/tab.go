@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// A Look is how a page is displayed.
+// A Look is a way to display a page.
 type Look struct {
 	Width, Height int
-	Phone         bool // with touch, and with the viewport that the page asks for
+	Phone         bool // with touch, and with the viewport that the page sets
 	Dark          bool
 	NoScript      bool
 	Reduced       bool // the user prefers reduced motion

@@ -1,5 +1,5 @@
-// Package callers finds the tests of a folder that reach a call, such as testkit.Size, or another
-// piece of code.
+// Package callers finds the tests of a folder that reach a call, such as testkit.Size, or
+// another piece of code.
 package callers
 
 import (
@@ -13,8 +13,8 @@ import (
 )
 
 // A Folder has the functions and package variables that the test files of a folder declare, by
-// name. Methods of the same name are one entry: a search through them may find too much, and
-// never too little.
+// name. Methods of the same name are one entry, so that a search through them may find too
+// much, but never too little.
 type Folder struct {
 	Files    []*ast.File
 	declared map[string][]ast.Node
@@ -74,8 +74,9 @@ func (f Folder) Tests() []string {
 
 func isTest(name string) bool { return strings.HasPrefix(name, "Test") && name != "TestMain" }
 
-// Reaching returns the tests with code for which mark returns a text that is not empty, in
-// themselves or in other declarations of the folder, and this text.
+// Reaching returns the tests that reach code for which mark returns a text, with that text. The
+// code may be in the test itself or in other declarations of the folder. An empty text is no
+// mark.
 func (f Folder) Reaching(mark func(ast.Node) string) map[string]string {
 	marks := map[string]string{}
 	f.each(func(name string, n ast.Node) {
@@ -106,7 +107,7 @@ func (f Folder) each(visit func(name string, n ast.Node)) {
 	}
 }
 
-// Starts is a mark of code that starts a goroutine: the statement go, the method Go of a group, and
+// Starts marks code that starts a goroutine: the statement go, the method Go of a group, and
 // the functions AfterFunc of time and context.
 func Starts(n ast.Node) string {
 	switch n := n.(type) {

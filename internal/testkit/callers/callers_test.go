@@ -44,7 +44,8 @@ func TestOfAnotherFile() { testkit.Size(1, 2) }`,
 		}
 		return ""
 	})
-	// TestNot uses a variable of the same declaration as a sized one: there, too much is found.
+	// TestNot uses a variable of the same declaration as a sized one, so too much is found
+	// there.
 	want := map[string]string{"TestItself": "sized", "TestByAHelper": "sized", "TestByAVariable": "sized", "TestByAMethod": "sized", "TestNot": "sized"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("tests that reach a size (-want +got):\n%s", diff)

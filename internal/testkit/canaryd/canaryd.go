@@ -39,7 +39,7 @@ type Process struct {
 	err   error // once ended is closed
 }
 
-// Start starts a command that runs canaryd. Its output is appended to the file log.
+// Start starts a command that runs canaryd. It appends the output to the file log.
 func Start(cmd *exec.Cmd, log string) (*Process, error) {
 	file, err := os.OpenFile(log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
@@ -55,7 +55,7 @@ func Start(cmd *exec.Cmd, log string) (*Process, error) {
 	return p, nil
 }
 
-// PID returns the process ID of canaryd, or of the command that canaryd was started under.
+// PID returns the process ID of canaryd, or of the command that started canaryd.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Args returns the command line.
@@ -90,8 +90,8 @@ func (p *Process) Used() time.Duration {
 	return p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()
 }
 
-// Stop ends canaryd as a service manager does, and returns how it ended. If that takes longer
-// than within, it kills canaryd and returns an error.
+// Stop ends canaryd like a service manager, and returns the error of its end. If that takes
+// longer than within, Stop kills canaryd and returns an error.
 func (p *Process) Stop(within time.Duration) error {
 	if err := p.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("stopping canaryd: %w", err)
@@ -104,7 +104,7 @@ func (p *Process) Stop(within time.Duration) error {
 	}
 }
 
-// Kill ends canaryd as the out-of-memory killer does, and waits for its end.
+// Kill ends canaryd like the out-of-memory killer, and waits for its end.
 func (p *Process) Kill() error {
 	if err := p.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("killing canaryd: %w", err)
@@ -128,8 +128,8 @@ func (p *Process) Tail() string {
 	return strings.Join(lines[max(0, len(lines)-30):], "\n")
 }
 
-// Get requests a path from the canaryd in this namespace over HTTP. A status other than 200 is an
-// error. It waits until canaryd answers or ends, or the context does.
+// Get requests a path from the canaryd in this namespace over HTTP. A status other than 200 is
+// an error. Get waits until canaryd answers or ends, or the context does.
 func Get(ctx context.Context, path string) ([]byte, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+Address+path, nil)
 	if err != nil {

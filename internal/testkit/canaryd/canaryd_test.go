@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit"
 )
 
-// TestProcess: what a process says by its end and its log, of programs that end as canaryd may.
+// TestProcess: programs end in canaryd's ways; a Process must report their ends and logs.
 func TestProcess(t *testing.T) {
 	const ready = "echo ready\n"
 	stop := func(p *Process) error { return p.Stop(testkit.Left(t)) }

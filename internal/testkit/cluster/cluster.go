@@ -1,6 +1,6 @@
 // Package cluster makes a cluster to send packets through. The namespace of the process is the
 // node. Three more hold the pods that answer, the pods that only send requests, and a client
-// outside. Each answer names the pod that gave it.
+// outside. Each answer names the pod that sent it.
 //
 // [New] makes the namespaces, and [Cluster.Rules] returns the rules of its services. [Cluster.In]
 // runs a function in one of the namespaces. [Service], [NodePort] and [HostPort] return the
@@ -23,19 +23,19 @@ import (
 // The namespaces besides the node's.
 const (
 	Client  = "client"
-	Callers = "callers" // pods that ask and serve nothing
-	Pods    = "pods"    // a pod here that asks gets an answer only if it is masqueraded
+	Callers = "callers" // pods that send requests and serve nothing
+	Pods    = "pods"    // a pod here gets an answer only if its request is masqueraded
 )
 
-// maxServices is how many services a cluster can have: each has one pod in each of two networks
-// of 16,384 addresses.
+// maxServices is the largest number of services of a cluster. Each service has one pod in each
+// of two networks of 16,384 addresses.
 const maxServices = 10000
 
-// What each cluster has in addition.
+// Each cluster also has these.
 const (
 	HostPorts = 2 // pods with a port of the node
 	NodePorts = 2 // services with a node port
-	Hairpins  = 2 // services whose only pod may ask them
+	Hairpins  = 2 // services whose only pod may send requests to them
 	// datagramServices bounds the services that also serve UDP.
 	datagramServices = 4
 )
@@ -134,7 +134,7 @@ func New(ctx context.Context, services int) (*Cluster, error) {
 }
 
 // wire makes links, addresses and routes. Packets that no rule translates leave by the uplink,
-// where they are lost without an answer. All pods that answer are behind one address, because a
+// where they are lost without an answer. All pods that answer have one next hop, because a
 // kernel does not keep 10,000 neighbours.
 func (c *Cluster) wire(ctx context.Context) error {
 	var here strings.Builder
@@ -174,8 +174,8 @@ func (c *Cluster) tune() error {
 		set(Client, ports), set(Callers, ports), set(Pods, ports))
 }
 
-// In runs do on a thread in the namespace of a place; "" is the node. Sockets and processes that
-// do makes stay there.
+// In runs do on a thread in the namespace of a place; "" is the node. Sockets and processes
+// that do creates stay there.
 func (c *Cluster) In(place string, do func() error) error {
 	runtime.LockOSThread()
 	if err := unix.Setns(c.spaces[place], unix.CLONE_NEWNET); err != nil {

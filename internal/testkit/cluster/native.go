@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// A port is a service as kube-proxy's nftables mode has it: one port of one protocol.
+// A port is a service in the form of kube-proxy's nftables mode: one port of one protocol.
 type port struct {
 	name     string
 	at       netip.AddrPort
 	protocol string
-	nodePort uint16 // 0: it has none
+	nodePort uint16 // 0: none
 	pods     []netip.Addr
 }
 
@@ -24,7 +24,7 @@ func (c *Cluster) service(i int, protocol string) port {
 	return port{fmt.Sprintf("service-%d-%s", i, protocol), at, protocol, 0, c.endpoints[i]}
 }
 
-// ports returns all ports, those of kube.Objects.
+// ports returns all ports, the same as kube.Objects.
 func (c *Cluster) ports() (all []port) {
 	for i := range c.endpoints {
 		all = append(all, c.service(i, "tcp"))
@@ -64,9 +64,9 @@ func (p port) rule() string {
 	return fmt.Sprintf("meta l4proto %s dnat ip to numgen random mod %d map { %s }", p.protocol, len(pods), strings.Join(pods, ", "))
 }
 
-// Native returns kube-proxy's native table for the same services as Rules has, in nft's language
-// and in the form in which kube-proxy 1.36 writes it: a chain and a map for each port, verdict maps
-// of addresses, and base chains of its own.
+// Native returns kube-proxy's native table for the services of Rules, in nft's language. It has
+// the form of kube-proxy 1.36: a chain and a map for each port, verdict maps of addresses, and
+// base chains of its own.
 func (c *Cluster) Native() string {
 	var ips, addresses, nodePorts, hairpins, chains []string
 	for _, p := range c.ports() {
@@ -89,7 +89,7 @@ func (c *Cluster) Native() string {
 		"NODE", node.String(), "CHAINS", strings.Join(chains, "")).Replace(nativeTable)
 }
 
-// unique joins what is in the list once.
+// unique joins the items of the list, each once.
 func unique(list []string) string {
 	seen, out := map[string]bool{}, []string{}
 	for _, one := range list {
@@ -130,7 +130,8 @@ const nativeTable = `table ip kube-proxy {
 CHAINS}
 `
 
-// NativeSync returns what kube-proxy's nftables mode writes when these services have other pods.
+// NativeSync returns the text that kube-proxy's nftables mode writes when these services have
+// other pods.
 func (c *Cluster) NativeSync(changed ...int) string {
 	var b strings.Builder
 	for _, i := range changed {
@@ -145,5 +146,6 @@ func (c *Cluster) NativeSync(changed ...int) string {
 	return b.String()
 }
 
-// HostPortRules returns what the plugin portmap writes into the empty tables of a node.
+// HostPortRules returns the rules that the plugin portmap writes into the empty tables of a
+// node.
 func (c *Cluster) HostPortRules() string { return hostPorts() }

@@ -19,17 +19,19 @@ func (c *Cluster) Services() int { return c.services }
 // DatagramServices returns how many services also serve UDP. The last service never does.
 func (c *Cluster) DatagramServices() int { return min(c.services-1, datagramServices) }
 
-// Swap exchanges one pod between two services, as if both pods had ended and new ones had got
+// Swap exchanges one pod between two services, as if both pods had ended and new pods had got
 // their addresses.
 func (c *Cluster) Swap(i, j int) {
 	c.endpoints[i], c.endpoints[j] = slices.Clone(c.endpoints[i]), slices.Clone(c.endpoints[j])
 	c.endpoints[i][0], c.endpoints[j][0] = c.endpoints[j][0], c.endpoints[i][0]
 }
 
-// Shrink reduces a service to its first pod. If that pod asks for the service, it reaches itself.
+// Shrink reduces a service to its first pod. If that pod sends a request to the service, it
+// reaches itself.
 func (c *Cluster) Shrink(i int) { c.endpoints[i] = c.endpoints[i][:1] }
 
-// Rules returns what kube-proxy and the plugin portmap write into the empty tables of a node.
+// Rules returns the rules that kube-proxy and the plugin portmap write into the empty tables of
+// a node.
 func (c *Cluster) Rules() (string, error) {
 	g, err := c.generate()
 	if err != nil {
@@ -38,8 +40,8 @@ func (c *Cluster) Rules() (string, error) {
 	return rules.Render(g, rules.IPv4) + hostPorts(), nil
 }
 
-// Sync returns what kube-proxy restores without a flush: all of its chains, without its jumps,
-// which stand already. gone are the chains that no service has any more.
+// Sync returns the rules that kube-proxy restores without a flush: all of its chains, without
+// its jumps, which exist already. gone are the chains that no service has any more.
 func (c *Cluster) Sync(gone []string) (string, error) {
 	g, err := c.generate()
 	if err != nil {
@@ -142,7 +144,7 @@ func (c *Cluster) objects() kube.Objects {
 	return objects
 }
 
-// hostPorts returns what portmap 1.6 writes for the pods with a host port, for TCP and UDP.
+// hostPorts returns the rules of portmap 1.6 for the pods with a host port, for TCP and UDP.
 func hostPorts() string {
 	var chains, dnat, each strings.Builder
 	for i := range HostPorts {

@@ -16,8 +16,8 @@ import (
 // idle is how long a pod keeps a silent connection.
 const idle = 10 * time.Minute
 
-// Serve lets each pod answer with its own address until ctx ends. Over TCP it sends that and a
-// newline, at once and after each byte that it receives; over UDP it answers each datagram. One
+// Serve lets each pod answer with its own address until ctx ends. Over TCP it sends the address
+// and a newline, at once and after each received byte; over UDP it answers each datagram. One
 // socket for each protocol has the addresses of all pods. wait waits until they are closed.
 func (c *Cluster) Serve(ctx context.Context) (wait func(), err error) {
 	var listener net.Listener
@@ -61,7 +61,7 @@ func (c *Cluster) Serve(ctx context.Context) (wait func(), err error) {
 	return all.Wait, nil
 }
 
-// reportDestination makes the kernel report to which address a datagram was sent.
+// reportDestination makes the kernel report the address to which a datagram was sent.
 func reportDestination(socket *net.UDPConn) error {
 	raw, err := socket.SyscallConn()
 	if err != nil {
@@ -72,7 +72,7 @@ func reportDestination(socket *net.UDPConn) error {
 	return errors.Join(err, failed)
 }
 
-// answerDatagrams answers each datagram from the address that it was sent to, until the socket is
+// answerDatagrams answers each datagram from its destination address, until the socket is
 // closed.
 func answerDatagrams(socket *net.UDPConn) {
 	question, control := make([]byte, 64), make([]byte, 64)
@@ -86,7 +86,7 @@ func answerDatagrams(socket *net.UDPConn) {
 		}
 		if me, err := destination(control[:length]); err == nil {
 			// The same control message sets the answer's source. If the answer is lost, the
-			// client asks again.
+			// client repeats its request.
 			_, _, _ = socket.WriteMsgUDPAddrPort([]byte(me.String()), control[:length], from)
 		}
 	}

@@ -1,7 +1,7 @@
-// Package netns runs this program again in a network namespace and a mount namespace of its own,
-// so that tests and the demo can flush all tables without touching the machine's.
+// Package netns runs this program again in a network namespace and a mount namespace of its
+// own. There, tests and the demo can flush all tables without affecting the machine's.
 //
-// The whole process is cloned into the namespaces, so that each of its threads is inside, and no
+// The whole process is cloned into the namespaces. So each of its threads is inside, and no
 // goroutine must stay on one thread.
 package netns
 
@@ -20,18 +20,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrImpossible says that this process may not have namespaces of its own.
+// ErrImpossible means that this process may not create namespaces.
 var ErrImpossible = errors.New("network namespaces need root or user namespaces")
 
 // sbin are the folders of iptables, which some users do not have in their PATH.
 var sbin = []string{"/usr/local/sbin", "/usr/sbin", "/sbin"}
 
 // Command returns a command that runs this program again, with args, in a network and a mount
-// namespace of its own. The child finds value in the environment variable marker: see Inside. It
-// must call Setup first. An error is ErrImpossible with the kernel's reason.
+// namespace of its own. The child finds value in the environment variable marker: see Inside.
+// It must call Setup first. An error is ErrImpossible with the kernel's reason.
 //
 // The child is killed when the thread that started it ends. So a goroutine that starts it locks
-// itself to its thread until Wait returns, as Run does.
+// itself to its thread until Wait returns, as in Run.
 func Command(ctx context.Context, marker, value string, args ...string) (*exec.Cmd, error) {
 	attr, err := attributes()
 	if err != nil {
@@ -52,8 +52,8 @@ func Run(cmd *exec.Cmd) error {
 	return cmd.Run()
 }
 
-// Inside returns the value that Command gave this process, and whether it did. It removes the
-// marker from the environment of the processes that this one starts.
+// Inside returns the value from Command, and whether Command started this process. It removes
+// the marker from the environment of child processes.
 func Inside(marker string) (value string, inside bool) {
 	value, inside = os.LookupEnv(marker)
 	if inside {
@@ -64,7 +64,7 @@ func Inside(marker string) (value string, inside bool) {
 }
 
 // Setup makes the namespaces usable from inside. Mounts no longer propagate, the loopback
-// interface is up, and /run is empty: each program that writes iptables rules locks
+// interface is up, and /run is empty. Each program that writes iptables rules locks
 // /run/xtables.lock, and two namespaces must not share a lock.
 //
 // /proc/net and /proc/sys/net follow the namespace by themselves. /sys still shows the machine's
@@ -126,8 +126,8 @@ func loopbackUp() error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo)
 }
 
-// attributes tries once which way into new namespaces the kernel allows: the direct one, or
-// through a user namespace. The user ID 0 decides nothing: root of a container usually may not.
+// attributes tries once which way into new namespaces the kernel allows: the direct way, or a
+// user namespace. Having the user ID 0 is not enough: root of a container usually may not.
 var attributes = sync.OnceValues(func() (func() *syscall.SysProcAttr, error) {
 	probe := func(attr *syscall.SysProcAttr) error {
 		cmd := exec.Command("true")
@@ -148,9 +148,9 @@ func straight() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
 }
 
-// throughUser makes the user namespace first, and the others when its IDs are mapped. If the
-// network namespace's owner had no root yet, the kernel would give its /proc/net/ip_tables_names
-// to the machine's root, and no process inside could read it.
+// throughUser makes the user namespace first, and the others when its IDs are mapped. Otherwise
+// the network namespace's owner would have no root yet, and the kernel would give its
+// /proc/net/ip_tables_names to the machine's root. No process inside could read it.
 func throughUser() *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
 	attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}

@@ -17,21 +17,21 @@ import (
 
 const (
 	// program is the environment variable with the path of the canaryd to test. The process
-	// outside the namespaces builds it once, and those inside inherit it.
+	// outside the namespaces builds it once, and processes inside inherit it.
 	program = "CANARYD_TEST_PROGRAM"
 	// builds is the environment variable with a folder in which hack/test.sh built canaryd for
 	// all packages. A file's name is "canaryd" and the flags of go build: "canaryd-race".
 	builds = "CANARYD_TEST_BUILDS"
 )
 
-// settle is the environment variable with the --settle of daemons that a Node starts; empty: the
-// default. A program with the race detector runs next to other packages' tests, and the commands
-// of a flusher take longer there than the 20 ms that are the default: what they take is to be one
-// flush all the same.
+// settle is the environment variable with the --settle of daemons that a Node starts; empty
+// means the default. With the race detector, tests of several packages run concurrently, and
+// the commands of a flusher are further apart than the default of 20 ms. They must still be one
+// flush.
 const settle = "CANARYD_TEST_SETTLE"
 
-// Race are the flags of go build for a canaryd with the race detector if the tests have it, too:
-// make race runs them so.
+// Race returns the flags of go build for a canaryd with the race detector if the tests have it,
+// too, as in make race.
 func Race() []string {
 	if testkit.Raced {
 		return []string{"-race"}
@@ -39,8 +39,8 @@ func Race() []string {
 	return nil
 }
 
-// SideBySide has twice as many parallel tests run as there are processors, unless -parallel says
-// how many: a node mostly waits.
+// SideBySide runs twice as many parallel tests as there are processors, unless -parallel sets
+// the number, because a node mostly waits.
 func SideBySide() {
 	flag.Parse()
 	asked := false
@@ -50,9 +50,9 @@ func SideBySide() {
 	}
 }
 
-// Main is the body of TestMain for a package that tests the built canaryd: it builds canaryd,
-// with these flags of go build, and runs the tests. Its result is for os.Exit. With -race, a race
-// ends canaryd with 66, and its test fails.
+// Main is the body of TestMain for a package that tests the built canaryd. It builds canaryd
+// with these flags of go build, and runs the tests. Its result is for os.Exit. With -race, a
+// race ends canaryd with 66, and its test fails.
 func Main(m *testing.M, flags ...string) int {
 	if slices.Contains(flags, "-race") {
 		if err := os.Setenv(settle, "60ms"); err != nil {
@@ -96,8 +96,8 @@ func failed(err error) int {
 	return 1
 }
 
-// With returns the setting of the environment by which Main takes a built canaryd instead of
-// building one.
+// With returns the environment setting that makes Main use this canaryd instead of building
+// one.
 func With(canaryd string) string { return program + "=" + canaryd }
 
 // Canaryd returns the path of the program that Main built.

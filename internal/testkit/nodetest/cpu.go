@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// CPU returns the processor time of the daemon, and of the programs that it executed as far as
-// they have ended, in steps of 10 ms. It is the sum of fields 14 to 17 of /proc/PID/stat
-// (proc(5)), where USER_HZ is 100.
+// CPU returns the processor time of the daemon, and of its child programs that have ended, in
+// steps of 10 ms. It is the sum of fields 14 to 17 of /proc/PID/stat (proc(5)), where USER_HZ
+// is 100.
 func (p *Process) CPU() time.Duration {
 	p.n.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID()))

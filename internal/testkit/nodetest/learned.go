@@ -12,10 +12,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Learned waits until canaryd has looked at all tables again, has learned what their owners wrote
-// until then, and is healthy. A native table is intact then, and not only changed. While something
-// is pending it does not ask for another look: on legacy each look reads all tables, and a canaryd
-// that reads all the time has no share of the processor left to ask what else moved.
+// Learned waits until canaryd has looked at all tables again, has learned the owners' writes
+// until then, and is healthy. A native table is then intact, and not only changed. While
+// learning is pending, Learned requests no further look. On legacy each look reads all tables,
+// and a canaryd that reads all the time has no share of the processor left for other work.
 func (n *Node) Learned() {
 	n.Helper()
 	s := n.Looked()
@@ -33,7 +33,7 @@ func (n *Node) Learned() {
 	})
 }
 
-// learned returns why a status does not show that all is learned.
+// learned returns why learning is not complete in a status.
 func learned(s scenario.Status) error {
 	if !s.LearningPendingSince.IsZero() || !s.Healthy {
 		return fmt.Errorf("pending since %v, healthy %t", s.LearningPendingSince, s.Healthy)
@@ -46,8 +46,8 @@ func learned(s scenario.Status) error {
 	return nil
 }
 
-// Prepare prepares a scenario, and waits until the tables that it loses have other marks than any
-// file that was saved meanwhile: canaryd takes a file with its present marks for its owner's word.
+// Prepare prepares a scenario. It waits until the lost tables have other marks than any file
+// that was saved meanwhile. canaryd takes a file with its present marks for its owner's word.
 func (n *Node) Prepare(s scenario.Scenario) {
 	n.Helper()
 	if s.Prepare == nil {
@@ -68,7 +68,7 @@ func (n *Node) Prepare(s scenario.Scenario) {
 	})
 }
 
-// notedSaves is a Flusher that notes the tables of each file that it saves.
+// notedSaves is a Flusher that notes the tables of each saved file.
 type notedSaves struct {
 	scenario.Flusher
 	sets map[rules.Family]rules.Ruleset
@@ -82,9 +82,9 @@ func (s *notedSaves) Save(ctx context.Context, family rules.Family) (string, err
 	return text, err
 }
 
-// Renewed is Learned with time for canaryd to renew its marks, which it does when the owners have
-// been quiet for 200 ms. No status shows that. A test that goes on too soon meets the renewal
-// later.
+// Renewed is Learned with time for canaryd to renew its marks, which it does when the owners
+// have been quiet for 200 ms. No status shows that. A test that continues too soon meets the
+// renewal later.
 func (n *Node) Renewed() {
 	n.Helper()
 	n.Learned()
@@ -111,8 +111,8 @@ func (n *Node) NativeStored() {
 	})
 }
 
-// Stays fails the test with the error of still, which is called again and again until canaryd has
-// looked as many times more because its --poll-interval was over.
+// Stays fails the test with the error of still. It calls still repeatedly until canaryd has
+// looked that many more times because its --poll-interval was over.
 func (n *Node) Stays(polls int, what string, still func() error) {
 	n.Helper()
 	before := n.polls()
@@ -129,13 +129,14 @@ func (n *Node) Stays(polls int, what string, still func() error) {
 	}))
 }
 
-// Polled waits until the daemon has looked as many times more because its --poll-interval was over.
+// Polled waits until the daemon has looked that many more times because its --poll-interval was
+// over.
 func (n *Node) Polled(times int) {
 	n.Helper()
 	n.Stays(times, "that it polls", func() error { return nil })
 }
 
-// polls returns how often the daemon has looked because its --poll-interval was over.
+// polls returns how many times the daemon has looked because its --poll-interval was over.
 func (n *Node) polls() float64 {
 	n.Helper()
 	return n.Metrics()[`hints_total{source="poll"}`]

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// MemoryGroup makes a control group that can limit memory, and returns with it the name of the
-// limit's file. It goes with the test.
+// MemoryGroup makes a control group that can limit memory, and returns it with the name of the
+// limit's file. It is removed with the test.
 func (n *Node) MemoryGroup() (dir, file string) {
 	n.Helper()
 	mounts, err := os.ReadFile("/proc/self/mounts")
@@ -19,7 +19,7 @@ func (n *Node) MemoryGroup() (dir, file string) {
 		case f[2] == "cgroup" && strings.Contains(","+f[3]+",", ",memory,"):
 			file = "memory.limit_in_bytes"
 		case f[2] == "cgroup2":
-			// Groups below have the controller where its children are given it.
+			// Groups below have the controller only if their parent passes it on.
 			if text, err := os.ReadFile(f[1] + "/cgroup.subtree_control"); err != nil || !strings.Contains(" "+string(text), "memory") {
 				continue
 			}
@@ -36,8 +36,8 @@ func (n *Node) MemoryGroup() (dir, file string) {
 	return "", ""
 }
 
-// MemoryUsed returns how many bytes the processes of such a control group use, and the kernel for
-// them.
+// MemoryUsed returns how many bytes the processes of such a control group use, including the
+// kernel's memory for them.
 func (n *Node) MemoryUsed(dir string) int64 {
 	n.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, "memory.usage_in_bytes"))

@@ -1,5 +1,5 @@
-// Package nodetest gives each test a node of its own: a network namespace with the rules of a
-// Kubernetes node, in which the built canaryd runs.
+// Package nodetest gives each test a node of its own. A node is a network namespace with the
+// rules of a Kubernetes node, in which the built canaryd runs.
 //
 // TestMain calls [Main], which builds canaryd. A test calls [In], [On] or [OnBoth], which pass a
 // [Node] to it. The Node's methods run canaryd and other programs, and end the test on a failure.
@@ -90,8 +90,8 @@ func (n *Node) Flush() {
 	}
 }
 
-// FlushUnlocked flushes every table of both families by a program that takes another lock than all
-// others, a command for each family.
+// FlushUnlocked flushes every table of both families with a program that uses another lock than
+// all others, one command for each family.
 func (n *Node) FlushUnlocked() {
 	n.Helper()
 	programs, text := n.Programs, ""
@@ -107,7 +107,7 @@ func (n *Node) FlushUnlocked() {
 // HoldLock starts a process that holds the xtables lock for that time, or until it is killed.
 func (n *Node) HoldLock(long time.Duration) *exec.Cmd {
 	n.Helper()
-	// --no-fork: flock becomes sleep and is ended with it.
+	// With --no-fork flock becomes sleep, and is ended with it.
 	holder := exec.CommandContext(n.Context(), "flock", "--no-fork", "/run/xtables.lock", "sleep", fmt.Sprint(long.Seconds()))
 	n.Must(holder.Start())
 	n.Until("flock to hold the lock", func() error {
@@ -181,7 +181,7 @@ func (n *Node) Foreign() []string {
 	return foreign
 }
 
-// Divided returns the lists of Protected and Foreign, out of one listing.
+// Divided returns the lists of Protected and Foreign from one listing.
 func (n *Node) Divided() (protected, foreign []string) {
 	n.Helper()
 	saved := n.Save()

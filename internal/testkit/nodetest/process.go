@@ -25,7 +25,7 @@ import (
 const (
 	// HTTP is the address of the daemon.
 	HTTP = "http://" + canaryd.Address
-	// socket is where a daemon listens by default.
+	// socket is the default path of the control socket.
 	socket = "/run/canaryd/canaryd.sock"
 )
 
@@ -33,7 +33,7 @@ const (
 type Process struct {
 	*canaryd.Process
 	n     *Node
-	asked atomic.Bool // to end
+	asked atomic.Bool // whether its end is expected
 }
 
 // Launch starts the daemon.
@@ -79,7 +79,7 @@ func (n *Node) Start(flags ...string) *Process {
 	return p
 }
 
-// Stop ends the daemon as a service manager does.
+// Stop ends the daemon like a service manager.
 func (p *Process) Stop() {
 	p.n.Helper()
 	p.asked.Store(true)
@@ -88,7 +88,7 @@ func (p *Process) Stop() {
 	}
 }
 
-// Kill ends the daemon as the out-of-memory killer does.
+// Kill ends the daemon like the out-of-memory killer.
 func (p *Process) Kill() {
 	p.n.Helper()
 	p.asked.Store(true)
@@ -116,9 +116,10 @@ func (p *Process) Signal(s syscall.Signal) {
 	p.n.Must(p.Process.Signal(s))
 }
 
-// Suspend stops the daemon until it is sent SIGCONT, and returns when each of its threads has
-// stopped, T or, where the daemon is traced, t. The kernel gives SIGSTOP to one thread, and the
-// others run on until that one is on a core again or, in a commit of nf_tables, out of the kernel.
+// Suspend stops the daemon until it gets SIGCONT, and returns when each of its threads has
+// stopped. Their state is then T or, if the daemon is traced, t. The kernel gives SIGSTOP to
+// one thread. The others continue until that thread is on a core again or, in a commit of
+// nf_tables, out of the kernel.
 func (p *Process) Suspend() {
 	p.n.Helper()
 	p.Signal(syscall.SIGSTOP)
@@ -149,8 +150,8 @@ func (p *Process) WantLog(words ...string) {
 	p.n.Errorf("no line of the log has %q:\n%s", words, log)
 }
 
-// Flags returns the arguments of a command with the flags that bind it to this node. All others
-// keep their defaults.
+// Flags returns the arguments of a command with the flags that bind it to this node. All other
+// flags keep their defaults.
 func (n *Node) Flags(command string) []string {
 	if slices.Contains([]string{"status", "health", "pause", "resume", "dismiss", "drill", "baseline", "version", "detect", "completion"}, command) {
 		return []string{command}
@@ -158,13 +159,13 @@ func (n *Node) Flags(command string) []string {
 	return []string{command, "--backend=" + string(n.Programs.With), "--state-dir=/run/state"}
 }
 
-// Canaryd runs a command that ends by itself.
+// Canaryd runs a command that ends without a signal.
 func (n *Node) Canaryd(command string, flags ...string) (code int, stdout, stderr string) {
 	n.Helper()
 	return n.Exec(exec.CommandContext(n.Context(), Canaryd(), append(n.Flags(command), flags...)...))
 }
 
-// Exec runs a program that ends by itself.
+// Exec runs a program that ends without a signal.
 func (n *Node) Exec(cmd *exec.Cmd) (code int, stdout, stderr string) {
 	n.Helper()
 	var out, errs bytes.Buffer
@@ -215,13 +216,13 @@ func own(s scenario.Status) scenario.Status {
 	return s
 }
 
-// WholeStatus returns the daemon's status. It asks at the control socket, as canaryd status does.
+// WholeStatus returns the daemon's status from the control socket, like canaryd status.
 func (n *Node) WholeStatus() scenario.Status {
 	n.Helper()
 	return n.said(control.Client{Socket: socket}.Status(n.Context()))
 }
 
-// said returns an answer of the daemon about itself.
+// said converts the daemon's status, and fails the test on an error.
 func (n *Node) said(s api.Status, err error) scenario.Status {
 	n.Helper()
 	n.Must(err)
@@ -230,8 +231,8 @@ func (n *Node) said(s api.Status, err error) scenario.Status {
 	return status
 }
 
-// Published returns the status that the daemon publishes over HTTP. That costs the daemon less
-// than WholeStatus.
+// Published returns the status that the daemon publishes over HTTP. It is cheaper for the
+// daemon than WholeStatus.
 func (n *Node) Published() scenario.Status {
 	n.Helper()
 	var s scenario.Status
@@ -239,15 +240,15 @@ func (n *Node) Published() scenario.Status {
 	return s
 }
 
-// Looked is Status after another look of the daemon at all tables. On a busy machine it may not
-// have noticed the test's last commands before.
+// Looked is Status after another look of the daemon at all tables. On a busy machine the daemon
+// may not have noticed the test's last commands before.
 func (n *Node) Looked() scenario.Status {
 	n.Helper()
 	return own(n.said(control.Client{Socket: socket}.Look(n.Context())))
 }
 
-// Healed waits until there are that many flush records and the node is healthy, also after another
-// look, and returns the newest record.
+// Healed waits until there are that many flush records and the node is healthy, even after
+// another look. It returns the newest record.
 func (n *Node) Healed(records int) scenario.Record {
 	n.Helper()
 	var newest scenario.Record
@@ -264,8 +265,9 @@ func (n *Node) Healed(records int) scenario.Record {
 	return newest
 }
 
-// PartlyHealed waits until the node has as many flush records, of which the newest ended as
-// partial, and is not ready for rules that could not be put back. It returns the newest record.
+// PartlyHealed waits until the node has that many flush records and the newest one has the
+// outcome partial. The node must not be ready, because rules could not be put back. It returns
+// the newest record.
 func (n *Node) PartlyHealed(records int) scenario.Record {
 	n.Helper()
 	var newest scenario.Record
@@ -283,14 +285,14 @@ func (n *Node) PartlyHealed(records int) scenario.Record {
 	return newest
 }
 
-// Until waits until done returns nil, and returns how long that took. The wait has no limit but the
-// test's time. If the daemon ends meanwhile without being asked to, the test fails at once.
+// Until waits until done returns nil, and returns how long that took. Only the test's time
+// limits the wait. If the daemon ends unexpectedly, the test fails at once.
 func (n *Node) Until(what string, done func() error) time.Duration {
 	n.Helper()
 	return testkit.Until(n.T, what, n.whileItRuns(what, done))
 }
 
-// whileItRuns is done, and fails the test once the daemon has ended unasked.
+// whileItRuns returns done, but fails the test once the daemon has ended unexpectedly.
 func (n *Node) whileItRuns(what string, done func() error) func() error {
 	p := n.newest.Load()
 	return func() error {

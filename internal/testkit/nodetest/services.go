@@ -9,16 +9,16 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// Services returns what kube-proxy wrote to IPv4's nat and filter for 100, 1,000 or 5,000
-// services, as input of iptables-restore --noflush. It reads the data of the measurements, by a
-// path from a package in test.
+// Services returns the rules that kube-proxy wrote to IPv4's nat and filter for 100, 1,000 or
+// 5,000 services, as input of iptables-restore --noflush. It reads the data of the
+// measurements, by a path from a package in test.
 func (n *Node) Services(count int) string {
 	n.Helper()
 	return n.unpacked(fmt.Sprintf("../../hack/bench/heal/testdata/services-%d.rules.gz", count))
 }
 
-// LoadNative writes the tables that kube-proxy in nftables mode makes for so many services: 100,
-// 1,000 or 5,000. As Services it is for packages in test.
+// LoadNative writes the tables that kube-proxy in nftables mode makes for 100, 1,000 or 5,000
+// services. Like Services it is for packages in test.
 func (n *Node) LoadNative(count int) {
 	n.Helper()
 	nstest.CommandInput(n.T, n.unpacked(fmt.Sprintf("../../hack/bench/heal/testdata/services-%d.nft.gz", count)), "nft", "-f", "-")

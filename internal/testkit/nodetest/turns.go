@@ -29,8 +29,8 @@ func MainWithTurns(m *testing.M, flags ...string) int {
 	return Main(m, flags...)
 }
 
-// Turn waits until this test may keep the processors busy, which lasts until done is called or
-// the test ends. A file lock is used because nodes are tested in processes of their own.
+// Turn waits until this test may keep the processors busy. The turn lasts until done is called
+// or the test ends. It uses a file lock because nodes are tested in processes of their own.
 func (n *Node) Turn() (done func()) {
 	n.Helper()
 	file, err := os.Open(os.Getenv(turns))

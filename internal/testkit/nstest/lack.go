@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Lack is a feature that a kernel may not have. It simulates what programs see of that: a
-// system call that fails.
+// A Lack simulates a missing feature of a kernel by its effect on programs: a system call that
+// fails.
 type Lack struct {
 	call  uint32
 	args  []Arg // only calls with these arguments fail
@@ -41,11 +41,12 @@ func LackLegacy() []Lack {
 	}
 }
 
-// LackExec makes execve fail: it tests code that must execute no program.
+// LackExec makes execve fail. It tests code that must execute no program.
 func LackExec() Lack { return Lack{unix.SYS_EXECVE, nil, unix.EPERM} }
 
-// Without simulates a kernel that lacks features, for the calling goroutine and all programs that
-// it executes. It cannot be undone: the goroutine keeps its thread, and the thread ends with it.
+// Without simulates a kernel that lacks features, for the calling goroutine and all programs
+// that it executes. It is permanent: the goroutine keeps its thread, and the thread ends with
+// it.
 func Without(lacks ...Lack) error {
 	runtime.LockOSThread()
 	for _, lack := range lacks {
@@ -66,8 +67,8 @@ func (l Lack) install() error {
 	}
 	var program []bpf.Instruction
 	for i, t := range tests {
-		// Each test is two instructions. The last test is followed by the answer "fail", and
-		// that by "allow".
+		// Each test is two instructions. The answer "fail" follows the last test, and "allow"
+		// follows that.
 		toAllow := uint8(2*(len(tests)-i-1) + 1)
 		program = append(program, bpf.LoadAbsolute{Off: t.offset, Size: 4},
 			bpf.JumpIf{Cond: bpf.JumpEqual, Val: t.value, SkipFalse: toAllow})

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// An NFT is one running nft for many transactions. A transaction costs it a fiftieth of the
-// processor time that an execution of nft takes.
+// An NFT is one running nft for many transactions. A transaction takes a fiftieth of the
+// processor time of an execution of nft.
 type NFT struct {
 	t     *testing.T
 	in    io.Writer
@@ -36,15 +36,15 @@ func StartNFT(t *testing.T) *NFT {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = in.Close() // at which it ends
+		_ = in.Close() // which ends nft
 		_ = cmd.Wait()
 	})
 	return &NFT{t: t, in: in, said: bufio.NewScanner(errs)}
 }
 
-// Try runs the lines of a transaction, and returns nft's words if that fails. No line of it may
-// be in the middle of a list. The end of the transaction is known by the refusal of another one. It
-// may be called from any goroutine, one at a time.
+// Try runs the lines of a transaction, and returns nft's words if that fails. No line may end
+// in the middle of a list. The refusal of another transaction shows the end. Any goroutine may
+// call Try, one at a time.
 func (n *NFT) Try(text string) error {
 	n.tries++
 	end := fmt.Sprintf("delete table ip no%d", n.tries)
@@ -63,13 +63,13 @@ func (n *NFT) Try(text string) error {
 	switch {
 	case n.said.Text() != end:
 		return fmt.Errorf("nft -i ended: %v, %s\n%s", n.said.Err(), &said, line)
-	case errors > 1: // one is of the end
+	case errors > 1: // one error is that of end
 		return fmt.Errorf("%s\n%s", line, &said)
 	}
 	return nil
 }
 
-// Run is Try of a transaction that must not fail.
+// Run is Try for a transaction that must not fail.
 func (n *NFT) Run(text string) {
 	n.t.Helper()
 	if err := n.Try(text); err != nil {

@@ -1,5 +1,5 @@
-// Package nstest runs tests in network namespaces of their own, so that they may write and flush
-// any table.
+// Package nstest runs tests in network namespaces of their own, so that they may write and
+// flush any table.
 //
 // [Run] executes the body of a test in its namespaces. [NeedProgram], [NeedFile], [NeedRoot] and
 // [NeedSetting] skip a test that this machine cannot run. [Command] runs a program, and [Without]
@@ -30,17 +30,17 @@ import (
 // marker is the environment variable with the name of the test whose body this process runs.
 const marker = "CANARYD_NSTEST"
 
-// report is the file descriptor on which the child reports what became of the body. An exit code
-// alone cannot say "ran nothing" or "skipped".
+// report is the file descriptor on which the child reports the body's end. An exit code alone
+// cannot distinguish "ran nothing" or "skipped".
 const report = 3
 
-// What the child reports.
+// The reports of the child.
 const (
 	ended   = "ended"   // the body ran to its end, passed or failed
 	skipped = "skipped" // the body skipped the test
 )
 
-// us says whether this process is a child, and of which test.
+// us names the test whose body this process runs; inside is false in the first process.
 var us = func() (c struct {
 	test   string
 	inside bool
@@ -54,9 +54,9 @@ var us = func() (c struct {
 
 var setup = sync.OnceValue(netns.Setup)
 
-// Run runs body in a network and mount namespace of its own: it executes the test binary again
-// for this one test. The code of the test before Run is executed in both processes. Inside, /run
-// is empty and the loopback interface is up. A Run inside a Run stays in its namespace.
+// Run runs body in a network and mount namespace of its own. It executes the test binary again
+// for this one test, so the code of the test before Run is executed in both processes. Inside,
+// /run is empty and the loopback interface is up. A Run inside a Run stays in its namespace.
 //
 // If the machine allows no namespaces, the test is skipped; with CI=true in the environment, it
 // fails.
@@ -78,8 +78,8 @@ func Run(t *testing.T, body func(t *testing.T)) {
 	body(t)
 }
 
-// NeedRoot skips the test unless it runs as root of the machine. Large sets need that: in a user
-// namespace, root may not raise socket buffers.
+// NeedRoot skips the test unless it runs as root of the machine. Large sets need that, because
+// root of a user namespace may not raise socket buffers.
 func NeedRoot(t *testing.T) {
 	t.Helper()
 	if !netns.Root() {
@@ -87,8 +87,8 @@ func NeedRoot(t *testing.T) {
 	}
 }
 
-// Elsewhere are the programs, and the folders of files, that make test does not install, with the
-// level that does. A program in a folder has its path.
+// Elsewhere has the programs, and the folders of files, that make test does not install, with
+// the level that installs them. A program in a folder has its path.
 var Elsewhere = map[string]string{
 	"promtool": programs, "amtool": programs, "mandoc": programs, "fish": programs, "zsh": programs,
 	"/usr/lib/cni": programs, "/var/cache/canaryd-test/netavark": programs, "/var/cache/canaryd-test/flushers": programs, "/var/cache/canaryd-test/owners": programs,
@@ -141,7 +141,7 @@ func NeedSetting(t *testing.T, path, value string) {
 	}
 }
 
-// Need skips the test if err is not nil. err says whether the thing is there.
+// Need skips the test if err is not nil. err is why the thing is missing.
 func Need(t *testing.T, thing string, err error) {
 	t.Helper()
 	if err != nil {
@@ -167,8 +167,8 @@ func CommandInput(t *testing.T, input, name string, args ...string) string {
 	return stdout.String()
 }
 
-// skipLoudly skips the test, or fails it with CI=true: in CI a skip would hide that the test
-// never ran.
+// skipLoudly skips the test. With CI=true it fails the test, because a skip in CI would hide
+// that the test never ran.
 func skipLoudly(t *testing.T, format string, args ...any) {
 	t.Helper()
 	if os.Getenv("CI") == "true" {
@@ -210,7 +210,7 @@ func runChild(t *testing.T) {
 	err = netns.Run(cmd)
 	write.Close()
 	said := lines(read)
-	// A reader of the output would take the child's framing characters for those of this process.
+	// A reader of the output would take the child's framing characters for this process's own.
 	log := strings.TrimRight(strings.ReplaceAll(output.String(), "\x16", ""), "\n")
 	switch {
 	case err != nil:
@@ -232,8 +232,8 @@ func lines(file *os.File) []string {
 	return all
 }
 
-// passedOn are the flags of the test binary that the child gets too; -update is that of golden
-// files. Other flags name files that both processes would write, or choose tests.
+// passedOn are the flags of the test binary that the child also gets; -update is the flag of
+// golden files. Other flags name files that both processes would write, or choose tests.
 var passedOn = []string{"update", "test.short", "test.parallel", "test.cpu", "test.fullpath", "test.failfast"}
 
 func childArgs(t *testing.T) []string {
@@ -246,8 +246,8 @@ func childArgs(t *testing.T) []string {
 	return args
 }
 
-// timeout lets the child run out of time before the parent does: then the child shows where it
-// hangs.
+// timeout makes the child run out of time before the parent, because the child can then show
+// where it hangs.
 func timeout(t *testing.T) string {
 	deadline, ok := t.Deadline()
 	if !ok {

@@ -13,8 +13,8 @@ import (
 
 func TestRunIsInside(t *testing.T) {
 	outside := namespaces(t)
-	// The outside's numbers reach the child through a file: what stands
-	// before Run is executed again inside.
+	// The outside's numbers reach the child through a file, because code before Run is executed
+	// again inside.
 	handOver := filepath.Join(os.TempDir(), "canaryd-nstest-"+t.Name())
 	if !us.inside {
 		write(t, handOver, strings.Join(outside, "\n"))
@@ -85,8 +85,8 @@ func TestRunSubtests(t *testing.T) {
 	}
 }
 
-// helper names the environment variable that wakes the tests called
-// TestHelper..., which are run by TestOutcomes and do nothing otherwise.
+// helper names the environment variable that enables the tests called TestHelper..., which
+// TestOutcomes runs and which do nothing otherwise.
 const helper = "CANARYD_NSTEST_HELPER"
 
 func TestHelperSkips(t *testing.T) {
@@ -147,7 +147,7 @@ func TestHelperIsElsewhere(t *testing.T) {
 }
 
 func TestOutcomes(t *testing.T) {
-	// Without a PATH there is no program to try namespaces with.
+	// Without a PATH there is no program with which to try namespaces.
 	const nowhere = "PATH=/nonexistent"
 	for _, c := range []struct {
 		test string
@@ -174,7 +174,7 @@ func TestOutcomes(t *testing.T) {
 			t.Parallel()
 			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run=^"+c.test+"$")
 			cmd.Env = append(append(os.Environ(), helper+"=1", "GORACE=atexit_sleep_ms=0"), c.env...)
-			// Its exit code says what its output says, and a skip only there.
+			// Its exit code agrees with its output; only the output shows a skip.
 			output, _ := cmd.CombinedOutput()
 			for _, want := range c.want {
 				if !strings.Contains(string(output), want) {

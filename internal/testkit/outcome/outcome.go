@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// An Outcome is what became of a test: PASS, FAIL or SKIP, and what it printed unless it passed.
+// An Outcome is the result of a test: PASS, FAIL or SKIP, and its output unless it passed.
 type Outcome struct{ Name, Result, Output string }
 
-// verdict is the line with which a test ends, or a subtest of it. What a process in a
-// namespace printed stands further to the right.
+// verdict matches the last line of a test or subtest. Output of a process in a namespace is
+// indented further.
 var verdict = regexp.MustCompile(`(?m)^(    )?--- (PASS|FAIL|SKIP): (\S+) \(`)
 
-// Of reads the outcomes out of what a test binary printed with -test.v: those of its tests, or
-// with subtests those of their subtests.
+// Of reads the outcomes from the output of a test binary with -test.v: of its tests or, with
+// subtests, of their subtests.
 func Of(text string, subtests bool) []Outcome {
 	var all []Outcome
 	for _, m := range verdict.FindAllStringSubmatch(text, -1) {
@@ -31,10 +31,10 @@ func Of(text string, subtests bool) []Outcome {
 	return all
 }
 
-// marker is a line that says of which test what follows is.
+// marker matches a line that names the test whose output follows.
 var marker = regexp.MustCompile(`^=== (?:RUN|NAME|CONT|PAUSE) +(\S+)$`)
 
-// outputOf returns what a test and its subtests printed.
+// outputOf returns the output of a test and its subtests.
 func outputOf(text, name string) string {
 	var b strings.Builder
 	mine := false

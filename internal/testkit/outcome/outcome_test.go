@@ -6,7 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestOf: rows are the tests of the binary itself and not those of its namespaces.
+// TestOf: rows are the tests of the binary itself, and not the tests in its namespaces.
 func TestOf(t *testing.T) {
 	const text = `=== RUN   TestA
 === RUN   TestA/x/y

@@ -12,7 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A choice draws one option: spellings of one meaning, or nothing to leave the option out.
+// A choice draws one option, as several spellings of one meaning; nothing means to omit the
+// option.
 type choice func(*rand.Rand) []string
 
 // A part is a match, the target or one option of no extension.
@@ -22,7 +23,7 @@ type part struct {
 	drawn   [][]string
 }
 
-// A Rule is a random rule. Other spellings, and other rules, can be made from it.
+// A Rule is a random rule. It can make other spellings, and other rules.
 type Rule struct {
 	proto *part // always first: iptables wants it before the ports
 	base  []*part
@@ -104,8 +105,8 @@ func (w Rule) Mutate(r *rand.Rand) Rule {
 	return m
 }
 
-// same returns a choice of several spellings of one meaning. With negate it is sometimes negated;
-// odds is how often it is not left out.
+// same returns a choice of several spellings of one meaning. With negate it is sometimes
+// negated; odds is the probability that the option is present.
 func same(odds float64, negate bool, groups ...[]string) choice {
 	return func(r *rand.Rand) []string {
 		if r.Float64() > odds {
@@ -238,7 +239,7 @@ func Draw(r *rand.Rand, f rules.Family, t rules.TableName) Rule {
 		w.parts = append(w.parts, matchOf(r, f, t))
 	}
 	r.Shuffle(len(w.parts), func(i, j int) { w.parts[i], w.parts[j] = w.parts[j], w.parts[i] })
-	// After an unknown match, the owner of an option is ambiguous: name the match.
+	// After an unknown match, the owner of an option is ambiguous, so name the match.
 	if i := slices.Index(w.parts, match); i > 0 && slices.ContainsFunc(w.parts[:i], (*part).unknown) {
 		match.leads = match.leads[:1]
 	}

@@ -26,14 +26,15 @@ func Tables(ctx context.Context, f Flusher, family rules.Family) (rules.Ruleset,
 	return set, nil
 }
 
-// Want is what one family's tables ought to hold after a flush was repaired.
+// A Want is the expected content of one family's tables after the repair of a flush.
 type Want struct {
-	// Protected is the content before the flush: protected chains and jumps must be as in it.
+	// Protected is the content before the flush. Protected chains and jumps must be the same.
 	Protected rules.Ruleset
-	// Foreign is what the same flush leaves without canaryd: all other rules must be as in it.
+	// Foreign is the content that the same flush leaves without canaryd. All other rules must
+	// be the same.
 	Foreign rules.Ruleset
-	// Late says that the flush goes on after the rules are back. Rules that it then adds above
-	// or below the jumps stay there, even if they stood elsewhere before.
+	// Late means that the flush continues after the rules are back. Rules that it then adds
+	// above or below the jumps stay there, even if they were elsewhere before.
 	Late bool
 	// Protects reports whether a chain is protected.
 	Protects func(chain string) bool
@@ -42,9 +43,9 @@ type Want struct {
 	MatchesPreset func(t rules.TableName, chain string, r rules.Rule) bool
 }
 
-// Compare returns a line for each difference between got and what is wanted. It ignores counters,
+// Compare returns a line for each difference between got and want. It ignores counters,
 // canaryd's marks and other programs' canaries. In a built-in chain that lost no foreign rule,
-// jumps and foreign rules must stand in the old order; in others, each of the two kinds.
+// jumps and foreign rules must be in the old order. In others, each of the two kinds must be.
 func Compare(want Want, got rules.Ruleset) []string {
 	var c comparison
 	c.want = want
@@ -152,14 +153,14 @@ func specs(chain *rules.Chain, keep func(rules.Rule) bool) []string {
 }
 
 // isMark reports whether the rule is canaryd's own, by its comment. It does not use pkg/canary,
-// which may be wrong.
+// because that may be wrong.
 func isMark(r rules.Rule) bool {
 	comment, _ := r.Comment()
 	return r.Target == "" && strings.HasPrefix(comment, "canaryd-")
 }
 
-// Policy returns a built-in chain's policy. On nft the chain may not exist, and then all packets
-// pass.
+// Policy returns a built-in chain's policy. On nft the chain may not exist, and then all
+// packets pass.
 func Policy(chain *rules.Chain) string {
 	if chain == nil || chain.Policy == "" {
 		return "ACCEPT"

@@ -25,9 +25,9 @@ COMMIT
 
 func TestCompare(t *testing.T) {
 	for name, c := range map[string]struct {
-		control string   // what the flush leaves of the others' rules; empty: all
-		edit    []string // pairs for strings.NewReplacer, on what came back
-		late    bool     // the flush went on after the repair
+		control string   // the others' rules after the flush; empty: all
+		edit    []string // pairs for strings.NewReplacer, on the repaired rules
+		late    bool     // the flush continued after the repair
 		want    []string // parts of the lines, one each
 	}{
 		"the same": {},

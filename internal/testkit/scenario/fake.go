@@ -15,7 +15,7 @@ type FakePrograms struct {
 
 var _ Flusher = FakePrograms{}
 
-// Backend returns the backend that the Fake stands for.
+// Backend returns the backend that the Fake simulates.
 func (p FakePrograms) Backend() iptables.Backend { return p.Fake.Info().Backend }
 
 // Flush does iptables -F.

@@ -24,8 +24,8 @@ const (
 	askEvery = 20 * time.Millisecond
 )
 
-// A Record is a flush record in the output of status -o json. It is declared here, and not taken
-// from internal/api, because other programs rely on this format.
+// A Record is a flush record in the output of status -o json. It is declared here, and not
+// imported from internal/api, because other programs rely on this format.
 type Record struct {
 	ID       string            `json:"id"`
 	Earlier  bool              `json:"earlier"` // of an earlier run
@@ -58,7 +58,7 @@ type Record struct {
 // Replaying reports whether the record has no end yet, and waits for no person and no owner.
 func (r Record) Replaying() bool { return r.Outcome == "pending" || r.Outcome == "waiting: the lock" }
 
-// A Status has the fields of status -o json that are needed here.
+// A Status has the fields of status -o json that the package needs.
 type Status struct {
 	Healthy    bool `json:"healthy"`
 	Generation struct {
@@ -72,7 +72,7 @@ type Status struct {
 	Native               []NativeStatus                              `json:"native"`
 }
 
-// Count returns how many flushes there were, with those that are counted in the records of others.
+// Count returns the number of flushes, including those counted in another record.
 func (s Status) Count() int {
 	n := len(s.Flushes)
 	for _, f := range s.Flushes {
@@ -81,7 +81,7 @@ func (s Status) Count() int {
 	return n
 }
 
-// A NativeStatus is what a status says of a native table.
+// A NativeStatus is the state of a native table in a status.
 type NativeStatus struct {
 	Table      string         `json:"table"`
 	Verdict    string         `json:"verdict"`
@@ -90,13 +90,13 @@ type NativeStatus struct {
 	Standby    *StandbyStatus `json:"standby"`
 }
 
-// A StandbyStatus is what a status says of the standby of a family or native table.
+// A StandbyStatus is the state of the standby of a family or native table in a status.
 type StandbyStatus struct {
 	State  string `json:"state"`
 	Reason string `json:"reason"`
 }
 
-// A Result is what became of one scenario while canaryd runs.
+// A Result is the result of one scenario while canaryd runs.
 type Result struct {
 	Scenario string
 	Command  string
@@ -122,8 +122,8 @@ type Live struct {
 	Dir      string // for state, socket and log
 	// Flags are further flags of canaryd run.
 	Flags []string
-	// Limit is how long one wait takes at most. A program for people has one, and says which state
-	// did not come; a test gives the rest of its time.
+	// Limit is the longest time of one wait. A program for people sets one, and names the
+	// missing state. A test uses the rest of its time.
 	Limit time.Duration
 
 	process *canaryd.Process
@@ -162,7 +162,7 @@ func (l *Live) Run(ctx context.Context, s Scenario) (result Result, err error) {
 	return result, nil
 }
 
-// measureControl finds out what the flush leaves of foreign rules without canaryd. Then it loads
+// measureControl measures which foreign rules the flush leaves without canaryd. Then it loads
 // the node's rules again into empty tables.
 func (l *Live) measureControl(ctx context.Context, s Scenario) error {
 	selector, err := protect.NewSelector(Protect)
@@ -219,8 +219,8 @@ func (l *Live) start(ctx context.Context) (stop func() error, err error) {
 	return func() error { return p.Stop(stopsIn) }, nil
 }
 
-// prepare runs the scenario's Prepare, waits until canaryd has captured that, and saves what must
-// be there after the flush.
+// prepare runs the scenario's Prepare, waits until canaryd has captured its rules, and saves
+// the content that must exist after the flush.
 func (l *Live) prepare(ctx context.Context, s Scenario) error {
 	if s.Prepare != nil {
 		before, err := l.status(ctx)
@@ -273,8 +273,8 @@ func (l *Live) once(ctx context.Context, s Scenario, result *Result) error {
 		return err
 	}
 	var records []Record
-	// A flush of many commands makes several records. The last one is there if a look that began
-	// after the flusher's end finds nothing more.
+	// A flush of many commands makes several records. The last record exists once a look that
+	// began after the flusher's end finds nothing more.
 	look := false
 	err = l.poll(ctx, func(ctx context.Context) (bool, error) {
 		ask := l.status
@@ -318,7 +318,7 @@ func (l *Live) once(ctx context.Context, s Scenario, result *Result) error {
 	return nil
 }
 
-// judge compares the flush records with what the scenario loses.
+// judge compares the flush records with the scenario's losses.
 func judge(s Scenario, records []Record) []string {
 	var problems []string
 	for _, family := range rules.Families() {
@@ -342,7 +342,7 @@ func judge(s Scenario, records []Record) []string {
 	return problems
 }
 
-// agrees reports whether a record's kind is the wanted one. iptables -F comes before -X, so
+// agrees reports whether a record's kind is the wanted one. iptables -F runs before -X, so
 // canaryd may find the chains empty in between.
 func agrees(kind, want string) bool {
 	return kind == want || want == ChainDeleted && kind == Emptied
@@ -362,10 +362,10 @@ func describe(records []Record) string {
 	return fmt.Sprintf("%s: %d rules, %d chains, %d jumps", strings.Join(slices.Compact(kinds), ","), rules, chains, jumps)
 }
 
-// mark is what canaryd's canary of a table says.
+// mark matches the comment of canaryd's canary of a table.
 var mark = regexp.MustCompile(`canaryd-canary:[0-9a-f]+`)
 
-// marks returns what canaryd's canaries of IPv4 say.
+// marks returns the comments of canaryd's canaries of IPv4.
 func (l *Live) marks(ctx context.Context) (string, error) {
 	text, err := l.Programs.Save(ctx, rules.IPv4)
 	return strings.Join(mark.FindAllString(text, -1), " "), err
@@ -386,7 +386,7 @@ func (l *Live) asked(said api.Status, err error) (Status, error) {
 	return StatusOf(said)
 }
 
-// StatusOf returns a status as the readers of status -o json have it.
+// StatusOf returns a status in the form of status -o json.
 func StatusOf(said api.Status) (s Status, err error) {
 	text, err := json.Marshal(said)
 	if err == nil {
@@ -395,7 +395,7 @@ func StatusOf(said api.Status) (s Status, err error) {
 	return s, err
 }
 
-// poll waits until something is done, or the limit of one wait is over.
+// poll waits until done returns true, or the limit of one wait is over.
 func (l *Live) poll(ctx context.Context, done func(context.Context) (bool, error)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, l.Limit, fmt.Errorf("not within %s", l.Limit))
 	defer cancel()

@@ -36,12 +36,12 @@ func Cases(family rules.Family) []string {
 	return []string{"v4-small", "v4-medium", "v4-affinity"}
 }
 
-// KubeProxy returns what kube-proxy wrote in that case.
+// KubeProxy returns the rules that kube-proxy wrote in that case.
 func KubeProxy(name string) string { return read("kube-proxy", name, "expected.rules") }
 
-// Node returns the rules of a Kubernetes node with two containers that have host ports, and a
-// firewall of the node's administrator, in the order of loading. The kube-proxy rules are those
-// of the named case.
+// Node returns the rules of a Kubernetes node, in the order of loading. The node has two
+// containers with host ports, and a firewall of its administrator. Its kube-proxy rules are
+// those of the named case.
 func Node(family rules.Family, kubeProxy string) []Part {
 	return []Part{
 		node(family, "foreign-first"),
@@ -66,8 +66,8 @@ func Load(ctx context.Context, f Flusher, families ...rules.Family) error {
 	return nil
 }
 
-// LoadParts writes parts in their order, by one command: an execution costs more than the rules.
-// Each table of each part has a COMMIT of its own.
+// LoadParts writes parts in their order, with one command, because an execution costs more than
+// the rules. Each table of each part has a COMMIT of its own.
 func LoadParts(ctx context.Context, f Flusher, family rules.Family, parts []Part) error {
 	var text strings.Builder
 	var names []string
@@ -109,8 +109,8 @@ func read(elem ...string) string {
 // the order in which they would start.
 func Owners() []string { return []string{"libvirt", "docker", "podman", "tailscale"} }
 
-// TableOwners returns the owners of the table of owners whose rules are as their sources write
-// them, and need ipsets or matches that not every machine has. Owner has their rules.
+// TableOwners returns the owners of the table of owners whose rules are written as in their
+// sources. These rules need ipsets or matches that not every machine has. Owner returns them.
 func TableOwners() []string {
 	return []string{
 		"antrea", "aws-node", "calico", "cilium", "crio", "crowdsec", "fail2ban", "flannel", "incus", "ip-masq-agent", "istio", "kube-ovn", "kube-router",
@@ -118,10 +118,10 @@ func TableOwners() []string {
 	}
 }
 
-// NativeOwners returns the owners that write native tables and nothing else.
+// NativeOwners returns the owners that write only native tables.
 func NativeOwners() []string { return []string{"networkd"} }
 
-// Preset returns the word of --protect for one of the TableOwners: Swarm is Docker's.
+// Preset returns the word of --protect for one of the TableOwners. Swarm's is Docker's.
 func Preset(owner string) string {
 	if owner == "swarm" {
 		return "docker"
@@ -129,8 +129,8 @@ func Preset(owner string) string {
 	return owner
 }
 
-// Owner returns the rules of one of the Owners or TableOwners. The text is empty if it writes none
-// in that family.
+// Owner returns the rules of one of the Owners or TableOwners. The text is empty if it writes
+// none in that family.
 func Owner(family rules.Family, name string) Part {
 	text, err := testdata.ReadFile("testdata/owners/" + name + suffix(family))
 	if err != nil {

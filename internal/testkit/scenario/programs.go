@@ -21,8 +21,8 @@ type Programs struct {
 
 var _ Flusher = Programs{}
 
-// lockWait is for how many seconds programs wait for the xtables lock. On a starved machine canaryd
-// has it for longer than the five seconds of kube-proxy.
+// lockWait is how many seconds programs wait for the xtables lock. On a starved machine canaryd
+// holds it for longer than the five seconds of kube-proxy.
 const lockWait = "60"
 
 // Backend returns the backend whose programs are executed.

@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Flusher changes a namespace's tables as firewall tools do. An empty chain means all chains.
+// A Flusher changes a namespace's tables like firewall tools. An empty chain means all chains.
 type Flusher interface {
 	Backend() iptables.Backend
 	// Flush is iptables -t TABLE -F [CHAIN].
@@ -29,7 +29,7 @@ type Flusher interface {
 	FlushRuleset(ctx context.Context) error
 }
 
-// Lost is the verdict that a flush ought to get, by table. Other tables lose nothing.
+// Lost has the verdict that a flush ought to get, by table. Other tables lose nothing.
 type Lost map[rules.TableID]string
 
 // The verdicts, as status and metrics spell them.
@@ -45,7 +45,7 @@ const (
 // one namespace at a time.
 type Scenario struct {
 	Name string
-	// Command is what an administrator would type.
+	// Command is the command that an administrator would type.
 	Command  string
 	Backends []iptables.Backend
 	Lost     Lost
@@ -53,7 +53,7 @@ type Scenario struct {
 	// captured them. It may be nil.
 	Prepare func(ctx context.Context, f Flusher) error
 	Do      func(ctx context.Context, f Flusher) error
-	// Times is how often Do is called, each time after the repair; 0 means once.
+	// Times is how many times Do is called, each time after the repair; 0 means once.
 	Times int
 }
 
@@ -164,8 +164,8 @@ func nftOnly() []Scenario {
 	}
 }
 
-// restoreOld restores a file that was saved while canaryd watched: it has canaryd's own canary,
-// and lacks a service that was added later.
+// restoreOld restores a file that was saved while canaryd watched. The file has canaryd's own
+// canary, and lacks a service that was added later.
 func restoreOld() Scenario {
 	var saved string
 	return Scenario{
@@ -187,9 +187,10 @@ func restoreOld() Scenario {
 	}
 }
 
-// RestoreSaved restores a file that was saved before an owner wrote its rules, in all tables that
-// existed then. The file has a rule in each of them that its administrator has deleted since. It is
-// none of All: call Prepare before the owner writes, and before canaryd starts.
+// RestoreSaved restores a file that was saved before an owner wrote its rules, in all tables
+// that existed then. The file has a rule in each of them that its administrator has deleted
+// since. All does not include it: call Prepare before the owner writes, and before canaryd
+// starts.
 func RestoreSaved() Scenario {
 	var saved string
 	return Scenario{
@@ -210,7 +211,7 @@ func RestoreSaved() Scenario {
 	}
 }
 
-// savedOnly adds or deletes a rule of an administrator's in a built-in chain of each table.
+// savedOnly adds or deletes an administrator's rule in a built-in chain of each table.
 func savedOnly(verb string) (text string) {
 	for _, table := range protect.Always() {
 		chains := rules.BuiltinChains(table)
@@ -219,11 +220,12 @@ func savedOnly(verb string) (text string) {
 	return text
 }
 
-// SavedOnly is the comment of the rules that the file of RestoreSaved has, and the node has not.
+// SavedOnly is the comment of rules that the file of RestoreSaved has, and the node does not
+// have.
 const SavedOnly = "in the saved file only"
 
-// NewService is what kube-proxy writes for a new service with one endpoint: chains of its own,
-// and a rule in KUBE-SERVICES.
+// NewService is kube-proxy's text for a new service with one endpoint: chains of its own, and a
+// rule in KUBE-SERVICES.
 const NewService = `*nat
 :KUBE-SVC-LATECOMER2345672 - [0:0]
 :KUBE-SEP-LATECOMER2345673 - [0:0]
@@ -262,8 +264,8 @@ func flush(ctx context.Context, f Flusher, chainsToo bool, families []rules.Fami
 			if !chainsToo {
 				continue
 			}
-			// Where canaryd watches, the chains may already have rules again, and -X refuses
-			// them. The flush has succeeded all the same.
+			// While canaryd watches, the chains may already have rules again, and -X refuses
+			// them. The flush has succeeded anyway.
 			_ = f.DeleteChains(ctx, family, table)
 		}
 	}

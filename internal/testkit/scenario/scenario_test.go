@@ -39,7 +39,7 @@ func TestCasesLoad(t *testing.T) {
 	})
 }
 
-// TestOwnersLoad: what the programs wrote loads, and presets name all of it.
+// TestOwnersLoad: the programs' recorded rules load, and presets name all of them.
 func TestOwnersLoad(t *testing.T) {
 	onEach(t, func(t *testing.T, p Flusher) {
 		for _, family := range rules.Families() {
@@ -64,7 +64,7 @@ func TestOwnersLoad(t *testing.T) {
 	})
 }
 
-// TestScenariosTakeWhatTheySay runs every scenario where no canaryd is.
+// TestScenariosTakeWhatTheySay runs every scenario without a canaryd.
 func TestScenariosTakeWhatTheySay(t *testing.T) {
 	onEach(t, func(t *testing.T, p Flusher) {
 		for _, s := range All() {
@@ -130,7 +130,7 @@ func shows(t *testing.T, before, after *rules.Table) []string {
 	case len(diff) > 0:
 		return []string{JumpsMissing}
 	case before.Name == rules.Mangle && after.RuleCount() == 0:
-		return []string{"", Emptied} // it has one empty chain of the saved file: only a canary could show the flush
+		return []string{"", Emptied} // it has one empty chain of the saved file; only a canary could show the flush
 	default:
 		return []string{""}
 	}

@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// A Log keeps what is written to it. The zero Log is empty, and many goroutines may use it.
+// A Log keeps the written text. The zero Log is empty, and many goroutines may use it.
 type Log struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -19,7 +19,7 @@ func (l *Log) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-// String returns what was written so far.
+// String returns the text written so far.
 func (l *Log) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

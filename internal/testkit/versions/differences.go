@@ -1,21 +1,21 @@
 package versions
 
-// What random rules leave out where the programs do other than they are asked.
+// Random rules avoid these cases, in which the programs do not follow their input.
 var (
-	// OddMasks: a mask that is no prefix is taken for the prefix of its leading bytes.
+	// OddMasks: a mask that is no prefix is read as the prefix of its leading bytes.
 	OddMasks = Difference{UpTo: "1.8.7", Reason: "iptables-nft writes 10.0.3.0/255.0.255.0 as 10.0.0.0/8"}
-	// NamedPorts: targets of nat look a port's name up for the protocol of the rule.
+	// NamedPorts: targets of nat look up a port's name for the protocol of the rule.
 	NamedPorts = Difference{UpTo: "1.8.7", Reason: "DNAT and MASQUERADE refuse the port http for UDP, of which /etc/services has none"}
 	// RandomRedirect: iptables-save loses an option of a target without ports.
 	RandomRedirect = Difference{UpTo: "1.8.7", Reason: "REDIRECT --random is printed as REDIRECT where it has no --to-ports"}
 	// NamelessOwner: nft does not know the name of a table's flag.
 	NamelessOwner = Difference{UpTo: "1.8.7", Reason: "nft 0.9.8, which goes with it, shows the flag owner as nothing"}
-	// LaterLines: what iptables-nft-restore says of a rule that the kernel refuses.
+	// LaterLines: iptables-nft-restore misreports a rule that the kernel refuses.
 	LaterLines = Difference{UpTo: "1.8.7", Reason: "the line behind the rule's is named, and not that a chain is missing"}
 )
 
-// Failures are the tests that fail with some versions. A row goes with its reason: a test
-// that passes against it is a failure of test/versions.
+// Failures are the tests that fail with some versions. A row must be removed with its reason:
+// if its test passes, test/versions fails.
 var Failures = []Failure{
 	{
 		Suites: []string{"bullseye"}, Test: "pkg/iptables TestMirrorRandomEdits", Says: "tables-nft-save: signal: aborted",

@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// A Suite is a release of Debian's, with the versions of its programs; none are given of one that
-// moves on.
+// A Suite is a release of Debian, with the versions of its programs. They are empty for a
+// release that still changes.
 type Suite struct{ Name, IPTables, NFT string }
 
-// Suites are those on which canaryd is tried, the oldest first.
+// Suites are the releases on which canaryd is tried, the oldest first.
 var Suites = []Suite{{"bullseye", "1.8.7", "0.9.8"}, {"bookworm", "1.8.9", "1.0.6"}, {"trixie", "1.8.11", "1.1.3"}, {Name: "sid"}}
 
-// Programs returns what a machine of that suite names itself with: "iptables 1.8.7, nft 0.9.8".
+// Programs returns the name that a machine of that suite reports: "iptables 1.8.7, nft 0.9.8".
 func (s Suite) Programs() string {
 	if s.IPTables == "" {
 		return "iptables "
@@ -20,14 +20,14 @@ func (s Suite) Programs() string {
 	return fmt.Sprintf("iptables %s, nft %s", s.IPTables, s.NFT)
 }
 
-// A Kernel is Debian's for virtual machines: of a suite, for an architecture.
+// A Kernel is Debian's kernel for virtual machines: of a suite, for an architecture.
 type Kernel struct {
 	Suite, Arch string
-	Release     string // what its release begins with; empty: it moves on
+	Release     string // the beginning of its release; empty: it still changes
 }
 
-// Kernels are those on which canaryd is tried, the oldest first. 4.18 and 5.4 are in no suite that
-// Debian's mirrors still have.
+// Kernels are the kernels on which canaryd is tried, the oldest first. No suite on Debian's
+// mirrors has 4.18 or 5.4 any more.
 var Kernels = []Kernel{
 	{"bullseye", "amd64", "5.10."}, {"bookworm", "amd64", "6.1."}, {"trixie", "amd64", "6.12."}, {"sid", "amd64", ""},
 	{"trixie", "arm64", "6.12."},

@@ -1,9 +1,9 @@
-// Package versions lists the differences between the versions of iptables and nft on which canaryd
-// is tried: the differences that tests must know, and the tests that fail with some versions. All
-// of it is in differences.go. test/versions runs the tests with each version.
+// Package versions lists the differences between the tried versions of iptables and nft. These
+// are differences that tests must know, and tests that fail with some versions. All of them are
+// in differences.go. test/versions runs the tests with each version.
 //
-// A test calls [Difference.Here] to learn whether the programs of this machine differ. [FailureOf]
-// returns the reason of a test that fails in a [Suite], a release of Debian.
+// A test calls [Difference.Here] to learn whether the programs of this machine differ.
+// [FailureOf] returns the reason of a test that fails in a [Suite], a release of Debian.
 package versions
 
 import (
@@ -16,13 +16,14 @@ import (
 	"sync"
 )
 
-// A Difference is what the programs did up to one version.
+// A Difference is a behaviour of the programs up to one version.
 type Difference struct {
-	UpTo   string // the last version of iptables that did so
+	UpTo   string // the last version of iptables with it
 	Reason string
 }
 
-// Here reports whether the iptables-nft of this machine does so. Without one it is false.
+// Here reports whether the iptables-nft of this machine has it. Without iptables-nft it is
+// false.
 func (d Difference) Here() bool {
 	here := installed()
 	return here != "" && compare(here, d.UpTo) <= 0
@@ -32,14 +33,14 @@ func (d Difference) Here() bool {
 type Failure struct {
 	Suites []string
 	Test   string // package and test
-	Says   string // stands in what the test prints
+	Says   string // a part of the test's output
 	Reason string
 }
 
 // On reports whether the test fails in that suite.
 func (f Failure) On(suite string) bool { return slices.Contains(f.Suites, suite) }
 
-// FailureOf returns what is known of a test in a suite, if it fails there.
+// FailureOf returns the known failure of a test in a suite, if there is one.
 func FailureOf(suite, test string) (Failure, bool) {
 	i := slices.IndexFunc(Failures, func(f Failure) bool { return f.On(suite) && f.Test == test })
 	if i < 0 {
@@ -48,7 +49,7 @@ func FailureOf(suite, test string) (Failure, bool) {
 	return Failures[i], true
 }
 
-// installed returns the version of iptables-nft, and nothing if there is none.
+// installed returns the version of iptables-nft; empty if there is none.
 var installed = sync.OnceValue(func() string {
 	for _, name := range []string{"iptables-nft", "/usr/sbin/iptables-nft"} {
 		if out, err := exec.Command(name, "--version").Output(); err == nil {
@@ -60,7 +61,7 @@ var installed = sync.OnceValue(func() string {
 
 var number = regexp.MustCompile(`[0-9]+(\.[0-9]+)+`)
 
-// Number returns the version that a program printed, and nothing if it printed none.
+// Number returns the version in a program's output; empty if there is none.
 func Number(text string) string { return number.FindString(text) }
 
 // compare compares two versions as numbers.

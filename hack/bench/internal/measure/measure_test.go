@@ -69,7 +69,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestProgram: a program that works for 200 ms is seen to, and one that sleeps
+// TestProgram: the measurement shows a program's work for 200 ms, and that a sleeping program
 // uses no processor.
 func TestProgram(t *testing.T) {
 	busy, err := Program(t.Context(), "", "sh", "-c", "n=0; while [ $n -lt 100000 ]; do n=$((n+1)); done")
@@ -91,7 +91,7 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// TestThisProcess: work done here shows in every way of looking at it.
+// TestThisProcess: every measurement shows this process's work.
 func TestThisProcess(t *testing.T) {
 	before, _, err := Times(os.Getpid())
 	if err != nil {

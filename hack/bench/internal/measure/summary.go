@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// A Summary describes several measurements of the same thing.
+// A Summary describes several measurements of the same value.
 type Summary struct {
 	Median float64 `json:"median"`
 	Least  float64 `json:"least"`
@@ -27,8 +27,8 @@ func Summarize(values ...float64) Summary {
 	return Summary{Median: middle, Least: sorted[0], Most: sorted[len(sorted)-1], Count: len(sorted)}
 }
 
-// Exponent returns k such that the time grows with the k-th power of the size: 1 is linear. It is
-// NaN without measurements.
+// Exponent returns k such that the time grows with the k-th power of the size; 1 is linear. It
+// is NaN without measurements.
 func Exponent(fewer, more Summary, times float64) float64 {
 	if fewer.Count == 0 || more.Count == 0 || fewer.Median <= 0 || more.Median <= 0 {
 		return math.NaN()
@@ -50,8 +50,8 @@ func Duration(seconds float64) string {
 	}
 }
 
-// Spread returns a summary of seconds for people: the median, and the least and the most if there
-// are several measurements.
+// Spread returns a summary of seconds for people: the median, and for several measurements the
+// least and the most.
 func (s Summary) Spread() string {
 	switch s.Count {
 	case 0:

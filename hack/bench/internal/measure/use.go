@@ -16,12 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Use is what some work used.
+// A Use is the resources that some work used.
 type Use struct {
 	Seconds       float64 `json:"seconds"`                 // wall time
 	UserSeconds   float64 `json:"userSeconds,omitempty"`   // of all processors, children included
 	SystemSeconds float64 `json:"systemSeconds,omitempty"` // the same, in the kernel
-	// MiB is the resident memory, if it was measured; of a program, its peak. That is at least
+	// MiB is the resident memory, if it was measured; for a program, its peak. That is at least
 	// the peak of the process that started the program, because Linux keeps it across exec.
 	MiB float64 `json:"mebibytes,omitempty"`
 }
@@ -52,8 +52,8 @@ func Program(ctx context.Context, input, name string, args ...string) (Use, erro
 	return use, nil
 }
 
-// Work runs work in this process. Other goroutines, and children that end meanwhile, count too.
-// MiB is the peak of this process alone.
+// Work runs work in this process. Other goroutines, and children that end meanwhile, count,
+// too. MiB is the peak of this process alone.
 func Work(work func() error) (Use, error) {
 	if err := ForgetPeak(os.Getpid()); err != nil {
 		return Use{}, err
@@ -69,7 +69,7 @@ func Work(work func() error) (Use, error) {
 	return Use{Seconds: took.Seconds(), UserSeconds: user2 - user, SystemSeconds: system2 - system, MiB: peak}, err
 }
 
-// ForgetPeak sets the peak to what is resident now (proc_pid_clear_refs(5)).
+// ForgetPeak sets the peak to the present resident memory (proc_pid_clear_refs(5)).
 func ForgetPeak(pid int) error {
 	return os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)
 }
@@ -88,14 +88,14 @@ func ownTimes() (user, system float64) {
 // tick is the unit of times in /proc/PID/stat: USER_HZ is 100 on each architecture of Go.
 const tick = 0.01
 
-// Times returns what a running process, and its children that have ended, have used so far
-// (proc_pid_stat(5)), in steps of 10 ms.
+// Times returns the processor times that a running process, and its ended children, have used
+// so far (proc_pid_stat(5)), in steps of 10 ms.
 func Times(pid int) (user, system float64, err error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, 0, err
 	}
-	// The program's name may contain any character. Field 3 is the first behind its bracket.
+	// The program's name may contain any character. Field 3 is the first after its bracket.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 15 {
 		return 0, 0, fmt.Errorf("/proc/%d/stat holds %q", pid, stat)
