@@ -59,8 +59,8 @@ func (d *Daemon) inForceAt(uptime time.Duration) time.Time {
 	return time.Now().Add(-age)
 }
 
-// boundAbsence notes that the open loss may have begun long before it was seen, if this run had
-// not known the content of the family's tables.
+// boundAbsence notes that the open loss may have begun long before it was seen. That is so if
+// this run never knew the content of the family's tables.
 func (st *state) boundAbsence(f rules.Family) {
 	if r := &st.loss.record; st.families[f].known.at.IsZero() && r.LastInForce.IsZero() {
 		r.LastInForce = st.absence.lastRun

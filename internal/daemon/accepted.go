@@ -50,8 +50,8 @@ func (d *Daemon) sayAccepted(ctx context.Context, st *state) {
 	st.accepted.Trim()
 }
 
-// acceptNative notes a removal by the owner of a native table, if it is to be reported: the
-// table is about to be learned without it. A removal that an operator has accepted is not
+// acceptNative notes a removal by the owner of a native table, if it is to be reported, right
+// before the table is learned without it. A removal that an operator has accepted is not
 // reported.
 func (d *Daemon) acceptNative(st *state, t *nativeTable, now nativeLearned) {
 	if t.want == nil || t.old || t.accept || t.inForce == nativestore.IDOf(now.Digest) {
@@ -67,8 +67,9 @@ func (d *Daemon) acceptNative(st *state, t *nativeTable, now nativeLearned) {
 	}
 }
 
-// recordRemoval records that most of a table, or of a large native set, was removed by name,
-// unless its owner is known to have done it. Nothing is put back; the record names the process.
+// recordRemoval records that most of a table, or of a large native set, was removed by name. It
+// leaves out removals that are known to be their owner's. Nothing is put back; the record names
+// the process.
 func (d *Daemon) recordRemoval(ctx context.Context, st *state, a accepted.Removal) {
 	section := st.generation.learned.Generation[a.Family.Table(a.Table)]
 	_, stands := section.Chain(owners.ProxyCanary)

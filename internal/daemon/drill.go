@@ -21,9 +21,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A drill deletes canaryd's own canary, and everything else is as in a flush: the watchers give
-// the hint, a look notices, a heal reads, writes and proves. The loop considers the drill only
-// when it names the loss.
+// A drill deletes canaryd's own canary. Everything else is as in a flush: the watchers give the
+// hint, a look notices, a heal reads, writes and proves. The loop considers the drill only when
+// it names the loss.
 
 // Drill deletes the canary of a table in every family. It returns when the loop has put the
 // canary back and proved it, or when the drill's time is over. With r.ForReal it deletes the

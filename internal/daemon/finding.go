@@ -59,7 +59,7 @@ type known struct {
 	natIntact time.Time // when nat was last known to hold the whole generation; zero: never
 }
 
-// A source is the kind of read that showed a finding. It decides what follows from the finding.
+// A source is the kind of read that showed a finding. It decides how take handles the finding.
 type source int
 
 const (
@@ -269,9 +269,10 @@ func (fs *familyState) probeResult() metrics.ProbeResult {
 	}
 }
 
-// setKnown notes that the content of the tables was known at that time: everything was read, or
-// a probe showed a loss, or that nothing has changed since. A stamp that is not exact proves
-// nothing. A family is not known while a change is not read yet, or a table cannot be read.
+// setKnown notes that the content of the tables was known at that time. Then everything was
+// read, or a probe showed a loss, or that nothing has changed since. A stamp that is not exact
+// proves nothing. A family is not known while a change is not read yet, or a table cannot be
+// read.
 func (fs *familyState) setKnown(at time.Time) {
 	if !fs.examined.dirty.IsZero() || fs.probeResult() == metrics.ProbeUnknown {
 		return

@@ -126,7 +126,7 @@ func (d *Daemon) sweepNat(g rules.Generation, f rules.Family, intact time.Time) 
 }
 
 // runSweeps sweeps until sweeps is closed. It has a goroutine of its own, so that the answer to
-// the next flush does not wait for it, and a thread, so that its cost is known.
+// the next flush does not wait for it. It has a thread of its own, so that its cost is known.
 func (d *Daemon) runSweeps(ctx context.Context) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

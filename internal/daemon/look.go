@@ -171,8 +171,8 @@ func (d *Daemon) askStamps(ctx context.Context, st *state, woken bool, free func
 	return families
 }
 
-// askStamp reads the stamp of one family, and reports whether its marks need a probe: a process
-// has written or, if the stamp is not exact, may have.
+// askStamp reads the stamp of one family, and reports whether its marks need a probe. They do
+// if a process has written or, without an exact stamp, may have.
 func (d *Daemon) askStamp(ctx context.Context, st *state, f rules.Family, woken bool) (asked, bool) {
 	fs, l := st.families[f], &st.families[f].looked
 	a := asked{family: f, start: time.Now(), since: pace.Earliest(l.unasked, st.looking.evidence)}

@@ -183,8 +183,8 @@ func rotationAt(fs *familyState) time.Time {
 	return pace.Latest(at, fs.rotation.heldUntil())
 }
 
-// rotate renews the nonce of families whose generation changed, so that canaryd recognises a
-// file that was saved before the change when another process restores it.
+// rotate renews the nonce of families whose generation changed. So canaryd recognises a file
+// that was saved before the change when another process restores it.
 func (d *Daemon) rotate(ctx context.Context, st *state) {
 	var families []rules.Family
 	for f, fs := range st.inOrder() {

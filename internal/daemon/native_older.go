@@ -75,7 +75,7 @@ func (d *Daemon) recallNativeBehind(ctx context.Context, st *state, stored nativ
 	return list
 }
 
-// judgeUnreadNative reports the tables that nothing can put back: they were in force when the
+// judgeUnreadNative reports the tables that nothing can put back. They were in force when the
 // last run ended, were never on disk, and are not in the kernel as they were. It drops unread
 // files whose tables are in the kernel.
 func (d *Daemon) judgeUnreadNative(ctx context.Context, st *state) {

@@ -8,9 +8,9 @@ import (
 )
 
 // A nativePace keeps reads of native tables within a tenth of a core. A read after a possible
-// flush does not wait because of reads after owners' changes. With such a wait, a flush of the
-// table within half a second of a first read was noticed after 150 to 700 ms (100 services,
-// Linux 6.18).
+// flush does not wait because of reads after owners' changes. With that wait, a flush within
+// half a second of a table's first read was noticed after 150 to 700 ms (100 services, Linux
+// 6.18).
 //
 // An owner's change may look like a flush, too. So reads after possible flushes have a tenth of
 // a core of their own. The first one after a quiet time may overdraw it: the next begins at
@@ -18,7 +18,7 @@ import (
 type nativePace struct {
 	ready time.Time // not before: reads after owners' changes
 	// quiet is from when on reads after possible flushes have cost no more than a tenth of a
-	// core, and last the part of it that is due to the last read.
+	// core. last is the part of it that the last such read added.
 	quiet time.Time
 	last  time.Duration
 	again time.Time // not before: any read; the last one failed

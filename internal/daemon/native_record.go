@@ -79,8 +79,8 @@ func (d *Daemon) newNativeRecord(st *state, t *nativeTable) api.Flush {
 }
 
 // takenSince returns the first evidence of the commit that deleted the table, or else of the
-// first commit that took a part; zero if that was missed. Earlier commits of its owner do not
-// count.
+// first commit that took a part. It is zero if that was missed. Commits of the owner before it
+// do not count.
 func (d *Daemon) takenSince(t *nativeTable) (since time.Time) {
 	for _, deed := range t.deeds {
 		switch {
@@ -219,9 +219,9 @@ func lostParts(t *nativeTable) (parts []string, more int) {
 	return parts, more
 }
 
-// takersOf returns the processes that took a table's lost parts. These are the author of the
-// last commit that deleted it or, without such a commit, of those that took something and wrote
-// nothing. If commits were missed, there are none.
+// takersOf returns the processes that took a table's lost parts. That is the author of the last
+// commit that deleted it. Without such a commit, these are the authors of commits that took
+// something and wrote nothing. If commits were missed, there are none.
 func (d *Daemon) takersOf(t *nativeTable) []watch.Writer {
 	var taken []nft.Commit
 	for _, deed := range t.deeds {
@@ -242,9 +242,9 @@ func (d *Daemon) takersOf(t *nativeTable) []watch.Writer {
 	return by
 }
 
-// committer says what is known of a commit's process. It is the table's owner if it or its
-// parent has an owner's name. It is not the owner if it is a unit that loads rules from a file.
-// It is a stranger if a shell or an agent executed nft, with no owner behind it.
+// committer says how a commit's process is related to the table. It is the owner if it or its
+// parent has an owner's name. It is not the owner if its unit loads rules from a file. It is a
+// stranger if a shell or an agent executed nft, with no owner behind it.
 func (d *Daemon) committer(id tableid.TableID, c nft.Commit) native.Committer {
 	w := d.cfg.Writers.Of(c)
 	writers := owners.WritersOf(id)

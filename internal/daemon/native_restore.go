@@ -21,8 +21,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// restoreNative puts back the lost native tables because an operator wants it: also in a pause,
-// in observe mode, and tables that are not put back unasked. A dry run only names the tables.
+// restoreNative puts back the lost native tables because an operator wants it. It also does so
+// in a pause, in observe mode, and for tables that are not put back unasked. A dry run only
+// names the tables.
 func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.NativeRestored {
 	r := &st.native
 	if !d.guardsNative() {

@@ -47,9 +47,9 @@ func mayBeOwners(w watch.Writer) bool {
 	return gone && len(w.Origin.Ancestors) == 0 && (w.Command == "" || strings.HasSuffix(w.Command, " -f -"))
 }
 
-// ownerBegan reports whether a process that deleted the table may be its owner's, and a process
-// of the owner had started since the table was last written. kube-proxy does that if it is
-// started with --cleanup or in another mode. The process that wrote the table had started
+// ownerBegan reports whether a process that deleted the table may be its owner's, because one
+// of the owner's processes started after the table was last written. kube-proxy does that if it
+// is started with --cleanup or in another mode. The process that wrote the table had started
 // before. A new process that wants the table writes it again.
 func (t *nativeTable) ownerBegan(id tableid.TableID, w watch.Writer) bool {
 	n := w.Neighbour

@@ -77,8 +77,8 @@ func shortened(text string, most int) string {
 	return b.String()
 }
 
-// CheckWhy returns an error unless a reason fits into a line. The error uses what as the
-// reason's name.
+// CheckWhy returns an error unless a reason fits into a line. The first argument names the
+// reason in the error.
 func CheckWhy(what, text string) error {
 	if n := utf8.RuneCountInString(text); n > api.MostWhy {
 		return fmt.Errorf("%s has %d characters: want at most %d", what, n, api.MostWhy)
@@ -86,8 +86,8 @@ func CheckWhy(what, text string) error {
 	return nil
 }
 
-// CheckPause returns an error unless a pause may last that long. The error uses what as the
-// pause's name.
+// CheckPause returns an error unless a pause may last that long. The first argument names the
+// pause in the error.
 func CheckPause(what string, length time.Duration) error {
 	if length < leastPause || length > mostPause {
 		return fmt.Errorf("%s is %s: want at least %s and at most %s", what, length, leastPause, mostPause)

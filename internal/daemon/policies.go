@@ -18,8 +18,8 @@ import (
 // by an earlier run too. It is also known if the owner of a native table has set it, or if an
 // operator has accepted it.
 
-// policyAround is how long before or after a flush a policy must change to belong to the flush:
-// a firewall's script sets policies by commands of their own.
+// policyAround is how long before or after a flush a policy must change to belong to it. A
+// firewall's script sets policies by commands of their own.
 const policyAround = 10 * time.Second
 
 // followPolicies notes the policies that a read showed in a table.

@@ -67,9 +67,9 @@ func (p *kubeProxy) saw(stands, read bool, now time.Time) {
 // askSoon makes canaryd request a full sync of kube-proxy as soon as its canary is back.
 func (p *kubeProxy) askSoon(now time.Time) { p.askUntil, p.askAt = now.Add(askWithin), time.Time{} }
 
-// stored returns the state that a restart must not forget: how long the machine had been up
-// when the canary was first missing, zero while it is in place. It returns false if it never
-// was.
+// stored returns how long the machine had been up when the canary was first missing, zero while
+// it is in place. A restart must not forget that. stored returns false if the canary never was
+// in place.
 func (p *kubeProxy) stored(uptime time.Duration) (time.Duration, bool) {
 	if p.stood && !p.gone.IsZero() && p.uptime == 0 {
 		p.uptime = uptime - time.Since(p.gone)

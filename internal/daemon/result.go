@@ -128,9 +128,9 @@ func (st *state) mean(id rules.TableID, tr reload.TableResult, now time.Time) {
 }
 
 // examineAfter plans an examination of changes that the reads around a write were the first to
-// show, because a look that finds the digest of such a read takes it for examined. A jump that
-// was deleted by name waits for its grace. A loss that a renewal found under intact marks has
-// no replay yet.
+// show. A look that finds the digest of such a read takes it for examined. A jump that was
+// deleted by name waits for its grace. A loss that a renewal found under intact marks has no
+// replay yet.
 func (d *Daemon) examineAfter(st *state, f rules.Family, fr reload.FamilyResult, now time.Time) {
 	fs := st.families[f]
 	for t, tr := range fr.Tables {

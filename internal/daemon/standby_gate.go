@@ -41,8 +41,8 @@ func (d *Daemon) openAt(st *state) time.Time {
 	return time.Time{}
 }
 
-// mayOpen reports whether the gate is shut and is to be opened: there is a copy, which was not
-// tried for that flush, or was not open for too long.
+// mayOpen reports whether the gate is shut and is to be opened. For that there must be a copy,
+// and the gate must not have been tried for that flush, or not have been open for too long.
 func (s *standbyOf) mayOpen(st *state) bool {
 	record := s.kind.record(st)
 	return record != nil && s.has() && !s.gate.IsOpen() && s.gate.MayOpen(record.ID) && s.kind.wantsOpen(st)

@@ -162,7 +162,7 @@ func (c *nativeCopy) opened(d *Daemon, st *state, got copies.Answer, after time.
 }
 
 // firstNativeLookAt returns when native tables are looked at before iptables' tables are put
-// back: a copy that may have to be opened does not wait for these.
+// back. So a copy that may have to be opened does not wait for these.
 func (d *Daemon) firstNativeLookAt(st *state) time.Time {
 	if st.loss == nil || !st.mayOpenAny(true) {
 		return time.Time{}

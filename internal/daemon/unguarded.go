@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// unguardedGrace is how long rules must be missing from a table without protected rules before
-// canaryd reports it: their owner may be about to write them again.
+// unguardedGrace is how long a table without protected rules must lack rules before canaryd
+// reports it: their owner may be about to write them again.
 const unguardedGrace = 2 * time.Second
 
 // unguarded holds reads of a table that is guarded on demand while nothing is protected in it.

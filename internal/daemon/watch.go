@@ -73,9 +73,9 @@ func (w *watchers) give(s *api.Status, publish func()) {
 	}
 }
 
-// Watch calls see with the present status, and with each later one that differs from its
-// predecessor in a field that matters. It ends with ctx, or with the error that see returns.
-// There are at most api.MostWatchers at a time.
+// Watch calls see with the present status, and with each later one that Differs from the status
+// before. It ends with ctx, or with the error that see returns. There are at most
+// api.MostWatchers at a time.
 func (d *Daemon) Watch(ctx context.Context, see func(api.Status) error) error {
 	last, news, end, err := d.watchers.add(d.Status)
 	if err != nil {
