@@ -12,34 +12,35 @@
 // iptables' tables passes these functions:
 //
 //   - Hint: a hint of pkg/watch, or the poll interval, makes lookEverywhere due (look.go).
-//     askStamps reads the families' stamps. Where a process has written, probeUrgent and probe
-//     read the marks, and judgeMarks gives the verdict.
+//     askStamps reads the families' stamps. Where a process may have written, probeUrgent and
+//     probe read the marks, and judgeMarks judges them.
 //   - Loss: take sets the verdict of each lost table (finding.go). openLossNow opens a flush
 //     record, the loss of the state (loss.go).
 //   - Standby: openStandby opens the gate of nat's copy, if there is one (standby_gate.go). The
 //     copy translates new connections until the proof.
-//   - Wait: heal (heal.go) waits in settle until the flusher is quiet (settle.go). blame names the
-//     processes that may be the flusher (blame.go).
+//   - Wait: after many replays limited delays the heal (contention.go). heal (heal.go) waits in
+//     settle until the flusher is quiet (settle.go). blame names the processes that may be the
+//     flusher (blame.go).
 //   - Replay: heal makes a reload.Job (job) and a reload.Replayer (replayer). Replayer.Heal reads
 //     all families under guard and composes the lost rules. On nft it does so during the wait. It
 //     calls back: beforeWrite saves the new marks (save.go), and rider adds small native tables
 //     that were deleted (native_ride.go). Then it writes.
-//   - Proof: Replayer.Heal reads again and compares. sweepAfter ends the flows that began while
-//     nat was lost (flows.go).
+//   - Proof: Replayer.Heal reads again and compares. sweepAfter starts a sweep, which ends the
+//     flows that began while nat was lost (flows.go).
 //   - Record: concludeHeal takes the result. recordLosses puts the losses into the record
 //     (record.go), applyResult updates the tables' state (result.go), and shutStandby shuts the
-//     gate. recovered closes the record, and journal keeps it (history.go). After a failure
-//     healFailed plans the next try instead.
+//     gate. recovered closes the record, and journal keeps it in memory and on disk (history.go).
+//     After a failure healFailed plans the next try instead.
 //   - Afterwards: examine reads the tables (examine.go), and learn takes their owners' changes into
 //     the generation (finding.go). rotate gives the marks new nonces (marks.go). save writes
 //     generation and marks to disk (save.go).
 //
-// A loss can leave the marks in place, such as a jump that was deleted by name. Then examine
-// finds it, and takeExamined opens the record once the owner's grace is over (missing.go). In
-// observe mode heal calls observe (observe.go), and in a pause recordPaused (pause.go): both
-// record the loss and write no rules.
+// A loss can leave the marks in place. Then examine finds it, and takeExamined opens the record
+// (examine.go). A jump that was deleted by name first waits for its owner (missing.go). In observe
+// mode heal calls observe (observe.go), and in a pause recordPaused (pause.go): both record the
+// loss and write no rules.
 //
-// Native tables have functions of their own in native_*.go, in this order: lookNative,
+// Native tables have functions of their own, mostly in native_*.go, in this order: lookNative,
 // readNative, judgeNative, loseNative, healNative, settleNative, planNative, recordNative,
 // writeNative, proveNative, nativeRecovered.
 //
@@ -84,7 +85,7 @@ type Kernel interface {
 	reload.Beginner
 	BackendChecker
 	onrequest.TableRemover
-	// Own reports whether a writer is this process or a child of it.
+	// Own reports whether a writer is this process or its child.
 	Own(pid uint32) bool
 	// Takings returns the chains and rules that the last commits took from the tables, on nft.
 	Takings(context.Context) iptables.Takings
@@ -137,7 +138,7 @@ type Config struct {
 	// limited by their number only.
 	CPU func() time.Duration
 
-	// ListenRequired: the node is not healthy while the HTTP address cannot be had.
+	// ListenRequired: the node is not healthy while HTTP cannot be served.
 	ListenRequired bool
 
 	Store   *reload.Store    // nil: nothing is kept
@@ -157,7 +158,7 @@ type Config struct {
 	NativeTables func(context.Context) ([]string, error)
 	// Native says which native tables are guarded.
 	Native NativeConfig
-	// Node is how Kubernetes calls this node; empty: that is not known.
+	// Node is this node's name in Kubernetes; empty: it is not known.
 	Node string
 	// Elsewhere opens the backend that is not guarded: canaryd looks there for the rules that
 	// an earlier run guarded; nil: it never looks. close ends it.

@@ -55,8 +55,8 @@ func (ts *tableState) addPlaced(jumps []rules.Jump, now time.Time) {
 func (d *Daemon) withoutDoubles(fs *familyState, ts *tableState, known, seen rules.Section, now time.Time) rules.Section {
 	kept := ts.placed[:0]
 	for _, p := range ts.placed {
-		// A copy so much later is intended. After failed reads it may be older than this read,
-		// so since counts.
+		// A copy that appears so much later is intended. After failed reads it may be older
+		// than this read, so examined.since counts.
 		if !p.doubled && fs.examined.since.Sub(p.at) > d.cfg.JumpGrace {
 			continue
 		}

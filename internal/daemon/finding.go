@@ -251,7 +251,7 @@ func (fs *familyState) lost() bool {
 	return fs.anyTable(func(ts *tableState) bool { return ts.verdict.Loss() })
 }
 
-// anyTable reports whether is holds for any table of the family.
+// anyTable reports whether is returns true for any table of the family.
 func (fs *familyState) anyTable(is func(*tableState) bool) bool { return anyOf(fs.tables, is) }
 
 // table returns the state of a table.

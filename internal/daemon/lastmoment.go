@@ -33,7 +33,7 @@ func (d *Daemon) latest(st *state) func(rules.Family, uint64) rules.Generation {
 // learnLastMoment adds rules to the generation that owners wrote between the last read of a
 // table and a flush. The flush is a commit that took marks, jumps or all rules of a chain, and
 // that a read with that digest shows. On nft the kernel's notifications show the table right
-// before it. learnLastMoment removes nothing: a removal shows in reads, and this may be the
+// before it. learnLastMoment removes nothing: a removal shows in reads, and this may be
 // half of one. It adds nothing to a table that was lost then: the table may hold rules of a
 // saved file.
 func (d *Daemon) learnLastMoment(st *state, f rules.Family, digest uint64) {

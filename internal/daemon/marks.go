@@ -26,9 +26,9 @@ const (
 	// If owners are never quiet for so long, the marks are renewed anyway after rotateMost.
 	// Until then a file that was saved earlier passes for the present rules.
 	rotateMost = 10 * time.Second
-	// A purge reads the marks before its first deletion, and then deletes those marks by name.
-	// So marks stay for holdQuiet after a single command removed rules, and for purgeKept if
-	// such commands do not rest.
+	// A purge reads the rules before its first deletion, and canaryd recognises it by the marks
+	// that it then deletes. So marks stay for holdQuiet after a single command removed rules,
+	// and for culprit.PurgeKept at most while such commands continue.
 	holdQuiet = 10 * time.Second
 )
 
@@ -45,7 +45,8 @@ type marking struct {
 type rotation struct {
 	at time.Time // zero: the marks are as new as the generation
 	by time.Time // when they are renewed although owners are not quiet
-	// Since when single commands remove rules, and when one did so last.
+	// removedSince is when single commands began to remove rules, and removedLast when one did
+	// so last.
 	removedSince, removedLast time.Time
 	released                  bool // the generation grew, too
 }

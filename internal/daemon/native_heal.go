@@ -121,8 +121,8 @@ func (d *Daemon) replayNative(ctx context.Context, st *state, plan nativePlan) (
 }
 
 // iptablesFirst looks whether the flusher has taken iptables' rules meanwhile, and reports
-// whether that is news. These are put back before native tables, because a replay of those may
-// take seconds, or together with them.
+// whether that is news. These are put back first, or together with native tables, because a
+// replay of native tables may take seconds.
 func (d *Daemon) iptablesFirst(ctx context.Context, st *state) bool {
 	if st.loss != nil {
 		return false // it is known, and its next try may be far

@@ -392,7 +392,7 @@ func (d *Daemon) witnessesLost(ctx context.Context, r *nativeRealm) (map[tableid
 }
 
 // judgeNative returns the verdict on a table. A table that was deleted alone keeps its verdict
-// until it is in the kernel again; but while its report is put off, its process may become
+// until it is in the kernel again. But while its report is put off, its process may become
 // known.
 func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSight, stand map[tableid.Family]string) native.Finding {
 	if t.inForce != "" && seen.Tables[id] != nil && nativestore.IDOf(seen.Digest(id)) == t.inForce {

@@ -290,7 +290,7 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 	r.waiting[id] = &record
 	d.cfg.Metrics.ObserveNativeFlush(record.Time, record.Native)
 	if st.journal.FoldsInto(record) != nil {
-		return // the log has its like, and the disk gets the count
+		return // the log has a record like it, and the disk gets the count
 	}
 	d.write(ctx, record, flushes.NativeDiff([]flushes.LostTable{{Want: t.want, Now: now}}))
 	klog.FromContext(ctx).Error(errors.New(t.finding.Why), "A native table is lost and is not put back unasked; its owner has to write it again, or a decision is needed",

@@ -47,10 +47,10 @@ func mayBeOwners(w watch.Writer) bool {
 	return gone && len(w.Origin.Ancestors) == 0 && (w.Command == "" || strings.HasSuffix(w.Command, " -f -"))
 }
 
-// ownerBegan reports whether a process that deleted the table may be its owner's, because one
-// of the owner's processes started after the table was last written. kube-proxy does that if it
-// is started with --cleanup or in another mode. The process that wrote the table had started
-// before. A new process that wants the table writes it again.
+// ownerBegan reports whether a process that deleted the table may be its owner's. For that, a
+// process of the owner must have started after the table was last written, as kube-proxy does
+// with --cleanup or in another mode. The process that wrote the table had started before. A new
+// process that wants the table writes it again.
 func (t *nativeTable) ownerBegan(id tableid.TableID, w watch.Writer) bool {
 	n := w.Neighbour
 	return mayBeOwners(w) && n.PID != 0 && slices.Contains(owners.WritersOf(id), n.Comm) && !t.wrote.IsZero() && n.Since.After(t.wrote)

@@ -69,7 +69,7 @@ func (d *Daemon) tookWrite(ctx context.Context, t *pace.Trouble, err error, save
 	}
 }
 
-// mayBeOlder returns that stored tables may be older than the last tables in force, because the
+// mayBeOlder says that stored tables may be older than the last tables in force, because the
 // note cannot be read.
 func mayBeOlder(ctx context.Context, err error, tables map[tableid.TableID]string) older {
 	severity.Warnings(klog.FromContext(ctx)).Error(err, "The note about older rules on disk cannot be read; the stored rules may be older than the last rules in force", "tables", len(tables))

@@ -33,7 +33,7 @@ func (d *Daemon) followPolicies(st *state, id rules.TableID, seen map[string]str
 }
 
 // followNativePolicies notes the policies of a native table that is about to be learned. Its
-// owner's own change, and a change that an operator has accepted, is not reported.
+// owner's own changes, and changes that an operator has accepted, are not reported.
 func (d *Daemon) followNativePolicies(st *state, t *nativeTable, now nativeLearned) {
 	chains, seen := now.Table.Policies()
 	switch p := &t.policies; {

@@ -35,8 +35,8 @@ const (
 	askWithin = 15 * time.Second
 )
 
-// kubeProxy is the state of kube-proxy's canary in one family, and of a full sync. That sync is
-// still to be requested after a replay, because the canary was missing.
+// kubeProxy is the state of kube-proxy's canary in one family. It also has the full sync that
+// canaryd could not request after a replay, because the canary was missing.
 type kubeProxy struct {
 	stood bool      // it was seen at some time
 	gone  time.Time // since when it has been missing; zero: it is in place, or never was

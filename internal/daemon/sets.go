@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Sets keeps the objects other than chains that rules depend on: *iptables.Sets or
-// *iptablestest.Sets.
+// A Sets saves ipsets, and makes the objects other than chains that rules depend on:
+// *iptables.Sets or *iptablestest.Sets.
 type Sets interface {
 	reload.Supplier
 	// Save returns the named ipsets that exist, with their members. The error is about ipsets

@@ -41,8 +41,8 @@ func (d *Daemon) openAt(st *state) time.Time {
 	return time.Time{}
 }
 
-// mayOpen reports whether the gate is shut and is to be opened. For that there must be a copy,
-// and the gate must not have been tried for that flush, or not have been open for too long.
+// mayOpen reports whether the gate is shut and is to be opened. For that there must be a copy.
+// The gate must not have been tried for that flush, or not have been open for too long.
 func (s *standbyOf) mayOpen(st *state) bool {
 	record := s.kind.record(st)
 	return record != nil && s.has() && !s.gate.IsOpen() && s.gate.MayOpen(record.ID) && s.kind.wantsOpen(st)
@@ -172,7 +172,7 @@ func (d *Daemon) shutStandby(ctx context.Context, st *state) {
 	}
 }
 
-// shutGate shuts one gate. Whatever the kernel answers, no hook is open then.
+// shutGate shuts one gate. Then no hook is open, also if the kernel returns an error.
 func (d *Daemon) shutGate(ctx context.Context, st *state, s *standbyOf) {
 	got, err := d.cfg.Standby.Table.Gate(copies.Want{ID: s.id}, copies.Shut)
 	open := d.gateShut(st, s, cmp.Or(got.Shut, time.Now()))

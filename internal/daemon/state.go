@@ -61,7 +61,7 @@ type state struct {
 	// Native tables, which are a realm of their own.
 	native nativeRealm
 
-	// Exercises of operators.
+	// Drills, on request and by schedule.
 	drills drill.Drills
 
 	// The remains of the last run.
@@ -141,7 +141,7 @@ func (st *state) tables() iter.Seq2[rules.TableID, *tableState] {
 	}
 }
 
-// anyOf reports whether is holds for any value of a map.
+// anyOf reports whether is returns true for any value of a map.
 func anyOf[M ~map[K]V, K comparable, V any](m M, is func(V) bool) bool {
 	for _, v := range m {
 		if is(v) {
@@ -151,5 +151,5 @@ func anyOf[M ~map[K]V, K comparable, V any](m M, is func(V) bool) bool {
 	return false
 }
 
-// anyFamily reports whether is holds for any family.
+// anyFamily reports whether is returns true for any family.
 func (st *state) anyFamily(is func(*familyState) bool) bool { return anyOf(st.families, is) }

@@ -18,7 +18,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// The last rules that the last run knew in force are on disk. If they cannot be read, and
+// The rules that were in force when the last run ended are on disk. If they cannot be read, and
 // nothing shows that all are still in force, the node is not healthy until an operator restores
 // or dismisses.
 
