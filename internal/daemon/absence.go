@@ -14,17 +14,17 @@ import (
 // lastLookWithin bounds the look with which a run ends: a service manager waits.
 const lastLookWithin = 2 * time.Second
 
-// absence is when everything was in force, which bounds how long what is found lost was absent.
+// absence is when everything was last in force. It bounds how long lost rules were absent.
 type absence struct {
 	confirmed time.Time     // when everything was last in force, as the disk has it
 	uptime    time.Duration // of the machine, then
-	// lastRun is when the last run knew the generation to be in force, by the
-	// clock of this run; zero: there was none, or its time is not known.
+	// lastRun is when the last run knew the generation to be in force, by the clock of this
+	// run. Zero: there was none, or its time is not known.
 	lastRun time.Time
 }
 
-// finish ends a run. It looks once more, so that the next run knows for how long at most
-// what it finds lost was absent, and saves what is known.
+// finish ends a run. It looks once more and saves its knowledge, so that the next run can bound
+// how long lost rules were absent.
 func (d *Daemon) finish(ctx context.Context, st *state) {
 	if !st.removed && st.loss == nil {
 		looking, done := context.WithTimeout(ctx, lastLookWithin)
@@ -41,16 +41,16 @@ func (d *Daemon) finish(ctx context.Context, st *state) {
 	}
 }
 
-// confirm takes down until when everything was known to be in force. That is when the
-// tables were last known, not when the disk is written.
+// confirm notes until when everything was known to be in force. That is when the tables were
+// last known, not when the disk is written.
 func (d *Daemon) confirm(st *state) {
 	if at := lastKnown(st); !at.IsZero() {
 		st.absence.confirmed, st.absence.uptime = at, d.cfg.Uptime()-time.Since(at)
 	}
 }
 
-// inForceAt returns the time at which the machine was up for that long; zero if that
-// is yet to come, and so comes from another clock.
+// inForceAt returns the time at which the machine had been up for that long. It returns zero if
+// that time is in the future, because then the uptime is from another clock.
 func (d *Daemon) inForceAt(uptime time.Duration) time.Time {
 	age := d.cfg.Uptime() - uptime
 	if age < 0 {
@@ -59,8 +59,8 @@ func (d *Daemon) inForceAt(uptime time.Duration) time.Time {
 	return time.Now().Add(-age)
 }
 
-// boundAbsence takes down that the open loss may have begun long before it was seen, if
-// this run did not know before what the family's tables hold.
+// boundAbsence notes that the open loss may have begun long before it was seen. That is so if
+// this run never knew the content of the family's tables.
 func (st *state) boundAbsence(f rules.Family) {
 	if r := &st.loss.record; st.families[f].known.at.IsZero() && r.LastInForce.IsZero() {
 		r.LastInForce = st.absence.lastRun
@@ -70,13 +70,12 @@ func (st *state) boundAbsence(f rules.Family) {
 // A stall is a time in which canaryd was not executed.
 type stall struct{ begin, end time.Time }
 
-// stalledAfter returns how long nothing may have been looked at until canaryd counts as having
-// stood still: it was stopped, or starved of the processor. Messages and hints of that time have
-// no time.
+// stalledAfter returns the time without a look after which canaryd counts as stalled: it was
+// stopped, or starved of the processor. Messages and hints of a stall do not show their time.
 func (d *Daemon) stalledAfter() time.Duration { return d.cfg.PollInterval + d.cfg.PollInterval/2 }
 
-// boundStall takes down that the open loss may have come at any time since the look before, if
-// that is longer ago than a look can be while the loop turns.
+// boundStall notes that the open loss may have begun at any time since the look before, if
+// canaryd stalled since then.
 func (d *Daemon) boundStall(st *state, f rules.Family) {
 	fs, r := st.families[f], &st.loss.record
 	last := pace.Latest(pace.Latest(st.looking.before, fs.known.at), fs.written)

@@ -16,18 +16,18 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// canaryd learns what the owners of rules remove. What is so much that it may be a flush all the
-// same is said once: by the log, and by the status for acceptedFor.
+// canaryd learns the removals of rules' owners. A removal so large that it may be a flush is
+// reported once by the log, and by the status for acceptedFor (internal/accepted).
 
-// accept takes up what a table's owners took, if it is to be said. before and after are the
-// generation's.
+// accept notes a removal by a table's owners, if it is to be reported. before and after are the
+// generation's sections.
 func (st *state) accept(id rules.TableID, before, after rules.Section, now time.Time) {
 	fs := st.families[id.Family]
 	st.accepted.Learn(id, before, after, culprit.Read{Digest: fs.examined.digest, At: fs.examined.since}, st.generation.learned, now)
 }
 
-// sayAccepted finds out whose doing it was, and says it. What is taken from the same chain again
-// within acceptedFor is counted, and not logged again.
+// sayAccepted finds the process behind each removal, and reports it. Another removal from the
+// same chain within acceptedFor is counted, and not logged again.
 func (d *Daemon) sayAccepted(ctx context.Context, st *state) {
 	q := d.inquire(ctx)
 	for _, f := range st.accepted.Due(time.Now()) {
@@ -50,8 +50,9 @@ func (d *Daemon) sayAccepted(ctx context.Context, st *state) {
 	st.accepted.Trim()
 }
 
-// acceptNative takes up what the owner of a native table took, if it is to be said: the table is
-// about to be learned without it. What a person has accepted needs no word.
+// acceptNative notes a removal by the owner of a native table, if it is to be reported, right
+// before the table is learned without it. A removal that an operator has accepted is not
+// reported.
 func (d *Daemon) acceptNative(st *state, t *nativeTable, now nativeLearned) {
 	if t.want == nil || t.old || t.accept || t.inForce == nativestore.IDOf(now.Digest) {
 		return
@@ -66,9 +67,9 @@ func (d *Daemon) acceptNative(st *state, t *nativeTable, now nativeLearned) {
 	}
 }
 
-// recordRemoval records that most of a table, or of a large set of a native one, was removed by
-// name, and that its owner is not known to have done it. Nothing is put back; the record names the
-// process.
+// recordRemoval records that most of a table, or of a large native set, was removed by name. It
+// leaves out removals that are known to be their owner's. Nothing is put back; the record names
+// the process.
 func (d *Daemon) recordRemoval(ctx context.Context, st *state, a accepted.Removal) {
 	section := st.generation.learned.Generation[a.Family.Table(a.Table)]
 	_, stands := section.Chain(owners.ProxyCanary)

@@ -14,9 +14,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// canaryd learns what stands in protected chains, and puts it back after a flush, whichever
-// process wrote it. A baseline shows an operator what came since rules were last
-// confirmed. Nothing is done by it: no verdict, no replay and no refusal rests on it.
+// canaryd learns the rules of protected chains, whichever process wrote them, and puts them
+// back after a flush. A baseline shows an operator the rules that are new since the last
+// confirmation. No verdict, no replay and no refusal depends on it.
 
 // loadBaseline reads the baseline, outside of the loop.
 func (d *Daemon) loadBaseline() baseline.Known {
@@ -26,7 +26,7 @@ func (d *Daemon) loadBaseline() baseline.Known {
 	return baseline.Of(d.cfg.Store.LoadBaseline())
 }
 
-// takeBaseline takes up what the disk has.
+// takeBaseline takes the baseline from disk into the state.
 func (d *Daemon) takeBaseline(ctx context.Context, st *state, read baseline.Known) {
 	defer close(d.baselineTaken)
 	st.baseline = read
@@ -41,14 +41,14 @@ func (d *Daemon) compareAt(st *state) time.Time {
 	return st.baseline.CompareAt(st.generation.edition, d.made)
 }
 
-// compareBaseline finds in what the generation differs from the baseline.
+// compareBaseline compares the generation with the baseline.
 func (st *state) compareBaseline() {
 	if edition := st.generation.edition; st.baseline.Behind(edition) {
 		st.baseline.Compare(edition, st.want())
 	}
 }
 
-// awaitBaseline waits until what the disk has is taken up.
+// awaitBaseline waits until the loop has the baseline from disk.
 func (d *Daemon) awaitBaseline(ctx context.Context) error {
 	select {
 	case <-d.baselineTaken:
@@ -58,7 +58,8 @@ func (d *Daemon) awaitBaseline(ctx context.Context) error {
 	}
 }
 
-// Baseline shows the baseline, or confirms or forgets it. Nothing but what is shown depends on it.
+// Baseline shows the baseline, confirms a generation as one, or forgets it. Only displays
+// depend on it.
 func (d *Daemon) Baseline(ctx context.Context, r api.BaselineRequest) (api.BaselineReply, error) {
 	if err := d.awaitBaseline(ctx); err != nil {
 		return api.BaselineReply{}, err
@@ -87,8 +88,8 @@ func (d *Daemon) Baseline(ctx context.Context, r api.BaselineRequest) (api.Basel
 	}
 }
 
-// confirmBaseline writes a generation as the baseline. The loop goes on meanwhile: at 5,000
-// services it takes half a second.
+// confirmBaseline writes a generation as the baseline. The loop keeps running meanwhile: at
+// 5,000 services the write takes half a second.
 func (d *Daemon) confirmBaseline(ctx context.Context, id string) (api.BaselineReply, error) {
 	d.confirming.Lock()
 	defer d.confirming.Unlock()
@@ -120,8 +121,8 @@ func (d *Daemon) confirmBaseline(ctx context.Context, id string) (api.BaselineRe
 	return d.setBaseline(ctx, &confirmed)
 }
 
-// setBaseline has the loop compare with another baseline, unless it is nil, and says what that
-// shows.
+// setBaseline has the loop compare with another baseline, unless next is nil, and returns the
+// result.
 func (d *Daemon) setBaseline(ctx context.Context, next *baseline.Known) (api.BaselineReply, error) {
 	var reply api.BaselineReply
 	err := d.ask(ctx, func(ctx context.Context, st *state) {

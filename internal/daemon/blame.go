@@ -14,7 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// inquire asks what is known now.
+// inquire returns an Inquiry with the present knowledge of writers and commits.
 func (d *Daemon) inquire(ctx context.Context) culprit.Inquiry {
 	q := culprit.Inquiry{Canary: d.cfg.Canary, Writers: d.cfg.Writers, Own: d.cfg.Kernel.Own, Legacy: d.cfg.Kernel.Info().Backend == iptables.Legacy}
 	if !q.Legacy {
@@ -23,7 +23,7 @@ func (d *Daemon) inquire(ctx context.Context) culprit.Inquiry {
 	return q
 }
 
-// charge makes up what is asked about one table.
+// charge returns the Charge with which an Inquiry is asked about one table.
 func (d *Daemon) charge(st *state, id rules.TableID, finding canary.Finding, upto uint64) culprit.Charge {
 	fs, mark := st.families[id.Family], st.marks.current[id]
 	c := culprit.Charge{ID: id, Finding: finding, Canary: d.cfg.Canary, Nonces: []canary.Nonce{mark.Nonce},
@@ -41,9 +41,9 @@ func (d *Daemon) charge(st *state, id rules.TableID, finding canary.Finding, upt
 }
 
 // blame names the likely culprits, as far as they are known before the loss is read under
-// guard. It runs after the wait for the flusher, because a commit is visible to a probe a moment
-// before the watcher has read its message. recordLosses finds out what the record says in the
-// end.
+// guard. It runs after the wait for the flusher, because a probe sees a commit a moment before
+// the watcher has read its message. recordLosses finds the culprits that the record names in
+// the end.
 func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 	q := d.inquire(ctx)
 	q.Purge = st.purges.Current(time.Now())
@@ -59,8 +59,8 @@ func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 	flushes.SettleCulprit(&l.record)
 }
 
-// suspected returns what is known to be lost of a table: what a read found, or else what a
-// probe of its marks showed.
+// suspected returns the known loss of a table: the finding of a read, or else of a probe of its
+// marks.
 func (st *state) suspected(l *loss, id rules.TableID, v canary.Verdict) canary.Finding {
 	finding := l.memory.Finding(id)
 	if finding.Verdict.Loss() || !v.Loss() {
@@ -73,8 +73,8 @@ func (st *state) suspected(l *loss, id rules.TableID, v canary.Verdict) canary.F
 	return finding
 }
 
-// noteRemoval remembers a removal from a table that was learned. It reports whether an agent or a
-// script may have removed the rules and may come to the marks next; true if the process is not
+// noteRemoval remembers a removal that was learned. It reports whether an agent or a script may
+// have removed the rules, and may delete the marks next. It returns true if the process is not
 // known.
 func (d *Daemon) noteRemoval(st *state, id rules.TableID, was, is rules.Section, now time.Time) (mayPurge bool) {
 	r := reload.RemovalOf(id, was, is, now)
@@ -90,8 +90,8 @@ func (d *Daemon) noteRemoval(st *state, id rules.TableID, was, is rules.Section,
 	return mayPurge
 }
 
-// noticePurge finds the processes that deleted marks by name. It reports whether rules that they
-// deleted before were learned as removed, and are expected again.
+// noticePurge finds the processes that deleted marks by name. It reports whether rules that
+// they deleted before had been learned as removed, and belong to the generation again.
 func (d *Daemon) noticePurge(ctx context.Context, st *state) (recalled bool) {
 	now, q := time.Now(), d.inquire(ctx)
 	if st.loss.drill == nil && st.drills.Under == nil {
@@ -122,8 +122,9 @@ func (d *Daemon) recallLate(st *state) {
 	}
 }
 
-// purged returns a function that reports whether a purge took the rules of a chain, or its jump to
-// target, that a read lacks, or whether a flusher took the chain; nil while neither is under way.
+// purged returns a function about rules of a chain, or its jump to target, that a read lacks.
+// The function reports whether a purge took them, or a flusher took the chain. It is nil while
+// neither is under way.
 func (d *Daemon) purged(st *state) func(rules.TableID, string, string) bool {
 	now, lost := time.Now(), flushes.Verdicts(nil)
 	if st.loss != nil {

@@ -11,27 +11,28 @@ import (
 	"github.com/canaryd/canaryd/internal/pace"
 )
 
-// A step is one stretch of work. It leaves in the state what comes next.
+// A step is one stretch of work. It leaves the next due times in the state.
 type step func(context.Context, *state)
 
-// A chore is one kind of work of the loop's. The loop does the first one that is due,
-// and sleeps until the next one will be.
+// A chore is one kind of work of the loop. The loop runs the first chore that is due, and
+// sleeps until the next due time.
 type chore struct {
 	name string
-	// at returns when it is due; zero: there is nothing to do. After do it must be later
-	// than now, or zero, also if do failed: the loop would spin. It is asked only if may allows.
+	// at returns when the chore is due; zero: it has nothing to do. After do it must be later
+	// than now, or zero, even if do failed; otherwise the loop spins. It is called only if may
+	// allows.
 	at func(*state) time.Time
-	// may reports whether it may be done now; nil: always. A change of that is no reason
-	// to wake up: it comes with another chore.
+	// may reports whether the chore may run now; nil: always. The loop does not wake up for a
+	// change of that, because another step makes it.
 	may func(*state) bool
-	// limit is how long it may take. After that canaryd is called hanging, and is restarted.
+	// limit is how long it may take. After that canaryd counts as hanging, and is restarted.
 	limit time.Duration
 	do    step
 }
 
 const (
-	// readLimit is for a chore that reads. At 5,000 services a first read takes 3 s, each
-	// child is killed after 30 s, and so is a read that comes to no end; there are two families.
+	// readLimit is for a chore that reads. At 5,000 services a first read takes 3 s. A child is
+	// killed after 30 s, and so is a read without an end. There are two families.
 	readLimit = 3 * time.Minute
 	// writeLimit is for a chore that writes. At 5,000 services a replay takes 2 s, and
 	// 13 s by iptables-restore. It may wait 5 s for the xtables lock; iptables-restore is
@@ -39,16 +40,16 @@ const (
 	writeLimit = 10 * time.Minute
 	// diskLimit is for a chore that writes to disk, and may execute ipset for each set.
 	diskLimit = 5 * time.Minute
-	// briefLimit is for a chore that asks the kernel for little or nothing.
+	// briefLimit is for a chore that exchanges little or nothing with the kernel.
 	briefLimit = time.Minute
 )
 
 // settleLimit returns how long a chore may take that waits for the flusher first. It waits ten
-// times --settle at most, and probes meanwhile what the flusher restores.
+// times --settle at most, and meanwhile probes the tables that the flusher restores.
 func (d *Daemon) settleLimit() time.Duration { return writeLimit + readLimit + 10*d.cfg.Settle }
 
-// newChores returns the chores in their order. It is the path from hint to proof: look,
-// heal what is lost, examine what moved; planting, new nonces and the disk come after.
+// newChores returns the chores in their order, the path from hint to proof: look, heal lost
+// tables, examine changed tables. Planting, new nonces and the disk follow.
 func (d *Daemon) newChores() []chore {
 	return slices.Concat(d.standbyChores(), []chore{
 		{"end the pause", func(st *state) time.Time { return st.pause.until }, nil, briefLimit, func(ctx context.Context, st *state) { d.unpause(ctx, st, "The pause has run out") }},
@@ -80,7 +81,7 @@ func (d *Daemon) newChores() []chore {
 	})
 }
 
-// dueAt returns when the chore is to be done; zero: not before another one was.
+// dueAt returns when the chore is due; zero: not before another chore has run.
 func (c chore) dueAt(st *state) time.Time {
 	if st.removed || c.may != nil && !c.may(st) {
 		return time.Time{}
@@ -108,7 +109,7 @@ func (d *Daemon) wakeAt(st *state) time.Time {
 	return at
 }
 
-// perFamily returns when the first family is due.
+// perFamily returns a function that returns the first due time of all families.
 func perFamily(at func(*familyState) time.Time) func(*state) time.Time {
 	return func(st *state) time.Time {
 		var first time.Time
@@ -119,14 +120,15 @@ func perFamily(at func(*familyState) time.Time) func(*state) time.Time {
 	}
 }
 
-// nothingLost reports whether no loss is open: what would write under one waits for its
-// replay.
+// nothingLost reports whether no loss is open. A chore that would write during a loss waits for
+// its replay.
 func (st *state) nothingLost() bool { return st.loss == nil }
 
-// mayWrite reports whether rules may be written without a loss.
+// mayWrite reports whether canaryd may write rules while nothing is lost.
 func (st *state) mayWrite() bool { return st.loss == nil && st.heals() }
 
-// keepAt returns when the keeper is decided about: at once if what decides has changed.
+// keepAt returns when the keeper's step is due: at once if the basis of its decision has
+// changed.
 func (d *Daemon) keepAt(st *state) time.Time {
 	if st.keptBy != st.keeperBasis() {
 		return d.made
@@ -134,7 +136,7 @@ func (d *Daemon) keepAt(st *state) time.Time {
 	return perFamily(func(fs *familyState) time.Time { return fs.keeper.making.TryAt })(st)
 }
 
-// A running step is what the loop is at.
+// running is the step that the loop executes.
 type running struct {
 	name  string
 	since time.Time
@@ -149,8 +151,8 @@ func (r *running) overdue() error {
 	return nil
 }
 
-// work runs a step. While it runs, Alive judges it by its limit; after that the log has once that
-// it hangs.
+// work runs a step. While it runs, Alive judges it by its limit. If it exceeds the limit, the
+// log says once that it hangs.
 func (d *Daemon) work(ctx context.Context, name string, limit time.Duration, do func()) {
 	r := &running{name, time.Now(), limit}
 	d.running.Store(r)
@@ -164,8 +166,8 @@ func (d *Daemon) work(ctx context.Context, name string, limit time.Duration, do 
 	d.running.Store(nil)
 }
 
-// Alive returns nil if the loop turns, and no step of it takes longer than it may. It
-// knows nothing of losses: a restart in the middle of an outage does not help.
+// Alive returns nil if the loop turns, and no step takes longer than its limit. Losses do not
+// count: a restart in the middle of an outage does not help.
 func (d *Daemon) Alive() error {
 	if r := d.running.Load(); r != nil {
 		return r.overdue()

@@ -14,19 +14,19 @@ import (
 )
 
 const (
-	// calmFor is how long the last replay must have stood for a contention to
-	// be over. Replays are limited to one in 1.5 to 10 s.
+	// calmFor is how long the last replay must stay in place for a contention to be over.
+	// Replays are limited to one in 1.5 to 10 s.
 	calmFor = 10 * time.Second
-	// undoneKept is how many replays in a row may be undone within calmFor before that is
-	// called a contention. Replays that cost much are limited before.
+	// undoneKept is how many replays in a row may be undone within calmFor before that counts
+	// as a contention. Replays that cost much are limited before.
 	undoneKept = 10
-	// jumpsDeletedKept is how often jumps may be deleted by name, again as soon as
-	// they are repaired, before that is called a contention. Each round takes
-	// --jump-grace, so that it needs no limit.
+	// jumpsDeletedKept is how often jumps may be deleted by name, again as soon as they are
+	// repaired, before that counts as a contention. Each round takes --jump-grace, so that it
+	// needs no limit.
 	jumpsDeletedKept = 2
 )
 
-// contention is what the loop knows of a process that undoes its replays.
+// contention is the loop's knowledge of a process that undoes its replays.
 type contention struct {
 	limit        *reload.Limiter
 	since        time.Time     // zero: replays stay in place
@@ -34,18 +34,18 @@ type contention struct {
 	work         time.Duration // CPU time of the loop's steps that the limit does not know of
 	calmAt       time.Time     // when it is over if nothing happens; zero: there is none
 	healed       time.Time     // when the last replay ended
-	undone       int           // replays in a row that stood for less than calmFor
+	undone       int           // replays in a row that were undone within calmFor
 	jumpsDeleted int           // repairs in a row of jumps that were deleted by name
-	displaced    bool          // another process owns what is declared, for the rest of the run
+	displaced    bool          // another process owns the declared chains, for the rest of the run
 }
 
-// contended reports whether another process keeps undoing what is replayed.
+// contended reports whether another process keeps undoing replays.
 func (c *contention) contended() bool { return !c.since.IsZero() || c.displaced }
 
 // heals reports whether a loss is answered by a replay.
 func (st *state) heals() bool { return st.mode == api.Heal && !st.pause.on() }
 
-// cpu returns what this process and its children have used so far.
+// cpu returns the CPU time that this process and its children have used so far.
 func (d *Daemon) cpu() time.Duration {
 	if d.cfg.CPU == nil {
 		return 0
@@ -53,7 +53,7 @@ func (d *Daemon) cpu() time.Duration {
 	return d.cfg.CPU()
 }
 
-// limited puts a replay off that would come too soon after many others.
+// limited delays a replay that would follow too soon after many others.
 func (d *Daemon) limited(ctx context.Context, st *state) bool {
 	now := time.Now()
 	wait := st.contention.limit.Wait(now)
@@ -61,7 +61,7 @@ func (d *Daemon) limited(ctx context.Context, st *state) bool {
 		return false
 	}
 	if st.contention.since.IsZero() {
-		l := *st.loss // it is blamed again when it is replayed, with what comes until then
+		l := *st.loss // the replay blames again, with the commits until then
 		d.blame(ctx, st, &l)
 		st.contention.start(ctx, &l)
 	}
@@ -78,10 +78,10 @@ func (c *contention) start(ctx context.Context, l *loss) {
 		"flush", l.record.ID, "by", flushes.CulpritsText(l.record))
 }
 
-// spend charges the limit with what a replay cost since the daemon had used that much CPU time; in
-// a contention, with what was used during the loop's steps since the last replay, and by sweeps.
-// What clients of HTTP cost between steps is not in it: one that asks for the status all the time
-// would put replays off. A sweep next to a step counts twice, which errs to the side of the node.
+// spend charges the limit with the cost of a replay, which began when the daemon had used that
+// much CPU time. In a contention it adds the loop's steps since the last replay, and the
+// sweeps. The cost of HTTP clients between steps does not count: a client that polls the status
+// would delay replays. A sweep next to a step counts twice, which errs to the side of the node.
 func (d *Daemon) spend(st *state, used time.Duration) {
 	c := &st.contention
 	cost := d.cpu() - used
@@ -93,7 +93,7 @@ func (d *Daemon) spend(st *state, used time.Duration) {
 	c.limit.Spend(time.Now(), cost)
 }
 
-// step runs a chore, and notes what it cost.
+// step runs a chore, and notes its cost.
 func (d *Daemon) step(ctx context.Context, st *state, c *chore) {
 	used := d.cpu()
 	d.work(ctx, c.name, c.limit, func() { c.do(ctx, st) })

@@ -3,30 +3,51 @@
 //
 // [New] makes a [Daemon] from a [Config], and [Daemon.Run] runs it until its context ends.
 // [Daemon.Status], [Daemon.Look], [Daemon.Watch] and [Daemon.Flush] report; [Daemon.Restore],
-// [Daemon.Pause], [Daemon.Drill], [Daemon.Dismiss] and [Daemon.Cleanup] act. [Daemon.Alive] says
-// whether the loop hangs. The servers of internal/control, internal/web and internal/sdnotify call
-// these methods.
+// [Daemon.Pause], [Daemon.Drill], [Daemon.Dismiss] and [Daemon.Cleanup] act. [Daemon.Alive]
+// says whether the loop hangs. The servers of internal/control, internal/web and
+// internal/sdnotify call these methods.
 //
-// The loop is one goroutine with one state. The table of chores (newChores) lists its steps in the
-// order of their urgency, and the loop runs the first step that is due. A flush takes this way:
+// The loop is one goroutine (Run) with one state (state.go). newChores (chores.go) lists its
+// steps in the order of their urgency, and the loop runs the first step that is due. A flush of
+// iptables' tables passes these functions:
 //
-//   - A hint of pkg/watch or the poll interval wakes the loop, and lookEverywhere probes the marks.
-//   - take receives the finding of each table and sets its verdict. A loss opens a flush record
-//     (openLoss).
-//   - The standby opens its copy of nat, so that new connections reach their services meanwhile.
-//   - heal waits until the flusher is quiet (settle). Then a reload.Replayer reads, writes and
-//     proves all tables of iptables; healNative does the same for native tables; small ones that
-//     were deleted go into the first transaction (rider).
-//   - concludeHeal takes up the result: it closes the record, or plans another try.
-//   - examine reads the tables again and learns the changes of their owners, rotate gives the marks
-//     new nonces, and save writes generation and marks to disk.
+//   - Hint: a hint of pkg/watch, or the poll interval, makes lookEverywhere due (look.go).
+//     askStamps reads the families' stamps. Where a process may have written, probeUrgent and
+//     probe read the marks, and judgeMarks judges them.
+//   - Loss: take sets the verdict of each lost table (finding.go). openLossNow opens a flush
+//     record, the loss of the state (loss.go).
+//   - Standby: openStandby opens the gate of nat's copy, if there is one (standby_gate.go). The
+//     copy translates new connections until the proof.
+//   - Wait: after many replays limited delays the heal (contention.go). heal (heal.go) waits in
+//     settle until the flusher is quiet (settle.go). blame names the processes that may be the
+//     flusher (blame.go).
+//   - Replay: heal makes a reload.Job (job) and a reload.Replayer (replayer). Replayer.Heal reads
+//     all families under guard and composes the lost rules. On nft it does so during the wait. It
+//     calls back: beforeWrite saves the new marks (save.go), and rider adds small native tables
+//     that were deleted (native_ride.go). Then it writes.
+//   - Proof: Replayer.Heal reads again and compares. sweepAfter starts a sweep, which ends the
+//     flows that began while nat was lost (flows.go).
+//   - Record: concludeHeal takes the result. recordLosses puts the losses into the record
+//     (record.go), applyResult updates the tables' state (result.go), and shutStandby shuts the
+//     gate. recovered closes the record, and journal keeps it in memory and on disk (history.go).
+//     After a failure healFailed plans the next try instead.
+//   - Afterwards: examine reads the tables (examine.go), and learn takes their owners' changes into
+//     the generation (finding.go). rotate gives the marks new nonces (marks.go). save writes
+//     generation and marks to disk (save.go).
 //
-// In observe mode and in a pause heal records the loss and writes nothing.
+// A loss can leave the marks in place. Then examine finds it, and takeExamined opens the record
+// (examine.go). A jump that was deleted by name first waits for its owner (missing.go). In observe
+// mode heal calls observe (observe.go), and in a pause recordPaused (pause.go): both record the
+// loss and write no rules.
 //
-// A problem of a step is logged and tried again, and the status shows it; Run returns nil when its
-// context ends. Requests return the errors of internal/api, such as [api.ErrNoGeneration]. Run a
-// Daemon once. Any goroutine may call its other methods: they hand requests to the loop, or read
-// the published status.
+// Native tables have functions of their own, mostly in native_*.go, in this order: lookNative,
+// readNative, judgeNative, loseNative, healNative, settleNative, planNative, recordNative,
+// writeNative, proveNative, nativeRecovered.
+//
+// A problem of a step is logged and tried again, and the status shows it; Run returns nil when
+// its context ends. Requests return the errors of internal/api, such as [api.ErrNoGeneration].
+// Run a Daemon once. Any goroutine may call its other methods: they hand requests to the loop,
+// or read the published status.
 package daemon
 
 import (
@@ -54,8 +75,7 @@ type Reader interface {
 	Read(context.Context, rules.Family) (iptables.Snapshot, error)
 }
 
-// A Kernel is what the daemon watches and writes: *iptables.Kernel or
-// *iptablestest.Fake.
+// A Kernel reads, watches and writes the tables: *iptables.Kernel or *iptablestest.Fake.
 type Kernel interface {
 	// Stamp, ProbeOnly and Probe look at a family for next to nothing.
 	Stamp(context.Context, rules.Family) (iptables.Stamp, error)
@@ -65,19 +85,19 @@ type Kernel interface {
 	reload.Beginner
 	BackendChecker
 	onrequest.TableRemover
-	// Own reports whether a writer is this process or a child of it.
+	// Own reports whether a writer is this process or its child.
 	Own(pid uint32) bool
-	// Takings returns what the last commits took from the tables, on nft.
+	// Takings returns the chains and rules that the last commits took from the tables, on nft.
 	Takings(context.Context) iptables.Takings
-	// Before returns, by table, a family as it stood right before a commit that may be a part of a
-	// flush and that a read with this digest shows, on nft. Each is returned once.
+	// Before returns, by table, a family as it was right before a commit that may be part of a
+	// flush, on nft. A read with this digest must show the commit. Each state is returned once.
 	Before(f rules.Family, digest uint64) map[rules.TableName]iptables.Snapshot
 	Info() iptables.Info
 	Families() []rules.Family
 }
 
-// A Config is what a Daemon is made with. All of it must be set, unless a field says
-// otherwise.
+// A Config holds the settings of a Daemon and the objects that it uses. All fields must be set,
+// unless their comments say otherwise.
 type Config struct {
 	Kernel  Kernel
 	Hints   *watch.Hints
@@ -87,15 +107,15 @@ type Config struct {
 	Metrics    *metrics.Metrics
 	Mode       api.Mode
 	Source     string // the label of the generation's source
-	// Declared is what the declared sources say at the start, nil if there
-	// are none. Declarations brings what they say later.
+	// Declared is the content of the declared sources at the start, nil if there are none.
+	// Declarations delivers each later content.
 	Declared     *Declaration
 	Declarations <-chan Declaration
-	// BrokenSources is what is wrong with their files at the start. SourceErrors brings what
-	// is wrong later.
+	// BrokenSources are the errors in their files at the start. SourceErrors delivers the
+	// errors of later times.
 	BrokenSources []api.SourceError
 	SourceErrors  <-chan []api.SourceError
-	Protection    rules.Protection // what is protected besides what sources declare
+	Protection    rules.Protection // protected rules, besides declared ones
 	Protect       string           // the value of --protect, for people
 	Canary        string           // the canary chain's name
 
@@ -105,21 +125,20 @@ type Config struct {
 	DrillEvery   time.Duration // time between two drills by schedule; 0: there are none
 	MaxStoredAge time.Duration
 	// Pace estimates how long a rule takes to write, until replays have shown it. The zero
-	// value is what is usual.
+	// value is the usual pace.
 	Pace reload.Pace
-	// Uptime returns how long the machine has been up: the function Uptime, but for
-	// tests.
+	// Uptime returns how long the machine has been up: here.Uptime, but for tests.
 	Uptime func() time.Duration
 
-	// FreeMemory, unless it is nil, is called when the daemon has nothing to do any
-	// more after it has read or written: it gives memory back.
+	// FreeMemory, unless it is nil, gives memory back. The loop calls it after reads and
+	// writes, once it has nothing more to do.
 	FreeMemory func()
 
-	// CPU returns the CPU time that this process and those that it executed have
-	// used; nil: replays are limited by their number only.
+	// CPU returns the CPU time that this process and its children have used; nil: replays are
+	// limited by their number only.
 	CPU func() time.Duration
 
-	// ListenRequired: the node is not healthy while the HTTP address cannot be had.
+	// ListenRequired: the node is not healthy while HTTP cannot be served.
 	ListenRequired bool
 
 	Store   *reload.Store    // nil: nothing is kept
@@ -128,46 +147,45 @@ type Config struct {
 	// Attachments are libcni's files; nil: they are not read.
 	Attachments pods.Attachments
 	Keeper      Keeper                  // nil: a flush may break established connections
-	Standby     StandbyConfig           // what translates while nat's rules are missing
+	Standby     StandbyConfig           // translates while nat's rules are missing
 	Sets        Sets                    // nil: only chains are put back, not the ipsets that rules depend on
 	Disabled    map[rules.Family]string // families that are not there, with the reason
 
-	// LeftOut names the chains of which the rules are not read, because they are too many; nil:
+	// LeftOut returns the chains whose rules are not read, because they are too many; nil:
 	// there are none.
 	LeftOut func() []iptables.LeftOut
 	// NativeTables names the native tables that are not to be guarded; nil: they are not known.
 	NativeTables func(context.Context) ([]string, error)
-	// Native is what is guarded of those.
+	// Native says which native tables are guarded.
 	Native NativeConfig
-	// Node is how Kubernetes calls this node; empty: that is not known.
+	// Node is this node's name in Kubernetes; empty: it is not known.
 	Node string
-	// Elsewhere opens the backend that is not guarded, to see what became of the rules
-	// that an earlier run guarded there; nil: that is never looked at. close ends it.
+	// Elsewhere opens the backend that is not guarded: canaryd looks there for the rules that
+	// an earlier run guarded; nil: it never looks. close ends it.
 	Elsewhere func(context.Context, iptables.Backend) (r Reader, close func(), err error)
 }
 
-// A Daemon is the one loop. Run it once; every other method may be called from
-// any goroutine.
+// A Daemon is the one loop. Run it once; any goroutine may call its other methods.
 type Daemon struct {
 	cfg            Config
 	requests       chan request
 	sweeps         chan sweep
 	status         atomic.Pointer[api.Status]
-	made           time.Time    // when it was made; what is counted from it no clock that is set can move
+	made           time.Time    // when New made it; durations since then ignore a clock that is set
 	turned         atomic.Int64 // when the loop last turned, in nanoseconds since made
 	edition        int          // of the generation that status describes
 	chores         []chore
 	running        atomic.Pointer[running] // the step that the loop is at; nil: none
 	journalTrouble pace.Shared             // why the last flush record is not on disk
 	listenTrouble  pace.Shared             // why HTTP is not served
-	// baselineTaken is closed once the loop has what the disk says of the baseline.
+	// baselineTaken is closed once the loop has read the baseline from disk.
 	baselineTaken chan struct{}
 	confirming    sync.Mutex   // held while a request changes the baseline
 	watchers      watchers     // clients that follow the status
-	swept         atomic.Int64 // CPU time of sweeps in ns that the limit of replays does not know of
+	swept         atomic.Int64 // CPU time of sweeps in ns that no replay was charged for
 }
 
-// A request is something that the control socket asks of the loop.
+// A request is a step that another goroutine hands to the loop, such as the control socket's.
 type request struct {
 	do   step
 	done chan struct{}
@@ -188,17 +206,17 @@ func New(cfg Config) *Daemon {
 	return d
 }
 
-// Status returns what is known now.
+// Status returns the status that the loop published last.
 func (d *Daemon) Status() api.Status { return *d.status.Load() }
 
-// ReportListening takes up why HTTP cannot be served, or with nil that it is. Any goroutine
-// may call it.
+// ReportListening notes why HTTP cannot be served; nil: it is served. Any goroutine may call
+// it.
 func (d *Daemon) ReportListening(err error) {
 	d.listenTrouble.Take(err, time.Now())
 }
 
-// begin returns the state with which a run begins: what is configured, and what the last run
-// left.
+// begin returns the state at the start of a run: the configuration, and the stored state of the
+// last run.
 func (d *Daemon) begin(ctx context.Context) *state {
 	st := d.newState()
 	st.mode, st.declared.broken = d.cfg.Mode, d.cfg.BrokenSources
@@ -218,8 +236,8 @@ func (d *Daemon) begin(ctx context.Context) *state {
 	return st
 }
 
-// Run looks, heals and learns until ctx ends. It leaves canaries, witnesses
-// and rules in place, and what it knows on disk.
+// Run looks, heals and learns until ctx ends. It leaves canaries, witnesses and rules in place,
+// and saves its knowledge to disk.
 func (d *Daemon) Run(ctx context.Context) error {
 	st := d.begin(ctx)
 	ctx, stop := context.WithCancel(ctx)
@@ -236,7 +254,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	background.Go(func() { d.runSweeps(ctx) })
 	baselines := make(chan baseline.Known, 1)
 	go func() { baselines <- d.loadBaseline() }()
-	defer stop() // first of all: a step that panics is to end canaryd, not to wait for the background
+	defer stop() // first: a step that panics must end canaryd, not wait for the background
 
 	tick := time.NewTicker(d.cfg.PollInterval)
 	defer tick.Stop()
@@ -245,7 +263,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	for {
 		hints := d.cfg.Hints.C()
 		if st.looking.woken {
-			hints = nil // the looks that are planned answer them
+			hints = nil // the planned looks answer them
 		}
 		hinted := false // a hint alone changes nothing that is published
 		select {
@@ -289,7 +307,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 }
 
-// until returns how long the loop may sleep until that time, at most so long.
+// until returns how long the loop may sleep: until that time, but for most at the longest.
 func until(at time.Time, most time.Duration) time.Duration {
 	if at.IsZero() {
 		return most
@@ -300,7 +318,7 @@ func until(at time.Time, most time.Duration) time.Duration {
 // beat notes for Alive that the loop turns.
 func (d *Daemon) beat() { d.turned.Store(int64(time.Since(d.made))) }
 
-// job returns what a replay starts from now.
+// job returns a Job with the present generation, marks, quarantine and graces.
 func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	j := reload.Job{
 		Families: families, Generation: st.want(), Marks: st.marks.current,
@@ -318,10 +336,9 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	return j
 }
 
-// spares reports whether a table that does not exist gets no marks: on legacy, to write
-// to it loads modules, and the kernel takes each packet through it from then on. On nft an
-// empty table is all but free, but few nodes have raw and security. Declared rules have to be
-// written.
+// spares reports whether a missing table gets no marks. On legacy a write to it loads modules,
+// and the kernel takes each packet through it from then on. On nft an empty table costs almost
+// nothing, but few nodes have raw and security. Declared rules must be written.
 func (d *Daemon) spares(st *state, f rules.Family, t rules.TableName) bool {
 	return (d.cfg.Kernel.Info().Backend == iptables.Legacy || protect.OnDemand(t)) && st.declared.now.Generation[f.Table(t)].Bare()
 }

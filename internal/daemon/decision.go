@@ -28,12 +28,12 @@ const (
 )
 
 // A decision is a loss of stored rules that only an operator or the rules' owner ends.
-// What the tables hold meanwhile is learned and guarded as ever. The lost generation stays on
-// disk.
+// Meanwhile canaryd learns and guards the present content of the tables. The lost generation
+// stays on disk.
 type decision struct {
 	record     api.Flush
 	id         string           // of the generation that was lost
-	generation rules.Generation // its rules; of tables without any, nothing can be seen to be back
+	generation rules.Generation // its rules; a table without any cannot be seen to be back
 	identity   reload.Identity  // that it is bound to
 	backend    iptables.Backend // that it was guarded on
 	reason     string           // why it is not replayed unasked
@@ -50,7 +50,7 @@ func (w *decision) of(id string) bool { return w != nil && w.id == id }
 // waitsIn reports whether a table of the family lacks rules.
 func (w *decision) waitsIn(f rules.Family) bool { return w != nil && len(tableid.Of(w.waiting, f)) > 0 }
 
-// public returns the decision as a Status has it, of a canaryd that guards that backend.
+// public returns the decision for the Status of a canaryd that guards that backend.
 func (w *decision) public(ours iptables.Backend) api.Decision {
 	p := api.Decision{
 		Flush: w.record.ID, Since: w.record.Time, Generation: w.id, Reason: w.reason,
@@ -62,8 +62,8 @@ func (w *decision) public(ours iptables.Backend) api.Decision {
 	return p
 }
 
-// addTo puts the decision into a status. Its tables are lost there, although what they
-// hold now is guarded.
+// addTo puts the decision into a status. Its tables count as lost there, although their present
+// content is guarded.
 func (w *decision) addTo(s *api.Status) {
 	if w == nil || s.Stopped {
 		return
@@ -78,7 +78,7 @@ func (w *decision) addTo(s *api.Status) {
 	s.LossSince = pace.Earliest(s.LossSince, w.record.Time)
 }
 
-// logAwaiting says what is lost, and what an operator is to do.
+// logAwaiting logs the loss, and the operator's choices.
 func (d *Daemon) logAwaiting(ctx context.Context, w *decision) {
 	lost, p := w.record.Lost, w.public(d.cfg.Kernel.Info().Backend)
 	log := klog.FromContext(ctx)
@@ -126,7 +126,8 @@ func (d *Daemon) endDecision(ctx context.Context, st *state, outcome api.Outcome
 		log = log.WithValues(flushes.AbsentKey(w.record), api.Seconds(w.record.AbsentSeconds).Round(time.Millisecond))
 	}
 	severity.Notices(log).Info(what, "flush", w.record.ID, "generation", w.id, "tables", flushes.Recorded(w.record).Text(), "outcome", outcome)
-	// Where the marks of now are on disk yet, those of before are no evidence any more.
+	// If the present marks are not on disk yet, the marks there are older, and no evidence any
+	// more.
 	forget := d.cfg.Store.ForgetPending
 	if !d.cfg.Store.Holds() {
 		forget = d.cfg.Store.Forget
@@ -136,8 +137,8 @@ func (d *Daemon) endDecision(ctx context.Context, st *state, outcome api.Outcome
 	}
 }
 
-// keepDecision has the decision on disk, and returns false if that fails: then what is
-// there must stay, for it is what shows the loss.
+// keepDecision writes the decision to disk, and returns false if that fails: then the stored
+// files must stay, because they show the loss.
 func (d *Daemon) keepDecision(ctx context.Context, st *state) bool {
 	w := st.decision
 	if w == nil || w.kept || d.cfg.Store == nil {
@@ -153,7 +154,7 @@ func (d *Daemon) keepDecision(ctx context.Context, st *state) bool {
 	return w.kept
 }
 
-// recallDecision takes up a loss that waits since an earlier run of this boot.
+// recallDecision takes up a loss that has waited since an earlier run of this boot.
 func (d *Daemon) recallDecision(ctx context.Context, st *state) {
 	log := klog.FromContext(ctx)
 	pending, err := d.cfg.Store.LoadPending()
@@ -204,8 +205,8 @@ func (w *decision) lost() rules.Generation {
 	return w.generation
 }
 
-// settleEarlier separates the records of earlier runs that waited for a decision from the one
-// that still does.
+// settleEarlier ends the records of earlier runs that waited for a decision, as interrupted.
+// The record that still waits is kept open, as an earlier run's.
 func (st *state) settleEarlier() {
 	for i := range st.journal {
 		r := &st.journal[i]
@@ -219,9 +220,9 @@ func (st *state) settleEarlier() {
 	}
 }
 
-// Dismiss accepts the loss that waits for a decision, and that the rules are lost that cannot be
-// put back: what the tables hold is what ought to be in force, with the rules that waited for
-// others. The generation that was lost stays on disk as any other.
+// Dismiss accepts the loss that waits for a decision, and the loss of rules that cannot be put
+// back. Then the present content of the tables ought to be in force, with the rules that waited
+// for others. The lost generation stays on disk like any other.
 func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
 	var reply api.DismissReply
 	err := d.askGuard(ctx, func(ctx context.Context, st *state) error {
@@ -245,8 +246,8 @@ func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
 	return reply, err
 }
 
-// restored takes a replay that an operator asked for, of the generation of that ID, into
-// the decision. One that did not bring back what waits is not called proved.
+// restored takes a replay of the generation of that ID, which an operator requested, into the
+// decision. A replay that did not bring back the waiting rules does not count as proved.
 func (d *Daemon) restored(ctx context.Context, st *state, id string, reply api.RestoreReply, result reload.Result) api.RestoreReply {
 	w := st.decision
 	if w == nil {
@@ -255,7 +256,7 @@ func (d *Daemon) restored(ctx context.Context, st *state, id string, reply api.R
 	if w.of(id) && reply.Proved() {
 		w.record.Attempts++
 		now := time.Now()
-		for _, fs := range st.families { // what came back is old: kube-proxy is to have the last word
+		for _, fs := range st.families { // the restored rules are old: kube-proxy must have the last word
 			fs.proxy.askSoon(now)
 			fs.examined.plan(now)
 		}

@@ -19,7 +19,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Declaration is what the declared sources say at one moment.
+// A Declaration is the content of the declared sources at one moment.
 type Declaration struct {
 	Generation rules.Generation
 	// Claims reports whether the sources own a chain, wanted or not. It must
@@ -38,12 +38,12 @@ const (
 	driftsKept  = 3
 )
 
-// declared is what the declared sources say, and what of it was written.
+// declared is the content of the declared sources, with its written part.
 type declared struct {
-	now     Declaration       // what they say now; the zero value if there are none
+	now     Declaration       // the present content; the zero value if there is none
 	retired map[string]bool   // chains that were declared once and are claimed no more
-	broken  []api.SourceError // what is wrong with the files
-	inForce *Declaration      // what was written and proved last; nil: nothing yet
+	broken  []api.SourceError // errors in the files
+	inForce *Declaration      // the content that was written and proved last; nil: nothing yet
 	retry   pace.Retry        // when it is written; zero: it is in force
 	// unapplied are the tables whose declaration could not be written.
 	unapplied map[rules.TableID]bool
@@ -57,10 +57,11 @@ func (s Declaration) with(g rules.Generation) *Declaration {
 	return &s
 }
 
-// declare takes up what the declared sources say now. A chain that they no longer claim stays
-// claimed for the rest of the run. Otherwise it would count as another owner's, and stay.
+// declare takes the new content of the declared sources. A chain that they no longer claim
+// stays claimed for the rest of the run. Otherwise it would count as another owner's chain, and
+// stay.
 func (st *state) declare(next Declaration, now time.Time) {
-	retired := map[string]bool{} // the claims of before keep theirs
+	retired := map[string]bool{} // the earlier claims keep their own map
 	maps.Copy(retired, st.declared.retired)
 	for _, s := range st.declared.now.Generation {
 		for _, c := range s.Chains {
@@ -84,10 +85,10 @@ func (st *state) declare(next Declaration, now time.Time) {
 		st.declared.retry.At = now
 		return
 	}
-	st.examineAll(now) // how far the claimed chains are from what is declared
+	st.examineAll(now) // how far the claimed chains are from the declaration
 }
 
-// examineAll asks for an examination of all families that have their marks.
+// examineAll makes an examination of all families due that have their marks.
 func (st *state) examineAll(now time.Time) {
 	for f, fs := range st.families {
 		if st.planted(f) {
@@ -103,7 +104,7 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
 	log := klog.FromContext(ctx)
-	for f := range st.inOrder() { // one that cannot be read makes the write fail, which logs it
+	for f := range st.inOrder() { // an unreadable family makes the write fail, which logs it
 		if snapshot, err := d.cfg.Kernel.Read(ctx, f); err == nil {
 			d.yieldToOwner(ctx, st, snapshot)
 		}
@@ -130,7 +131,7 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 		st.declared.retry.Failed(err, time.Now())
 		st.setUnapplied()
 		for f := range result {
-			st.families[f].examined.plan(st.looking.at) // by what is in force
+			st.families[f].examined.plan(st.looking.at) // by the rules in force
 		}
 		st.declared.trouble.Report(ctx, err, "Not all of the declared generation could be written; the rules in force stay", "retryIn", st.declared.retry.Wait)
 		return
@@ -150,7 +151,7 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	severity.Notices(log).Info("The declared generation is in force and proved", "generation", want.ID(), "rules", count, "chains", chains)
 }
 
-// setApplied takes up which tables of the declaration a write brought into force. The first
+// setApplied notes the tables of the declaration that a write brought into force. The first
 // declaration counts only as a whole: nothing else is a measure for the tables without it.
 func (st *state) setApplied(f rules.Family, fr reload.FamilyResult) {
 	if st.declared.inForce == nil {
@@ -165,7 +166,7 @@ func (st *state) setApplied(f rules.Family, fr reload.FamilyResult) {
 	st.generation.change(time.Now())
 }
 
-// setUnapplied takes up in which tables the declaration is not in force.
+// setUnapplied notes the tables in which the declaration is not in force.
 func (st *state) setUnapplied() {
 	st.declared.unapplied = map[rules.TableID]bool{}
 	for id := range st.tables() {
@@ -203,7 +204,7 @@ func (d *Daemon) yieldToOwner(ctx context.Context, st *state, snapshot iptables.
 // giveUp drops to observe mode for the rest of this run.
 func (d *Daemon) giveUp(ctx context.Context, st *state, reason string) {
 	st.mode, st.declared.retry.At, st.declared.unapplied = api.Observe, time.Time{}, nil
-	st.refused.list = nil // a canaryd that only observes asks the kernel for nothing
+	st.refused.list = nil // observe mode writes no rule that could be refused
 	d.takeRefused(ctx, st, nil)
 	st.generation.change(time.Now())
 	if st.loss == nil {

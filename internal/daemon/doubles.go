@@ -15,30 +15,30 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A jump stands twice if its owner checks for it, a replay puts it back, and the owner then
+// A jump is doubled if its owner checks for it, a replay puts it back, and the owner then
 // inserts it. canaryd removes the copy once the owner is quiet. Only a jump that a replay has
-// just put back counts: other doubles are the owner's own. Those that stood when they were
-// learned are part of the generation and stay.
+// just put back counts: other doubles are the owner's own. Doubles that were there when they
+// were learned are part of the generation and stay.
 //
 // The copy harms owners that delete a jump once and then its chain. Measured on Linux 6.18 with
 // iptables 1.8.9, nft and legacy:
 //
 //   - kube-proxy 1.36.3, --cleanup and a switch of its mode (CleanupLeftovers): one copy of one
-//     jump makes the kernel refuse its one transaction for nat ("Device or resource busy"; legacy:
-//     the line fails). At 100 services all 356 chains with 1,041 rules stay and go on translating,
-//     and nothing updates them. A second cleanup succeeds.
-//   - CNI plugins of Debian 12: bridge's DEL fails ("Too many links"), the next one succeeds and
-//     leaves chain and jump for ever. But only a pod that comes has its jump inserted, and no
-//     replay knows that. portmap's DEL never deletes its jumps, and works.
-//   - Packets: the kernel translates a flow once. One that no service matches walks
-//     KUBE-SERVICES twice: at 5,000 services a new flow took 197-298 us, and 303-430 us with a copy
+//     jump makes the kernel refuse its one transaction for nat. nft says "Device or resource busy";
+//     on legacy the line fails. At 100 services all 356 chains with 1,041 rules stay and keep
+//     translating, and no process updates them. A second cleanup succeeds.
+//   - CNI plugins of Debian 12: bridge's DEL fails ("Too many links"). The next one succeeds and
+//     leaves chain and jump for ever. But only a new pod gets its jump inserted, and no replay
+//     knows that jump. portmap's DEL never deletes its jumps, and works.
+//   - Packets: the kernel translates a flow once. A flow that no service matches walks
+//     KUBE-SERVICES twice. At 5,000 services a new flow took 197-298 us, and 303-430 us with a copy
 //     of each jump.
 
 // A placed jump was put back by a replay.
 type placed struct {
 	jump rules.Jump
 	at   time.Time
-	// doubled: since then it stands more often than before.
+	// doubled: since then it has more copies than before.
 	doubled bool
 }
 
@@ -50,12 +50,13 @@ func (ts *tableState) addPlaced(jumps []rules.Jump, now time.Time) {
 	}
 }
 
-// withoutDoubles returns what was seen of a table without the copies of jumps that
-// their owner made while they were replayed, and plans to take those away.
+// withoutDoubles returns the section without the copies of jumps that their owner made during a
+// replay, and plans to remove these.
 func (d *Daemon) withoutDoubles(fs *familyState, ts *tableState, known, seen rules.Section, now time.Time) rules.Section {
 	kept := ts.placed[:0]
 	for _, p := range ts.placed {
-		// A copy that comes so late is meant. One that could not be read before may be older.
+		// A copy that appears so much later is intended. After failed reads it may be older
+		// than this read, so examined.since counts.
 		if !p.doubled && fs.examined.since.Sub(p.at) > d.cfg.JumpGrace {
 			continue
 		}
@@ -90,8 +91,8 @@ func (fs *familyState) doubled() map[rules.TableName][]rules.Jump {
 	return found
 }
 
-// undouble takes the copies away once the family has been quiet for the grace: an
-// owner that is at work may be about to delete one itself.
+// undouble removes the copies once the family has been quiet for the grace. An owner at work
+// may be about to delete one itself.
 func (d *Daemon) undouble(ctx context.Context, st *state) {
 	now := time.Now()
 	job := d.job(st)

@@ -21,14 +21,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A drill takes canaryd's own canary away, and everything else is what a flush meets: the watchers
-// give the hint, a look notices, a heal reads, writes and proves. The loop knows of the drill only
-// when it names what happened.
+// A drill deletes canaryd's own canary. Everything else is as in a flush: the watchers give the
+// hint, a look notices, a heal reads, writes and proves. The loop considers the drill only when
+// it names the loss.
 
-// Drill takes the canary of a table away, in every family, and returns when the loop has put it
-// back and proved it, or has not within drillPatience. With r.ForReal it takes the protected jumps
-// of nat PREROUTING. A drill that is refused is a reply. The drill goes on if ctx ends. An error
-// means that nothing is known of it.
+// Drill deletes the canary of a table in every family. It returns when the loop has put the
+// canary back and proved it, or when the drill's time is over. With r.ForReal it deletes the
+// protected jumps of nat PREROUTING. A refused drill is a reply. The drill continues if ctx
+// ends. An error means that its result is not known.
 func (d *Daemon) Drill(ctx context.Context, r api.DrillRequest) (api.DrillReply, error) {
 	var begun *drill.Drill
 	var reply api.DrillReply
@@ -47,9 +47,9 @@ func (d *Daemon) Drill(ctx context.Context, r api.DrillRequest) (api.DrillReply,
 	}
 }
 
-// scheduleDrill plans the next drill by --drill-every. The first one ever comes at a random time
-// within the first period, since the canaryds of a fleet start together; each later one a period
-// after the last drill of this node, also if that was on request.
+// scheduleDrill plans the next drill by --drill-every. The first one ever is at a random time
+// within the first period, since the canaryds of a fleet start together. Each later drill
+// follows a period after the last drill of this node, also if that was on request.
 func (d *Daemon) scheduleDrill(st *state, now time.Time) {
 	st.drills.Plan(d.cfg.DrillEvery, api.LastDrillOf(st.journal), now)
 }
@@ -67,7 +67,7 @@ func (d *Daemon) drillBySchedule(ctx context.Context, st *state) {
 	}
 }
 
-// beginDrill takes the canary away. It returns nil and a reply if it did not.
+// beginDrill deletes the canary. It returns nil and a reply if it did not.
 func (d *Daemon) beginDrill(ctx context.Context, st *state, r api.DrillRequest, because string) (*drill.Drill, api.DrillReply) {
 	next, err := drill.New(r)
 	reply := &next.Reply
@@ -121,8 +121,8 @@ func (d *Daemon) drillRefused(st *state, r api.DrillReply) error {
 	return nil
 }
 
-// takeCanary does what a drill begins with. After an error the drill does not go on: nothing was
-// taken, or, if the reply says failed, something may have been.
+// takeCanary does the deletion of a drill. After an error the drill does not continue: nothing
+// was deleted, or, if the reply says failed, something may have been.
 func (d *Daemon) takeCanary(ctx context.Context, st *state, next *drill.Drill, because string) error {
 	ctx, end := finishing(ctx)
 	defer end()
@@ -150,7 +150,7 @@ func (d *Daemon) takeCanary(ctx context.Context, st *state, next *drill.Drill, b
 	return nil
 }
 
-// drillTooLong ends a drill that was not answered in time. What was taken stays a loss, which is
+// drillTooLong ends a drill that was not answered in time. Its deletion stays a loss, which is
 // tried again, and which alerts report.
 func (d *Daemon) drillTooLong(ctx context.Context, st *state) {
 	x := st.drills.Under
@@ -178,15 +178,15 @@ func (l *loss) course() drill.Course {
 	return drill.Course{Record: l.record, Recorded: l.recorded, Noticed: l.noticed, Hit: l.hit}
 }
 
-// endDrill ends the drill that is under way, if there is one: it answers the request, and has the
-// result in metrics, status and log.
+// endDrill ends the drill that is under way, if there is one: it answers the request, and puts
+// the result into metrics, status and log.
 func (d *Daemon) endDrill(ctx context.Context, st *state, result api.DrillResult, reason string) {
 	x := st.drills.Under
 	if x == nil {
 		return
 	}
 	x.End(st.flushLog(ctx), result, reason)
-	if l := st.loss; l != nil { // it lasts, and what the drill took is still no flush
+	if l := st.loss; l != nil { // the loss lasts, and the drill's deletion is still no flush
 		l.drill, l.record.DrillFailed = x, l.record.Drill != "" && result == api.DrillFailed
 	}
 	st.drills.Under, st.drills.Last = nil, &x.Reply.DrillEnd
@@ -195,8 +195,8 @@ func (d *Daemon) endDrill(ctx context.Context, st *state, result api.DrillResult
 	close(x.Done)
 }
 
-// tookToo reports whether another process took something from the chain of a drill for real as
-// well: the same jumps are missing then, and rules that the drill did not touch.
+// tookToo reports whether another process also took something from the chain of a drill for
+// real. Then the same jumps are missing, and rules that the drill did not touch.
 func (d *Daemon) tookToo(ctx context.Context, st *state, id rules.TableID, h flushes.Hit) bool {
 	q := d.inquire(ctx)
 	if gone, _ := d.unprotectedGone(st, id, h, q); gone > 0 {
@@ -206,8 +206,8 @@ func (d *Daemon) tookToo(ctx context.Context, st *state, id rules.TableID, h flu
 	return q.TookFrom(c, drill.Chain)
 }
 
-// nameDrill marks the open record as a drill's if a drill took all that was found, also one of
-// before a restart. A record that was a drill's, and is not any more, begins again as a flush.
+// nameDrill marks the open record as a drill's if a drill took the whole loss, also a drill
+// before a restart. A record that is no longer a drill's begins again as a flush.
 func (d *Daemon) nameDrill(ctx context.Context, st *state, found map[rules.TableID]flushes.Hit) {
 	l := st.loss
 	all := maps.Clone(found)
@@ -231,8 +231,8 @@ func (d *Daemon) nameDrill(ctx context.Context, st *state, found map[rules.Table
 	l.record.Drill, l.record.DrillFailed = sort, x != nil && x.Reply.Result == api.DrillFailed
 }
 
-// onlyDrilled reports whether a replay answered a drill and nothing else. Such a replay does not
-// count against the limit of replays: a flush that comes next must be answered at once.
+// onlyDrilled reports whether a replay answered a drill and nothing else. Such a replay does
+// not count against the limit of replays: a flush right after it must be answered at once.
 func onlyDrilled(result reload.Result) bool {
 	only := false
 	for _, h := range hits(result) {

@@ -17,13 +17,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// examined is what full reads showed of one family.
+// examined holds the results of full reads of one family.
 type examined struct {
-	digest    uint64    // of what was examined last
+	digest    uint64    // of the read that was examined last
 	at        time.Time // when that was; zero: never
 	sound     uint64    // digest of the last read that showed everything in force
 	dirty     time.Time // since when something is unexamined; zero: nothing is
-	since     time.Time // at or after which came what the last read was the first to show
+	since     time.Time // the earliest time of the changes that the last read was the first to show
 	dueAt     time.Time // of the next examination, not before this; zero: none is due
 	readEnd   time.Time
 	pause     time.Duration // between readEnd and the next read
@@ -33,10 +33,10 @@ type examined struct {
 	moved     time.Time     // when something protected changed last
 }
 
-// plan asks for an examination at that time, or before.
+// plan makes an examination due at that time, or before.
 func (x *examined) plan(at time.Time) { x.dueAt = pace.Earliest(x.dueAt, at) }
 
-// markDirty plans an examination of what moved.
+// markDirty plans an examination after a change.
 func (x *examined) markDirty(now time.Time) {
 	if x.dirty.IsZero() {
 		x.dirty = now
@@ -45,8 +45,8 @@ func (x *examined) markDirty(now time.Time) {
 	x.dueAt = pace.Latest(pace.Latest(at, x.readEnd.Add(x.pause)), x.notBefore)
 }
 
-// examine reads the families in which something moved, judges them, and
-// learns what their owners decided.
+// examine reads the families that may have changed, judges them, and learns their owners'
+// decisions.
 func (d *Daemon) examine(ctx context.Context, st *state) {
 	for f, fs := range st.inOrder() {
 		if pace.Due(fs.examined.dueAt, time.Now()) {
@@ -56,7 +56,7 @@ func (d *Daemon) examine(ctx context.Context, st *state) {
 	d.resumeLearning(ctx, st, reload.Skipped, "The owners have put their rules back")
 }
 
-// examineFamily reads one family and takes what it shows into the state.
+// examineFamily reads one family and takes the result into the state.
 func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, fs *familyState) {
 	start, used := time.Now(), d.cpu()
 	snapshot, err := d.read(ctx, st, f)
@@ -93,16 +93,16 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		st.loss.remember(f, found)
 	}
 	if fs.lacks() && fs.unknown() {
-		// The marks may show more of a table than a read that failed, if they were not
-		// looked at since the loss: a heal without that would close its record too soon.
+		// If no look followed the loss yet, the marks may show more losses than the failed
+		// read. A heal without that look would close its record too soon.
 		st.looking.plan(start)
 	}
 	fs.setKnown(start)
 	fs.setSound(snapshot.Digest)
 }
 
-// examinationFailed plans another examination of a family that could not be read, unless it was the
-// end of the run that interrupted the read.
+// examinationFailed plans another examination of a family that could not be read, unless the
+// end of the run interrupted the read.
 func (d *Daemon) examinationFailed(ctx context.Context, st *state, f rules.Family, err error) {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return
@@ -116,21 +116,21 @@ func (d *Daemon) examinationFailed(ctx context.Context, st *state, f rules.Famil
 	x.trouble.Report(ctx, err, tablesUnread, "family", f)
 	// An owner that removes its chains may make one read fail, and a flush may follow at once.
 	x.wait = min(max(2*x.wait, pace.FirstTry), d.cfg.PollInterval)
-	// By what the read cost, and not by how long it lasted: after canaryd was suspended for 30 s
-	// in the middle of one, nine times as long would be spent in the dark.
+	// The pause depends on the CPU time of the read, not on its duration. If canaryd was
+	// suspended for 30 s during a read, it would otherwise not read for nine times as long.
 	x.notBefore = x.readEnd.Add(max(x.wait, x.pause))
 	x.dueAt = x.notBefore
 }
 
-// takeExamined takes what an examination showed of one table into the state, and plans
-// what follows.
+// takeExamined takes the examination of one table into the state, and plans the steps that
+// follow.
 func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, x reload.Examined, start time.Time) {
 	fs, ts := st.families[id.Family], st.table(id)
 	if !d.take(st, tableFinding{id: id, source: readInFull, finding: x.Finding, mark: x.Mark, absent: x.Absent, table: x.Table, section: x.Section, read: true}) {
 		return
 	}
 	// An unknown table without an error can be read, and could not be when canaryd planted the
-	// canaries. It is planted again, and that is logged there.
+	// canaries. plant plants its canary again, and logs that.
 	if x.Finding.Verdict != canary.Unknown || x.Finding.Err != nil {
 		ts.trouble.Report(ctx, x.Finding.Err, "A table could not be examined; canaryd does not know whether it lost rules", "family", id.Family, "table", id.Name)
 	}
@@ -140,7 +140,7 @@ func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, 
 		d.openLossNow(st, id.Family, x.Seen)
 		d.countFromDeletion(st, id, x.Finding)
 	case ts.verdict == canary.Unknown:
-		// What was in the way may go without a write that is noticed.
+		// The obstacle may vanish without a write that canaryd notices.
 		fs.examined.plan(fs.examined.readEnd.Add(quietWalk))
 	default:
 		d.learn(st, id, x.Section, x.Finding, start)
@@ -155,9 +155,9 @@ func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, 
 	}
 }
 
-// readPause returns how long no read follows one that took so long and began when that much
-// processor time was used. Its processor time counts, because with a busy writer, or on a busy
-// machine, a read mostly waits.
+// readPause returns how long no read follows a read that lasted took and began at the CPU time
+// used. Its CPU time counts, because on a busy machine, or next to a busy writer, a read mostly
+// waits.
 func (d *Daemon) readPause(took, used time.Duration) time.Duration {
 	if d.cfg.CPU == nil {
 		return readShare * took
@@ -165,8 +165,8 @@ func (d *Daemon) readPause(took, used time.Duration) time.Duration {
 	return max(took, readShare*(d.cpu()-used))
 }
 
-// judge examines a snapshot. What was deleted by name is judged as lost only if this very read
-// shows it missing, and its grace is over.
+// judge examines a snapshot. A rule that was deleted by name is lost only if this very read
+// lacks it, and its grace is over.
 func (d *Daemon) judge(ctx context.Context, st *state, f rules.Family, snapshot iptables.Snapshot, now time.Time) map[rules.TableName]reload.Examined {
 	fs, job := st.families[f], d.job(st, f)
 	job.Over = nil

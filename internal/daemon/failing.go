@@ -47,10 +47,10 @@ var failures = []failure{
 	{is(context.DeadlineExceeded), "it took too long", keepsTrying},
 }
 
-// is returns what reports whether an error is that one.
+// is returns a function that reports whether an error is target.
 func is(target error) func(error) bool { return isAny(target) }
 
-// isAny returns what reports whether an error is one of these.
+// isAny returns a function that reports whether an error is one of these.
 func isAny(targets ...error) func(error) bool {
 	return func(err error) bool {
 		for _, target := range targets {
@@ -62,7 +62,7 @@ func isAny(targets ...error) func(error) bool {
 	}
 }
 
-// refusedFor returns what reports whether a restore was refused for that reason.
+// refusedFor returns a function that reports whether a restore was refused for that reason.
 func refusedFor(reason iptables.Reason) func(error) bool {
 	return func(err error) bool {
 		var refused *iptables.RestoreError
@@ -70,8 +70,8 @@ func refusedFor(reason iptables.Reason) func(error) bool {
 	}
 }
 
-// failureOf says why a replay failed. An error that is not known has the kernel's words for it, if
-// it has any.
+// failureOf says why a replay failed. For an unknown error it quotes the kernel, if the kernel
+// gave a reason.
 func failureOf(err error) failure {
 	for _, f := range failures {
 		if f.is(err) {

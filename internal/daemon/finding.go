@@ -14,35 +14,37 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// tableState is what the loop knows of one table.
+// tableState is the loop's knowledge of one table.
 type tableState struct {
 	verdict canary.Verdict
 	seen    rules.Section // of the last read
 	known   bool          // seen is of a read
-	pending bool          // the generation does not have yet what was seen
+	pending bool          // the generation does not have all of seen yet
 	trouble pace.Trouble  // why the table could not be read
 	// learningStopped: observe mode read a loss, which lasts until the owner has put its rules
 	// back; see take.
 	learningStopped bool
-	// spared: nothing is protected in it, and it does not exist or is guarded on demand, so that it
-	// has no marks.
+	// spared: the table has no marks, because nothing is protected in it, and it does not exist
+	// or is guarded on demand.
 	spared bool
-	placed []placed // jumps that were put back, those of the last grace
-	// jumpsMissing is how many the last full read did not show.
+	placed []placed // jumps that replays put back within the last grace
+	// jumpsMissing is the number of jumps that the last full read lacked.
 	jumpsMissing int
-	// inForce is the digest of the last read around a write that showed all of it in force.
+	// inForce is the digest of the last read around a write that showed the whole table in
+	// force.
 	inForce uint64
-	// missing is what the last full read did not show, and its owner may be about to write.
+	// missing holds rules that the last full read lacked, and that their owner may be about to
+	// write.
 	missing     []missing
 	missingSaid time.Time // when the log said so last
 	policies    accepted.Policies
-	// settled is the last read that the generation has all of.
+	// settled is the last read whose whole content the generation has.
 	settled culprit.Read
-	// standing is what the last read showed of it while nothing was lost.
+	// standing is the table as the last read showed it while nothing was lost.
 	standing standing
 }
 
-// newTables returns the tables of a family of which nothing is known yet.
+// newTables returns the tables of a family before any read.
 func newTables() map[rules.TableName]*tableState {
 	tables := map[rules.TableName]*tableState{}
 	for _, t := range protect.Tables() {
@@ -51,54 +53,54 @@ func newTables() map[rules.TableName]*tableState {
 	return tables
 }
 
-// known is when a family's content was known.
+// known holds the times at which a family's content was known.
 type known struct {
-	at        time.Time // when it was last known what the tables hold; zero: never
-	natIntact time.Time // when it was last known that nat held the whole generation; zero: never
+	at        time.Time // when the content of all tables was last known; zero: never
+	natIntact time.Time // when nat was last known to hold the whole generation; zero: never
 }
 
-// A source is what showed a finding. It decides what follows from the finding.
+// A source is the kind of read that showed a finding. It decides how take handles the finding.
 type source int
 
 const (
-	// lossesOnly: a probe of the marks, or a read while replays are paused. A table that lost
-	// nothing stays as it is known.
+	// lossesOnly: a probe of the marks, or a read while replays are paused. A table without a
+	// loss keeps its verdict.
 	lossesOnly source = iota
-	// watching: a read in observe mode. It stops the learning of tables that lost something.
+	// watching: a read in observe mode. It stops learning for tables that lost something.
 	watching
 	// readInFull: an examination, or the reads around a write.
 	readInFull
 )
 
-// A tableFinding is what was found of one table.
+// A tableFinding is a finding about one table.
 type tableFinding struct {
 	id      rules.TableID
 	source  source
 	finding canary.Finding
 
-	// The rest is of a table that was read in full.
+	// The other fields are of a table that was read in full.
 	mark   canary.Mark
 	absent bool         // the table does not exist
 	table  *rules.Table // nil if it does not exist, or was not read
-	read   bool         // false: a write came without a read of the table
+	read   bool         // false: the table was written, and not read
 	proved bool         // a read after a write showed everything in force
 	// section is the protected part of the table.
 	section rules.Section
 }
 
-// bare reports whether the table was read, and neither holds nor ought to hold anything protected.
-// Its marks are yet to be planted, and nothing would be lost with it.
+// bare reports whether the table was read, and neither holds nor ought to hold anything
+// protected. Its marks are yet to be planted, and nothing would be lost with it.
 func (x tableFinding) bare(want rules.Section) bool {
 	return x.read && x.finding.Err == nil && x.mark.Nonce == "" && x.section.Bare() && want.Bare()
 }
 
-// take takes a finding into what is known of its table. Probes, examinations, writes, observe
-// mode and the pause all end here, and nothing else sets a verdict but what follows from it:
-// learn and setUnknown. take returns false while the learning of the table stays stopped.
+// take takes a finding into the state of its table. Probes, examinations, writes, observe mode
+// and pauses all end here. Besides take, only learn and setUnknown set a verdict. take returns
+// false while learning stays stopped for the table.
 //
-// A stopped learning means: the table counts as lost, whatever is read of it. That ends when a
-// write is proved, or when a read shows everything that ought to be in force. Marks that are
-// lost once more are a loss of their own.
+// While learning is stopped, the table counts as lost, also if a read shows it intact. That
+// ends when a write is proved, or when a read shows everything that ought to be in force. Marks
+// that are lost once more are a loss of their own.
 func (d *Daemon) take(st *state, x tableFinding) bool {
 	ts, v := st.table(x.id), x.finding.Verdict
 	if x.source == readInFull {
@@ -120,7 +122,7 @@ func (d *Daemon) take(st *state, x tableFinding) bool {
 		}
 		ts.verdict, ts.learningStopped = canary.Intact, false
 	case v == canary.Unknown && ts.verdict.Loss():
-		// A loss stays one until a read shows the table: a read that fails puts no rule back.
+		// A loss stays one until a read shows the table: a failed read puts no rule back.
 	case v == canary.Unknown && (ts.verdict == canary.Intact || ts.verdict == canary.Changed) && x.bare(st.want()[x.id]):
 		// Another program has made the table, which did not exist when all was known.
 	default:
@@ -129,7 +131,7 @@ func (d *Daemon) take(st *state, x tableFinding) bool {
 	return true
 }
 
-// takeMarks takes up the marks that a read showed, and how many jumps it did not show.
+// takeMarks notes the marks that a read showed, and the number of jumps that it lacked.
 func (d *Daemon) takeMarks(st *state, ts *tableState, x tableFinding) {
 	f, t := x.id.Family, x.id.Name
 	st.marks.current = st.marks.current.With(x.id, x.mark)
@@ -142,7 +144,8 @@ func (d *Daemon) takeMarks(st *state, ts *tableState, x tableFinding) {
 	}
 	switch {
 	case x.proved:
-		// A replay brings back what is lost. A renewal of marks leaves what waits for its owner.
+		// A replay brings back lost jumps. A renewal of marks leaves jumps that wait for their
+		// owner.
 		ts.jumpsMissing = lackedBy(x.id, x.section, x.finding.Waiting)
 		ts.missing = slices.DeleteFunc(ts.missing, func(m missing) bool { return m.stands(x.id, x.section) })
 		d.cfg.Metrics.SetCanaryPresent(f, t, true)
@@ -153,8 +156,7 @@ func (d *Daemon) takeMarks(st *state, ts *tableState, x tableFinding) {
 	d.cfg.Metrics.SetJumpsMissing(f, map[rules.TableName]int{t: ts.jumpsMissing})
 }
 
-// setUnknown notes that nothing can be said of the family's tables now. What was seen to be
-// lost stays so.
+// setUnknown notes that the state of the family's tables is unknown now. Lost tables stay lost.
 func (fs *familyState) setUnknown() {
 	for _, ts := range fs.tables {
 		if !ts.verdict.Loss() {
@@ -163,7 +165,7 @@ func (fs *familyState) setUnknown() {
 	}
 }
 
-// setSection notes what a read showed of a table, and when it changed last.
+// setSection notes the section that a read showed of a table, and when it changed last.
 func (fs *familyState) setSection(t rules.TableName, section rules.Section, now time.Time) {
 	ts := fs.tables[t]
 	if ts.known && !ts.seen.Equal(section) {
@@ -172,8 +174,8 @@ func (fs *familyState) setSection(t rules.TableName, section rules.Section, now 
 	ts.seen, ts.known = section, true
 }
 
-// learn takes one table's section into the generation and plans what follows: another
-// examination while something that shrank waits for its grace, and a new nonce.
+// learn takes one table's section into the generation, and plans the steps that follow. A
+// removal that waits for its grace needs another examination, and a change a new nonce.
 func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding canary.Finding, now time.Time) {
 	f, t := id.Family, id.Name
 	fs, ts := st.families[f], st.table(id)
@@ -190,7 +192,7 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 	if t == rules.Nat {
 		seen = reload.KeepContainers(st.generation.learned.Generation[id], seen, kept)
 	}
-	_, seen = seen.Split(st.declared.now.Claims) // what is declared is not learned
+	_, seen = seen.Split(st.declared.now.Claims) // declared rules are not learned
 	learned := st.generation.learned
 	before := learned.Generation[id]
 	seen = d.withoutDoubles(fs, ts, before, seen, now)
@@ -207,7 +209,7 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 		fs.examined.plan(again)
 	}
 	switch {
-	case first && protect.OnDemand(t): // its owner wrote its first rule, at whatever time
+	case first && protect.OnDemand(t): // its owner wrote its first rule
 		st.generation.made = reload.MadeByOwners
 		st.relearn(next, now)
 	case first:
@@ -221,7 +223,7 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 			fs.rotation.hold(now)
 		}
 		if !reload.RemovalOf(id, next.Generation[id], before, now).Empty() {
-			fs.rotation.letGo() // a file from before would take what was added
+			fs.rotation.letGo() // restoring an older file would remove the added rules
 		}
 	}
 }
@@ -229,7 +231,7 @@ func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding 
 // unmarked reports whether the table is guarded on demand, and holds nothing to guard.
 func (ts *tableState) unmarked(t rules.TableName) bool { return ts.spared && protect.OnDemand(t) }
 
-// lacks reports whether something of the family is lost that a replay answers.
+// lacks reports whether the family has a loss that a replay answers.
 func (fs *familyState) lacks() bool {
 	return fs.anyTable(func(ts *tableState) bool { return ts.verdict.Loss() && !ts.learningStopped })
 }
@@ -249,13 +251,13 @@ func (fs *familyState) lost() bool {
 	return fs.anyTable(func(ts *tableState) bool { return ts.verdict.Loss() })
 }
 
-// anyTable reports whether something is so of any table of the family.
+// anyTable reports whether is returns true for any table of the family.
 func (fs *familyState) anyTable(is func(*tableState) bool) bool { return anyOf(fs.tables, is) }
 
-// table returns what is known of a table.
+// table returns the state of a table.
 func (st *state) table(id rules.TableID) *tableState { return st.families[id.Family].tables[id.Name] }
 
-// probeResult returns the label that a probe has in metrics: what is known of the family now.
+// probeResult returns the label that a probe has in metrics, by the family's present verdicts.
 func (fs *familyState) probeResult() metrics.ProbeResult {
 	switch {
 	case fs.lost():
@@ -267,16 +269,16 @@ func (fs *familyState) probeResult() metrics.ProbeResult {
 	}
 }
 
-// setKnown notes that the content of the tables was known at that time: everything
-// was read, or a probe showed that nothing has moved since or what is lost. A
-// stamp that is not exact shows nothing, and what moved and is not read yet is
-// not known, nor is a family of which one table cannot be read.
+// setKnown notes that the content of the tables was known at that time. Then everything was
+// read, or a probe showed a loss, or that nothing has changed since. A stamp that is not exact
+// proves nothing. A family is not known while a change is not read yet, or a table cannot be
+// read.
 func (fs *familyState) setKnown(at time.Time) {
 	if !fs.examined.dirty.IsZero() || fs.probeResult() == metrics.ProbeUnknown {
 		return
 	}
 	fs.known.at = at
-	// While something is lost, of the other tables only the marks were looked at.
+	// While something is lost, only the marks of the other tables were looked at.
 	if nat := fs.tables[rules.Nat]; fs.probeResult() == metrics.ProbeIntact && nat != nil && nat.verdict == canary.Intact {
 		fs.known.natIntact = at
 	}

@@ -24,7 +24,8 @@ type Tracker interface {
 	Sweep(ctx context.Context, f rules.Family, since time.Time, nat conntrack.Rules) (conntrack.Deleted, error)
 }
 
-// anyRules does to a flow what any of them does: the kernel takes the first translation that fits.
+// anyRules translates a flow if any of its rules does: the kernel takes the first translation
+// that fits.
 type anyRules []conntrack.Rules
 
 func (a anyRules) Translates(flow rules.Flow) bool {
@@ -35,7 +36,7 @@ func (a anyRules) Masquerades(flow rules.Flow, backend netip.AddrPort) bool {
 	return slices.ContainsFunc(a, func(r conntrack.Rules) bool { return r.Masquerades(flow, backend) })
 }
 
-// nativeRules are what native tables do to flows.
+// nativeRules are the translations of native tables.
 type nativeRules struct{ *native.Translations }
 
 func (n nativeRules) Translates(flow rules.Flow) bool {
@@ -46,13 +47,13 @@ func (n nativeRules) Masquerades(flow rules.Flow, backend netip.AddrPort) bool {
 	return n.Translations.Masquerades(native.Flow(flow), backend)
 }
 
-// sweepTime is what one sweep may take; with 100,000 flows it took 0.2 s, 0.4 s
-// where the kernel cannot filter (before Linux 5.15). It is not cut short when the
-// daemon stops: the rules are back, and nothing else would look.
+// sweepTime limits one sweep. With 100,000 flows a sweep took 0.2 s, and 0.4 s if the kernel
+// cannot filter (before Linux 5.15). It is not cut short when the daemon stops: the rules are
+// back, and no other sweep follows.
 const sweepTime = 4 * time.Second
 
-// A sweep is what follows a replay of nat, or the opening of the standby: flows that began while
-// its rules were missing are ended, so that the next packet of each is translated.
+// A sweep follows a replay of nat, or the opening of the standby. It ends the flows that began
+// while the rules were missing, so that the next packet of each is translated.
 type sweep struct {
 	// since is when the rules of each family were seen complete last.
 	since      map[rules.Family]time.Time
@@ -60,8 +61,8 @@ type sweep struct {
 	native     []*native.Table
 }
 
-// askSweep asks for a sweep. It never waits: what is asked for while a sweep runs is done
-// afterwards, by the newest rules.
+// askSweep starts a sweep. It never waits: a request during a sweep is done afterwards, by the
+// newest rules.
 func (d *Daemon) askSweep(next sweep) {
 	if d.cfg.Flows == nil {
 		return
@@ -86,8 +87,9 @@ func (d *Daemon) askSweep(next sweep) {
 	d.sweeps <- next // the loop alone sends, and there is room for one
 }
 
-// sweepNative asks for a sweep of the families of native tables that are proved to be back, or that
-// the standby has begun to translate for. intact is when they were last known to be in force.
+// sweepNative starts a sweep of the families of native tables that are proved to be back, or
+// that the standby has begun to translate for. intact is when they were last known to be in
+// force.
 func (d *Daemon) sweepNative(back []*native.Table, intact time.Time) {
 	next := sweep{since: map[rules.Family]time.Time{}}
 	for _, t := range back {
@@ -103,11 +105,11 @@ func (d *Daemon) sweepNative(back []*native.Table, intact time.Time) {
 	}
 }
 
-// sweepAfter asks for a sweep of a family if its nat was lost and is proved to be back.
+// sweepAfter starts a sweep of a family if its nat was lost and is proved to be back.
 //
-// intact is when nat was last seen complete. Its rules may be missing from then
-// on: a flush takes effect before anything shows it, nearly a second before on a
-// busy node, so its flows began before it was noticed.
+// intact is when nat was last seen complete. Its rules may be missing from then on: a flush
+// takes effect before anything shows it, nearly a second before on a busy node. So its flows
+// began before canaryd noticed it.
 func (d *Daemon) sweepAfter(g rules.Generation, f rules.Family, result reload.FamilyResult, intact time.Time) {
 	nat, ok := result.Tables[rules.Nat]
 	if ok && nat.Proved && nat.Finding.Verdict.Loss() && !nat.Finding.OnlyDrilled() {
@@ -115,16 +117,16 @@ func (d *Daemon) sweepAfter(g rules.Generation, f rules.Family, result reload.Fa
 	}
 }
 
-// sweepNat asks for a sweep of a family for which nat is proved to be back, or for which the
-// standby has begun to translate: else a flow that began before would wait for the proof. At 5,000
-// services of kube-proxy's nftables mode a replay takes 2 to 9 s, and 33 of 16,420 connections were
-// not made within 15 s (Linux 6.18).
+// sweepNat starts a sweep of a family whose nat is proved to be back, or is translated by the
+// standby. Otherwise a flow that began before would wait for the proof. At 5,000 services of
+// kube-proxy's nftables mode a replay takes 2 to 9 s. There 33 of 16,420 connections were not
+// made within 15 s (Linux 6.18).
 func (d *Daemon) sweepNat(g rules.Generation, f rules.Family, intact time.Time) {
 	d.askSweep(sweep{since: map[rules.Family]time.Time{f: intact}, generation: g})
 }
 
-// runSweeps sweeps until sweeps is closed. It has a goroutine of its own, so that the answer
-// to the next flush does not wait for it, and a thread, so that what it costs is known.
+// runSweeps sweeps until sweeps is closed. It has a goroutine of its own, so that the answer to
+// the next flush does not wait for it. It has a thread of its own, so that its cost is known.
 func (d *Daemon) runSweeps(ctx context.Context) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -168,8 +170,8 @@ func (d *Daemon) sweep(ctx context.Context, f rules.Family, since time.Time, s s
 	}
 }
 
-// threadCPU returns the CPU time that the calling thread has used; 0 where CPU time is not asked
-// for.
+// threadCPU returns the CPU time that the calling thread has used; 0 where CPU time does not
+// count.
 func (d *Daemon) threadCPU() time.Duration {
 	if d.cfg.CPU == nil {
 		return 0

@@ -9,24 +9,24 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// generation is what was learned, and when what ought to be in force last changed.
+// generation is the learned generation, with the time and the number of changes.
 type generation struct {
 	learned  reload.Learned
-	captured time.Time   // when what is learned or declared last changed
-	edition  int         // how often it, or what the generation on disk depends on, did
-	changes  int         // how often it did
-	made     reload.Made // what changed it last
+	captured time.Time   // when the learned or declared rules last changed
+	edition  int         // changes of the rules, and of other data that the disk keeps with them
+	changes  int         // changes of the rules only
+	made     reload.Made // the cause of the last change
 }
 
-// change notes that what want returns is another than before.
+// change notes that want returns another generation than before.
 func (g *generation) change(at time.Time) {
 	g.captured = at
 	g.edition++
 	g.changes++
 }
 
-// relearn takes up what is learned by now, for which another process is the reason. It is
-// written, and the marks of these families are renewed.
+// relearn replaces the learned generation after another process changed the rules. It plans to
+// save the generation, and to renew the marks of these families.
 func (st *state) relearn(learned reload.Learned, now time.Time, families ...*familyState) {
 	st.generation.learned = learned
 	st.generation.change(now)
@@ -36,9 +36,9 @@ func (st *state) relearn(learned reload.Learned, now time.Time, families ...*fam
 	}
 }
 
-// own returns what the claimed chains ought to be; without Claims that is not known. A
-// declaration is no measure before it was written. The kernel may refuse it, and what a flush
-// takes meanwhile must come back all the same.
+// own returns the declaration that the claimed chains must match; without Claims there is none
+// yet. In heal mode a declaration counts only once it was written. The kernel may refuse it,
+// and rules that a flush takes meanwhile must come back anyway.
 func (st *state) own() Declaration {
 	switch {
 	case st.mode == api.Observe:
@@ -59,7 +59,7 @@ func (st *state) want() rules.Generation {
 	return own.Generation.Join(st.generation.learned.Generation)
 }
 
-// claimed returns what declared sources own of the generation.
+// claimed returns the part of a generation that declared sources own.
 func (st *state) claimed(g rules.Generation) rules.Generation {
 	for id, s := range g {
 		own, _ := s.Split(st.declared.now.Claims)
@@ -68,7 +68,7 @@ func (st *state) claimed(g rules.Generation) rules.Generation {
 	return g
 }
 
-// unclaimed returns the generation without what declared sources own.
+// unclaimed returns a generation without the part that declared sources own.
 func (st *state) unclaimed(g rules.Generation) rules.Generation {
 	for id, s := range g {
 		_, rest := s.Split(st.declared.now.Claims)

@@ -25,7 +25,7 @@ import (
 // At 5,000 services that takes 3 ms.
 const findEvery = time.Second
 
-// guards is which owners have rules that are guarded.
+// guards holds the owners whose rules are guarded.
 type guards struct {
 	edition int                      // of the generation in which owners were looked for last
 	native  map[tableid.TableID]bool // the native tables of then
@@ -36,7 +36,7 @@ type guards struct {
 	before  map[string]bool // owners that the last run guarded; nil: that is not known
 }
 
-// ownersAt returns when owners are to be looked for.
+// ownersAt returns when findOwners is due.
 func (d *Daemon) ownersAt(st *state) time.Time {
 	g := &st.guards
 	switch {
@@ -48,7 +48,8 @@ func (d *Daemon) ownersAt(st *state) time.Time {
 	return time.Time{}
 }
 
-// sameTables reports whether these are the guarded native tables: one may go as another comes.
+// sameTables reports whether these are the guarded native tables: one may have replaced
+// another.
 func sameTables(known map[tableid.TableID]bool, now map[tableid.TableID]*nativeTable) bool {
 	for id := range now {
 		if !known[id] {
@@ -117,8 +118,8 @@ func namesAuto(value string) ([]string, bool) {
 	return words, err == nil && s.Auto()
 }
 
-// leaveOut returns a value of --protect with words that take these owners out of auto; "" if it has
-// no auto, or other words name these owners.
+// leaveOut returns a value of --protect with words that take these owners out of auto. It
+// returns "" if the value has no auto, or other words name these owners.
 func leaveOut(value string, list []api.GuardedOwner) string {
 	words, auto := namesAuto(value)
 	if !auto {
@@ -136,7 +137,7 @@ func leaveOut(value string, list []api.GuardedOwner) string {
 	return value
 }
 
-// recallGuards takes down which owners the last run guarded, before anything is read.
+// recallGuards notes the owners that the last run guarded, before any read.
 func recallGuards(st *state) {
 	found := ownersIn(st)
 	if len(found) == 0 && st.generation.captured.IsZero() {

@@ -18,8 +18,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// heal answers a loss: it waits until the flusher is done, replays what is
-// lost, and proves it. In observe mode and in a pause it only records the loss.
+// heal answers a loss: it waits until the flusher is done, replays the lost rules, and proves
+// them. In observe mode and in a pause it only records the loss.
 func (d *Daemon) heal(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
@@ -51,7 +51,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	ride := &nativeRide{used: used}
 	job.Rider = func() *iptables.Rider { return d.rider(ctx, st, ride) }
 	result, err := d.replayer(ctx, st).Heal(ctx, job)
-	if result != nil && !onlyDrilled(result) { // else the lock was not had, and nothing was done
+	if result != nil && !onlyDrilled(result) { // nil: the lock was not free, and nothing was done
 		d.spend(st, used)
 	}
 	d.concludeHeal(ctx, st, ride, result, err)
@@ -60,7 +60,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	}
 }
 
-// protection returns what is protected: what is learned, and the chains that are claimed.
+// protection returns the configured protection, with the chains that declared sources claim.
 func (d *Daemon) protection(st *state) rules.Protection {
 	p := d.cfg.Protection
 	if claims, learned := st.declared.now.Claims, p.Chain; claims != nil {
@@ -69,12 +69,12 @@ func (d *Daemon) protection(st *state) rules.Protection {
 	return p
 }
 
-// examiner returns what judges reads now.
+// examiner returns the Examiner that judges reads now.
 func (d *Daemon) examiner(st *state) reload.Examiner {
 	return reload.Examiner{Canary: d.cfg.Canary, Protection: d.protection(st)}
 }
 
-// replayer returns what replays now.
+// replayer returns the Replayer for the present state.
 func (d *Daemon) replayer(ctx context.Context, st *state) reload.Replayer {
 	r := reload.Replayer{
 		Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protection: d.protection(st), BeforeWrite: d.beforeWrite(ctx, st),
@@ -88,9 +88,8 @@ func (d *Daemon) replayer(ctx context.Context, st *state) reload.Replayer {
 	return r
 }
 
-// stopGrace is how long a replay may go on when the daemon is to stop. To stop with one
-// family back and the other lost would be worst. systemd kills after 90 s, Kubernetes after
-// 30 s.
+// stopGrace is how long a replay may take after the daemon has to stop. A stop with one family
+// back and the other lost would be worst. systemd kills after 90 s, Kubernetes after 30 s.
 const stopGrace = 20 * time.Second
 
 // finishing returns a context that outlives ctx by stopGrace.
@@ -100,8 +99,8 @@ func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
 	return longer, func() { stop(); cancel() }
 }
 
-// concludeHeal takes a replay's result into the state and ends or prolongs
-// the loss.
+// concludeHeal takes a replay's result into the state. It closes the flush record, or plans
+// another try.
 func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, result reload.Result, err error) {
 	st.loss.record.Attempts++
 	d.recordLosses(ctx, st, hits(result))
@@ -135,8 +134,8 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 	if !done {
 		d.healFailed(ctx, st, err)
 		if anyOf(result, reload.FamilyResult.Beaten) {
-			// Nothing was refused, but another process wrote in the middle of it. It may be done by
-			// now; if it is not, replays are limited.
+			// Nothing was refused, but another process wrote during the replay. It may be done
+			// by now; if it is not, replays are limited.
 			st.loss.retry.In(pace.FirstTry, time.Now())
 		}
 		return
@@ -155,8 +154,8 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 	d.drillAnswered(ctx, st, ended)
 }
 
-// lostButUnread returns why a table whose canary is lost could not be judged:
-// the loss stays open until it can be.
+// lostButUnread returns why tables whose canary is lost could not be judged: the loss stays
+// open until they can be.
 func (d *Daemon) lostButUnread(st *state, result reload.Result) error {
 	var errs []error
 	for id, tr := range flushes.TablesOf(result) {
@@ -165,7 +164,7 @@ func (d *Daemon) lostButUnread(st *state, result reload.Result) error {
 	return errors.Join(errs...)
 }
 
-// lostUnread returns why a table that is lost could not be judged, nil if it could.
+// lostUnread returns why a lost table could not be judged; nil if it could.
 func (st *state) lostUnread(id rules.TableID, finding canary.Finding) error {
 	if finding.Verdict != canary.Unknown || !st.table(id).verdict.Loss() {
 		return nil
@@ -173,7 +172,7 @@ func (st *state) lostUnread(id rules.TableID, finding canary.Finding) error {
 	return fmt.Errorf("%s lost its canary and cannot be read: %w", id, finding.Err)
 }
 
-// hits returns what a replay found lost under guard.
+// hits returns the losses that a replay found under guard.
 func hits(result reload.Result) map[rules.TableID]flushes.Hit {
 	found := map[rules.TableID]flushes.Hit{}
 	for id, tr := range flushes.TablesOf(result) {
@@ -264,8 +263,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	d.logRecovery(ctx, st, l, result)
 }
 
-// worst returns the outcome that the flush record gets: that of the family
-// that went least well.
+// worst returns the outcome for the flush record: the worst of all families.
 func worst(result reload.Result) api.Outcome {
 	outcomes, worst := []api.Outcome{reload.Skipped, reload.Proved, reload.Raced, reload.Partial, reload.Failed}, 0
 	for _, fr := range result {

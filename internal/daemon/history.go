@@ -20,7 +20,7 @@ func (d *Daemon) journal(ctx context.Context, st *state, l *loss) {
 	d.keepRecord(ctx, st, l.record, len(l.unkept) == 0, func() { d.write(ctx, l.record, l.unkept) })
 }
 
-// keepOpen has the journal write a loss that lasts. If canaryd is killed meanwhile, only the
+// keepOpen writes a lasting loss to the journal. If canaryd is killed meanwhile, only the
 // journal knows the culprit.
 func (d *Daemon) keepOpen(ctx context.Context, l *loss) {
 	if len(l.unkept) > 0 {
@@ -30,7 +30,7 @@ func (d *Daemon) keepOpen(ctx context.Context, l *loss) {
 }
 
 // write gives a record to the journal, which does not wait for the disk. Without a diff the
-// journal keeps the one that it has.
+// journal keeps its present one.
 func (d *Daemon) write(ctx context.Context, record api.Flush, diff []api.TableDiff) {
 	if d.cfg.Journal == nil {
 		return
@@ -44,7 +44,7 @@ func (d *Daemon) write(ctx context.Context, record api.Flush, diff []api.TableDi
 	}
 }
 
-// reportJournal takes up whether the journal could be written. Any goroutine may call it.
+// reportJournal notes whether the journal could be written. Any goroutine may call it.
 func (d *Daemon) reportJournal(ctx context.Context, err error) {
 	if err != nil {
 		d.cfg.Metrics.ObserveJournalError()
@@ -58,8 +58,8 @@ func (d *Daemon) reportJournal(ctx context.Context, err error) {
 	}
 }
 
-// recallFlushes takes up the records of earlier runs, also those of another boot. They are
-// shown, and nothing else rests on them.
+// recallFlushes takes up the records of earlier runs, also of other boots. They are shown, and
+// this run may continue a record that was left open.
 func (d *Daemon) recallFlushes(ctx context.Context, st *state) {
 	if d.cfg.Journal == nil {
 		return
@@ -76,7 +76,7 @@ func (d *Daemon) recallFlushes(ctx context.Context, st *state) {
 	}
 }
 
-// Flush returns all that is known of one flush.
+// Flush returns the whole record of one flush, with its rules.
 func (d *Daemon) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply, error) {
 	list := flushes.History(d.Status().Flushes)
 	reply := api.FlushReply{Diff: []api.TableDiff{}}
@@ -112,7 +112,7 @@ func (d *Daemon) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply,
 	return reply, nil
 }
 
-// kept returns what the journal has of a flush.
+// kept returns the journal's record of a flush.
 func (d *Daemon) kept(ctx context.Context, id string) (api.Flush, []api.TableDiff, error) {
 	if d.cfg.Journal == nil {
 		return api.Flush{}, nil, errors.New("no state folder is in use")
@@ -132,8 +132,8 @@ func (d *Daemon) kept(ctx context.Context, id string) (api.Flush, []api.TableDif
 	return record, detail.Diff, err
 }
 
-// keepRecord keeps a finished record, unless it is counted in another one. open: the journal has it
-// as an open one, which the next run would go on with.
+// keepRecord keeps a finished record, unless it is counted in another one. open: the journal
+// has it as an open record, which the next run would continue.
 func (d *Daemon) keepRecord(ctx context.Context, st *state, record api.Flush, open bool, write func()) {
 	into := st.journal.FoldsInto(record)
 	if open || into == nil || into.Outcome != record.Outcome {
@@ -165,8 +165,8 @@ func (d *Daemon) writeFolded(ctx context.Context, st *state) {
 	st.disk.folded = nil
 }
 
-// comingsLogged is how many lines a minute the log has of tables that come and go: a program may
-// make and delete one 100 times a second.
+// comingsLogged is how many log lines a minute report that tables appear and disappear. A
+// program may make and delete a table 100 times a second.
 const comingsLogged = 40
 
 // comings counts these lines.

@@ -14,14 +14,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// An incomplete is a closed flush record of which rules are still in quarantine.
+// An incomplete is a closed flush record with rules that are still in quarantine.
 type incomplete struct {
 	id      string
 	outcome api.Outcome // once all of them are back
 	missing reload.Quarantine
 }
 
-// keepIncomplete notes what a record that ends as partial still lacks.
+// keepIncomplete notes the rules that a record lacks when it ends as partial.
 func (st *state) keepIncomplete(l *loss) {
 	r := incomplete{id: l.record.ID, outcome: reload.Proved}
 	if l.recovery.raced {
@@ -38,9 +38,9 @@ func (st *state) keepIncomplete(l *loss) {
 	}
 }
 
-// releaseMissing takes up that rules of a table left the quarantine: left is what stays there, and
-// seen is what a read showed of the table. A record of which a rule is neither there nor back stays
-// as it is: the rule's owner decided otherwise.
+// releaseMissing notes that rules of a table left the quarantine. left has the rules that stay
+// there, and seen is the section of the last read. A record stays as it is if one of its rules
+// is neither there nor back: the rule's owner decided otherwise.
 func (st *state) releaseMissing(id rules.TableID, left []reload.QuarantinedRule, seen rules.Section) {
 	if len(st.incomplete) == 0 {
 		return
@@ -55,7 +55,8 @@ func (st *state) releaseMissing(id rules.TableID, left []reload.QuarantinedRule,
 	}
 }
 
-// completeRecords ends the records whose last rule came back: they were as good as open until then.
+// completeRecords ends the records whose last rule is back: they were as good as open until
+// then.
 func (d *Daemon) completeRecords(ctx context.Context, st *state) {
 	st.incomplete = slices.DeleteFunc(st.incomplete, func(r incomplete) bool {
 		if r.missing.Count() > 0 {
@@ -81,8 +82,8 @@ func (d *Daemon) completeRecord(ctx context.Context, st *state, id string, outco
 		flushes.AbsentKey(*record), absent.Round(10*time.Microsecond))
 }
 
-// lostMore probes the marks that are known to stand, and reports whether some are lost: what takes
-// long may wait then.
+// lostMore probes the marks of intact tables, and reports whether some are lost. Then longer
+// work can wait.
 func (d *Daemon) lostMore(ctx context.Context, st *state) bool {
 	lost := false
 	for f, fs := range st.families {

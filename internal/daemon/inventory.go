@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// inventoryEvery bounds how often canaryd counts unguarded rules. While it guards
-	// nothing, it asks nf_tables for native tables that often.
+	// inventoryEvery bounds how often canaryd counts unguarded rules. While it guards nothing,
+	// it lists nf_tables' native tables that often.
 	inventoryEvery = 30 * time.Second
 	nativeShown    = 20
 	othersShown    = 5
@@ -42,7 +42,7 @@ type inventory struct {
 // bareNow reports whether the generation has nothing to guard.
 func (d *Daemon) bareNow(st *state) bool {
 	if inv := &st.inventory; inv.edition != st.generation.edition {
-		// Kubelet's chains are too little only if more than these is to be guarded.
+		// Kubelet's chains alone count as nothing only if more than these is to be guarded.
 		inv.edition, inv.bare = st.generation.edition, bare(st.want(), d.cfg.Protection.Chain(owners.ServicesChain))
 	}
 	return st.inventory.bare
@@ -50,8 +50,7 @@ func (d *Daemon) bareNow(st *state) bool {
 
 // bare reports whether a generation has no rule, or only kubelet's.
 func bare(g rules.Generation, beyondKubelet bool) bool {
-	// kubelet's chains are guarded, but a node on which they are all is not what --protect=kube
-	// is for.
+	// kubelet's chains are guarded, but --protect=kube is not meant for a node without others.
 	counts := func(chain string) bool { return !beyondKubelet || !owners.Kubelets(chain) }
 	for _, s := range g {
 		for _, c := range s.Chains {
@@ -68,7 +67,7 @@ func bare(g rules.Generation, beyondKubelet bool) bool {
 	return true
 }
 
-// inventoryAt returns when the inventory is to be taken: when reads have shown something new, and
+// inventoryAt returns when the inventory is due: after reads have shown something new, and
 // while nothing is guarded.
 func (d *Daemon) inventoryAt(st *state) time.Time {
 	switch inv := &st.inventory; {
@@ -172,7 +171,7 @@ func (r *nativeRealm) guardsPackets() bool {
 	})
 }
 
-// nothing returns that nothing is protected, for a Status that is ready; nil if
+// nothing returns the report that nothing is protected, for a Status that is ready; nil if
 // something is.
 func (d *Daemon) nothing(st *state, s api.Status) *api.Nothing {
 	if st.loss != nil || !st.allPlanted() || !d.bareNow(st) || s.Ready() != nil || st.native.guardsPackets() {
@@ -182,6 +181,6 @@ func (d *Daemon) nothing(st *state, s api.Status) *api.Nothing {
 	count, _ := st.want().Counts()
 	return &api.Nothing{
 		NativeTables: inv.tables[:min(len(inv.tables), nativeShown)], Rules: inv.rules, Chains: inv.names,
-		Kubelet: count > 0, Unknown: inv.unknown || inv.at.IsZero(), // that follows
+		Kubelet: count > 0, Unknown: inv.unknown || inv.at.IsZero(), // the inventory follows
 	}
 }

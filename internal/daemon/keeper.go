@@ -21,18 +21,19 @@ type Keeper interface {
 	Release(rules.Family) error
 }
 
-// keeping is what the loop knows of one family's keeper.
+// keeping is the loop's knowledge of one family's keeper.
 type keeping struct {
 	state  api.KeeperState
 	reason string
 	making pace.Making
 }
 
-// keeperBasis is what decides about the keeper. While it is the same, so is the decision.
+// keeperBasis is the basis of the decision about the keeper. While it is the same, so is the
+// decision.
 type keeperBasis struct {
 	edition int      // of the generation
 	mode    api.Mode // observe writes nothing but marks
-	losing  bool     // what a loss took may be why nothing translates
+	losing  bool     // a loss may be why nothing translates
 }
 
 func (st *state) keeperBasis() keeperBasis {
@@ -43,8 +44,8 @@ func (st *state) keeperBasis() keeperBasis {
 func (d *Daemon) mayKeep(*state) bool { return d.cfg.Keeper != nil }
 
 // keep makes the keeper's tables where protected rules translate, and deletes them where none
-// does. It is a step of the loop's, because its commit would make a replay stale if it came
-// between the replay's read and write.
+// does. It is a step of the loop, because a commit between a replay's read and its write makes
+// the replay stale.
 func (d *Daemon) keep(ctx context.Context, st *state) {
 	st.keptBy = st.keeperBasis()
 	g, now := st.want(), time.Now()
@@ -63,7 +64,7 @@ func (d *Daemon) keep(ctx context.Context, st *state) {
 	}
 }
 
-// keepFamily makes the family's table unless it stands, or is to be tried later.
+// keepFamily makes the family's table, unless the table exists or is to be tried later.
 func (d *Daemon) keepFamily(ctx context.Context, f rules.Family, k *keeping) {
 	if k.state == api.KeeperKept || !k.making.TryAt.IsZero() {
 		return

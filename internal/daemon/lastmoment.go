@@ -11,7 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// read reads a family, and learns what its owners wrote right before what the read shows lost.
+// read reads a family, and learns the rules that owners wrote right before a flush that it
+// shows.
 func (d *Daemon) read(ctx context.Context, st *state, f rules.Family) (iptables.Snapshot, error) {
 	snapshot, err := d.cfg.Kernel.Read(ctx, f)
 	if err == nil {
@@ -20,7 +21,8 @@ func (d *Daemon) read(ctx context.Context, st *state, f rules.Family) (iptables.
 	return snapshot, err
 }
 
-// latest returns what a replay asks for the generation after each read; see reload.Job.
+// latest returns the function that gives a replay the generation after each read; see
+// reload.Job.
 func (d *Daemon) latest(st *state) func(rules.Family, uint64) rules.Generation {
 	return func(f rules.Family, digest uint64) rules.Generation {
 		d.learnLastMoment(st, f, digest)
@@ -28,11 +30,12 @@ func (d *Daemon) latest(st *state) func(rules.Family, uint64) rules.Generation {
 	}
 }
 
-// learnLastMoment adds to the generation what owners wrote between the last read of a table and a
-// commit that took marks, jumps or all rules of a chain, as far as a read with that digest shows
-// the commit: on nft the kernel's notifications say how the tables stood before it. Nothing is
-// removed from the generation: a removal shows in reads, and this may be the half of one. Of a
-// table that was lost then nothing is added: what stands there may come from a saved file.
+// learnLastMoment adds rules to the generation that owners wrote between the last read of a
+// table and a flush. The flush is a commit that took marks, jumps or all rules of a chain, and
+// that a read with that digest shows. On nft the kernel's notifications show the table right
+// before it. learnLastMoment removes nothing: a removal shows in reads, and this may be
+// half of one. It adds nothing to a table that was lost then: the table may hold rules of a
+// saved file.
 func (d *Daemon) learnLastMoment(st *state, f rules.Family, digest uint64) {
 	fs, now := st.families[f], time.Now()
 	for t, before := range d.cfg.Kernel.Before(f, digest) {

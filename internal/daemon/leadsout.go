@@ -17,14 +17,14 @@ import (
 
 var errLeadsOut = errors.New("a word rule: of --protect names rules that lead into chains which no word names: name these chains instead")
 
-// leadsOut is which rules of built-in chains a word of --protect names in vain.
+// leadsOut holds the rules of built-in chains that a word of --protect names in vain.
 type leadsOut struct {
 	read  map[rules.TableID]uint64       // digests of the reads that were looked at
 	jumps map[rules.TableID][]rules.Jump // by table
 	shown []api.LeadsOut                 // the first ones
 }
 
-// takeLeadsOut takes down these rules when a table was read again. The log names each once.
+// takeLeadsOut notes these rules when a table was read again. The log names each once.
 func (d *Daemon) takeLeadsOut(ctx context.Context, st *state) {
 	l, moved := &st.leadsOut, false
 	p := d.protection(st)

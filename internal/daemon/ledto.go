@@ -13,14 +13,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// ledTo is which chains of other owners the generation has because protected rules lead to them.
+// ledTo holds the chains of other owners that are guarded because protected rules lead to them.
 type ledTo struct {
 	edition int         // of the generation; see state
 	shown   []api.LedTo // the first ones
 	logged  map[string]bool
 }
 
-// takeLedTo takes down these chains when the generation has changed. The log names each once.
+// takeLedTo notes these chains when the generation has changed. The log names each once.
 func takeLedTo(ctx context.Context, st *state) {
 	l := &st.ledTo
 	if l.logged != nil && l.edition == st.generation.edition {

@@ -17,7 +17,7 @@ import (
 
 var errTooMany = errors.New("there are more rules than canaryd keeps of a family: raise --max-rules and the memory limit, or remove rules that are not needed")
 
-// takeLeftOut takes down which chains the last read left out. The log names them once.
+// takeLeftOut notes the chains that the last read left out. The log names them once.
 func (d *Daemon) takeLeftOut(ctx context.Context, st *state) {
 	if d.cfg.LeftOut == nil {
 		return
@@ -57,7 +57,7 @@ func largest(list []iptables.LeftOut) string {
 	return strings.Join(names, "; ")
 }
 
-// leftOutNow returns what is left out as a Status has it.
+// leftOutNow returns the chains that are left out, for a Status.
 func (st *state) leftOutNow() []api.LeftOut {
 	var list []api.LeftOut
 	for _, l := range st.leftOut[:min(len(st.leftOut), api.LeftOutShown)] {

@@ -19,14 +19,12 @@ import (
 )
 
 const (
-	// quietWalk is how long a stamp that is not exact may stand for the
-	// content: one walk of the legacy tables in 30 s costs a quiet node
-	// nothing (13 ms at 20,000 rules).
+	// quietWalk is how long canaryd trusts an unchanged stamp that is not exact. One walk of
+	// the legacy tables in 30 s costs a quiet node nothing (13 ms at 20,000 rules).
 	quietWalk = 30 * time.Second
-	// A change is examined after captureQuiet without another one, at the
-	// latest after captureMost, which leaves the read 150 ms of the 250 ms that
-	// a generation may be old; reads may take a tenth of a core, and half of the
-	// time.
+	// A change is examined after captureQuiet without another one, at the latest after
+	// captureMost. That leaves the read 150 ms of the 250 ms that a generation may be old.
+	// Reads may take a tenth of a core, and half of the time.
 	captureQuiet = 50 * time.Millisecond
 	captureMost  = 100 * time.Millisecond
 	readShare    = 9
@@ -34,31 +32,31 @@ const (
 	firstLookAfter = 50 * time.Millisecond
 )
 
-// looking is when the next look comes, and why.
+// looking is when the next look is due, and why.
 type looking struct {
 	at       time.Time     // of the next look
 	last     time.Time     // when the present look began, or the last one,
 	before   time.Time     // and the one before it
-	hinted   time.Time     // when the hint came that asks for it; zero: none did
+	hinted   time.Time     // the first hint that waits for a look; zero: none does
 	woken    bool          // by a hint, not by the poll: look closely
-	evidence time.Time     // since when what the present look finds may be so
+	evidence time.Time     // since when the findings of the present look may be true
 	followUp time.Duration // distance of the looks that follow a replay
-	storm    pace.Bucket   // of looks that hints ask for
+	storm    pace.Bucket   // limits the looks that hints cause
 	misses   uint64        // the hints of misses that looks have answered
-	missed   bool          // the present look answers one: its commit may not be heard of yet
+	missed   bool          // the present look answers a miss: its commit may not be heard of yet
 }
 
-// hint asks for a close look because of something that happened just now: at once, but next to an
-// owner that commits hundreds of times a second each 5 ms.
+// hint plans a close look because of something that happened just now. It is due at once; but
+// if an owner commits hundreds of times a second, looks are 5 ms apart.
 func (l *looking) hint(now time.Time) {
 	l.hinted, l.woken = pace.Earliest(l.hinted, now), true
 	l.plan(pace.Latest(now, l.storm.ReadyAt()))
 }
 
-// plan asks for a look at that time, or before.
+// plan makes a look due at that time, or before.
 func (l *looking) plan(at time.Time) { l.at = pace.Earliest(l.at, at) }
 
-// begin starts a look, and reports whether a hint asked for it.
+// begin starts a look, and reports whether a hint caused it.
 func (l *looking) begin(now time.Time) (woken bool) {
 	woken, l.evidence = l.woken, l.hinted
 	if l.evidence.IsZero() {
@@ -69,8 +67,8 @@ func (l *looking) begin(now time.Time) (woken bool) {
 	return woken
 }
 
-// afterReplay plans the first look after a replay. Late writers of the same reload come
-// within a second: the first look comes after 50 ms, the next ones at doubling distances.
+// afterReplay plans the first look after a replay. Late writers of the same reload write within
+// a second. So the first look is due after 50 ms, and the next ones at doubling distances.
 func (l *looking) afterReplay(now time.Time) {
 	if !l.woken { // else a hint waits
 		l.at = time.Time{}
@@ -90,23 +88,23 @@ func (l *looking) planFollowUp(now time.Time, most time.Duration) {
 	}
 }
 
-// looked is what stamps and probes showed of one family.
+// looked holds the results of stamps and probes of one family.
 type looked struct {
 	stamp   iptables.Stamp // of the last probe
 	at      time.Time      // of the last probe; zero: never
-	urgent  iptables.Stamp // up to which what is urgent was probed
-	unasked time.Time      // when the first hint came that has to wait for a stamp; zero: none does
-	unseen  time.Time      // since when something may have been written that no probe has seen; zero: nothing was
-	intact  uint64         // digest of the last probe that saw all marks standing
+	urgent  iptables.Stamp // up to which urgent tables were probed
+	unasked time.Time      // when the first hint arrived that waits for a stamp; zero: none does
+	unseen  time.Time      // since when writes may be unprobed; zero: none are
+	intact  uint64         // digest of the last probe that found all marks intact
 	trouble pace.Trouble   // why the last probe failed
-	budget  pace.Budget    // what stamps and probes may cost
+	budget  pace.Budget    // limits the time of stamps and probes
 }
 
-// lookEverywhere looks, and plans the look at native tables if a hint asked for this one: hints do
-// not say what they are of.
+// lookEverywhere looks at iptables' tables. If a hint caused the look, it also plans a look at
+// native tables, because a hint does not name the changed tables.
 func (d *Daemon) lookEverywhere(ctx context.Context, st *state) {
 	if l, now := &st.looking, time.Now(); l.woken {
-		if !now.Before(l.storm.ReadyAt()) { // a tick may come before
+		if !now.Before(l.storm.ReadyAt()) { // a tick may be earlier
 			l.storm.Spend(now, pace.StormCharge)
 		}
 		d.hintNative(st, l.hinted)
@@ -114,11 +112,11 @@ func (d *Daemon) lookEverywhere(ctx context.Context, st *state) {
 	d.look(ctx, st)
 }
 
-// look asks each family for its stamp, probes the marks of those in which something may have
-// moved, and judges what the probes showed. It answers all hints given before it.
+// look reads the stamp of each family, probes the marks of families that may have changed, and
+// judges the results. It answers all hints given before it.
 func (d *Daemon) look(ctx context.Context, st *state) {
 	woken := st.looking.begin(time.Now())
-	// Probes that a loss or a replay asks for do not draw on the budget of a busy writer.
+	// Probes because of a loss or a replay do not draw on the budget of a busy writer.
 	lost := st.loss != nil
 	misses := d.cfg.Hints.Of(watch.SourceMiss)
 	st.looking.missed, st.looking.misses = misses != st.looking.misses, misses
@@ -143,17 +141,17 @@ func (d *Daemon) look(ctx context.Context, st *state) {
 	}
 }
 
-// An asked is a family that was asked for its stamp and has to be probed.
+// An asked is a family whose stamp was read, and whose marks need a probe.
 type asked struct {
 	family rules.Family
 	stamp  iptables.Stamp
-	start  time.Time // when it was asked
-	since  time.Time // the first hint since it was asked before
+	start  time.Time // when the stamp was read
+	since  time.Time // the first hint since the stamp before
 	took   time.Duration
 	cost   time.Duration // of the processor, for budgets
 }
 
-// askStamps asks the families for their stamps and returns those that have to be probed.
+// askStamps reads the stamps of the families, and returns the families that need a probe.
 func (d *Daemon) askStamps(ctx context.Context, st *state, woken bool, free func() bool) []asked {
 	var families []asked
 	for _, f := range rules.Families() {
@@ -173,8 +171,8 @@ func (d *Daemon) askStamps(ctx context.Context, st *state, woken bool, free func
 	return families
 }
 
-// askStamp asks one family for its stamp and reports whether its marks have to be probed:
-// something was written or, where a stamp is not exact, may have been.
+// askStamp reads the stamp of one family, and reports whether its marks need a probe. They do
+// if a process has written or, without an exact stamp, may have.
 func (d *Daemon) askStamp(ctx context.Context, st *state, f rules.Family, woken bool) (asked, bool) {
 	fs, l := st.families[f], &st.families[f].looked
 	a := asked{family: f, start: time.Now(), since: pace.Earliest(l.unasked, st.looking.evidence)}
@@ -204,10 +202,11 @@ func (d *Daemon) askStamp(ctx context.Context, st *state, f rules.Family, woken 
 	return a, true
 }
 
-// probeUrgent probes what moved and is read at once, before any large table of any family is
-// walked, and reports whether a loss is open then. Where the standby has a copy of nat, nat's marks
-// come first: packets are being lost. The other marks follow in a look after the gate has opened
-// and before the heal. Marks that it sees standing are no reason not to probe.
+// probeUrgent probes changed tables that are small or have lost half of their size, before the
+// walk of any large table. It reports whether a loss is open then. If the standby has a copy of
+// nat, nat's marks are probed first: packets are being lost. A look after the gate has opened,
+// and before the heal, probes the other marks. Marks that are intact here are probed again with
+// all others.
 func (d *Daemon) probeUrgent(ctx context.Context, st *state, families []asked) bool {
 	for _, a := range families {
 		f, l := a.family, &st.families[a.family].looked
@@ -225,24 +224,24 @@ func (d *Daemon) probeUrgent(ctx context.Context, st *state, families []asked) b
 		end := time.Now()
 		l.budget.Urgent.Spend(end, cost(end.Sub(start)))
 		if err != nil {
-			continue // the probe will show it
+			continue // the probe of all marks will show it
 		}
 		l.urgent, st.looking.evidence = a.stamp, a.since
 		if !d.judgeMarks(st, f, part, result) {
 			d.cfg.Metrics.ObserveProbe(f, metrics.ProbeLoss, end.Sub(a.start))
-			if a.stamp.Exact { // nat alone was asked for: once the gate is open, so are the others
+			if a.stamp.Exact { // only nat was probed: the others follow once the gate is open
 				st.looking.plan(time.Now())
 			}
 		}
 	}
-	// The heal answers what was hinted at until now, if it can read.
+	// The heal answers all hints until now, if it can read.
 	return st.loss != nil
 }
 
-// metered begins a part of a look, and returns what costs its budget that took so long. The budget
-// is a share of a core, and on a busy machine a look mostly waits for one: counted by the clock, a
-// walk of 1,000 rules was put off by 5 s. Where stamps are exact there is no budget, and to ask for
-// the processor time would be a tenth of a look.
+// metered begins to measure a part of a look, and returns a function that turns its duration
+// into the cost for the budget. The budget is a share of a core, and on a busy machine a look
+// mostly waits for one. Counted by the clock, a walk of 1,000 rules was put off by 5 s. Exact
+// stamps have no budget, and reading the CPU time would take a tenth of a look.
 func (d *Daemon) metered(stamp iptables.Stamp) (cost func(took time.Duration) time.Duration) {
 	switch {
 	case stamp.Exact:
@@ -254,7 +253,7 @@ func (d *Daemon) metered(stamp iptables.Stamp) (cost func(took time.Duration) ti
 	return func(took time.Duration) time.Duration { return min(took, d.cpu()-used) }
 }
 
-// A probed is what a probe of all marks of a family showed.
+// A probed is the result of a probe of all marks of a family.
 type probed struct {
 	asked  asked
 	end    time.Time
@@ -282,7 +281,7 @@ func (d *Daemon) probe(ctx context.Context, st *state, a asked, free func() bool
 	return probed{a, end, result}, true
 }
 
-// judgeProbe takes up what a probe showed: a loss, or that something moved.
+// judgeProbe takes the result of a probe into the state: a loss, or a change to examine.
 func (d *Daemon) judgeProbe(ctx context.Context, st *state, p probed, free func() bool) {
 	a, f := p.asked, p.asked.family
 	fs := st.families[f]
@@ -307,7 +306,7 @@ func (d *Daemon) judgeProbe(ctx context.Context, st *state, p probed, free func(
 	d.cfg.Metrics.ObserveProbe(f, fs.probeResult(), a.took)
 }
 
-// judgeMarks reports whether marks stand, and opens a loss if they do not.
+// judgeMarks reports whether marks are intact, and opens a loss if they are not.
 func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probed iptables.Probed) bool {
 	for t := range tableid.Of(marks, f) {
 		d.cfg.Metrics.SetCanaryPresent(f, t, marks.CanaryPresent(f, t, d.cfg.Canary, probed))
@@ -318,7 +317,7 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probe
 		case v.Loss():
 			standing = false
 			d.take(st, tableFinding{id: f.Table(t), source: lossesOnly, finding: canary.Finding{Verdict: v}})
-		case st.loss != nil: // whatever was found before is over
+		case st.loss != nil: // an earlier finding is over
 			st.loss.memory = st.loss.memory.With(f.Table(t), canary.Finding{Verdict: v})
 		}
 	}
@@ -330,9 +329,9 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probe
 	return false
 }
 
-// probeFailed takes up that a family could not be probed. Nothing is restored, and the node is
-// not healthy; the next hint or tick looks again. A probe that the end of the run interrupted says
-// nothing: the last look follows, and the generation is saved.
+// probeFailed notes that a family could not be probed. canaryd restores nothing, and the node
+// is not healthy; the next hint or tick looks again. A probe that the end of the run
+// interrupted says nothing: the last look follows, and the generation is saved.
 func (d *Daemon) probeFailed(ctx context.Context, fs *familyState, f rules.Family, err error, took time.Duration) {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return

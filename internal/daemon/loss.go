@@ -20,9 +20,9 @@ import (
 // loss is a flush record in the making.
 type loss struct {
 	record       api.Flush
-	drill        *drill.Drill // that ended before the loss: what it took is no flush
+	drill        *drill.Drill // the drill that ended before the loss: its deletions are no flush
 	noticed      time.Time
-	window       time.Time                   // what is lost stood then: the end of the last write; zero: none is known
+	window       time.Time                   // the end of the last write, which left the lost rules in force; zero: unknown
 	early        bool                        // a missed packet showed it: the flusher's commit may be under way
 	intact       uint32                      // the genid of the last intact look, and the last one at
 	heard        uint32                      // which something was found lost
@@ -30,14 +30,14 @@ type loss struct {
 	lockedBy     string                      // the process that holds the xtables lock; "": none is known to
 	unread       *unreadLoss                 // the record that a Status has before any read; nil: it has none
 	noticeLogged bool                        // the log has that it was noticed
-	byName       bool                        // on legacy: a canary went by itself
+	byName       bool                        // on legacy: a canary was deleted by name
 	blamed       bool                        // its culprits were looked for
-	recorded     bool                        // the record and the log have what was lost
+	recorded     bool                        // the record and the log have the lost rules
 	counted      bool                        // whether metrics have it
 	jumpsDeleted bool                        // jumps were deleted by name, and their grace is over
-	memory       reload.Memory               // what reads and tries have shown
+	memory       reload.Memory               // findings of reads and tries
 	gone         map[protect.Attachment]bool // containers that the last replay left out
-	recovery     recovery                    // what the tries have put back so far
+	recovery     recovery                    // tables that the tries have put back so far
 	attempts     int
 	retry        pace.Retry
 
@@ -49,7 +49,7 @@ type loss struct {
 	failed  error        // the last try's; nil: it did not fail
 }
 
-// bounds returns between which times and genids the loss came about.
+// bounds returns the times and genids between which the loss began.
 func (l *loss) bounds() culprit.Bounds {
 	return culprit.Bounds{First: l.record.Time, Written: l.window, Noticed: l.noticed, Intact: l.intact, Heard: l.heard}
 }
@@ -62,7 +62,7 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 		return
 	}
 	now, at := time.Now(), st.looking.evidence
-	if anyOf(st.standby, (*standbyOf).native) { // the hint for them may come after the replay has begun
+	if anyOf(st.standby, (*standbyOf).native) { // their hint may arrive during the replay
 		st.native.lookAt = pace.Earliest(st.native.lookAt, now)
 	}
 	defer st.boundAbsence(f)
@@ -73,7 +73,7 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 	}
 }
 
-// openLossNow is openLoss of what a probe or a read of that digest shows now.
+// openLossNow is openLoss for a loss that a probe or a read of that digest shows now.
 func (d *Daemon) openLossNow(st *state, f rules.Family, digest uint64) {
 	d.dateLoss(st, f, digest)
 	fresh := st.loss == nil
@@ -82,9 +82,9 @@ func (d *Daemon) openLossNow(st *state, f rules.Family, digest uint64) {
 	}
 }
 
-// dateLoss finds out since when a loss in a family may be so that a probe or a read of that digest
-// shows. What was put back was in force after the write, whatever was hinted at before it. Where
-// all commits since were heard of, the loss came with the first of them or later.
+// dateLoss estimates when a loss began that a probe or a read of that digest shows in a family.
+// Rules that canaryd wrote were in force after the write, also if an earlier hint still waits.
+// If all commits since then were heard of, the loss began with the first of them or later.
 func (d *Daemon) dateLoss(st *state, f rules.Family, digest uint64) {
 	fs, l := st.families[f], &st.looking
 	if st.loss != nil {
@@ -105,8 +105,9 @@ func (d *Daemon) dateLoss(st *state, f rules.Family, digest uint64) {
 	}
 }
 
-// newFlushID returns the ID of a record that begins at that time. Two may begin with the same
-// hint: the second is of a family that was not asked before the first was healed.
+// newFlushID returns the ID of a record that begins at that time. Two records may begin with
+// the same hint: the second is of a family whose stamp was not read before the first was
+// healed.
 func (st *state) newFlushID(at time.Time) string {
 	for n := at.UnixMicro(); ; n++ {
 		id := fmt.Sprintf("%x", n)
@@ -123,15 +124,15 @@ func (st *state) hasFlush(id string) bool {
 		st.journal.Index(id) >= 0
 }
 
-// remember takes up what a read of one family found.
+// remember notes the findings of a read of one family.
 func (l *loss) remember(f rules.Family, examined map[rules.TableName]reload.Examined) {
 	for t, x := range examined {
 		l.memory = l.memory.With(f.Table(t), x.Finding)
 	}
 }
 
-// A recovery is what the tries of one loss have put back so far. Where one family or table
-// keeps a loss open, the others may long be intact by then.
+// A recovery has the tables that the tries of one loss have put back so far. If one family or
+// table keeps a loss open, the others may be intact long before its end.
 type recovery struct {
 	back     map[rules.TableID]time.Time // since when tables that were hit are intact
 	replayed bool                        // a table was written and proved
@@ -157,7 +158,7 @@ func (r *recovery) afterTry(hit flushes.Verdicts, result reload.Result) {
 	}
 }
 
-// outcome returns what became of the whole loss, after a last try.
+// outcome returns the outcome of the whole loss, after its last try.
 func (r recovery) outcome(result reload.Result) api.Outcome {
 	switch outcome := worst(result); {
 	case outcome != reload.Skipped || !r.replayed:

@@ -19,40 +19,40 @@ import (
 )
 
 const (
-	// The marks get a new nonce once a changed generation has been quiet for
-	// rotateQuiet; on legacy that rewrites the whole table, so it may take no
-	// more than 2 % of a core.
+	// The marks get a new nonce once a changed generation has been quiet for rotateQuiet. On
+	// legacy that rewrites the whole table, so it may take no more than 2 % of a core.
 	rotateQuiet = 200 * time.Millisecond
 	rotateShare = 49
-	// Where owners are never quiet for so long, the marks are renewed all the same after
-	// rotateMost. Until then a file that was saved earlier passes for the present rules.
+	// If owners are never quiet for so long, the marks are renewed anyway after rotateMost.
+	// Until then a file that was saved earlier passes for the present rules.
 	rotateMost = 10 * time.Second
-	// A purge has read which marks it deletes before its first deletion, and is recognised by them.
-	// So marks stay for holdQuiet after a single command removed rules, and for purgeKept if such
-	// commands do not rest.
+	// A purge reads the rules before its first deletion, and canaryd recognises it by the marks
+	// that it then deletes. So marks stay for holdQuiet after a single command removed rules,
+	// and for culprit.PurgeKept at most while such commands continue.
 	holdQuiet = 10 * time.Second
 )
 
-// marking is what the loop knows of the marks.
+// marking is the loop's knowledge of the marks.
 type marking struct {
-	current canary.Marks // those that were planted last
+	current canary.Marks // the marks that were planted last
 	retry   pace.Retry   // when tables without marks get them
 	trouble pace.Trouble // why the last planting failed
 	// madeTables are the tables that did not exist before canaryd wrote to them.
 	madeTables reload.Tables
 }
 
-// rotation is when the marks of one family are renewed.
+// rotation has the times at which the marks of one family are renewed.
 type rotation struct {
 	at time.Time // zero: the marks are as new as the generation
 	by time.Time // when they are renewed although owners are not quiet
-	// Single commands remove rules since then, and did so last at that time.
+	// removedSince is when single commands began to remove rules, and removedLast when one did
+	// so last.
 	removedSince, removedLast time.Time
-	released                  bool // it grew, too
+	released                  bool // the generation grew, too
 }
 
-// plant writes the first canaries and witnesses. What stands when that is proved is the
-// generation.
+// plant writes the first canaries and witnesses. The content that the tables have when these
+// are proved is the generation.
 func (d *Daemon) plant(ctx context.Context, st *state) {
 	families := d.plantable(st)
 	if len(families) == 0 {
@@ -131,7 +131,7 @@ func (st *state) allPlanted() bool {
 	return true
 }
 
-// plan asks for a new nonce when the owners have been quiet.
+// plan makes a new nonce due once the owners have been quiet.
 func (r *rotation) plan(now time.Time) {
 	r.at = pace.Latest(now.Add(rotateQuiet), r.at)
 	r.by = pace.Earliest(r.by, now.Add(rotateMost))
@@ -145,7 +145,7 @@ func (r *rotation) hold(now time.Time) {
 	r.removedLast = now
 }
 
-// letGo has the marks renewed without regard to what single commands removed.
+// letGo lets the marks be renewed although single commands removed rules.
 func (r *rotation) letGo() { r.released = true }
 
 // heldUntil returns until when the marks are to stay.
@@ -156,15 +156,15 @@ func (r *rotation) heldUntil() time.Time {
 	return pace.Earliest(r.removedLast.Add(holdQuiet), r.removedSince.Add(culprit.PurgeKept))
 }
 
-// putOff has marks that were to be renewed wait until then at least.
+// putOff delays a pending renewal until that time at least.
 func (r *rotation) putOff(until time.Time) {
 	r.at, r.by = pace.Latest(r.at, until), pace.Latest(r.by, until)
 }
 
 // rotationAt returns when the family's marks may be renewed; zero: not before an examination.
-// It waits until nothing has to be examined and no owner is at work. Where that never comes,
-// it has a latest time. That is safe, because a renewal reads under guard and leaves alone
-// what it finds lost.
+// The renewal waits until nothing has to be examined and no owner is at work. Next to restless
+// owners it has a latest time. That is safe, because a renewal reads under guard and does not
+// touch lost tables.
 func rotationAt(fs *familyState) time.Time {
 	if fs.looked.trouble.There() || fs.examined.trouble.There() {
 		return time.Time{}
@@ -184,8 +184,8 @@ func rotationAt(fs *familyState) time.Time {
 	return pace.Latest(at, fs.rotation.heldUntil())
 }
 
-// rotate renews the nonce of families whose generation changed, so that a file
-// that was saved before the change is known when another process restores it.
+// rotate renews the nonce of families whose generation changed. So canaryd recognises a file
+// that was saved before the change when another process restores it.
 func (d *Daemon) rotate(ctx context.Context, st *state) {
 	var families []rules.Family
 	for f, fs := range st.inOrder() {
@@ -204,7 +204,7 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 			d.applyResult(ctx, st, f, fr)
 		}
 		if ferr := errors.Join(err, fr.Err); ferr != nil {
-			// A flush came in between, or the lock is held: look, then again.
+			// A flush happened in between, or the lock is held: look, then try again.
 			klog.FromContext(ctx).V(1).Info("The marks could not be renewed yet", "family", f, "reason", ferr)
 			fs.rotation.putOff(time.Now().Add(max(d.cfg.PollInterval, rotateShare*cost)))
 			st.looking.plan(time.Now())
@@ -216,7 +216,7 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 	}
 }
 
-// addMade notes which tables a write of ours made: they did not exist when it was planned.
+// addMade notes the tables that canaryd's write made: they did not exist when it was planned.
 func (st *state) addMade(f rules.Family, fr reload.FamilyResult) {
 	for t, tr := range fr.Tables {
 		if tr.Seen == nil && !tr.Absent && tr.Proved {

@@ -20,8 +20,8 @@ import (
 
 // A jump that was deleted by name, and a chain that was emptied, may be the first step of their
 // owner's work (canary.Finding.Waiting). The owner has --jump-grace from the deletion on, also
-// while other processes write. Meanwhile the node is not healthy, and the status has a record,
-// which is kept only if the rules are still missing then.
+// while other processes write. Meanwhile the node is not healthy, and the status has a record.
+// The record is kept only if the rules are still missing at the end.
 
 // A missing is a jump, or the content of a chain, that waits for its owner.
 type missing struct {
@@ -42,7 +42,7 @@ const (
 	missingSaidEvery = time.Minute
 )
 
-// is reports whether a finding means this by h.
+// is reports whether h of a finding is this jump, or a rule of this chain.
 func (m missing) is(id rules.TableID, h rules.Jump) bool {
 	if !rules.Builtin(id.Name, m.jump.Chain) {
 		return m.jump.Chain == h.Chain
@@ -56,7 +56,7 @@ func (m missing) in(id rules.TableID, f canary.Finding) bool {
 	return slices.ContainsFunc(f.Waiting, is) || m.lost(id, f) || f.Verdict == canary.Unknown
 }
 
-// lost reports whether a finding has it as lost.
+// lost reports whether a finding counts it as lost.
 func (m missing) lost(id rules.TableID, f canary.Finding) bool {
 	return slices.Contains(f.Emptied, m.jump.Chain) || slices.ContainsFunc(f.Jumps, func(h rules.Jump) bool { return m.is(id, h) })
 }
@@ -70,7 +70,7 @@ func (m missing) stands(id rules.TableID, s rules.Section) bool {
 	return slices.ContainsFunc(s.Jumps, func(h rules.Jump) bool { return m.is(id, h) })
 }
 
-// lackedBy counts those jumps and chains that a section does not have.
+// lackedBy counts the jumps and chains of a list that a section does not have.
 func lackedBy(id rules.TableID, s rules.Section, list []rules.Jump) (n int) {
 	for _, h := range list {
 		if m := (missing{jump: h}); !m.stands(id, s) {
@@ -96,8 +96,9 @@ func (m missing) text(id rules.TableID) string {
 	return m.jump.Chain + " " + m.jump.Rule.Label()
 }
 
-// graceEnds returns when the grace of something missing ends. Where a pod's chain is kept because
-// its file stands (keptFor), the family must be quiet as well: a slow DEL is not to be undone.
+// graceEnds returns when the grace of a missing jump or chain ends. If a pod's chain is kept
+// because its file exists (KeptFor), the family must be quiet, too: a slow DEL is not to be
+// undone.
 func (d *Daemon) graceEnds(st *state, id rules.TableID, m missing) time.Time {
 	end := m.since.Add(d.cfg.JumpGrace)
 	if !rules.Builtin(id.Name, m.jump.Chain) && st.generation.learned.Shrunk(id.Family, id.Name, m.jump.Chain).IsZero() {
@@ -106,12 +107,12 @@ func (d *Daemon) graceEnds(st *state, id rules.TableID, m missing) time.Time {
 	return end
 }
 
-// graceOver reports whether the grace of h is over, which a table misses.
+// graceOver reports whether a table misses h and the grace of h is over.
 func (d *Daemon) graceOver(st *state, id rules.TableID, h rules.Jump, now time.Time) bool {
 	return slices.ContainsFunc(st.table(id).missing, func(m missing) bool { return m.is(id, h) && pace.Due(d.graceEnds(st, id, m), now) })
 }
 
-// anyGraceOver reports whether the grace of anything that is missing is over.
+// anyGraceOver reports whether the grace of any missing jump or chain is over.
 func (d *Daemon) anyGraceOver(st *state, now time.Time) bool {
 	for id, ts := range st.tables() {
 		if slices.ContainsFunc(ts.missing, func(m missing) bool { return pace.Due(d.graceEnds(st, id, m), now) }) {
@@ -129,7 +130,7 @@ func (ts *tableState) missingKind(id rules.TableID) canary.Verdict {
 	return canary.JumpsMissing
 }
 
-// forgetReturned forgets what a read does not lack any more, and returns it.
+// forgetReturned forgets the jumps and chains that a read shows again, and returns them.
 func (ts *tableState) forgetReturned(id rules.TableID, f canary.Finding) (back []missing) {
 	if len(ts.missing) == 0 {
 		return nil
@@ -146,8 +147,8 @@ func (ts *tableState) forgetReturned(id rules.TableID, f canary.Finding) (back [
 	return back
 }
 
-// planGraces has what waits in a finding examined when its grace is over; at once if its deletion
-// was not looked up yet.
+// planGraces plans an examination of the rules that wait in a finding when their grace is over.
+// It is due at once if their deletion was not looked up yet.
 func (d *Daemon) planGraces(st *state, id rules.TableID, f canary.Finding) {
 	fs, ts := st.families[id.Family], st.table(id)
 	for _, h := range f.Waiting {
@@ -164,8 +165,8 @@ func (d *Daemon) planGraces(st *state, id rules.TableID, f canary.Finding) {
 	}
 }
 
-// followMissing takes up what an examination found missing in a table that may be its owner's
-// doing: since when, and by which process.
+// followMissing notes the rules that an examination found missing and that their owner may have
+// deleted: since when, and by which process.
 func (d *Daemon) followMissing(ctx context.Context, st *state, id rules.TableID, x reload.Examined, now time.Time) {
 	fs, ts := st.families[id.Family], st.table(id)
 	log := klog.FromContext(ctx).WithValues("family", id.Family, "table", id.Name)
@@ -226,8 +227,7 @@ func missingTexts(id rules.TableID, list []missing) (texts []string) {
 	return texts
 }
 
-// countFromDeletion has the loss, if it was opened just now, begin when the rules were deleted that
-// a finding has as lost.
+// countFromDeletion dates a loss that was opened just now back to the deletion of its rules.
 func (d *Daemon) countFromDeletion(st *state, id rules.TableID, f canary.Finding) {
 	l := st.loss
 	if l.noticeLogged || l.recorded || f.MarkLost {
@@ -254,7 +254,8 @@ func (d *Daemon) countFromDeletion(st *state, id rules.TableID, f canary.Finding
 	}
 }
 
-// missingRecord returns a record of what waits for its owner; false if nothing does.
+// missingRecord returns a record of the rules that wait for their owner; false if there are
+// none.
 func (st *state) missingRecord() (r api.Flush, waits bool) {
 	r.Outcome = api.WaitingOwner
 	var inForce, noticed time.Time
@@ -301,8 +302,8 @@ func (st *state) missingRecord() (r api.Flush, waits bool) {
 	return r, waits
 }
 
-// publishMissing puts what waits for its owner into a status. While a loss is open, its record says
-// enough.
+// publishMissing puts the rules that wait for their owner into a status. While a loss is open,
+// its record says enough.
 func (d *Daemon) publishMissing(st *state, s *api.Status) {
 	r, waits := st.missingRecord()
 	if !waits || st.removed {

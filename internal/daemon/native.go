@@ -20,8 +20,7 @@ import (
 // their own chores and losses, and each realm puts back its own. Without a table that --protect
 // names there is no NativeKernel, and none of this is ever due.
 
-// A NativeKernel is what the daemon asks of nf_tables about native tables: *native.Kernel, but for
-// tests.
+// A NativeKernel reads, watches and writes native tables: *native.Kernel, but for tests.
 type NativeKernel interface {
 	nativestore.Kernel
 	Genid() (uint32, error)
@@ -32,60 +31,60 @@ type NativeKernel interface {
 	Append(b *nft.Batch, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
 }
 
-// NativeConfig is what guarding native tables needs.
+// NativeConfig holds the settings and objects for guarding native tables.
 type NativeConfig struct {
 	Kernel   NativeKernel                // nil: none are guarded
 	Protects func(tableid.TableID) bool  // which are guarded
-	Named    []tableid.TableID           // those of them that are named one by one
-	Rehearse func(t *native.Table) error // whether the kernel would take a table again; nil: that is not asked
+	Named    []tableid.TableID           // the guarded tables that are named one by one
+	Rehearse func(t *native.Table) error // whether the kernel would take a table again; nil: no rehearsals
 	Store    *nativestore.Store          // nil: nothing is kept
 	Cleanup  func() error                // removes the witnesses
-	// Wake opens Kernel if a table stands that wanted accepts, without wanted in any case, and
-	// reports whether it is open. nil: it is open.
+	// Wake opens Kernel if there is a table that wanted accepts, or if wanted is nil. It
+	// reports whether Kernel is open. nil: it is open.
 	Wake func(wanted func(nft.Table) bool) (bool, error)
 }
 
 const (
-	// deedsKept bounds what is remembered of commits to one table while it is not read.
+	// deedsKept bounds the deeds that are remembered of one table while it is not read.
 	deedsKept = 512
-	// interruptedMost is how often in a row the question whether to wake may be interrupted by
-	// commits. The list of tables fits into one datagram nearly always.
+	// interruptedMost is how often in a row commits may interrupt the list of tables before
+	// canaryd reports that. The list fits into one datagram nearly always.
 	interruptedMost = 20
-	// wakeEvery bounds how often it is asked for the names of tables while none is guarded.
+	// wakeEvery bounds how often the names of tables are listed while none is guarded.
 	wakeEvery = 250 * time.Millisecond
-	// refreshEvery is how often elements that packets add and time takes are read, and
-	// refreshMost how long that may take: 1 % of a core. Each set of kube-proxy's session affinity
-	// takes 0.4 ms at 5,000 services (Linux 6.18).
+	// refreshEvery is how often elements are read that packets add and time takes. refreshMost
+	// is how long that may take: 1 % of a core. Each set of kube-proxy's session affinity takes
+	// 0.4 ms at 5,000 services (Linux 6.18).
 	refreshEvery = 2 * time.Second
 	refreshMost  = 20 * time.Millisecond
 	refreshShare = 99
 )
 
-// nativeRealm is what the loop knows of native tables.
+// nativeRealm is the loop's knowledge of native tables.
 type nativeRealm struct {
 	tables  map[tableid.TableID]*nativeTable
-	immune  map[tableid.TableID]bool // which one process owns
+	immune  map[tableid.TableID]bool // tables that one process owns
 	witness map[tableid.Family]native.Witness
 	lookAt  time.Time // of the next look
-	hinted  time.Time // when the hint came that asks for it
-	heard   time.Time // when it was last heard what commits did; zero: never
+	hinted  time.Time // when the hint arrived that the look answers
+	heard   time.Time // when deeds of commits were last heard; zero: never
 	stall   stall     // the last one
 	readAt  time.Time // when changed tables are read; zero: none are
 	// refreshAt is when elements are read that packets add and time takes; zero: there are none.
 	refreshAt time.Time
 	pace      nativePace                     // of reads
 	plantAt   time.Time                      // when witnesses are planted
-	all       bool                           // each table is to be read: of commits some were missed
-	fresh     bool                           // a table came that is to be guarded
+	all       bool                           // some commits were missed: each table is to be read
+	fresh     bool                           // there is a new table that is to be guarded
 	begun     bool                           // all tables were read once
-	asleep    bool                           // no table that is to be guarded stood yet: Kernel is not open
-	asked     time.Time                      // when it was last asked for one
-	torn      int                            // how often in a row that question was interrupted
-	known     time.Time                      // when it was last known what all of them hold
+	asleep    bool                           // no table to guard has existed yet: Kernel is not open
+	asked     time.Time                      // when such a table was last looked for
+	torn      int                            // how often in a row that was interrupted
+	known     time.Time                      // when the content of all of them was last known
 	beyond    int                            // tables that are too many
 	trouble   pace.Trouble                   // why they cannot be looked at
 	limits    pace.Trouble                   // too many tables
-	unplanted pace.Trouble                   // why a witness does not stand
+	unplanted pace.Trouble                   // why a witness is missing
 	loss      *nativeLoss                    // the open one; nil while nothing is to be put back
 	waiting   map[tableid.TableID]*api.Flush // records of tables that are lost and not put back
 	limit     *reload.Limiter
@@ -96,27 +95,27 @@ type nativeRealm struct {
 	// removed is when an owner was last heard to delete its table, by the table's name.
 	removed map[string]time.Time
 	disk    nativeDisk
-	older   older // the tables that the last run left are older than those that were in force
+	older   older // stored tables of the last run that are older than the last in force
 	// neverKept are tables of the last run that were never on disk, until all tables were read.
 	neverKept []reload.BehindTable
 }
 
 // A nativeTable is one guarded table.
 type nativeTable struct {
-	want   *native.Table // what ought to be in force
+	want   *native.Table // the content that ought to be in force
 	genid  uint32        // at which it was read
 	read   time.Time
-	leftAt time.Time // when what is left of timeouts in it was left
+	leftAt time.Time // when the remaining times of its timeouts were read
 	digest native.Digest
-	// made is what made its content, and captured when it was learned.
+	// made is the origin of its content, and captured when it was learned.
 	made     reload.Made
 	captured time.Time
-	witness  string // the nonce that stood then
-	// deeds are what commits did since then; missed: some of them were not heard of.
+	witness  string // the witness's nonce of then
+	// deeds are the deeds of commits since then; missed: some of these were not heard of.
 	deeds  []nativeDeed
 	missed bool
 	dirty  time.Time // since when it may differ; zero: it does not
-	urgent bool      // a commit did what flushes do
+	urgent bool      // a commit had the effect of a flush
 	moved  time.Time // of the last commit to it
 	// wrote is when the last commit that did not delete it was noted, or when it was first seen.
 	wrote   time.Time
@@ -126,27 +125,27 @@ type nativeTable struct {
 	// proxyAway: when it was found deleted alone, kube-proxy was not at work in iptables mode.
 	// switched: it is by now.
 	proxyAway, switched bool
-	// reportAt is when a table that was deleted alone, by a process that was gone before it could
-	// be read, is reported; zero: it is not put off.
+	// reportAt is when a table is reported that was deleted alone, by a process that canaryd
+	// could not read in time. Zero: the report is not put off.
 	reportAt time.Time
-	// accept: an operator has accepted what became of it.
+	// accept: an operator has accepted the table as it is now.
 	accept bool
-	// rehearsal asks the kernel whether it would take the table again. refused is why it would not,
-	// and refusedParts the parts of the table; empty for all of it.
+	// rehearsal checks whether the kernel would take the table again. refused is why it would
+	// not, and refusedParts the parts of the table; empty for all of it.
 	rehearsal    rehearsal
 	refused      pace.Trouble
 	refusedParts []native.Held
 	policies     accepted.Policies
-	// inForce is the ID of the content that was in force when the last run ended, where want is
+	// inForce is the ID of the content that was in force when the last run ended, if want is
 	// older; else "".
 	inForce string
-	// held are parts that ought to be in force and could not be put back; want has them not.
+	// held are parts that ought to be in force and could not be put back; want lacks them.
 	// heldFor is the flush that took them.
 	held    []native.Held
 	heldFor string
 }
 
-// A nativeDeed is what a commit did to a table, and whose it was.
+// A nativeDeed is the effect of a commit on a table, with its author and time.
 type nativeDeed struct {
 	*native.Deed
 	commit nft.Commit
@@ -176,14 +175,14 @@ func (r *nativeRealm) standsOf(id string) bool {
 
 func (d *Daemon) guardsNative() bool { return d.cfg.Native.Kernel != nil }
 
-// hintNative asks for a look because of something that happened just now.
+// hintNative makes a look due because of something that happened just now.
 func (d *Daemon) hintNative(st *state, now time.Time) {
 	if d.guardsNative() {
 		st.native.hinted, st.native.lookAt = pace.Earliest(st.native.hinted, now), now
 	}
 }
 
-// lost reports whether the table lacks what ought to be in force.
+// lost reports whether the table lacks content that ought to be in force.
 func (t *nativeTable) lost() bool { return nativestore.Lost(t.finding.Verdict) }
 
 // ids returns the guarded tables in their order.
@@ -214,10 +213,10 @@ func (d *Daemon) nativeChores() []chore {
 	}
 }
 
-// mayReadNative reports whether changed tables are read now, and witnesses planted: not if a replay
-// is due, which does that, but while one waits because the kernel has refused a table: others may
-// be lost meanwhile. While something keeps flushing and replays are limited, so are these: each
-// witness is one more thing for it to delete.
+// mayReadNative reports whether changed tables are read now, and witnesses planted. A due
+// replay does both itself. But while a replay waits because the kernel has refused a table,
+// reads continue: others may be lost meanwhile. While a process keeps flushing and replays are
+// limited, so are these: each witness is one more thing for it to delete.
 func mayReadNative(st *state) bool {
 	r, now := &st.native, time.Now()
 	return noNativeReplay(st) || r.loss.retry.At.After(now) && !r.calmAt.After(now)

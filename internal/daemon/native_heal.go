@@ -21,8 +21,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// healNative answers a loss of native tables: it waits until the flusher is done, puts back what is
-// lost and proves it. In observe mode and in a pause it only reports.
+// healNative answers a loss of native tables: it waits until the flusher is done, puts the lost
+// parts back and proves them. In observe mode and in a pause it only reports.
 func (d *Daemon) healNative(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
@@ -67,7 +67,7 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 			return
 		case errors.Is(err, nft.ErrStale):
 			last = nft.ErrStale
-		case errors.Is(err, nativestore.ErrOwnerWrote): // what the owner wrote is learned, or more is lost
+		case errors.Is(err, nativestore.ErrOwnerWrote): // the owner's write is learned, or more is lost
 			last = nativestore.ErrOwnerWrote
 			if r.limited() {
 				if again { // else perhaps the owner alone
@@ -96,8 +96,7 @@ func (r *nativeRealm) limited() bool {
 	return wait > 0
 }
 
-// contend notes that another process keeps undoing what is replayed, until a while after the next
-// try.
+// contend notes that another process keeps undoing replays, until a while after the next try.
 func (r *nativeRealm) contend(ctx context.Context) {
 	if r.calmAt.IsZero() {
 		severity.Warnings(klog.FromContext(ctx)).Info("A process keeps undoing the replays; until it stops, canaryd limits them and does not log each",
@@ -106,13 +105,13 @@ func (r *nativeRealm) contend(ctx context.Context) {
 	r.calmAt = r.loss.retry.At.Add(calmFor)
 }
 
-// lostAgain reports whether a table is to be put back that was written for this loss already.
+// lostAgain reports whether a table is to be put back that was already written for this loss.
 func (l *nativeLoss) lostAgain(repairs []native.Repair) bool {
 	return slices.ContainsFunc(repairs, func(r native.Repair) bool { return l.unswept[r.Want.ID] })
 }
 
-// replayNative writes a plan, and proves what of it the kernel took, which it returns. The error is
-// nil if that is all of it, and proved.
+// replayNative writes a plan, and proves the repairs that the kernel took, which it returns.
+// The error is nil if these are all repairs, and proved.
 func (d *Daemon) replayNative(ctx context.Context, st *state, plan nativePlan) (done []native.Repair, err error) {
 	done, err = d.writeNative(ctx, st, plan)
 	if len(done) > 0 {
@@ -121,9 +120,9 @@ func (d *Daemon) replayNative(ctx context.Context, st *state, plan nativePlan) (
 	return done, err
 }
 
-// iptablesFirst looks whether the flusher has taken iptables' rules meanwhile, and reports whether
-// that is news: they are put back before native tables, of which a replay may take seconds, or
-// together with them.
+// iptablesFirst looks whether the flusher has taken iptables' rules meanwhile, and reports
+// whether that is news. These are put back first, or together with native tables, because a
+// replay of native tables may take seconds.
 func (d *Daemon) iptablesFirst(ctx context.Context, st *state) bool {
 	if st.loss != nil {
 		return false // it is known, and its next try may be far
@@ -133,17 +132,17 @@ func (d *Daemon) iptablesFirst(ctx context.Context, st *state) bool {
 	return st.loss != nil
 }
 
-// A nativePlan is what is to be written to native tables, and the read that it rests on.
+// A nativePlan is the planned write to native tables, with the read that it depends on.
 type nativePlan struct {
 	seen      nativeSight
 	repairs   []native.Repair
-	witnesses map[tableid.Family]string // those that are gone
-	left      []*native.Table           // tables that an operator asks for, and that cannot be put back
+	witnesses map[tableid.Family]string // witnesses that are gone
+	left      []*native.Table           // tables that an operator wants back, and that cannot be put back
 }
 
-// planNative reads the wanted tables that may be lost, nil for those that are not known, and plans
-// to put back those that are: more of them if an operator asked for it. If the owner did it, the
-// table is learned.
+// planNative reads the wanted tables that may be lost; wanted gets nil for an unknown table. It
+// plans to put lost tables back, more of them if an operator asked for it. It learns a table
+// that its owner changed.
 func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeTable) bool, asked bool) (plan nativePlan, err error) {
 	r := &st.native
 	if plan.seen, err = d.hearAndSight(ctx, st, wanted); err != nil {
@@ -184,18 +183,18 @@ func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeT
 	return plan, err
 }
 
-// add adds what puts a table back.
+// add plans the repair of a table.
 func (p *nativePlan) add(t *nativeTable, remedy native.Remedy) {
 	p.repairs = append(p.repairs, native.NewRepair(remedy, t.want, p.seen.Tables[t.want.ID], time.Since(t.leftAt)))
 }
 
-// mayBeLost reports whether a table has to be read to know; nil is one that is not known.
+// mayBeLost reports whether a table has to be read for a verdict; nil is an unknown table.
 func (r *nativeRealm) mayBeLost(t *nativeTable) bool {
 	return r.all || t == nil && r.fresh || t != nil && (!t.dirty.IsZero() || t.lost())
 }
 
-// hearAndSight hears what was committed until now, and reads the wanted tables: what a flusher did
-// while canaryd waited belongs to this loss, other tables too.
+// hearAndSight hears the commits until now, and reads the wanted tables. The flusher's deeds
+// while canaryd waited belong to this loss, other tables too.
 func (d *Daemon) hearAndSight(ctx context.Context, st *state, wanted func(*nativeTable) bool) (nativeSight, error) {
 	genid, err := d.cfg.Native.Kernel.Genid()
 	if err == nil {
@@ -207,9 +206,9 @@ func (d *Daemon) hearAndSight(ctx context.Context, st *state, wanted func(*nativ
 	return d.sightNative(ctx, st, d.cfg.Native.Kernel.Capture, func(id tableid.TableID) bool { return wanted(st.native.tables[id]) })
 }
 
-// writeNative writes all repairs in one transaction, with the witnesses that are gone. Where the
-// kernel refuses that, and not only parts of tables, each table is written by itself: one bad table
-// is not to cost the others. It returns the repairs that were written, after an error too.
+// writeNative writes all repairs in one transaction, with the witnesses that are gone. If the
+// kernel refuses that as a whole, each table is written by itself: one bad table must not cost
+// the others. It returns the repairs that were written, after an error too.
 func (d *Daemon) writeNative(ctx context.Context, st *state, plan nativePlan) (done []native.Repair, err error) {
 	left, err := d.cfg.Native.Kernel.Write(plan.seen.Genid, plan.repairs, plan.witnesses)
 	var refused *nft.RefusedError
@@ -227,9 +226,9 @@ func (d *Daemon) writeNative(ctx context.Context, st *state, plan nativePlan) (d
 	return done, err
 }
 
-// writeOneByOne writes each table in a transaction of its own, after the kernel refused all of them
-// together. It returns those that it wrote, the devices that were left out of them, and why the
-// others were not written.
+// writeOneByOne writes each table in a transaction of its own, after the kernel refused all of
+// them together. It returns the written repairs, the devices that were left out of these, and
+// why the other repairs were not written.
 func (d *Daemon) writeOneByOne(st *state, plan nativePlan, first error) (done []native.Repair, left []string, err error) {
 	st.native.plantAt = time.Now()
 	genid := plan.seen.Genid
@@ -259,7 +258,7 @@ func (d *Daemon) writeOneByOne(st *state, plan nativePlan, first error) (done []
 	return done, left, errors.Join(failed...)
 }
 
-// wroteNative notes that what was planned was written at that time.
+// wroteNative notes that a plan was written at that time.
 func (d *Daemon) wroteNative(st *state, plan nativePlan, at time.Time) {
 	st.native.loss.written = at
 	st.native.planted(plan.witnesses)
@@ -277,9 +276,9 @@ func (d *Daemon) noteLeft(ctx context.Context, st *state, left []string) {
 	}
 }
 
-// proveNative reads the repaired tables again. What they hold is what ought to be in force: what
-// was put back, with its owner's newer words. If another process wrote to them after the write,
-// which followed that genid, the error is errOwnerWrote.
+// proveNative reads the repaired tables again. Their content ought to be in force from now on:
+// the restored parts, with their owner's newer changes. If another process wrote to them after
+// the write, which followed that genid, the error is ErrOwnerWrote.
 func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repairs []native.Repair) error {
 	l := st.native.loss
 	byID := map[tableid.TableID]native.Repair{}
@@ -321,7 +320,7 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 	}
 	d.sweepNative(back, l.intact)
 	if len(missing) > 0 && !untouched {
-		l.replayed = true // the kernel took the write, and the next read judges what followed
+		l.replayed = true // the kernel took the write, and the next read judges the changes since
 		return nativestore.ErrOwnerWrote
 	}
 	if len(missing) > 0 {
@@ -333,8 +332,8 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 	return nil
 }
 
-// sweepLater notes a table that was written and is not proved yet: it may be in force, or what its
-// owner wrote meanwhile.
+// sweepLater notes a table that was written and is not proved yet. It may be in force, or its
+// owner may have written it meanwhile.
 func (l *nativeLoss) sweepLater(id tableid.TableID) {
 	if l.unswept == nil {
 		l.unswept = map[tableid.TableID]bool{}
@@ -379,7 +378,7 @@ func (d *Daemon) holdNative(ctx context.Context, st *state) {
 	d.witnessesDue(st)
 }
 
-// resumeNative has a loss tried at once, after a pause.
+// resumeNative makes the replay of a loss due at once, after a pause.
 func (st *state) resumeNative() {
 	if l := st.native.loss; l != nil {
 		l.retry.At = time.Now()

@@ -14,20 +14,20 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A nativeLearned is what is to be in force of one table from now on.
+// A nativeLearned is the content of one table that ought to be in force from now on.
 type nativeLearned struct {
 	id tableid.TableID
 	native.Before
 	read time.Time
 }
 
-// learned returns what a read showed of one table.
+// learned returns the content of one table that a read showed.
 func (s nativeSight) learned(id tableid.TableID) nativeLearned {
 	return nativeLearned{id, native.Before{Table: s.Tables[id], Digest: s.Digest(id), Genid: s.Genid, LeftAt: s.LeftAt(id)}, s.At}
 }
 
-// suspects reports whether a commit may have taken what is not its author's: what its tables were
-// before is learned as soon as it is heard of.
+// suspects reports whether a commit may have taken parts that are not its author's. The state
+// of its tables before it is learned as soon as the commit is heard of.
 func (d *Daemon) suspects(c native.Commit) bool {
 	if c.Own {
 		return false
@@ -40,8 +40,8 @@ func (d *Daemon) suspects(c native.Commit) bool {
 	return false
 }
 
-// learnBefore learns what a commit's tables were before it, if that is their owners' doing: what an
-// owner removed right before a flush does not come back with the rest.
+// learnBefore learns the state of a commit's tables before it, if that is their owners' doing.
+// So parts that an owner removed right before a flush are not put back with the rest.
 func (d *Daemon) learnBefore(ctx context.Context, st *state, c native.Commit) {
 	for id, before := range c.Before {
 		t := st.native.tables[id]
@@ -62,8 +62,8 @@ func (d *Daemon) learnBefore(ctx context.Context, st *state, c native.Commit) {
 	}
 }
 
-// adopt makes the content of a table that was read the expected content. Parts in quarantine stay
-// there, but for those that its owner has decided about.
+// adopt makes the content of a table that was read the expected content. Parts in quarantine
+// stay there, unless its owner has decided about them.
 func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 	r, t := &st.native, st.native.tables[now.id]
 	moved := t.want == nil || t.digest != now.Digest
@@ -100,8 +100,8 @@ func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
 	}
 }
 
-// refreshNative reads a share of the elements that packets add and time takes, of which no commit
-// speaks. They are no content: only what a replay puts back changes.
+// refreshNative reads a share of the elements that packets add and time takes, because no
+// commit reports these. They are no content: only the values that a replay puts back change.
 func (d *Daemon) refreshNative(ctx context.Context, st *state) {
 	r, start := &st.native, time.Now()
 	r.refreshAt = time.Time{}
@@ -132,7 +132,7 @@ func (d *Daemon) refreshNative(ctx context.Context, st *state) {
 		return // a read or a look says why
 	}
 	for id, table := range now.Tables {
-		// One of which a commit was heard meanwhile is judged by its own read.
+		// A table with a new commit is judged by its own read.
 		if t := r.tables[id]; resting(t) && now.Digest(id) == t.digest && table.Handle == t.want.Handle {
 			t.want, t.leftAt = table, now.LeftAt(id)
 		}

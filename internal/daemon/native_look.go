@@ -19,8 +19,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// lookNative asks for the genid and hears of the commits up to it. It reads no table: a table of
-// which no commit speaks is as it was.
+// lookNative reads the genid and hears the commits up to it. It reads no table: a table without
+// a commit is as it was.
 func (d *Daemon) lookNative(ctx context.Context, st *state) {
 	r := &st.native
 	r.lookAt = time.Time{}
@@ -47,7 +47,7 @@ func (d *Daemon) lookNative(ctx context.Context, st *state) {
 	}
 }
 
-// hearNative takes in what commits did up to a genid.
+// hearNative takes in the deeds of commits up to a genid.
 func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error {
 	r, now := &st.native, time.Now()
 	since := notBefore(pace.Earliest(r.hinted, now), r.heard)
@@ -83,8 +83,8 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 	return err
 }
 
-// heardAt returns when a commit was noted. Of one that was not it is the first hint that may be of
-// it.
+// heardAt returns when a commit was noted. If it was not noted, heardAt returns the first hint
+// that may belong to it.
 func (d *Daemon) heardAt(c nft.Commit, hinted time.Time) time.Time {
 	if noted := d.cfg.Writers.Of(c).Time; !noted.IsZero() {
 		return noted
@@ -92,9 +92,9 @@ func (d *Daemon) heardAt(c nft.Commit, hinted time.Time) time.Time {
 	return hinted
 }
 
-// strangerOf returns a table of another owner that went in the commit that deleted one; empty if
-// none did. Where the family's witness stands, the commit was no flush: then this says only of a
-// table whose owner is known that another process deleted it.
+// strangerOf returns a table of another owner that the same commit deleted; empty if there is
+// none. If the family's witness is in place, the commit was no flush. Then strangerOf says only
+// that another process deleted a table whose owner is known.
 func (r *nativeRealm) strangerOf(id tableid.TableID, c native.Commit) string {
 	if !c.Deeds[id].Deleted || r.witness[id.Family].Nonce != "" && !protect.OwnerKnown(id) {
 		return ""
@@ -108,7 +108,7 @@ func (r *nativeRealm) strangerOf(id tableid.TableID, c native.Commit) string {
 	return with
 }
 
-// takeDeed notes what a commit did to one table.
+// takeDeed notes the deed of a commit on one table.
 func (d *Daemon) takeDeed(r *nativeRealm, id tableid.TableID, deed nativeDeed) {
 	t := r.tables[id]
 	switch {
@@ -129,20 +129,21 @@ func (d *Daemon) takeDeed(r *nativeRealm, id tableid.TableID, deed nativeDeed) {
 	t.touch(deed.since, time.Now(), deed.MayTake())
 }
 
-// touch notes that the table may differ from what ought to be in force.
+// touch notes that the table may differ from the content that ought to be in force.
 func (t *nativeTable) touch(since, now time.Time, urgent bool) {
 	t.dirty, t.moved = pace.Earliest(t.dirty, since), now
 	t.urgent = t.urgent || urgent
 }
 
-// gone reports whether a commit since the last read deleted the table, which is cheap to see.
+// gone reports whether the last commit since the last read deleted the table. That needs no
+// read.
 func (t *nativeTable) gone() bool {
 	n := len(t.deeds)
 	return n > 0 && t.deeds[n-1].Deleted && t.deeds[n-1].Made == 0
 }
 
-// planReads plans when changed tables are read: at once what a flush may have hit, and after its
-// owner was quiet what else has changed.
+// planReads plans when changed tables are read: at once after a possible flush, and otherwise
+// after their owner was quiet.
 func (r *nativeRealm) planReads(now time.Time) {
 	r.readAt = time.Time{}
 	plan := func(at time.Time) { r.readAt = pace.Earliest(r.readAt, pace.Latest(at, r.pace.again)) }
@@ -162,8 +163,8 @@ func (r *nativeRealm) planReads(now time.Time) {
 	}
 }
 
-// readNative reads the tables that changed and judges them: what their owners wrote is learned,
-// and what a flush took is a loss.
+// readNative reads the changed tables and judges them. It learns the owners' changes, and opens
+// a loss after a flush.
 func (d *Daemon) readNative(ctx context.Context, st *state) {
 	r := &st.native
 	r.readAt = time.Time{}
@@ -218,7 +219,8 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 	d.witnessesDue(st)
 }
 
-// finishRead plans what follows a read that took so long. alarm: a possible flush asked for it.
+// finishRead plans the steps after a read that took so long. alarm: a possible flush caused the
+// read.
 func (r *nativeRealm) finishRead(end time.Time, seen nativeSight, alarm bool) {
 	first := !r.begun
 	r.begun = r.begun || seen.all
@@ -231,7 +233,7 @@ func (r *nativeRealm) finishRead(end time.Time, seen nativeSight, alarm bool) {
 	}
 }
 
-// rest notes that the table was judged and is read again only after another commit, or where
+// rest notes that the table was judged. It is read again only after another commit, or if
 // commits were missed again.
 func (t *nativeTable) rest(missed bool) {
 	if t.missed = missed; !missed {
@@ -239,7 +241,7 @@ func (t *nativeTable) rest(missed bool) {
 	}
 }
 
-// A nativeSight is what one read showed.
+// A nativeSight is the result of one read.
 type nativeSight struct {
 	*native.Ruleset
 	findings map[tableid.TableID]native.Finding // of the tables that were known before
@@ -252,10 +254,10 @@ type nativeChoice struct {
 	d      *Daemon
 	r      *nativeRealm
 	wanted func(tableid.TableID) bool
-	// What the choice came to: new tables, those that are too many, and those that are immune. A
-	// read may be begun several times.
+	// The results of the choice: new tables, tables beyond the limit, and immune tables. A read
+	// may be begun several times.
 	fresh, beyond, immune map[tableid.TableID]bool
-	passed                bool // a new table stands that is not wanted yet
+	passed                bool // there is a new table that is not wanted yet
 }
 
 func (c *nativeChoice) takes(t nft.Table) bool {
@@ -279,8 +281,8 @@ func (c *nativeChoice) takes(t nft.Table) bool {
 	return true
 }
 
-// room reports whether one more table can be guarded. fresh are those that are about to be. A place
-// is kept for each table that is named.
+// room reports whether one more table can be guarded. fresh are tables that are about to be
+// guarded. A place is kept for each table that is named.
 func (r *nativeRealm) room(id tableid.TableID, named []tableid.TableID, fresh map[tableid.TableID]bool) bool {
 	taken := len(r.tables) + len(fresh)
 	if !slices.Contains(named, id) {
@@ -293,13 +295,13 @@ func (r *nativeRealm) room(id tableid.TableID, named []tableid.TableID, fresh ma
 	return taken < protect.MaxNative
 }
 
-// sightNative reads the wanted tables at one genid, by one of the Kernel's ways, and judges them.
-// New ones it takes up.
+// sightNative reads the wanted tables at one genid, by one of the Kernel's methods, and judges
+// them. It takes up new tables.
 func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.Table) bool) (*native.Ruleset, error),
 	wanted func(tableid.TableID) bool) (nativeSight, error) {
 	r, start := &st.native, time.Now()
 	seen, every := nativeSight{findings: map[tableid.TableID]native.Finding{}}, true
-	judged := map[tableid.TableID]bool{} // by what is wanted now: what is heard meanwhile changes that
+	judged := map[tableid.TableID]bool{} // as wanted now: later commits change that
 	for id := range r.tables {
 		judged[id] = wanted(id)
 		every = every && judged[id]
@@ -310,7 +312,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 	seen.took = time.Since(start)
 	if err == nil {
 		seen.all = r.all && every && !choice.passed
-		r.all, r.fresh = r.all && !seen.all, choice.passed // unless what is heard now says so
+		r.all, r.fresh = r.all && !seen.all, choice.passed // unless a later commit sets them
 		err = d.hearNative(ctx, st, seen.Genid)
 	}
 	var stand map[tableid.Family]string
@@ -350,7 +352,8 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 	return seen, nil
 }
 
-// noteDrift says where following went wrong, and a read has put it right.
+// noteDrift logs the tables whose copy went wrong while canaryd followed, and that a read has
+// corrected.
 func (d *Daemon) noteDrift(ctx context.Context, r *native.Ruleset) {
 	for _, id := range r.Drifted {
 		severity.Warnings(klog.FromContext(ctx)).Error(errDrifted, "canaryd's copy of a native table differed from the kernel's; canaryd read the table again", "table", id.NFT())
@@ -359,7 +362,7 @@ func (d *Daemon) noteDrift(ctx context.Context, r *native.Ruleset) {
 
 var errDrifted = errors.New("the kernel's notifications do not add up to its dump")
 
-// noteBeyond says once that there are more tables than are guarded.
+// noteBeyond logs once that there are more tables than canaryd guards.
 func (d *Daemon) noteBeyond(ctx context.Context, r *nativeRealm, beyond int) {
 	if r.beyond = beyond; beyond == 0 {
 		r.limits.Over()
@@ -371,8 +374,8 @@ func (d *Daemon) noteBeyond(ctx context.Context, r *nativeRealm, beyond int) {
 	}
 }
 
-// witnessesLost asks which witnesses stand. It is asked only where commits were missed: else these
-// say it.
+// witnessesLost returns the nonces of the present witnesses. It reads them only where commits
+// were missed: otherwise the commits show a lost witness.
 func (d *Daemon) witnessesLost(ctx context.Context, r *nativeRealm) (map[tableid.Family]string, error) {
 	stand := map[tableid.Family]string{}
 	for id, t := range r.tables {
@@ -388,8 +391,9 @@ func (d *Daemon) witnessesLost(ctx context.Context, r *nativeRealm) (map[tableid
 	return stand, nil
 }
 
-// judgeNative returns the verdict on a table. A table that was deleted alone stays so until it is
-// in the kernel again; but while its report is put off, its process may become known.
+// judgeNative returns the verdict on a table. A table that was deleted alone keeps its verdict
+// until it is in the kernel again. But while its report is put off, its process may become
+// known.
 func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSight, stand map[tableid.Family]string) native.Finding {
 	if t.inForce != "" && seen.Tables[id] != nil && nativestore.IDOf(seen.Digest(id)) == t.inForce {
 		return native.Finding{Verdict: native.Intact, Why: "it has the content that was last in force"}
@@ -410,8 +414,8 @@ func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSigh
 	return native.Judge(e)
 }
 
-// deedsUpTo returns what commits up to that genid did to a table, with all that is known of who
-// they were by.
+// deedsUpTo returns the deeds of commits up to that genid on a table, with all that is known of
+// their processes.
 func (d *Daemon) deedsUpTo(id tableid.TableID, t *nativeTable, genid uint32) (known []nativeDeed) {
 	for _, deed := range t.deeds {
 		if !nft.Newer(deed.Genid, genid) {
@@ -426,7 +430,8 @@ func (d *Daemon) deedsUpTo(id tableid.TableID, t *nativeTable, genid uint32) (kn
 	return known
 }
 
-// adoptNative takes what its owner made of a table for what ought to be in force.
+// adoptNative accepts an owner's change: it adopts the content of the table, or forgets a table
+// that its owner removed.
 func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID, seen nativeSight, f native.Finding) {
 	d.nativeBack(ctx, st, id, seen.Tables[id] != nil)
 	if seen.Tables[id] != nil {

@@ -29,9 +29,9 @@ func (d *Daemon) nativeBehind(st *state) *reload.Behind {
 }
 
 // recallNativeBehind reads the note that the native tables on disk are behind, and returns the
-// tables on disk that count. A table that the note lacks was removed by its owner since. A table
-// with an older content is put back from disk, with a word in log and record, unless the kernel's
-// table is as it was.
+// stored tables that count. A table that the note lacks was removed by its owner since. A table
+// with older content is put back from disk, unless the kernel's table is as it was. Log and
+// record then say that it is older.
 func (d *Daemon) recallNativeBehind(ctx context.Context, st *state, stored nativestore.Stored) []nativestore.Row {
 	if d.cfg.Store == nil {
 		return stored.Tables
@@ -75,9 +75,9 @@ func (d *Daemon) recallNativeBehind(ctx context.Context, st *state, stored nativ
 	return list
 }
 
-// judgeUnreadNative reports the tables that were in force when the last run ended, were never on
-// disk, and are not in the kernel as they were: nothing can put them back. It drops unread files
-// whose tables are in the kernel.
+// judgeUnreadNative reports the tables that nothing can put back. They were in force when the
+// last run ended, were never on disk, and are not in the kernel as they were. It drops unread
+// files whose tables are in the kernel.
 func (d *Daemon) judgeUnreadNative(ctx context.Context, st *state) {
 	r := &st.native
 	for _, t := range r.neverKept {

@@ -7,26 +7,27 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A nativePace keeps reads of native tables within a tenth of a core. A read that a possible flush
-// asks for does not wait for what owners made canaryd read: within half a second of a first read
-// of 100 services a flush of the table was noticed after 150 to 700 ms (Linux 6.18).
+// A nativePace keeps reads of native tables within a tenth of a core. A read after a possible
+// flush does not wait because of reads after owners' changes. With that wait, a flush within
+// half a second of a table's first read was noticed after 150 to 700 ms (100 services, Linux
+// 6.18).
 //
-// What owners do may look like a flush too. So such reads have a tenth of a core of their own,
-// which the first one after a quiet time may overdraw: the next begins at once too.
+// An owner's change may look like a flush, too. So reads after possible flushes have a tenth of
+// a core of their own. The first one after a quiet time may overdraw it: the next begins at
+// once, too.
 type nativePace struct {
-	ready time.Time // not before: reads of what owners changed
-	// quiet is from when on reads for alarms have cost no more than a tenth of a core, and last
-	// what the last one adds to it.
+	ready time.Time // not before: reads after owners' changes
+	// quiet is from when on reads after possible flushes have cost no more than a tenth of a
+	// core. last is the part of it that the last such read added.
 	quiet time.Time
 	last  time.Duration
 	again time.Time // not before: any read; the last one failed
 }
 
-// alarmAt returns when a read that a possible flush asks for may begin.
+// alarmAt returns when a read after a possible flush may begin.
 func (p *nativePace) alarmAt() time.Time { return p.quiet.Add(-p.last) }
 
-// allows reports whether a changed table may be read now. Of one that is gone there is nothing to
-// read.
+// allows reports whether a changed table may be read now. A table that is gone needs no read.
 func (p *nativePace) allows(t *nativeTable, now time.Time) bool {
 	switch {
 	case t.dirty.IsZero() || now.Before(p.again):
@@ -37,7 +38,7 @@ func (p *nativePace) allows(t *nativeTable, now time.Time) bool {
 	return t.urgent && !now.Before(p.alarmAt()) || !now.Before(p.ready)
 }
 
-// spend notes a read that showed no loss. alarm: a possible flush asked for it.
+// spend notes a read that showed no loss. alarm: a possible flush caused the read.
 func (p *nativePace) spend(end time.Time, took time.Duration, alarm bool) {
 	p.ready = end.Add(readShare * took)
 	if alarm {
@@ -46,14 +47,14 @@ func (p *nativePace) spend(end time.Time, took time.Duration, alarm bool) {
 	}
 }
 
-// interrupted has reads wait for a busy writer, but for those of tables that are gone.
+// interrupted makes reads wait for a busy writer, except for tables that are gone.
 func (p *nativePace) interrupted(now time.Time) {
 	p.ready = now.Add(pace.FirstTry)
 	p.quiet, p.last = pace.Latest(p.quiet, p.ready), 0
 }
 
-// alarmed reports whether a possible flush asks for a read of the wanted tables. Of tables that are
-// gone nothing is read.
+// alarmed reports whether a possible flush makes a read of the wanted tables necessary. Tables
+// that are gone need no read.
 func (r *nativeRealm) alarmed(wanted func(tableid.TableID) bool) bool {
 	for id, t := range r.tables {
 		if t.urgent && !t.gone() && wanted(id) {

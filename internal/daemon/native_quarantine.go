@@ -18,7 +18,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// hold takes up which parts of a table are in quarantine.
+// hold notes the parts of a table that are in quarantine.
 func (d *Daemon) hold(st *state, t *nativeTable, held []native.Held) {
 	r, now := &st.native, time.Now()
 	switch grown := len(held) > len(t.held); {
@@ -34,8 +34,8 @@ func (d *Daemon) hold(st *state, t *nativeTable, held []native.Held) {
 	r.disk.changed(now)
 }
 
-// holdOn updates the quarantine after an owner has changed its table. A table that its owner made
-// again is its word, and so is a chain that it wrote again.
+// holdOn updates the quarantine after an owner has changed its table. A table that the owner
+// made again, or a chain that it wrote again, counts as the owner's decision.
 func (d *Daemon) holdOn(ctx context.Context, st *state, t *nativeTable, now nativeLearned) {
 	var still []native.Held
 	if t.want.Handle == now.Table.Handle {
@@ -52,7 +52,8 @@ func (d *Daemon) holdOn(ctx context.Context, st *state, t *nativeTable, now nati
 	d.completeNative(ctx, st, t)
 }
 
-// holdRefused puts the parts that a proved repair left out into quarantine, next to those before.
+// holdRefused puts the parts that a proved repair left out into quarantine, next to the earlier
+// ones.
 func (d *Daemon) holdRefused(ctx context.Context, st *state, repair native.Repair, before []native.Held) {
 	id := repair.Want.ID
 	t := st.native.tables[id]
@@ -89,8 +90,8 @@ func logHeld(ctx context.Context, id tableid.TableID, held []native.Held) {
 // mayWriteNative reports whether native tables may be written and no replay is due.
 func mayWriteNative(st *state) bool { return st.native.loss == nil && st.heals() }
 
-// readmitNative puts parts of native tables back that are in quarantine, as far as the kernel takes
-// them by now. What it still refuses costs no commit.
+// readmitNative puts parts of native tables back that are in quarantine, as far as the kernel
+// takes them by now. A part that it still refuses costs no commit.
 func (d *Daemon) readmitNative(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
@@ -167,8 +168,8 @@ func (d *Daemon) readmitTable(ctx context.Context, st *state, id tableid.TableID
 	return nil
 }
 
-// completeNative ends the record of a flush when no part of its last table is in quarantine any
-// more: the part came back, or the owner has decided about it.
+// completeNative ends the record of a flush when none of its tables has a part in quarantine
+// any more. The last part came back, or the owner has decided about it.
 func (d *Daemon) completeNative(ctx context.Context, st *state, t *nativeTable) {
 	flush := t.heldFor
 	if t.heldFor = ""; flush == "" {
@@ -179,8 +180,9 @@ func (d *Daemon) completeNative(ctx context.Context, st *state, t *nativeTable) 
 	}
 }
 
-// dismissHeld accepts that parts are lost that cannot be put back, and returns how many those are.
-// Rules that waited for them are put back as soon as canaryd may write, and it returns how many.
+// dismissHeld accepts the loss of parts that cannot be put back, and returns how many these
+// are. Rules that waited for them are put back as soon as canaryd may write, and it returns how
+// many.
 func (d *Daemon) dismissHeld(ctx context.Context, st *state) (lost, waiting int) {
 	r := &st.native
 	for _, id := range r.ids() {

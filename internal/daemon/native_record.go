@@ -28,7 +28,7 @@ import (
 type nativeLoss struct {
 	record   api.Flush
 	hit      map[tableid.TableID]bool // tables recorded so far
-	lost     []flushes.LostTable      // what they lost; empty once the journal has it
+	lost     []flushes.LostTable      // their lost content; empty once the journal has it
 	intact   time.Time                // when all tables were last known to be in force; zero: that is not known
 	recorded bool
 	kept     bool // the journal has it
@@ -38,16 +38,16 @@ type nativeLoss struct {
 	replayed bool      // something was put back and proved
 	lacking  bool      // devices were left out
 	partial  bool      // parts of tables were left out
-	unproved bool      // a write was taken whose effect no read showed
-	// unswept are tables that were written, and no read has proved it: flows that began in the gap
-	// are ended when the loss ends.
+	unproved bool      // the kernel took a write whose effect no read showed
+	// unswept are tables that were written and that no read has proved. Flows that began in the
+	// gap are ended when the loss ends.
 	unswept map[tableid.TableID]bool
 	trouble pace.Trouble
 	failed  error // the last try's; nil: it did not fail
 }
 
-// loseNative opens a flush record, or has the open one tried again for a table that it has not. It
-// reports whether the open one has it already.
+// loseNative opens a flush record. If one is open and lacks the table, its next try is due at
+// once. It reports whether the open record has the table already.
 func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
 	r, now := &st.native, time.Now()
 	if r.loss != nil {
@@ -64,8 +64,8 @@ func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
 	return false
 }
 
-// newNativeRecord begins a record of a table's loss: it began with the commit that took it, or
-// when that was missed, at the latest when it was seen.
+// newNativeRecord begins a record of a table's loss. The loss began with the commit that took
+// the table or, if that was missed, at the latest when it was seen.
 func (d *Daemon) newNativeRecord(st *state, t *nativeTable) api.Flush {
 	now := time.Now()
 	at := cmp.Or(d.takenSince(t), t.dirty, now)
@@ -78,8 +78,9 @@ func (d *Daemon) newNativeRecord(st *state, t *nativeTable) api.Flush {
 	return record
 }
 
-// takenSince returns the first evidence of the commit that took what the table lacks, or of the
-// first such one; zero if that was missed. What its owner wrote before is not absent.
+// takenSince returns the first evidence of the commit that deleted the table, or else of the
+// first commit that took a part. It is zero if that was missed. Commits of the owner before it
+// do not count.
 func (d *Daemon) takenSince(t *nativeTable) (since time.Time) {
 	for _, deed := range t.deeds {
 		switch {
@@ -95,8 +96,8 @@ func (d *Daemon) takenSince(t *nativeTable) (since time.Time) {
 // nativeGravity orders the kinds of loss; a record gets the gravest.
 var nativeGravity = []native.Verdict{native.Disabled, native.Emptied, native.Unattributed, native.Replaced, native.TableDeleted}
 
-// recordNative puts what a read found lost into the open record, counts it and logs it. A replay
-// that is tried again counts nothing twice.
+// recordNative puts the losses that a read found into the open record, counts them and logs
+// them. Another try of a replay counts nothing twice.
 func (d *Daemon) recordNative(ctx context.Context, st *state, repairs []native.Repair) {
 	l := st.native.loss
 	if added := d.addNativeLosses(st, repairs); added > 0 {
@@ -123,8 +124,8 @@ func (d *Daemon) addNativeLosses(st *state, repairs []native.Repair) (added int)
 	return added
 }
 
-// announceNative counts and logs the last tables of a record, so many of them. counted: the record
-// itself is counted already.
+// announceNative counts and logs the last tables of a record, as many as were added. counted:
+// the record itself is counted already.
 func (d *Daemon) announceNative(log klog.Logger, record api.Flush, added int, counted bool) {
 	fresh := record.Native[len(record.Native)-added:]
 	if counted {
@@ -142,8 +143,8 @@ func (d *Daemon) announceNative(log klog.Logger, record api.Flush, added int, co
 		"rules", lost.Rules, "chains", lost.Chains, "elements", lost.Elements, "by", flushes.CulpritsText(record))
 }
 
-// nativeLog returns the log for what is said of each flush: while something keeps flushing that
-// is too much.
+// nativeLog returns the log for lines about each flush. While a process keeps flushing, only
+// -v=2 shows them.
 func (d *Daemon) nativeLog(ctx context.Context, st *state) klog.Logger {
 	log := klog.FromContext(ctx)
 	if !st.native.calmAt.IsZero() {
@@ -185,8 +186,8 @@ func (d *Daemon) addNativeLoss(st *state, r *api.Flush, id tableid.TableID) {
 // partsShown is how many parts of a table a record names.
 const partsShown = 20
 
-// lostParts says in words what each part of a table lost: of one that is gone, its base chains and
-// how much each had, and the named sets.
+// lostParts says in words how much each part of a table lost. For a deleted table these are its
+// chains, base chains first, and its named sets.
 func lostParts(t *nativeTable) (parts []string, more int) {
 	say := func(text string) {
 		if len(parts) == partsShown {
@@ -218,8 +219,9 @@ func lostParts(t *nativeTable) (parts []string, more int) {
 	return parts, more
 }
 
-// takersOf returns who took what a table lost: the last commit that deleted it or, if none did,
-// those that took something and wrote nothing. Where commits were missed there are none.
+// takersOf returns the processes that took a table's lost parts. That is the author of the last
+// commit that deleted it. Without such a commit, these are the authors of commits that took
+// something and wrote nothing. If commits were missed, there are none.
 func (d *Daemon) takersOf(t *nativeTable) []watch.Writer {
 	var taken []nft.Commit
 	for _, deed := range t.deeds {
@@ -240,9 +242,9 @@ func (d *Daemon) takersOf(t *nativeTable) []watch.Writer {
 	return by
 }
 
-// committer says what is known of a commit's process: the table's owner, if it or its parent is
-// called so, a unit that loads rules from a file, or nft that a shell or an agent executed, with no
-// owner behind it.
+// committer says how a commit's process is related to the table. It is the owner if it or its
+// parent has an owner's name. It is not the owner if its unit loads rules from a file. It is a
+// stranger if a shell or an agent executed nft, with no owner behind it.
 func (d *Daemon) committer(id tableid.TableID, c nft.Commit) native.Committer {
 	w := d.cfg.Writers.Of(c)
 	writers := owners.WritersOf(id)
@@ -271,7 +273,7 @@ func deletesByName(command string) bool {
 }
 
 // reportNative records a table that is lost and is not put back: it was deleted alone, or is
-// dormant, or was stored too long ago. What stands in its place now is nil for nothing.
+// dormant, or was stored too long ago. now is the kernel's present table; nil: none.
 func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID, now *native.Table) {
 	r, t := &st.native, st.native.tables[id]
 	if w := r.waiting[id]; w != nil && w.Kind == canary.Verdict(t.finding.Verdict) {
@@ -288,15 +290,15 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 	r.waiting[id] = &record
 	d.cfg.Metrics.ObserveNativeFlush(record.Time, record.Native)
 	if st.journal.FoldsInto(record) != nil {
-		return // the log has its like, and the disk gets the count
+		return // the log has a record like it, and the disk gets the count
 	}
 	d.write(ctx, record, flushes.NativeDiff([]flushes.LostTable{{Want: t.want, Now: now}}))
 	klog.FromContext(ctx).Error(errors.New(t.finding.Why), "A native table is lost and is not put back unasked; its owner has to write it again, or a decision is needed",
 		"flush", record.ID, "table", id.NFT(), "verdict", t.finding.Verdict, "by", flushes.CulpritsText(record), "bringItBack", restoreCommand, "acceptTheLoss", dismissCommand)
 }
 
-// nativeBack notes that a table is as its owner wants it: losses of it that are open are over. The
-// loss of which it was the last table is ended by endBack, because a plan may still go on with it.
+// nativeBack notes that a table is as its owner wants it: its open losses are over. If it was
+// the last table of a loss, endBack ends that loss, because a plan may still work on it.
 func (d *Daemon) nativeBack(ctx context.Context, st *state, id tableid.TableID, stands bool) {
 	r, outcome, what := &st.native, api.Outcome(reload.Skipped), "A native table is as its owner wants it"
 	switch {
@@ -321,8 +323,8 @@ func (st *state) nativeBackUnasked() bool {
 	})
 }
 
-// endBack ends the loss if all its tables are back unasked. What a plan found lost meanwhile was
-// taken later, and gets a record of its own.
+// endBack ends the loss if all its tables are back unasked. Tables that a plan found lost
+// meanwhile were taken later, and get a record of their own.
 func (d *Daemon) endBack(ctx context.Context, st *state, repairs []native.Repair) {
 	if !st.nativeBackUnasked() {
 		return
@@ -359,7 +361,8 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	flushes.LogBack(d.nativeLog(ctx, st), strings.Join(l.record.NativeNames(), ", "), l.record, l.attempts+1)
 }
 
-// writeNativeRecord gives the record to the journal, with what was lost unless it has that.
+// writeNativeRecord gives the record to the journal, with the lost content unless the journal
+// has it.
 func (d *Daemon) writeNativeRecord(ctx context.Context, l *nativeLoss) {
 	if d.cfg.Journal == nil {
 		return
@@ -368,7 +371,7 @@ func (d *Daemon) writeNativeRecord(ctx context.Context, l *nativeLoss) {
 	l.lost = nil
 }
 
-// endNative closes the loss, of which nothing is left to put back.
+// endNative closes the loss, because nothing is left to put back.
 func (d *Daemon) endNative(st *state) {
 	l := st.native.loss
 	st.native.loss = nil
@@ -383,7 +386,7 @@ func (d *Daemon) endNative(st *state) {
 	d.witnessesDue(st)
 }
 
-// outcome says what became of the loss.
+// outcome returns the outcome of the loss.
 func (l *nativeLoss) outcome() api.Outcome {
 	switch {
 	case !l.replayed && !l.unproved:
@@ -400,8 +403,8 @@ func (d *Daemon) countNativeReplay(tables []api.NativeLoss, outcome api.Outcome)
 	}
 }
 
-// dismissNative accepts what became of the tables that wait for that, and returns them and their
-// records, the newest first.
+// dismissNative accepts the present state of the tables that wait for a decision. It returns
+// these and their records, the newest first.
 func (d *Daemon) dismissNative(st *state) (tables []string, records []api.Flush) {
 	for id := range st.native.waiting {
 		t := st.native.tables[id]

@@ -15,17 +15,17 @@ import (
 )
 
 const (
-	// rehearseMost is how many rules and elements are rehearsed at a time: the kernel takes as long
-	// as for a replay, 5 ms at 100 services and 0.4 s at 1,000, and lets no process write meanwhile
-	// (Linux 6.18). A larger table is rehearsed in pieces.
+	// rehearseMost is how many rules and elements are rehearsed at a time. The kernel takes as
+	// long as for a replay, 5 ms at 100 services and 0.4 s at 1,000. Meanwhile it lets no
+	// process write (Linux 6.18). A larger table is rehearsed in pieces.
 	rehearseMost = 2000
-	// rehearseEvery is how often one table is rehearsed, and rehearseShare how long the next piece
-	// waits, in times of what the last one took.
+	// rehearseEvery is how often one table is rehearsed. rehearseShare is how long the next
+	// piece waits, in times of the last one's duration.
 	rehearseEvery = time.Minute
 	rehearseShare = 49
 )
 
-// A rehearsal asks the kernel, piece by piece, whether it would take a table again.
+// A rehearsal checks, piece by piece, whether the kernel would take a table again.
 type rehearsal struct {
 	at    time.Time     // of the next piece; zero: there is none
 	of    *native.Table // under rehearsal; nil: the next one begins
@@ -36,7 +36,7 @@ type rehearsal struct {
 	first error
 }
 
-// plan plans a rehearsal of learned content. One that is under way is followed by another.
+// plan plans a rehearsal of learned content. It follows a rehearsal that is under way.
 func (h *rehearsal) plan(now time.Time) {
 	if h.at.IsZero() {
 		h.at = now
@@ -54,8 +54,8 @@ func (r *nativeRealm) rehearseAt() (at time.Time) {
 	return at
 }
 
-// rehearseNative asks the kernel whether it would take what was learned of native tables again, and
-// says what it would not.
+// rehearseNative checks whether the kernel would take the learned native tables again, and
+// reports the parts that it would refuse.
 func (d *Daemon) rehearseNative(ctx context.Context, st *state) {
 	r := &st.native
 	for _, id := range r.ids() {
@@ -85,7 +85,7 @@ func (d *Daemon) rehearse(ctx context.Context, st *state, id tableid.TableID, t 
 	switch {
 	case errors.As(err, &refused):
 		h.take(refused)
-	case err != nil: // nothing can be said now
+	case err != nil: // there is no result now
 		h.of, h.from, h.at = nil, 0, end.Add(rehearseEvery)
 		return
 	}

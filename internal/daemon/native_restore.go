@@ -21,8 +21,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// restoreNative puts back the native tables that are lost because an operator asks for it: also in
-// a pause, in observe mode, and those that are not put back unasked. A dry run only says which.
+// restoreNative puts back the lost native tables because an operator wants it. It also does so
+// in a pause, in observe mode, and for tables that are not put back unasked. A dry run only
+// names the tables.
 func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.NativeRestored {
 	r := &st.native
 	if !d.guardsNative() {
@@ -36,7 +37,7 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 	if r.asleep {
 		return nil
 	}
-	var scratch *nativeLoss // what writes and proves needs a loss; without a record this is for none
+	var scratch *nativeLoss // write and proof need a loss; without a record it is dropped
 	defer func() {
 		if r.loss == scratch && scratch != nil && !scratch.recorded {
 			r.loss = nil
@@ -74,15 +75,16 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 	return asked.rows(r.tables, dry, last)
 }
 
-// A nativeAsked is what becomes of the tables that an operator asks back, in all rounds.
+// A nativeAsked holds the results for the tables that an operator wants back, of all rounds.
 type nativeAsked struct {
 	wanted map[tableid.TableID]*native.Table
-	left   []*native.Table                 // those that cannot be put back
-	back   map[tableid.TableID]api.Outcome // those that were put back and proved
+	left   []*native.Table                 // tables that cannot be put back
+	back   map[tableid.TableID]api.Outcome // tables that were put back and proved
 	less   map[tableid.TableID]error       // the parts and devices that they lack
 }
 
-// take takes up what another round found lost. A round that could read nothing changes nothing.
+// take notes the losses that another round found. A round that could read nothing changes
+// nothing.
 func (a *nativeAsked) take(plan nativePlan) {
 	if plan.seen.Ruleset == nil {
 		return
@@ -94,7 +96,8 @@ func (a *nativeAsked) take(plan nativePlan) {
 	}
 }
 
-// rows returns what a reply says of each table. An error that no row names gets one of its own.
+// rows returns the reply's row for each table. An error that no row names gets a row of its
+// own.
 func (a nativeAsked) rows(tables map[tableid.TableID]*nativeTable, dry bool, err error) []api.NativeRestored {
 	rows, unsaid := nativestore.Outcomes(nil, a.left), err
 	for id, want := range a.wanted {
@@ -141,8 +144,9 @@ func (d *Daemon) endAsked(ctx context.Context, st *state, asked nativeAsked, wri
 	}
 }
 
-// leaveAsked leaves to the loop what a restore did not end: it tries again what has a record, and
-// reads the tables that are still lost, as they may stand by now, or have no record yet.
+// leaveAsked leaves to the loop the part that a restore did not end. The loop tries a recorded
+// loss again. It reads the tables that are still lost, which may be back by now, or have no
+// record yet.
 func (d *Daemon) leaveAsked(st *state, asked nativeAsked, dry bool) {
 	r, now := &st.native, time.Now()
 	if !dry && r.loss != nil && r.loss.recorded {
@@ -156,7 +160,8 @@ func (d *Daemon) leaveAsked(st *state, asked nativeAsked, dry bool) {
 	r.planReads(now)
 }
 
-// nativeByItself does what the loop would do next: what it puts back unasked needs no asking.
+// nativeByItself does the next steps of the loop: tables that it puts back unasked need no
+// request.
 func (d *Daemon) nativeByItself(ctx context.Context, st *state) {
 	r := &st.native
 	r.asked = time.Time{}
@@ -169,7 +174,7 @@ func (d *Daemon) nativeByItself(ctx context.Context, st *state) {
 	}
 }
 
-// recordAsked puts those tables into the flush record that wait in no record of their own.
+// recordAsked puts the tables into the flush record that do not wait in a record of their own.
 func (d *Daemon) recordAsked(ctx context.Context, st *state, repairs []native.Repair) {
 	r := &st.native
 	fresh := slices.DeleteFunc(slices.Clone(repairs), func(repair native.Repair) bool { return r.waiting[repair.Want.ID] != nil })

@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// nativeGeneration returns the stored generation of a native table of that ID; found is false if
-// there is none, and then an ID is perhaps that of iptables' rules.
+// nativeGeneration returns the stored generation of a native table with that ID. found is false
+// if there is none; then the ID is perhaps that of iptables' rules.
 func (d *Daemon) nativeGeneration(id string) (g nativestore.Generation, found bool, err error) {
 	if !d.guardsNative() || d.cfg.Native.Store == nil {
 		return nativestore.Generation{}, false, nil
@@ -27,8 +27,8 @@ func (d *Daemon) nativeGeneration(id string) (g nativestore.Generation, found bo
 	return g, true, err
 }
 
-// returnNative makes a native table what a stored generation of it holds, because an operator asks
-// for it. From then on that is what ought to be in force.
+// returnNative gives a native table the content of a stored generation, because an operator
+// wants it. From then on that content ought to be in force.
 func (d *Daemon) returnNative(ctx context.Context, st *state, r api.RestoreRequest, g nativestore.Generation) (api.RestoreReply, error) {
 	if err := d.cfg.Native.Store.MayRestore(g, d.cfg.Native.Protects); err != nil {
 		return api.RestoreReply{}, err
@@ -72,7 +72,7 @@ func (d *Daemon) returnNative(ctx context.Context, st *state, r api.RestoreReque
 	return reply, nil
 }
 
-// readLater has the next read judge what stands in place of a table, of which no commit may speak.
+// readLater makes the next read judge a table, also without a commit to it.
 func (r *nativeRealm) readLater(id tableid.TableID, now time.Time) {
 	if t := r.tables[id]; t != nil {
 		t.touch(now, now, true)
@@ -81,7 +81,7 @@ func (r *nativeRealm) readLater(id tableid.TableID, now time.Time) {
 	}
 }
 
-// adoptReturned makes what a read showed of a restored table what ought to be in force.
+// adoptReturned makes the content of a restored table the content that ought to be in force.
 func (d *Daemon) adoptReturned(ctx context.Context, st *state, id tableid.TableID, done nativestore.Returned) {
 	r, seen := &st.native, nativeSight{Ruleset: done.Proof}
 	if t := r.tables[id]; t != nil && done.Wrote {

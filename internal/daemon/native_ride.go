@@ -18,13 +18,13 @@ import (
 )
 
 // rideMost is how many chains, rules, sets and elements native tables may have to be written in
-// the transaction of iptables' tables, which are not in force before all of it is. The kernel takes
-// 6 ms for the 700 of 100 services, and 0.3 s for the 6,400 of 1,000 (Linux 6.18, 2 cores). More of
-// them are written right after.
+// the transaction of iptables' tables. iptables' tables are not in force before all of it is.
+// The kernel takes 6 ms for the 700 of 100 services, and 0.3 s for the 6,400 of 1,000 (Linux
+// 6.18, 2 cores). Larger native tables are written right after.
 const rideMost = 1500
 
-// A nativeRide is the part of native tables in the transaction that puts iptables' tables back:
-// where `nft flush ruleset` took both, the kernel takes both or none.
+// A nativeRide is the part of native tables in the transaction that puts iptables' tables back.
+// After `nft flush ruleset` took both, the kernel accepts both or none.
 type nativeRide struct {
 	nativePlan
 	left []string // devices that were left out
@@ -32,8 +32,9 @@ type nativeRide struct {
 	used time.Duration // the daemon's processor time before
 }
 
-// rider plans what rides, right before iptables' tables are written. Only tables that a commit
-// deleted ride: to judge others, they have to be read, which iptables' tables need not wait for.
+// rider plans the ride right before iptables' tables are written. Only tables that a commit
+// deleted ride. To judge others, canaryd has to read them, and iptables' tables need not wait
+// for that.
 func (d *Daemon) rider(ctx context.Context, st *state, ride *nativeRide) *iptables.Rider {
 	r := &st.native
 	if !d.guardsNative() || r.asleep || d.cfg.Kernel.Info().Backend != iptables.NFT || !ride.at.IsZero() || r.loss != nil && r.loss.attempts > 0 || r.limit.Wait(time.Now()) > 0 {
@@ -77,8 +78,8 @@ func (r *nativeRealm) mayRide(repairs []native.Repair) bool {
 	return len(repairs) > 0 && size <= rideMost
 }
 
-// concludeRide proves what rode. Then it is a part of the flush record of iptables' tables, unless
-// it has a record already, or that record cannot say what became of it.
+// concludeRide proves the native tables that rode. Then they join the flush record of iptables'
+// tables, unless they have a record already, or that record cannot show their outcome.
 func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) {
 	if ride.at.IsZero() {
 		return
@@ -96,7 +97,7 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 		native.recorded = true
 		switch {
 		case errors.Is(err, nativestore.ErrOwnerWrote), err == nil && st.native.moreLost():
-			native.retry.At = time.Now() // healNative goes on, and ends the record
+			native.retry.At = time.Now() // healNative continues, and ends the record
 		case err != nil:
 			d.retryNative(ctx, st, err)
 		default:
@@ -119,7 +120,7 @@ func (r *nativeRealm) moreLost() bool {
 	return anyOf(r.tables, func(t *nativeTable) bool { return t.lost() && t.finding.Remedy != native.NoRemedy })
 }
 
-// joinRecord puts what native tables lost into the record of iptables' tables, because one
+// joinRecord puts the losses of native tables into the record of iptables' tables, because one
 // transaction has put both back.
 func joinRecord(to *api.Flush, from api.Flush) {
 	to.Native = append(to.Native, from.Native...)

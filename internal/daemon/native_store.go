@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// nativeDisk is what the disk has of native tables, and when it gets the next.
+// nativeDisk is the stored state of native tables, and the time of its next write.
 type nativeDisk struct {
 	saveAt    time.Time     // zero: nothing is to be written
 	savedAt   time.Time     // when it was last written
@@ -31,12 +31,12 @@ type nativeDisk struct {
 	unpruned             pace.Trouble // why old generations could not be removed
 }
 
-// changed has the tables written a moment later.
+// changed plans to write the tables a moment later.
 func (s *nativeDisk) changed(now time.Time) {
 	s.saveAt = pace.Earliest(s.saveAt, pace.Latest(now.Add(saveQuiet), s.savedAt.Add(saveShare*s.cost)))
 }
 
-// moved is changed where the content of a table is another one, or a table came or went.
+// moved is changed for a table with other content, and for one that is new or gone.
 func (s *nativeDisk) moved(now time.Time) {
 	s.changes++
 	s.changed(now)
@@ -74,7 +74,7 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 		stored.Tables = append(stored.Tables, row)
 	}
 	err := d.cfg.Native.Store.Save(stored)
-	if err == nil { // what cannot be removed costs room, and no table
+	if err == nil { // a file that cannot be removed costs room, and no table
 		r.disk.unpruned.Report(pace.Warnings(ctx), d.cfg.Native.Store.Prune(stored), "Old generations of native tables could not be removed; they take room on the disk")
 	}
 	r.disk.savedAt, r.disk.cost = time.Now(), time.Since(start)
@@ -90,8 +90,8 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	d.tookWrite(ctx, &r.disk.trouble, err, d.cfg.Store.SaveNativeBehind, d.nativeBehind(st))
 }
 
-// recallNative takes up the tables that the last run guarded. The first read says what became of
-// them; what was last known to be in force longer ago than --max-stored-age is not put back.
+// recallNative takes up the tables that the last run guarded. The first read shows their state.
+// Tables that were last known to be in force longer ago than --max-stored-age are not put back.
 func (d *Daemon) recallNative(ctx context.Context, st *state) {
 	if !d.guardsNative() || d.cfg.Native.Store == nil {
 		return
@@ -144,7 +144,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 	}
 }
 
-// leaveNative looks once more at the end of a run, and keeps what is known.
+// leaveNative looks once more at the end of a run, and saves the tables.
 func (d *Daemon) leaveNative(ctx context.Context, st *state) {
 	if !d.guardsNative() {
 		return
@@ -155,7 +155,7 @@ func (d *Daemon) leaveNative(ctx context.Context, st *state) {
 	d.saveNative(ctx, st)
 }
 
-// stopNative removes what is canaryd's own of native tables, after a cleanup.
+// stopNative removes canaryd's witnesses and its state of native tables, after a cleanup.
 func (d *Daemon) stopNative(st *state) error {
 	if !d.guardsNative() {
 		return nil

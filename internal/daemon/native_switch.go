@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// proxyWorks reports whether kube-proxy is at work in iptables mode: its canary stands. known is
-// false while iptables' tables of the family were not read.
+// proxyWorks reports whether kube-proxy is at work in iptables mode: then its canary is in
+// place. known is false while iptables' tables of the family were not read.
 func (st *state) proxyWorks(f tableid.Family) (works, known bool) {
 	fs := st.families[f]
 	if fs == nil || fs.examined.digest == 0 {
@@ -21,9 +21,9 @@ func (st *state) proxyWorks(f tableid.Family) (works, known bool) {
 	return fs.proxy.stood && fs.proxy.gone.IsZero(), true
 }
 
-// seekSwitch looks for kube-proxy's tables that were deleted alone while its canary in iptables'
-// tables did not stand, and has come since. kube-proxy was started in iptables mode, and deleted
-// them itself: they do not wait for an operator.
+// seekSwitch looks for kube-proxy's tables that were deleted alone while iptables' tables
+// lacked its canary, if the canary has appeared since. Then kube-proxy was started in iptables
+// mode, and deleted them itself: they do not wait for an operator.
 func (d *Daemon) seekSwitch(st *state) {
 	r := &st.native
 	for id, w := range r.waiting {
@@ -38,40 +38,41 @@ func (d *Daemon) seekSwitch(st *state) {
 	}
 }
 
-// mayBeOwners reports whether a process that deleted a table, or its parent, was gone before it
-// could be read, and all that is known of it may be an owner's: nft that reads its commands. One
-// that has them on its command line was executed by a person or a script.
+// mayBeOwners reports whether a process that deleted a table may have been an owner's. The
+// process or its parent was gone before it could be read, and all that is known is nft that
+// reads its commands. If nft has the commands on its command line, a person or a script
+// executed it.
 func mayBeOwners(w watch.Writer) bool {
 	gone := w.Unread || w.Command == ""
 	return gone && len(w.Origin.Ancestors) == 0 && (w.Command == "" || strings.HasSuffix(w.Command, " -f -"))
 }
 
-// ownerBegan reports whether a process that deleted the table may be its owner's, and a process of
-// the owner had started since the table was last written, as kube-proxy does that is started with
-// --cleanup or in another mode. The process that wrote the table had started before. One that will
-// write the table writes it again.
+// ownerBegan reports whether a process that deleted the table may be its owner's. For that, a
+// process of the owner must have started after the table was last written, as kube-proxy does
+// with --cleanup or in another mode. The process that wrote the table had started before. A new
+// process that wants the table writes it again.
 func (t *nativeTable) ownerBegan(id tableid.TableID, w watch.Writer) bool {
 	n := w.Neighbour
 	return mayBeOwners(w) && n.PID != 0 && slices.Contains(owners.WritersOf(id), n.Comm) && !t.wrote.IsZero() && n.Since.After(t.wrote)
 }
 
 const (
-	// siblingWithin is how far apart an owner deletes its tables of both families: kube-proxy does
-	// so within a second, and on a node without a free core within three.
+	// siblingWithin is how far apart an owner deletes its tables of both families. kube-proxy
+	// does so within a second, and on a node without a free core within three.
 	siblingWithin = 5 * time.Second
-	// reportLater is how long a table's deletion by a process that was gone before it could be read
-	// waits for its sibling's before it is reported.
+	// reportLater is how long the report on a deleted table waits for its sibling's deletion,
+	// if canaryd could not read the process in time.
 	reportLater = 1500 * time.Millisecond
 )
 
-// A tableDeletion is what is known of the last commit that deleted a table.
+// A tableDeletion is the last commit that deleted a table, as far as it is known.
 type tableDeletion struct {
 	at     time.Time // zero: it was missed
 	by     native.Committer
 	unread bool // its process or the parent was gone before it could be read
 }
 
-// deletionOf returns what is known of the last commit that deleted the table.
+// deletionOf returns the last commit that deleted the table.
 func (d *Daemon) deletionOf(id tableid.TableID, t *nativeTable) (last tableDeletion) {
 	if len(t.deeds) == 0 {
 		return tableDeletion{}
@@ -84,9 +85,9 @@ func (d *Daemon) deletionOf(id tableid.TableID, t *nativeTable) (last tableDelet
 	return last
 }
 
-// ownerRemoved takes up that a table is gone for good. If its owner has deleted it, the owner has
-// deleted the table of its name in the other family as well, where that went at the same time by a
-// process that could not be read.
+// ownerRemoved notes that a table is gone for good. If its owner deleted it, the table of its
+// name in the other family is judged again. The owner deleted that one, too, if it was deleted
+// at the same time by a process that could not be read.
 func (d *Daemon) ownerRemoved(r *nativeRealm, id tableid.TableID, t *nativeTable) {
 	last := d.deletionOf(id, t)
 	if last.by != native.Owner && last.by != native.LikelyOwner {
@@ -103,9 +104,9 @@ func (d *Daemon) ownerRemoved(r *nativeRealm, id tableid.TableID, t *nativeTable
 	}
 }
 
-// inTurn returns what became of a table, by what is known of its sibling: the finding, or that its
-// owner has deleted it, likely, because it deleted the sibling at that time. A table that was
-// written after that deletion was not deleted in turn with it.
+// inTurn returns the finding on a table in view of its sibling. If its owner deleted the
+// sibling at that time, the owner likely deleted the table, too. A table that was written after
+// that deletion was not deleted in turn with it.
 func (d *Daemon) inTurn(r *nativeRealm, id tableid.TableID, t *nativeTable, f native.Finding) native.Finding {
 	removed, known := r.removed[id.Name]
 	if !known || f.Verdict != native.Unattributed || t.wrote.After(removed) {

@@ -12,9 +12,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// wakeNative asks whether a table stands that is to be guarded, and reports whether it does. Until
-// then a preset costs this one question: canaryd hears of no commits and reads no table. Tables
-// that an earlier run guarded are looked for in any case.
+// wakeNative reports whether there is a table that is to be guarded. Until then a preset costs
+// this one query: canaryd hears no commits and reads no table. Tables that an earlier run
+// guarded are looked for in any case.
 func (d *Daemon) wakeNative(ctx context.Context, st *state) bool {
 	r, now := &st.native, time.Now()
 	wanted := func(t nft.Table) bool { return d.cfg.Native.Protects(t.Family.Table(t.Name)) }
@@ -47,7 +47,7 @@ func (d *Daemon) wakeNative(ctx context.Context, st *state) bool {
 	return awake
 }
 
-// awaken opens the kernel for native tables, if a wanted one stands or wanted is nil.
+// awaken opens the kernel for native tables, if there is a wanted one or wanted is nil.
 func (d *Daemon) awaken(st *state, wanted func(nft.Table) bool) (awake bool, err error) {
 	awake, err = d.cfg.Native.Wake(wanted)
 	if err == nil && !awake && wanted == nil {
@@ -62,7 +62,7 @@ func (d *Daemon) awaken(st *state, wanted func(nft.Table) bool) (awake bool, err
 	return true, nil
 }
 
-// nativeUnknown notes that nothing can be said of native tables now. It puts nothing back.
+// nativeUnknown notes that the state of native tables is not known now. It puts nothing back.
 func (d *Daemon) nativeUnknown(ctx context.Context, st *state, err error) {
 	if st.native.trouble.Met(err, time.Now()) {
 		klog.FromContext(ctx).Error(err, "The native tables could not be read; canaryd does not know whether they lost rules")

@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// missingWitnesses returns a nonce for each family whose witness does not stand.
+// missingWitnesses returns a nonce for each family whose witness is missing.
 func (d *Daemon) missingWitnesses(ctx context.Context, st *state) (map[tableid.Family]string, error) {
 	missing := map[tableid.Family]string{}
 	for _, family := range st.native.families() {
@@ -30,7 +30,7 @@ func (d *Daemon) missingWitnesses(ctx context.Context, st *state) (map[tableid.F
 	return missing, nil
 }
 
-// askWitness asks for the witness of a family and returns its nonce; empty: there is none.
+// askWitness reads the witness of a family and returns its nonce; empty: there is none.
 func (d *Daemon) askWitness(ctx context.Context, r *nativeRealm, family tableid.Family) (nonce string, err error) {
 	w, err := d.cfg.Native.Kernel.Witness(family)
 	if err != nil {
@@ -44,7 +44,7 @@ func (d *Daemon) askWitness(ctx context.Context, r *nativeRealm, family tableid.
 	return w.Nonce, nil
 }
 
-// witnessesDue plans to plant witnesses where one does not stand.
+// witnessesDue plans to plant the missing witnesses.
 func (d *Daemon) witnessesDue(st *state) {
 	for _, family := range st.native.families() {
 		if st.native.witness[family].Nonce == "" {
@@ -53,7 +53,7 @@ func (d *Daemon) witnessesDue(st *state) {
 	}
 }
 
-// plantWitnesses plants the witnesses that do not stand.
+// plantWitnesses plants the missing witnesses.
 func (d *Daemon) plantWitnesses(ctx context.Context, st *state) {
 	r := &st.native
 	r.plantAt = time.Time{}
@@ -86,7 +86,7 @@ func (d *Daemon) plantNow(ctx context.Context, st *state) error {
 	}
 	r.planted(missing)
 	for id, t := range r.tables {
-		if !t.lost() && !t.missed { // it stood when the witness did
+		if !t.lost() && !t.missed { // it was in force together with the witness
 			t.witness = r.witness[id.Family].Nonce
 		}
 	}
@@ -104,7 +104,7 @@ func (r *nativeRealm) planted(nonces map[tableid.Family]string) {
 	}
 }
 
-// loseWitness notes that a family's witness went.
+// loseWitness notes that a family's witness was deleted.
 func (r *nativeRealm) loseWitness(family tableid.Family, now time.Time) {
 	if w := r.witness[family]; w.Nonce != "" {
 		r.witness[family] = native.Witness{Taken: w.Taken}

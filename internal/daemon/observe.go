@@ -16,15 +16,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// observe records what is lost and stops its learning until the owner has put the rules back.
-// It plants the lost marks again, so that the next flush is noticed too. One guarded read shows
-// what is lost and where marks are missing: the next look finds what is flushed after it.
+// observe records the loss and stops learning until the owner has put the rules back. It plants
+// the lost marks again, so that the next flush is noticed, too. One guarded read shows the lost
+// rules and the missing marks: the next look finds later flushes.
 func (d *Daemon) observe(ctx context.Context, st *state) {
 	before := st.stoppedTables()
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	job.Latest = d.latest(st)
-	// The state file gets the new marks before they are planted, and must keep those
-	// that were lost.
+	// The state file gets the new marks before they are planted, and must keep the lost marks.
 	job.Judged = func(f rules.Family, tables map[rules.TableName]reload.TableResult) {
 		for t, tr := range tables {
 			d.take(st, tableFinding{id: f.Table(t), source: watching, finding: tr.Finding})
@@ -62,7 +61,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 	d.backUnread(ctx, st, l)
 }
 
-// observeUnguarded records what is lost where nothing can be planted, because of err.
+// observeUnguarded records the loss if no marks can be planted, because of err.
 func (d *Daemon) observeUnguarded(ctx context.Context, st *state, err error) {
 	before := st.stoppedTables()
 	found, unread := d.readLoss(ctx, st)
@@ -82,8 +81,8 @@ func (st *state) stoppedTables() map[rules.TableID]bool {
 	return learningStopped
 }
 
-// observed returns what reads found lost, without what was recorded before: a table that was
-// learned no more is lost once more if its marks are.
+// observed returns the new losses among the losses that reads found. A table that was learned
+// no more is lost once more only if its marks are.
 func observed(before map[rules.TableID]bool, found map[rules.TableID]flushes.Hit) map[rules.TableID]flushes.Hit {
 	maps.DeleteFunc(found, func(id rules.TableID, h flushes.Hit) bool {
 		again := h.Finding.MarkLost || len(h.Finding.Witnesses) > 0
@@ -92,8 +91,8 @@ func observed(before map[rules.TableID]bool, found map[rules.TableID]flushes.Hit
 	return found
 }
 
-// readLoss reads every family where nothing is to be written. The error says
-// what could not be read or judged of it.
+// readLoss reads every family while nothing is to be written. The error names the parts that
+// could not be read or judged.
 func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]flushes.Hit, error) {
 	st.memory.ScheduleFree(time.Now())
 	found := map[rules.TableID]flushes.Hit{}
@@ -115,8 +114,8 @@ func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]flu
 	return found, errors.Join(unread...)
 }
 
-// resumeLearning ends what observe mode only watches, once every table is learned again, with this
-// outcome, and this line in the log.
+// resumeLearning ends the open records of observe mode once every table is learned again, with
+// this outcome, and this line in the log.
 func (d *Daemon) resumeLearning(ctx context.Context, st *state, outcome api.Outcome, what string) {
 	if st.observedSince.IsZero() || st.anyFamily((*familyState).learningStopped) {
 		return

@@ -16,10 +16,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// older is what is known of stored rules that are older than those that were in force.
+// older describes stored rules that are older than the last rules in force.
 type older struct {
 	text     string                     // "an older generation, of 14:02; 3 changes since were not kept"; "": they are not
-	tables   map[tableid.TableID]string // those that may be put back from them, with the IDs of their contents
+	tables   map[tableid.TableID]string // tables that may be put back from them, with the IDs of their contents
 	replayed bool                       // a table was lost, and is put back from them
 }
 
@@ -32,16 +32,17 @@ func olderText(saved time.Time, changes int) string {
 	return fmt.Sprintf("an older generation, of %s; %s", saved.UTC().Format(time.RFC3339), text)
 }
 
-// olderIsPutBack is the log's sentence about stored rules that are older than those that were in
+// olderIsPutBack is the log's sentence about stored rules that are older than the last rules in
 // force.
 const olderIsPutBack = "The stored rules are older than the last rules in force; canaryd puts flushed rules back from them"
 
-// behind returns the note that the state on disk is behind, with the marks of what is in force.
+// behind returns the note that the state on disk is behind, with the marks of the rules in
+// force.
 func (st *state) behind() *reload.Behind {
 	return &reload.Behind{Saved: st.disk.keptAt, Changes: st.generation.changes - st.disk.kept, Marks: st.disk.marks}
 }
 
-// noteBehind has save write a note, or with nil remove it.
+// noteBehind writes a note by save, or with nil removes it.
 func (d *Daemon) noteBehind(ctx context.Context, save func(*reload.Behind) error, b *reload.Behind) {
 	if d.cfg.Store == nil {
 		return
@@ -51,7 +52,8 @@ func (d *Daemon) noteBehind(ctx context.Context, save func(*reload.Behind) error
 	}
 }
 
-// tookWrite takes up the result of a write to the state folder. b is the note if it failed.
+// tookWrite notes the result of a write to the state folder. b is the note to write if it
+// failed.
 func (d *Daemon) tookWrite(ctx context.Context, t *pace.Trouble, err error, save func(*reload.Behind) error, b *reload.Behind) {
 	tables := len(b.Tables)
 	over := t.Report(pace.Warnings(ctx), err, "The generation is not on disk; after a restart canaryd would know an older one, or none",
@@ -67,16 +69,16 @@ func (d *Daemon) tookWrite(ctx context.Context, t *pace.Trouble, err error, save
 	}
 }
 
-// mayBeOlder returns that stored tables may be older than those that were in force: the note cannot
-// be read.
+// mayBeOlder says that stored tables may be older than the last tables in force, because the
+// note cannot be read.
 func mayBeOlder(ctx context.Context, err error, tables map[tableid.TableID]string) older {
 	severity.Warnings(klog.FromContext(ctx)).Error(err, "The note about older rules on disk cannot be read; the stored rules may be older than the last rules in force", "tables", len(tables))
 	return older{text: "a generation that may be older; the note about its age cannot be read", tables: tables}
 }
 
-// recallBehind takes up that the state on disk is behind. A table whose last marks stand was not
-// flushed: what stands there is learned, and nothing older is put in its place. It returns true if
-// that is so of all tables, or if what was in force was never on disk.
+// recallBehind takes up that the state on disk is behind. A table with its last marks was not
+// flushed: its content is learned, and nothing older is put in its place. It returns true if
+// that holds for all tables, or if the last rules in force were never on disk.
 func (d *Daemon) recallBehind(ctx context.Context, st *state, known *reload.State, stored *reload.Stored, loaded error) (again bool) {
 	if loaded != nil && !errors.Is(loaded, reload.ErrNothingStored) {
 		return false
@@ -128,13 +130,14 @@ func (d *Daemon) recallBehind(ctx context.Context, st *state, known *reload.Stat
 	return false
 }
 
-// contentID returns the ID of what a table of iptables holds.
+// contentID returns the ID of the content of one of iptables' tables.
 func contentID(s rules.Section) string {
 	return rules.Generation{rules.IPv4.Table(rules.Filter): s}.ID()
 }
 
-// takenFrom returns the words about their generation for the record of a loss of that table, with
-// the ID of its content. A table that was learned again since then is not older.
+// takenFrom returns the words about an older generation for the record of a table's loss;
+// content returns the ID of the table's content. A table that was learned again since then is
+// not older.
 func (o *older) takenFrom(id tableid.TableID, content func() string) string {
 	if was, ok := o.tables[id]; !ok || was != content() {
 		return ""

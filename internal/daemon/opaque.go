@@ -8,15 +8,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// opaqueRules are those of the generation that have no text. They stand; canaryd puts those back
-// that hold their bytes, and no others.
+// opaqueRules are the rules of the generation that have no text. They are in force. After a
+// flush canaryd puts back the opaque rules that hold their bytes, and no others.
 type opaqueRules struct {
 	edition    int // of the generation; see state
 	generation rules.Generation
 	found      map[rules.TableID][]rules.TextlessRule
 }
 
-// in returns what is found in a generation, given what was found in the one before.
+// in returns the opaque rules of a generation, given the opaque rules of an earlier one.
 func (l opaqueRules) in(edition int, generation rules.Generation) opaqueRules {
 	now := opaqueRules{edition, generation, map[rules.TableID][]rules.TextlessRule{}}
 	for id, section := range generation {
@@ -25,8 +25,8 @@ func (l opaqueRules) in(edition int, generation rules.Generation) opaqueRules {
 	return now
 }
 
-// opaqueNow returns the opaque rules without bytes that stand and are not quarantined yet, at most
-// quarantinedShown, and counts all of them.
+// opaqueNow returns the opaque rules without bytes that are in force and not quarantined, at
+// most QuarantinedShown of them. It counts all of them.
 func (d *Daemon) opaqueNow(st *state) []api.Quarantined {
 	if st.opaque.generation == nil || st.opaque.edition != st.generation.edition {
 		st.opaque = st.opaque.in(st.generation.edition, st.want())

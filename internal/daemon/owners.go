@@ -12,14 +12,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// ownersOnDisk is what the disk has of the owners of rules.
+// ownersOnDisk is the stored knowledge about the owners of rules.
 type ownersOnDisk struct {
 	kept    reload.Owners
-	at      time.Time    // when it was last seen to
-	trouble pace.Trouble // why the disk does not have what is known
+	at      time.Time    // when it was last compared
+	trouble pace.Trouble // why the disk lacks the present knowledge
 }
 
-// recallOwners takes up what the last run knew of the owners of rules.
+// recallOwners takes up the last run's knowledge about the owners of rules.
 func (d *Daemon) recallOwners(ctx context.Context, st *state) {
 	known, err := d.cfg.Store.LoadOwners()
 	if err != nil {
@@ -35,7 +35,7 @@ func (d *Daemon) recallOwners(ctx context.Context, st *state) {
 	st.owners.kept = known
 }
 
-// owners returns what a restart must not forget of the owners of rules.
+// owners returns the knowledge about the owners of rules that must survive a restart.
 func (d *Daemon) owners(st *state) reload.Owners {
 	o := reload.Owners{}
 	for f, fs := range st.families {
@@ -52,8 +52,8 @@ func (d *Daemon) owners(st *state) reload.Owners {
 	return o
 }
 
-// keepOwners writes what is known of owners when it has changed, once in each poll
-// interval or at the end. A disk that fails is asked again; the log has it once.
+// keepOwners writes the knowledge about owners when it has changed, once in each poll interval
+// or at the end. It tries a failing disk again; the log has the failure once.
 func (d *Daemon) keepOwners(ctx context.Context, st *state, last bool) {
 	if d.cfg.Store == nil || st.removed || !last && time.Since(st.owners.at) < d.cfg.PollInterval {
 		return

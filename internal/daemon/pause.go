@@ -16,18 +16,18 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// A pause is for planned work. One that outlasts a day has been forgotten, and
-// leaves the node without a guard.
+// A pause is for planned work. A pause that outlasts a day has been forgotten, and leaves the
+// node without a guard.
 const (
 	leastPause = api.LeastPause
 	mostPause  = api.MostPause
 )
 
-// pause is until when replays wait.
+// pause has the time until which replays wait.
 type pause struct {
 	until time.Time // zero: not paused
 	since time.Time
-	by    string // who asked for it
+	by    string // the client that paused
 	why   string
 }
 
@@ -39,7 +39,7 @@ func (d *Daemon) pauseToKeep(st *state) *reload.Pause {
 	return &reload.Pause{Until: st.pause.until, Uptime: d.cfg.Uptime() + time.Until(st.pause.until), Since: st.pause.since, By: st.pause.by, Why: st.pause.why}
 }
 
-// recallPause goes on with a pause of the last run, until its end. That is counted by the
+// recallPause continues a pause of the last run, until its end. The end is counted by the
 // machine's uptime, because the clock on the wall may be set.
 func (d *Daemon) recallPause(ctx context.Context, st *state, kept *reload.Pause) {
 	if kept == nil {
@@ -60,8 +60,8 @@ func (p *pause) on() bool { return !p.until.IsZero() }
 // mostName is how many characters of a name that a client gave are kept.
 const mostName = 64
 
-// shortened returns a text that a client gave, in a length that a line has room for. Control
-// characters are escaped.
+// shortened returns a client's text, shortened to fit into a line. Control characters are
+// escaped.
 func shortened(text string, most int) string {
 	var b strings.Builder
 	for _, r := range strings.ToValidUTF8(text, "?") {
@@ -77,8 +77,8 @@ func shortened(text string, most int) string {
 	return b.String()
 }
 
-// CheckWhy returns an error unless a reason has room in a line. In the error the reason is called
-// what.
+// CheckWhy returns an error unless a reason fits into a line. The first argument names the
+// reason in the error.
 func CheckWhy(what, text string) error {
 	if n := utf8.RuneCountInString(text); n > api.MostWhy {
 		return fmt.Errorf("%s has %d characters: want at most %d", what, n, api.MostWhy)
@@ -86,8 +86,8 @@ func CheckWhy(what, text string) error {
 	return nil
 }
 
-// CheckPause returns an error, about what is called so, unless a pause may last
-// that long.
+// CheckPause returns an error unless a pause may last that long. The first argument names the
+// pause in the error.
 func CheckPause(what string, length time.Duration) error {
 	if length < leastPause || length > mostPause {
 		return fmt.Errorf("%s is %s: want at least %s and at most %s", what, length, leastPause, mostPause)
@@ -95,11 +95,11 @@ func CheckPause(what string, length time.Duration) error {
 	return nil
 }
 
-// Pause pauses replays for r.Seconds from now, whether or not they are paused already.
-// Detection, counting and learning go on. Restore and Cleanup are done all the same. A pause
-// survives a restart: planned work is what a restart often belongs to.
+// Pause pauses replays for r.Seconds from now, whether or not they are paused already. canaryd
+// still detects, counts and learns. Restore and Cleanup work anyway. A pause survives a
+// restart, because planned work often includes one.
 func (d *Daemon) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply, error) {
-	// More seconds than a Duration holds are too many all the same.
+	// More seconds than a Duration holds are too many anyway.
 	length := time.Duration(min(max(r.Seconds, 0), 1e9) * float64(time.Second))
 	if err := cmp.Or(CheckPause("the pause", length), CheckWhy("the reason", r.Why)); err != nil {
 		return api.PauseReply{}, err
@@ -121,7 +121,7 @@ func (d *Daemon) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply,
 	return reply, err
 }
 
-// Resume ends a pause; what is lost is replayed at once.
+// Resume ends a pause. Lost rules are replayed at once.
 func (d *Daemon) Resume(ctx context.Context) (api.PauseReply, error) {
 	var reply api.PauseReply
 	err := d.askGuard(ctx, func(ctx context.Context, st *state) error {
@@ -133,7 +133,7 @@ func (d *Daemon) Resume(ctx context.Context) (api.PauseReply, error) {
 	return reply, err
 }
 
-// unpause lets replays begin again. What was lost meanwhile comes first.
+// unpause lets replays begin again. Losses of the pause are replayed first.
 func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 	st.pause = pause{}
 	st.disk.marksChanged(time.Now())
@@ -151,8 +151,8 @@ func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 	severity.Notices(klog.FromContext(ctx)).Info(why, "next", next)
 }
 
-// recordPaused records what is lost and leaves it so until the pause ends. The marks stay
-// as the flush left them: they show the replay what its owner did not touch.
+// recordPaused records the loss and leaves it until the pause ends. The marks stay as the flush
+// left them: they show the replay which rules their owner did not touch.
 func (d *Daemon) recordPaused(ctx context.Context, st *state) {
 	found, err := d.readLoss(ctx, st)
 	if err != nil {
@@ -167,8 +167,8 @@ func (d *Daemon) recordPaused(ctx context.Context, st *state) {
 		st.loss = nil
 		d.backUnread(ctx, st, l)
 		d.endDrill(ctx, st, api.DrillVoid, "replays were paused, and another process undid the drill")
-		// On legacy what it put back may have the digest of before, so that no
-		// look calls for it.
+		// On legacy the restored rules may have the former digest. Then no look makes an
+		// examination due.
 		for _, fs := range st.families {
 			fs.examined.markDirty(time.Now())
 		}

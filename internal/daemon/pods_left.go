@@ -28,7 +28,7 @@ func (d *Daemon) lookAtPods(ctx context.Context, st *state) {
 	}
 }
 
-// readPods takes in what libcni keeps now, and reports whether that is known.
+// readPods reads libcni's present files, and reports whether that worked.
 func (d *Daemon) readPods(ctx context.Context, st *state) bool {
 	if d.cfg.Attachments == nil {
 		return false
@@ -47,7 +47,7 @@ func (d *Daemon) readPods(ctx context.Context, st *state) bool {
 	return true
 }
 
-// forgetContainers takes containers that are gone out of what is learned.
+// forgetContainers removes containers that are gone from the learned generation.
 func (st *state) forgetContainers(gone map[protect.Attachment]bool, now time.Time) {
 	if len(gone) == 0 {
 		return
@@ -62,7 +62,7 @@ func (d *Daemon) removeGoneContainers(ctx context.Context, st *state) {
 	w := &st.pods
 	w.RemoveAt = time.Time{}
 	if !d.readPods(ctx, st) {
-		return // the next reading asks again
+		return // the next reading plans this again
 	}
 	w.RemoveAt = time.Time{}
 	job := d.job(st, d.cfg.Kernel.Families()...)
@@ -93,8 +93,8 @@ func (d *Daemon) removeGoneContainers(ctx context.Context, st *state) {
 	}
 }
 
-// gonePods returns the containers of which nothing is to be replayed: those that are known
-// to be gone right before the tables are read.
+// gonePods returns the containers whose rules are not to be replayed: they are known to be gone
+// right before the tables are read.
 func (d *Daemon) gonePods(ctx context.Context, st *state) map[protect.Attachment]bool {
 	if !d.readPods(ctx, st) {
 		return nil
@@ -102,8 +102,8 @@ func (d *Daemon) gonePods(ctx context.Context, st *state) map[protect.Attachment
 	return st.pods.Gone()
 }
 
-// forgetLeftOut forgets the containers that a replay left out, unless their rules stand:
-// those were not lost.
+// forgetLeftOut forgets the containers that a replay left out, unless their rules are in place:
+// then these were not lost.
 func (st *state) forgetLeftOut(result reload.Result, gone map[protect.Attachment]bool, now time.Time) {
 	gone = maps.Clone(gone)
 	for _, fr := range result {
@@ -114,8 +114,8 @@ func (st *state) forgetLeftOut(result reload.Result, gone map[protect.Attachment
 	st.forgetContainers(gone, now)
 }
 
-// followRobberies takes up what a full read showed of the pods that live, and reports whether the
-// rules of one count as lost from now on.
+// followRobberies notes a full read's evidence about the living pods. It reports whether the
+// rules of a pod count as lost from now on.
 func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family, nat rules.Section, finding canary.Finding, now time.Time) bool {
 	w, fs := &st.pods, st.families[f]
 	if d.cfg.Attachments == nil || finding.MarkLost || finding.Verdict == canary.Unknown {
@@ -136,8 +136,8 @@ func (d *Daemon) followRobberies(ctx context.Context, st *state, f rules.Family,
 	})
 }
 
-// followWritten is followRobberies for the read behind a write, which may be the first to show what
-// another process removed meanwhile. Nothing else would examine it.
+// followWritten is followRobberies for the read after a write. That read may be the first to
+// show rules that another process removed meanwhile, and nothing else would examine it.
 func (d *Daemon) followWritten(ctx context.Context, st *state, id rules.TableID, nat rules.Section, now time.Time) {
 	d.followRobberies(ctx, st, id.Family, d.supplement(st, id, nat), canary.Finding{Verdict: canary.Changed}, now)
 	if _, due := st.pods.KeptFor(id.Family); !due.IsZero() {

@@ -12,17 +12,17 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// canaryd sets no policies of built-in chains, and leaves those of a native table that stands as
-// they are. A policy that becomes DROP closes a node on which all protected rules are in force, so
-// it is said. The policies that count as known are those with which a table was learned, of an
-// earlier run too, those that the owner of a native table has set, and those that an operator has
-// accepted.
+// canaryd sets no policies of built-in chains, and leaves the policies of an existing native
+// table as they are. A policy that becomes DROP closes a node on which all protected rules are
+// in force, so canaryd reports it. A policy counts as known if the table was learned with it,
+// by an earlier run too. It is also known if the owner of a native table has set it, or if an
+// operator has accepted it.
 
-// policyAround is how long before and after a flush a policy must change to have come with it: a
+// policyAround is how long before or after a flush a policy must change to belong to it. A
 // firewall's script sets policies by commands of their own.
 const policyAround = 10 * time.Second
 
-// followPolicies takes up the policies that a read showed in a table.
+// followPolicies notes the policies that a read showed in a table.
 func (d *Daemon) followPolicies(st *state, id rules.TableID, seen map[string]string) {
 	p := &st.table(id).policies
 	if p.Known == nil {
@@ -32,8 +32,8 @@ func (d *Daemon) followPolicies(st *state, id rules.TableID, seen map[string]str
 	st.closings.Add(p.Follow(rules.BuiltinChains(id.Name), seen, api.PolicyDrop{Family: id.Family, Table: id.Name, Since: since, Flush: st.flushAround(since)}))
 }
 
-// followNativePolicies takes up the policies of a native table that is about to be learned. Its
-// owner's own change, and one that an operator has accepted, needs no word.
+// followNativePolicies notes the policies of a native table that is about to be learned. Its
+// owner's own changes, and changes that an operator has accepted, are not reported.
 func (d *Daemon) followNativePolicies(st *state, t *nativeTable, now nativeLearned) {
 	chains, seen := now.Table.Policies()
 	switch p := &t.policies; {

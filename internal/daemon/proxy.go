@@ -17,36 +17,37 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// While kube-proxy is at work, its chain KUBE-PROXY-CANARY stands: kube-proxy looks for it
-// every 30 s, and plants it again behind a full sync. canaryd asks for a full sync by deleting
-// that chain. A kube-proxy that has left corrects nothing any more, and what a replay puts
-// back of its rules stays as it is for good.
+// While kube-proxy is at work, its chain KUBE-PROXY-CANARY exists: kube-proxy looks for it
+// every 30 s, and plants it again after a full sync. canaryd deletes that chain to make
+// kube-proxy do a full sync. A kube-proxy that has left corrects nothing any more. Rules of it
+// that a replay puts back stay as they are for good.
 
 const (
-	// ownerlessAfter is how long that chain may be missing until the rules count as without
-	// an owner: kube-proxy looks every 30 s, and needs 7 s for a sync of 5,000 services on nft.
+	// ownerlessAfter is how long that chain may be missing until the rules count as without an
+	// owner. kube-proxy looks every 30 s, and needs 7 s for a sync of 5,000 services on nft.
 	ownerlessAfter = 2 * time.Minute
-	// askWithin is for how long after a replay kube-proxy is asked for a full sync as soon as
-	// its canary is back. The sync that it has just done may have begun before the replay, or
-	// a second flush may have taken it: kube-proxy plants its canary after the sync, and what
-	// is flushed in between it never looks for (pkg/util/iptables Monitor, 1.36). A canary that
-	// is back later than this is of a sync that began after the replay, even if that took 7 s.
+	// askWithin is for how long after a replay canaryd makes kube-proxy do a full sync as soon
+	// as its canary is back. The sync that it has just done may have begun before the replay,
+	// or a second flush may have taken the result. kube-proxy plants its canary after the sync.
+	// It never looks for rules that are flushed in between (pkg/util/iptables Monitor, 1.36). A
+	// canary that is back later than this is of a sync that began after the replay, even if
+	// that took 7 s.
 	askWithin = 15 * time.Second
 )
 
-// kubeProxy is what is known of kube-proxy's canary in one family, and the full sync that
-// canaryd could not ask for after a replay, because that canary did not stand.
+// kubeProxy is the state of kube-proxy's canary in one family. It also has the full sync that
+// canaryd could not request after a replay, because the canary was missing.
 type kubeProxy struct {
 	stood bool      // it was seen at some time
-	gone  time.Time // since when it has been missing; zero: it stands, or never stood
+	gone  time.Time // since when it has been missing; zero: it is in place, or never was
 	// uptime is how long the machine had been up then, as the disk has it.
 	uptime   time.Duration
 	askUntil time.Time // a full sync is asked for no later than this; zero: none is pending
 	askAt    time.Time // when it is asked for; zero: the canary is not back yet
 }
 
-// saw takes up whether kube-proxy's canary stood at that time. A table that was not read
-// shows it only if it stands.
+// saw notes whether kube-proxy's canary was in place at that time. If the table was not read,
+// its absence is not known.
 func (p *kubeProxy) saw(stands, read bool, now time.Time) {
 	switch {
 	case p.askUntil.Before(now):
@@ -63,11 +64,12 @@ func (p *kubeProxy) saw(stands, read bool, now time.Time) {
 	}
 }
 
-// askSoon has kube-proxy asked for a full sync as soon as its canary is back.
+// askSoon makes canaryd request a full sync of kube-proxy as soon as its canary is back.
 func (p *kubeProxy) askSoon(now time.Time) { p.askUntil, p.askAt = now.Add(askWithin), time.Time{} }
 
-// stored returns what a restart must not forget: how long the machine had been up when the
-// canary was first missing, zero while it stands. It returns false if it never stood.
+// stored returns how long the machine had been up when the canary was first missing, zero while
+// it is in place. A restart must not forget that. stored returns false if the canary never was
+// in place.
 func (p *kubeProxy) stored(uptime time.Duration) (time.Duration, bool) {
 	if p.stood && !p.gone.IsZero() && p.uptime == 0 {
 		p.uptime = uptime - time.Since(p.gone)
@@ -75,17 +77,18 @@ func (p *kubeProxy) stored(uptime time.Duration) (time.Duration, bool) {
 	return p.uptime, p.stood
 }
 
-// recallProxy returns what the last run had stored, now that the machine has been up for so long.
+// recallProxy returns the state that the last run stored, now that the machine has been up for
+// so long.
 func recallProxy(stored, uptime time.Duration) kubeProxy {
 	p := kubeProxy{stood: true, uptime: stored}
 	if stored > 0 {
-		// A negative age comes from another clock: that of a container's own time.
+		// A negative age is of another clock: that of a container's own time.
 		p.gone = time.Now().Add(-max(uptime-stored, 0))
 	}
 	return p
 }
 
-// proxyAfterReplay takes up whether a replay has asked kube-proxy for a full sync, or could
+// proxyAfterReplay notes whether a replay has requested a full sync of kube-proxy, or could
 // not.
 func (fs *familyState) proxyAfterReplay(fr reload.FamilyResult, now time.Time) {
 	switch {
@@ -97,8 +100,8 @@ func (fs *familyState) proxyAfterReplay(fr reload.FamilyResult, now time.Time) {
 	}
 }
 
-// renewAfterAsking has the marks renewed after kube-proxy was asked for a full sync. A file
-// that was saved before has kube-proxy's canary. With other marks it is known for what it is
+// renewAfterAsking plans new marks after canaryd requested a full sync of kube-proxy. A file
+// that was saved before has kube-proxy's canary. By its old marks canaryd recognises the file
 // when another process restores it before kube-proxy has looked.
 func (fs *familyState) renewAfterAsking(now time.Time) { fs.rotation.plan(now) }
 
@@ -116,8 +119,8 @@ func (d *Daemon) askForSyncs(ctx context.Context, st *state) {
 	}
 }
 
-// ownerChoices are the ways out of rules without an owner. canaryd takes neither unasked: only
-// the operator knows which is right.
+// ownerChoices are the ways out of rules without an owner. canaryd takes none of them unasked:
+// only the operator knows which is right.
 func ownerChoices(node string) []api.Choice {
 	return []api.Choice{
 		{If: "kube-proxy belongs on this node, as a pod of a DaemonSet", Command: "kubectl -n kube-system delete pod --selector=k8s-app=kube-proxy --field-selector=spec.nodeName=" + cmp.Or(node, "NODE")},
@@ -127,8 +130,8 @@ func ownerChoices(node string) []api.Choice {
 	}
 }
 
-// ownerless returns what is to be said of kube-proxy's rules, nil while they have an
-// owner, or are not in force. Rules that are lost are another matter.
+// ownerless returns the report on kube-proxy's rules without an owner. It returns nil while
+// they have an owner, or are not in force. Rules that are lost are another matter.
 func (d *Daemon) ownerless(st *state, now time.Time) *api.OwnerlessRules {
 	var o *api.OwnerlessRules
 	for f, fs := range st.inOrder() {
@@ -171,9 +174,9 @@ func (d *Daemon) logOwnerless(ctx context.Context, st *state) {
 	}
 }
 
-// judgeProxy takes up what a full read shows of kube-proxy. Where kube-proxy has removed
-// its rules, that is learned at once. Any other removal is learned after two seconds; a replay
-// in that time would bring back rules that no process corrects.
+// judgeProxy notes a full read's evidence about kube-proxy. If kube-proxy has removed its
+// rules, that is learned at once. Any other removal is learned after two seconds; a replay in
+// that time would bring back rules that no process corrects.
 func (d *Daemon) judgeProxy(ctx context.Context, st *state, f rules.Family, snapshot iptables.Snapshot, found map[rules.TableName]reload.Examined, now time.Time) {
 	fs := st.families[f]
 	fs.proxy.saw(reload.ProxyCanaryStands(snapshot), snapshot.Unreadable[rules.Mangle] == nil, now)

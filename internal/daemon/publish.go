@@ -170,8 +170,8 @@ func (d *Daemon) generation(st *state) api.Generation {
 	return g
 }
 
-// lastKnown returns when the content of the tables was last known, of the family of which that
-// is the longest ago; zero if the content of one was never known.
+// lastKnown returns when the content of all tables was last known, the earliest time of all
+// families. It is zero if the content of one was never known.
 func lastKnown(st *state) time.Time {
 	var last time.Time
 	for _, fs := range st.families {
@@ -183,8 +183,8 @@ func lastKnown(st *state) time.Time {
 	return last
 }
 
-// pendingSince returns since when the tables have, or may have, what the generation lacks. A
-// hint that waits for its family's budget counts too.
+// pendingSince returns since when the tables have, or may have, rules that the generation
+// lacks. A hint that waits for its family's budget counts too.
 func pendingSince(st *state) time.Time {
 	var since time.Time
 	for _, fs := range st.families {

@@ -22,16 +22,16 @@ import (
 // ownersPause is how long an owner that writes rules one by one may pause between two of them.
 const ownersPause = 2 * time.Second
 
-// quarantine are the rules that cannot be put back yet.
+// quarantine has the rules that cannot be put back yet.
 type quarantine struct {
 	rules reload.Quarantine
 	retry pace.Retry // when they are tried again
-	// stood are the chains that quarantined rules lacked when they were put
-	// there, and that the last examination saw.
+	// stood are the chains that quarantined rules lacked when they were quarantined, and that
+	// the last examination saw.
 	stood map[rules.Family]map[iptables.Place]bool
 }
 
-// setQuarantine takes up which rules of one table are quarantined; seen is what was read of it.
+// setQuarantine notes the quarantined rules of one table; seen is the section of the last read.
 func (d *Daemon) setQuarantine(st *state, id rules.TableID, list []reload.QuarantinedRule, seen rules.Section) {
 	before := st.quarantine.rules[id]
 	st.releaseMissing(id, list, seen)
@@ -48,7 +48,7 @@ func (d *Daemon) setQuarantine(st *state, id rules.TableID, list []reload.Quaran
 	}
 }
 
-// The log says of all tables in these words that a part is in quarantine, or leaves it.
+// The log uses these words for all tables when a part is put into quarantine, or leaves it.
 const (
 	partHeld     = "A part of a table is in quarantine: it could not be put back"
 	rulesWait    = "Rules of a chain wait, because missing rules decide which packets reach them"
@@ -57,11 +57,11 @@ const (
 	partAccepted = "An operator has accepted that a part of a table in quarantine is lost"
 )
 
-// partOf is a rule as the log names a part of a table.
+// partOf returns the log's name of a rule as a part of a table.
 func partOf(h reload.QuarantinedRule) string { return "rule " + h.Chain + " " + h.Rule.Label() }
 
-// logQuarantined logs the rules that are quarantined, and those that were written without a
-// match that only counts.
+// logQuarantined logs the quarantined rules, and the rules that were written without a match
+// that only counts.
 func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 	log := klog.FromContext(ctx)
 	for id, tr := range flushes.TablesOf(result) {
@@ -123,8 +123,8 @@ func (d *Daemon) readmit(ctx context.Context, st *state) {
 	}
 }
 
-// readmitReturned plans a try of quarantined rules when a chain that they lacked comes back.
-// One that stood at the last examination already is no reason.
+// readmitReturned plans a try of quarantined rules when a chain that they lacked is back. A
+// chain that the last examination already saw is no reason.
 func (st *state) readmitReturned(snapshot iptables.Snapshot) {
 	now, before := st.quarantine.rules.Standing(snapshot), st.quarantine.stood[snapshot.Family]
 	for place := range now {
@@ -135,7 +135,7 @@ func (st *state) readmitReturned(snapshot iptables.Snapshot) {
 	st.quarantine.stood[snapshot.Family] = now
 }
 
-// supplement returns what was read of a table as if its quarantined rules stood there.
+// supplement returns the section that was read of a table, with its quarantined rules added.
 func (d *Daemon) supplement(st *state, id rules.TableID, seen rules.Section) rules.Section {
 	before := st.quarantine.rules[id]
 	if len(before) == 0 {
@@ -144,7 +144,8 @@ func (d *Daemon) supplement(st *state, id rules.TableID, seen rules.Section) rul
 	full, next := st.quarantine.rules.Supplement(id.Family, id.Name, st.want()[id], seen, d.protection(st).Piecewise)
 	if len(next[id]) != len(before) {
 		d.setQuarantine(st, id, next[id], seen)
-		// An owner that puts its rules back one by one may be about to write those that wait.
+		// An owner that puts its rules back one by one may be about to write the rules that
+		// wait.
 		if len(next[id]) > 0 {
 			st.quarantine.retry.In(ownersPause, time.Now())
 		}
@@ -152,10 +153,11 @@ func (d *Daemon) supplement(st *state, id rules.TableID, seen rules.Section) rul
 	return full
 }
 
-// releaseRemoved ends the quarantine of rules that lead to chains which their owner has removed,
-// and of those whose own chain it has removed or emptied. It returns what is learned without those
-// rules. The owner could not delete them: they do not stand. A rule that leads to a chain of
-// another owner stays in quarantine until that chain is back: its own owner has decided nothing.
+// releaseRemoved ends the quarantine of rules whose owner has removed the chain that they lead
+// to, or has removed or emptied their own chain. It returns the learned generation without
+// those rules. The owner could not delete them, because the table lacks them. A rule that leads
+// to a chain of another owner stays in quarantine until that chain is back: its own owner has
+// decided nothing.
 func (d *Daemon) releaseRemoved(st *state, id rules.TableID, before rules.Section, next reload.Learned) reload.Learned {
 	list := st.quarantine.rules[id]
 	if len(list) == 0 {
@@ -197,9 +199,9 @@ func (st *state) quarantines(tables flushes.Verdicts) bool {
 	return false
 }
 
-// dismissQuarantined accepts that the rules are lost that cannot be put back, and returns how many
-// those are. Rules that waited for them are put back as soon as canaryd may write, and it returns
-// how many those are. What was declared stays declared, and is tried again.
+// dismissQuarantined accepts the loss of rules that cannot be put back, and returns how many
+// these are. Rules that waited for them are put back as soon as canaryd may write, and it
+// returns how many these are. Declared rules stay declared, and are tried again.
 func (d *Daemon) dismissQuarantined(ctx context.Context, st *state) (lost, waiting int) {
 	now := time.Now()
 	dismissed, left := st.quarantine.rules.Split()
@@ -220,8 +222,8 @@ func (d *Daemon) dismissQuarantined(ctx context.Context, st *state) (lost, waiti
 	return dismissed.Count(), waiting
 }
 
-// quarantined returns what is in quarantine as a Status has it, and the chains that wait. Rules
-// that wait come last, so that they hide none of those that they wait for.
+// quarantined returns the quarantined rules for a Status, and the chains that wait. Rules that
+// wait are last in the list, so that they hide no rule that they wait for.
 func (st *state) quarantined() ([]api.Quarantined, []api.WaitingChain) {
 	var list, waits []api.Quarantined
 	missing, waiting := st.quarantine.rules.Split()

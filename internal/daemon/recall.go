@@ -16,9 +16,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// recall takes up what the last run knew, if that is of this boot, namespace, backend and
-// version. The first look shows whether it is still in force. What is lost and too old is not
-// taken up: `canaryd restore` can bring it back.
+// recall takes up the last run's state, if it is of this boot, namespace, backend and version.
+// The first look shows whether the rules are still in force. Lost rules that are too old are
+// not taken up: `canaryd restore` can bring them back.
 func (d *Daemon) recall(ctx context.Context, st *state) {
 	st.looking.at, st.marks.retry.At = time.Now(), time.Now()
 	if d.cfg.Store == nil {
@@ -48,7 +48,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 		return
 	}
 	age := d.cfg.Uptime() - known.Uptime
-	// A negative age comes from another clock: that of a container's own time.
+	// A negative age is of another clock: that of a container's own time.
 	if (age > d.cfg.MaxStoredAge || age < 0) && !d.marksStand(ctx, st, known.Marks) {
 		severity.Warnings(log).Info("The marks of the last run are gone, and its generation is too old for a replay; `canaryd restore --generation` puts it back",
 			"generation", stored.ID, "age", age.Round(time.Second), "maxStoredAge", d.cfg.MaxStoredAge)
@@ -79,8 +79,8 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	log.Info("Took up the stored generation", "generation", stored.ID, "age", age.Round(time.Second))
 }
 
-// marksStand reports whether all marks of an earlier run stand; false also if they cannot be
-// probed.
+// marksStand reports whether all marks of an earlier run are in place; false also if they
+// cannot be probed.
 func (d *Daemon) marksStand(ctx context.Context, st *state, marks canary.Marks) bool {
 	for f := range st.families {
 		seen, err := d.cfg.Kernel.Probe(ctx, f, marks.Places(f, d.cfg.Canary))

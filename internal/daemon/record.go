@@ -16,9 +16,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// recordLosses puts what a read under guard showed into the open record, counts it and logs
-// it. Tables that the record has already are passed over, so that a replay that is tried again
-// counts nothing twice.
+// recordLosses puts the losses that a guarded read showed into the open record, counts them and
+// logs them. It skips tables that the record already has, so that another try counts nothing
+// twice.
 func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.TableID]flushes.Hit) {
 	l := st.loss
 	d.nameDrill(ctx, st, found)
@@ -27,7 +27,7 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 	p := st.purges.Current(time.Now())
 	for _, id := range flushes.TableIDs() {
 		h := found[id]
-		again := l.hit[id] != "" && p != nil && !l.recovery.back[id].IsZero() // a purge goes on
+		again := l.hit[id] != "" && p != nil && !l.recovery.back[id].IsZero() // a purge continues
 		if !h.Verdict.Loss() || l.hit[id] != "" && !again {
 			continue
 		}
@@ -45,7 +45,7 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 			q.Purge = p
 		}
 		if !l.recorded && len(fresh) == 0 {
-			l.record.Culprits, l.record.CulpritsMissed, l.record.CulpritsLikely = nil, false, false // those suspected so far
+			l.record.Culprits, l.record.CulpritsMissed, l.record.CulpritsLikely = nil, false, false // only suspected
 		}
 		if l.record.Drill == "" {
 			var missed bool
@@ -71,7 +71,7 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 	}
 	q.AddWriters(&l.record, l.bounds(), l.hit)
 	flushes.SettleCulprit(&l.record)
-	if l.record.Drill != "" { // canaryd itself took what is lost, no other process
+	if l.record.Drill != "" { // canaryd itself took the lost rules, no other process
 		l.record.Culprit, l.record.Culprits, l.record.Writers = api.Culprit{}, nil, nil
 		l.record.CulpritsMissed, l.record.CulpritsLikely = false, false
 	}
@@ -83,9 +83,9 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 	d.logLost(ctx, st, fresh)
 }
 
-// count counts tables of a record. A record without a rule is not counted: the flush took
-// marks or empty chains, which packets do not meet. A drift and saved rules count all the same: it
-// may be a rule too many, or in another place.
+// count counts tables of a record. A record without a rule is not counted: the flush took marks
+// or empty chains, which no packet meets. Drifts and saved rules count anyway: a rule may be
+// too many, or in another place.
 func (d *Daemon) count(l *loss, fresh flushes.Verdicts) {
 	switch {
 	case l.counted:
@@ -134,7 +134,7 @@ func (st *state) losses() flushes.Verdicts {
 	return lost
 }
 
-// logLost logs what exactly is lost.
+// logLost logs the exact losses.
 func (d *Daemon) logLost(ctx context.Context, st *state, fresh flushes.Verdicts) {
 	l, log := st.loss, st.flushLog(ctx)
 	lost := l.record.Lost
@@ -190,7 +190,7 @@ func (d *Daemon) logRetry(ctx context.Context, st *state, err error) {
 // logRecovery logs how a loss ended.
 func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result reload.Result) {
 	log := st.flushLog(ctx)
-	tables := append([]string{l.hit.Text()}, l.record.NativeNames()...) // these rode with them
+	tables := append([]string{l.hit.Text()}, l.record.NativeNames()...) // native tables of the same transaction
 	flushes.LogBack(log, strings.Join(tables, ", "), l.record, l.attempts+1)
 	for id, tr := range flushes.TablesOf(result) {
 		if n := len(tr.Skipped); n > 0 {
@@ -208,5 +208,5 @@ func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result rel
 	}
 }
 
-// tablesUnread is what the log says of a family that cannot be probed or read.
+// tablesUnread is the log's line about a family that cannot be probed or read.
 const tablesUnread = "The tables could not be read; canaryd does not know whether they lost rules"

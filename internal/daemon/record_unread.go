@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// An unreadLoss is a loss that marks or an earlier read showed, while no read under guard has
-// counted the lost rules yet: the flusher may hold the xtables lock for long.
+// An unreadLoss is a loss that marks or an earlier read showed, before a read under guard has
+// counted the lost rules. The flusher may hold the xtables lock for long.
 type unreadLoss struct {
 	record api.Flush
 	hit    flushes.Verdicts
@@ -28,7 +28,7 @@ func (d *Daemon) showUnread(st *state) {
 		return
 	}
 	hit := st.losses()
-	if len(hit) == 0 && l.unread != nil { // a table that cannot be read any more was lost all the same
+	if len(hit) == 0 && l.unread != nil { // a table that cannot be read any more was lost anyway
 		hit = l.unread.hit
 	}
 	r := l.record

@@ -23,7 +23,7 @@ type Origin struct {
 	Where  string // file and line, or as much as is known
 }
 
-// refused are the declared rules that are refused.
+// refused has the declared rules that are refused.
 type refused struct {
 	list  reload.Refusals
 	shown []api.Refused // as a Status has them
@@ -37,8 +37,8 @@ var refusalMeanings = map[iptables.Reason]string{
 	iptables.ReasonIncompatible: "its table holds rules that iptables cannot read",
 }
 
-// takeRefused takes up what of the declaration a write was refused for. Each refusal
-// that is new is logged and counted as an error of its source.
+// takeRefused notes the declared rules for which a write was refused. Each new refusal is
+// logged and counted as an error of its source.
 func (d *Daemon) takeRefused(ctx context.Context, st *state, result reload.Result) {
 	st.refused.list = st.refused.list.After(result)
 	before := map[string]api.Refused{}
@@ -86,9 +86,9 @@ func (st *state) refusedOf(id rules.TableID, refusal reload.Refusal) api.Refused
 // refuses reports whether something that is declared for the table is refused.
 func (st *state) refuses(id rules.TableID) bool { return len(st.refused.list[id]) > 0 }
 
-// takeFirst makes what was written first the measure, although tables were refused:
-// of those, what stands there. It is what an earlier run left, and it must come back
-// after a flush until the declaration is mended.
+// takeFirst makes the first written rules the measure, although tables were refused. For
+// refused tables it is their present content. An earlier run left that content, and it must
+// come back after a flush until the declaration is mended.
 func (st *state) takeFirst(result reload.Result) {
 	if st.declared.inForce != nil || len(st.refused.shown) == 0 {
 		return
@@ -102,14 +102,14 @@ func (st *state) takeFirst(result reload.Result) {
 		case tr.Read && st.refuses(id):
 			g[id], _ = tr.Section.Split(st.declared.now.Claims)
 		default:
-			return // of this table nothing is known
+			return // this table is unknown
 		}
 	}
 	st.declared.inForce = st.declared.now.with(g)
 	st.generation.change(time.Now())
 }
 
-// addRefused says in a reply what no replay brings.
+// addRefused adds the refused declared rules to a reply, because no replay brings them.
 func (st *state) addRefused(reply *api.RestoreReply) {
 	for _, r := range st.refused.shown {
 		if reply.Outcomes[r.Family].Done() {

@@ -7,9 +7,9 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// Report calls say for each stage that a flush comes to: when it lasts, and when it is over. It
-// follows the status and delays no replay. When ctx ends it reports the flushes that have ended by
-// then, and returns.
+// Report calls say for each stage that a flush reaches: when it lasts, and when it is over. It
+// follows the status and delays no replay. When ctx ends it reports the flushes that have ended
+// by then, and returns.
 func (d *Daemon) Report(ctx context.Context, say func(api.Flush, api.Stage)) {
 	r := reporter{say: say, said: map[string]api.Stage{}}
 	now, news, end := d.watchers.follow(d.Status)
@@ -26,14 +26,14 @@ func (d *Daemon) Report(ctx context.Context, say func(api.Flush, api.Stage)) {
 	}
 }
 
-// A reporter knows which stages of which flushes it has reported.
+// A reporter knows the stages that it has reported of each flush.
 type reporter struct {
 	say  func(api.Flush, api.Stage)
 	said map[string]api.Stage
 }
 
-// see reports the stages that are new in a list of flushes, the newest first. What was over before
-// this run began is no news.
+// see reports the stages that are new in a list of flushes, the newest first. A flush that was
+// over before this run began is not reported.
 func (r *reporter) see(list []api.Flush, now time.Time) {
 	stages := make(map[string]api.Stage, len(list))
 	for i := len(list) - 1; i >= 0; i-- {

@@ -24,7 +24,7 @@ var errStopped = errors.New("`canaryd cleanup` removed canaryd's marks, and cana
 // undo as drift at once.
 var errDeclared = errors.New("a declared source is in use: change its rules instead of restoring an older generation")
 
-// askGuard runs do between the loop's steps and publishes what came of it. It fails after a
+// askGuard runs do between the loop's steps and publishes the state after it. It fails after a
 // cleanup.
 func (d *Daemon) askGuard(ctx context.Context, do func(context.Context, *state) error) error {
 	var failed error
@@ -65,13 +65,13 @@ func (d *Daemon) Look(ctx context.Context) (api.Status, error) {
 	return d.Status(), err
 }
 
-// Restore replays what ought to be in force, or the stored generation of the
-// ID that is asked for, without waiting for any grace.
+// Restore replays the generation that ought to be in force, or the stored generation of the
+// requested ID, without waiting for any grace.
 func (d *Daemon) Restore(ctx context.Context, r api.RestoreRequest) (reply api.RestoreReply, err error) {
 	if r.Generation, err = d.fullID(r.Generation); err != nil {
 		return api.RestoreReply{}, err
 	}
-	if r.DryRun { // it marks what is not in the baseline
+	if r.DryRun { // it marks rules that are not in the baseline
 		if err := d.awaitBaseline(ctx); err != nil {
 			return api.RestoreReply{}, err
 		}
@@ -100,11 +100,11 @@ func (d *Daemon) Restore(ctx context.Context, r api.RestoreRequest) (reply api.R
 
 func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest) (reply api.RestoreReply, err error) {
 	if r.Generation == "" && !r.DryRun && st.mayWrite() && !st.declared.retry.At.IsZero() {
-		d.apply(ctx, st) // what keeps it from being in force may be gone by now
+		d.apply(ctx, st) // the obstacle may be gone by now
 	}
 	job := d.job(st, d.cfg.Kernel.Families()...)
-	// Observe mode has replanted the marks above what is lost; Heal would take it
-	// for its owner's decision.
+	// Observe mode has replanted the marks of lost tables; Heal would take the loss for an
+	// owner's decision.
 	force := r.Generation != "" || st.anyFamily((*familyState).learningStopped)
 	if r.Generation != "" && r.Generation != st.want().ID() {
 		if job.Generation, err = d.olderGeneration(st, r.Generation); err != nil {
@@ -143,8 +143,8 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 	return d.restored(ctx, st, r.Generation, reply, result), err
 }
 
-// olderGeneration returns the generation of that ID as it may be restored here. What is
-// declared stays as it is.
+// olderGeneration returns the generation of that ID as it may be restored here. Declared rules
+// stay as they are.
 func (d *Daemon) olderGeneration(st *state, id string) (rules.Generation, error) {
 	if st.declared.now.Generation != nil && !st.decision.of(id) {
 		return nil, errDeclared
@@ -154,8 +154,8 @@ func (d *Daemon) olderGeneration(st *state, id string) (rules.Generation, error)
 	}
 	load := d.cfg.Store.Load
 	if w := st.decision; w.of(id) && w.backend == d.cfg.Kernel.Info().Backend {
-		// Rules that another version of iptables wrote are read again once they are written, and
-		// nothing else can bring those back that wait for a decision.
+		// Rules that another version of iptables wrote are read again once they are written.
+		// Nothing else can bring back the rules that wait for a decision.
 		load = d.cfg.Store.LoadHere
 	}
 	stored, err := load(id)
@@ -172,8 +172,8 @@ func (d *Daemon) olderGeneration(st *state, id string) (rules.Generation, error)
 	return narrow, nil
 }
 
-// keepForUndo has the generation that ought to be in force on disk before another one takes
-// its place, and returns its ID; "" if it is not, or stays in force.
+// keepForUndo saves the generation that ought to be in force before another one takes its
+// place, and returns its ID. It returns "" if it is not on disk, or stays in force.
 func (d *Daemon) keepForUndo(ctx context.Context, st *state, job reload.Job, r api.RestoreRequest) string {
 	id := st.want().ID()
 	if r.DryRun || d.cfg.Store == nil || id == job.Generation.ID() || !d.sound(st) {
@@ -188,7 +188,7 @@ func (d *Daemon) keepForUndo(ctx context.Context, st *state, job reload.Job, r a
 	return id
 }
 
-// takeReplay takes an asked-for replay into the state.
+// takeReplay takes a requested replay into the state.
 func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, result reload.Result, reply api.RestoreReply) {
 	if reply.Proved() {
 		another := reply.Generation != st.want().ID()
@@ -218,9 +218,8 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 // them.
 const backOnRequest = "The rules are back: they were restored on request"
 
-// Cleanup removes canaries and witnesses, with r.Rules also the protected
-// chains and jumps, or those of them that r.Protect names, and stops the loop's work
-// for good.
+// Cleanup removes canaries and witnesses, and stops the loop's work for good. With r.Rules it
+// also removes the protected chains and jumps, or the part of them that r.Protect names.
 func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 	var only protect.Selector
 	if r.Protect != "" {
@@ -294,7 +293,7 @@ func (d *Daemon) Render(ctx context.Context, r api.RenderRequest) (text string, 
 	return onrequest.Heading(stored.ID, stored.Captured, note) + onrequest.RenderFamilies(stored.Generation, r.Family), nil
 }
 
-// takeRemoval records and logs what an asked-for replay took away.
+// takeRemoval records and logs the rules that a requested replay removed.
 func (d *Daemon) takeRemoval(ctx context.Context, st *state, r onrequest.Removal, reply api.RestoreReply) {
 	st.journal.Remember(r.Record)
 	d.write(ctx, r.Record, r.Diff)

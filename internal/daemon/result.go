@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// applyResult takes what a write and its proof showed of one family into the state.
+// applyResult takes the result of a write and its proof for one family into the state.
 func (d *Daemon) applyResult(ctx context.Context, st *state, f rules.Family, fr reload.FamilyResult) {
 	fs, now := st.families[f], time.Now()
 	fs.examined.since = pace.Earliest(now, fs.examined.dirty)
@@ -41,14 +41,14 @@ func (d *Daemon) applyResult(ctx context.Context, st *state, f rules.Family, fr 
 	}
 	fs.openWindow(fr, now)
 	d.examineAfter(st, f, fr, now)
-	if st.decision.waitsIn(f) { // what was read is not compared with what waits
+	if st.decision.waitsIn(f) { // the read was not compared with the decision's rules
 		fs.examined.plan(now)
 	}
 	st.disk.marksChanged(now)
 }
 
-// openWindow notes what the read after a write showed in force: what is lost of that from now on
-// was taken after it. If another process wrote meanwhile, the read judged only what was written.
+// openWindow notes that the read after a write showed the rules in force: a loss from now on
+// began after it. If another process wrote meanwhile, the read judged only the written rules.
 func (fs *familyState) openWindow(fr reload.FamilyResult, now time.Time) {
 	if fs.probeResult() != metrics.ProbeIntact || fs.anyTable(func(ts *tableState) bool { return ts.jumpsMissing > 0 }) {
 		return
@@ -79,8 +79,8 @@ func notBefore(at, first time.Time) time.Time {
 	return pace.Latest(at, first)
 }
 
-// takeWritten takes what a write and its proof showed of one table into the state. The digest
-// is that of the proof; 0: another process wrote meanwhile.
+// takeWritten takes the result of a write and its proof for one table into the state. The
+// digest is that of the proof; 0: another process wrote meanwhile.
 func (d *Daemon) takeWritten(ctx context.Context, st *state, id rules.TableID, tr reload.TableResult, digest uint64, now time.Time) {
 	fs, ts := st.families[id.Family], st.table(id)
 	judged := d.take(st, tableFinding{id: id, source: readInFull, finding: tr.Finding, mark: tr.Mark, absent: tr.Absent,
@@ -94,16 +94,15 @@ func (d *Daemon) takeWritten(ctx context.Context, st *state, id rules.TableID, t
 		fs.examined.plan(now)
 		return
 	}
-	if (tr.Proved || tr.Landed) && tr.Replayed { // else it would not be known what is missing
+	if (tr.Proved || tr.Landed) && tr.Replayed { // else the missing rules would not be known
 		st.mean(id, tr, now)
 		d.setQuarantine(st, id, tr.Quarantined, tr.Section)
 	}
 	if !tr.Read || !judged {
 		return
 	}
-	// Where another process wrote meanwhile, the finding is of one read and the section of
-	// another. A jump that was deleted in between has its grace, which the examination that
-	// follows gives it.
+	// If another process wrote meanwhile, finding and section come from different reads. A jump
+	// that was deleted in between gets its grace from the examination that follows.
 	if (digest != 0 || !known) && !ts.verdict.Loss() && ts.verdict != canary.Unknown {
 		if id.Name == rules.Nat {
 			d.followWritten(ctx, st, id, tr.Section, now)
@@ -113,9 +112,9 @@ func (d *Daemon) takeWritten(ctx context.Context, st *state, id rules.TableID, t
 	ts.setStanding(tr.Table, digest)
 }
 
-// mean learns what a replay meant where it wrote something else than was learned.
+// mean learns the rules that a replay wrote on purpose in place of learned ones.
 func (st *state) mean(id rules.TableID, tr reload.TableResult, now time.Time) {
-	_, meant := tr.Meant.Split(st.declared.now.Claims) // what is declared is not learned
+	_, meant := tr.Meant.Split(st.declared.now.Claims) // declared rules are not learned
 	if len(meant.Chains)+len(meant.Jumps) == 0 || !st.generation.learned.Knows(id.Family, id.Name) {
 		return
 	}
@@ -128,10 +127,10 @@ func (st *state) mean(id rules.TableID, tr reload.TableResult, now time.Time) {
 	st.relearn(next, now, st.families[id.Family])
 }
 
-// examineAfter plans an examination of what the reads around a write were the first to show,
-// because a look that finds the digest of such a read takes it for examined. A jump that was
-// deleted by name waits for its grace. A loss that a renewal found under standing marks has
-// no replay yet.
+// examineAfter plans an examination of changes that the reads around a write were the first to
+// show. A look that finds the digest of such a read takes it for examined. A jump that was
+// deleted by name waits for its grace. A loss that a renewal found under intact marks has no
+// replay yet.
 func (d *Daemon) examineAfter(st *state, f rules.Family, fr reload.FamilyResult, now time.Time) {
 	fs := st.families[f]
 	for t, tr := range fr.Tables {

@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	// The disk gets a changed generation a moment later, and the news that
-	// it is still in force every minute.
+	// A changed generation is written to disk a moment later, and the confirmation that it is
+	// still in force every minute.
 	saveQuiet    = time.Second
 	saveShare    = 49
 	confirmEvery = time.Minute
 )
 
-// saving is what the state folder has, and when it gets the next.
+// saving is the content of the state folder, and the times of its next writes.
 type saving struct {
-	markedAt    time.Time // marks that are not on disk: since when; zero: none
+	markedAt    time.Time // since when marks are not on disk; zero: all are
 	saveAt      time.Time // when the generation is written; zero: nothing to write
 	savedAt     time.Time
 	cost        time.Duration // of the last save
@@ -29,24 +29,24 @@ type saving struct {
 	trouble     pace.Trouble  // why the last one failed
 	noBytes     pace.Trouble  // why the bytes of rules are not on disk
 	keptAt      time.Time     // when the state was last written, with the present generation
-	written     int           // the generation's changes that its file has
-	kept        int           // those that the state names
-	remade      int           // how often the folder was made again, as far as it was seen to
+	written     int           // the number of changes that the generation's file has
+	kept        int           // the number of changes that the state names
+	remade      int           // how often the folder was made again, as last seen
 	marks       canary.Marks  // as the disk has them
 	generations []reload.Kept // as the disk has them
 	folded      []string      // IDs of records in which flushes were counted since they were written
 }
 
-// saveSoon has the generation written a moment later.
+// saveSoon plans to write the generation a moment later.
 func (s *saving) saveSoon(now time.Time) { s.saveAt = pace.Earliest(s.saveAt, now.Add(saveQuiet)) }
 
-// marksChanged has the state written, because marks are not as the disk has them.
+// marksChanged plans to write the state, because the disk has other marks.
 func (s *saving) marksChanged(now time.Time) { s.markedAt = pace.Earliest(s.markedAt, now) }
 
-// save writes marks at once and a changed generation when its time has come, and plans the
-// next confirmation. While something is lost or unknown, it confirms nothing and writes no
-// generation. It writes the marks all the same: otherwise the next start would not know those
-// of a renewal for canaryd's own.
+// save writes marks at once and a changed generation when it is due, and plans the next
+// confirmation. While something is lost or unknown, it confirms nothing and writes no
+// generation. But it writes the marks: otherwise the next start would not know renewed marks as
+// canaryd's own.
 func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	st.disk.markedAt = time.Time{}
 	d.keepOwners(ctx, st, last)
@@ -60,7 +60,7 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	}
 	start := time.Now()
 	if !d.keepDecision(ctx, st) || !d.keepUnread(ctx, st) {
-		st.disk.failed(start) // what is on disk shows the loss
+		st.disk.failed(start) // the stored files show the loss
 		return
 	}
 	var err error
@@ -100,13 +100,13 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	}
 }
 
-// planSave has the generation written once it has been quiet for a moment.
+// planSave plans to write the generation once it has been quiet for a moment.
 func (st *state) planSave(now time.Time) {
 	st.disk.saveAt = pace.Earliest(st.disk.saveAt, pace.Latest(now.Add(saveQuiet), st.disk.savedAt.Add(saveShare*st.disk.cost)))
 	st.memory.ScheduleFree(st.disk.saveAt)
 }
 
-// saveGeneration writes what ought to be in force.
+// saveGeneration writes the generation that ought to be in force.
 func (d *Daemon) saveGeneration(st *state) error {
 	err := d.cfg.Store.Save(reload.Stored{Source: d.cfg.Source, Made: st.generation.made, Captured: st.generation.captured, Generation: st.want()})
 	if err == nil {
@@ -115,8 +115,8 @@ func (d *Daemon) saveGeneration(st *state) error {
 	return err
 }
 
-// saveBytes writes the bytes of the rules that ought to be in force. An error is no error of the
-// generation, which is on disk: the next confirmation tries again.
+// saveBytes writes the bytes of the rules that ought to be in force. Its error does not concern
+// the generation, which is on disk: the next confirmation tries again.
 func (d *Daemon) saveBytes(ctx context.Context, st *state) {
 	if st.disk.noBytes.Report(pace.Warnings(ctx), d.cfg.Store.SaveBytes(st.want()), "The bytes of rules are not on disk; iptables will write rules that are flushed while canaryd is down") {
 		klog.FromContext(ctx).Info("The bytes of rules are on disk again")
@@ -135,8 +135,8 @@ func (d *Daemon) saveMarks(st *state, marks canary.Marks) error {
 }
 
 // beforeWrite saves the marks that a write is about to plant. If canaryd is killed before the
-// proof, the next start knows them for its own, and not for those of an old file. A disk that
-// fails delays no replay.
+// proof, the next start knows them as its own, and does not take them for an old file's. A disk
+// that fails delays no replay.
 func (d *Daemon) beforeWrite(ctx context.Context, st *state) func(canary.Marks) {
 	if d.cfg.Store == nil {
 		return nil
@@ -149,8 +149,8 @@ func (d *Daemon) beforeWrite(ctx context.Context, st *state) func(canary.Marks) 
 	}
 }
 
-// marksToKeep returns the marks that belong on disk. Where observe mode replanted marks above
-// a loss, the disk keeps those that were lost: a later restore, or start in heal mode, must still
+// marksToKeep returns the marks that belong on disk. If observe mode has replanted marks after
+// a loss, the disk keeps the lost marks. A later restore, or a start in heal mode, must still
 // find the loss.
 func (st *state) marksToKeep(marks canary.Marks) canary.Marks {
 	for id, ts := range st.tables() {

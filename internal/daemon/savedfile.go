@@ -10,11 +10,10 @@ import (
 )
 
 // Saved rules are read as soon as they are seen, and not only when they are replaced. Once
-// another process has flushed them too, the chains that they lacked look like
-// those that an owner has removed since.
+// another process has flushed them too, the chains that they lacked look like chains that an
+// owner has removed since.
 
-// readRestored reads the families of which a look saw that saved rules replaced a
-// table.
+// readRestored reads the families where a look saw that saved rules replaced a table.
 func (d *Daemon) readRestored(ctx context.Context, st *state) {
 	for _, f := range rules.Families() {
 		for _, t := range protect.Tables() {
@@ -28,8 +27,9 @@ func (d *Daemon) readRestored(ctx context.Context, st *state) {
 }
 
 // followRestored reads them while canaryd waits for the flusher, because files are restored
-// table by table. Where a stamp does not show each write, it probes each time, once saved rules
-// were seen. What the probe shows of nat opens the standby: commits is how many that took.
+// table by table. If a stamp does not show each write, it probes each time, once saved rules
+// were seen. If a probe shows that nat is lost, it opens the standby; commits is how many
+// commits that took.
 func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[rules.Family]iptables.Stamp) (commits int) {
 	for _, f := range rules.Families() {
 		moved := now[f] != before[f]

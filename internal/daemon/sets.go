@@ -14,19 +14,19 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Sets has what rules depend on other than chains: *iptables.Sets or
-// *iptablestest.Sets.
+// A Sets saves ipsets, and makes the objects other than chains that rules depend on:
+// *iptables.Sets or *iptablestest.Sets.
 type Sets interface {
 	reload.Supplier
-	// Save returns those of the named ipsets that exist, with their members. The error is
-	// about those that cannot be kept.
+	// Save returns the named ipsets that exist, with their members. The error is about ipsets
+	// that cannot be kept.
 	Save(ctx context.Context, names []string) (map[string]iptables.Set, error)
 }
 
-// sets are the ipsets that rules depend on.
+// sets has the ipsets that rules depend on.
 type sets struct {
 	known   map[string]iptables.Set // as captured
-	names   []string                // those that the generation names
+	names   []string                // sets that the generation names
 	edition int                     // of the generation that names are of
 	trouble pace.Trouble            // why they could not be captured
 	unkept  bool                    // the disk lacks them
@@ -42,7 +42,7 @@ func (d *Daemon) recallSets(ctx context.Context, st *state) {
 
 // captureSets reads the ipsets that the generation's rules name: all, or only if one is not
 // known yet. Members change without a change of rules. A set that is missing now is kept as it
-// was: if a flusher destroyed it, it is to come back, and its owner destroys it only after the
+// was. If a flusher destroyed it, it must come back, and its owner destroys it only after the
 // rules.
 func (d *Daemon) captureSets(ctx context.Context, st *state, all bool) {
 	if d.cfg.Sets == nil || !all && st.sets.edition == st.generation.edition {

@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// MostSettle bounds --settle, and a lull as a whole: rules that are gone for longer are no
-// longer a flusher's half-done work but an outage.
+// MostSettle bounds --settle, and a lull as a whole: rules that are gone for longer are an
+// outage, and no longer a flusher's half-done work.
 const MostSettle = 30 * time.Second
 
 // A lull is the wait for a flusher to be done. A flush often is several commands, and half a
@@ -21,13 +21,14 @@ const MostSettle = 30 * time.Second
 type lull struct {
 	stamps map[rules.Family]iptables.Stamp // as they were seen last
 	native uint32                          // the genid at which native tables were looked at last
-	quiet  time.Time                       // since when they are so
+	quiet  time.Time                       // since when they are unchanged
 	end    time.Time
-	wordBy time.Time // until when to wait for a notification of what the stamps show; zero: no more
+	wordBy time.Time // until when to wait for the notification of a commit that the stamps show; zero: no more
 }
 
-// wordMost is how long the kernel may take to notify of a commit that packets have felt: 0.3 s at
-// 5,000 services (Linux 6.18). Of one that canaryd itself made unheard there is no notification.
+// wordMost is how long the kernel may take to notify of a commit that packets have felt: 0.3 s
+// at 5,000 services (Linux 6.18). There is no notification of canaryd's own commits if it did
+// not listen.
 const wordMost = 500 * time.Millisecond
 
 // beginLull begins to wait.
@@ -43,8 +44,8 @@ func (d *Daemon) beginLull(ctx context.Context, st *state) *lull {
 	return l
 }
 
-// awaitWord lets the quiet begin only when the commit is done that the stamps show: a flusher that
-// is in the middle of one has more to come.
+// awaitWord lets the quiet begin only when the commit that the stamps show is done. In the
+// middle of a commit the flusher still writes.
 func (d *Daemon) awaitWord(l *lull) {
 	if l.wordBy.IsZero() {
 		return
@@ -60,7 +61,7 @@ func (d *Daemon) awaitWord(l *lull) {
 	}
 }
 
-// stamps returns the stamps of those families that can be asked for theirs.
+// stamps returns the stamps of the families that have a readable one.
 func (d *Daemon) stamps(ctx context.Context, st *state) map[rules.Family]iptables.Stamp {
 	stamps := map[rules.Family]iptables.Stamp{}
 	for f := range st.inOrder() {
@@ -86,7 +87,7 @@ func (d *Daemon) wrote(ctx context.Context, st *state, l *lull) bool {
 // awaitQuiet waits until no process wrote for so long, or the lull is over. With brief
 // it returns true as soon as a process writes.
 func (d *Daemon) awaitQuiet(ctx context.Context, st *state, l *lull, long time.Duration, brief bool) bool {
-	const look = time.Millisecond // what asks for the stamps takes 3 to 24 µs
+	const look = time.Millisecond // to read the stamps takes 3 to 24 µs
 	for time.Since(l.quiet) < long && time.Now().Before(l.end) {
 		select {
 		case <-ctx.Done():
@@ -101,18 +102,18 @@ func (d *Daemon) awaitQuiet(ctx context.Context, st *state, l *lull, long time.D
 }
 
 const (
-	// aheadAfter is the part of --settle after which a replay is planned and encoded
-	// on nft, while the rest is waited for. At 1,000 services that takes 30 ms.
+	// aheadAfter is the part of --settle after which canaryd plans and encodes a replay on nft,
+	// during the rest of the wait. At 1,000 services that takes 30 ms.
 	aheadAfter = 4
-	// aheadMost is up to how many rules that is done. Of more it takes longer than
-	// --settle itself, and is for nothing after each of a flusher's commands.
+	// aheadMost is the largest number of rules for which canaryd does that. With more rules it
+	// takes longer than --settle itself, and is wasted after each of a flusher's commands.
 	aheadMost = 20000
 )
 
 // plansAhead reports whether a replay can be planned while the flusher may be at work. On
-// legacy it cannot: a plan holds the lock, for which the flusher's next command would wait.
-// Where rules depend on ipsets it cannot either: flushers destroy ipsets after the rules, which
-// moves no stamp.
+// legacy it cannot: a plan holds the lock, and the flusher's next command would wait for it. If
+// rules depend on ipsets it cannot either: flushers destroy ipsets after the rules, which moves
+// no stamp.
 func (d *Daemon) plansAhead(st *state) bool {
 	info := d.cfg.Kernel.Info()
 	if !st.heals() || info.Backend != iptables.NFT || len(st.sets.known)+len(st.sets.names) > 0 {
@@ -122,8 +123,8 @@ func (d *Daemon) plansAhead(st *state) bool {
 	return count <= aheadMost
 }
 
-// settle waits until the flusher is done. Where a replay can be planned meanwhile, it
-// returns what waits for the rest of it; else nil.
+// settle waits until the flusher is done. If a replay can be planned meanwhile, it returns a
+// function that waits for the rest of the time; else nil.
 func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, reload.Memory) (reload.Memory, bool) {
 	if !st.loss.noticeLogged { // before the wait for the flusher: the log shows a flush while it happens
 		st.loss.noticeLogged = true
@@ -154,8 +155,8 @@ func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, re
 	}
 }
 
-// nameCulprit finds out once whose flush it is, when the flusher is done. A commit takes effect
-// a moment before the kernel's message names its author.
+// nameCulprit finds the flusher once, when the flusher is done. A commit takes effect a moment
+// before the kernel's message names its author.
 func (d *Daemon) nameCulprit(ctx context.Context, st *state) {
 	if l := st.loss; !l.blamed {
 		l.blamed = true
@@ -163,11 +164,11 @@ func (d *Daemon) nameCulprit(ctx context.Context, st *state) {
 	}
 }
 
-// settleNative waits until no process committed for --settle, for ten times that at most. After a
-// replay of iptables' tables that is so already. It returns true at once where the flusher takes
+// settleNative waits until no process committed for --settle, for ten times that at most. After
+// a replay of iptables' tables that is so already. It returns true at once if the flusher takes
 // iptables' rules, too, and the standby may have to be opened for them.
 func (d *Daemon) settleNative(ctx context.Context, st *state) (iptablesLost bool) {
-	genid, err := d.cfg.Native.Kernel.Genid() // what fails here fails in the read that follows
+	genid, err := d.cfg.Native.Kernel.Genid() // the read that follows meets the same error
 	if err == nil {
 		err = d.hearNative(ctx, st, genid)
 	}

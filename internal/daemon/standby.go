@@ -14,13 +14,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// StandbyConfig is what the standby needs.
+// StandbyConfig holds the standby's settings.
 type StandbyConfig struct {
 	Table copies.Standby // nil: there is none
 	Auto  bool           // only where a replay is estimated to take more than standbyFrom
 	Off   string         // why there is none of iptables' nat; "" unless there is none
-	// NativeOff is why there is none of native tables although --standby asks for it, for as long
-	// as canaryd runs; "" unless Table is nil.
+	// NativeOff is why native tables have none although --standby wants it, as long as canaryd
+	// runs; "" unless Table is nil.
 	NativeOff string
 }
 
@@ -39,8 +39,8 @@ const (
 	// standbyEvery is the time between two changes of the copy. Each keeps other writers out for
 	// as long as the kernel checks all chains: 6 to 22 ms at 1,000 services, 35 ms at 5,000.
 	standbyEvery = time.Second
-	// standbyShare bounds what translating takes to 2 % of a core, as long as that makes the copy
-	// no older than standbyEvery.
+	// standbyShare limits translation to 2 % of a core, as long as that makes the copy no older
+	// than standbyEvery.
 	standbyShare = 50
 )
 
@@ -65,13 +65,13 @@ type standbyOf struct {
 type standbyKind interface {
 	// name is the table's name in the log.
 	name() string
-	// log is where the log has a loss of such a table.
+	// log returns the log for a loss of such a table.
 	log(ctx context.Context, d *Daemon, st *state) klog.Logger
-	// record is that of the loss of such tables; nil: none is lost.
+	// record returns the record of the loss of such tables; nil: none is lost.
 	record(st *state) *api.Flush
 
 	// followAt returns when the copy is decided about; never while the table may not be as its
-	// owner wants it. A copy of what a flush left would be none.
+	// owner wants it. A copy of a flushed table would be none.
 	followAt(d *Daemon, st *state, s *standbyOf) time.Time
 	// decide returns the content that ought to be in force now, and notes that the copy is decided
 	// about; again: the last try failed.
@@ -89,8 +89,8 @@ type standbyKind interface {
 
 	// wantsOpen reports whether the table is lost and is being put back.
 	wantsOpen(st *state) bool
-	// openOrder returns how the gate is opened, and since when the copy is behind; not ok: what
-	// could be opened is behind for copies.Most. An owner may have removed what it still has.
+	// openOrder returns how the gate is opened, and since when the copy is behind. Not ok: the
+	// copy has been behind for copies.Most, and may have rules that an owner has removed.
 	openOrder(st *state, now time.Time) (order copies.Order, since time.Time, ok bool)
 	// toOpen returns the want that an opening needs.
 	toOpen(st *state) copies.Want
@@ -110,7 +110,7 @@ func (s *standbyOf) native() bool {
 	return is
 }
 
-// copies returns all copies: those of nat first, for what opens them is translated already.
+// copies returns all copies: nat's first, because they open without another translation.
 func (st *state) copies() []*standbyOf {
 	return slices.SortedFunc(maps.Values(st.standby), func(a, b *standbyOf) int {
 		switch {

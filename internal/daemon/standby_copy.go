@@ -21,7 +21,7 @@ import (
 // no chore is due.
 const pieceRest = time.Millisecond
 
-// followAt returns when a copy is decided about.
+// followAt returns when followStandby is due.
 func (d *Daemon) followAt(st *state) (first time.Time) {
 	if len(d.newNatives(st)) > 0 {
 		return d.made
@@ -42,8 +42,8 @@ func (d *Daemon) newNatives(st *state) (ids []tableid.TableID) {
 	return ids
 }
 
-// followStandby makes, follows or deletes the copies that are due. It is a step of the loop's, as
-// the keeper's is.
+// followStandby makes, follows or deletes the copies that are due. It is a step of the loop,
+// like keep.
 func (d *Daemon) followStandby(ctx context.Context, st *state) {
 	for _, id := range d.newNatives(st) {
 		st.standby[id] = &standbyOf{id: id, kind: &nativeCopy{id: id}}
@@ -144,7 +144,7 @@ func (d *Daemon) standbyFailed(ctx context.Context, s *standbyOf, err error) {
 	}
 }
 
-// standbySocketGone notes that all copies went with their one socket.
+// standbySocketGone notes that all copies were lost with their one socket.
 func (d *Daemon) standbySocketGone(ctx context.Context, st *state, err error) {
 	for _, s := range st.copies() {
 		if s.has() {

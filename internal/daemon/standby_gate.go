@@ -21,11 +21,11 @@ import (
 )
 
 // This file opens and shuts gates. A gate is open only while its table is known to be lost and
-// canaryd may put it back: never in observe mode, in a pause, while a table is unknown, for jumps
-// whose grace lasts, or for a change that may be the table's owner's. None of that is a loss.
+// canaryd may put it back. Observe mode, a pause, an unknown table, jumps in their grace, and
+// possible changes of an owner are no such loss.
 
-// standbyChores are the rows of the loop's table that come before the look: what is to be shut is
-// shut first, and what is to be opened before anything is read or written.
+// standbyChores are the chores before the look. Gates that must not be open are shut first, and
+// lost tables' gates are opened before anything is read or written.
 func (d *Daemon) standbyChores() []chore {
 	return []chore{
 		{"shut the standby", d.shutAt, nil, briefLimit, d.shutStandby},
@@ -41,8 +41,8 @@ func (d *Daemon) openAt(st *state) time.Time {
 	return time.Time{}
 }
 
-// mayOpen reports whether the gate is shut and to be opened: there is a copy, which was not tried
-// or was not open for too long for that flush.
+// mayOpen reports whether the gate is shut and is to be opened. For that there must be a copy.
+// The gate must not have been tried for that flush, or not have been open for too long.
 func (s *standbyOf) mayOpen(st *state) bool {
 	record := s.kind.record(st)
 	return record != nil && s.has() && !s.gate.IsOpen() && s.gate.MayOpen(record.ID) && s.kind.wantsOpen(st)
@@ -59,8 +59,8 @@ func (d *Daemon) openStandby(ctx context.Context, st *state) (commits int) {
 	return commits
 }
 
-// openGate opens a gate, or opens it further, and returns how many commits that took. Whatever
-// becomes of it, the replay goes on.
+// openGate opens a gate, or opens it further, and returns how many commits that took. The
+// replay continues in any case.
 func (d *Daemon) openGate(ctx context.Context, st *state, s *standbyOf) (commits int) {
 	record := s.kind.record(st)
 	if s.gate.Spent(record.ID) || !s.has() {
@@ -125,7 +125,7 @@ func (d *Daemon) openFailed(ctx context.Context, st *state, s *standbyOf, err er
 	if !errors.Is(err, standby.ErrNotBuilt) {
 		return
 	}
-	if s.gate.IsOpen() { // its table went with another one's, or by its limit
+	if s.gate.IsOpen() { // its table was deleted with another one's, or by its limit
 		d.gateShut(st, s, time.Now())
 	}
 	d.standbyFailed(ctx, s, err)
@@ -172,15 +172,15 @@ func (d *Daemon) shutStandby(ctx context.Context, st *state) {
 	}
 }
 
-// shutGate shuts one gate. Whatever the kernel answers, no hook is open then.
+// shutGate shuts one gate. Then no hook is open, also if the kernel returns an error.
 func (d *Daemon) shutGate(ctx context.Context, st *state, s *standbyOf) {
 	got, err := d.cfg.Standby.Table.Gate(copies.Want{ID: s.id}, copies.Shut)
 	open := d.gateShut(st, s, cmp.Or(got.Shut, time.Now()))
 	s.state = api.StandbyArmed
-	if err != nil { // the table had to go
+	if err != nil { // the table had to be deleted
 		d.standbyFailed(ctx, s, err)
 	}
-	s.kind.openOrder(st, time.Now()) // notes since when the copy lacks the latest rules meanwhile
+	s.kind.openOrder(st, time.Now()) // notes since when the copy lacks the latest rules
 	fields := []any{"table", s.kind.name(), "open", open.Round(10 * time.Microsecond)}
 	if !got.Shut.IsZero() {
 		severity.Warnings(klog.FromContext(ctx)).Info("The standby's limit shut it before canaryd did", fields...)
@@ -189,7 +189,7 @@ func (d *Daemon) shutGate(ctx context.Context, st *state, s *standbyOf) {
 	klog.FromContext(ctx).V(1).Info("The standby is shut", fields...)
 }
 
-// gateShut takes up that a gate is shut since at, and returns for how long it was open.
+// gateShut notes that a gate is shut since at, and returns for how long it was open.
 func (d *Daemon) gateShut(st *state, s *standbyOf, at time.Time) (open time.Duration) {
 	open = s.gate.Shut(at)
 	if !s.native() {

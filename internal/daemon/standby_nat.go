@@ -20,9 +20,9 @@ import (
 // services with iptables-nft on 2 cores (Linux 6.18).
 const standbyFrom = 100 * time.Millisecond
 
-// A natCopy is the loop's knowledge of a copy of a family's nat only. It is translated with each
-// change, and written once in standbyEvery. What changes nat every few milliseconds is followed as
-// often.
+// A natCopy is the loop's knowledge of a copy of a family's nat only. It is translated with
+// each change, and written once in standbyEvery. A nat that changes every few milliseconds is
+// followed as often.
 type natCopy struct {
 	id tableid.TableID
 
@@ -37,7 +37,7 @@ type natCopy struct {
 	moved   uint64       // the digest at which another process had written already; 0: none had
 	basis   standbyBasis // of the last decision; while it is the same, so is the copy
 	written time.Time    // when the copy was written last
-	unkept  bool         // what was translated is not written yet
+	unkept  bool         // the translation is not written yet
 }
 
 // standbyBasis is the basis of the decision about a family's copy.
@@ -53,7 +53,7 @@ func (b standbyBasis) equal(o standbyBasis) bool {
 
 func (d *Daemon) hasStandby() bool { return d.cfg.Standby.Table != nil && d.cfg.Standby.Off == "" }
 
-// newStandby returns the copies at first: one of each family's nat, of which nothing is known.
+// newStandby returns the first copies: one of each family's nat, with nothing known.
 func (d *Daemon) newStandby() map[tableid.TableID]*standbyOf {
 	all := map[tableid.TableID]*standbyOf{}
 	if d.hasStandby() {
@@ -122,8 +122,8 @@ func (c *natCopy) decide(st *state, again bool) copies.Want {
 		Known: known, Write: pace.Due(c.written.Add(standbyEvery), time.Now())}}
 }
 
-// idle leaves a copy that is there until a replay is estimated to take half of standbyFrom: its
-// size may go up and down.
+// idle keeps an existing copy until a replay is estimated to take half of standbyFrom: its size
+// may go up and down.
 func (c *natCopy) idle(d *Daemon, st *state, has bool) string {
 	g, least := st.want(), standbyFrom
 	if !g.Rewrites(c.id.Family) {
@@ -172,7 +172,8 @@ func (c *natCopy) wantsOpen(st *state) bool {
 	return st.loss != nil && st.heals() && st.families[c.id.Family].tables[rules.Nat].verdict.Loss()
 }
 
-// openOrder says not to open without what is outstanding, if what is written is too old by itself.
+// openOrder requires the outstanding changes at the opening if the written copy alone is too
+// old.
 func (c *natCopy) openOrder(st *state, now time.Time) (order copies.Order, since time.Time, ok bool) {
 	want, g := c.ought(st), &st.generation
 	switch {
@@ -193,8 +194,8 @@ func (c *natCopy) opened(d *Daemon, st *state, _ copies.Answer, after time.Durat
 	d.sweepNat(st.want(), f, st.families[f].known.natIntact)
 }
 
-// openMeanwhile opens gates for what a probe shows while canaryd waits for the flusher: it may
-// come to nat last. It returns how many commits that took.
+// openMeanwhile opens a gate after a loss that a probe shows while canaryd waits for the
+// flusher, which may take nat last. It returns how many commits that took.
 func (d *Daemon) openMeanwhile(ctx context.Context, st *state, f rules.Family, verdicts map[rules.TableName]canary.Verdict) int {
 	v, s := verdicts[rules.Nat], st.standby[f.Table(rules.Nat)]
 	if !v.Loss() || !st.heals() || !s.has() {

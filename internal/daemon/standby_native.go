@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	// nativeStandbyFrom is from how many sets on --standby=auto copies a native table. The kernel
-	// takes a replay of kube-proxy's 1,198 sets of 1,000 services in 0.35 to 0.9 s, of its 127 sets
-	// of 100 services in 7 ms (Linux 6.18), and the time grows with the square.
+	// nativeStandbyFrom is from how many sets on --standby=auto copies a native table. The
+	// kernel takes a replay of kube-proxy's 1,198 sets at 1,000 services in 0.35 to 0.9 s. It
+	// takes the 127 sets at 100 services in 7 ms (Linux 6.18). The time grows with the square.
 	nativeStandbyFrom = 400
-	// nativeFollowMost bounds the time between two changes of a copy. What is outstanding goes into
-	// the transaction that opens it.
+	// nativeFollowMost bounds the time between two changes of a copy. The transaction that
+	// opens the copy also writes its outstanding changes.
 	nativeFollowMost = 30 * time.Second
 )
 
@@ -57,7 +57,7 @@ func (c *nativeCopy) record(st *state) *api.Flush {
 	return &st.native.loss.record
 }
 
-// known reports whether it is known what the owner wants of the table.
+// known reports whether the owner's present will about the table is known.
 func (c *nativeCopy) known(st *state) bool {
 	r, t := &st.native, st.native.tables[c.id]
 	switch {
@@ -99,8 +99,8 @@ func (c *nativeCopy) toOpen(st *state) copies.Want {
 	return want
 }
 
-// idle leaves a copy that is there until the table is half as large as where it gets one: its size
-// may go up and down.
+// idle keeps an existing copy until the table has half of nativeStandbyFrom sets: its size may
+// go up and down.
 func (c *nativeCopy) idle(d *Daemon, st *state, has bool) string {
 	least := nativeStandbyFrom
 	if has {
@@ -117,7 +117,7 @@ func (c *nativeCopy) idle(d *Daemon, st *state, has bool) string {
 	return ""
 }
 
-// rest lets changes be followed for 2 % of the time.
+// rest limits the following of changes to 2 % of the time.
 func (c *nativeCopy) rest(took time.Duration) time.Duration {
 	return min(max(standbyEvery, (standbyShare-1)*took), nativeFollowMost)
 }
@@ -143,7 +143,8 @@ func (c *nativeCopy) wantsOpen(st *state) bool {
 	return st.native.loss != nil && st.heals() && t != nil && t.want != nil && !t.old && t.lost() && t.finding.Remedy != native.NoRemedy
 }
 
-// openOrder says not to open without what is outstanding, if the copy is behind for copies.Most.
+// openOrder requires the outstanding changes at the opening if the copy is behind for
+// copies.Most.
 func (c *nativeCopy) openOrder(_ *state, now time.Time) (order copies.Order, since time.Time, ok bool) {
 	if !c.behindSince.IsZero() && now.Sub(c.behindSince) >= copies.Most {
 		return copies.OpenCurrent, c.behindSince, true
@@ -160,8 +161,8 @@ func (c *nativeCopy) opened(d *Daemon, st *state, got copies.Answer, after time.
 	d.sweepNative([]*native.Table{st.native.tables[c.id].want}, l.intact)
 }
 
-// firstNativeLookAt returns when native tables are looked at before iptables' tables are put back:
-// where a copy may have to be opened, it does not wait for that.
+// firstNativeLookAt returns when native tables are looked at before iptables' tables are put
+// back. So a copy that may have to be opened does not wait for these.
 func (d *Daemon) firstNativeLookAt(st *state) time.Time {
 	if st.loss == nil || !st.mayOpenAny(true) {
 		return time.Time{}
@@ -169,24 +170,24 @@ func (d *Daemon) firstNativeLookAt(st *state) time.Time {
 	return st.native.lookAt
 }
 
-// openNativeMeanwhile opens gates for what a flusher takes of native tables while canaryd waits for
-// it: it may come to them last. asked is the genid at which that was asked last. It returns how
-// many commits of canaryd's own that took.
+// openNativeMeanwhile opens gates of native tables that a flusher takes while canaryd waits for
+// it, because the flusher may take them last. asked is the genid of the last check. It returns
+// how many commits of canaryd's own that took.
 func (d *Daemon) openNativeMeanwhile(ctx context.Context, st *state, asked *uint32) (commits int) {
 	if !st.mayOpenAny(true) {
 		return 0
 	}
 	genid, err := d.cfg.Native.Kernel.Genid()
 	if err != nil || genid == *asked {
-		return 0 // a read comes in any case, and says what is wrong
+		return 0 // a later read meets the same error
 	}
 	*asked = genid
 	d.lookNativeFirst(ctx, st)
 	return d.openStandby(ctx, st)
 }
 
-// lookNativeFirst looks at native tables, and judges those that a commit has deleted: there is
-// nothing of them to be read.
+// lookNativeFirst looks at native tables, and judges the tables that a commit has deleted:
+// these need no read.
 func (d *Daemon) lookNativeFirst(ctx context.Context, st *state) {
 	d.lookNative(ctx, st)
 	r := &st.native

@@ -18,19 +18,19 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// state is all that the loop knows. Its goroutine alone has it. Each part is written in the file
-// that declares it.
+// state is all knowledge of the loop. Only the loop's goroutine uses it. The file that declares
+// a part also writes it.
 type state struct {
-	// families has what is known of each family and, in it, of each table.
+	// families holds the state of each family and of its tables.
 	families map[rules.Family]*familyState
-	// mode is the configured one, or observe once another owner has the claimed chains.
+	// mode is the configured mode, or observe once another owner has the claimed chains.
 	mode api.Mode
-	// removed: a cleanup took everything out, and nothing is done any more.
+	// removed: a cleanup removed everything, and the loop does nothing any more.
 	removed bool
 
-	// What ought to be in force.
-	generation generation // learned, with what is declared
-	declared   declared   // what the declared sources say, and what of it was written
+	// The rules that ought to be in force.
+	generation generation // learned rules, and the count of changes
+	declared   declared   // rules of declared sources, and their written part
 	refused    refused    // declared rules that are refused
 	quarantine quarantine // rules that cannot be put back yet
 	incomplete []incomplete
@@ -38,42 +38,42 @@ type state struct {
 	pods       pods.Watch // containers that CNI plugins attached
 	accepted   accepted.List
 	closings   accepted.Closings // policies that have become DROP
-	owners     ownersOnDisk      // what the disk has of the owners of rules
+	owners     ownersOnDisk      // knowledge of rules' owners, as the disk has it
 	ownerless  pace.Trouble      // kube-proxy's rules have no owner
 
-	// How it is watched.
+	// The watch over them.
 	marks   marking // canaries and witnesses
-	looking looking // when the next look comes, and why
+	looking looking // when the next look is due, and why
 
-	// What is done about a loss.
+	// The answer to a loss.
 	loss       *loss          // the open one; nil while nothing is lost
 	pace       reload.Pace    // of the last replays
 	contention contention     // with a process that undoes replays
 	pause      pause          // of replays
 	keptBy     keeperBasis    // of the last decision about the keeper
-	purges     culprit.Purges // what was removed lately, and who deletes marks by name
-	// observedSince is since when rules are missing that canaryd only watches, and that their owner
-	// has not put back; zero: none are.
+	purges     culprit.Purges // recent removals, and processes that delete marks by name
+	// observedSince is when the first rules were lost that canaryd only observes and their
+	// owner has not put back; zero: there are none.
 	observedSince time.Time
-	// standby are the copies that translate meanwhile.
+	// standby holds the copies that translate until a replay is proved.
 	standby map[tableid.TableID]*standbyOf
 
 	// Native tables, which are a realm of their own.
 	native nativeRealm
 
-	// What operators try.
+	// Drills, on request and by schedule.
 	drills drill.Drills
 
-	// What the last run left.
+	// The remains of the last run.
 	suspicion *suspicion // not judged yet; nil: nothing is left to judge
-	older     older      // the state that it left is older than what was in force
+	older     older      // its stored rules, if they are older than the last rules in force
 	unread    unreads    // stored files that an operator has to decide about
 	decision  *decision  // a loss that an operator has to decide about; nil: none
-	// unanswered are the flush records that it left open, the newest first.
+	// unanswered are the flush records that the last run left open, the newest first.
 	unanswered []api.Flush
 
-	// What is kept and shown.
-	disk      saving             // what the state folder has
+	// Stored and published state.
+	disk      saving             // the content of the state folder
 	absence   absence            // when everything was in force
 	journal   flushes.History    // flush records
 	baseline  baseline.Known     // that the generation is compared with
@@ -87,19 +87,20 @@ type state struct {
 	memory    pace.Memory        // when memory is given back
 }
 
-// familyState is what the loop knows of one family.
+// familyState is the loop's knowledge of one family.
 type familyState struct {
 	tables   map[rules.TableName]*tableState
-	looked   looked    // what stamps and probes showed
-	written  time.Time // when what was lost was last put back and proved; zero: never
-	examined examined  // what full reads showed
+	looked   looked    // results of stamps and probes
+	written  time.Time // when lost rules were last put back and proved; zero: never
+	examined examined  // results of full reads
 	known    known     // when its content was known
 	rotation rotation  // when its marks are renewed
-	proxy    kubeProxy // kube-proxy's canary, and the full sync that is asked of it
+	proxy    kubeProxy // kube-proxy's canary, and the full sync that canaryd wants of it
 	keeper   keeping   // its keeper
-	// unguarded are its tables that are guarded on demand and hold nothing to guard; see there.
+	// unguarded holds the tables that are guarded on demand and hold nothing to guard; see
+	// there.
 	unguarded map[rules.TableName]unguarded
-	// undoubleAt is when jumps that stand twice are removed; zero: none does.
+	// undoubleAt is when duplicate jumps are removed; zero: there are none.
 	undoubleAt time.Time
 }
 
@@ -118,7 +119,7 @@ func (d *Daemon) newState() *state {
 	return st
 }
 
-// inOrder yields what is known of each family, in their order.
+// inOrder yields the state of each family, in the families' order.
 func (st *state) inOrder() iter.Seq2[rules.Family, *familyState] {
 	return func(yield func(rules.Family, *familyState) bool) {
 		for _, f := range rules.Families() {
@@ -129,7 +130,7 @@ func (st *state) inOrder() iter.Seq2[rules.Family, *familyState] {
 	}
 }
 
-// tables yields what is known of each table, in their order.
+// tables yields the state of each table, in the tables' order.
 func (st *state) tables() iter.Seq2[rules.TableID, *tableState] {
 	return func(yield func(rules.TableID, *tableState) bool) {
 		for _, id := range flushes.TableIDs() {
@@ -140,7 +141,7 @@ func (st *state) tables() iter.Seq2[rules.TableID, *tableState] {
 	}
 }
 
-// anyOf reports whether something is so of any value of a map.
+// anyOf reports whether is returns true for any value of a map.
 func anyOf[M ~map[K]V, K comparable, V any](m M, is func(V) bool) bool {
 	for _, v := range m {
 		if is(v) {
@@ -150,5 +151,5 @@ func anyOf[M ~map[K]V, K comparable, V any](m M, is func(V) bool) bool {
 	return false
 }
 
-// anyFamily reports whether something is so of any family.
+// anyFamily reports whether is returns true for any family.
 func (st *state) anyFamily(is func(*familyState) bool) bool { return anyOf(st.families, is) }

@@ -20,21 +20,21 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A suspicion is what an earlier run of this boot and network namespace left, and this run did
-// not take up. Before marks are planted in a family, a read shows whether the earlier ones
-// stand: afterwards none can.
+// A suspicion is the state that an earlier run of this boot and network namespace left, and
+// that this run did not take up. Before marks are planted in a family, a read shows whether the
+// earlier marks are in place: afterwards none can.
 type suspicion struct {
 	remains reload.Remains
 	reason  string                 // why it was not taken up
 	todo    map[rules.TableID]bool // the tables that were not judged yet
 	read    map[rules.Family]bool  // the families that were read
-	// unmarked: what was in force cannot be read, and a table lost its marks.
+	// unmarked: the last rules in force cannot be read, and a table lost its marks.
 	unmarked bool
 	retry    pace.Retry
 	trouble  pace.Trouble // why they could not be read
 }
 
-// suspect plans a read of what became of the rules that an earlier run guarded.
+// suspect plans a read that shows whether the rules of an earlier run were lost.
 func (d *Daemon) suspect(ctx context.Context, st *state, reason string) {
 	remains, ok := d.cfg.Store.Remains(d.booted())
 	if !ok {
@@ -49,7 +49,7 @@ func (d *Daemon) suspect(ctx context.Context, st *state, reason string) {
 	d.recallSets(ctx, st)
 }
 
-// why returns what keeps the suspicion open; nil if there is none.
+// why returns the trouble that keeps the suspicion open; nil if there is none.
 func (s *suspicion) why() error {
 	if s == nil || !s.trouble.There() {
 		return nil
@@ -57,16 +57,16 @@ func (s *suspicion) why() error {
 	return fmt.Errorf("canaryd does not know whether rules of the last run were lost: %s", s.trouble.What)
 }
 
-// plantable returns the families in which marks may be planted. A table that cannot be
-// read keeps no other one of its family waiting; it gets no mark itself.
+// plantable returns the families in which marks may be planted. A table that cannot be read
+// delays no other table of its family; it gets no mark itself.
 func (d *Daemon) plantable(st *state) []rules.Family {
 	return slices.DeleteFunc(slices.Clone(d.cfg.Kernel.Families()), func(f rules.Family) bool {
 		return st.suspicion != nil && !st.suspicion.read[f]
 	})
 }
 
-// judgeRemains finds out which tables lost the marks and the rules of an earlier run. What is
-// missing waits for a decision. A family that cannot be read is read again later.
+// judgeRemains finds the tables that lost the marks and the rules of an earlier run. The
+// missing rules wait for a decision. A family that cannot be read is read again later.
 func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
 	s := st.suspicion
 	there, done, err := d.guardedBefore(ctx, s.remains)
@@ -100,7 +100,8 @@ func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
 	s.trouble.Report(ctx, failed, "The tables could not be read; canaryd does not know whether rules of the last run were lost", "retryIn", s.retry.Wait)
 }
 
-// guardedBefore returns what reads the backend that the earlier run guarded.
+// guardedBefore returns a Reader of the backend that the earlier run guarded, and its close
+// function.
 func (d *Daemon) guardedBefore(ctx context.Context, r reload.Remains) (Reader, func(), error) {
 	backend := iptables.Backend(r.Identity.Backend)
 	if backend == d.cfg.Kernel.Info().Backend {
@@ -112,11 +113,11 @@ func (d *Daemon) guardedBefore(ctx context.Context, r reload.Remains) (Reader, f
 	return d.cfg.Elsewhere(ctx, backend)
 }
 
-// lostSince returns which of a family's tables lost their marks and rules since the
-// earlier run. Lost marks are the evidence of a flush, but not of a loss that lasts:
-// where the rules' owner has written them again, also on the other backend, there is
-// none. Where the earlier marks are not known, any canary shows that none was lost. The
-// error is for what could not be read.
+// lostSince returns a family's tables that lost their marks and rules since the earlier run.
+// Lost marks are the evidence of a flush, but not of a loss that lasts. If the rules' owner has
+// written them again, also on the other backend, nothing is lost. If the earlier marks are not
+// known, any canary shows that none was lost. The error names the tables that could not be
+// read.
 func (d *Daemon) lostSince(ctx context.Context, st *state, f rules.Family, there Reader) (map[rules.TableName]flushes.Hit, error) {
 	snapshot, err := there.Read(ctx, f)
 	if err != nil {
@@ -161,8 +162,8 @@ func (d *Daemon) lostSince(ctx context.Context, st *state, f rules.Family, there
 	return hits, unread
 }
 
-// unknownMarks are marks of which it is only known that they were planted: by them each
-// canary that stands is another planting's.
+// unknownMarks returns marks that were planted and are not known: by them each canary is
+// another planting's.
 func unknownMarks(f rules.Family) canary.Marks {
 	marks := canary.Marks{}
 	for _, t := range protect.Tables() {
@@ -171,8 +172,8 @@ func unknownMarks(f rules.Family) canary.Marks {
 	return marks
 }
 
-// openDecision opens a decision about what was found lost, or adds to the open one. Tables
-// that lost no rule are recorded with others, and alone are no loss.
+// openDecision opens a decision about lost tables, or adds to the open one. Tables that lost no
+// rule are recorded with others, and alone are no loss.
 func (d *Daemon) openDecision(ctx context.Context, st *state, found map[rules.TableID]flushes.Hit) {
 	w, s, now := st.decision, st.suspicion, time.Now()
 	first := w == nil
@@ -191,7 +192,7 @@ func (d *Daemon) openDecision(ctx context.Context, st *state, found map[rules.Ta
 		return
 	}
 	st.decision, w.kept = w, false
-	st.generation.edition++ // what the generation on disk depends on is kept, too
+	st.generation.edition++ // the sets of the lost generation are kept, too
 	if first {
 		d.cfg.Metrics.ObserveFlush(w.record.Time, fresh.Public())
 	} else {
@@ -206,8 +207,7 @@ func (d *Daemon) openDecision(ctx context.Context, st *state, found map[rules.Ta
 	d.logAwaiting(ctx, w)
 }
 
-// add takes up what was found lost and returns the tables that are new, none if no rule
-// was lost.
+// add adds lost tables to the decision and returns the new ones, none if no rule was lost.
 func (w *decision) add(found map[rules.TableID]flushes.Hit) flushes.Verdicts {
 	fresh := flushes.Verdicts{}
 	if !anyOf(found, func(h flushes.Hit) bool { return h.Lost.Rules > 0 }) {
@@ -222,7 +222,7 @@ func (w *decision) add(found map[rules.TableID]flushes.Hit) flushes.Verdicts {
 		if h.Lost.Rules > 0 {
 			w.waiting[id] = h.Verdict
 		}
-		h.Unsure = h.TookMarks() // canaryd did not run: what else the table held was never read
+		h.Unsure = h.TookMarks() // canaryd did not run, and never read the table's other rules
 		flushes.AddLoss(&w.record, id, h)
 		w.diff = append(w.diff, flushes.DiffOf(id, h.Lost, &w.room))
 	}

@@ -10,9 +10,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// Unanswered records are those that the run before left open in this boot. One flush is one record:
-// if what such a record has lost is still lost, this run goes on with it. If it is not, the record
-// is closed as interrupted, on disk too: a later flush of the same tables is another one.
+// Unanswered records are records that the last run left open in this boot. One flush is one
+// record: if all tables of the loss are in such a record, this run continues it. Otherwise the
+// record is closed as interrupted, on disk too: a later flush of the same tables is another
+// one.
 
 // keepUnanswered takes up a record of an earlier run that was open when that run ended.
 func (d *Daemon) keepUnanswered(st *state, r api.Flush) {
@@ -21,9 +22,9 @@ func (d *Daemon) keepUnanswered(st *state, r api.Flush) {
 	}
 }
 
-// takeUnanswered removes the newest unanswered record that has all that is lost, and returns it as
-// one of this run. The rules may have been back while no canaryd ran, so it is known only for how
-// long at most they were absent.
+// takeUnanswered removes the newest unanswered record that has all lost tables, and returns it
+// as a record of this run. The rules may have been back while no canaryd ran, so only the
+// longest possible absence is known.
 func (st *state) takeUnanswered(has func(api.Flush) bool) (api.Flush, bool) {
 	i := slices.IndexFunc(st.unanswered, has)
 	if i < 0 {
@@ -39,8 +40,8 @@ func (st *state) takeUnanswered(has func(api.Flush) bool) (api.Flush, bool) {
 	return r, true
 }
 
-// resumeRecord has a loss that is as old as this run go on in an unanswered record. An earlier run
-// has counted what the record has.
+// resumeRecord continues an unanswered record for a loss that is as old as this run. An earlier
+// run has counted the losses of that record.
 func (st *state) resumeRecord() {
 	l := st.loss
 	if l.record.LastInForce.IsZero() || l.record.Stalled || l.recorded || l.record.Drill != "" {
@@ -81,7 +82,8 @@ func (d *Daemon) unansweredNative(st *state, id tableid.TableID) *nativeLoss {
 	return l
 }
 
-// closeUnanswered closes the unanswered records that nothing goes on in, once everything was read.
+// closeUnanswered closes the unanswered records that no loss continues, once everything was
+// read.
 func (d *Daemon) closeUnanswered(ctx context.Context, st *state) {
 	if len(st.unanswered) == 0 || st.loss != nil || st.native.loss != nil || lastKnown(st).IsZero() || d.guardsNative() && !st.native.begun {
 		return

@@ -12,22 +12,22 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// unguardedGrace is how long rules of a table in which nothing is protected have to stay away
-// before that is said: their owner may be about to write them again.
+// unguardedGrace is how long a table without protected rules must lack rules before canaryd
+// reports it: their owner may be about to write them again.
 const unguardedGrace = 2 * time.Second
 
-// unguarded is what reads showed of a table that is guarded on demand while nothing is protected in
-// it: there are no marks whose loss would show a flush. canaryd puts nothing back there, and says
-// how many rules a flush took.
+// unguarded holds reads of a table that is guarded on demand while nothing is protected in it.
+// Such a table has no marks whose loss would show a flush. canaryd puts nothing back there, and
+// reports how many rules a flush took.
 type unguarded struct {
-	before *rules.Table // as the last read showed it from which not much was missing
+	before *rules.Table // the last read from which not much was missing
 	since  time.Time    // when much was first missing; zero: it is not
-	came   time.Time    // at or after which that came
+	came   time.Time    // the earliest time of that loss
 	upto   uint64       // the digest of the read that showed it
 }
 
-// lookAtUnguarded compares the tables that have no marks because they are guarded on demand with
-// those of the read before. Of a table that could not be read it is not known what it lost.
+// lookAtUnguarded compares the tables that have no marks because they are guarded on demand
+// with the read before. If a table could not be read, its losses are not known.
 func (d *Daemon) lookAtUnguarded(st *state, f rules.Family, seen map[rules.TableName]*rules.Table, now time.Time) {
 	fs := st.families[f]
 	looksAt := func(t rules.TableName) bool { _, read := seen[t]; return read && fs.tables[t].unmarked(t) }
@@ -60,29 +60,28 @@ func (d *Daemon) lookAtUnguarded(st *state, f rules.Family, seen map[rules.Table
 	}
 }
 
-// A standing is what a read showed of a table in which nothing was lost.
+// A standing is a table as a read showed it, while nothing was lost in it.
 type standing struct {
 	table  *rules.Table // nil: nothing was read yet, or there is no such table
 	digest uint64
 }
 
-// setStanding takes up what a read showed of a table in which nothing is lost.
+// setStanding notes a table as a read showed it, if nothing is lost in it.
 func (ts *tableState) setStanding(table *rules.Table, digest uint64) {
 	if !ts.verdict.Loss() && ts.verdict != canary.Unknown && digest != 0 {
 		ts.standing = standing{table, digest}
 	}
 }
 
-// unprotectedGone counts the rules that --protect does not name and that went in the same
-// flush. That is not known where the table was not read as it was right before, or where
-// another process wrote to it as well. What was taken while all marks stand is no flush: rules
-// of others are not near it.
+// unprotectedGone counts the rules that --protect does not name and that the same flush took.
+// The count is unsure if the table was not read right before, or if another process wrote to it
+// as well. A loss under intact marks is no flush: rules of others are not near it.
 func (d *Daemon) unprotectedGone(st *state, id rules.TableID, h flushes.Hit, q culprit.Inquiry) (gone int, unsure bool) {
 	if !h.TookMarks() {
 		return 0, false
 	}
 	intact, before := st.families[id.Family].looked.intact, st.table(id).standing
-	// A look in the middle of the flush finds those tables intact that the flusher comes to later.
+	// A look in the middle of the flush finds tables intact that the flusher takes later.
 	asOf := before.digest == intact || !q.Legacy && q.Takings.Reach(uint32(before.digest))
 	if before.table == nil || !asOf || q.OthersWrote(id, uint32(before.digest), uint32(h.Seen), h.By) {
 		return 0, true

@@ -33,8 +33,8 @@ func (d *Daemon) countStateError(err error) {
 	}
 }
 
-// tookSave takes up the result of a write of the state. The state is smaller than a generation:
-// where only the state finds room, the disk is as far behind as before.
+// tookSave notes the result of a write of the state. The state is smaller than a generation: if
+// the disk has room for the state only, it is as far behind as before.
 func (d *Daemon) tookSave(ctx context.Context, st *state, err error) {
 	d.countStateError(err)
 	if err == nil && st.disk.lacksGeneration(st) {
@@ -54,7 +54,7 @@ func (d *Daemon) tookSave(ctx context.Context, st *state, err error) {
 	}
 }
 
-// keepAllAgain has everything written that is written only when it changes.
+// keepAllAgain plans to write again everything that is written only when it changes.
 func (d *Daemon) keepAllAgain(st *state) {
 	st.owners.kept, st.owners.at = reload.Owners{}, time.Time{}
 	st.sets.unkept = len(st.sets.known) > 0
@@ -66,7 +66,7 @@ func (d *Daemon) keepAllAgain(st *state) {
 	st.disk.saveSoon(time.Now())
 }
 
-// publishUnkept says in a status what the disk lacks.
+// publishUnkept puts the disk's shortcomings into a status.
 func (st *state) publishUnkept(s *api.Status) {
 	decision := ""
 	if st.decision != nil {

@@ -18,10 +18,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// What was in force when the last run ended is on disk. Where it cannot be read, and nothing shows
-// that all of it still stands, the node is not healthy until an operator restores or dismisses.
+// The rules that were in force when the last run ended are on disk. If they cannot be read, and
+// nothing shows that all are still in force, the node is not healthy until an operator restores
+// or dismisses.
 
-// unreads are the stored files that an operator has to decide about.
+// unreads has the stored files that an operator has to decide about.
 type unreads struct {
 	files   []reload.Unread
 	unkept  bool         // the disk has another list
@@ -31,7 +32,7 @@ type unreads struct {
 // booted returns when the machine was booted, by the clock on the wall.
 func (d *Daemon) booted() time.Time { return here.BootedAt(d.cfg.Uptime()) }
 
-// recallUnread takes up what an earlier run could not read.
+// recallUnread takes up the files that an earlier run could not read.
 func (d *Daemon) recallUnread(ctx context.Context, st *state) {
 	for _, u := range d.cfg.Store.LoadUnread(d.booted()) {
 		st.unread.files = append(st.unread.files, u)
@@ -55,8 +56,8 @@ func (d *Daemon) logUnread(ctx context.Context, u reload.Unread) {
 		"file", u.File, "table", u.Table, "older", p.Restore, "acceptWhatStands", dismissCommand)
 }
 
-// keepUnread has the list on disk, and returns false if that fails: then no state may be written,
-// because the next start would find files that it can read, and ask nothing.
+// keepUnread writes the list to disk, and returns false if that fails. Then no state may be
+// written: the next start would find readable files, and would not require a decision.
 func (d *Daemon) keepUnread(ctx context.Context, st *state) bool {
 	if !st.unread.unkept || d.cfg.Store == nil {
 		return true
@@ -68,7 +69,7 @@ func (d *Daemon) keepUnread(ctx context.Context, st *state) bool {
 	return err == nil
 }
 
-// dropUnread removes what is decided or shown to be in force, and returns how many that were.
+// dropUnread removes files that are decided, or shown to be in force, and returns their number.
 func (d *Daemon) dropUnread(ctx context.Context, st *state, decided func(reload.Unread) bool) (n int) {
 	files := st.unread.files
 	st.unread.files = nil
@@ -88,8 +89,8 @@ func (d *Daemon) dropUnread(ctx context.Context, st *state, decided func(reload.
 	return n
 }
 
-// dropStanding drops what is in force again: the generations that it ought to be have IDs, and an
-// ID is of the content.
+// dropStanding drops the files whose rules are in force again. The generations that they may
+// have held have IDs, and an ID is of the content.
 func (d *Daemon) dropStanding(ctx context.Context, st *state, native bool, stands func(id string) bool) {
 	n := d.dropUnread(ctx, st, func(u reload.Unread) bool {
 		return u.Native == native && len(u.IDs) > 0 && !slices.ContainsFunc(u.IDs, func(id string) bool { return !stands(id) })
@@ -99,9 +100,9 @@ func (d *Daemon) dropStanding(ctx context.Context, st *state, native bool, stand
 	}
 }
 
-// lostMarks reports whether a table has lost the marks of an earlier run whose generation cannot
-// be read. Where the marks are not known, any canary shows that none was lost; on legacy a flush
-// removes no table, so one that does not exist has lost nothing.
+// lostMarks reports whether a table has lost the marks of an earlier run whose generation
+// cannot be read. If the marks are not known, any canary shows that none was lost. On legacy a
+// flush removes no table, so a table that does not exist has lost nothing.
 func (d *Daemon) lostMarks(s *suspicion, id rules.TableID, v canary.Verdict, exists bool) bool {
 	switch {
 	case !v.Loss():
@@ -125,7 +126,7 @@ func (d *Daemon) judgeUnread(ctx context.Context, st *state) {
 	}
 }
 
-// publishUnread puts into a status what cannot be read.
+// publishUnread puts the files that cannot be read into a status.
 func (st *state) publishUnread(s *api.Status) {
 	if st.removed {
 		return

@@ -7,18 +7,18 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// watchBehind is how many changes a watcher may be behind. One that falls behind further loses the
-// oldest: it never delays the loop.
+// watchBehind is how many changes a watcher may be behind. A watcher that falls behind further
+// loses the oldest changes: it never delays the loop.
 const watchBehind = 64
 
-// watchers are those who follow the status. The zero value has none.
+// watchers are the followers of the status. The zero value has none.
 type watchers struct {
 	mu   sync.Mutex
 	list map[chan *api.Status]struct{}
 	own  int // of the daemon itself, which MostWatchers does not count
 }
 
-// add returns the status of now, a channel on which each later one comes, and what ends that.
+// add returns the present status, a channel for each later one, and a function that ends that.
 func (w *watchers) add(status func() api.Status) (now api.Status, news chan *api.Status, end func(), err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -73,8 +73,8 @@ func (w *watchers) give(s *api.Status, publish func()) {
 	}
 }
 
-// Watch calls see with the status of now, and with each later one that differs from the one before
-// in what matters, until ctx ends or see returns an error, which it returns. There are at most
+// Watch calls see with the present status, and with each later one that Differs from the status
+// before. It ends with ctx, or with the error that see returns. There are at most
 // api.MostWatchers at a time.
 func (d *Daemon) Watch(ctx context.Context, see func(api.Status) error) error {
 	last, news, end, err := d.watchers.add(d.Status)
