@@ -72,15 +72,20 @@ func OwnersText(list []GuardedOwner, number func(int) string) string {
 	return strings.Join(words, ", ")
 }
 
-// ProtectText names the owners that --protect has found, in one line; "" without --protect.
+// ProtectText names the owners that --protect has found, and the words that guard nothing, in one
+// line; "" without --protect.
 func (s Status) ProtectText(number func(int) string) string {
-	switch {
-	case s.Protect == "":
+	if s.Protect == "" {
 		return ""
-	case len(s.Owners) == 0:
-		return "--protect=" + s.Protect + ": no owner was found yet"
 	}
-	return "--protect=" + s.Protect + " found: " + OwnersText(s.Owners, number)
+	text := "--protect=" + s.Protect + ": no owner was found yet"
+	if len(s.Owners) > 0 {
+		text = "--protect=" + s.Protect + " found: " + OwnersText(s.Owners, number)
+	}
+	if len(s.IdleWords) > 0 {
+		text += "; nothing here has the name " + strings.Join(s.IdleWords, " or ")
+	}
+	return text
 }
 
 // Text counts the unguarded chains, rules and tables in one line, and points to the command that

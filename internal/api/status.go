@@ -51,6 +51,9 @@ type Status struct {
 	// Protect is the value of --protect, and Owners are the owners whose rules are guarded.
 	Protect string         `json:"protect,omitempty"`
 	Owners  []GuardedOwner `json:"owners,omitempty"`
+	// IdleWords are the globs, rule: and nft: words of --protect that name nothing guarded on this
+	// node, such as mistyped ones. They do not affect Healthy.
+	IdleWords []string `json:"idleWords,omitempty"`
 	// Unguarded counts the chains, rules and tables that --protect does not name; nil if there are
 	// none.
 	Unguarded *Unguarded `json:"unguarded,omitempty"`

@@ -171,9 +171,10 @@ type Daemon struct {
 	requests       chan request
 	sweeps         chan sweep
 	status         atomic.Pointer[api.Status]
-	made           time.Time    // when New made it; durations since then ignore a clock that is set
-	turned         atomic.Int64 // when the loop last turned, in nanoseconds since made
-	edition        int          // of the generation that status describes
+	made           time.Time         // when New made it; durations since then ignore a clock that is set
+	turned         atomic.Int64      // when the loop last turned, in nanoseconds since made
+	edition        int               // of the generation that status describes
+	words          []protect.OwnWord // of --protect that name rules themselves
 	chores         []chore
 	running        atomic.Pointer[running] // the step that the loop is at; nil: none
 	journalTrouble pace.Shared             // why the last flush record is not on disk
@@ -200,6 +201,9 @@ func New(cfg Config) *Daemon {
 		made:     time.Now(),
 
 		baselineTaken: make(chan struct{}),
+	}
+	if words, err := protect.Split(cfg.Protect); err == nil {
+		d.words = protect.OwnWords(words)
 	}
 	d.chores = d.newChores()
 	d.publish(d.newState())

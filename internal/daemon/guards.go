@@ -14,6 +14,7 @@ import (
 	"github.com/canaryd/canaryd/internal/severity"
 	"github.com/canaryd/canaryd/pkg/owners"
 	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -32,6 +33,7 @@ type guards struct {
 	at      time.Time
 	cost    time.Duration
 	found   []api.GuardedOwner
+	idle    []string        // words of --protect that name nothing guarded
 	said    map[string]bool // owners that the log has named; nil: it has named none yet
 	before  map[string]bool // owners that the last run guarded; nil: that is not known
 }
@@ -69,7 +71,7 @@ func (d *Daemon) mayFindOwners(st *state) bool {
 func (d *Daemon) findOwners(ctx context.Context, st *state) {
 	g := &st.guards
 	start := time.Now()
-	g.found = ownersIn(st)
+	g.found, g.idle = ownersIn(st), d.idleWords(st)
 	g.edition, g.native, g.at = st.generation.edition, map[tableid.TableID]bool{}, time.Now()
 	for id := range st.native.tables {
 		g.native[id] = true
@@ -99,6 +101,9 @@ func (d *Daemon) findOwners(ctx context.Context, st *state) {
 	case len(news) > 0:
 		log.Info("Guarding the rules of another owner", "protect", d.cfg.Protect, "owners", api.OwnersText(news, strconv.Itoa))
 	}
+	if first && len(g.idle) > 0 {
+		severity.Notices(log).Info("Words of --protect name nothing on this node yet", "words", g.idle)
+	}
 	if len(sinceLastRun) > 0 {
 		fields := []any{"owners", api.OwnersText(sinceLastRun, strconv.Itoa)}
 		if words := leaveOut(d.cfg.Protect, sinceLastRun); words != "" {
@@ -106,6 +111,25 @@ func (d *Daemon) findOwners(ctx context.Context, st *state) {
 		}
 		severity.Notices(log).Info("Guarding the rules of owners that the last run did not guard", fields...)
 	}
+}
+
+// idleWords returns the words of --protect that name chains, rules or native tables, and nothing
+// that is guarded now. A mistyped word is among them. Presets are not: NewSelector refuses unknown
+// ones, and a fleet has the same value on nodes of all kinds.
+func (d *Daemon) idleWords(st *state) (idle []string) {
+	for _, w := range d.words {
+		named := anyOf(st.native.tables, func(t *nativeTable) bool { return t.want != nil && w.ProtectsTable(t.want.ID) })
+		for id, s := range st.want() {
+			named = named || slices.ContainsFunc(s.Chains, func(c rules.Chain) bool { return w.Protects(c.Name) }) ||
+				slices.ContainsFunc(s.Jumps, func(h rules.Jump) bool {
+					return w.Protects(h.Into()) || h.Named && w.MatchesPreset(id.Name, h.Chain, h.Rule)
+				})
+		}
+		if !named {
+			idle = append(idle, w.Word)
+		}
+	}
+	return idle
 }
 
 // namesAuto returns the words of a value of --protect, and whether auto is among them.

@@ -38,6 +38,7 @@ func (d *Daemon) publish(st *state) {
 		LedTo:            st.ledTo.shown,
 		Protect:          d.cfg.Protect,
 		Owners:           st.guards.found,
+		IdleWords:        st.guards.idle,
 		Unguarded:        st.unguardedNow(),
 		LeadsOut:         st.leadsOut.shown,
 		Accepted:         st.accepted.Lately(time.Now()),

@@ -24,3 +24,24 @@ func Split(value string) ([]string, error) {
 	}
 	return words, nil
 }
+
+// An OwnWord is a word of --protect that is no preset, with a Selector of that word alone.
+type OwnWord struct {
+	Word string
+	Selector
+}
+
+// OwnWords returns the globs and the words rule: and nft: of a list that NewSelector accepts, in
+// the list's order.
+func OwnWords(list []string) (words []OwnWord) {
+	for _, word := range list {
+		word = strings.TrimSpace(word)
+		if word == Auto || strings.HasPrefix(word, leaveOut) && !strings.Contains(word, " ") || len(rowsOf(word, list)) > 0 {
+			continue
+		}
+		if s, err := NewSelector([]string{word}); err == nil {
+			words = append(words, OwnWord{word, s})
+		}
+	}
+	return words
+}
