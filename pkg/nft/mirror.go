@@ -16,14 +16,13 @@ import (
 // in proportion to the changes. Notifications name the changes. Where a change
 // does not fit the mirror's content, the mirror reads the chain again.
 //
-// A read is accepted if every notification up to the kernel's present genid was
-// received and no chain that they named has yet to be read. Then no commit is
-// missing, and the state is exactly that genid's, however long ago each chain was
-// read. The kernel raises the genid, makes a commit visible, and only then sends
-// its notifications (nf_tables_commit), so no commit can hide. A read between two
-// equal genids may never end while another process keeps writing. This read ends,
-// because only the changed chains must be read between two commits.
-//
+// A read is accepted if no notification up to the kernel's present genid is
+// missing and no chain in them has yet to be read. Then the state is exactly that
+// genid's, however long ago each chain was read. The kernel raises the genid,
+// makes a commit visible, and only then sends its notifications
+// (nf_tables_commit), so no commit can hide. A read between two equal genids may
+// never end while another process keeps writing. This read ends, because only the
+// changed chains must be read between two commits.
 // All methods but Turn and Silently are for the goroutine that has the turn.
 type Mirror struct {
 	conn   *Conn

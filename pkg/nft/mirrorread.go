@@ -203,8 +203,7 @@ func (f *FamilyMirror) gather(c *Content, m RuleMessage) error {
 }
 
 // keep stores a chain's content. During a table's first read it drops rules above
-// the limit at once, because they must not be in memory, not even until the end
-// of the read.
+// the limit at once, because they must not be in memory, even until the end.
 func (f *FamilyMirror) keep(t *mirrorTable, place Place, now Content) {
 	c := t.chains[place.Chain]
 	if c.read && c.out == nil {

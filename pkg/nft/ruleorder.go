@@ -14,10 +14,10 @@ var ErrUnplaced = errors.New("a notification that fits nothing")
 // RuleOrder, which is for one goroutine.
 //
 // A notification names the rule before a new rule. It refers to the kernel's list
-// at that moment: with all new rules, even those in later notifications, and
-// without the rules whose deletion was already notified (nf_tables_commit,
-// nf_tables_rule_notify; Linux 6.18). For the first and the last rule it names
-// none.
+// at that moment (nf_tables_commit, nf_tables_rule_notify; Linux 6.18). That list
+// has all new rules, even those in later notifications, but no rule whose
+// deletion was already notified. For the first and the last rule the notification
+// names none.
 type RuleOrder[R any] struct {
 	nodes   map[uint64]*orderNode[R]
 	waiting map[uint64]waitingRule[R] // by the handle of the missing rule before them
