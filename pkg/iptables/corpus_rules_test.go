@@ -12,9 +12,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// corpus has each option of each match and target of iptables 1.8.9 to 1.8.11:
-// inverted if possible, at its bounds, and with numbers that look like text. A
-// line is the arguments of rules:
+// corpus has each option of each match and target of iptables 1.8.9 to 1.8.11.
+// Options are inverted if possible, at their bounds, and with numbers that look
+// like text. A line is the arguments of rules:
+//
 //
 //	?!      with "!" and without
 //	(a|b)   each of these

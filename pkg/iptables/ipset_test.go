@@ -87,7 +87,7 @@ func ipset(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// TestSetsOnTheKernel: sets come back with the same contents. Existing sets are
+// TestSetsOnTheKernel: restored sets have the same contents. Existing sets are
 // never touched, and no reader ever sees half of a set.
 func TestSetsOnTheKernel(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {

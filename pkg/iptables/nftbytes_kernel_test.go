@@ -94,7 +94,7 @@ func TestOddRulesComeBackByteForByte(t *testing.T) {
 }
 
 // iptables prints two rules in the same words, although they match different
-// packets. Each comes back with its own bytes.
+// packets. The replay gives each its own bytes.
 func TestRulesInTheSameWordsComeBackEachAsItself(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		conn := dialTest(t)
@@ -157,8 +157,8 @@ func TestBytesAndTextsGoTogether(t *testing.T) {
 	})
 }
 
-// nft writes the loopback interface by its number. Such a rule comes back
-// unchanged.
+// nft writes the loopback interface by its number. The replay of such a rule does
+// not change it.
 func TestTheLoopbackByItsNumber(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		conn := dialTest(t)
@@ -186,7 +186,8 @@ func TestTheLoopbackByItsNumber(t *testing.T) {
 }
 
 // Because of one native rule in a built-in chain iptables prints nothing of the
-// chain. The jumps next to it come back anyway, the first by its bytes alone.
+// chain. The replay still restores the jumps next to it, the first by its bytes
+// alone.
 func TestJumpsNextToANativeRuleComeBack(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		conn := dialTest(t)

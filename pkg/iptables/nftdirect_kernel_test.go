@@ -67,8 +67,8 @@ func writeDirectly(t testing.TB, conn *nft.Conn, source rawSource, family rules.
 	return w.batch.Send()
 }
 
-// After any flush the rules come back exactly: iptables-save prints the same as
-// before.
+// After any flush the rules are restored exactly: iptables-save prints the same
+// as before.
 func TestADirectReplayBringsBackWhatWasFlushed(t *testing.T) {
 	seed := directSeed(t)
 	clusters := corpusTexts(t)

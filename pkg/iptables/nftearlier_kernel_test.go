@@ -25,8 +25,8 @@ COMMIT
 `
 
 // TestRulesOfBeforeAreWrittenByTheirBytes: a Kernel that never met a rule writes
-// it by the bytes of an earlier Kernel, or by the rule's own, and reads the same
-// rule. Without them iptables-restore translates a text to bytes.
+// it by an earlier Kernel's bytes, or by the rule's own, and reads the same rule.
+// Without them iptables-restore translates a text to bytes.
 func TestRulesOfBeforeAreWrittenByTheirBytes(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")

@@ -55,7 +55,7 @@ func wantAsSaved(t *testing.T, k *Kernel, family rules.Family, after string) Sna
 		}
 	}
 	mirrored := maps.Clone(got.Tables)
-	for name, table := range set { // iptables has words for rules of which canaryd has only bytes
+	for name, table := range set { // iptables has words for more rules than canaryd
 		for i := range table.Chains {
 			for n, r := range mirrored[name].Rules(table.Chains[i].Name) {
 				if _, opaque := r.Opaque(); opaque && n < len(table.Chains[i].Rules) && table.Chains[i].Rules[n].Target == r.Target {

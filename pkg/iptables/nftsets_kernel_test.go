@@ -183,7 +183,7 @@ func TestARuleThatNamesAnIpsetIsDeletedByItsName(t *testing.T) {
 }
 
 // "ipset swap" exchanges the contents of two sets, and each number keeps its
-// name. So a rule that names a set does not change, and comes back the same.
+// name. So a rule that names a set does not change, and is restored unchanged.
 func TestASwapLeavesTheNamesOfNumbers(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {
 		nstest.NeedProgram(t, "ipset")

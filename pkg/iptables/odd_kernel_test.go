@@ -44,8 +44,7 @@ func addOdd(t *testing.T, backend Backend, family rules.Family, chain string, ar
 }
 
 // An odd rule loses only its own text. No other rule of its chain or another may
-// lose its text: in a read next to it, under the lock, or once everything is
-// known.
+// lose its text: in a read next to it, under the lock, or afterwards.
 func TestAnOddRuleCostsItself(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		inet := map[rules.Family]string{rules.IPv4: "inet", rules.IPv6: "inet6"}[family]

@@ -92,8 +92,8 @@ func TestXTLexiconDoubts(t *testing.T) {
 	}
 }
 
-// Odd entries have no words: a chain with an end that iptables does not know, a
-// verdict without a name, and a jump into the middle of a chain.
+// Odd entries have no words. These are a chain with an end that iptables does not
+// know, a verdict without a name, and a jump into the middle of a chain.
 func TestXTLexiconLeavesOddTablesToIptables(t *testing.T) {
 	build := func(policy, end, goal int32) (xtInfo, []byte) {
 		b := xtBuilder{layout: xtLayoutOf(rules.IPv4)}

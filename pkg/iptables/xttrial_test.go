@@ -121,7 +121,7 @@ func withoutCounters(saved string) []string {
 }
 
 // After a restore canaryd compares the kernel's rules by their bytes, even if the
-// words are the same: the proof of a replay sees another rule.
+// words are the same. So the proof of a replay sees another rule.
 func TestAProofComparesBytes(t *testing.T) {
 	onTrials(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		iptablesCommand(t, Legacy, family, "-N MINE")
