@@ -16,7 +16,6 @@ import (
 // Options are inverted if possible, at their bounds, and with numbers that look
 // like text. A line is the arguments of rules:
 //
-//
 //	?!      with "!" and without
 //	(a|b)   each of these
 //	{u32}   a random value, see corpusValues

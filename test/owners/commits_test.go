@@ -93,8 +93,8 @@ func everything(n *nodetest.Node) []string {
 // canaryd, the same for any number of services. Then it writes the node's rules.
 // If more than --jump-grace passes between two changes, canaryd takes a cleanup
 // for a flush, as docs/guarantees.md says. So on a machine that is busy with
-// other tests the grace lasts as long as the whole cleanup: 10 ms a service, and
-// more if writing the rules is slow.
+// other tests the grace lasts as long as the whole cleanup. That is 10 ms a
+// service, and more if writing the rules is slow.
 func control(n *nodetest.Node, s *story, count int) []string {
 	n.Helper()
 	services(n, 100)
