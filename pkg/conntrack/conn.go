@@ -26,8 +26,8 @@ type conn struct {
 const (
 	// patience is the kernel's time limit for one message.
 	patience = 2 * time.Second
-	// datagram is the largest datagram of the kernel: an answer to a dump is as
-	// large as the buffer, up to 32 KiB (netlink_dump in
+	// datagram is the size of the kernel's largest datagram. An answer to a dump
+	// is as large as the buffer, up to 32 KiB (netlink_dump in
 	// net/netlink/af_netlink.c).
 	datagram = 32 << 10
 )

@@ -17,10 +17,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// strangers are rules of many nodes that no preset of auto names: PostUp of
-// wg-quick, kube2iam's DNAT, Docker's port of a loopback address, a blocklist and
-// a person's own. ufw itself writes its rules again. auto guards fail2ban's, with
-// the chain to which they lead.
+// strangers are rules of many nodes that no preset of auto names. They are PostUp
+// of wg-quick, kube2iam's DNAT, Docker's port of a loopback address, a blocklist
+// and a person's own. ufw itself writes its rules again. auto guards fail2ban's,
+// with the chain to which they lead.
 var strangers = []string{
 	"-t filter -A FORWARD -i wg0 -j ACCEPT",
 	"-t filter -A FORWARD -o wg0 -j ACCEPT",

@@ -39,7 +39,7 @@ func documents(t *testing.T) []string {
 // because sentences name them as actions of others.
 var told = regexp.MustCompile("`((?:canaryd|make|systemctl|dpkg|kubectl|promtool) [^`]+)`")
 
-// A docCommand is a line that a document tells its reader to type.
+// A docCommand is a line that a document's reader is to type.
 type docCommand struct {
 	path string
 	line int
@@ -130,8 +130,8 @@ var known = map[string]string{
 }
 
 // TestDocumentsPrograms: TestDocumentsCommands must run each command that a
-// document tells its reader to type, or known has a reason against it. Then the
-// test checks as much of the command as possible.
+// document's reader is to type, or known has a reason against it. Then the test
+// checks as much of the command as possible.
 func TestDocumentsPrograms(t *testing.T) {
 	t.Parallel()
 	makefile := document(t, "Makefile")

@@ -35,12 +35,12 @@ var ownersCommands = []string{
 	// Docker starts for the first time, and again. It decides by exit codes and
 	// error texts.
 	dockerStarts, dockerStarts,
-	// They restore a file over nat, and flush everything.
+	// They test a restore over nat, and flush everything.
 	"iptables-save -t nat | grep -v KUBE-SEP | iptables-restore --test", "iptables -w -t nat -X", "nft flush ruleset",
 }
 
-// dockerStarts is the commands of dockerd 20 to 28 at its start, in its order: it
-// removes the rules of an earlier run, and sets up nat and filter.
+// dockerStarts is the commands of dockerd 20 to 28 at its start, in its order.
+// They remove the rules of an earlier run, and set up nat and filter.
 const dockerStarts = `
 for args in \
 	"nat -D PREROUTING -m addrtype --dst-type LOCAL -j DOCKER" \

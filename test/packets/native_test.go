@@ -38,8 +38,8 @@ func (l *lab) writeNative() {
 
 // TestFlowsThroughANativeFlush: clients first call a service while its native
 // table is lost. After the replay they must get answers at the port that they
-// kept: over UDP, and over TCP, where each SYN keeps an untranslated flow alive.
-// Established connections continue.
+// kept. This holds over UDP, and over TCP, where each SYN keeps an untranslated
+// flow alive. Established connections continue.
 func TestFlowsThroughANativeFlush(t *testing.T) {
 	inCluster(t, func(l *lab) {
 		nstest.NeedProgram(l.T, "nft")
