@@ -93,7 +93,7 @@ func TestXTLexiconDoubts(t *testing.T) {
 }
 
 // Odd entries have no words. These are a chain with an end that iptables does not
-// know, a verdict without a name, and a jump into the middle of a chain.
+// know, a verdict without a name, and a jump into a chain's middle.
 func TestXTLexiconLeavesOddTablesToIptables(t *testing.T) {
 	build := func(policy, end, goal int32) (xtInfo, []byte) {
 		b := xtBuilder{layout: xtLayoutOf(rules.IPv4)}

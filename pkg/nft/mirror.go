@@ -17,7 +17,7 @@ import (
 // does not fit the mirror's content, the mirror reads the chain again.
 //
 // A read is accepted if no notification up to the kernel's present genid is
-// missing and no chain in them has yet to be read. Then the state is exactly that
+// missing and each chain that they named was read. Then the state is exactly that
 // genid's, however long ago each chain was read. The kernel raises the genid,
 // makes a commit visible, and only then sends its notifications
 // (nf_tables_commit), so no commit can hide. A read between two equal genids may
@@ -213,9 +213,9 @@ type Rewrite struct {
 	Place  Place
 }
 
-// Silently calls write while neither the mirror nor others listen. Otherwise the
-// kernel sends a notification of each rule to each listener, in messages as large
-// as a dump's. write sends one non-empty transaction that changes only the chains
+// Silently calls write while neither the mirror nor others listen, because the
+// kernel notifies each listener of each rule, in messages as large as a dump's.
+// write sends one non-empty transaction that changes only the chains
 // in written. No change of another process is lost: the genid reveals a commit
 // meanwhile. Then the mirror reads everything again, and others get ErrOverflow.
 func (m *Mirror) Silently(written []Rewrite, others []*Subscription, write func() error) error {

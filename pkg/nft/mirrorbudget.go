@@ -9,8 +9,8 @@ import (
 
 // This file leaves chains out of a mirrored family while their rules are too many.
 
-// bytesPerRule is the average length of a rule, as the kernel holds it, above
-// which it counts as more than one. The rules of 5,000 services have 430 bytes on
+// bytesPerRule is the average length of a chain's rules, as the kernel holds them,
+// up to which each counts as one. The rules of 5,000 services have 430 bytes on
 // nft and on legacy, and up to 680 for IPv6.
 const bytesPerRule = 768
 
@@ -141,7 +141,7 @@ func (f *FamilyMirror) leaveOut(p Place) {
 }
 
 // recount counts the rules of a chain that is left out, and reports whether it
-// stays out. A full read would need memory in vain.
+// stays out. A full read would waste memory.
 func (f *FamilyMirror) recount(t *mirrorTable, place Place) (stays bool, err error) {
 	c := t.chains[place.Chain]
 	if c == nil || c.out == nil {

@@ -129,8 +129,8 @@ func (f *FamilyMirror) reads(place Place) bool {
 	return dirty || f.stale || f.tables[place.Table] == nil || chain != nil && chain.out != nil
 }
 
-// exact reports whether the mirror has a table as it was at genid. Everything up
-// to genid was received.
+// exact reports whether the mirror has a table as it was at genid. The caller has
+// received everything up to genid.
 func (f *FamilyMirror) exact(table string, genid uint32) bool {
 	t := f.tables[table]
 	if f.stale || t == nil || Newer(t.upTo, genid) {
