@@ -215,9 +215,9 @@ type Rewrite struct {
 
 // Silently calls write while neither the mirror nor others listen, because the
 // kernel notifies each listener of each rule, in messages as large as a dump's.
-// write sends one non-empty transaction that changes only the chains
-// in written. No change of another process is lost: the genid reveals a commit
-// meanwhile. Then the mirror reads everything again, and others get ErrOverflow.
+// write sends one non-empty transaction that changes only the chains in written.
+// No change of another process is lost: the genid reveals a commit meanwhile.
+// Then the mirror reads everything again, and others get ErrOverflow.
 func (m *Mirror) Silently(written []Rewrite, others []*Subscription, write func() error) error {
 	select {
 	case m.turn <- struct{}{}:

@@ -10,7 +10,7 @@ import (
 
 // A Content is a chain's content at one moment. Equal contents are the same rules
 // in every sense: while a table exists, a new rule reuses a handle only if it
-// replaces that rule.
+// replaces that handle's rule.
 type Content struct {
 	IDs     []RuleID
 	Handles []uint64
@@ -203,7 +203,7 @@ func (f *FamilyMirror) gather(c *Content, m RuleMessage) error {
 }
 
 // keep stores a chain's content. During a table's first read it drops rules above
-// the limit at once, because they must not be in memory, even until the end.
+// the limit at once, because memory must never hold them.
 func (f *FamilyMirror) keep(t *mirrorTable, place Place, now Content) {
 	c := t.chains[place.Chain]
 	if c.read && c.out == nil {

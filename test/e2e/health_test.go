@@ -118,8 +118,8 @@ func closed(chain, does string, tables int) said {
 
 // TestEveryFaceSaysTheSame: if a protected rule is lost and not back, for any
 // reason, all faces must show an unhealthy node. They use the same words and the
-// same exit codes. If a rule exists but could not be restored, all faces must
-// show a warning.
+// same exit codes. If an existing rule would not come back after a loss, all
+// faces must show a warning.
 func TestEveryFaceSaysTheSame(t *testing.T) {
 	const (
 		lostOne = "one rule was lost and could not be put back: ipv4 filter is partial"

@@ -12,9 +12,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestMemoryOfTheControlGroup: canaryd's heap takes three quarters of the limit
-// of its control group, or of the group above. GOMEMLIMIT and a group without a
-// limit disable this.
+// TestMemoryOfTheControlGroup: canaryd limits its heap to three quarters of the
+// limit of its control group, or of the group above. GOMEMLIMIT and a group
+// without a limit disable this.
 func TestMemoryOfTheControlGroup(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		nstest.NeedRoot(n.T)
