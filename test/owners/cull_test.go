@@ -136,7 +136,7 @@ func (s slipped) RestoreAnyway(ctx context.Context, payloads ...iptables.Payload
 }
 
 // TestAnOwnerWritesBetweenTwoTrials: a flush deleted chains. While canaryd
-// searches the refused rules, the owner of the chains writes them. Its rules must
+// searches for the refused rules, the owner of the chains writes them. Its rules must
 // stay. On legacy it would wait for the lock.
 func TestAnOwnerWritesBetweenTwoTrials(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
